@@ -32,19 +32,34 @@ _OVER = 3.0  # seconds of silence after which a run that has finished is not fol
 @click.option("--lines", "-n", type=click.IntRange(0), default=50, show_default=True, help="Last lines; 0: all.")
 @click.option("--attempt", type=click.IntRange(1), help="Of this attempt only.")
 @click.option("--rank", type=click.IntRange(0), help="Of this rank only: its own file, else lines labelled with it.")
+@click.option("--group", help="Of this replica group only (g002): each has logs of its own.")
 @click.option("--errors", is_flag=True, help="Only lines that tell of an error, tracebacks whole; of all attempts.")
 @click.option("--path", "only_path", is_flag=True, help="Print the path of the file instead.")
 def logs(
-    run: str | None, follow: bool, lines: int, attempt: int | None, rank: int | None, errors: bool, only_path: bool
+    run: str | None,
+    follow: bool,
+    lines: int,
+    attempt: int | None,
+    rank: int | None,
+    group: str | None,
+    errors: bool,
+    only_path: bool,
 ) -> None:
     """Show the output of RUN's jobs: of the newest attempt, with a line where another attempt or file begins.
 
     RUN is a directory, an ftsupervise.yaml, or a name; default: ./ftsupervise.yaml.
     """
     from ftsupervise.config.find_run import find_run
+    from ftsupervise.replicas.groups import find_group
 
     rundir = find_run(run)
-    parts = [_of_rank(part, rank) for part in _parts(rundir, attempt)]
+    if group is not None:
+        rundir = find_group(rundir, group)
+    try:
+        parts = [_of_rank(part, rank) for part in _parts(rundir, attempt)]
+    except NotFound:
+        _name_the_groups(rundir)
+        raise
     if only_path:
         click.echo(printable(str(parts[-1].path)))
         return
@@ -55,8 +70,22 @@ def logs(
             f"no line of {parts[-1].path} says that it is rank {rank}'s",
             hint="srun --label numbers the lines; or let each rank write a file with its number in the name (out-%t.log)",
         )
+    _name_the_groups(rundir)
     if follow:
         _follow(rundir, newest, rank, errors=errors, stay=attempt is not None)
+
+
+def _name_the_groups(rundir: RunDir) -> None:
+    """The ranks of replica groups write elsewhere, and a person looks here first."""
+    from ftsupervise.replicas.groups import group_names
+
+    if names := group_names(rundir):
+        shown = names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}"
+        say(
+            f"(the ranks write into the logs of their groups, {shown}: "
+            f"ftsupervise logs --group {names[0]} {rundir.quoted()})",
+            err=True,
+        )
 
 
 @click.command("list")

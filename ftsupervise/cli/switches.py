@@ -125,16 +125,12 @@ def _release_groups(rundir: RunDir) -> None:
     from datetime import datetime, timezone
 
     from ftsupervise.errors import from_os_error
-    from ftsupervise.rundir.paths import GROUPS
+    from ftsupervise.replicas.groups import group_names
     from ftsupervise.rundir.switches import release_brake
 
-    try:
-        names = sorted(os.listdir(rundir.root / GROUPS))
-    except OSError:
-        return
-    for group in map(rundir.group, names):
+    for group in map(rundir.group, group_names(rundir)):
         try:
-            was = release_brake(group, who=shown_user(), now=datetime.now(timezone.utc)) if group.whole else None
+            was = release_brake(group, who=shown_user(), now=datetime.now(timezone.utc))
         except OSError as error:
             raise from_os_error(error, f"take the brake of {group.root.name} off") from None
         if was is not None:

@@ -6,6 +6,7 @@ the groups (``ftsupervise groups run``), and read by ``status`` and the watch.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from enum import Enum
@@ -13,7 +14,9 @@ from pathlib import Path
 from statistics import median
 from typing import Annotated, NamedTuple, TypeVar
 
-from ftsupervise.rundir.paths import RunDir
+from ftsupervise.errors import NotFound, UsageError
+from ftsupervise.host.modes import may_be_changed, stranger
+from ftsupervise.rundir.paths import GROUPS, RunDir
 from ftsupervise.rundir.records import EPOCH, read_record, write_json
 
 T = TypeVar("T", "GroupTable", "QuorumPage")
@@ -26,6 +29,25 @@ _LEAST_STEP = 0.05  # seconds: shorter steps are compared with no one's
 def name_of(number: int) -> str:
     """Names sort as text in the order of their numbers, and end with digits: torchft wants both."""
     return f"g{number:03d}"
+
+
+def group_names(run: RunDir) -> list[str]:
+    """The groups that have a directory in ``run``; none where that cannot be read."""
+    try:
+        found = os.listdir(run.root / GROUPS)
+    except OSError:
+        return []
+    return sorted(name for name in found if run.group(name).whole is not None)
+
+
+def find_group(run: RunDir, name: str) -> RunDir:
+    """The directory of one group, named by a person. Raises UsageError, NotFound."""
+    found = run.group(name)
+    if "/" in name or found.whole is None:
+        raise UsageError(f"{name!r} is no group: they are called g000, g001 …")
+    if not found.root.is_dir():
+        raise NotFound(f"{run.root.name} has no group {name}", hint=f"it has {', '.join(group_names(run)) or 'none'}")
+    return found
 
 
 class GroupState(str, Enum):
@@ -70,7 +92,14 @@ class GroupTable(NamedTuple):
 
     @property
     def running(self) -> int:
-        return sum(1 for one in self.groups if one.state is GroupState.RUNNING)
+        return self._in(GroupState.RUNNING)
+
+    @property
+    def unknown(self) -> int:
+        return self._in(GroupState.UNKNOWN)
+
+    def _in(self, state: GroupState) -> int:
+        return sum(1 for one in self.groups if one.state is state)
 
 
 class Hung(NamedTuple):
@@ -96,7 +125,7 @@ def write_table(rundir: RunDir, table: GroupTable, area: Path | None = None) -> 
 
 
 def read_table(rundir: RunDir) -> GroupTable | None:
-    """None where there is none, or it cannot be read."""
+    """None where there is none, it cannot be read, or an account wrote it that is not trusted there."""
     return _read(GroupTable, rundir.replicas / _TABLE)
 
 
@@ -110,7 +139,13 @@ def read_quorum(rundir: RunDir) -> QuorumPage | None:
 
 def _read(kind: type[T], path: Path) -> T | None:
     try:
-        return read_record(kind, path, limit=1_000_000)
+        whose = path.parent.stat()
+        return read_record(
+            kind,
+            path,
+            limit=1_000_000,
+            distrust=lambda page: stranger(whose, page) or may_be_changed(whose, page, path),
+        )
     except (OSError, ValueError):
         return None
 

@@ -6,15 +6,14 @@ stand in the groups' own ledgers.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from datetime import datetime
 from typing import Annotated, NamedTuple
 
-from ftsupervise.replicas.groups import GroupState, ReplicaGroup, read_table
+from ftsupervise.replicas.groups import GroupState, ReplicaGroup, group_names, read_table
 from ftsupervise.replicas.lighthouse_record import read_lighthouse
 from ftsupervise.rundir import ledger
-from ftsupervise.rundir.paths import GROUPS, RunDir, whole_run
+from ftsupervise.rundir.paths import RunDir
 
 _FRESH = 30.0  # seconds: an older table is not of now
 _MOST = 1000  # groups that are read
@@ -102,14 +101,8 @@ def _lighthouse(rundir: RunDir) -> LighthouseSeen | None:
 
 
 def _faults(rundir: RunDir) -> Iterator[GroupFault]:
-    try:
-        names = sorted(os.listdir(rundir.root / GROUPS))[:_MOST]
-    except OSError:
-        return
-    for name in names:
+    for name in group_names(rundir)[:_MOST]:
         group = rundir.group(name)
-        if whole_run(group.root) is None:
-            continue
         try:
             newest = max(ledger.numbers(group), default=0)
             for one in ledger.backwards(group, first=max(1, newest - _EACH)):

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ftsupervise.config.grouping import least_of
-from ftsupervise.errors import NotFound, Refused, UsageError, from_os_error
+from ftsupervise.errors import Refused, UsageError, from_os_error
 from ftsupervise.host.modes import make_folder
-from ftsupervise.replicas.groups import read_table
+from ftsupervise.replicas.groups import find_group, read_table
 from ftsupervise.replicas.timeouts import Timeouts, derive, problems
 from ftsupervise.run.group_process import LEAVE
 from ftsupervise.run.hang_bounds import hang_bounds
-from ftsupervise.rundir.paths import ENV_ATTEMPT_DIR, ENV_RUN, ENV_RUN_DIR, GROUPS, RunDir, write_whole
+from ftsupervise.rundir.paths import ENV_ATTEMPT_DIR, ENV_RUN, ENV_RUN_DIR, RunDir, write_whole
 
 
 @dataclass(frozen=True)
@@ -88,7 +87,7 @@ def options_of_groups(
 
 def let_leave(run: RunDir, group: str) -> str:
     """Returns what was done, as a sentence. Raises NotFound, CannotWrite, NotPermitted."""
-    mark = _of(run, group).state / LEAVE
+    mark = find_group(run, group).state / LEAVE
     if (table := read_table(run)) is not None and table.place == "jobs":
         raise Refused(
             f"{group} has jobs of its own, and `groups leave` cannot end them yet",
@@ -104,7 +103,7 @@ def let_leave(run: RunDir, group: str) -> str:
 
 
 def let_join(run: RunDir, group: str) -> str:
-    mark = _of(run, group).state / LEAVE
+    mark = find_group(run, group).state / LEAVE
     try:
         os.unlink(mark)
     except FileNotFoundError:
@@ -112,13 +111,3 @@ def let_join(run: RunDir, group: str) -> str:
     except OSError as error:
         raise from_os_error(error, f"remove {mark}") from None
     return f"{group} joins again as soon as it has nodes"
-
-
-def _of(run: RunDir, group: str) -> RunDir:
-    if not re.fullmatch(r"g\d{3,6}", group, re.ASCII):
-        raise UsageError(f"{group!r} is no group: they are called g000, g001 …")
-    found = run.group(group)
-    if not found.root.is_dir():
-        there = sorted(one.name for one in (run.root / GROUPS).glob("g*"))
-        raise NotFound(f"{run.root.name} has no group {group}", hint=f"it has {', '.join(there) or 'none'}")
-    return found

@@ -107,6 +107,8 @@ def test_a_group_that_is_killed_comes_back_and_the_others_do_not_notice(groups: 
     }
     said = wait_until(lambda: "g001: attempt 1 ended" in groups.run.log() and groups.run.log(), "its end is told")
     assert "killed by SIGKILL; restarted in place" in said
+    root = str(groups.run.rundir.root)
+    assert "group g001 of 4" in groups.type("logs", root, "--group", "g001", "-n", "0")
     wait_until(lambda: groups.row("g001").attempt == 2 and groups.row("g001").back is not None, "the table has it")
     page = wait_until(lambda: read_progress(groups.run.rundir, 1), "the progress of the whole run")
     assert page.ranks == 4

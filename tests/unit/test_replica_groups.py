@@ -5,19 +5,27 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from pydantic import ValidationError
 
+from ftsupervise.cli.logs import logs
 from ftsupervise.config.schema import Launch
+from ftsupervise.errors import NotFound, UsageError
 from ftsupervise.replicas.environment import environment_of, for_group, on_its_nodes
 from ftsupervise.replicas.groups import (
     GroupState,
     GroupTable,
+    QuorumPage,
     ReplicaGroup,
     choose_nodes,
+    find_group,
     first_nodes,
+    group_names,
     name_of,
+    read_quorum,
     read_table,
     slower_one,
+    write_quorum,
     write_table,
 )
 from ftsupervise.replicas.timeouts import derive
@@ -52,6 +60,30 @@ def test_a_group_has_its_own_ledger_and_the_switches_of_its_run() -> None:
     assert (group.switches, group.finished, group.launches) == (run.switches, run.finished, run.launches)
     assert group.checkpoints == run.checkpoints
     assert RunDir("/scratch/groups/train").whole is None, "a run may lie in any folder"
+
+
+def test_a_group_is_found_by_its_name_and_by_nothing_else(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    (tmp_path / "groups" / "g001").mkdir(parents=True)
+    (tmp_path / "groups" / "notes").mkdir()
+    assert group_names(run) == ["g001"]
+    assert find_group(run, "g001").root == run.group("g001").root
+    for name in ("notes", "../groups/g001", "g1", ""):
+        with pytest.raises(UsageError, match="is no group"):
+            find_group(run, name)
+    with pytest.raises(NotFound) as error:
+        find_group(run, "g002")
+    assert error.value.hint == "it has g001"
+
+
+def test_a_page_of_the_groups_that_a_stranger_may_write_is_not_believed(tmp_path: Path) -> None:
+    """It could have a group ended as hung, or keep one that hangs."""
+    run = RunDir(tmp_path)
+    run.replicas.mkdir()
+    write_quorum(run, QuorumPage(waits=True))
+    assert read_quorum(run) == QuorumPage(waits=True)
+    (run.replicas / "quorum.json").chmod(0o666)
+    assert read_quorum(run) is None
 
 
 def test_a_group_keeps_its_nodes_and_takes_a_spare_for_the_lost_one() -> None:
@@ -131,3 +163,12 @@ def test_a_group_that_starts_again_seals_nothing_of_another_group(tmp_path: Path
     assert first is not None and other is not None and areas[0] != areas[1] != fence.staging(run, run.checkpoints)
     fence.seal(areas[1], 2, [1])
     assert fence.is_sealed(other) and not fence.is_sealed(first)
+
+
+def test_the_log_of_a_run_names_those_of_its_groups(tmp_path: Path) -> None:
+    (tmp_path / "switches").mkdir()
+    for name in ("g000", "g001"):
+        (tmp_path / "groups" / name).mkdir(parents=True)
+    done = CliRunner().invoke(logs, [str(tmp_path)])
+    assert f"g000 to g001: ftsupervise logs --group g000 {tmp_path}" in done.output
+    assert isinstance(done.exception, NotFound), "the run itself has written nothing"
