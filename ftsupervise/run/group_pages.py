@@ -99,11 +99,12 @@ class GroupPages:
             return
 
     def _below_the_least(self, over: str, now: datetime) -> str:
-        """Why the groups that run wait; "" when they do not."""
+        """Why the groups that run wait; "" when they do not, or when nobody knows how the others are."""
         least, wanted = self._asked.least, self._asked.count
-        running = sum(1 for group in self._groups if group.row.state is GroupState.RUNNING)
+        states = [group.row.state for group in self._groups]
+        running = states.count(GroupState.RUNNING)
         why = f"{running} of {wanted} groups run, and fewer than {least} do not train on: they wait"
-        if over or running >= least:
+        if over or running + states.count(GroupState.UNKNOWN) >= least:
             if self.below is not None and not over:
                 self._say(f"{running} of {wanted} groups run again: the run goes on")
             self.below = None

@@ -19,6 +19,7 @@ from ftsupervise.replicas.groups import GroupState, ReplicaGroup
 from ftsupervise.rundir import ledger
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.progress import ProgressPage, read_progress
+from ftsupervise.rundir.switches import read_brake
 
 LEAVE = "leave"  # in a group's state/: it leaves for good
 _FIRST, _MOST = 1.0, 60.0  # seconds before a supervisor that ended is started again: doubled each time
@@ -37,6 +38,7 @@ class GroupProcess:
         self.due = 0.0  # monotonic: when it may be started
         self.lost: tuple[str, ...] = ()  # nodes that were lost under it: its older copy may still run there
         self._pause, self._began = _FIRST, 0.0
+        self._leaves, self._braked = False, ""
         self._ended = self._last_number()
 
     @property
@@ -50,8 +52,27 @@ class GroupProcess:
 
     @property
     def leaves(self) -> bool:
-        """Has a person asked it to leave for good?"""
-        return os.path.lexists(self.rundir.state / LEAVE)
+        """Has a person asked it to leave for good? Where that cannot be seen, the last answer holds."""
+        try:
+            os.lstat(self.rundir.state / LEAVE)
+        except FileNotFoundError:
+            self._leaves = False
+        except OSError:
+            pass
+        else:
+            self._leaves = True
+        return self._leaves
+
+    @property
+    def braked(self) -> str:
+        """Why it is not started again; "" without a brake. Where that cannot be seen, the last answer holds."""
+        try:
+            on = read_brake(self.rundir)
+        except OSError:
+            return self._braked
+        clear = f"ftsupervise clear --brake {self.rundir.quoted()}"
+        self._braked = "" if on is None else f"{on.words()}; fix the cause, then: {clear}"
+        return self._braked
 
     def move(self, state: GroupState, why: str, now: datetime) -> bool:
         """Is that new?"""

@@ -28,7 +28,7 @@ from ftsupervise.run.progress_pages import ProgressWriter
 from ftsupervise.rundir import ledger
 from ftsupervise.rundir.paths import ENV_AREA, ENV_ATTEMPT, ENV_ATTEMPT_DIR, STOPPED, tell
 from ftsupervise.rundir.records import write_json
-from ftsupervise.rundir.switches import KILL, Stopped, read_brake, read_switch, release_brake
+from ftsupervise.rundir.switches import KILL, Stopped, read_switch, release_brake
 from ftsupervise.scheduler.allocation import Allocation
 from ftsupervise.scheduler.parse import is_srun, on_nodes
 from ftsupervise.truth import Health
@@ -98,10 +98,10 @@ class GroupsOfJob:
 
     def _look_after(self, group: GroupProcess, over: str) -> None:
         now, at = _now(), time.monotonic()
+        code = group.ended(at)  # before the look: what a supervisor wrote last is then seen
         for one in group.look(now):
             step = f" at step {one.last_step}" if one.last_step is not None else ""
             self.say(f"{group.row.name}: attempt {one.number} ended{step}: {one.words}; {one.then}")
-        code = group.ended(at)
         if code is not None:
             self._after_its_end(group, code, over, now)
         if group.alive:
@@ -118,14 +118,21 @@ class GroupsOfJob:
     def _after_its_end(self, group: GroupProcess, code: int, over: str, now: datetime) -> None:
         gone = self.nodes.lost()
         group.lost = tuple(node for node in group.row.nodes if node in gone)
-        if self._failed_of_waiting(now) and self._braked(group):
-            release_brake(group.rundir, who="its supervisor: the group failed for want of others", now=now)
-            self.say(f"{group.row.name}: its brake is taken off: it failed because too few other groups ran")
+        if self._failed_of_waiting(now) and group.braked:
+            self._release(group, now)
         fine = code == 0 and not group.has_failed
-        if fine and not over and not group.leaves and not self._braked(group):
+        if fine and not over and not group.leaves and not group.braked:
             group.move(GroupState.OVER, "its command has ended by itself", now)
         elif not over:
             group.move(GroupState.WAITING, f"its supervisor has ended (exit {code})", now)
+
+    def _release(self, group: GroupProcess, now: datetime) -> None:
+        try:
+            release_brake(group.rundir, who="its supervisor: the group failed for want of others", now=now)
+        except OSError as error:  # it stays on, which the table says, and no other group is touched
+            self.say(f"{group.row.name}: its brake cannot be taken off: {error.strerror}")
+            return
+        self.say(f"{group.row.name}: its brake is taken off: it failed because too few other groups ran")
 
     def _failed_of_waiting(self, now: datetime) -> bool:
         """Have too few groups run for so long that those that wait end themselves? That is no failure of theirs."""
@@ -137,26 +144,13 @@ class GroupsOfJob:
         if over:
             return GroupState.OVER, over
         if group.leaves:
-            return (
-                GroupState.LEFT,
-                f"for good; to let it join again: ftsupervise groups join {group.row.name} {group.rundir.whole}",
-            )
-        if why := self._braked(group):
+            join = f"ftsupervise groups join {group.row.name} {self.asked.rundir.quoted()}"
+            return GroupState.LEFT, f"for good; to let it join again: {join}"
+        if why := group.braked:
             return GroupState.STOPPED, why
         if group.row.state is GroupState.OVER:
             return group.row.state, group.row.why
         return GroupState.WAITING, group.row.why
-
-    def _braked(self, group: GroupProcess) -> str:
-        try:
-            on = read_brake(group.rundir)
-        except OSError:
-            return ""
-        return (
-            ""
-            if on is None
-            else f"{on.words()}; fix the cause, then: ftsupervise clear --brake {group.rundir.quoted()}"
-        )
 
     def _place(self, group: GroupProcess, now: datetime) -> tuple[str, ...] | None:
         """Its nodes, once it has enough of them and its older copy is gone for sure; () on this machine."""

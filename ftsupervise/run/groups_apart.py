@@ -6,15 +6,18 @@ while it waits in the queue it is not dead. What is known of a group comes from 
 
 from __future__ import annotations
 
+import os
+import shlex
 import signal
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 from ftsupervise.errors import Error
 from ftsupervise.host.modes import FOLDER, make_folder
+from ftsupervise.host.ownership import user_name
 from ftsupervise.host.processes import own_command
 from ftsupervise.model import Claim, Job
 from ftsupervise.replicas.environment import environment_of, for_group
@@ -28,7 +31,8 @@ from ftsupervise.run.group_process import GroupProcess
 from ftsupervise.run.progress_pages import ProgressWriter
 from ftsupervise.rundir import ledger, pinned
 from ftsupervise.rundir.paths import ENV_AREA, ENV_ATTEMPT, ENV_ATTEMPT_DIR, ENV_GROUP_JOB, tell
-from ftsupervise.rundir.switches import KILL, read_brake, read_switch
+from ftsupervise.rundir.records import as_counts
+from ftsupervise.rundir.switches import KILL, read_switch
 from ftsupervise.scheduler.allocation import Allocation
 from ftsupervise.scheduler.ownership import comment
 from ftsupervise.scheduler.slurm import Slurm
@@ -93,42 +97,19 @@ class GroupsApart:
         tell(self.attempt.folder / "run.log", text)
 
     def _running(self) -> int:
-        return sum(1 for group in self.groups if group.row.state is GroupState.RUNNING)
+        return sum(1 for group in self.groups if group.row.state in (GroupState.RUNNING, GroupState.UNKNOWN))
 
     def _look(self, group: GroupProcess, over: str) -> None:
         now = _now()
         for one in group.look(now):
             step = f" at step {one.last_step}" if one.last_step is not None else ""
             self.say(f"{group.row.name}: attempt {one.number} ended{step}: {one.words}; {one.then}")
-        state, why = self._state(group, over, now)
+        state, why = state_apart(group, self.queue.of(group.number), over, now)
         group.runs_elsewhere = state is GroupState.RUNNING
         nodes = group.newest.nodes if group.newest is not None and group.runs_elsewhere else ()
         group.row = group.row._replace(nodes=nodes)
         if group.move(state, why, now):
             self.say(f"{group.row.name}: {state.value}{f': {why}' if why else ''}")
-
-    def _state(self, group: GroupProcess, over: str, now: datetime) -> tuple[GroupState, str]:
-        """PENDING is not dead, and a queue that does not answer says nothing."""
-        newest, page = group.newest, group.page
-        if newest is not None and newest.ended is None and page is not None and now - page.at < _FRESH:
-            return GroupState.RUNNING, ""
-        if over:
-            return GroupState.OVER, over
-        try:
-            brake = read_brake(group.rundir)
-        except OSError:
-            brake = None
-        if brake is not None:
-            clear = f"ftsupervise clear --brake {group.rundir.quoted()}"
-            return GroupState.STOPPED, f"{brake.words()}; fix the cause, then: {clear}"
-        jobs = self.queue.of(group.number)
-        if jobs is None:
-            return GroupState.UNKNOWN, "the queue could not be asked"
-        if any(not job.state.waiting and not job.state.ended for job in jobs):
-            return GroupState.WAITING, "its job starts"
-        if jobs:
-            return GroupState.WAITING, f"in the queue as job {jobs[0].id} ({jobs[0].reason or jobs[0].state.value})"
-        return GroupState.WAITING, "no job of it is in the queue: ftsupervise launch --again"
 
     def _over(self) -> str:
         if self.asked.rundir.has_finished():
@@ -137,11 +118,53 @@ class GroupsApart:
         return f"kill switch{f', raised by {switch.who}' if switch.who else ''}" if switch.health is Health.BAD else ""
 
 
+def state_apart(group: GroupProcess, jobs: Sequence[Job] | None, over: str, now: datetime) -> tuple[GroupState, str]:
+    """PENDING is not dead, and a queue that does not answer says nothing. An attempt that has no end runs as long as its page
+    is fresh or its job runs: a command without the guard has no page. ``jobs``: of this group in the queue, None where that
+    could not be asked."""
+    page = group.page
+    newest = group.newest if group.newest is not None and group.newest.ended is None else None
+    if newest is not None and page is not None and abs(now - page.at) < _FRESH:
+        return GroupState.RUNNING, ""
+    run = [job for job in jobs or () if not job.state.waiting and not job.state.ended]
+    if newest is not None and any(newest.job_id in (job.id, job.raw_id) for job in run):
+        return GroupState.RUNNING, ""
+    if newest is not None and jobs is None:
+        return GroupState.UNKNOWN, "its last page is old, and the queue could not be asked"
+    if over:
+        return GroupState.OVER, over
+    if why := group.braked:
+        return GroupState.STOPPED, why
+    if jobs is None:
+        return GroupState.UNKNOWN, "the queue could not be asked"
+    if run:
+        return GroupState.WAITING, "its job starts"
+    if jobs:
+        return GroupState.WAITING, f"in the queue as job {jobs[0].id} ({jobs[0].reason or jobs[0].state.value})"
+    return GroupState.WAITING, f"no job of it is in the queue{_to_submit(group)}"
+
+
+def _to_submit(group: GroupProcess) -> str:
+    """The script of this group alone: a new launch of the run would start a second copy of each group that runs."""
+    launches = group.rundir.launches
+    try:
+        newest = max(as_counts(os.listdir(launches)), default=0)
+    except OSError:
+        return ""
+    script = launches / f"{newest:04d}" / script_name(group.number)
+    return f": sbatch {shlex.quote(str(script))}" if script.is_file() else ""
+
+
+def script_name(number: int) -> str:
+    """Of group ``number`` in the folder of its launch. The first submission is the lighthouse's."""
+    return f"train-{number + 2}.sbatch"
+
+
 class QueueOfGroups:
     """The jobs of each group, by the comments of their launch: asked in a thread, because Slurm may not answer."""
 
     def __init__(self, asked: GroupOptions) -> None:
-        self._name, self._token = asked.name, asked.launched
+        self._name, self._token, self._user = asked.name, asked.launched, user_name()
         self._jobs: tuple[Job, ...] | None = self._ask()
         self._over = threading.Event()
         threading.Thread(target=self._look_on, name="queue", daemon=True).start()
@@ -151,7 +174,9 @@ class QueueOfGroups:
         if self._jobs is None:
             return None
         mark = comment(self._name, f"{self._token}.{number + 2}")  # the first submission is the lighthouse's
-        return tuple(job for job in self._jobs if job.comment == mark)
+        return tuple(
+            job for job in self._jobs if job.comment == mark and job.user == self._user
+        )  # anybody may write a comment
 
     def close(self) -> None:
         self._over.set()

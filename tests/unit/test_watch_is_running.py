@@ -68,7 +68,7 @@ def test_too_few_groups_are_an_alert_at_once_and_one_that_is_away_later(tmp_path
     assert (away["quorum"].health, away["g002"].health) == (Health.OK, Health.OK)
     away = groups(tmp_path, GroupState.RUNNING, GroupState.RUNNING, GroupState.WAITING, age=40)
     assert (away["quorum"].health, away["g002"].health) == (Health.OK, Health.BAD)
-    assert "group g002 is waiting for 40m: no node" in away["g002"].summary
+    assert "group g002: waiting for 40m: no node" in away["g002"].summary
     few = groups(tmp_path, GroupState.RUNNING, GroupState.WAITING, GroupState.WAITING, below=True, age=1)
     assert few["quorum"].health is Health.BAD and "1 of 3 groups run, at least 2 have to" in few["quorum"].summary
 
@@ -76,6 +76,21 @@ def test_too_few_groups_are_an_alert_at_once_and_one_that_is_away_later(tmp_path
 def test_a_group_stopped_by_its_brake_is_an_alert_at_once(tmp_path: Path) -> None:
     found = groups(tmp_path, GroupState.RUNNING, GroupState.RUNNING, GroupState.STOPPED)
     assert found["g002"].health is Health.BAD
+
+
+def test_a_group_of_which_nothing_is_known_is_neither_away_nor_there(tmp_path: Path) -> None:
+    found = groups(tmp_path, GroupState.RUNNING, GroupState.UNKNOWN, GroupState.UNKNOWN, age=90)
+    assert (found["quorum"].health, found["g001"].health) == (Health.UNKNOWN, Health.UNKNOWN)
+    found = groups(tmp_path, GroupState.RUNNING, GroupState.RUNNING, GroupState.UNKNOWN, age=90)
+    assert found["quorum"].health is Health.OK, "enough of them run, whatever the third does"
+
+
+def test_nothing_is_said_of_the_groups_while_no_job_runs(tmp_path: Path) -> None:
+    groups(tmp_path, GroupState.WAITING, GroupState.WAITING, GroupState.WAITING, at=90)
+    waiting = look(tmp_path, job("88", JobState.PENDING, reason="Priority"))
+    assert not {"quorum", "g000"} & {one.subject for one in waiting}, "an old table is no blindness then"
+    blind = look(tmp_path, blind="Slurm does not answer")
+    assert [one.health for one in blind if one.subject == "quorum"] == [Health.UNKNOWN]
 
 
 def test_of_an_old_table_nothing_is_known(tmp_path: Path) -> None:

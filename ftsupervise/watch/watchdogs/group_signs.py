@@ -33,12 +33,15 @@ _AWAY = Words(
 )
 
 
-def group_findings(look: Look, away_for: timedelta, *, over: bool) -> Iterator[Finding]:
-    """None where the run has no groups. ``over``: the run need not run at all."""
+def group_findings(look: Look, away_for: timedelta, *, over: bool, runs: bool) -> Iterator[Finding]:
+    """None where the run has no groups, or its table is old because no job runs: *is-running* tells that. ``over``: the run
+    need not run at all. ``runs``: a job of it does, or may."""
     table = read_table(look.rundir)
     if table is None:
         return
     if not over and abs(look.now - table.at) > _FRESH:
+        if not runs:
+            return
         since = show_duration(abs((look.now - table.at).total_seconds()))
         yield look.finding("quorum", Health.UNKNOWN, f"nothing was heard of the groups for {since}", _QUORUM)
         return
@@ -50,7 +53,9 @@ def group_findings(look: Look, away_for: timedelta, *, over: bool) -> Iterator[F
 def _quorum(look: Look, table: GroupTable, *, over: bool) -> Finding:
     text = f"{table.running} of {table.wanted} groups run, at least {table.least} have to"
     bad = table.below is not None and not over
-    return look.finding("quorum", Health.of(bad), text, _QUORUM, since=table.below if bad else None)
+    unsure = not over and not bad and table.running < table.least <= table.running + table.unknown
+    health = Health.UNKNOWN if unsure else Health.of(bad)
+    return look.finding("quorum", health, text, _QUORUM, since=table.below if bad else None)
 
 
 def _of_one(look: Look, group: ReplicaGroup, away_for: timedelta, *, over: bool) -> Finding:
@@ -59,11 +64,12 @@ def _of_one(look: Look, group: ReplicaGroup, away_for: timedelta, *, over: bool)
     bad = not fine and (age > away_for or group.state is GroupState.STOPPED)
     shown = show_duration(max(0.0, age.total_seconds()))
     why = f": {group.why}" if group.why else ""
-    text = f"group {group.name} is {group.state.value} for {shown}{why if not fine else ''}"
+    text = f"group {group.name}: {group.state.value} for {shown}{why if not fine else ''}"
     names = {"group": group.name, "run_dir": shlex.quote(str(look.rundir.root))}
+    unsure = group.state is GroupState.UNKNOWN and not fine
     return look.finding(
         group.name,
-        Health.of(bad),
+        Health.UNKNOWN if unsure else Health.of(bad),
         text,
         _AWAY,
         names=names,

@@ -110,7 +110,7 @@ def check(look: Look, settings: Settings) -> Iterator[Finding]:
         yield _job(look, look.jobs, settings)
         yield _successor(look, look.jobs)
     yield from _switches(look)
-    yield from group_findings(look, settings.group_away_for, over=bool(_over(look)))
+    yield from group_findings(look, settings.group_away_for, over=bool(_over(look)), runs=_may_run(look))
 
 
 def _job(look: Look, jobs: tuple[Job, ...], settings: Settings) -> Finding:
@@ -132,6 +132,13 @@ def _job(look: Look, jobs: tuple[Job, ...], settings: Settings) -> Finding:
         return look.finding("job", Health.OK, words, WORDS["job"])
     names = {"launch": how_to_launch(look.rundir)}
     return look.finding("job", Health.BAD, "no job of this run is running or waiting", WORDS["gone"], names=names)
+
+
+def _may_run(look: Look) -> bool:
+    """False where the queue has no job of the run that runs, and its newest attempt does not run here."""
+    if look.jobs is None or any(not job.state.waiting and not job.state.ended for job in look.jobs):
+        return True
+    return bool(look.attempts) and lives_here(look.attempts[-1])
 
 
 def _over(look: Look) -> str:

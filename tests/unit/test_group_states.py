@@ -1,0 +1,95 @@
+"""What is believed of a replica group where something about it cannot be seen."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+
+import pytest
+
+from ftsupervise.model import Attempt, Job, JobState
+from ftsupervise.replicas.groups import GroupState, read_table
+from ftsupervise.run.group_options import GroupOptions
+from ftsupervise.run.group_pages import GroupPages, NodesSeen
+from ftsupervise.run.group_process import LEAVE, GroupProcess
+from ftsupervise.run.groups_apart import state_apart
+from ftsupervise.rundir.paths import RunDir
+from ftsupervise.rundir.progress import ProgressPage
+from ftsupervise.rundir.switches import Brake, write_brake
+from ftsupervise.scheduler.allocation import Allocation
+
+NOW = datetime(2026, 11, 21, 3, 0, tzinfo=timezone.utc)
+
+
+def a_group(root: Path, name: str = "g001") -> GroupProcess:
+    return GroupProcess(name, int(name[1:]), RunDir(root).group(name), (), NOW)
+
+
+def job(state: JobState) -> Job:
+    return Job(id="88_1", base_id="88", name="tr11", user="ada", state=state, raw_id="89")
+
+
+def test_a_group_stays_away_while_nobody_can_see_whether_it_may_come_back(tmp_path: Path) -> None:
+    group = a_group(tmp_path)
+    state = group.rundir.state
+    state.mkdir(parents=True)
+    assert not group.leaves and not group.braked
+    (state / LEAVE).touch()
+    write_brake(group.rundir, Brake())
+    assert group.leaves and "ftsupervise clear --brake" in group.braked
+    state.rename(state.with_name("gone"))
+    state.touch()  # no folder: no answer
+    assert group.leaves and group.braked
+
+
+@pytest.mark.parametrize(
+    ("jobs", "page_age", "expected"),
+    [
+        ((job(JobState.RUNNING),), 3, GroupState.RUNNING),
+        ((job(JobState.RUNNING),), 300, GroupState.RUNNING),
+        ((job(JobState.RUNNING),), None, GroupState.RUNNING),
+        ((job(JobState.PENDING),), 300, GroupState.WAITING),
+        ((), 300, GroupState.WAITING),
+        (None, 300, GroupState.UNKNOWN),
+        (None, 3, GroupState.RUNNING),
+    ],
+)
+def test_a_group_in_its_own_job_runs_as_long_as_its_page_or_its_job_says_so(
+    tmp_path: Path, jobs: tuple[Job, ...] | None, page_age: float | None, expected: GroupState
+) -> None:
+    """A disk that hangs for half a minute makes no group wait, and neither does a command that has no guard."""
+    group = a_group(tmp_path)
+    group.newest = Attempt(number=1, started=NOW - timedelta(hours=1), job_id="88_1")
+    group.page = None if page_age is None else ProgressPage(at=NOW - timedelta(seconds=page_age), ranks=1)
+    assert state_apart(group, jobs, "", NOW)[0] is expected
+    over = state_apart(group, jobs, "the run has finished", NOW)[0]
+    assert over is (GroupState.OVER if expected is GroupState.WAITING else expected), "its ranks may still save"
+
+
+def test_a_group_that_has_no_job_is_submitted_alone(tmp_path: Path) -> None:
+    """A new launch of the whole run would start a second copy of the groups that run."""
+    group = a_group(tmp_path)
+    assert state_apart(group, (), "", NOW)[1] == "no job of it is in the queue"
+    script = tmp_path / "launches" / "0002" / "train-3.sbatch"
+    script.parent.mkdir(parents=True)
+    script.touch()
+    assert state_apart(group, (), "", NOW)[1].endswith(f"in the queue: sbatch {script}")
+
+
+def test_groups_of_which_nothing_is_known_do_not_make_the_run_wait(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    run.replicas.mkdir()
+    groups = [a_group(tmp_path, f"g00{number}") for number in range(4)]
+    asked = GroupOptions(run, "tr11", "", 4, 1, 3, (), ("true",))
+    said = list[str]()
+    pages = GroupPages(asked, groups, NodesSeen(Allocation({}), run), said.append, None)
+    states = [GroupState.RUNNING, GroupState.RUNNING, GroupState.UNKNOWN, GroupState.WAITING]
+    for group, state in zip(groups, states, strict=True):
+        group.move(state, "", NOW)
+    pages.write("")
+    table = read_table(run)
+    assert table is not None and table.below is None and not said
+    groups[2].move(GroupState.WAITING, "", NOW)
+    pages.write("")
+    table = read_table(run)
+    assert table is not None and table.below is not None and "2 of 4 groups run" in said[0]
