@@ -38,7 +38,8 @@ def group_lines(seen: GroupsSeen, now: datetime) -> Iterator[str]:
     if (light := seen.lighthouse) is not None:
         words = f"for {ago(light.since, now)}, {light.restarts} restarts"
         if light.down_since is not None:
-            words = click.style(f"down for {ago(light.down_since, now)}: {printable(light.trouble)}", fg="red")
+            words = f"down for {ago(light.down_since, now)}: {printable(light.trouble)}"
+            words = click.style(words, fg="red") if seen.fresh else words
         yield f"  quorum    lighthouse {printable(light.address)}, {words}"
     for fault in seen.faults[-_FAULTS:]:
         yield f"  fault     {_fault(fault, now)}"

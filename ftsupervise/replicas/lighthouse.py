@@ -94,6 +94,7 @@ class SupervisedLighthouse:
     ) -> None:
         ip_address(place.host)  # a name could lead elsewhere at each restart
         self.place, self.record = place, LighthouseRecord()
+        self.moved = False  # groups may live that know another address
         self._python, self._say, self._env = python, say, env
         self._files = LighthouseFiles(place.home, say)
         self._process: LighthouseProcess | None = None
@@ -134,7 +135,8 @@ class SupervisedLighthouse:
         )
         self._put(record)
         self._tell(f"the lighthouse of {self.place.groups} groups listens at {self.record.address}")
-        if before.address not in ("", self.record.address):
+        self.moved = before.address not in ("", self.record.address)
+        if self.moved:
             self._tell(f"it was at {before.address} before: groups that were started with that address do not find it")
         for thread in self._threads:
             thread.start()
@@ -177,7 +179,7 @@ class SupervisedLighthouse:
         return self._files.newer
 
     def stop(self) -> None:
-        """End it."""
+        """End it, and write down that there is none: a group that begins now waits for the next one."""
         self._over.set()
         self._rouse()
         for thread in self._threads:
@@ -185,6 +187,7 @@ class SupervisedLighthouse:
                 thread.join(5.0)
         if self._process is not None:
             self._process.end()
+            self._put(self.record._replace(down_since=_now(), trouble="its supervisor has ended"))
         self._files.close()
 
     # --------------------------------------------------------------------------------------------------- the first start

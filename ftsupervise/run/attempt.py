@@ -25,6 +25,7 @@ from ftsupervise.run.decide import NextAction, RestartDecision
 from ftsupervise.run.exit_analysis import CommandSpec
 from ftsupervise.run.fencing import OrphanReaper
 from ftsupervise.run.gate import PendingWrites, SignalQueue, shut, wait_for_space
+from ftsupervise.run.lighthouse_wait import wait_for_lighthouse
 from ftsupervise.run.log_follower import LogFollower
 from ftsupervise.run.progress_pages import ProgressWriter, seen_by
 from ftsupervise.run.quorum import QuorumWatcher
@@ -46,6 +47,7 @@ from ftsupervise.rundir.paths import (
     ENV_RESTART,
     ENV_RUN,
     ENV_RUN_DIR,
+    ENV_SLOWEST_STEP,
     ENV_SNAPSHOT_KEPT,
     ENV_SNAPSHOT_STEP,
     ENV_SNAPSHOTS,
@@ -150,6 +152,9 @@ def begin(to: Services, now: RunProgress, wait: Callable[[float], bool]) -> tupl
     The gate is checked once more after that: until the fence stood, an older attempt could finish or put the brake on.
     """
     rundir = to.options.rundir
+    ours = ENV_GROUP_JOB in to.env and ENV_SLOWEST_STEP in to.env  # a group in its own job, with a lighthouse of ours
+    if ours and not wait_for_lighthouse(rundir, wait, first=not now.claim.number):
+        return now, False
     mine = _claim(to, now, wait)
     if mine is None:
         return now, False

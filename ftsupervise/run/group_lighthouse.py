@@ -10,7 +10,6 @@ from datetime import datetime, timezone
 from ftsupervise.host.addresses import LOOPBACK, own_address
 from ftsupervise.replicas.lighthouse import LighthousePlace, SupervisedLighthouse
 from ftsupervise.replicas.lighthouse_page import LighthousePage
-from ftsupervise.replicas.lighthouse_record import lighthouse_address
 from ftsupervise.replicas.stores import StoreWatch
 from ftsupervise.replicas.suspects import SuspectWatch
 from ftsupervise.replicas.torchft_python import find_torchft
@@ -47,10 +46,9 @@ class GroupLighthouse:
         )
         python = find_torchft(asked.command, env).python
         self._lighthouse = SupervisedLighthouse(place, python, say, env=env)
-        before = lighthouse_address(asked.rundir.replicas)
         self._lighthouse.start()
         self.address = self._lighthouse.address
-        self.moved = datetime.now(timezone.utc) if before not in ("", self.address) else None
+        self.moved = datetime.now(timezone.utc) if self._lighthouse.moved else None
         self.restarted: float | None = None  # monotonic: torchft may have lost a group's call then
         self._suspects = SuspectWatch()
         names = [LOOPBACK, os.uname().nodename, *allocation.nodes, *map(allocation.address, allocation.nodes)]
