@@ -10,8 +10,7 @@ from common import arguments, digits, network, slowly, started, told
 from torch import nn
 from torchft import Optimizer  # GROUPS
 
-from ftsupervise.integrations.torchft import ReplicaManager  # GROUPS
-from ftsupervise.integrations.torchft_mended import DistributedDataParallel
+from ftsupervise.integrations.torchft import DistributedDataParallel, ReplicaManager  # GROUPS
 
 BATCH = 32
 

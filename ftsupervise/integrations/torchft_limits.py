@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from math import inf
 from typing import NamedTuple
 
 from ftsupervise.errors import ConfigError
@@ -82,6 +83,6 @@ def _number(env: Mapping[str, str], name: str, default: float) -> float:
         value = float(text)
     except ValueError:
         value = -1.0
-    if value < 0:
+    if not 0 <= value < inf:
         raise ConfigError(f"{name}={text!r} is no number from 0 on")
     return value

@@ -129,9 +129,8 @@ def reason_not_to_start(rundir: RunDir) -> str:
     switch = read_switch(rundir, KILL)
     if switch.up:
         why = f": {switch.why}" if switch.why else ""
-        return (
-            f"the kill switch is up, raised by {switch.who}{why}; nothing is started (ftsupervise clear {rundir.root})"
-        )
+        whole = rundir.whole or rundir.root  # a replica group has the switches of its run
+        return f"the kill switch is up, raised by {switch.who}{why}; nothing is started (ftsupervise clear {whole})"
     if brake is not None:
         return f"the brake is on: {brake.words()}; nothing is started (ftsupervise clear --brake {braked.root})"
     return ""

@@ -117,6 +117,23 @@ def test_a_taken_port_is_passed_over_before_any_group_has_started(scene: Scene) 
     assert any(f"port {first} is taken by a program of root" in line for line in scene.said) or os.geteuid() != 0
 
 
+def test_a_lighthouse_that_was_stopped_is_not_said_to_be_there_and_the_next_one_knows_whether_it_has_moved(
+    scene: Scene, until: Until
+) -> None:
+    """Groups with jobs of their own live on, and begin again with the address of the next one."""
+    first = scene.lighthouse()
+    first.stop()
+    page = read_lighthouse(scene.home)
+    assert page is not None and page.down_since is not None and page.trouble == "its supervisor has ended"
+    with socket.socket() as thief:
+        assert _bound(thief, first.record.port)
+        second = scene.lighthouse()
+    assert second.moved and not first.moved and second.address != first.address
+    until(
+        lambda: (r := read_lighthouse(scene.home)) and r.down_since is None and r.address == second.address, "its page"
+    )
+
+
 def test_a_port_that_is_taken_at_a_restart_is_waited_for(scene: Scene, until: Until) -> None:
     lighthouse = scene.lighthouse()
     groups = scene.groups(lighthouse)

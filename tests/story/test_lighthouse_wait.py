@@ -6,10 +6,13 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 from ftsupervise.host.modes import make_folder
+from ftsupervise.replicas.environment import ENV_LIGHTHOUSE
 from ftsupervise.replicas.lighthouse_record import PAGE_NAME, LighthouseRecord
 from ftsupervise.run.lighthouse_wait import reason_to_wait, wait_for_lighthouse
-from ftsupervise.rundir.paths import RunDir
+from ftsupervise.rundir.paths import ENV_GROUP, ENV_GROUP_JOB, ENV_SLOWEST_STEP, RunDir
 from ftsupervise.rundir.records import write_json
+from tests.neighbours.patience import wait_until
+from tests.neighbours.supervised import SupervisedRun
 from tests.story.test_lighthouse_page import PAGE, answer, sent, server
 
 NOW = datetime.now(timezone.utc)
@@ -60,3 +63,21 @@ def test_a_group_that_waits_goes_on_by_itself_or_is_asked_to_stop(tmp_path: Path
         assert wait_for_lighthouse(run.group("g007"), then_it_is_there, first=True) and len(pauses) == 1
     a_run(tmp_path, 1, down_since=NOW)
     assert not wait_for_lighthouse(run.group("g007"), lambda seconds: False, first=True)
+
+
+def test_the_supervisor_of_such_a_group_starts_its_ranks_with_the_address_that_answers(tmp_path: Path) -> None:
+    group = RunDir(tmp_path / "run").group("g007")
+    for folder in (group.switches, group.state, group.finished.parent, tmp_path / "here"):
+        make_folder(folder, parents=True)
+    one = SupervisedRun(group.root, tmp_path / "here")
+    told = {ENV_GROUP: "g007", ENV_GROUP_JOB: "1", ENV_SLOWEST_STEP: "1", ENV_LIGHTHOUSE: "http://127.0.0.1:1"}
+    try:
+        member = one.start("sh", "-c", f"echo it is at ${ENV_LIGHTHOUSE}", **told)
+        wait_until(lambda: "group g007 waits: the run has no lighthouse now" in member.said(), "it says so")
+        assert not one.attempts()
+        with server(sent(answer(PAGE))) as port:
+            a_run(tmp_path / "run", port)
+            assert member.wait(60) == 0, member.said()
+        assert f"it is at http://127.0.0.1:{port}" in member.said()
+    finally:
+        one.close()

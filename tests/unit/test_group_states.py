@@ -9,13 +9,14 @@ import pytest
 
 from ftsupervise.model import Attempt, Job, JobState
 from ftsupervise.replicas.groups import GroupState, read_table
+from ftsupervise.run.gate import reason_not_to_start
 from ftsupervise.run.group_options import GroupOptions
 from ftsupervise.run.group_pages import GroupPages, NodesSeen
 from ftsupervise.run.group_process import LEAVE, GroupProcess
 from ftsupervise.run.groups_apart import state_apart
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.progress import ProgressPage
-from ftsupervise.rundir.switches import Brake, write_brake
+from ftsupervise.rundir.switches import KILL, Brake, write_brake
 from ftsupervise.scheduler.allocation import Allocation
 
 NOW = datetime(2026, 11, 21, 3, 0, tzinfo=timezone.utc)
@@ -93,3 +94,11 @@ def test_groups_of_which_nothing_is_known_do_not_make_the_run_wait(tmp_path: Pat
     pages.write("")
     table = read_table(run)
     assert table is not None and table.below is not None and "2 of 4 groups run" in said[0]
+
+
+def test_a_kill_switch_that_keeps_a_group_from_starting_is_cleared_for_the_whole_run(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    for folder in (run.switches, run.state, run.group("g001").state):
+        folder.mkdir(parents=True)
+    (run.switches / KILL).touch()
+    assert f"nothing is started (ftsupervise clear {tmp_path})" in reason_not_to_start(run.group("g001"))

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from ftsupervise.cli.run import run as run_command
 from ftsupervise.config.replicas import ReplicaGroups
@@ -287,6 +288,8 @@ def test_a_run_in_a_place_where_a_replica_group_would_lie_is_refused() -> None:
     settings = make({}).model_copy(update={"run_dir": Path("/scratch/groups/g100")})
     with pytest.raises(ConfigError, match="it would obey the switches there"):
         plan(settings, kind="slurm", token="t0", workdir=Path("/w"), python="/venv/bin/python")
+    done = CliRunner().invoke(run_command, ["--run-dir", "/scratch/groups/g100", "--", "true"])
+    assert "it would obey the switches there" in str(done.exception)
 
 
 def test_groups_with_jobs_of_their_own_have_a_chain_each_and_a_small_one_for_all() -> None:

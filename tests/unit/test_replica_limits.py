@@ -28,6 +28,8 @@ def test_without_a_lighthouse_it_says_how_to_start() -> None:
         ("TORCHFT_QUORUM_TIMEOUT_SEC", "60", "all groups would end; set quorum to"),
         ("TORCHFT_QUORUM_RETRIES", "0", "when it is restarted; set retries to"),
         ("FTSUPERVISE_SLOWEST_STEP", "slow", "is no number"),
+        ("NUM_REPLICA_GROUPS", "nan", "is no number"),
+        ("TORCHFT_QUORUM_RETRIES", "inf", "is no number"),
     ],
 )
 def test_timeouts_that_do_not_fit_are_refused_with_the_value_to_set(variable: str, value: str, words: str) -> None:
