@@ -94,7 +94,7 @@ class SupervisedLighthouse:
     ) -> None:
         ip_address(place.host)  # a name could lead elsewhere at each restart
         self.place, self.record = place, LighthouseRecord()
-        self._python, self._say, self._env = python, say, env
+        self._say, self._env, self._python = say, env, python
         self._files = LighthouseFiles(place.home, say)
         self._process: LighthouseProcess | None = None
         self._seen: tuple[float, LighthousePage | PageNotSeen] = (
