@@ -141,6 +141,18 @@ def show_duration(seconds: float) -> str:
     return "0s"
 
 
+def show_percent(share: float) -> str:
+    """A share for reading: 0.0312 -> "3.1 %". It says 0 % and 100 % of nothing else."""
+    if share in (0, 1) or 0.0005 <= share < 0.9995:
+        return f"{100 * share:.1f} %"
+    return "> 99.9 %" if share >= 0.9995 else "< 0.01 %" if share < 0.0001 else f"{100 * share:.2f} %"
+
+
+def show_rate(rate: float) -> str:
+    """Steps a second for reading, or where they are slow seconds a step: 12.5 -> "12.5 steps/s", 0.1 -> "10 s a step"."""
+    return f"{1 / rate:.3g} s a step" if 0 < rate < 0.5 else f"{max(0.0, rate):.3g} steps/s"
+
+
 def parse_slurm_time(text: str) -> timedelta:
     """Slurm's own forms: "D-HH:MM:SS", "D-HH:MM", "D-HH", "HH:MM:SS", "MM:SS", "MM". Source: sbatch(1), --time."""
     match = re.fullmatch(_SLURM, text.strip())
