@@ -55,7 +55,7 @@ def _lines(report: ReportFacts) -> Iterator[str]:
         yield ""
         yield from table(("", "planned, or usual", "actual"), rows_of_plan)
     if report.detail.tracker is not None:
-        yield f"Its page in {plain(report.detail.tracker.kind)}: {report.detail.tracker.url}"
+        yield f"Its page in {plain(report.detail.tracker.kind)}: <{report.detail.tracker.url}>"
         yield ""
     yield f"As of {stamp(seen.at)}. The page with pictures: {code(f'ftsupervise report {seen.rundir.quoted()}')}"
 
