@@ -29,7 +29,7 @@ _CONTINUE = Decision.CONTINUE
 _SEARCH = 10  # steps: a program that has initialised no process group by then has none
 _NEXT_STEP_IS_FAR = 0.25  # seconds
 _SILENT = 10.0  # seconds without an answer of the run directory before it is said
-_FINISH_WITHIN = 30.0  # seconds that the end of the training waits until it is written down
+FINISH_WITHIN = 30.0  # seconds that the end of the training waits until it is written down
 _SPEAKERS = 2  # ranks that say that there is no agreement any more: the first may be the one that is gone
 _monotonic = time.monotonic
 
@@ -149,9 +149,9 @@ class Decider:
         if rundir is None or place.rank != 0:
             return
         record = Finished(whole(step), place.attempt, os.uname().nodename, datetime.now(timezone.utc))
-        if not self.side.do("finished", partial(self._write_finished, rundir, record), _FINISH_WITHIN):
+        if not self.side.do("finished", partial(self._write_finished, rundir, record), FINISH_WITHIN):
             self._voice.say(
-                f"{rundir.root} has not answered for {_FINISH_WITHIN:.0f} s: the next job may train on; "
+                f"{rundir.root} has not answered for {FINISH_WITHIN:.0f} s: the next job may train on; "
                 f"when it answers, touch {rundir.finished}"
             )
         self._voice.say_held()

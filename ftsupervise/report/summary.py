@@ -181,9 +181,10 @@ def _speed(report: ReportFacts) -> Tile | None:
     rate, usual = report.detail.row.rate, report.usual
     if rate is None:
         return Tile("Usual speed", show_rate(usual), "it does not run now") if usual else None
-    share = rate / usual if usual else None
-    more = f"{100 * share:.0f} % of usual ({show_rate(usual)})" if share is not None else ""
-    return Tile("Speed now", show_rate(rate), more, "watch" if share is not None and share < SLOW else "")
+    if not usual:
+        return Tile("Speed now", show_rate(rate))
+    more = f"{100 * rate / usual:.0f} % of usual ({show_rate(usual)})"
+    return Tile("Speed now", show_rate(rate), more, "watch" if rate / usual < SLOW else "")
 
 
 def _faults(report: ReportFacts) -> Tile:

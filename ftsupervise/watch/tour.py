@@ -233,10 +233,10 @@ class Tour:
         if mine:
             settings = [progress.roster.known[i].run.alerts for i in mine]
             journals = [self._journal(i) for i in mine]
-            done = send(journals, settings, self.orders.now, self.say, mine, self._beside)
+            done = send(journals, settings, self.orders.now, self.say, mine, self.beside)
             self.tell(MessagesSent(tuple(mine), done))
 
-    def _beside(self, index: int) -> AboutRun | None:
+    def beside(self, index: int) -> AboutRun | None:
         """For the messages of a run that this child has looked at."""
         if self.orders.draw is None or index not in self.jobs:
             return None

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ftsupervise import Guard
-from ftsupervise.guard import decider
+from ftsupervise.guard import decider, settings
 from ftsupervise.guard.settings import Voice
 from ftsupervise.guard.side_thread import SideThread
 from ftsupervise.guard.stop_reasons import SwitchReader
@@ -163,28 +163,31 @@ def test_a_forked_child_that_trains_has_a_thread_of_its_own(rundir: RunDir) -> N
 def test_a_run_directory_that_hangs_holds_a_save_and_the_end_up_for_a_bound_and_is_told_all_when_it_answers(
     rundir: RunDir, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(decider, "_FINISH_WITHIN", 0.5)
-    monkeypatch.setenv("FTSUPERVISE_ATTEMPT", "1")
-    monkeypatch.setenv("FTSUPERVISE_ATTEMPT_DIR", str(rundir.attempt(1)))
-    rundir.attempt(1).mkdir(parents=True)
+    monkeypatch.setattr(decider, "FINISH_WITHIN", 0.5)
+    own = rundir.attempt(1)
+    own.mkdir(parents=True)
+    env = {"FTSUPERVISE_RUN_DIR": str(rundir.root), "FTSUPERVISE_ATTEMPT": "1", "FTSUPERVISE_ATTEMPT_DIR": str(own)}
+    limits, _ = settings.limits(env, 0.05, None, None, None, None)
+    loop = decider.Decider(settings.place(env, None, 0, 1), limits, (), Voice(0, 1), False, 1)
     gate, switch = threading.Event(), rundir.switches / "save-switch"
-    with Guard(rundir.root, signals=(), rank=0, world=1, poll=0.01) as guard:
-        switch.touch()
-        until(lambda: guard.step(1).save)
-        side = guard._decider.side
-        side.ask("hang", gate.wait)
-        until(lambda: side.waits() > 0)
-        began = time.monotonic()
-        assert guard.may_save(), "an unknown costs no checkpoint"
-        guard.saved(1)
-        guard.report(url="https://tracker.example.org/run")
-        guard._decider.finish(1)
-        assert time.monotonic() - began < 4, "one bound for all of them"
-        assert switch.exists() and not rundir.finished.exists()
-        assert f"when it answers, touch {rundir.finished}" in capfd.readouterr().err
-        gate.set()
-        until(lambda: not switch.exists() and rundir.finished.exists())
-        until(lambda: (rundir.attempt(1) / "tracker.json").exists())
+    switch.touch()
+    loop.side.start(0.05)
+    assert loop.outside.switches.look()
+    loop.outside.switches.answer()
+    loop.side.ask("hang", gate.wait)
+    until(lambda: loop.side.waits() > 0)
+    rundir.attempt(2).mkdir()
+    began = time.monotonic()
+    assert not loop.superseded(), "an unknown costs no checkpoint"
+    loop.take_down(loop.outside.switches.hand_over())
+    loop.finish(1)
+    assert time.monotonic() - began < 4, "one bound for all of them"
+    assert switch.exists() and not rundir.finished.exists()
+    assert f"when it answers, touch {rundir.finished}" in capfd.readouterr().err
+    gate.set()
+    until(lambda: not switch.exists() and rundir.finished.exists())
+    assert loop.superseded()
+    loop.close(in_order=True)
 
 
 def test_a_kill_switch_that_was_seen_stays_seen_while_the_switches_cannot_be_read(rundir: RunDir) -> None:
