@@ -16,12 +16,13 @@ if TYPE_CHECKING:
 
 _SIZES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "p": 10**15}
 _BINARY = {"ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40, "pi": 2**50}
+# Compiled when the first value is read: most commands only show some.
 _NUMBER = r"[0-9]{1,20}(?:\.[0-9]{1,400})?"  # bounded: Python refuses to read numbers of 5000 digits
-_SIZE = re.compile(rf"({_NUMBER})\s*([kmgtp]i?)?b?", re.I)
-_SHARE = re.compile(rf"({_NUMBER})\s*%")
-_DURATION_PART = re.compile(rf"({_NUMBER})\s*(ms|s|m|min|h|d|w)", re.I)
+_SIZE = rf"({_NUMBER})\s*([kmgtp]i?)?b?"
+_SHARE = rf"({_NUMBER})\s*%"
+_DURATION_PART = rf"({_NUMBER})\s*(ms|s|m|min|h|d|w)"
 _MILLISECONDS = {"ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
-_SLURM = re.compile(r"(?:([0-9]{1,12})-)?([0-9]{1,15})(?::([0-9]{1,15}))?(?::([0-9]{1,15}))?")
+_SLURM = r"(?:([0-9]{1,12})-)?([0-9]{1,15})(?::([0-9]{1,15}))?(?::([0-9]{1,15}))?"
 
 
 def _exactly(number: str) -> Fraction:
@@ -41,7 +42,7 @@ def parse_size(text: str | int) -> int:
         if text < 0:
             raise ValueError(f"a size cannot be negative: {text}")
         return text
-    match = _SIZE.fullmatch(str(text).strip())
+    match = re.fullmatch(_SIZE, str(text).strip(), re.I)
     if not match:
         raise ValueError(f'expected a size such as "500GB" or "2TiB", got {_brief(text)}')
     unit = (match[2] or "").lower()
@@ -69,7 +70,7 @@ def show_size(size: float) -> str:
 
 def parse_share(text: str) -> float:
     """ "95%" -> 0.95. A bare number is refused: 95 and 0.95 have both been meant, and both have cost nights."""
-    match = _SHARE.fullmatch(text.strip()) if isinstance(text, str) else None
+    match = re.fullmatch(_SHARE, text.strip()) if isinstance(text, str) else None
     if not match or _exactly(match[1]) > 100:
         raise ValueError(f'expected a share with a percent sign, such as "95%", got {_brief(text)}')
     return float(_exactly(match[1]) / 100)
@@ -87,8 +88,8 @@ def parse_duration(text: str | int | float) -> timedelta:
     """ "2h", "1h30m", "90 s", "500ms"; Slurm's "2-15:52:19", "20:00:00"; never a bare number. Whole milliseconds."""
     if isinstance(text, str):
         stripped = text.strip()
-        if re.fullmatch(rf"(?:{_DURATION_PART.pattern}\s*)+", stripped, re.I):
-            parts = _DURATION_PART.findall(stripped)
+        if re.fullmatch(rf"(?:{_DURATION_PART}\s*)+", stripped, re.I):
+            parts = re.findall(_DURATION_PART, stripped, re.I)
             return _duration(sum((_exactly(n) * _MILLISECONDS[u.lower()] for n, u in parts), _exactly("0")))
         if ":" in stripped or "-" in stripped:
             return parse_slurm_time(stripped)
@@ -140,9 +141,21 @@ def show_duration(seconds: float) -> str:
     return "0s"
 
 
+def show_percent(share: float) -> str:
+    """A share for reading: 0.0312 -> "3.1 %". It says 0 % and 100 % of nothing else."""
+    if share in (0, 1) or 0.0005 <= share < 0.9995:
+        return f"{100 * share:.1f} %"
+    return "> 99.9 %" if share >= 0.9995 else "< 0.01 %" if share < 0.0001 else f"{100 * share:.2f} %"
+
+
+def show_rate(rate: float) -> str:
+    """Steps a second for reading, or where they are slow seconds a step: 12.5 -> "12.5 steps/s", 0.1 -> "10 s a step"."""
+    return f"{1 / rate:.3g} s a step" if 0 < rate < 0.5 else f"{max(0.0, rate):.3g} steps/s"
+
+
 def parse_slurm_time(text: str) -> timedelta:
     """Slurm's own forms: "D-HH:MM:SS", "D-HH:MM", "D-HH", "HH:MM:SS", "MM:SS", "MM". Source: sbatch(1), --time."""
-    match = _SLURM.fullmatch(text.strip())
+    match = re.fullmatch(_SLURM, text.strip())
     if not match:
         raise ValueError(f'expected a Slurm time such as "20:00:00" or "2-12:00:00", got {_brief(text)}')
     days, a, b, c = (int(g) if g is not None else None for g in match.groups())

@@ -12,7 +12,7 @@ from datetime import datetime
 from itertools import groupby
 from typing import NamedTuple
 
-from ftsupervise.units import show_duration
+from ftsupervise.units import show_duration, show_rate
 
 PARTS = 72  # of the time that is drawn: 20 minutes each in a day
 
@@ -77,7 +77,7 @@ class LastDay(NamedTuple):
     def highest(self) -> str:
         """The rate of the highest bar."""
         rate = max((rate for rate in self.rates if rate is not None), default=0.0)
-        return f"{rate:.3g} steps/s" if rate >= 0.5 else f"{1 / rate:.3g} s a step" if rate > 0 else ""
+        return show_rate(rate) if rate > 0 else ""
 
     @property
     def legend(self) -> tuple[tuple[str, str, str, str], ...]:

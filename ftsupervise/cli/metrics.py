@@ -14,6 +14,7 @@ from ftsupervise.cli.output import say
 if TYPE_CHECKING:
     from ftsupervise.report.reading import RunReading
     from ftsupervise.report.textfile import RunMetrics
+    from ftsupervise.rundir.paths import RunDir
 
 
 @click.command()
@@ -34,24 +35,22 @@ def metrics(runs: tuple[str, ...], folder: Path | None) -> None:
     from ftsupervise.errors import CannotWrite, Error
     from ftsupervise.report.metrics import text_of
     from ftsupervise.report.queues import ask_queues
-    from ftsupervise.report.reading import read_run
     from ftsupervise.report.rows import my_runs
     from ftsupervise.report.textfile import measure, sweep, write
     from ftsupervise.rundir.paths import RunDir
 
     now, troubles = datetime.now(timezone.utc), list[str]()
     places = [find_run(run) for run in runs] if runs else [RunDir(place) for place in my_runs().values()]
-    read: list[RunReading] = []
-    for place in places:
+    read = _read(places, now, troubles)
+    made: dict[tuple[str, str], RunMetrics] = {}
+    for one, queue in zip(read, ask_queues(read, os.environ).of, strict=True):
         try:
-            read.append(read_run(place, now, row=True))
+            found = measure(one.rundir, queue.jobs, queue.blind, now)
         except Error as error:
             if len(places) == 1:
                 raise
             troubles.append(error.message)
-    made: dict[tuple[str, str], RunMetrics] = {}
-    for one, queue in zip(read, ask_queues(read, os.environ).of, strict=True):
-        found = measure(one.rundir, queue.jobs, queue.blind, now)
+            continue
         if other := made.get((found.name, found.user)):
             troubles.append(f"{found.root} is left out: {other.root} is called {found.name} too")
         else:
@@ -65,3 +64,16 @@ def metrics(runs: tuple[str, ...], folder: Path | None) -> None:
         say(f"note: {trouble}", err=True)
     if folder is not None and troubles:
         raise CannotWrite(f"{len(troubles)} of {len(places)} runs could not be written to {folder}")
+
+
+def _read(places: list[RunDir], now: datetime, troubles: list[str]) -> list[RunReading]:
+    """All of them side by side, so that one on a dead mount costs no other its metrics. What is wrong with one that is alone
+    is the error of the command."""
+    from ftsupervise.report.reading import read_run
+    from ftsupervise.report.rows import read_side_by_side
+
+    if len(places) == 1:
+        return [read_run(places[0], now, row=True)]
+    found = read_side_by_side({str(place.root): place.root for place in places}, now).values()
+    troubles += [one for one in found if isinstance(one, str)]
+    return [one.run for one in found if not isinstance(one, str)]

@@ -21,12 +21,13 @@ if TYPE_CHECKING:
 
 RUN = "a directory, an ftsupervise.yaml, or a name"  # how a run is named, wherever one is
 _terminals: dict[int, int] = {}  # file descriptor -> columns, 0 for none
-_ANSI = re.compile(r"\033\[[0-9;]*m")
-_COMMAND = re.compile(
+# Patterns are compiled when they are first used: to compile those of terminals costs a start as much as reading a run.
+_ANSI = r"\033\[[0-9;]*m"
+_COMMAND = (
     r"(?:(?<=: )|(?<=  )|(?<=; )|^)"
     r"(?=(?:ftsupervise|touch|tail|rm|ls|cat|chmod|chgrp|scancel|scontrol|squeue|sinfo|export|srun) )"
 )
-_LABEL = re.compile(r"\s*\S.*?\s{2,}(?=\S)")
+_LABEL = r"\s*\S.*?\s{2,}(?=\S)"
 
 
 def say(text: str = "", *, err: bool = False) -> None:
@@ -69,10 +70,10 @@ def wrapped(line: str, width: int) -> str:
     stay whole."""
     if _length(line) <= width:
         return line
-    label = _LABEL.match(line)
+    label = re.match(_LABEL, line)
     left = len(line) - len(line.lstrip())
     indent = _length(label[0]) if label and _length(label[0]) <= width // 3 else min(left + 2, width // 3)
-    at = next((match.start() for match in _COMMAND.finditer(line)), len(line))
+    at = next((match.start() for match in re.finditer(_COMMAND, line)), len(line))
     pieces = re.findall(r"\s*\S+", line[:at])
     if at < len(line):
         pieces.append(re.search(r"\s*$", line[:at])[0] + line[at:])  # type: ignore[index]
@@ -86,7 +87,7 @@ def wrapped(line: str, width: int) -> str:
 
 
 def _length(text: str) -> int:
-    return len(_ANSI.sub("", text))
+    return len(re.sub(_ANSI, "", text))
 
 
 def look_at_terminals() -> bool:
@@ -150,7 +151,7 @@ def plain(value: object) -> Any:
 # Texts of others are made harmless where they enter (``reading.as_text``); this catches what came in by another way, such as a
 # file's name in an error of the operating system.
 
-_COLOUR = re.compile(r"(\x1b\[[0-9;]{0,12}m)")  # what click.style makes
+_COLOUR = r"(\x1b\[[0-9;]{0,12}m)"  # what click.style makes
 
 
 class PrintableStream:
@@ -161,7 +162,7 @@ class PrintableStream:
 
     def write(self, text: str) -> int:
         if not (text.isascii() and text.isprintable()):
-            coloured = _COLOUR.split(text) if self._colours else [text]
+            coloured = re.split(_COLOUR, text) if self._colours else [text]
             text = "".join(part if index % 2 else printable_lines(part) for index, part in enumerate(coloured))
         return self._stream.write(text)
 

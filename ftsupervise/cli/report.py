@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ftsupervise.cli import time_limit
-from ftsupervise.cli.output import say
+from ftsupervise.cli.output import count, say
 from ftsupervise.errors import CannotWrite, Error, UsageError, from_os_error
 from ftsupervise.printable import printable
 
@@ -52,9 +52,11 @@ def report(runs: tuple[str, ...], output: str | None, markdown: bool, week: bool
         raise UsageError(
             "--output names one file, and there are several runs", hint="leave it out: each run has its own file"
         )
+    names: list[str] = []
     for run in runs or (None,):
         found = _read(find_run(run).root)
-        _write(_text(found, markdown=markdown), output or ("-" if markdown else _name(found.detail.status.name)))
+        names.append(_name(found.detail.status.name, names))
+        _write(_text(found, markdown=markdown), output or ("-" if markdown else names[-1]))
 
 
 def _week(runs: tuple[str, ...], output: str | None, *, markdown: bool, mail: bool) -> None:
@@ -100,7 +102,7 @@ def _mail(where: Mapping[str, Path]) -> None:
         except (TryLater, Broken) as error:
             failed.append(f"{one.name}: {error}")
             continue
-        say(f"{one.name}: mailed to {to}: {len(seven.rows)} run(s){f'; refused: {refused}' if refused else ''}")
+        say(f"{one.name}: mailed to {to}: {count(len(seven.rows), 'run')}{f'; refused: {refused}' if refused else ''}")
     if not found:
         say(
             "no run names a receiver of kind email, so nothing was mailed: alerts.receivers in ftsupervise.yaml",
@@ -127,9 +129,12 @@ def _text(found: ReportFacts, *, markdown: bool) -> str:
     return page(found)
 
 
-def _name(of: str) -> str:
+def _name(of: str, taken: list[str]) -> str:
+    """Of the file for a run. Two runs of one command may be called alike."""
     plain = "".join(char if char.isascii() and (char.isalnum() or char in "._-") else "_" for char in of)
-    return f"report-{plain[:100].lstrip('.') or 'run'}.html"
+    stem = f"report-{plain[:100].lstrip('.') or 'run'}"
+    every = (f"{stem}{f'-{number}' if number > 1 else ''}.html" for number in range(1, len(taken) + 2))
+    return next(name for name in every if name not in taken)
 
 
 def _write(text: str, to: str) -> None:

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ftsupervise.cli.status_rows import COLOURS, ago, pace
+from ftsupervise.cli.status_rows import COLOURS, ago
 from ftsupervise.printable import printable
-from ftsupervise.report.account import kinds_over
-from ftsupervise.units import show_duration
+from ftsupervise.report.account import kinds_over, ratio
+from ftsupervise.units import show_duration, show_percent, show_rate
 
 if TYPE_CHECKING:
     from ftsupervise.model import Attempt, Job
     from ftsupervise.report import Status
-    from ftsupervise.report.account import Ettr, Stretch, TimeAccount
+    from ftsupervise.report.account import Stretch, TimeAccount
     from ftsupervise.report.detail import RunDetail
 
 # character, colour; the order is that of the legend
@@ -109,12 +109,12 @@ def _progress(found: RunDetail) -> Iterator[str]:
         if behind > 60:
             yield f"  progress  rank {oldest.rank} is {show_duration(behind)} behind the others (step {oldest.step})"
     if row.rate is not None:
-        usual = f", usually {_pace(row.usual)}" if row.usual is not None else ""
+        usual = f", usually {show_rate(row.usual)}" if row.usual is not None else ""
         done = ""
         if row.done_at is not None:
             left = show_duration(round((row.done_at - seen.at).total_seconds()))
             done = f"; step {row.last_step} in {left}, {row.done_at:%Y-%m-%d %H:%M} UTC"
-        yield f"  rate      {_pace(row.rate)}{usual}{done}"
+        yield f"  rate      {show_rate(row.rate)}{usual}{done}"
 
 
 def _groups(found: RunDetail) -> Iterator[str]:
@@ -134,11 +134,6 @@ def _memory(seen: Status) -> Iterator[str]:
         if beat is not None and left < _A_DAY:
             where = f"rank {beat.rank} on {printable(beat.host)}"
             yield f"  memory    {where}: {show_duration(left)} until its {what} is at the limit at which the guard leaves"
-
-
-def _pace(rate: float | None) -> str:
-    text = pace(rate)
-    return f"{text} a step" if text.endswith(" s") else text.replace("/s", " steps/s")
 
 
 def _saved(found: RunDetail) -> Iterator[str]:
@@ -217,7 +212,7 @@ def _time(of: TimeAccount, width: int) -> Iterator[str]:
         return
     yield f"  time      {timeline(of.stretches, of.since.timestamp(), of.until.timestamp(), width - 14)}"
     shares = {kind.value: share for kind, share in of.shares().items()}
-    legend = [f"{KINDS[kind][0]} {kind} {_percent(shares[kind])}" for kind in KINDS if shares[kind] > 0]
+    legend = [f"{KINDS[kind][0]} {kind} {show_percent(shares[kind])}" for kind in KINDS if shares[kind] > 0]
     line = f"{show_duration(of.total)}:"
     for one in legend:
         if len(line) + 2 + len(one) > width - 14:
@@ -227,9 +222,9 @@ def _time(of: TimeAccount, width: int) -> Iterator[str]:
     yield f"            {line}"
     meta, byterobust, hour = of.ettr_meta(), of.ettr_byterobust(), of.ettr_last()
     if meta is not None and byterobust is not None:
-        last = f", of the last hour {_ratio(hour)}" if hour is not None and of.total > 7200 else ""
-        yield f"  ETTR      {_ratio(meta)} as Meta has it (train / all but held)"
-        yield f"            {_ratio(byterobust)} as ByteRobust has it (train / since the first start){last}"
+        last = f", of the last hour {ratio(hour)}" if hour is not None and of.total > 7200 else ""
+        yield f"  ETTR      {ratio(meta)} as Meta has it (train / all but held)"
+        yield f"            {ratio(byterobust)} as ByteRobust has it (train / since the first start){last}"
     if of.blind:
         count = "1 attempt" if len(of.blind) == 1 else f"{len(of.blind)} attempts"
         yield f"            {count} had no guard in the loop: what those did is unknown"
@@ -242,15 +237,3 @@ def timeline(stretches: Sequence[Stretch], since: float, until: float, width: in
         sign, colour = KINDS[kind.value] if kind is not None else (" ", "")
         out += click.style(sign, fg=colour) if colour else sign
     return out
-
-
-def _ratio(ettr: Ettr | None) -> str:
-    if ettr is None:
-        return "unknown"
-    if ettr.most - ettr.least < 0.0005:
-        return _percent(ettr.least)
-    return f"{_percent(ettr.least)} to {_percent(ettr.most)}"
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.1f} %" if 0.0005 <= share < 0.9995 or share in (0, 1) else f"{100 * share:.2g} %"

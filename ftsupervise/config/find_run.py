@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -78,7 +77,7 @@ def find_run(argument: str | None, *, launched: bool = True) -> RunDir:
     if launched and not run_dir.root.exists():
         raise NotFound(
             f"{run_dir.root.name} has not been launched yet: there is no {run_dir.root}",
-            hint=f"ftsupervise launch{f' {shlex.quote(argument)}' if argument else ''}",
+            hint=f"ftsupervise launch{f' {_quoted(argument)}' if argument else ''}",
         )
     return run_dir
 
@@ -101,7 +100,7 @@ def _find_run(argument: str | None) -> RunDir:
         if (path / CONFIG_NAME).is_file():
             return run_dir_of_config(path / CONFIG_NAME)
         raise NotFound(
-            f"{argument} is no run: it holds neither an {CONFIG_NAME} nor switches/", hint=f"ls {shlex.quote(argument)}"
+            f"{argument} is no run: it holds neither an {CONFIG_NAME} nor switches/", hint=f"ls {_quoted(argument)}"
         )
     if path.is_file():
         return run_dir_of_config(path)
@@ -111,9 +110,15 @@ def _find_run(argument: str | None) -> RunDir:
     if kind := _odd_kind(path):
         raise ConfigError(
             f"{argument} is {kind}, not a regular file",
-            hint=f"check its owner: ls -ld {shlex.quote(argument)}; name the run's directory or its {CONFIG_NAME}",
+            hint=f"check its owner: ls -ld {_quoted(argument)}; name the run's directory or its {CONFIG_NAME}",
         )
     raise NotFound(f"no run called {argument!r} here", hint="give the path of its directory or of its ftsupervise.yaml")
+
+
+def _quoted(argument: str) -> str:
+    import shlex
+
+    return shlex.quote(argument)
 
 
 def _odd_kind(path: Path) -> str:
@@ -184,7 +189,7 @@ def settings_of(name: str | None) -> Path:
     if kind := files.odd_kind(rundir.config):
         raise ConfigError(
             f"{rundir.config} is {kind}, not a regular file",
-            hint=f"check its owner: ls -ld {shlex.quote(str(rundir.config))}; name its ftsupervise.yaml instead",
+            hint=f"check its owner: ls -ld {_quoted(str(rundir.config))}; name its ftsupervise.yaml instead",
         )
     from ftsupervise.config import sources
 
@@ -209,6 +214,8 @@ def _beside(rundir: RunDir) -> Path | None:
 
 def how_to_launch(rundir: RunDir, after: str = "") -> str:
     """The command to put the run into the queue again, behind the job ``after`` if there is one."""
+    import shlex
+
     from ftsupervise.config import sources
 
     words = ["ftsupervise", "launch", *(("--after", after) if after else ())]

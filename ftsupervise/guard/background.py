@@ -55,7 +55,7 @@ class BackgroundCheckpoint:
         facts = self._guard._heart.facts
         facts["saved"], facts[SAVE_FAILED] = str(self.step), ""
         self._guard._heart.soon()
-        self._guard._outside.switches.take_down(self._answered, self._place.area, clear=self._place.rank == 0)
+        self._guard._decider.take_down(self._answered)
 
     def skipped(self) -> None:
         """It was not begun: the next one answers the switch."""

@@ -18,16 +18,18 @@ from ftsupervise.guard.agreement import Agreement, AskedAgreement, ReducedAgreem
 from ftsupervise.guard.heartbeat import Heart
 from ftsupervise.guard.process_group import find_process_group
 from ftsupervise.guard.settings import NOW, Limits, Pace, RankContext, Voice, whole
-from ftsupervise.guard.side_thread import WITHIN, SideThread
+from ftsupervise.guard.side_thread import LAST_WITHIN, WITHIN, SideThread
 from ftsupervise.guard.stop_reasons import OF_ONE_RANK, Decision, StopReasons, as_vote
-from ftsupervise.rundir.paths import STOPPED
+from ftsupervise.host.modes import FOLDER, make_folder
+from ftsupervise.rundir.paths import STOPPED, RunDir
 from ftsupervise.rundir.records import write_json
-from ftsupervise.rundir.switches import Stopped
+from ftsupervise.rundir.switches import Finished, Identity, Stopped
 
 _CONTINUE = Decision.CONTINUE
 _SEARCH = 10  # steps: a program that has initialised no process group by then has none
 _NEXT_STEP_IS_FAR = 0.25  # seconds
 _SILENT = 10.0  # seconds without an answer of the run directory before it is said
+FINISH_WITHIN = 30.0  # seconds that the end of the training waits until it is written down
 _SPEAKERS = 2  # ranks that say that there is no agreement any more: the first may be the one that is gone
 _monotonic = time.monotonic
 
@@ -53,7 +55,7 @@ class Decider:
         self.side = SideThread()
         self.agreement: Agreement | None = AskedAgreement(agree, agree_every) if agree else None
         self.first = True
-        self.outside = StopReasons(place, limits, signals, self.wake, voice)
+        self.outside = StopReasons(place, limits, signals, self.wake, voice, self._first_loss)
         self._place, self._voice = place, voice
         self._pace = Pace(limits.poll)
         self._waits = not limits.poll  # for each look into the run directory
@@ -128,6 +130,31 @@ class Decider:
             return self._want
         self.agreement.tell(self._want)
         return max(self._want, self.agreement.pending())
+
+    def superseded(self) -> bool:
+        """Has a newer attempt begun? Checks now; unknown counts as no."""
+        if self.outside.attempt.newer is None and self._place.attempt is not None:
+            self.side.do("attempt", self.outside.attempt.superseded)
+        return self.outside.attempt.newer is not None
+
+    def take_down(self, answered: Identity | None) -> None:
+        """A checkpoint is saved: rank 0 takes down the save switch that it answers, and no other."""
+        if answered is not None and self._place.rank == 0:
+            self.side.do("save switch", partial(self.outside.switches.take_down, answered, self._place.area))
+            self._voice.say_held()
+
+    def finish(self, step: int) -> None:
+        """The training is complete: rank 0 writes it down for the members of the chain that are still to come."""
+        rundir, place = self._place.rundir, self._place
+        if rundir is None or place.rank != 0:
+            return
+        record = Finished(whole(step), place.attempt, os.uname().nodename, datetime.now(timezone.utc))
+        if not self.side.do("finished", partial(self._write_finished, rundir, record), FINISH_WITHIN):
+            self._voice.say(
+                f"{rundir.root} has not answered for {FINISH_WITHIN:.0f} s: the next job may train on; "
+                f"when it answers, touch {rundir.finished}"
+            )
+        self._voice.say_held()
 
     def close(self, *, in_order: bool) -> None:
         """The loop is over: the last beat is written, and the threads end."""
@@ -213,6 +240,14 @@ class Decider:
         except OSError as error:
             self._voice.later(f"cannot write down why we stop: {error.strerror}")
 
+    def _write_finished(self, rundir: RunDir, record: Finished) -> None:
+        try:
+            make_folder(rundir.state, FOLDER)
+            write_json(rundir.finished, record, area=self._place.area)
+        except OSError as error:
+            if not self.outside.attempt.superseded():
+                self._voice.later(f"cannot write {rundir.finished}: {error.strerror}; touch it by hand")
+
     def _tell_all(self, text: str, decision: Decision) -> None:
         if not self._shared or self._place.rank == 0:
             self._voice.say(text, for_all=self._shared)
@@ -220,6 +255,11 @@ class Decider:
             self._voice.say(decision.reason)
 
     # ------------------------------------------------------------------------------------------------------- looking
+
+    def _first_loss(self) -> float | None:
+        from ftsupervise.guard.go_back import first_loss
+
+        return self.side.answer("ledger", partial(first_loss, self._place), LAST_WITHIN)
 
     def _look(self, heart: Heart) -> None:
         """Find this rank's own decision. The next check is scheduled first, so that a signal meanwhile makes one due."""

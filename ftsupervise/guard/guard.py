@@ -10,7 +10,8 @@ import signal
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from datetime import datetime, timedelta, timezone
+from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal
@@ -21,9 +22,6 @@ from ftsupervise.guard.decider import Decider
 from ftsupervise.guard.heartbeat import Heart
 from ftsupervise.guard.settings import Voice, whole
 from ftsupervise.guard.stop_reasons import Decision
-from ftsupervise.host.modes import FOLDER, make_folder
-from ftsupervise.rundir.records import write_json
-from ftsupervise.rundir.switches import Finished
 from ftsupervise.truth import SAVE
 
 if TYPE_CHECKING:
@@ -77,7 +75,7 @@ class Guard:
         self._decider = Decider(place, limits, signals, self._voice, agree, agree_every)
         self._outside = self._decider.outside
         self._heart = Heart(place, beat_every, self._voice, self._outside.attempt.superseded, self._decider.side)
-        self._checkpoints = Checkpoints(place, self._outside.attempt.superseded, self._voice)
+        self._checkpoints = Checkpoints(place, self._decider.superseded, self._voice)
         self._in_memory: Snapshots | None = None
         self._heart.losses, self._heart.more_facts = self._outside.loss, self._outside.memory.facts
         self._loop: LoopCheckpoints | None = None  # what restore() named
@@ -278,15 +276,16 @@ class Guard:
 
     def may_save(self) -> bool:
         """Ask right before a checkpoint of your own making is committed (renamed, its marker written): False when a newer
-        attempt has begun. It may begin right after; ``checkpoint()`` has no such gap.
+        attempt has begun. It may begin right after; ``checkpoint()`` has no such gap. Where the run directory does not answer
+        within a second, it is True: an unknown costs no checkpoint.
         """
-        if not self._outside.attempt.superseded():
+        if not self._decider.superseded():
             return True
         self._is_over()
         return False
 
     def _is_over(self) -> None:
-        self._outside.attempt.superseded()
+        self._decider.superseded()
         who = f"attempt {self._outside.attempt.newer}" if self._outside.attempt.newer else "a newer attempt"
         self._voice.once(f"{who} has begun: this attempt saves nothing any more")
         self._decider.wake()
@@ -296,7 +295,7 @@ class Guard:
         if not self.may_save():
             return
         self._heart.saved(step)
-        self._outside.switches.saved(self._place.area, clear=self._place.rank == 0)
+        self._decider.take_down(self._outside.switches.hand_over())
 
     def finished(self, step: int) -> None:
         """Call when the training is complete: no further member of the chain will train. Gives the signals back."""
@@ -307,15 +306,7 @@ class Guard:
             return
         self._heart.step = step
         self._heart.change_phase("finished")
-        rundir = self._place.rundir
-        if rundir is not None and self._place.rank == 0:
-            record = Finished(whole(step), self._place.attempt, self._heart.host, datetime.now(timezone.utc))
-            try:
-                make_folder(rundir.state, FOLDER)
-                write_json(rundir.finished, record, area=self._place.area)
-            except OSError as error:
-                if self.may_save():
-                    self._voice.say(f"cannot write {rundir.finished}: {error.strerror}; touch it by hand")
+        self._decider.finish(step)
         if self._in_memory is not None:
             self._in_memory.finished()
         self.close()
@@ -325,11 +316,12 @@ class Guard:
         if last_step is not None:
             self._heart.last_step(last_step)
         if url is not None:
-            tracked.note_page(self._place, self._voice, url)
+            self._decider.side.do("tracker", partial(tracked.note_page, self._place, self._voice, url))
+            self._voice.say_held()
 
     def on_restart(self, callback: Callable[[tracked.Restarted], object]) -> None:
         """Call ``callback(restart)`` now, on rank 0, if this attempt follows another: to mark it in a tracker. Never raises."""
-        tracked.tell_restart(self._place, self._voice, callback)
+        tracked.tell_restart(self._place, self._voice, callback, self._decider.side)
 
     def loss(self, value: float, step: int | None = None) -> None:
         """Give the loss of this step, before or after ``step()``, each step or now and then; ``step`` where it is an older

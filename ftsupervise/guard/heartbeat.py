@@ -198,10 +198,6 @@ class Heart:
     def phase(self) -> str:
         return self._spent.phase
 
-    @property
-    def host(self) -> str:
-        return os.uname().nodename
-
     def first(self, step: int) -> None:
         """The first step this process finished."""
         self.facts["first"] = str(whole(step))

@@ -15,7 +15,7 @@ import signal
 import time
 from _thread import allocate_lock
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 if TYPE_CHECKING:
     from _thread import LockType
@@ -28,6 +28,7 @@ LAST_WITHIN = 5.0  # seconds that the end of the loop waits for the last beat
 _FAULTS = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT, signal.SIGTRAP, signal.SIGSYS)
 
 Work = Callable[[], object]
+T = TypeVar("T")
 
 
 class _Asked(NamedTuple):
@@ -143,6 +144,12 @@ class SideThread:
         done.acquire()
         worker.put(kind, work, done)
         return done.acquire(timeout=max(0.0, seconds - self._waits(worker)))
+
+    def answer(self, kind: str, question: Callable[[], T], seconds: float = WITHIN) -> T | None:
+        """Return what ``question`` returns; None: the run directory does not answer."""
+        found: list[T] = []
+        self.do(kind, lambda: found.append(question()), seconds)
+        return found[0] if found else None
 
     def waits(self) -> float:
         """Seconds for which the work under way has waited for the run directory."""

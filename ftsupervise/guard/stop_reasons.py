@@ -208,7 +208,7 @@ class SwitchReader:
             names = files.among(self._folder, (SAVE, KILL))
         except OSError as error:
             self._voice.later(f"cannot read the switches in {self._folder}: {error.strerror}; training goes on")
-            return seen
+            return self._seen  # what was up is up, as far as anybody can tell
         if SAVE in names:
             switch, raised = look_at_switch(rundir, SAVE)
             self._report(switch.problem)
@@ -239,18 +239,15 @@ class SwitchReader:
         if self._to_clear is None:
             self._to_clear = answered
 
-    def saved(self, area: Path | None, *, clear: bool) -> None:
-        """The checkpoint is committed. ``clear``: this rank takes the switch down that it answers."""
-        self.take_down(self.hand_over(), area, clear=clear)
-
-    def take_down(self, answered: Identity | None, area: Path | None, *, clear: bool) -> None:
-        if answered is None or self._rundir is None or not clear:
+    def take_down(self, answered: Identity, area: Path | None) -> None:
+        """Take down the switch that is answered, and no other, in the side thread."""
+        if self._rundir is None:
             return
         try:
             clear_answered(self._rundir, SAVE, answered, area)
         except OSError as error:
             problem = f"cannot take the save switch down: {error.strerror}; the next attempt will save once more"
-            self._voice.once(problem)
+            self._voice.later(problem)
 
 
 class AttemptFiles:
@@ -285,7 +282,7 @@ class AttemptFiles:
                 return _CONTINUE
         except OSError as error:
             self._voice.later(f"cannot check for the warning in {self._folder}: {error.strerror}")
-            return _CONTINUE
+            return self._warning
         words = _first_line(Path(self._folder, WARNING))
         return Decision(2, "warning signal", f"warning from ftsupervise run: {words}")
 
@@ -300,10 +297,17 @@ class AttemptFiles:
 
 
 class StopReasons:
-    """All reasons outside the loop to save or stop, as this process sees them. ``wake``: called when a signal has come."""
+    """All reasons outside the loop to save or stop, as this process sees them. ``wake``: called when a signal has come;
+    ``first_loss``: asks the ledger for that of the run."""
 
     def __init__(
-        self, place: RankContext, limits: Limits, numbers: Iterable[int], wake: Callable[[], None], voice: Voice
+        self,
+        place: RankContext,
+        limits: Limits,
+        numbers: Iterable[int],
+        wake: Callable[[], None],
+        voice: Voice,
+        first_loss: Callable[[], float | None],
     ) -> None:
         self._wake = wake
         self._even = False
@@ -315,7 +319,7 @@ class StopReasons:
         policy, odd = loss_policy(os.environ)
         for problem in odd:
             voice.once(problem)
-        self.loss = LossWatch(policy, place.rank, voice.say, lambda: _first_loss(place))
+        self.loss = LossWatch(policy, place.rank, voice.say, first_loss)
         self.switches = SwitchReader(place.rundir, voice)
         self.end, self._end_cause = _find_end(limits, place.rank)
 
@@ -362,12 +366,6 @@ class StopReasons:
 
 def _of(short: Shortage | None) -> Decision:
     return _CONTINUE if short is None else Decision(2, short.cause, short.words)
-
-
-def _first_loss(place: RankContext) -> float | None:
-    from ftsupervise.guard.go_back import first_loss
-
-    return first_loss(place)
 
 
 def _find_end(limits: Limits, rank: int) -> tuple[float, str]:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from datetime import datetime
+from functools import partial
 from typing import NamedTuple
 
 from ftsupervise.guard.settings import RankContext, Voice
+from ftsupervise.guard.side_thread import SideThread
 
 _NAMES = ("WANDB_", "MLFLOW_", "FTSUPERVISE_TRACKER_URL")  # without them a guard that starts imports nothing for this
 
@@ -41,21 +43,22 @@ def note_page(place: RankContext, voice: Voice, url: str | None = None) -> None:
         shown = safe_url(str(url))
         page = TrackerPage(shown, "W&B" if "wandb" in shown else "tracker") if shown else None
         if page is None:
-            voice.once("report(url=…): that is no plain http or https address, so it is not shown")
+            voice.later("report(url=…): that is no plain http or https address, so it is not shown")
     if page is None:
         return
     try:
         write_tracker(place.attempt_dir, page)
     except OSError as error:
-        voice.once(f"cannot write down the page of the tracker: {error.strerror}")
+        voice.later(f"cannot write down the page of the tracker: {error.strerror}")
 
 
-def tell_restart(place: RankContext, voice: Voice, callback: Callable[[Restarted], object]) -> None:
+def tell_restart(place: RankContext, voice: Voice, callback: Callable[[Restarted], object], side: SideThread) -> None:
     """Call ``callback`` on rank 0 of an attempt that is not the first. What it raises is said, and costs the loop nothing."""
     if place.rank != 0 or place.rundir is None or place.attempt is None or place.attempt < 2:
         return
     try:
-        callback(_restart(place.attempt, place))
+        known = side.answer("ledger", partial(_restart, place.attempt, place))
+        callback(known or Restarted(place.attempt, place.attempt - 1, "", None, None))
     except Exception as error:  # the tracker's trouble is not the training's
         voice.say(f"on_restart: {type(error).__name__}: {error}")
 

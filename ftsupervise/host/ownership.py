@@ -12,7 +12,6 @@ from __future__ import annotations
 import errno
 import os
 import re
-import shlex
 import stat
 from collections.abc import Collection, Iterator
 from pathlib import Path
@@ -107,6 +106,8 @@ def distrust(
 
 def remedy(found: os.stat_result, path: str | os.PathLike[str]) -> str:
     """The command for its reader: take the write bits away from an own file, else check its owner."""
+    import shlex
+
     word = shlex.quote(os.fspath(path))
     return f"chmod go-w {word}" if found.st_uid == os.geteuid() else f"ls -ld {word}"
 

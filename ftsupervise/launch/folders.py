@@ -64,7 +64,8 @@ def _folders(run_dir: RunDir, share: Sharing | None) -> list[tuple[Path, bool]]:
     own = (run_dir.state, run_dir.attempts, run_dir.launches, run_dir.beats, run_dir.logs)
     found = [(folder, launch) for folder in (*own, run_dir.checkpoints, run_dir.staging)]
     found += [(run_dir.switches, True)]
-    found += [(folder, watch) for folder in (run_dir.watch, run_dir.watch / "journal", run_dir.watch / "watchers")]
+    found += [(run_dir.watch, watch)]
+    found += [(run_dir.watch / name, watch) for name in ("journal", "watchers", "events")]
     found += [(run_dir.nodes, nodes)]
     return found + [(run_dir.nodes / word, nodes) for word in incidents.WORDS]
 

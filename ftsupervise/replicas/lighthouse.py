@@ -95,7 +95,7 @@ class SupervisedLighthouse:
         ip_address(place.host)  # a name could lead elsewhere at each restart
         self.place, self.record = place, LighthouseRecord()
         self.moved = False  # groups may live that know another address
-        self._python, self._say, self._env = python, say, env
+        self._say, self._env, self._python = say, env, python
         self._files = LighthouseFiles(place.home, say)
         self._process: LighthouseProcess | None = None
         self._seen: tuple[float, LighthousePage | PageNotSeen] = (

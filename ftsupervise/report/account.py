@@ -25,6 +25,7 @@ from typing import NamedTuple
 
 from ftsupervise.model import Attempt, CauseKind
 from ftsupervise.rundir.launches import LaunchRecord
+from ftsupervise.units import show_percent
 
 _SANE = 946_684_800.0  # the year 2000: an earlier time is a damaged page's
 _WEIGHT = 4  # of what is no training where a picture has one place for several kinds
@@ -63,6 +64,15 @@ class Ettr(NamedTuple):
 
     least: float
     most: float
+
+
+def ratio(ettr: Ettr | None) -> str:
+    """ "97.3 %", or from least to most where they differ."""
+    if ettr is None:
+        return "unknown"
+    if ettr.most - ettr.least < 0.0005:
+        return show_percent(ettr.least)
+    return f"{show_percent(ettr.least)} to {show_percent(ettr.most)}"
 
 
 class TimeAccount(NamedTuple):

@@ -8,18 +8,17 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime, timezone
 from itertools import pairwise
 from typing import NamedTuple
 
-from ftsupervise.report.account import Spent, Stretch, TimeAccount
+from ftsupervise.report.account import Spent, Stretch, TimeAccount, kinds_over
 from ftsupervise.report.slow import StepRate
 from ftsupervise.rundir.steps import StepRecord
 
 WIDE, HIGH = 1200, 100
 KINDS = tuple(Spent)
-_WEIGHT = 4  # of what is no training in a column of the strip: a short fault is to be seen in a long run
 _POINTS = 500  # of a line
 _GAP = 30  # times the usual distance of two points: the line breaks
 _MOST_STRETCHES = 9000  # that a pointer can read
@@ -86,7 +85,7 @@ def axis_of(account: TimeAccount) -> Axis:
 
 def strip(stretches: Sequence[Stretch], axis: Axis) -> tuple[KindPath, ...]:
     """The run as a band: each column in the kind that matters most there; one path of each kind."""
-    columns = list(_columns(stretches, axis))
+    columns = kinds_over(stretches, axis.begin, axis.end, WIDE)
     paths: dict[Spent, list[str]] = {}
     begin = 0
     for index in range(1, len(columns) + 1):
@@ -97,22 +96,6 @@ def strip(stretches: Sequence[Stretch], axis: Axis) -> tuple[KindPath, ...]:
             paths.setdefault(kind, []).append(f"M{begin} 0h{index - begin}v{HIGH}H{begin}z")
         begin = index
     return tuple(KindPath(kind.value, "".join(paths[kind])) for kind in KINDS if kind in paths)
-
-
-def _columns(stretches: Sequence[Stretch], axis: Axis) -> Iterator[Spent | None]:
-    size, at = (axis.end - axis.begin) / WIDE, 0
-    for index in range(WIDE):
-        low, high = axis.begin + index * size, axis.begin + (index + 1) * size
-        while at < len(stretches) - 1 and stretches[at].end <= low:
-            at += 1
-        found: dict[Spent, float] = {}
-        for one in stretches[at:]:
-            if one.begin >= high:
-                break
-            weight = 1 if one.kind is Spent.TRAIN else _WEIGHT
-            overlap = max(0.0, min(high, one.end) - max(low, one.begin))
-            found[one.kind] = found.get(one.kind, 0.0) + weight * overlap
-        yield max(found, key=lambda kind: found[kind]) if found else None
 
 
 def buckets(account: TimeAccount) -> tuple[Bucket, ...]:

@@ -5,14 +5,14 @@ Places that may hang by themselves (checkpoints, shared directories of nodes) ar
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple
 
 from ftsupervise.config import sources
 from ftsupervise.errors import Error
+from ftsupervise.host.in_time import in_time
 from ftsupervise.printable import printable
 from ftsupervise.report.costs import CostItem, cost_items
 from ftsupervise.report.detail import RunDetail, detail, runs_now
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from ftsupervise.config.schema import Run
     from ftsupervise.nodes.judging import Judgement
 
-T = TypeVar("T")
 WITHIN = 4.0  # seconds for a place that may hang
 _MOST_CHECKPOINTS, _MOST_NOTICES, _MOST_NODES = 200, 200, 300
 
@@ -134,25 +133,6 @@ def report_of(
         run=run,
         folder=str(folder),
     )
-
-
-def in_time(work: Callable[[], T], seconds: float) -> T | None:
-    """What ``work`` returns; None where it has not returned in time. Raises what it raises."""
-    done: list[T] = []
-    failed: list[Exception] = []
-
-    def run() -> None:
-        try:
-            done.append(work())
-        except Exception as error:
-            failed.append(error)
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    thread.join(seconds)
-    if failed:
-        raise failed[0]
-    return done[0] if done else None
 
 
 def _in_time(work: Callable[[], Listed], what: str) -> Listed:

@@ -22,8 +22,8 @@ from ftsupervise.report.costs import CostItem
 from ftsupervise.report.drawing import KINDS, Axis, Line
 from ftsupervise.report.everything import AlertRow, CheckpointRow, NodeRow, ReportFacts, SettingRow
 from ftsupervise.report.incidents import RunIncident, costs_of
-from ftsupervise.report.summary import percent, stamp
-from ftsupervise.units import show_duration, show_size
+from ftsupervise.report.summary import stamp
+from ftsupervise.units import show_duration, show_percent, show_size
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -136,7 +136,9 @@ def _view(report: ReportFacts, axis: Axis, lines: Iterable[tuple[str, str, str, 
         "strip": drawing.strip(of.stretches, axis),
         "flags": faults,
         "faults": faults if few else "",
-        "time_words": ", ".join(f"{kind.value} {percent(share)}" for kind, share in of.shares().items() if share > 0),
+        "time_words": ", ".join(
+            f"{kind.value} {show_percent(share)}" for kind, share in of.shares().items() if share > 0
+        ),
         "ticks": drawing.time_ticks(axis),
         "bars": drawing.bars(found),
         "bar_ticks": drawing.time_ticks(Axis(found[0].begin, found[-1].end)) if found else (),
@@ -182,7 +184,7 @@ _NAV = (
 def cost_row(one: CostItem, total: float, most: float) -> dict[str, Any]:
     return {
         "took": show_duration(one.seconds),
-        "share": percent(one.seconds / total) if total > 0 else "",
+        "share": show_percent(one.seconds / total) if total > 0 else "",
         "name": one.name,
         "times": f"{one.times} times" if one.times > 1 else "once" if one.times else "",
         "fault": one.fault,
@@ -199,7 +201,7 @@ def kind_rows(seconds: Mapping[Spent, float]) -> list[dict[str, str]]:
             "kind": kind.value,
             "meaning": MEANINGS[kind],
             "time": show_duration(seconds[kind]),
-            "share": percent(seconds[kind] / whole),
+            "share": show_percent(seconds[kind] / whole),
         }
         for kind in KINDS
         if seconds[kind] > 0

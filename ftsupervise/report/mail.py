@@ -14,6 +14,7 @@ from ftsupervise.config.alerting import Alerts, Email
 from ftsupervise.config.believed import load_believed
 from ftsupervise.errors import Error
 from ftsupervise.printable import printable
+from ftsupervise.report.summary import count
 from ftsupervise.report.week import WeekReport
 from ftsupervise.report.week_page import as_markdown, lead, page, title
 from ftsupervise.rundir.paths import RunDir
@@ -61,7 +62,7 @@ def compose(week: WeekReport, settings: Email) -> EmailMessage:
     domain = settings.from_.rpartition("@")[2]
     mail["From"] = Address("ftsupervise", addr_spec=settings.from_)
     mail["To"] = tuple(Address(addr_spec=to) for to in settings.to)
-    mail["Subject"] = f"{title(week)}: {len(week.rows)} runs"
+    mail["Subject"] = f"{title(week)}: {count(len(week.rows), 'run')}"
     mail["Date"] = format_datetime(week.end)
     mail["Message-ID"] = make_msgid(domain=domain)
     mail["Auto-Submitted"] = "auto-generated"
@@ -79,7 +80,7 @@ def filename(end: datetime) -> str:
 
 
 def send(week: WeekReport, settings: Email) -> str:
-    """Send it; the recipients that were refused, and why. Raises TryLater, Broken, Unsendable."""
+    """Send it; the recipients that were refused, and why. Raises TryLater, Broken."""
     from ftsupervise.alerts.receivers.email import post
 
     return post(compose(week, settings), settings)

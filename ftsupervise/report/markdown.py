@@ -13,8 +13,8 @@ from ftsupervise.report import summary
 from ftsupervise.report.account import Spent, TimeAccount
 from ftsupervise.report.everything import AlertRow, NodeRow, ReportFacts
 from ftsupervise.report.incidents import RunIncident
-from ftsupervise.report.summary import percent, stamp
-from ftsupervise.units import show_duration
+from ftsupervise.report.summary import stamp
+from ftsupervise.units import show_duration, show_percent
 
 _INCIDENTS, _ROWS, _COSTS = 15, 10, 6
 _LONGEST = 160  # characters of a cell
@@ -55,7 +55,7 @@ def _lines(report: ReportFacts) -> Iterator[str]:
         yield ""
         yield from table(("", "planned, or usual", "actual"), rows_of_plan)
     if report.detail.tracker is not None:
-        yield f"Its page in {plain(report.detail.tracker.kind)}: {report.detail.tracker.url}"
+        yield f"Its page in {plain(report.detail.tracker.kind)}: <{report.detail.tracker.url}>"
         yield ""
     yield f"As of {stamp(seen.at)}. The page with pictures: {code(f'ftsupervise report {seen.rundir.quoted()}')}"
 
@@ -68,7 +68,12 @@ def _time(of: TimeAccount) -> Iterator[str]:
     yield "## Where the time went"
     yield ""
     rows = [
-        (kind.value, show_duration(seconds[kind]), percent(seconds[kind] / whole), code(bar(seconds[kind] / whole)))
+        (
+            kind.value,
+            show_duration(seconds[kind]),
+            show_percent(seconds[kind] / whole),
+            code(bar(seconds[kind] / whole)),
+        )
         for kind in Spent
         if seconds[kind] > 0
     ]

@@ -70,19 +70,17 @@ def overview(
     from ftsupervise.scheduler import kind_of
     from ftsupervise.scheduler.ownership import run_in_comment
 
-    read = _Readers(runs, now, within).result()
-    readings = [one for one in read.values() if isinstance(one, _Read)]
+    read = read_side_by_side(runs, now, within=within)
+    readings = [one for one in read.values() if isinstance(one, RunAndWatch)]
     queues = ask_queues([one.run for one in readings], env, always=kind_of("auto", env))
     queue_of = {id(one): seen for one, seen in zip(readings, queues.of, strict=True)}
     rows = []
     for name, directory in runs.items():
-        one = read.get(name, "")
-        if isinstance(one, _Read):
+        one = read[name]
+        if isinstance(one, RunAndWatch):
             rows.append(row_of(one.run, queue_of[id(one)], one.found, one.next_tick, late=one.late)._replace(name=name))
         else:
-            rows.append(
-                RunRow(name, str(directory), "UNKNOWN", one or f"{directory} has not answered for {within:g} s")
-            )
+            rows.append(RunRow(name, str(directory), "UNKNOWN", one))
     elsewhere: dict[str, list[Job]] = {}
     for job in queues.others:
         elsewhere.setdefault(run_in_comment(job), []).append(job)
@@ -110,11 +108,21 @@ def _order(row: RunRow) -> tuple[bool, int, str]:
     return (not row.here, 0 if bad and not over else 2 if over else 1, row.name)
 
 
-class _Read(NamedTuple):
+class RunAndWatch(NamedTuple):
     run: RunReading
     found: WatchFound | None
     next_tick: datetime | None
     late: bool
+
+
+def read_side_by_side(
+    runs: Mapping[str, Path], now: datetime, *, within: float = WITHIN
+) -> dict[str, RunAndWatch | str]:
+    """What the directory of each run says, or a sentence on why that could not be read."""
+    found = _Readers(runs, now, within).result()
+    return {
+        name: found.get(name) or f"{directory} has not answered for {within:g} s" for name, directory in runs.items()
+    }
 
 
 class _Readers:
@@ -123,11 +131,11 @@ class _Readers:
     def __init__(self, runs: Mapping[str, Path], now: datetime, within: float) -> None:
         self._now, self._within = now, within
         self._todo, self._wanted = deque(runs.items()), len(runs)
-        self._done: dict[str, _Read | str] = {}
+        self._done: dict[str, RunAndWatch | str] = {}
         self._busy: dict[int, float] = {}  # thread -> since when it reads this run
         self._woken = threading.Event()
 
-    def result(self) -> dict[str, _Read | str]:
+    def result(self) -> dict[str, RunAndWatch | str]:
         """What was read in time, or why it could not be; runs that did not answer are missing."""
         began, started, heard = time.monotonic(), 0, 0
         until = began + self._within
@@ -160,5 +168,5 @@ class _Readers:
         self._busy.pop(me, None)
         self._woken.set()
 
-    def _read(self, rundir: RunDir) -> _Read:
-        return _Read(read_run(rundir, self._now, row=True), *watch_of(rundir, self._now))
+    def _read(self, rundir: RunDir) -> RunAndWatch:
+        return RunAndWatch(read_run(rundir, self._now, row=True), *watch_of(rundir, self._now))

@@ -9,12 +9,12 @@ from collections.abc import Iterator
 from datetime import datetime, timezone
 from typing import NamedTuple
 
-from ftsupervise.report.account import Ettr, Spent, TimeAccount
+from ftsupervise.report.account import Spent, TimeAccount, ratio
 from ftsupervise.report.costs import BLIND, FIRST, HELD, PLANNED, QUEUE, SAVES, STANDS, UNKNOWN, CostItem
 from ftsupervise.report.everything import PlanRow, ReportFacts
 from ftsupervise.report.incidents import RunIncident
 from ftsupervise.report.slow import SLOW
-from ftsupervise.units import show_duration
+from ftsupervise.units import show_duration, show_percent, show_rate
 
 _STALL = 300.0  # seconds without progress that are worth a word
 
@@ -111,7 +111,7 @@ def sentences(report: ReportFacts) -> Iterator[str]:
 
 def cost_sentence(item: CostItem, total: float) -> str:
     """One line about what time was lost to: "7h 12m (9.4 %) waiting in the queue"."""
-    share = f" ({percent(item.seconds / total)})" if total > 0 else ""
+    share = f" ({show_percent(item.seconds / total)})" if total > 0 else ""
     words = f"{show_duration(item.seconds)}{share}: {item.name}"
     if item.times:
         words += f", {item.times} times" if item.times > 1 else ", once"
@@ -172,7 +172,7 @@ def _step(report: ReportFacts) -> Tile:
     if step is None:
         return Tile("Step", "none yet", "no rank has reported one")
     loss = report.detail.row.loss
-    more = [f"{percent(step / goal)} of {goal:,}"] if goal else []
+    more = [f"{show_percent(step / goal)} of {goal:,}"] if goal else []
     more += [f"loss {loss:.4g}"] if loss is not None else []
     return Tile("Step", f"{step:,}", ", ".join(more))
 
@@ -180,10 +180,11 @@ def _step(report: ReportFacts) -> Tile:
 def _speed(report: ReportFacts) -> Tile | None:
     rate, usual = report.detail.row.rate, report.usual
     if rate is None:
-        return Tile("Usual speed", pace(usual), "it does not run now") if usual else None
-    share = rate / usual if usual else None
-    more = f"{100 * share:.0f} % of usual ({pace(usual)})" if share is not None else ""
-    return Tile("Speed now", pace(rate), more, "watch" if share is not None and share < SLOW else "")
+        return Tile("Usual speed", show_rate(usual), "it does not run now") if usual else None
+    if not usual:
+        return Tile("Speed now", show_rate(rate))
+    more = f"{100 * rate / usual:.0f} % of usual ({show_rate(usual)})"
+    return Tile("Speed now", show_rate(rate), more, "watch" if rate / usual < SLOW else "")
 
 
 def _faults(report: ReportFacts) -> Tile:
@@ -221,7 +222,7 @@ def plan_rows(report: ReportFacts) -> Iterator[PlanRow]:
     row, of, run = report.detail.row, report.detail.account, report.run
     step = reached(report)
     if row.last_step:
-        came = f"step {step:,} ({percent(step / row.last_step)})" if step is not None else "no step yet"
+        came = f"step {step:,} ({show_percent(step / row.last_step)})" if step is not None else "no step yet"
         yield PlanRow("Last step", f"step {row.last_step:,}", came)
     trained, whole = of.seconds()[Spent.TRAIN], of.total
     if report.usual and step is not None and whole > 0:
@@ -230,7 +231,9 @@ def plan_rows(report: ReportFacts) -> Iterator[PlanRow]:
         words = f"{made:,} steps; {show_duration(made / report.usual)} of work at the usual speed"
         yield PlanRow("Steps since the launch", f"{ideal:,.0f} without any loss", words, made < 0.8 * ideal)
     if report.usual and row.rate is not None:
-        yield PlanRow("Speed", f"{pace(report.usual)} (usual)", pace(row.rate), row.rate < SLOW * report.usual)
+        yield PlanRow(
+            "Speed", f"{show_rate(report.usual)} (usual)", show_rate(row.rate), row.rate < SLOW * report.usual
+        )
     if trained > 0:
         lost = sum(one.lost for one in report.slow)
         if report.slow:
@@ -300,25 +303,6 @@ def definitions(of: TimeAccount) -> tuple[tuple[str, str, str], ...]:
         ("ETTR of the last hour", ratio(of.ettr_last()), "the same of the last hour: ByteRobust's sliding window"),
         ("Goodput", ratio(of.goodput()), "train / all time since the launch"),
     )
-
-
-def ratio(ettr: Ettr | None) -> str:
-    if ettr is None:
-        return "unknown"
-    if ettr.most - ettr.least < 0.0005:
-        return percent(ettr.least)
-    return f"{percent(ettr.least)} to {percent(ettr.most)}"
-
-
-def percent(share: float) -> str:
-    return f"{100 * share:.1f} %" if 0.0005 <= share < 0.9995 or share in (0, 1) else f"{100 * share:.2g} %"
-
-
-def pace(rate: float | None) -> str:
-    """Steps a second, or where they are slow seconds a step."""
-    if not rate:
-        return "none"
-    return f"{rate:.3g} steps/s" if rate >= 0.5 else f"{1 / rate:.3g} s/step"
 
 
 def stamp(at: datetime | None) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from typing import TYPE_CHECKING
 
 from ftsupervise.errors import Error
@@ -55,6 +54,8 @@ def _first(run: RunReading, jobs: tuple[Job, ...] | None, blind: str) -> tuple[s
 def logs_pattern(rundir: RunDir, name: str) -> str:
     """The jobs' output files, as a shell's pattern."""
     pattern = output_of(rundir, name)
+    import shlex
+
     return "*".join(shlex.quote(part) if part else "" for part in pattern.split("*"))
 
 

@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ftsupervise.errors import Error
+from ftsupervise.host.in_time import in_time
 from ftsupervise.printable import printable
 from ftsupervise.report import Status
 from ftsupervise.report.account import Ettr, Spent, TimeAccount
 from ftsupervise.report.costs import CostItem, cost_items
 from ftsupervise.report.detail import account_of, runs_now
-from ftsupervise.report.everything import harmless, in_time
+from ftsupervise.report.everything import harmless
 from ftsupervise.report.incidents import RunIncident, incidents
 from ftsupervise.report.reading import read_run
 from ftsupervise.report.row import RunRow
@@ -139,7 +140,10 @@ def _in_time(row: RunRow, begin: datetime, now: datetime, seconds: float) -> Wee
         found = in_time(lambda: _of_run(row, begin, now), seconds)
     except (Error, OSError, ValueError) as error:
         return WeekRow(row, problem=printable(str(error), 300))
-    return found if found is not None else WeekRow(row, problem=f"no answer within {seconds:.0f} s")
+    if found is not None:
+        return found
+    late = f"not read: all runs together took longer than {_AT_ALL:.0f} s"
+    return WeekRow(row, problem=f"no answer within {seconds:.0f} s" if seconds >= 1 else late)
 
 
 def _of_run(row: RunRow, begin: datetime, now: datetime) -> WeekRow:

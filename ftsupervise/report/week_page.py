@@ -6,14 +6,14 @@ from collections.abc import Iterator
 from typing import Any
 
 from ftsupervise.report import drawing
-from ftsupervise.report.account import Spent
+from ftsupervise.report.account import Spent, ratio
 from ftsupervise.report.drawing import Axis
 from ftsupervise.report.html import cost_row, cut, incident_row, kind_rows, rendered
 from ftsupervise.report.incidents import RunIncident
 from ftsupervise.report.markdown import code, plain, table
-from ftsupervise.report.summary import Tile, cause_of, cost_sentence, count, percent, ratio, stamp
+from ftsupervise.report.summary import Tile, cause_of, cost_sentence, count, stamp
 from ftsupervise.report.week import WeekReport, WeekRow
-from ftsupervise.units import show_duration
+from ftsupervise.units import show_duration, show_percent
 
 _COSTS, _INCIDENTS = 8, 20
 _TONES = {"RUNNING": "good", "FINISHED": "good", "WAITING": "watch", "STOPPED": "bad", "STOPPING": "bad", "GONE": "bad"}
@@ -86,7 +86,7 @@ def _run(one: WeekRow, axis: Axis) -> dict[str, Any]:
         "strip": drawing.strip(of.stretches, axis) if of is not None else (),
         "words": ""
         if of is None
-        else ", ".join(f"{kind.value} {percent(s)}" for kind, s in of.shares().items() if s > 0),
+        else ", ".join(f"{kind.value} {show_percent(s)}" for kind, s in of.shares().items() if s > 0),
         "ettr": ratio(of.ettr_meta()) if of is not None else "",
         "steps": "" if one.steps is None else f"{one.steps:,}",
         "faults": one.faults if of is not None else "",

@@ -20,6 +20,7 @@ from ftsupervise.alerts.record import announce, record
 from ftsupervise.alerts.wording import event_finding
 from ftsupervise.errors import Error
 from ftsupervise.findings import Finding
+from ftsupervise.host.in_time import in_time
 from ftsupervise.host.ownership import user_name
 from ftsupervise.probe import Probe
 from ftsupervise.rundir import heartbeat_page, pinned
@@ -58,6 +59,9 @@ if TYPE_CHECKING:
 _FORECAST_KEPT = timedelta(days=1)
 BOUND = 8.0  # seconds that a step on a user's disk may take
 ASKING = 75.0  # … that the scheduler may take: its command is ended after 60
+DRAWING = (
+    3.0  # … of which the picture of its last day may take so many: a message goes without one rather than not at all
+)
 SENDING = 80.0  # … that a delivery may be silent: it ends after about 45, and the last message may take 20 more
 RELIEVING = 150.0  # … that it may take to bring Slurm's lists up to date
 
@@ -229,16 +233,16 @@ class Tour:
         if mine:
             settings = [progress.roster.known[i].run.alerts for i in mine]
             journals = [self._journal(i) for i in mine]
-            done = send(journals, settings, self.orders.now, self.say, mine, self._beside)
+            done = send(journals, settings, self.orders.now, self.say, mine, self.beside)
             self.tell(MessagesSent(tuple(mine), done))
 
-    def _beside(self, index: int) -> AboutRun | None:
+    def beside(self, index: int) -> AboutRun | None:
         """For the messages of a run that this child has looked at."""
         if self.orders.draw is None or index not in self.jobs:
             return None
-        run = self.progress.roster.known[index].run
+        draw, rundir = self.orders.draw, RunDir(str(self.progress.roster.known[index].run.run_dir))
         try:
-            return self.orders.draw(RunDir(str(run.run_dir)), self.jobs[index], self.orders.now)
+            return in_time(lambda: draw(rundir, self.jobs[index], self.orders.now), DRAWING)
         except Exception:  # a picture is never worth a message
             return None
 

@@ -186,7 +186,10 @@ def test_what_is_shared_is_open_and_nothing_else_and_the_launch_says_what_it_han
     assert "may launch" not in said
     wait_for((run / "state" / "finished").exists, lambda: sorted(run.rglob("*")))
     words = {f"nodes/{word}" for word in ("exclude", "trust", "cleared", "incidents", "applied")}
-    assert open_to_others(run) == {"switches", "nodes", "watch", "watch/journal", "watch/watchers"} | words
+    assert open_to_others(run) == {
+        *("switches", "nodes", "watch", "watch/journal", "watch/watchers", "watch/events"),
+        *words,
+    }
     do(MEMBER, 0o077, "nodes", "exclude", "node-1", "--reason", "mine")
     assert "games: mine" in do(OWNER, 0o077, "nodes").stdout
     do(MEMBER, 0o077, "watch", str(run), code=None)

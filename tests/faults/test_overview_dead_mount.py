@@ -49,3 +49,24 @@ def test_a_run_on_a_dead_mount_is_unknown_and_all_others_are_shown(tmp_path: Pat
         rows = json.loads(done.stdout)["runs"]
         assert [row["verdict"] for row in rows if row["name"] == "dead"] == ["unknown"]
         assert sum(row["verdict"] == "gone" for row in rows) == 20
+
+
+@pytest.mark.root
+@pytest.mark.slow
+def test_a_run_on_a_dead_mount_costs_no_other_its_metrics(tmp_path: Path, dead_mount: HungMount) -> None:
+    make_run(tmp_path / "backing" / "dead")
+    make_run(tmp_path / "well")
+    names = tmp_path / "state" / "runs"
+    names.mkdir(parents=True)
+    (names / "well").symlink_to(tmp_path / "well")
+    (names / "dead").symlink_to(dead_mount.point / "dead")
+    (tmp_path / "textfile").mkdir()
+    dead_mount.hang("all")
+    env = {**os.environ, "FTSUPERVISE_STATE_DIR": str(tmp_path / "state"), "PATH": "/nowhere"}
+    words = ["metrics", "--to", str(tmp_path / "textfile")]
+    began = time.monotonic()
+    done = subprocess.run([*FT, *words], env=env, capture_output=True, text=True, timeout=60, check=False)
+    assert time.monotonic() - began < 15
+    assert "has not answered for 4 s" in done.stderr and done.returncode == 73, done.stderr
+    (written,) = (tmp_path / "textfile").glob("*.prom")
+    assert 'run="well"' in written.read_text()

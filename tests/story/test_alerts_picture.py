@@ -6,9 +6,13 @@ import html
 import json
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -18,6 +22,7 @@ from ftsupervise.cli import status_one
 from ftsupervise.report.account import Spent, Stretch, kinds_over
 from ftsupervise.report.day import last_day, rates_over
 from ftsupervise.rundir.steps import Span, StepRecord, write_steps
+from ftsupervise.watch import tour
 from tests.neighbours.slack import SlackServer
 from tests.neighbours.smtp import MailServer
 from tests.neighbours.supervised import outside_a_job
@@ -119,3 +124,21 @@ def test_a_day_without_steps_and_one_half_as_wide_are_drawn_too() -> None:
     empty = LastDay(T0 - timedelta(hours=2), T0, ("unknown",) * PARTS, (None,) * PARTS, (("unknown", 1.0),))
     assert empty.spark == "" and empty.highest == "" and set(empty.bars) == {0}
     assert empty.text.splitlines() == ["the last 2h, to 2026-11-21 02:10 UTC", "?" * PARTS, "? unknown 100.0 %"]
+
+
+def test_a_picture_that_takes_too_long_to_draw_keeps_no_message_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tour, "DRAWING", 0.1)
+    gate = threading.Event()
+    known: Any = {0: SimpleNamespace(run=SimpleNamespace(run_dir=tmp_path))}
+    progress: Any = SimpleNamespace(roster=SimpleNamespace(known=known))
+    slow: Any = lambda *_: gate.wait()  # noqa: E731
+    nobody: Any = None
+    orders = tour.TickOrders(now=T0, state=tmp_path, env={}, scheduler=nobody, draw=slow)
+    child = tour.Tour(orders, progress, [0], nobody)
+    child.jobs[0] = ()
+    began = time.monotonic()
+    assert child.beside(0) is None
+    assert time.monotonic() - began < 5
+    gate.set()

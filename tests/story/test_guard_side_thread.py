@@ -12,7 +12,10 @@ from pathlib import Path
 import pytest
 
 from ftsupervise import Guard
+from ftsupervise.guard import decider, settings
+from ftsupervise.guard.settings import Voice
 from ftsupervise.guard.side_thread import SideThread
+from ftsupervise.guard.stop_reasons import SwitchReader
 from ftsupervise.rundir.heartbeat_page import read_beats
 from ftsupervise.rundir.paths import RunDir
 
@@ -37,6 +40,13 @@ def rundir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDir:
     for name in ("switches", "beats"):
         (tmp_path / name).mkdir()
     return RunDir(tmp_path)
+
+
+def until(true: Callable[[], object]) -> None:
+    end = time.monotonic() + 30
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.005)
 
 
 def test_what_waits_is_done_once_as_it_was_asked_for_last() -> None:
@@ -148,3 +158,44 @@ def test_a_forked_child_that_trains_has_a_thread_of_its_own(rundir: RunDir) -> N
             assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
             (rundir.switches / "kill-switch").unlink()
             time.sleep(0.002)
+
+
+def test_a_run_directory_that_hangs_holds_a_save_and_the_end_up_for_a_bound_and_is_told_all_when_it_answers(
+    rundir: RunDir, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(decider, "FINISH_WITHIN", 0.5)
+    own = rundir.attempt(1)
+    own.mkdir(parents=True)
+    env = {"FTSUPERVISE_RUN_DIR": str(rundir.root), "FTSUPERVISE_ATTEMPT": "1", "FTSUPERVISE_ATTEMPT_DIR": str(own)}
+    limits, _ = settings.limits(env, 0.05, None, None, None, None)
+    loop = decider.Decider(settings.place(env, None, 0, 1), limits, (), Voice(0, 1), False, 1)
+    gate, switch = threading.Event(), rundir.switches / "save-switch"
+    switch.touch()
+    loop.side.start(0.05)
+    assert loop.outside.switches.look()
+    loop.outside.switches.answer()
+    loop.side.ask("hang", gate.wait)
+    until(lambda: loop.side.waits() > 0)
+    rundir.attempt(2).mkdir()
+    began = time.monotonic()
+    assert not loop.superseded(), "an unknown costs no checkpoint"
+    loop.take_down(loop.outside.switches.hand_over())
+    loop.finish(1)
+    assert time.monotonic() - began < 4, "one bound for all of them"
+    assert switch.exists() and not rundir.finished.exists()
+    assert f"when it answers, touch {rundir.finished}" in capfd.readouterr().err
+    gate.set()
+    until(lambda: not switch.exists() and rundir.finished.exists())
+    assert loop.superseded()
+    loop.close(in_order=True)
+
+
+def test_a_kill_switch_that_was_seen_stays_seen_while_the_switches_cannot_be_read(rundir: RunDir) -> None:
+    reader = SwitchReader(rundir, Voice(0, 1))
+    (rundir.switches / "kill-switch").touch()
+    assert reader.look() and reader.wanted().stop
+    rundir.switches.rename(rundir.root / "away")
+    assert not reader.look() and reader.wanted().stop
+    (rundir.root / "away").rename(rundir.switches)
+    (rundir.switches / "kill-switch").unlink()
+    assert reader.look() and not reader.wanted().stop

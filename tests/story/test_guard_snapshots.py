@@ -128,12 +128,12 @@ def killed(memory: Path, kills: int, steps: int) -> None:
 
 
 def test_a_loop_that_is_killed_again_and_again_ends_with_the_same_bits(memory: Path) -> None:
-    killed(memory, 12, 60)
+    killed(memory, 12, 400)
 
 
 @pytest.mark.slow
 def test_a_loop_that_is_killed_at_450_random_moments_ends_with_the_same_bits(memory: Path) -> None:
-    killed(memory, 450, 2500)
+    killed(memory, 450, 12_000)
 
 
 def test_a_snapshot_takes_the_place_of_none_that_is_newer_than_the_agreed_one(

@@ -67,6 +67,7 @@ def test_every_story_in_the_manual_is_told_by_a_test() -> None:
         "unit/test_recovery_benchmark.py",
         "unit/test_replica_benchmark.py",
         "story/test_replica_training.py",
+        "story/test_jax_loop.py",
         "slurm/test_replica_examples.py",
     )
     here = "".join((ROOT / "tests" / name).read_text() for name in ("story/test_manual_typed.py", *others))

@@ -132,6 +132,7 @@ def test_everything_that_is_known_stands_in_it(account: Account) -> None:
     assert re.fullmatch(r".*/run\.yaml:\d+:\d+", settings["launch.nodes"].origin)
     shown = page(found)
     assert '<a href="https://wandb.ai/lab/pretrain/runs/8f3k" rel="noreferrer noopener">' in shown
+    assert "Its page in W&B: <https://wandb.ai/lab/pretrain/runs/8f3k>" in as_markdown(found).replace("\\&", "&")
     for text in (
         "ETTR, Meta",
         "ETTR, ByteRobust",
@@ -225,6 +226,8 @@ def test_the_command_writes_one_file_and_says_where(account: Account, tmp_path: 
     (tmp_path / "elsewhere").symlink_to("/etc/hostname")
     done = account.type("report", "hang", "-o", "elsewhere", cwd=tmp_path)
     assert done.returncode == 0 and not (tmp_path / "elsewhere").is_symlink(), "a link is replaced, not followed"
+    done = account.type("report", "hang", "hang", cwd=tmp_path)
+    assert re.findall(r"report-.*html", done.stdout) == ["report-hang.html", "report-hang-2.html"]
     done = account.type("report", "hang", "-o", "nowhere/x.html", cwd=tmp_path)
     assert done.returncode == 66 or done.returncode == 73, done.stderr
     assert "Traceback" not in done.stderr
@@ -285,7 +288,7 @@ def test_the_week_is_mailed_once_to_each_receiver_with_all_its_runs(
     env = {**account.env, "FTSUPERVISE": str(tmp_path / "ftsupervise"), "FTSUPERVISE_RUNS": "fine hang queue-bound"}
     done = subprocess.run(["sh", str(script)], env=env, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout == "email: mailed to ada@example.org: 3 run(s)\n"
+    assert done.stdout == "email: mailed to ada@example.org: 3 runs\n"
     (mail,) = server.wait(1)
     assert mail["Subject"].endswith(": 3 runs") and mail["To"] == "ada@example.org"
     body = mail.get_body(("plain",))

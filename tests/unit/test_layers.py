@@ -332,3 +332,13 @@ def test_imports_that_stand_in_texts_can_be_made() -> None:
         if f"{module}.{name}" not in every and (module not in every or not offers(module, name))
     }
     assert len(found) > 300 and not wrong
+
+
+def test_a_start_compiles_no_pattern_that_it_may_not_need() -> None:
+    probe = """import re, sys
+import ftsupervise.cli.status_one, ftsupervise.config.find_run, ftsupervise.report.detail
+ours = [module for name, module in sys.modules.items() if name.startswith("ftsupervise")]
+print(*(f"{one.__name__}.{name}" for one in ours for name, value in vars(one).items() if isinstance(value, re.Pattern)))
+print("shlex" in sys.modules)"""
+    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
+    assert done.stdout == "ftsupervise.config.find_run._PLAIN_NAME\nFalse\n", "compile it where it is used"

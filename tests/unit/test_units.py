@@ -113,3 +113,27 @@ def test_absurdly_long_numbers_are_refused_with_a_sentence(text: str) -> None:
         with pytest.raises(ValueError) as caught:
             parse(text)
         assert len(str(caught.value)) < 200
+
+
+@pytest.mark.parametrize(
+    ("share", "words"),
+    [
+        (0, "0.0 %"),
+        (1e-9, "< 0.01 %"),
+        (0.0004, "0.04 %"),
+        (0.0312, "3.1 %"),
+        (0.9994, "99.9 %"),
+        (0.9996, "> 99.9 %"),
+        (1 - 1e-12, "> 99.9 %"),
+        (1, "100.0 %"),
+    ],
+)
+def test_a_share_is_all_or_nothing_only_where_it_is(share: float, words: str) -> None:
+    assert units.show_percent(share) == words
+
+
+@pytest.mark.parametrize(
+    ("rate", "words"), [(0, "0 steps/s"), (0.098, "10.2 s a step"), (0.5, "0.5 steps/s"), (12.54, "12.5 steps/s")]
+)
+def test_a_rate_is_said_as_seconds_where_steps_are_slow(rate: float, words: str) -> None:
+    assert units.show_rate(rate) == words

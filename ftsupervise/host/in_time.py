@@ -1,0 +1,28 @@
+"""A call that may hang on a file system, made in a thread that is left behind where it does."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+def in_time(work: Callable[[], T], seconds: float) -> T | None:
+    """What ``work`` returns; None where it has not returned in time. Raises what it raises."""
+    done: list[T] = []
+    failed: list[Exception] = []
+
+    def run() -> None:
+        try:
+            done.append(work())
+        except Exception as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if failed:
+        raise failed[0]
+    return done[0] if done else None
