@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ftsupervise.cli.output import count
 from ftsupervise.cli.status_rows import COLOURS, ago
 from ftsupervise.printable import printable
 from ftsupervise.report.account import kinds_over, ratio
@@ -98,13 +99,13 @@ def _progress(found: RunDetail) -> Iterator[str]:
     loss = "" if row.loss is None else f", loss {row.loss:.6g}"
     if page is not None:
         at = row.seen_at or page.at
-        yield f"  progress  {reached}, {page.ranks} rank(s){loss}, last beat {ago(at, seen.at)} ago"
+        yield f"  progress  {reached}, {count(page.ranks, 'rank')}{loss}, last beat {ago(at, seen.at)} ago"
         if page.slowest and page.step is not None and page.ahead is not None:
             yield f"  progress  {page.slowest} is {page.ahead - page.step} steps behind the first"
     elif seen.beats:
         newest = max(beat.at for beat in seen.beats)
         oldest = min(seen.beats, key=lambda beat: beat.at)
-        yield f"  progress  {reached}, {len(seen.beats)} rank(s){loss}, last beat {ago(newest, seen.at)} ago"
+        yield f"  progress  {reached}, {count(len(seen.beats), 'rank')}{loss}, last beat {ago(newest, seen.at)} ago"
         behind = (newest - oldest.at).total_seconds()
         if behind > 60:
             yield f"  progress  rank {oldest.rank} is {show_duration(behind)} behind the others (step {oldest.step})"

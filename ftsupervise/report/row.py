@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from ftsupervise.model import Job
 
 
+_UNSTEADY = 0.2  # of the usual rate: what differs less is the usual rate
+
+
 class RunRow(NamedTuple):
     """One run as ``status`` shows it. A value that is not known is None, or ""."""
 
@@ -29,7 +32,7 @@ class RunRow(NamedTuple):
     last_step: int | None = None
     rate: float | None = None  # steps a second
     usual: float | None = None
-    done_at: datetime | None = None  # when the last step will be made, at the usual rate
+    done_at: datetime | None = None  # when the last step will be made, at ``pace_of`` its rates
     loss: float | None = None
     phase: str = ""
     seen_at: datetime | None = None  # the newest sign of its ranks
@@ -57,7 +60,7 @@ def row_of(run: RunReading, queue: QueueSeen, found: WatchFound | None, tick: da
     rate = (page.rate if page is not None else None) if runs else None
     usual = page.usual if page is not None else None
     goal = page.last_step if page is not None else None
-    pace = usual or rate
+    pace = pace_of(rate, usual)
     left = goal - step if goal is not None and step is not None else None
     done = now + timedelta(seconds=min(left / pace, 3e8)) if left is not None and left > 0 and pace and runs else None
     waiting = [job for job in queue.jobs or () if job.state.waiting]
@@ -88,6 +91,13 @@ def row_of(run: RunReading, queue: QueueSeen, found: WatchFound | None, tick: da
         watched_next=tick,
         watch_late=late,
     )
+
+
+def pace_of(rate: float | None, usual: float | None) -> float | None:
+    """The steps a second to reckon with: the usual ones, unless the last minute was much slower or faster. 0: it stands."""
+    if rate is None or usual is None:
+        return usual if rate is None else rate
+    return usual if abs(rate - usual) <= _UNSTEADY * usual else rate
 
 
 def _groups(run: RunReading) -> str:

@@ -13,6 +13,7 @@ from ftsupervise.report.account import Spent, TimeAccount, ratio
 from ftsupervise.report.costs import BLIND, FIRST, HELD, PLANNED, QUEUE, SAVES, STANDS, UNKNOWN, CostItem
 from ftsupervise.report.everything import PlanRow, ReportFacts
 from ftsupervise.report.incidents import RunIncident
+from ftsupervise.report.row import pace_of
 from ftsupervise.report.slow import SLOW
 from ftsupervise.units import show_duration, show_percent, show_rate
 
@@ -103,7 +104,8 @@ def sentences(report: ReportFacts) -> Iterator[str]:
         yield "Nothing has interrupted it."
     if row.done_at is not None and _stands(report) < _STALL:
         left = show_duration(round((row.done_at - report.detail.status.at).total_seconds()))
-        yield f"At its usual speed step {row.last_step:,} is made in {left}, at {stamp(row.done_at)}."
+        speed = "usual" if pace_of(row.rate, row.usual) == row.usual else "present"
+        yield f"At its {speed} speed step {row.last_step:,} is made in {left}, at {stamp(row.done_at)}."
     if of.blind:
         blind = "One attempt" if len(of.blind) == 1 else f"{len(of.blind)} attempts"
         yield f"{blind} had no guard in the loop, so that what those did is not known."

@@ -13,7 +13,7 @@ from ftsupervise.cli.status_live import read_rows
 from ftsupervise.cli.status_one import timeline
 from ftsupervise.cli.status_rows import layout, pace, table
 from ftsupervise.report.account import Spent, Stretch
-from ftsupervise.report.row import RunRow
+from ftsupervise.report.row import RunRow, pace_of
 from ftsupervise.rundir.watched import FiringAlert
 
 NOW = datetime(2026, 11, 22, 12, tzinfo=timezone.utc)
@@ -127,3 +127,21 @@ def test_every_field_of_the_json_is_in_the_manual() -> None:
     said = (Path(__file__).parents[2] / "docs" / "status.md").read_text("utf-8")
     known = {"since", "until", *RunRow._fields, *TimeSpent._fields, *FiringAlert._fields}
     assert not {name for name in known if f"`{name}`" not in said}
+
+
+@pytest.mark.parametrize(
+    ("rate", "usual", "pace"),
+    [
+        (None, None, None),
+        (None, 2.0, 2.0),
+        (2.0, None, 2.0),
+        (1.7, 2.0, 2.0),
+        (1.0, 2.0, 1.0),
+        (0.0, 2.0, 0.0),
+        (3.0, 2.0, 3.0),
+    ],
+)
+def test_the_last_step_is_reckoned_with_the_usual_rate_unless_the_run_is_much_slower_or_faster_now(
+    rate: float | None, usual: float | None, pace: float | None
+) -> None:
+    assert pace_of(rate, usual) == pace
