@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from ftsupervise.host import bounded
 from ftsupervise.ranks.agent_pool import AgentStep
 from ftsupervise.scheduler.allocation import Allocation
 
@@ -37,3 +38,11 @@ def test_agents_that_ended_with_the_attempt_before_are_started_at_once_for_the_n
     step.begin()
     until(lambda: starts() == 2, "the start for the next attempt", 20)
     assert said, "that they have ended"
+    reaped: list[int] = []
+
+    def all_reaped() -> bool:
+        """As the supervisor does; none of them is left to another test of this process."""
+        reaped.extend(pid for pid, _ in bounded.reap())
+        return len(reaped) >= 2
+
+    until(all_reaped, "the ends of both")

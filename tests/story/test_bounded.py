@@ -14,6 +14,7 @@ Until = Callable[..., Any]
 
 
 def test_who_reaps_all_children_takes_no_answer_away_from_a_command_that_is_waited_for(until: Until) -> None:
+    bounded.reap()  # what other tests of this process left
     answers: list[bounded.CompletedCommand] = []
     threads = [
         threading.Thread(target=lambda: answers.append(bounded.run(["sh", "-c", "sleep 0.1; exit 7"], timeout=30)))
