@@ -7,9 +7,10 @@ not. The kernel knows from which address it would send to another node. Nothing 
 from __future__ import annotations
 
 import socket
-import threading
 from collections.abc import Iterable
 from ipaddress import ip_address
+
+from ftsupervise.host.in_time import in_time
 
 LOOPBACK = "127.0.0.1"
 _ELSEWHERE = "192.0.2.1"  # a host that is nowhere (RFC 5737): it has the route of all that have none of their own
@@ -40,18 +41,11 @@ def resolve(name: str) -> str:
         return str(ip_address(name))
     except ValueError:
         pass
-    found: list[str] = []
-
-    def ask() -> None:
-        try:
-            every = [str(one[4][0]) for one in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)]
-        except (OSError, UnicodeError):
-            return
-        found.extend(sorted(every, key=lambda one: ":" in one))
-
-    thread = threading.Thread(target=ask, name="resolving", daemon=True)
-    thread.start()
-    thread.join(_RESOLVE)
+    try:
+        answer = in_time(lambda: socket.getaddrinfo(name, None, type=socket.SOCK_STREAM), _RESOLVE)
+    except (OSError, UnicodeError):
+        return ""
+    found = sorted((str(one[4][0]) for one in answer or ()), key=lambda one: ":" in one)
     return found[0].partition("%")[0] if found else ""
 
 

@@ -1,4 +1,4 @@
-"""A call that may hang on a file system, made in a thread that is left behind where it does."""
+"""A call that may hang on a file system or a name server, made in a thread that is left behind where it does."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 def in_time(work: Callable[[], T], seconds: float) -> T | None:
-    """What ``work`` returns; None where it has not returned in time. Raises what it raises."""
+    """Return what ``work`` returns, or None where it takes longer than ``seconds``. Raises what it raises in time."""
     done: list[T] = []
     failed: list[Exception] = []
 
@@ -22,7 +22,7 @@ def in_time(work: Callable[[], T], seconds: float) -> T | None:
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
-    thread.join(seconds)
+    thread.join(max(0.0, seconds))
     if failed:
         raise failed[0]
     return done[0] if done else None

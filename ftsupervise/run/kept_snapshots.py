@@ -8,15 +8,15 @@ gets its name when all have. It is fenced as a checkpoint is: once a newer attem
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from time import monotonic, time
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from ftsupervise.checkpoints import memory_kept
 from ftsupervise.checkpoints.memory_kept import KeptSnapshot
 from ftsupervise.checkpoints.memory_slots import SnapshotId
+from ftsupervise.host.in_time import in_time
 from ftsupervise.model import Attempt
 from ftsupervise.rundir import fence, ledger
 from ftsupervise.rundir.paths import RunDir
@@ -24,7 +24,6 @@ from ftsupervise.rundir.paths import RunDir
 _KEEP = 120.0  # seconds for the memory to go to the disk
 _KILL_WAIT = 28.0  # seconds from Slurm's SIGTERM: its SIGKILL comes after 30
 _LOOK = 10.0  # seconds for the file system to show what is kept
-T = TypeVar("T")
 
 
 class Target(NamedTuple):
@@ -46,7 +45,7 @@ class KeptSnapshots:
         """The snapshot that the next attempt may begin from. ``saved``: the newest step on the disk, as this job knows."""
         if not self._looked:
             self._looked = True
-            self._found = within(_LOOK, self._look)
+            self._found = in_time(self._look, _LOOK)
         found = self._found
         if found is None or found.step in refused or (saved is not None and saved >= found.step):
             return None
@@ -82,7 +81,7 @@ class KeptSnapshots:
             return ""
 
         for work in (prepare, lambda: _wrong(ask(str(staged), to.until - monotonic())), commit):
-            problem = within(to.until - monotonic(), lambda work=work: _said(work))  # type: ignore[misc]
+            problem = in_time(lambda work=work: _said(work), to.until - monotonic())  # type: ignore[misc]
             if problem is None:
                 return None, "there was too little time"
             if problem:
@@ -93,11 +92,11 @@ class KeptSnapshots:
         """A checkpoint of step ``saved`` is on the disk: older kept snapshots go."""
         if saved is not None and self._found is not None and self._found.step <= saved:
             gone, self._found = self._found, None
-            within(_LOOK, lambda: memory_kept.remove(gone))
+            in_time(lambda: memory_kept.remove(gone), _LOOK)
 
     def finished(self) -> None:
         """The run is complete."""
-        within(_LOOK, self._remove)
+        in_time(self._remove, _LOOK)
 
     def _remove(self, but: Path | None = None) -> None:
         try:
@@ -128,15 +127,6 @@ def may_begin_from(kept: KeptSnapshot, attempts: Collection[Attempt]) -> bool:
         return False
     later = [one for one in attempts if one.number > kept.attempt and one.last_step is not None]
     return all(one.first_step is not None and one.first_step > kept.step for one in later)
-
-
-def within(seconds: float, work: Callable[[], T]) -> T | None:
-    """``work()`` in a thread, because a file system may hang; None where it takes longer."""
-    found: list[T] = []
-    thread = threading.Thread(target=lambda: found.append(work()), name="kept", daemon=True)
-    thread.start()
-    thread.join(max(0.0, seconds))
-    return found[0] if found else None
 
 
 def _said(work: Callable[[], str]) -> str:

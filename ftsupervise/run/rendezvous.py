@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import re
 import socket
-import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
+from ftsupervise.host.in_time import in_time
 from ftsupervise.host.ports import first_free, ports_of
 from ftsupervise.hostlist import expand_hostlist
 from ftsupervise.nodes.selector import calls_srun
@@ -78,18 +78,11 @@ def _ask_node(node: str, ports: Sequence[int], ask: Ask) -> int | None:
 
 def _reachable(node: str, address: Callable[[str], str]) -> str:
     """The name of a node where it can be resolved, else the address by which Slurm reaches it."""
-    found: list[bool] = []
-
-    def resolve() -> None:
-        try:
-            found.append(bool(socket.getaddrinfo(node, None, type=socket.SOCK_STREAM)))
-        except OSError:
-            found.append(False)
-
-    thread = threading.Thread(target=resolve, name="resolving", daemon=True)
-    thread.start()
-    thread.join(_RESOLVE)
-    return node if found != [False] else address(node) or node
+    try:
+        in_time(lambda: socket.getaddrinfo(node, None, type=socket.SOCK_STREAM), _RESOLVE)
+    except OSError:
+        return address(node) or node
+    return node
 
 
 # On which node does rank 0 run, when a person's srun has chosen its nodes?
