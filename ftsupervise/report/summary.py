@@ -163,7 +163,9 @@ def _effective(report: ReportFacts) -> Tile | None:
     meta, byterobust, last = of.ettr_meta(), of.ettr_byterobust(), of.ettr_last()
     if meta is None:
         return None
-    hour = f"; last hour {ratio(last)}" if last is not None and of.total > 7200 else ""
+    # the account shares the times of an attempt out evenly: of one that stands now, that says nothing about the last hour
+    tells = last is not None and of.total > 7200 and _stands(report) < _STALL
+    hour = f"; last hour {ratio(last)}" if tells else ""
     least, most = min(meta, byterobust or meta)
     tone = "good" if least >= 0.9 else "watch" if most >= 0.6 else "bad"
     return Tile("Effective training time", ratio(meta), f"as ByteRobust counts {ratio(byterobust)}{hour}", tone)
@@ -302,7 +304,11 @@ def definitions(of: TimeAccount) -> tuple[tuple[str, str, str], ...]:
             ratio(of.ettr_byterobust()),
             "train / all time since the first attempt began (SOSP 2025); the first wait does not count",
         ),
-        ("ETTR of the last hour", ratio(of.ettr_last()), "the same of the last hour: ByteRobust's sliding window"),
+        (
+            "ETTR of the last hour",
+            ratio(of.ettr_last()),
+            "the same of the last hour, in which the times of an attempt are shared out evenly: ByteRobust's sliding window",
+        ),
         ("Goodput", ratio(of.goodput()), "train / all time since the launch"),
     )
 
