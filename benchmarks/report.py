@@ -1,4 +1,4 @@
-"""What a report costs: 90 days with 1,000 interruptions, written and opened in a real Chromium, beside an empty page.
+"""Measure what a report costs: 90 days with 1,000 interruptions, written and opened in a real Chromium, beside an empty page.
 
     python benchmarks/report.py [--faults 1000] [--times 5] [--check]
 

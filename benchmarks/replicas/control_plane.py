@@ -1,4 +1,4 @@
-"""What the lighthouse of replica groups costs, and what its death and a group's cost the others: up to 500 real managers.
+"""Measure what the lighthouse of replica groups costs, and what its death or a group's costs: up to 500 real managers.
 
     python benchmarks/replicas/control_plane.py [--groups 8,50,200,500] [--seconds 10] [--check]
 
@@ -326,7 +326,7 @@ def ratio(mine: Measured, other: Measured) -> str:
 
 
 def wrong(count: int, mine: Measured, other: Measured) -> list[str]:
-    """What is beyond its bound."""
+    """Return a line for each figure that is beyond its bound."""
     heartbeat = derive(1.0, 0, count).heartbeat
     bounds = {
         f"{mine.false_deaths} groups counted as dead that were not": mine.false_deaths > 0,

@@ -1,4 +1,4 @@
-"""What does a fault cost a run of four replica groups? Beside the same training restarted as a whole, and torchft alone.
+"""Measure what a fault costs a run of four replica groups, beside the same training restarted as a whole, and torchft alone.
 
     python benchmarks/replicas/faults.py [--rounds 2] [--seed 1] [--launchers groups,whole,torchft] [--json FILE]
     python benchmarks/replicas/faults.py --soak 15m

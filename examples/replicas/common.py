@@ -1,4 +1,4 @@
-"""What the four examples share, and what has nothing to do with replica groups: the data, the network, the options."""
+"""The four examples share this part, which has nothing to do with replica groups: the data, the network, the options."""
 
 from __future__ import annotations
 

@@ -111,7 +111,7 @@ class LastDay(NamedTuple):
 
 
 class AboutRun(NamedTuple):
-    """What messages about a run carry besides: its last day, and its page in an experiment tracker ("": it has none)."""
+    """Messages about a run carry this besides: its last day, and its page in an experiment tracker ("": it has none)."""
 
     day: LastDay | None = None
     tracker: str = ""

@@ -1,4 +1,4 @@
-"""What torchft 0.2.0 lacks to survive the loss of a group, mended from outside: each until torchft has it itself.
+"""This module mends from outside what torchft 0.2.0 lacks to survive the loss of a group: each until torchft has it itself.
 
     DistributedDataParallel   a death while gradients are computed: the hook of 0.2.0 raises in every survivor, and all exit.
                               Mended upstream after 0.2.0; gone here when a release has it

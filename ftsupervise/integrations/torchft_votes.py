@@ -1,4 +1,4 @@
-"""What the groups agree on with each commit, as one number whose maximum counts: to save now, or the step at which all stop.
+"""The groups agree with each commit on one number, whose maximum counts: to save now, or the step at which all stop.
 
     stop at step N    N << 8 | vote     proposed two steps ahead, and repeated until then, so that a group that fails to commit
                                         the step in which it was decided hears of it in the next one

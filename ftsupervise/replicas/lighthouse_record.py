@@ -67,7 +67,7 @@ class LighthouseRecord(NamedTuple):
 
 
 def lighthouse_address(home: Path) -> str:
-    """Where the lighthouse of the run is now; "" while it is not known to be there."""
+    """Return the address of the run's lighthouse; "" while it is not known to be there."""
     try:
         page = read_lighthouse(home)
     except (OSError, ValueError):

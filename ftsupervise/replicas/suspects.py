@@ -1,4 +1,4 @@
-"""What the lighthouse believes, and we know better: who is in a quorum that should not be.
+"""Members of a quorum that should not be in it: the lighthouse believes them, and we know better.
 
 The lighthouse takes every manager at its word. One that calls itself like another group is counted twice, one of another
 training is counted too, and of all steps that are told the highest counts: all others throw their weights away and copy those

@@ -1,4 +1,4 @@
-"""How long each part of a run of replica groups may wait, derived from its slowest step.
+"""Timeouts of each part of a run of replica groups, derived from its slowest step.
 
 torchft's own defaults are 60 seconds everywhere, so that every long fault is a race: with four groups, one hung process ends
 all of them. Only unequal values are safe. In seconds, T being the longest healthy time between two collectives:
@@ -73,7 +73,7 @@ def derive(
 
 
 def problems(timeouts: Timeouts, slowest_step: float, groups: int, state_bytes: int = 0) -> list[str]:
-    """What would go wrong with these values, one sentence each with the value to set; none: the run can start."""
+    """Return what would go wrong with these values, one sentence each with the value to set; none: the run can start."""
     if odd := [name for name, value in timeouts._asdict().items() if not isfinite(value) or value < 0]:
         return [f"{name} must be a finite number, from 0" for name in odd]
     process_group, heartbeat, join, manager, quorum, retries, _ = timeouts

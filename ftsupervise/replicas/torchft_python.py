@@ -1,4 +1,4 @@
-"""Which Python has torchft: that of the training command, which need not be the one that runs ftsupervise.
+"""Find the Python that has torchft: the training command's, which need not be the one that runs ftsupervise.
 
 The lighthouse has to be of the same torchft as the groups. So the interpreters that the command names are asked first, then the
 one that PATH names, and ours last.

@@ -1,4 +1,4 @@
-"""What a run's time was lost to, the costliest first, in a few named items: the answer to "what cost most?". Pure.
+"""The losses of a run's time as a few named items, the costliest first: they answer "what cost most?". Pure.
 
 The items are disjoint: with the training at its usual speed they make up all of the time.
 """

@@ -69,7 +69,7 @@ def usual_rate(found: Sequence[StepRate]) -> float | None:
 
 
 def slow_periods(found: Sequence[StepRate]) -> tuple[SlowPeriod, ...]:
-    """Where it ran below ``SLOW`` of its usual rate; neighbours are one."""
+    """Return the periods in which it ran below ``SLOW`` of its usual rate; neighbouring ones are joined."""
     usual = usual_rate(found)
     if usual is None:
         return ()

@@ -1,4 +1,4 @@
-"""What others read of the replica groups: their table, what they have to know of each other, the progress of the whole run."""
+"""Pages about the replica groups: their table, what they have to know of each other, the progress of the whole run."""
 
 from __future__ import annotations
 
