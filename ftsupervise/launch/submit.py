@@ -30,7 +30,8 @@ from ftsupervise.host import files
 from ftsupervise.host.modes import SCRIPT, claim_folder, make_folder, make_own
 from ftsupervise.host.ownership import shown_user, user_name
 from ftsupervise.launch.folders import make_folders, pin, require_own
-from ftsupervise.launch.plan import Plan, render
+from ftsupervise.launch.plan import Plan
+from ftsupervise.launch.script import render
 from ftsupervise.model import Job
 from ftsupervise.nodes.exclude import write_exclusions
 from ftsupervise.rundir.launches import LaunchRecord, launches, people
