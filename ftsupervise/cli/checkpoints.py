@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, NamedTuple
 import click
 
 from ftsupervise.cli.checkpoint_answers import Patient, patience, patiently
-from ftsupervise.cli.output import DefaultGroup, count, plain, say, say_json
+from ftsupervise.cli.output import DefaultGroup, plain, say, say_json
 from ftsupervise.errors import NotFound, Refused, UsageError
 from ftsupervise.printable import printable
+from ftsupervise.units import count
 
 if TYPE_CHECKING:
     from ftsupervise.checkpoints.find import Found
