@@ -21,7 +21,7 @@ from ftsupervise.model import CauseKind, Claim
 from ftsupervise.replicas.environment import environment_of, for_group, on_its_nodes
 from ftsupervise.replicas.groups import GroupState, choose_nodes, first_nodes
 from ftsupervise.run.gate import PASS_ON, STOP, SignalQueue
-from ftsupervise.run.group_disk import GroupReading, RunDirReader, Sayings
+from ftsupervise.run.group_disk import GroupReading, RunDirReader, Sayings, words_of_its_end
 from ftsupervise.run.group_lighthouse import GroupLighthouse
 from ftsupervise.run.group_options import GroupOptions
 from ftsupervise.run.group_pages import GroupPages, NodesSeen
@@ -115,8 +115,7 @@ class GroupsOfJob:
     def _look_after(self, group: GroupProcess, seen: GroupReading, over: str) -> None:
         now, at = _now(), time.monotonic()
         for one in group.take(seen, now):
-            step = f" at step {one.last_step}" if one.last_step is not None else ""
-            self.say(f"{group.row.name}: attempt {one.number} ended{step}: {one.words}; {one.then}")
+            self.say(f"{group.row.name}: {words_of_its_end(one)}")
         if group.code is not None:
             self._after_its_end(group, group.code, over, now)
             group.code = None

@@ -25,7 +25,7 @@ from ftsupervise.replicas.environment import environment_of, for_group
 from ftsupervise.replicas.groups import GroupState, name_of
 from ftsupervise.replicas.lighthouse_record import lighthouse_address
 from ftsupervise.run.gate import STOP, SignalQueue, reason_not_to_start
-from ftsupervise.run.group_disk import GroupReading, RunDirReader, Sayings
+from ftsupervise.run.group_disk import GroupReading, RunDirReader, Sayings, words_of_its_end
 from ftsupervise.run.group_lighthouse import GroupLighthouse
 from ftsupervise.run.group_options import GroupOptions
 from ftsupervise.run.group_pages import GroupPages, NodesSeen
@@ -106,8 +106,7 @@ class GroupsApart:
     def _look(self, group: GroupProcess, seen: GroupReading, over: str) -> None:
         now = _now()
         for one in group.take(seen, now):
-            step = f" at step {one.last_step}" if one.last_step is not None else ""
-            self.say(f"{group.row.name}: attempt {one.number} ended{step}: {one.words}; {one.then}")
+            self.say(f"{group.row.name}: {words_of_its_end(one)}")
         state, why = state_apart(group, self.queue.of(group.number), over, now)
         group.runs_elsewhere = state is GroupState.RUNNING
         nodes = group.newest.nodes if group.newest is not None and group.runs_elsewhere else ()
