@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ftsupervise.cli.output import count, did_you_mean, plain, say, say_json
+from ftsupervise.cli.output import did_you_mean, plain, say, say_json
 from ftsupervise.printable import printable
+from ftsupervise.units import count
 
 if TYPE_CHECKING:
     from ftsupervise.config.schema import Run

@@ -107,11 +107,6 @@ def columns() -> int:
     return _terminals.get(1, 0)
 
 
-def count(number: int, noun: str) -> str:
-    """ "1 check", "2 checks"."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
-
-
 def may_colour() -> bool:
     """Not where the terminal cannot show colours, nor where the person wants none."""
     return os.environ.get("TERM") != "dumb" and not os.environ.get("NO_COLOR")

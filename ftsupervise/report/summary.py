@@ -15,7 +15,7 @@ from ftsupervise.report.everything import PlanRow, ReportFacts
 from ftsupervise.report.incidents import RunIncident
 from ftsupervise.report.row import pace_of
 from ftsupervise.report.slow import SLOW
-from ftsupervise.units import show_duration, show_percent, show_rate
+from ftsupervise.units import count, show_duration, show_percent, show_rate
 
 _STALL = 300.0  # seconds without progress that are worth a word
 
@@ -315,8 +315,3 @@ def definitions(of: TimeAccount) -> tuple[tuple[str, str, str], ...]:
 
 def stamp(at: datetime | None) -> str:
     return "" if at is None else f"{at:%Y-%m-%d %H:%M} UTC"
-
-
-def count(number: int, what: str) -> str:
-    """ "1 fault", "3 faults"."""
-    return f"{number:,} {what}{'' if number == 1 else 's'}"

@@ -10,6 +10,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from ftsupervise.errors import Error
+from ftsupervise.host.in_time import OneAtATime
 from ftsupervise.nodes.judging import judge, of_run_dir
 from ftsupervise.replicas.groups import (
     GroupState,
@@ -30,6 +31,7 @@ from ftsupervise.scheduler.parse import is_away
 
 _TABLE_EVERY = 2.0  # seconds between two tables
 _QUORUM_EVERY = 5.0  # seconds between two pages about the quorum that say the same
+_WITHIN = 1.0  # seconds for both to be written
 _NODES_EVERY = 5.0  # seconds between two looks at the nodes
 _STILL = 8.0  # seconds without a step after which a node that does not answer counts as lost under its group
 _FAR = 2  # steps: a group that much behind the first one is named
@@ -78,7 +80,7 @@ class GroupPages:
         self._asked, self._groups, self._nodes, self._say, self._area = asked, groups, nodes, say, area
         self.below: datetime | None = None  # since when fewer than the least run
         self._written = self._quorum_written = 0.0
-        self._quorum = QuorumPage()
+        self._quorum, self._turn = QuorumPage(), OneAtATime()
         self._slow = ""
         self.lighthouse_restarted: float | None = None  # monotonic
         self.moved: datetime | None = None  # when the lighthouse began at another address
@@ -92,16 +94,27 @@ class GroupPages:
         now, at = _now(), time.monotonic()
         why = self._below_the_least(over, now)
         quorum = QuorumPage(now, bool(why), why, self._hung())
-        try:
-            same = quorum._replace(at=self._quorum.at) == self._quorum
-            if last or not same or at >= self._quorum_written + _QUORUM_EVERY:
+        same = quorum._replace(at=self._quorum.at) == self._quorum
+        table = self._table(now) if last or not same or at >= self._written + _TABLE_EVERY else None
+        if not (last or not same or at >= self._quorum_written + _QUORUM_EVERY):
+            quorum = self._quorum
+
+        def put() -> bool:
+            if quorum is not self._quorum:
                 write_quorum(self._asked.rundir, quorum, self._area)
-                self._quorum, self._quorum_written = quorum, at
-            if last or not same or at >= self._written + _TABLE_EVERY:
-                write_table(self._asked.rundir, self._table(now), self._area)
-                self._written = at
+            if table is not None:
+                write_table(self._asked.rundir, table, self._area)
+            return True
+
+        try:
+            if not self._turn(put, _WITHIN):
+                return  # the directory does not answer: soon again
         except OSError:  # a full disk, or a newer attempt: the groups go on
             return
+        if quorum is not self._quorum:
+            self._quorum, self._quorum_written = quorum, at
+        if table is not None:
+            self._written = at
 
     def _below_the_least(self, over: str, now: datetime) -> str:
         """Why the groups that run wait; "" when they do not, or when nobody knows how the others are."""
