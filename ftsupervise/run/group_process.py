@@ -167,9 +167,10 @@ class GroupProcess:
         return seen.ends
 
     def step_by(self, now: datetime) -> int | None:
-        """The step that its ranks can have reached by now, at most; None where that is not known. The page is seconds old."""
+        """The step that its ranks can have reached by now, at most; None where that is not known, or they have made none since
+        their start. The page is seconds old."""
         page, seconds = self.page, self.row.seconds
-        if page is None or page.ahead is None or not seconds:
+        if page is None or page.ahead is None or page.first is None or not seconds:
             return None
         return page.ahead + round(2 * max(0.0, (now - page.at).total_seconds()) / seconds) + 1
 
