@@ -17,7 +17,7 @@ def in_time(work: Callable[[], T], seconds: float) -> T | None:
     def run() -> None:
         try:
             done.append(work())
-        except Exception as error:
+        except Exception as error:  # raised again in the thread that waits
             failed.append(error)
 
     thread = threading.Thread(target=run, daemon=True)
