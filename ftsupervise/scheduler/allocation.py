@@ -19,7 +19,7 @@ from typing import TypeVar
 from ftsupervise.host import bounded, processes
 from ftsupervise.host.processes import SHELL_MARKED
 from ftsupervise.hostlist import compress_hostlist, expand_hostlist
-from ftsupervise.rundir.paths import ENV_ATTEMPT_DIR
+from ftsupervise.rundir.paths import ENV_ATTEMPT_DIR, ENV_GROUP, ENV_GROUP_JOB
 from ftsupervise.scheduler.parse import parse_shown_job, srun
 from ftsupervise.scheduler.slurm import is_answer
 
@@ -84,7 +84,7 @@ def _try(where: Mapping[str, tuple[str, int]], patience: float) -> set[str]:
 
 _TELL = 2.0  # seconds for a command whose answer is not needed
 _ASK = 10.0  # seconds for one question
-_OF_THE_JOB = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_CLUSTERS", "SLURM_JWT")
+_OF_THE_JOB = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_CLUSTERS", "SLURM_JWT", ENV_GROUP, ENV_GROUP_JOB)
 # Every process that inherited the attempt's environment, in whatever session or group; not srun, which reports their end.
 KILL_MARKED = f"""mark=${{1:?}}; for p in $({SHELL_MARKED}); do
 read -r c < /proc/$p/comm && [ "$c" != srun ] && kill -9 $p; done 2>/dev/null; true"""
