@@ -17,11 +17,9 @@ import argparse
 import json
 import os
 import random
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -31,8 +29,8 @@ from typing import NamedTuple
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks.replicas.agreement import Agreement, agreement
+from benchmarks.replicas.local import local_run
 from benchmarks.replicas.scene import NAMES, Stamps
-from ftsupervise.host import processes
 
 JOB = Path(__file__).with_name("losses_job.py")
 LOOPS = {"ddp": "FT-DDP", "localsgd": "LocalSGD", "diloco": "DiLoCo"}
@@ -74,27 +72,13 @@ def main() -> None:
 
 def learn(loop: str, seed: int, kills: int, steps: int, step_time: float) -> Learned:
     """One run, from its start to its end by itself. Raises RuntimeError where it does not come to it."""
-    folder = Path(tempfile.mkdtemp(prefix="fts-loss-", dir="/tmp"))
-    stamps = Stamps(folder / "events")
-    env = {key: value for key, value in os.environ.items() if not key.startswith(("SLURM_", "FTSUPERVISE_", "TORCH"))}
-    env |= {"BENCH_EVENTS": str(stamps.path), "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "TMPDIR": str(folder)}
-    env |= {"FTSUPERVISE_STATE_DIR": str(folder / "state"), "PYTHONWARNINGS": "ignore"}
-    us = [sys.executable, "-m", "ftsupervise"]
-    words = [*us, "run", "--run-dir", str(folder / "run"), "--hang", "off", "--warm", "off", "--"]
-    words += [*us, "groups", "run", "--count", str(len(NAMES)), "--slowest-step", "3", "--"]
-    words += ["--in-place", "99", "--back-off", "0", "--", sys.executable, str(JOB), "--loop", loop]
-    words += ["--seed", str(seed), "--steps", str(steps), "--step-time", str(step_time)]
-    with (folder / "out").open("wb") as out:
-        child = subprocess.Popen(words, cwd=folder, env=env, stdout=out, stderr=out)
-        try:
-            disturb(child, stamps, seed, kills, steps if loop == "ddp" else steps // 5, step_time)
-            if child.wait(_MOST):
-                raise RuntimeError(f"the run ended with {child.returncode}: {(folder / 'out').read_text()[-2000:]}")
-        finally:
-            end(child)
-    stamps.look()
-    shutil.rmtree(folder, ignore_errors=True)
-    return judged(stamps, loop, seed, kills)
+    words = ["--loop", loop, "--seed", str(seed), "--steps", str(steps), "--step-time", str(step_time)]
+    with local_run(sys.executable, str(JOB), *words) as run:
+        disturb(run.child, run.stamps, seed, kills, steps if loop == "ddp" else steps // 5, step_time)
+        if run.child.wait(_MOST):
+            raise RuntimeError(f"the run ended with {run.child.returncode}: {run.said()}")
+        run.stamps.look()
+        return judged(run.stamps, loop, seed, kills)
 
 
 def disturb(child: subprocess.Popen[bytes], stamps: Stamps, seed: int, kills: int, last: int, step_time: float) -> None:
@@ -122,17 +106,6 @@ def disturb(child: subprocess.Popen[bytes], stamps: Stamps, seed: int, kills: in
         if not stamps.until(ready, _MOST) or not found[-1]:
             raise RuntimeError(f"it ended, or stood, before kill {number + 1} of {kills}, at step {due:.0f}")
         os.kill(found[-1], signal.SIGKILL)
-
-
-def end(child: subprocess.Popen[bytes]) -> None:
-    if child.poll() is None:
-        child.terminate()
-        try:
-            child.wait(30)
-        except subprocess.TimeoutExpired:
-            for pid in (*processes.below(child.pid), child.pid):
-                processes.send([pid], signal.SIGKILL)
-            child.wait()
 
 
 def judged(stamps: Stamps, loop: str, seed: int, kills: int) -> Learned:
