@@ -26,14 +26,14 @@ _OVER = 3.0  # seconds of silence after which a run that has finished is not fol
 
 @click.command()
 @click.argument("run", required=False, metavar="[RUN]")
+@click.option("--follow", "-f", is_flag=True, help="Follow the output, across restarts and jobs, until Ctrl-C.")
 @click.option(
-    "--follow", "-f", is_flag=True, help="Go on with what is written, across restarts and jobs, until Ctrl-C."
+    "--lines", "-n", type=click.IntRange(0), default=50, show_default=True, help="Number of last lines; 0: all."
 )
-@click.option("--lines", "-n", type=click.IntRange(0), default=50, show_default=True, help="Last lines; 0: all.")
-@click.option("--attempt", type=click.IntRange(1), help="Of this attempt only.")
-@click.option("--rank", type=click.IntRange(0), help="Of this rank only: its own file, else lines labelled with it.")
-@click.option("--group", help="Of this replica group only (g002); without it, the lines are those of all groups.")
-@click.option("--errors", is_flag=True, help="Only lines that tell of an error, tracebacks whole; of all attempts.")
+@click.option("--attempt", type=click.IntRange(1), help="This attempt only.")
+@click.option("--rank", type=click.IntRange(0), help="This rank only: its own file, else lines labelled with it.")
+@click.option("--group", help="This replica group only (g002); without it, all groups.")
+@click.option("--errors", is_flag=True, help="Only lines that report an error, with whole tracebacks, of all attempts.")
 @click.option("--path", "only_path", is_flag=True, help="Print the path of the file instead.")
 def logs(
     run: str | None,
@@ -78,7 +78,7 @@ def logs(
 
 
 def _of_all(places: Sequence[RunDir], attempt: int | None) -> list[list[Part]]:
-    """The parts of each of these directories that has some. Raises NotFound where none has."""
+    """Return the parts of each of these directories that has some. Raises NotFound where none has."""
     found, missing = list[list["Part"]](), list[Error]()
     for place in places:
         try:
@@ -106,7 +106,7 @@ def list_runs(as_json: bool) -> None:
 
 
 def _parts(rundir: RunDir, attempt: int | None) -> list[Part]:
-    """Raises NotFound."""
+    """Return the parts of the output. Raises NotFound."""
     from ftsupervise.report.output import output_files
     from ftsupervise.report.reading import run_name
     from ftsupervise.report.verdict import logs_pattern
@@ -139,7 +139,7 @@ def _of_rank(part: Part, rank: int | None) -> Part:
 
 
 def _print(parts: list[Part], most: int, rank: int | None, *, errors: bool, named: bool) -> int:
-    """The last ``most`` lines of these parts; how many there were. ``named``: also a single part gets a line that names it."""
+    """Print the last ``most`` lines of these parts; return how many there were. ``named``: name also a single part."""
     left, chosen = most, list[tuple["Part", list[str]]]()
     for part in list(reversed(parts))[:_PARTS]:
         lines = list(_last(_wanted(part, rank, errors=errors), left))
@@ -182,7 +182,7 @@ def _last(lines: Iterable[str], most: int) -> Iterable[str]:
 
 
 def _follow(places: Sequence[RunDir], parts: list[Part], rank: int | None, *, errors: bool, stay: bool) -> None:
-    """Print what comes, in the files of the newest attempts, until Ctrl-C or the run has finished and is silent."""
+    """Print new output of the newest attempts' files, until Ctrl-C, or until the run has finished and is silent."""
     from ftsupervise.report.output import Follower
 
     following = [Follower(part) for part in parts]
@@ -212,7 +212,7 @@ def _follow(places: Sequence[RunDir], parts: list[Part], rank: int | None, *, er
 
 
 def _pass_on(following: Iterable[Follower], rank: int | None, *, errors: bool) -> bool:
-    """Print what has come; had anything? Lines of several files have a line before them that says whose they are."""
+    """Print the new output; return whether there was any. With several files, a line names the file before its lines."""
     came, several = False, len({one.part.group for one in following}) > 1
     for one in following:
         lines = one.more()
@@ -225,7 +225,7 @@ def _pass_on(following: Iterable[Follower], rank: int | None, *, errors: bool) -
 
 
 def _newest(rundir: RunDir, known: list[Part], rank: int | None) -> list[Part]:
-    """The parts of the newest attempt in ``rundir``, once it has some. ``known``: those that are followed."""
+    """Return the parts of the newest attempt in ``rundir``, once it has some. ``known``: those that are followed."""
     from ftsupervise.report.output import parts_of
     from ftsupervise.rundir.ledger import newest
 

@@ -21,6 +21,7 @@ from ftsupervise.report.account import Spent
 from ftsupervise.report.costs import CostItem
 from ftsupervise.report.drawing import KINDS, Axis, Line
 from ftsupervise.report.everything import AlertRow, CheckpointRow, NodeRow, ReportFacts, SettingRow
+from ftsupervise.report.group_stalls import stall_rows
 from ftsupervise.report.incidents import RunIncident, costs_of
 from ftsupervise.report.summary import stamp
 from ftsupervise.units import show_duration, show_percent, show_size
@@ -49,7 +50,7 @@ _TONES = {
     "pending": "watch",
     "resolved": "good",
 }
-_NODE_TONES = {"excluded": "bad", "by hand": "bad", "left in": "watch", "trusted": "good"}
+_NODE_TONES = {"excluded": "bad", "by hand": "bad", "kept": "watch", "trusted": "good"}
 
 
 def page(report: ReportFacts) -> str:
@@ -148,6 +149,7 @@ def _view(report: ReportFacts, axis: Axis, lines: Iterable[tuple[str, str, str, 
         "lines": [{"name": name, "title": title, "label": label, "line": line} for name, title, label, line in lines],
         "slow": _slow(report),
         "incidents": [incident_row(one) for one in reversed(report.incidents)],
+        "stalls": [{**one._asdict(), "at": stamp(one.at)} for one in stall_rows(report.detail.groups)],
         "incident_kinds": [(one.kind, one.times) for one in costs_of(report.incidents)],
         "nodes": [_node(row) for row in report.nodes.rows if isinstance(row, NodeRow)],
         "nodes_problem": report.nodes.problem,

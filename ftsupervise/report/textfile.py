@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from ftsupervise.errors import Error
 from ftsupervise.host import files
 from ftsupervise.host.ownership import user_name
+from ftsupervise.replicas.stalls import read_stalls
 from ftsupervise.report import Status
 from ftsupervise.report.detail import account_of, avoided_nodes
 from ftsupervise.report.metrics import Sample, counters_in, samples, text_of
@@ -74,7 +75,8 @@ def measure(
     row = row_of(run, QueueSeen(jobs, blind), found, tick, late=late)
     account = account_of(seen)
     user = _owner(rundir)
-    made = samples(seen, row, account, avoided_nodes(rundir, now), user, now if ticks else None)
+    stalls = read_stalls(rundir)
+    made = samples(seen, row, account, avoided_nodes(rundir, now), user, now if ticks else None, stalls)
     return RunMetrics(run.name, user, rundir.root, account.since.timestamp(), made, _is_over(rundir, run.finished, now))
 
 

@@ -21,6 +21,7 @@ from ftsupervise.replicas.groups import (
     write_quorum,
     write_table,
 )
+from ftsupervise.replicas.suspects import SuspectMember
 from ftsupervise.run.group_options import GroupOptions
 from ftsupervise.run.group_process import GroupProcess
 from ftsupervise.rundir.paths import RunDir
@@ -83,6 +84,10 @@ class GroupPages:
         self._slow = ""
         self.lighthouse_restarted: float | None = None  # monotonic
         self.moved: datetime | None = None  # when the lighthouse began at another address
+        self.liars: Mapping[str, SuspectMember] = {}  # groups that tell steps which no group can have made
+        self._accused: dict[
+            str, int
+        ] = {}  # the attempt of each such start: the next one of its group has told nothing yet
 
     def write(self, over: str, *, last: bool = False) -> None:
         """``over``: why no group is started any more."""
@@ -128,8 +133,8 @@ class GroupPages:
         return why
 
     def _hung(self) -> tuple[Hung, ...]:
-        """Name the groups that their own supervisors cannot judge: their node does not answer and is silent, or they wait for a
-        quorum in which the others train without them."""
+        """Name the groups that their own supervisors cannot judge: their node does not answer and reports nothing; they wait for
+        a quorum in which the others train without them; or they tell steps that nobody has made, so that the others wait."""
         lost, found = self._nodes.lost(), list[Hung]()
         for group in self._groups:
             row = group.row
@@ -140,6 +145,10 @@ class GroupPages:
                 found.append(Hung(row.name, row.attempt, f"{', '.join(gone)} does not answer"))
             elif self.moved is not None and group.newest is not None and group.newest.started < self.moved:
                 found.append(Hung(row.name, row.attempt, "the lighthouse is at another address now"))
+            elif (lie := self.liars.get(row.name)) and self._accused.setdefault(
+                lie.replica, row.attempt
+            ) == row.attempt:
+                found.append(Hung(row.name, row.attempt, lie.words))
             elif why := self._left_out(group):
                 found.append(Hung(row.name, row.attempt, why))
         return tuple(found)

@@ -167,9 +167,10 @@ class GroupProcess:
         return seen.ends
 
     def step_by(self, now: datetime) -> int | None:
-        """Return the highest step that its ranks can have reached by now; None where it is not known. The page may be old."""
+        """Return the highest step that its ranks can have reached by now; None where that is not known, or they have made none
+        since their start. The page may be seconds old."""
         page, seconds = self.page, self.row.seconds
-        if page is None or page.ahead is None or not seconds:
+        if page is None or page.ahead is None or page.first is None or not seconds:
             return None
         return page.ahead + round(2 * max(0.0, (now - page.at).total_seconds()) / seconds) + 1
 

@@ -84,6 +84,7 @@ class GroupsOfJob:
                 if self.lighthouse is not None:
                     self.lighthouse.follow({group.row.name: group.step_by(_now()) for group in self.groups})
                     self.pages.lighthouse_restarted = self.lighthouse.restarted
+                    self.pages.liars = self.lighthouse.liars
                 self.pages.write(over)
                 if not any(group.alive for group in self.groups) and (over or not self._may_go_on()):
                     return 0 if over else 1

@@ -79,6 +79,7 @@ class GroupsApart:
                 if lighthouse is not None:
                     lighthouse.follow({group.row.name: group.step_by(_now()) for group in self.groups})
                     self.pages.lighthouse_restarted, self.pages.moved = lighthouse.restarted, lighthouse.moved
+                    self.pages.liars = lighthouse.liars
                 self.pages.write(over)
                 if over:
                     until = time.monotonic() + _LAST if until is None else until

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ftsupervise.ranks.__main__ import stays
-from ftsupervise.scheduler.allocation import ShownJob, parse_shown_job
+from ftsupervise.scheduler.parse import ShownJob, parse_shown_job
 
 LINE = (
     "JobId={id} {array}JobName=my run UserId=ann(1000) Requeue={requeue} Restarts=0 BatchFlag=1 JobState={state} Reason=None "
