@@ -220,8 +220,8 @@ def run_to_end(to: Services, now: RunProgress) -> RunProgress:
     used = placement.nodes or to.allocation.nodes
     in_order = [node for node in to.allocation.nodes if node in used]  # as Slurm numbers the ranks
     env.update(to.snapshots.begin(mine, in_order, mine.folder / "run.log"))
-    area, seen = now.fence.area if now.fence is not None else None, partial(seen_by, to.agents.table)
-    pages = ProgressWriter(to.options.rundir, mine, area, seen)
+    area = now.fence.area if now.fence is not None else None
+    pages = ProgressWriter(to.options.rundir, mine, area, lambda: seen_by(to.agents.table, one.hang))
     try:
         ended = one.run_to_end(env)
     finally:
