@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
-from ftsupervise.cli.output import count
 from ftsupervise.printable import printable
 from ftsupervise.report.row import FINE, mostly_waits, need_of
-from ftsupervise.units import show_duration
+from ftsupervise.units import count, show_duration
 
 if TYPE_CHECKING:
     from ftsupervise.report.row import RunRow
