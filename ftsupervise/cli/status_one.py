@@ -118,7 +118,9 @@ def _progress(found: RunDetail) -> Iterator[str]:
             heard = f"no progress for {show_duration(round(max(0.0, seen.at.timestamp() - page.active_at)))}; {heard}"
         yield f"  progress  {reached}, {count(page.ranks, 'rank')}{loss}, {heard}"
         if page.slowest and page.step is not None and page.ahead is not None:
-            yield f"  progress  {page.slowest} is {page.ahead - page.step} steps behind the first"
+            # the page of replica groups has the step of the first one
+            steps = f"{page.ahead - page.step} steps " if page.ahead > page.step else ""
+            yield f"  progress  {page.slowest} is {steps}behind the first"
     elif seen.beats:
         newest = max(beat.at for beat in seen.beats)
         oldest = min(seen.beats, key=lambda beat: beat.at)

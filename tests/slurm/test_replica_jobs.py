@@ -7,6 +7,7 @@ from __future__ import annotations
 import importlib.util
 import shutil
 import sys
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -89,21 +90,26 @@ def test_groups_with_jobs_of_their_own_wait_fall_out_and_come_back_while_the_oth
     step, cancelled = here.reached(*NAMES), three[0]
     others = [name for name in NAMES if name != cancelled]
     before = here.job(cancelled)
+    at = time.monotonic()
     here.scene.sandbox.run(["scancel", before])
     until(lambda: here.reached(*others) > step, "the others without it", 60)
     until(lambda: here.job(cancelled) != before, "its next member", 120)
     step = here.reached(*others)
     until(lambda: here.reached(*NAMES) > step, "it is back with the others", 180)
+    back = [time.monotonic() - at]
 
     here.node_is("node-5", "RESUME")
     step, lost = here.reached(*NAMES), three[1]
     others = [name for name in NAMES if name != lost]
     before, (node,) = here.job(lost), here.row(lost).nodes
+    at = time.monotonic()
     here.scene.lose(node)
     until(lambda: here.reached(*others) > step, "the others without the lost node", 90)
     until(lambda: here.job(lost) != before, "its next member", 180)
     step = here.reached(*others)
     until(lambda: here.reached(*NAMES) > step, "it is back on another node", 180)
+    back.append(time.monotonic() - at)
+    print(f"a group is back {back[0]:.0f} s after its job was cancelled, {back[1]:.0f} s after its node was lost")
     assert here.row(lost).nodes != (node,)
 
     here.scene.type("kill", "--yes")
