@@ -1,4 +1,5 @@
-"""What the supervisor knows of its ranks, written into the run directory: the progress of the attempt and the steps of the run.
+"""Writes the supervisor's knowledge of its ranks into the run directory: the progress of the attempt and the steps of
+the run.
 
 A thread of its own writes, because a file system may hang: the training and the supervisor never wait for it.
 """
@@ -24,13 +25,13 @@ _FIRST = 1.0  # seconds to the first one
 _COST = 20  # a page that takes T is followed by a pause of 20 T at least
 _STEPS_EVERY = 60.0  # seconds between two writes of the steps of the run
 _WINDOW = 60.0  # seconds over which the rate is taken
-_LEAST = 10.0  # seconds: over less it says little
-_BEHIND = 2  # steps: a rank that much behind the first one is named
+_LEAST = 10.0  # seconds: a shorter span says little
+_BEHIND = 2  # steps: a rank this far behind the first one is named
 _RECENT = 200  # spans of which the usual rate is the median
 
 
 def seen_by(table: RankTable) -> ProgressPage | None:
-    """The progress of the ranks as they last reported; None where none has."""
+    """Return the progress of the ranks as they last reported; None where none has."""
     states, tally = table.newest(), table.tally()
     if not states:
         return None
@@ -110,7 +111,7 @@ class ProgressWriter:
             return
 
     def _rate(self, page: ProgressPage, now: float) -> float | None:
-        """Steps a second over the last minute; adds the steps to the record of the run."""
+        """Return steps a second over the last minute; add the steps to the record of the run."""
         if page.ahead is None:
             return None
         before = self._seen[-1][1] if self._seen else (page.first or page.ahead) - 1
