@@ -26,7 +26,7 @@ _PAUSES = (2.0, 5.0, 10.0, 20.0, 30.0)  # seconds between two questions; the las
 
 
 def stays(env: Mapping[str, str]) -> bool:
-    """Is this node one of the few?"""
+    """Return whether this node is one of the few."""
     node = as_count(env.get("SLURM_NODEID", ""))
     return bool(env.get("SLURM_JOB_ID")) and node is not None and node < _FEW
 
@@ -64,7 +64,7 @@ _OPTIONS = {
 
 
 def config(words: list[str]) -> AgentConfig:
-    """Raises ValueError for arguments that make no sense."""
+    """Return the settings from the arguments. Raises ValueError where they make no sense."""
     from ftsupervise.ranks.agent import AgentConfig
 
     given = dict(zip(words[::2], words[1::2], strict=True))
