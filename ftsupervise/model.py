@@ -40,10 +40,8 @@ class Failure(NamedTuple):
         return f"{self.sign} ({self.error})" if self.error else self.sign
 
     def same(self, other: "Failure") -> bool:
-        """Return whether it is the same failure again.
-
-        srun can lose the end of a rank's output when it ends its step, and with it the exception's name.
-        """
+        """Return whether it is the same failure again. srun can lose the end of a rank's output when it ends its step, and
+        with it the exception's name."""
         return self.sign == other.sign and (self.error == other.error or not (self.error and other.error))
 
 

@@ -258,12 +258,9 @@ class SlotFile:
         self.commit(slot, header._replace(turn=turn))
 
     def invalidate_newer(self, than: SnapshotId | None) -> tuple[SnapshotId, ...]:
-        """Give up the snapshots made after ``than`` (None: all): the run goes on from there, and makes those steps
-        again.
-
-        Later snapshots of another attempt are given up too, whatever their step. Returns those that were given up.
-        Raises OSError.
-        """
+        """Give up the snapshots made after ``than`` (None: all): the run goes on from there, and makes those steps again.
+        Later snapshots of another attempt are given up too, whatever their step. Returns those that were given up. Raises
+        OSError."""
         gone = [one for one in self.held().items() if than is None or _after(one[0], than)]
         for _, slot in gone:
             self.begin(slot)
@@ -279,10 +276,8 @@ class SlotFile:
 
 
 def open_slots(path: str | os.PathLike[str], *, write: bool = False) -> SlotFile:
-    """Open the file of a rank.
-
-    Raises OSError; ValueError for a damaged one; PermissionError for one another account may write.
-    """
+    """Open the file of a rank. Raises OSError; ValueError for a damaged one; PermissionError for one another account may
+    write."""
     flags = (os.O_RDWR if write else os.O_RDONLY) | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     fd = os.open(path, flags)
     try:
@@ -349,10 +344,8 @@ def take(fd: int, size: int, may_take: Callable[[int], None]) -> None:
 
 
 def claim(fd: int) -> bool:
-    """Hold the file as its one writer, until this process ends, whatever it forked. False: another process holds it.
-
-    The claim is lost when this process closes any descriptor of that file. Raises OSError.
-    """
+    """Hold the file as its one writer, until this process ends, whatever it forked. False: another process holds it. The
+    claim is lost when this process closes any descriptor of that file. Raises OSError."""
     try:
         fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except (BlockingIOError, PermissionError):

@@ -90,9 +90,7 @@ def process_stat(pid: int) -> ProcessStat | None:
 
 def stat_fields(path: str) -> tuple[str, list[str]] | None:
     """Return the name in /proc/PID/stat or /proc/PID/task/TID/stat, and the fields behind it: the first is the state.
-
-    Source: proc(5). None when the process or thread is gone.
-    """
+    Source: proc(5). None when the process or thread is gone."""
     try:
         with open(path, "rb") as file:  # noqa: PTH123 - half the price, and asked of every process there is
             text = file.read().decode("utf-8", "replace")
@@ -218,10 +216,7 @@ def below(pid: int, without: frozenset[int] = frozenset(), *, zombies: bool = Fa
 
 def who_hears(pid: int, number: int) -> list[int]:
     """Return, on every branch from ``pid`` down, the first process that signal ``number`` would not kill and that is no
-    launcher.
-
-    Processes below such a one (loader workers, helpers) are its own affair and are left out.
-    """
+    launcher. Processes below such a one (loader workers, helpers) are its own affair and are left out."""
     tree, found, queue = children(), [], [pid]
     while queue:
         one = queue.pop(0)
@@ -275,11 +270,8 @@ def die_with_parent(number: int = _SIGTERM) -> Callable[[], None]:
 
 
 def become_subreaper() -> Callable[[], None]:
-    """Become the parent of all orphans below us, so that nothing of an attempt survives it, even in a session of its
-    own.
-
-    Returns ``die_with_parent()``.
-    """
+    """Become the parent of all orphans below us, so that nothing of an attempt survives it, even in a session of its own.
+    Returns ``die_with_parent()``."""
     prctl(PR_SET_CHILD_SUBREAPER, 1)
     return die_with_parent()
 
@@ -302,11 +294,8 @@ def send(pids: list[int], number: int) -> int:
 
 
 def signal_exactly(one: Process, number: int) -> None:
-    """Send a signal to this very process. Nothing happens if it has ended or belongs to another account.
-
-    It goes through a pidfd, after a second look at the start time: between looking and sending, a number may have found
-    a new owner.
-    """
+    """Send a signal to this very process. Nothing happens if it has ended or belongs to another account. It goes through a
+    pidfd, after a second look at the start time: between looking and sending, a number may have found a new owner."""
     import signal
 
     try:
@@ -337,11 +326,8 @@ def wait_gone(processes: Iterable[Process], seconds: float) -> list[Process]:
 
 
 def end_all(choose: Callable[[], Iterable[Process]], seconds: float, known: Collection[Process] = ()) -> list[Process]:
-    """Send SIGKILL to all that ``choose`` finds and all ``known`` before, for a dying process has lost its environment
-    and its mark.
-
-    Repeated until none is left. Returns those that are still there after ``seconds``.
-    """
+    """Send SIGKILL to all that ``choose`` finds and all ``known`` before, for a dying process has lost its environment and
+    its mark. Repeated until none is left. Returns those that are still there after ``seconds``."""
     end, told = time.monotonic() + seconds, {(one.pid, one.start): one for one in known}
     while True:
         told |= {(one.pid, one.start): one for one in choose()}
@@ -406,9 +392,6 @@ START = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 def own_command(*words: str, module: str | None = None, python: str | None = None) -> list[str]:
     """Return ``ftsupervise WORD …``, or another program of this package (``module``: "ftsupervise.ranks"), as a command
-    line.
-
-    ``python``: the interpreter, by its full path; default: the one that runs this.
-    """
+    line. ``python``: the interpreter, by its full path; default: the one that runs this."""
     program = ["-m", module] if module else []
     return [python or sys.executable, "-I", START, *program, *words]
