@@ -187,7 +187,7 @@ def _find(runs: tuple[str, ...], *, brake: bool = False) -> list[Found]:
 
 
 def _is_up(rundir: RunDir, switch: str, name: str) -> bool:
-    """Report that it is raised already: the first reason stays."""
+    """Return whether it is raised already, and say so: the first reason stays."""
     from ftsupervise.rundir.switches import read_switch
 
     state = read_switch(rundir, switch)

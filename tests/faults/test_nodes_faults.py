@@ -48,4 +48,4 @@ def test_who_asks_for_the_nodes_is_answered_without_what_hangs(hung_mount: HungM
     assert "node-7" in seen.stdout
     assert "does not answer: the incidents of other runs are left out" in seen.stderr
     assert changed.returncode == 69
-    assert "not all that is known of the nodes could be read" in changed.stderr, "half of it gives no node back"
+    assert "not all incidents of the nodes could be read" in changed.stderr, "half of it gives no node back"
