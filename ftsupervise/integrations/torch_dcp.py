@@ -156,7 +156,7 @@ class AsyncCheckpoints:
             self._guard.beat()
 
     def _begin(self, new: BackgroundCheckpoint, wait: bool) -> Path | None:
-        """Return the folder of ``new``, on each rank; None where the ranks agree that it is not saved, and why is noted in it."""
+        """Return the folder of ``new``, on each rank; None where the ranks agree that it is not saved, and it notes why."""
         busy = self._thread is not None and self._thread.is_alive()
         unstaged = self._stage(new) if self._rank == 0 else ""
         votes = self._gather((busy, unstaged), self._loop)

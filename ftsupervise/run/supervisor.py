@@ -307,10 +307,7 @@ class Supervisor:
         return _OUTCOME[verdict.move]
 
     def _counted(self, before: int) -> list[Attempt]:
-        """Return the ledger since the brake was last released.
-
-        An attempt without an end was lost, unless it was asked to stop.
-        """
+        """Return the ledger since the brake was released. An attempt without an end was lost, unless asked to stop."""
         try:
             first = switches.counts_from(self.to.options.rundir)
             found = [one for one in read_ledger(self.to.options.rundir) if first <= one.number < before]
