@@ -10,7 +10,9 @@ import os
 import sys
 from typing import Any, NoReturn
 
-import click
+from ftsupervise.cli import click_start  # noqa: F401 - before click
+
+import click  # isort: skip
 
 from ftsupervise import __version__
 from ftsupervise.cli.output import did_you_mean, look_at_terminals, may_colour, say
