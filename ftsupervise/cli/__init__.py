@@ -23,7 +23,7 @@ from ftsupervise.printable import log_line
 COMMANDS: dict[str, tuple[str, str, str]] = {
     "launch": ("launch", "launch", "Submit the run: a chain of jobs, so that a successor is always waiting."),
     "run": ("run", "run", "Supervise a command inside the job (the batch script calls this)."),
-    "watch": ("watch", "watch", "Check the run(s) once and notify people of what changed; --every 60s repeats it."),
+    "watch": ("watch", "watch", "Check runs once and notify people of what changed; --every 60s repeats it."),
     "check": ("check", "check", "Run the watchdogs once and print what they find."),
     "status": ("status", "status", "Show how all runs or one run are doing; --watch goes on showing it."),
     "logs": ("logs", "logs", "Show the output of the run, wherever it goes; -f follows it across restarts."),
