@@ -220,7 +220,7 @@ def test_the_jobs_that_wait_are_told_at_once_and_a_controller_that_is_down_is_no
     assert set(one.waiting().values()) == {"node-0"}
     assert "excludes node-0,node-2" in one.type("nodes", "apply")
     assert set(one.waiting().values()) == {"node-[0,2]"}
-    assert "2 waiting job(s): nothing to change" in one.type("nodes", "apply")
+    assert "2 waiting jobs: nothing to change" in one.type("nodes", "apply")
     one.sandbox.controller("stop")
     assert "the waiting jobs are not updated yet" in one.type("nodes", "clear", "node-2")
     one.type("nodes", "apply", code=69)
