@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -20,6 +18,7 @@ from ftsupervise.rundir.ledger import ledger
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.switches import read_brake
 from ftsupervise.sandbox import Sandbox
+from tests.neighbours.typed import typed
 
 pytestmark = pytest.mark.slurm
 Until = Callable[..., Any]
@@ -44,11 +43,7 @@ class Here:
         (self.folder / "ftsupervise.yaml").write_text("".join(f"{k}: {json.dumps(v)}\n" for k, v in values.items()))
 
     def type(self, *words: str, code: int = 0) -> str:
-        done = subprocess.run(
-            [sys.executable, "-m", "ftsupervise", *words],
-            cwd=self.folder, env=self.sandbox.env(), capture_output=True, text=True, timeout=120, check=False,
-        )  # fmt: skip
-        assert done.returncode == code, done.stdout + done.stderr
+        done = typed(*words, folder=self.folder, env=self.sandbox.env(), code=code)
         return done.stdout + done.stderr
 
     def launch(self) -> str:
