@@ -224,7 +224,7 @@ def _apply(rundir: RunDir, judged: Judgement) -> ExclusionResult:
     from ftsupervise.nodes import exclude
 
     done = exclude.apply(rundir, os.environ, judged.nodes, whole=judged.whole)
-    for sentence in (*done.changed, *done.left_in):
+    for sentence in (*done.changed, *done.not_excluded):
         say(sentence)
     return done
 

@@ -20,7 +20,7 @@ from ftsupervise.model import Attempt, Cause, CauseKind, Claim, End
 from ftsupervise.rundir import kept
 from ftsupervise.rundir.causes import read_cause, read_failure
 from ftsupervise.rundir.fence import last_area
-from ftsupervise.rundir.lost_ends import told_to_end, told_to_leave, without_end
+from ftsupervise.rundir.lost_ends import end_as_asked, stop_request, without_end
 from ftsupervise.rundir.outputs import own_outputs
 from ftsupervise.rundir.paths import ENV_JOB_ID, RESUMED, RunDir
 from ftsupervise.rundir.progress import read_progress
@@ -147,10 +147,10 @@ def _attempt(rundir: RunDir, number: int) -> Attempt:
         )
     page = read_progress(rundir, number)
     seen = reached(rundir, number, page)
-    words, told, at = told_to_leave(folder)
+    words, stop_signal, at = stop_request(folder)
     cause = without_end(start)
-    if told == signal.SIGTERM and cause is not None and cause.kind is CauseKind.LOST:
-        cause = told_to_end(start, at)
+    if stop_signal == signal.SIGTERM and cause is not None and cause.kind is CauseKind.LOST:
+        cause = end_as_asked(start, at)
     note = "; ".join(filter(None, (bad_end, words)))
     since = began.started.timestamp()
     began = began._replace(
@@ -162,7 +162,7 @@ def _attempt(rundir: RunDir, number: int) -> Attempt:
     return began._replace(
         cause=cause,
         note=note,
-        told=told,
+        stop_signal=stop_signal,
         ready=None if seen.first_at is None else max(0.0, seen.first_at - since),
         saving=seen.saving,
         worked=None if seen.active_at is None else max(0.0, seen.active_at - since),
