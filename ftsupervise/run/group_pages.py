@@ -133,8 +133,9 @@ class GroupPages:
         return why
 
     def _hung(self) -> tuple[Hung, ...]:
-        """Name the groups that their own supervisors cannot judge: their node does not answer and is silent; they wait for
-        a quorum in which the others train without them; or they tell steps that nobody has made, so that the others wait."""
+        """Name the groups that their own supervisors cannot judge: their node does not answer and is silent; they wait for a
+        quorum in which the others train without them; or they report steps that nobody has made, and the others wait until
+        they are gone."""
         lost, found = self._nodes.lost(), list[Hung]()
         for group in self._groups:
             row = group.row

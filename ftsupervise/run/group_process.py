@@ -167,8 +167,8 @@ class GroupProcess:
         return seen.ends
 
     def step_by(self, now: datetime) -> int | None:
-        """Return the highest step that its ranks can have reached by now; None where that is not known, or they have made none
-        since their start. The page may be seconds old."""
+        """Return the highest step that its ranks can have reached by now; None where that is not known, or they have made
+        none since their start. The page may be seconds old."""
         page, seconds = self.page, self.row.seconds
         if page is None or page.ahead is None or page.first is None or not seconds:
             return None
