@@ -38,6 +38,7 @@ _LAST = 20  # losses that the final one is the mean of
 _BEFORE = 0.1  # share of the steps: the loss is shown as it was so much earlier, for comparison
 _OFF = 0.001  # difference of the loss to a replay: sums of floats in another order
 _MOST = 300.0  # seconds for one run
+_LEAST = 5  # seeds, of which the most extreme of all 252 ways to share the losses out has p = 0.008
 
 
 class Learned(NamedTuple):
@@ -199,7 +200,10 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--step-time", type=float, default=0.04, help="seconds each step is slowed by")
     parser.add_argument("--check", action="store_true", help="exit 1 where the losses do not agree")
     parser.add_argument("--json", default="", metavar="FILE", help="each run as a line")
-    return parser.parse_args(argv)
+    found = parser.parse_args(argv)
+    if found.check and found.seeds < _LEAST:
+        parser.error(f"--check needs {_LEAST} seeds: with fewer no difference is beyond chance")
+    return found
 
 
 if __name__ == "__main__":
