@@ -7,6 +7,7 @@ import shlex
 
 import pytest
 
+from benchmarks.replicas import timeline
 from benchmarks.replicas.agreement import agreement, permutation_test
 from benchmarks.replicas.losses import LOOPS, Learned, arguments, problems, table
 from tests.manual.blocks import marked
@@ -66,3 +67,7 @@ def test_the_commands_its_page_shows_are_taken() -> None:
             words = shlex.split(line, comments=True)
             assert words[:2] == ["python", "benchmarks/replicas/losses.py"]
             assert set(arguments(words[2:]).loops.split(",")) <= set(LOOPS)
+    for block in marked("run", "replica-timeline"):
+        words = shlex.split(block.text)
+        assert words[:2] == ["python", "benchmarks/replicas/timeline.py"]
+        assert timeline.arguments(words[2:]).kills == 10
