@@ -133,11 +133,13 @@ def judged(stamps: Stamps, loop: str, seed: int, kills: int) -> Learned:
         kills=kills,
         missing=1 - present / (len(NAMES) * len(steps)),
         differ=sum(len({weights for _, _, weights in found}) > 1 for found in of_step.values()),
-        off=abs(final - replayed(seed, [took_part[step] for step in steps], last)) if loop == "ddp" else None,
+        off=abs(final - replayed(seed, [(took_part[step], of_step[step][0][1]) for step in steps], last))
+        if loop == "ddp"
+        else None,
     )
 
 
-def replayed(seed: int, took_part: list[set[int]], last: int) -> float:
+def replayed(seed: int, took_part: list[tuple[set[int], int]], last: int) -> float:
     """The final loss of one process that trains on the batches of those groups in each step."""
     from benchmarks.replicas.losses_job import replay
 
