@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ftsupervise.checkpoints.offload import OffloadReport
     from ftsupervise.checkpoints.restore import FoundCopy, StoreUnseen
     from ftsupervise.checkpoints.stores import Store
-    from ftsupervise.probe.watched import Told
+    from ftsupervise.probe.watched import WorkProgress
 
 _UNSEEN = 3
 
@@ -60,7 +60,7 @@ def _rate(_ctx: click.Context, _param: click.Parameter, value: str | None) -> in
 def targets(
     place: CheckpointPlace, places: tuple[str, ...], rate: int | None
 ) -> tuple[tuple[CopyTarget, ...], int | None]:
-    """The places that are named, or those of the settings, and the bytes a second at most."""
+    """Return the places that are named, or those of the settings, and the bytes a second at most."""
     offload = place.settings.offload if place.settings is not None else None
     if not places and offload is None:
         raise UsageError(
@@ -73,7 +73,7 @@ def targets(
 
 
 def committed(place: CheckpointPlace, *, every: bool) -> tuple[Path, ...]:
-    """The newest with a manifest, or each, newest first."""
+    """Return the newest with a manifest, or each, newest first."""
     from ftsupervise.checkpoints.find import checkpoints_in
 
     found = [one.path for one in checkpoints_in(place.folder, pattern=place.pattern) if one.committed]
@@ -91,7 +91,7 @@ def committed(place: CheckpointPlace, *, every: bool) -> tuple[Path, ...]:
 @click.option("--all", "every", is_flag=True, help="Each checkpoint that has a manifest, not only the newest.")
 @click.option("--rate", callback=_rate, metavar="SIZE", help="Bytes a second at most, such as 200MB.")
 @patience
-@click.option("-q", "--quiet", is_flag=True, help="Say nothing of copies that are there already.")
+@click.option("-q", "--quiet", is_flag=True, help="Do not mention copies that exist already.")
 @click.option("--json", "as_json", is_flag=True, help="For programs.")
 def offload(
     run: str | None,
@@ -112,12 +112,12 @@ def offload(
     must_answer((one.open() for one in found), hint="nothing was copied; --to PLACE names only those that answer")
     reports: list[tuple[str, OffloadReport]] = []
 
-    def told(url: str, report: OffloadReport) -> None:
+    def print_copy(url: str, report: OffloadReport) -> None:
         reports.append((url, report))
         if not as_json and (report.sent or not quiet):
             say(copied(url, report))
 
-    failed = copy_each(_to_copy(place, every=every), found, rate, Patient(seconds, as_json), told)
+    failed = copy_each(_to_copy(place, every=every), found, rate, Patient(seconds, as_json), print_copy)
     if as_json:
         listed = [{"place": url, **report._asdict()} for url, report in reports]
         print_json({"copies": listed, "failed": [why for why, _ in failed]})
@@ -125,7 +125,7 @@ def offload(
 
 
 def copy_each(
-    wanted: Iterable[Path], found: tuple[CopyTarget, ...], rate: int | None, patient: Patient, told: Any
+    wanted: Iterable[Path], found: tuple[CopyTarget, ...], rate: int | None, patient: Patient, on_copy: Any
 ) -> list[tuple[str, bool]]:
     """Copy each checkpoint to each place, one after the other, each in a child of its own. Returns what failed, and whether
     that was for want of an answer: then the place is left alone, and the others have their turn."""
@@ -142,7 +142,7 @@ def copy_each(
                 if isinstance(error, NoAnswer):
                     dead.add(target)
                 continue
-            told(target.url, report)
+            on_copy(target.url, report)
     return failed
 
 
@@ -150,7 +150,7 @@ def _copy_one(path: Path, target: CopyTarget, rate: int | None, patient: Patient
     from ftsupervise.checkpoints.offload import offload as copy
 
     return patiently(
-        lambda told: copy(path, target.open(), now=now, rate=rate, progress=told.moved),
+        lambda progress: copy(path, target.open(), now=now, rate=rate, progress=progress.moved),
         patient,
         doing="copied",
         places=(path, target.open()),
@@ -161,7 +161,9 @@ def raise_failed(failed: list[tuple[str, bool]]) -> None:
     """Raise the error of copies that failed, if any did: NoAnswer where each of them did for that reason."""
     if failed:
         kind = NoAnswer if all(no_answer for _, no_answer in failed) else Error
-        raise kind("not copied: " + "; ".join(why for why, _ in failed), hint="the same command goes on where it was")
+        raise kind(
+            "not copied: " + "; ".join(why for why, _ in failed), hint="the same command continues where it stopped"
+        )
 
 
 def copied(url: str, report: OffloadReport) -> str:
@@ -249,8 +251,7 @@ def restore(
 def _look_for_copies(
     found: tuple[CopyTarget, ...], patient: Patient
 ) -> tuple[list[tuple[CopyTarget, FoundCopy]], list[StoreUnseen]]:
-    """The whole copies with their places, newest first, and what could not be seen. One place that stops to answer hides no
-    other."""
+    """Return the whole copies with their places, newest first, and what could not be seen. One silent place hides no other."""
     from ftsupervise.checkpoints.restore import StoreUnseen
 
     copies: list[tuple[CopyTarget, FoundCopy]] = []
@@ -267,7 +268,7 @@ def _look_for_copies(
     return copies, unseen
 
 
-def _copies_at(source: CopyTarget, _: Told) -> tuple[tuple[FoundCopy, ...], tuple[StoreUnseen, ...]]:
+def _copies_at(source: CopyTarget, _: WorkProgress) -> tuple[tuple[FoundCopy, ...], tuple[StoreUnseen, ...]]:
     from ftsupervise.checkpoints.restore import copies_in
 
     return copies_in([source.open()])
@@ -277,7 +278,9 @@ def _bring_back(source: CopyTarget, copy: FoundCopy, here: Path, rate: int | Non
     from ftsupervise.checkpoints.restore import restore as bring_back
 
     return patiently(
-        lambda told: bring_back(copy._replace(store=source.open()), here, now=now, rate=rate, progress=told.moved),
+        lambda progress: bring_back(
+            copy._replace(store=source.open()), here, now=now, rate=rate, progress=progress.moved
+        ),
         patient,
         doing="restored",
         total=copy.manifest.size,

@@ -1,4 +1,4 @@
-"""``ftsupervise checkpoints``: which ones there are, whether they are whole, and which one a run would resume from."""
+"""``ftsupervise checkpoints``: list them, verify them, and name the one that a run would resume from."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ftsupervise.checkpoints.manifest import Manifest
     from ftsupervise.checkpoints.verify import Verdict
     from ftsupervise.config.checkpointing import CheckpointSettings
-    from ftsupervise.probe.watched import Told
+    from ftsupervise.probe.watched import WorkProgress
     from ftsupervise.rundir.paths import RunDir
 
 SCHEMA_VERSION = 1
@@ -124,10 +124,10 @@ def verify(run: str | None, every: bool, thoroughness: str, world: int | None, s
     if not wanted:
         raise NotFound(f"{place.folder} holds no checkpoint", hint="the run has not saved yet, or it saves elsewhere")
 
-    def judge_all(told: Told) -> list[Verdict]:
+    def judge_all(progress: WorkProgress) -> list[Verdict]:
         verdicts: list[Verdict] = []
         for path in wanted:
-            verdicts.append(judge(path, Scope(Thoroughness(thoroughness), world, place.accounts, told.moved)))
+            verdicts.append(judge(path, Scope(Thoroughness(thoroughness), world, place.accounts, progress.moved)))
             if verdicts[-1].good and not every:
                 break
         return verdicts
@@ -151,7 +151,7 @@ def verify(run: str | None, every: bool, thoroughness: str, world: int | None, s
 @click.argument("run", required=False)
 @click.option("--step", type=click.IntRange(min=0), help="The step; default: from its name, or its own files.")
 @click.option("--world", type=click.IntRange(min=1), help="The number of ranks that wrote it; default: from its files.")
-@click.option("--metric", "metrics", multiple=True, metavar="NAME=X", help="What it was worth; may be repeated.")
+@click.option("--metric", "metrics", multiple=True, metavar="NAME=X", help="A metric of it; may be repeated.")
 @click.option("--again", is_flag=True, help="Replace the manifest that it has.")
 @patience
 @click.option("--json", "as_json", is_flag=True, help="For programs.")
@@ -176,12 +176,12 @@ def commit(
     wanted = _to_commit(place, again=again, single=step is not None or bool(metrics) or again)
     origin = Origin(step=step, world=world, metrics=_numbers(metrics))
 
-    def adopt_all(told: Told) -> tuple[dict[Path, Manifest], list[str]]:
+    def adopt_all(progress: WorkProgress) -> tuple[dict[Path, Manifest], list[str]]:
         done: dict[Path, Manifest] = {}
         refused: list[str] = []
         for path in wanted:
             try:
-                done[path] = adopt(path, origin, by_its_sign=place.one is None, told=told.moved)
+                done[path] = adopt(path, origin, by_its_sign=place.one is None, progress=progress.moved)
             except NotComplete as error:
                 refused.append(str(error))
         return done, refused
@@ -247,7 +247,7 @@ def find(run: str | None) -> CheckpointPlace:
 
     path = Path(run).absolute() if run is not None else None
     if path is not None and path.exists() and not _is_run(path):
-        accounts = (path.stat().st_uid,)  # the person who names it means its owner too
+        accounts = (path.stat().st_uid,)  # a person who names it trusts its owner too
         if path.is_file() or _is_checkpoint(path):
             return CheckpointPlace(path.parent, path, accounts=accounts)
         return CheckpointPlace(path, accounts=accounts)
@@ -260,7 +260,7 @@ def find(run: str | None) -> CheckpointPlace:
 
 
 def _settings(rundir: RunDir) -> CheckpointSettings | None:
-    """As the run was launched; None for a run directory without settings."""
+    """Return the settings as the run was launched; None for a run directory without settings."""
     from ftsupervise.config.believed import load_believed
 
     return load_believed(rundir.config).run.checkpoints if rundir.config.is_file() else None
@@ -273,8 +273,11 @@ def _is_run(path: Path) -> bool:
 
 
 def _is_checkpoint(folder: Path) -> bool:
-    """Is it one checkpoint, and not a folder of them? Its manifest says so, its layout, a step in its name where it holds no
-    checkpoint of another step; or that nothing in it is a checkpoint."""
+    """Return whether it is one checkpoint, and not a folder of them.
+
+    It is one by its manifest, its layout, or a step in its name where it holds no checkpoint of another step; or
+    because nothing in it is a checkpoint.
+    """
     from ftsupervise.checkpoints.contents import contents_of
     from ftsupervise.checkpoints.find import checkpoints_in
     from ftsupervise.checkpoints.layouts import layout_of, says_step
@@ -292,8 +295,10 @@ def _is_checkpoint(folder: Path) -> bool:
 
 
 def _is_another(one: Found, folder: Path) -> bool:
-    """Is it a checkpoint by itself, in a folder whose name says a step: ``ckpt7/step-100``? Its manifest says so, or its layout
-    and another step in its name."""
+    """Return whether it is a checkpoint by itself, in a folder with a step in its name: ``ckpt7/step-100``.
+
+    It is one by its manifest, or by its layout and another step in its name.
+    """
     from ftsupervise.checkpoints.contents import contents_of
     from ftsupervise.checkpoints.layouts import layout_of, says_step, step_of
     from ftsupervise.checkpoints.manifest import CheckpointLayout

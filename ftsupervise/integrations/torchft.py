@@ -33,8 +33,10 @@ from ftsupervise.guard import Decision, Guard
 from ftsupervise.guard.loop_checkpoints import name_of
 from ftsupervise.guard.process_group import find_process_group
 from ftsupervise.guard.settings import RankContext, Voice, place
+from ftsupervise.guard.stop_reasons import from_vote
+from ftsupervise.host.in_time import in_time
 from ftsupervise.integrations.torchft_doubt import StepDoubt, told_by
-from ftsupervise.integrations.torchft_limits import GroupLimits
+from ftsupervise.integrations.torchft_limits import LEAVING, GroupLimits
 from ftsupervise.integrations.torchft_mended import (
     DistributedDataParallel,
     HTTPTransport,
@@ -46,6 +48,7 @@ from ftsupervise.integrations.torchft_mended import (
 )
 from ftsupervise.integrations.torchft_stalls import StallRecorder
 from ftsupervise.integrations.torchft_votes import Agreed, propose
+from ftsupervise.replicas.groups import leaves
 from ftsupervise.replicas.stalls import write_seen
 from ftsupervise.rundir.switches import KILL, read_switch
 from ftsupervise.truth import Health
@@ -56,6 +59,7 @@ _TURN = 120.0  # seconds for which a group waits until the one before it has sav
 _SILENCE = 12  # a source of weights may be silent for this part of the time that their copy may take: 5 s
 _ANSWER = 2.0  # seconds for an answer of the lighthouse, when all have come or their time is over
 _POLL = 0.2
+_LOOK = 2.0  # seconds for a look at a file
 
 
 class ReplicaManager(MendedManager):
@@ -212,10 +216,18 @@ class ReplicaManager(MendedManager):
         if self.left:
             return
         decided = self._agreed.to_come()
-        number, own = self._in_group(*propose(self.guard.vote(), self.current_step(), decided, self.limits.own_causes))
+        vote = self.guard.vote()
+        number, own = self._in_group(*propose(vote, self.current_step(), decided, self._own_causes(vote)))
         box = torch.tensor([number], dtype=torch.int64, device=self._device())
         self.allreduce(box, reduce_op=dist.ReduceOp.MAX).wait()
         self._agreed = Agreed(decided if self.errored() else max(decided, int(box)), own)
+
+    def _own_causes(self, vote: int) -> tuple[str, ...]:
+        """The causes to stop that concern this group alone."""
+        own, rundir = self.limits.own_causes, self._place.rundir
+        if from_vote(vote).cause != LEAVING or rundir is None or not in_time(lambda: leaves(rundir), _LOOK):
+            return own
+        return (*own, LEAVING)
 
     def _compare(self) -> None:
         """All timeouts are derived from the time that a group takes until it meets the others."""

@@ -43,12 +43,12 @@ class ExclusionResult(NamedTuple):
 
     jobs: Mapping[str, tuple[str, ...]] = {}  # each waiting job with the nodes that are excluded for it now
     changed: tuple[str, ...] = ()  # a sentence for each job whose list was changed
-    left_in: tuple[str, ...] = ()  # a sentence for each bad node that could not be excluded
+    not_excluded: tuple[str, ...] = ()  # a sentence for each bad node that could not be excluded
     problem: str = ""  # why Slurm could not be asked, or what it refused
     held: frozenset[str] = frozenset()  # those of ``jobs`` that are on hold
 
     def excludes(self, node: str) -> bool:
-        """Is ``node`` excluded for every waiting job that may start? False when none waits."""
+        """Return whether ``node`` is excluded for every waiting job that may start. False when none waits."""
         those = [nodes for job, nodes in self.jobs.items() if job not in self.held]
         return bool(those) and not self.problem and all(node in nodes for nodes in those)
 
@@ -75,8 +75,8 @@ def apply(
     held: set[str] = set()
     jobs: dict[str, tuple[str, ...]] = {}
     changed: list[str] = []
-    left: dict[str, None] = {}
-    problem = "" if whole else "not all that is known of the nodes could be read: no exclusion is taken back"
+    not_excluded: dict[str, None] = {}
+    problem = "" if whole else "not all incidents of the nodes could be read: no exclusion is taken back"
     try:
         records = launches(rundir)
         if records and records[-1].scheduler not in ("", SLURM):
@@ -86,13 +86,13 @@ def apply(
         waiting = [job for job in jobs_of_run(run, queue, certain=True) if job.state.waiting]
         ledger = ExclusionLedger(rundir, waiting)
         asked = any(node.excluded for node in nodes) or any(ledger.of(job) for job in waiting)
-        there = slurm.inventory().without(gone) if waiting and asked else NodeInventory(frozenset(), {})
+        inventory = slurm.inventory().without(gone) if waiting and asked else NodeInventory(frozenset(), {})
         for job in waiting:
             try:
                 at_once = leaving and asked and not slurm.requeued(job.base_id)
                 spare = 0 if at_once else reserve(job.nodes_wanted)
-                wanted = _target(job, nodes, there, left, ledger.of(job), whole, spare)
-                sentences = _update(slurm, ledger, job, wanted)
+                target = _target(job, nodes, inventory, not_excluded, ledger.of(job), whole, spare)
+                sentences = _update(slurm, ledger, job, target)
             except SchedulerUnavailable:
                 raise
             except (Error, OSError) as error:  # another account's job, or a page that cannot be written
@@ -102,75 +102,82 @@ def apply(
             if sentences is None:
                 continue
             changed += sentences
-            ledger.confirm(job, wanted)
-            jobs[job.id] = tuple(wanted)
+            ledger.confirm(job, target)
+            jobs[job.id] = tuple(target)
             held.update([job.id] if is_held(job.reason) else ())
         ledger.close()
     except (Error, OSError) as error:
         problem = str(error).partition("\n")[0]
-    return ExclusionResult(jobs, tuple(changed), tuple(left), problem, frozenset(held))
+    return ExclusionResult(jobs, tuple(changed), tuple(not_excluded), problem, frozenset(held))
 
 
-def _update(slurm: Slurm, ledger: ExclusionLedger, job: Job, wanted: list[str]) -> list[str] | None:
-    """Change the excluded nodes of one job where they differ: a sentence if they did; None when the job waits no longer.
-    Raises Error, OSError."""
-    if set(wanted) == set(job.excluded):
+def _update(slurm: Slurm, ledger: ExclusionLedger, job: Job, target: list[str]) -> list[str] | None:
+    """Change the excluded nodes of one job where they differ: a sentence if they did; None when the job no longer
+    waits.
+
+    Raises Error, OSError.
+    """
+    if set(target) == set(job.excluded):
         return []
-    ledger.record(job, wanted)
-    if not slurm.exclude(job.id, wanted):
+    ledger.record(job, target)
+    if not slurm.exclude(job.id, target):
         return None
-    return [f"job {job.id} excludes {compress_hostlist(wanted) or 'no node any more'}"]
+    return [f"job {job.id} excludes {compress_hostlist(target) or 'no node any more'}"]
 
 
 def _target(
     job: Job,
     nodes: Sequence[incidents.JudgedNode],
-    there: NodeInventory,
-    left: dict[str, None],
+    inventory: NodeInventory,
+    not_excluded: dict[str, None],
     ours: frozenset[str],
     whole: bool,
     spare: int,
 ) -> list[str]:
-    """The nodes to exclude for one job. Those that cannot be excluded are added to ``left``."""
+    """Return the nodes to exclude for one job. Those that cannot be excluded are added to ``not_excluded``."""
     theirs = [node for node in job.excluded if node not in ours]
     before = [] if whole else [node for node in job.excluded if node in ours]
-    by_hand = [node.name for node in nodes if node.state == "by hand" and node.name in there.known]
-    strange = [node.name for node in nodes if node.state == "by hand" and node.name not in there.known]
-    left.update((f"{node}: Slurm knows no such node", None) for node in strange)
+    by_hand = [node.name for node in nodes if node.state == "by hand" and node.name in inventory.known]
+    strange = [node.name for node in nodes if node.state == "by hand" and node.name not in inventory.known]
+    not_excluded.update((f"{node}: Slurm knows no such node", None) for node in strange)
     bad = [*before, *(node.name for node in nodes if node.state == "excluded")]
     bad = [node for node in dict.fromkeys(bad) if node not in (*theirs, *by_hand)]
-    chosen = fitting(bad, [*theirs, *by_hand], job.nodes_wanted + spare, job.partitions, there, job.features)
+    chosen = fitting(bad, [*theirs, *by_hand], job.nodes_wanted + spare, job.partitions, inventory, job.features)
     needs = f"it needs {job.nodes_wanted}" + (f", and {spare} in reserve" if spare else "")
     few = f"too few nodes would be left for job {job.id} ({needs})"
-    left.update((f"{node}: {few}", None) for node in bad if node not in chosen)
+    not_excluded.update((f"{node}: {few}", None) for node in bad if node not in chosen)
     return list(dict.fromkeys([*theirs, *by_hand, *chosen]))
 
 
 def reserve(needed: int) -> int:
-    """The number of nodes that must be up beyond a job's need before others are excluded for their score: they replace nodes
-    that fail while no supervisor runs, above all the batch host with its supervisor."""
+    """Return the number of nodes that must be up beyond a job's need before others are excluded for their score: they
+    replace nodes that fail while no supervisor runs, above all the batch host with its supervisor.
+    """
     return incidents.margin(needed, 0)
 
 
 def fitting(
-    wanted: Sequence[str],
+    target: Sequence[str],
     theirs: Sequence[str],
     needed: int,
     partitions: Sequence[str],
-    there: NodeInventory,
+    inventory: NodeInventory,
     features: str = "",
 ) -> list[str]:
-    """As many of ``wanted``, from the first on, as leave ``needed`` nodes that are up in a partition beside ``theirs``. Pure.
+    """Return as many of ``target``, from the first on, as leave ``needed`` nodes that are up in a partition beside
+    ``theirs``. Pure.
 
-    Nodes that Slurm does not know are left away: one of them and it would refuse them all. One that is down is no exception
-    where too few are up: once it is back it may be the one that is missing. ``features``: the job's --constraint; one that is
-    more than names joined by & is taken for met by every node.
+    Nodes that Slurm does not know are left out: with one of them it would refuse all. One that is down is no exception
+    where too few are up: once it is back it may be the one that is missing. ``features``: the job's --constraint; one
+    that is more than names joined by & is taken for met by every node.
     """
     asked = frozenset(features.split("&")) if _FEATURES.fullmatch(features) else frozenset()
-    fit = [{n for n in there.usable.get(name, ()) if asked <= there.features.get(n, asked)} for name in partitions]
+    fit = [
+        {n for n in inventory.usable.get(name, ()) if asked <= inventory.features.get(n, asked)} for name in partitions
+    ]
     chosen: list[str] = []
-    for node in wanted:
-        if node not in there.known:
+    for node in target:
+        if node not in inventory.known:
             continue
         out = {*theirs, *chosen, node}
         if any(len(nodes - out) >= needed for nodes in fit):
@@ -185,7 +192,7 @@ class ExclusionPage(NamedTuple):
 
 
 def our_exclusions(place: Path, job: str) -> frozenset[str]:
-    """The nodes that we excluded for the waiting job ``job``; all others on its list are a person's own."""
+    """Return the nodes that we excluded for the waiting job ``job``; all others on its list are a person's own."""
     try:
         whose = (place / incidents.APPLIED).stat()
         path = place / incidents.APPLIED / job
@@ -216,35 +223,35 @@ class ExclusionLedger:
     def of(self, job: Job) -> frozenset[str]:
         return self._before[job.base_id]
 
-    def record(self, job: Job, wanted: Sequence[str]) -> None:
-        """``wanted`` is about to be excluded for ``job``. Raises OSError."""
+    def record(self, job: Job, target: Sequence[str]) -> None:
+        """Record that ``target`` is about to be excluded for ``job``. Raises OSError."""
         base = job.base_id
-        write_exclusions(self._place, base, self._before[base] | self._after[base] | self._new(job, wanted))
+        write_exclusions(self._place, base, self._before[base] | self._after[base] | self._new(job, target))
 
-    def confirm(self, job: Job, wanted: Sequence[str]) -> None:
-        """``wanted`` is excluded for ``job``."""
-        self._after[job.base_id] |= self._new(job, wanted)
+    def confirm(self, job: Job, target: Sequence[str]) -> None:
+        """Record that ``target`` is excluded for ``job``."""
+        self._after[job.base_id] |= self._new(job, target)
 
     def retain(self, job: Job) -> None:
-        """It is not known what is excluded for ``job``."""
+        """Record that it is not known what is excluded for ``job``."""
         self._after[job.base_id] |= self._before[job.base_id]
 
     def close(self) -> None:
-        """All records are updated. Raises OSError."""
+        """Record that all records are updated. Raises OSError."""
         for base, nodes in self._after.items():
             if nodes != our_exclusions(self._place, base):
                 write_exclusions(self._place, base, nodes)
 
-    def _new(self, job: Job, wanted: Sequence[str]) -> frozenset[str]:
+    def _new(self, job: Job, target: Sequence[str]) -> frozenset[str]:
         theirs = frozenset(job.excluded) - self._before[job.base_id]
-        return frozenset(wanted) - theirs
+        return frozenset(target) - theirs
 
 
-# Which nodes a launch excludes besides ``launch.exclude``: those with a bad score, and those a person has excluded.
+# The nodes that a launch excludes besides ``launch.exclude``: those with a bad score, and those a person has excluded.
 
 
 def to_avoid(run: Run, now: datetime) -> tuple[tuple[incidents.JudgedNode, ...], tuple[str, ...]]:
-    """The nodes to exclude, a person's own first, then the worst; what could not be read. Reads files only."""
+    """Return the nodes to exclude, a person's own first, then the worst, and what could not be read. Reads files only."""
     judged = judge(*of_run(run), now)
     avoided = sorted((node for node in judged.nodes if node.excluded), key=lambda node: node.state != "by hand")
     return tuple(avoided), judged.known.problems
@@ -253,41 +260,43 @@ def to_avoid(run: Run, now: datetime) -> tuple[tuple[incidents.JudgedNode, ...],
 def that_fit(
     nodes: Sequence[incidents.JudgedNode], run: Run, exclude: Sequence[str]
 ) -> tuple[tuple[incidents.JudgedNode, ...], tuple[str, ...]]:
-    """Those of ``nodes`` that Slurm knows and that leave the partition large enough for the job, and a sentence for each
-    other one. All of them when Slurm cannot be asked: the launch will tell."""
+    """Return those of ``nodes`` that Slurm knows and that leave the partition large enough for the job, and a sentence
+    for each other one.
+
+    Returns all of them when Slurm cannot be asked: the launch will report that.
+    """
     try:
-        there = Slurm(timeout=10.0).inventory()
+        inventory = Slurm(timeout=10.0).inventory()
     except Error as error:
-        return tuple(nodes), (f"which of the excluded nodes the partition can spare is not known: {error.message}",)
+        return tuple(nodes), (f"it is not known which of the excluded nodes the partition can spare: {error.message}",)
     launch = run.launch
-    partitions = launch.partition.split(",") if launch.partition else [there.default]
+    partitions = launch.partition.split(",") if launch.partition else [inventory.default]
     theirs = [node for text in exclude for node in expand_hostlist(text)]
-    by_hand = [node.name for node in nodes if node.state == "by hand" and node.name in there.known]
+    by_hand = [node.name for node in nodes if node.state == "by hand" and node.name in inventory.known]
     bad = [node.name for node in nodes if node.state != "by hand"]
     needed = launch.job_nodes + launch.spare_nodes
     needed += reserve(needed)
-    fit = fitting(bad, [*theirs, *by_hand], needed, partitions, there, launch.constraint or "")
+    fit = fitting(bad, [*theirs, *by_hand], needed, partitions, inventory, launch.constraint or "")
     chosen = {*by_hand, *fit}
-    left = [node for node in nodes if node.name not in chosen]
+    not_excluded = [node for node in nodes if node.name not in chosen]
     return tuple(node for node in nodes if node.name in chosen), tuple(
         f"{node.name} is not excluded: "
         + (
             f"fewer than {needed} nodes would be left, with a reserve"
-            if node.name in there.known
+            if node.name in inventory.known
             else "Slurm knows no such node"
         )
-        for node in left
+        for node in not_excluded
     )
 
 
-# ``watch`` helps a run of which all jobs wait: it takes back the exclusions that keep them from starting.
-#
-# A member that starts or fails does it by itself (``selector.py``). But with one node excluded and another one dead there may
-# be too few left for any to start, and then no supervisor runs that could do it.
+# ``watch`` helps a run whose jobs all wait: it takes back the exclusions that keep them from starting.  A member that
+# starts or fails does it by itself (``selector.py``). But with one node excluded and another one dead there may be too
+# few left for any to start, and then no supervisor runs that could do it.
 
 
 def relieve(run: Run, now: datetime) -> tuple[str, ...]:
-    """Bring Slurm's lists of the waiting jobs up to date; a sentence for each that is another one now. Bounded."""
+    """Bring Slurm's lists of the waiting jobs up to date; returns a sentence for each that has changed. Bounded."""
     assert run.run_dir is not None
     rundir = RunDir(Path(run.run_dir))
     if not incidents.any_exclusions(rundir.nodes):

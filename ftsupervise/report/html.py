@@ -36,7 +36,8 @@ MEANINGS = {
     Spent.DETECT: "from the last progress to the end of the attempt",
     Spent.RESTART: "from a start to the first step",
     Spent.QUEUE: "no attempt, and a job waited",
-    Spent.HELD: "kept from running by the brake or a person",
+    Spent.BRAKED: "kept from running by the brake",
+    Spent.HELD: "kept from running by a person, or not launched",
     Spent.UNKNOWN: "it cannot be told",
 }
 _LONGEST = 600  # characters of a text in a cell
@@ -50,7 +51,7 @@ _TONES = {
     "pending": "watch",
     "resolved": "good",
 }
-_NODE_TONES = {"excluded": "bad", "by hand": "bad", "left in": "watch", "trusted": "good"}
+_NODE_TONES = {"excluded": "bad", "by hand": "bad", "kept": "watch", "trusted": "good"}
 
 
 def page(report: ReportFacts) -> str:

@@ -29,7 +29,7 @@ from ftsupervise.report.detail import account_of, avoided_nodes
 from ftsupervise.report.metrics import Sample, counters_in, samples, text_of
 from ftsupervise.report.queues import QueueSeen
 from ftsupervise.report.reading import read_run
-from ftsupervise.report.row import row_of, watch_of
+from ftsupervise.report.row import row_of
 from ftsupervise.report.verdict import verdict_of
 from ftsupervise.rundir.paths import RunDir, write_whole
 from ftsupervise.rundir.switches import read_finished
@@ -71,8 +71,7 @@ def measure(
     run = read_run(rundir, now)
     verdict, why = verdict_of(run, jobs, blind)
     seen = Status(run, verdict, why, jobs, blind)
-    found, tick, late = watch_of(rundir, now)
-    row = row_of(run, QueueSeen(jobs, blind), found, tick, late=late)
+    row = row_of(run, QueueSeen(jobs, blind))
     account = account_of(seen)
     user = _owner(rundir)
     stalls = read_stalls(rundir)

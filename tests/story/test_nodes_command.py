@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 from contextlib import closing
 from datetime import datetime, timedelta, timezone
@@ -18,6 +16,7 @@ from ftsupervise.nodes import incidents
 from ftsupervise.rundir.ledger import ledger
 from ftsupervise.rundir.paths import RunDir
 from tests.neighbours.supervised import SupervisedRun
+from tests.neighbours.typed import typed
 
 HERE = os.uname().nodename
 Type = Callable[..., str]
@@ -39,9 +38,7 @@ def type_it(tmp_path: Path, rundir: RunDir) -> Type:
         env = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "FTSUPERVISE_RUN"))} | {
             "PATH": "/bin"
         }
-        argv = [sys.executable, "-m", "ftsupervise", *words]
-        done = subprocess.run(argv, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120, check=False)
-        assert done.returncode == code, done.stdout + done.stderr
+        done = typed(*words, folder=tmp_path, env=env, code=code)
         return done.stdout + done.stderr
 
     return one
@@ -70,12 +67,12 @@ def test_it_lists_who_is_avoided_first_and_why(type_it: Type, rundir: RunDir) ->
     said = type_it("nodes").splitlines()
     assert said[0].startswith("node-1   3.00  excluded since ")
     assert said[0].endswith("score 3 of 1.5, one incident, the last: critical: node-1 is hot")
-    assert "left in: at most 1 may be excluded, and node-1 did worse" in said[1]
+    assert "kept: at most 1 may be excluded, and node-1 did worse" in said[1]
     assert "used; one incident, 2h ago: critical: node-3 is hot" in said[2]
     found = json.loads(type_it("nodes", "--json"))
     assert [(node["name"], node["state"], node["excluded"]) for node in found["nodes"]] == [
         ("node-1", "excluded", True),
-        ("node-2", "left in", False),
+        ("node-2", "kept", False),
         ("node-3", "", False),
     ]
     assert found["settings"] == {"half_life": 86400.0, "exclude_at": 1.5, "at_most": 1}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.progress import read_progress
 from tests.neighbours.patience import wait_until
 from tests.neighbours.supervised import Program, SupervisedRun, outside_a_job
+from tests.neighbours.typed import typed
 
 LOOP = """\
 import os, sys, time
@@ -65,10 +65,7 @@ class Groups:
         return self.run.start("--hang", "off", "--warm", "off", "--", *words)
 
     def type(self, *words: str) -> str:
-        us, env = [sys.executable, "-m", "ftsupervise"], outside_a_job()
-        done = subprocess.run([*us, *words], capture_output=True, text=True, timeout=60, check=False, env=env)
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
+        return typed(*words, env=outside_a_job(), code=0).stdout
 
     def of(self, name: str) -> RunDir:
         return self.run.rundir.group(name)
@@ -138,6 +135,11 @@ def test_below_the_least_the_run_waits_and_goes_on_by_itself(groups: Groups) -> 
     said = groups.type("status", str(groups.run.rundir.root))
     assert "2 of 4 run, at least 3 have to: the run waits since" in said
     assert "exit 1: the data of this group cannot be read; stopped by the brake" in said
+    said = groups.type("logs", str(groups.run.rundir.root), "--errors")
+    assert [said.count(f"==> group {name}, attempt 1") for name in NAMES] == [0, 0, 1, 1], said
+    assert said.count("the data of this group cannot be read") == 2
+    said = groups.type("logs", str(groups.run.rundir.root), "-n", "10")
+    assert all(f"==> group {name}, attempt 1" in said for name in NAMES) and said.count("\n") <= 4 * 3 + 4
     seen = json.loads(groups.type("status", str(groups.run.rundir.root), "--json"))["groups"]
     assert {one["group"] for one in seen["faults"]} == {"g002", "g003"}
     assert {one["name"]: one["state"] for one in seen["rows"]}["g000"] == "running"

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from ftsupervise.model import Attempt, Job, JobState
-from ftsupervise.replicas.groups import GroupState, read_table
+from ftsupervise.replicas.groups import LEAVE, GroupState, read_table
 from ftsupervise.run.gate import reason_not_to_start
-from ftsupervise.run.group_disk import LEAVE, GroupReading
+from ftsupervise.run.group_disk import GroupReading
 from ftsupervise.run.group_options import GroupOptions
 from ftsupervise.run.group_pages import GroupPages, NodesSeen
 from ftsupervise.run.group_process import GroupProcess

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from ftsupervise.cli import COMMANDS
+
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "ftsupervise"
 
@@ -145,6 +147,31 @@ def test_only_the_command_line_prints_or_exits() -> None:
     assert not wrong
 
 
+BROAD = {"Exception", "BaseException"}
+
+
+def broad_without_a_reason(text: str) -> Iterator[int]:
+    """Lines that catch every exception, raise none again, and do not say why in a comment."""
+    lines = text.splitlines()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.ExceptHandler):
+            caught = {one.id for one in ast.walk(node.type) if isinstance(one, ast.Name)} if node.type else BROAD
+            raises = any(isinstance(one, ast.Raise) for one in node.body)
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("suppress"):
+            caught, raises = {ast.unparse(one) for one in node.args}, False
+        else:
+            continue
+        if caught & BROAD and not raises and "  # " not in lines[node.lineno - 1]:
+            yield node.lineno
+
+
+def test_whatever_catches_everything_says_why() -> None:
+    found = {name: lines for name, path in modules().items() if (lines := [*broad_without_a_reason(path.read_text())])}
+    assert not found
+    assert list(broad_without_a_reason("try: ...\nexcept Exception:\n pass\nwith suppress(Exception): ...")) == [2, 4]
+    assert not list(broad_without_a_reason("try: ...\nexcept Exception:  # whatever it is\n pass"))
+
+
 SLURM = {"squeue", "sbatch", "scontrol", "srun", "scancel", "sinfo", "sacct", "salloc"}
 
 
@@ -174,7 +201,7 @@ def test_slurm_is_asked_in_the_room_of_the_scheduler_alone() -> None:
             {"click", "yaml", "dataclasses", "psutil", "pydantic", "requests", "jinja2"},
         ),
         ("import ftsupervise.cli", {"yaml", "psutil", "pydantic", "requests", "jinja2", "slack_sdk"}),
-        ("import ftsupervise.cli.switches", {"yaml", "psutil", "pydantic", "requests", "jinja2", "slack_sdk"}),
+        ("import ftsupervise.cli.kill", {"yaml", "psutil", "pydantic", "requests", "jinja2", "slack_sdk"}),
         (
             "from ftsupervise.cli import main\ntry: main(['--help'])\nexcept SystemExit: pass",
             {"shutil", "lzma", "dataclasses"},
@@ -195,6 +222,13 @@ def test_a_start_loads_only_what_it_needs(code: str, forbidden: set[str]) -> Non
         capture_output=True, text=True, timeout=60, check=True,
     )  # fmt: skip
     assert not (set(done.stdout.split()) - set(bare.stdout.split())) & forbidden
+
+
+def test_each_verb_has_a_file_of_its_name_and_a_row_in_the_table_of_rooms() -> None:
+    files = {path.stem for path in (PACKAGE / "cli").glob("*.py")}
+    assert set(COMMANDS) <= files
+    table = re.findall(r"^\| (`.*?`) \| `ftsupervise/", (ROOT / "CONTRIBUTING.md").read_text("utf-8"), re.M)
+    assert sorted(re.findall(r"`(\w+)`", " ".join(table))) == sorted(COMMANDS)
 
 
 def test_a_command_runs_with_its_garbage_collected() -> None:
