@@ -32,7 +32,7 @@ class Agreement(NamedTuple):
 
     @property
     def outside(self) -> str:
-        """Why the two do not agree; "" where they do."""
+        """Say why the two do not agree; "" where they do."""
         if self.p < LEVEL:
             return f"chance alone gives such a difference with p = {self.p:.4f}, less than {LEVEL}"
         if self.p < LIKELY and abs(self.difference) > SPREADS * self.spread:
@@ -51,7 +51,7 @@ def agreement(undisturbed: Sequence[float], disturbed: Sequence[float]) -> Agree
 
 
 def permutation_test(one: Sequence[float], other: Sequence[float]) -> float:
-    """How often the means would differ so much if all values were shared out by chance: all ways, or 200,000 drawn ones."""
+    """Return how often the means would differ so much if all values were shared out by chance: all ways, or 200,000 of them."""
     both, size = [*one, *other], len(one)
     wanted, total = abs(fmean(one) - fmean(other)) - 1e-12, sum(both)
     as_far = tried = 0

@@ -76,8 +76,12 @@ def learn(loop: str, seed: int, kills: int, steps: int, step_time: float) -> Lea
     words = ["--loop", loop, "--seed", str(seed), "--steps", str(steps), "--step-time", str(step_time)]
     with local_run(sys.executable, str(JOB), *words) as run:
         disturb(run.child, run.stamps, seed, kills, steps if loop == "ddp" else steps // 5, step_time)
-        if run.child.wait(_MOST):
-            raise RuntimeError(f"the run ended with {run.child.returncode}: {run.said()}")
+        try:
+            code = run.child.wait(_MOST)
+        except subprocess.TimeoutExpired:
+            raise RuntimeError(f"the run does not come to its end within {_MOST:.0f} s: {run.said()}") from None
+        if code:
+            raise RuntimeError(f"the run ended with {code}: {run.said()}")
         run.stamps.look()
         return judged(run.stamps, loop, seed, kills)
 
