@@ -147,7 +147,7 @@ def _waits(row: RunRow, now: datetime) -> Cell:
 
 _LOOK = 3  # runs for which the lines below the table say what to type
 _DO = {
-    "HUNG": ("where it stands, and how to end it", "status {run}"),
+    "HUNG": ("where, and how to end it", "status {run}"),
     "SLOW": ("since when, and on which nodes", "status {run}"),
     "GONE": ("what its last job wrote", "logs {run}"),
     "STOPPED": ("what failed", "logs {run} --errors"),
