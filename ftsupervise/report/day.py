@@ -26,7 +26,7 @@ _DAY = 86400.0
 
 
 def last_day(rundir: RunDir, jobs: tuple[Job, ...] | None, now: datetime) -> LastDay | None:
-    """None where there is nothing to draw yet. Raises Error and OSError where it cannot be read."""
+    """Return the last day, or None where there is nothing to draw yet. Raises Error and OSError where it cannot be read."""
     run = read_run(rundir, now, row=True)
     if run.last is None:
         return None
@@ -50,14 +50,14 @@ def last_day(rundir: RunDir, jobs: tuple[Job, ...] | None, now: datetime) -> Las
 
 
 def about_run(rundir: RunDir, jobs: tuple[Job, ...] | None, now: datetime) -> AboutRun:
-    """What messages about a run carry besides. Raises as ``last_day`` does."""
+    """Return what messages about a run carry besides. Raises as ``last_day`` does."""
     page = read_tracker(rundir, max(numbers(rundir), default=0))
     return AboutRun(last_day(rundir, jobs, now), page.url if page is not None else "")
 
 
 def rates_over(record: StepRecord, begin: float, end: float, count: int) -> tuple[float | None, ...]:
-    """Steps a second in each of ``count`` equal parts; None before the record begins. A span of the record that lies in several
-    parts is shared out among them."""
+    """Return steps a second in each of ``count`` equal parts; None before the record begins. A span of the record that lies in
+    several parts is shared out among them."""
     size = (end - begin) / count
     made: list[float] = [0.0] * count
     for span in record.spans:

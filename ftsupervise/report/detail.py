@@ -64,7 +64,7 @@ class RunDetail(NamedTuple):
 
 
 def detail(rundir: RunDir, now: datetime, env: Mapping[str, str]) -> RunDetail:
-    """Raises NotFound, NotPermitted when the run directory cannot be read."""
+    """Read one run in full. Raises NotFound, NotPermitted when the run directory cannot be read."""
     seen = gather(rundir, now, env)
     row = row_of(seen.run, QueueSeen(seen.jobs, seen.blind))
     groups = _groups(rundir, now)
@@ -99,7 +99,7 @@ def account_of(seen: Status) -> TimeAccount:
 
 
 def runs_now(seen: Status) -> bool:
-    """Does the newest attempt still run, as far as the queue or its own page tell?"""
+    """Tell whether the newest attempt still runs, by the queue or its own page."""
     if seen.run.last is None or seen.run.last.ended is not None:
         return False
     if lives_here(seen.run.last):
@@ -111,7 +111,7 @@ def runs_now(seen: Status) -> bool:
 
 
 def attempts_of(seen: Status) -> tuple[Attempt, ...]:
-    """The ledger, with what the queue adds to it: an attempt of another host whose end nobody has recorded runs, or is lost."""
+    """Return the ledger with what the queue adds: an attempt on another host without a recorded end runs, or is lost."""
     runs, last = runs_now(seen), len(seen.attempts) - 1
     found = []
     for index, one in enumerate(seen.attempts):
