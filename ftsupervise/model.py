@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Annotated, NamedTuple
 
 from ftsupervise.truth import Beginning, LossTrouble, OutputPart, Resumed
+from ftsupervise.units import show_duration
 
 
 class FailureKind(str, Enum):
@@ -86,8 +87,8 @@ class Standstill(str, Enum):
     IDLE = "uses no CPU"
 
     def words(self) -> str:
-        still = {"stopped": "is stopped", "gone": "is gone", "uses CPU": "stands still, using CPU"}
-        return still.get(self.value, "stands still")
+        still = {"stopped": "is stopped", "gone": "is gone", "uses CPU": "uses CPU and makes no step"}
+        return still.get(self.value, "makes no step")
 
 
 class NodeRanks(NamedTuple):
@@ -141,8 +142,7 @@ class Cause(NamedTuple):
     def words(self) -> str:
         """Return the words for people: "rank 1 on node-1 killed by SIGKILL (exit 137)"."""
         said = self._words() + (f" (exit {self.left})" if self.left is not None else "")
-        if self.late:
-            said += ", and it did not leave in time"
+        said += ", and it did not leave in time" if self.late else ""
         if self.then is None:
             return said
         return f"{said}: {self.then.words()}" if self.kind is CauseKind.NODE else f"{said}, then {self.then.words()}"
@@ -152,7 +152,8 @@ class Cause(NamedTuple):
         where = f"at step {self.step}" if self.step is not None else "before the first step"
         who = ", ".join(one.words() for one in self.at) + (f" and {self.more} more" if self.more else "")
         stands = f"{who} {(self.how or Standstill.IDLE).words()}" if who else "all ranks wait"
-        return f"{stands}; no progress for {self.waited:.1f} s {where} ({self.phase})"
+        waited = f"{self.waited:.1f} s" if self.waited < 120 else show_duration(round(self.waited))
+        return f"{stands}; no progress for {waited} {where} ({self.phase})"
 
     def _words(self) -> str:
         kind, where = self.kind, ", ".join(one.words() for one in self.at)
@@ -269,7 +270,7 @@ class Attempt(NamedTuple):
     failure: Failure | None = None  # None if it was none
     saved: int | None = None  # newest step the loop said it had saved
     ready: float | None = None  # seconds from the start to the first step
-    then: str = ""  # what was done about it: "restarted in place", "left to the next member", "stopped"
+    then: str = ""  # what was done about it: "restarted in place", "left to the next job", "stopped by the brake"
     stop_signal: int = 0  # of one without an end: it had been asked to stop by this
     hardware: str = ""  # what a GPU or a node said of a fault of its own
     resumed: Resumed | None = None  # None where its loop did not ask the guard for a checkpoint

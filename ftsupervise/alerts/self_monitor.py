@@ -24,6 +24,7 @@ from ftsupervise.alerts.outbox import (
 from ftsupervise.alerts.wording import one_line, stamp
 from ftsupervise.findings import Finding, Notice, Severity, Words
 from ftsupervise.truth import Health
+from ftsupervise.units import count
 
 if TYPE_CHECKING:
     from ftsupervise.config.alerting import Alerts
@@ -99,7 +100,7 @@ def receiver_finding(state: JournalState, name: str, now: datetime, run: str) ->
         now,
         severity=severity,
         names={"name": name},
-        value=f"{waiting} message{'s' if waiting != 1 else ''} waiting" if bad else "",
+        value=f"{count(waiting, 'message')} waiting" if bad else "",
         since=health.failing_since if bad and words != "partly" else None,
     )
 
@@ -181,7 +182,7 @@ def standing(state: JournalState, name: str, now: datetime) -> str:
     """Return the state of the receiver ``name``, for lists of receivers: "given up since …"; "" if all is well."""
     health = state.receiver(name)
     waiting = sum(1 for m in state.outbox if m.receiver == name)
-    wait = f"; {waiting} message{'s' if waiting != 1 else ''} waiting" if waiting else ""
+    wait = f"; {count(waiting, 'message')} waiting" if waiting else ""
     if health.broken:
         return f"given up since {stamp(health.broken_since or now)}: {health.broken}{wait}"
     if health.failures:

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ftsupervise.cli.output import count, did_you_mean, plain, say, say_json
+from ftsupervise.cli.output import did_you_mean, plain, say, say_json
 from ftsupervise.printable import printable
+from ftsupervise.units import count
 
 if TYPE_CHECKING:
     from ftsupervise.config.schema import Run
@@ -101,10 +102,12 @@ def check(watchdog: str, runs: tuple[str, ...], as_json: bool, trust: bool, nagi
 
 def _is_run(word: str) -> bool:
     from ftsupervise.config.find_run import find_run
-    from ftsupervise.errors import Error
+    from ftsupervise.errors import Error, NoAnswer
 
     try:
         find_run(word)
+    except NoAnswer:
+        return True
     except Error:
         return Path(word).exists()  # its errors are reported then
     return True

@@ -7,9 +7,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ftsupervise.cli.checkpoints import CheckpointPlace
-from ftsupervise.cli.output import count, say
+from ftsupervise.cli.output import say
 from ftsupervise.errors import UsageError
 from ftsupervise.printable import printable
+from ftsupervise.units import count
 
 if TYPE_CHECKING:
     from ftsupervise.checkpoints.find import Found

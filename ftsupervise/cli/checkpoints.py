@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, NamedTuple
 import click
 
 from ftsupervise.cli.checkpoint_answers import Patient, patience, patiently
-from ftsupervise.cli.output import DefaultGroup, count, plain, say, say_json
+from ftsupervise.cli.output import DefaultGroup, plain, say, say_json
 from ftsupervise.errors import NotFound, Refused, UsageError
 from ftsupervise.printable import printable
+from ftsupervise.units import count
 
 if TYPE_CHECKING:
     from ftsupervise.checkpoints.find import Found
@@ -170,21 +171,9 @@ def commit(
     """
     from ftsupervise.checkpoints.commit import NotComplete, Origin
     from ftsupervise.checkpoints.commit import commit as adopt
-    from ftsupervise.checkpoints.find import checkpoints_in
-    from ftsupervise.checkpoints.manifest import manifest_of
 
     place = find(run)
-    if place.one is not None and os.path.lexists(manifest_of(place.one)) and not again:
-        raise Refused(
-            f"{place.one} has a manifest", hint=f"ftsupervise checkpoints verify {place.one}; --again replaces it"
-        )
-    if place.one is None and (step is not None or metrics or again):
-        raise UsageError(
-            f"--step, --metric and --again are for one checkpoint, and {place.folder} holds several",
-            hint=f"name one: ls {place.folder}",
-        )
-    found = checkpoints_in(place.folder, pattern=place.pattern)
-    wanted = (place.one,) if place.one else tuple(one.path for one in found if not one.committed)
+    wanted = _to_commit(place, again=again, single=step is not None or bool(metrics) or again)
     origin = Origin(step=step, world=world, metrics=_numbers(metrics))
 
     def adopt_all(progress: WorkProgress) -> tuple[dict[Path, Manifest], list[str]]:
@@ -206,6 +195,24 @@ def commit(
         say(f"{place.folder}: nothing to commit")
     if refused:
         raise Refused("\n".join(refused), hint="wait until the save is over, or remove it")
+
+
+def _to_commit(place: CheckpointPlace, *, again: bool, single: bool) -> tuple[Path, ...]:
+    """Those that are meant. ``again``: with a manifest too; ``single``: an option was given that suits one alone."""
+    from ftsupervise.checkpoints.find import checkpoints_in
+    from ftsupervise.checkpoints.manifest import manifest_of
+
+    if place.one is not None and os.path.lexists(manifest_of(place.one)) and not again:
+        raise Refused(
+            f"{place.one} has a manifest", hint=f"ftsupervise checkpoints verify {place.one}; --again replaces it"
+        )
+    if place.one is None and single:
+        raise UsageError(
+            f"--step, --metric and --again are for one checkpoint, and {place.folder} holds several",
+            hint=f"name one: ls {place.folder}",
+        )
+    found = checkpoints_in(place.folder, pattern=place.pattern)
+    return (place.one,) if place.one else tuple(one.path for one in found if not one.committed)
 
 
 def _committed(checkpoint: Path, manifest: Manifest) -> str:

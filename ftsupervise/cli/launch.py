@@ -131,7 +131,7 @@ def _doubts(run: Run) -> tuple[str, ...]:
 
 def _show(plan: Plan, run: Run) -> None:
     from ftsupervise.cli.config import without_receivers
-    from ftsupervise.launch.plan import render
+    from ftsupervise.launch.script import render
 
     for index in range(plan.submissions):
         options = plan.link(index)

@@ -110,11 +110,6 @@ def columns() -> int:
     return _terminals.get(1, 0)
 
 
-def count(number: int, noun: str) -> str:
-    """Return "1 check", "2 checks"."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
-
-
 def may_colour() -> bool:
     """Return whether colours may be used: not where the terminal cannot show them, nor where the person wants none."""
     return os.environ.get("TERM") != "dumb" and not os.environ.get("NO_COLOR")

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ftsupervise.cli.output import count, say
+from ftsupervise.cli.output import say
+from ftsupervise.units import count
 
 if TYPE_CHECKING:
     from ftsupervise.config.schema import Run

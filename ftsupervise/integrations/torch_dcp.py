@@ -76,20 +76,9 @@ class AsyncCheckpoints:
         with self._guard.phase("save"):
             if wait:
                 self._join(self._until(None))
-            busy = self._thread is not None and self._thread.is_alive()
             new = BackgroundCheckpoint(self._guard, step, name, metrics)
-            unstaged = self._stage(new) if self._rank == 0 else ""
-            votes = self._gather((busy, unstaged), self._loop)
-            if any(busy for busy, _ in votes):
-                if wait:
-                    new.failed("the previous save is not over")
-                else:
-                    new.skipped()
-                return False
-            folder = new.stage(anew=False) if not votes[0][1] else None
+            folder = self._begin(new, wait)
             if folder is None:
-                self._save = new
-                new.failed(votes[0][1])
                 return False
             writer = self._writer(folder)
             faults = _faults_of(writer)
@@ -166,6 +155,23 @@ class AsyncCheckpoints:
             self._thread.join(min(_BEAT, left))
             self._guard.beat()
 
+    def _begin(self, new: BackgroundCheckpoint, wait: bool) -> Path | None:
+        """Return the folder of ``new``, on each rank; None where the ranks agree that it is not saved, and it notes why."""
+        busy = self._thread is not None and self._thread.is_alive()
+        unstaged = self._stage(new) if self._rank == 0 else ""
+        votes = self._gather((busy, unstaged), self._loop)
+        if any(busy for busy, _ in votes):
+            if wait:
+                new.failed("the previous save is not over")
+            else:
+                new.skipped()
+            return None
+        folder = new.stage(anew=False) if not votes[0][1] else None
+        if folder is None:
+            self._save = new
+            new.failed(votes[0][1])
+        return folder
+
     def _stage(self, new: BackgroundCheckpoint) -> str:
         """Return why it cannot be staged; "" when it is."""
         try:
@@ -200,12 +206,12 @@ class AsyncCheckpoints:
         """
         try:
             written.result()
-        except (Exception, CheckpointException) as error:
+        except (Exception, CheckpointException) as error:  # the storage writer may be anybody's
             return _words(error)
         try:
             if self._threads is not None:
                 save.list_own(folder)
-        except Exception as error:
+        except Exception as error:  # the other ranks wait for this one's answer
             faults.append(_words(error))
         return ""
 

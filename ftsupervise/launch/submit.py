@@ -30,7 +30,8 @@ from ftsupervise.host import files
 from ftsupervise.host.modes import SCRIPT, claim_folder, make_folder, make_own
 from ftsupervise.host.ownership import shown_user, user_name
 from ftsupervise.launch.folders import make_folders, pin, require_own
-from ftsupervise.launch.plan import Plan, render
+from ftsupervise.launch.plan import Plan
+from ftsupervise.launch.script import render
 from ftsupervise.model import Job
 from ftsupervise.nodes.exclude import write_exclusions
 from ftsupervise.rundir.launches import LaunchRecord, launches, people
@@ -268,20 +269,7 @@ def submit(
     except BaseException:
         folder.rmdir()
         raise
-    record = LaunchRecord(
-        number,
-        token=plan.token,
-        at=now,
-        by=f"{user_name()}@{os.uname().nodename}",
-        scheduler=plan.kind,
-        chain=plan.chain,
-        members=plan.members,
-        after=plan.after,
-        config=str(plan.config or ""),
-        owner=run_dir.root.stat().st_uid,
-        name=plan.name,
-        comment=comment(plan.name, plan.token),
-    )
+    record = _record(plan, number, run_dir.root.stat().st_uid, now)
     ids: list[str] = []
     found_again = False
     host.answer_by = None  # no deadline from here on: an sbatch that is cut off may have been accepted
@@ -306,6 +294,24 @@ def submit(
         _record_quietly(folder / "launch.json", record._replace(state="rejected"))
         raise
     return Launched(tuple(ids), number, run_dir, found_again)
+
+
+def _record(plan: Plan, number: int, owner: int, now: datetime) -> LaunchRecord:
+    """The launch as the run directory keeps it, before its first submission."""
+    return LaunchRecord(
+        number,
+        token=plan.token,
+        at=now,
+        by=f"{user_name()}@{os.uname().nodename}",
+        scheduler=plan.kind,
+        chain=plan.chain,
+        members=plan.members,
+        after=plan.after,
+        config=str(plan.config or ""),
+        owner=owner,
+        name=plan.name,
+        comment=comment(plan.name, plan.token),
+    )
 
 
 def _half_written(error: OSError, folder: Path, ids: list[str]) -> Exception:

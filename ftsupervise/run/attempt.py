@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ftsupervise.hostlist import compress_hostlist
-from ftsupervise.model import Cause, CauseKind, Claim, End
+from ftsupervise.model import Cause, CauseKind, Claim, End, FailureKind
 from ftsupervise.nodes.selector import NodeSelector, Placement, calls_srun, text_of
 from ftsupervise.ranks.agent_pool import AT_ONCE, Agents
 from ftsupervise.ranks.hang_detector import Detector, GapHistory
@@ -27,6 +28,7 @@ from ftsupervise.run.fencing import OrphanReaper
 from ftsupervise.run.gate import PendingWrites, SignalQueue, shut, wait_for_space
 from ftsupervise.run.lighthouse_wait import wait_for_lighthouse
 from ftsupervise.run.log_follower import LogFollower
+from ftsupervise.run.lost_host import note_lost_host
 from ftsupervise.run.progress_pages import ProgressWriter, seen_by
 from ftsupervise.run.quorum import QuorumWatcher
 from ftsupervise.run.snapshots import SnapshotKeeper
@@ -164,6 +166,7 @@ def begin(to: Services, now: RunProgress, wait: Callable[[float], bool]) -> tupl
         keep_reached(rundir, mine.number - 1)
     except OSError:  # the account of a lost attempt then ends with its last page
         pass
+    note_lost_host(rundir, mine.number - 1, to.env)
     now = now._replace(claim=mine, fence=fencing.begin(rundir, mine.number, where, partial(tell, log)))
     newer = superseded(rundir, mine.number)
     why = f"attempt {newer} has begun meanwhile" if newer is not None else shut(to.options)
@@ -221,16 +224,17 @@ def run_to_end(to: Services, now: RunProgress) -> RunProgress:
     used = placement.nodes or to.allocation.nodes
     in_order = [node for node in to.allocation.nodes if node in used]  # as Slurm numbers the ranks
     env.update(to.snapshots.begin(mine, in_order, mine.folder / "run.log"))
-    area, seen = now.fence.area if now.fence is not None else None, partial(seen_by, to.agents.table)
-    pages = ProgressWriter(to.options.rundir, mine, area, seen)
+    area = now.fence.area if now.fence is not None else None
+    pages = ProgressWriter(to.options.rundir, mine, area, lambda: seen_by(to.agents.table, one.hang))
     try:
         ended = one.run_to_end(env)
     finally:
+        waits = quorum.seen().waits
         pages.close()
         quorum.close()
     to.snapshots.ended(ended, to.agents.table.newest())
     to.reaper.set_attempt(None)
-    to.warm.ended(stepped=ended.reached.last is not None)
+    to.warm.ended(stepped=ended.reached.last is not None, fault=_may_come_of_its_start(ended) and not waits)
     lost: dict[str, str] = {}
     if ended.failure is not None or _may_have_lost_all(to, ended):
         now, lost = _look_for_lost_nodes(to, now)
@@ -312,6 +316,13 @@ def _monitor(to: Services, mine: Claim, follower: LogFollower | None, quorum: Qu
     newest = to.agents.table.newest
     states: RankStates = newest if follower is None else lambda: follower.believed(newest())
     return HangMonitor(Detector(to.options.hang, to.past), states, to.agents.ask, mine.folder, quorum.seen)
+
+
+def _may_come_of_its_start(ended: End) -> bool:
+    """Tell whether the way it was started may be at fault where it made no step. What was killed from outside says nothing."""
+    failure = ended.failure
+    from_outside = ended.cause.first.kind is CauseKind.SIGNAL and ended.cause.first.killed_by == signal.SIGKILL
+    return failure is not None and failure.kind is not FailureKind.NODE and not from_outside
 
 
 def _may_have_lost_all(to: Services, ended: End) -> bool:

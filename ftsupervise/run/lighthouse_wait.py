@@ -1,4 +1,4 @@
-"""A replica group with a job of its own begins an attempt only when the run's lighthouse answers.
+"""Lets a replica group with a job of its own begin an attempt only when the run's lighthouse answers.
 
 The small job of the lighthouse ends at its time limit, and the next one may wait in the queue. A group that began meanwhile
 would find nobody, fail, and be stopped by its brake for no fault of its own. And the lighthouse counts both of two copies of a

@@ -1,5 +1,4 @@
-"""A replica group's supervisor reads the state of all groups: its own may wait for others, or the others may wait for
-it.
+"""Tells a replica group's supervisor whether its own group waits for others, or the others wait for it.
 
 While too few groups run, those that are left wait for a quorum and make no step: no hang, however long it takes. And a
 group for which all others wait is hung long before its own clock says so.

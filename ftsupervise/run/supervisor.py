@@ -88,7 +88,11 @@ class CronKeepalive:
 
 
 _NOT_NOW = 75
-_THEN = {NextAction.RESTART: "restarted in place", NextAction.LEAVE: "left", NextAction.STOP: "stopped by the brake"}
+_THEN = {
+    NextAction.RESTART: "restarted in place",
+    NextAction.LEAVE: "left to the next job",
+    NextAction.STOP: "stopped by the brake",
+}
 _OUTCOME = {NextAction.RESTART: Outcome.RESTART, NextAction.LEAVE: Outcome.LEAVE, NextAction.STOP: Outcome.STOP}
 _OLDER, _OLDER_LOOK = 600.0, 5.0  # seconds for an older attempt to end
 
@@ -303,10 +307,7 @@ class Supervisor:
         return _OUTCOME[verdict.move]
 
     def _counted(self, before: int) -> list[Attempt]:
-        """Return the ledger since the brake was last released.
-
-        An attempt without an end was lost, unless it was asked to stop.
-        """
+        """Return the ledger since the brake was released. An attempt without an end was lost, unless asked to stop."""
         try:
             first = switches.counts_from(self.to.options.rundir)
             found = [one for one in read_ledger(self.to.options.rundir) if first <= one.number < before]

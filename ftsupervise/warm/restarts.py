@@ -110,12 +110,12 @@ class WarmStart:
         client = (found.python, "-IS", str(PROGRAMS / "client.py"), str(folder.path), how, "--")
         return (*command[: found.at], *client, *command[found.at :])
 
-    def ended(self, *, stepped: bool) -> None:
+    def ended(self, *, stepped: bool, fault: bool) -> None:
         """Record whether the attempt made a step. After a warm attempt without a step the next one starts cold. If that happens
-        twice and both cold starts succeed, warm start is switched off."""
-        if self._imports.warm:
+        twice and both cold starts succeed, warm start is switched off. ``fault``: its start may be why it made none."""
+        if self._imports.warm and (stepped or fault):
             self._doubts = 0 if stepped else self._doubts + 1
-        elif self._doubts and stepped:
+        elif self._doubts and stepped and not self._imports.warm:
             self._doubts += self._doubts % 2
             if self._doubts >= _DOUBTS:
                 self._say("restarts will be cold: attempts that began warm took no step, and those that began cold did")
