@@ -86,7 +86,10 @@ def train(args: argparse.Namespace, device: torch.device) -> None:
 
 
 def join() -> torch.device:
-    """The ranks come together; the device of this one. torchrun and `ftsupervise run` say where to meet; else it is alone."""
+    """Let the ranks come together, and return the device of this one.
+
+    torchrun and `ftsupervise run` say where to meet; else it is alone.
+    """
     cuda = torch.cuda.is_available()
     local = int(os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID", "0")))
     device = torch.device("cuda", local % torch.cuda.device_count()) if cuda else torch.device("cpu")
@@ -101,7 +104,7 @@ def join() -> torch.device:
 
 
 def drop_old(guard: Guard) -> None:
-    """The last KEEP stay."""
+    """Remove all checkpoints but the last KEEP."""
     if dist.get_rank() == 0:
         folder = Path(os.environ.get("FTSUPERVISE_CHECKPOINT_DIR", "checkpoints"))
         for old in sorted(folder.glob("step-*"))[:-KEEP]:
@@ -109,7 +112,7 @@ def drop_old(guard: Guard) -> None:
 
 
 def digits() -> tuple[torch.Tensor, torch.Tensor]:
-    """1,797 images of 8 x 8 as rows of 64, and their labels: the file scikit-learn ships, without importing it."""
+    """Return 1,797 images of 8 x 8 as rows of 64, and their labels: the file scikit-learn ships, without importing it."""
     package = find_spec("sklearn")
     if package is None or not package.submodule_search_locations:
         raise SystemExit("this example trains on the digits that scikit-learn ships: pip install scikit-learn")

@@ -74,7 +74,7 @@ class Shown:
         self._log()
 
     def _log(self) -> None:
-        """The training's own output, a line every hundred steps and all that is no step."""
+        """Show the training's own output: a line every hundred steps, and all other lines."""
         for path in sorted(self.run.glob("logs/*.out")):
             with path.open(encoding="utf-8", errors="replace") as file:
                 file.seek(self.read.get(path, 0))
@@ -100,7 +100,7 @@ class Shown:
 
 
 def settings(folder: Path, mail: MailServer, slack: SlackServer, kind: str) -> None:
-    """The example's own settings, with a fault to survive in two minutes and people to tell."""
+    """Write the example's own settings, with a fault to survive in two minutes and people to notify."""
     token = folder / "slack-token"
     token.write_text(TOKEN + "\n")
     token.chmod(0o600)
@@ -138,14 +138,14 @@ def typed(folder: Path, env: dict[str, str], *words: str) -> None:
 
 
 def step_of(run: Path) -> int:
-    """The newest step in the output of the newest job."""
+    """Return the newest step in the output of the newest job."""
     logs = sorted(run.glob("logs/*.out"), key=lambda path: path.stat().st_mtime_ns)
     steps = re.findall(r"^step (\d+)", logs[-1].read_text(errors="replace"), re.M) if logs else []
     return int(steps[-1]) if steps else 0
 
 
 def resumed(run: Path) -> str:
-    """The training's output since it last resumed; "" before it did."""
+    """Return the training's output since it last resumed; "" before it did."""
     logs = "".join(
         p.read_text(errors="replace") for p in sorted(run.glob("logs/*.out"), key=lambda p: p.stat().st_mtime_ns)
     )
@@ -157,7 +157,7 @@ def ends(run: Path) -> list[dict[str, object]]:
 
 
 def fault(run: Path, victim: int) -> int:
-    """kill -9 of a rank; its pid stands in its beat."""
+    """Kill a rank with SIGKILL and return its pid, which stands in its beat."""
     pid = int(json.loads((run / "beats" / f"rank-{victim}").read_text())["pid"])
     os.kill(pid, signal.SIGKILL)
     return pid
@@ -209,10 +209,10 @@ def queued(folder: Path, env: dict[str, str]) -> bool:
 
 
 def undisturbed(folder: Path, env: dict[str, str], ranks: int) -> str:
-    """The weights of the same training that nobody disturbed."""
+    """Return the weights of the same training without any disturbance."""
     alone = folder.parent / "alone"
     shutil.copytree(ROOT / "examples" / "minimal", alone)
-    # what says whose these are stays, so that they too end with the demo
+    # the variables that mark these processes stay, so that they too end with the demo
     env = {k: v for k, v in env.items() if "SANDBOX" in k or not k.startswith(("FTSUPERVISE_", "SLURM_"))}
     command = [sys.executable, "train.py", "--steps", str(STEPS), "--step-time", "0"]
     processes = [
@@ -296,7 +296,7 @@ def main(words: list[str]) -> int:
 
 
 def stop_local(folder: Path, state: Path) -> None:
-    """Nothing of the demo runs on after it, also when it was interrupted."""
+    """End everything that the demo started, also when it was interrupted."""
     env = {**os.environ, "FTSUPERVISE_STATE_DIR": str(state)}
     (folder / "runs" / "digits" / "switches" / "kill-switch").touch() if (folder / "runs").exists() else None
     local = Local(env)

@@ -93,7 +93,7 @@ def main() -> None:
 
 
 def join() -> torch.device:
-    """torchrun says where to meet."""
+    """Let the ranks come together: torchrun says where."""
     cuda = torch.cuda.is_available()
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if cuda else torch.device("cpu")
     if cuda:
@@ -103,7 +103,7 @@ def join() -> torch.device:
 
 
 def load(newest: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
-    """Each rank reads its part, whatever the number of ranks that wrote it; the step to go on with."""
+    """Read each rank's part, whatever the number of ranks that wrote it; return the step to go on with."""
     net, adam = get_state_dict(model, optimizer)
     state = {"net": net, "optimizer": adam, "step": 0}
     dcp.load(state, checkpoint_id=newest)
@@ -112,7 +112,7 @@ def load(newest: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> in
 
 
 def drop_old(guard: Guard) -> None:
-    """The last KEEP stay; a checkpoint that is being written is none yet."""
+    """Remove all checkpoints but the last KEEP; one that is being written does not count yet."""
     if dist.get_rank() == 0:
         folder = Path(os.environ.get("FTSUPERVISE_CHECKPOINT_DIR", "checkpoints"))
         for old in sorted(folder.glob("step-*"))[:-KEEP]:
@@ -120,7 +120,7 @@ def drop_old(guard: Guard) -> None:
 
 
 def digits() -> tuple[torch.Tensor, torch.Tensor]:
-    """1,797 images of 8 x 8 as rows of 64, and their labels: the file scikit-learn ships, without importing it."""
+    """Return 1,797 images of 8 x 8 as rows of 64, and their labels: the file scikit-learn ships, without importing it."""
     package = find_spec("sklearn")
     if package is None or not package.submodule_search_locations:
         raise SystemExit("this example trains on the digits that scikit-learn ships: pip install scikit-learn")
@@ -131,7 +131,7 @@ def digits() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def digest(model: nn.Module) -> str:
-    """Of the whole weights, which all ranks gather; "" on all but rank 0."""
+    """Return the digest of the whole weights, which all ranks gather; "" on all but rank 0."""
     options = StateDictOptions(full_state_dict=True, cpu_offload=True)
     weights = get_model_state_dict(model, options=options)
     parts = [weights[name].ravel() for name in sorted(weights)]

@@ -21,7 +21,10 @@ HEADER = struct.Struct("!qq")  # bytes that follow, vote
 
 
 def rank_and_world() -> tuple[int, int]:
-    """From torchrun's names or srun's. A batch script has SLURM_PROCID too, but only a step has SLURM_STEP_ID."""
+    """Return rank and world from torchrun's names or srun's.
+
+    A batch script has SLURM_PROCID too, but only a step has SLURM_STEP_ID.
+    """
     env = os.environ
     if "RANK" in env:
         return int(env["RANK"]), int(env.get("WORLD_SIZE", "1"))
@@ -46,7 +49,7 @@ class Group:
             peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def all_reduce(self, array: np.ndarray, vote: int = 0) -> tuple[np.ndarray, int]:
-        """The sum of every rank's ``array`` and the largest ``vote``, the same on all ranks."""
+        """Return the sum of every rank's ``array`` and the largest ``vote``, the same on all ranks."""
         if self.world == 1:
             return array, vote
         if self.rank != 0:

@@ -89,7 +89,7 @@ def say(group: Group, text: str) -> None:
 
 
 def digits() -> tuple[np.ndarray, np.ndarray]:
-    """1,797 images of 8 x 8 as rows of 64, and their labels: the file scikit-learn ships, without importing it."""
+    """Return 1,797 images of 8 x 8 as rows of 64, and their labels: the file scikit-learn ships, without importing it."""
     package = find_spec("sklearn")
     if package is None or not package.submodule_search_locations:
         raise SystemExit("this example trains on the digits that scikit-learn ships: pip install scikit-learn")
@@ -105,7 +105,7 @@ def unpack(flat: np.ndarray) -> list[np.ndarray]:
 
 
 def backward(flat: np.ndarray, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, float, float]:
-    """Summed gradient, summed loss and the number that is right, over these images."""
+    """Return the summed gradient, the summed loss and the number of right answers, over these images."""
     w1, b1, w2, b2 = unpack(flat)
     hidden = np.maximum(x @ w1 + b1, 0)
     scores = hidden @ w2 + b2
@@ -126,7 +126,7 @@ def save(folder: Path, weights: np.ndarray, momentum: np.ndarray, step: int, rng
 
 
 def latest(guard: Guard, group: Group, folder: Path) -> Path | None:
-    """The newest checkpoint that is whole. Rank 0 looks and tells the others, so that all begin from the same one."""
+    """Return the newest checkpoint that is whole. Rank 0 looks and tells the others, so that all begin from the same one."""
     found = guard.latest() if group.rank == 0 else None
     _, step = group.all_reduce(np.zeros(1), int(found.name.removeprefix("step-")) if found else 0)
     return folder / f"step-{step:08d}" if step else None

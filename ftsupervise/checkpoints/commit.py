@@ -59,7 +59,7 @@ def commit(
         raise NotComplete(f"{checkpoint} is not complete: {found.why}")
     if by_its_sign and not found.complete:
         raise NotComplete(f"{checkpoint} may not be complete: {found.why}; name it by itself to adopt it")
-    for path, kind in contents.odd.items():
+    for path, kind in contents.irregular.items():
         raise NotComplete(f"{checkpoint}/{path} is {kind}: a checkpoint holds files and folders only")
     for path, one in contents.files.items():
         if one.is_link and not leads_inside(checkpoint, path):

@@ -32,7 +32,7 @@ class Contents(NamedTuple):
 
     files: dict[str, FileFacts]
     folders: dict[str, os.stat_result]
-    odd: dict[str, str]
+    irregular: dict[str, str]
 
 
 def contents_of(checkpoint: Path) -> Contents:
@@ -61,7 +61,7 @@ def contents_of(checkpoint: Path) -> Contents:
                 elif stat.S_ISREG(facts.st_mode) or stat.S_ISLNK(facts.st_mode):
                     seen.files[path] = FileFacts(path, facts)
                 else:
-                    seen.odd[path] = _kind(facts.st_mode)
+                    seen.irregular[path] = _kind(facts.st_mode)
                 if len(seen.files) > MOST_FILES:
                     raise OSError(errno.EFBIG, f"holds more than {MOST_FILES} files", str(checkpoint))
     return seen

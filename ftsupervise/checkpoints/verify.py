@@ -171,7 +171,7 @@ def _by_manifest(seen: Verdict, contents: Contents, manifest: Manifest, scope: S
         found = contents.files.get(entry.path)
         if found is None or found.is_link != entry.link:
             missing.append(
-                f"{entry.path} is {contents.odd.get(entry.path, 'missing') if found is None else 'another kind of file'}"
+                f"{entry.path} is {contents.irregular.get(entry.path, 'missing') if found is None else 'another kind of file'}"
             )
         elif found.facts.st_size != entry.size:
             changed.append(f"{entry.path} has {found.facts.st_size} bytes of {entry.size}")

@@ -21,8 +21,8 @@ class RetentionResult(NamedTuple):
     """The plan, the leftovers of an interrupted save or restore, and the outcome."""
 
     planned: RetentionPlan
-    left: tuple[str, ...]
-    gone: tuple[str, ...] = ()
+    leftovers: tuple[str, ...]
+    removed: tuple[str, ...] = ()
     freed: int = 0  # bytes
 
 

@@ -66,12 +66,12 @@ def prune(run: str | None, dry_run: bool, seconds: float, as_json: bool, **rules
             "dry_run": dry_run,
             "keep": keep,
             "remove": removed,
-            "leftovers": done.left,
+            "leftovers": done.leftovers,
         }
         counted = {"frees": done.planned.frees, "freed": done.freed, "refused": done.planned.refused or None}
         print_json({**shown, **counted})
         return
-    show_plan(done.planned, done.left, dry_run=dry_run, freed=done.freed)
+    show_plan(done.planned, done.leftovers, dry_run=dry_run, freed=done.freed)
 
 
 # ---------------------------------------------------------------------------------------------------------------- upkeep
@@ -164,8 +164,8 @@ def _keep_up(place: CheckpointPlace, patient: Patient, *, quiet: bool) -> None:
         done = patiently(
             lambda progress: retention_of(place, policy, progress.moved), patient, doing="", places=(place.folder,)
         )
-        if done.gone or done.left or not quiet:
-            show_plan(done.planned, done.left, dry_run=False, freed=done.freed)
+        if done.removed or done.leftovers or not quiet:
+            show_plan(done.planned, done.leftovers, dry_run=False, freed=done.freed)
     raise_failed(failed)
 
 

@@ -220,9 +220,9 @@ class Checkpoints:
         base = base_for(self.folder, self._place.incremental)
         shared = share(staged, joined.rest, base)
         contents = contents_of(staged) if shared else contents
-        if contents.odd:
+        if contents.irregular:
             self._voice.once(
-                f"the manifest of {staged.name} leaves out {', '.join(sorted(contents.odd)[:3])}: no files"
+                f"the manifest of {staged.name} leaves out {', '.join(sorted(contents.irregular)[:3])}: no files"
             )
         try:
             with Syncs() as syncs:

@@ -78,7 +78,7 @@ class HangVerdict(NamedTuple):
     since: float = 0.0
     waited: float = 0.0
     bound: float = 0.0
-    odd: tuple[RankState, ...] = ()  # the ranks that differ from those that wait; () when none does
+    outliers: tuple[RankState, ...] = ()  # the ranks that differ from those that wait; () when none does
     how: Standstill | None = None
     sure: bool = False
 
@@ -258,7 +258,7 @@ class Detector:
         gaps = self.past.phases.get(self._phase, PhaseStats())
         bound = max(_STOPPED * self.limits.floor, self.limits.factor * gaps.largest)
         stood = min(self._age, max(0.0, view.reported_until - min(self._stopped.values()) - self._late))
-        odd = tuple(one for one in view.active if one.rank in self._stopped)
+        stopped = tuple(one for one in view.active if one.rank in self._stopped)
         verdict = HangVerdict(
             HangState.SUSPECT,
             self._phase,
@@ -266,7 +266,7 @@ class Detector:
             view.progress,
             self._age,
             bound,
-            odd,
+            stopped,
             Standstill.STOPPED,
             sure=True,
         )
@@ -281,7 +281,7 @@ class Detector:
         gone = tuple(one for one in active if one.state in ("X", "Z"))
         if stopped or gone:
             how = Standstill.STOPPED if stopped else Standstill.GONE
-            verdict = verdict._replace(odd=stopped or gone, how=how, sure=True)
+            verdict = verdict._replace(outliers=stopped or gone, how=how, sure=True)
             return self._hung_after(verdict, so_far.bound)
         if self._busy is None:
             return verdict
@@ -290,10 +290,12 @@ class Detector:
         at_work = tuple(one for one in suspects if one.rank in self._busy and one.rank not in rested)
         if at_work:
             few = at_work if 2 * len(at_work) <= len(active) else ()
-            verdict = verdict._replace(odd=behind or few, how=Standstill.BUSY)
+            verdict = verdict._replace(outliers=behind or few, how=Standstill.BUSY)
             least = _SLOWER * self.limits.floor
             return self._hung_after(verdict, max(least, _BUSY * so_far.bound))
-        return self._hung_after(verdict._replace(odd=behind or _different(active), how=Standstill.IDLE), so_far.bound)
+        return self._hung_after(
+            verdict._replace(outliers=behind or _different(active), how=Standstill.IDLE), so_far.bound
+        )
 
     def _hung_after(self, verdict: HangVerdict, bound: float) -> HangVerdict:
         hung = self._age >= _begin(bound)

@@ -3,7 +3,7 @@
     attempts/NNNN/evidence/hang.txt      the hung ranks, since when, and the state of every rank
     attempts/NNNN/evidence/rank-N.txt    the ranks from outside and from inside (ranks/evidence.py)
 
-The evidence has a bound. It may find the odd rank where the rank states could not: all sleep at the same step, and one of
+The evidence has a bound. It may find the outlier where the rank states could not: all sleep at the same step, and one of
 them not where the others wait.
 """
 
@@ -23,7 +23,7 @@ from ftsupervise.rundir.paths import write_whole
 from ftsupervise.truth import RankState
 
 _BOUND = WITHIN + 2.0  # seconds for the evidence in all, including the start of its process
-_RANKS = 64  # ranks whose evidence is recorded: the odd ones first
+_RANKS = 64  # ranks whose evidence is recorded: the outliers first
 _COST, _CLOSER_COST = 10.0, 4.0  # share of time that checks may take; and when it may be a hang
 _NAMED = 4  # ranks
 _FAR = 30.0  # most seconds between two checks, in case we were suspended within one
@@ -82,15 +82,15 @@ class HangMonitor:
         return self._capture_evidence(verdict) if verdict.health is HangState.HUNG else None
 
     def _capture_evidence(self, verdict: HangVerdict) -> HangVerdict | None:
-        """Write the evidence and find the odd ranks. None when the run went on meanwhile. Bounded; raises nothing."""
+        """Write the evidence and find the outliers. None when the run went on meanwhile. Bounded; raises nothing."""
         before = self._states()
-        odd = {one.rank for one in verdict.odd}
-        headers = self._collect(sorted(before, key=lambda one: one.rank not in odd)[:_RANKS])
+        outlying = {one.rank for one in verdict.outliers}
+        headers = self._collect(sorted(before, key=lambda one: one.rank not in outlying)[:_RANKS])
         if self._progressed(verdict):
             return None
-        if not verdict.odd:
+        if not verdict.outliers:
             ranks = outliers(headers)
-            verdict = verdict._replace(odd=tuple(one for one in before if one.rank in ranks))
+            verdict = verdict._replace(outliers=tuple(one for one in before if one.rank in ranks))
         self._write("hang.txt", describe(verdict, before, headers))
         self._detector.past.remember(verdict)
         return verdict
@@ -123,7 +123,7 @@ class HangMonitor:
             return False
         if verdict.how is Standstill.STOPPED:
             still = {one.rank for one in states if one.state in ("T", "t")}
-            if not still & {one.rank for one in verdict.odd}:  # the rank was continued
+            if not still & {one.rank for one in verdict.outliers}:  # the rank was continued
                 return True
         return again.since > verdict.since + JITTER or again.step != verdict.step
 
@@ -152,8 +152,8 @@ def cause_of(verdict: HangVerdict) -> Cause:
     """Return the cause for the ledger: rank 2 on node-1 is stopped; no progress for 9.1 s at step 30 (train)."""
     return Cause(
         CauseKind.HANG,
-        at=tuple(NodeRanks(one.node, str(one.rank)) for one in verdict.odd[:_NAMED]),
-        more=max(0, len(verdict.odd) - _NAMED),
+        at=tuple(NodeRanks(one.node, str(one.rank)) for one in verdict.outliers[:_NAMED]),
+        more=max(0, len(verdict.outliers) - _NAMED),
         how=verdict.how,
         phase=verdict.phase,
         step=verdict.step,
@@ -163,7 +163,7 @@ def cause_of(verdict: HangVerdict) -> Cause:
 
 def describe(verdict: HangVerdict, states: Sequence[RankState], headers: Sequence[EvidenceHeader]) -> str:
     """Return the page for people."""
-    now, odd = time.monotonic(), {one.rank for one in verdict.odd}
+    now, outlying = time.monotonic(), {one.rank for one in verdict.outliers}
     since = datetime.fromtimestamp(time.time() - (now - verdict.since), timezone.utc)
     at = {one.rank: one for one in headers}
     sure, how = " (sure)" if verdict.sure else "", verdict.how.value if verdict.how is not None else ""
@@ -177,7 +177,7 @@ def describe(verdict: HangVerdict, states: Sequence[RankState], headers: Sequenc
         seen = at.get(one.rank)
         place = f"{seen.at or '?'}{', waits for others' if seen.waits else ''}" if seen else ""
         lines.append(
-            f"{'->' if one.rank in odd else '  '} {one.rank}  {one.node}  {one.step}  {one.phase}  "
+            f"{'->' if one.rank in outlying else '  '} {one.rank}  {one.node}  {one.step}  {one.phase}  "
             f"{now - one.stepped:.1f} s ago  {now - one.beaten:.1f} s ago  {one.state or '?'}  "
             f"{'?' if one.cpu is None else f'{one.cpu:.1f}'}  {place}".rstrip()
         )

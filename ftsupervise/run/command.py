@@ -200,9 +200,9 @@ class RunningCommand:
         by_srun = bool(processes.sruns(ours))
         self._move(AttemptEvent.HUNG, ending=Ending(now if by_srun else now + _VICTIMS, hang, died_at=now))
         if not by_srun:
-            odd = [one.pid for one in verdict.odd if one.state in ("T", "t", "D") and one.pid in ours]
-            processes.send(odd, signal.SIGKILL)
-            processes.send([pid for pid in ours if pid not in odd], signal.SIGTERM)
+            outliers = [one.pid for one in verdict.outliers if one.state in ("T", "t", "D") and one.pid in ours]
+            processes.send(outliers, signal.SIGKILL)
+            processes.send([pid for pid in ours if pid not in outliers], signal.SIGTERM)
 
     def reported_death(self) -> Cause | None:
         """Return the first crash that a node reported; None also where no restart would follow: the crash is then only

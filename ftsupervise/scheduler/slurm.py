@@ -127,12 +127,6 @@ class Slurm:
         found = (row[0] for row in rows if len(row) == 3 and row[1].startswith("drain") and row[2].strip() == reason)
         return tuple(dict.fromkeys(found))
 
-    def ping(self) -> None:
-        """Check that the controller answers. Raises SchedulerUnavailable with Slurm's own words."""
-        done = self._ask(["scontrol", "ping"])
-        if done.code != 0:
-            raise self._blind("scontrol ping", done)
-
     # ------------------------------------------------------------------------------------------------------- changing
 
     def submit(

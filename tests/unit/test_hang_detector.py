@@ -14,7 +14,7 @@ def test_a_stopped_rank_among_ranks_that_wait_is_named_within_five_seconds() -> 
     world.change(2, state="T")
     alarm = world.wait(5.0)
     assert alarm is not None
-    assert ([one.rank for one in alarm.odd], alarm.how, alarm.sure) == ([2], Standstill.STOPPED, True)
+    assert ([one.rank for one in alarm.outliers], alarm.how, alarm.sure) == ([2], Standstill.STOPPED, True)
     assert alarm.waited <= 5
 
 
@@ -53,13 +53,13 @@ def test_a_rank_that_has_made_a_step_less_is_named_when_all_sleep() -> None:
     world.step(201, ranks=iter((0, 1, 3)))
     alarm = world.wait(10.0)
     assert alarm is not None
-    assert ([one.rank for one in alarm.odd], alarm.how, alarm.sure) == ([2], Standstill.IDLE, False)
+    assert ([one.rank for one in alarm.outliers], alarm.how, alarm.sure) == ([2], Standstill.IDLE, False)
 
 
 def test_nobody_is_named_when_all_wait_at_the_same_step() -> None:
     alarm = trained().wait(10.0)
     assert alarm is not None
-    assert alarm.odd == ()
+    assert alarm.outliers == ()
     assert alarm.step == 200
 
 
@@ -82,7 +82,7 @@ def test_a_rank_that_uses_cpu_gets_three_times_the_bound_and_a_minute_at_least()
     assert world.wait(53.0) is None
     alarm = world.wait(7.0)
     assert alarm is not None
-    assert ([one.rank for one in alarm.odd], alarm.how) == ([3], Standstill.BUSY)
+    assert ([one.rank for one in alarm.outliers], alarm.how) == ([3], Standstill.BUSY)
 
 
 def test_a_rank_that_waits_for_a_cpu_is_not_taken_for_one_that_sleeps() -> None:
@@ -108,7 +108,7 @@ def test_a_spinning_rest_does_not_hide_the_one_that_is_behind_and_asleep() -> No
     world.step(201, ranks=iter((0, 1, 3)))
     alarm = world.wait(10.0)
     assert alarm is not None
-    assert [one.rank for one in alarm.odd] == [2]
+    assert [one.rank for one in alarm.outliers] == [2]
 
 
 def test_a_long_start_is_no_hang_and_an_endless_one_is() -> None:
@@ -211,7 +211,7 @@ def test_a_stopped_rank_is_found_within_five_seconds_in_any_phase(phase: str) ->
     alarm = world.wait(5.0)
     assert alarm is not None
     assert alarm.sure
-    assert [one.rank for one in alarm.odd] == [2]
+    assert [one.rank for one in alarm.outliers] == [2]
 
 
 def test_a_rank_that_is_stopped_for_a_moment_or_held_by_a_debugger_is_no_hang() -> None:
