@@ -1,4 +1,4 @@
-"""``ftsupervise checkpoints``: which ones there are, whether they are whole, and which one a run would resume from."""
+"""``ftsupervise checkpoints``: list them, verify them, and name the one that a run would resume from."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def verify(run: str | None, every: bool, thoroughness: str, world: int | None, s
 @click.argument("run", required=False)
 @click.option("--step", type=click.IntRange(min=0), help="The step; default: from its name, or its own files.")
 @click.option("--world", type=click.IntRange(min=1), help="The number of ranks that wrote it; default: from its files.")
-@click.option("--metric", "metrics", multiple=True, metavar="NAME=X", help="What it was worth; may be repeated.")
+@click.option("--metric", "metrics", multiple=True, metavar="NAME=X", help="A metric of it; may be repeated.")
 @click.option("--again", is_flag=True, help="Replace the manifest that it has.")
 @patience
 @click.option("--json", "as_json", is_flag=True, help="For programs.")
@@ -247,7 +247,7 @@ def find(run: str | None) -> CheckpointPlace:
 
     path = Path(run).absolute() if run is not None else None
     if path is not None and path.exists() and not _is_run(path):
-        accounts = (path.stat().st_uid,)  # the person who names it means its owner too
+        accounts = (path.stat().st_uid,)  # a person who names it trusts its owner too
         if path.is_file() or _is_checkpoint(path):
             return CheckpointPlace(path.parent, path, accounts=accounts)
         return CheckpointPlace(path, accounts=accounts)
@@ -260,7 +260,7 @@ def find(run: str | None) -> CheckpointPlace:
 
 
 def _settings(rundir: RunDir) -> CheckpointSettings | None:
-    """As the run was launched; None for a run directory without settings."""
+    """Return the settings as the run was launched; None for a run directory without settings."""
     from ftsupervise.config.believed import load_believed
 
     return load_believed(rundir.config).run.checkpoints if rundir.config.is_file() else None
@@ -273,8 +273,11 @@ def _is_run(path: Path) -> bool:
 
 
 def _is_checkpoint(folder: Path) -> bool:
-    """Is it one checkpoint, and not a folder of them? Its manifest says so, its layout, a step in its name where it holds no
-    checkpoint of another step; or that nothing in it is a checkpoint."""
+    """Return whether it is one checkpoint, and not a folder of them.
+
+    It is one by its manifest, its layout, or a step in its name where it holds no checkpoint of another step; or
+    because nothing in it is a checkpoint.
+    """
     from ftsupervise.checkpoints.contents import contents_of
     from ftsupervise.checkpoints.find import checkpoints_in
     from ftsupervise.checkpoints.layouts import layout_of, says_step
@@ -292,8 +295,10 @@ def _is_checkpoint(folder: Path) -> bool:
 
 
 def _is_another(one: Found, folder: Path) -> bool:
-    """Is it a checkpoint by itself, in a folder whose name says a step: ``ckpt7/step-100``? Its manifest says so, or its layout
-    and another step in its name."""
+    """Return whether it is a checkpoint by itself, in a folder with a step in its name: ``ckpt7/step-100``.
+
+    It is one by its manifest, or by its layout and another step in its name.
+    """
     from ftsupervise.checkpoints.contents import contents_of
     from ftsupervise.checkpoints.layouts import layout_of, says_step, step_of
     from ftsupervise.checkpoints.manifest import CheckpointLayout

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 @click.command()
 @RUNS
 @click.option("--switch", type=click.Choice(["kill", "save", "both"]), default="both", show_default=True)
-@click.option("--brake", is_flag=True, help="Take the brake off, and let the members that were held start.")
+@click.option("--brake", is_flag=True, help="Release the brake, and let the members that were held start.")
 def clear(runs: tuple[str, ...], switch: str, brake: bool) -> None:
     """Lower the switches again. A stopped run stays stopped: ftsupervise launch continues it.
 
@@ -65,11 +65,11 @@ def _tell_of_the_brake(rundir: RunDir, name: str) -> None:
         return
     if brake is not None:
         say(f"The brake of {name} stays on: {brake.words()}")
-        say(f"Take it off:  ftsupervise clear --brake {rundir.quoted()}")
+        say(f"Release it:  ftsupervise clear --brake {rundir.quoted()}")
 
 
 def _release_groups(rundir: RunDir) -> None:
-    """The brakes of its replica groups. They start again by themselves."""
+    """Release the brakes of its replica groups, which start again by themselves."""
     from datetime import datetime, timezone
 
     from ftsupervise.errors import from_os_error
@@ -80,7 +80,7 @@ def _release_groups(rundir: RunDir) -> None:
         try:
             was = release_brake(group, who=shown_user(), now=datetime.now(timezone.utc))
         except OSError as error:
-            raise from_os_error(error, f"take the brake of {group.root.name} off") from None
+            raise from_os_error(error, f"release the brake of {group.root.name}") from None
         if was is not None:
             say(f"The brake of group {group.root.name} is off: {was.words()}")
 
@@ -102,11 +102,11 @@ def _release(rundir: RunDir, name: str) -> None:
             let_go(rundir, job)
             say(f"Job {job} may start again.")
     except OSError as error:
-        raise from_os_error(error, f"take the brake of {name} off") from None
+        raise from_os_error(error, f"release the brake of {name}") from None
     except SchedulerUnavailable as error:
-        again = f"the same command again lets them go:  ftsupervise clear --brake {rundir.quoted()}"
+        again = f"to let them start, type it again:  ftsupervise clear --brake {rundir.quoted()}"
         raise SchedulerUnavailable(f"{error.message}; held jobs stay on hold", hint=again) from None
     if was is not None and not held:
         from ftsupervise.config.find_run import how_to_launch
 
-        say(f"Nothing was held. Go on:  {how_to_launch(rundir)}")
+        say(f"Nothing was held. Continue:  {how_to_launch(rundir)}")

@@ -24,7 +24,7 @@ DELAY = "at the next step after its guard looks: within a second or so, 60 s at 
 
 
 def find(runs: tuple[str, ...], *, brake: bool = False) -> list[Found]:
-    """All of them before anything is done to one."""
+    """Find all of them before anything is done to one."""
     from ftsupervise.config.find_run import find_run
 
     found = {rundir.root: rundir for rundir in (find_run(run) for run in runs or (None,))}
@@ -34,7 +34,7 @@ def find(runs: tuple[str, ...], *, brake: bool = False) -> list[Found]:
 
 
 def _refuse_a_group(rundir: RunDir) -> None:
-    """The switches of a replica group are those of its run."""
+    """Refuse a replica group: its switches are those of its run."""
     from ftsupervise.errors import UsageError
 
     if rundir.whole is not None:
@@ -46,7 +46,7 @@ def _refuse_a_group(rundir: RunDir) -> None:
 
 
 def is_up(rundir: RunDir, switch: str, name: str) -> bool:
-    """Say so if it is raised already: the first reason stays."""
+    """Report that it is raised already: the first reason stays."""
     from ftsupervise.rundir.switches import read_switch
 
     state = read_switch(rundir, switch)

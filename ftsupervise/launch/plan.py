@@ -33,7 +33,7 @@ PREVIOUS = "ID-OF-THE-JOB-BEFORE"  # stands in a daisy chain's plan until the jo
 _WARN = timedelta(minutes=10)
 _BUILTINS = re.compile(r"exec|cd|export|source|\.|eval|set|unset|ulimit|umask|trap|time|if|for|while|case|test|\[|\{")
 _PLAIN_SHELL = re.compile(r"[A-Za-z0-9_@%+=:,./ -]*")
-# Key of ``launch`` -> option of sbatch, where the value is the option's as it stands.
+# Key of ``launch`` -> option of sbatch, where the value is passed on as it stands.
 _PLAIN = (
     ("partition", "partition"),
     ("account", "account"),
@@ -64,7 +64,9 @@ class PlannedGroup:
 
 @dataclass(frozen=True)
 class Plan:
-    """One launch. ``submissions`` is 1 for an array, ``members`` for a daisy chain, one for each group and one for all."""
+    """One launch. ``submissions`` is 1 for an array, ``members`` for a daisy chain, and one for each group and the
+    lighthouse for groups.
+    """
 
     name: str
     token: str
@@ -73,13 +75,14 @@ class Plan:
     members: int
     run_dir: Path
     workdir: Path
-    options: tuple[str, ...]  # without the dependency, which a daisy chain's links differ in
+    options: tuple[str, ...]  # without the dependency, in which the links of a daisy chain differ
     after: str  # the running job this chain attaches to, or ""
     command: tuple[str, ...]  # the command that replaces the script by exec
     avoided: tuple[str, ...] = ()  # nodes excluded because of their incidents, not by the settings
     notes: tuple[str, ...] = ()  # notes for the person
     config: Path | None = None  # the settings file, to be found again by the run's name
     groups: tuple[PlannedGroup, ...] = ()  # each with a chain of its own, after that of the lighthouse
+    least_nodes: int = 0  # without the spare ones; 0: there are none
     own_workdir: bool = False  # the token of this launch: a job that finds another account's folder there does nothing
 
     @property
@@ -87,7 +90,7 @@ class Plan:
         return self.members if self.chain == "daisy" else 1 + len(self.groups)
 
     def part(self, index: int) -> Plan:
-        """Of submission ``index`` alone: that of a group has options and a command of its own."""
+        """Return the part of submission ``index`` alone: that of a group has options and a command of its own."""
         if index == 0 or not self.groups:
             return self
         one = self.groups[index - 1]
@@ -97,10 +100,12 @@ class Plan:
         return self.token if self.submissions == 1 else f"{self.token}.{index + 1}"
 
     def link(self, index: int, previous: str = PREVIOUS) -> tuple[str, ...]:
-        """The options of submission ``index`` (from 0); ``previous`` is the id of the one before."""
+        """Return the options of submission ``index`` (from 0); ``previous`` is the id of the one before."""
         before = self.after if index == 0 or self.groups else previous
         own = self.token_of(index)  # a token of its own, so that each can be found again
         given = self.part(index).options
+        if index and self.least_nodes:  # a successor does not wait for spare nodes: a lost node may be why it begins
+            given = tuple(re.sub("^--nodes=", f"--nodes={self.least_nodes}-", option) for option in given)
         options = (f"--comment={comment(self.name, own)}" if o.startswith("--comment=") else o for o in given)
         return (*options, *((f"--dependency=afterany:{before}",) if before else ()))
 
@@ -116,7 +121,8 @@ def plan(
     exclude: tuple[str, ...] = (),
     avoid: Sequence[JudgedNode] = (),
 ) -> Plan:
-    """The launch of ``run`` on a scheduler of ``kind``. Raises ConfigError where the settings do not fit together.
+    """Return the launch of ``run`` on a scheduler of ``kind``. Raises ConfigError where the settings do not fit
+    together.
 
     ``exclude``: nodes the person names now; ``avoid``: those that are excluded because of their score.
     """
@@ -148,6 +154,7 @@ def plan(
         avoided=avoided,
         notes=_notes(launch, kind, avoid),
         groups=of_groups,
+        least_nodes=launch.job_nodes if launch.spare_nodes else 0,
     )
 
 
@@ -211,14 +218,14 @@ _LARGE = (
 
 
 def _of_the_lighthouse(options: Sequence[str]) -> list[str]:
-    """``options`` of a group's job, for the small one that serves all groups and trains nothing."""
+    """Return ``options`` of a group's job, changed for the small one that serves all groups and trains nothing."""
     none = tuple(f"--{name}" for name in ("nodes", "no-kill", *_LARGE))
     memory = ["--mem=2G"] if any(one.startswith("--mem") for one in options) else []
     return [*(one for one in options if one.partition("=")[0] not in none), "--nodes=1", "--ntasks=1", *memory]
 
 
 def warning_lead(launch: Launch) -> timedelta:
-    """The time from the warning to the limit: ``warn``, else 10 minutes, but at most half the limit."""
+    """Return the time from the warning to the limit: ``warn``, else 10 minutes, but at most half the limit."""
     if launch.warn is not None:
         return launch.warn
     return min(_WARN, launch.time / 2) if launch.time else _WARN
@@ -227,7 +234,7 @@ def warning_lead(launch: Launch) -> timedelta:
 def _options(run: Run, *, array: bool, token: str, workdir: Path, exclude: tuple[str, ...]) -> list[str]:
     launch = run.launch
     assert run.run_dir is not None
-    number = "%A_%a" if array and launch.jobs > 1 else "%j"  # of no array Slurm makes %a 4294967294
+    number = "%A_%a" if array and launch.jobs > 1 else "%j"  # outside of an array Slurm makes %a 4294967294
     output = launch.output or f"{str(run.run_dir).replace('%', '%%')}/logs/%x-{number}.out"
     lead = max(1, int(warning_lead(launch).total_seconds()))
     options = [
@@ -262,16 +269,18 @@ def _options(run: Run, *, array: bool, token: str, workdir: Path, exclude: tuple
 
 
 def train_command(launch: Launch, kind: str) -> list[str]:
-    """The command as an argv: through srun on Slurm, as it stands on this machine; a string with shell in it gets a
-    bash that outlives the warning signal (a bash without a trap dies of it and takes the rank along), and that fails with
-    any part of a pipe: ``train.py | tee log`` fails when train.py does."""
+    """Return the command as an argv: through srun on Slurm, as it stands on this machine.
+
+    A string with shell in it gets a bash that outlives the warning signal (a bash without a trap dies of it and takes
+    the rank along), and that fails with any part of a pipe: ``train.py | tee log`` fails when train.py does.
+    """
     words = _words(launch.command)
     container = _words(launch.container) if launch.container else []
     own_srun = is_srun(words)
     if kind != SLURM and own_srun:
         raise ConfigError(
             f"launch.command starts with srun, but the scheduler is not Slurm (scheduler: {kind})",
-            hint="leave the srun away: ftsupervise puts it there on Slurm (launch.srun_options)",
+            hint="leave srun out: ftsupervise adds it on Slurm (launch.srun_options)",
         )
     if kind != SLURM or own_srun or not launch.srun:
         return [*container, *words]
@@ -287,7 +296,7 @@ def train_command(launch: Launch, kind: str) -> list[str]:
 
 
 def _outlives_a_node(launch: Launch) -> bool:
-    """Does the job go on without a node that it has lost?"""
+    """Return whether the job goes on without a node that it has lost."""
     if launch.replica_groups is not None and launch.replica_groups.in_ == "allocation":
         return True
     return launch.spare_nodes > 0 or (launch.min_nodes is not None and launch.min_nodes < launch.nodes)
@@ -298,13 +307,13 @@ def _ranks(launch: Launch) -> int:
 
 
 def _has(words: Sequence[str], *options: str) -> bool:
-    """Is one of these srun options among ``words``: --ntasks=8, --ntasks 8, -n8?"""
+    """Return whether one of these srun options is among ``words``: --ntasks=8, --ntasks 8, -n8."""
     short = tuple(one for one in options if not one.startswith("--"))
     return any(word.partition("=")[0] in options or (word[:2] in short and word[2:].isdigit()) for word in words)
 
 
 def _of_spares(launch: Launch, kind: str) -> list[str]:
-    """Spare nodes that the command would take for itself."""
+    """Refuse a command that would take spare nodes for itself."""
     words = _words(launch.command)
     if (
         not launch.spare_nodes

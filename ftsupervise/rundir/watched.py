@@ -27,6 +27,7 @@ class WatchFound(NamedTuple):
     alerts: Annotated[tuple[FiringAlert, ...], MOST] = ()  # the worst of them
     disk: str = ""  # the forecast: "full in 3d 4h at 1.2 TB a day"
     disk_at: datetime = EPOCH  # when it was made
+    judges: Annotated[tuple[str, ...], 2] = ()  # which of "hang" and "throughput" are switched on
 
 
 def write_found(rundir: RunDir, found: WatchFound) -> None:
