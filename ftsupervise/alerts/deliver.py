@@ -296,7 +296,7 @@ def _refused(state: JournalState, attempt: _Attempt, error: str, now: datetime, 
 
 
 def _say(state: JournalState, attempt: _Attempt, now: datetime) -> JournalState:
-    """Report it to the others now, not at the next tick."""
+    """Return the state with a report to the other receivers, now and not at the next tick."""
     message = attempt.message
     finding = receiver_finding(state, message.receiver, now, message.run)
     about = About(attempt.settings, now, message.run, attempt.journal.home, message.where)

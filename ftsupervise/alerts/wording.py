@@ -309,7 +309,7 @@ def event_finding(run: str, event: EventKind, summary: str, at: datetime, **more
 
 
 def incident(run: str, where: str, now: datetime) -> Iterator[Message]:
-    """Return the messages of: started, firing, escalated, repeated, resolved, no longer watched, several at once, finished."""
+    """Yield the messages of: started, firing, escalated, repeated, resolved, no longer watched, several at once, finished."""
     begin = now - timedelta(hours=6)
     free = disk(run, begin)
     log = Finding(

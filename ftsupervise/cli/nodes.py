@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from ftsupervise.cli.output import DefaultGroup, end_of, plain, say, say_json
+from ftsupervise.cli.output import DefaultGroup, count, end_of, plain, say, say_json
 from ftsupervise.errors import UsageError
 from ftsupervise.host.ownership import shown_user
 
@@ -129,7 +129,7 @@ def apply(run: str | None) -> None:
     if done.problem:
         raise SchedulerUnavailable(done.problem, hint="the next failure tries again, or type it again")
     if not done.changed:
-        say(f"{len(done.jobs)} waiting job(s): nothing to change" if done.jobs else "no job of this run waits")
+        say(f"{count(len(done.jobs), 'waiting job')}: nothing to change" if done.jobs else "no job of this run waits")
 
 
 # --------------------------------------------------------------------------------------------------------------- parts

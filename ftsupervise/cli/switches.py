@@ -16,7 +16,7 @@ from ftsupervise.host.ownership import shown_user
 if TYPE_CHECKING:
     from ftsupervise.rundir.paths import RunDir
 
-Found = tuple["RunDir", str]  # and what the run is called
+Found = tuple["RunDir", str]  # and the name of the run
 
 RUNS = click.argument("runs", nargs=-1, metavar="[RUN]...")
 WHY = click.option("--why", default="", metavar="TEXT", help="The reason, shown to everybody who sees the switch.")
@@ -46,7 +46,7 @@ def _refuse_a_group(rundir: RunDir) -> None:
 
 
 def is_up(rundir: RunDir, switch: str, name: str) -> bool:
-    """Report that it is raised already: the first reason stays."""
+    """Return whether it is raised already, and say so: the first reason stays."""
     from ftsupervise.rundir.switches import read_switch
 
     state = read_switch(rundir, switch)

@@ -20,7 +20,10 @@ _SILENT = 4.0  # seconds without a heartbeat after which a copy is gone: twice t
 
 
 def wait_for_lighthouse(group: RunDir, wait: Callable[[float], bool], *, first: bool) -> bool:
-    """Wait until the lighthouse answers. False when ``wait`` was ended. ``first``: an older job's copy may still run."""
+    """Wait for the lighthouse; return False when ``wait`` was ended, which has said why.
+
+    ``first``: an older job's copy of the group may still run.
+    """
     told = ""
     while why := reason_to_wait(group, first=first):
         if why != told:
@@ -32,7 +35,7 @@ def wait_for_lighthouse(group: RunDir, wait: Callable[[float], bool], *, first: 
 
 
 def reason_to_wait(group: RunDir, *, first: bool) -> str:
-    """Say why the group does not begin yet; "" when it can. What cannot be seen is no leave to begin."""
+    """Return why the group does not begin yet; "" when it can. An answer that could not be had is no permission to begin."""
     assert group.whole is not None
     home = RunDir(group.whole).replicas
     try:

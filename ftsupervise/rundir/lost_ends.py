@@ -1,4 +1,4 @@
-"""Judges an attempt that has no end on record: it runs, it was lost, or somebody had told it to leave."""
+"""Judges an attempt that has no end on record: it runs, it was lost, or it had been asked to leave."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def without_end(start: Mapping[str, object]) -> Cause | None:
 
 
 def told_to_end(start: Mapping[str, object], at: datetime | None) -> Cause:
-    """It was asked to stop, and Slurm's last 5 s were too few to record the end of a command that did not stop."""
+    """Return the cause of an end that was asked for and could not be recorded: Slurm's last 5 s were too few for it."""
     ends = as_time(start.get("job_ends"))
     if ends is not None and at is not None and (ends - at).total_seconds() < _NEAR_END:
         return Cause(CauseKind.TIME_LIMIT, late=True)
@@ -51,7 +51,7 @@ def told_to_end(start: Mapping[str, object], at: datetime | None) -> Cause:
 
 
 def told_to_leave(folder: Path) -> tuple[str, int, datetime | None]:
-    """The stop request to an attempt without a recorded end: text for people, the signal (0: none), and the time."""
+    """Return the stop request to an attempt without a recorded end: text for people, the signal (0: none), and the time."""
     try:
         text = files.read_bounded(folder / WARNING, 64_000).decode("utf-8", "replace")
     except OSError:

@@ -26,9 +26,9 @@ from ftsupervise.rundir.paths import RunDir
 from tests.neighbours.prepared_runs import NASTY, STORIES, prepare
 from tests.neighbours.smtp import MailServer
 from tests.neighbours.supervised import outside_a_job
+from tests.neighbours.typed import typed
 
 NOW = datetime.now(timezone.utc)
-FT = [sys.executable, "-m", "ftsupervise"]
 
 
 class Account:
@@ -45,9 +45,7 @@ class Account:
         return self._read[name]
 
     def type(self, *words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [*FT, *words], cwd=cwd, env=self.env, capture_output=True, text=True, timeout=60, check=False
-        )
+        return typed(*words, folder=cwd, env=self.env)
 
 
 @pytest.fixture(scope="module")
