@@ -244,7 +244,7 @@ class End(NamedTuple):
     ready: float | None = None  # seconds to the first step
     worked: float | None = None  # seconds to the last sign of progress
     braked: bool = False  # the brake comes on after it
-    told: int = 0  # the signal that asked us to stop
+    stop_signal: int = 0  # that asked us to stop
     warned: bool = False
     newer: int | None = None  # the attempt that has taken our place
     note: str = ""
@@ -271,7 +271,7 @@ class Attempt(NamedTuple):
     saved: int | None = None  # newest step the loop said it had saved
     ready: float | None = None  # seconds from the start to the first step
     then: str = ""  # what was done about it: "restarted in place", "left to the next job", "stopped by the brake"
-    told: int = 0  # of one without an end: the signal that had told it to leave
+    stop_signal: int = 0  # of one without an end: it had been asked to stop by this
     hardware: str = ""  # what a GPU or a node said of a fault of its own
     resumed: Resumed | None = None  # None where its loop did not ask the guard for a checkpoint
     begins: Beginning | None = None  # None where no rank of its job had a snapshot in memory

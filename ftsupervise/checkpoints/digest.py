@@ -86,20 +86,20 @@ def hash_buffer(data: bytes | memoryview, algorithm: str) -> str:
 
 
 def hash_file(
-    path: str | os.PathLike[str], algorithm: str, *, told: Callable[[int], object] = lambda done: None
+    path: str | os.PathLike[str], algorithm: str, *, progress: Callable[[int], object] = lambda done: None
 ) -> Hashed:
-    """Read the regular file ``path`` once. ``told`` is called with the bytes of each piece.
+    """Read the regular file ``path`` once. ``progress`` is called with the bytes of each piece.
 
     Raises OSError as ``files.open_regular`` does (never follows a link, never waits for a FIFO), and CannotJudge.
     """
     fd = files.open_regular(path)
     try:
-        return hash_open(fd, algorithm, told=told)
+        return hash_open(fd, algorithm, progress=progress)
     finally:
         os.close(fd)
 
 
-def hash_open(fd: int, algorithm: str, *, told: Callable[[int], object] = lambda done: None) -> Hashed:
+def hash_open(fd: int, algorithm: str, *, progress: Callable[[int], object] = lambda done: None) -> Hashed:
     """Read an open regular file from its beginning to the size that it has now, so that one that grows has an end."""
     one, before = hasher(algorithm), os.fstat(fd)
     left, offset = before.st_size, 0
@@ -110,7 +110,7 @@ def hash_open(fd: int, algorithm: str, *, told: Callable[[int], object] = lambda
             break
         one.update(buffer[:count])
         left, offset = left - count, offset + count
-        told(count)
+        progress(count)
     return Hashed(offset, one.hexdigest(), left == 0 and _same(before, os.fstat(fd)))
 
 

@@ -95,7 +95,7 @@ class Scope(NamedTuple):
     thoroughness: Thoroughness = Thoroughness.SIZES
     world: int | None = None  # the ranks that it must have been written by; None: any number
     accounts: Collection[int] = ()
-    told: Callable[[int], object] = lambda done: None  # called with the bytes of each piece that was read
+    progress: Callable[[int], object] = lambda done: None  # called with the bytes of each piece that was read
 
 
 def verify(checkpoint: Path, scope: Scope = Scope()) -> Verdict:  # noqa: B008 - a frozen value
@@ -222,7 +222,7 @@ def _hash(root: Path, entry: FileEntry, algorithm: str, scope: Scope) -> Hashed 
     """Hash a file. An OSError is a value here: it is reported of one file among many."""
     try:
         path = path_below(root, entry.path)
-        return hash_link(path, algorithm) if entry.link else hash_file(path, algorithm, told=scope.told)
+        return hash_link(path, algorithm) if entry.link else hash_file(path, algorithm, progress=scope.progress)
     except OSError as error:
         return error
 

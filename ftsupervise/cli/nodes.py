@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from ftsupervise.cli.output import DefaultGroup, count, end_of, plain, say, say_json
+from ftsupervise.cli.output import DefaultGroup, end_of, plain, say, say_json
 from ftsupervise.errors import UsageError
 from ftsupervise.host.ownership import shown_user
+from ftsupervise.units import count
 
 if TYPE_CHECKING:
     from ftsupervise.nodes import incidents
@@ -224,7 +225,7 @@ def _apply(rundir: RunDir, judged: Judgement) -> ExclusionResult:
     from ftsupervise.nodes import exclude
 
     done = exclude.apply(rundir, os.environ, judged.nodes, whole=judged.whole)
-    for sentence in (*done.changed, *done.left_in):
+    for sentence in (*done.changed, *done.not_excluded):
         say(sentence)
     return done
 

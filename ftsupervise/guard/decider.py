@@ -70,11 +70,11 @@ class Decider:
         """Receive signals from now on, and report which of them, and which settings, do not work here."""
         for problem in problems:
             self._voice.once(problem)
-        deaf = self.outside.signals.listen()
+        why_not = self.outside.signals.listen()
         atexit.register(self.outside.signals.last_words)
-        if deaf:
+        if why_not:
             self._voice.once(
-                f"the guard cannot receive signals here ({deaf}); the warning file and the switches still work"
+                f"the guard cannot receive signals here ({why_not}); the warning file and the switches still work"
             )
         if self._place.rundir is None and self._place.rank == 0:
             self._voice.say(

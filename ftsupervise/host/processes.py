@@ -221,8 +221,8 @@ def who_hears(pid: int, number: int) -> list[int]:
     while queue:
         one = queue.pop(0)
         names = _names(one)
-        deaf = names.intersection(_LAUNCHERS) or (_SRUN in names and number == _SIGTERM)
-        hears = not deaf and _handles(one, number)
+        tears_down = names.intersection(_LAUNCHERS) or (_SRUN in names and number == _SIGTERM)
+        hears = not tears_down and _handles(one, number)
         if hears:
             found.append(one)
         if not hears or names.intersection(_SHELLS):

@@ -6,7 +6,7 @@ parent reads nothing but a pipe and a page of memory.
 
     errand = Errand(work)                      # work(say) runs in the child
     while not errand.ended and not errand.late:  # late: silent for longer than it said it would be
-        for told in errand.wait(0.2): ...      # the values that the child sent with ``say.tell``
+        for value in errand.wait(0.2): ...      # the values that the child sent with ``say.tell``
     errand.finish("run a", "the run a")
 
 The child reports its item, and how long that may take (``say.at``), in shared memory: that costs no system call. One that is
@@ -251,7 +251,7 @@ class Errand:
 
     def heard(self) -> list[Any]:
         """Return the values that it has sent, without waiting."""
-        told: list[Any] = []
+        values: list[Any] = []
         while not self.ended:
             try:
                 part = os.read(self._from, 1 << 20)
@@ -262,11 +262,11 @@ class Errand:
                 break
             self._silent = 0.0
             self._buffer += part
-            told += self._whole()
-        return told
+            values += self._whole()
+        return values
 
     def _whole(self) -> list[Any]:
-        told: list[Any] = []
+        values: list[Any] = []
         while len(self._buffer) >= 8:
             length = int.from_bytes(self._buffer[:8], "little")
             if len(self._buffer) < 8 + length:
@@ -276,8 +276,8 @@ class Errand:
             if isinstance(value, _End):
                 self.ended, self.error = True, value.error
             else:
-                told.append(value)
-        return told
+                values.append(value)
+        return values
 
     def finish(self, key: str = "", what: str = "") -> bool:
         """End it; return True if it is gone. One that does not die of SIGKILL is left behind and noted under ``key``."""
@@ -325,17 +325,17 @@ def within(seconds: float, work: Callable[[], Any], *, key: str = "") -> Any:
         raise TimeoutError(f"no answer for {stuck.seconds:.0f} s; process {stuck.pid} hangs on it")
     errand = Errand(lambda say: say.tell(work()), allowance=seconds, notes=notes)
     until = time.monotonic() + seconds
-    told: list[Any] = []
+    values: list[Any] = []
     try:
         while not errand.ended and time.monotonic() < until:
-            told += errand.wait(max(0.0, until - time.monotonic()))
+            values += errand.wait(max(0.0, until - time.monotonic()))
     finally:
         errand.finish(key)
     if errand.error is not None:
         raise errand.error
-    if not told:
+    if not values:
         raise TimeoutError(errand.died or f"no answer within {seconds:.0f} s")
-    return told[0]
+    return values[0]
 
 
 def _child(work: Callable[[Say], object], say: Say, pipe: int) -> NoReturn:

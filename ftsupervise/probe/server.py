@@ -243,9 +243,9 @@ def clock(path: str) -> tuple[float, float]:
         os.utime(fd)
     finally:
         os.close(fd)
-        told = os.stat(name).st_mtime
+        server_time = os.stat(name).st_mtime
         os.unlink(name)
-    return told, (before + time.time()) / 2
+    return server_time, (before + time.time()) / 2
 
 
 def processes(roots: list[int], most: int) -> list[tuple[int, int, int, str, int, int]]:

@@ -4,7 +4,7 @@ A copy may take hours, and a thread of it that waits for a dead mount is never s
 the threads of the child were scheduled, and the child need not report anything. What is given up is killed; a child that does
 not die of that is left behind and noted (``errand.py``), and no other one is sent after it while it lives.
 
-    watched(work, key="copy to /archive")      # work(told) runs in the child; told.moved(bytes), told.line("...")
+    watched(work, key="copy to /archive")      # work(progress) runs in the child; progress.moved(bytes), progress.line("...")
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class _Value(NamedTuple):
     value: object
 
 
-class Told:
+class WorkProgress:
     """The child's side of the work. Several threads may call it."""
 
     def __init__(self, say: Say) -> None:
@@ -68,7 +68,7 @@ class Told:
 
 
 def watched(
-    work: Callable[[Told], T],
+    work: Callable[[WorkProgress], T],
     *,
     key: str,
     patience: float = PATIENCE,
@@ -88,8 +88,8 @@ def watched(
 
     def begin(say: Say) -> None:
         before_work()
-        told = Told(say)
-        told.value(work(told))
+        progress = WorkProgress(say)
+        progress.value(work(progress))
 
     errand = Errand(begin, notes=notes)
     found: list[_Value] = []
@@ -97,13 +97,13 @@ def watched(
     try:
         pulse = _Pulse(errand.pid, patience)
         while not errand.ended and not stuck:
-            for told in errand.wait(_LOOK if patience > 2 * _LOOK else patience / 2):
-                if isinstance(told, _Value):
-                    found.append(told)
-                elif isinstance(told, _Line):
-                    line(told.text)
+            for message in errand.wait(_LOOK if patience > 2 * _LOOK else patience / 2):
+                if isinstance(message, _Value):
+                    found.append(message)
+                elif isinstance(message, _Line):
+                    line(message.text)
                 else:
-                    moved(told)
+                    moved(message)
             stuck = not errand.ended and pulse.stopped()
     finally:
         gone = errand.finish(key, key)

@@ -139,7 +139,7 @@ class RunProgress(NamedTuple):
     node_states: Mapping[str, str] = {}  # as of the last failure
     restarts: int = 0
     crowded: bool = False  # a step that does not end holds its CPUs: the next one has to share them
-    told: bool = False  # asked to stop: there may be seconds left
+    asked_to_stop: bool = False  # there may be seconds left
     why: str = ""  # there are no fit nodes
     code: int = 0
 
@@ -329,7 +329,7 @@ def _may_have_lost_all(to: Services, ended: End) -> bool:
     """Return whether a replica group may have lost all its nodes: its srun without any node left ends with 0, like one
     that is done.
     """
-    by_itself = ended.cause.kind is CauseKind.EXIT and not ended.told and not ended.warned
+    by_itself = ended.cause.kind is CauseKind.EXIT and not ended.stop_signal and not ended.warned
     return to.options.rundir.whole is not None and to.allocation.elsewhere and by_itself
 
 

@@ -72,7 +72,7 @@ def cause(
     *,
     finished: bool = False,
     stopped: Cause | None = None,
-    told: int = 0,
+    stop_signal: int = 0,
     past_end: bool = False,
     death: Cause | None = None,
     ended: Cause | None = None,
@@ -82,7 +82,7 @@ def cause(
     code      exit code of the command, -N when a signal N ended it
     finished  the finished mark stands
     stopped   the cause the guard wrote down before the loop left
-    told      the signal that asked ``ftsupervise run`` to stop, 0 if none did
+    stop_signal  the signal that asked ``ftsupervise run`` to stop, 0 if none did
     past_end  the job's time limit was reached (or is seconds away)
     death     the first death by Slurm's own lines in the output
     ended     why we ended the command ourselves
@@ -98,16 +98,16 @@ def cause(
         return Cause(CauseKind.FINISHED, then=how if code else None)
     kind = stopped.kind if stopped is not None else None
     if (
-        not told and code == 0 and kind is CauseKind.TOLD
+        not stop_signal and code == 0 and kind is CauseKind.TOLD
     ):  # Slurm signals the ranks first: with a GraceTime, long before us
-        told = signal.SIGTERM
-    if told in (signal.SIGTERM, signal.SIGHUP) and kind in _MERELY_TOLD:
-        stopped = Cause(CauseKind.TIME_LIMIT) if past_end else Cause(CauseKind.CANCELLED, signal=int(told))
-    elif told and stopped is None:
-        stopped = Cause(CauseKind.INTERRUPTED, signal=int(told))
+        stop_signal = signal.SIGTERM
+    if stop_signal in (signal.SIGTERM, signal.SIGHUP) and kind in _MERELY_TOLD:
+        stopped = Cause(CauseKind.TIME_LIMIT) if past_end else Cause(CauseKind.CANCELLED, signal=int(stop_signal))
+    elif stop_signal and stopped is None:
+        stopped = Cause(CauseKind.INTERRUPTED, signal=int(stop_signal))
     if stopped is None:
         return how
-    return stopped if code == 0 or told else stopped._replace(then=how)
+    return stopped if code == 0 or stop_signal else stopped._replace(then=how)
 
 
 def with_lost_nodes(ended: End, lost: Mapping[str, str]) -> End:

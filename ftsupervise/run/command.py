@@ -315,11 +315,11 @@ class RunningCommand:
         self.say(
             f"{signal_name(number)}: passed on to the command; SIGKILL in {self.asked.options.grace:g} s for the rest"
         )
-        self._tell_to_leave(number, f"{signal_name(number)} at {_now():%Y-%m-%d %H:%M:%S} UTC", told=number)
+        self._tell_to_leave(number, f"{signal_name(number)} at {_now():%Y-%m-%d %H:%M:%S} UTC", stop_signal=number)
 
-    def _tell_to_leave(self, number: int, why: str, told: int = 0) -> None:
+    def _tell_to_leave(self, number: int, why: str, stop_signal: int = 0) -> None:
         self._touch()
-        warn(self.asked.mine.folder, why, self.say, told)
+        warn(self.asked.mine.folder, why, self.say, stop_signal)
         everyone = self._ours()
         processes.send(everyone, signal.SIGCONT)  # a stopped process takes no SIGTERM
         takers = self._handlers(number)
@@ -343,7 +343,7 @@ class RunningCommand:
 
     def _end(self, began: float, seconds: float) -> End:
         rundir, ending, code = self.asked.options.rundir, self.now.ending, self.now.code or 0
-        told = ending.by if ending is not None else 0
+        stop_signal = ending.by if ending is not None else 0
         said = self.output.since() if code else ""
         output = said or ""
         death = exit_analysis.first_death(output)
@@ -358,7 +358,7 @@ class RunningCommand:
             code,
             finished=rundir.has_finished(),
             stopped=stopped,
-            told=told,
+            stop_signal=stop_signal,
             past_end=self.asked.end is not None and time.time() > self.asked.end - _NEAR_END,
             death=death,
             ended=ending.cause if ending is not None else None,
@@ -367,7 +367,7 @@ class RunningCommand:
             why = Cause(CauseKind.NO_START, code=code)
         if code and (root := exit_analysis.root_error(self.asked.mine.folder / ERROR_FILE)):
             output = f"Traceback (most recent call last)\n{root}\n{output}"  # before those of its victims
-        asked = bool(told) or self.now.warned
+        asked = bool(stop_signal) or self.now.warned
         newer = self.watcher.seen.newer if self.watcher is not None else None
         return End(
             code=code,
@@ -377,7 +377,7 @@ class RunningCommand:
             reached=seen,
             ready=None if seen.first_at is None else max(0.0, seen.first_at - began),
             worked=None if seen.active_at is None else max(0.0, seen.active_at - began),
-            told=told,
+            stop_signal=stop_signal,
             warned=self.now.warned,
             newer=newer,
             note=f"left behind: {self.left_behind}" if self.left_behind else "",

@@ -214,8 +214,8 @@ def time_needed(attempts: Sequence[Attempt]) -> float:
 
 def _place(one: Attempt) -> int | None:
     """Return the step at which a successor would resume, as far as this attempt reported it."""
-    told = [n for n in (one.saved, None if one.first_step is None else one.first_step - 1) if n is not None]
-    return max(told, default=None)
+    steps = [n for n in (one.saved, None if one.first_step is None else one.first_step - 1) if n is not None]
+    return max(steps, default=None)
 
 
 def _moved(one: Attempt, place: int | None, best: int | None) -> bool:

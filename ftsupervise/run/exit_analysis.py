@@ -88,7 +88,7 @@ def first_death(output: str) -> Cause | None:
         return ended(int(worker["code"]), worker["host"], worker["rank"])
     deaths = _tasks(output)
     # the first that was not just ended along with the others
-    first = next((one for one in deaths if not _told(one)), deaths[0] if deaths else None)
+    first = next((one for one in deaths if not _asked_to_stop(one)), deaths[0] if deaths else None)
     return _crash(deaths) or first if first is not None and first.kind is CauseKind.EXIT else first
 
 
@@ -101,14 +101,14 @@ def cause_of(death: RankExit, output: str, failed: Collection[int] = (), *, befo
     """
     deaths, rank = _tasks(output), str(death.rank)
     if death.failed and death.code is not None and death.code > 0:
-        told = {rank, *map(str, failed)}
-        killed = _killed_first(_tasks(before), told)
-        return _crash(deaths, told) or killed or _left_first(deaths, told) or death.cause()
+        reported = {rank, *map(str, failed)}
+        killed = _killed_first(_tasks(before), reported)
+        return _crash(deaths, reported) or killed or _left_first(deaths, reported) or death.cause()
     said = (one for one in deaths if one.at == (NodeRanks(death.node, rank),))
     return next(said, death.cause())
 
 
-def _told(one: Cause) -> bool:
+def _asked_to_stop(one: Cause) -> bool:
     """Return whether it was asked to stop with SIGTERM, along with the others. It may be about to save."""
     return one.kind is CauseKind.SIGNAL and one.signal == signal.SIGTERM
 
@@ -247,7 +247,7 @@ class Output:
         if b"srun: error: " not in whole:
             return None
         death = first_death(plain(whole))
-        return None if death is None or _told(death) else death
+        return None if death is None or _asked_to_stop(death) else death
 
     def since(self) -> str | None:
         """Return the last part of the output since the start, as plain lines and without our own, which repeat the

@@ -244,7 +244,7 @@ def wait_for_space(do: Callable[[], object], seconds: float, pause: Callable[[fl
     Returns False when ``pause`` was ended; it has reported why. Raises DiskFull or RunDirGone when that lasts longer
     than ``seconds``, and at once whatever else ``do`` raises.
     """
-    until, told = time.monotonic() + seconds, ""
+    until, waits_for = time.monotonic() + seconds, ""
     while True:
         try:
             do()
@@ -253,14 +253,14 @@ def wait_for_space(do: Callable[[], object], seconds: float, pause: Callable[[fl
             if rest <= 0:
                 raise
             what = "it" if isinstance(error, RunDirGone) else "space"
-            if told != what:
+            if waits_for != what:
                 tell(None, f"{error.message}; waiting up to {seconds:g} s for {what} ({error.hint})")
-                told = what
+                waits_for = what
             if not pause(min(_LOOK, rest)):
                 return False
         else:
-            if told:
-                tell(None, "there is space again" if told == "space" else "the run directory is there again")
+            if waits_for:
+                tell(None, "there is space again" if waits_for == "space" else "the run directory is there again")
             return True
 
 
@@ -310,16 +310,16 @@ class PendingWrites:
             del self._pages[what]
         self.ends.clear()
 
-    def settle_at_last(self, options: Options, signals: SignalQueue, *, told: bool) -> None:
+    def settle_at_last(self, options: Options, signals: SignalQueue, *, asked_to_stop: bool) -> None:
         """Write the kept pages before the job ends.
 
-        Pages that still cannot be written are reported once more: only the job's output has them. ``told``: we were
+        Pages that still cannot be written are reported once more: only the job's output has them. ``asked_to_stop``: we were
         asked to stop, and there may be seconds left; otherwise a stop signal ends the wait.
         """
         if not self._pages:
             return
         listen = partial(wait_unless_stopped, signals=signals, options=options, ask=lambda _: "")
-        seconds, pause = (min(_LAST, options.space_wait), _sleep) if told else (options.space_wait, listen)
+        seconds, pause = (min(_LAST, options.space_wait), _sleep) if asked_to_stop else (options.space_wait, listen)
         try:
             if wait_for_space(self.settle, seconds, pause):
                 return

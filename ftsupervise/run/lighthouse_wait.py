@@ -24,11 +24,11 @@ def wait_for_lighthouse(group: RunDir, wait: Callable[[float], bool], *, first: 
 
     ``first``: an older job's copy of the group may still run.
     """
-    told = ""
+    reported = ""
     while why := reason_to_wait(group, first=first):
-        if why != told:
+        if why != reported:
             tell(None, f"group {group.root.name} waits: {why}")
-            told = why
+            reported = why
         if not wait(_EVERY):
             return False
     return True

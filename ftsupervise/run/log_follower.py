@@ -38,7 +38,7 @@ class LogFollower:
         silent: float = _SILENT,
     ) -> None:
         self._say, self._silent, self._looked, self._ended = say, silent, monotonic(), False
-        self._rest, self._told = b"", False
+        self._rest, self._reported = b"", False
         self._process: processes.Process | None = None
         words = (log, str(file or ""), str(rundir.root), str(attempt), str(area or ""))
         self._pipe, write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -71,8 +71,8 @@ class LogFollower:
         self._hear()
         if not self._ended and monotonic() - self._looked < self._silent:
             return states
-        if not self._told:
-            self._told = True
+        if not self._reported:
+            self._reported = True
             self._say("launch.heartbeat is not read at present: until it is, no hang is noticed")
         return [one for one in states if one.state]
 

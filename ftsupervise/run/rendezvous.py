@@ -75,8 +75,8 @@ def _ask_node(node: str, ports: Sequence[int], ask: Ask) -> int | None:
     """Return the first free port of another node; None when its agent does not answer: the first is then taken unseen."""
     until, question = time.monotonic() + _ASK, " ".join(["port", *map(str, ports)])
     while time.monotonic() < until:
-        if (told := ask({node: question}, until - time.monotonic()).get(node)) is not None:
-            found = as_count(told)
+        if (answer := ask({node: question}, until - time.monotonic()).get(node)) is not None:
+            found = as_count(answer)
             return found if found in ports else None
         time.sleep(_AGAIN)  # it has not reported yet
     return None

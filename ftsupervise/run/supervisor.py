@@ -135,7 +135,7 @@ def _go(options: Options, env: Mapping[str, str], signals: SignalQueue) -> int:
         if supervisor is not None:
             supervisor.to.agents.close()
             supervisor.to.snapshots.close()
-            supervisor.to.pending.settle_at_last(options, signals, told=supervisor.now.told)
+            supervisor.to.pending.settle_at_last(options, signals, asked_to_stop=supervisor.now.asked_to_stop)
             supervisor.to.warm.stop()
         keeper.stop()
         reaper.stop()
@@ -219,10 +219,10 @@ class Supervisor:
 
     def _wait_for_the_older(self) -> Outcome:
         """Wait for an older attempt that may be running: an attempt that cannot start must not end it."""
-        until, told, why = time.monotonic() + _OLDER, False, self.now.why
+        until, reported, why = time.monotonic() + _OLDER, False, self.now.why
         while older := self._older_at_work():
-            if not told:
-                told = True
+            if not reported:
+                reported = True
                 tell(None, f"not started: {why}; attempt {older} may still be running; waiting for its end")
             if time.monotonic() >= until or not self._wait(_OLDER_LOOK):
                 tell(None, f"not started: {why}; no attempt begins while attempt {older} may still be running")
@@ -268,7 +268,7 @@ class Supervisor:
 
     def _claim(self) -> Outcome:
         now, begun = attempt.begin(self.to, self.now, self._wait)
-        self.now = now._replace(told=self.now.told)  # while we waited for space
+        self.now = now._replace(asked_to_stop=self.now.asked_to_stop)  # while we waited for space
         return Outcome.DONE if begun else Outcome.OVER
 
     def _attempt(self) -> Outcome:
@@ -284,7 +284,7 @@ class Supervisor:
     def _wait(self, seconds: float, *, log: bool = False) -> bool:
         """Wait for a back-off; return False when a signal or a switch ended it."""
         going_on = wait_unless_stopped(seconds, self.to.signals, self.to.options, self.now.log if log else None)
-        self.now = self.now._replace(told=self.now.told or not going_on)
+        self.now = self.now._replace(asked_to_stop=self.now.asked_to_stop or not going_on)
         return going_on
 
     # ------------------------------------------------------------------------------------------------------ deciding
@@ -315,7 +315,7 @@ class Supervisor:
             return []
         lost = Failure(FailureKind.LOST, CauseKind.LOST.value)
         return [
-            one if one.ended or one.told else self.to.pending.ends.get(one.number) or one._replace(failure=lost)
+            one if one.ended or one.stop_signal else self.to.pending.ends.get(one.number) or one._replace(failure=lost)
             for one in found
         ]
 
@@ -326,8 +326,8 @@ class Supervisor:
             return why
         if newer := ended.newer or superseded(self.to.options.rundir, mine.number):
             return f"attempt {newer} has begun meanwhile: this one is over"
-        if ended.told:
-            return f"asked to stop ({signal_name(ended.told)})"
+        if ended.stop_signal:
+            return f"asked to stop ({signal_name(ended.stop_signal)})"
         if ended.warned or ended.cause.kind in (CauseKind.WARNING, CauseKind.TIME_LIMIT):
             return "the job ends soon: the next member takes over"
         try:
@@ -356,7 +356,7 @@ class Supervisor:
 
     def _make_way(self) -> Outcome:
         """Let the next member start now, with as many bad nodes excluded as can be replaced."""
-        if not self.now.ended.told and self.now.ended.newer is None:
+        if not self.now.ended.stop_signal and self.now.ended.newer is None:
             self.to.nodes.exclusions.update(self.now.log, leaving=not shut(self.to.options))
         return Outcome.DONE
 
@@ -365,7 +365,7 @@ class Supervisor:
         ended = self.now.ended._replace(braked=verdict.move is NextAction.STOP)
         then = _THEN[verdict.move]
         self.to.pending.end(self.now.claim, ended, f"{then}: {verdict.why}" if verdict.why else then)
-        self.now = self.now._replace(told=self.now.told or bool(ended.told or ended.warned))
+        self.now = self.now._replace(asked_to_stop=self.now.asked_to_stop or bool(ended.stop_signal or ended.warned))
         if ended.failure is None:
             self.to.nodes.exclusions.release(self.now.log)
         return _OUTCOME[verdict.move]

@@ -20,7 +20,7 @@ from ftsupervise.model import Attempt, Cause, CauseKind, Claim, End
 from ftsupervise.rundir import kept
 from ftsupervise.rundir.causes import read_cause, read_failure
 from ftsupervise.rundir.fence import last_area
-from ftsupervise.rundir.lost_ends import lost_host, told_to_end, told_to_leave, without_end
+from ftsupervise.rundir.lost_ends import end_as_asked, lost_host, stop_request, without_end
 from ftsupervise.rundir.outputs import own_outputs
 from ftsupervise.rundir.paths import ENV_JOB_ID, RESUMED, RunDir
 from ftsupervise.rundir.progress import read_progress
@@ -128,7 +128,7 @@ def _attempt(rundir: RunDir, number: int) -> Attempt:
 
 
 def _recorded(began: Attempt, end: Mapping[str, object]) -> Attempt:
-    """An attempt whose end is on record."""
+    """Return ``began`` with its end, which is on record."""
     code = as_whole(end.get("exit_code"))
     words = as_text(end.get("cause", CauseKind.UNKNOWN.value), _LONGEST)
     return began._replace(
@@ -152,14 +152,14 @@ def _recorded(began: Attempt, end: Mapping[str, object]) -> Attempt:
 
 
 def _unrecorded(began: Attempt, rundir: RunDir, start: Mapping[str, object], bad_end: str) -> Attempt:
-    """One without an end on record: it runs, or its supervisor wrote none. ``bad_end``: what is wrong with the page."""
+    """Return ``began`` without an end on record: it runs, or none was written. ``bad_end``: what is wrong with the page."""
     folder = rundir.attempt(began.number)
     page = read_progress(rundir, began.number)
     seen = reached(rundir, began.number, page)
-    words, told, at = told_to_leave(folder)
+    words, stop_signal, at = stop_request(folder)
     cause = without_end(start)
-    if told == signal.SIGTERM and cause is not None and cause.kind is CauseKind.LOST:
-        cause = told_to_end(start, at)
+    if stop_signal == signal.SIGTERM and cause is not None and cause.kind is CauseKind.LOST:
+        cause = end_as_asked(start, at)
     if cause is not None and cause.kind in (CauseKind.LOST, CauseKind.UNKNOWN) and (fate := lost_host(folder)):
         cause = Cause(CauseKind.LOST, text=fate)
     since = began.started.timestamp()
@@ -170,7 +170,7 @@ def _unrecorded(began: Attempt, rundir: RunDir, start: Mapping[str, object], bad
         held=as_whole((_page(folder / COPIES)[0] or {}).get("held")),
         cause=cause,
         note="; ".join(filter(None, (bad_end, words))),
-        told=told,
+        stop_signal=stop_signal,
         ready=None if seen.first_at is None else max(0.0, seen.first_at - since),
         saving=seen.saving,
         worked=None if seen.active_at is None else max(0.0, seen.active_at - since),
