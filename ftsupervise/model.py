@@ -40,13 +40,13 @@ class Failure(NamedTuple):
         return f"{self.sign} ({self.error})" if self.error else self.sign
 
     def same(self, other: "Failure") -> bool:
-        """Is it the same failure again? srun can lose the end of what a rank says when it ends its step, and with it the
-        exception's name."""
+        """Return whether it is the same failure again. srun can lose the end of a rank's output when it ends its step, and
+        with it the exception's name."""
         return self.sign == other.sign and (self.error == other.error or not (self.error and other.error))
 
 
 class CauseKind(str, Enum):
-    """What an attempt ended of. The values are the words of the pages, the guard's too."""
+    """The kind of cause that ended an attempt. The values are the words of the pages, the guard's too."""
 
     EXIT = "exit"  # a process left with ``code``
     SIGNAL = "killed by a signal"
@@ -102,7 +102,7 @@ class NodeRanks(NamedTuple):
 
 
 class Cause(NamedTuple):
-    """Why an attempt ended. ``words()`` says it to people; all else reads the fields."""
+    """The cause of an attempt's end. ``words()`` renders it for people; all other code reads the fields."""
 
     kind: CauseKind
     at: tuple[NodeRanks, ...] = ()  # where, as far as it is known
@@ -120,26 +120,26 @@ class Cause(NamedTuple):
 
     @property
     def first(self) -> "Cause":
-        """The part of it that knows where."""
+        """Return the first part of it that names a place."""
         return self if self.at or self.then is None else self.then.first
 
     @property
     def of_ranks(self) -> bool:
-        """Does it name ranks?"""
+        """Return whether it names ranks."""
         return any(one.ranks for one in self.at)
 
     @property
     def killed_by(self) -> int:
-        """The number of the signal, also where only the exit code tells it; 0 if there was none."""
+        """Return the number of the signal, also where only the exit code shows it; 0 if there was none."""
         return self.signal or (signal_in(self.code) if self.kind is CauseKind.EXIT else 0)
 
     @property
     def orderly(self) -> bool:
-        """Somebody or something asked for it, and the loop left in order: nobody needs to be woken."""
+        """Return whether the end was asked for, and the loop left in order: no one needs to be woken."""
         return self.then is None and (self.kind in _ORDERLY or (self.kind is CauseKind.EXIT and self.code == 0))
 
     def words(self) -> str:
-        """For people: "rank 1 on node-1 killed by SIGKILL (exit 137)"."""
+        """Return the words for people: "rank 1 on node-1 killed by SIGKILL (exit 137)"."""
         said = self._words() + (f" (exit {self.left})" if self.left is not None else "")
         if self.late:
             said += ", and it did not leave in time"
@@ -175,7 +175,7 @@ class Cause(NamedTuple):
         return f"{kind.value}: {self.text}" if self.text else kind.value
 
     def end_words(self) -> str:
-        """How a process ended, without where: "exit 3"."""
+        """Return how a process ended, without where: "exit 3"."""
         if self.kind is CauseKind.SIGNAL:
             told = self.signal == _SIGTERM and self.at  # by srun, with the others
             return f"{'ended' if told else 'killed'} by {_signal_name(self.signal)}"
@@ -193,7 +193,7 @@ _ORDERLY = (CauseKind.FINISHED, CauseKind.KILL_SWITCH, CauseKind.WARNING, CauseK
 
 
 def ended(code: int | None, node: str, rank: str) -> "Cause":
-    """How a rank ended whose exit code is ``code``, negative for a signal; None where it is not known."""
+    """Return how a rank ended whose exit code is ``code``, negative for a signal; None where it is not known."""
     at = (NodeRanks(node, rank),)
     if code is None:
         return Cause(CauseKind.DIED, at)
@@ -201,7 +201,7 @@ def ended(code: int | None, node: str, rank: str) -> "Cause":
 
 
 def signal_in(code: int | None) -> int:
-    """The signal that an exit code above 128 tells of; 0 if it tells of none."""
+    """Return the signal in an exit code above 128; 0 if there is none."""
     return code - 128 if code is not None and 128 < code < 128 + 65 else 0
 
 
@@ -233,7 +233,7 @@ class Claim(NamedTuple):
 
 
 class End(NamedTuple):
-    """How an attempt ended, before anybody has decided what to do about it."""
+    """The end of an attempt, before it is decided what to do about it."""
 
     cause: Cause
     failure: Failure | None = None
@@ -269,7 +269,7 @@ class Attempt(NamedTuple):
     failure: Failure | None = None  # None if it was none
     saved: int | None = None  # newest step the loop said it had saved
     ready: float | None = None  # seconds from the start to the first step
-    then: str = ""  # what was done about it: "restarted in place", "left to the next member", "stopped"
+    then: str = ""  # what was done about it: "restarted in place", "left to the next job", "stopped by the brake"
     told: int = 0  # of one without an end: the signal that had told it to leave
     hardware: str = ""  # what a GPU or a node said of a fault of its own
     resumed: Resumed | None = None  # None where its loop did not ask the guard for a checkpoint
@@ -286,22 +286,22 @@ class Attempt(NamedTuple):
 
     @property
     def words(self) -> str:
-        """The cause, for people; "" while it runs."""
+        """Return the cause, for people; "" while it runs."""
         return "" if self.cause is None else self.cause.words()
 
     @property
     def sign(self) -> str:
-        """The failure as the brake counts it: "exit 1 (ValueError)"; "" if it was none."""
+        """Return the failure as the brake counts it: "exit 1 (ValueError)"; "" if it was none."""
         return "" if self.failure is None else self.failure.words()
 
     @property
     def line(self) -> str:
-        """The line of the output that decides, where the cause does not say it already."""
+        """Return the line of the output that decides, where the cause does not say it already."""
         detail = self.failure.detail if self.failure is not None else ""
         return "" if detail in self.words else detail
 
     def why(self) -> str:
-        """The cause with the line that decides, for people: "exit 1: ValueError: no such shape"."""
+        """Return the cause with the line that decides, for people: "exit 1: ValueError: no such shape"."""
         return f"{self.words}: {self.line}" if self.line else self.words
 
 
@@ -393,7 +393,7 @@ class Job(NamedTuple):
 
 
 class Submitted(NamedTuple):
-    """What a scheduler says after it took a script."""
+    """The answer of a scheduler that took a script."""
 
     job_id: str
     found_again: bool = False  # sbatch failed ambiguously and the job turned out to be there

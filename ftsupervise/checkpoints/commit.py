@@ -76,7 +76,7 @@ def commit(
 
 
 def manifest_from(entries: Iterable[FileEntry], origin: Origin, layout: CheckpointLayout) -> Manifest:
-    """The manifest of files whose digests were taken here."""
+    """Return the manifest of files whose digests were taken here."""
     return Manifest(
         step=origin.step,
         files=tuple(sorted(entries)),
@@ -100,8 +100,10 @@ def newest_write(contents: Contents) -> datetime | None:
 def entries_of(
     root: Path, found: Iterable[FileFacts], *, told: Callable[[int], object] = lambda done: None
 ) -> tuple[FileEntry, ...]:
-    """The digests of files below ``root``. All of them are durable then. Raises NotComplete for one that changes meanwhile,
-    OSError."""
+    """Return the digests of files below ``root``. All of them are durable then.
+
+    Raises NotComplete for one that changes meanwhile, OSError.
+    """
     with Syncs() as syncs:
         return digests_of(root, found, syncs, told=told)
 
@@ -109,8 +111,11 @@ def entries_of(
 def digests_of(
     root: Path, found: Iterable[FileFacts], syncs: Syncs, *, told: Callable[[int], object] = lambda done: None
 ) -> tuple[FileEntry, ...]:
-    """The digests of files below ``root``, while ``syncs`` makes them durable: the disk writes as the processor works. Raises
-    NotComplete for one that changes meanwhile, OSError."""
+    """Return the digests of files below ``root``, while ``syncs`` makes them durable: the disk writes as the processor
+    works.
+
+    Raises NotComplete for one that changes meanwhile, OSError.
+    """
     algorithm = best_algorithm()
     largest_first = sorted(found, key=lambda one: -one.facts.st_size)
     for one in largest_first:
@@ -175,7 +180,7 @@ def sync_folders(checkpoint: Path, contents: Contents) -> None:
 
 
 def require_still(checkpoint: Path, before: Contents) -> None:
-    """Raises NotComplete unless the checkpoint is as it was when ``before`` was seen, OSError."""
+    """Raise NotComplete unless the checkpoint is as it was when ``before`` was seen, OSError."""
     if changed := _changed(before, contents_of(checkpoint)):
         raise NotComplete(f"{checkpoint} is still being written: {changed}")
 

@@ -58,12 +58,12 @@ class Note:
 
     @property
     def seconds(self) -> float:
-        """The seconds that it has been hanging."""
+        """Return the seconds that it has been hanging."""
         return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - self.since)
 
 
 def _boot() -> str:
-    """This boot and this PID namespace: process ids mean nothing outside of them."""
+    """Return a name of this boot and this PID namespace: process ids mean nothing outside of them."""
     try:
         return f"{boot_id()} {os.readlink('/proc/self/ns/pid')}"  # noqa: PTH115
     except OSError:
@@ -109,7 +109,8 @@ class Notes:
                 pass
 
     def stuck(self) -> list[Note]:
-        """Children that hang: abandoned and still alive, or left alive by a parent that is gone. Clears old notes.
+        """Return children that hang: abandoned and still alive, or left alive by a parent that is gone. Clears old
+        notes.
 
         A child whose parent has just ended may be about to end too: it gets a moment.
         """
@@ -159,7 +160,7 @@ class At(NamedTuple):
 
 
 class Say:
-    """The child's side."""
+    """The child's side of an errand."""
 
     def __init__(self, board: mmap.mmap, pipe: int) -> None:
         self._board, self._pipe, self._turn = board, pipe, 0
@@ -225,12 +226,12 @@ class Errand:
 
     @property
     def silent(self) -> float:
-        """Seconds since its last report, in time in which this process ran."""
+        """Return the seconds since its last report, in time in which this process ran."""
         return self._silent
 
     @property
     def late(self) -> bool:
-        """Has it been silent for longer than it announced, and is it not merely slow on a busy machine?"""
+        """Return whether it has been silent for longer than it announced, and is not merely slow on a busy machine."""
         now = time.monotonic()
         passed, self._looked = min(now - self._looked, 1.0), now  # a parent that slept cannot judge
         turn = _HEAD.unpack(self._board[: _HEAD.size])[0]
@@ -244,12 +245,12 @@ class Errand:
         return self._silent > _BUSY * allowed or (its := process(self.pid)) is None or its.state != "R"
 
     def wait(self, seconds: float) -> list[Any]:
-        """The values that it has sent meanwhile, after ``seconds`` at most."""
+        """Return the values that it has sent meanwhile, after ``seconds`` at most."""
         select.select([self._from], [], [], seconds)
         return self.heard()
 
     def heard(self) -> list[Any]:
-        """The values that it has sent, without waiting."""
+        """Return the values that it has sent, without waiting."""
         told: list[Any] = []
         while not self.ended:
             try:
@@ -279,7 +280,7 @@ class Errand:
         return told
 
     def finish(self, key: str = "", what: str = "") -> bool:
-        """End it: True if it is gone. One that does not die of SIGKILL is left behind and noted under ``key``."""
+        """End it; return True if it is gone. One that does not die of SIGKILL is left behind and noted under ``key``."""
         os.close(self._from)
         began = time.clock_gettime(time.CLOCK_BOOTTIME) - self._silent
         gone = (self.ended and self._reaped(_GRACE)) or self._killed()
@@ -314,7 +315,7 @@ class Errand:
 
 
 def within(seconds: float, work: Callable[[], Any], *, key: str = "") -> Any:
-    """Run ``work`` in a child; returns or raises what it does. Raises TimeoutError when it is not done in ``seconds``.
+    """Run ``work`` in a child; return or raise what it does. Raises TimeoutError when it is not done in ``seconds``.
 
     ``key``: one that hangs and cannot be killed is noted under it, and while it lives no other one is sent after it.
     """
@@ -358,7 +359,7 @@ def _child(work: Callable[[Say], object], say: Say, pipe: int) -> NoReturn:
 
 
 def _portable(error: BaseException | None) -> BaseException | None:
-    """``error`` if it survives the way to the parent, else its words."""
+    """Return ``error`` if it survives the way to the parent, else its words."""
     if error is None:
         return None
     error.__traceback__ = error.__cause__ = None

@@ -39,21 +39,21 @@ class _Value(NamedTuple):
 
 
 class Told:
-    """The child's side. Several threads may call it."""
+    """The child's side of the work. Several threads may call it."""
 
     def __init__(self, say: Say) -> None:
         self._say, self._lock = say, threading.Lock()
         self._size, self._at = 0, 0.0
 
     def moved(self, size: int) -> None:
-        """So many bytes more are done."""
+        """Report that ``size`` more bytes are done."""
         with self._lock:
             self._size += size
             if time.monotonic() - self._at >= _TELL:
                 self._flush()
 
     def line(self, text: str) -> None:
-        """A line for the person who waits."""
+        """Send a line to the person who waits."""
         with self._lock:
             self._say.tell(_Line(text))
 
@@ -75,10 +75,11 @@ def watched(
     moved: Callable[[int], object] = lambda size: None,
     line: Callable[[str], object] = lambda text: None,
 ) -> T:
-    """Run ``work`` in a child; returns or raises what it does. ``moved`` hears of bytes, ``line`` of what it has to say.
+    """Run ``work`` in a child; return or raise what it does.
 
-    Raises Stuck when none of its threads has run for ``patience`` seconds, and when an earlier child of this ``key`` still
-    hangs; ChildProcessError when the child was killed. An exception here (Ctrl-C) ends the child.
+    ``moved`` is called with bytes, ``line`` with its messages. Raises Stuck when none of its threads has run for
+    ``patience`` seconds, and when an earlier child of this ``key`` still hangs; ChildProcessError when the child was
+    killed. An exception here (Ctrl-C) ends the child.
     """
     notes = Notes()
     if (left := next((note for note in notes.stuck() if note.key == key), None)) is not None:
@@ -134,7 +135,7 @@ class _Pulse:
 
 
 def _switches(pid: int) -> int:
-    """How often the threads of a process have been taken off a processor, and the number of threads."""
+    """Return how often the threads of a process have been taken off a processor, and the number of threads."""
     count = 0
     try:
         threads = os.listdir(f"/proc/{pid}/task")

@@ -14,6 +14,7 @@ from ftsupervise.report.incidents import RunIncident, spent_by_attempt
 from ftsupervise.report.slow import SlowPeriod
 
 QUEUE, HELD, UNKNOWN, SAVES, SLOW_STEPS = "waiting in the queue", "held", "unknown", "saving checkpoints", "slow steps"
+BRAKED = "held by the brake"
 PLANNED, FIRST, STANDS, BLIND = "planned restarts", "the first start", "no progress now", "training without the guard"
 _LEAST = 1.0  # seconds
 
@@ -47,6 +48,7 @@ def cost_items(
         costs = dict(one.spent)
         held = costs.get(Spent.HELD, 0.0)
         add(HELD, held)
+        add(BRAKED, costs.get(Spent.BRAKED, 0.0))
         if held > longest:
             longest, items[HELD] = held, items[HELD]._replace(example=one)
         add(UNKNOWN, costs.get(Spent.UNKNOWN, 0.0))
@@ -59,6 +61,7 @@ def cost_items(
     for number, costs in spent.items():
         add(QUEUE, costs.get(Spent.QUEUE, 0.0))
         add(HELD, costs.get(Spent.HELD, 0.0))
+        add(BRAKED, costs.get(Spent.BRAKED, 0.0))
         add(UNKNOWN, costs.get(Spent.UNKNOWN, 0.0))
         add(FIRST if not number else PLANNED, costs.get(Spent.RESTART, 0.0) + costs.get(Spent.REDO, 0.0))
         add(STANDS, costs.get(Spent.DETECT, 0.0), fault=True)

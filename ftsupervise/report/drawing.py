@@ -14,7 +14,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from ftsupervise.report.account import Spent, Stretch, TimeAccount, kinds_over
-from ftsupervise.report.slow import StepRate
+from ftsupervise.rundir.step_rates import StepRate
 from ftsupervise.rundir.steps import StepRecord
 
 WIDE, HIGH = 1200, 100

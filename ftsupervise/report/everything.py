@@ -17,9 +17,10 @@ from ftsupervise.printable import printable
 from ftsupervise.report.costs import CostItem, cost_items
 from ftsupervise.report.detail import RunDetail, detail, runs_now
 from ftsupervise.report.incidents import RunIncident, incidents
-from ftsupervise.report.slow import SlowPeriod, StepRate, paces, paces_of, slow_periods, usual_rate
+from ftsupervise.report.slow import SlowPeriod, paces_of, slow_periods
 from ftsupervise.rundir.launches import LaunchRecord
 from ftsupervise.rundir.paths import RunDir
+from ftsupervise.rundir.step_rates import StepRate, paces, usual_rate
 from ftsupervise.rundir.steps import StepRecord, read_steps
 from ftsupervise.secrecy import masked
 
@@ -34,7 +35,7 @@ _MOST_CHECKPOINTS, _MOST_NOTICES, _MOST_NODES = 200, 200, 300
 
 class NodeRow(NamedTuple):
     name: str
-    state: str  # "excluded", "by hand", "trusted", "left in", ""
+    state: str  # "excluded", "by hand", "trusted", "kept", ""
     score: float
     faults: int  # incidents of the run that happened there
     incidents: int  # that count against it, of all runs that share the directory

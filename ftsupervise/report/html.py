@@ -21,6 +21,7 @@ from ftsupervise.report.account import Spent
 from ftsupervise.report.costs import CostItem
 from ftsupervise.report.drawing import KINDS, Axis, Line
 from ftsupervise.report.everything import AlertRow, CheckpointRow, NodeRow, ReportFacts, SettingRow
+from ftsupervise.report.group_stalls import stall_rows
 from ftsupervise.report.incidents import RunIncident, costs_of
 from ftsupervise.report.summary import stamp
 from ftsupervise.units import show_duration, show_percent, show_size
@@ -35,7 +36,8 @@ MEANINGS = {
     Spent.DETECT: "from the last progress to the end of the attempt",
     Spent.RESTART: "from a start to the first step",
     Spent.QUEUE: "no attempt, and a job waited",
-    Spent.HELD: "kept from running by the brake or a person",
+    Spent.BRAKED: "kept from running by the brake",
+    Spent.HELD: "kept from running by a person, or not launched",
     Spent.UNKNOWN: "it cannot be told",
 }
 _LONGEST = 600  # characters of a text in a cell
@@ -49,7 +51,7 @@ _TONES = {
     "pending": "watch",
     "resolved": "good",
 }
-_NODE_TONES = {"excluded": "bad", "by hand": "bad", "left in": "watch", "trusted": "good"}
+_NODE_TONES = {"excluded": "bad", "by hand": "bad", "kept": "watch", "trusted": "good"}
 
 
 def page(report: ReportFacts) -> str:
@@ -148,6 +150,7 @@ def _view(report: ReportFacts, axis: Axis, lines: Iterable[tuple[str, str, str, 
         "lines": [{"name": name, "title": title, "label": label, "line": line} for name, title, label, line in lines],
         "slow": _slow(report),
         "incidents": [incident_row(one) for one in reversed(report.incidents)],
+        "stalls": [{**one._asdict(), "at": stamp(one.at)} for one in stall_rows(report.detail.groups)],
         "incident_kinds": [(one.kind, one.times) for one in costs_of(report.incidents)],
         "nodes": [_node(row) for row in report.nodes.rows if isinstance(row, NodeRow)],
         "nodes_problem": report.nodes.problem,

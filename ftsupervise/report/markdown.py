@@ -12,6 +12,7 @@ from ftsupervise.printable import printable
 from ftsupervise.report import summary
 from ftsupervise.report.account import Spent, TimeAccount
 from ftsupervise.report.everything import AlertRow, NodeRow, ReportFacts
+from ftsupervise.report.group_stalls import stall_rows
 from ftsupervise.report.incidents import RunIncident
 from ftsupervise.report.summary import stamp
 from ftsupervise.units import show_duration, show_percent
@@ -47,6 +48,7 @@ def _lines(report: ReportFacts) -> Iterator[str]:
         yield ""
     yield from _time(of)
     yield from _incidents(report.incidents)
+    yield from _stalls(report)
     yield from _nodes(report)
     yield from _alerts(report)
     rows_of_plan = [(plain(one.what), plain(one.plan), plain(one.actual)) for one in summary.plan_rows(report)]
@@ -97,6 +99,15 @@ def _incidents(found: Sequence[RunIncident]) -> Iterator[str]:
     if len(found) > _INCIDENTS:
         yield f"{len(found) - _INCIDENTS} earlier ones are not listed."
         yield ""
+
+
+def _stalls(report: ReportFacts) -> Iterator[str]:
+    rows = stall_rows(report.detail.groups)[:_ROWS]
+    if rows:
+        yield "## Stalls of the replica groups"
+        yield ""
+        cells = ((stamp(one.at), one.stall, plain(one.lost), one.steps, one.back) for one in rows)
+        yield from table(("when", "stall", "group", "steps lost", "back"), cells)
 
 
 def _nodes(report: ReportFacts) -> Iterator[str]:

@@ -12,10 +12,11 @@ from typing import NamedTuple
 from ftsupervise.report.account import Spent, TimeAccount, ratio
 from ftsupervise.report.costs import BLIND, FIRST, HELD, PLANNED, QUEUE, SAVES, STANDS, UNKNOWN, CostItem
 from ftsupervise.report.everything import PlanRow, ReportFacts
+from ftsupervise.report.group_stalls import stall_sentence
 from ftsupervise.report.incidents import RunIncident
 from ftsupervise.report.row import pace_of
 from ftsupervise.report.slow import SLOW
-from ftsupervise.units import show_duration, show_percent, show_rate
+from ftsupervise.units import count, show_duration, show_percent, show_rate
 
 _STALL = 300.0  # seconds without progress that are worth a word
 
@@ -83,7 +84,7 @@ def headline(report: ReportFacts) -> Headline:
 
 
 def sentences(report: ReportFacts) -> Iterator[str]:
-    """How far it came, and in what time; at most four."""
+    """How far it came, and in what time; at most five."""
     of, row = report.detail.account, report.detail.row
     if of.total < 1:
         return
@@ -102,6 +103,8 @@ def sentences(report: ReportFacts) -> Iterator[str]:
         yield f"No fault interrupted it; there were {count(planned, 'planned restart')}."
     else:
         yield "Nothing has interrupted it."
+    if stalled := stall_sentence(report.detail.groups):
+        yield stalled
     if row.done_at is not None and _stands(report) < _STALL:
         left = show_duration(round((row.done_at - report.detail.status.at).total_seconds()))
         speed = "usual" if pace_of(row.rate, row.usual) == row.usual else "present"
@@ -315,8 +318,3 @@ def definitions(of: TimeAccount) -> tuple[tuple[str, str, str], ...]:
 
 def stamp(at: datetime | None) -> str:
     return "" if at is None else f"{at:%Y-%m-%d %H:%M} UTC"
-
-
-def count(number: int, what: str) -> str:
-    """ "1 fault", "3 faults"."""
-    return f"{number:,} {what}{'' if number == 1 else 's'}"

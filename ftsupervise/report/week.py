@@ -14,7 +14,7 @@ from ftsupervise.errors import Error
 from ftsupervise.host.in_time import in_time
 from ftsupervise.printable import printable
 from ftsupervise.report import Status
-from ftsupervise.report.account import Ettr, Spent, TimeAccount
+from ftsupervise.report.account import KEPT_OUT, Ettr, Spent, TimeAccount
 from ftsupervise.report.costs import CostItem, cost_items
 from ftsupervise.report.detail import account_of, runs_now
 from ftsupervise.report.everything import harmless
@@ -22,8 +22,9 @@ from ftsupervise.report.incidents import RunIncident, incidents
 from ftsupervise.report.reading import read_run
 from ftsupervise.report.row import RunRow
 from ftsupervise.report.rows import overview
-from ftsupervise.report.slow import paces, paces_of, slow_periods
+from ftsupervise.report.slow import paces_of, slow_periods
 from ftsupervise.rundir.paths import RunDir
+from ftsupervise.rundir.step_rates import paces
 from ftsupervise.rundir.steps import StepRecord, read_steps
 
 DAYS = 7
@@ -71,7 +72,7 @@ class WeekReport(NamedTuple):
     def ettr(self) -> Ettr | None:
         """Meta's, over all runs: their training by all their time but what was held."""
         spent = self.seconds
-        whole = sum(spent.values()) - spent[Spent.HELD]
+        whole = sum(seconds for kind, seconds in spent.items() if kind not in KEPT_OUT)
         return (
             None
             if whole <= 0

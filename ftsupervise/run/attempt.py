@@ -27,6 +27,7 @@ from ftsupervise.run.fencing import OrphanReaper
 from ftsupervise.run.gate import PendingWrites, SignalQueue, shut, wait_for_space
 from ftsupervise.run.lighthouse_wait import wait_for_lighthouse
 from ftsupervise.run.log_follower import LogFollower
+from ftsupervise.run.lost_host import note_lost_host
 from ftsupervise.run.progress_pages import ProgressWriter, seen_by
 from ftsupervise.run.quorum import QuorumWatcher
 from ftsupervise.run.snapshots import SnapshotKeeper
@@ -61,7 +62,7 @@ from ftsupervise.scheduler.allocation import Allocation
 from ftsupervise.scheduler.parse import is_away, is_srun
 from ftsupervise.warm.restarts import WarmStart
 
-# The command's environment: its run, its attempt, where it writes, and what its launchers need.
+# The command's environment: its run, its attempt, its folders, and the needs of its launchers.
 
 ENV_ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 
@@ -78,7 +79,7 @@ def _for_launchers(given: dict[str, str], outer: Mapping[str, str], mine: Claim)
 
 
 def _meet(to: Services, now: RunProgress, given: dict[str, str]) -> bool:
-    """Set where the ranks meet. Do those of an srun get the names that torch reads?"""
+    """Set where the ranks meet; return whether those of an srun get the names that torch reads."""
     options, mine, command = to.options, now.claim, now.placement.command
     nodes = rendezvous.in_rank_order(command, now.placement.nodes or to.allocation.nodes)
     if nodes is None:
@@ -120,8 +121,8 @@ class Services:
     nodes: NodeSelector
     warm: WarmStart
     snapshots: SnapshotKeeper
-    pending: PendingWrites  # pages that a full disk did not take
-    past: GapHistory  # how long this run's steps and phases take
+    pending: PendingWrites  # pages that could not be written to a full disk
+    past: GapHistory  # duration of this run's steps and phases
 
 
 class RunProgress(NamedTuple):
@@ -147,7 +148,7 @@ class RunProgress(NamedTuple):
 
 
 def begin(to: Services, now: RunProgress, wait: Callable[[float], bool]) -> tuple[RunProgress, bool]:
-    """Claim the next attempt and shut out all older ones. False when it may not start after all.
+    """Claim the next attempt and shut out all older ones. Return False when it may not start after all.
 
     The gate is checked once more after that: until the fence stood, an older attempt could finish or put the brake on.
     """
@@ -164,6 +165,7 @@ def begin(to: Services, now: RunProgress, wait: Callable[[float], bool]) -> tupl
         keep_reached(rundir, mine.number - 1)
     except OSError:  # the account of a lost attempt then ends with its last page
         pass
+    note_lost_host(rundir, mine.number - 1, to.env)
     now = now._replace(claim=mine, fence=fencing.begin(rundir, mine.number, where, partial(tell, log)))
     newer = superseded(rundir, mine.number)
     why = f"attempt {newer} has begun meanwhile" if newer is not None else shut(to.options)
@@ -174,7 +176,10 @@ def begin(to: Services, now: RunProgress, wait: Callable[[float], bool]) -> tupl
 
 
 def _claim(to: Services, now: RunProgress, wait: Callable[[float], bool]) -> Claim | None:
-    """The next attempt and its first page, once there is space. Raises DiskFull when there is none for too long."""
+    """Return the next attempt and write its first page, once there is space.
+
+    Raises DiskFull when there is none for too long.
+    """
     rundir, found = to.options.rundir, list[Claim | None]()
 
     def claim() -> None:
@@ -218,8 +223,8 @@ def run_to_end(to: Services, now: RunProgress) -> RunProgress:
     used = placement.nodes or to.allocation.nodes
     in_order = [node for node in to.allocation.nodes if node in used]  # as Slurm numbers the ranks
     env.update(to.snapshots.begin(mine, in_order, mine.folder / "run.log"))
-    area, seen = now.fence.area if now.fence is not None else None, partial(seen_by, to.agents.table)
-    pages = ProgressWriter(to.options.rundir, mine, area, seen)
+    area = now.fence.area if now.fence is not None else None
+    pages = ProgressWriter(to.options.rundir, mine, area, lambda: seen_by(to.agents.table, one.hang))
     try:
         ended = one.run_to_end(env)
     finally:
@@ -246,8 +251,10 @@ def run_to_end(to: Services, now: RunProgress) -> RunProgress:
 
 
 def _env(to: Services, now: RunProgress, pages: str) -> dict[str, str]:
-    """The environment of the command: ours, with what names this run, this attempt and its limits. ``pages``: where the ranks
-    make theirs."""
+    """Return the environment of the command: ours, with the names of this run, this attempt and its limits.
+
+    ``pages``: where the ranks make theirs.
+    """
     options, mine = to.options, now.claim
     stale = (ENV_AREA, ENV_STAGING, ENV_SNAPSHOTS, ENV_SNAPSHOT_STEP, ENV_SNAPSHOT_KEPT)  # an outer attempt's
     given = {key: value for key, value in to.env.items() if not key.startswith(ENV_GUARD) and key not in stale}
@@ -278,10 +285,10 @@ def _env(to: Services, now: RunProgress, pages: str) -> dict[str, str]:
 
 
 def _kill_ranks(to: Services, mine: Claim, nodes: tuple[str, ...]) -> bool:
-    """SIGKILL for the attempt's processes on all nodes: by the agents, and by a step where there is none."""
+    """Send SIGKILL to the attempt's processes on all nodes: by the agents, and by a step where there is none."""
     left = set(nodes or to.allocation.nodes)
     left -= to.agents.kill(mine.folder, sorted(left), AT_ONCE)
-    if not left:  # all nodes are there; otherwise Slurm and we learn later what has become of one
+    if not left:  # all nodes are there; otherwise Slurm and we learn later what happened to one
         to.allocation.ask_ahead()
     if to.agents.remote:
         silent = to.allocation.silent() if left else frozenset()
@@ -310,14 +317,19 @@ def _monitor(to: Services, mine: Claim, follower: LogFollower | None, quorum: Qu
 
 
 def _may_have_lost_all(to: Services, ended: End) -> bool:
-    """A replica group may lose every node that it has. An srun without any node left ends with 0, like one that is done."""
+    """Return whether a replica group may have lost all its nodes: its srun without any node left ends with 0, like one
+    that is done.
+    """
     by_itself = ended.cause.kind is CauseKind.EXIT and not ended.told and not ended.warned
     return to.options.rundir.whole is not None and to.allocation.elsewhere and by_itself
 
 
 def _look_for_lost_nodes(to: Services, now: RunProgress) -> tuple[RunProgress, dict[str, str]]:
-    """Find lost nodes (a dead rank may mean a dead node), by Slurm and by the nodes themselves. node -> its state.
-    On a node that Slurm has lost, processes may still be running: its agent ends them."""
+    """Find lost nodes (a dead rank may mean a dead node), by Slurm and by the nodes themselves; return node -> its
+    state.
+
+    On a node that Slurm has lost, processes may still be running: its agent ends them.
+    """
     if not to.allocation.elsewhere:
         return now, {}
     states = to.allocation.how_they_are(ended=True)

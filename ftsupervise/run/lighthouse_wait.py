@@ -1,4 +1,4 @@
-"""A replica group with a job of its own begins an attempt only when the run's lighthouse answers.
+"""Lets a replica group with a job of its own begin an attempt only when the run's lighthouse answers.
 
 The small job of the lighthouse ends at its time limit, and the next one may wait in the queue. A group that began meanwhile
 would find nobody, fail, and be stopped by its brake for no fault of its own. And the lighthouse counts both of two copies of a
@@ -20,7 +20,10 @@ _SILENT = 4.0  # seconds without a heartbeat after which a copy is gone: twice t
 
 
 def wait_for_lighthouse(group: RunDir, wait: Callable[[float], bool], *, first: bool) -> bool:
-    """False when ``wait`` was ended; it has said why. ``first``: an older job's copy of the group may still run."""
+    """Wait for the lighthouse; return False when ``wait`` was ended, which has said why.
+
+    ``first``: an older job's copy of the group may still run.
+    """
     told = ""
     while why := reason_to_wait(group, first=first):
         if why != told:
@@ -32,7 +35,7 @@ def wait_for_lighthouse(group: RunDir, wait: Callable[[float], bool], *, first: 
 
 
 def reason_to_wait(group: RunDir, *, first: bool) -> str:
-    """Why the group does not begin yet; "" when it can. What could not be seen is no leave to begin."""
+    """Return why the group does not begin yet; "" when it can. An answer that could not be had is no permission to begin."""
     assert group.whole is not None
     home = RunDir(group.whole).replicas
     try:

@@ -56,7 +56,7 @@ done"""
 
 
 class CronKeepalive:
-    """The shell; nothing where there is no Slurm that a cron could be kept by."""
+    """The shell that keeps the cron alive; nothing where there is no Slurm that could keep one."""
 
     def __init__(self, run_dir: Path, env: Mapping[str, str], command: Sequence[str] = ()) -> None:
         self.pid: int | None = None
@@ -80,7 +80,7 @@ class CronKeepalive:
         self.pid = shell.pid
 
     def stop(self) -> None:
-        """End it and what it runs."""
+        """End it and its children."""
         if self.pid is None:
             return
         end_child(self.pid)
@@ -88,13 +88,17 @@ class CronKeepalive:
 
 
 _NOT_NOW = 75
-_THEN = {NextAction.RESTART: "restarted in place", NextAction.LEAVE: "left", NextAction.STOP: "stopped by the brake"}
+_THEN = {
+    NextAction.RESTART: "restarted in place",
+    NextAction.LEAVE: "left to the next job",
+    NextAction.STOP: "stopped by the brake",
+}
 _OUTCOME = {NextAction.RESTART: Outcome.RESTART, NextAction.LEAVE: Outcome.LEAVE, NextAction.STOP: Outcome.STOP}
 _OLDER, _OLDER_LOOK = 600.0, 5.0  # seconds for an older attempt to end
 
 
 def run(options: Options, env: Mapping[str, str]) -> int:
-    """The exit code of the last attempt's command, 128+N for a signal; 0 when the gate is shut.
+    """Return the exit code of the last attempt's command, 128+N for a signal; 0 when the gate is shut.
 
     Raises CannotWrite, NotPermitted or NotFound before the command starts; after that no error that a person can cause.
     """
@@ -165,7 +169,7 @@ def _services(options: Options, env: Mapping[str, str], signals: SignalQueue, re
 
 
 class Supervisor:
-    """The attempts of one job: what is done in each state of ``states.py``."""
+    """The attempts of one job: the actions in each state of ``states.py``."""
 
     def __init__(self, to: Services) -> None:
         self.to = to
@@ -193,7 +197,7 @@ class Supervisor:
         return self.now.code
 
     def _keep_the_memory(self) -> None:
-        """The job ends: what only the memory holds goes to the disk, in the time that is left."""
+        """Write what only the memory holds to the disk, in the time that is left: the job ends."""
         now, to = self.now, self.to
         if now.fence is None or now.fence.staging is None or now.ended.newer is not None:
             return
@@ -278,7 +282,7 @@ class Supervisor:
         return Outcome.DONE
 
     def _wait(self, seconds: float, *, log: bool = False) -> bool:
-        """Wait for a back-off; False when a signal or a switch ended it."""
+        """Wait for a back-off; return False when a signal or a switch ended it."""
         going_on = wait_unless_stopped(seconds, self.to.signals, self.to.options, self.now.log if log else None)
         self.now = self.now._replace(told=self.now.told or not going_on)
         return going_on
@@ -303,7 +307,7 @@ class Supervisor:
         return _OUTCOME[verdict.move]
 
     def _counted(self, before: int) -> list[Attempt]:
-        """The ledger since the brake was last released. An attempt without an end was lost, unless it was asked to stop."""
+        """Return the ledger since the brake was released. An attempt without an end was lost, unless asked to stop."""
         try:
             first = switches.counts_from(self.to.options.rundir)
             found = [one for one in read_ledger(self.to.options.rundir) if first <= one.number < before]
@@ -316,7 +320,7 @@ class Supervisor:
         ]
 
     def _why_not(self) -> str:
-        """Why no restart is allowed here, whatever the failure was; "" if there is no such reason."""
+        """Return why no restart is allowed here, whatever the failure was; "" if there is no such reason."""
         mine, ended = self.now.claim, self.now.ended
         if why := gate.another_place(self.to.options.rundir, mine.folder, self.to.options.launched):
             return why
@@ -381,7 +385,7 @@ class Supervisor:
         area = fence.area if fence is not None else None
         write = partial(switches.write_brake, self.to.options.rundir, area=area)
         if self.to.pending.write("the brake", partial(write, on), log) and area is not None and is_sealed(area):
-            return Outcome.DONE  # a newer attempt has begun: the members that wait are its own
+            return Outcome.DONE  # a newer attempt has begun: the waiting members belong to it
         held, problem = gate.hold_pending(self.to.options.rundir, self.to.env)
         if problem:
             tell(log, f"cannot hold the waiting members: {problem}")

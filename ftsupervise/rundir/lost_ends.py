@@ -1,4 +1,4 @@
-"""Judges an attempt that has no end on record: it runs, it was lost, or somebody had told it to leave."""
+"""Judges an attempt that has no end on record: it runs, it was lost, or it had been asked to leave."""
 
 from __future__ import annotations
 
@@ -7,14 +7,31 @@ import signal
 from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
+from typing import Annotated, NamedTuple
 
 from ftsupervise.host import files, processes
 from ftsupervise.model import Cause, CauseKind
 from ftsupervise.printable import printable
 from ftsupervise.rundir.paths import WARNING
-from ftsupervise.rundir.records import as_time, as_whole, parse_object
+from ftsupervise.rundir.records import as_time, as_whole, parse_object, read_record
 
+LOST_HOST = "lost.json"  # in an attempt's directory, written by the attempt after it
 _NEAR_END = 60.0  # seconds: Slurm's limit loop is up to this early or late
+
+
+class LostHost(NamedTuple):
+    """What Slurm said of the host of an attempt that left no record of its end, in words."""
+
+    words: Annotated[str, 500] = ""
+
+
+def lost_host(folder: Path) -> str:
+    """What became of its host; "" where nobody has found that out."""
+    try:
+        found = read_record(LostHost, folder / LOST_HOST, limit=16_000)
+    except (OSError, ValueError):
+        return ""
+    return "" if found is None else found.words
 
 
 def without_end(start: Mapping[str, object]) -> Cause | None:
@@ -26,7 +43,7 @@ def without_end(start: Mapping[str, object]) -> Cause | None:
 
 
 def told_to_end(start: Mapping[str, object], at: datetime | None) -> Cause:
-    """It was asked to stop, and Slurm's last 5 s were too few to record the end of a command that did not stop."""
+    """Return the cause of an end that was asked for and could not be recorded: Slurm's last 5 s were too few for it."""
     ends = as_time(start.get("job_ends"))
     if ends is not None and at is not None and (ends - at).total_seconds() < _NEAR_END:
         return Cause(CauseKind.TIME_LIMIT, late=True)
@@ -34,7 +51,7 @@ def told_to_end(start: Mapping[str, object], at: datetime | None) -> Cause:
 
 
 def told_to_leave(folder: Path) -> tuple[str, int, datetime | None]:
-    """The stop request to an attempt without a recorded end: text for people, the signal (0: none), and the time."""
+    """Return the stop request to an attempt without a recorded end: text for people, the signal (0: none), and the time."""
     try:
         text = files.read_bounded(folder / WARNING, 64_000).decode("utf-8", "replace")
     except OSError:

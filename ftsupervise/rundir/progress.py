@@ -34,17 +34,19 @@ class ProgressPage(NamedTuple):
     saving: float = 0.0  # seconds in saves
     rate: float | None = None  # steps a second over the last minute, saves included
     usual: float | None = None  # the same over the run
+    steady: float | None = None  # the same over the last hour in which it trained; None before there was one
+    hung: Annotated[str, 500] = ""  # the hang that the detector has found and left alone, in words
     loss: float | None = None
     last_step: int | None = None  # the one after which the training is complete, where the loop said so
 
 
 def write_progress(attempt: Path, progress: ProgressPage) -> None:
-    """Raises OSError. Not synced: an older page is true too."""
+    """Write the page. Raises OSError. Not synced: an older page is true too."""
     write_json(attempt / PROGRESS, progress, sync=False, indent=None)
 
 
 def read_progress(rundir: RunDir, number: int) -> ProgressPage | None:
-    """None where there is none, or it cannot be read."""
+    """Return the page; None where there is none, or it cannot be read."""
     try:
         return read_record(ProgressPage, rundir.attempt(number) / PROGRESS, limit=64_000)
     except (OSError, ValueError):

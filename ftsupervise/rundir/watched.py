@@ -1,12 +1,12 @@
-"""Keeps what the last tick of the watch found, in one small page for ``status``: ``watch/found.json``.
+"""Records the findings of the watch's last tick in one small page for ``status``: ``watch/found.json``.
 
-The journal of the alerts is the truth; this page is what of it can be read for a thousand runs in a second.
+The journal of the alerts is the truth; this page is the part of it that can be read for a thousand runs in a second.
 """
 
 from datetime import datetime
 from typing import Annotated, NamedTuple
 
-from ftsupervise.host.modes import may_be_changed, stranger
+from ftsupervise.host.modes import distrust_in
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.records import EPOCH, decode, read_json, write_json
 
@@ -27,21 +27,20 @@ class WatchFound(NamedTuple):
     alerts: Annotated[tuple[FiringAlert, ...], MOST] = ()  # the worst of them
     disk: str = ""  # the forecast: "full in 3d 4h at 1.2 TB a day"
     disk_at: datetime = EPOCH  # when it was made
+    judges: Annotated[tuple[str, ...], 2] = ()  # which of "hang" and "throughput" are switched on
 
 
 def write_found(rundir: RunDir, found: WatchFound) -> None:
-    """Raises OSError."""
+    """Write the page. Raises OSError."""
     write_json(rundir.watch / "found.json", found, sync=False, indent=None)
 
 
 def read_found(rundir: RunDir) -> WatchFound | None:
-    """None where there is none, it is damaged, or by an account with which the watch is not shared."""
+    """Return the page; None where there is none, it is damaged, or by an account with which the watch is not shared."""
     path = rundir.watch / "found.json"
     try:
         whose = rundir.watch.stat()
-        raw = read_json(
-            path, limit=64_000, distrust=lambda page: stranger(whose, page) or may_be_changed(whose, page, path)
-        )
+        raw = read_json(path, limit=64_000, distrust=distrust_in(whose, path))
         return None if raw is None else decode(WatchFound, raw, lenient=True)
     except (OSError, ValueError):
         return None

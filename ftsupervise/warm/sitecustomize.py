@@ -45,7 +45,9 @@ def _start() -> None:
 
 
 def _announce(place: str, node: str) -> int | None:
-    """A descriptor that stays open over an exec, its file locked; None where it cannot be made: ranks do not wait then."""
+    """Return a descriptor that stays open over an exec, its file locked; None where it cannot be made: ranks do not
+    wait then.
+    """
     import fcntl
     import stat
 
@@ -85,7 +87,7 @@ def _stand_by(orders: str) -> None:
 
         sys.path.remove(above)
         stand_by(orders)  # comes back in a child that is to become a rank, and nowhere else
-    except BaseException:
+    except BaseException:  # else Python goes on and runs what it was started for
         try:
             import traceback
 

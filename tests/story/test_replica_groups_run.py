@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from ftsupervise.host.processes import process
 from ftsupervise.model import Attempt, CauseKind
 from ftsupervise.replicas.groups import GroupState, GroupTable, ReplicaGroup, read_table
 from ftsupervise.rundir.heartbeat_page import read_beats
@@ -94,16 +95,22 @@ def groups(run: SupervisedRun, tmp_path: Path) -> Groups:
     return Groups(run, tmp_path)
 
 
-def test_a_group_that_is_killed_comes_back_and_the_others_do_not_notice(groups: Groups) -> None:
+def test_a_killed_group_comes_back_a_stopped_supervisor_is_continued_and_no_other_group_notices(groups: Groups) -> None:
     member = groups.start(100_000)
     pids = groups.train()
     os.kill(pids["g001"], signal.SIGKILL)
+    stopped = wait_until(lambda: groups.row("g003").pid, "the supervisor of g003")
+    os.kill(stopped, signal.SIGSTOP)
     groups.train(2, "g001")
     assert {name: groups.pid(name) for name in ("g000", "g002", "g003")} == {
         name: pids[name] for name in ("g000", "g002", "g003")
     }
     said = wait_until(lambda: "g001: attempt 1 ended" in groups.run.log() and groups.run.log(), "its end is told")
     assert "killed by SIGKILL; restarted in place" in said
+    wait_until(
+        lambda: "g003: its supervisor was stopped (SIGSTOP); it is continued" in groups.run.log(), "that is seen"
+    )
+    wait_until(lambda: process(stopped).state != "T", "it goes on")  # type: ignore[union-attr]
     root = str(groups.run.rundir.root)
     assert "group g001 of 4" in groups.type("logs", root, "--group", "g001", "-n", "0")
     wait_until(lambda: groups.row("g001").attempt == 2 and groups.row("g001").back is not None, "the table has it")
@@ -128,6 +135,11 @@ def test_below_the_least_the_run_waits_and_goes_on_by_itself(groups: Groups) -> 
     said = groups.type("status", str(groups.run.rundir.root))
     assert "2 of 4 run, at least 3 have to: the run waits since" in said
     assert "exit 1: the data of this group cannot be read; stopped by the brake" in said
+    said = groups.type("logs", str(groups.run.rundir.root), "--errors")
+    assert [said.count(f"==> group {name}, attempt 1") for name in NAMES] == [0, 0, 1, 1], said
+    assert said.count("the data of this group cannot be read") == 2
+    said = groups.type("logs", str(groups.run.rundir.root), "-n", "10")
+    assert all(f"==> group {name}, attempt 1" in said for name in NAMES) and said.count("\n") <= 4 * 3 + 4
     seen = json.loads(groups.type("status", str(groups.run.rundir.root), "--json"))["groups"]
     assert {one["group"] for one in seen["faults"]} == {"g002", "g003"}
     assert {one["name"]: one["state"] for one in seen["rows"]}["g000"] == "running"

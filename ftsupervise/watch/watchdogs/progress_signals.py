@@ -1,4 +1,4 @@
-"""The signs of progress of one run, gathered through bounded probes; ages by the clock of the file server.
+"""Gathers the signs of progress of one run through bounded probes; ages are by the clock of the file server.
 
 ``memory`` holds, for each sign, its last value and when it last moved (seconds of the file server's clock).
 """
@@ -6,15 +6,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from enum import Enum
-from statistics import median
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ftsupervise.model import Job, JobState
 from ftsupervise.probe import Entry, Listing, Missing, NotSeen
 from ftsupervise.rundir import log_lines
+from ftsupervise.rundir.stalls import Signal
 from ftsupervise.truth import Beat
 from ftsupervise.units import show_size
 from ftsupervise.watch.watchdogs import run_signs
@@ -24,131 +22,15 @@ if TYPE_CHECKING:
     from ftsupervise.config.watchdogs import Hang
     from ftsupervise.watch import Look
 
-# Does a run stand still, by what it shows and by what is usual for it? Pure: seconds in, a verdict out.
-#
-# A signal is one thing that moves when the run makes progress. A run is hung only if every signal it has stands still for
-# longer than its bound; if one of them could not be seen, the answer is unknown. The bounds come from the run's own past:
-#
-#   training, phases told      10 of its own step times, at least 10 min, or twice the longest pause that ended well
-#   another phase              1 h (or as set for it), or twice the longest of that phase that ended well and 10 min more
-#   only a log, or no phases   1 h, for a save and an evaluation in a row look like this; or 10 step times, or twice the longest
-#                              pause that ended well
-#   started, nothing moved yet as a phase, "start"
-#
-# After a day of watching, what is usual is known, and the hours shrink to twice the longest pause and 10 min more.
-
-TRAIN = "train"
-START = "start"
-UNTOLD = ""  # no guard tells the phase
-_DAY = 86_400.0
-_OFTEN = 3  # sightings of a phase that make its length known
-_MORE = 600.0  # seconds: checks are minutes apart, so a pause was longer than it was seen to be
-
-
-@dataclass(frozen=True)
-class Signal:
-    """One sign of progress. ``age``: seconds since it last moved, by the file server's clock; None: it never has."""
-
-    name: str  # "step", "beat", "log", "checkpoint", "gpu"
-    age: float | None
-    words: str = ""
-    blind: str = ""  # why it could not be seen
-
-
-@dataclass(frozen=True)
-class ProgressHistory:
-    """The usual times of this run: step times (s), pauses that ended well (s) by phase, for how long it was watched (s)."""
-
-    step_times: Sequence[float] = ()
-    pauses: Mapping[str, Sequence[float]] = field(default_factory=dict)
-    watched: float = 0.0
-    tells_phases: bool = False  # the loop has told another phase than start and train
-
-    def longest(self, phase: str) -> float:
-        return max(self.pauses.get(phase, ()), default=0.0)
-
-    @property
-    def step_time(self) -> float | None:
-        return median(self.step_times) if self.step_times else None
-
-
-@dataclass(frozen=True)
-class StallLimits:
-    """The settings of the judge, seconds."""
-
-    at_least: float = 600.0
-    quiet: float = 3600.0
-    slow: float = 3600.0
-    at_most: float = 14_400.0
-    times: float = 10.0
-    phases: Mapping[str, float] = field(default_factory=dict)
-
-
-class Progress(Enum):
-    MOVING = "moving"
-    HUNG = "hung"
-    UNSEEN = "unseen"  # some signal could not be seen, and none moves
-    NOTHING = "nothing"  # there is no signal to judge by
-
-
-@dataclass(frozen=True)
-class StallVerdict:
-    state: Progress
-    age: float  # seconds since anything moved
-    bound: float  # the limit of that age
-    phase: str
-    words: str  # the newest sign of progress
-
-
-def bound(phase: str, past: ProgressHistory, limits: StallLimits) -> float:
-    """Return for how many seconds it is usual to stand still in ``phase``."""
-    pause = past.longest(phase)
-    if phase not in (TRAIN, UNTOLD):
-        if phase in limits.phases:
-            return limits.phases[phase]
-        if past.watched >= _DAY and len(past.pauses.get(phase, ())) >= _OFTEN:
-            return max(limits.at_least, min(2 * pause + _MORE, limits.at_most))
-        return max(limits.slow, min(2 * pause + _MORE, limits.at_most))
-    if phase == TRAIN and past.tells_phases:
-        floor = limits.at_least
-    elif past.watched >= _DAY:
-        floor = min(limits.quiet, max(limits.at_least, 2 * pause + _MORE))
-    else:
-        floor = limits.quiet
-    steps = limits.times * (past.step_time or 0.0)
-    return max(floor, steps, min(2 * pause, limits.at_most))
-
-
-def judge(
-    signals: Iterable[Signal], started: float, phases: Iterable[str], past: ProgressHistory, limits: StallLimits
-) -> StallVerdict:
-    """``started``: seconds since the command (or its job) was started; what moved before that does not count.
-
-    ``phases``: what the ranks are doing, as far as the guard tells; the most patient of them counts.
-    """
-    signals = tuple(signals)
-    moved = [signal for signal in signals if signal.age is not None and signal.age < started]
-    blind = [signal for signal in signals if signal.blind]
-    newest = min(moved, key=lambda signal: signal.age or 0.0, default=None)
-    doing = (tuple(phases) or (UNTOLD,)) if newest is not None else (START,)
-    phase = max(doing, key=lambda one: bound(one, past, limits))
-    limit = bound(phase, past, limits)
-    age = started if newest is None or newest.age is None else newest.age
-    if age < limit:
-        state = Progress.MOVING
-    elif blind:
-        state = Progress.UNSEEN
-    else:
-        state = Progress.HUNG if signals else Progress.NOTHING
-    return StallVerdict(state, age, limit, phase, newest.words if newest is not None else "")
-
-
 AT_WORK = frozenset({JobState.RUNNING, JobState.SIGNALING, JobState.RESIZING, JobState.OTHER})
 
 
 @dataclass(frozen=True)
 class Signs:
-    """The signs that were seen. ``phases``: of the newest attempt's ranks; ``beats``: those read, with the age of each."""
+    """The signs that were seen.
+
+    ``phases`` are those of the newest attempt's ranks; ``beats`` are those read, with the age of each.
+    """
 
     signals: tuple[Signal, ...]
     phases: frozenset[str]
@@ -160,7 +42,7 @@ class Signs:
 
 
 def gather(look: Look, settings: Hang, job: Job | None) -> Signs:
-    """All signs of the run. ``job``: the one that is at work, if the scheduler could tell."""
+    """Gather all signs of the run. ``job`` is the one at work, if the scheduler could tell."""
     ahead = look.probe.clock_ahead(look.rundir.watch)
     if isinstance(ahead, Missing):  # the directory was not made yet
         ahead = look.probe.clock_ahead(look.rundir.root)
@@ -193,8 +75,10 @@ def gather(look: Look, settings: Hang, job: Job | None) -> Signs:
 
 
 def _without_weak(signals: list[Signal], memory: dict[str, Any]) -> list[Signal]:
-    """A growing log proves little (runs have hung for hours while their launcher went on talking), so it counts only for
-    runs that have never shown anything better."""
+    """Leave out weak signs if the run has ever shown a better one.
+
+    A growing log proves little: runs have hung for hours while their launcher went on talking.
+    """
     strong = [signal for signal in signals if signal.name != "log"]
     if any(signal.age is not None for signal in strong):
         memory["strong"] = True
@@ -202,9 +86,9 @@ def _without_weak(signals: list[Signal], memory: dict[str, Any]) -> list[Signal]
 
 
 def _moved(memory: dict[str, Any], name: str, value: object, at: float) -> float:
-    """Return when ``name`` last changed its value: ``at`` if it did now, or was not known before.
+    """Return when ``name`` last changed its value: ``at`` if it changed now, or was not known before.
 
-    What changed since the last check did so after it, however old the file claims to be (some clients write mtime late).
+    A change since the last check happened after it, however old the file claims to be (some clients write mtime late).
     """
     values, times = memory.setdefault("step", {}), memory.setdefault("moved", {})
     if name not in times:
@@ -242,7 +126,7 @@ def _step_of_beats(
 
 
 def _of_log(look: Look, settings: Hang, wanted: tuple[str, ...]) -> list[Signal]:
-    """The step in the log, and that the log grows by lines that are not our own."""
+    """Return two signs of the log: the step in it, and its growth by lines that are not our own."""
     mine = look.memory.setdefault("log", {})
     piece = run_signs.read_on(look, settings.log, mine)
     if isinstance(piece, NotSeen):
@@ -281,7 +165,7 @@ def _checkpoint(look: Look, now: float) -> list[Signal]:
 
 
 def _gpu(look: Look, now: float) -> list[Signal]:
-    """A GPU of this node at work; only where the watch runs beside the job."""
+    """Return the sign that a GPU of this node is at work; only where the watch runs beside the job."""
     from ftsupervise.watch.watchdogs import gpu
 
     seen = gpu.ask(look.probe)
