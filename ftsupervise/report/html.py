@@ -18,9 +18,10 @@ from ftsupervise import __version__
 from ftsupervise.printable import printable_lines
 from ftsupervise.report import drawing, summary
 from ftsupervise.report.account import Spent
+from ftsupervise.report.alert_rows import AlertRow
 from ftsupervise.report.costs import CostItem
 from ftsupervise.report.drawing import KINDS, Axis, Line
-from ftsupervise.report.everything import AlertRow, CheckpointRow, NodeRow, ReportFacts, SettingRow
+from ftsupervise.report.everything import CheckpointRow, NodeRow, ReportFacts, SettingRow
 from ftsupervise.report.incidents import RunIncident, costs_of
 from ftsupervise.report.summary import stamp
 from ftsupervise.units import show_duration, show_percent, show_size
@@ -133,6 +134,7 @@ def _view(report: ReportFacts, axis: Axis, lines: Iterable[tuple[str, str, str, 
         "said": tuple(summary.sentences(report)),
         "tiles": summary.tiles(report),
         "costs": tuple(cost_row(one, of.total, report.costs[0].seconds) for one in report.costs[:_COSTS]),
+        "rest": summary.rest_sentence(report),
         "strip": drawing.strip(of.stretches, axis),
         "flags": faults,
         "faults": faults if few else "",
@@ -186,7 +188,7 @@ def cost_row(one: CostItem, total: float, most: float) -> dict[str, Any]:
         "took": show_duration(one.seconds),
         "share": show_percent(one.seconds / total) if total > 0 else "",
         "name": one.name,
-        "times": f"{one.times} times" if one.times > 1 else "once" if one.times else "",
+        "times": summary.times_of(one),
         "fault": one.fault,
         "wide": max(4, round(1000 * one.seconds / max(most, one.seconds))),
         "why": cut(summary.explained(one)),
@@ -247,7 +249,7 @@ def _unit(seconds: float) -> str:
 
 def incident_row(one: RunIncident) -> dict[str, Any]:
     ranks = f"rank{'' if one.ranks.isdigit() else 's'} {one.ranks}" if one.ranks else ""
-    split = ", ".join(f"{kind.value} {show_duration(seconds)}" for kind, seconds in one.spent if seconds >= 1)
+    split = summary.spent_words(one.costs) if len(one.costs) > 1 else one.costs[0][0].value if one.costs else ""
     steps = one.steps_lost
     return {
         "attempt": one.attempt,
@@ -263,9 +265,11 @@ def incident_row(one: RunIncident) -> dict[str, Any]:
         "steps": f"{steps:,}" if steps else "0" if steps == 0 else "",
         "steps_value": -1 if steps is None else steps,
         "done": cut(one.done, 200),
-        "cost": show_duration(one.whole) if one.whole >= 1 else "",
-        "lost": round(one.whole),
-        "split": split if len(one.spent) > 1 else one.spent[0][0].value if one.spent else "",
+        "cost": show_duration(one.lost) if one.lost >= 1 else "",
+        "lost": round(one.lost),
+        "split": split,
+        "apart": summary.apart_words(one),
+        "goes_on": one.goes_on,
     }
 
 
@@ -278,7 +282,8 @@ def _alert(row: AlertRow) -> dict[str, Any]:
     told = ", ".join(row.told) or ("nobody yet" if row.word in ("firing", "pending") else "")
     tone = _TONES.get(row.word, "plain")
     tone = "watch" if tone == "bad" and row.severity != "critical" else tone
-    return {**row._asdict(), "at": stamp(row.at), "told": told, "tone": tone, "summary": cut(row.summary)}
+    shown = {"at": stamp(row.at), "told": told, "tone": tone, "summary": cut(row.summary), "do": cut(row.do)}
+    return {**row._asdict(), **shown, "steps": summary.steps_words(row)}
 
 
 def _checkpoint(row: CheckpointRow) -> dict[str, Any]:

@@ -5,21 +5,32 @@ The sentences are made once, here, for the page, the Markdown and the mail.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import datetime, timezone
 from typing import NamedTuple
 
 from ftsupervise.report.account import Spent, TimeAccount, ratio
-from ftsupervise.report.costs import BLIND, FIRST, HELD, PLANNED, QUEUE, SAVES, STANDS, UNKNOWN, CostItem
+from ftsupervise.report.alert_rows import AlertRow
+from ftsupervise.report.costs import (
+    BLIND,
+    FIRST,
+    HELD,
+    PLANNED,
+    QUEUE,
+    SAVES,
+    STANDS,
+    UNKNOWN,
+    CostItem,
+    at_usual_speed,
+)
 from ftsupervise.report.everything import PlanRow, ReportFacts
-from ftsupervise.report.incidents import RunIncident
+from ftsupervise.report.headline import Headline, RunPresent, headline_of
+from ftsupervise.report.incidents import STALL, RunIncident, standing
 from ftsupervise.report.row import pace_of
 from ftsupervise.report.slow import SLOW
 from ftsupervise.units import show_duration, show_percent, show_rate
 
-_STALL = 300.0  # seconds without progress that are worth a word
-
-
+_MOST_STEPS = 6  # of an alert that are listed
 _MEANINGS = {
     QUEUE: "No job of the run was running.",
     HELD: "Nobody had launched it, or a person kept it from running.",
@@ -32,12 +43,6 @@ _MEANINGS = {
 }
 
 
-class Headline(NamedTuple):
-    verdict: str
-    tone: str  # "good", "watch", "bad", "unknown"
-    sentence: str
-
-
 class Tile(NamedTuple):
     title: str
     value: str
@@ -46,40 +51,25 @@ class Tile(NamedTuple):
 
 
 def headline(report: ReportFacts) -> Headline:
-    """The verdict of ``status`` and one sentence."""
-    seen, row = report.detail.status, report.detail.row
-    verdict = seen.verdict
-    if verdict == "FINISHED":
-        step = reached(report)
-        words = "" if step is None else f": step {step:,} is made"
-        return Headline(verdict, "good", f"The training is complete{words}.")
-    if verdict == "UNKNOWN":
-        return Headline(verdict, "unknown", f"Its state could not be seen: {seen.why}.")
-    if verdict == "NEW":
-        return Headline(verdict, "unknown", "Nothing was launched yet.")
-    if verdict == "GONE":
-        return Headline(verdict, "bad", f"It does not run, and nothing waits to go on with it: {seen.why}.")
-    if verdict in ("STOPPED", "STOPPING"):
-        return Headline(verdict, "bad", f"It {'is stopped' if verdict == 'STOPPED' else 'stops'}: {seen.why}.")
-    if verdict == "WAITING":
-        last = report.detail.account.stretches[-1:]
-        waits = f" for {show_duration(last[0].seconds)}" if last and last[0].kind is Spent.QUEUE else ""
-        return Headline(verdict, "watch", f"It has waited in the queue{waits}{f' ({seen.why})' if seen.why else ''}.")
-    worst = row.alerts[0] if row.alerts else None
-    stands = _stands(report)
-    if stands >= _STALL:
-        if worst is not None and worst.watchdog == "hang":
-            return Headline(verdict, "bad", f"It hangs: {worst.summary}.")
-        return Headline(verdict, "bad", f"Its job runs, but it has made no progress for {show_duration(stands)}.")
-    if worst is not None:
-        tone = "bad" if worst.severity == "critical" else "watch"
-        return Headline(verdict, tone, f"It runs, and the alert {worst.watchdog} fires: {worst.summary}.")
-    if row.rate is not None and report.usual:
-        share = row.rate / report.usual
-        if share < SLOW:
-            return Headline(verdict, "watch", f"It trains, at {100 * share:.0f} % of its usual speed.")
-        return Headline(verdict, "good", "It trains at its usual speed.")
-    return Headline(verdict, "good", f"It runs{f' ({seen.why})' if seen.why else ''}.")
+    """The verdict of ``status``, one sentence, and what to do next."""
+    seen, run = report.detail.status, report.run
+    last, page = seen.run.last, seen.run.page
+    worst = report.detail.row.alerts[0].watchdog if report.detail.row.alerts else ""
+    running = (job for job in seen.jobs or () if not job.state.waiting and not job.state.ended)
+    rows = (one for one in report.alerts.rows if isinstance(one, AlertRow) and one.ended is None)
+    return headline_of(
+        RunPresent(
+            row=report.detail.row,
+            account=report.detail.account,
+            reached=reached(report),
+            usual=report.usual,
+            stood=_stands(report),
+            job_id=next((job.id for job in running), last.job_id if last is not None else ""),
+            behind=page.slowest if page is not None else "",
+            do=next((one.do for one in rows if worst and one.watchdog == worst), ""),
+            restarts_hangs=None if run is None else run.launch.restart.hang is not None,
+        )
+    )
 
 
 def sentences(report: ReportFacts) -> Iterator[str]:
@@ -87,22 +77,24 @@ def sentences(report: ReportFacts) -> Iterator[str]:
     of, row = report.detail.account, report.detail.row
     if of.total < 1:
         return
-    meta, seconds = of.ettr_meta(), of.seconds()
-    share = f": {ratio(meta)} of the time in which it could have run" if meta is not None else ""
+    share, seconds = of.goodput(), of.seconds()
     if len(of.blind) < len(report.detail.status.attempts) or not of.blind:
         trained = show_duration(seconds[Spent.TRAIN])
-        yield f"In the {show_duration(of.total)} since its launch it trained for {trained}{share}."
+        held = f"; it was held for {show_duration(seconds[Spent.HELD])}" if seconds[Spent.HELD] >= 1 else ""
+        yield f"In the {show_duration(of.total)} since its launch it trained for {trained} ({ratio(share)}){held}."
     faults = sum(1 for one in report.incidents if not one.planned)
     planned = len(report.incidents) - faults
     lost = sum(one.lost for one in report.incidents if not one.planned)
     if faults:
-        ends = f"; {count(planned, 'planned restart')} besides" if planned else ""
-        yield f"{count(faults, 'fault')} interrupted it and cost {show_duration(lost)}{ends}."
+        now = ", one of which is not over," if any(one.goes_on for one in report.incidents) else ""
+        now = " (it is not over)" if now and faults == 1 else now
+        ends = f"; there {was(planned)} also {count(planned, 'planned restart')}" if planned else ""
+        yield f"{count(faults, 'fault')}{now} interrupted it and cost {show_duration(lost)}{ends}."
     elif report.incidents:
-        yield f"No fault interrupted it; there were {count(planned, 'planned restart')}."
+        yield f"No fault interrupted it; there {was(planned)} {count(planned, 'planned restart')}."
     else:
         yield "Nothing has interrupted it."
-    if row.done_at is not None and _stands(report) < _STALL:
+    if row.done_at is not None and _stands(report) < STALL:
         left = show_duration(round((row.done_at - report.detail.status.at).total_seconds()))
         speed = "usual" if pace_of(row.rate, row.usual) == row.usual else "present"
         yield f"At its {speed} speed step {row.last_step:,} is made in {left}, at {stamp(row.done_at)}."
@@ -115,9 +107,31 @@ def cost_sentence(item: CostItem, total: float) -> str:
     """One line about what time was lost to: "7h 12m (9.4 %) waiting in the queue"."""
     share = f" ({show_percent(item.seconds / total)})" if total > 0 else ""
     words = f"{show_duration(item.seconds)}{share}: {item.name}"
-    if item.times:
-        words += f", {item.times} times" if item.times > 1 else ", once"
+    if times := times_of(item):
+        words += f", {times}"
     return f"{words}. {why}" if (why := explained(item)) else words
+
+
+def times_of(item: CostItem) -> str:
+    """ "3 times on node-21 and node-7; one is not over"."""
+    if not item.times:
+        return ""
+    times = f"{item.times} times" if item.times > 1 else "once"
+    few = item.nodes[:3]
+    more = f" and {count(len(item.nodes) - 3, 'other node')}" if len(item.nodes) > 3 else ""
+    where = f" on {', '.join(few)}{more}" if few else ""
+    now = ("; one is not over" if item.times > 1 else "; it is not over") if item.goes_on else ""
+    return f"{times}{where}{now}"
+
+
+def rest_sentence(report: ReportFacts) -> str:
+    """What the items of cost leave of the time: together they are all of it."""
+    of = report.detail.account
+    rest = at_usual_speed(of, report.costs)
+    if of.total < 1 or rest < 1:
+        return ""
+    slow = " at its usual speed" if report.usual else ""
+    return f"In the other {show_duration(rest)} ({show_percent(rest / of.total)}) it trained{slow}."
 
 
 def explained(item: CostItem) -> str:
@@ -141,8 +155,19 @@ def _example(item: CostItem) -> str:
     one = item.example
     where = f" on {', '.join(one.nodes[:3])}" if one.nodes and not any(node in one.cause for node in one.nodes) else ""
     said = f": {one.evidence}" if one.evidence and one.evidence not in one.cause else ""
-    begins = "The costliest" if item.times > 1 else "It was"
+    begins = "The costliest" if item.times > 1 else "Cause"
     return f"{begins}: {cause_of(one) or one.kind}{where}{said}"
+
+
+def spent_words(pairs: Iterable[tuple[Spent, float]]) -> str:
+    """ "detect 1m, restart 5m"."""
+    return ", ".join(f"{kind.value} {show_duration(seconds)}" for kind, seconds in pairs if seconds >= 1)
+
+
+def apart_words(one: RunIncident) -> str:
+    """The time after an interruption that is not its own cost: "then queue 1h 30m"."""
+    words = spent_words(one.apart)
+    return f"then {words}" if words else ""
 
 
 def cause_of(one: RunIncident) -> str:
@@ -160,15 +185,15 @@ def tiles(report: ReportFacts) -> tuple[Tile, ...]:
 
 def _effective(report: ReportFacts) -> Tile | None:
     of = report.detail.account
-    meta, byterobust, last = of.ettr_meta(), of.ettr_byterobust(), of.ettr_last()
-    if meta is None:
+    share, meta, byterobust, last = of.goodput(), of.ettr_meta(), of.ettr_byterobust(), of.ettr_last()
+    if share is None:
         return None
     # the account shares the times of an attempt out evenly: of one that stands now, that says nothing about the last hour
-    tells = last is not None and of.total > 7200 and _stands(report) < _STALL
+    tells = last is not None and of.total > 7200 and _stands(report) < STALL
     hour = f"; last hour {ratio(last)}" if tells else ""
-    least, most = min(meta, byterobust or meta)
-    tone = "good" if least >= 0.9 else "watch" if most >= 0.6 else "bad"
-    return Tile("Effective training time", ratio(meta), f"as ByteRobust counts {ratio(byterobust)}{hour}", tone)
+    tone = "good" if share.least >= 0.9 else "watch" if share.most >= 0.6 else "bad"
+    more = f"of all time since the launch; ETTR {ratio(meta)} (Meta), {ratio(byterobust)} (ByteRobust){hour}"
+    return Tile("Time spent training", ratio(share), more, tone)
 
 
 def _step(report: ReportFacts) -> Tile:
@@ -194,9 +219,11 @@ def _speed(report: ReportFacts) -> Tile | None:
 def _faults(report: ReportFacts) -> Tile:
     faults = [one for one in report.incidents if not one.planned]
     planned = len(report.incidents) - len(faults)
-    lost = f"{show_duration(sum(one.lost for one in faults))} lost" if faults else "none"
-    besides = f"; {count(planned, 'planned restart')}" if planned else ""
-    return Tile("Faults", str(len(faults)), f"{lost}{besides}", "watch" if faults else "good")
+    lost = f"{show_duration(sum(one.lost for one in faults))} lost" if faults else "none so far"
+    now = "; one is not over" if any(one.goes_on for one in faults) else ""
+    besides = f"; also {count(planned, 'planned restart')}" if planned else ""
+    tone = "bad" if now else "watch" if faults else "good"
+    return Tile("Faults", str(len(faults)), f"{lost}{now}{besides}", tone)
 
 
 def _saved(report: ReportFacts) -> Tile:
@@ -278,17 +305,25 @@ def _of_settings(report: ReportFacts) -> Iterator[PlanRow]:
 
 def _stands(report: ReportFacts) -> float:
     """Seconds for which the attempt that runs has made no progress."""
-    last = report.detail.status.run.last
-    if last is None or last.ended is not None:
-        return 0.0
-    mine = (one for one in report.detail.account.stretches if one.attempt == last.number)
-    return sum(one.seconds for one in mine if one.kind is Spent.DETECT)
+    return standing(report.detail.status.attempts, report.detail.account)
 
 
 def reached(report: ReportFacts) -> int | None:
     """The highest step of any attempt."""
     steps = (report.detail.status.step, *(one.last_step for one in report.detail.status.attempts))
     return max((step for step in steps if step is not None), default=None)
+
+
+def steps_words(row: AlertRow) -> str:
+    """ "fired 12:22, repeated 13:22, resolved 14:02", with the day where it changes."""
+    found, day = [], f"{row.at:%Y-%m-%d}" if row.at is not None else ""
+    for word, at in row.steps:
+        new = f"{at:%Y-%m-%d}"
+        found.append(f"{word} {f'{new} ' if new != day else ''}{at:%H:%M}")
+        day = new
+    if len(found) > _MOST_STEPS:
+        found = [*found[:2], f"{len(found) - 4} more", *found[-2:]]
+    return ", ".join(found)
 
 
 def definitions(of: TimeAccount) -> tuple[tuple[str, str, str], ...]:
@@ -315,6 +350,10 @@ def definitions(of: TimeAccount) -> tuple[tuple[str, str, str], ...]:
 
 def stamp(at: datetime | None) -> str:
     return "" if at is None else f"{at:%Y-%m-%d %H:%M} UTC"
+
+
+def was(number: int) -> str:
+    return "was" if number == 1 else "were"
 
 
 def count(number: int, what: str) -> str:

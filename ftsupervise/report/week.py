@@ -155,9 +155,10 @@ def _of_run(row: RunRow, begin: datetime, now: datetime) -> WeekRow:
     if whole.until.timestamp() <= first:
         return WeekRow(row)
     part = whole.within(first, last)
+    behind = run.page.slowest if run.page is not None else ""
     ends = tuple(
         harmless(one)
-        for one in incidents(run.attempts, part, running=runs_now(seen))
+        for one in incidents(run.attempts, part, running=runs_now(seen), behind=behind)
         if one.at.timestamp() >= first or one.whole > 0
     )
     record = read_steps(rundir)

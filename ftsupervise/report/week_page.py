@@ -97,7 +97,7 @@ def _run(one: WeekRow, axis: Axis) -> dict[str, Any]:
 
 def _costliest(week: WeekReport) -> list[tuple[str, RunIncident]]:
     found = [(row.row.name, one) for row in week.rows for one in row.incidents]
-    found.sort(key=lambda pair: -pair[1].whole)
+    found.sort(key=lambda pair: -pair[1].lost)
     return found[:_INCIDENTS]
 
 
@@ -147,7 +147,7 @@ def _lines(week: WeekReport) -> Iterator[str]:
                 stamp(one.at),
                 plain(name),
                 f"{plain(': '.join(filter(None, (one.kind, cause_of(one)))))} {code(one.evidence)}".rstrip(),
-                show_duration(one.whole),
+                show_duration(one.lost),
             )
             for name, one in costliest[:10]
         )

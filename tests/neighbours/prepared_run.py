@@ -156,8 +156,10 @@ class PreparedRun:
 
     # ------------------------------------------------------------------------------------------------ the directory
 
-    def write(self, now: datetime, *, running: bool, current: float | None = None, settings: str = "") -> RunDir:
-        """``running``: the last attempt does. ``current``: its rate now, as a share of the usual."""
+    def write(
+        self, now: datetime, *, running: bool, current: float | None = None, settings: str = "", behind: str = ""
+    ) -> RunDir:
+        """``running``: the last attempt does. ``current``: its rate now, as a share of the usual. ``behind``: a slow rank."""
         begin = now - timedelta(seconds=self.clock)
         for part in (
             "switches",
@@ -182,17 +184,18 @@ class PreparedRun:
             record = added(record, begin.timestamp() + at, step, made, loss)
         write_steps(self.rundir, record, None)
         if running:
-            self._progress(begin, now, current)
+            self._progress(begin, now, current, behind)
         self._checkpoints(begin)
         return self.rundir
 
-    def _progress(self, begin: datetime, now: datetime, current: float | None) -> None:
+    def _progress(self, begin: datetime, now: datetime, current: float | None, behind: str) -> None:
         base = begin.timestamp() + self.began
         page = ProgressPage(
             at=now,
             ranks=8 * self.nodes,
             step=self.step,
             ahead=self.step,
+            slowest=behind,
             phase="train",
             first=self._first,
             first_at=base + self._ready,
@@ -218,12 +221,14 @@ class PreparedRun:
             at = begin.timestamp() + when[step]
             os.utime(folder, (at, at))
 
-    def alert(self, now: datetime, watchdog: str, subject: str, severity: Severity, words: str, since: float) -> None:
-        """It fires, and two receivers were told."""
+    def alert(
+        self, now: datetime, watchdog: str, subject: str, severity: Severity, words: str, since: float, do: str = ""
+    ) -> None:
+        """It fires, and two receivers were told. ``do``: what they were advised to do."""
         run = loads(self.rundir.config.read_bytes(), self.rundir.config)
         journal = Journal(self.rundir.watch / "journal", spare=self.rundir.root / "spare")
         at = now - timedelta(seconds=since)
-        found = Finding(self.name, watchdog, subject, Health.BAD, severity, words, at, since=at)
+        found = Finding(self.name, watchdog, subject, Health.BAD, severity, words, at, since=at, do=do)
         record(journal, [found], run.alerts, at, run_name=self.name)
 
         def sent(message: Message) -> Message:

@@ -91,11 +91,11 @@ def hang(folder: Path, now: datetime) -> Story:
         run.start(4 * MINUTE)
     run.train(5 * HOUR)
     run.clock += 50 * MINUTE
-    run.write(now, running=True, current=0.0)
+    run.write(now, running=True, current=0.0, behind="rank 163 on node-21")
     write_tracker(run.rundir.attempt(3), TrackerPage("https://wandb.ai/lab/pretrain/runs/8f3k", "W&B"))
     run.blame(now, "node-21", "hang", 12.5 * HOUR, 6 * HOUR, evidence="rank 163 stood still")
-    run.alert(now, "hang", "", Severity.CRITICAL, f"no progress for 50m, at step {run.step}; rank 163 on node-21 stands still",
-              45 * MINUTE)  # fmt: skip
+    run.alert(now, "hang", "", Severity.CRITICAL, f"no progress for 50m (limit 40m), the last being step {run.step}",
+              45 * MINUTE, do="scancel 102_1  (the next member of the chain goes on from the last checkpoint)")  # fmt: skip
     return run.rundir, run.jobs(now, running=True)
 
 
@@ -106,10 +106,9 @@ def slow_node(folder: Path, now: datetime) -> Story:
     run.start()
     run.train(16 * HOUR)
     run.train(9 * HOUR, speed=0.62)
-    run.write(now, running=True, current=0.61)
-    run.alert(
-        now, "throughput", "", Severity.WARNING, "221 steps an hour, usually 357; node-40 is the slowest", 8 * HOUR
-    )
+    run.write(now, running=True, current=0.61, behind="rank 317 on node-40")
+    do = "look for a slow node: temperatures, clocks, the network; then launch.exclude it"
+    run.alert(now, "throughput", "", Severity.WARNING, "221 steps an hour, 62% of the usual 357", 8 * HOUR, do=do)
     return run.rundir, run.jobs(now, running=True)
 
 
@@ -149,7 +148,15 @@ def disk_full(folder: Path, now: datetime) -> Story:
     run.queue(3 * HOUR)
     run.write(now, running=False)
     write_brake(run.rundir, Brake(full.sign, "the disk is full", 3, run.number, run.step, at=_hours_ago(now, 3)))
-    run.alert(now, "disk", "/scratch", Severity.CRITICAL, "/scratch is full: 0 bytes of 50 TB are free", 3.5 * HOUR)
+    run.alert(
+        now,
+        "disk",
+        "/scratch",
+        Severity.CRITICAL,
+        "/scratch is full: 0 bytes of 50 TB are free",
+        3.5 * HOUR,
+        do="delete what is not needed, or have the quota raised",
+    )
     return run.rundir, run.jobs(now, running=False, reason="JobHeldUser")
 
 
@@ -215,7 +222,15 @@ def nine_days(folder: Path, now: datetime) -> Story:
     run.write(now, running=True, current=0.98)
     run.blame(now, "node-17", "hardware", 6.9 * DAY, 4.1 * DAY, evidence="NVRM: Xid 94: uncorrectable ECC error")
     run.blame(now, "node-40", "hang", 5.6 * DAY, evidence="rank 317 stood still")
-    run.alert(now, "disk", "/scratch", Severity.WARNING, "/scratch: full in 2d 6h at 1.3 TB a day (24h)", 2 * HOUR)
+    run.alert(
+        now,
+        "disk",
+        "/scratch",
+        Severity.WARNING,
+        "/scratch: full in 2d 6h at 1.3 TB a day (24h)",
+        2 * HOUR,
+        do="delete what is not needed, or have the quota raised",
+    )
     return run.rundir, run.jobs(now, running=True)
 
 

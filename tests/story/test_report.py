@@ -15,10 +15,12 @@ import click
 import pytest
 
 from ftsupervise.cli.status_one import lines_of
-from ftsupervise.report.everything import AlertRow, CheckpointRow, NodeRow, ReportFacts, SettingRow, report_of
-from ftsupervise.report.html import page
+from ftsupervise.report.account import Spent
+from ftsupervise.report.alert_rows import AlertRow
+from ftsupervise.report.everything import CheckpointRow, NodeRow, ReportFacts, SettingRow, report_of
+from ftsupervise.report.html import incident_row, page
 from ftsupervise.report.markdown import as_markdown
-from ftsupervise.report.summary import headline, sentences
+from ftsupervise.report.summary import headline, sentences, tiles
 from ftsupervise.report.week import week_of
 from ftsupervise.report.week_page import as_markdown as week_as_markdown
 from ftsupervise.report.week_page import page as week_page
@@ -63,8 +65,8 @@ def account(tmp_path_factory: pytest.TempPathFactory) -> Account:
     [
         ("fine", "RUNNING", "good", "It trains at its usual speed", ("saving checkpoints", "waiting in the queue")),
         ("crash-loop", "STOPPED", "bad", "ModuleNotFoundError", ("held", "program error")),
-        ("hang", "RUNNING", "bad", "It hangs: no progress for 50m", ("hang", "no progress now")),
-        ("slow-node", "RUNNING", "watch", "throughput fires: 221 steps an hour, usually 357", ("slow steps",)),
+        ("hang", "RUNNING", "bad", "It hangs: no progress for 50m", ("hang", "saving checkpoints")),
+        ("slow-node", "RUNNING", "watch", "61 % of its usual speed: 221 steps an hour", ("slow steps",)),
         ("queue-bound", "WAITING", "watch", "waited in the queue for 8h", ("waiting in the queue",)),
         ("disk-full", "STOPPED", "bad", "no space left on device", ("held", "full disk")),
     ],
@@ -110,6 +112,44 @@ def test_the_costs_and_the_training_at_its_usual_speed_are_all_of_the_time(accou
         assert slow <= spent["train"]
 
 
+def test_a_hang_that_goes_on_is_one_incident_and_the_first_words_say_what_to_do(account: Account) -> None:
+    found = account.report("hang")
+    head, going = headline(found), found.incidents[-1]
+    assert "furthest behind: rank 163 on node-21" in head.sentence
+    assert "scancel 102_1; the next job resumes from step 5,796" in head.next
+    assert round(going.lost / 60) == 50
+    hang = next(item for item in found.costs if item.name == "hang")
+    assert (hang.times, hang.goes_on, hang.nodes) == (3, True, ("node-21",))
+    assert "no progress now" not in [item.name for item in found.costs]
+    tile = next(tile for tile in tiles(found) if tile.title == "Faults")
+    assert (tile.value, tile.tone) == ("3", "bad") and "one is not over" in tile.more
+
+
+@pytest.mark.parametrize("name", STORIES)
+def test_the_shares_of_the_costs_and_the_sentence_below_them_make_up_100_percent(account: Account, name: str) -> None:
+    found = account.report(name)
+    section = as_markdown(found).split("## What cost most")[1].split("## ")[0]
+    shares = re.findall(r"^(?:\d+\. |In the other )[^(]*\(([0-9.]+) %\)", section, flags=re.M)
+    assert len(shares) == len(found.costs) + 1
+    assert sum(map(float, shares)) == pytest.approx(100, abs=0.1 * len(shares))
+
+
+def test_a_stopped_run_is_told_with_the_share_of_all_its_time_and_what_was_held(account: Account) -> None:
+    found = account.report("crash-loop")
+    first = tiles(found)[0]
+    spent = found.detail.account.seconds()
+    assert first.value == f"{100 * spent[Spent.TRAIN] / found.detail.account.total:.1f} %"
+    assert re.search(r"\(65\.9 %\); it was held for 6h 40m\.", " ".join(sentences(found)))
+
+
+def test_the_queue_after_a_planned_end_is_a_cost_of_its_own_wherever_it_stands(account: Account) -> None:
+    found = account.report("queue-bound")
+    rows = [incident_row(one) for one in found.incidents]
+    assert all(row["lost"] < 600 and row["apart"].startswith("then queue ") for row in rows)
+    costs = {item.name: item for item in found.costs}
+    assert costs["planned restarts"].seconds == pytest.approx(sum(one.lost for one in found.incidents))
+
+
 def test_a_slow_node_costs_what_the_run_would_have_been_faster_without_it(account: Account) -> None:
     found = account.report("slow-node")
     (slow,) = found.slow
@@ -120,11 +160,12 @@ def test_a_slow_node_costs_what_the_run_would_have_been_faster_without_it(accoun
 
 def test_everything_that_is_known_stands_in_it(account: Account) -> None:
     found = account.report("hang")
-    assert [one.kind for one in found.incidents] == ["hang", "hang"]
+    assert [(one.kind, one.goes_on) for one in found.incidents] == [("hang", False), ("hang", False), ("hang", True)]
     node = next(row for row in found.nodes.rows if isinstance(row, NodeRow) and row.name == "node-21")
     assert (node.state, node.faults, node.incidents) == ("excluded", 2, 2)
-    alerts = [row for row in found.alerts.rows if isinstance(row, AlertRow)]
-    assert (alerts[0].word, alerts[0].told) == ("firing", ("email", "file"))
+    (alert,) = [row for row in found.alerts.rows if isinstance(row, AlertRow)]
+    assert (alert.word, alert.told) == ("firing", ("email", "file"))
+    assert [word for word, _ in alert.steps] == ["fired"], "one row for an alert, with all that was sent about it"
     steps = [row.step for row in found.checkpoints.rows if isinstance(row, CheckpointRow)]
     assert len(steps) == 8 and steps == sorted(steps, reverse=True)  # type: ignore[type-var]
     settings = {row.key: row for row in found.settings.rows if isinstance(row, SettingRow)}
@@ -250,7 +291,7 @@ def test_the_week_of_several_runs_puts_the_costliest_first(account: Account) -> 
     assert week.rows[0].row.name == "queue-bound"
     by_name = {one.row.name: one for one in week.rows}
     assert by_name["away"].problem == f"{account.folder}/away is not there any more"
-    assert by_name["hang"].faults == 2
+    assert by_name["hang"].faults == 3, "two that are over, and the one that goes on"
     assert week.nodes()[0].name == "node-03"
     total = sum(one.account.total for one in week.rows if one.account is not None)
     assert sum(week.seconds.values()) == pytest.approx(total)

@@ -25,6 +25,7 @@ def test_what_is_trained_and_what_the_incidents_cost_is_all_the_time_but_the_fir
     blind = sum(one.seconds for one in spent.stretches if one.kind is Spent.UNKNOWN and one.attempt is not None)
     by_attempt = spent_by_attempt(attempts, spent)
     lost = {one.attempt: one.whole for one in found}
+    assert all(one.lost + sum(seconds for _, seconds in one.apart) == pytest.approx(one.whole) for one in found)
     assert all(seconds == pytest.approx(sum(by_attempt.get(number, {}).values())) for number, seconds in lost.items())
     others = sum(sum(by.values()) for number, by in by_attempt.items() if number not in lost)
     assert kept + blind + sum(lost.values()) + others == pytest.approx(spent.total, rel=1e-9, abs=1e-5)
@@ -75,4 +76,5 @@ def test_an_orderly_end_is_planned_and_the_last_one_of_a_run_is_none() -> None:
     ]
     (one,) = incidents(attempts, account(attempts, (), at(9000)))
     assert (one.kind, one.planned, one.steps_lost) == ("time limit", True, 0)
-    assert one.lost == pytest.approx(4000 + 100, abs=15)
+    assert one.lost == pytest.approx(100, abs=15), "the start of the next attempt"
+    assert one.apart == ((Spent.QUEUE, 4000),), "it would have waited anyway"
