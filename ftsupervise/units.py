@@ -153,6 +153,11 @@ def show_rate(rate: float) -> str:
     return f"{1 / rate:.3g} s a step" if 0 < rate < 0.5 else f"{max(0.0, rate):.3g} steps/s"
 
 
+def count(number: int, noun: str) -> str:
+    """A number of things for reading: "1 check", "12,000 checks"."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 def parse_slurm_time(text: str) -> timedelta:
     """Slurm's own forms: "D-HH:MM:SS", "D-HH:MM", "D-HH", "HH:MM:SS", "MM:SS", "MM". Source: sbatch(1), --time."""
     match = re.fullmatch(_SLURM, text.strip())

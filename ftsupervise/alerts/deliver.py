@@ -1,9 +1,10 @@
-"""Send what waits: claimed before it is sent, its outcome written after, and never longer than ``budget``.
+"""Sends the messages that wait: each is claimed before it is sent, its outcome is written after, and all ends within
+``budget``.
 
 Each round claims the next message of every receiver in one commit and sends all of them at the same time, each in a
-thread that is left behind when it does not end. What a receiver imports is imported before there are threads. Outcomes
-are written as they come, for what a crash finds unwritten is sent twice. A receiver that failed rests until its
-back-off (or ``Retry-After``) is over, which may be many ticks away: nothing sleeps here.
+thread that is left behind when it does not end. A receiver's imports are made before there are threads. Outcomes are
+written as they come, for a message whose outcome a crash leaves unwritten is sent twice. A receiver that failed rests
+until its back-off (or ``Retry-After``) is over, which may be many ticks away: nothing sleeps here.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from ftsupervise.findings import AlertState, EventKind, Notice, Severity
 if TYPE_CHECKING:
     from ftsupervise.config.alerting import Alerts, Receiver
 
-PATIENCE = timedelta(seconds=20)  # for one message, whatever the receiver's own timeouts make of it
+PATIENCE = timedelta(seconds=20)  # for one message, whatever the receiver's own timeouts allow
 TOGETHER = 0.01  # seconds: outcomes this close are written in one commit
 ROUNDS = 50
 
@@ -47,7 +48,7 @@ class Delivered:
     failed: tuple[tuple[Message, str], ...] = ()
     waiting: int = 0  # left in the outbox, for whatever reason
     critical_waiting: int = (
-        0  # … with something critical that has reached no receiver: no dead-man ping while there are any
+        0  # … with a critical notice that has reached no receiver: no dead-man ping while there are any
     )
 
 
@@ -72,10 +73,11 @@ def deliver(
     beside: Mapping[str, AboutRun] = MappingProxyType({}),
     jitter: Callable[[], float] = random.random,
 ) -> Delivered:
-    """Send what is due in ``journals``; ``settings`` is for all of them, or one for each. Bounded by about ``budget``.
-    ``beside``: what else is told of the run that a journal is about, by the journal's home.
+    """Send the due messages of ``journals``; ``settings`` is for all of them, or one for each. Bounded by about
+    ``budget``.
 
-    Never raises for a receiver: what went wrong is in the answer and in the journal.
+    ``beside``: other news of the run that a journal is about, by the journal's home. Never raises for a receiver: its
+    error is in the answer and in the journal.
     """
     each = list(settings) if isinstance(settings, Sequence) else [settings] * len(journals)
     who = f"{socket.gethostname()}:{os.getpid()}:{os.urandom(3).hex()}"
@@ -103,7 +105,7 @@ def deliver(
 
 
 def _nobody_knows(state: JournalState, message: Message) -> bool:
-    """Is there something critical in it that has reached no receiver at all?"""
+    """Return whether a critical notice in it has reached no receiver at all."""
     notified = {notice.key for post in state.posts.values() for notice in post.notices}
     return any(n.finding.severity is Severity.CRITICAL and n.key not in notified for n in message.notices)
 
@@ -132,8 +134,9 @@ def _claim(journal: Journal, settings: Alerts, who: str, now: datetime, beside: 
 
 
 def _second_chance(state: JournalState, settings: Alerts, now: datetime) -> JournalState:
-    """A receiver that was given up gets another chance after a change of its settings, or after a while: a day, an hour
-    when there is no other."""
+    """Give a receiver that was given up another chance after a change of its settings, or after a while: a day, an hour
+    when there is no other.
+    """
     for name, receiver in settings.named.items():
         health = state.receivers.get(name)
         if health is None or health.works:
@@ -148,7 +151,10 @@ def _second_chance(state: JournalState, settings: Alerts, now: datetime) -> Jour
 
 
 def fingerprint(receiver: Receiver) -> str:
-    """Changes when the settings change, or a file or a variable they name does. Made of names and times, not of secrets."""
+    """Return a text that changes when the settings change, or a file or variable they name.
+
+    Made of names and times, not of secrets.
+    """
     parts = [receiver.model_dump_json()]
     for name, value in receiver.settings:
         if name.endswith("_file") and value is not None:
@@ -170,7 +176,7 @@ def _parcel(state: JournalState, message: Message, settings: Alerts, now: dateti
 
 
 def _helps(message: Message) -> bool:
-    """Is the last day of the run of use to a reader of it? Not where the run has only just begun."""
+    """Return whether the last day of the run helps a reader of it; not where the run has only just begun."""
     return any(notice.event is not EventKind.STARTED for notice in message.notices)
 
 
@@ -185,7 +191,7 @@ def _is_over(state: JournalState, notice: Notice, post: Message) -> bool:
 
 
 def _send_all(attempts: list[_Attempt], patience: timedelta) -> Iterator[list[_Attempt]]:
-    """The attempts as they end, those that end together together; at the latest after ``patience``."""
+    """Yield the attempts as they end, those that end together at once; at the latest after ``patience``."""
     done: SimpleQueue[_Attempt] = SimpleQueue()
     for attempt in attempts:
         try:
@@ -249,7 +255,7 @@ def _outcome(state: JournalState, attempt: _Attempt, who: str, now: datetime, fr
         state = outbox.sent(state, message, receipt, now)
         return _say(state, attempt, now) if "refused" in receipt else state
     if not outbox.mine(state, message, who):
-        return state  # the lease ran out and another took it over: its outcome counts
+        return state  # the lease ran out and another process took it over: its outcome counts
     if isinstance(error, Broken):
         state = outbox.broke(state, message, str(error), fingerprint(attempt.receiver), now)
         return _say(reroute(state, attempt.settings, now, home), attempt, now)
@@ -267,7 +273,7 @@ def _outcome(state: JournalState, attempt: _Attempt, who: str, now: datetime, fr
 
 
 def _to_some(state: JournalState, attempt: _Attempt, error: Partly, now: datetime, fraction: float) -> JournalState:
-    """Some recipients have it. The others are tried again for as long as mail servers try."""
+    """Record that some recipients have it. The others are tried again for as long as mail servers try."""
     message = attempt.message
     if now - message.created > outbox.PUT_OFF_FOR:
         gave_up = "; ".join(one for one in (error.refused or message.refused, f"gave up after 5 days: {error}") if one)
@@ -290,7 +296,7 @@ def _refused(state: JournalState, attempt: _Attempt, error: str, now: datetime, 
 
 
 def _say(state: JournalState, attempt: _Attempt, now: datetime) -> JournalState:
-    """Tell the others now, not at the next tick."""
+    """Report it to the others now, not at the next tick."""
     message = attempt.message
     finding = receiver_finding(state, message.receiver, now, message.run)
     about = About(attempt.settings, now, message.run, attempt.journal.home, message.where)

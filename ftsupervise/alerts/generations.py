@@ -34,7 +34,7 @@ LIMIT = (
 )
 LEAP = 1_000_000  # numbers: no writer of generations makes a file further ahead
 _NAME = re.compile(r"\d{8}|[1-9]\d{8,11}")
-_Word = tuple[object, ...]  # a silence or an acknowledgement, all but who said it
+_Word = tuple[object, ...]  # a silence or an acknowledgement without its author
 
 
 class Generation(NamedTuple):
@@ -46,7 +46,10 @@ class Generation(NamedTuple):
 
 
 def numbers(directory: Path) -> set[int]:
-    """The generations there are. An NFS listing may be a minute old, so the next numbers are asked for one by one."""
+    """Return the numbers of all generations.
+
+    An NFS listing may be a minute old, so the next numbers are looked up one by one.
+    """
     try:
         names = os.listdir(directory)
     except OSError:
@@ -64,7 +67,10 @@ def _fits(stem: str) -> bool:
 
 
 def read(path: Path, number: int, folder: os.stat_result) -> Generation:
-    """The generation ``number`` at ``path``, which lies in ``folder``. Raises OSError, and ValueError with a sentence."""
+    """Return the generation ``number`` at ``path``, which lies in ``folder``.
+
+    Raises OSError, and ValueError with a sentence.
+    """
     fd = files.open_regular(path)
     try:
         found = os.fstat(fd)
@@ -82,7 +88,7 @@ def read(path: Path, number: int, folder: os.stat_result) -> Generation:
 
 
 def distrust(directory: Path, folder: os.stat_result) -> str:
-    """Why nothing that lies in ``directory`` is believed, as a clause; "" when that is a question for each file.
+    """Return why nothing that lies in ``directory`` is trusted, as a clause; "" when each file is checked by itself.
 
     It may lie in a directory that others may write: then they can put one of their own in its place.
     """
@@ -98,7 +104,7 @@ def distrust(directory: Path, folder: os.stat_result) -> str:
 
 
 def render(state: JournalState, number: int, base: int) -> bytes:
-    """The bytes of a generation. Raises OSError (EFBIG) when there are too many of them to be read again."""
+    """Return the bytes of a generation. Raises OSError (EFBIG) when there are too many of them to be read again."""
     import errno
 
     text = json.dumps(encode(state, sparse=True), ensure_ascii=False, separators=(",", ":"))
@@ -114,8 +120,10 @@ def render(state: JournalState, number: int, base: int) -> bytes:
 
 
 def parse(raw: bytes, number: int | None = None) -> tuple[JournalState, int]:
-    """The State in a generation's bytes, and the number it was made from. Raises ValueError when it is not whole, or when it
-    is not generation ``number`` (an old one under a new name)."""
+    """Return the State in a generation's bytes, and the number it was made from.
+
+    Raises ValueError when it is not whole, or when it is not generation ``number`` (an old one under a new name).
+    """
     head, found, rest = raw.partition(b', "state": ')
     if not found or not raw.endswith(b"}\n"):
         raise ValueError("not a whole generation")
@@ -140,10 +148,11 @@ def parse(raw: bytes, number: int | None = None) -> tuple[JournalState, int]:
 
 
 def signed(line: Sequence[Generation], name: Callable[[int], str], me: int) -> JournalState:
-    """The State of the last generation in ``line`` (oldest first, without gaps), with the authors that the files' owners prove.
+    """Return the State of the last generation in ``line`` (oldest first, without gaps), with the authors that the
+    files' owners prove.
 
-    The first is the ground: what stands in one that ``me`` or root wrote was proved before. In another's it was not, so its
-    words are given as what that account says.
+    The first is the ground: a sentence in one that ``me`` or root wrote was proved before. In another account's it was
+    not, so its sentences are given as the words of that account.
     """
     ground = line[0]
     proved = ground.owner in (me, 0)

@@ -36,7 +36,7 @@ from ftsupervise.rundir.paths import sync_directory
 
 KEEP = 24  # generations, and …
 KEEP_FOR = 600.0  # … every one younger than so many seconds, for slow readers and writers
-TOLD = 5  # files that were passed over and are named
+TOLD = 5  # number of passed-over files that are named
 
 
 class Lost(Exception):
@@ -44,7 +44,7 @@ class Lost(Exception):
 
 
 class Journal:
-    """The generations in one directory. Holds nothing in memory but what could not be saved."""
+    """The generations in one directory. It keeps in memory only what could not be saved."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class Journal:
         keep_for: float = KEEP_FOR,
         away: str = "",
     ) -> None:
-        """``away``: why ``directory`` must not be touched (its file system hangs); then only the spare is used."""
+        """``away`` says why ``directory`` must not be touched (its file system hangs); then only the spare is used."""
         self.directory = Path(directory)
         self.spare = spare if spare is not None else _spare_of(self.directory)
         self.keep_for = keep_for
@@ -69,15 +69,15 @@ class Journal:
 
     @property
     def home(self) -> str:
-        """The part of dedup keys that tells this journal from others."""
+        """Return the part of dedup keys that tells this journal from others."""
         return str(self.directory.absolute())
 
     def read(self) -> JournalState:
-        """The newest whole state; an empty one when there is none. Never raises for what lies in the directory."""
+        """Return the newest whole state; an empty one when there is none. Never raises for the contents of the directory."""
         return self._adrift if self._adrift is not None else self._newest()[0]
 
     def change(self, make: Callable[[JournalState], JournalState]) -> JournalState:
-        """Commit ``make(newest)`` and give it back. ``make`` is pure: it is called again when another writer was faster.
+        """Commit ``make(newest)`` and return it. ``make`` is pure: it is called again when another writer was faster.
 
         Does not raise when nothing can be written: see ``unsaved``.
         """
@@ -113,7 +113,7 @@ class Journal:
     # ------------------------------------------------------------------------------------------------------ reading
 
     def _newest(self) -> tuple[JournalState, int]:
-        """(state, highest number seen). The number counts files that could not be read, too: it is taken."""
+        """Return (state, highest number seen). The number counts files that could not be read, too: it is taken."""
         self.problems = []
         if self.away:
             return self._newest_in(self.spare)[:2] if _private(self.spare) else (JournalState(), 0)
@@ -126,7 +126,7 @@ class Journal:
         return _with_what_waits_in(aside, state), max(number, highest)
 
     def _newest_in(self, directory: Path) -> tuple[JournalState, int, int]:
-        """(state, highest number that is taken, the number in the directory that it was made from)"""
+        """Return (state, highest number that is taken, the number in the directory that it was made from)."""
         before = list(self.problems)
         folder, why = _folder(directory)
         if why:
@@ -160,8 +160,11 @@ class Journal:
         return self._read[path]
 
     def _signed(self, directory: Path, number: int, folder: os.stat_result) -> JournalState:
-        """The state of that generation. Was it written by another account, then its silences and acknowledgements bear the
-        names of the accounts that wrote them, as far back as there are generations."""
+        """Return the state of that generation.
+
+        If another account wrote it, its silences and acknowledgements bear the names of the accounts that wrote them,
+        as far back as there are generations.
+        """
         newest = self._read_one(directory / f"{number:08d}.json", number, folder)
         me, line = os.geteuid(), [newest]
         while line[0].owner not in (me, 0) and len(line) <= KEEP:
@@ -190,7 +193,7 @@ class Journal:
         self._link(self.directory, state, highest)
         if _private(self.spare):
             for number in numbers(self.spare):
-                if number <= highest:  # it is all in the directory now
+                if number <= highest:  # all of it is in the directory now
                     (self.spare / f"{number:08d}.json").unlink(missing_ok=True)
 
     def _commit_to_spare(self, state: JournalState, highest: int) -> None:
@@ -235,7 +238,7 @@ class Journal:
             self._prune(directory, number)
 
     def _still_ahead(self, number: int) -> bool:
-        """False if the place we took had been taken and pruned long ago, while this process was frozen.
+        """Return False if the number we took had been taken and pruned long ago, while this process was frozen.
 
         Pruning goes upwards, so then our parent is gone as well.
         """
@@ -256,12 +259,12 @@ class Journal:
 
 
 def _private(directory: Path) -> bool:
-    """A spare in /tmp is believed only if no other account could have put it there."""
+    """Return whether a spare in /tmp can be trusted: only if no other account could have put it there."""
     return is_private(directory) and is_private(directory.parent)
 
 
 def _folder(directory: Path) -> tuple[os.stat_result | None, str]:
-    """The folder's stat, None if there is none that is believed; and why it is not, as a clause. A link must be ours."""
+    """Return the folder's stat (None if there is none that is trusted) and why it is not, as a clause. A link must be ours."""
     try:
         found = os.lstat(directory)
         if stat.S_ISLNK(found.st_mode):
@@ -277,12 +280,14 @@ def _folder(directory: Path) -> tuple[os.stat_result | None, str]:
 
 
 def _reached(there: Iterable[int], whole: int) -> int:
-    """The highest number that is taken: also by a file that could not be read, but not by one that lies absurdly far ahead."""
+    """Return the highest number that is taken: also by a file that could not be read, but not by one that lies absurdly
+    far ahead.
+    """
     return max((one for one in there if one <= whole + LEAP), default=0)
 
 
 def _sweep(directory: Path, before: float) -> None:
-    """Temporary files of writers that were killed."""
+    """Remove temporary files of writers that were killed."""
     try:
         for path in directory.iterdir():
             if path.name.startswith(".tmp-") and os.lstat(path).st_mtime < before:
@@ -292,7 +297,7 @@ def _sweep(directory: Path, before: float) -> None:
 
 
 def _with_what_waits_in(aside: JournalState, state: JournalState) -> JournalState:
-    """``state`` with the messages that wait in ``aside`` and the alerts that fire there, as far as it knows neither.
+    """Return ``state`` with the waiting messages and the firing alerts of ``aside`` that it does not know.
 
     So the end of an alert that was sent while the directory was away is sent when it is back.
     """

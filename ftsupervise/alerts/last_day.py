@@ -42,7 +42,7 @@ class LastDay(NamedTuple):
 
     @property
     def narrow(self) -> LastDay:
-        """With half as many parts, for a telephone. What is no training stays."""
+        """Return it with half as many parts, for a telephone. A part with anything but training in it keeps that."""
         pairs = [self.kinds[index : index + 2] for index in range(0, len(self.kinds), 2)]
         kinds = tuple(next((kind for kind in pair if kind != "train"), pair[0]) for pair in pairs)
         known = [
@@ -61,12 +61,12 @@ class LastDay(NamedTuple):
 
     @property
     def line(self) -> str:
-        """ "====s..>rr====": a character for each part."""
+        """Return "====s..>rr====": a character for each part."""
         return "".join(KINDS[kind][0] for kind in self.kinds)
 
     @property
     def spark(self) -> str:
-        """The rates as bars; "·" where nothing was recorded, "" where no step was."""
+        """Return the rates as bars; "·" where nothing was recorded, "" where there was no step."""
         highest = max((rate for rate in self.rates if rate is not None), default=0.0)
         if highest <= 0:
             return ""
@@ -75,34 +75,34 @@ class LastDay(NamedTuple):
 
     @property
     def highest(self) -> str:
-        """The rate of the highest bar."""
+        """Return the rate of the highest bar."""
         rate = max((rate for rate in self.rates if rate is not None), default=0.0)
         return show_rate(rate) if rate > 0 else ""
 
     @property
     def legend(self) -> tuple[tuple[str, str, str, str], ...]:
-        """(character, colour, kind, share) of those that there were."""
+        """Return (character, colour, kind, share) of the kinds that occur."""
         return tuple((*KINDS[kind], kind, f"{100 * share:.1f} %") for kind, share in self.shares if share >= 0.0005)
 
     @property
     def cells(self) -> tuple[tuple[str, str, int], ...]:
-        """(colour, kind, parts) of each stretch of one kind."""
+        """Return (colour, kind, parts) of each stretch of one kind."""
         return tuple((KINDS[kind][1], kind, len(list(parts))) for kind, parts in groupby(self.kinds))
 
     @property
     def bars(self) -> tuple[int, ...]:
-        """The rates as heights, 0-24 pixels."""
+        """Return the rates as heights, 0-24 pixels."""
         highest = max((rate for rate in self.rates if rate is not None), default=0.0)
         return tuple(round(24 * rate / highest) if rate and highest else 0 for rate in self.rates)
 
     @property
     def words(self) -> str:
-        """The whole in words, for those who do not see it."""
+        """Return the whole in words, for readers who do not see the picture."""
         return f"{self.title}: " + ", ".join(f"{kind} {share}" for _, _, kind, share in self.legend)
 
     @property
     def text(self) -> str:
-        """The same in lines of text."""
+        """Return the same in lines of text."""
         legend = "  ".join(f"{sign} {kind} {share}" for sign, _, kind, share in self.legend)
         lines = [f"{self.title}, to {self.until:%Y-%m-%d %H:%M} UTC", self.line]
         if self.spark:
@@ -118,7 +118,7 @@ class AboutRun(NamedTuple):
 
 
 def sample(until: datetime) -> LastDay:
-    """A day with a fault in it, for ``notify preview``."""
+    """Return a day with a fault in it, for ``notify preview``."""
     from datetime import timedelta
 
     kinds = ["train"] * 30 + ["detect"] + ["queue"] * 3 + ["restart"] + ["redo"] * 2 + ["train"] * 35

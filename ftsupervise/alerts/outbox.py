@@ -1,11 +1,11 @@
-"""Messages that wait, what was sent, and how the receivers are: the other half of a journal's generation. Pure.
+"""Messages that wait, messages that were sent, and the state of the receivers: the other half of a journal's
+generation. Pure.
 
-A transition and its messages are saved in the same atomic write, before anything is sent; so a crash at any
-instruction loses neither. A message is claimed (who, until when) before it is sent; when the one who claimed it dies,
-another may claim it after that time and send it again under the same id: at least once, never not at all.
-
-While a receiver cannot be reached, what comes later joins the newest message nobody has tried to send yet, so one that
-comes back after a night gets two messages a run, not two hundred.
+A transition and its messages are saved in the same atomic write, before anything is sent; so a crash at any instruction
+loses neither. A message is claimed (by a process, until a time) before it is sent; when that process dies, another may
+claim it after that time and send it again under the same id: at least once, never not at all. While a receiver cannot
+be reached, later notices join the newest message that has not been tried yet, so one that comes back after a night gets
+two messages a run, not two hundred.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from typing import Any
 from ftsupervise.findings import Alert, Notice, Reason, Severity
 
 LISTED = 20  # notices a message spells out; the rest is "+137 more"
-LISTED_FOR_MACHINES = 500  # they keep count of what began and must hear of each that it ended
+LISTED_FOR_MACHINES = 500  # they join triggers and resolves, and must be told of each end
 KEPT = 30  # sent messages remembered besides those that firing alerts point to
 LEASE = timedelta(minutes=2)
 BACKOFF_FIRST = timedelta(seconds=20)
 BACKOFF_MOST = timedelta(minutes=15)
 RETRY_AFTER_MOST = timedelta(hours=1)  # 10**9 seconds has been seen
-GIVE_UP_AFTER = timedelta(days=2)  # only on a message that its receiver refuses for what it says
+GIVE_UP_AFTER = timedelta(days=2)  # only on a message that its receiver refuses for its contents
 PUT_OFF_FOR = timedelta(days=5)  # one of several recipients, by 4xx: RFC 5321 4.5.4.1 asks senders for 4 to 5 days
-BROKEN_FOR = timedelta(days=1)  # a receiver that refused for good is tried again after a change, or after so long
+BROKEN_FOR = timedelta(days=1)  # a receiver that refused for good is tried again after a change, or after this long
 BROKEN_ALONE = timedelta(hours=1)  # … if no other receiver could notify people meanwhile
 SKEW = timedelta(minutes=5)  # a later time was written by a clock that was ahead
 
@@ -43,11 +43,11 @@ class Message:
     due: datetime
     more: dict[str, int] = field(default_factory=dict)  # notices that are not spelled out: "disk fired" -> 137
     where: str = ""  # the argument that names this run in commands
-    note: str = ""  # one sentence about the telling itself
+    note: str = ""  # one sentence about the delivery itself
     listed: int = LISTED
     tries: int = 0
     plain: bool = False  # the receiver choked on it once: send only short text
-    left: tuple[str, ...] = ()  # recipients that are still to have it, when others have it; () is everybody
+    left: tuple[str, ...] = ()  # recipients that must still get it, when others have it; () is everybody
     refused: str = ""  # recipients that will never take it, and why
     claimed_by: str = ""
     claimed_until: datetime | None = None
@@ -77,12 +77,12 @@ class ReceiverState:
     print: str = ""  # of its settings when it broke
     odd: str = ""  # it refused, perhaps by accident: it is tried again, and others are notified meanwhile
     error: str = ""
-    refused: str = ""  # the last message went, but not to everybody: whom it refused
+    refused: str = ""  # the last message was sent, but some recipients refused it: these
     last_sent: datetime | None = None
 
     @property
     def works(self) -> bool:
-        """Does it take messages, as far as its last answer goes?"""
+        """Return whether it takes messages, as far as its last answer shows."""
         return not self.broken and not self.odd
 
 
@@ -101,7 +101,7 @@ class Silence:
 
 @dataclass(frozen=True)
 class JournalState:
-    """One generation. Treat the dicts as frozen too: change by ``replace`` with a new one."""
+    """One generation of the journal. Treat the dicts as frozen too: change by ``replace`` with a new one."""
 
     alerts: dict[str, Alert] = field(default_factory=dict)
     outbox: tuple[Message, ...] = ()
@@ -115,7 +115,7 @@ class JournalState:
 
 
 def message_id(home: str, receiver: str, run: str, notices: tuple[Notice, ...]) -> str:
-    """Stable: two watchers that see the same transitions make the same id."""
+    """Return a stable id: two watchers that see the same transitions make the same one."""
     parts = [home, receiver, run, *sorted(n.key for n in notices)]
     return sha256("\0".join(parts).encode("utf-8", "surrogatepass")).hexdigest()[:20]
 
@@ -149,7 +149,7 @@ def _join(waiting: Message, message: Message) -> Message:
 
 
 def _cut(message: Message) -> Message:
-    """At most ``listed`` notices spelled out, the worst first, in the order they happened."""
+    """Return at most ``listed`` notices spelled out, the worst first, in the order they happened."""
     if len(message.notices) <= message.listed:
         return message
     ranked = sorted(range(len(message.notices)), key=lambda i: (-message.notices[i].finding.severity, i))
@@ -179,10 +179,10 @@ def _point_to(state: JournalState, post: str, message: Message) -> JournalState:
 
 
 def due(state: JournalState, now: datetime) -> tuple[Message, ...]:
-    """The next message for each receiver and run that may be tried now: oldest first, one at a time, in order.
+    """Return the next message for each receiver and run that may be tried now: oldest first, one at a time, in order.
 
-    A recipient to whom an earlier message is owed waits for that one; the others are not held up by it. What a clock that
-    was ahead has put off into its own future is due.
+    A recipient to whom an earlier message is owed waits for that one; the others are not held up by it. A message that
+    a fast clock has deferred into its own future is due.
     """
     heads: dict[tuple[str, str], Message] = {}
     owed: dict[tuple[str, str], set[str]] = {}
@@ -192,7 +192,7 @@ def due(state: JournalState, now: datetime) -> tuple[Message, ...]:
         behind = bool(message.left) and waiting.issuperset(message.left)
         waiting.update(message.left)
         if behind or ((message.plain or message.left) and now < _when(message, now)):
-            continue  # put off for what it says, or by some of its recipients: it must not hold up the others
+            continue  # deferred for its contents, or by some of its recipients: it must not hold up the others
         heads.setdefault(to, message)
     out = []
     for message in heads.values():
@@ -205,14 +205,14 @@ def due(state: JournalState, now: datetime) -> tuple[Message, ...]:
 
 
 def _when(message: Message, now: datetime) -> datetime:
-    """When it is due. No pause between two tries is longer than ``BACKOFF_MOST``; only quiet hours are."""
+    """Return when it is due. No pause between two tries is longer than ``BACKOFF_MOST``; only quiet hours are."""
     ahead = message.created > now + SKEW
     tried = message.plain or message.left
     return now if ahead or (tried and message.due > now + BACKOFF_MOST + SKEW) else message.due
 
 
 def owed(state: JournalState, message: Message) -> frozenset[str]:
-    """Recipients of ``message`` to whom an earlier one about the same run is still to be delivered."""
+    """Return the recipients of ``message`` to whom an earlier one about the same run is still to be delivered."""
     earlier: set[str] = set()
     for one in state.outbox:
         if one.id == message.id:
@@ -232,12 +232,12 @@ def claim(state: JournalState, ids: frozenset[str], who: str, now: datetime, lea
 
 
 def mine(state: JournalState, message: Message, who: str) -> bool:
-    """Does ``who`` still hold this message? Another may have taken it after the lease."""
+    """Return whether ``who`` still holds this message. Another may have taken it after the lease."""
     return any(m.id == message.id and m.claimed_by == who for m in state.outbox)
 
 
 def sent(state: JournalState, message: Message, receipt: dict[str, str], now: datetime) -> JournalState:
-    """It arrived. Idempotent: a second report of the same message changes nothing but the receipt."""
+    """Record that it arrived. Idempotent: a second report of the same message changes nothing but the receipt."""
     done = replace(message, sent=now, receipt=receipt, left=(), claimed_by="", claimed_until=None)
     health = ReceiverState(last_sent=now, refused=receipt.get("refused", "") or message.refused)
     posts = _kept(state, {**state.posts, message.id: done})
@@ -254,7 +254,7 @@ def sent_to_some(
     due: datetime,
     now: datetime,
 ) -> JournalState:
-    """It arrived, but not at ``left``: they get it later, the others do not get it again."""
+    """Record that it arrived, but not at ``left``: they get it later, the others do not get it again."""
     again = replace(message, left=left, refused=refused or message.refused, due=due)
     again = replace(again, error=error, claimed_by="", claimed_until=None)
     state = sent(state, replace(message, refused=again.refused), {}, now)
@@ -262,7 +262,7 @@ def sent_to_some(
 
 
 def _in_order(outbox: tuple[Message, ...], message: Message) -> tuple[Message, ...]:
-    """``message`` back in its place: before all that were made later for the same receiver and run."""
+    """Return ``message`` back in its place: before all that were made later for the same receiver and run."""
     for index, one in enumerate(outbox):
         same = (one.receiver, one.run) == (message.receiver, message.run)
         if same and one.created >= message.created:
@@ -289,9 +289,10 @@ def put_back(
     odd: bool = False,
     fingerprint: str = "",
 ) -> JournalState:
-    """It did not arrive, for a reason that may pass: the receiver rests until ``not_before``.
+    """Record that it did not arrive, for a reason that may pass: the receiver rests until ``not_before``.
 
-    ``odd``: it was refused, so a change of its settings (their ``fingerprint``) ends the rest."""
+    ``odd``: it was refused, so a change of its settings (their ``fingerprint``) ends the rest.
+    """
     old = state.receiver(message.receiver)
     ahead = old.not_before is not None and old.not_before > now + RETRY_AFTER_MOST + SKEW
     rests = not_before if ahead else max(not_before, old.not_before or not_before)
@@ -301,19 +302,21 @@ def put_back(
 
 
 def put_back_plain(state: JournalState, message: Message, error: str) -> JournalState:
-    """The receiver took offence at this very message: once more, as short plain text."""
+    """Record that the receiver cannot take this very message: send it once more, as short plain text."""
     return _freed(state, message, error, plain=True)
 
 
 def refuse(state: JournalState, message: Message, error: str, *, due: datetime) -> JournalState:
-    """The receiver takes others, but not this one, not even as plain text: again at ``due``, out of the others' way."""
+    """Record that the receiver takes others, but not this one, not even as plain text: it is tried at ``due``, out of
+    the others' way.
+    """
     last_sent = state.receiver(message.receiver).last_sent
     health = ReceiverState(refused=f"it refuses a message: {error}", last_sent=last_sent)
     return _with_receiver(_freed(state, message, error, due=due), message.receiver, health)
 
 
 def broke(state: JournalState, message: Message, error: str, fingerprint: str, now: datetime) -> JournalState:
-    """The receiver said no for good. Its messages wait until it is repaired."""
+    """Record that the receiver refused for good. Its messages wait until it is repaired."""
     old = state.receiver(message.receiver)
     failed = _failed(old, error, old.failing_since or now, fingerprint)
     health = replace(failed, broken=error, broken_since=now, odd="")
@@ -335,7 +338,7 @@ def _with_receiver(state: JournalState, receiver: str, health: ReceiverState) ->
 
 
 def free(state: JournalState, receiver: str, now: datetime) -> JournalState:
-    """The receiver has just been seen to work: nothing of the past holds its messages, but for quiet hours.
+    """Record that the receiver has just been seen to work: no earlier failure holds its messages; quiet hours still do.
 
     A message that another process is sending at this moment stays claimed. Returns the same state if nothing was held.
     """
@@ -361,7 +364,7 @@ def _free(message: Message, now: datetime) -> Message:
 
 
 def gave_up(state: JournalState, message: Message, error: str) -> JournalState:
-    """The receiver has refused this very message for too long; how that stands is with the receiver from now on."""
+    """Record that the receiver has refused this very message for too long; the receiver's state reports it from now on."""
     refused = f"gave up on a message of {message.created:%Y-%m-%d %H:%M} UTC: {error}"
     health = replace(state.receiver(message.receiver), refused=refused)
     return _with_receiver(drop(state, message), message.receiver, health)
@@ -372,12 +375,12 @@ def drop(state: JournalState, message: Message) -> JournalState:
 
 
 def _freed(state: JournalState, message: Message, error: str, **changes: Any) -> JournalState:
-    """``message`` is not claimed any more, and changed by ``changes``."""
+    """Return ``message``, not claimed any more, and changed by ``changes``."""
     changes |= {"claimed_by": "", "claimed_until": None, "error": error}
     return replace(state, outbox=tuple(replace(m, **changes) if m.id == message.id else m for m in state.outbox))
 
 
 def backoff(failures: int, fraction: float) -> timedelta:
-    """How long a receiver rests after ``failures`` in a row; ``fraction`` in 0–1 is the jitter (half to full)."""
+    """Return how long a receiver rests after ``failures`` in a row; ``fraction`` in 0–1 is the jitter (half to full)."""
     full: timedelta = min(BACKOFF_FIRST * 2 ** min(max(failures, 1) - 1, 20), BACKOFF_MOST)
     return full * (0.5 + 0.5 * fraction)

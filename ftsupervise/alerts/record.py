@@ -1,4 +1,4 @@
-"""The story of a tick: what was found becomes what people are notified of, saved before anything is sent.
+"""The story of a tick: findings become notices to people, and are saved before anything is sent.
 
     recorded = record(journal, findings, settings, now, run_name=run.name)
     announce(journal, settings, EventKind.FINISHED, "finished", event_finding(run.name, EventKind.FINISHED, "…", now))
@@ -40,11 +40,11 @@ class Recorded:
     notices: tuple[Notice, ...]  # the changes that people are notified of
     firing: tuple[Alert, ...]  # the alerts that fire now, the worst first
     unsaved: str = ""  # why it could not be written where it belongs; "" when it was
-    problems: tuple[str, ...] = ()  # files of the journal that were passed over
+    problems: tuple[str, ...] = ()  # damaged or foreign files of the journal
 
 
 class About(NamedTuple):
-    """Which run messages are about, by whose settings, and when."""
+    """The run that messages are about, its settings, and the time."""
 
     settings: Alerts
     now: datetime
@@ -102,7 +102,7 @@ def record(
 def announce(
     journal: Journal, settings: Alerts, event: EventKind, dedup: str, raw: Finding, where: str | None = None
 ) -> bool:
-    """Tell an event (``raw``: of ``event_finding``) once: False if ``dedup`` has been announced before."""
+    """Announce an event (``raw``: of ``event_finding``) once; returns False if ``dedup`` has been announced before."""
     finding, at = clean(raw), raw.at
     about = About(settings, at, raw.run, journal.home, place_of(journal) if where is None else where)
     fresh = False
@@ -124,7 +124,7 @@ def announce(
 
 
 def place_of(journal: Journal) -> str:
-    """The run directory a journal lies in (RUN/watch/journal); "" for a journal that belongs to no run."""
+    """Return the run directory a journal lies in (RUN/watch/journal); "" for a journal that belongs to no run."""
     root = Path(journal.home).parent.parent
     return str(root) if (root / "switches").is_dir() else ""
 
@@ -141,7 +141,7 @@ def advance(
     beside: Sequence[Finding] = (),
     partial: bool = False,
 ) -> JournalState:
-    """Pure: the state after these findings, messages included; their notices are added to ``notified``.
+    """Return the state after these findings, messages included; their notices are added to ``notified``. Pure.
 
     ``partial``: other subjects were not due in this call, so their absence says nothing.
     """
@@ -158,7 +158,7 @@ def advance(
         newest = finding or old.finding
         muted = silenced(ident, newest, state.silences, now) or inhibitor(newest, causes)
         policy = policy_of(settings, newest)
-        if newest.watchdog not in spoke:  # it was not its turn, or it is switched off: patience, but not for ever
+        if newest.watchdog not in spoke:  # it was not due, or it is switched off: we wait, but not for ever
             policy = replace(policy, forget_after=max(policy.forget_after, NOT_ASKED))
         new, reason = step(old, finding, policy, now, muted=muted)
         if new is None:
@@ -185,7 +185,7 @@ def _notified(alert: Alert, reason: Reason, receivers: tuple[str, ...]) -> Alert
 
 
 def _worst(findings: Sequence[Finding]) -> dict[str, Finding]:
-    """alert id (of the name as it came) -> its finding, cleaned; of several about one subject the worst counts."""
+    """Return alert id (of the name as it came) -> its finding, cleaned; of several about one subject the worst counts."""
     rank = {Health.OK: 0, Health.UNKNOWN: 1, Health.BAD: 2}
     out: dict[str, Finding] = {}
     for raw in findings:
@@ -197,7 +197,7 @@ def _worst(findings: Sequence[Finding]) -> dict[str, Finding]:
 
 
 def _causes(state: JournalState, by_id: dict[str, Finding], beside: Sequence[Finding]) -> list[Finding]:
-    """The findings that are wrong now (bad in this tick, or firing and not seen to be good) and can explain others."""
+    """Return the findings that are wrong now (bad in this tick, or firing and not seen to be good) and can explain others."""
     now_bad = [f for f in (*by_id.values(), *beside) if f.health is Health.BAD]
     still = [
         a.finding
@@ -215,7 +215,7 @@ def _whom(alert: Alert, reason: Reason, settings: Alerts, now: datetime) -> tupl
     if reason is Reason.ESCALATED:
         wanted = (*alert.notified_to, *wanted)
     notified = tuple(name for name in dict.fromkeys(wanted) if name in others)
-    return notified if notified or not wanted else others  # the route leads to none but the receiver that is in trouble
+    return notified if notified or not wanted else others  # the route has no receiver but the one that is in trouble
 
 
 def _notice(alert: Alert, reason: Reason, now: datetime, newest: Finding | None) -> Notice:
@@ -227,7 +227,7 @@ def _notice(alert: Alert, reason: Reason, now: datetime, newest: Finding | None)
     elif reason is Reason.ESCALATED and alert.escalated and not alert.acked_by:
         note = "It has not been acknowledged so far."
     elif alert.flapping:
-        note = "It is flapping: you are notified of its end when it has been calm for a while."
+        note = "It is flapping: you will be notified of its end once it has been calm for a while."
     end = alert.ended if reason is Reason.RESOLVED and alert.ended else now
     return Notice(
         key=f"{alert.id}.{alert.incident}.{reason.value}.{alert.notifications}",
@@ -242,7 +242,7 @@ def _notice(alert: Alert, reason: Reason, now: datetime, newest: Finding | None)
 
 
 def enqueue(state: JournalState, receiver: str, notices: Sequence[Notice], about: About) -> JournalState:
-    """``notices`` as a message to ``receiver``, into the outbox."""
+    """Put ``notices`` as a message to ``receiver`` into the outbox."""
     items = tuple(sorted(notices, key=lambda notice: -notice.finding.severity))  # the worst gives the subject
     due = min((due_at(about.settings, one.finding.severity, about.now) for one in items), default=about.now)
     message = Message(

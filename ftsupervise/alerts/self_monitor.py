@@ -1,7 +1,7 @@
 """Findings about notifying itself: a receiver that is broken, a journal that cannot be written.
 
-These become findings like any other, with a firing and a resolved message, sent through the receivers that work. How the
-receivers stand is also said in the words of ``alerts``, ``status`` and ``notify test``.
+These become findings like any other, with a firing and a resolved message, sent through the receivers that work.
+``alerts``, ``status`` and ``notify test`` also show the state of the receivers.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from ftsupervise.alerts.outbox import (
 from ftsupervise.alerts.wording import one_line, stamp
 from ftsupervise.findings import Finding, Notice, Severity, Words
 from ftsupervise.truth import Health
+from ftsupervise.units import count
 
 if TYPE_CHECKING:
     from ftsupervise.config.alerting import Alerts
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 RECEIVER = "receiver"
 JOURNAL = "alert-journal"
 OFTEN = 3  # refusals in a row that are hardly an accident any more
-SLOW = timedelta(minutes=15)  # a receiver that could not be reached for so long is worth a word elsewhere
+SLOW = timedelta(minutes=15)  # a receiver that could not be reached for this long is reported elsewhere
 
 
 WORDS = {
@@ -44,7 +45,7 @@ WORDS = {
     "odd": Words(
         "It may be an accident on the way: they are tried again and again, and sent through another receiver.",
         "ftsupervise alerts",
-        "see whether it still does: ftsupervise notify test --receiver {name}",
+        "check whether it still does: ftsupervise notify test --receiver {name}",
     ),
     "unreached": Words("Its messages wait and are tried again and again.", "ftsupervise alerts"),
     "partly": Words("The others were notified.", "ftsupervise alerts"),
@@ -59,12 +60,15 @@ WORDS = {
 
 
 def journal_finding(run: str, problems: list[str], unsaved: str, now: datetime) -> Finding:
-    """About the journal of ``run``. ``problems``: files that were passed over; ``unsaved``: why it is not written."""
+    """Return the finding about the journal of ``run``.
+
+    ``problems``: files that were passed over; ``unsaved``: why it is not written.
+    """
     words, text = WORDS["passed over"], "the alerts' journal is written as it should be"
     if unsaved:
         words, text = WORDS["unsaved"], f"the alerts' journal cannot be written: {unsaved}"
     elif problems:
-        text = f"a file in the alerts' journal was not believed: {problems[0]}"
+        text = f"a file in the alerts' journal was not trusted: {problems[0]}"
     names = {"place": unsaved.partition(": ")[0]}
     return words.finding((run, JOURNAL, ""), Health.of(bool(unsaved or problems)), one_line(text), now, names=names)
 
@@ -77,7 +81,7 @@ def receiver_finding(state: JournalState, name: str, now: datetime, run: str) ->
     waiting = sum(1 for m in state.outbox if m.receiver == name)
     refused = health.refused or put_off(state, name, now)
     if health.broken:
-        words, text = "broken", f"{name} takes no messages any more, it is given up: {health.broken}"
+        words, text = "broken", f"{name} takes no messages any more and is given up: {health.broken}"
     elif health.odd:
         words, text = "odd", f"{name} refuses its messages: {health.odd}"
         severity = Severity.CRITICAL if health.failures >= OFTEN else None
@@ -96,13 +100,15 @@ def receiver_finding(state: JournalState, name: str, now: datetime, run: str) ->
         now,
         severity=severity,
         names={"name": name},
-        value=f"{waiting} message{'s' if waiting != 1 else ''} waiting" if bad else "",
+        value=f"{count(waiting, 'message')} waiting" if bad else "",
         since=health.failing_since if bad and words != "partly" else None,
     )
 
 
 def reroute(state: JournalState, settings: Alerts, now: datetime, home: str) -> JournalState:
-    """Give what waits at a receiver that refuses or is no longer configured to another one, unless another has it already."""
+    """Give the messages of a receiver that refuses or is no longer configured to another one, unless another has them
+    already.
+    """
     known = settings.named
     working = [name for name in known if state.receiver(name).works]
     for message in state.outbox:
@@ -121,7 +127,7 @@ def hand_over(
     """Hand the parts of ``message`` that none of the ``others`` has to the first of them; also return those parts."""
     orphans = tuple(n for n in message.notices if not _notified_elsewhere(state, n, message.receiver, others))
     receiver = others[0] if others else ""
-    if any(about_itself(n.finding, receiver) for n in orphans):  # it cannot say of itself that it says nothing
+    if any(about_itself(n.finding, receiver) for n in orphans):  # it cannot report about itself that it is silent
         receiver = next((o for o in others if not any(about_itself(n.finding, o) for n in orphans)), receiver)
     items = tuple(replace(n, post="") for n in orphans if not about_itself(n.finding, receiver))
     if not receiver or not items:
@@ -146,12 +152,12 @@ def hand_over(
 
 
 def about_itself(finding: Finding, receiver: str) -> bool:
-    """Is it about this very receiver?"""
+    """Return whether it is about this very receiver."""
     return finding.watchdog == RECEIVER and finding.subject == receiver
 
 
 def _notified_elsewhere(state: JournalState, notice: Notice, receiver: str, working: list[str]) -> bool:
-    """Has another receiver that works been given this very notice, or is it waiting there?"""
+    """Return whether another receiver that works has been given this very notice, or it is waiting there."""
     others = [m for m in (*state.outbox, *state.posts.values()) if m.receiver in working and m.receiver != receiver]
     return any(n.key == notice.key for m in others for n in m.notices)
 
@@ -160,7 +166,8 @@ def _notified_elsewhere(state: JournalState, notice: Notice, receiver: str, work
 
 
 def telling(directory: Path, now: datetime) -> tuple[str, ...]:
-    """A sentence for each receiver in the journal ``directory`` that is given up, refuses, fails, or does not reach everybody.
+    """Return a sentence for each receiver in the journal ``directory`` that is given up, refuses, fails, or does not
+    reach everybody.
 
     () when all is well, and when there is no journal. Never raises for a damaged journal: the watch reports that.
     """
@@ -172,10 +179,10 @@ def telling(directory: Path, now: datetime) -> tuple[str, ...]:
 
 
 def standing(state: JournalState, name: str, now: datetime) -> str:
-    """The state of the receiver ``name``, for lists of receivers: "given up since …"; "" if all is well."""
+    """Return the state of the receiver ``name``, for lists of receivers: "given up since …"; "" if all is well."""
     health = state.receiver(name)
     waiting = sum(1 for m in state.outbox if m.receiver == name)
-    wait = f"; {waiting} message{'s' if waiting != 1 else ''} waiting" if waiting else ""
+    wait = f"; {count(waiting, 'message')} waiting" if waiting else ""
     if health.broken:
         return f"given up since {stamp(health.broken_since or now)}: {health.broken}{wait}"
     if health.failures:
@@ -190,6 +197,6 @@ def standing(state: JournalState, name: str, now: datetime) -> str:
 
 
 def put_off(state: JournalState, name: str, now: datetime) -> str:
-    """The recipients that have been put off for too long to be greylisting alone, and why."""
+    """Return the recipients that have been deferred for too long to be greylisting alone, and why."""
     late = next((m for m in state.outbox if m.receiver == name and m.left and now - m.created >= SLOW), None)
     return f"{', '.join(late.left)} put off since {stamp(late.created)}, tried again: {late.error}" if late else ""

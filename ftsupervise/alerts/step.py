@@ -40,10 +40,10 @@ _WEIGHTS = tuple(0.75 + 0.5 * change / 19 for change in range(CHECKS - 1))  # ol
 
 @dataclass(frozen=True)
 class Policy:
-    """How patient to be with one alert."""
+    """The patience with one alert."""
 
-    hold: timedelta = timedelta(0)  # bad for so long before anybody is notified
-    clear: timedelta = timedelta(0)  # good for so long before it counts as over
+    hold: timedelta = timedelta(0)  # bad for this long before people are notified
+    clear: timedelta = timedelta(0)  # good for this long before it counts as over
     repeat: timedelta | None = timedelta(hours=4)  # None: sent once
     escalate_after: timedelta | None = None  # sent again, louder, unless it is acknowledged
     bad_checks: int = 1  # N of …
@@ -54,12 +54,12 @@ class Policy:
 
 
 def alert_id(finding: Finding) -> str:
-    """The name people type. Stable over ticks, hosts and versions; 32 bits keep thousands of alerts apart."""
+    """Return the name that people type. Stable over ticks, hosts and versions; 32 bits keep thousands of alerts apart."""
     return sha256("\0".join(finding.key).encode("utf-8", "surrogatepass")).hexdigest()[:8]
 
 
 def flap_share(checks: str) -> float:
-    """Nagios's percent state change as a share 0–1: 21 alternating checks are 1.0, one newest change 0.0625."""
+    """Return Nagios's percent state change as a share 0–1: 21 alternating checks are 1.0, one newest change 0.0625."""
     recent = checks[-CHECKS:]
     changes = [a != b for a, b in pairwise(recent)]
     weights = _WEIGHTS[len(_WEIGHTS) - len(changes) :]
@@ -69,10 +69,10 @@ def flap_share(checks: str) -> float:
 def step(
     alert: Alert | None, finding: Finding | None, policy: Policy, now: datetime, *, muted: str = ""
 ) -> tuple[Alert | None, Reason]:
-    """The alert after this check, and why people must be notified. None: there is nothing worth remembering.
+    """Return the alert after this check, and why people must be notified. None: there is nothing worth remembering.
 
-    ``finding`` None means that the subject was not checked. ``muted`` says why people are not to be notified now (a silence,
-    an inhibition); what it holds back is sent when it ends, if the alert still fires then.
+    ``finding`` None means that the subject was not checked. ``muted`` says why people are not to be notified now (a
+    silence, an inhibition); a muted notice is sent when that ends, if the alert still fires then.
     """
     if finding is None:
         return _unwatched(alert, policy, now) if alert else (None, Reason.NOTHING)
@@ -130,7 +130,7 @@ def _bad(
 
 
 def _still(alert: Alert, policy: Policy, now: datetime, muted: str) -> tuple[Alert, Reason]:
-    """It fires: is there something to say that has not been said?"""
+    """Return the notice about an alert that still fires, if there is news that people have not been sent."""
     alert = replace(alert, good_since=None, muted=muted)
     if muted:
         return alert, Reason.HELD if alert.notified is None else Reason.NOTHING
@@ -188,8 +188,8 @@ def _flapping(alert: Alert, policy: Policy) -> Alert:
 
 # ----------------------------------------------------------------------------------- which receivers, and from when
 
-# The cause (a watchdog, or "watchdog: subject" with * and ?) -> what it mutes, in the same run, or in any run when the
-# cause belongs to no run. A late watch mutes nothing: what it finds is true, only old.
+# The cause (a watchdog, or "watchdog: subject" with * and ?) -> the watchdogs it mutes, in the same run, or in any run
+# when the cause belongs to no run. A late watch mutes nothing: its findings are true, only old.
 INHIBITS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("storage", ("hang", "log-stale", "checkpoints", "throughput", "loss")),
     ("disk: * there", ("hang", "log-stale", "checkpoints", "throughput", "loss")),  # hung, or not mounted
@@ -203,12 +203,12 @@ _DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 
 
 def plain_name(watchdog: str) -> str:
-    """``is_running`` in a file of settings and ``is-running`` in a message are the same watchdog."""
+    """Return one spelling: ``is_running`` in a file of settings and ``is-running`` in a message are the same watchdog."""
     return watchdog.replace("_", "-").lower()
 
 
 def policy_of(settings: Alerts, finding: Finding) -> Policy:
-    """The patience that the settings ask for with this watchdog."""
+    """Return the patience that the settings ask for with this watchdog."""
     rules = {plain_name(name): rule for name, rule in settings.watchdogs.items()}
     rule = rules.get(plain_name(finding.watchdog))
 
@@ -230,7 +230,7 @@ def policy_of(settings: Alerts, finding: Finding) -> Policy:
 
 
 def receivers_of(settings: Alerts, finding: Finding, now: datetime, *, escalated: bool = False) -> tuple[str, ...]:
-    """Names, by the first route that fits; everybody when none does."""
+    """Return names of receivers, by the first route that fits; all of them when none does."""
     local = now.astimezone(_zone(settings))
     for route in settings.routes:
         if (
@@ -246,7 +246,7 @@ def receivers_of(settings: Alerts, finding: Finding, now: datetime, *, escalated
 
 
 def due_at(settings: Alerts, severity: Severity, now: datetime) -> datetime:
-    """When this may be sent: now, or at the end of the quiet hours."""
+    """Return when this may be sent: now, or at the end of the quiet hours."""
     quiet = settings.quiet
     if quiet is None or severity >= Severity[quiet.below.upper()]:
         return now
@@ -261,7 +261,9 @@ def due_at(settings: Alerts, severity: Severity, now: datetime) -> datetime:
 
 
 def within(hours: tuple[str, str], local: datetime) -> bool:
-    """Is it between the two times of day? From 22:00 to 07:00 passes midnight; the same twice is the whole day."""
+    """Return whether it is between the two times of day. 22:00 to 07:00 passes midnight; the same time twice is the
+    whole day.
+    """
     start, end = hours
     clock = f"{local:%H:%M}"
     if start < end:
@@ -281,12 +283,14 @@ def _zone(settings: Alerts) -> tzinfo | None:
 
 
 def explained_by(cause: Finding) -> tuple[str, ...]:
-    """The watchdogs that need not speak while ``cause`` is so."""
+    """Return the watchdogs that need not speak while ``cause`` is so."""
     return tuple(name for pattern, names in INHIBITS if _fits(pattern, cause) for name in names)
 
 
 def inhibitor(finding: Finding, causes: Iterable[Finding]) -> str:
-    """The cause among what is wrong now that explains ``finding``, as a reason to hold it back; "" if there is none."""
+    """Return the cause, among the bad findings now, that explains ``finding``, as a reason to hold it back; "" if there
+    is none.
+    """
     name = plain_name(finding.watchdog)
     for cause in causes:
         if cause.run in ("", finding.run) and cause.key != finding.key and name in explained_by(cause):
@@ -295,7 +299,10 @@ def inhibitor(finding: Finding, causes: Iterable[Finding]) -> str:
 
 
 def silenced(ident: str, finding: Finding, silences: Sequence[Silence], now: datetime) -> str:
-    """The silence that holds it, with its author and end; "" if none. A silence from the future comes from a fast clock."""
+    """Return the silence that holds it, with its author and end; "" if none.
+
+    A silence from the future comes from a fast clock.
+    """
     for silence in silences:
         if (
             silence.start <= now + SKEW
@@ -308,7 +315,7 @@ def silenced(ident: str, finding: Finding, silences: Sequence[Silence], now: dat
 
 
 def matches(pattern: str, ident: str, finding: Finding) -> bool:
-    """Does what a person typed mean this? An id (six digits are enough), a watchdog, or "watchdog: subject" with * ?"""
+    """Return whether ``pattern`` is this alert: an id (six digits are enough), a watchdog, or "watchdog: subject" with * ?"""
     if len(pattern) >= 6 and ident.startswith(pattern.lower()):
         return True
     return _fits(pattern, finding)

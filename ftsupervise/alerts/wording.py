@@ -57,12 +57,12 @@ ENDS = (Reason.RESOLVED, Reason.UNWATCHED)
 
 
 def one_line(text: str, limit: int = 400) -> str:
-    """``text`` as one harmless line of at most ``limit`` characters."""
+    """Return ``text`` as one harmless line of at most ``limit`` characters."""
     return _cut(" ".join(_UNSEEN.sub(" ", text).split()), limit)
 
 
 def lines(text: str, limit: int = 1500) -> str:
-    """``text`` with its line breaks kept and everything else that could do harm gone."""
+    """Return ``text`` with its line breaks kept and everything else that could do harm removed."""
     return _cut(_UNSEEN.sub(" ", text.replace("\r\n", "\n")).strip("\n"), limit)
 
 
@@ -71,7 +71,7 @@ def _cut(text: str, limit: int) -> str:
 
 
 def clean(finding: Finding) -> Finding:
-    """The finding as it may be shown to people."""
+    """Return the finding as it may be shown to people."""
     short: dict[str, Any] = {name: one_line(getattr(finding, name), limit) for name, limit in _LIMITS.items()}
     return replace(finding, detail=lines(finding.detail), **short)
 
@@ -131,8 +131,11 @@ def view(
     over: Mapping[str, datetime] = MappingProxyType({}),
     beside: AboutRun | None = None,
 ) -> View:
-    """The contents of ``message``, for templates. ``over``: alerts that ended since, and when (for a post that is edited);
-    ``beside``: what else is told of its run, for those who show it."""
+    """Return the contents of ``message``, for templates.
+
+    ``over``: alerts that ended since, and when (for a post that is edited); ``beside``: other news of its run, for
+    receivers that show it.
+    """
     items = tuple(_item(notice, message, over.get(notice.alert_id)) for notice in message.notices)
     more = sum(message.more.values())
     word = _word(message, items)
@@ -209,7 +212,9 @@ def _item(notice: Notice, message: Message, ended: datetime | None) -> Item:
 
 
 def in_short(seen: View, limit: int = 2900) -> str:
-    """The whole message as short plain text, for a receiver that will not take it otherwise: every notice has its line."""
+    """Return the whole message as short plain text, for a receiver that will not take it otherwise: every notice has
+    its line.
+    """
     if len(seen.items) == 1 and not seen.more:
         return _cut("\n".join([seen.title, *seen.notes]), limit)
     room = max(40, (limit - len(seen.title) - 200) // max(1, len(seen.items)) - 1)
@@ -245,7 +250,7 @@ def render(template: str, seen: View, *, own: Path | None = None, kind: str = "t
 
 
 def render_strictly(template: str, seen: View, own: Path | None, kind: str, **more: Any) -> str:
-    """Like ``render``, but raises what goes wrong (jinja2.TemplateError and others)."""
+    """Do the same as ``render``, but raise the errors (jinja2.TemplateError and others)."""
     return _environment(own, kind).get_template(template).render(m=seen, **more)
 
 
@@ -270,8 +275,10 @@ def _environment(own: Path | None, kind: str) -> Environment:
 
 
 def own_template(folder: Path, name: str) -> tuple[str, str, Callable[[], bool]] | None:
-    """The template ``name`` in ``folder`` and whether it is still the same; None if there is none. Raises NotTrusted when
-    another account may write it: it makes the words that go out in this account's name."""
+    """Return the template ``name`` in ``folder`` and a check that it is still the same; None if there is none.
+
+    Raises NotTrusted when another account may write it: its words go out in this account's name.
+    """
     path = folder / name
     if ".." in path.parts or name.startswith("/"):
         return None
@@ -288,13 +295,13 @@ def _slack(value: object) -> object:
 
 
 def slack_escape(text: str) -> str:
-    """Text that Slack shows as it stands: no mention, no link, no way out of a code span."""
+    """Return text that Slack shows as it stands: no mention, no link, no way out of a code span."""
     escaped = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     return escaped.replace("`", "\u02cb")  # a look-alike
 
 
 def event_finding(run: str, event: EventKind, summary: str, at: datetime, **more: Any) -> Finding:
-    """An event in the form of a finding, so that routes and templates need to know only one form."""
+    """Return an event in the form of a finding, so that routes and templates need to know only one form."""
     return Finding(run, "run", event.value, Health.OK, Severity.INFO, summary, at, **more)
 
 
@@ -302,7 +309,7 @@ def event_finding(run: str, event: EventKind, summary: str, at: datetime, **more
 
 
 def incident(run: str, where: str, now: datetime) -> Iterator[Message]:
-    """started, firing, escalated, repeated, resolved, no longer watched, several at once, finished."""
+    """Return the messages of: started, firing, escalated, repeated, resolved, no longer watched, several at once, finished."""
     begin = now - timedelta(hours=6)
     free = disk(run, begin)
     log = Finding(
@@ -337,7 +344,7 @@ def incident(run: str, where: str, now: datetime) -> Iterator[Message]:
 
 
 def disk(run: str, at: datetime, *, health: Health = Health.BAD) -> Finding:
-    """The finding everybody knows."""
+    """Return the finding that everybody knows."""
     return Finding(
         run,
         "disk",

@@ -59,7 +59,7 @@ def list_alerts(runs: tuple[str, ...], as_json: bool) -> None:
 @alerts.command()
 @click.argument("key")
 @_RUNS
-@click.option("--reason", default="", help="What you know about it, or do.")
+@click.option("--reason", default="", help="What you know about it, or do about it.")
 def ack(key: str, runs: tuple[str, ...], reason: str) -> None:
     """Acknowledge what fires: no repeats and no escalation until it is over (or gets worse).
 
@@ -147,7 +147,7 @@ def unsilence(silence_id: str, runs: tuple[str, ...]) -> None:
 
 
 def _whole_id(text: str, ids: list[str]) -> str:
-    """The one id that begins with ``text``; ``text`` itself where none does. Raises UsageError where several do."""
+    """Return the one id that begins with ``text``; ``text`` itself where none does. Raises UsageError where several do."""
     found = sorted({one for one in ids if len(text) > 1 and one.startswith(text.lower())})
     if len(found) > 1 and text.lower() not in found:
         raise UsageError(
@@ -176,7 +176,7 @@ def _known(pattern: str, alerts: list[Alert]) -> str:
 
 
 def _typed(verb: str, runs: tuple[str, ...]) -> str:
-    """A command about the same runs, to be typed anywhere."""
+    """Return a command about the same runs, to be typed anywhere."""
     import shlex
 
     from ftsupervise.config.find_run import find_run
@@ -190,13 +190,14 @@ def _typed(verb: str, runs: tuple[str, ...]) -> str:
 
 
 def _journals(runs: tuple[str, ...]) -> list[Journal]:
-    """The journals of all of them, each once."""
+    """Return the journals of all of them, each once."""
     found = [journal for run in runs or (None,) for journal in _journals_of(run)]
     return list({journal.directory: journal for journal in found}.values())
 
 
 def _journals_of(run: str | None) -> list[Journal]:
-    """The run's journal, and what this account keeps: about Slurm, about storage that did not answer, and about its cron.
+    """Return the run's journal, and what this account keeps: about Slurm, about storage that did not answer, and about
+    its cron.
 
     A cron folder may stand for RUN: the messages about its entries name it.
     """

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ftsupervise.cli.output import count, did_you_mean, plain, say, say_json
+from ftsupervise.cli.output import did_you_mean, plain, say, say_json
 from ftsupervise.printable import printable
+from ftsupervise.units import count
 
 if TYPE_CHECKING:
     from ftsupervise.config.schema import Run
@@ -51,7 +52,9 @@ class Plugin(click.Command):
 @click.option(
     "--json", "as_json", is_flag=True, help="One JSON object with all findings (several runs: its list runs)."
 )
-@click.option("--trust", is_flag=True, help="Use settings of somebody else too, commands included; it is remembered.")
+@click.option(
+    "--trust", is_flag=True, help="Use settings of another account too, commands included; this is remembered."
+)
 @click.option("--nagios", is_flag=True, help="One line, as a Nagios plug-in.")
 def check(watchdog: str, runs: tuple[str, ...], as_json: bool, trust: bool, nagios: bool) -> None:
     """Run WATCHDOG (or "all") once for RUN. RUN is a directory, an ftsupervise.yaml, or a name; default:
@@ -109,7 +112,7 @@ def _is_run(word: str) -> bool:
 
 
 def _switched_on(run: Run, name: str) -> Run:
-    """The run with watchdog ``name`` on, by its defaults where it was off. Raises UsageError where it has none."""
+    """Return the run with watchdog ``name`` on, by its defaults where it was off. Raises UsageError where it has none."""
     from pydantic import ValidationError
 
     from ftsupervise.config.watchdogs import Watch
@@ -138,12 +141,13 @@ def _look(run: Run, names: Sequence[str]) -> tuple[RunLook, tuple[str, ...]]:
     with Probe(waits=lambda seconds: extend(seconds) if seconds > ANSWER else None) as probe:
         queue = ask(open_scheduler(kind_of(run.scheduler)), _owners(run.run_dir, probe))
         seen = look_at(run, queue, now, own=own_job_ids(os.environ), only=names, probe=probe)
-        keys = tuple(f"watch.{name.replace('-', '_')}" for name in names if name != "gpu")  # gpu says it in its finding
+        # gpu reports it in its finding
+        keys = tuple(f"watch.{name.replace('-', '_')}" for name in names if name != "gpu")
         return seen, tuple(sentence for sentence in complaints(run, probe, now) if sentence.startswith(keys))
 
 
 def _owners(run_dir: Path, probe: Any) -> tuple[str, ...]:
-    """Me, and whoever owns the run directory."""
+    """Return this account, and the owner of the run directory."""
     from ftsupervise.host.ownership import user_name
     from ftsupervise.probe import Entry
 
@@ -166,13 +170,16 @@ def code_of(finding: Finding) -> int:
 
 
 def verdict(findings: Sequence[Finding], complaints: Sequence[str] = ()) -> int:
-    """The worst of them: critical before warning before could-not-see before ok. A setting that is wrong is a warning."""
+    """Return the worst of them: critical before warning before could-not-see before ok.
+
+    A setting that is wrong is a warning.
+    """
     codes = {code_of(finding) for finding in findings} | ({1} if complaints else set())
     return next((code for code in (2, 1, 3) if code in codes), 0)
 
 
 def one_line(name: str, findings: Sequence[Finding], complaints: Sequence[str], code: int) -> str:
-    """The line that Nagios shows. A "|" would begin its performance figures."""
+    """Return the line that Nagios shows. A "|" would begin its performance figures."""
     worst = [finding.summary for finding in findings if code_of(finding) == code] if code else []
     said = [*worst, *(complaints if code == 1 else ())] or [f"{count(len(findings), 'check')}, all well"]
     text = "; ".join(said).replace("|", "/").replace("\n", " ")

@@ -1,9 +1,9 @@
-"""Does each place answer that a command about checkpoints uses? Asked within a bound before anything is touched, and watched
-while it is used.
+"""Checks that each place answers that a command about checkpoints uses: within a bound before anything is touched, and
+meanwhile.
 
-A process that copies to a dead mount hangs in the kernel, where no signal reaches it. So each folder is looked at first by the
-children of a ``Probe``. An object store is not asked: its package has time limits of its own. The work itself is done by a
-child, and given up when nothing moves in it any more (``probe/watched.py``).
+A process that copies to a dead mount hangs in the kernel, where no signal reaches it. So each folder is looked at first
+by the children of a ``Probe``. An object store is not asked: its package has time limits of its own. The work itself is
+done by a child, and given up when nothing moves in it any more (``probe/watched.py``).
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ T = TypeVar("T")
 
 
 class Patient(NamedTuple):
-    """How work on checkpoints is waited for."""
+    """The patience with work on checkpoints."""
 
-    seconds: float  # without a movement, after which it is given up
+    seconds: float  # without a movement, after which the work is given up
     quiet: bool = False  # without a bar
 
 
@@ -48,7 +48,7 @@ def _seconds(_ctx: click.Context, _param: click.Parameter, value: str) -> float:
 
 patience = click.option(
     "--patience", "seconds", default="2m", show_default=True, callback=_seconds, metavar="TIME",
-    help="Give up a place in which nothing has moved for so long.",
+    help="Give up a place in which nothing has moved for this long.",
 )  # fmt: skip
 
 
@@ -77,7 +77,7 @@ def patiently(
         raise
     except ChildProcessError as error:
         raise Error(
-            f"the process that did it was lost: {error}", hint="the same command goes on where it was"
+            f"the process that did the work was lost: {error}", hint="the same command continues where it stopped"
         ) from None
 
 
@@ -98,14 +98,17 @@ def folders_of(stores: Iterable[Store]) -> tuple[Path, ...]:
 
 
 def look(probe: Probe, folder: Path, hint: str) -> None:
-    """The folder, or the nearest one above that is there. A refusal is an answer; what it means the command itself says."""
+    """Look at the folder, or the nearest one above that exists.
+
+    A refusal is an answer; the command itself reports its meaning.
+    """
     seen = _seen(probe, folder.absolute())
     if seen is not None and seen.hung:
         raise NoAnswer(f"{folder} does not answer (mount {seen.what}): {seen.why}", hint=hint)
 
 
 def _seen(probe: Probe, folder: Path) -> NotSeen | None:
-    """The reason why it cannot be seen. Of a folder above only the file system is asked: another mount in it may hang."""
+    """Return why it cannot be seen. Of a folder above only the file system is asked: another mount in it may hang."""
     from ftsupervise.probe import Missing, NotSeen
 
     for here in (folder, *folder.parents):
@@ -143,4 +146,4 @@ def bar(word: str, total: int | None, *, quiet: bool) -> Iterator[Callable[[int]
         finally:
             shown.stop()
     except KeyboardInterrupt:
-        raise Cancelled("stopped; the same command goes on where it was") from None
+        raise Cancelled("stopped; the same command continues where it stopped") from None

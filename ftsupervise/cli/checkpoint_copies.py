@@ -60,7 +60,7 @@ def _rate(_ctx: click.Context, _param: click.Parameter, value: str | None) -> in
 def targets(
     place: CheckpointPlace, places: tuple[str, ...], rate: int | None
 ) -> tuple[tuple[CopyTarget, ...], int | None]:
-    """The places that are named, or those of the settings, and the bytes a second at most."""
+    """Return the places that are named, or those of the settings, and the bytes a second at most."""
     offload = place.settings.offload if place.settings is not None else None
     if not places and offload is None:
         raise UsageError(
@@ -73,7 +73,7 @@ def targets(
 
 
 def committed(place: CheckpointPlace, *, every: bool) -> tuple[Path, ...]:
-    """The newest with a manifest, or each, newest first."""
+    """Return the newest with a manifest, or each, newest first."""
     from ftsupervise.checkpoints.find import checkpoints_in
 
     found = [one.path for one in checkpoints_in(place.folder, pattern=place.pattern) if one.committed]
@@ -91,7 +91,7 @@ def committed(place: CheckpointPlace, *, every: bool) -> tuple[Path, ...]:
 @click.option("--all", "every", is_flag=True, help="Each checkpoint that has a manifest, not only the newest.")
 @click.option("--rate", callback=_rate, metavar="SIZE", help="Bytes a second at most, such as 200MB.")
 @patience
-@click.option("-q", "--quiet", is_flag=True, help="Say nothing of copies that are there already.")
+@click.option("-q", "--quiet", is_flag=True, help="Do not mention copies that exist already.")
 @click.option("--json", "as_json", is_flag=True, help="For programs.")
 def offload(
     run: str | None,
@@ -161,7 +161,9 @@ def raise_failed(failed: list[tuple[str, bool]]) -> None:
     """Raise the error of copies that failed, if any did: NoAnswer where each of them did for that reason."""
     if failed:
         kind = NoAnswer if all(no_answer for _, no_answer in failed) else Error
-        raise kind("not copied: " + "; ".join(why for why, _ in failed), hint="the same command goes on where it was")
+        raise kind(
+            "not copied: " + "; ".join(why for why, _ in failed), hint="the same command continues where it stopped"
+        )
 
 
 def copied(url: str, report: OffloadReport) -> str:
@@ -249,8 +251,7 @@ def restore(
 def _look_for_copies(
     found: tuple[CopyTarget, ...], patient: Patient
 ) -> tuple[list[tuple[CopyTarget, FoundCopy]], list[StoreUnseen]]:
-    """The whole copies with their places, newest first, and what could not be seen. One place that stops to answer hides no
-    other."""
+    """Return the whole copies with their places, newest first, and what could not be seen. One silent place hides no other."""
     from ftsupervise.checkpoints.restore import StoreUnseen
 
     copies: list[tuple[CopyTarget, FoundCopy]] = []

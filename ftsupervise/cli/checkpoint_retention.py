@@ -7,9 +7,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ftsupervise.cli.checkpoints import CheckpointPlace
-from ftsupervise.cli.output import count, say
+from ftsupervise.cli.output import say
 from ftsupervise.errors import UsageError
 from ftsupervise.printable import printable
+from ftsupervise.units import count
 
 if TYPE_CHECKING:
     from ftsupervise.checkpoints.find import Found
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class RetentionResult(NamedTuple):
-    """The plan, what an interrupted save or restore had left, and what was done."""
+    """The plan, the leftovers of an interrupted save or restore, and the outcome."""
 
     planned: RetentionPlan
     left: tuple[str, ...]
@@ -133,7 +134,7 @@ def _candidate(one: Found, verified: bool | None, size: int, policy: Retention) 
             manifest = read_manifest(one.path)
             known = copies_of(one.path, manifest) if manifest is not None else ()
             copied = manifest is not None and any(holds(open_store(it.url), it.folder, manifest) for it in known)
-        except (OSError, ValueError, Error):  # away, or not as it was left: no copy as long as that is so
+        except (OSError, ValueError, Error):  # away, or changed: no copy as long as that is so
             copied = False
     metrics = one.head.metrics if one.head is not None else {}
     return Candidate(one.path.name, one.step, one.at.timestamp(), size, verified, metrics, copied)

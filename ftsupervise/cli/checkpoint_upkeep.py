@@ -29,7 +29,7 @@ _FIND = 8.0  # seconds to find a run and read its settings
 @checkpoints.command()
 @click.argument("run", required=False)
 @click.option("-n", "--dry-run", is_flag=True, help="Show what would go and how much it frees; remove nothing.")
-@click.option("--last", type=click.IntRange(min=2), help="Keep so many of the newest (checkpoints.retain.last).")
+@click.option("--last", type=click.IntRange(min=2), help="Keep this many of the newest (checkpoints.retain.last).")
 @click.option("--every", type=click.IntRange(min=1), metavar="STEPS", help="Keep the first of each stretch of STEPS.")
 @click.option("--best", type=click.IntRange(min=0), metavar="K", help="Keep the best K by --metric.")
 @click.option("--metric", metavar="NAME", help="A metric that the loop reported.")
@@ -105,8 +105,11 @@ def upkeep(runs: tuple[str, ...], everything: bool, seconds: float, quiet: bool)
 
 
 def _find_in_time(run: str | None, probe: Probe) -> CheckpointPlace:
-    """``find``, for a command that goes through several runs: NoAnswer where the run, its checkpoints or one of its places for
-    copies does not answer. With one ``probe`` for all of them a dead mount costs one bound, not one for each run."""
+    """Do the same as ``find``, for a command that goes through several runs.
+
+    Raises NoAnswer where the run, its checkpoints or one of its places for copies does not answer. With one ``probe``
+    for all of them a dead mount costs one bound, not one for each run.
+    """
     from ftsupervise.checkpoints.stores import open_store
     from ftsupervise.probe.errand import within
     from ftsupervise.rundir.paths import state_dir
@@ -125,7 +128,7 @@ def _find_in_time(run: str | None, probe: Probe) -> CheckpointPlace:
 
 
 def _try_to_find(run: str | None) -> None:
-    with suppress(Exception):  # the command itself meets the same error, and tells it
+    with suppress(Exception):  # the command itself meets the same error, and reports it
         find(run)
 
 
@@ -167,7 +170,7 @@ def _keep_up(place: CheckpointPlace, patient: Patient, *, quiet: bool) -> None:
 
 
 def _to_copy(place: CheckpointPlace, told: Told) -> tuple[Path, ...]:
-    """Adopt what the settings ask for; the checkpoints that are to be copied then."""
+    """Adopt the checkpoints that the settings ask for; return those that are to be copied then."""
     assert place.settings is not None
     if place.settings.adopt:
         _adopt(place, told)

@@ -1,4 +1,4 @@
-"""``ftsupervise checkpoints``: which ones there are, whether they are whole, and which one a run would resume from."""
+"""``ftsupervise checkpoints``: list them, verify them, and name the one that a run would resume from."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, NamedTuple
 import click
 
 from ftsupervise.cli.checkpoint_answers import Patient, patience, patiently
-from ftsupervise.cli.output import DefaultGroup, count, plain, say, say_json
+from ftsupervise.cli.output import DefaultGroup, plain, say, say_json
 from ftsupervise.errors import NotFound, Refused, UsageError
 from ftsupervise.printable import printable
+from ftsupervise.units import count
 
 if TYPE_CHECKING:
     from ftsupervise.checkpoints.find import Found
@@ -150,7 +151,7 @@ def verify(run: str | None, every: bool, thoroughness: str, world: int | None, s
 @click.argument("run", required=False)
 @click.option("--step", type=click.IntRange(min=0), help="The step; default: from its name, or its own files.")
 @click.option("--world", type=click.IntRange(min=1), help="The number of ranks that wrote it; default: from its files.")
-@click.option("--metric", "metrics", multiple=True, metavar="NAME=X", help="What it was worth; may be repeated.")
+@click.option("--metric", "metrics", multiple=True, metavar="NAME=X", help="A metric of it; may be repeated.")
 @click.option("--again", is_flag=True, help="Replace the manifest that it has.")
 @patience
 @click.option("--json", "as_json", is_flag=True, help="For programs.")
@@ -170,21 +171,9 @@ def commit(
     """
     from ftsupervise.checkpoints.commit import NotComplete, Origin
     from ftsupervise.checkpoints.commit import commit as adopt
-    from ftsupervise.checkpoints.find import checkpoints_in
-    from ftsupervise.checkpoints.manifest import manifest_of
 
     place = find(run)
-    if place.one is not None and os.path.lexists(manifest_of(place.one)) and not again:
-        raise Refused(
-            f"{place.one} has a manifest", hint=f"ftsupervise checkpoints verify {place.one}; --again replaces it"
-        )
-    if place.one is None and (step is not None or metrics or again):
-        raise UsageError(
-            f"--step, --metric and --again are for one checkpoint, and {place.folder} holds several",
-            hint=f"name one: ls {place.folder}",
-        )
-    found = checkpoints_in(place.folder, pattern=place.pattern)
-    wanted = (place.one,) if place.one else tuple(one.path for one in found if not one.committed)
+    wanted = _to_commit(place, again=again, single=step is not None or bool(metrics) or again)
     origin = Origin(step=step, world=world, metrics=_numbers(metrics))
 
     def adopt_all(told: Told) -> tuple[dict[Path, Manifest], list[str]]:
@@ -206,6 +195,24 @@ def commit(
         say(f"{place.folder}: nothing to commit")
     if refused:
         raise Refused("\n".join(refused), hint="wait until the save is over, or remove it")
+
+
+def _to_commit(place: CheckpointPlace, *, again: bool, single: bool) -> tuple[Path, ...]:
+    """Those that are meant. ``again``: with a manifest too; ``single``: an option was given that suits one alone."""
+    from ftsupervise.checkpoints.find import checkpoints_in
+    from ftsupervise.checkpoints.manifest import manifest_of
+
+    if place.one is not None and os.path.lexists(manifest_of(place.one)) and not again:
+        raise Refused(
+            f"{place.one} has a manifest", hint=f"ftsupervise checkpoints verify {place.one}; --again replaces it"
+        )
+    if place.one is None and single:
+        raise UsageError(
+            f"--step, --metric and --again are for one checkpoint, and {place.folder} holds several",
+            hint=f"name one: ls {place.folder}",
+        )
+    found = checkpoints_in(place.folder, pattern=place.pattern)
+    return (place.one,) if place.one else tuple(one.path for one in found if not one.committed)
 
 
 def _committed(checkpoint: Path, manifest: Manifest) -> str:
@@ -240,7 +247,7 @@ def find(run: str | None) -> CheckpointPlace:
 
     path = Path(run).absolute() if run is not None else None
     if path is not None and path.exists() and not _is_run(path):
-        accounts = (path.stat().st_uid,)  # the person who names it means its owner too
+        accounts = (path.stat().st_uid,)  # a person who names it trusts its owner too
         if path.is_file() or _is_checkpoint(path):
             return CheckpointPlace(path.parent, path, accounts=accounts)
         return CheckpointPlace(path, accounts=accounts)
@@ -253,7 +260,7 @@ def find(run: str | None) -> CheckpointPlace:
 
 
 def _settings(rundir: RunDir) -> CheckpointSettings | None:
-    """As the run was launched; None for a run directory without settings."""
+    """Return the settings as the run was launched; None for a run directory without settings."""
     from ftsupervise.config.believed import load_believed
 
     return load_believed(rundir.config).run.checkpoints if rundir.config.is_file() else None
@@ -266,8 +273,11 @@ def _is_run(path: Path) -> bool:
 
 
 def _is_checkpoint(folder: Path) -> bool:
-    """Is it one checkpoint, and not a folder of them? Its manifest says so, its layout, a step in its name where it holds no
-    checkpoint of another step; or that nothing in it is a checkpoint."""
+    """Return whether it is one checkpoint, and not a folder of them.
+
+    It is one by its manifest, its layout, or a step in its name where it holds no checkpoint of another step; or
+    because nothing in it is a checkpoint.
+    """
     from ftsupervise.checkpoints.contents import contents_of
     from ftsupervise.checkpoints.find import checkpoints_in
     from ftsupervise.checkpoints.layouts import layout_of, says_step
@@ -285,8 +295,10 @@ def _is_checkpoint(folder: Path) -> bool:
 
 
 def _is_another(one: Found, folder: Path) -> bool:
-    """Is it a checkpoint by itself, in a folder whose name says a step: ``ckpt7/step-100``? Its manifest says so, or its layout
-    and another step in its name."""
+    """Return whether it is a checkpoint by itself, in a folder with a step in its name: ``ckpt7/step-100``.
+
+    It is one by its manifest, or by its layout and another step in its name.
+    """
     from ftsupervise.checkpoints.contents import contents_of
     from ftsupervise.checkpoints.layouts import layout_of, says_step, step_of
     from ftsupervise.checkpoints.manifest import CheckpointLayout

@@ -128,7 +128,7 @@ def settings_to_act_on(path: Path, verb: str, *, dry_run: bool, trust: bool = Fa
     if dry_run:
         say(f"note: {found.why}: {verb} would refuse it", err=True)
         return load(path)
-    raise NotTrusted(f"{found.why}, and {verb} would run what stands in it as you", hint=hint)
+    raise NotTrusted(f"{found.why}, and {verb} would run the commands in it as you", hint=hint)
 
 
 def load_settings(path: Path, *, trust: bool = False) -> Run:

@@ -41,7 +41,7 @@ def cron() -> None:
 @DIR
 @click.option("--backend", type=click.Choice(["auto", "slurm", "scrontab", "crontab", "loop"]))
 @click.option("--period", metavar="TIME", help="A slot every so often: 5m (the default), 1h.")
-@click.option("--partition", help="Partition of the small jobs; best one that shares its nodes.")
+@click.option("--partition", help="Partition of the small jobs; best is one that shares its nodes.")
 @click.option("--account", help="Account of the small jobs.")
 @DRY
 def install(
@@ -113,7 +113,9 @@ def list_entries(directory: Path | None, as_json: bool) -> None:
 @cron.command(short_help="Put a ready-made script into its folder.")
 @click.argument("names", nargs=-1)
 @click.option(
-    "--folder", type=click.Choice(["minutely", "hourly", "daily", "weekly"]), help="Instead of its usual one."
+    "--folder",
+    type=click.Choice(["minutely", "hourly", "daily", "weekly"]),
+    help="The folder, instead of its usual one.",
 )
 @DIR
 @DRY
@@ -183,7 +185,7 @@ def remove(directory: Path | None, dry_run: bool) -> None:
 @click.argument("name", required=False)
 @DIR
 @click.option("--foreground", is_flag=True, help="Keep time in this terminal: a tick at every slot, until stopped.")
-@click.option("--again", is_flag=True, help="Also while it runs already.")
+@click.option("--again", is_flag=True, help="Start it even while it runs already.")
 @DRY
 def run(name: str | None, directory: Path | None, foreground: bool, again: bool, dry_run: bool) -> None:
     """Run the entry NAME now ("hourly/disk", or "disk"), as a slot would: its environment, its bound, its record.
@@ -295,7 +297,7 @@ def _plan(config: Path | None, given: Mapping[str, object], period: str | None, 
     for key in ("partition", "account"):
         value = changes.get(key)
         if isinstance(value, str) and not all(c.isalnum() or c in "_.+@,-" for c in value):
-            raise UsageError(f"--{key}: {value!r} is no name")
+            raise UsageError(f"--{key}: {value!r} is not a name")
     return decide(
         settings.model_copy(update=changes),
         alerts,

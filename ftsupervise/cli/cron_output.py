@@ -38,12 +38,12 @@ _COLOURS = {
 
 
 def local(at: datetime, installed: Installed) -> str:
-    """A time as the crontab file means it."""
+    """Return a time as the crontab file means it."""
     return at.astimezone(installed.zone).strftime("%Y-%m-%d %H:%M:%S" if at.second else "%Y-%m-%d %H:%M")
 
 
 def lines(seen: CronStatus) -> Iterator[str]:
-    """The verdict first, then what it rests on."""
+    """Return the verdict first, then its grounds."""
     installed = seen.installed
     head = click.style(seen.verdict, fg=_COLOURS.get(seen.verdict, "cyan"), bold=True)
     yield f"cron in {seen.cron.root}: {head}{_why(seen)}"
@@ -202,7 +202,7 @@ def _run_json(run: EntryRun | None) -> dict[str, object] | None:
 
 
 def entry_lines(found: CronEntries, installed: Installed, now: datetime) -> Iterator[str]:
-    """``cron list``: what runs when, and what is passed over."""
+    """Return the output of ``cron list``: what runs when, and what is passed over."""
     from ftsupervise.crontab.status import next_slot
 
     for entry in found.entries:
@@ -214,7 +214,7 @@ def entry_lines(found: CronEntries, installed: Installed, now: datetime) -> Iter
 
 
 def entries_as_json(found: CronEntries, installed: Installed, now: datetime) -> Iterator[str]:
-    """``cron list --json``: one JSON object."""
+    """Return the output of ``cron list --json``: one JSON object."""
     from ftsupervise.crontab.status import next_slot
 
     entries = []
@@ -257,7 +257,7 @@ def tick(place: CronDir, slot: datetime | None) -> CronTicked | None:
     for name, value in (installed.whole_environment if installed is not None else {}).items():
         os.environ.setdefault(
             name, value
-        )  # receivers need the proxy; a tick of crontab, or of Slurm, has not all of it
+        )  # receivers need the proxy; a tick of crontab, or of Slurm, has only some of these variables
     return one(place, slot=slot, now=now(), job_id=os.environ.get("SLURM_JOB_ID", ""), slurm=slurm, jobs=jobs)
 
 
@@ -277,7 +277,7 @@ def run_one(place: CronDir, name: str, *, again: bool, dry_run: bool) -> None:
         try:
             queue = jobs(installed.environment).queue()
         except Error:
-            queue = None  # then an earlier run that may still go on is not started beside
+            queue = None  # so that no run starts beside an earlier one that may still go on
     slot = CronSlot(place, installed, at.replace(microsecond=0), at, "", queue, lambda: jobs(installed.environment))
     done = run_now(slot, entry, again=again, echo=_to_terminal)
     click.echo(f"{entry.name}: {done.words}; output in {done.folder}", err=True)
@@ -318,5 +318,5 @@ def loop(place: CronDir, dry_run: bool) -> None:
             click.echo("cron: removed", err=True)
             return
         for line in (*(f"ran {name}" for name in done.worked.ran), *done.trouble, *done.notified):
-            click.echo(f"{local(done.slot, installed)} {line}")  # a late one works for a later slot
+            click.echo(f"{local(done.slot, installed)} {line}")  # a late tick works for a later slot
     click.echo("cron: stopped", err=True)

@@ -31,7 +31,7 @@ _ASKING = 10.0  # seconds for all that Slurm is asked before something is submit
 @click.option("--jobs", type=click.IntRange(1, 1000), help="Members of the chain, instead of launch.jobs.")
 @click.option("--exclude", metavar="NODES", default="", help="Nodes to exclude, besides launch.exclude.")
 @click.option("--again", is_flag=True, help="Submit even though the run is in the queue already.")
-@click.option("--trust", is_flag=True, help="Launch settings that somebody else may write; it is remembered.")
+@click.option("--trust", is_flag=True, help="Launch from settings that another account may write; this is remembered.")
 @click.option("--scheduler", type=click.Choice(["auto", *SCHEDULERS]), help="Instead of the configuration's.")
 def launch(
     run: str | None,
@@ -97,7 +97,7 @@ def _plan(run: Run, config: Path, kind: str, after: str, exclude: str) -> Plan:
     avoid, unread = to_avoid(run, datetime.now(timezone.utc)) if kind == SLURM else ((), ())
     for sentence in unread:
         say(f"note: {sentence}", err=True)
-    if avoid:  # Slurm is asked, by a dry run too: it prints what would be submitted and nothing else
+    if avoid:  # a dry run asks Slurm too: it prints exactly what would be submitted
         avoid, left_in = that_fit(avoid, run, tuple(filter(None, (*run.launch.exclude, exclude))))
         for sentence in left_in:
             say(f"note: {sentence}", err=True)
@@ -116,7 +116,7 @@ def _plan(run: Run, config: Path, kind: str, after: str, exclude: str) -> Plan:
 
 
 def _doubts(run: Run) -> tuple[str, ...]:
-    """Notes about well-formed settings that will not work as intended: now, not at 3 a.m."""
+    """Print notes about well-formed settings that will not work as intended: now, not at 3 a.m."""
     from ftsupervise.alerts.receivers import missing_secrets
     from ftsupervise.launch.submit import without_secrets
     from ftsupervise.probe import Probe
@@ -131,7 +131,7 @@ def _doubts(run: Run) -> tuple[str, ...]:
 
 def _show(plan: Plan, run: Run) -> None:
     from ftsupervise.cli.config import without_receivers
-    from ftsupervise.launch.plan import render
+    from ftsupervise.launch.script import render
 
     for index in range(plan.submissions):
         options = plan.link(index)
@@ -147,7 +147,7 @@ def _show(plan: Plan, run: Run) -> None:
 
 
 def _refusal(plan: Plan) -> str:
-    """Why a launch would be refused now, by the run directory; "" if it would not."""
+    """Return why a launch would be refused now, by the run directory; "" if it would not."""
     from ftsupervise.errors import Error
     from ftsupervise.launch.submit import check_may_start
     from ftsupervise.rundir.paths import RunDir
@@ -214,7 +214,7 @@ def _tell_who_watches(plan: Plan, run: Run) -> None:
 
 
 def _globbed(pattern: str) -> str:
-    """A path with its stars, for a shell."""
+    """Return a path with its stars, for a shell."""
     try:
         pattern = str(Path(pattern).relative_to(Path.cwd()))
     except ValueError:

@@ -26,14 +26,14 @@ _OVER = 3.0  # seconds of silence after which a run that has finished is not fol
 
 @click.command()
 @click.argument("run", required=False, metavar="[RUN]")
+@click.option("--follow", "-f", is_flag=True, help="Follow the output, across restarts and jobs, until Ctrl-C.")
 @click.option(
-    "--follow", "-f", is_flag=True, help="Go on with what is written, across restarts and jobs, until Ctrl-C."
+    "--lines", "-n", type=click.IntRange(0), default=50, show_default=True, help="Number of last lines; 0: all."
 )
-@click.option("--lines", "-n", type=click.IntRange(0), default=50, show_default=True, help="Last lines; 0: all.")
-@click.option("--attempt", type=click.IntRange(1), help="Of this attempt only.")
-@click.option("--rank", type=click.IntRange(0), help="Of this rank only: its own file, else lines labelled with it.")
-@click.option("--group", help="Of this replica group only (g002): each has logs of its own.")
-@click.option("--errors", is_flag=True, help="Only lines that tell of an error, tracebacks whole; of all attempts.")
+@click.option("--attempt", type=click.IntRange(1), help="This attempt only.")
+@click.option("--rank", type=click.IntRange(0), help="This rank only: its own file, else lines labelled with it.")
+@click.option("--group", help="This replica group only (g002): each has logs of its own.")
+@click.option("--errors", is_flag=True, help="Only lines that report an error, with whole tracebacks, of all attempts.")
 @click.option("--path", "only_path", is_flag=True, help="Print the path of the file instead.")
 def logs(
     run: str | None,
@@ -76,7 +76,7 @@ def logs(
 
 
 def _name_the_groups(rundir: RunDir) -> None:
-    """The ranks of replica groups write elsewhere, and a person looks here first."""
+    """Name the groups: their ranks write elsewhere, and a person looks here first."""
     from ftsupervise.replicas.groups import group_names
 
     if names := group_names(rundir):
@@ -103,7 +103,7 @@ def list_runs(as_json: bool) -> None:
 
 
 def _parts(rundir: RunDir, attempt: int | None) -> list[Part]:
-    """Raises NotFound."""
+    """Return the parts of the output. Raises NotFound."""
     from ftsupervise.report.output import output_files
     from ftsupervise.report.reading import run_name
     from ftsupervise.report.verdict import logs_pattern
@@ -132,7 +132,7 @@ def _of_rank(part: Part, rank: int | None) -> Part:
 
 
 def _print(parts: list[Part], most: int, rank: int | None, *, errors: bool) -> int:
-    """The last ``most`` lines of these parts; how many there were."""
+    """Print the last ``most`` lines of these parts; return how many there were."""
     left, chosen = most, list[tuple["Part", list[str]]]()
     for part in list(reversed(parts))[:_PARTS]:
         lines = list(_last(_wanted(part, rank, errors=errors), left))
@@ -175,7 +175,7 @@ def _last(lines: Iterable[str], most: int) -> Iterable[str]:
 
 
 def _follow(rundir: RunDir, parts: list[Part], rank: int | None, *, errors: bool, stay: bool) -> None:
-    """Print what comes, in the newest attempt's files, until Ctrl-C or the run has finished and is silent."""
+    """Print new output of the newest attempt's files, until Ctrl-C, or until the run has finished and is silent."""
     from ftsupervise.report.output import Follower
 
     following = [Follower(part) for part in parts]
@@ -204,7 +204,7 @@ def _follow(rundir: RunDir, parts: list[Part], rank: int | None, *, errors: bool
 
 
 def _pass_on(following: Iterable[Follower], rank: int | None, *, errors: bool) -> bool:
-    """Print what has come; had anything?"""
+    """Print the new output; return whether there was any."""
     came = False
     for one in following:
         lines = one.more()
@@ -216,7 +216,7 @@ def _pass_on(following: Iterable[Follower], rank: int | None, *, errors: bool) -
 
 
 def _newest(rundir: RunDir, parts: list[Part], rank: int | None) -> list[Part]:
-    """The parts of the newest attempt, once it has some."""
+    """Return the parts of the newest attempt, once it has some."""
     from ftsupervise.report.output import parts_of
     from ftsupervise.rundir.ledger import newest
 

@@ -67,8 +67,10 @@ def metrics(runs: tuple[str, ...], folder: Path | None) -> None:
 
 
 def _read(places: list[RunDir], now: datetime, troubles: list[str]) -> list[RunReading]:
-    """All of them side by side, so that one on a dead mount costs no other its metrics. What is wrong with one that is alone
-    is the error of the command."""
+    """Read all of them side by side, so that one on a dead mount costs no other its metrics.
+
+    The trouble of a single run is the error of the command.
+    """
     from ftsupervise.report.reading import read_run
     from ftsupervise.report.rows import read_side_by_side
 

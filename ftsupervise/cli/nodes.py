@@ -173,7 +173,7 @@ def _names(text: str) -> tuple[str, ...]:
 
 
 def _undo(rundir: RunDir, names: str, shared: bool) -> str:
-    """The command that undoes it, to be typed anywhere."""
+    """Return the command that undoes it, to be typed anywhere."""
     import shlex
 
     return shlex.join(["ftsupervise", "nodes", "clear", *(["--shared"] if shared else []), names, str(rundir.root)])
@@ -210,7 +210,7 @@ def _say_what_is_left(rundir: RunDir, judged: tuple[incidents.JudgedNode, ...], 
 
 
 def _judged(rundir: RunDir, *, quiet: bool = False) -> Judgement:
-    """The nodes with their history; what could not be read is reported, unless ``quiet``."""
+    """Return the nodes with their history; what could not be read is reported, unless ``quiet``."""
     from ftsupervise.nodes.judging import judge, of_run_dir
 
     judged = judge(*of_run_dir(rundir), datetime.now(timezone.utc))

@@ -65,7 +65,9 @@ class _Tried(NamedTuple):
     def lines(self) -> Iterator[str]:
         yield f"{self.receiver}: {self.why or 'taken'}"
         if self.before:
-            again = "; it is in use again, and what waits goes out at the next tick" if self.in_use_again else ""
+            again = (
+                "; it is in use again, and its waiting messages go out at the next tick" if self.in_use_again else ""
+            )
             yield f"{self.receiver}: {self.before}{again}"
 
 
@@ -92,7 +94,7 @@ def _lasting(error: Exception) -> str:
     if isinstance(error, Broken):
         return "will not work until something is changed"
     if isinstance(error, Doubtful):
-        return "refused, and if it stays so something must be changed"
+        return "refused; if it keeps refusing, something must be changed"
     return "did not work now"
 
 
@@ -165,14 +167,14 @@ def _journals(run: Run) -> list[Journal]:
 
 
 def _held(run: Run, name: str, now: datetime) -> str:
-    """The trouble of this receiver so far, and what waits for it; "" if there is none."""
+    """Return the trouble of this receiver so far, and what waits for it; "" if there is none."""
     from ftsupervise.alerts.self_monitor import standing
 
     return "; ".join(words for journal in _journals(run) if (words := standing(journal.read(), name, now)))
 
 
 def _free(run: Run, name: str, now: datetime) -> None:
-    """It works: nothing of the past holds its messages, neither that it was given up nor a clock that was ahead."""
+    """Note that it works: no earlier failure and no fast clock holds its messages any more."""
     from ftsupervise.alerts.outbox import free
 
     for journal in _journals(run):

@@ -19,7 +19,7 @@ from ftsupervise.printable import printable_lines
 if TYPE_CHECKING:
     from datetime import datetime
 
-RUN = "a directory, an ftsupervise.yaml, or a name"  # how a run is named, wherever one is
+RUN = "a directory, an ftsupervise.yaml, or a name"  # the ways to name a run, wherever one is named
 _terminals: dict[int, int] = {}  # file descriptor -> columns, 0 for none
 # Patterns are compiled when they are first used: to compile those of terminals costs a start as much as reading a run.
 _ANSI = r"\033\[[0-9;]*m"
@@ -44,7 +44,7 @@ def say_json(record: object) -> None:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """A clause that names the closest of ``known``; "" where none is close."""
+    """Return a clause that names the closest of ``known``; "" where none is close."""
     from difflib import get_close_matches
 
     close = get_close_matches(name, list(known), 1)
@@ -52,7 +52,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 def end_of(duration: str, now: datetime, hint: str) -> datetime:
-    """When the time that ``--for`` gives is over. Raises UsageError."""
+    """Return when the time that ``--for`` gives is over. Raises UsageError."""
     from ftsupervise.errors import UsageError
     from ftsupervise.units import parse_duration
 
@@ -66,8 +66,10 @@ def end_of(duration: str, now: datetime, hint: str) -> datetime:
 
 
 def wrapped(line: str, width: int) -> str:
-    """``line`` in lines of at most ``width`` columns, broken between words. A command to type, and a word that is longer,
-    stay whole."""
+    """Return ``line`` in lines of at most ``width`` columns, broken between words.
+
+    A command to type, and a word that is longer, stay whole.
+    """
     if _length(line) <= width:
         return line
     label = re.match(_LABEL, line)
@@ -91,8 +93,9 @@ def _length(text: str) -> int:
 
 
 def look_at_terminals() -> bool:
-    """Remember which outputs are terminals and how wide: what speaks later may be a child that writes into pipes. Is the
-    standard output one?"""
+    """Remember which outputs are terminals and how wide they are, for a child that writes into pipes; return whether
+    stdout is one.
+    """
     for fd in (1, 2):
         try:
             columns = int(os.environ.get("COLUMNS", 0)) or os.get_terminal_size(fd).columns or 80
@@ -103,23 +106,19 @@ def look_at_terminals() -> bool:
 
 
 def columns() -> int:
-    """How wide the terminal is that the standard output goes to; 0: it goes elsewhere."""
+    """Return the width of the terminal that stdout goes to; 0: it goes elsewhere."""
     return _terminals.get(1, 0)
 
 
-def count(number: int, noun: str) -> str:
-    """ "1 check", "2 checks"."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
-
-
 def may_colour() -> bool:
-    """Not where the terminal cannot show colours, nor where the person wants none."""
+    """Return whether colours may be used: not where the terminal cannot show them, nor where the person wants none."""
     return os.environ.get("TERM") != "dumb" and not os.environ.get("NO_COLOR")
 
 
 def plain(value: object) -> Any:
-    """A value as every ``--json`` prints it: words of ours in small letters, Slurm's states as Slurm writes them,
-    times in ISO 8601, durations in seconds."""
+    """Return a value as every ``--json`` prints it: words of ours in small letters, Slurm's states as Slurm writes
+    them, times in ISO 8601, durations in seconds.
+    """
     import dataclasses
     from collections.abc import Mapping
     from datetime import datetime, timedelta
@@ -146,16 +145,15 @@ def plain(value: object) -> Any:
     return str(value.root) if hasattr(value, "root") else str(value)
 
 
-# The one place through which all words of a command go out: nothing but printable text, line feeds, tabs and our colours.
-#
-# Texts of others are made harmless where they enter (``reading.as_text``); this catches what came in by another way, such as a
-# file's name in an error of the operating system.
+# The one place through which all words of a command go out: nothing but printable text, line feeds, tabs and our
+# colours.  Foreign texts are made harmless where they enter (``reading.as_text``); this catches those that came in by
+# another way, such as a file's name in an error of the operating system.
 
 _COLOUR = r"(\x1b\[[0-9;]{0,12}m)"  # what click.style makes
 
 
 class PrintableStream:
-    """A text stream that cleans what is written to it. All else is the stream's own."""
+    """A text stream that cleans what is written to it. In all other ways it is the stream itself."""
 
     def __init__(self, stream: TextIO, colours: bool) -> None:
         self._stream, self._colours = stream, colours

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 import click
 
 from ftsupervise.cli import time_limit
-from ftsupervise.cli.output import count, say
+from ftsupervise.cli.output import say
 from ftsupervise.errors import CannotWrite, Error, UsageError, from_os_error
 from ftsupervise.printable import printable
+from ftsupervise.units import count
 
 if TYPE_CHECKING:
     from ftsupervise.report.everything import ReportFacts

@@ -112,7 +112,7 @@ def _run(run_dir: str | None, name: str | None, command: tuple[str, ...], **valu
 
     try:
         rundir = RunDir(Path(run_dir).absolute()) if run_dir else find_run(None, launched=False)
-    except NotFound as error:  # what is named after the options is the command
+    except NotFound as error:  # the words after the options are the command
         error.hint = "name its directory: ftsupervise run --run-dir runs/NAME -- COMMAND"
         raise
     if rundir.whole is not None and os.environ.get(ENV_GROUP) != rundir.root.name:
@@ -133,7 +133,7 @@ run = click.Command(
         click.Option(
             ["--run-dir"], metavar="DIR", help="The run's directory; default: $FTSUPERVISE_RUN_DIR, ./ftsupervise.yaml."
         ),
-        click.Option(["--name"], help="What the run is called; default: $FTSUPERVISE_RUN, or the directory's name."),
+        click.Option(["--name"], help="The name of the run; default: $FTSUPERVISE_RUN, or the directory's name."),
         *map(option_of, SETTINGS),
         click.Argument(["command"], nargs=-1, required=True, type=click.UNPROCESSED),
     ],

@@ -42,14 +42,14 @@ def _directory(command: Any) -> Any:
         type=click.Path(path_type=Path),
         envvar=ENV_DIRECTORY,
         show_envvar=True,
-        help="Where it lives; short, since it holds Unix sockets.  [default: /tmp/ftsupervise-sandbox-UID]",
+        help="Its directory; a short path, since it holds Unix sockets.  [default: /tmp/ftsupervise-sandbox-UID]",
     )(command)
 
 
 def _shape(command: Any) -> Any:
     options = [
         click.option("--nodes", type=click.IntRange(1, 999), default=4, show_default=True),
-        click.option("--cpus", type=click.IntRange(1), default=96, show_default=True, help="Per node; made up."),
+        click.option("--cpus", type=click.IntRange(1), default=96, show_default=True, help="Per node; simulated."),
         click.option("--memory", type=click.IntRange(1), default=512_000, show_default=True, help="MB per node."),
         click.option("--gpus-per-node", type=click.IntRange(0, 1000), default=8, show_default=True, help="Made up."),
         click.option("--accounting", is_flag=True, help="mariadbd and slurmdbd too, so that sacct works."),
@@ -84,7 +84,7 @@ def up(directory: Path | None, **shape: Any) -> None:
     nodes = f"{made.shape.nodes} nodes with {made.shape.gpus_per_node} GPUs each"
     click.echo(f"up in {time.monotonic() - began:.1f}s: {nodes}, in {made.directory}")
     click.echo(f'  eval "$(ftsupervise sandbox env{where})"   then sinfo, sbatch, squeue as on any cluster')
-    click.echo(f"  ftsupervise sandbox down{where}   takes it away")
+    click.echo(f"  ftsupervise sandbox down{where}   removes it")
 
 
 @sandbox.command()
@@ -94,7 +94,7 @@ def down(directory: Path | None) -> None:
     found = Sandbox.remains(directory)
     found.down()
     left = found.directory.is_dir() and any(found.directory.iterdir())
-    stays = "; what is not the sandbox's stays there" if left else ""
+    stays = "; files that are not the sandbox's stay there" if left else ""
     click.echo(f"down: {found.directory}{stays}")
     if os.environ.get("SLURM_CONF") == str(found.directory / "slurm.conf"):  # every Slurm command here would hang on it
         click.echo(f"  unset SLURM_CONF {ENV_DIRECTORY}   so that this shell forgets it")
@@ -102,7 +102,7 @@ def down(directory: Path | None) -> None:
 
 @sandbox.command()
 @_directory
-@click.option("--json", "as_json", is_flag=True, help="As a JSON object, without what to unset.")
+@click.option("--json", "as_json", is_flag=True, help="As a JSON object, without the variables to unset.")
 def env(directory: Path | None, as_json: bool) -> None:
     """Print shell exports: eval "$(ftsupervise sandbox env)"."""
     exports = Sandbox.at(directory).exports()

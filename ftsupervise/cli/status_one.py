@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ftsupervise.cli.output import count
 from ftsupervise.cli.status_rows import COLOURS, ago
 from ftsupervise.printable import printable
 from ftsupervise.report.account import kinds_over, ratio
-from ftsupervise.units import show_duration, show_percent, show_rate
+from ftsupervise.units import count, show_duration, show_percent, show_rate
 
 if TYPE_CHECKING:
     from ftsupervise.model import Attempt, Job
@@ -227,8 +226,7 @@ def _time(of: TimeAccount, width: int) -> Iterator[str]:
         yield f"  ETTR      {ratio(meta)} as Meta has it (train / all but held)"
         yield f"            {ratio(byterobust)} as ByteRobust has it (train / since the first start){last}"
     if of.blind:
-        count = "1 attempt" if len(of.blind) == 1 else f"{len(of.blind)} attempts"
-        yield f"            {count} had no guard in the loop: what those did is unknown"
+        yield f"            {count(len(of.blind), 'attempt')} had no guard in the loop: what those did is unknown"
 
 
 def timeline(stretches: Sequence[Stretch], since: float, until: float, width: int) -> str:

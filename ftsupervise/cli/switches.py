@@ -18,7 +18,7 @@ from ftsupervise.host.ownership import shown_user
 if TYPE_CHECKING:
     from ftsupervise.rundir.paths import RunDir
 
-Found = tuple["RunDir", str]  # and what the run is called
+Found = tuple["RunDir", str]  # and the name of the run
 
 _RUNS = click.argument("runs", nargs=-1, metavar="[RUN]...")
 _WHY = click.option("--why", default="", metavar="TEXT", help="The reason, shown to everybody who sees the switch.")
@@ -69,7 +69,7 @@ def save(runs: tuple[str, ...], why: str) -> None:
 @click.command()
 @_RUNS
 @click.option("--switch", type=click.Choice(["kill", "save", "both"]), default="both", show_default=True)
-@click.option("--brake", is_flag=True, help="Take the brake off, and let the members that were held start.")
+@click.option("--brake", is_flag=True, help="Release the brake, and let the members that were held start.")
 def clear(runs: tuple[str, ...], switch: str, brake: bool) -> None:
     """Lower the switches again. A stopped run stays stopped: ftsupervise launch continues it.
 
@@ -117,11 +117,11 @@ def _tell_of_the_brake(rundir: RunDir, name: str) -> None:
         return
     if brake is not None:
         say(f"The brake of {name} stays on: {brake.words()}")
-        say(f"Take it off:  ftsupervise clear --brake {rundir.quoted()}")
+        say(f"Release it:  ftsupervise clear --brake {rundir.quoted()}")
 
 
 def _release_groups(rundir: RunDir) -> None:
-    """The brakes of its replica groups. They start again by themselves."""
+    """Release the brakes of its replica groups, which start again by themselves."""
     from datetime import datetime, timezone
 
     from ftsupervise.errors import from_os_error
@@ -132,13 +132,13 @@ def _release_groups(rundir: RunDir) -> None:
         try:
             was = release_brake(group, who=shown_user(), now=datetime.now(timezone.utc))
         except OSError as error:
-            raise from_os_error(error, f"take the brake of {group.root.name} off") from None
+            raise from_os_error(error, f"release the brake of {group.root.name}") from None
         if was is not None:
             say(f"The brake of group {group.root.name} is off: {was.words()}")
 
 
 def _refuse_a_group(rundir: RunDir) -> None:
-    """The switches of a replica group are those of its run."""
+    """Refuse a replica group: its switches are those of its run."""
     from ftsupervise.errors import UsageError
 
     if rundir.whole is not None:
@@ -166,18 +166,18 @@ def _release(rundir: RunDir, name: str) -> None:
             let_go(rundir, job)
             say(f"Job {job} may start again.")
     except OSError as error:
-        raise from_os_error(error, f"take the brake of {name} off") from None
+        raise from_os_error(error, f"release the brake of {name}") from None
     except SchedulerUnavailable as error:
-        again = f"the same command again lets them go:  ftsupervise clear --brake {rundir.quoted()}"
+        again = f"to let them start, type it again:  ftsupervise clear --brake {rundir.quoted()}"
         raise SchedulerUnavailable(f"{error.message}; held jobs stay on hold", hint=again) from None
     if was is not None and not held:
         from ftsupervise.config.find_run import how_to_launch
 
-        say(f"Nothing was held. Go on:  {how_to_launch(rundir)}")
+        say(f"Nothing was held. Continue:  {how_to_launch(rundir)}")
 
 
 def _find(runs: tuple[str, ...], *, brake: bool = False) -> list[Found]:
-    """All of them before anything is done to one."""
+    """Find all of them before anything is done to one."""
     from ftsupervise.config.find_run import find_run
 
     found = {rundir.root: rundir for rundir in (find_run(run) for run in runs or (None,))}
@@ -187,7 +187,7 @@ def _find(runs: tuple[str, ...], *, brake: bool = False) -> list[Found]:
 
 
 def _is_up(rundir: RunDir, switch: str, name: str) -> bool:
-    """Say so if it is raised already: the first reason stays."""
+    """Report that it is raised already: the first reason stays."""
     from ftsupervise.rundir.switches import read_switch
 
     state = read_switch(rundir, switch)

@@ -48,7 +48,7 @@ _board: mmap.mmap | None = None
 
 
 def applies(args: Sequence[str]) -> bool:
-    """Is it a command that reads and answers, or writes one file and is done?"""
+    """Return whether it is a command that reads and answers, or writes one file and is done."""
     words = [word for word in args if not word.startswith("-")]
     if not words or "--help" in args or "-h" in args:
         return False
@@ -64,8 +64,10 @@ def applies(args: Sequence[str]) -> bool:
 
 
 def acts(args: Sequence[str]) -> bool:
-    """Does a person type it, and does it send, submit or run something? ``cron ensure --run`` is typed by running jobs, every
-    few minutes: no person waits for it, and it is not done twice."""
+    """Return whether a person types it, and whether it sends, submits or runs something.
+
+    ``cron ensure --run`` is typed by running jobs, every few minutes: no person waits for it, and it is not done twice.
+    """
     words = [word for word in args if not word.startswith("-")]
     if {"--help", "-h", "--dry-run", "-n", "--run"} & set(args):
         return False
@@ -74,7 +76,7 @@ def acts(args: Sequence[str]) -> bool:
     if words[:1] == ["sandbox"]:
         return bool(_ACTING_SANDBOX & set(words[1:2]))
     if words[:1] == ["checkpoints"]:
-        return words[1:2] != ["upkeep"] and bool(_ACTING_CHECKPOINTS & set(words[1:2]))  # upkeep is the cron's
+        return words[1:2] != ["upkeep"] and bool(_ACTING_CHECKPOINTS & set(words[1:2]))  # upkeep belongs to the cron
     return words[:1] == ["cron"] and bool(_ACTING_CRON & set(words[1:2]))
 
 
@@ -112,7 +114,7 @@ def limit_slurm(args: Sequence[str]) -> None:
 
 
 def _by_a_clock(args: Sequence[str]) -> bool:
-    """Is it an entry of the cron, what running jobs type, or a quiet look that no terminal began?"""
+    """Return whether it is an entry of the cron, a command of a running job, or a quiet check that no terminal began."""
     from ftsupervise.crontab import ENV_SLOT
 
     if ENV_SLOT in os.environ or "--run" in args:
@@ -121,7 +123,10 @@ def _by_a_clock(args: Sequence[str]) -> bool:
 
 
 def _has_terminal() -> bool:
-    """Does a terminal control this process? One that is piped into ``tee`` has one; cron, a job and a service have none."""
+    """Return whether a terminal controls this process.
+
+    One that is piped into ``tee`` has one; cron, a job and a service have none.
+    """
     try:
         os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY))
     except OSError:
@@ -130,7 +135,7 @@ def _has_terminal() -> bool:
 
 
 def _dry(args: Sequence[str]) -> list[str]:
-    """The dry run that reads what ``args`` would read and does nothing."""
+    """Return the dry run that reads what ``args`` would read and does nothing."""
     if args[0] == "sandbox":
         return ["sandbox", "env", *(f"--dir={folder}" for folder in _folders(args))]
     if args[0] == "checkpoints":
@@ -143,13 +148,13 @@ def _dry(args: Sequence[str]) -> list[str]:
 
 
 def _folders(args: Sequence[str]) -> list[str]:
-    """The value of ``--dir``."""
+    """Return the value of ``--dir``."""
     after = [word for before, word in pairwise(args) if before == "--dir"]
     return after + [word.partition("=")[2] for word in args if word.startswith("--dir=")]
 
 
 def go_on_in_a_child(args: Sequence[str]) -> None:
-    """Go on in a child; this process passes on what it says and ends as it does. Returns in the child only."""
+    """Go on in a child; this process passes on its output and ends as it does. Returns in the child only."""
     global _board
     if (stuck := _stuck(args)) != "":
         _end(args, f"no answer: {stuck}")
@@ -178,14 +183,14 @@ def end_child(ended: SystemExit) -> None:
         try:
             sys.stdout.flush()
             sys.stderr.flush()
-        except OSError:  # nobody reads on
+        except OSError:  # the reader is gone
             pass
         _ENDED.pack_into(_board, _UNTIL.size, 1 + (ended.code or 0))
         os._exit(ended.code or 0)  # which waits for a thread that hangs on a dead mount
 
 
 def extend(seconds: float) -> None:
-    """Something with a bound of its own begins: this command may take as long."""
+    """Allow this command as long as a part of it that begins now, which has a bound of its own."""
     if _board is not None:
         until = max(_UNTIL.unpack_from(_board)[0], time.monotonic() + seconds)
         _UNTIL.pack_into(_board, 0, until)
@@ -223,7 +228,7 @@ def _wait(args: Sequence[str], pid: int, board: mmap.mmap, pipes: dict[int, int]
             until, ended = _UNTIL.unpack_from(board)[0], _ENDED.unpack_from(board, _UNTIL.size)[0]
             if status is None and ended and not _pass_on(pipes, _GRACE):
                 status = _ended(pid)
-                if status is None:  # it has said all, and a part of it hangs
+                if status is None:  # it has printed everything, and a part of it hangs
                     _kill(pid, args)
                     os._exit(ended - 1)
             if status is None and 0 < until < time.monotonic():
@@ -247,7 +252,7 @@ def _wait(args: Sequence[str], pid: int, board: mmap.mmap, pipes: dict[int, int]
 
 
 def _pass_on(pipes: dict[int, int], seconds: float) -> bool:
-    """Write what the child has written; False if there was nothing."""
+    """Write the child's output; return False if there was none."""
     heard = False
     for reader in select.select(list(pipes), [], [], seconds)[0] if pipes else []:
         part = os.read(reader, 65536)
@@ -276,7 +281,7 @@ def _ended(pid: int) -> int | None:
 
 
 def _kill(pid: int, args: Sequence[str]) -> str:
-    """End the child; words about it where it does not die."""
+    """End the child; return words about it where it does not die."""
     try:
         os.kill(pid, signal.SIGKILL)
     except ProcessLookupError:
@@ -298,7 +303,10 @@ def _key(args: Sequence[str]) -> str:
 
 
 def _stuck(args: Sequence[str]) -> str:
-    """``check`` is asked by programs, again and again: one of them hangs on a thing, not one a minute."""
+    """Return words about a child that hangs already.
+
+    ``check`` is asked by programs, again and again: one child hangs on a thing, not one a minute.
+    """
     if "check" not in [word for word in args if not word.startswith("-")][:1]:
         return ""
     from ftsupervise.probe.errand import Notes
@@ -310,7 +318,7 @@ def _stuck(args: Sequence[str]) -> str:
 def _end(args: Sequence[str], why: str, *, begun: bool = True) -> NoReturn:
     words = [word for word in args if not word.startswith("-")]
     name = " ".join(words[: 2 if words[0] == "cron" else 1])
-    state = "what was begun may be done when it answers again" if begun else "nothing was begun"
+    state = "the work that was begun may be completed when it answers again" if begun else "nothing was begun"
     text = (
         f"ftsupervise: {name}: {why}: a file system, or Slurm, does not answer\n"
         f"  {state}; sinfo shows whether Slurm does, and ls of a dead mount hangs\n"

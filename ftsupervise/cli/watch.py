@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ftsupervise.cli.output import count, say
+from ftsupervise.cli.output import say
+from ftsupervise.units import count
 
 if TYPE_CHECKING:
     from ftsupervise.config.schema import Run
@@ -42,7 +43,9 @@ def _duration(_ctx: click.Context, _param: click.Parameter, value: str | None) -
 )
 @click.option("--only", multiple=True, metavar="WATCHDOG", help="This watchdog only; may be given several times.")
 @click.option("--no-send", is_flag=True, help="Record what changed, but send nothing this time.")
-@click.option("--trust", is_flag=True, help="Use settings of somebody else too, commands included; it is remembered.")
+@click.option(
+    "--trust", is_flag=True, help="Use settings of another account too, commands included; this is remembered."
+)
 @click.option("-q", "--quiet", is_flag=True, help="Print only what changed.")
 def watch(
     runs: tuple[str, ...],
@@ -89,7 +92,7 @@ def watch(
         except (Error, OSError) as error:  # a full disk for an hour must not be the end of the watch
             if first or every is None:
                 raise
-            say(f"watch: this tick failed, the next one is tried: {error}", err=True)
+            say(f"watch: this tick failed, and the next one will be tried: {error}", err=True)
         first = False
         while not stopping and time.monotonic() - started < every.total_seconds():
             time.sleep(min(0.2, every.total_seconds()))
@@ -106,7 +109,7 @@ class Shown:
         self._last: dict[str, object] = {}
 
     def new(self, about: str, what: object) -> bool:
-        """Does it differ from the last line about this? It counts as printed from now on."""
+        """Return whether it differs from the last line about this. It counts as printed from now on."""
         before, self._last[about] = self._last.get(about), what
         return before != what
 
@@ -120,7 +123,7 @@ class Shown:
                     say(f"note: {sentence}", err=True)
 
     def not_used(self, roster: Roster) -> None:
-        """Print settings of others that are not used, once each."""
+        """Print settings of other accounts that are not used, once each."""
         for index, known in roster.known.items():
             if known.said and self.new(f"not used {roster.label(index)}", known.said):
                 say("\n".join(known.said), err=True)
@@ -139,7 +142,7 @@ def _refuse(done: TickResult) -> None:
 
 
 def _name_all(roster: Roster) -> None:
-    """Every run that this account has launched, by its state directory, or by its last answer."""
+    """Name every run that this account has launched, by its state directory, or by the last answer of that."""
     from ftsupervise.errors import NoAnswer
     from ftsupervise.probe.errand import within
     from ftsupervise.rundir.paths import state_dir
@@ -228,14 +231,14 @@ def _print(done: TickResult, shown: Shown, *, quiet: bool) -> None:
 
 
 def _own_trouble(told: RunReport) -> list[Finding]:
-    """Problems of the delivery itself, which appear only during it and so are no findings."""
+    """Return problems of the delivery itself, which appear only during it and so are no findings."""
     from ftsupervise.alerts.self_monitor import JOURNAL, RECEIVER
 
     return [alert.finding for alert in told.firing if alert.finding.watchdog in (JOURNAL, RECEIVER)]
 
 
 def _exit_code(done: TickResult) -> int:
-    """Nagios: the worst of what was found; 3 only if nothing is known to be bad and something could not be seen."""
+    """Return Nagios's code: the worst finding; 3 only if nothing is known to be bad and something could not be seen."""
     from ftsupervise.findings import Severity
     from ftsupervise.truth import Health
 
@@ -248,7 +251,7 @@ def _exit_code(done: TickResult) -> int:
 
 
 def stop_on_signals() -> list[int]:
-    """A list that gets an item when this loop is asked to stop."""
+    """Return a list that gets an item when this loop is asked to stop."""
     asked: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda n, _frame: asked.append(n))

@@ -90,7 +90,7 @@ class Webhook(Strict):
     url_env: SecretVariable | None = None
     shape: Literal["json", "pagerduty", "alertmanager"] = "json"
     key_file: SecretFile | None = None
-    """PagerDuty's routing key, or for other shapes what goes into ``Authorization: Bearer``."""
+    """PagerDuty's routing key, or for other shapes the token of ``Authorization: Bearer``."""
     key_env: SecretVariable | None = None
     plain_http: bool = False
     """Allow http:// to other machines, where the network is your own."""
@@ -106,7 +106,7 @@ class Webhook(Strict):
 
 
 class Apprise(Strict):
-    """Everything else, through Apprise (``pip install 'ftsupervise[apprise]'``); one URL a line."""
+    """All other services, through Apprise (``pip install 'ftsupervise[apprise]'``); one URL a line."""
 
     urls_file: SecretFile | None = None
     urls_env: SecretVariable | None = None
@@ -119,14 +119,14 @@ class Apprise(Strict):
 
 
 class Command(Strict):
-    """A program of yours: the message on its standard input, what it is about in FTSUPERVISE_ALERT_* variables."""
+    """A program of yours: the message is on its standard input, its subject in FTSUPERVISE_ALERT_* variables."""
 
     argv: tuple[str, ...] = Field(min_length=1)
     timeout: Annotated[Duration, Positive] = timedelta(seconds=20)
 
 
 class File(Strict):
-    """Append to a file; for tests, and for those who tail."""
+    """A file to append to; for tests, and for ``tail -f``."""
 
     path: Path
 
@@ -211,7 +211,7 @@ class DeadMan(Strict):
 
 
 def _no_watchdog(name: str) -> str:
-    """Why no alert can have ``name``; "" if one can."""
+    """Return why no alert can have ``name``; "" if one can."""
     from difflib import get_close_matches
 
     from ftsupervise.config.watchdogs import GENERAL, Watch
@@ -232,16 +232,16 @@ class Alerts(Strict):
 
     receivers: tuple[Receiver, ...] = ()
     hold: Duration = timedelta(0)
-    """A finding must be bad for so long before people are notified."""
+    """A finding must be bad for this long before people are notified."""
     clear: Duration = timedelta(0)
-    """A finding must be good for so long before the alert is resolved."""
+    """A finding must be good for this long before the alert is resolved."""
     checks: Checks = "1 of 1"
     """How many of the last checks must be bad to make an alert."""
     repeat: Duration | None = timedelta(hours=4)
     escalate_after: Duration | None = None
-    """An alert that is not acknowledged for so long is sent again, as escalated."""
+    """An alert that is not acknowledged for this long is sent again, as escalated."""
     forget_after: Annotated[Duration, Positive] = timedelta(hours=1)
-    """A firing alert whose subject is no longer checked ends after so long, and says so."""
+    """A firing alert whose subject is no longer checked ends after this long, and says so."""
     watchdogs: dict[str, Rule] = Field(default={})
     routes: tuple[Route, ...] = ()
     quiet: QuietHours | None = None
@@ -285,7 +285,7 @@ class Alerts(Strict):
 
     @property
     def named(self) -> dict[str, Receiver]:
-        """Receivers by name: their own, else their kind ("email", "email-2" …)."""
+        """Return receivers by name: their own, else their kind ("email", "email-2" …)."""
         out: dict[str, Receiver] = {}
         taken = {receiver.name for receiver in self.receivers if receiver.name}
         for receiver in self.receivers:

@@ -32,8 +32,10 @@ _READERS = ("hang", "loss")
 
 
 class Believed(NamedTuple):
-    """The settings as they may be used. ``why`` they are not all trusted, "" if they are; ``held``: the settings that are not
-    used, each with its key."""
+    """The settings as they may be used.
+
+    ``why`` they are not all trusted, "" if they are; ``held``: the settings that are not used, each with its key.
+    """
 
     run: Run
     why: str = ""
@@ -81,7 +83,10 @@ def load_believed(
 
 
 def _harmless(run: Run, environ: Mapping[str, str], ours: frozenset[str]) -> Run:
-    """``run`` with nothing in it that acts: the account's own receivers and cron stand in. ``ours``: keys of paths left out."""
+    """Return ``run`` with nothing in it that acts: the account's own receivers and cron stand in.
+
+    ``ours``: keys of paths left out.
+    """
     own = load_account(environ=environ)
     kept = [one for index, one in enumerate(run.watch.disk or ()) if f"watch.disk[{index}].path" not in ours]
     disks = tuple(one.model_copy(update={"quota": None}) for one in kept)
@@ -104,7 +109,7 @@ def _harmless(run: Run, environ: Mapping[str, str], ours: frozenset[str]) -> Run
 
 
 def _is_another_of_ours(run_dir: Path | None, path: Path) -> bool:
-    """Would a run of this account be watched, and its alerts resolved, by another account's limits?"""
+    """Return whether a run of this account would be watched, and its alerts resolved, by another account's limits."""
     try:
         ours = run_dir is not None and run_dir.stat().st_uid == os.geteuid()
         return ours and run_dir is not None and run_dir.resolve() != path.resolve().parent
@@ -113,7 +118,7 @@ def _is_another_of_ours(run_dir: Path | None, path: Path) -> bool:
 
 
 def _paths_of_ours(run: Run) -> Iterator[tuple[str, str]]:
-    """(key, path) of each path in the settings that this account owns and would read."""
+    """Return (key, path) of each path in the settings that this account owns and would read."""
     root = str(run.run_dir)
     found = [(f"launch.{key}", getattr(run.launch, key)) for key in ("output", "error")]
     found += [(f"watch.disk[{index}].path", one.path) for index, one in enumerate(run.watch.disk or ())]
@@ -124,7 +129,10 @@ def _paths_of_ours(run: Run) -> Iterator[tuple[str, str]]:
 
 
 def _is_ours_at(path: str) -> bool:
-    """Does the file at the path, or its folder, belong to this account? Of a pattern the folders count. Unseen is ours."""
+    """Return whether the file at the path, or its folder, belongs to this account.
+
+    Of a pattern the folders count. A path that cannot be seen counts as ours.
+    """
     here = Path(path.partition("%")[0] if "%" in path else path)
     for place in (here, *here.parents):
         try:
@@ -137,7 +145,7 @@ def _is_ours_at(path: str) -> bool:
 
 
 def _link_to_ours(run_dir: Path | None) -> Path | None:
-    """A link in another account's run directory to a folder of this account, whose pages would be read as the run's."""
+    """Return a link in another account's run directory to a folder of this account, whose pages would be read as the run's."""
     try:
         if run_dir is None or run_dir.stat().st_uid == os.geteuid():
             return None
@@ -183,7 +191,7 @@ def _shown(argv: tuple[str, ...]) -> str:
 
 
 def _mark(path: Path, found: os.stat_result, text: bytes, environ: Mapping[str, str]) -> Path:
-    """Stands in this account's state when the file, of this owner and with this text, was accepted by ``--trust``."""
+    """Return the mark in this account's state that ``--trust`` has accepted the file, of this owner and with this text."""
     what = f"{path.absolute()}\0{found.st_uid}\0".encode("utf-8", "surrogateescape") + text
     return state_dir(environ) / "trusted" / hashlib.sha256(what).hexdigest()
 

@@ -1,4 +1,4 @@
-"""The ``checkpoints:`` section: where they lie, which are kept, and where copies lie."""
+"""The ``checkpoints:`` section: the folder of the checkpoints, those that are kept, and the places of copies."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ class RetainSettings(Strict):
     each one in use, are always kept."""
 
     last: Annotated[int, Field(ge=ALWAYS)] = ALWAYS
-    """Keep so many of the newest."""
+    """Keep this many of the newest."""
     every: Annotated[int, Field(ge=1)] | None = None
-    """Of each stretch of so many steps keep the first one."""
+    """Keep the first one of each stretch of this many steps."""
     best: Annotated[int, Field(ge=0)] = 0
-    """Keep so many of the best by ``metric``."""
+    """Keep this many of the best by ``metric``."""
     metric: str = ""
     """A metric that ``guard.checkpoint(metrics=...)`` or ``ftsupervise checkpoints commit --metric`` reported."""
     better: Literal["low", "high"] = "low"
-    """The end of the metric that is the better one."""
+    """Whether the highest or the lowest value of the metric is the best."""
     copied: bool = False
     """Remove only checkpoints that have a copy elsewhere (``checkpoints.offload``)."""
     before_full: bool = False
@@ -42,7 +42,7 @@ class RetainSettings(Strict):
 
 
 class OffloadSettings(Strict):
-    """Where copies of the checkpoints lie. ``ftsupervise checkpoints offload`` makes them, from the crontab as a rule."""
+    """The places for copies of the checkpoints. ``ftsupervise checkpoints offload`` makes them, from the crontab as a rule."""
 
     to: tuple[str, ...]
     """A folder, or an object store as fsspec writes it (s3://bucket/prefix), or a list of both. The store's package finds the
@@ -67,7 +67,7 @@ class OffloadSettings(Strict):
 
 
 class CheckpointSettings(Strict):
-    """Where the run's checkpoints lie, and what is verified before it goes on from one."""
+    """The folder of the run's checkpoints, and the verification before the run goes on from one."""
 
     path: Path | None = declared("checkpoints.path")
     pattern: str = "*"
@@ -76,10 +76,10 @@ class CheckpointSettings(Strict):
     quarantine_after: int = declared("checkpoints.quarantine_after")
     incremental: int = declared("checkpoints.incremental")
     adopt: bool = False
-    """Write the manifest of those that another program completed (ftsupervise checkpoints upkeep)."""
+    """Write the manifests of checkpoints that another program completed (ftsupervise checkpoints upkeep)."""
     snapshot_every: int | None = declared("checkpoints.snapshot_every")
     snapshot_copies: Share = declared("checkpoints.snapshot_copies")
     retain: RetainSettings | None = None
     """The checkpoints to keep. Without it none is removed."""
     offload: OffloadSettings | None = None
-    """Where copies lie. Without it none are made."""
+    """The places for copies. Without it none are made."""

@@ -57,7 +57,7 @@ _BOUNDS = {
 
 class _Finding(NamedTuple):
     path: KeyPath
-    members: tuple[tuple[KeyPath, str], ...]  # which member of the union at which path was tried
+    members: tuple[tuple[KeyPath, str], ...]  # the member of the union, at each path, that was tried
     kind: str
     message: str
     given: Any
@@ -75,7 +75,8 @@ def refusal(problems: Iterable[Problem]) -> ConfigError:
 
 
 def sentences(error: ValidationError, document: Document, model: type[BaseModel]) -> list[Problem]:
-    """Each finding of pydantic at its place in the file, but for keys that a problem of the document covers already.
+    """Return each finding of pydantic at its place in the file, but for keys that a problem of the document covers
+    already.
 
     Values under the name of a secret are never repeated.
     """
@@ -114,7 +115,7 @@ def _finding(item: Any, value: Any) -> _Finding:
 
 
 def _chosen(found: list[_Finding]) -> list[_Finding]:
-    """One voice for each union: the member that fits best, or all of them in one sentence if none has the form."""
+    """Choose one voice for each union: the member that fits best, or all of them in one sentence if none has the form."""
     for place in sorted({place for finding in found for place, _ in finding.members}, key=len):
         members: dict[str, list[_Finding]] = {}
         for finding in found:
@@ -163,7 +164,7 @@ def _problem(finding: _Finding, document: Document, known: Known) -> Problem:
     elif finding.kind == "missing":
         text = _missing(path, known)
     else:
-        # Of an address only the host is shown: the rest may be a webhook's secret.
+        # Only the host of an address is shown: the rest may be a webhook's secret.
         text = _ADDRESS.sub(r"\1\2/...", _wrong(finding, document))
     if place is None:
         return Problem("", 0, 0, path, text)
@@ -204,7 +205,7 @@ def _unknown(path: KeyPath, given: Any, document: Document, known: Known) -> str
 
 
 def _without_misspelled(found: list[_Finding], document: Document, known: Known) -> list[_Finding]:
-    """``comand:`` is one mistake, not an unknown key and a missing ``command``."""
+    """Leave out a missing key that was misspelt: ``comand:`` is one mistake, not an unknown key and a missing ``command``."""
     meant = {
         (*f.path[:-1], close)
         for f in found
@@ -221,7 +222,7 @@ def _close(path: KeyPath, here: Sequence[str]) -> list[str]:
 
 
 def _no_tag(finding: _Finding, document: Document, known: Known) -> tuple[KeyPath, str]:
-    """An item of a list of alternatives that is none of them."""
+    """Explain an item of a list of alternatives that is none of them."""
     path, given = finding.path, finding.given
     here = known.keys(path, {})
     if isinstance(given, dict):
@@ -339,7 +340,7 @@ class Known:
         return list(dict.fromkeys(key for schema in self._at(path, value) for key in schema.get("properties", {})))
 
     def example(self, path: KeyPath) -> str:
-        """How the value of the key at ``path`` may be written; "" when the schema has no example."""
+        """Return how the value of the key at ``path`` may be written; "" when the schema has no example."""
         for schema in self._at(path, {}):
             if schema.get("examples"):
                 return json.dumps(schema["examples"][0], ensure_ascii=False)
@@ -351,7 +352,7 @@ class Known:
         return ""
 
     def homes(self, key: str) -> list[KeyPath]:
-        """Every path that ends in ``key``, lists left out."""
+        """Return every path that ends in ``key``, lists left out."""
         return [path for path in self._paths(self._root, ()) if path[-1] == key]
 
     def _paths(self, schema: dict[str, Any], path: KeyPath) -> Iterator[KeyPath]:
@@ -392,7 +393,7 @@ def _below(schema: dict[str, Any], step: int | str) -> Iterator[dict[str, Any]]:
 
 
 def _other_kind(form: dict[str, Any], value: Any) -> bool:
-    """Does ``value`` say, by a key with one allowed word, that it is another alternative?"""
+    """Return whether ``value`` says, by a key with one allowed word, that it is another alternative."""
     properties = form.get("properties", {})
     if not isinstance(value, dict):
         return False

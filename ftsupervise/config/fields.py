@@ -90,8 +90,10 @@ def _refuse_control_characters(value: object, *, several_lines: bool) -> None:
 
 
 def _refuse_secrets(value: object) -> None:
-    """Settings are read by everybody who may read the run, and stand in the job script. An address with a password can still
-    be shown (without it) and fixed; ``launch`` refuses it."""
+    """Refuse secrets: settings are read by everybody who may read the run, and stand in the job script.
+
+    An address with a password can still be shown (without it) and fixed; ``launch`` refuses it.
+    """
     if isinstance(value, (str, Path)):
         if (found := secrecy.kind(str(value))) and found != secrecy.WITH_PASSWORD:
             raise ValueError(f"{found} stands here; no setting holds a secret, only the file or the variable that does")
@@ -105,7 +107,7 @@ def _refuse_secrets(value: object) -> None:
 
 
 def wrong_at(path: tuple[str | int, ...], sentence: str) -> PydanticCustomError:
-    """A validator's error about the key ``path`` below its model, so that the message points there."""
+    """Return a validator's error about the key ``path`` below its model, so that the message points there."""
     context: dict[str, Any] = {"at": path, "sentence": sentence}
     return PydanticCustomError("wrong_at", "{sentence}", context)
 
@@ -197,7 +199,7 @@ Off = Literal[False, "off"]
 
 
 def off_is_null(kind: object) -> BeforeValidator:
-    """For a setting of ``kind`` that null switches off: false and "off" do so too."""
+    """Let false and "off" switch off, as null does, a setting of ``kind``."""
 
     def read(value: object) -> object:
         if value is False or value == "off":

@@ -36,7 +36,8 @@ def run_dir_of_config(path: Path) -> RunDir:
 
 
 def _plain_run_dir(path: Path) -> RunDir | None:
-    """The answer for a file that has one plain ``name:`` line and no ``run_dir``, without loading YAML; else None.
+    """Return the answer for a file that has one plain ``name:`` line and no ``run_dir``, without loading YAML; else
+    None.
 
     A YAML parser would be half the cost of ``kill``. Lines that are not quite plain are left to it.
     """
@@ -69,7 +70,7 @@ def _strict_run_dir(path: Path) -> RunDir:
 
 
 def find_run(argument: str | None, *, launched: bool = True) -> RunDir:
-    """The run that ``argument`` (a directory, a YAML file, a name, or nothing) means.
+    """Return the run that ``argument`` (a directory, a YAML file, a name, or nothing) means.
 
     Raises NotFound; also for a run that has no directory yet, unless ``launched`` is False.
     """
@@ -100,7 +101,8 @@ def _find_run(argument: str | None) -> RunDir:
         if (path / CONFIG_NAME).is_file():
             return run_dir_of_config(path / CONFIG_NAME)
         raise NotFound(
-            f"{argument} is no run: it holds neither an {CONFIG_NAME} nor switches/", hint=f"ls {_quoted(argument)}"
+            f"{argument} is not a run directory: it holds neither an {CONFIG_NAME} nor switches/",
+            hint=f"ls {_quoted(argument)}",
         )
     if path.is_file():
         return run_dir_of_config(path)
@@ -165,8 +167,8 @@ def cron_directory(argument: Path | None, env: Mapping[str, str] = os.environ) -
     return default_cron_directory(env)
 
 
-# The settings that a command means. The same words name a run everywhere: its directory, its ``ftsupervise.yaml``, or the
-# name it was launched under. ``find_run`` finds the directory, the functions below find the settings.
+# The settings that a command means. The same words name a run everywhere: its directory, its ``ftsupervise.yaml``, or
+# the name it was launched under. ``find_run`` finds the directory, the functions below find the settings.
 
 
 def settings_of(name: str | None) -> Path:
@@ -270,7 +272,7 @@ def _of_its_launch(rundir: RunDir) -> Path:
         )
     if not Path(record.config).is_file():
         raise NotFound(
-            f"{name} was launched from {record.config}, which is not there any more", hint=f"name its {CONFIG_NAME}"
+            f"{name} was launched from {record.config}, which no longer exists", hint=f"name its {CONFIG_NAME}"
         )
     return Path(record.config)
 
@@ -289,7 +291,7 @@ def outputs(run: Run) -> tuple[str, ...]:
 
 
 def starred(pattern: str, name: str) -> str:
-    """sbatch's pattern as a shell's: the name filled in, "%%" a percent sign, any other "%" and its letter a star."""
+    """Return sbatch's pattern as a shell's: the name filled in, "%%" a percent sign, any other "%" and its letter a star."""
 
     def meant(match: re.Match[str]) -> str:
         return {"%%": "%", "%x": name}.get(match[0], "*")

@@ -56,7 +56,8 @@ class Account(Strict):
 
 
 def load_account(*, environ: Mapping[str, str] | None = None) -> Account:
-    """``alerts``, ``cron`` and ``watch`` as this person's own file and the site's have them; defaults where there is neither.
+    """Return ``alerts``, ``cron`` and ``watch`` of this person's own file and the site's; defaults where there is
+    neither.
 
     Raises ConfigError, NotPermitted.
     """
@@ -99,7 +100,7 @@ def leaves(value: Any, path: KeyPath = ()) -> dict[KeyPath, Any]:
 
 
 def origin_of(document: Document, path: KeyPath) -> str:
-    """Where the setting at ``path`` was said, as ``origins`` has it."""
+    """Return the place of the setting at ``path``, as ``origins`` has it."""
     place = document.places.get(path)
     if place is None:
         return "default"
@@ -157,13 +158,13 @@ def _absolute(value: Any, path: KeyPath, document: Document, base: Path) -> Any:
 
 
 def _start(path: KeyPath, document: Document, base: Path) -> Path:
-    """Where a relative path that stands at ``path`` starts: at the file it is written in."""
+    """Return where a relative path that stands at ``path`` starts: at the file it is written in."""
     place = document.places.get(path)
     return Path(place.file).absolute().parent if place else base
 
 
 def _job_file(text: str, start: Path) -> str:
-    """sbatch knows no "~", and a "%" in what we put before is none of its patterns."""
+    """Make the path of a job's file absolute: sbatch knows no "~", and a "%" in our part is none of its patterns."""
     if text.startswith("/"):
         return text
     home = text.startswith("~/")

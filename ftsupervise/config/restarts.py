@@ -1,4 +1,4 @@
-"""The ``launch.restart:`` section: what is done when the command fails, or stands still."""
+"""The ``launch.restart:`` section: the reaction to a command that fails or stands still."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Kind = Literal["code", "signal", "memory", "node", "disk", "start", "hang", "num
 
 
 class HangSettings(Strict):
-    """When a hung command is ended and started again."""
+    """The time after which a hung command is ended and started again."""
 
     at_least: Annotated[Duration, Positive] = declared("launch.restart.hang.at_least")
     factor: float = declared("launch.restart.hang.factor")

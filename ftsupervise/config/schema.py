@@ -1,4 +1,4 @@
-"""The whole of ``ftsupervise.yaml`` as frozen values. Works with nothing but ``name`` and ``launch.command``.
+"""The whole of ``ftsupervise.yaml`` as frozen values. It works with nothing but ``name`` and ``launch.command``.
 
 The text under each attribute is its description in ``ftsupervise config schema``, and so in an editor.
 """
@@ -53,9 +53,8 @@ from ftsupervise.config.watchdogs import Watch
 from ftsupervise.scheduler import SCHEDULERS
 from ftsupervise.secrecy import assigned, by_name
 
-# The ``cron:`` section: where the crontab emulation lives, how often it looks, and how small its jobs are.
-#
-# Read by ``ftsupervise cron install``, which writes what it decided into the installed folder; a tick reads only that.
+# The ``cron:`` section: where the crontab emulation lives, how often it ticks, and how small its jobs are.  Read by
+# ``ftsupervise cron install``, which writes what it decided into the installed folder; a tick reads only that.
 
 Times = Annotated[
     str,
@@ -71,7 +70,7 @@ class Cron(Strict):
     backend: Literal["auto", "slurm", "scrontab", "crontab", "loop"] = "auto"
     """The back end that starts each slot: a chain of small Slurm jobs, scrontab, crontab, or a loop that a person starts."""
     period: Annotated[Duration, Positive] = timedelta(minutes=5)
-    """One slot every so often, on the wall clock. Below 5m a busy Slurm cannot keep up."""
+    """The time between slots, which lie on the wall clock. Below 5m a busy Slurm cannot keep up."""
     spares: Annotated[int, Field(ge=2, le=20)] = 3
     """The number of next slots whose jobs always wait in the queue; all but one of them may be lost in a row."""
     limit: Annotated[Duration, Positive] = timedelta(minutes=10)
@@ -93,7 +92,7 @@ class Cron(Strict):
     output: Annotated[Size, Field(ge=1000)] = 1_000_000
     """Output kept of one run: the beginning and the end."""
     partition: Names | None = None
-    """Partition of the chain's jobs and of dropped job scripts that name none; best one that shares its nodes."""
+    """Partition of the chain's jobs and of dropped job scripts that name none; best is one that shares its nodes."""
     account: Name | None = None
     """Account of the chain's jobs."""
     qos: Name | None = None
@@ -105,7 +104,7 @@ class Cron(Strict):
     env: tuple[VariableName, ...] = ()
     """Variables the entries get besides PATH, HOME and the virtual environment, as they are at install. Never a secret."""
     trusted: tuple[Name, ...] = ()
-    """Accounts besides you and root whose files in the folders are run, as you: a file's owner decides what it does."""
+    """Accounts besides you and root whose files in the folders are run, as you: the owner of a file decides what it does."""
     trusted_group: Name | None = None
     """A group whose members may write the folders and the crontab file, and so run what they like as you. Default: none."""
 
@@ -145,14 +144,14 @@ class HealthCommand(Strict):
 
 
 class NodeSettings(Strict):
-    """Nodes that have failed the run are excluded: how long, and how many."""
+    """The exclusion of nodes that failed the run: for how long, and how many."""
 
     directory: Path | None = declared("nodes.directory")
     half_life: Annotated[Duration, Positive] = declared("nodes.half_life")
     exclude_at: float = declared("nodes.exclude_at")
     at_most: int | None = declared("nodes.at_most")
     health: HealthCommand | None = None
-    """A command that says how a node is; null: none."""
+    """A command that reports the health of a node; null: none."""
 
 
 Count = Annotated[int, Field(ge=1, le=1_000_000)]
@@ -167,7 +166,7 @@ else:
 
 
 class Launch(Strict):
-    """How the run is put in the queue."""
+    """The way the run is put in the queue."""
 
     command: Annotated[Command, Lines(), Field(examples=["python train.py"])]
     """The command of each rank: text is shell code, a list is a program and its arguments, run as they stand."""
@@ -230,7 +229,7 @@ class Launch(Strict):
     """The run as several copies that agree on each step, by torchft: one may fail while the others train on; null: one copy."""
     distributed: Literal["auto", "never"] = declared("launch.distributed")
     heartbeat: HeartbeatSettings | None = None
-    """How the progress of a command without the guard is seen; null: it is not, inside the job."""
+    """How to see the progress of a command without the guard; null: it is not followed inside the job."""
     requeue: bool = False
     """Let Slurm put a job that lost a node back in the queue; otherwise the next member of the chain takes over."""
     output: Annotated[Annotated[str, Field(min_length=1)] | None, JobFile()] = None
@@ -304,17 +303,17 @@ class Launch(Strict):
 
     @property
     def command_nodes(self) -> int:
-        """On how many nodes one start of the command runs: those of a group, where there are groups."""
+        """Return on how many nodes one start of the command runs: those of a group, where there are groups."""
         return self.nodes if self.replica_groups is None else self.replica_groups.nodes_each
 
     @property
     def job_nodes(self) -> int:
-        """Of one job, without the spare ones."""
+        """Return the nodes of one job, without the spare ones."""
         groups = self.replica_groups
         return self.command_nodes * (groups.count if groups is not None and groups.in_ == "allocation" else 1)
 
     def _of_groups(self) -> None:
-        """Refuse what has another meaning, or none, where each group has nodes of its own."""
+        """Refuse settings that have another meaning, or none, where each group has nodes of its own."""
         if self.replica_groups is None:
             return
         if self.nodes not in (1, self.replica_groups.nodes_each):
@@ -342,7 +341,7 @@ class Sharing(Strict):
     """Members may watch beside you. They share the alerts' journal: they can silence and acknowledge, and what they write
     there goes out through your receivers."""
     nodes: bool = False
-    """Members may exclude, trust and clear nodes, and what their runs saw of nodes counts."""
+    """Members may exclude, trust and clear nodes, and the incidents of their runs count."""
     launch: bool = False
     """Members may launch the run and go on with it. They write its settings, attempts and checkpoints, and these are run
     by the next account that launches or watches it."""
@@ -362,7 +361,7 @@ class Run(Strict):
     share: Sharing = Sharing()
     """The run's group may write the switches; these settings let it write more."""
     nodes: NodeSettings = NodeSettings()
-    """Nodes that have failed the run are excluded: how long, and how many."""
+    """Nodes that failed the run are excluded: for how long, and how many."""
     guard: GuardSettings = GuardSettings()
     """The checks of the guard inside the training loop."""
     checkpoints: CheckpointSettings = CheckpointSettings()

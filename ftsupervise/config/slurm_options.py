@@ -99,7 +99,7 @@ VariableValue = Annotated[
     str, BeforeValidator(_number_as_text), WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "integer"}]})
 ]
 
-# Option of sbatch -> what to write instead.
+# Option of sbatch -> the setting to write in its place.
 _OURS = {
     "account": "launch.account",
     "array": "launch.jobs and launch.chain",
@@ -137,7 +137,7 @@ _OTHERS_WORDS = {
     "wall-time": "time",
     "walltime": "time",
 }
-# Those that sbatch has besides, and that launch.sbatch takes; the ones with a key of their own are named there too.
+# Further options of sbatch that launch.sbatch takes; those with a key of their own are also named there.
 _FURTHER_WORDS = """
     acctg-freq batch bb bbf begin cluster-constraint clusters container container-id contiguous core-spec
     cores-per-socket cpu-freq cpus-per-gpu deadline delay-boot distribution export export-file extra extra-node-info
@@ -165,14 +165,15 @@ _OTHER = frozenset({"no-kill"})
 
 
 def option_name(text: str) -> str:
-    """ "exclusive" of "--exclusive=user"; "" for what is no long option."""
+    """Return "exclusive" for "--exclusive=user"; "" for a word that is no long option."""
     match = _OPTION.fullmatch(text)
     return match[1] if match else ""
 
 
 def instead_of(key: str, value: object) -> str:
-    """The setting to write in place of an option of sbatch written as the key ``key``; "" where neither it nor
-    another scheduler has one of that name."""
+    """Return the setting to write in place of an option of sbatch written as the key ``key``; "" where neither it nor
+    another scheduler has one of that name.
+    """
     name = key.replace("_", "-")
     if name in ("mail-type", "mail-user"):
         return (

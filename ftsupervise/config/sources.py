@@ -54,11 +54,11 @@ _INLINE = re.compile(r"-[a-z]*c")  # bash -c, sh -ec, python -c: the next word o
 
 
 def read(path: Path, environ: Mapping[str, str], text: bytes | None = None, *, strangers: bool = False) -> Document:
-    """The project file with the person's and the site's beneath it, variables filled in. Problems are collected.
+    """Return the project file with the person's and the site's beneath it, variables filled in. Problems are collected.
 
-    ``text``: the text of the project file, when it was read already. ``strangers``: another account wrote it, so no variable of
-    this account is filled in there, because its writer would see the value in names and paths. Raises NotFound, NotPermitted
-    or ConfigError where a file cannot be read at all.
+    ``text``: the text of the project file, when it was read already. ``strangers``: another account wrote it, so no
+    variable of this account is filled in there, because its writer would see the value in names and paths. Raises
+    NotFound, NotPermitted or ConfigError where a file cannot be read at all.
     """
     merged = _sections(read_file(path) if text is None else checked(parse(text, str(path)), path))
     if merged.value is None:
@@ -83,7 +83,7 @@ def _over_outer_files(merged: Document, environ: Mapping[str, str], problems: li
 
 
 def read_outer(environ: Mapping[str, str], keys: tuple[str, ...]) -> Document:
-    """The sections ``keys`` of the person's own file and the site's only, for matters of no single run."""
+    """Return the sections ``keys`` of the person's own file and the site's only, for matters of no single run."""
     problems: list[Problem] = []
     merged = _over_outer_files(Document({}, {}, []), environ, problems)
     value = {key: merged.value[key] for key in keys if key in merged.value}
@@ -124,7 +124,7 @@ def read_outer_file(path: Path, environ: Mapping[str, str]) -> Document:
 
 
 def of_strangers(path: Path) -> str:
-    """``path`` where another account may have written the file, else "": for ``fill``."""
+    """Return ``path`` where another account may have written the file, else "": for ``fill``."""
     try:
         return str(path) if ownership.distrust(path.stat(), path) else ""
     except OSError:
@@ -156,7 +156,9 @@ def read_bytes(path: Path) -> tuple[bytes, os.stat_result]:
 
 
 def is_by_hand(root: Path) -> bool:
-    """Is it the directory of a run that ``ftsupervise run`` was typed for, and no launch? It has no settings of its own."""
+    """Return whether it is the directory of a run that ``ftsupervise run`` was typed for, without a launch or settings
+    of its own.
+    """
     return (root / "switches").is_dir() and not any(os.path.lexists(root / name) for name in ("launches", LAUNCHED))
 
 
@@ -253,7 +255,7 @@ def escape(text: str, *, shell: bool = False) -> str:
 
 
 def reads_shell(path: KeyPath, before: object = None) -> bool:
-    """Is the text at ``path`` shell code? ``before``: the item before it, where it is one of a list."""
+    """Return whether the text at ``path`` is shell code. ``before``: the item before it, where it is one of a list."""
     if path and isinstance(path[-1], int):
         return isinstance(before, str) and _INLINE.fullmatch(before) is not None
     return path in SHELL
@@ -314,9 +316,7 @@ class _Filling:
         if text.startswith("$$"):
             return text[1:]
         if self.secret and not self.file:
-            return (
-                text  # no setting holds a secret: the sentence about that comes later, without a look at the variable
-            )
+            return text  # no setting holds a secret: the error about that comes later, without a look at the variable
         if not text.startswith("${") and self.secret:
             return self._problem(text, "a variable without braces is not filled in; write ${NAME}")
         if not text.startswith("${"):

@@ -41,7 +41,7 @@ _NULL = frozenset({"~", "Null", "NULL"})
 
 
 class Place(NamedTuple):
-    """Where a value and its key stand. Lines and columns count from 1."""
+    """The place of a value and its key. Lines and columns count from 1."""
 
     file: str
     line: int
@@ -75,7 +75,7 @@ class Document(NamedTuple):
 
 
 def dotted(path: KeyPath) -> str:
-    """("watch", "disk", 1, "free") -> "watch.disk[1].free"."""
+    """Return "watch.disk[1].free" for ("watch", "disk", 1, "free")."""
     text = ""
     for step in path:
         if isinstance(step, int):
@@ -87,8 +87,10 @@ def dotted(path: KeyPath) -> str:
 
 
 def secret_at(path: KeyPath) -> bool:
-    """Does the last key of ``path`` name a secret, so that its value is never repeated in an error? ``password_file``
-    and ``key_env`` do, too: a person may have put the secret itself there."""
+    """Return whether the last key of ``path`` names a secret, so that its value is never repeated in an error.
+
+    ``password_file`` and ``key_env`` do, too: a person may have put the secret itself there.
+    """
     words = [step for step in path if isinstance(step, str)]
     return bool(words) and (by_name(words[-1]) or _NAMES_ONE.search(words[-1]) is not None)
 
@@ -304,7 +306,7 @@ class _Conversion:
 
 
 def _written_out(text: str) -> str:
-    """1e3 as 1000; "" where that would be long, or it is another kind of number."""
+    """Return 1e3 as 1000; "" where that would be long, or it is another kind of number."""
     if not _POWER.fullmatch(text):
         return ""
     number = float(text)

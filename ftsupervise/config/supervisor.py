@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 
 class Form(Enum):
-    """How a value is written in a flag."""
+    """The form of a value in a flag."""
 
     COUNT = "N"
     NUMBER = "X"
@@ -70,7 +70,7 @@ SETTINGS = (
     ),
     Setting(
         "--grace", "", "grace", _SECONDS, 25.0, least=0,
-        help="How long the command gets, when the job is asked to stop, before it is killed.",
+        help="How long the command may take to stop, when the job is asked to, before it is killed.",
     ),
     Setting(
         "--space-wait", "", "space_wait", _SECONDS, 600.0, least=0,
@@ -148,8 +148,8 @@ SETTINGS = (
     ),
     Setting(
         "--min-nodes", "launch.min_nodes", "care.least", Form.COUNT, None, least=1, most=1_000_000,
-        help="The command can run on so many nodes, too: when nodes are lost and none can take their place, it starts again on "
-        "those that are left. Default: it needs launch.nodes.",
+        help="The command can also run on as few nodes as this: when nodes are lost and none can take their place, it starts "
+        "again on those that are left. Default: it needs launch.nodes.",
     ),
     Setting(
         "--nodes-dir", "nodes.directory", "care.directory", Form.FOLDER, None,
@@ -169,8 +169,9 @@ SETTINGS = (
     ),
     Setting(
         "--health", "nodes.health.command", "care.health", Form.TEXT, "",
-        help="Shell code that says how a node is. Exit 0: well; 1: reported, counts a little; 2: the node is not used; 3 and "
-        "others: unknown. Where it does not end while it ends on other nodes, the node is not used either.",
+        help="Shell code that reports the health of a node. Exit 0: healthy; 1: reported, counts a little; "
+        "2: the node is not used; 3 and others: unknown. Where it does not end while it ends on other nodes, the node is not "
+        "used either.",
     ),
     Setting(
         "--health-timeout", "nodes.health.timeout", "care.health_timeout", _SECONDS, 30.0, above=0,
@@ -205,19 +206,19 @@ SETTINGS = (
     ),
     Setting(
         "--loss-tolerate", f"{_LOSS}.tolerate", "guard.LOSS_TOLERATE", Form.COUNT, 0, least=0, most=1_000_000, bare=None,
-        help="So many losses in a row may be no number before the run stops, where the loop leaves such a step out.",
+        help="This many losses in a row may be no number before the run stops, where the loop skips such a step.",
     ),
     Setting(
         "--loss-patience", f"{_LOSS}.patience", "guard.LOSS_PATIENCE", Form.COUNT, 200, least=16, most=1_000_000, bare=None,
-        help="A loss diverges when so many in a row stood high and did not come back; as many must have been given before.",
+        help="A loss diverges when this many in a row are high and do not come down; as many must have been reported before.",
     ),
     Setting(
         "--loss-back", f"{_LOSS}.back", "budgets.loss_back", Form.COUNT, 100, least=0, most=1_000_000_000,
-        help="resume goes on from the newest checkpoint that is at least so many steps older than the trouble.",
+        help="resume goes on from the newest checkpoint that is at least this many steps older than the trouble.",
     ),
     Setting(
         "--loss-tries", f"{_LOSS}.tries", "budgets.loss_tries", Form.COUNT, 3, least=1, most=1000,
-        help="So often it resumes for the same trouble, each time from an older checkpoint; then the brake stops the chain.",
+        help="It resumes this often for the same trouble, each time from an older checkpoint; then the brake stops the chain.",
     ),
     Setting(
         "--guard-stop-before", "guard.stop_before", "guard.STOP_BEFORE", _SECONDS, None, above=0,
@@ -245,13 +246,13 @@ SETTINGS = (
     ),
     Setting(
         "--quarantine-after", "checkpoints.quarantine_after", "budgets.quarantine_after", Form.COUNT, 2, least=0, most=1000,
-        help="A checkpoint is set aside after so many attempts in a row that began from it and failed in the same way, and the "
-        "run goes on from the one before. Fewer than same_failure, so that the brake does not come first. 0: never.",
+        help="A checkpoint is set aside after this many attempts in a row that began from it and failed in the same way, and "
+        "the run goes on from the one before. Fewer than same_failure, so that the brake does not come first. 0: never.",
     ),
 )  # fmt: skip
 BY_KEY = {setting.key: setting for setting in SETTINGS if setting.key}
 
 
 def default(value: str) -> Any:
-    """The default of what ``run.Options`` has at ``value`` ("budgets.same_failure")."""
+    """Return the default of the value ``value`` of ``run.Options`` ("budgets.same_failure")."""
     return next(setting.default for setting in SETTINGS if setting.value == value)

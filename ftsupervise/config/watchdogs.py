@@ -48,7 +48,7 @@ class Section(Strict):
 
 
 class IsRunning(Section):
-    """Is a job of the run in the queue, running or able to run?"""
+    """The job of the run: it must be in the queue, running or able to run."""
 
     completing_for: Duration = 10 * _M
     """How long a job may be COMPLETING before an alert."""
@@ -62,7 +62,7 @@ Signal = Literal["step", "beat", "checkpoint", "log", "gpu"]
 
 
 class Hang(Section):
-    """Does the run make progress? Hung only if every signal of it stands still for longer than this run's own past allows."""
+    """Progress. The run hangs only if every signal of it stands still for longer than this run's own past allows."""
 
     signals: tuple[Signal, ...] = ()
     """The signals that count as progress. Default: steps and beats of the guard, steps found in the log and new checkpoints;
@@ -198,7 +198,7 @@ class Gpu(Section):
 
 
 class CheckpointsSection(Section):
-    """Do checkpoints come when they should, whole and of the usual size?"""
+    """Checkpoints: they come when they should, whole and of the usual size."""
 
     cadence: Span | None = None
     """Time between two of them; default: learned from those that are there."""
@@ -242,22 +242,22 @@ class Exec(Section):
 
 
 class Recovery(Section):
-    """Has a later attempt trained since the last failure?"""
+    """Recovery: a later attempt has trained since the last failure."""
 
     start: Span = 10 * _M
     """How long an attempt may take from its start to its first step before it counts as not recovered."""
 
 
 class Watchers(Section):
-    """Are the other watches of this run still running?"""
+    """The other watches of this run, which must still run."""
 
 
 class BrakeSection(Section):
-    """Has the chain been stopped, because the same failure came again without progress (launch.restart)?"""
+    """The brake: the chain was stopped, because the same failure came again without progress (launch.restart)."""
 
 
 class Watch(Strict):
-    """How often to check from outside, and what to check."""
+    """The checks from outside, and how often they are made."""
 
     every: Span = 5 * _M
     """How often ``ftsupervise watch`` is meant to check."""
@@ -298,4 +298,4 @@ class Watch(Strict):
         return value
 
 
-GENERAL = ("every", "metrics")  # the keys of ``watch`` that are no watchdog
+GENERAL = ("every", "metrics")  # keys of ``watch`` that are not watchdogs

@@ -74,7 +74,7 @@ class CronChain:
 
     @property
     def alive(self) -> bool:
-        """Something in the queue will still tick."""
+        """Return whether something in the queue will still tick."""
         return bool(self.ahead or self.overdue or self.running)
 
 
@@ -117,7 +117,7 @@ def chain_in(jobs: Iterable[Job], name: str, now: datetime, period: timedelta, s
 
 @dataclass(frozen=True)
 class Extended:
-    """The result of one look at the queue. ``chain`` is None when the queue could not be read: then nothing was changed."""
+    """The result of one look at the queue. ``chain`` is None when the queue could not be read; nothing was changed then."""
 
     chain: CronChain | None
     jobs: tuple[Job, ...] | None = None
@@ -163,7 +163,7 @@ def extend(cron: CronDir, installed: Installed, scheduler: Slurm, now: datetime)
 
 
 def drained(scheduler: Slurm) -> tuple[str, ...] | None:
-    """The nodes that Slurm has drained by itself after its controller was killed; None when it could not be asked."""
+    """Return the nodes that Slurm has drained by itself after its controller was killed; None when it could not be asked."""
     try:
         return scheduler.drained(DUPLICATE)
     except Error:
@@ -171,7 +171,7 @@ def drained(scheduler: Slurm) -> tuple[str, ...] | None:
 
 
 def drained_words(nodes: Sequence[str]) -> str:
-    """A clause that says that Slurm has drained ``nodes``, and why; "" for none."""
+    """Return a clause that says that Slurm has drained ``nodes``, and why; "" for none."""
     if not nodes:
         return ""
     names = compress_hostlist(tuple(nodes))
@@ -182,7 +182,7 @@ def drained_words(nodes: Sequence[str]) -> str:
 
 
 def options(installed: Installed, slot: datetime) -> tuple[str, ...]:
-    """The options of sbatch for the job of ``slot``. Its times are UTC: the caller sets TZ."""
+    """Return the options of sbatch for the job of ``slot``. Its times are UTC: the caller sets TZ."""
     begin = slot.astimezone(timezone.utc).strftime("%Y-%m-%dT%H:%M:%S")
     return (f"--begin={begin}", f"--comment={slot_comment(installed.id, slot)}")
 
@@ -203,7 +203,7 @@ def directives(cron: CronDir, installed: Installed) -> tuple[str, ...]:
 
 
 def job_limit(limit: timedelta) -> timedelta:
-    """The time limit of a tick's job whose entries may run for ``limit``: whole minutes, as Slurm keeps them."""
+    """Return the time limit of a tick's job whose entries may run for ``limit``: whole minutes, as Slurm keeps them."""
     return -(-(limit + _MARGIN) // timedelta(minutes=1)) * timedelta(minutes=1)
 
 
@@ -213,7 +213,7 @@ def command(cron: CronDir, installed: Installed) -> tuple[str, ...]:
 
 
 def script(cron: CronDir, installed: Installed) -> str:
-    """The text of ``state/tick.sbatch``: one file for every slot, which comes as its argument.
+    """Return the text of ``state/tick.sbatch``: one file for every slot, which comes as its argument.
 
     Raises ValueError for what cannot stand in a job script.
     """
@@ -303,7 +303,7 @@ def with_directives(script: str, first: tuple[str, ...], last: tuple[str, ...], 
 
 
 def living(run: EntryRun, queue: Iterable[Job]) -> Job | None:
-    """The job of an open run, if it is in the queue."""
+    """Return the job of an open run, if it is in the queue."""
     comment = run.start.job_comment
     return next((job for job in queue if comment and job.comment == comment), None)
 

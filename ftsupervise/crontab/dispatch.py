@@ -49,7 +49,7 @@ class CronSlot:
 
     @property
     def living(self) -> frozenset[str] | None:
-        """Ids of jobs that run or may yet run; None when Slurm could not be asked."""
+        """Return the ids of jobs that run or may yet run; None when Slurm could not be asked."""
         if self.queue is None:
             return None
         return frozenset(job.raw_id or job.base_id for job in self.queue if job.state is not JobState.COMPLETING)
@@ -104,7 +104,7 @@ def _owed(slot: CronSlot, entry: CronEntry) -> Due:
 
 
 def busy(slot: CronSlot, newest: EntryRun | None) -> str:
-    """Why an entry whose newest run is ``newest`` must not start now; "" if it may."""
+    """Return why an entry whose newest run is ``newest`` must not start now; "" if it may."""
     if newest is None or not newest.open:
         return ""
     start = newest.start
@@ -114,18 +114,19 @@ def busy(slot: CronSlot, newest: EntryRun | None) -> str:
         job = chain.living(newest, slot.queue)
         if job is not None:
             return f"its job {job.id} is {job.state.value}"
-        return f"it is not known whether its job {start.job_id} has ended"  # if it were, ``follow`` had written it down
+        # otherwise ``follow`` would have recorded it
+        return f"it is not known whether its job {start.job_id} has ended"
     if slot.lost(newest):
         return ""
     return f"it has been running since {newest.began:%H:%M:%S} UTC on {start.host or 'another host'}"
 
 
 def _write_missed(slot: CronSlot, entry: CronEntry, owed: Due) -> None:
-    """Record the slots that an entry missed and that are not made good."""
+    """Record the slots that an entry missed and that no later run makes up for."""
     if owed.missed and (folder := slot.claim(entry, slot.start(entry), owed.missed[-1])):
         times = f"{len(owed.missed)} slots" if len(owed.missed) > 1 else "the slot"
         span = show_duration((slot.at - owed.missed[0]).total_seconds())
-        slot.end(folder, "missed", f"{times} of the last {span} missed, and not made good")
+        slot.end(folder, "missed", f"{times} of the last {span} missed, and no later run makes up for them")
 
 
 # ---------------------------------------------------------------------------------------------------------- one run
@@ -136,7 +137,7 @@ def _begin(slot: CronSlot, entry: CronEntry, missed: int) -> list[execute.Task]:
     start = slot.start(entry, missed)
     try:
         folder = slot.claim(entry, start)
-    except OSError:  # a full disk, which the disk watchdog among the entries is there to report
+    except OSError:  # a full disk: the disk watchdog among the entries reports it
         folder = Path(tempfile.mkdtemp(prefix="ftsupervise-cron-"))
     if folder is not None and entry.kind is EntryKind.JOB:
         _submit(slot, entry, folder, start)
@@ -162,7 +163,7 @@ def _submit(slot: CronSlot, entry: CronEntry, folder: Path, start: RunStart) -> 
         job = slot.jobs().submit(script, script_path=copy, token=start.job_comment, env=env)
         history.write_start(folder, replace(start, at=slot.clock(), output=output, job_id=job.job_id))
     except SchedulerUnavailable:
-        return  # it may be in the queue all the same: its comment is looked for at the next tick
+        return  # it may be in the queue all the same: the next tick looks for its comment
     except Error as error:
         slot.end(folder, "failed", error.message)
     except (ValueError, OSError) as error:
@@ -202,7 +203,10 @@ class RunByHand:
 
 
 def entry_called(cron: CronDir, installed: Installed, name: str) -> CronEntry:
-    """The entry ``name``: "hourly/disk", or "disk" if there is one. Raises NotFound, saying why a file is passed over."""
+    """Return the entry ``name``: "hourly/disk", or "disk" if there is only one.
+
+    Raises NotFound, saying why a file is passed over.
+    """
     found = find(cron, installed)
     matching = [entry for entry in found.entries if name in (entry.name, entry.name.partition("/")[2])]
     if len(matching) == 1:
@@ -223,7 +227,7 @@ def run_now(slot: CronSlot, entry: CronEntry, *, again: bool, echo: execute.Echo
     """
     why = busy(slot, history.newest_begun(slot.cron, entry.key))
     if why and not again:
-        raise Refused(f"{entry.name} is not started: {why}", hint="--again starts it all the same")
+        raise Refused(f"{entry.name} is not started: {why}", hint="--again starts it anyway")
     start = slot.start(entry)
     folder = slot.claim(entry, start)
     if folder is None:

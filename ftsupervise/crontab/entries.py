@@ -61,7 +61,7 @@ def slots_after(now: datetime, period: timedelta, count: int) -> tuple[datetime,
 
 @dataclass(frozen=True)
 class Schedule:
-    """When something is due: five fields (or a nickname) in a time zone; ``@tick`` is every slot."""
+    """Times at which something is due: five fields (or a nickname) in a time zone; ``@tick`` is every slot."""
 
     text: str
     zone: tzinfo
@@ -94,7 +94,7 @@ def five_fields(text: str) -> str:
 
 
 def check(text: str) -> None:
-    """Raises ValueError with a sentence unless ``text`` is a schedule."""
+    """Check that ``text`` is a schedule. Raises ValueError with a sentence unless it is."""
     if text == TICK:
         return
     from cronsim import CronSim, CronSimError
@@ -107,17 +107,18 @@ def check(text: str) -> None:
 
 @dataclass(frozen=True)
 class Due:
-    """Is an entry due at a slot, and which earlier slots has it missed?"""
+    """Says whether an entry is due at a slot, and which earlier slots it has missed."""
 
     run: bool = False
     missed: tuple[datetime, ...] = ()  # earlier slots at which it should have run and did not
 
 
 def due(schedule: Schedule, slot: datetime, period: timedelta, last: datetime, *, once: bool) -> Due:
-    """Is the entry due at ``slot``, and which slots did it miss since ``last`` (its last run, or the time it was first seen)?
+    """Return whether the entry is due at ``slot``, and the slots missed since ``last`` (its last run, or when it was
+    first seen).
 
-    An entry has one run a slot, however many of its times lie between this slot and the one before. ``once``: one run makes
-    up for all missed slots.
+    An entry has one run a slot, however many of its times lie between this slot and the one before. ``once``: one run
+    makes up for all missed slots.
     """
     window = slot - period
     on_time = schedule.next_after(max(last, window), period)
@@ -174,7 +175,7 @@ class PassedOver:
 
     name: str
     why: str
-    wanted: bool = True  # its author surely meant it to run, so that passing over it is worth an alert
+    wanted: bool = True  # its author surely meant it to run, so passing over it is worth an alert
 
 
 @dataclass(frozen=True)
@@ -216,7 +217,7 @@ def _read_folder(
         passed.append(PassedOver(f"{folder}/", f"{reason}: chmod go-w {shlex.quote(str(place))}"))
         return
     if len(names) > _MOST:
-        many = f"{len(names)} files are in it; those after the first {_MOST} are not looked at"
+        many = f"{len(names)} files are in it; those after the first {_MOST} are ignored"
         passed.append(PassedOver(f"{folder}/", many))
     for name in names[:_MOST]:
         path = place / name
@@ -236,7 +237,8 @@ def _read_folder(
 
 
 def judge(name: str, mode: int, *, executable: bool) -> EntryKind | PassedOver:
-    """Is a file called ``name`` in a cron folder an executable or a job script, or why is it passed over? Pure.
+    """Return whether a file called ``name`` in a cron folder is an executable or a job script, or why it is passed over.
+    Pure.
 
     ``mode`` as stat(2) gives it, links followed.
     """
@@ -270,7 +272,7 @@ class CrontabLine:
     when: str
     command: str
     stdin: str = ""
-    zone: str = ""  # CRON_TZ, where one is set
+    zone: str = ""  # CRON_TZ, if one is set
     env: dict[str, str] = field(default_factory=dict)
 
 
@@ -337,7 +339,7 @@ def _line(text: str) -> tuple[str, str, str]:
     if text.startswith("@"):
         when, command = [*text.split(None, 1), ""][:2]
         if when == "@reboot":
-            raise ValueError("@reboot cannot be used here: the cron does not run on one machine and sees none boot")
+            raise ValueError("@reboot cannot be used here: the cron is not bound to one machine and sees none boot")
     else:
         parts = text.split(None, 5)
         when, command = " ".join(parts[:5]), parts[5] if len(parts) > 5 else ""
@@ -359,7 +361,7 @@ def _zone(name: str) -> str:
 
 
 def _line_name(when: str, command: str, taken: set[str]) -> str:
-    """Its program and a short digest of its time and command; added to ``taken``."""
+    """Return its program and a short digest of its time and command; the name is added to ``taken``."""
     program = re.sub(r"[^A-Za-z0-9_-]+", "-", command.split()[0].rpartition("/")[2]).strip("-") or "line"
     digest = sha256(f"{when}\0{command}".encode()).hexdigest()[:6]
     first = name = f"{program[:40]}-{digest}"

@@ -25,7 +25,7 @@ MARK = "FTSUPERVISE_CRON_RUN"
 _GRACE = 5.0  # seconds between SIGTERM and SIGKILL
 _UNKILLABLE = 5.0  # seconds a process may take to die of SIGKILL before it is left behind
 _AT_ONCE = 8
-Echo = Callable[[bytes], None] | None  # gets the output too, as it comes
+Echo = Callable[[bytes], None] | None  # also gets the output, as it comes
 
 
 @dataclass(frozen=True)
@@ -219,7 +219,7 @@ def _step(one: _RunningTask, before: frozenset[int]) -> Ended | None:
         processes.send(left, signal.SIGKILL)
         if now - one.killed > _UNKILLABLE:
             if one.child.poll() is None:
-                one.child.returncode = -signal.SIGKILL  # it is not waited for again
+                one.child.returncode = -signal.SIGKILL  # we do not wait for it again
             return _over(one, seconds, tuple(left))
     return None
 

@@ -54,14 +54,14 @@ class SlotClaim:
     at: datetime | None = None
     late: float | None = None
     job_id: str = ""
-    backend: str = ""  # of the cron that ticked
+    backend: str = ""  # the cron that ticked
     host: str = ""
     pid: int = 0
 
 
 @dataclass(frozen=True)
 class SlotEnd:
-    """end.json of a slot: the work of its tick."""
+    """end.json of a slot: the work that its tick has done."""
 
     at: datetime | None = None
     ran: tuple[str, ...] = ()
@@ -83,7 +83,7 @@ class SlotRecord:
 
 
 def claim_slot(cron: CronDir, slot: datetime, now: datetime, job_id: str, backend: str = "") -> bool:
-    """True for exactly one caller per slot, ever. Raises OSError when the file system cannot say."""
+    """Return True for exactly one caller per slot, ever. Raises OSError when the file system cannot say."""
     folder = cron.slots / stamp(slot)
     try:
         make_folder(cron.slots, parents=True)
@@ -104,7 +104,7 @@ def mark_ensured(cron: CronDir, slot: datetime) -> None:
 
 
 def is_ensured(cron: CronDir, slot: datetime, patience: float) -> bool:
-    """Whether the tick that has the slot has kept the chain; waits up to ``patience`` seconds for it."""
+    """Return whether the tick that has the slot has kept the chain; waits up to ``patience`` seconds for it."""
     until = time.monotonic() + patience
     while True:
         try:
@@ -178,7 +178,7 @@ class RunStart:
     tick_job: str = ""
     missed: int = 0  # slots before this one at which it should have run
     job_comment: Exact = ""  # of the job a job script became
-    output: Exact = ""  # where its output is if not in the folder of the run
+    output: Exact = ""  # where its output is, if not in the folder of the run
     job_id: str = ""
 
 
@@ -265,12 +265,12 @@ def _point_to(folder: Path) -> None:
 
 
 def write_start(folder: Path, start: RunStart) -> None:
-    """Raises OSError."""
+    """Write start.json. Raises OSError."""
     write_json(folder / "start.json", start)
 
 
 def write_end(folder: Path, end: RunEnd) -> None:
-    """Raises OSError."""
+    """Write end.json. Raises OSError."""
     write_json(folder / "end.json", end)
 
 
@@ -280,7 +280,7 @@ def runs(cron: CronDir, key: str, *, most: int = 1000) -> tuple[EntryRun, ...]:
 
 
 def newest_begun(cron: CronDir, key: str) -> EntryRun | None:
-    """The newest run that was started (not skipped or missed): it may still go on."""
+    """Return the newest run that was started (not skipped or missed): it may still go on."""
     found = (_run(cron, key, at) for at in _stamps(cron.runs / key))
     return next((run for run in found if run.end.outcome not in ("skipped", "missed")), None)
 
@@ -315,7 +315,7 @@ def prune_runs(cron: CronDir, key: str, keep: int) -> None:
 
 
 def tail(path: Path, *, lines: int = 15, most: int = 4000) -> str:
-    """The end of an output file, harmless to print; "" if it cannot be read."""
+    """Return the end of an output file, harmless to print; "" if it cannot be read."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         with os.fdopen(fd, "rb") as file:
@@ -328,7 +328,7 @@ def tail(path: Path, *, lines: int = 15, most: int = 4000) -> str:
 
 
 def lost(run: EntryRun, now: datetime, limit: timedelta, ticks: frozenset[str] | None, asked: datetime) -> bool:
-    """Is it an open run of an executable whose tick was killed?
+    """Return whether it is an open run of an executable whose tick was killed.
 
     ``ticks``: ids of the jobs that lived when ``asked``, None when Slurm could not be asked.
     """
@@ -345,7 +345,7 @@ def lost(run: EntryRun, now: datetime, limit: timedelta, ticks: frozenset[str] |
 
 
 def _stamps(folder: Path) -> list[datetime]:
-    """Newest first."""
+    """Return the time stamps among the names, newest first."""
     try:
         with os.scandir(folder) as found:
             names = [one.name for one in found if one.is_dir(follow_symlinks=False)]

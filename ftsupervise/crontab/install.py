@@ -59,7 +59,7 @@ class InstallPlan:
 
 
 def pick(asked: str, env: Mapping[str, str]) -> tuple[str, str]:
-    """(back end, reason). Only the PATH is looked at."""
+    """Return (back end, reason). Only the PATH is searched."""
     if asked != "auto":
         return asked, f"{asked}, as asked for"
     have = {name: shutil.which(name, path=env.get("PATH")) for name in ("sbatch", "scrontab", "crontab")}
@@ -134,7 +134,7 @@ def _notes(installed: Installed, settings: Cron, env: Mapping[str, str]) -> tupl
         if installed.period < timedelta(minutes=5):
             notes.append("below 5m Slurm's own scheduling (30 to 60 s a round) makes slots late")
     if timedelta(days=1) % installed.period:
-        notes.append("this period does not divide the day: slots fall at other times every day")
+        notes.append("this period does not divide the day: slots fall at different times every day")
     if not installed.alerts.get("receivers"):
         notes.append("alerts.receivers is empty in your settings: nobody is notified when an entry fails")
     if installed.secret:
@@ -174,7 +174,7 @@ def install(plan: InstallPlan, now: datetime, scheduler: Slurm | None) -> Instal
     if wanted.backend == "slurm":
         wanted, notes = _fit(wanted)
     _write_folder(cron, wanted)
-    if plan.lines:  # before it is called installed: a table may be refused
+    if plan.lines:  # before the cron counts as installed: a table may be refused
         keepalive.put_lines(wanted, plan.lines)
     write_installed(cron, wanted)
     if before is not None and lives and before.backend != wanted.backend:
@@ -183,7 +183,7 @@ def install(plan: InstallPlan, now: datetime, scheduler: Slurm | None) -> Instal
     if scheduler is None:
         return InstallDone(changed, None, notes)
     if before is not None and lives and changed and before.backend == "slurm":
-        for job in _jobs(wanted, scheduler):  # they would ask for what the old settings asked for
+        for job in _jobs(wanted, scheduler):  # they would ask for the resources of the old settings
             if job.state.waiting:
                 scheduler.cancel(job.base_id, only_pending=True)
     state = keepalive.see_to(cron.root, scheduler, now, thorough=True)
@@ -328,14 +328,14 @@ def remove(cron: CronDir, installed: Installed, now: datetime, scheduler: Slurm 
 class BuiltinScript:
     """One script that comes with ftsupervise, with its folder and the first line of its comment."""
 
-    folder: str  # "hourly"
+    folder: str  # such as "hourly"
     name: str
     about: str
     text: str
 
 
 def builtin_scripts() -> tuple[BuiltinScript, ...]:
-    """All of them, by folder and name; those that are jobs of their own come last."""
+    """Return all of them, by folder and name; those that are jobs of their own come last."""
     top = resources.files("ftsupervise.cron")
     found = []
     for place in (top, top / "as-jobs"):
@@ -349,7 +349,10 @@ def builtin_scripts() -> tuple[BuiltinScript, ...]:
 
 
 def add(cron: CronDir, name: str, folder: str | None = None) -> str:
-    """Put the script called ``name`` into its folder (or ``folder``); its path. Raises NotFound, Refused if it is there."""
+    """Put the script called ``name`` into its folder (or ``folder``) and return its path.
+
+    Raises NotFound, Refused if it is there.
+    """
     known = {one.name: one for one in builtin_scripts()}
     if name not in known:
         raise NotFound(f"no ready-made script is called {name!r}", hint=f"there are: {', '.join(known)}")

@@ -69,17 +69,17 @@ class CronDir:
 
     @property
     def option(self) -> str:
-        """The option that makes a command mean this cron: " --dir DIR"."""
+        """Return the option that makes a command mean this cron: " --dir DIR"."""
         return f" --dir {shlex.quote(str(self.root))}"
 
 
 def dir_option(cron: CronDir) -> str:
-    """``cron.option``; "" for the cron in its usual place, which needs none."""
+    """Return ``cron.option``; "" for the cron in its usual place, which needs none."""
     return "" if cron.root == default_directory(os.environ) else cron.option
 
 
 def journal_of(folder: str) -> Path | None:
-    """Where the alerts of the cron installed in ``folder`` are; None if it is no such folder."""
+    """Return the folder of the alerts of the cron installed in ``folder``; None if it is no such folder."""
     cron = CronDir(Path(folder))
     try:
         return cron.alerts if cron.installed.is_file() else None
@@ -88,7 +88,7 @@ def journal_of(folder: str) -> Path | None:
 
 
 def journal_of_default(env: Mapping[str, str]) -> Path | None:
-    """Where the alerts of the cron in its usual place are; None if it never had any."""
+    """Return the folder of the alerts of the cron in its usual place; None if there never was one."""
     cron = CronDir(default_directory(env))
     return cron.alerts if cron.alerts.is_dir() else None
 
@@ -111,13 +111,14 @@ class Installed:
     keep: int
     output: int  # bytes
     options: tuple[Exact, ...]  # of sbatch, for a tick
-    job_options: tuple[Exact, ...]  # of sbatch, for dropped scripts that say nothing else
+    job_options: tuple[Exact, ...]  # of sbatch, for dropped scripts that do not set it themselves
     environment: dict[str, Exact]
     alerts: dict[str, object]
     alerts_from: Exact
     at: datetime
-    since: datetime  # the first install since the cron was last removed; typing install again does not change it
-    removed: Exact = ""  # the account that removed the cron, and when; "" while it is meant to live
+    # when the cron was first installed since it was last removed; typing install again does not change it
+    since: datetime
+    removed: Exact = ""  # the account that removed the cron, and when; "" while it is installed
     note: dict[str, Exact] = field(default_factory=dict)
     trusted: tuple[Exact, ...] = ()  # accounts besides the owner and root whose files are run
     trusted_group: Exact = ""  # a group whose members may write the folders
@@ -131,15 +132,18 @@ class Installed:
 
     @property
     def whole_environment(self) -> dict[str, str]:
-        """The environment of an entry. Slurm does not get it: it keeps a job's environment and shows it to administrators."""
+        """Return the environment of an entry.
+
+        Slurm does not get it: it keeps a job's environment and shows it to administrators.
+        """
         return {**self.environment, **self.secret}
 
 
 def read_installed(cron: CronDir) -> Installed | None:
-    """The decisions of install; None if nothing was installed here.
+    """Return the decisions of install; None if nothing was installed here.
 
-    Raises Error when the file cannot be read, and NotTrusted (one of its kinds) when another account could have written it,
-    for it names the programs that are run.
+    Raises Error when the file cannot be read, and NotTrusted (one of its kinds) when another account could have written
+    it, for it names the programs that are run.
     """
     try:
         found = decode(Installed, parse_object(ownership.read_trusted(cron.installed)))
@@ -147,7 +151,7 @@ def read_installed(cron: CronDir) -> Installed | None:
             raise ValueError("a number that has to be above zero is not")
     except FileNotFoundError:
         return None
-    except PermissionError:  # the outputs and settings of an installed cron are its owner's alone to read
+    except PermissionError:  # only its owner may read the outputs and settings of an installed cron
         try:
             owner = user_name(cron.root.stat().st_uid)
         except OSError:
@@ -157,13 +161,15 @@ def read_installed(cron: CronDir) -> Installed | None:
     except OSError as error:
         raise from_os_error(error, f"read {cron.installed}") from None
     except ValueError as error:
-        hint = f"ftsupervise cron install{dir_option(cron)}   writes it anew"
+        hint = f"ftsupervise cron install{dir_option(cron)}   rewrites it"
         raise Error(f"{cron.installed} is damaged ({error})", hint=hint) from None
     return replace(found, secret=_read_secrets(cron))
 
 
 def _read_secrets(cron: CronDir) -> dict[str, str]:
-    """The variables in ``secrets.env``, which a shell reads too. {} when there are none, or when they cannot be believed."""
+    """Return the variables in ``secrets.env``, which a shell reads too; {} when there are none, or when they cannot be
+    trusted.
+    """
     try:
         text = ownership.read_trusted(cron.secrets, limit=1_000_000).decode("utf-8", "surrogateescape")
         words = shlex.split(text, comments=True)
@@ -173,7 +179,7 @@ def _read_secrets(cron: CronDir) -> dict[str, str]:
 
 
 def need_installed(cron: CronDir) -> Installed:
-    """As ``read_installed``. Raises NotFound if nothing was installed."""
+    """Return the same as ``read_installed``. Raises NotFound if nothing was installed."""
     found = read_installed(cron)
     if found is None:
         raise NotFound(f"no cron is installed in {cron.root}", hint=f"ftsupervise cron install{dir_option(cron)}")
@@ -181,7 +187,7 @@ def need_installed(cron: CronDir) -> Installed:
 
 
 def write_installed(cron: CronDir, installed: Installed) -> None:
-    """Raises CannotWrite or NotPermitted."""
+    """Write the decisions of install. Raises CannotWrite or NotPermitted."""
     try:
         if installed.secret:
             lines = (f"export {name}={shlex.quote(value)}\n" for name, value in sorted(installed.secret.items()))
@@ -202,13 +208,16 @@ def write_installed(cron: CronDir, installed: Installed) -> None:
 
 
 def distrust(path: Path, installed: Installed) -> str:
-    """Why the file that ``path`` leads to is not trusted, as a clause; "" when it is. Raises OSError."""
+    """Return why the file that ``path`` leads to is not trusted, as a clause; "" when it is. Raises OSError."""
     accounts, group = _believed(installed)
     return ownership.distrust_route(path, accounts=accounts, group=group)
 
 
 def distrust_folder(path: Path, installed: Installed) -> str:
-    """The same for a folder whose files are run: it is not trusted if everybody may write it, sticky or not. Raises OSError."""
+    """Return the same for a folder whose files are run: it is not trusted if everybody may write it, sticky or not.
+
+    Raises OSError.
+    """
     mode = path.stat().st_mode
     if mode & stat.S_IWOTH:
         return f"everybody may write {path} (mode {stat.S_IMODE(mode):04o})"
@@ -216,7 +225,7 @@ def distrust_folder(path: Path, installed: Installed) -> str:
 
 
 def read_believed(path: Path, installed: Installed, limit: int) -> bytes:
-    """The bytes of a file that is believed, links followed. Raises NotTrusted, and OSError: EFBIG for more than ``limit``."""
+    """Return the bytes of a trusted file, links followed. Raises NotTrusted, and OSError: EFBIG for more than ``limit``."""
     if reason := distrust(path, installed):
         raise ownership.NotTrusted(reason, hint=ownership.remedy(path.stat(), path))
     accounts, group = _believed(installed)
@@ -224,7 +233,7 @@ def read_believed(path: Path, installed: Installed, limit: int) -> bytes:
 
 
 def _believed(installed: Installed) -> tuple[frozenset[int], int | None]:
-    """The accounts and the group that the settings name."""
+    """Return the accounts and the group that the settings name."""
     import grp
 
     accounts = frozenset(uid for uid in map(user_id, installed.trusted) if uid is not None)
@@ -248,7 +257,7 @@ _RECORDED = frozenset(
 
 
 def recorded(env: Mapping[str, str], chosen: Iterable[str], python: str) -> dict[str, str]:
-    """The variables an entry gets: the known harmless ones, ``chosen`` ones, and a PATH that finds this ftsupervise."""
+    """Return the variables an entry gets: the known harmless ones, ``chosen`` ones, and a PATH that finds this ftsupervise."""
     wanted = _RECORDED | frozenset(chosen)
     found = {key: value for key, value in env.items() if key in wanted or key.startswith("LC_")}
     own = str(Path(python).parent)
@@ -258,7 +267,7 @@ def recorded(env: Mapping[str, str], chosen: Iterable[str], python: str) -> dict
 
 
 def local_zone(env: Mapping[str, str]) -> str:
-    """The name of this machine's time zone; "UTC" where it is unknown."""
+    """Return the name of this machine's time zone; "UTC" where it is unknown."""
     from zoneinfo import ZoneInfo
 
     try:

@@ -37,7 +37,8 @@ if TYPE_CHECKING:
     from ftsupervise.config.schema import Run
     from ftsupervise.scheduler.slurm import Slurm
 
-# scrontab and crontab, where a cluster has them: our lines in a block of the person's own table, and nothing else touched.
+# scrontab and crontab, where a cluster has them: our lines stand in a block of the person's own table, and nothing else
+# is touched.
 
 TABLES = ("crontab", "scrontab")
 _BEGIN, _END = "# begin ftsupervise cron ", "# end ftsupervise cron "
@@ -46,7 +47,7 @@ _NOT_FOR_SCRON = ("--no-requeue",)  # Slurm itself requeues such a job for its n
 
 
 def our_block(cron: CronDir, installed: Installed) -> str:
-    """Our lines, between marks; "" for another back end. Raises UsageError for a period that five fields cannot say."""
+    """Return our lines, between marks; "" for another back end. Raises UsageError for a period that five fields cannot say."""
     if installed.backend not in TABLES:
         return ""
     command = join(chain.command(cron, installed)).replace("%", "\\%")
@@ -57,7 +58,7 @@ def our_block(cron: CronDir, installed: Installed) -> str:
 
 
 def every(period: timedelta) -> str:
-    """ "*/5 * * * *" for 5m, "* * * * *" for 1m, "0 */2 * * *" for 2h."""
+    """Return "*/5 * * * *" for 5m, "* * * * *" for 1m, "0 */2 * * *" for 2h."""
     minutes, rest = divmod(period, timedelta(minutes=1))
     if not rest and minutes and (60 % minutes == 0 or (minutes % 60 == 0 and 24 % (minutes // 60) == 0)):
         if minutes == 1:  # scrontab does not take */1
@@ -72,7 +73,7 @@ def every(period: timedelta) -> str:
 
 
 def with_block(table: str, chain: str, ours: str) -> str:
-    """``table`` with our block in place of the one it had; with ``ours`` empty, without it."""
+    """Return ``table`` with our block in place of the one it had; with ``ours`` empty, without it."""
     rest = _block_of(chain).sub("", table)
     if rest and not rest.endswith("\n"):
         rest += "\n"
@@ -107,7 +108,7 @@ def lost_lines(installed: Installed) -> str:
         return f"its lines are no longer in your {program}"
     lines = [line for line in match[0].splitlines()[1:-1] if not line.startswith("#SCRON")]
     if any(line.startswith("#DISABLED") for line in lines) or not any(line[:1] not in ("#", "") for line in lines):
-        return f"its lines in your {program} are disabled, as scancel does it"
+        return f"its lines in your {program} are disabled, as scancel does"
     return ""
 
 
@@ -126,7 +127,7 @@ def read_table(installed: Installed) -> str:
     if re.search(r"no crontab", said, re.I):
         return ""
     if re.search(r"not enabled|disabled|not supported|Unknown command|not allowed", said, re.I):
-        raise NotFound(f"{program} is there and not in use here: {done.words()}", hint="--backend slurm, or loop")
+        raise NotFound(f"{program} exists but is not in use here: {done.words()}", hint="--backend slurm, or loop")
     raise Error(f"{program} -l failed: {done.words()}", hint="nothing was changed")
 
 
@@ -170,7 +171,7 @@ def look_after_for(run: Run, scheduler: Slurm, now: datetime) -> Finding | None:
 
 
 def look_after(directory: Path | None, scheduler: Slurm, now: datetime, *, run: str) -> Finding | None:
-    """A running job's finding about the cron that watches it, after ``see_to``. Call it once a period.
+    """Return a running job's finding about the cron that watches it, after ``see_to``. Call it once a period.
 
     None while there is no cron to look after (nothing installed, or removed by its owner).
     """
@@ -257,8 +258,10 @@ def _judge(done: chain.Extended, installed: Installed, age: timedelta) -> CronSt
 def _see_to_lines(
     cron: CronDir, installed: Installed, newest: datetime | None, now: datetime, *, thorough: bool
 ) -> CronState:
-    """The state of a cron that a table or a loop keeps. Lines that were disabled are put back; ``thorough`` checks for them
-    even while slots come."""
+    """Check a cron that a table or a loop keeps. Lines that were disabled are put back.
+
+    ``thorough`` checks for them even while slots come.
+    """
     bound = max(3 * installed.period, timedelta(minutes=3))
     lives = newest is not None and now - newest < bound
     if (thorough or not lives) and (restored := _restore(cron, installed)):
@@ -283,11 +286,11 @@ def _restore(cron: CronDir, installed: Installed) -> str:
             put_lines(installed, our_block(cron, installed))
     except Error:  # nothing was changed, and the last slot tells the state
         return ""
-    return f"cron was stopped ({lost}); they were put back" if lost else ""
+    return f"cron was stopped ({lost}); the lines were put back" if lost else ""
 
 
 def _first_to_revive(cron: CronDir, slot: datetime) -> bool:
-    """True for one caller per slot, so that twenty runs that find the chain dead make one new one."""
+    """Return True for one caller per slot, so that twenty runs that find the chain dead make one new one."""
     folder = cron.state / "revivals"
     try:
         make_folder(folder)

@@ -23,7 +23,7 @@ from ftsupervise.truth import Health
 if TYPE_CHECKING:
     from ftsupervise.scheduler.slurm import Slurm
 
-_MOST = 100_000  # slots that are looked for
+_MOST = 100_000  # number of slots that are searched for
 
 
 @dataclass(frozen=True)
@@ -37,18 +37,18 @@ class EntryStatus:
 
     @property
     def last(self) -> EntryRun | None:
-        """The newest run that is over."""
+        """Return the newest run that is over."""
         over = (run for run in self.runs if run.end.outcome in ("ok", "failed", "unknown") or run.at in self.lost)
         return next(over, None)
 
     @property
     def current(self) -> EntryRun | None:
-        """The run that goes on."""
+        """Return the run that goes on."""
         return next((run for run in self.runs if run.open and run.at not in self.lost), None)
 
     @property
     def word(self) -> str:
-        """The result of the last run in a word; if none has ended yet, the state of the first one."""
+        """Return the result of the last run in a word; if none has ended yet, the state of the first one."""
         if self.last is not None:
             return "cut off" if self.last.at in self.lost else self.last.end.outcome
         if self.current is not None:
@@ -74,7 +74,7 @@ class SlotsSeen:
 
     @property
     def died(self) -> tuple[SlotRecord, ...]:
-        """Claimed, and never finished; the newest may still be at it."""
+        """Return whether the slot was claimed and never finished; the newest may still be at it."""
         return tuple(slot for slot in self.known[:-1] if slot.end is None)
 
 
@@ -92,12 +92,12 @@ class CronStatus:
     newest: datetime | None = None  # the last slot that this back end has ticked at
     warnings: tuple[str, ...] = ()  # warnings of Slurm's commands beside their answers
     drained: tuple[str, ...] = ()  # nodes that Slurm has drained by itself
-    lost_lines: str = ""  # says how our lines in the person's table were lost
+    lost_lines: str = ""  # a clause that says how our lines in the person's table were lost
 
     @property
     def verdict(self) -> str:
-        """REMOVED, ALIVE, LATE (no slot for two periods, jobs wait), DEAD, UNSTARTED (its loop was never started),
-        WAITING (lines in a table, and their first time has not come) or UNKNOWN.
+        """Return one of REMOVED, ALIVE, LATE (no slot for two periods, jobs wait), DEAD, UNSTARTED (its loop was never
+        started), WAITING (lines in a table whose first time has not come) or UNKNOWN.
 
         ALIVE rests on what was seen: a tick of this very back end, or jobs of the chain in the queue.
         """
@@ -191,21 +191,22 @@ def slots_until(known: Iterable[SlotRecord], installed: Installed, now: datetime
 #
 # Every entry gets a finding at every tick, from its last run that ended: a failure stays one until a run is good again.
 
-_CUT_OFF = 3  # ticks in a row that never ended are no accident: too little memory, a broken installation
+_CUT_OFF = 3  # several ticks in a row that never ended are no accident: too little memory, or a broken installation
 
 _ENTRY = Words("This entry does not do its work.", "cat {output}", "ftsupervise cron run {name}{dir}")
 _PASSED = Words("These files and lines do not run.", "ftsupervise cron list{dir}", severity=Severity.INFO)
 _MISSED = Words("Entries run late, or not at all.", "ftsupervise cron status{dir}")
 _TROUBLE = _MISSED._replace(do="ftsupervise cron ensure{dir}")
 _DRAINED = Words(
-    "It stays so until an administrator resumes them; a run that needs them waits.",
+    "They stay drained until an administrator resumes them; a run that needs them waits.",
     "sinfo -R",
     "ask your administrator: scontrol update nodename={nodes} state=resume",
 )
 
 
 def findings(slot: CronSlot, found: CronEntries, trouble: str, nodes: Sequence[str] | None) -> list[Finding]:
-    """One for every entry that has run, one for all that is passed over, one for the slots, one for drained nodes.
+    """Return one finding for every entry that has run, one for all files and lines passed over, one for the slots, one for
+    drained nodes.
 
     ``trouble``: the error that kept this slot from extending the chain; ``nodes``: None when Slurm was not asked.
     """
@@ -236,7 +237,9 @@ def run_name(slot: CronSlot) -> str:
 
 
 def _entry_finding(slot: CronSlot, key: str, known: str | None) -> Finding | None:
-    """None for an entry that has not run yet; ``known``: its name, None when its file is no longer there."""
+    """Return the finding about an entry; None if it has not run yet. ``known``: its name, None when its file is no
+    longer there.
+    """
     try:
         runs = history.runs(slot.cron, key, most=10)
     except OSError:
@@ -283,7 +286,7 @@ def _judge(runs: Sequence[EntryRun], lost: Sequence[datetime]) -> tuple[Health, 
 
 
 def _slots(slot: CronSlot, trouble: str) -> Finding:
-    """The chain itself: successors that could not be submitted, and slots missed before this one."""
+    """Report on the chain itself: successors that could not be submitted, and slots missed before this one."""
     missed, period = missed_slots(slot), slot.installed.period.total_seconds()
     many = len(missed) if len(missed) >= slot.installed.spares else 0
     late = (slot.now - slot.at).total_seconds()

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from ftsupervise.scheduler import Scheduler
     from ftsupervise.scheduler.slurm import Slurm
 
-_PATIENCE = timedelta(seconds=10)  # a job that came second waits so long for the first one to keep the chain
+_PATIENCE = timedelta(seconds=10)  # a job that came second waits this long for the first one to keep the chain
 _NOTIFY = 60.0  # seconds of the job that are kept for notifying people
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
@@ -68,7 +68,7 @@ def tick(
     """
     installed = need_installed(cron)
     if installed.removed or (installed.backend == "slurm" and installed.owner != user_name()):
-        return None  # two people installed here at the same moment, and the other one has it
+        return None  # two people installed here at the same moment, and the other install won
     started = time.monotonic()
     at = floor(now, installed.period)
     at = max(slot, at) if slot is not None and slot - now < installed.period else at  # this node's clock may be behind
@@ -124,7 +124,9 @@ def _keep(cron: CronDir, installed: Installed, controller: Slurm, now: datetime,
 def _first_in_queue(
     installed: Installed, at: datetime, slot: datetime | None, job_id: str, queue: tuple[Job, ...] | None
 ) -> bool:
-    """On a disk that takes no claim the queue decides: the job made for this very slot, and of several the lowest."""
+    """Return whether this job is first in the queue, which decides on a disk that takes no claim: the job made for this
+    very slot, and of several the lowest.
+    """
     if queue is None or slot != at or as_count(job_id) is None:
         return False
     rivals = [
@@ -137,10 +139,10 @@ def _first_in_queue(
 
 
 def _work(slot: CronSlot, found: CronEntries, started: float) -> tuple[CronSlot, SlotEnd, str]:
-    """The slot, its results, and the error of ours that ended the work ("" if none did)."""
+    """Return the slot, its results, and the error of ours that ended the work ("" if none did)."""
     try:
         slot = _follow(slot, found)
-        # an entry may run to its bound, but never into the end of this job, whose last minute is for notifying
+        # an entry may run to its bound, but never into the last minute of this job, which is kept for notifying
         limit = slot.installed.limit
         left = chain.job_limit(limit).total_seconds() - (time.monotonic() - started) - _NOTIFY
         return slot, work(slot, found.entries, bound=max(1.0, min(limit.total_seconds(), left))), ""
@@ -169,8 +171,11 @@ def _follow(slot: CronSlot, found: CronEntries) -> CronSlot:
 
 
 def _drained(slot: CronSlot, extended: chain.Extended, controller: Slurm) -> tuple[str, ...] | None:
-    """Nodes that Slurm has drained by itself; None if Slurm was not asked. It is asked only when its controller did not answer,
-    slots were missed, or nodes were drained at the last slot: a normal slot costs no further question."""
+    """Return the nodes that Slurm has drained by itself; None if Slurm was not asked.
+
+    It is asked only when its controller did not answer, slots were missed, or nodes were drained at the last slot: a
+    normal slot costs no further question.
+    """
     if extended.chain is None:
         return None
     spares = slot.installed.spares
@@ -196,7 +201,7 @@ def _notify(
         if not any(finding.health is Health.BAD for finding in seen) and not slot.cron.alerts.is_dir():
             return ()
         return _record(slot, seen, trouble)
-    except Exception as error:  # the slot is recorded to its end, whatever failed
+    except Exception as error:  # the slot is recorded to its end, whatever fails here
         trouble += [f"alerts could not be recorded: {type(error).__name__}: {error}", traceback.format_exc()]
         return ()
 
@@ -212,7 +217,7 @@ def _record(slot: CronSlot, seen: list[Finding], trouble: list[str]) -> tuple[st
     try:
         settings = Alerts.model_validate_json(json.dumps(slot.installed.alerts))
     except ValidationError as error:
-        trouble.append(f"no alert is sent: the alerts settings cannot be read ({error.error_count()} mistakes)")
+        trouble.append(f"no alert is sent: the alerts settings have {error.error_count()} mistakes")
         return ()
     journal = Journal(slot.cron.alerts)
     recorded = record(journal, seen, settings, slot.now, run_name=run_name(slot), where=str(slot.cron.root))

@@ -119,6 +119,30 @@ class Checkpoints:
             if not self.over():
                 raise
 
+    def finish(
+        self,
+        staged: Path,
+        step: int | None,
+        metrics: Mapping[str, float],
+        barrier: Callable[[], object] | None,
+        ranks: Collection[int] | None,
+        beat: Callable[[], object],
+    ) -> bool | None:
+        """For each rank, once its part is written: rank 0 commits, behind the barrier where several have written. False: a
+        newer attempt has begun. None: this rank saw no commit within COMMIT_WITHIN.
+
+        ``ranks``: those that meet at the barrier; None: all. Raises OSError.
+        """
+        commits = self._place.rank == 0
+        if barrier is None:
+            return self.commit(staged, step, metrics, ()) if commits else True
+        before = self.identity(staged.name)
+        self.list_own(staged)
+        barrier()
+        if commits:
+            return self.commit(staged, step, metrics, range(self._place.world) if ranks is None else ranks)
+        return self.is_committed(staged, before, beat)
+
     def commit(self, staged: Path, step: int | None, metrics: Mapping[str, float], ranks: Collection[int]) -> bool:
         """Write the manifest of the staged folder, and make it the checkpoint of that name, replacing an existing one.
         ``ranks``: those that left lists. False: a newer attempt has begun.

@@ -49,7 +49,8 @@ class Guard:
     run_for      seconds after which to save and stop, whatever the job's limit.
     signals      what counts as Slurm's warning; SIGTERM (preemption, scancel, the time limit) is one by default.
 
-    Raises ValueError for arguments that make no sense; nothing else, and nothing at all once constructed.
+    Raises ValueError for arguments that make no sense; nothing else, and nothing at all once constructed. It takes more
+    arguments than other functions here, because each is a setting that a person may write in a training script by its name.
     """
 
     def __init__(
@@ -157,17 +158,7 @@ class Guard:
                     raise
                 self._is_over()
                 return
-            done: bool | None = self._place.rank != 0
-            lists: Collection[int] = ()
-            if barrier is not None:
-                before = self._checkpoints.identity(staged.name)
-                self._checkpoints.list_own(staged)
-                barrier()
-                lists = ranks if ranks is not None else range(self._place.world)
-                if done:
-                    done = self._checkpoints.is_committed(staged, before, self.beat)
-            if self._place.rank == 0:
-                done = self._checkpoints.commit(staged, whole(step), metrics or {}, lists)
+            done = self._checkpoints.finish(staged, whole(step), metrics or {}, barrier, ranks, self.beat)
         if done:
             self.saved(step)
         elif done is None:

@@ -11,18 +11,31 @@ T = TypeVar("T")
 
 def in_time(work: Callable[[], T], seconds: float) -> T | None:
     """Return what ``work`` returns, or None where it takes longer than ``seconds``. Raises what it raises in time."""
-    done: list[T] = []
-    failed: list[Exception] = []
+    return OneAtATime()(work, seconds)
 
-    def run() -> None:
-        try:
-            done.append(work())
-        except Exception as error:
-            failed.append(error)
 
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    thread.join(max(0.0, seconds))
-    if failed:
-        raise failed[0]
-    return done[0] if done else None
+class OneAtATime:
+    """The same for calls that are made again and again: while one of them hangs, no other is begun behind it."""
+
+    def __init__(self) -> None:
+        self._last: threading.Thread | None = None
+
+    def __call__(self, work: Callable[[], T], seconds: float) -> T | None:
+        if self._last is not None and self._last.is_alive():
+            return None
+        done: list[T] = []
+        failed: list[Exception] = []
+
+        def run() -> None:
+            try:
+                done.append(work())
+            except Exception as error:
+                failed.append(error)
+
+        thread = threading.Thread(target=run, daemon=True)
+        self._last = thread
+        thread.start()
+        thread.join(max(0.0, seconds))
+        if failed:
+            raise failed[0]
+        return done[0] if done else None

@@ -76,20 +76,9 @@ class AsyncCheckpoints:
         with self._guard.phase("save"):
             if wait:
                 self._join(self._until(None))
-            busy = self._thread is not None and self._thread.is_alive()
             new = BackgroundCheckpoint(self._guard, step, name, metrics)
-            unstaged = self._stage(new) if self._rank == 0 else ""
-            votes = self._gather((busy, unstaged), self._loop)
-            if any(busy for busy, _ in votes):
-                if wait:
-                    new.failed("the save before is not over")
-                else:
-                    new.skipped()
-                return False
-            folder = new.stage(anew=False) if not votes[0][1] else None
+            folder = self._begin(new, wait)
             if folder is None:
-                self._save = new
-                new.failed(votes[0][1])
                 return False
             writer = self._writer(folder)
             faults = _faults_of(writer)
@@ -165,6 +154,23 @@ class AsyncCheckpoints:
                 return
             self._thread.join(min(_BEAT, left))
             self._guard.beat()
+
+    def _begin(self, new: BackgroundCheckpoint, wait: bool) -> Path | None:
+        """The folder of ``new``, on each rank; None where the ranks agree that it is not saved, and it is told why."""
+        busy = self._thread is not None and self._thread.is_alive()
+        unstaged = self._stage(new) if self._rank == 0 else ""
+        votes = self._gather((busy, unstaged), self._loop)
+        if any(busy for busy, _ in votes):
+            if wait:
+                new.failed("the save before is not over")
+            else:
+                new.skipped()
+            return None
+        folder = new.stage(anew=False) if not votes[0][1] else None
+        if folder is None:
+            self._save = new
+            new.failed(votes[0][1])
+        return folder
 
     def _stage(self, new: BackgroundCheckpoint) -> str:
         """Why it cannot be staged; "" when it is."""

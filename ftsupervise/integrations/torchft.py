@@ -22,7 +22,7 @@ import socket
 import sys
 import time
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import timedelta
 from importlib import import_module
 from math import ceil, inf
@@ -32,17 +32,24 @@ from ftsupervise.errors import ConfigError
 from ftsupervise.guard import Decision, Guard
 from ftsupervise.guard.loop_checkpoints import name_of
 from ftsupervise.guard.process_group import find_process_group
-from ftsupervise.guard.settings import Voice, place
-from ftsupervise.integrations.torchft_limits import GroupLimits
+from ftsupervise.guard.settings import RankContext, Voice, place
+from ftsupervise.guard.stop_reasons import from_vote
+from ftsupervise.host.in_time import in_time
+from ftsupervise.integrations.torchft_doubt import StepDoubt, told_by
+from ftsupervise.integrations.torchft_limits import LEAVING, GroupLimits
 from ftsupervise.integrations.torchft_mended import (
     DistributedDataParallel,
     HTTPTransport,
     MendedManager,
+    OneThread,
     ProcessGroupGloo,
     torch,
     torchft,
 )
+from ftsupervise.integrations.torchft_stalls import StallRecorder
 from ftsupervise.integrations.torchft_votes import Agreed, propose
+from ftsupervise.replicas.groups import leaves
+from ftsupervise.replicas.stalls import write_seen
 from ftsupervise.rundir.switches import KILL, read_switch
 from ftsupervise.truth import Health
 
@@ -52,6 +59,7 @@ _TURN = 120.0  # seconds for which a group waits until the one before it has sav
 _SILENCE = 12  # a source of weights may be silent for this part of the time that their copy may take: 5 s
 _ANSWER = 2.0  # seconds for an answer of the lighthouse, when all have come or their time is over
 _POLL = 0.2
+_LOOK = 2.0  # seconds for a look at a file
 
 
 class ReplicaManager(MendedManager):
@@ -79,11 +87,13 @@ class ReplicaManager(MendedManager):
         self._agreed = Agreed()
         self._began = inf  # when this group began to compute by itself
         self._committed: bool | None = None  # of the iteration that runs; None: it has not come to a commit
+        self._doubt, self._sight = StepDoubt(found.minimum), StallSight(self._place)
         address, port = _store(self._place.rank, self._place.world)
         seconds = found.timeouts
         super().__init__(
             while_waiting=self._waits_no_longer,
             again=seconds.join + _ANSWER,
+            doubts=self._doubts,
             pg=pg or _process_group(seconds.process_group),
             load_state_dict=None,
             state_dict=None,
@@ -143,6 +153,10 @@ class ReplicaManager(MendedManager):
     def should_commit(self, timeout: Any = None) -> bool:
         self._agree()
         self._committed = super().should_commit(timeout)
+        if self._committed:
+            self._doubt.committed(self.current_step(), _clock())
+        if not self.left:
+            self._sight.after(self.current_step() if self._committed else None, self._client.members)
         return self._committed
 
     @property
@@ -196,10 +210,18 @@ class ReplicaManager(MendedManager):
         if self.left:
             return
         decided = self._agreed.to_come()
-        number, own = self._in_group(*propose(self.guard.vote(), self.current_step(), decided, self.limits.own_causes))
+        vote = self.guard.vote()
+        number, own = self._in_group(*propose(vote, self.current_step(), decided, self._own_causes(vote)))
         box = torch.tensor([number], dtype=torch.int64, device=self._device())
         self.allreduce(box, reduce_op=dist.ReduceOp.MAX).wait()
         self._agreed = Agreed(decided if self.errored() else max(decided, int(box)), own)
+
+    def _own_causes(self, vote: int) -> tuple[str, ...]:
+        """The causes to stop that concern this group alone."""
+        own, rundir = self.limits.own_causes, self._place.rundir
+        if from_vote(vote).cause != LEAVING or rundir is None or not in_time(lambda: leaves(rundir), _LOOK):
+            return own
+        return (*own, LEAVING)
 
     def _compare(self) -> None:
         """All timeouts are derived from the time that a group takes until it meets the others."""
@@ -216,11 +238,19 @@ class ReplicaManager(MendedManager):
     def _waits_no_longer(self, waited: float) -> bool:
         """A group that waits is alive. It leaves when the run is over, and the others have gone."""
         self.guard.beat()
+        self._sight.waited = waited
         if waited < self.limits.patience:
             return False
         why = self._over()
         if why:
             self._voice.once(f"{why}: leaving, after {waited:.0f} s without the other groups")
+        return bool(why)
+
+    def _doubts(self, quorum: Any) -> bool:
+        """A step that no group can have made is not believed: this group waits until the one that tells it is gone."""
+        why = self._doubt.of(told_by(quorum), _clock())
+        if why:
+            self._voice.once(why)
         return bool(why)
 
     def _over(self) -> str:
@@ -242,6 +272,23 @@ class ReplicaManager(MendedManager):
 
     def _device(self) -> str:
         return "cuda" if "nccl" in self._pg.getBackendName() else "cpu"
+
+
+class StallSight:
+    """What this group sees of the others' losses, written down by its first rank, in a thread: the disk may hang."""
+
+    def __init__(self, place: RankContext) -> None:
+        self.waited = 0.0  # seconds in the quorum of the step that runs
+        self._folder = place.attempt_dir if place.rank == 0 else None
+        self._recorder, self._thread = StallRecorder(), OneThread("stalls")
+
+    def after(self, step: int | None, members: Iterable[str]) -> None:
+        """``step`` is committed, with these members; None: it was tried in vain."""
+        waited, self.waited = self.waited, 0.0
+        if step is None:
+            self._recorder.failed()
+        elif self._recorder.committed(step, members, waited, time.time()) and self._folder is not None:
+            self._thread.submit(write_seen, self._folder, list(self._recorder.stalls))
 
 
 class _Counters:
@@ -297,6 +344,11 @@ def _store(rank: int, world: int) -> tuple[str, int]:
         return address, port
     _stores.append(dist.TCPStore(address, port, is_master=rank == 0, wait_for_workers=False))
     return address, _stores[-1].port
+
+
+def _clock() -> float:
+    """Seconds that go on while the machine sleeps."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 _stores: list[Any] = []  # they end with the process

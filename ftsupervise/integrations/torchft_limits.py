@@ -10,8 +10,9 @@ from typing import NamedTuple
 from ftsupervise.errors import ConfigError
 from ftsupervise.guard.memory_limits import GPU, HOST
 from ftsupervise.guard.stop_reasons import SUPERSEDED
+from ftsupervise.model import CauseKind
 from ftsupervise.replicas.timeouts import ENV_PROCESS_GROUP, Timeouts, derive, majority, problems
-from ftsupervise.rundir.paths import ENV_MIN_REPLICAS, ENV_SLOWEST_STEP
+from ftsupervise.rundir.paths import ENV_GROUP_JOB, ENV_MIN_REPLICAS, ENV_SLOWEST_STEP
 
 ENV_LIGHTHOUSE, ENV_GROUP, ENV_GROUPS = "TORCHFT_LIGHTHOUSE", "REPLICA_GROUP_ID", "NUM_REPLICA_GROUPS"
 _OF_TORCHFT = {
@@ -21,6 +22,9 @@ _OF_TORCHFT = {
 }
 _SLOWEST = 3.0  # seconds, where nothing is said: the timeouts are the shortest ones
 _OWN = (HOST, GPU, SUPERSEDED)  # causes to stop that concern one group alone
+# the same for a group with a job of its own: the end of that job is no affair of the others, which train on in theirs
+_OF_ITS_JOB = (CauseKind.RUN_TIME, CauseKind.TIME_LIMIT, CauseKind.WARNING, CauseKind.TOLD)
+LEAVING = CauseKind.TOLD.value  # a group that a person lets leave is told so by its supervisor
 
 
 class GroupLimits(NamedTuple):
@@ -71,7 +75,7 @@ class GroupLimits(NamedTuple):
             timeouts=found,
             slowest_step=slowest,
             patience=found.join + found.process_group,
-            own_causes=_OWN,
+            own_causes=(*_OWN, *(one.value for one in _OF_ITS_JOB if env.get(ENV_GROUP_JOB))),
         )
 
 

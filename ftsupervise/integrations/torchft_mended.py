@@ -9,6 +9,7 @@
     Fence                     a restarted lighthouse counts its quorums from 1 again, so that groups skip a new quorum or
                               meet addresses of an old one, and one may wait for ever for the answer of the dead one;
                               upstream has no issue of it yet
+    doubt of a step           the highest step that a manager tells is believed, whatever it is (torchft_doubt.py)
     HTTPTransport             a group that comes back waits a minute for the weights of a source that has failed meanwhile
     waiting in short pieces   a group that waits for a quorum can be told neither from a hung one nor to leave, and its process
                               would not end before the quorum
@@ -33,6 +34,7 @@ from ftsupervise.integrations.needed import needed
 
 VERSION = "0.2."  # what all this was tried with
 _WAIT = 0.5  # seconds between two looks around while a group waits for the others
+_DOUBTED = 1.0  # seconds after which a quorum is asked for again whose step is not believed
 
 
 def _torchft() -> Any:
@@ -169,10 +171,12 @@ class HTTPTransport(_Http):  # type: ignore[misc] # torchft is not installed whe
 
 class Fence:
     """The manager's client, whose quorum ids are of one life of the lighthouse, of these members and of this step, and which
-    asks again after so many seconds: of the calls that a lighthouse takes along when it dies, some are never answered."""
+    asks again after so many seconds: of the calls that a lighthouse takes along when it dies, some are never answered. It asks
+    again too for an answer that it ``doubts``, after a second."""
 
-    def __init__(self, client: Any, again: float) -> None:
-        self._inside, self._again = client, timedelta(seconds=again)
+    def __init__(self, client: Any, again: float, doubts: Callable[[Any], bool]) -> None:
+        self._inside, self._again, self._doubts = client, timedelta(seconds=again), doubts
+        self.members: tuple[str, ...] = ()  # of the last quorum: "g002:3f0c…"
         self.closed = False
         self._seen: tuple[int, tuple[str, ...]] | None = None
         self._id = 0
@@ -186,10 +190,16 @@ class Fence:
             left = timedelta(seconds=max(0.1, end - time.monotonic()))
             try:
                 quorum = self._inside._quorum(timeout=min(left, self._again), **asked)
-                break
             except TimeoutError:
                 if left <= self._again or self.closed:
                     raise
+                continue
+            if not self._doubts(quorum):
+                break
+            if self.closed or time.monotonic() + _DOUBTED >= end:
+                raise TimeoutError("the highest step of the quorum is not believed")
+            time.sleep(_DOUBTED)
+        self.members = tuple(quorum.replica_ids)
         seen = (quorum.quorum_id, tuple(quorum.replica_ids))
         if (
             seen != self._seen or quorum.heal
@@ -202,13 +212,16 @@ class Fence:
 
 class MendedManager(_Manager):  # type: ignore[misc] # torchft is not installed where mypy runs
     """torchft's manager, mended. ``while_waiting``: called about twice a second with the seconds that this group has waited for
-    a quorum; True: it waits no longer, and leaves. ``again``: seconds after which it asks for a quorum anew."""
+    a quorum; True: it waits no longer, and leaves. ``again``: seconds after which it asks for a quorum anew. ``doubts``: is this
+    quorum not believed?"""
 
-    def __init__(self, *, while_waiting: Callable[[float], bool], again: float, **options: Any) -> None:
+    def __init__(
+        self, *, while_waiting: Callable[[float], bool], again: float, doubts: Callable[[Any], bool], **options: Any
+    ) -> None:
         self._while_waiting, self._again = while_waiting, again
         self.left = False  # it did not wait for the others: nothing is agreed on with them any more
         super().__init__(**options)
-        self._client: Any = Fence(self._client, again)
+        self._client: Any = Fence(self._client, again, doubts)
         self._executor.shutdown(wait=False)
         self._executor: Any = OneThread("quorum")
 

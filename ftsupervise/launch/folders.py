@@ -44,7 +44,7 @@ def make_folders(run_dir: RunDir, share: Sharing | None) -> None:
 
 
 def _of_attempts(run_dir: RunDir) -> Iterator[Path]:
-    """The folders that attempts have made so far: the next one seals and sweeps them, whoever launched it."""
+    """Return the folders that attempts have made so far: the next one seals and sweeps them, whoever launched it."""
     staging = run_dir.checkpoints / STAGING
     if staging.is_dir():
         yield staging
@@ -57,7 +57,7 @@ def _of_attempts(run_dir: RunDir) -> Iterator[Path]:
 
 
 def _folders(run_dir: RunDir, share: Sharing | None) -> list[tuple[Path, bool]]:
-    """Every folder, those above first, and whether the group may write it."""
+    """Return every folder, those above first, and whether the group may write it."""
     launch = share is not None and share.launch
     watch = share is not None and share.watch
     nodes = share is not None and (share.nodes or share.launch)  # its jobs record incidents of nodes there
@@ -73,7 +73,8 @@ def _folders(run_dir: RunDir, share: Sharing | None) -> list[tuple[Path, bool]]:
 def _open(folder: Path, mode: int, group: int | None) -> None:
     """Set group and mode of a folder of ours; only another person can open theirs."""
     found = folder.lstat()
-    if found.st_uid != os.geteuid() or not stat.S_ISDIR(found.st_mode):  # a link to another disk is its target's affair
+    # a link to another disk is left to its target's owner
+    if found.st_uid != os.geteuid() or not stat.S_ISDIR(found.st_mode):
         return
     if group is not None:
         _give(folder, group)
@@ -94,7 +95,7 @@ def _give(folder: Path, group: int) -> None:
 
 
 def group_id(share: Sharing | None) -> int | None:
-    """The number of ``share.group``; None when none is named. Raises Refused when nobody knows it here."""
+    """Return the number of ``share.group``; None when none is named. Raises Refused when no such group exists here."""
     if share is None or share.group is None:
         return None
     import grp
@@ -106,7 +107,7 @@ def group_id(share: Sharing | None) -> int | None:
 
 
 def handed_over(run_dir: RunDir, share: Sharing) -> tuple[str, ...]:
-    """The rights of the run's group, a sentence each: printed at launch, so that no person shares more than intended."""
+    """Return the rights of the run's group, a sentence each: printed at launch, so that no person shares more than intended."""
     try:
         found = run_dir.switches.stat()
     except OSError:
@@ -115,16 +116,18 @@ def handed_over(run_dir: RunDir, share: Sharing) -> tuple[str, ...]:
     told = []
     if share.watch:
         told.append(
-            f"{group} may watch beside you: it can silence alerts, and what it writes goes out by your receivers"
+            f"{group} may watch beside you: it can silence alerts, and its messages go out through your receivers"
         )
     if share.nodes:
         told.append(f"{group} may exclude, trust and clear nodes of this run")
     if share.launch:
-        told.append(f"{group} may launch and continue the run: what it writes into {run_dir.root} is run as you")
+        told.append(f"{group} may launch and continue the run: commands that it writes into {run_dir.root} run as you")
     root = run_dir.root.stat()
     if root.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not share.launch:
         whoever = "everybody" if root.st_mode & stat.S_IWOTH else f"the group {group_name(root.st_gid)}"
-        told.append(f"{whoever} may write {run_dir.root} itself, and so exchange all in it: chmod go-w {run_dir.root}")
+        told.append(
+            f"{whoever} may write {run_dir.root} itself, and so replace everything in it: chmod go-w {run_dir.root}"
+        )
     if not share.launch and (open_above := _open_above(run_dir.root)):
         told.append(
             f"{open_above}, and so put another run in the place of this one: a folder that only you may write is safer"
@@ -133,7 +136,9 @@ def handed_over(run_dir: RunDir, share: Sharing) -> tuple[str, ...]:
 
 
 def _open_above(root: Path) -> str:
-    """A folder above ``root`` in which accounts other than its owner can rename entries, as a clause; "" if there is none."""
+    """Return a folder above ``root`` in which accounts other than its owner can rename entries, as a clause; "" if
+    there is none.
+    """
     for folder in root.resolve().parents:
         try:
             found = folder.stat()
@@ -145,7 +150,7 @@ def _open_above(root: Path) -> str:
 
 
 def require_own(run_dir: RunDir) -> None:
-    """Raises NotPermitted where the run directory is another account's and not shared, or its owner has changed."""
+    """Check that the run directory is ours or shared with us. Raises NotPermitted, also where its owner has changed."""
     try:
         pinned.require_own(state_dir(), run_dir)
     except OSError as error:

@@ -15,16 +15,14 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ftsupervise import __version__, secrecy
-from ftsupervise.errors import ConfigError, from_os_error
-from ftsupervise.host import ownership, processes
+from ftsupervise.errors import ConfigError
+from ftsupervise.host import processes
 from ftsupervise.hostlist import expand_hostlist
 from ftsupervise.launch.words import in_groups, in_its_job, words_of, words_of_the_whole
 from ftsupervise.rundir.paths import whole_run
 from ftsupervise.scheduler import SLURM
 from ftsupervise.scheduler.ownership import comment
 from ftsupervise.scheduler.parse import is_srun, srun
-from ftsupervise.scheduler.parse import quote as sbatch_quote
 from ftsupervise.units import format_slurm_time
 
 if TYPE_CHECKING:
@@ -35,7 +33,7 @@ PREVIOUS = "ID-OF-THE-JOB-BEFORE"  # stands in a daisy chain's plan until the jo
 _WARN = timedelta(minutes=10)
 _BUILTINS = re.compile(r"exec|cd|export|source|\.|eval|set|unset|ulimit|umask|trap|time|if|for|while|case|test|\[|\{")
 _PLAIN_SHELL = re.compile(r"[A-Za-z0-9_@%+=:,./ -]*")
-# Key of ``launch`` -> option of sbatch, where the value is the option's as it stands.
+# Key of ``launch`` -> option of sbatch, where the value is passed on as it stands.
 _PLAIN = (
     ("partition", "partition"),
     ("account", "account"),
@@ -66,7 +64,9 @@ class PlannedGroup:
 
 @dataclass(frozen=True)
 class Plan:
-    """One launch. ``submissions`` is 1 for an array, ``members`` for a daisy chain, one for each group and one for all."""
+    """One launch. ``submissions`` is 1 for an array, ``members`` for a daisy chain, and one for each group and the
+    lighthouse for groups.
+    """
 
     name: str
     token: str
@@ -75,7 +75,7 @@ class Plan:
     members: int
     run_dir: Path
     workdir: Path
-    options: tuple[str, ...]  # without the dependency, which a daisy chain's links differ in
+    options: tuple[str, ...]  # without the dependency, in which the links of a daisy chain differ
     after: str  # the running job this chain attaches to, or ""
     command: tuple[str, ...]  # the command that replaces the script by exec
     avoided: tuple[str, ...] = ()  # nodes excluded because of their incidents, not by the settings
@@ -89,7 +89,7 @@ class Plan:
         return self.members if self.chain == "daisy" else 1 + len(self.groups)
 
     def part(self, index: int) -> Plan:
-        """Of submission ``index`` alone: that of a group has options and a command of its own."""
+        """Return the part of submission ``index`` alone: that of a group has options and a command of its own."""
         if index == 0 or not self.groups:
             return self
         one = self.groups[index - 1]
@@ -99,7 +99,7 @@ class Plan:
         return self.token if self.submissions == 1 else f"{self.token}.{index + 1}"
 
     def link(self, index: int, previous: str = PREVIOUS) -> tuple[str, ...]:
-        """The options of submission ``index`` (from 0); ``previous`` is the id of the one before."""
+        """Return the options of submission ``index`` (from 0); ``previous`` is the id of the one before."""
         before = self.after if index == 0 or self.groups else previous
         own = self.token_of(index)  # a token of its own, so that each can be found again
         given = self.part(index).options
@@ -118,62 +118,24 @@ def plan(
     exclude: tuple[str, ...] = (),
     avoid: Sequence[JudgedNode] = (),
 ) -> Plan:
-    """The launch of ``run`` on a scheduler of ``kind``. Raises ConfigError where the settings do not fit together.
+    """Return the launch of ``run`` on a scheduler of ``kind``. Raises ConfigError where the settings do not fit
+    together.
 
     ``exclude``: nodes the person names now; ``avoid``: those that are excluded because of their score.
     """
-    launch = run.launch
+    launch, groups = run.launch, run.launch.replica_groups
     assert run.run_dir is not None
-    if (whole := whole_run(run.run_dir)) is not None:
-        raise ConfigError(
-            f"run_dir: {run.run_dir} is the path of a replica group of the run in {whole}: it would obey the switches there",
-            hint="give the directory another name than groups/g and digits",
-        )
-    chain: str = launch.chain
-    notes = []
-    groups = launch.replica_groups
+    _check_that_it_fits(run, kind)
     apart = groups is not None and groups.in_ == "jobs"
-    if apart and kind != SLURM:
-        raise ConfigError(
-            f"launch.replica_groups: in: jobs needs Slurm (scheduler: {kind})",
-            hint="in: allocation runs all groups in one",
-        )
-    if apart and launch.spare_nodes:
-        raise ConfigError(
-            "launch.spare_nodes: a replica group with a job of its own cannot have spare nodes yet",
-            hint="its next member takes over on other nodes; in: allocation has spare nodes",
-        )
-    if _outlives_a_node(launch) and chain == "array":
-        chain = "daisy"
-        asks = "replica_groups" if groups else "spare_nodes" if launch.spare_nodes else "min_nodes"
-        notes.append(
-            f"{asks} asks Slurm for --no-kill, which makes an array's %1 start two members at once after a node "
-            "failure; the jobs are chained by --dependency instead"
-        )
-    if launch.time is None and kind == SLURM:
-        notes.append(
-            "no launch.time: the partition's default limit applies, and the warning before it may come too late "
-            'to save; set it, such as time: "20:00:00"'
-        )
-    notes += _of_spares(launch, kind)
-    notes += [f"{node.name} is excluded: {node.why} (ftsupervise nodes)" for node in avoid]
+    chain = "groups" if apart else "daisy" if _outlives_a_node(launch) else launch.chain
     theirs = {node for text in (*launch.exclude, *exclude) for node in expand_hostlist(text)}
     avoided = tuple(node.name for node in avoid if node.name not in theirs)
-    options = _options(
-        run, chain="array" if apart else chain, token=token, workdir=workdir, exclude=(*exclude, *avoided)
-    )
-    settings = words_of(run) if groups is None else words_of_the_whole(run)
-    supervisor = processes.own_command(
-        "run", "--run-dir", str(run.run_dir), "--launched", token, *settings, "--", python=python
-    )
-    command = (*supervisor, *(in_groups(run, token, python) if groups else ()), *train_command(launch, kind))
-    planned: tuple[PlannedGroup, ...] = ()
-    if apart:
-        trains, chain = train_command(launch, kind), "groups"
-        commands = (
-            [(*in_its_job(run, token, python, number), *trains) for number in range(groups.count)] if groups else []
-        )
-        planned = tuple(PlannedGroup(tuple(options), one) for one in commands)
+    options = _options(run, array=chain != "daisy", token=token, workdir=workdir, exclude=(*exclude, *avoided))
+    trains = train_command(launch, kind)
+    of_groups: tuple[PlannedGroup, ...] = ()
+    if groups is not None and apart:
+        commands = [(*in_its_job(run, token, python, number), *trains) for number in range(groups.count)]
+        of_groups = tuple(PlannedGroup(tuple(options), command) for command in commands)
         options = _of_the_lighthouse(options)
     return Plan(
         name=run.name,
@@ -185,11 +147,63 @@ def plan(
         workdir=workdir,
         options=tuple(options),
         after=after,
-        command=command,
+        command=(*_supervisor(run, token, python), *trains),
         avoided=avoided,
-        notes=tuple(notes),
-        groups=planned,
+        notes=_notes(launch, kind, avoid),
+        groups=of_groups,
     )
+
+
+def _check_that_it_fits(run: Run, kind: str) -> None:
+    """Raises ConfigError where settings that are fine each do not fit together, or not to a scheduler of ``kind``."""
+    launch = run.launch
+    assert run.run_dir is not None
+    if (whole := whole_run(run.run_dir)) is not None:
+        raise ConfigError(
+            f"run_dir: {run.run_dir} is the path of a replica group of the run in {whole}: it would obey the switches there",
+            hint="give the directory another name than groups/g and digits",
+        )
+    if launch.replica_groups is None or launch.replica_groups.in_ != "jobs":
+        return
+    if kind != SLURM:
+        raise ConfigError(
+            f"launch.replica_groups: in: jobs needs Slurm (scheduler: {kind})",
+            hint="in: allocation runs all groups in one",
+        )
+    if launch.spare_nodes:
+        raise ConfigError(
+            "launch.spare_nodes: a replica group with a job of its own cannot have spare nodes yet",
+            hint="its next member takes over on other nodes; in: allocation has spare nodes",
+        )
+
+
+def _notes(launch: Launch, kind: str, avoid: Sequence[JudgedNode]) -> tuple[str, ...]:
+    """Sentences for the person about choices that the settings do not name."""
+    notes = []
+    if _outlives_a_node(launch) and launch.chain == "array":
+        asks = "replica_groups" if launch.replica_groups else "spare_nodes" if launch.spare_nodes else "min_nodes"
+        notes.append(
+            f"{asks} asks Slurm for --no-kill, which makes an array's %1 start two members at once after a node "
+            "failure; the jobs are chained by --dependency instead"
+        )
+    if launch.time is None and kind == SLURM:
+        notes.append(
+            "no launch.time: the partition's default limit applies, and the warning before it may come too late "
+            'to save; set it, such as time: "20:00:00"'
+        )
+    notes += _of_spares(launch, kind)
+    notes += [f"{node.name} is excluded: {node.why} (ftsupervise nodes)" for node in avoid]
+    return tuple(notes)
+
+
+def _supervisor(run: Run, token: str, python: str) -> tuple[str, ...]:
+    """The command line of the supervisor, up to the command that it runs."""
+    groups = run.launch.replica_groups
+    settings = words_of(run) if groups is None else words_of_the_whole(run)
+    own = processes.own_command(
+        "run", "--run-dir", str(run.run_dir), "--launched", token, *settings, "--", python=python
+    )
+    return (*own, *(in_groups(run, token, python) if groups else ()))
 
 
 _LARGE = (
@@ -200,23 +214,23 @@ _LARGE = (
 
 
 def _of_the_lighthouse(options: Sequence[str]) -> list[str]:
-    """``options`` of a group's job, for the small one that serves all groups and trains nothing."""
+    """Return ``options`` of a group's job, changed for the small one that serves all groups and trains nothing."""
     none = tuple(f"--{name}" for name in ("nodes", "no-kill", *_LARGE))
     memory = ["--mem=2G"] if any(one.startswith("--mem") for one in options) else []
     return [*(one for one in options if one.partition("=")[0] not in none), "--nodes=1", "--ntasks=1", *memory]
 
 
 def warning_lead(launch: Launch) -> timedelta:
-    """The time from the warning to the limit: ``warn``, else 10 minutes, but at most half the limit."""
+    """Return the time from the warning to the limit: ``warn``, else 10 minutes, but at most half the limit."""
     if launch.warn is not None:
         return launch.warn
     return min(_WARN, launch.time / 2) if launch.time else _WARN
 
 
-def _options(run: Run, *, chain: str, token: str, workdir: Path, exclude: tuple[str, ...]) -> list[str]:
+def _options(run: Run, *, array: bool, token: str, workdir: Path, exclude: tuple[str, ...]) -> list[str]:
     launch = run.launch
     assert run.run_dir is not None
-    number = "%A_%a" if chain == "array" and launch.jobs > 1 else "%j"  # of no array Slurm makes %a 4294967294
+    number = "%A_%a" if array and launch.jobs > 1 else "%j"  # outside of an array Slurm makes %a 4294967294
     output = launch.output or f"{str(run.run_dir).replace('%', '%%')}/logs/%x-{number}.out"
     lead = max(1, int(warning_lead(launch).total_seconds()))
     options = [
@@ -230,7 +244,7 @@ def _options(run: Run, *, chain: str, token: str, workdir: Path, exclude: tuple[
         f"--signal=B:{launch.signal}@{lead}",
         "--requeue" if launch.requeue else "--no-requeue",
     ]
-    if chain == "array" and launch.jobs > 1:
+    if array and launch.jobs > 1:
         options.append(f"--array=1-{launch.jobs}%1")
     if _outlives_a_node(launch):
         options.append("--no-kill")
@@ -251,16 +265,18 @@ def _options(run: Run, *, chain: str, token: str, workdir: Path, exclude: tuple[
 
 
 def train_command(launch: Launch, kind: str) -> list[str]:
-    """The command as an argv: through srun on Slurm, as it stands on this machine; a string with shell in it gets a
-    bash that outlives the warning signal (a bash without a trap dies of it and takes the rank along), and that fails with
-    any part of a pipe: ``train.py | tee log`` fails when train.py does."""
+    """Return the command as an argv: through srun on Slurm, as it stands on this machine.
+
+    A string with shell in it gets a bash that outlives the warning signal (a bash without a trap dies of it and takes
+    the rank along), and that fails with any part of a pipe: ``train.py | tee log`` fails when train.py does.
+    """
     words = _words(launch.command)
     container = _words(launch.container) if launch.container else []
     own_srun = is_srun(words)
     if kind != SLURM and own_srun:
         raise ConfigError(
             f"launch.command starts with srun, but the scheduler is not Slurm (scheduler: {kind})",
-            hint="leave the srun away: ftsupervise puts it there on Slurm (launch.srun_options)",
+            hint="leave srun out: ftsupervise adds it on Slurm (launch.srun_options)",
         )
     if kind != SLURM or own_srun or not launch.srun:
         return [*container, *words]
@@ -276,7 +292,7 @@ def train_command(launch: Launch, kind: str) -> list[str]:
 
 
 def _outlives_a_node(launch: Launch) -> bool:
-    """Does the job go on without a node that it has lost?"""
+    """Return whether the job goes on without a node that it has lost."""
     if launch.replica_groups is not None and launch.replica_groups.in_ == "allocation":
         return True
     return launch.spare_nodes > 0 or (launch.min_nodes is not None and launch.min_nodes < launch.nodes)
@@ -287,13 +303,13 @@ def _ranks(launch: Launch) -> int:
 
 
 def _has(words: Sequence[str], *options: str) -> bool:
-    """Is one of these srun options among ``words``: --ntasks=8, --ntasks 8, -n8?"""
+    """Return whether one of these srun options is among ``words``: --ntasks=8, --ntasks 8, -n8."""
     short = tuple(one for one in options if not one.startswith("--"))
     return any(word.partition("=")[0] in options or (word[:2] in short and word[2:].isdigit()) for word in words)
 
 
 def _of_spares(launch: Launch, kind: str) -> list[str]:
-    """Spare nodes that the command would take for itself."""
+    """Refuse a command that would take spare nodes for itself."""
     words = _words(launch.command)
     if (
         not launch.spare_nodes
@@ -318,78 +334,3 @@ def _words(command: str | tuple[str, ...]) -> list[str]:
     if _PLAIN_SHELL.fullmatch(command.strip()) and "=" not in first and not _BUILTINS.fullmatch(first):
         return shlex.split(command)
     return ["bash", "-c", f"set -o pipefail\ntrap : USR1 USR2\n{command}"]
-
-
-# A plan's link as a job script, through Jinja2: pure but for reading the template.
-#
-# What reaches an ``#SBATCH`` line goes through ``sbatch`` (which refuses control characters: quoting does not help there),
-# what reaches the shell through ``quote``. StrictUndefined: a misspelt name in somebody's own template is an error.
-
-if TYPE_CHECKING:
-    from ftsupervise.config.schema import Launch
-    # merged
-
-
-def render(plan: Plan, launch: Launch, options: tuple[str, ...]) -> str:
-    """The script. Raises ConfigError when the template or a value in it is wrong."""
-    import jinja2
-
-    source, name = _template(launch.template)
-    environment = jinja2.Environment(
-        undefined=jinja2.StrictUndefined, trim_blocks=True, keep_trailing_newline=True, autoescape=False
-    )
-    environment.filters.update(quote=_shell_quote, sbatch=_sbatch_quote)
-    try:
-        script = environment.from_string(source).render(
-            name=plan.name,
-            token=plan.token,
-            version=__version__,
-            options=options,
-            command=plan.command,
-            env=launch.env,
-            modules=launch.modules,
-            setup=launch.setup,
-            run_dir=str(plan.run_dir),
-            workdir=str(plan.workdir),
-            own_workdir=plan.own_workdir,
-            launch=launch,
-        )
-    except jinja2.TemplateError as error:
-        line = f":{error.lineno}" if isinstance(error, jinja2.TemplateSyntaxError) else ""
-        raise ConfigError(
-            f"{name}{line}: {error}", hint="docs/launching.md lists the names that a template may use"
-        ) from None
-    except ValueError as error:
-        raise ConfigError(f"the job script cannot be rendered: {error}") from None
-    if not script.startswith("#!"):
-        raise ConfigError(f"{name}: a job script starts with #!", hint='begin the template with "#!/bin/bash"')
-    if found := secrecy.kind(script) or secrecy.assigned(script):
-        raise ConfigError(
-            f"{name}: the job script would hold {found}, and Slurm shows it to others",
-            hint='read the secret where the job runs: export NAME="$(cat ~/.name)"',
-        )
-    return script
-
-
-def _template(own: Path | None) -> tuple[str, str]:
-    if own is None:
-        from importlib import resources
-
-        return (resources.files("ftsupervise.templates") / "train.sbatch.j2").read_text("utf-8"), "train.sbatch.j2"
-    try:
-        return ownership.read_trusted(own, follow=True).decode("utf-8"), str(own)
-    except OSError as error:
-        raise from_os_error(error, f"read the template {own}") from None
-    except UnicodeDecodeError:
-        raise ConfigError(f"{own}: the template is not UTF-8 text") from None
-
-
-def _shell_quote(value: object) -> str:
-    text = str(value)
-    if "\0" in text:
-        raise ValueError(f"a NUL byte cannot stand in a job script: {text!r}")
-    return shlex.quote(text)
-
-
-def _sbatch_quote(value: object) -> str:
-    return sbatch_quote(str(value))

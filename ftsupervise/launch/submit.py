@@ -1,7 +1,7 @@
-"""Carry out a plan so that after any interruption, the same command typed again does not make a second chain.
+"""Carries out a plan so that after any interruption, the same command typed again does not make a second chain.
 
-A launch is a directory ``launches/NNNN`` claimed by mkdir: the script, and ``launch.json`` with the token, written before
-sbatch is called. A launch without an answer is searched for by its token before a new one is submitted.
+A launch is a directory ``launches/NNNN`` claimed by mkdir: the script, and ``launch.json`` with the token, written
+before sbatch is called. A launch without an answer is searched for by its token before a new one is submitted.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ from ftsupervise.host import files
 from ftsupervise.host.modes import SCRIPT, claim_folder, make_folder, make_own
 from ftsupervise.host.ownership import shown_user, user_name
 from ftsupervise.launch.folders import make_folders, pin, require_own
-from ftsupervise.launch.plan import Plan, render
+from ftsupervise.launch.plan import Plan
+from ftsupervise.launch.script import render
 from ftsupervise.model import Job
 from ftsupervise.nodes.exclude import write_exclusions
 from ftsupervise.rundir.launches import LaunchRecord, launches, people
@@ -73,7 +74,7 @@ def prepare(run_dir: RunDir, name: str, config_text: str, share: Sharing | None 
     In a directory with other files (``run_dir: .``), none of them is overwritten.
     """
     try:
-        if run_dir.config.is_dir() and not run_dir.config.is_symlink():  # all else in its place is replaced
+        if run_dir.config.is_dir() and not run_dir.config.is_symlink():  # a file or link in its place is replaced
             raise CannotWrite(
                 f"{run_dir.config} is a folder, and launch writes the settings there; nothing was submitted",
                 hint=f"look at it: ls -la {_quoted(run_dir.config)}; move it away, then launch again",
@@ -165,7 +166,7 @@ def check_queue(plan: Plan, scheduler: Scheduler, *, again: bool) -> None:
     records = launches(rundir)
     last = newest(rundir)
     known_by = identify(rundir, plan.name, records, last)
-    first = not any(record.written for record in records)  # then jobs of its name are not its own
+    first = not any(record.written for record in records)  # then jobs of its name belong to other runs
     live = jobs_of_run(known_by, scheduler.queue(users=(user_name(), *people(rundir))), certain=first)
     if plan.after:
         base = plan.after.partition("_")[0]
@@ -189,7 +190,7 @@ def check_queue(plan: Plan, scheduler: Scheduler, *, again: bool) -> None:
 
 
 def _after_a_broken_launch(records: tuple[LaunchRecord, ...], live: tuple[Job, ...]) -> str:
-    """The command to type after an interrupted launch, whose chain in the queue is too short; "" if there is none."""
+    """Return the command to type after an interrupted launch, whose chain in the queue is too short; "" if there is none."""
     for record in records:
         links = {int(job.comment.rpartition(".")[2]): job.base_id for job in live if f":{record.token}." in job.comment}
         if record.state == "submitting" and links and record.chain == "groups":
@@ -207,7 +208,7 @@ def _after_a_broken_launch(records: tuple[LaunchRecord, ...], live: tuple[Job, .
 def launch_run(
     plan: Plan, run: Run, scheduler: Scheduler, *, again: bool, now: datetime, env: Mapping[str, str]
 ) -> Launched:
-    """The whole launch: check that it may start, adopt an earlier one, make the directory, submit, register its name."""
+    """Do the whole launch: check that it may start, adopt an earlier one, make the directory, submit, register its name."""
     from ftsupervise.config.load import dump
 
     run_dir = RunDir(plan.run_dir)
@@ -235,10 +236,10 @@ def launch_run(
 
 
 def without_secrets(env: Mapping[str, str], run: Run) -> tuple[dict[str, str], tuple[str, ...]]:
-    """``env`` without its secrets, and the names of those that the command might have wanted.
+    """Return ``env`` without its secrets, and the names of those that the command might have wanted.
 
-    sbatch would write them to Slurm's spool and give them to every process of the job. Left out are the variables that a
-    ``*_env`` of the alerts names, and all that is a secret by its name or its value, but for ``launch.take_along``.
+    sbatch would write them to Slurm's spool and give them to every process of the job. Left out are the variables that
+    a ``*_env`` of the alerts names, and every secret by its name or its value, but for ``launch.take_along``.
     """
 
     def named(value: object) -> Iterator[str]:
@@ -268,20 +269,7 @@ def submit(
     except BaseException:
         folder.rmdir()
         raise
-    record = LaunchRecord(
-        number,
-        token=plan.token,
-        at=now,
-        by=f"{user_name()}@{os.uname().nodename}",
-        scheduler=plan.kind,
-        chain=plan.chain,
-        members=plan.members,
-        after=plan.after,
-        config=str(plan.config or ""),
-        owner=run_dir.root.stat().st_uid,
-        name=plan.name,
-        comment=comment(plan.name, plan.token),
-    )
+    record = _record(plan, number, run_dir.root.stat().st_uid, now)
     ids: list[str] = []
     found_again = False
     host.answer_by = None  # no deadline from here on: an sbatch that is cut off may have been accepted
@@ -308,11 +296,29 @@ def submit(
     return Launched(tuple(ids), number, run_dir, found_again)
 
 
+def _record(plan: Plan, number: int, owner: int, now: datetime) -> LaunchRecord:
+    """The launch as the run directory keeps it, before its first submission."""
+    return LaunchRecord(
+        number,
+        token=plan.token,
+        at=now,
+        by=f"{user_name()}@{os.uname().nodename}",
+        scheduler=plan.kind,
+        chain=plan.chain,
+        members=plan.members,
+        after=plan.after,
+        config=str(plan.config or ""),
+        owner=owner,
+        name=plan.name,
+        comment=comment(plan.name, plan.token),
+    )
+
+
 def _half_written(error: OSError, folder: Path, ids: list[str]) -> Exception:
     known = from_os_error(error, f"write {folder}")
     if ids:
         return CannotWrite(
-            f"{known.message}; submitted all the same: {', '.join(ids)}", hint=f"scancel {' '.join(ids)}, or let it run"
+            f"{known.message}; these were submitted: {', '.join(ids)}", hint=f"scancel {' '.join(ids)}, or let it run"
         )
     return known
 
@@ -348,7 +354,7 @@ def _claim(run_dir: RunDir, now: datetime) -> tuple[int, Path]:
             highest = max(as_counts(os.listdir(run_dir.launches)))
             if highest == number:
                 break
-            folder.rmdir()  # one that was given back; a launch with a higher number has not seen us
+            folder.rmdir()  # a number that was given back; a launch with a higher number has not seen us
             number = highest + 1
     except OSError as error:
         raise from_os_error(error, f"write {run_dir.launches}") from None

@@ -14,8 +14,8 @@ from ftsupervise.host import processes
 if TYPE_CHECKING:
     from ftsupervise.config.schema import Run
 
-# The supervisor of a run of replica groups supervises the process that starts the groups: it has no ranks of its own, no hang
-# detector and nothing to keep warm. All of that is each group's.
+# The supervisor of a run of replica groups supervises the process that starts the groups: it has no ranks of its own,
+# no hang detector and nothing to keep warm. Each group's supervisor has these.
 _WHOLE = ("in_place", "same_failure", "back_off", "stop_within")
 
 
@@ -26,7 +26,7 @@ def words_of_the_whole(run: Run) -> list[str]:
 
 
 def in_groups(run: Run, token: str, python: str) -> list[str]:
-    """The words before the command that start it once for each replica group."""
+    """Return the words before the command that start it once for each replica group."""
     groups = run.launch.replica_groups
     assert groups is not None
     own = processes.own_command("groups", "run", "--launched", token, python=python)
@@ -36,7 +36,7 @@ def in_groups(run: Run, token: str, python: str) -> list[str]:
 
 
 def in_its_job(run: Run, token: str, python: str, number: int) -> list[str]:
-    """The same for one group that has a job of its own."""
+    """Return the same for one group that has a job of its own."""
     own = processes.own_command(
         "groups", "member", "--number", str(number), "--run-dir", str(run.run_dir), python=python
     )
@@ -49,13 +49,15 @@ _HANG = "launch.restart.hang.at_least"
 
 
 def _says_when_it_hangs(run: Run) -> bool:
-    """Without a word of the person's, the bound of a hang follows from the timeouts of the groups."""
+    """Return whether a hang's bound is given; without one it follows from the timeouts of the groups."""
     hang = run.launch.restart.hang
     return hang is None or hang.at_least != type(hang)().at_least
 
 
 def words_of(run: Run, settings: Iterable[Setting] = BY_KEY.values()) -> list[str]:
-    """The settings of ``run`` in the batch script: those that differ from the default, and a few that people search for."""
+    """Return the settings of ``run`` in the batch script: those that differ from the default, and a few that people
+    search for.
+    """
     found: list[str] = []
     for setting in settings:
         value = _value(run, setting)
@@ -69,7 +71,7 @@ def words_of(run: Run, settings: Iterable[Setting] = BY_KEY.values()) -> list[st
 
 
 def _value(run: Run, setting: Setting) -> Any:
-    """Seconds as a number; None where it is null, or its section; ... to leave out a section that is null."""
+    """Return seconds as a number; None where it is null, or its section; ... to leave out a section that is null."""
     value: Any = run
     *sections, last = setting.key.split(".")
     for name in sections:

@@ -48,7 +48,7 @@ class ExclusionResult(NamedTuple):
     held: frozenset[str] = frozenset()  # those of ``jobs`` that are on hold
 
     def excludes(self, node: str) -> bool:
-        """Is ``node`` excluded for every waiting job that may start? False when none waits."""
+        """Return whether ``node`` is excluded for every waiting job that may start. False when none waits."""
         those = [nodes for job, nodes in self.jobs.items() if job not in self.held]
         return bool(those) and not self.problem and all(node in nodes for nodes in those)
 
@@ -76,7 +76,7 @@ def apply(
     jobs: dict[str, tuple[str, ...]] = {}
     changed: list[str] = []
     left: dict[str, None] = {}
-    problem = "" if whole else "not all that is known of the nodes could be read: no exclusion is taken back"
+    problem = "" if whole else "not all incidents of the nodes could be read: no exclusion is taken back"
     try:
         records = launches(rundir)
         if records and records[-1].scheduler not in ("", SLURM):
@@ -112,8 +112,11 @@ def apply(
 
 
 def _update(slurm: Slurm, ledger: ExclusionLedger, job: Job, wanted: list[str]) -> list[str] | None:
-    """Change the excluded nodes of one job where they differ: a sentence if they did; None when the job waits no longer.
-    Raises Error, OSError."""
+    """Change the excluded nodes of one job where they differ: a sentence if they did; None when the job no longer
+    waits.
+
+    Raises Error, OSError.
+    """
     if set(wanted) == set(job.excluded):
         return []
     ledger.record(job, wanted)
@@ -131,7 +134,7 @@ def _target(
     whole: bool,
     spare: int,
 ) -> list[str]:
-    """The nodes to exclude for one job. Those that cannot be excluded are added to ``left``."""
+    """Return the nodes to exclude for one job. Those that cannot be excluded are added to ``left``."""
     theirs = [node for node in job.excluded if node not in ours]
     before = [] if whole else [node for node in job.excluded if node in ours]
     by_hand = [node.name for node in nodes if node.state == "by hand" and node.name in there.known]
@@ -147,8 +150,9 @@ def _target(
 
 
 def reserve(needed: int) -> int:
-    """The number of nodes that must be up beyond a job's need before others are excluded for their score: they replace nodes
-    that fail while no supervisor runs, above all the batch host with its supervisor."""
+    """Return the number of nodes that must be up beyond a job's need before others are excluded for their score: they
+    replace nodes that fail while no supervisor runs, above all the batch host with its supervisor.
+    """
     return incidents.margin(needed, 0)
 
 
@@ -160,11 +164,12 @@ def fitting(
     there: NodeInventory,
     features: str = "",
 ) -> list[str]:
-    """As many of ``wanted``, from the first on, as leave ``needed`` nodes that are up in a partition beside ``theirs``. Pure.
+    """Return as many of ``wanted``, from the first on, as leave ``needed`` nodes that are up in a partition beside
+    ``theirs``. Pure.
 
-    Nodes that Slurm does not know are left away: one of them and it would refuse them all. One that is down is no exception
-    where too few are up: once it is back it may be the one that is missing. ``features``: the job's --constraint; one that is
-    more than names joined by & is taken for met by every node.
+    Nodes that Slurm does not know are left out: with one of them it would refuse all. One that is down is no exception
+    where too few are up: once it is back it may be the one that is missing. ``features``: the job's --constraint; one
+    that is more than names joined by & is taken for met by every node.
     """
     asked = frozenset(features.split("&")) if _FEATURES.fullmatch(features) else frozenset()
     fit = [{n for n in there.usable.get(name, ()) if asked <= there.features.get(n, asked)} for name in partitions]
@@ -185,7 +190,7 @@ class ExclusionPage(NamedTuple):
 
 
 def our_exclusions(place: Path, job: str) -> frozenset[str]:
-    """The nodes that we excluded for the waiting job ``job``; all others on its list are a person's own."""
+    """Return the nodes that we excluded for the waiting job ``job``; all others on its list are a person's own."""
     try:
         whose = (place / incidents.APPLIED).stat()
         path = place / incidents.APPLIED / job
@@ -217,20 +222,20 @@ class ExclusionLedger:
         return self._before[job.base_id]
 
     def record(self, job: Job, wanted: Sequence[str]) -> None:
-        """``wanted`` is about to be excluded for ``job``. Raises OSError."""
+        """Record that ``wanted`` is about to be excluded for ``job``. Raises OSError."""
         base = job.base_id
         write_exclusions(self._place, base, self._before[base] | self._after[base] | self._new(job, wanted))
 
     def confirm(self, job: Job, wanted: Sequence[str]) -> None:
-        """``wanted`` is excluded for ``job``."""
+        """Record that ``wanted`` is excluded for ``job``."""
         self._after[job.base_id] |= self._new(job, wanted)
 
     def retain(self, job: Job) -> None:
-        """It is not known what is excluded for ``job``."""
+        """Record that it is not known what is excluded for ``job``."""
         self._after[job.base_id] |= self._before[job.base_id]
 
     def close(self) -> None:
-        """All records are updated. Raises OSError."""
+        """Record that all records are updated. Raises OSError."""
         for base, nodes in self._after.items():
             if nodes != our_exclusions(self._place, base):
                 write_exclusions(self._place, base, nodes)
@@ -240,11 +245,11 @@ class ExclusionLedger:
         return frozenset(wanted) - theirs
 
 
-# Which nodes a launch excludes besides ``launch.exclude``: those with a bad score, and those a person has excluded.
+# The nodes that a launch excludes besides ``launch.exclude``: those with a bad score, and those a person has excluded.
 
 
 def to_avoid(run: Run, now: datetime) -> tuple[tuple[incidents.JudgedNode, ...], tuple[str, ...]]:
-    """The nodes to exclude, a person's own first, then the worst; what could not be read. Reads files only."""
+    """Return the nodes to exclude, a person's own first, then the worst, and what could not be read. Reads files only."""
     judged = judge(*of_run(run), now)
     avoided = sorted((node for node in judged.nodes if node.excluded), key=lambda node: node.state != "by hand")
     return tuple(avoided), judged.known.problems
@@ -253,12 +258,15 @@ def to_avoid(run: Run, now: datetime) -> tuple[tuple[incidents.JudgedNode, ...],
 def that_fit(
     nodes: Sequence[incidents.JudgedNode], run: Run, exclude: Sequence[str]
 ) -> tuple[tuple[incidents.JudgedNode, ...], tuple[str, ...]]:
-    """Those of ``nodes`` that Slurm knows and that leave the partition large enough for the job, and a sentence for each
-    other one. All of them when Slurm cannot be asked: the launch will tell."""
+    """Return those of ``nodes`` that Slurm knows and that leave the partition large enough for the job, and a sentence
+    for each other one.
+
+    Returns all of them when Slurm cannot be asked: the launch will report that.
+    """
     try:
         there = Slurm(timeout=10.0).inventory()
     except Error as error:
-        return tuple(nodes), (f"which of the excluded nodes the partition can spare is not known: {error.message}",)
+        return tuple(nodes), (f"it is not known which of the excluded nodes the partition can spare: {error.message}",)
     launch = run.launch
     partitions = launch.partition.split(",") if launch.partition else [there.default]
     theirs = [node for text in exclude for node in expand_hostlist(text)]
@@ -280,14 +288,13 @@ def that_fit(
     )
 
 
-# ``watch`` helps a run of which all jobs wait: it takes back the exclusions that keep them from starting.
-#
-# A member that starts or fails does it by itself (``selector.py``). But with one node excluded and another one dead there may
-# be too few left for any to start, and then no supervisor runs that could do it.
+# ``watch`` helps a run whose jobs all wait: it takes back the exclusions that keep them from starting.  A member that
+# starts or fails does it by itself (``selector.py``). But with one node excluded and another one dead there may be too
+# few left for any to start, and then no supervisor runs that could do it.
 
 
 def relieve(run: Run, now: datetime) -> tuple[str, ...]:
-    """Bring Slurm's lists of the waiting jobs up to date; a sentence for each that is another one now. Bounded."""
+    """Bring Slurm's lists of the waiting jobs up to date; returns a sentence for each that has changed. Bounded."""
     assert run.run_dir is not None
     rundir = RunDir(Path(run.run_dir))
     if not incidents.any_exclusions(rundir.nodes):

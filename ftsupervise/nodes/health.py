@@ -1,8 +1,8 @@
-"""Run the user's own health command on all nodes at the same time, with a bound on each and one for all.
+"""Runs the user's own health command on all nodes at the same time, with a bound on each and one for all.
 
-Exit 0 ok, 1 warning, 2 critical (the node is not used), 3 unknown, as a Nagios plug-in; any other is unknown too. A node is
-not used either if the command does not end there but ends on others: a command that hangs on one node has found something. If
-it ends on no node, the command or something that all nodes share is at fault.
+Exit 0 ok, 1 warning, 2 critical (the node is not used), 3 unknown, as a Nagios plug-in; any other is unknown too. A
+node is not used either if the command does not end there but ends on others: a command that hangs on one node has found
+something. If it ends on no node, the command or something that all nodes share is at fault.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class HealthAnswer(NamedTuple):
     """The command's answer about one node."""
 
     word: str  # OK, WARNING, CRITICAL, UNKNOWN or NO_ANSWER
-    line: str = ""  # the first one of its output
+    line: str = ""  # the first line of its output
 
     @property
     def unfit(self) -> bool:
@@ -46,13 +46,13 @@ class HealthAnswer(NamedTuple):
 
 
 def ask(command: str, allocation: Allocation, nodes: Sequence[str], timeout: float) -> dict[str, HealthAnswer]:
-    """node -> answer, for each of ``nodes``. Takes ``timeout`` seconds and a little; never raises."""
+    """Return node -> answer, for each of ``nodes``. Takes ``timeout`` seconds and a little; never raises."""
     if not allocation.elsewhere:
         return {node: _here(command, timeout, allocation.side_env()) for node in nodes[:1]}
     words = allocation.side_step(
         nodes, "sh", "-c", _ASK, "sh", f"{timeout:g}", command, output="all", options=["--label"]
     )
-    words.remove("--gres=none")  # no rank runs now, and the devices are what it wants to see
+    words.remove("--gres=none")  # no rank runs now, and the command wants to see the devices
     before = allocation.steps()
     try:
         done = bounded.run(words, timeout=timeout + _SLACK, env=allocation.side_env())
@@ -67,7 +67,7 @@ def ask(command: str, allocation: Allocation, nodes: Sequence[str], timeout: flo
 
 
 def parse(output: str) -> dict[str, HealthAnswer]:
-    """node -> answer, from what srun's ``--label`` made of the tasks' lines."""
+    """Return node -> answer, from the lines that srun's ``--label`` made of the tasks' output."""
     first: dict[str, str] = {}
     found: dict[str, HealthAnswer] = {}
     for line in output.splitlines():
@@ -85,7 +85,7 @@ def parse(output: str) -> dict[str, HealthAnswer]:
 
 
 def answer(code: int | None, text: str) -> HealthAnswer:
-    """``code`` None: it was ended at its bound."""
+    """Return the answer for an exit code; ``code`` None: it was ended at its bound."""
     line = printable(text.strip().partition("\n")[0], 200)
     if code is None or code in _ENDED:
         return HealthAnswer(NO_ANSWER, line)
@@ -94,7 +94,7 @@ def answer(code: int | None, text: str) -> HealthAnswer:
 
 
 def judged(answers: Mapping[str, HealthAnswer]) -> dict[str, HealthAnswer]:
-    """``answers``, but all UNKNOWN where the command ended on no node: then the command may be at fault."""
+    """Return ``answers``, but all UNKNOWN where the command ended on no node: then the command may be at fault."""
     if len(answers) > 1 and all(one.word == NO_ANSWER for one in answers.values()):
         return {
             node: HealthAnswer(UNKNOWN, f"no answer from any node; {one.line}".rstrip("; "))

@@ -40,17 +40,17 @@ WEIGHTS: Mapping[str, float] = {
     "warning": 0.25,  # its health command warned
     "killed": 1.0,  # a rank there was killed by a signal that we did not send
     "hang": 1.0,  # the rank there stopped while the others waited for it
-    "crashed": 0.5,  # SIGSEGV, SIGABRT and the like: the program's fault as often as not
+    "crashed": 0.5,  # SIGSEGV, SIGABRT and the like: often the program's own fault
     "memory": 0.5,  # out of host memory
 }
 _OF_THE_NODE = frozenset({"health", "hardware", "no-answer", "node", "launch", "warning"})
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}")
 _EPOCH = datetime.fromtimestamp(0, timezone.utc)
-_SHARE = 0.02  # of the run's nodes that may be excluded, when it has fewer spares
+_SHARE = 0.02  # share of the run's nodes that may be excluded, when it has fewer spares
 _FADED = 20  # half-lives after which an incident does not count
 _FAINT = 0.1  # a score below this is none
 _MOST = 400  # incidents that one writer keeps
-_FILES = 10_000  # of one folder that are read
+_FILES = 10_000  # files of one folder that are read
 _PAGE, _BYTES = 4_000_000, 64_000_000  # bytes of one page, and of all incidents of a place
 
 
@@ -66,7 +66,7 @@ class Incident(NamedTuple):
     rank: str = ""  # "3", or several as Slurm writes them
     sign: str = ""  # the failure as the brake counts it
     by: str = ""  # the host of the supervisor that saw it
-    evidence: str = ""  # the line that says most
+    evidence: str = ""  # the most telling line
 
 
 class Override(NamedTuple):
@@ -91,7 +91,7 @@ class OverridePage(NamedTuple):
 
 
 class NodeHistory(NamedTuple):
-    """All that lies in the places. ``problems``: what could not be read, a sentence each."""
+    """All records in the places. ``problems``: what could not be read, a sentence each."""
 
     incidents: tuple[Incident, ...] = ()
     overrides: tuple[Override, ...] = ()
@@ -99,11 +99,11 @@ class NodeHistory(NamedTuple):
 
 
 class JudgedNode(NamedTuple):
-    """A node as it is judged."""
+    """The judgement of one node."""
 
     name: str
     score: float
-    state: str  # "excluded", "by hand", "trusted", "left in" (because of the cap), "" (a past, but not enough)
+    state: str  # "excluded", "by hand", "trusted", "kept" (because of the cap), "" (a past, but not enough)
     why: str = ""
     since: datetime | None = None
     until: datetime | None = None
@@ -120,16 +120,16 @@ class Scoring(NamedTuple):
 
     half_life: float = default("care.half_life")  # seconds after which an incident counts half
     exclude_at: float = default("care.exclude_at")
-    at_most: int = 1  # nodes excluded because of their score; a person's own exclusions come besides
+    at_most: int = 1  # nodes excluded because of their score; a person's own exclusions come on top
 
 
 def margin(nodes: int, spares: int) -> int:
-    """How many nodes a run may exclude by itself: its spares, or 2 % of its nodes, at least one."""
+    """Return how many nodes a run may exclude by itself: its spares, or 2 % of its nodes, at least one."""
     return max(spares, ceil(_SHARE * nodes), 1)
 
 
 def is_name(text: str) -> bool:
-    """Can it be the name of a node (and of a file)?"""
+    """Return whether it can be the name of a node (and of a file)."""
     return _NAME.fullmatch(text) is not None
 
 
@@ -137,7 +137,7 @@ def is_name(text: str) -> bool:
 
 
 def judge(known: NodeHistory, scoring: Scoring, now: datetime) -> tuple[JudgedNode, ...]:
-    """All nodes with incidents or an override, the excluded ones first, the worst first. Pure."""
+    """Return all nodes with incidents or an override, the excluded ones first, the worst first. Pure."""
     marks = _standing(known.overrides, now)
     cleared = {mark.node: mark.at for mark in sorted(known.overrides, key=lambda m: m.at) if mark.word == CLEARED}
     counted: dict[str, list[Incident]] = {}
@@ -150,15 +150,18 @@ def judge(known: NodeHistory, scoring: Scoring, now: datetime) -> tuple[JudgedNo
     over = [node for node in found if node.state == "excluded"]
     for node in over[scoring.at_most :]:
         worse = ", ".join(other.name for other in over[: scoring.at_most]) or "none"
-        why = f"left in: at most {scoring.at_most} may be excluded, and {worse} did worse; {node.why}"
-        found[found.index(node)] = node._replace(state="left in", why=why)
-    order = {"by hand": 0, "excluded": 0, "left in": 1, "": 2, "trusted": 3}
+        why = f"kept: at most {scoring.at_most} may be excluded, and {worse} did worse; {node.why}"
+        found[found.index(node)] = node._replace(state="kept", why=why)
+    order = {"by hand": 0, "excluded": 0, "kept": 1, "": 2, "trusted": 3}
     return tuple(sorted(found, key=lambda node: order[node.state]))
 
 
 def without_followers(incidents: Iterable[Incident], scoring: Scoring, now: datetime) -> list[Incident]:
-    """``incidents`` without the faded ones and those that went with a rank: the same failure of the same rank of the same run
-    on two nodes within two half-lives is the program's or its data's, not the nodes'. What the node itself witnesses stays."""
+    """Return ``incidents`` without the faded ones and those that went with a rank.
+
+    The same failure of the same rank of the same run on two nodes within two half-lives is the program's or its data's,
+    not the nodes'. Incidents that the node itself witnesses stay.
+    """
     fresh = [t for t in incidents if t.kind in WEIGHTS and _age(t, now) < _FADED * scoring.half_life]
     threads: dict[tuple[str, ...], list[Incident]] = {}
     for one in sorted(fresh, key=lambda t: t.at):
@@ -174,7 +177,7 @@ def without_followers(incidents: Iterable[Incident], scoring: Scoring, now: date
 
 
 def _after_another(thread: Sequence[Incident], near: timedelta) -> Iterator[Incident]:
-    """The incidents that come, within ``near``, after one on another node."""
+    """Return the incidents that come, within ``near``, after one on another node."""
     other: Incident | None = None
     for before, one in pairwise(thread):
         other = before if before.node != one.node else other
@@ -183,7 +186,7 @@ def _after_another(thread: Sequence[Incident], near: timedelta) -> Iterator[Inci
 
 
 def follows(incidents: Iterable[Incident], one: Incident) -> tuple[str, ...]:
-    """The nodes that the failure of ``one`` has been seen on, with its rank; () when the node itself is the witness."""
+    """Return the nodes that the failure of ``one`` has been seen on, with its rank; () when the node itself is the witness."""
     if one.kind in _OF_THE_NODE:
         return ()
     return tuple(sorted({other.node for other in incidents if _thread(other) == _thread(one)} | {one.node}))
@@ -194,12 +197,12 @@ def _thread(one: Incident) -> tuple[str, ...]:
 
 
 def score(incidents: Iterable[Incident], half_life: float, now: datetime) -> float:
-    """The sum of the weights, each halved with every half-life that has passed."""
+    """Return the sum of the weights, each halved with every half-life that has passed."""
     return float(sum(WEIGHTS.get(one.kind, 0.0) * 0.5 ** (_age(one, now) / half_life) for one in incidents))
 
 
 def _age(one: Incident, now: datetime) -> float:
-    return max(0.0, (now - one.at).total_seconds())  # a clock that goes ahead makes nothing worse
+    return max(0.0, (now - one.at).total_seconds())  # a clock that is ahead makes nothing worse
 
 
 def _judged(name: str, incidents: list[Incident], mark: Override | None, scoring: Scoring, now: datetime) -> JudgedNode:
@@ -220,7 +223,7 @@ def _judged(name: str, incidents: list[Incident], mark: Override | None, scoring
 
 
 def _standing(marks: Iterable[Override], now: datetime) -> dict[str, Override]:
-    """The decision of a person that counts for each node now: of the first place that has one, the newest there."""
+    """Return the decision of a person that counts for each node now: of the first place that has one, the newest there."""
     found: dict[str, Override] = {}
     for one in marks:
         if one.word == CLEARED or (one.until is not None and one.until <= now):
@@ -235,7 +238,7 @@ def _standing(marks: Iterable[Override], now: datetime) -> dict[str, Override]:
 
 
 def read(places: Sequence[Path]) -> NodeHistory:
-    """All that lies in ``places``, the run's own first. Never raises: what cannot be read stands in ``problems``."""
+    """Return all records in ``places``, the run's own first. Never raises: what cannot be read stands in ``problems``."""
     incidents: dict[Incident, None] = {}
     marks: list[Override] = []
     problems: list[str] = []
@@ -252,7 +255,7 @@ def read(places: Sequence[Path]) -> NodeHistory:
 
 
 def _listed(folder: Path, problems: list[str]) -> list[tuple[Path, os.stat_result]]:
-    """The files of ``folder``, each with the stat of the folder; some of them where there are too many."""
+    """Return the files of ``folder``, each with the stat of the folder; only some of them where there are too many."""
     try:
         whose = folder.stat()
         with os.scandir(folder) as entries:
@@ -268,7 +271,7 @@ def _listed(folder: Path, problems: list[str]) -> list[tuple[Path, os.stat_resul
 
 
 def _incidents(path: Path, whose: os.stat_result, limit: int, problems: list[str]) -> tuple[list[Incident], int]:
-    """The incidents that one writer has seen, and the size of its page."""
+    """Return the incidents that one writer has seen, and the size of its page."""
     size = 0
     try:
         size = min(path.lstat().st_size, limit)
@@ -297,7 +300,7 @@ def _override(path: Path, whose: os.stat_result, word: str, place: Path, problem
             page = read_record(
                 OverridePage, path, limit=64_000, distrust=lambda opened: may_be_changed(whose, opened, path)
             )
-        except ValueError:  # ``touch`` is enough; what others may have written in it is not read
+        except ValueError:  # ``touch`` is enough; the contents, which others may have written, are not read
             page = None
     except FileNotFoundError:
         return None
@@ -319,7 +322,7 @@ class IncidentLog:
         self.seen = [*self.seen, *incidents][-_MOST:]
 
     def write(self, places: Sequence[Path]) -> tuple[str, ...]:
-        """Write down all that was seen, in each of ``places``; what could not be written, a sentence each. Never raises."""
+        """Write down all incidents in each of ``places``; returns what could not be written, a sentence each. Never raises."""
         page = {"incidents": self.seen}
         problems = []
         for place in places:
@@ -331,7 +334,7 @@ class IncidentLog:
 
 
 def folder(place: Path, word: str) -> Path:
-    """``PLACE/word``, made if it is not there, and shared with the group where the place is. Raises OSError."""
+    """Return ``PLACE/word``, made if it is not there, and shared with the group where the place is. Raises OSError."""
     found = place / word
     make_folder(place, FOLDER, parents=True)
     make_folder(found)
@@ -341,7 +344,7 @@ def folder(place: Path, word: str) -> Path:
 def set_override(
     place: Path, word: str, node: str, *, who: str, why: str, now: datetime, until: datetime | None = None
 ) -> None:
-    """Mark ``node`` as EXCLUDE, TRUST or CLEARED; what was said of it there before is gone. Raises OSError."""
+    """Mark ``node`` as EXCLUDE, TRUST or CLEARED; an earlier mark there is gone. Raises OSError."""
     write_json(folder(place, word) / node, OverridePage(who, why, now, until))
     for other in {EXCLUDE, TRUST} - {word}:
         try:
@@ -352,7 +355,7 @@ def set_override(
 
 
 def any_exclusions(place: Path) -> bool:
-    """Have we excluded a node for any waiting job?"""
+    """Return whether we have excluded a node for any waiting job."""
     try:
         return bool(os.listdir(place / APPLIED))
     except OSError:

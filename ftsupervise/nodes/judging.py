@@ -1,7 +1,7 @@
-"""Judge the nodes by all that is known of them: by the run's own incidents, and by those that other runs share with it.
+"""Judges the nodes by the run's own incidents, and by those that other runs share with it.
 
-The shared directory is read by a child process, because a file system that hangs keeps the process that touches it. A thread
-would not do: one in uninterruptible sleep keeps its whole process from ending.
+The shared directory is read by a child process, because a file system that hangs keeps the process that touches it. A
+thread would not do: one in uninterruptible sleep keeps its whole process from ending.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
     from ftsupervise.config.schema import Run
 
 _CHILD = "ftsupervise.nodes.judging"
-_MARK = "ftsupervise-answer:"  # before it: what a site lets every Python say when it starts
+_MARK = "ftsupervise-answer:"  # before it: the output that a site makes every Python print when it starts
 PATIENCE = 5.0  # seconds for a directory that is shared with others
 _ASK_AGAIN = 600.0  # seconds after which a shared directory that has not answered is asked again
 
 
 class Judgement(NamedTuple):
-    """The judgement of each node, the history it rests on, and whether that history is whole."""
+    """Says how each node is judged, on which history, and whether that history is whole."""
 
     nodes: tuple[JudgedNode, ...]
     known: NodeHistory
@@ -41,20 +41,22 @@ class Judgement(NamedTuple):
 
 
 def judge(scoring: Scoring, places: Sequence[Path], now: datetime) -> Judgement:
-    """Read what is known in ``places``, the run's own first, and judge every node by it."""
+    """Read the history in ``places``, the run's own first, and judge every node by it."""
     known, whole = read(places)
     return Judgement(incidents.judge(known, scoring, now), known, whole)
 
 
 def read(places: Sequence[Path], patience: float = PATIENCE) -> tuple[NodeHistory, bool]:
-    """The history in the run's own place, the first, and in those shared with others; and is it whole? A place that does not
-    answer is among the problems."""
+    """Return the history in the run's own place, the first, and in those shared with others; and whether it is whole.
+
+    A place that does not answer is among the problems.
+    """
     known, whole = incidents.read(places[:1]), True
     for place in places[1:]:
         found = read_bounded(place, None, patience)
         if found is None:
             whole = False
-            what = f"{place} does not answer: what other runs know of the nodes is left out"
+            what = f"{place} does not answer: the incidents of other runs are left out"
             known = known._replace(problems=(*known.problems, what))
         else:
             known = merge(known, found[1])
@@ -62,7 +64,8 @@ def read(places: Sequence[Path], patience: float = PATIENCE) -> tuple[NodeHistor
 
 
 def read_bounded(place: Path, log: IncidentLog | None, patience: float) -> tuple[tuple[str, ...], NodeHistory] | None:
-    """Write ``log`` into ``place``, if there is one, and read what lies there: what could not be written, what is known.
+    """Write ``log`` into ``place``, if there is one, and read that place: returns what could not be written, and its
+    history.
 
     None when it does not answer within ``patience`` seconds, or the child failed.
     """
@@ -76,39 +79,41 @@ def read_bounded(place: Path, log: IncidentLog | None, patience: float) -> tuple
     try:
         unwritten, known = pickle.loads(
             base64.b64decode(done.stdout.rpartition(_MARK)[2].partition(" ")[0])
-        )  # our own child's
+        )  # from our own child
     except (ValueError, EOFError, pickle.UnpicklingError):  # cut off
         return None
     return unwritten, known
 
 
 def merge(own: NodeHistory, others: NodeHistory) -> NodeHistory:
-    """Both, the run's own first; what lies in both places counts once."""
+    """Return both, the run's own first; an incident in both places counts once."""
     seen = tuple(dict.fromkeys((*own.incidents, *others.incidents)))
     return NodeHistory(seen, (*own.overrides, *others.overrides), (*own.problems, *others.problems))
 
 
 class NodeJudge:
-    """The knowledge of one supervisor about all nodes and its judgement of them, kept up to date after each incident."""
+    """Knows, for one supervisor, the incidents and the judgement of all nodes, and is brought up to date after each
+    incident.
+    """
 
     def __init__(self, own: Path, shared: Path | None, scoring: Scoring, writer: str) -> None:
         self.own, self.shared, self.scoring = own, shared, scoring
         self.log = IncidentLog(writer)
         self.nodes: tuple[JudgedNode, ...] = ()
-        self.whole = True  # did the shared directory answer this time?
+        self.whole = True  # True if the shared directory answered this time
         self._others = NodeHistory()  # its last answer
-        self._not_before = 0.0  # monotonic: it has not answered, and is not asked before
+        self._not_before = 0.0  # monotonic time before which it is not asked again, because it has not answered
 
     def scores(self) -> dict[str, float]:
-        """node -> score, the worst to be taken last; trusted nodes have none."""
+        """Return node -> score, the worst to be taken last; trusted nodes have none."""
         return {node.name: node.score for node in self.nodes if node.state != "trusted"}
 
     def by_hand(self) -> dict[str, str]:
-        """The nodes that a person has excluded, and why."""
+        """Return the nodes that a person has excluded, and why."""
         return {node.name: f"excluded {node.why}" for node in self.nodes if node.state == "by hand"}
 
     def excluded(self) -> frozenset[str]:
-        """The nodes that are to be excluded."""
+        """Return the nodes that are to be excluded."""
         return frozenset(node.name for node in self.nodes if node.excluded)
 
     def note(self, found: Sequence[Incident], log: Path | None) -> NodeHistory:
@@ -117,7 +122,7 @@ class NodeJudge:
         return self.judge_anew(log, write=bool(found))
 
     def judge_anew(self, log: Path | None, *, write: bool = False) -> NodeHistory:
-        """Read what is known of all nodes and judge them; with ``write``, first write down what this process has seen."""
+        """Read the history of all nodes and judge them; with ``write``, first write down what this process has seen."""
         problems = self.log.write([self.own]) if write else ()
         known = incidents.read([self.own])
         if self.shared is not None:
@@ -129,13 +134,13 @@ class NodeJudge:
         return known
 
     def _ask_shared(self, place: Path, log: Path | None, write: bool) -> tuple[str, ...]:
-        """Read what other runs know of nodes. Returns what could not be written, a sentence each."""
+        """Read the incidents of other runs. Returns what could not be written, a sentence each."""
         self.whole = False
         if time.monotonic() < self._not_before:
             return ()
         found = read_bounded(place, self.log if write else None, PATIENCE)
         if found is None:
-            what = "nothing new is known of nodes from other runs, and no exclusion is taken back"
+            what = "the incidents of other runs are unknown, and no exclusion is taken back"
             tell(log, f"{place} does not answer: {what}")
             self._not_before = time.monotonic() + _ASK_AGAIN
             return ()
@@ -143,11 +148,11 @@ class NodeJudge:
         return unwritten
 
 
-# How a run judges its nodes and where its pages lie, by its settings.
+# The way a run judges its nodes, and the places of its pages, by its settings.
 
 
 def of_run(run: Run) -> tuple[Scoring, list[Path]]:
-    """Scoring and places by the settings of ``run``; the run's own place is the first."""
+    """Return scoring and places by the settings of ``run``; the run's own place is the first."""
     assert run.run_dir is not None
     given, most = run.nodes, margin(run.launch.job_nodes, run.launch.spare_nodes)
     scoring = Scoring(
@@ -157,7 +162,10 @@ def of_run(run: Run) -> tuple[Scoring, list[Path]]:
 
 
 def of_run_dir(rundir: RunDir) -> tuple[Scoring, list[Path]]:
-    """The same from the run.yaml that launch wrote, fast: without the schema. Defaults without a launch. Raises ConfigError."""
+    """Return the same from the run.yaml that launch wrote, fast: without the schema.
+
+    Defaults without a launch. Raises ConfigError.
+    """
     given, launch, usual = _section(rundir, "nodes"), _section(rundir, "launch"), Scoring()
     try:
         most = margin(int(launch.get("nodes", 1)), int(launch.get("spare_nodes", 0)))
@@ -172,7 +180,7 @@ def of_run_dir(rundir: RunDir) -> tuple[Scoring, list[Path]]:
 
 
 def _section(rundir: RunDir, name: str) -> dict[str, Any]:
-    """A section of the run.yaml that launch wrote; {} for a run that no launch has made."""
+    """Return a section of the run.yaml that launch wrote; {} for a run that no launch has made."""
     from ftsupervise.config import sources
 
     try:
@@ -185,7 +193,7 @@ def _section(rundir: RunDir, name: str) -> dict[str, Any]:
 
 
 def _answer() -> None:
-    """The child: what ``read_bounded`` asks comes as its input."""
+    """Answer as the child of ``read_bounded``, whose request comes as its input."""
     log, place = pickle.loads(base64.b64decode(sys.stdin.read()))
     unwritten = log.write([place]) if log else ()
     sys.stdout.write(_MARK + base64.b64encode(pickle.dumps((unwritten, incidents.read([place])))).decode() + " ")

@@ -1,7 +1,8 @@
-"""Which nodes the supervisor uses: what it has seen of each, where the next attempt runs, and which are excluded.
+"""Selects the nodes that the supervisor uses: it knows the past of each, where the next attempt runs, and which are
+excluded.
 
-After a failure its incidents are written down and every node is judged anew (``incidents.py``). In this allocation the better
-nodes are taken as far as there are spares; the worst ones are excluded for the waiting members.
+After a failure its incidents are written down and every node is judged anew (``incidents.py``). In this allocation the
+better nodes are taken as far as there are spares; the worst ones are excluded for the waiting members.
 """
 
 from __future__ import annotations
@@ -73,11 +74,11 @@ class WaitingExclusions:
         if not job_id(self.env) or not self.env.get("SLURM_JOB_ID"):
             return
         if self.rundir.whole is not None and not self.env.get(ENV_GROUP_JOB):
-            return  # the jobs that wait are the whole run's
+            return  # the jobs that wait belong to the whole run
         unchanged = (nodes, leaving, gone) == self._requested or not (nodes or self._requested[0])
         if unchanged and not self.outdated:
             return
-        from ftsupervise.nodes import exclude  # a job that goes well never needs it
+        from ftsupervise.nodes import exclude  # a job that runs well never needs it
         from ftsupervise.scheduler.ownership import own_job_ids
 
         done = exclude.apply(
@@ -98,7 +99,7 @@ class WaitingExclusions:
         self._requested = nodes, leaving, gone
 
     def release(self, log: Path | None) -> None:
-        """Once the run has finished no node is excluded: the waiting members have nothing to do."""
+        """Exclude no node any more, once the run has finished: the waiting members have nothing to do."""
         if self.rundir.has_finished() and incidents.any_exclusions(self.rundir.nodes):
             self.outdated = True
             self.update(log)
@@ -134,11 +135,14 @@ class NodeSelector:
     # --------------------------------------------------------------------------------------------------------- asking
 
     def barred(self, *, by_hand: bool = True) -> dict[str, str]:
-        """Nodes that are not used here at all, and why: by their health command, or by hand."""
+        """Return the nodes that are not used here at all, and why: by their health command, or by hand."""
         return {**(self.judge.by_hand() if by_hand else {}), **self.unfit}
 
     def too_few(self, why: str) -> Failure:
-        """Too few nodes are healthy. If none is, the health command may be at fault: that is not tried ten times."""
+        """Return the failure that too few nodes are healthy.
+
+        If none is, the health command may be at fault: that is not tried ten times.
+        """
         none = self.unfit.keys() >= set(self.names)
         return (
             Failure(FailureKind.START, "no node healthy", why)
@@ -149,7 +153,7 @@ class NodeSelector:
     # -------------------------------------------------------------------------------------------------------- placing
 
     def initial(self) -> Placement | str:
-        """Where to start, or why not to. Slurm has just given us the nodes: only a health command prevents the start."""
+        """Return where to start, or why not to. Slurm has just given us the nodes: only a health command prevents the start."""
         incidents.forget(self.rundir.nodes, self.care.half_life, _now())
         self.judge.judge_anew(None)
         self.examine(START, None)
@@ -164,13 +168,13 @@ class NodeSelector:
         return Placement(command, nodes) if found.short else found
 
     def next(self, ended: End, states: Mapping[str, str]) -> Placement | str:
-        """Where to start again, or why it cannot be done here. ``states``: node -> sinfo's word."""
+        """Return where to start again, or why it cannot be done here. ``states``: node -> sinfo's word."""
         found = self._place(states, self.barred())
         if found.short:
             return f"{found.short}: {self._after}"
         here = [node for node in found.nodes if node in self.judge.excluded()]
         if here:
-            self.exclusions.outdated = True  # the members that wait may have changed since the last update
+            self.exclusions.outdated = True  # the waiting members may have changed since the last update
             self.exclusions.update(None, leaving=True)
         applied = self.exclusions.applied
         if bad := [node for node in here if applied and applied.excludes(node)]:
@@ -179,7 +183,7 @@ class NodeSelector:
         if gone and ended.failure is not None and ended.failure.kind is FailureKind.NODE:
             return f"there is no node to take the place of {', '.join(gone)}: {self._after}"
         if here:
-            self.exclusions.update(None)  # this job stays after all
+            self.exclusions.update(None)  # this job goes on after all
         return found
 
     def _place(self, states: Mapping[str, str], barred: Mapping[str, str]) -> Placement:
@@ -198,10 +202,10 @@ class NodeSelector:
         for one in found:
             nodes = incidents.follows(known.incidents, one)
             if len(nodes) > 1:
-                tell(log, f"rank {one.rank} has failed so on {', '.join(nodes)}: this blames no node")
+                tell(log, f"rank {one.rank} has failed in the same way on {', '.join(nodes)}: this blames no node")
 
     def examine(self, when: str, log: Path | None) -> None:
-        """Run the health command on every node, if it is to be run now; its answer holds until it runs again."""
+        """Run the health command on every node, if it is due; its answer holds until it runs again."""
         if not self.care.health or when not in self.care.health_when:
             return
         silent = self.allocation.silent()
@@ -228,7 +232,8 @@ class NodeSelector:
 
 
 def against(ended: End, lost: Mapping[str, str]) -> list[tuple[str, str, str, str]]:
-    """(node, kind of incident, rank, evidence) for each node that a failure speaks against; none for a program's own error.
+    """Return (node, kind of incident, rank, evidence) for each node that a failure speaks against; none for a program's
+    own error.
 
     ``lost``: node -> Slurm's word, for nodes that were lost under the attempt. Pure.
     """
@@ -248,13 +253,13 @@ def against(ended: End, lost: Mapping[str, str]) -> list[tuple[str, str, str, st
 
 
 def known_as(host: str, nodes: Collection[str]) -> str:
-    """Slurm's name of a node whose program gave the full host name: gpu-1 for gpu-1.example.org. Pure."""
+    """Return Slurm's name of a node whose program gave the full host name: gpu-1 for gpu-1.example.org. Pure."""
     short = host.partition(".")[0]
     return short if host not in nodes and short in nodes else host
 
 
 def _kind(failure: Failure, cause: Cause) -> str:
-    """The kind of incident (``incidents.WEIGHTS``); "" if it speaks against no node."""
+    """Return the kind of incident (``incidents.WEIGHTS``); "" if it speaks against no node."""
     if failure.kind is FailureKind.SIGNAL:
         by = cause.killed_by
         return "" if by in _ASKED else "crashed" if by in _CRASHES else "killed"
@@ -269,8 +274,9 @@ def _now() -> datetime:
     return datetime.now(timezone.utc)
 
 
-# On which nodes of the allocation does the next attempt run? Pure, but for ``text_of``: node states and scores in,
-# srun's words out. Another command than srun finds its nodes in FTSUPERVISE_NODES: srun itself reads no such variable.
+# Choose the nodes of the allocation on which the next attempt runs. Pure, but for ``text_of``: node states and scores
+# in, srun's words out. Another command than srun finds its nodes in FTSUPERVISE_NODES: srun itself reads no such
+# variable.
 
 
 @dataclass(frozen=True)
@@ -283,14 +289,17 @@ class Placement:
 
 
 def wanted(command: Sequence[str], allocated: int, text: str = "") -> int:
-    """How many nodes the command's srun asks for; all, when it does not say. ``text``: that of a script that says srun."""
+    """Return how many nodes the command's srun asks for; all, when it does not say.
+
+    ``text``: that of a script that calls srun.
+    """
     if not is_srun(command):
         said = _IN_TEXT.search(text) if follows(text) else None
         return min(allocated, int(said[1])) if said else allocated
     words = list(command[1:])
     for index, word in enumerate(words):
         if not word.startswith("-"):
-            break  # here begins what srun runs
+            break  # the command of srun begins here
         if word in ("-N", "--nodes") and index + 1 < len(words) and words[index + 1].isdigit():
             return min(allocated, int(words[index + 1]))
         if match := _NODES.fullmatch(word):
@@ -299,7 +308,7 @@ def wanted(command: Sequence[str], allocated: int, text: str = "") -> int:
 
 
 def text_of(command: Sequence[str]) -> str:
-    """The text of a command that is no srun: its words, and the contents of the scripts among them."""
+    """Return the text of a command that is no srun: its words, and the contents of the scripts among them."""
     found = list(command)
     for word in () if is_srun(command) else command[:3]:
         path = Path(word)
@@ -312,7 +321,7 @@ def text_of(command: Sequence[str]) -> str:
 
 
 def follows(text: str) -> bool:
-    """Does a command that is no srun start its steps on the nodes we choose?"""
+    """Return whether a command that is no srun starts its steps on the nodes we choose."""
     return ENV_NODES in text
 
 
@@ -329,13 +338,13 @@ def place(
     text: str = "",
     least: int | None = None,
 ) -> Placement:
-    """Where to start ``command``: the healthy nodes, those with a score last, in Slurm's order.
+    """Return where to start ``command``: the healthy nodes, those with a score last, in Slurm's order.
 
-    ``states``: node -> sinfo's word, {} when Slurm could not be asked. ``scores``: node -> how bad its past is. ``barred``:
-    nodes that are not to be used, and why; a command that chooses its nodes itself is not started when one is.
-    ``text``: that of a command that is no srun. It takes its nodes from FTSUPERVISE_NODES, or needs all of them.
-    ``least``: how many nodes are enough; all that there are up to what it asks for are used.
-    With as many nodes as srun wants, and all of them healthy, the command stays as it is.
+    ``states``: node -> sinfo's word, {} when Slurm could not be asked. ``scores``: node -> how bad its past is.
+    ``barred``: nodes that are not to be used, and why; a command that chooses its nodes itself is not started when one
+    is. ``text``: that of a command that is no srun. It takes its nodes from FTSUPERVISE_NODES, or needs all of them.
+    ``least``: how many nodes are enough; all that there are up to what it asks for are used. With as many nodes as srun
+    wants, and all of them healthy, the command stays as it is.
     """
     unfit = any(node in barred or is_away(states.get(node, "")) for node in allocation)
     if not allocation or not (is_srun(command) or follows(text) or unfit):

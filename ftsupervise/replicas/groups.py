@@ -20,6 +20,7 @@ from ftsupervise.rundir.paths import GROUPS, RunDir
 from ftsupervise.rundir.records import EPOCH, read_record, write_json
 
 T = TypeVar("T", "GroupTable", "QuorumPage")
+LEAVE = "leave"  # in a group's state/: it leaves for good
 _TABLE, _QUORUM = "groups.json", "quorum.json"
 _SLOWER = 1.5  # times the median: a group whose steps take so long is named
 _STANDS = 5.0  # seconds without a step after which a group is not slow, but stands
@@ -48,6 +49,17 @@ def find_group(run: RunDir, name: str) -> RunDir:
     if not found.root.is_dir():
         raise NotFound(f"{run.root.name} has no group {name}", hint=f"it has {', '.join(group_names(run)) or 'none'}")
     return found
+
+
+def leaves(group: RunDir, last: bool = False) -> bool:
+    """Has a person asked this group to leave for good? Where that cannot be seen, the ``last`` answer holds."""
+    try:
+        os.lstat(group.state / LEAVE)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return last
+    return True
 
 
 class GroupState(str, Enum):

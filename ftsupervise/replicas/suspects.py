@@ -17,6 +17,8 @@ from ftsupervise.replicas.lighthouse_page import LighthousePage, QuorumMember, g
 
 _AHEAD = 2  # steps: a group tells the one that it is about to make
 _AHEAD_FOR = 10.0  # seconds: a page of ours is never that old while its ranks are heard of
+_FAR = 100  # steps ahead of all others, beside those that they can have made since they were last asked
+_FAR_FOR = 4.0  # seconds that a member tells such a step, on three pages at least
 
 
 class MemberTrouble(Enum):
@@ -26,6 +28,7 @@ class MemberTrouble(Enum):
     TWICE = "two starts of one group"
     AHEAD = "tells a step that it has not made"
     STORE = "its store does not answer"
+    FAR = "tells a step that no group can have made"
 
 
 class SuspectMember(NamedTuple):
@@ -107,3 +110,47 @@ class SuspectWatch:
         self._page, self._before = page, set(found)
         self._told = (self._told & self._before) | {(one.replica, one.trouble) for one in new}
         return new
+
+
+def far_ahead(
+    page: LighthousePage, steps: Mapping[str, int | None], heartbeat: float, least: int
+) -> list[SuspectMember]:
+    """The members that tell a step which no group can have made: fewer than ``least`` groups tell it, without which nothing is
+    committed, and it is far beyond what the others have made. ``steps`` as in ``suspects``; None also for a group that has made
+    no step since its start. Nobody is accused unless the steps of enough others to train on are known."""
+    heard = page.heard(heartbeat)
+    alive = [one for one in page.members if one.step is not None and one.replica in heard and one.group in steps]
+    found = []
+    for one in alive:
+        others = [made for group, made in steps.items() if group != one.group and made is not None]
+        if one.step is None or len(others) < max(2, least - 1) or one.step <= max(others) + _FAR:
+            continue
+        if len({other.group for other in alive if (other.step or 0) > max(others) + _FAR}) >= least:
+            continue
+        words = (
+            f"group {one.group} told the lighthouse step {one.step}, and the others are at step {max(others)} at most"
+        )
+        found.append(SuspectMember(one.group, one.replica, MemberTrouble.FAR, words))
+    return found
+
+
+class LiarWatch:
+    """The groups that are to be ended and started again, because their managers tell steps that no group can have made: the
+    others refuse such weights (integrations/torchft_doubt.py), and so wait until the group is gone. What is seen once may be
+    an old page of ours; only a claim that lasts counts."""
+
+    def __init__(self) -> None:
+        self._page: LighthousePage | None = None
+        self._since: dict[
+            str, tuple[float, int]
+        ] = {}  # by start of a group: when it was first seen so, and on how many pages
+
+    def after(
+        self, now: float, page: LighthousePage, steps: Mapping[str, int | None], heartbeat: float, least: int
+    ) -> dict[str, SuspectMember]:
+        """By group, those that are sure with this page. ``now``: monotonic seconds."""
+        found, new = {one.replica: one for one in far_ahead(page, steps, heartbeat, least)}, page is not self._page
+        before, self._page = {replica: self._since.get(replica, (now, 0)) for replica in found}, page
+        self._since = {replica: (since, looks + new) for replica, (since, looks) in before.items()}
+        sure = [replica for replica, (since, looks) in self._since.items() if now - since >= _FAR_FOR and looks > 2]
+        return {found[replica].group: found[replica] for replica in sure}

@@ -34,7 +34,7 @@ _MOST_CHECKPOINTS, _MOST_NOTICES, _MOST_NODES = 200, 200, 300
 
 class NodeRow(NamedTuple):
     name: str
-    state: str  # "excluded", "by hand", "trusted", "left in", ""
+    state: str  # "excluded", "by hand", "trusted", "kept", ""
     score: float
     faults: int  # incidents of the run that happened there
     incidents: int  # that count against it, of all runs that share the directory

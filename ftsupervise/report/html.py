@@ -50,7 +50,7 @@ _TONES = {
     "pending": "watch",
     "resolved": "good",
 }
-_NODE_TONES = {"excluded": "bad", "by hand": "bad", "left in": "watch", "trusted": "good"}
+_NODE_TONES = {"excluded": "bad", "by hand": "bad", "kept": "watch", "trusted": "good"}
 
 
 def page(report: ReportFacts) -> str:

@@ -14,10 +14,10 @@ from ftsupervise.config.alerting import Alerts, Email
 from ftsupervise.config.believed import load_believed
 from ftsupervise.errors import Error
 from ftsupervise.printable import printable
-from ftsupervise.report.summary import count
 from ftsupervise.report.week import WeekReport
 from ftsupervise.report.week_page import as_markdown, lead, page, title
 from ftsupervise.rundir.paths import RunDir
+from ftsupervise.units import count
 
 
 class Addressee(NamedTuple):

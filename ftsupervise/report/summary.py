@@ -28,7 +28,7 @@ from ftsupervise.report.headline import Headline, RunPresent, headline_of
 from ftsupervise.report.incidents import STALL, RunIncident, standing
 from ftsupervise.report.row import pace_of
 from ftsupervise.report.slow import SLOW
-from ftsupervise.units import show_duration, show_percent, show_rate
+from ftsupervise.units import count, show_duration, show_percent, show_rate
 
 _MOST_STEPS = 6  # of an alert that are listed
 _MEANINGS = {
@@ -354,8 +354,3 @@ def stamp(at: datetime | None) -> str:
 
 def was(number: int) -> str:
     return "was" if number == 1 else "were"
-
-
-def count(number: int, what: str) -> str:
-    """ "1 fault", "3 faults"."""
-    return f"{number:,} {what}{'' if number == 1 else 's'}"

@@ -11,9 +11,9 @@ from ftsupervise.report.drawing import Axis
 from ftsupervise.report.html import cost_row, cut, incident_row, kind_rows, rendered
 from ftsupervise.report.incidents import RunIncident
 from ftsupervise.report.markdown import code, plain, table
-from ftsupervise.report.summary import Tile, cause_of, cost_sentence, count, stamp
+from ftsupervise.report.summary import Tile, cause_of, cost_sentence, stamp
 from ftsupervise.report.week import WeekReport, WeekRow
-from ftsupervise.units import show_duration, show_percent
+from ftsupervise.units import count, show_duration, show_percent
 
 _COSTS, _INCIDENTS = 8, 20
 _TONES = {"RUNNING": "good", "FINISHED": "good", "WAITING": "watch", "STOPPED": "bad", "STOPPING": "bad", "GONE": "bad"}

@@ -6,15 +6,19 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from datetime import datetime, timezone
+from pathlib import Path
 
 from ftsupervise.host.addresses import LOOPBACK, own_address
+from ftsupervise.replicas.groups import name_of
 from ftsupervise.replicas.lighthouse import LighthousePlace, SupervisedLighthouse
 from ftsupervise.replicas.lighthouse_page import LighthousePage
+from ftsupervise.replicas.stalls import StallBook
 from ftsupervise.replicas.stores import StoreWatch
-from ftsupervise.replicas.suspects import SuspectWatch
+from ftsupervise.replicas.suspects import LiarWatch, SuspectMember, SuspectWatch
 from ftsupervise.replicas.torchft_python import find_torchft
 from ftsupervise.run.group_options import GroupOptions
 from ftsupervise.rundir import ledger
+from ftsupervise.rundir.paths import ENV_AREA
 from ftsupervise.scheduler.allocation import Allocation
 
 
@@ -32,7 +36,7 @@ class GroupLighthouse:
     ) -> None:
         """``apart``: the groups are in other jobs, wherever those run."""
         assert asked.timeouts is not None
-        self._timeouts, self._say = asked.timeouts, say
+        self._timeouts, self._least, self._say = asked.timeouts, asked.least, say
         here = env.get("SLURMD_NODENAME", "")
         others = [allocation.address(node) or node for node in allocation.nodes if node != here]
         place = LighthousePlace(
@@ -50,9 +54,14 @@ class GroupLighthouse:
         self.address = self._lighthouse.address
         self.moved = datetime.now(timezone.utc) if self._lighthouse.moved else None
         self.restarted: float | None = None  # monotonic: torchft may have lost a group's call then
-        self._suspects = SuspectWatch()
+        self.liars: Mapping[str, SuspectMember] = {}  # groups that tell steps which no group can have made
+        self._suspects, self._liars = SuspectWatch(), LiarWatch()
         names = [LOOPBACK, os.uname().nodename, *allocation.nodes, *map(allocation.address, allocation.nodes)]
         self._stores = StoreWatch(self._lighthouse.page, names)
+        area = env.get(ENV_AREA)
+        self._stalls = StallBook(
+            asked.rundir, [name_of(number) for number in range(asked.count)], Path(area) if area else None
+        )
 
     def follow(self, steps: Mapping[str, int | None]) -> None:
         """Take note of what has happened to it. ``steps``: of each group, the most that its ranks can have
@@ -62,10 +71,15 @@ class GroupLighthouse:
             if event.restart:
                 self.restarted = time.monotonic()
         page = self._lighthouse.page()
-        if isinstance(page, LighthousePage):
-            news = self._suspects.news(time.monotonic(), page, steps, 2 * self._timeouts.heartbeat, self._stores.silent)
-            for one in news:
-                self._say(one.words)
+        if not isinstance(page, LighthousePage):
+            return
+        now, heartbeat = time.monotonic(), 2 * self._timeouts.heartbeat
+        for one in self._suspects.news(now, page, steps, heartbeat, self._stores.silent):
+            self._say(one.words)
+        before, self.liars = self.liars, self._liars.after(now, page, steps, heartbeat, self._least)
+        for name, liar in self.liars.items():
+            if name not in before:
+                self._say(f"{liar.words}: {name} is ended and started again")
 
     def heard(self, group: str) -> bool | None:
         """Does a start of this group still send heartbeats? None: that could not be seen."""
@@ -73,4 +87,5 @@ class GroupLighthouse:
 
     def stop(self) -> None:
         self._stores.close()
+        self._stalls.close()
         self._lighthouse.stop()

@@ -11,9 +11,8 @@ from typing import Any
 from ftsupervise.config.grouping import least_of
 from ftsupervise.errors import Refused, UsageError, from_os_error
 from ftsupervise.host.modes import make_folder
-from ftsupervise.replicas.groups import find_group, read_table
+from ftsupervise.replicas.groups import LEAVE, find_group, read_table
 from ftsupervise.replicas.timeouts import Timeouts, derive, problems
-from ftsupervise.run.group_process import LEAVE
 from ftsupervise.run.hang_bounds import hang_bounds
 from ftsupervise.rundir.paths import ENV_ATTEMPT_DIR, ENV_RUN, ENV_RUN_DIR, RunDir, write_whole
 

@@ -10,6 +10,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from ftsupervise.errors import Error
+from ftsupervise.host.in_time import OneAtATime
 from ftsupervise.nodes.judging import judge, of_run_dir
 from ftsupervise.replicas.groups import (
     GroupState,
@@ -20,6 +21,7 @@ from ftsupervise.replicas.groups import (
     write_quorum,
     write_table,
 )
+from ftsupervise.replicas.suspects import SuspectMember
 from ftsupervise.run.group_options import GroupOptions
 from ftsupervise.run.group_process import GroupProcess
 from ftsupervise.rundir.paths import RunDir
@@ -29,6 +31,7 @@ from ftsupervise.scheduler.parse import is_away
 
 _TABLE_EVERY = 2.0  # seconds between two tables
 _QUORUM_EVERY = 5.0  # seconds between two pages about the quorum that say the same
+_WITHIN = 1.0  # seconds for both to be written
 _NODES_EVERY = 5.0  # seconds between two looks at the nodes
 _STILL = 8.0  # seconds without a step after which a node that does not answer counts as lost under its group
 _FAR = 2  # steps: a group that much behind the first one is named
@@ -77,26 +80,41 @@ class GroupPages:
         self._asked, self._groups, self._nodes, self._say, self._area = asked, groups, nodes, say, area
         self.below: datetime | None = None  # since when fewer than the least run
         self._written = self._quorum_written = 0.0
-        self._quorum = QuorumPage()
+        self._quorum, self._turn = QuorumPage(), OneAtATime()
         self._slow = ""
         self.lighthouse_restarted: float | None = None  # monotonic
         self.moved: datetime | None = None  # when the lighthouse began at another address
+        self.liars: Mapping[str, SuspectMember] = {}  # groups that tell steps which no group can have made
+        self._accused: dict[
+            str, int
+        ] = {}  # the attempt of each such start: the next one of its group has told nothing yet
 
     def write(self, over: str, *, last: bool = False) -> None:
         """``over``: why no group is started any more."""
         now, at = _now(), time.monotonic()
         why = self._below_the_least(over, now)
         quorum = QuorumPage(now, bool(why), why, self._hung())
-        try:
-            same = quorum._replace(at=self._quorum.at) == self._quorum
-            if last or not same or at >= self._quorum_written + _QUORUM_EVERY:
+        same = quorum._replace(at=self._quorum.at) == self._quorum
+        table = self._table(now) if last or not same or at >= self._written + _TABLE_EVERY else None
+        if not (last or not same or at >= self._quorum_written + _QUORUM_EVERY):
+            quorum = self._quorum
+
+        def put() -> bool:
+            if quorum is not self._quorum:
                 write_quorum(self._asked.rundir, quorum, self._area)
-                self._quorum, self._quorum_written = quorum, at
-            if last or not same or at >= self._written + _TABLE_EVERY:
-                write_table(self._asked.rundir, self._table(now), self._area)
-                self._written = at
+            if table is not None:
+                write_table(self._asked.rundir, table, self._area)
+            return True
+
+        try:
+            if not self._turn(put, _WITHIN):
+                return  # the directory does not answer: soon again
         except OSError:  # a full disk, or a newer attempt: the groups go on
             return
+        if quorum is not self._quorum:
+            self._quorum, self._quorum_written = quorum, at
+        if table is not None:
+            self._written = at
 
     def _below_the_least(self, over: str, now: datetime) -> str:
         """Why the groups that run wait; "" when they do not, or when nobody knows how the others are."""
@@ -115,8 +133,9 @@ class GroupPages:
         return why
 
     def _hung(self) -> tuple[Hung, ...]:
-        """Groups that their own supervisors cannot judge: their node does not answer and reports nothing; or they wait for a
-        quorum in which the others train without them."""
+        """Groups that their own supervisors cannot judge: their node does not answer and reports nothing; they wait for a
+        quorum in which the others train without them; or they tell steps that nobody has made, and the others wait until they
+        are gone."""
         lost, found = self._nodes.lost(), list[Hung]()
         for group in self._groups:
             row = group.row
@@ -127,6 +146,10 @@ class GroupPages:
                 found.append(Hung(row.name, row.attempt, f"{', '.join(gone)} does not answer"))
             elif self.moved is not None and group.newest is not None and group.newest.started < self.moved:
                 found.append(Hung(row.name, row.attempt, "the lighthouse is at another address now"))
+            elif (lie := self.liars.get(row.name)) and self._accused.setdefault(
+                lie.replica, row.attempt
+            ) == row.attempt:
+                found.append(Hung(row.name, row.attempt, lie.words))
             elif why := self._left_out(group):
                 found.append(Hung(row.name, row.attempt, why))
         return tuple(found)

@@ -6,24 +6,28 @@ the fence, the brake and the ledger are those of any run. When it ends itself, t
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 
+from ftsupervise.host.in_time import in_time
 from ftsupervise.host.modes import FOLDER, as_page, make_folder
-from ftsupervise.host.processes import die_with_parent
+from ftsupervise.host.processes import die_with_parent, process
 from ftsupervise.model import Attempt
 from ftsupervise.replicas.groups import GroupState, ReplicaGroup
+from ftsupervise.run.group_disk import GroupReading, read_group
 from ftsupervise.rundir import ledger
 from ftsupervise.rundir.paths import RunDir
-from ftsupervise.rundir.progress import ProgressPage, read_progress
-from ftsupervise.rundir.switches import read_brake
+from ftsupervise.rundir.progress import ProgressPage
 
-LEAVE = "leave"  # in a group's state/: it leaves for good
 _FIRST, _MOST = 1.0, 60.0  # seconds before a supervisor that ended is started again: doubled each time
 _LIVED = 60.0  # seconds after which it counts as the first time again
+_OPENS = 5.0  # seconds for the file of its output to be opened
+_STOPPED = "T"  # in /proc/PID/stat; a debugger's "t" is left alone
+_STOPPED_FOR = 2.0  # seconds: a whole job that Slurm suspends stops us too before that
 
 
 class GroupProcess:
@@ -32,13 +36,13 @@ class GroupProcess:
     def __init__(self, name: str, number: int, rundir: RunDir, nodes: tuple[str, ...], now: datetime) -> None:
         self.number, self.rundir = number, rundir
         self.row = ReplicaGroup(name, GroupState.WAITING, now, nodes=nodes)
-        self.newest: Attempt | None = None
-        self.page: ProgressPage | None = None  # of the newest attempt
+        self.seen = GroupReading()
         self.runs_elsewhere = False  # in a job of its own
+        self.code: int | None = None  # of its supervisor, once that has ended, until it was looked after
         self.due = 0.0  # monotonic: when it may be started
         self.lost: tuple[str, ...] = ()  # nodes that were lost under it: its older copy may still run there
         self._pause, self._began = _FIRST, 0.0
-        self._leaves, self._braked = False, ""
+        self._stopped: float | None = None  # monotonic: since when it was seen stopped
         self._ended = self._last_number()
 
     @property
@@ -51,28 +55,20 @@ class GroupProcess:
         return self.newest is not None and (self.newest.failure is not None or self.newest.ended is None)
 
     @property
+    def newest(self) -> Attempt | None:
+        return self.seen.newest
+
+    @property
+    def page(self) -> ProgressPage | None:
+        return self.seen.page
+
+    @property
     def leaves(self) -> bool:
-        """Has a person asked it to leave for good? Where that cannot be seen, the last answer holds."""
-        try:
-            os.lstat(self.rundir.state / LEAVE)
-        except FileNotFoundError:
-            self._leaves = False
-        except OSError:
-            pass
-        else:
-            self._leaves = True
-        return self._leaves
+        return self.seen.leaves
 
     @property
     def braked(self) -> str:
-        """Why it is not started again; "" without a brake. Where that cannot be seen, the last answer holds."""
-        try:
-            on = read_brake(self.rundir)
-        except OSError:
-            return self._braked
-        clear = f"ftsupervise clear --brake {self.rundir.quoted()}"
-        self._braked = "" if on is None else f"{on.words()}; fix the cause, then: {clear}"
-        return self._braked
+        return self.seen.braked
 
     def move(self, state: GroupState, why: str, now: datetime) -> bool:
         """Is that new?"""
@@ -87,8 +83,14 @@ class GroupProcess:
     def start(self, command: Sequence[str], env: Mapping[str, str], log: str, now: datetime, at: float) -> None:
         """Start its supervisor. What it and its ranks print goes into the group's own file, in which causes are looked for.
         Raises OSError."""
-        make_folder(self.rundir.logs, FOLDER, parents=True)
-        fd = as_page(self.rundir.logs / f"{log}.out")
+
+        def opened() -> int:
+            make_folder(self.rundir.logs, FOLDER, parents=True)
+            return as_page(self.rundir.logs / f"{log}.out")
+
+        fd = in_time(opened, _OPENS)
+        if fd is None:
+            raise OSError(errno.ETIMEDOUT, f"{self.rundir.logs} does not answer")
         try:
             child = subprocess.Popen(
                 command,
@@ -130,38 +132,49 @@ class GroupProcess:
             except ProcessLookupError:
                 return
 
+    def continued(self, at: float) -> bool:
+        """Its supervisor is continued once it has been stopped (SIGSTOP) for two seconds. Was it, just now?"""
+        found = process(self.row.pid) if self.row.pid else None
+        if found is None or found.state != _STOPPED:
+            self._stopped = None
+            return False
+        if self._stopped is None:
+            self._stopped = at
+        if at - self._stopped < _STOPPED_FOR:
+            return False
+        self._stopped = None
+        self.signal(signal.SIGCONT)
+        return True
+
     # ------------------------------------------------------------------------------------------------- its directory
 
-    def look(self, now: datetime) -> list[Attempt]:
-        """Read how it is; returns the ends of its attempts since the last look, oldest first. Never raises."""
-        try:
-            newest = ledger.newest(self.rundir)
-            new = self._new_ends(newest)
-        except OSError:
-            return []
-        self.newest = newest
-        if newest is not None:
-            self.page = read_progress(self.rundir, newest.number)
-            self.row = self._seen(newest, now)
-        return new
+    @property
+    def known(self) -> tuple[RunDir, GroupReading, int]:
+        """For ``read_group``, which may take its time."""
+        return self.rundir, self.seen, self._ended
+
+    def look(self, now: datetime) -> tuple[Attempt, ...]:
+        """``take`` what its directory says now. Never raises."""
+        return self.take(read_group(*self.known), now)
+
+    def take(self, seen: GroupReading, now: datetime) -> tuple[Attempt, ...]:
+        """Believe this reading; returns the ends of its attempts since the last one, oldest first."""
+        self.seen = seen
+        if seen.newest is not None:
+            self.row = self._row(seen.newest, now)
+        if seen.ends:
+            self._ended = seen.ends[-1].number
+        return seen.ends
 
     def step_by(self, now: datetime) -> int | None:
-        """The step that its ranks can have reached by now, at most; None where that is not known. The page is seconds old."""
+        """The step that its ranks can have reached by now, at most; None where that is not known, or they have made none since
+        their start. The page is seconds old."""
         page, seconds = self.page, self.row.seconds
-        if page is None or page.ahead is None or not seconds:
+        if page is None or page.ahead is None or page.first is None or not seconds:
             return None
         return page.ahead + round(2 * max(0.0, (now - page.at).total_seconds()) / seconds) + 1
 
-    def _new_ends(self, newest: Attempt | None) -> list[Attempt]:
-        last = newest.number if newest is not None else 0
-        if last <= self._ended or newest is None:
-            return []
-        found = [one for one in ledger.backwards(self.rundir, first=self._ended + 1) if one.ended is not None]
-        if found:
-            self._ended = found[0].number
-        return found[::-1]
-
-    def _seen(self, newest: Attempt, now: datetime) -> ReplicaGroup:
+    def _row(self, newest: Attempt, now: datetime) -> ReplicaGroup:
         page = self.page
         step = newest.last_step if page is None or newest.ended is not None else page.ahead
         row = self.row._replace(
@@ -178,7 +191,7 @@ class GroupProcess:
         """How long it was away before this attempt, and what the others did meanwhile: once it has made a step."""
         if newest.first_step is None or newest.number < 2 or newest.ready is None or row.back_in == newest.number:
             return row
-        before = next(ledger.backwards(self.rundir, before=newest.number), None)
+        before = self.seen.before
         if before is None or (before.ended is None and before.worked is None):
             return row
         progress = before.started + timedelta(seconds=before.worked) if before.worked is not None else before.ended

@@ -14,27 +14,29 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from ftsupervise.errors import Refused
+from ftsupervise.host.in_time import in_time
 from ftsupervise.host.modes import FOLDER, make_folder
 from ftsupervise.host.processes import own_command
 from ftsupervise.model import CauseKind, Claim
 from ftsupervise.replicas.environment import environment_of, for_group, on_its_nodes
 from ftsupervise.replicas.groups import GroupState, choose_nodes, first_nodes
 from ftsupervise.run.gate import PASS_ON, STOP, SignalQueue
+from ftsupervise.run.group_disk import GroupReading, RunDirReader, Sayings, words_of_its_end
 from ftsupervise.run.group_lighthouse import GroupLighthouse
 from ftsupervise.run.group_options import GroupOptions
 from ftsupervise.run.group_pages import GroupPages, NodesSeen
 from ftsupervise.run.group_process import GroupProcess, log_name
 from ftsupervise.run.progress_pages import ProgressWriter
 from ftsupervise.rundir import ledger
-from ftsupervise.rundir.paths import ENV_AREA, ENV_ATTEMPT, ENV_ATTEMPT_DIR, STOPPED, tell
+from ftsupervise.rundir.paths import ENV_AREA, ENV_ATTEMPT, ENV_ATTEMPT_DIR, STOPPED
 from ftsupervise.rundir.records import write_json
 from ftsupervise.rundir.switches import KILL, Stopped, read_switch, release_brake
 from ftsupervise.scheduler.allocation import Allocation
 from ftsupervise.scheduler.parse import is_srun, on_nodes
-from ftsupervise.truth import Health
 
 _TICK = 0.5  # seconds between two looks at all groups
 _NODES_EVERY = 5.0  # seconds between two looks at the nodes
+_WRITES = 5.0  # seconds for a page to be written
 
 
 class GroupsOfJob:
@@ -60,6 +62,8 @@ class GroupsOfJob:
         self.area = Path(env[ENV_AREA]) if env.get(ENV_AREA) else None
         self.attempt = Claim(int(env[ENV_ATTEMPT]), Path(env[ENV_ATTEMPT_DIR]))
         self.told = 0  # the signal that asked us to stop
+        self.log = Sayings(self.attempt.folder / "run.log")
+        self.disk = RunDirReader(asked.rundir, self.say)
         self.pages = GroupPages(asked, self.groups, self.nodes, self.say, self.area)
 
     def go(self) -> int:
@@ -71,12 +75,16 @@ class GroupsOfJob:
         writer = ProgressWriter(self.asked.rundir, self.attempt, self.area, self.pages.progress)
         try:
             while True:
-                over = self._over()
                 for group in self.groups:
-                    self._look_after(group, over)
+                    self._keep_alive(group)
+                readings = self.disk.read([group.known for group in self.groups])  # after the ends, so that it has them
+                over = self._over()
+                for group, seen in zip(self.groups, readings or (), strict=False):
+                    self._look_after(group, seen, over)
                 if self.lighthouse is not None:
                     self.lighthouse.follow({group.row.name: group.step_by(_now()) for group in self.groups})
                     self.pages.lighthouse_restarted = self.lighthouse.restarted
+                    self.pages.liars = self.lighthouse.liars
                 self.pages.write(over)
                 if not any(group.alive for group in self.groups) and (over or not self._may_go_on()):
                     return 0 if over else 1
@@ -90,20 +98,28 @@ class GroupsOfJob:
             self.nodes.close()
             if self.lighthouse is not None:
                 self.lighthouse.stop()
+            self.log.close()
 
     def say(self, text: str) -> None:
-        tell(self.attempt.folder / "run.log", text)
+        self.log.say(text)
 
     # ----------------------------------------------------------------------------------------------------------- one group
 
-    def _look_after(self, group: GroupProcess, over: str) -> None:
+    def _keep_alive(self, group: GroupProcess) -> None:
+        """Do what needs no disk: reap its supervisor, or continue one that somebody has stopped."""
+        at = time.monotonic()
+        code = group.ended(at)
+        group.code = group.code if code is None else code
+        if group.continued(at):
+            self.say(f"{group.row.name}: its supervisor was stopped (SIGSTOP); it is continued")
+
+    def _look_after(self, group: GroupProcess, seen: GroupReading, over: str) -> None:
         now, at = _now(), time.monotonic()
-        code = group.ended(at)  # before the look: what a supervisor wrote last is then seen
-        for one in group.look(now):
-            step = f" at step {one.last_step}" if one.last_step is not None else ""
-            self.say(f"{group.row.name}: attempt {one.number} ended{step}: {one.words}; {one.then}")
-        if code is not None:
-            self._after_its_end(group, code, over, now)
+        for one in group.take(seen, now):
+            self.say(f"{group.row.name}: {words_of_its_end(one)}")
+        if group.code is not None:
+            self._after_its_end(group, group.code, over, now)
+            group.code = None
         if group.alive:
             if group.leaves and group.move(GroupState.RUNNING, "is leaving", now):
                 self.say(f"{group.row.name}: leaves for good; it is told to stop")
@@ -127,10 +143,14 @@ class GroupsOfJob:
             group.move(GroupState.WAITING, f"its supervisor has ended (exit {code})", now)
 
     def _release(self, group: GroupProcess, now: datetime) -> None:
+        who = "its supervisor: the group failed for want of others"
         try:
-            release_brake(group.rundir, who="its supervisor: the group failed for want of others", now=now)
+            done = in_time(lambda: (release_brake(group.rundir, who=who, now=now),), _WRITES)
         except OSError as error:  # it stays on, which the table says, and no other group is touched
             self.say(f"{group.row.name}: its brake cannot be taken off: {error.strerror}")
+            return
+        if done is None:
+            self.say(f"{group.row.name}: its brake cannot be taken off: {group.rundir.root} does not answer")
             return
         self.say(f"{group.row.name}: its brake is taken off: it failed because too few other groups ran")
 
@@ -200,12 +220,7 @@ class GroupsOfJob:
         """Why no group is started any more; "" while they are."""
         if self.told:
             return f"asked to stop ({signal.Signals(self.told).name})"
-        if self.asked.rundir.has_finished():
-            return "the run has finished"
-        switch = read_switch(self.asked.rundir, KILL)
-        if switch.health is Health.BAD:
-            return f"kill switch{f', raised by {switch.who}' if switch.who else ''}"
-        return ""
+        return self.disk.over
 
     def _may_go_on(self) -> bool:
         """May a group that does not run now come back by itself?"""
@@ -221,26 +236,33 @@ class GroupsOfJob:
 
     def _note_why(self) -> None:
         """For the ledger of the whole run: why the groups stopped, as a guard notes it for its own attempt."""
-        if self.told:
-            kind = CauseKind.WARNING if self.told in PASS_ON else CauseKind.TOLD
-        elif read_switch(self.asked.rundir, KILL).up:
-            kind = CauseKind.KILL_SWITCH
-        else:
-            return
-        step = max((group.row.step for group in self.groups if group.row.step is not None), default=None)
+        steps, why = [group.row.step for group in self.groups if group.row.step is not None], self._over()
+
+        def note() -> None:
+            if self.told:
+                kind = CauseKind.WARNING if self.told in PASS_ON else CauseKind.TOLD
+            elif read_switch(self.asked.rundir, KILL).up:
+                kind = CauseKind.KILL_SWITCH
+            else:
+                return
+            write_json(self.attempt.folder / STOPPED, Stopped(kind.value, why, max(steps, default=None), _now()))
+
         try:
-            write_json(self.attempt.folder / STOPPED, Stopped(kind.value, self._over(), step, _now()))
+            in_time(note, _WRITES)
         except OSError:  # a full disk: the command has ended by itself, then
             return
 
     def _end_all(self) -> None:
-        """Nothing of ours stays behind us, whatever went wrong."""
+        """End all supervisors, so that nothing of ours stays behind us, whatever went wrong."""
         for group in self.groups:
             group.signal(signal.SIGTERM)
         while any(group.alive and group.ended(time.monotonic()) is None for group in self.groups):
             self.signals.wait(_TICK)  # each supervisor has its own bound, and the one above us ends us by force
-        for group in self.groups:
-            group.look(_now())
+            for group in self.groups:
+                group.continued(time.monotonic())
+        readings = self.disk.read([group.known for group in self.groups])
+        for number, group in enumerate(self.groups):
+            group.take(readings[number] if readings is not None else group.seen, _now())
             if group.row.state is GroupState.RUNNING:
                 group.move(GroupState.OVER, self._over() or "the groups of this job have ended", _now())
 

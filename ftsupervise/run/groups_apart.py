@@ -16,6 +16,7 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 from ftsupervise.errors import Error
+from ftsupervise.host.in_time import in_time
 from ftsupervise.host.modes import FOLDER, make_folder
 from ftsupervise.host.ownership import user_name
 from ftsupervise.host.processes import own_command
@@ -24,6 +25,7 @@ from ftsupervise.replicas.environment import environment_of, for_group
 from ftsupervise.replicas.groups import GroupState, name_of
 from ftsupervise.replicas.lighthouse_record import lighthouse_address
 from ftsupervise.run.gate import STOP, SignalQueue, reason_not_to_start
+from ftsupervise.run.group_disk import GroupReading, RunDirReader, Sayings, words_of_its_end
 from ftsupervise.run.group_lighthouse import GroupLighthouse
 from ftsupervise.run.group_options import GroupOptions
 from ftsupervise.run.group_pages import GroupPages, NodesSeen
@@ -32,15 +34,14 @@ from ftsupervise.run.progress_pages import ProgressWriter
 from ftsupervise.rundir import ledger, pinned
 from ftsupervise.rundir.paths import ENV_AREA, ENV_ATTEMPT, ENV_ATTEMPT_DIR, ENV_GROUP_JOB, tell
 from ftsupervise.rundir.records import as_counts
-from ftsupervise.rundir.switches import KILL, read_switch
 from ftsupervise.scheduler.allocation import Allocation
 from ftsupervise.scheduler.ownership import comment
 from ftsupervise.scheduler.slurm import Slurm
-from ftsupervise.truth import Health
 
 _TICK = 1.0  # seconds between two looks at all groups
 _QUEUE_EVERY = 20.0  # seconds between two looks at the queue
 _FRESH = timedelta(seconds=20)  # a page that young is of a group that runs
+_ONE_LOOK = 2.0  # seconds for a folder to be read
 _LAST = 900.0  # seconds for the groups to end, once the run is over
 
 
@@ -58,6 +59,8 @@ class GroupsApart:
         self.attempt = Claim(int(env[ENV_ATTEMPT]), Path(env[ENV_ATTEMPT_DIR]))
         self.queue = QueueOfGroups(asked)
         self.pages = GroupPages(asked, self.groups, NodesSeen(Allocation({}), asked.rundir), self.say, self.area)
+        self.log = Sayings(self.attempt.folder / "run.log")
+        self.disk = RunDirReader(asked.rundir, self.say)
         self._allocation = allocation
 
     def go(self) -> int:
@@ -70,12 +73,13 @@ class GroupsApart:
         writer = ProgressWriter(asked.rundir, self.attempt, self.area, self.pages.progress)
         try:
             while not told:
-                over = self._over()
-                for group in self.groups:
-                    self._look(group, over)
+                readings, over = self.disk.read([group.known for group in self.groups]), self.disk.over
+                for group, seen in zip(self.groups, readings or (), strict=False):
+                    self._look(group, seen, over)
                 if lighthouse is not None:
                     lighthouse.follow({group.row.name: group.step_by(_now()) for group in self.groups})
                     self.pages.lighthouse_restarted, self.pages.moved = lighthouse.restarted, lighthouse.moved
+                    self.pages.liars = lighthouse.liars
                 self.pages.write(over)
                 if over:
                     until = time.monotonic() + _LAST if until is None else until
@@ -92,30 +96,24 @@ class GroupsApart:
             self.queue.close()
             if lighthouse is not None:
                 lighthouse.stop()
+            self.log.close()
 
     def say(self, text: str) -> None:
-        tell(self.attempt.folder / "run.log", text)
+        self.log.say(text)
 
     def _running(self) -> int:
         return sum(1 for group in self.groups if group.row.state in (GroupState.RUNNING, GroupState.UNKNOWN))
 
-    def _look(self, group: GroupProcess, over: str) -> None:
+    def _look(self, group: GroupProcess, seen: GroupReading, over: str) -> None:
         now = _now()
-        for one in group.look(now):
-            step = f" at step {one.last_step}" if one.last_step is not None else ""
-            self.say(f"{group.row.name}: attempt {one.number} ended{step}: {one.words}; {one.then}")
+        for one in group.take(seen, now):
+            self.say(f"{group.row.name}: {words_of_its_end(one)}")
         state, why = state_apart(group, self.queue.of(group.number), over, now)
         group.runs_elsewhere = state is GroupState.RUNNING
         nodes = group.newest.nodes if group.newest is not None and group.runs_elsewhere else ()
         group.row = group.row._replace(nodes=nodes)
         if group.move(state, why, now):
             self.say(f"{group.row.name}: {state.value}{f': {why}' if why else ''}")
-
-    def _over(self) -> str:
-        if self.asked.rundir.has_finished():
-            return "the run has finished"
-        switch = read_switch(self.asked.rundir, KILL)
-        return f"kill switch{f', raised by {switch.who}' if switch.who else ''}" if switch.health is Health.BAD else ""
 
 
 def state_apart(group: GroupProcess, jobs: Sequence[Job] | None, over: str, now: datetime) -> tuple[GroupState, str]:
@@ -141,7 +139,7 @@ def state_apart(group: GroupProcess, jobs: Sequence[Job] | None, over: str, now:
         return GroupState.WAITING, "its job starts"
     if jobs:
         return GroupState.WAITING, f"in the queue as job {jobs[0].id} ({jobs[0].reason or jobs[0].state.value})"
-    return GroupState.WAITING, f"no job of it is in the queue{_to_submit(group)}"
+    return GroupState.WAITING, f"no job of it is in the queue{in_time(lambda: _to_submit(group), _ONE_LOOK) or ''}"
 
 
 def _to_submit(group: GroupProcess) -> str:

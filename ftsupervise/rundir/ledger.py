@@ -117,44 +117,50 @@ def _attempt(rundir: RunDir, number: int) -> Attempt:
         kept=kept.read_kept(folder),
         outputs=decode(_Outputs, {"parts": start.get("outputs")}, lenient=True).parts,
     )
-    if end is not None:
-        code = as_whole(end.get("exit_code"))
-        words = as_text(end.get("cause", CauseKind.UNKNOWN.value), _LONGEST)
-        return began._replace(
-            ended=as_time(end.get("at")),
-            exit_code=code,
-            cause=read_cause(end.get("parts"), words, code or 0),
-            first_step=as_whole(end.get("first_step")),
-            last_step=as_whole(end.get("last_step")),
-            note=as_text(end.get("note"), _LONGEST),
-            failure=read_failure(end),
-            saved=as_whole(end.get("saved")),
-            ready=as_number(end.get("ready")),
-            saving=as_number(end.get("saving")),
-            worked=as_number(end.get("worked")),
-            braked=end.get("braked") is True,
-            then=as_text(end.get("then"), _LONGEST),
-            hardware=as_text(end.get("hardware"), _LONGEST),
-            trouble=_part(LossTrouble, end.get("trouble")),
-            first_loss=as_number(end.get("first_loss")),
-        )
-    page = read_progress(rundir, number)
-    seen = reached(rundir, number, page)
+    return _recorded(began, end) if end is not None else _unrecorded(began, rundir, start, bad_end)
+
+
+def _recorded(began: Attempt, end: Mapping[str, object]) -> Attempt:
+    """An attempt whose end is on record."""
+    code = as_whole(end.get("exit_code"))
+    words = as_text(end.get("cause", CauseKind.UNKNOWN.value), _LONGEST)
+    return began._replace(
+        ended=as_time(end.get("at")),
+        exit_code=code,
+        cause=read_cause(end.get("parts"), words, code or 0),
+        first_step=as_whole(end.get("first_step")),
+        last_step=as_whole(end.get("last_step")),
+        note=as_text(end.get("note"), _LONGEST),
+        failure=read_failure(end),
+        saved=as_whole(end.get("saved")),
+        ready=as_number(end.get("ready")),
+        saving=as_number(end.get("saving")),
+        worked=as_number(end.get("worked")),
+        braked=end.get("braked") is True,
+        then=as_text(end.get("then"), _LONGEST),
+        hardware=as_text(end.get("hardware"), _LONGEST),
+        trouble=_part(LossTrouble, end.get("trouble")),
+        first_loss=as_number(end.get("first_loss")),
+    )
+
+
+def _unrecorded(began: Attempt, rundir: RunDir, start: Mapping[str, object], bad_end: str) -> Attempt:
+    """One without an end on record: it runs, or its supervisor wrote none. ``bad_end``: what is wrong with the page."""
+    folder = rundir.attempt(began.number)
+    page = read_progress(rundir, began.number)
+    seen = reached(rundir, began.number, page)
     words, told, at = told_to_leave(folder)
     cause = without_end(start)
     if told == signal.SIGTERM and cause is not None and cause.kind is CauseKind.LOST:
         cause = told_to_end(start, at)
-    note = "; ".join(filter(None, (bad_end, words)))
     since = began.started.timestamp()
-    began = began._replace(
+    return began._replace(
         first_step=seen.first,
         last_step=seen.last,
         saved=seen.saved,
         held=as_whole((_page(folder / COPIES)[0] or {}).get("held")),
-    )
-    return began._replace(
         cause=cause,
-        note=note,
+        note="; ".join(filter(None, (bad_end, words))),
         told=told,
         ready=None if seen.first_at is None else max(0.0, seen.first_at - since),
         saving=seen.saving,

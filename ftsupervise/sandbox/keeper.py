@@ -29,6 +29,7 @@ from ftsupervise.errors import AlreadyRunning, Error, NotFound
 from ftsupervise.host import processes
 from ftsupervise.sandbox.cluster import Sandbox
 from ftsupervise.sandbox.place import DAEMONS, MARK, MARK_NODE, MARK_OWNER, default_directory, power_cut, real
+from ftsupervise.units import count
 
 _CLEARED = b"cleared"
 _GLANCE = 1.0  # seconds between checks of the owner itself
@@ -170,7 +171,7 @@ class Seen:
     def word(self) -> str:
         if not self.controller and not self.nodes:
             return "dead (ftsupervise sandbox down removes it)"
-        nodes = f"{len(self.nodes)} node{'' if len(self.nodes) == 1 else 's'}"
+        nodes = count(len(self.nodes), "node")
         return f"up, {nodes}" if self.controller else f"no controller, {nodes}"
 
 

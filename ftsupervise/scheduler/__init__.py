@@ -23,52 +23,56 @@ class Scheduler(Protocol):
     """The port that each scheduler offers to the rooms above."""
 
     kind: str  # its name in ``SCHEDULERS``
-    warnings: set[str]  # its complaints beside its answers
+    warnings: set[str]  # warnings that came with its answers
 
     def queue(self, *, users: Sequence[str] = ()) -> tuple[Job, ...]:
-        """All live jobs of ``users`` (default: mine), one record per array rest. One request to the controller."""
+        """Return all live jobs of ``users`` (default: mine), one record per array rest. One request to the controller."""
 
     def submit(self, script: str, *, script_path: Path, token: str, env: Mapping[str, str] | None = None) -> Submitted:
-        """Hand in ``script`` (already written to ``script_path``). ``token`` stands in its ``--comment``: when the
-        answer is ambiguous it is looked for before anything is tried again.
+        """Hand in ``script`` (already written to ``script_path``).
 
-        Raises SubmitRejected with the scheduler's own words, SchedulerUnavailable when it cannot be known whether
-        the job was taken.
+        ``token`` stands in its ``--comment``: when the answer is ambiguous it is looked for before anything is tried
+        again. Raises SubmitRejected with the scheduler's own words, SchedulerUnavailable when it cannot be known
+        whether the job was taken.
         """
 
     def find(self, token: str) -> tuple[Job, ...]:
         """Live jobs whose comment carries ``token``."""
 
     def cancel(self, job_id: str, *, only_pending: bool = False) -> None:
-        """End a job or the pending rest of an array. Jobs that are gone already are fine."""
+        """End a job or the pending rest of an array. A job that is gone already is no error."""
 
     def hold(self, job_id: str) -> None:
-        """Keep what waits of a job or an array from starting, until ``release``. Jobs that are gone already are fine."""
+        """Keep the waiting part of a job or an array from starting, until ``release``.
+
+        A job that is gone already is no error.
+        """
 
     def release(self, job_id: str) -> None:
-        """The opposite of ``hold``."""
+        """Undo ``hold``."""
 
     def describe(self, job_id: str) -> Job | None:
-        """One job, also shortly after its end; None if the scheduler says there is no such job."""
+        """Return one job, also shortly after its end; None if the scheduler says there is no such job."""
 
 
 class SchedulerKind(NamedTuple):
     """One scheduler that jobs can be handed to."""
 
     opens: str  # "module:class", called with the environment
-    prefix: str  # of its job ids, followed by digits: it tells them from those of the others
-    here: Callable[[Mapping[str, str]], bool]  # is it the one of this machine? asked in the table's order for ``auto``
-    in_state: bool = False  # does its queue lie in this account's state directory?
+    prefix: str  # prefix of its job ids, followed by digits: it tells them from those of the others
+    # true if it is the one of this machine; asked in the table's order for ``auto``
+    here: Callable[[Mapping[str, str]], bool]
+    in_state: bool = False  # true if its queue lies in this account's state directory
 
 
 _CONFIGURED = ("/etc/slurm/slurm.conf", "/etc/slurm-llnl/slurm.conf", "/run/slurm/conf/slurm.conf")
 
 
 def _slurm_here(env: Mapping[str, str]) -> bool:
-    """Is ``sbatch`` on the PATH, and does it belong to a cluster?
+    """Return whether ``sbatch`` is on the PATH and belongs to a cluster. A controller that is down is still a cluster.
 
-    A controller that is down is still a cluster. Slurm's commands without any configuration are none (they look for one
-    for a minute each, so that is only tried where no file says where the cluster is).
+    Slurm's commands without any configuration are none (they look for one for a minute each, so that is only tried
+    where no file says where the cluster is).
     """
     import shutil
 
@@ -90,7 +94,7 @@ SCHEDULERS = {
 
 
 def kind_of(kind: str, env: Mapping[str, str] | None = None) -> str:
-    """``kind``, or for ``auto`` the first scheduler of the table that this machine has."""
+    """Return ``kind``, or for ``auto`` the first scheduler of the table that this machine has."""
     if kind != "auto":
         return kind
     env = os.environ if env is None else env
@@ -98,18 +102,18 @@ def kind_of(kind: str, env: Mapping[str, str] | None = None) -> str:
 
 
 def kind_of_job(job_id: str) -> str:
-    """The scheduler that gave a job its id."""
+    """Return the scheduler that gave a job its id."""
     found = [name for name, one in SCHEDULERS.items() if job_id.startswith(one.prefix)]
     return max(found, key=lambda name: len(SCHEDULERS[name].prefix))
 
 
 def is_job_id(text: str) -> bool:
-    """Is it one, such as 87, 88_3 or local-4?"""
+    """Return whether it is one, such as 87, 88_3 or local-4."""
     return any(re.fullmatch(rf"{re.escape(one.prefix)}\d+(_\d+)?", text) for one in SCHEDULERS.values())
 
 
 def open_scheduler(kind: str = "auto", env: Mapping[str, str] | None = None) -> Scheduler:
-    """The scheduler that ``scheduler:`` in the configuration names. Raises SchedulerUnavailable for a name of none."""
+    """Return the scheduler that ``scheduler:`` in the configuration names. Raises SchedulerUnavailable for an unknown name."""
     found = SCHEDULERS.get(kind_of(kind, env))
     if found is None:
         from ftsupervise.errors import SchedulerUnavailable
@@ -120,7 +124,8 @@ def open_scheduler(kind: str = "auto", env: Mapping[str, str] | None = None) -> 
     return opened
 
 
-# When will the scheduler end this job? The environment knows on new Slurms; on 22.05 the controller has to be asked once.
+# Finds when the scheduler will end this job. The environment knows on new Slurms; on 22.05 the controller has to be
+# asked once.
 
 _END_TIME = re.compile(r"\bEndTime=(\S+)")
 

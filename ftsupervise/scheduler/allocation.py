@@ -45,7 +45,7 @@ def addresses(shown: str, port: int) -> dict[str, tuple[str, int]]:
 
 
 def silent(where: Mapping[str, tuple[str, int]], patience: float = _PATIENCE) -> tuple[str, ...]:
-    """The nodes that refuse or do not answer. () when none answers: then the network of this host is at fault."""
+    """Return the nodes that refuse or do not answer. () when none answers: then the network of this host is at fault."""
     names = list(where)
     answered: set[str] = set()
     for begin in range(0, len(names), _AT_ONCE):
@@ -63,7 +63,7 @@ def _try(where: Mapping[str, tuple[str, int]], patience: float) -> set[str]:
                 family, kind, proto, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
                 one = socket.socket(family, kind | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC, proto)
             except OSError:
-                answered.add(name)  # a name we cannot look up says nothing about the node
+                answered.add(name)  # a name that cannot be looked up says nothing about the node
                 continue
             waiting[one.fileno()] = (name, one)
             if one.connect_ex(address) in (0, errno.EINPROGRESS):
@@ -88,7 +88,7 @@ _OF_THE_JOB = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_CLUSTERS", "SLURM_JWT")
 # Every process that inherited the attempt's environment, in whatever session or group; not srun, which reports their end.
 KILL_MARKED = f"""mark=${{1:?}}; for p in $({SHELL_MARKED}); do
 read -r c < /proc/$p/comm && [ "$c" != srun ] && kill -9 $p; done 2>/dev/null; true"""
-AGENTS = "ftsupervise-agents"  # the names of the steps that are ours and not the run's
+AGENTS = "ftsupervise-agents"  # names of the steps that are ours and not the run's
 STANDBYS = "ftsupervise-standbys"
 _STEP = re.compile(r"^StepId=(\S+) .*\bSrunHost:Pid=([^:\s]+):(\d+)", re.M)
 _ENDING = 15.0  # seconds for a step to be gone after SIGKILL
@@ -114,14 +114,14 @@ class Allocation:
             self.nodes = expand_hostlist(text) if text else ()
         except ValueError:
             self.nodes = ()
-        # may a node be lost while we go on? a replica group's only one may be
+        # true if a node may be lost while we go on: only where a replica group may lose one
         self.elsewhere = len(self.nodes) > 1 or bool(here and self.nodes and self.nodes != (here,))
         self._asked = (
             self.nodes if not here or here in self.nodes else (*self.nodes, here)
-        )  # by a connection: one answers
+        )  # one answers, by a connection
 
     def states(self) -> dict[str, str]:
-        """node -> its state in sinfo's words ("mixed", "down*"), GONE for one the job has lost; {} without an answer."""
+        """Return node -> its state in sinfo's words ("mixed", "down*"), GONE for one the job has lost; {} without an answer."""
         if not self.elsewhere:
             return {}
         words = ("sinfo", "-h", "-N", "-n", self._env["SLURM_JOB_NODELIST"], "-o", "%N|%T")
@@ -132,8 +132,10 @@ class Allocation:
         return {node: state if held is None or node in held else GONE for node, bar, state in pairs if bar}
 
     def _held(self) -> frozenset[str] | None:
-        """The nodes that the job still has: with --no-kill it loses those that fail, and does not get them back when they
-        recover. None when that is unknown."""
+        """Return the nodes that the job still has; None when that is unknown.
+
+        With --no-kill it loses those that fail, and does not get them back when they recover.
+        """
         code, out = self._ask("squeue", "-h", "-j", self.job, "-o", "%N")
         try:
             return frozenset(expand_hostlist(out.strip())) if code == 0 and out.strip() else None
@@ -141,8 +143,10 @@ class Allocation:
             return None
 
     def steps(self) -> frozenset[str]:
-        """The job's living steps on our nodes, without the batch script's own and our agents'. A replica group has only some of
-        the job's nodes, and the steps on the others are none of its affair."""
+        """Return the job's living steps on our nodes, without the batch script's own and our agents'.
+
+        A replica group has only some of the job's nodes, and the steps on the others belong to other groups.
+        """
         if not self.job:
             return frozenset()
         code, out = self._ask("squeue", "-s", "-h", "-j", self.job, "-o", "%i|%N|%j")
@@ -157,7 +161,7 @@ class Allocation:
             return True
 
     def lives(self, job: str) -> bool | None:
-        """Does Slurm have this job, waiting, running or completing? None when that is unknown."""
+        """Return whether Slurm has this job, waiting, running or completing. None when that is unknown."""
         try:
             done = bounded.run(["squeue", "-h", "-j", job, "-o", "%T"], timeout=_ASK, env=self._env)
             if is_answer(done, lambda words: bounded.run(words, timeout=_ASK, env=self._env)):
@@ -167,8 +171,10 @@ class Allocation:
         return False if done.code == 1 and "Invalid job id" in done.stderr else None
 
     def of_others(self, attempts: Path) -> frozenset[str]:
-        """Steps with a living srun that were started beside the run: an srun on this host without an attempt in its
-        environment, or one on a host outside the job. Steps for which this is unknown are not among them.
+        """Return steps with a living srun that were started beside the run.
+
+        Such a step has an srun on this host without an attempt in its environment, or one on a host outside the job.
+        Steps for which this is unknown are not among them.
         """
         code, out = self._ask("scontrol", "-o", "show", "step", self.job)
         found = _STEP.findall(out) if code == 0 else ()
@@ -185,8 +191,11 @@ class Allocation:
         return frozenset(theirs)
 
     def how_they_are(self, *, ended: bool = False) -> dict[str, str]:
-        """``states()``, with "silent*" for the ``silent()`` ones. All questions are asked at the same time, because the restart
-        waits for the answers. ``ended``: the steps too, for the ``end_steps`` that follows."""
+        """Return ``states()``, with "silent*" for the ``silent()`` ones.
+
+        All questions are asked at the same time, because the restart waits for the answers. ``ended``: the steps too,
+        for the ``end_steps`` that follows.
+        """
         if ended:
             self._steps = _beside(self.steps)
         ahead, self._ahead = self._ahead, None
@@ -203,21 +212,22 @@ class Allocation:
 
     @property
     def last_silent(self) -> frozenset[str]:
-        """The last answer of ``silent()``."""
+        """Return the last answer of ``silent()``."""
         return self._silent
 
     def silent(self) -> frozenset[str]:
-        """Nodes of the allocation whose slurmd does not answer us, whatever Slurm thinks of them. Remembered."""
+        """Return nodes of the allocation whose slurmd does not answer us, whatever Slurm thinks of them. Remembered."""
         where = self._where()
         if where:
             self._silent = frozenset(silent(where)) & frozenset(self.nodes)
         return self._silent
 
     def kill_ranks(self, attempt_dir: Path, nodes: tuple[str, ...]) -> bool:
-        """SIGKILL for every process of an attempt on ``nodes`` (all), through a small step beside theirs. Bounded.
+        """Send SIGKILL to every process of an attempt on ``nodes`` (all), through a small step beside theirs. Bounded.
 
-        Once a step is being terminated (``--kill-on-bad-exit``, a SIGTERM to srun), its slurmstepd waits for KillWait, 30 s
-        by default, and takes no SIGKILL from ``scancel`` meanwhile: seen on 22.05. False when not all could be reached.
+        Once a step is being terminated (``--kill-on-bad-exit``, a SIGTERM to srun), its slurmstepd waits for KillWait,
+        30 s by default, and takes no SIGKILL from ``scancel`` meanwhile: seen on 22.05. Returns False when not all
+        could be reached.
         """
         if not self.job:
             return False
@@ -241,10 +251,10 @@ class Allocation:
         options: Sequence[str] = (),
         whole: bool = False,
     ) -> list[str]:
-        """The srun that runs ``command`` once on each of ``nodes``, beside the ranks and at no cost to them.
+        """Return the srun that runs ``command`` once on each of ``nodes``, beside the ranks and at no cost to them.
 
-        To be run with ``side_env()``, so that nothing of the job's own step options gets into it. ``whole``: with the GPUs
-        of the job too, for a command that does the ranks' work.
+        It must run with ``side_env()``, so that nothing of the job's own step options gets into it. ``whole``: with the
+        GPUs of the job too, for a command that does the ranks' work.
         """
         count = len(nodes)
         words = ["--overlap", "--mem=0", "--cpu-bind=none", "--kill-on-bad-exit=0", "--quiet"]
@@ -257,7 +267,8 @@ class Allocation:
         return {k: v for k, v in self._env.items() if k in _OF_THE_JOB or not k.startswith(("SLURM_", "FTSUPERVISE_"))}
 
     def end_steps(self, without: frozenset[str], attempts: Path) -> tuple[str, ...]:
-        """SIGKILL, on all nodes, for every step but those in ``without`` and those of others. Returns the steps that are left.
+        """Send SIGKILL, on all nodes, to every step but those in ``without`` and those of others; return the steps that
+        are left.
 
         A step on a node that does not answer ends only when Slurm gives that node up; this does not wait for it.
         """
@@ -278,22 +289,22 @@ class Allocation:
         return ()
 
     def kill_steps(self, without: frozenset[str]) -> None:
-        """SIGKILL for every step but those in ``without``; waits for none of them."""
+        """Send SIGKILL to every step but those in ``without``; wait for none of them."""
         if left := self.steps() - without:
             self._ask("scancel", "--signal=KILL", *sorted(left))
 
     def tell_step(self, step: str) -> None:
-        """SIGTERM for the tasks of one step, on all its nodes."""
+        """Send SIGTERM to the tasks of one step, on all its nodes."""
         self._ask("scancel", "--signal=TERM", step, timeout=_TELL)
 
     def address(self, node: str) -> str:
-        """Where Slurm reaches a node; "" when that is unknown."""
+        """Return the address at which Slurm reaches a node; "" when that is unknown."""
         if self.nodes and not self._addresses:
             self._learn_addresses()
         return self._addresses.get(node, ("", 0))[0]
 
     def _where(self) -> dict[str, tuple[str, int]]:
-        """node -> address and port of its slurmd, asked for once: they stay while we hold the nodes."""
+        """Return node -> address and port of its slurmd, asked for once: they stay while we hold the nodes."""
         if self.elsewhere and not self._addresses:
             self._learn_addresses()
         return self._addresses if self.elsewhere else {}
@@ -334,7 +345,10 @@ def _short(host: str) -> str:
 
 
 def _is_stranger(pid: int, attempts: Path) -> bool:
-    """Does the process live, without an attempt of this run in its environment? Another user's cannot be read: a stranger."""
+    """Return whether the process lives, without an attempt of this run in its environment.
+
+    The environment of another user's process cannot be read: it counts as a stranger's.
+    """
     mine = processes.environment(pid).get(ENV_ATTEMPT_DIR, "").startswith(f"{attempts}/")
     return not mine and processes.identity(pid) is not None
 
@@ -351,13 +365,16 @@ class ShownJob(NamedTuple):
     """One job, as ``scontrol show job`` prints it."""
 
     id: str  # of this member: the plain number may also mean its whole array
-    headless: bool | None  # has it lost its batch host? None when that is unknown
+    headless: bool | None  # true if it has lost its batch host; None when that is unknown
     requeue: bool
 
 
 def end_without_host(job: str, env: Mapping[str, str]) -> bool:
-    """End ``job`` if it has lost its batch host. True when nothing is left to do: Slurm ends it, or knows it no longer.
-    Raises OSError where there are no Slurm commands."""
+    """End ``job`` if it has lost its batch host. Returns True when nothing is left to do: Slurm ends it, or knows it no
+    longer.
+
+    Raises OSError where there are no Slurm commands.
+    """
 
     def ask(*words: str) -> bounded.CompletedCommand:
         return bounded.run(words, timeout=_ONE_QUESTION, env=env)
@@ -372,7 +389,7 @@ def end_without_host(job: str, env: Mapping[str, str]) -> bool:
 
 
 def parse_shown_job(text: str, job: str) -> ShownJob | None:
-    """Of ``scontrol --oneliner show job``; None when ``job`` is not in it."""
+    """Parse the output of ``scontrol --oneliner show job``; None when ``job`` is not in it."""
     for line in text.splitlines():
         fields = dict(_FIELDS.findall(line))
         if fields.get("JobId") == job:

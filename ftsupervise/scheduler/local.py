@@ -69,12 +69,12 @@ class LocalState(NamedTuple):
 
 
 def read_job(folder: Path) -> LocalJob | None:
-    """None if there is none. Raises OSError, and ValueError where it is damaged."""
+    """Return the job as it was submitted; None if there is none. Raises OSError, and ValueError where it is damaged."""
     return read_record(LocalJob, folder / "job.json", lenient=False)
 
 
 def read_state(folder: Path) -> LocalState:
-    """Raises OSError, and ValueError where it is damaged."""
+    """Return the state of a job. Raises OSError, and ValueError where it is damaged."""
     return read_record(LocalState, folder / "state.json", lenient=False) or LocalState()
 
 
@@ -132,7 +132,7 @@ class Local:
         if after and self.describe(after) is None:
             raise SubmitRejected(f"{script_path}: --dependency: there is no local job {after}")
         base = clean_environment(self._env if env is None else env)
-        for key in (ENV_OF, ENV_JOB_ID):  # of the job that this is typed in, which ends what is its own
+        for key in (ENV_OF, ENV_JOB_ID):  # of the job that this command runs in: a job may end its own
             base.pop(key, None)
         try:
             folder = self._claim()
@@ -229,12 +229,12 @@ class Local:
 
     @staticmethod
     def _orphans(folder: Path, marks: Marks = _marked) -> dict[int, list[Process]]:
-        """Living processes of the job, by member."""
+        """Return the living processes of the job, by member."""
         found = ((mark.removeprefix(f"{folder}:"), pids) for mark, pids in marks().items())
         return {number: pids for member, pids in found if (number := as_count(member)) is not None}
 
     def _read(self, folder: Path, marks: Marks = _marked) -> list[Job]:
-        """The job as one or two records: the member that runs, and the rest that waits."""
+        """Return the job as one or two records: the member that runs, and the rest that waits."""
         try:
             job, state = read_job(folder), read_state(folder)
             held = (folder / "hold").exists()
@@ -248,7 +248,8 @@ class Local:
             return []
         alive = state.alive
         if not alive and not state.state.ended and (orphans := self._orphans(folder, marks)):
-            # the chain was killed, its member is still saving; it may not have been able to write down which one that is
+            # the chain was killed and its member is still saving; the chain may not have been able to write down which
+            # one that is
             alive, state = True, state._replace(state=JobState.COMPLETING, member=max(orphans))
             job = job._replace(members=min(1, job.members))
         return _records(folder.name, job, state, alive=alive, held=held)

@@ -53,7 +53,7 @@ class LocalChain:
 
     def main(self) -> None:
         signal.signal(signal.SIGHUP, lambda *_: None)  # interrupts the sleep; the request stands in the cancel file
-        try:  # the one page that must be there: a chain that nobody can see or cancel must not run
+        try:  # the one file that must be written: a chain that cannot be seen or cancelled must not run
             write_json(self.folder / "state.json", self.state, mode=0o600)
         except OSError as error:
             raise SystemExit(f"{self.folder} cannot be written: {error.strerror}") from None
@@ -72,7 +72,10 @@ class LocalChain:
         return self.write(state=JobState.CANCELLED if self.cancelled() == "all" else last)
 
     def _wait_for_other_job(self) -> bool:
-        """afterany: until the other chain's process is gone or says it has ended. False when cancelled meanwhile."""
+        """Wait as afterany does: until the other chain's process is gone or says it has ended.
+
+        Returns False when cancelled meanwhile.
+        """
         after = self.job.after.partition("_")[0]
         while after:
             if self.cancelled() in ("all", "pending"):
@@ -101,7 +104,7 @@ class LocalChain:
         if limit is not None:
             env["FTSUPERVISE_DEADLINE"] = str(int(time.time() + limit))
         now = time.time()
-        # written before the start: if this process is killed now, a member that lives is not taken for one that waits
+        # written before the start: if this process is killed now, a living member is not taken for a waiting one
         self.write(member=member, state=JobState.RUNNING, started=now, ends=now + limit if limit else None)
         try:
             patterns = (self.job.output, self.job.error or self.job.output)
@@ -127,7 +130,7 @@ class LocalChain:
         return verdict
 
     def _follow(self, shell: subprocess.Popen[bytes], mark: str, member: int, limit: float | None) -> JobState:
-        """Until the batch shell has ended: by itself, by cancellation, or at its limit."""
+        """Wait until the batch shell has ended: by itself, by cancellation, or at its limit."""
         started = time.monotonic()
         warned = limit is None
         while True:
@@ -146,7 +149,7 @@ class LocalChain:
                 return JobState.TIMEOUT if over else JobState.CANCELLED
 
     def _file(self, pattern: str, member: int | None) -> int:
-        """A file of the job's, to append to. sbatch's patterns: %x name, %j and %A job, %a member, %% percent."""
+        """Open a file of the job's, to append to. sbatch's patterns: %x name, %j and %A job, %a member, %% percent."""
         values = {"x": self.job.name, "j": f"{PREFIX}{self.number}" + (f"_{member}" if member else "")}
         values |= {"A": f"{PREFIX}{self.number}", "a": str(member or 0), "%": "%", "u": str(os.getuid())}
         path = Path(self.job.workdir) / re.sub("%(.)", lambda found: values.get(found[1], found[0]), pattern)
@@ -163,7 +166,7 @@ def _signal_shell(shell: subprocess.Popen[bytes], name: str) -> None:
 
 
 def _terminate(shell: subprocess.Popen[bytes], mark: str) -> None:
-    """SIGTERM to all processes of the member, and SIGKILL to those that are left after KillWait."""
+    """Send SIGTERM to all processes of the member, and SIGKILL to those that are left after KillWait."""
     left = _members(mark)
     for one in left:
         processes.signal_exactly(one, signal.SIGTERM)

@@ -37,24 +37,24 @@ class Ownership(Enum):
 
 
 def comment(name: str, token: str) -> str:
-    """The ``--comment`` of a job: the run's name, and the token of the launch that submits it."""
+    """Return the ``--comment`` of a job: the run's name, and the token of the launch that submits it."""
     return f"{_MARK}:{name}:{token}"
 
 
 def _read_comment(text: str) -> tuple[str, str]:
-    """(the run's name, the launch's token without the number of a link); ("", "") for a comment that is not ours."""
+    """Return (the run's name, the launch's token without the number of a link); ("", "") for a comment that is not ours."""
     mark, _, rest = text.partition(":")
     name, _, token = rest.rpartition(":")
     return (name, token.partition(".")[0]) if mark == _MARK else ("", "")
 
 
 def run_in_comment(job: Job) -> str:
-    """The name of the run that ``job`` was launched for, by the comment of our launches; "" for any other job."""
+    """Return the name of the run that ``job`` was launched for, by the comment of our launches; "" for any other job."""
     return _read_comment(job.comment)[0]
 
 
 def own_job_ids(env: Mapping[str, str]) -> frozenset[str]:
-    """The ids of the job this process itself runs in, of an array member its own and the array's."""
+    """Return the ids of the job this process itself runs in, of an array member its own and the array's."""
     keys = ("SLURM_JOB_ID", "SLURM_JOBID", "SLURM_ARRAY_JOB_ID", "FTSUPERVISE_JOB_ID")
     return frozenset(env[key].partition("_")[0] for key in keys if env.get(key))
 
@@ -69,12 +69,15 @@ class RunIdentity(NamedTuple):
     tokens: frozenset[str]  # of its launches
     submitted: frozenset[str]  # ids of jobs that its launches submitted, or that its newest attempt runs in
     attached: frozenset[str] = frozenset()  # ids of jobs that its launches were to wait for
-    complete: bool = False  # are there launches, and could all be read?
+    complete: bool = False  # true if there are launches, and all could be read
     watch: frozenset[str] = frozenset()
     places: Callable[[], frozenset[str]] = frozenset
 
     def ownership(self, job: Job, *, watch_has_the_name: bool = False) -> Ownership:
-        """Is ``job`` this run's? ``watch_has_the_name``: the job of the watch that asks is named like the run."""
+        """Return whether ``job`` is this run's.
+
+        ``watch_has_the_name``: the job of the watch that asks is named like the run.
+        """
         name, token = _read_comment(job.comment)
         if job.comment.startswith(_CRON):
             return Ownership.NOT_OURS
@@ -84,14 +87,17 @@ class RunIdentity(NamedTuple):
             return Ownership.UNKNOWN
         if job.user not in self.users or _is(job, self.watch):
             return Ownership.NOT_OURS
-        if token:  # another launch's, which may be the one that could not be read
+        if token:  # a job of another launch, which may be the one that could not be read
             return Ownership.UNKNOWN if name == self.name and not self.complete else Ownership.NOT_OURS
         by_hand = job.name == self.name and not watch_has_the_name and self._has_place(job.directory)
         return Ownership.UNKNOWN if by_hand else Ownership.NOT_OURS
 
     def _has_place(self, directory: str) -> bool:
-        """Was a job with this working directory submitted for the run? It runs above the run directory, in it, or where
-        the run was launched. One that is not known is not held against it."""
+        """Return whether a job with this working directory was submitted for the run.
+
+        It runs above the run directory, in it, or where the run was launched. An unknown directory is not held against
+        it.
+        """
         if directory in ("", self.root) or directory.startswith(self.root + "/"):
             return True
         above = directory.rstrip("/")
@@ -107,9 +113,11 @@ def identify(
     member: frozenset[str] = frozenset(),
     watch: frozenset[str] = frozenset(),
 ) -> RunIdentity:
-    """The marks of the jobs of the run in ``rundir``. ``attempt``: its newest, whose job is the run's also where somebody
-    wrapped ``ftsupervise run`` in a script of their own. ``member``: ids of the asking process's own job, where that is one
-    of the run's; ``watch``: where it is not."""
+    """Return the marks of the jobs of the run in ``rundir``.
+
+    ``attempt``: its newest, whose job is the run's also where somebody wrapped ``ftsupervise run`` in a script of their
+    own. ``member``: ids of the asking process's own job, where that is one of the run's; ``watch``: where it is not.
+    """
     launches = tuple(launches)
     of_attempt = {attempt.job_id.partition("_")[0]} if attempt is not None else set()
     return RunIdentity(
@@ -133,7 +141,7 @@ def identify_to_change(rundir: RunDir, launches: Iterable[LaunchRecord], member:
 
 
 def jobs_of_run(run: RunIdentity, queue: Iterable[Job], *, certain: bool = False) -> tuple[Job, ...]:
-    """The run's jobs in ``queue``, in its order. Jobs that may be the run's are among them, unless ``certain``."""
+    """Return the run's jobs in ``queue``, in its order. Jobs that may be the run's are among them, unless ``certain``."""
     queue = tuple(queue)
     wanted = {Ownership.OURS} if certain else {Ownership.OURS, Ownership.UNKNOWN}
     has_name = any(job.name == run.name and _is(job, run.watch) for job in queue)
@@ -141,7 +149,7 @@ def jobs_of_run(run: RunIdentity, queue: Iterable[Job], *, certain: bool = False
 
 
 def by_mark(queue: Iterable[Job]) -> dict[str, tuple[Job, ...]]:
-    """The queue by everything a run may know a job by: its name, the run and the token in its comment, its ids."""
+    """Return the queue by everything a run may know a job by: its name, the run and the token in its comment, its ids."""
     found: dict[str, list[Job]] = {}
     for job in queue:
         name, token = _read_comment(job.comment)
@@ -152,7 +160,7 @@ def by_mark(queue: Iterable[Job]) -> dict[str, tuple[Job, ...]]:
 
 
 def candidates(run: RunIdentity, queue_by_mark: Mapping[str, tuple[Job, ...]]) -> tuple[Job, ...]:
-    """The few jobs of a large queue that ``jobs_of_run`` has to check."""
+    """Return the few jobs of a large queue that ``jobs_of_run`` has to check."""
     ids = sorted(run.submitted | run.attached)
     marks = [f"name {run.name}", *(f"token {token}" for token in sorted(run.tokens)), *(f"id {one}" for one in ids)]
     found = {id(job): job for mark in marks for job in queue_by_mark.get(mark, ())}
@@ -160,7 +168,7 @@ def candidates(run: RunIdentity, queue_by_mark: Mapping[str, tuple[Job, ...]]) -
 
 
 def _launched_from(rundir: RunDir, number: int) -> str:
-    """The working directory that a launch gave its jobs; "" if its script cannot be read."""
+    """Return the working directory that a launch gave its jobs; "" if its script cannot be read."""
     folder = rundir.launches / f"{number:04d}"
     for name in ("train.sbatch", "train-1.sbatch"):
         try:

@@ -1,8 +1,8 @@
-"""Slurm's words into values, and back: pure, so that every odd line ever seen can be a test.
+"""Parses Slurm's words into values, and renders them back: pure, so that every odd line ever seen can be a test.
 
 The queue is read from ``squeue -o`` with separators that are drawn anew for each question: names and comments may hold
-spaces, bars, tabs, control characters and anything else, ``-O`` cuts at 20 columns, and ``--json`` of 22.05 answers
-"no jobs" when nobody was asked.
+spaces, bars, tabs, control characters and anything else, ``-O`` cuts at 20 columns, and ``--json`` of 22.05 answers "no
+jobs" when no controller was asked.
 """
 
 from __future__ import annotations
@@ -91,15 +91,15 @@ def _job(row: dict[str, str]) -> Job:
 
 
 class NodeInventory(NamedTuple):
-    """The nodes there are."""
+    """The nodes of the cluster."""
 
     known: frozenset[str]  # every node Slurm knows by name
     usable: Mapping[str, frozenset[str]]  # partition -> its nodes that take new jobs
     default: str = ""  # the partition of jobs that name none
-    features: Mapping[str, frozenset[str]] = {}  # node -> what --constraint may ask of it
+    features: Mapping[str, frozenset[str]] = {}  # node -> the features that --constraint may ask of it
 
     def without(self, gone: Collection[str]) -> NodeInventory:
-        """The same, but ``gone`` are not usable, whatever Slurm says of them."""
+        """Return the same, but ``gone`` are not usable, whatever Slurm says of them."""
         return self._replace(usable={name: nodes - frozenset(gone) for name, nodes in self.usable.items()})
 
 
@@ -127,18 +127,18 @@ _LEAVING = ("drain", "failing")
 
 
 def is_away(state: str) -> bool:
-    """Is a node in ``state`` (sinfo's %T) lost to the jobs on it?"""
+    """Return whether a node in ``state`` (sinfo's %T) is lost to the jobs on it."""
     word = state.lower()
     return word.rstrip("~#!%$@^-+").endswith("*") or (word.startswith(_AWAY) and not word.startswith("failing"))
 
 
 def is_leaving(state: str) -> bool:
-    """Does it run what it runs, and get no new jobs?"""
+    """Return whether it keeps its jobs and gets no new ones."""
     return state.lower().startswith(_LEAVING)
 
 
 def reason_word(reason: str) -> str:
-    """A reason as one word: squeue prints ``launch failed requeued held`` where scontrol prints it with underscores."""
+    """Return a reason as one word: squeue prints ``launch failed requeued held`` where scontrol prints it with underscores."""
     return "_".join(reason.split())
 
 
@@ -148,8 +148,11 @@ def is_held(reason: str) -> bool:
 
 
 def most_alive(jobs: Sequence[Job]) -> Job | None:
-    """Of the members of one array the one that speaks for all: it runs, else it waits, else how the array has ended (a failure
-    before a success). squeue lists members that have ended before those that run. None for no jobs."""
+    """Return the member of an array that speaks for all: it runs, else it waits, else how the array has ended (a
+    failure before a success).
+
+    squeue lists members that have ended before those that run. None for no jobs.
+    """
 
     def rank(job: Job) -> int:
         if job.state.ended:
@@ -160,7 +163,7 @@ def most_alive(jobs: Sequence[Job]) -> Job | None:
 
 
 def complaints(stderr: str) -> frozenset[str]:
-    """The lines that a command of Slurm's wrote to stderr, each without the program's name and the time before it."""
+    """Return the lines that a command of Slurm's wrote to stderr, each without the program's name and the time before it."""
     lines = (_SPEAKER.sub("", line.strip()) for line in stderr.splitlines())
     return frozenset(line for line in lines if line)
 
@@ -180,7 +183,7 @@ _NO_ANSWER = re.compile(
 
 
 def parse_state(word: str) -> JobState:
-    """ "CANCELLED by 1001" and "RUNNING" alike; an unknown word is OTHER."""
+    """Parse "CANCELLED by 1001" and "RUNNING" alike; an unknown word is OTHER."""
     try:
         return JobState(word.strip().split(" ")[0].rstrip("+").upper())
     except ValueError:
@@ -215,12 +218,12 @@ _WORD = re.compile(r'(?:[^\s"\\]|\\.|"(?:[^"\\]|\\.)*")+')
 
 
 def _words(line: str) -> list[str]:
-    """The words of an ``#SBATCH`` line as ``quote`` writes them."""
+    """Return the words of an ``#SBATCH`` line as ``quote`` writes them."""
     return [re.sub(r'\\(.)|"', r"\1", word) for word in _WORD.findall(line)]
 
 
 def directives(script: str) -> dict[str, str]:
-    """The ``#SBATCH --key=value`` lines of a script (up to its first command, as sbatch reads them), last one wins."""
+    """Return the ``#SBATCH --key=value`` lines of a script (up to its first command, as sbatch reads them), last one wins."""
     found: dict[str, str] = {}
     for line in script.splitlines()[1:]:
         if line.startswith("#SBATCH"):
@@ -233,10 +236,10 @@ def directives(script: str) -> dict[str, str]:
 
 
 def quote(value: str) -> str:
-    """``value`` as one word of an ``#SBATCH`` line. Raises ValueError for control characters.
+    """Return ``value`` as one word of an ``#SBATCH`` line. Raises ValueError for control characters.
 
-    sbatch's own rules, not the shell's: a backslash escapes even inside single quotes, and a quoted newline ends the
-    line all the same, so that the rest of the value would be run as a command.
+    These are sbatch's own rules, not the shell's: a backslash escapes even inside single quotes, and a quoted newline
+    ends the line all the same, so that the rest of the value would be run as a command.
     """
     if any(ord(character) < 32 or ord(character) == 127 for character in value):
         raise ValueError(f"control characters cannot stand in a job script: {value!r}")
@@ -246,7 +249,7 @@ def quote(value: str) -> str:
 
 
 def srun(*options: str) -> list[str]:
-    """The words of an srun, for those of its command to follow."""
+    """Return the words of an srun, before those of its command."""
     return ["srun", *options]
 
 
@@ -263,7 +266,7 @@ _SRUN_LONG_FLAGS = (
 
 
 def srun_options(command: Sequence[str]) -> tuple[list[tuple[str, str]], int]:
-    """The options of an srun ``command`` with their values, and where the words of its program begin."""
+    """Return the options of an srun ``command`` with their values, and the index of its program's first word."""
     at, found = 1, list[tuple[str, str]]()
     while at < len(command):
         word = command[at]
@@ -286,16 +289,18 @@ _TASKS = ("-n", "--ntasks")
 
 
 def with_fewer(command: Sequence[str], nodes: int, usual: int) -> tuple[str, ...]:
-    """An srun ``command`` for ``usual`` nodes on so many, with as many tasks on each as before where it says how many."""
+    """Return an srun ``command`` for ``usual`` nodes changed to fewer, with as many tasks on each as before where it
+    gives their number.
+    """
     options, at = srun_options(command)
     if nodes >= usual:
         return tuple(command)
     told = [value for name, value in options if name in _TASKS]
     tasks = [f"--ntasks={int(told[-1]) * nodes // usual}"] if told and told[-1].isdecimal() else []
     at -= command[at - 1] == "--"
-    return (*command[:at], f"--nodes={nodes}", *tasks, *command[at:])  # of two that say the same, srun takes the last
+    return (*command[:at], f"--nodes={nodes}", *tasks, *command[at:])  # of two equal options, srun takes the last
 
 
 def on_nodes(command: Sequence[str], nodes: Sequence[str]) -> tuple[str, ...]:
-    """An srun ``command`` that starts on ``nodes``."""
+    """Return an srun ``command`` that starts on ``nodes``."""
     return (command[0], f"--nodelist={compress_hostlist(tuple(nodes))}", *command[1:])

@@ -41,7 +41,7 @@ from ftsupervise.scheduler.parse import (
     parse_queue,
 )
 
-_OVERFLOW = 65534  # the uid of nobody
+_OVERFLOW = 65534  # the uid of "nobody"
 _KEEP = frozenset({"SLURM_CONF", "SLURM_CLUSTERS", "SLURM_CONF_SERVER", "SLURM_JWT"})
 
 _ATTEMPTS_OWN = frozenset(
@@ -57,11 +57,14 @@ _AMBIGUOUS = re.compile(
 
 
 def clean_environment(env: Mapping[str, str]) -> dict[str, str]:
-    """``env`` without what an outer job left in it: a nested sbatch or srun would take over its CPU binding, memory and
-    node list (this has made a whole fleet three times slower). Where the cluster is (SLURM_CONF …) stays. The variables of an
-    attempt go too, or a run launched from inside another one would train into that one's checkpoints."""
+    """Return ``env`` without the variables of an outer job: a nested sbatch or srun would take over its CPU binding,
+    memory and node list (this has made a whole fleet three times slower).
+
+    The variables that name the cluster (SLURM_CONF …) stay. Those of an attempt go too, or a run launched from inside
+    another one would train into that one's checkpoints.
+    """
     kept = {k: v for k, v in env.items() if not k.startswith(("SLURM_", "SLURMD_", "SRUN_")) or k in _KEEP}
-    if ENV_ATTEMPT not in env:  # somebody's own export, such as FTSUPERVISE_CHECKPOINT_DIR, stays
+    if ENV_ATTEMPT not in env:  # a person's own export, such as FTSUPERVISE_CHECKPOINT_DIR, stays
         return kept
     return {k: v for k, v in kept.items() if k not in _ATTEMPTS_OWN and not k.startswith(ENV_GUARD)}
 
@@ -74,7 +77,7 @@ class Slurm:
     def __init__(self, env: Mapping[str, str] | None = None, *, timeout: float = 60.0) -> None:
         self._env = clean_environment(os.environ if env is None else env)
         self._timeout = timeout
-        self.warnings: set[str] = set()  # Slurm's complaints beside its answers
+        self.warnings: set[str] = set()  # warnings that came with Slurm's answers
         self._pause: Callable[[float], None] = time.sleep
 
     # ------------------------------------------------------------------------------------------------------- asking
@@ -99,30 +102,33 @@ class Slurm:
         return most_alive(self._read(self._checked(done), form))
 
     def inventory(self) -> NodeInventory:
-        """The nodes of all partitions. Raises SchedulerUnavailable."""
+        """Return the nodes of all partitions. Raises SchedulerUnavailable."""
         return parse_inventory(self._answer(["sinfo", "-h", "-a", "-N", "-o", INVENTORY]).stdout)
 
     def partitions(self) -> tuple[tuple[str, str, str], ...]:
-        """(name, with a * behind the default one's; time limit; how its nodes are shared). Raises SchedulerUnavailable."""
+        """Return (name, with a * behind the default one's; time limit; how its nodes are shared).
+
+        Raises SchedulerUnavailable.
+        """
         rows = (line.strip().split("|") for line in self._answer(["sinfo", "-h", "-o", "%P|%l|%h"]).stdout.splitlines())
         return tuple((row[0], row[1], row[2]) for row in rows if len(row) == 3)
 
     def requeued(self, job_id: str) -> bool:
-        """Does Slurm put this job back into the queue by itself when a node of it fails? With the list it started with."""
+        """Return whether Slurm requeues this job by itself when a node of it fails: with the node list it started with."""
         done = self._ask(["scontrol", "show", "job", "-o", job_id])
         if done.code != 0:
             raise self._blind("scontrol show job", done)
         return re.search(r"\bRequeue=[1-9]", done.stdout) is not None
 
     def drained(self, reason: str) -> tuple[str, ...]:
-        """The nodes that are drained for ``reason``, as sinfo's %E has it. Raises SchedulerUnavailable."""
+        """Return the nodes that are drained for ``reason``, as sinfo's %E has it. Raises SchedulerUnavailable."""
         done = self._answer(["sinfo", "-h", "-a", "-N", "-o", "%N|%T|%E"])
         rows = (line.strip().split("|", 2) for line in done.stdout.splitlines())
         found = (row[0] for row in rows if len(row) == 3 and row[1].startswith("drain") and row[2].strip() == reason)
         return tuple(dict.fromkeys(found))
 
     def ping(self) -> None:
-        """Raises SchedulerUnavailable, with Slurm's own words, unless the controller answers."""
+        """Check that the controller answers. Raises SchedulerUnavailable with Slurm's own words."""
         done = self._ask(["scontrol", "ping"])
         if done.code != 0:
             raise self._blind("scontrol ping", done)
@@ -139,7 +145,8 @@ class Slurm:
         options: Sequence[str] = (),
         arguments: Sequence[str] = (),
     ) -> Submitted:
-        """``token`` must stand in the comment: the script's own ``#SBATCH --comment`` line, or one of ``options``.
+        """Submit a script. ``token`` must stand in the comment: the script's own ``#SBATCH --comment`` line, or one of
+        ``options``.
 
         ``options`` go before those in the script, ``arguments`` to the script itself: one file serves many jobs.
         """
@@ -155,7 +162,7 @@ class Slurm:
         return self._look_again(token, done, script_path)
 
     def _look_again(self, token: str, done: bounded.CompletedCommand, script_path: Path) -> Submitted:
-        """sbatch's answer leaves it open whether the job is in the queue: ask the queue before anything else."""
+        """Ask the queue before anything else: sbatch's answer leaves it open whether the job is in it."""
         for pause in (0.5, 2.0, 5.0):
             self._pause(pause)
             try:
@@ -193,7 +200,7 @@ class Slurm:
         return self._control("update", f"JobId={waiting}", f"ExcNodeList={compress_hostlist(tuple(nodes))}")
 
     def _control(self, word: str, job_id: str, *more: str) -> bool:
-        """False when the job is gone, or does not wait any more. Raises NotPermitted, SchedulerUnavailable."""
+        """Run scontrol; return False when the job is gone, or no longer waits. Raises NotPermitted, SchedulerUnavailable."""
         done = self._ask(["scontrol", word, job_id, *more])
         text = done.stderr + done.stdout
         if "denied" in text or "Invalid user id" in text:
@@ -213,7 +220,7 @@ class Slurm:
         return self._checked(self._ask(argv, env))
 
     def _checked(self, done: bounded.CompletedCommand) -> bounded.CompletedCommand:
-        """``done`` if Slurm has answered. Raises SchedulerUnavailable."""
+        """Return ``done`` if Slurm has answered. Raises SchedulerUnavailable."""
         if not is_answer(done, self._ask):
             raise self._blind(done.argv[0], done)
         self.warnings |= complaints(done.stderr)
@@ -246,10 +253,10 @@ class Slurm:
 
 
 def is_answer(done: bounded.CompletedCommand, ask: Callable[[list[str]], bounded.CompletedCommand]) -> bool:
-    """Whether Slurm has answered: an exit code of 0, and no words on stderr that say otherwise.
+    """Return whether Slurm has answered: an exit code of 0, and no words on stderr that say otherwise.
 
-    What else stands on stderr is a warning. Beside an empty answer it is one only if ``scontrol ping`` (through ``ask``)
-    prints it too: then it is about the cluster's settings, and not about the question.
+    Other words on stderr are a warning. Beside an empty answer they are one only if ``scontrol ping`` (through ``ask``)
+    prints them too: then they are about the cluster's settings, and not about the question.
     """
     said = complaints(done.stderr)
     if done.code != 0 or any(map(is_no_answer, said)):
@@ -261,12 +268,15 @@ def is_answer(done: bounded.CompletedCommand, ask: Callable[[list[str]], bounded
 
 
 def new_format() -> SqueueFormat:
-    """The format for the next squeue."""
+    """Return the format for the next squeue."""
     return SqueueFormat(os.urandom(6).hex())
 
 
 def _is_nobody(name: str) -> bool:
-    """The account that owns what a network file system cannot map: Slurm 26.05 does not know it, so it has no jobs there."""
+    """Return whether it is the account that owns files which a network file system cannot map.
+
+    Slurm 26.05 does not know that account, so it has no jobs there.
+    """
     import pwd
 
     try:

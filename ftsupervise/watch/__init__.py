@@ -27,8 +27,8 @@ class Look:
     """A tick gives this to one watchdog of one run.
 
     ``jobs`` are the run's live jobs, the watch's own job taken out; None when the scheduler could not be asked.
-    ``memory`` is what this watchdog remembers from its last check (JSON values); it may change it in place.
-    ``probe`` has the bounded reads of this tick, shared by all runs: use nothing else to reach a user's path.
+    ``memory`` is what this watchdog remembers from its last check (JSON values); it may change it in place. ``probe``
+    has the bounded reads of this tick, shared by all runs: use nothing else to reach a user's path.
     """
 
     run: Run
@@ -43,7 +43,7 @@ class Look:
 
     @property
     def attempts(self) -> tuple[Attempt, ...]:
-        """The attempts of the run, oldest first. Raises OSError."""
+        """Return the attempts of the run, oldest first. Raises OSError."""
         return ledger(self.rundir) if self.recorded is None else self.recorded
 
     def finding(
@@ -57,26 +57,27 @@ class Look:
         names: Mapping[str, object] = MappingProxyType({}),
         **more: Any,
     ) -> Finding:
-        """The finding of this watchdog about ``subject``: ``summary`` is one sentence with the number and the limit in it.
+        """Build a finding of this watchdog about ``subject``: ``summary`` is one sentence with the number and the limit
+        in it.
 
-        ``words`` says the rest; ``{run_dir}`` in them is the run directory, quoted for a shell, others stand in ``names``.
-        ``more``: the finding's value, limit, since and detail.
+        ``words`` says the rest; ``{run_dir}`` in them is the run directory, quoted for a shell, others stand in
+        ``names``. ``more``: the finding's value, limit, since and detail.
         """
         filled = {"run_dir": self.rundir.quoted(), **names}
         key = (self.run.name, self.watchdog, subject)
         return words.finding(key, health, summary, self.now, severity=severity, names=filled, **more)
 
 
-# ``check(look, settings)`` of a watchdog, settings being its section of the configuration: what it says now, one finding
-# for each subject. It is bounded in time whatever the file system does, and never raises for a bad subject: what could
-# not be seen is a Finding with Health.UNKNOWN.
+# ``check(look, settings)`` of a watchdog: its findings now, one for each subject; ``settings`` is its section of the
+# configuration. It is bounded in time whatever the file system does, and never raises for a bad subject: where it could
+# not see, it returns a Finding with Health.UNKNOWN.
 Check = Callable[[Look, Any], Iterable[Finding]]
 
 
 def due(memory: dict[str, Any], every: timedelta | None, now: datetime) -> bool:
-    """Is a check due that is made ``every`` so often (None: at each tick)? ``memory`` keeps when it last was.
+    """Return whether a check is due that is made ``every`` so often (None: at each tick).
 
-    It may come a tenth early, for ticks that do.
+    ``memory`` keeps when it last was made. It may come a tenth early, for ticks that do.
     """
     last = memory.get("_at")
     if every is None or not isinstance(last, (int, float)):

@@ -1,4 +1,4 @@
-"""The checks of one tick: the queue once, then every watchdog of a run. ``tour.py`` notifies people.
+"""Makes the checks of one tick: the queue once, then every watchdog of a run. ``tour.py`` notifies people.
 
 A watchdog that breaks must not blind the others: its failure is a finding of its own.
 """
@@ -37,10 +37,10 @@ if TYPE_CHECKING:
     from ftsupervise.scheduler import Scheduler
 
 _MEMORY = "memory.json"
-_SETTINGS = "This run is watched by the settings it had before, or not at all."
+_SETTINGS = "This run is watched with its previous settings, or not at all."
 WORDS = {
     "slurm": Words(
-        "Whether these runs are running is not known: {runs}. Nothing is known to be wrong.",
+        "It is not known whether these runs are running: {runs}. Nothing is known to be wrong.",
         "scontrol ping; sinfo",
         "wait for it, or tell your administrator; running jobs are not harmed by it",
     ),
@@ -57,7 +57,7 @@ WORDS = {
         Severity.CRITICAL,
     ),
     "host": Words(
-        "Spare copies of alerts and notes about hung processes are kept there. Files of another account are not believed.",
+        "Spare copies of alerts and notes about hung processes are kept there. Files of another account are not trusted.",
         "ls -ld ${{TMPDIR:-/tmp}}/ftsupervise-$(id -u)",
         "have it removed, or set TMPDIR to a folder of your own",
     ),
@@ -79,7 +79,7 @@ class QueueAnswer:
 
     @cached_property
     def by_mark(self) -> dict[str, tuple[Job, ...]]:
-        """So that a thousand runs do not each go through the jobs of all the others."""
+        """Group the jobs by mark, so that a thousand runs do not each go through the jobs of all the others."""
         return by_mark(self.jobs or ())
 
 
@@ -96,7 +96,7 @@ class RunLook:
 
 
 def ask(scheduler: Scheduler, users: Sequence[str]) -> QueueAnswer:
-    """The queue of ``users``, by one request."""
+    """Ask for the queue of ``users`` in one request."""
     try:
         return QueueAnswer(scheduler.queue(users=users), kind=scheduler.kind)
     except SchedulerUnavailable as error:
@@ -104,7 +104,7 @@ def ask(scheduler: Scheduler, users: Sequence[str]) -> QueueAnswer:
 
 
 def slurm_finding(queue: QueueAnswer, now: datetime, runs: Iterable[str]) -> Finding:
-    """Does the controller answer? One alert for all runs."""
+    """Report whether the controller answers. One alert for all runs."""
     blind = queue.jobs is None
     text = f"slurm unreachable: {queue.blind}" if blind else "Slurm answers"
     names = {"runs": ", ".join(sorted(runs)) or "none"}
@@ -112,14 +112,14 @@ def slurm_finding(queue: QueueAnswer, now: datetime, runs: Iterable[str]) -> Fin
 
 
 class Unanswered(str):
-    """Why settings could not be read, where the storage they lie on does not answer: touching it by hand would hang too."""
+    """Says why settings could not be read where their storage does not answer: touching it by hand would hang too."""
 
 
 HERE = "this directory"  # the name of a run that was not named
 
 
 def settings_finding(name: str, why: str, now: datetime) -> Finding:
-    """Could the settings of a run that is to be watched be read? ``why`` not, "" if they could."""
+    """Report whether the settings of a watched run could be read; ``why`` not, "" if they could."""
     text = f"cannot be read: {why.removeprefix(f'{name}: ')}" if why else "can be read"
     words = WORDS["unanswered" if isinstance(why, Unanswered) else "settings"]
     names = {"run": name, "typed": "" if name == HERE else f" {shlex.quote(name)}"}
@@ -128,7 +128,9 @@ def settings_finding(name: str, why: str, now: datetime) -> Finding:
 
 
 def host_finding(why: str, now: datetime) -> Finding:
-    """Could this account keep its spare copies on this host under the usual name? ``why`` not, "" if it could."""
+    """Report whether this account could keep its spare copies on this host under the usual name; ``why`` not, "" if it
+    could.
+    """
     host = os.uname().nodename
     text = f"on {host}, {why or 'this account has its own folder'}"
     return WORDS["host"].finding(("", "watch", f"own folder on {host}"), Health.of(bool(why)), text, now)
@@ -145,10 +147,10 @@ def look_at(
     probe: Probe | None = None,
     at: Callable[[str], None] = lambda name: None,
 ) -> RunLook:
-    """Every watchdog of ``run`` once. ``only`` names some of them; ``due_only`` keeps to their own intervals.
-    ``at`` is given the name of each before it is run.
+    """Run every watchdog of ``run`` once.
 
-    ``probe``: the bounded reads of this tick, shared by all its runs; without one this run gets its own.
+    ``only`` names some of them; ``due_only`` keeps to their own intervals. ``at`` is given the name of each before it
+    is run. ``probe``: the bounded reads of this tick, shared by all its runs; without one this run gets its own.
     """
     if probe is None:
         with Probe() as own_probe:
@@ -200,7 +202,7 @@ def read_memory(rundir: RunDir) -> dict[str, dict[str, Any]]:
 
 
 def write_memory(rundir: RunDir, memory: Mapping[str, dict[str, Any]]) -> None:
-    """Raises OSError. Not synced: a power cut costs the trends of some minutes."""
+    """Write the watchdogs' memory. Raises OSError. Not synced: a power cut costs the trends of some minutes."""
     write_json(rundir.watch / _MEMORY, WatchMemory(memory), sync=False, indent=None)
 
 
@@ -223,9 +225,10 @@ RUN_DIR_WORDS = {
         Severity.CRITICAL,
     ),
     "replaced": Words(
-        "The directory that stands there now is not believed, so nothing is known of the run. Its next job starts nothing.",
+        "The directory that is there now is not trusted, so nothing is known of the run. Its next job starts nothing.",
         "ls -ld {root} {above}; squeue --me",
-        "find the run and move it back; if it was you, launch it again, or only watch what is there: rm {page}",
+        "find the run's directory and move it back; if you replaced it yourself, launch the run again, "
+        "or, to only watch what is there: rm {page}",
         Severity.CRITICAL,
     ),
     "unusable": Words(
@@ -238,24 +241,26 @@ RUN_DIR_WORDS = {
 
 
 def answers(run: Run, now: datetime) -> Finding:
-    """Its directory can be read."""
+    """Report that its directory can be read."""
     return _finding(run, Health.OK, f"the storage of {run.run_dir} answers", now, "answers")
 
 
 def silent(run: Run, seconds: float, doing: str, why: str, now: datetime) -> Finding:
-    """A read in it has not come back: nothing is known of the run."""
+    """Report that a read in it has not come back: nothing is known of the run."""
     text = f"the storage of {run.run_dir} has not answered for {show_duration(seconds)}: could not {doing}"
     return _finding(run, Health.BAD, text, now, "silent", detail=why)
 
 
 def missing(run: Run, now: datetime) -> Finding:
-    """There is no such directory. Whether that is as it should be, ``launched_or_not`` says."""
+    """Report that there is no such directory. ``launched_or_not`` says whether that is as it should be."""
     above = shlex.quote(str(Path(str(run.run_dir)).parent))
     return _finding(run, Health.BAD, f"the run directory {run.run_dir} is gone", now, "missing", above=above)
 
 
 def unusable(run: Run, error: Exception, now: datetime) -> Finding:
-    """A run directory that answers, but in which the watch could not do its work: unreadable, or not what it should be."""
+    """Report a run directory that answers, but in which the watch could not do its work: unreadable, or not what it
+    should be.
+    """
     known = from_os_error(error, f"use {error.filename or run.run_dir}") if isinstance(error, OSError) else error
     do, detail = "repair it, or report it with the lines below", ""
     if isinstance(known, Error):
@@ -267,7 +272,7 @@ def unusable(run: Run, error: Exception, now: datetime) -> Finding:
 
 
 def replaced(run: Run, root: Path, why: str, state: Path, now: datetime) -> Finding:
-    """Another directory stands in its place, and nothing in that is believed."""
+    """Report that another directory stands in its place, and nothing in that is trusted."""
     names = {"root": root, "above": root.parent, "page": pinned.page_of(state, root)}
     quoted = {name: shlex.quote(str(path)) for name, path in names.items()}
     return _finding(run, Health.BAD, why, now, "replaced", **quoted)
@@ -283,7 +288,10 @@ def _finding(
 
 
 def launched_or_not(run: Run, gone: Finding, state: Path, away: str) -> Finding:
-    """``gone``, or, of a run that was never launched, that it was not. Touches ``state`` unless it is ``away``."""
+    """Return ``gone``, or, for a run that was never launched, a finding that says so.
+
+    Touches ``state`` unless it is ``away``.
+    """
     if away:
         why = f"{run.run_dir} is not there; whether the run was ever launched cannot be looked up: {away}"
         return replace(gone, health=Health.UNKNOWN, summary=why)
@@ -302,7 +310,7 @@ def remember(run: Run, state: Path) -> None:
 
 
 def _was_launched(run: Run, state: Path) -> bool:
-    """Has this account launched it (then STATE/runs/NAME points there), or seen its directory before?"""
+    """Return whether this account has launched it (then STATE/runs/NAME points there), or has seen its directory before."""
     try:
         launched = str((state / "runs" / run.name).readlink()) == str(run.run_dir)
     except OSError:
@@ -320,5 +328,5 @@ def _name_of(run: Run) -> str:
 
 
 def journal_of(run: Run, state: Path) -> Path:
-    """The journal of the alert about this run's storage: one directory for each run directory."""
+    """Return the journal of the alert about this run's storage: one directory for each run directory."""
     return state / "watch" / "storage" / _name_of(run)

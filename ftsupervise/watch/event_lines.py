@@ -24,7 +24,7 @@ from ftsupervise.host.ownership import user_name
 from ftsupervise.printable import printable
 from ftsupervise.rundir.paths import RunDir
 
-SCHEMA = 1  # another one when a field goes or changes its meaning
+SCHEMA = 1  # raised when a field goes or changes its meaning
 LARGEST = 1_000_000  # bytes of a file
 _LONGEST = 2000  # characters of a text in a line
 _LOCK = 2.0  # seconds that another tick of this account, on this host, may hold the file
@@ -58,7 +58,7 @@ class EventLine(NamedTuple):
 
 
 def of_notice(notice: Notice, rundir: RunDir) -> EventLine:
-    """What people are notified of."""
+    """Make a line of a notice that people get."""
     of, where = notice.finding, str(rundir.root)
     told = EventLine(
         notice.at, of.run, where, notice.reason.value, of.severity.word, of.watchdog, of.subject, of.summary
@@ -67,7 +67,7 @@ def of_notice(notice: Notice, rundir: RunDir) -> EventLine:
 
 
 def of_event(kind: str, finding: Finding, rundir: RunDir, at: datetime) -> EventLine:
-    """An event of the run itself, which has no end."""
+    """Make a line of an event of the run itself, which has no end."""
     return EventLine(at, finding.run, str(rundir.root), kind, finding.severity.word, summary=finding.summary)
 
 

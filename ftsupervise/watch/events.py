@@ -27,7 +27,7 @@ class Event:
 
 
 def events(attempts: Sequence[Attempt], *, finished_at: datetime | None, raised: str = "") -> tuple[Event, ...]:
-    """Every event of the run so far, oldest first; the journal drops those that were sent.
+    """Return every event of the run so far, oldest first; the journal drops those that were sent.
 
     ``raised``: a person's name and reason for the kill switch that is up now; the newest attempt has answered it.
     """
@@ -69,7 +69,7 @@ def _begin(before: Attempt | None, attempt: Attempt) -> list[Event]:
 
 
 def _end(attempt: Attempt, raised: str) -> list[Event]:
-    """An event for an end after which no job takes over. A failure belongs to the recovery watchdog until it is over."""
+    """Return an event for an end after which no job takes over. A failure belongs to the recovery watchdog until it is over."""
     if attempt.cause is None or attempt.cause.kind is not CauseKind.KILL_SWITCH:
         return []
     step = f" at step {attempt.last_step}" if attempt.last_step is not None else ""

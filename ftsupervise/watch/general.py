@@ -29,10 +29,10 @@ if TYPE_CHECKING:
     from ftsupervise.config.alerting import Alerts, DeadMan
     from ftsupervise.probe.errand import Say
 
-# A ping to an outside service, which alerts a person when the pings stop: the watch of the watch.
-#
-# Speaks healthchecks.io's form: URL for success, URL/log for a note that is no sign of life. Success is sent only after a tick
-# that could see and left nothing critical undelivered; a watch that cannot see or cannot send must look dead to the outside.
+# A ping to an outside service, which alerts a person when the pings stop: it watches the watch.  Speaks
+# healthchecks.io's form: URL for success, URL/log for a note that is no sign of life. Success is sent only after a tick
+# that could see and left nothing critical undelivered; a watch that cannot see or cannot send must look dead to the
+# outside.
 
 
 def after_tick(settings: DeadMan, delivered: Delivered, why_blind: str = "") -> str:
@@ -92,7 +92,7 @@ class DeadManPinged(NamedTuple):
 
 
 def work(orders: TickOrders, progress: TickProgress, say: Say) -> None:
-    """Do what is left to do of it; a child before this one may have done a part."""
+    """Do the rest of it; a child before this one may have done a part."""
     away = progress.away
     if progress.general is None:
         say.at(-1, KEEPS, BOUND)
@@ -139,7 +139,7 @@ def _in_general(orders: TickOrders, progress: TickProgress, away: str) -> list[t
 def _of_storage(
     orders: TickOrders, progress: TickProgress, say: Say, away: str
 ) -> Iterator[tuple[RunReport, Journal, Alerts]]:
-    """Run directories that do not answer or cannot be used, and those that could not and can again."""
+    """Report run directories that do not answer or cannot be used, and those that have recovered."""
     for index, finding in progress.stored():
         run = progress.roster.known[index].run
         if progress.runs[index].missing:
@@ -180,7 +180,7 @@ def _journal(state: Path, folder: Path, away: str) -> Journal:
 
 
 def _everybody(all_settings: Sequence[Alerts]) -> Alerts:
-    """The first run's settings with every run's receivers, each once. Routes are the first run's."""
+    """Return the first run's settings with every run's receivers, each once. Routes are the first run's."""
     first = all_settings[0]
     receivers = {receiver.model_dump_json(): receiver for one in all_settings for receiver in one.receivers}
     taken = {receiver.name for receiver in first.receivers}
@@ -189,7 +189,7 @@ def _everybody(all_settings: Sequence[Alerts]) -> Alerts:
 
 
 def blind(progress: TickProgress) -> str:
-    """Why this tick could not see all that it was to check; "" if it could."""
+    """Return why this tick could not see all that it was to check; "" if it could."""
     unasked = [queue.blind for queue in (progress.queues or {}).values() if queue.jobs is None]
     silent = [finding.summary for _, finding in progress.stored() if finding.health is Health.BAD]
     return next(iter([*unasked, *silent]), "")

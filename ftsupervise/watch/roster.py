@@ -48,9 +48,10 @@ class Roster:
 
     names: tuple[str | None, ...]
     known: dict[int, KnownRun] = field(default_factory=dict)
-    trust: bool = False  # use the settings of others too, commands included
+    trust: bool = False  # use the settings of other accounts too, commands included
     away: str = ""  # why the state directory must not be touched in the next tick
-    slow: set[int] = field(default_factory=set)  # did not answer at the last tick: each gets a child of its own
+    # runs that did not answer at the last tick: each gets a child of its own
+    slow: set[int] = field(default_factory=set)
 
     @classmethod
     def of(cls, runs: Sequence[Run]) -> Roster:
@@ -66,13 +67,13 @@ class Roster:
         return self.names[index] or "this directory"
 
     def key(self, index: int) -> str:
-        """One and the same run has one and the same word here, at every tick. Touches nothing."""
+        """Return the word under which one and the same run is known here at every tick. Touches nothing."""
         name = self.names[index] or CONFIG_NAME
         path = state_dir() / "runs" / name if is_name(name) else name
         return f"run {os.path.abspath(path)}"  # noqa: PTH100
 
     def place(self, index: int) -> str:
-        """An absolute path by which the run can be told to lie on some device, without touching it."""
+        """Return an absolute path that tells on which device the run lies, without touching it."""
         known = self.known.get(index)
         return str(known.run.run_dir) if known is not None else self.key(index).removeprefix("run ")
 
@@ -90,12 +91,12 @@ def state_key(state: Path) -> str:
 
 
 def is_name(name: str) -> bool:
-    """Is it a name that a run was launched under, and no path? Told without looking."""
+    """Return whether it is a name that a run was launched under, and no path. Touches nothing."""
     return "/" not in name and name not in ("", ".", "..", CONFIG_NAME)
 
 
 def target(name: str | None) -> str | None:
-    """The directory that this account's state directory has for a name; None if that is not what finds it. May hang."""
+    """Return the directory that this account's state directory has for a name; None if a run is not found by it. May hang."""
     if name is None or not is_name(name) or Path(name).exists():
         return None
     try:
@@ -105,7 +106,7 @@ def target(name: str | None) -> str | None:
 
 
 def read(name: str | None, known: KnownRun | None, *, trust: bool = False) -> KnownRun:
-    """The settings of a run, ``known`` itself where its file has not changed. Raises Error. May hang."""
+    """Return the settings of a run: ``known`` itself where its file has not changed. Raises Error. May hang."""
     if known is not None and known.stamp is None:
         return known
     try:
@@ -132,7 +133,7 @@ def _stamp(path: Path) -> object:
 
 
 def listed() -> tuple[str, ...]:
-    """Every run this account has launched. Raises Error. May hang."""
+    """Return every run this account has launched. Raises Error. May hang."""
     try:
         return tuple(sorted(one.name for one in (state_dir() / "runs").iterdir() if not one.name.startswith(".")))
     except FileNotFoundError:
@@ -151,7 +152,7 @@ class RememberedRuns(NamedTuple):
 
 
 def directories() -> dict[str, str]:
-    """name -> run directory, as this account's state directory had it when it last answered."""
+    """Return name -> run directory, as this account's state directory had it when it last answered."""
     page = _page()
     try:
         found = read_record(RememberedRuns, page) if page is not None else None
@@ -178,12 +179,12 @@ def _write(before: dict[str, str], now: dict[str, str]) -> None:
         return
     try:
         write_json(page, RememberedRuns(now), mode=0o600, sync=False)
-    except OSError:  # a full /tmp: then a state directory that hangs takes the names with it
+    except OSError:  # a full /tmp: when a state directory hangs later, the names are unknown
         return
 
 
 def _page() -> Path | None:
-    """The page of this account's state directory, on this host, in a directory that is ours alone; None without one."""
+    """Return the page of this account's state directory, on this host, in a directory that is ours alone; None without one."""
     folder = private_folder(own_folder() / "runs")
     name = hashlib.sha256(os.fsencode(state_dir().absolute())).hexdigest()[:16]
     return None if folder is None else folder / f"{name}.json"

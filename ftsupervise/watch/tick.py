@@ -47,7 +47,7 @@ class TickResult:
 
     @property
     def saw_all(self) -> bool:
-        """Was every run that was named checked?"""
+        """Return whether every run that was named was checked."""
         return not any(run.trouble or run.hung for run in self.progress.runs)
 
 
@@ -123,7 +123,7 @@ class _Children:
                 errand.finish("errand", "a tick that was stopped")
 
     def _may_start(self) -> bool:
-        """The scheduler is asked once: until it has answered there is one child, which asks it."""
+        """Return whether a further child may start: until the scheduler has answered there is one child, which asks it."""
         return not self.running or (self.progress.queues is not None and len(self.running) < _AT_ONCE)
 
     def _start(self, group: list[int]) -> None:
@@ -152,7 +152,7 @@ class _Children:
         return self._divided(at.item, [index for index in group if not self._done(index)])
 
     def _give_up(self, at: At, seconds: float, why: str, group: Sequence[int]) -> None:
-        """The child did not come back from ``at``: say so, and see to it that the next one does not go there."""
+        """Report that the child did not come back from ``at``, and see to it that the next one does not go there."""
         progress = self.progress
         if at.item < 0:
             self._give_up_for_all(at, why, group)
@@ -186,7 +186,7 @@ class _Children:
             self.progress.notes.append(f"could not {at.words or 'begin'}: {why}")
 
     def _no_answer(self, index: int, seconds: float, doing: str, why: str) -> None:
-        """This run is not touched again in this tick. Only where its settings hang, and are known, it is still checked."""
+        """Leave this run alone for the rest of the tick. It is still checked only where its settings hang and are known."""
         run, known = self.progress.runs[index], self.progress.roster.known.get(index)
         if doing in (FINDS, READS) and not run.settled:
             run.settled, run.hung = True, known is None
@@ -203,7 +203,9 @@ class _Children:
         return run.sent and not run.waits
 
     def _divided(self, hung: int, left: list[int]) -> list[list[int]]:
-        """Split up the rest: a run on the device of the one that hung may hang as well, so each of those goes alone."""
+        """Split up the rest: a run on the device of the one that hung may hang as well, so each of those gets a child
+        of its own.
+        """
         if hung < 0:
             return [left]
         device = self.mounts.of(self.progress.roster.place(hung))
@@ -217,7 +219,7 @@ class _Children:
         return rosters.state_key(self.orders.state)
 
     def _state_is_away(self, why: str) -> None:
-        """It is not touched again: what names mean is remembered on this host."""
+        """Leave the state directory alone for the rest of the tick: the meaning of names is remembered on this host."""
         progress, before = self.progress, rosters.directories()
         progress.away = why
         for index, (name, run) in enumerate(zip(progress.roster.names, progress.runs, strict=True)):

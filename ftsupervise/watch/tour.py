@@ -60,7 +60,7 @@ _FORECAST_KEPT = timedelta(days=1)
 BOUND = 8.0  # seconds that a step on a user's disk may take
 ASKING = 75.0  # … that the scheduler may take: its command is ended after 60
 DRAWING = (
-    3.0  # … of which the picture of its last day may take so many: a message goes without one rather than not at all
+    3.0  # … that the picture of a run's last day may take of it: a message goes without one rather than not at all
 )
 SENDING = 80.0  # … that a delivery may be silent: it ends after about 45, and the last message may take 20 more
 RELIEVING = 150.0  # … that it may take to bring Slurm's lists up to date
@@ -76,12 +76,13 @@ class TickOrders:
     now: datetime
     state: Path
     env: Mapping[str, str]
-    scheduler: Callable[[str], Scheduler]  # by the word that stands in the settings
+    scheduler: Callable[[str], Scheduler]  # by the name that stands in the settings
     only: Sequence[str] = ()
     send: bool = True
     every: timedelta | None = None
     relieve: Callable[[Run, datetime], Sequence[str]] | None = None
-    draw: Callable[[RunDir, tuple[Job, ...] | None, datetime], AboutRun | None] | None = None  # beside its messages
+    # the last day, to send with its messages
+    draw: Callable[[RunDir, tuple[Job, ...] | None, datetime], AboutRun | None] | None = None
     export: Callable[[RunDir, tuple[Job, ...] | None, str, datetime, Path], Sequence[str]] | None = None  # its metrics
 
 
@@ -89,7 +90,7 @@ class TickOrders:
 
 
 class Tour:
-    """One child's way through the runs ``group``."""
+    """The path of one child through the runs ``group``."""
 
     def __init__(self, orders: TickOrders, progress: TickProgress, group: Sequence[int], say: Say) -> None:
         self.orders, self.progress, self.group, self.say = orders, progress, group, say
@@ -152,7 +153,10 @@ class Tour:
             )
 
     def _replaced(self, index: int) -> Finding | None:
-        """Does another directory stand in the place of the run's? Also asked of where its settings lie: they name the other."""
+        """Report that another directory stands in the place of the run's; None if none does.
+
+        Also asked of the directory of its settings, which name it.
+        """
         known = self.progress.roster.known[index]
         if self.progress.away:
             return None
@@ -173,7 +177,9 @@ class Tour:
         return None
 
     def _must_ask(self) -> bool:
-        """Ask the scheduler once for all runs; again only for one that was checked apart and belongs to another account."""
+        """Return whether the scheduler must be asked: once for all runs, and again for one that was checked apart and
+        has another owner.
+        """
         progress = self.progress
         if progress.queues is None or progress.asked is None:
             return progress.queues is None
@@ -237,7 +243,7 @@ class Tour:
             self.tell(MessagesSent(tuple(mine), done))
 
     def beside(self, index: int) -> AboutRun | None:
-        """For the messages of a run that this child has looked at."""
+        """Return what goes with the messages of a run that this child has checked."""
         if self.orders.draw is None or index not in self.jobs:
             return None
         draw, rundir = self.orders.draw, RunDir(str(self.progress.roster.known[index].run.run_dir))
@@ -255,7 +261,10 @@ class Tour:
                 self.tell(NodesReleased(index, sentences))
 
     def _export(self) -> None:
-        """Write the metrics of those that this child has looked at. Last: a directory that hangs costs nobody a message."""
+        """Write the metrics of the runs that this child has checked.
+
+        This comes last: a directory that hangs costs nobody a message.
+        """
         for index, seen in self.looks.items():
             folder, run = seen.run.watch.metrics, self.progress.runs[index]
             if self.orders.export is None or folder is None or run.exported or run.hung:
@@ -297,7 +306,7 @@ def queue_of(run: Run, queues: Mapping[str, QueueAnswer]) -> QueueAnswer:
 
 
 def bad_in_general(progress: TickProgress, now: datetime) -> list[Finding]:
-    """Findings that may explain one of any run, and that have alerts of their own."""
+    """Return the findings that may explain one of any run, and that have alerts of their own."""
     troubles = ((progress.roster.label(i), run.trouble) for i, run in enumerate(progress.runs) if run.trouble)
     found = [settings_finding(label, why, now) for label, why in troubles]
     queue = slurm_queue(progress)
@@ -339,8 +348,9 @@ def _events(seen: RunLook) -> tuple[Event, ...]:
 
 
 def _remember(seen: RunLook, report: RunReport, news: Sequence[EventLine], orders: TickOrders) -> list[str]:
-    """Write the watchdogs' memory, what was found, this watch's own beat, which the run's guard and other watches read, and the
-    events for log collectors."""
+    """Write the watchdogs' memory, the findings, this watch's own beat (read by the run's guard and by other watches),
+    and the events for log collectors.
+    """
     try:
         write_found(seen.rundir, _found(seen, report, orders.now))
         write_memory(seen.rundir, seen.memory)
@@ -355,7 +365,7 @@ def _remember(seen: RunLook, report: RunReport, news: Sequence[EventLine], order
 
 
 def _found(seen: RunLook, report: RunReport, now: datetime) -> WatchFound:
-    """For ``status``. A forecast stays for a day where its watchdog was not due."""
+    """Return the findings for ``status``. A forecast stays for a day where its watchdog was not due."""
     firing = [
         FiringAlert(one.id, one.finding.severity.word, one.finding.watchdog, one.finding.summary, one.since)
         for one in report.firing[:MOST]

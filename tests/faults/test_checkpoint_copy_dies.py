@@ -77,7 +77,9 @@ def test_a_place_that_dies_in_the_middle_of_a_copy_is_given_up_and_the_next_call
         wait_until(lambda: copies_of_files(backing) >= 3, "three files to be copied")
         dead_mount.hang("all")
         code, said = ends(process)
-    assert f"{dead_mount.point}/far does not answer" in said and "the same command goes on where it was" in said, said
+    assert (
+        f"{dead_mount.point}/far does not answer" in said and "the same command continues where it stopped" in said
+    ), said
     assert code == 74, said
     assert f"is copied to {near}/step-00000001" in said, said
     assert verify(near / "step-00000001", Scope(Thoroughness.FULL)).state is CheckpointState.VERIFIED

@@ -25,7 +25,7 @@ def test_a_shared_directory_that_hangs_is_left_out_and_the_run_goes_on(
     shared = str(hung_mount.point / "shared")
     one = run.start("--in-place", "1", "--back-off", "0", "--nodes-dir", shared, "--", "sh", "-c", "exit 3")
     assert one.wait(60) == 3, one.said()
-    assert one.said().count("does not answer: nothing new is known of nodes from other runs") == 1
+    assert one.said().count("does not answer: the incidents of other runs are unknown") == 1
     assert len(run.attempts()) == 2
     assert time.monotonic() - began < 45
 
@@ -46,6 +46,6 @@ def test_who_asks_for_the_nodes_is_answered_without_what_hangs(hung_mount: HungM
     seen, changed = type_in("list"), type_in("apply")
     assert seen.returncode == 0, seen.stderr
     assert "node-7" in seen.stdout
-    assert "does not answer: what other runs know of the nodes is left out" in seen.stderr
+    assert "does not answer: the incidents of other runs are left out" in seen.stderr
     assert changed.returncode == 69
     assert "not all that is known of the nodes could be read" in changed.stderr, "half of it gives no node back"

@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 from ftsupervise.config.load import load
-from ftsupervise.launch.plan import plan, render
+from ftsupervise.launch.plan import plan
+from ftsupervise.launch.script import render
 from ftsupervise.nodes.incidents import Incident, IncidentLog, prepare
 from ftsupervise.sandbox import Sandbox
 from ftsupervise.scheduler.slurm import Slurm

@@ -165,7 +165,7 @@ def test_a_failure_that_goes_with_the_rank_keeps_nobody_from_any_node(here: Call
     one.launch()
     until(lambda: read_brake(one.rundir), "the brake")
     assert {a.nodes for a in ledger(one.rundir)} == {("node-0", "node-1"), ("node-0", "node-2")}
-    assert "rank 1 has failed so on node-1, node-2: this blames no node" in one.log()
+    assert "rank 1 has failed in the same way on node-1, node-2: this blames no node" in one.log()
     assert one.nodes() == {}
     assert set(one.waiting().values()) == {""}
     one.sandbox.run(["scancel", "-u", str(os.getuid())])

@@ -88,11 +88,14 @@ def test_the_example_is_run_as_its_page_says(tmp_path: Path) -> None:
 
 def told(here: Scene) -> dict[int, dict[str, str]]:
     """By step, the weights of each group after it."""
+    return told_in(*(here.rundir.group(name).logs for name in NAMES))
+
+
+def told_in(*folders: Path) -> dict[int, dict[str, str]]:
     found: dict[int, dict[str, str]] = defaultdict(dict)
-    for name in NAMES:
-        for log in here.rundir.group(name).logs.glob("*"):
-            for group, step, weights in re.findall(r"^(g\d+): step (\d+),.* weights (\w+)$", log.read_text(), re.M):
-                found[int(step)][group] = weights
+    for log in (path for folder in folders for path in folder.glob("*")):
+        for group, step, weights in re.findall(r"^(g\d+): step (\d+),.* weights (\w+)$", log.read_text(), re.M):
+            found[int(step)][group] = weights
     return found
 
 

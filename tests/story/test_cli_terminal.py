@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from ftsupervise.cli.output import count, wrapped
+from ftsupervise.cli.output import wrapped
 from ftsupervise.rundir.paths import RunDir
 
 Until = Callable[..., Any]
@@ -102,10 +102,6 @@ def test_the_version_has_a_short_option() -> None:
     ]
     assert re.fullmatch(r"ftsupervise \d+\.\d+\.\d+\n", asked[0].stdout)
     assert asked[0].stdout == asked[1].stdout
-
-
-def test_one_look_is_one_look() -> None:
-    assert (count(1, "check"), count(0, "check"), count(2, "check")) == ("1 check", "0 checks", "2 checks")
 
 
 def test_a_watch_that_goes_on_says_what_stays_as_it_was_once(tmp_path: Path, until: Until) -> None:

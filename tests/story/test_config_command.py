@@ -77,7 +77,7 @@ def test_a_directory_stands_for_the_settings_in_it(tmp_path: Path, environ: dict
     (tmp_path / "project").mkdir()
     done = config("check", "project", environ=environ, cwd=tmp_path)
     assert done.returncode == 66
-    assert "project is no run: it holds neither an ftsupervise.yaml nor switches/" in done.stderr
+    assert "project is not a run directory: it holds neither an ftsupervise.yaml nor switches/" in done.stderr
     (tmp_path / "project/ftsupervise.yaml").write_text(MINIMAL)
     assert config("check", "project", environ=environ, cwd=tmp_path).returncode == 0
 

@@ -141,7 +141,7 @@ def test_lines_that_scancel_has_disabled_are_seen_and_put_back(desk: Desk) -> No
     assert f"#SCRON --chdir={desk.cron}/state\n" in whole
     table.write_text(disabled(whole))
     said = desk.type("cron", "status", code=2)
-    assert "DEAD" in said and "disabled, as scancel does it" in said
+    assert "DEAD" in said and "disabled, as scancel does" in said
     assert json.loads(desk.type("cron", "status", "--json", code=2))["lost_lines"]
     assert "were put back" in desk.type("cron", "ensure")
     assert table.read_text() == whole

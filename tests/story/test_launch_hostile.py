@@ -14,7 +14,8 @@ from pydantic import ValidationError
 
 from ftsupervise.config.schema import Launch, Run
 from ftsupervise.errors import ConfigError
-from ftsupervise.launch.plan import plan, render
+from ftsupervise.launch.plan import plan
+from ftsupervise.launch.script import render
 
 CANARY = "canary"
 BAIT = [

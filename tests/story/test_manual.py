@@ -162,7 +162,8 @@ def other_way(path: str) -> bool:
 @pytest.mark.parametrize("block", marked("template"), ids=ids(marked("template")))
 def test_the_job_script_of_ones_own_renders(block: Block, tmp_path: Path) -> None:
     from ftsupervise.host.processes import START
-    from ftsupervise.launch.plan import plan, render
+    from ftsupervise.launch.plan import plan
+    from ftsupervise.launch.script import render
 
     (tmp_path / "my.sbatch.j2").write_text(block.text)
     run = loads("name: first\nlaunch: {command: python train.py, template: my.sbatch.j2}", tmp_path / "f.yaml")

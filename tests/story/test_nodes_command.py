@@ -70,12 +70,12 @@ def test_it_lists_who_is_avoided_first_and_why(type_it: Type, rundir: RunDir) ->
     said = type_it("nodes").splitlines()
     assert said[0].startswith("node-1   3.00  excluded since ")
     assert said[0].endswith("score 3 of 1.5, one incident, the last: critical: node-1 is hot")
-    assert "left in: at most 1 may be excluded, and node-1 did worse" in said[1]
+    assert "kept: at most 1 may be excluded, and node-1 did worse" in said[1]
     assert "used; one incident, 2h ago: critical: node-3 is hot" in said[2]
     found = json.loads(type_it("nodes", "--json"))
     assert [(node["name"], node["state"], node["excluded"]) for node in found["nodes"]] == [
         ("node-1", "excluded", True),
-        ("node-2", "left in", False),
+        ("node-2", "kept", False),
         ("node-3", "", False),
     ]
     assert found["settings"] == {"half_life": 86400.0, "exclude_at": 1.5, "at_most": 1}

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from ftsupervise.host.processes import process
 from ftsupervise.model import Attempt, CauseKind
 from ftsupervise.replicas.groups import GroupState, GroupTable, ReplicaGroup, read_table
 from ftsupervise.rundir.heartbeat_page import read_beats
@@ -97,16 +98,22 @@ def groups(run: SupervisedRun, tmp_path: Path) -> Groups:
     return Groups(run, tmp_path)
 
 
-def test_a_group_that_is_killed_comes_back_and_the_others_do_not_notice(groups: Groups) -> None:
+def test_a_killed_group_comes_back_a_stopped_supervisor_is_continued_and_no_other_group_notices(groups: Groups) -> None:
     member = groups.start(100_000)
     pids = groups.train()
     os.kill(pids["g001"], signal.SIGKILL)
+    stopped = wait_until(lambda: groups.row("g003").pid, "the supervisor of g003")
+    os.kill(stopped, signal.SIGSTOP)
     groups.train(2, "g001")
     assert {name: groups.pid(name) for name in ("g000", "g002", "g003")} == {
         name: pids[name] for name in ("g000", "g002", "g003")
     }
     said = wait_until(lambda: "g001: attempt 1 ended" in groups.run.log() and groups.run.log(), "its end is told")
     assert "killed by SIGKILL; restarted in place" in said
+    wait_until(
+        lambda: "g003: its supervisor was stopped (SIGSTOP); it is continued" in groups.run.log(), "that is seen"
+    )
+    wait_until(lambda: process(stopped).state != "T", "it goes on")  # type: ignore[union-attr]
     root = str(groups.run.rundir.root)
     assert "group g001 of 4" in groups.type("logs", root, "--group", "g001", "-n", "0")
     wait_until(lambda: groups.row("g001").attempt == 2 and groups.row("g001").back is not None, "the table has it")

@@ -59,7 +59,7 @@ def test_a_chain_that_fails_at_once_keeps_its_members_and_one_alert_says_why(
     plain = typed("clear").stdout
     assert (
         "The brake of broken stays on: exit 1" in plain
-        and f"Take it off:  ftsupervise clear --brake {rundir.root}" in plain
+        and f"Release it:  ftsupervise clear --brake {rundir.root}" in plain
     )
     (tmp_path / "mended").touch()
     assert "may start again" in typed("clear", "--brake").stdout
@@ -78,7 +78,7 @@ def test_nothing_is_launched_against_a_brake_that_held_nothing(typed: Type, tmp_
     assert again.returncode == 75 and f"clear --brake {rundir.root}, then launch again" in again.stderr
     assert len(list(rundir.launches.iterdir())) == 1
     (tmp_path / "mended").touch()
-    assert "Nothing was held. Go on:  ftsupervise launch" in typed("clear", "--brake").stdout
+    assert "Nothing was held. Continue:  ftsupervise launch" in typed("clear", "--brake").stdout
     assert typed("launch").returncode == 0
     until(lambda: ledger(rundir)[-1].words == "exit 0", "the second chain")
 

@@ -14,6 +14,7 @@ import pytest
 
 from ftsupervise.model import CauseKind
 from ftsupervise.replicas.lighthouse_record import read_lighthouse
+from ftsupervise.run.group_options import let_join, let_leave
 from ftsupervise.rundir.heartbeat_page import read_beats
 from ftsupervise.rundir.ledger import ledger
 from tests.neighbours.patience import wait_until
@@ -84,6 +85,20 @@ def test_the_survivors_of_a_kill_and_of_a_hang_train_on_and_the_group_comes_back
     for step, digest in weights:
         of_step.setdefault(step, set()).add(digest)
     assert len(of_step) > 30 and all(len(found) == 1 for found in of_step.values()), "all groups have the same weights"
+
+
+def test_a_group_that_is_let_go_leaves_alone_and_comes_back_when_it_may_join(run: SupervisedRun) -> None:
+    groups = Groups(run)
+    pids = groups.train(1, *NAMES)
+    let_leave(run.rundir, "g002")
+    wait_until(lambda: ledger(run.rundir.group("g002"))[0].ended, "the end of g002", 60)
+    log = next(run.rundir.group("g000").logs.glob("*.out"))
+    wait_until(lambda: "3 of 4 groups" in log.read_text(), "the others to go on", 60)
+    let_join(run.rundir, "g002")
+    groups.train(2, "g002")
+    wait_until(lambda: "4 of 4" in log.read_text().rpartition("3 of 4")[2], "all four", 60)
+    others = {name: pids[name] for name in NAMES if name != "g002"}
+    assert {name: groups.pid(name) for name in others} == others, "the others are not touched"
 
 
 def _log(run: SupervisedRun, name: str) -> str:

@@ -82,11 +82,11 @@ def test_never_more_than_the_cap_the_worst_first_and_who_is_left_in_is_said() ->
     found = {node.name: node for node in judge(known, Scoring(at_most=1), NOW)}
     assert {name: node.state for name, node in found.items()} == {
         "node-2": "excluded",
-        "node-3": "left in",
-        "node-1": "left in",
+        "node-3": "kept",
+        "node-1": "kept",
     }
-    assert found["node-3"].why.startswith("left in: at most 1 may be excluded, and node-2 did worse")
-    assert set(states(*known.incidents, at_most=0).values()) == {"left in"}
+    assert found["node-3"].why.startswith("kept: at most 1 may be excluded, and node-2 did worse")
+    assert set(states(*known.incidents, at_most=0).values()) == {"kept"}
 
 
 @pytest.mark.parametrize(("nodes", "spares", "most"), [(1, 0, 1), (8, 0, 1), (8, 2, 2), (400, 0, 8), (400, 20, 20)])

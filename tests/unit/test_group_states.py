@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 
 from ftsupervise.model import Attempt, Job, JobState
-from ftsupervise.replicas.groups import GroupState, read_table
+from ftsupervise.replicas.groups import LEAVE, GroupState, read_table
 from ftsupervise.run.gate import reason_not_to_start
+from ftsupervise.run.group_disk import GroupReading
 from ftsupervise.run.group_options import GroupOptions
 from ftsupervise.run.group_pages import GroupPages, NodesSeen
-from ftsupervise.run.group_process import LEAVE, GroupProcess
+from ftsupervise.run.group_process import GroupProcess
 from ftsupervise.run.groups_apart import state_apart
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.progress import ProgressPage
@@ -34,12 +35,15 @@ def test_a_group_stays_away_while_nobody_can_see_whether_it_may_come_back(tmp_pa
     group = a_group(tmp_path)
     state = group.rundir.state
     state.mkdir(parents=True)
+    group.look(NOW)
     assert not group.leaves and not group.braked
     (state / LEAVE).touch()
     write_brake(group.rundir, Brake())
+    group.look(NOW)
     assert group.leaves and "ftsupervise clear --brake" in group.braked
     state.rename(state.with_name("gone"))
     state.touch()  # no folder: no answer
+    group.look(NOW)
     assert group.leaves and group.braked
 
 
@@ -60,8 +64,9 @@ def test_a_group_in_its_own_job_runs_as_long_as_its_page_or_its_job_says_so(
 ) -> None:
     """A disk that hangs for half a minute makes no group wait, and neither does a command that has no guard."""
     group = a_group(tmp_path)
-    group.newest = Attempt(number=1, started=NOW - timedelta(hours=1), job_id="88_1")
-    group.page = None if page_age is None else ProgressPage(at=NOW - timedelta(seconds=page_age), ranks=1)
+    newest = Attempt(number=1, started=NOW - timedelta(hours=1), job_id="88_1")
+    page = None if page_age is None else ProgressPage(at=NOW - timedelta(seconds=page_age), ranks=1)
+    group.take(GroupReading(newest, page), NOW)
     assert state_apart(group, jobs, "", NOW)[0] is expected
     over = state_apart(group, jobs, "the run has finished", NOW)[0]
     assert over is (GroupState.OVER if expected is GroupState.WAITING else expected), "its ranks may still save"

@@ -17,7 +17,8 @@ from ftsupervise.config.schema import Launch, Run
 from ftsupervise.config.supervisor import SETTINGS, Setting
 from ftsupervise.errors import ConfigError, Refused
 from ftsupervise.host.processes import START
-from ftsupervise.launch.plan import plan, render, train_command, warning_lead
+from ftsupervise.launch.plan import plan, train_command, warning_lead
+from ftsupervise.launch.script import render
 from ftsupervise.launch.submit import check_queue
 from ftsupervise.rundir.launches import LaunchRecord
 from ftsupervise.rundir.paths import RunDir

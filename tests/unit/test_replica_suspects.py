@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ftsupervise.replicas.lighthouse_page import GroupHeartbeat, LighthousePage, QuorumMember
 from ftsupervise.replicas.stores import hosts_of, store_answers
-from ftsupervise.replicas.suspects import MemberTrouble, SuspectWatch, suspects
+from ftsupervise.replicas.suspects import LiarWatch, MemberTrouble, SuspectWatch, far_ahead, suspects
 
 STEPS: dict[str, int | None] = {"g000": 100, "g001": 100, "g002": 100}
 
@@ -79,3 +79,50 @@ def test_a_store_is_asked_for_on_the_runs_own_nodes_alone() -> None:
 
 def test_a_name_without_an_address_is_left_out() -> None:
     assert hosts_of(["10.0.0.1", "no such host", ""]) == {"10.0.0.1": "10.0.0.1"}
+
+
+# ------------------------------------------------------------------------------------------- those that are to be ended
+
+LIAR = ("g003:z", 10**9)
+MADE: dict[str, int | None] = {**STEPS, "g003": 100}
+
+
+def judged(looked: LighthousePage, made: dict[str, int | None] = MADE, least: int = 3) -> list[str]:
+    return [one.group for one in far_ahead(looked, made, 2.0, least)]
+
+
+def test_a_group_that_tells_a_step_no_other_can_have_made_is_the_liar() -> None:
+    assert judged(page(*FINE, LIAR)) == ["g003"]
+    assert judged(page(*FINE, LIAR), {**MADE, "g003": 10**9}) == ["g003"], "its own ranks may believe it too"
+    assert judged(page(*FINE, LIAR), {**MADE, "g003": None}) == ["g003"], "or have made no step"
+
+
+def test_nobody_is_a_liar_while_too_little_is_known_of_the_others() -> None:
+    assert judged(page(*FINE, LIAR), dict.fromkeys(MADE)) == [], "a cold start, with different checkpoints"
+    assert judged(page(*FINE, LIAR), {**dict.fromkeys(MADE), "g000": 100}) == []
+
+
+def test_a_step_that_enough_groups_tell_is_true() -> None:
+    ahead = (("g001:b", 900), ("g002:c", 901), ("g003:d", 900))
+    assert judged(page(("g000:a", 100), *ahead), {"g000": 100, "g001": None, "g002": 100, "g003": 100}) == []
+
+
+def test_a_group_that_is_behind_or_silent_or_a_strangers_is_not_ended() -> None:
+    assert judged(page(*FINE, ("g003:z", 0))) == []
+    assert judged(page(*FINE, LIAR, old=("g003:z",))) == []
+    assert judged(page(*FINE, ("x:y", 10**9))) == []
+
+
+def test_a_liar_is_sure_when_three_pages_over_four_seconds_say_so_and_the_same_page_is_one() -> None:
+    watch = LiarWatch()
+    sure = [sorted(watch.after(2.0 * n, page(*FINE, LIAR), MADE, 2.0, 3)) for n in range(4)]
+    assert sure == [[], [], ["g003"], ["g003"]]
+    watch, one = LiarWatch(), page(*FINE, LIAR)
+    assert not any(watch.after(float(n), one, MADE, 2.0, 3) for n in range(20)), "a lighthouse that stands says it once"
+
+
+def test_the_next_start_of_a_liar_begins_without_a_stain() -> None:
+    watch = LiarWatch()
+    for n in range(4):
+        watch.after(2.0 * n, page(*FINE, LIAR), MADE, 2.0, 3)
+    assert not watch.after(8.0, page(*FINE, ("g003:again", 100)), MADE, 2.0, 3)

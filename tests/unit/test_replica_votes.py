@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from ftsupervise.guard.memory_limits import HOST
 from ftsupervise.guard.stop_reasons import CAUSES, SUPERSEDED, Decision, as_vote, from_vote
+from ftsupervise.integrations.torchft_limits import GroupLimits
 from ftsupervise.integrations.torchft_votes import Agreed, propose
+from ftsupervise.rundir.paths import ENV_GROUP_JOB
 
 OWN = (HOST, SUPERSEDED)
 STOP = as_vote(Decision(2, "kill switch"))
@@ -40,6 +42,18 @@ def test_a_group_that_runs_out_of_memory_asks_for_a_checkpoint_and_leaves_alone(
     assert not from_vote(Agreed(number).vote(11)).stop, "and train on"
     assert Agreed(number, own).vote(11) == vote, "this one leaves"
     assert Agreed(0, own).vote(11) == 0, "but not before they have heard of it"
+
+
+def test_the_end_of_a_job_that_one_group_has_for_itself_stops_no_other_group() -> None:
+    given = {"TORCHFT_LIGHTHOUSE": "http://127.0.0.1:1", "REPLICA_GROUP_ID": "g001", "NUM_REPLICA_GROUPS": "4"}
+    together, apart = (GroupLimits.from_environment({**given, **more}) for more in ({}, {ENV_GROUP_JOB: "1"}))
+    for cause in ("time limit", "warning signal", "asked to stop (SIGTERM)", "run time reached"):
+        vote = as_vote(Decision(2, cause))
+        assert Agreed(*propose(vote, 10, 0, together.own_causes)).stop_at == 12, "one job holds them all"
+        number, own = propose(vote, 10, 0, apart.own_causes)
+        assert Agreed(number, own).vote(11) == vote, "this one leaves, after a checkpoint"
+        assert Agreed(number).stop_at == 0 and not from_vote(Agreed(number).vote(11)).stop
+    assert Agreed(*propose(STOP, 10, 0, apart.own_causes)).stop_at == 12, "the kill switch is for all of them"
 
 
 def test_a_group_whose_place_a_newer_attempt_has_taken_leaves_at_once_and_asks_for_nothing() -> None:

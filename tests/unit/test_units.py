@@ -137,3 +137,10 @@ def test_a_share_is_all_or_nothing_only_where_it_is(share: float, words: str) ->
 )
 def test_a_rate_is_said_as_seconds_where_steps_are_slow(rate: float, words: str) -> None:
     assert units.show_rate(rate) == words
+
+
+@pytest.mark.parametrize(
+    ("number", "words"), [(1, "1 check"), (0, "0 checks"), (2, "2 checks"), (12000, "12,000 checks")]
+)
+def test_one_look_is_one_look(number: int, words: str) -> None:
+    assert units.count(number, "check") == words

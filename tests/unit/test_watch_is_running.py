@@ -70,7 +70,7 @@ def test_too_few_groups_are_an_alert_at_once_and_one_that_is_away_later(tmp_path
     assert (away["quorum"].health, away["g002"].health) == (Health.OK, Health.BAD)
     assert "group g002: waiting for 40m: no node" in away["g002"].summary
     few = groups(tmp_path, GroupState.RUNNING, GroupState.WAITING, GroupState.WAITING, below=True, age=1)
-    assert few["quorum"].health is Health.BAD and "1 of 3 groups run, at least 2 have to" in few["quorum"].summary
+    assert few["quorum"].health is Health.BAD and "1 of 3 groups run, at least 2 must" in few["quorum"].summary
 
 
 def test_a_group_stopped_by_its_brake_is_an_alert_at_once(tmp_path: Path) -> None:

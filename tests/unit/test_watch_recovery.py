@@ -61,7 +61,7 @@ def test_where_to_read_follows_the_output_that_the_settings_name(rundir: RunDir,
 def test_an_attempt_that_starts_is_given_time_and_not_for_ever(rundir: RunDir) -> None:
     attempt(rundir, 1, 30, "exit 1", first=1)
     attempt(rundir, 2, 3)  # of another host: no end on record says nothing
-    assert look(rundir) == (Health.UNKNOWN, "attempt 2 is starting: too early to say whether it comes on again")
+    assert look(rundir) == (Health.UNKNOWN, "attempt 2 is starting: too early to say whether it recovers")
     attempt(rundir, 3, 11)
     assert look(rundir)[0] is Health.BAD
 
@@ -73,7 +73,7 @@ def test_a_run_that_was_launched_again_just_now_is_given_time(rundir: RunDir) ->
         rundir.launches / "0002" / "launch.json",
         {"state": "submitted", "token": "t", "at": (NOW - timedelta(minutes=1)).isoformat()},
     )
-    assert look(rundir) == (Health.UNKNOWN, "it has been launched again: too early to say whether it comes on again")
+    assert look(rundir) == (Health.UNKNOWN, "it has been launched again: too early to say whether it recovers")
 
 
 @pytest.mark.parametrize("cause", ["warning signal", "kill switch", "exit 0", "finished"])

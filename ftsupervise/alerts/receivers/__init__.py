@@ -36,19 +36,19 @@ MODULES = {
 
 @dataclass(frozen=True)
 class Parcel:
-    """A message, and more that a receiver may need: the messages it follows up, the clock, the user's own templates."""
+    """A message with what else a receiver may need: the messages it follows up, the clock, the user's own templates."""
 
     message: Message
     now: datetime
     earlier: tuple[Message, ...] = ()  # sent ones it follows up (with their receipts), oldest first
     over: dict[str, datetime] = field(default_factory=dict)  # alerts of those earlier messages that are over: since
     templates: Path | None = None
-    owed: frozenset[str] = frozenset()  # recipients that must have an earlier message first
-    beside: AboutRun = field(default_factory=AboutRun)  # what else is told of the run
+    owed: frozenset[str] = frozenset()  # recipients that must get an earlier message first
+    beside: AboutRun = field(default_factory=AboutRun)  # other news of the run, to go with the message
 
 
 class TryLater(Exception):
-    """It did not arrive, and may another time. ``after``: how long the other side asked us to wait."""
+    """The message did not arrive, and may another time. ``after``: how long the other side asked us to wait."""
 
     def __init__(self, why: str, *, after: timedelta | None = None) -> None:
         super().__init__(why)
@@ -56,15 +56,19 @@ class TryLater(Exception):
 
 
 class Doubtful(TryLater):
-    """It was refused, perhaps for good and perhaps by an accident on the way: a proxy's page, a 404, a 554 as greeting.
+    """The message was refused, perhaps for good and perhaps by an accident on the way: a proxy's page, a 404, a 554 as
+    greeting.
 
     It is tried again like ``TryLater``, and reported through another receiver in the meantime.
     """
 
 
 class Partly(TryLater):
-    """Some recipients have it. ``left``: those to try again, ``waits`` if only because an earlier message is owed to them;
-    ``refused``: the recipients that will never take it, and why."""
+    """Some recipients have the message.
+
+    ``left``: those to try again, ``waits`` if only because an earlier message must reach them first; ``refused``: the
+    recipients that will never take it, and why.
+    """
 
     def __init__(self, why: str, *, left: tuple[str, ...], refused: str = "", waits: bool = False) -> None:
         super().__init__(why)
@@ -84,10 +88,10 @@ Send = Callable[[Parcel, Any], dict[str, str]]
 
 
 def sender(kind: str) -> Send:
-    """The ``send`` of a kind of receiver; its module and libraries are imported now, not before.
+    """Return the ``send`` of a kind of receiver; its module and libraries are imported now, not before.
 
-    Call it before there are threads: two that import one package for the first time wait for each other, and one of them is
-    given a half-made module.
+    Call it before there are threads: two that import one package for the first time wait for each other, and one of
+    them is given a half-made module.
     """
     import_module("jinja2.sandbox")  # wording.py renders with it
     send: Send = import_module(MODULES[kind]).send
@@ -103,9 +107,10 @@ _URL = re.compile(r"\b([a-z][a-z0-9+.-]*://[^\s/\"'<>?#]+)[^\s\"'<>]*", re.I)
 
 
 def read_secret(settings: Any, name: str) -> str:
-    """The secret that ``settings`` names by ``NAME_file`` or ``NAME_env``; "" when it names none.
+    """Return the secret that ``settings`` names by ``NAME_file`` or ``NAME_env``; "" when it names none.
 
-    Raises Broken with a sentence (never with the secret) when the file or variable is missing, empty, or open to others.
+    Raises Broken with a sentence (never with the secret) when the file or variable is missing, empty, or open to
+    others.
     """
     path: Path | None = getattr(settings, f"{name}_file", None)
     variable: str | None = getattr(settings, f"{name}_env", None)
@@ -120,7 +125,7 @@ def read_secret(settings: Any, name: str) -> str:
 
 
 def missing_secrets(alerts: Alerts) -> tuple[str, ...]:
-    """The secrets that are missing or unusable, so that a receiver cannot be reached: a sentence each; never the secret."""
+    """Return a sentence for each secret that is missing or unusable, so that a receiver cannot be reached; never the secret."""
     found = []
     everyone = [(f"alerts.receivers: {name}", receiver.settings) for name, receiver in alerts.named.items()]
     if alerts.dead_man is not None:
@@ -160,7 +165,10 @@ def _secret_in_file(path: Path, name: str) -> str:
 
 
 def _missing(path: Path) -> str:
-    """A sentence that there is no such file. It shows the name only where it surely is one, and not the secret itself."""
+    """Return a sentence that there is no such file.
+
+    It shows the name only where it surely is one, and not the secret itself.
+    """
     for folder in path.parents:
         if folder.is_dir():
             rest = str(path.relative_to(folder))
@@ -171,8 +179,9 @@ def _missing(path: Path) -> str:
 
 
 def redact(text: object, secrets: Iterable[str] = ()) -> str:
-    """``text`` in one short line without ``secrets``, however they are encoded, nor anything else that has the form of one,
-    and with addresses cut at the host."""
+    """Return ``text`` in one short line without ``secrets``, however they are encoded, without anything else of that
+    form, and with addresses cut at the host.
+    """
     from ftsupervise.alerts.wording import one_line
 
     out = secrecy.masked(str(text)[:_LOOKED_THROUGH], [part for secret in secrets for part in _parts(secret)])
@@ -181,7 +190,9 @@ def redact(text: object, secrets: Iterable[str] = ()) -> str:
 
 
 def _parts(secret: str) -> list[str]:
-    """The parts of a secret that must not be shown, the longest first: libraries cut addresses and show the path alone."""
+    """Return the parts of a secret that must not be shown, the longest first: libraries cut addresses and show the path
+    alone.
+    """
     from urllib.parse import urlsplit
 
     parts = {secret, *secret.split()}
@@ -194,7 +205,7 @@ def _parts(secret: str) -> list[str]:
 
 
 def safe_address(url: str, what: str) -> str:
-    """``url`` if it may be used: https, or http to this very machine. Raises Broken."""
+    """Return ``url`` if it may be used: https, or http to this very machine. Raises Broken."""
     from urllib.parse import urlsplit
 
     parts = urlsplit(url)

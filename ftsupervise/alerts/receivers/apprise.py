@@ -1,4 +1,4 @@
-"""Everything else people use (Telegram, Matrix, ntfy, Teams …) through Apprise, an extra.
+"""Reaches all other services that people use (Telegram, Matrix, ntfy, Teams …) through Apprise, an extra.
 
 Apprise says only yes or no for each address, so every no is "try later"; an address it does not understand is broken.
 It remembers nothing and sleeps between requests to one service, which our own bound on a delivery covers.
@@ -23,7 +23,7 @@ except ImportError:  # an extra
 
 
 def send(parcel: Parcel, settings: Apprise) -> dict[str, str]:
-    """Taken when every address took it."""
+    """Send the message. It counts as taken when every address took it."""
     if apprise is None:
         raise Broken("Apprise is not installed; type: pip install 'ftsupervise[apprise]'")
     logging.getLogger("apprise").setLevel(logging.CRITICAL + 1)  # it logs addresses

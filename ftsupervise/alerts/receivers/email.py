@@ -1,9 +1,8 @@
-"""Mail. Built with EmailMessage, so no header can be injected; one SMTP conversation, every step bounded.
+"""Sends mail. It is built with EmailMessage, so no header can be injected; one SMTP conversation, every step bounded.
 
-Each recipient counts by itself: one that was put off (greylisting, a full mailbox) gets the mail later, the others not again.
-
-Follow-ups carry References and In-Reply-To, so an incident is one thread. The Message-ID is the dedup key: a mail that
-was sent twice because the first answer was lost is the same mail to every mailbox that drops duplicates.
+Each recipient counts by itself: one that was deferred (greylisting, a full mailbox) gets the mail later, the others not
+again. Follow-ups carry References and In-Reply-To, so an incident is one thread. The Message-ID is the dedup key: a
+mail that was sent twice because the first answer was lost is the same mail to every mailbox that drops duplicates.
 """
 
 from __future__ import annotations
@@ -23,11 +22,11 @@ if TYPE_CHECKING:
     from ftsupervise.config.alerting import Email
 
 
-PLAIN = 4000  # characters of a mail that was refused for what it said
+PLAIN = 4000  # characters of the server's words about a mail that it refused
 
 
 def compose(parcel: Parcel, settings: Email) -> EmailMessage:
-    """The mail as it will be sent."""
+    """Return the mail as it will be sent."""
     message = parcel.message
     seen: View = view(message, parcel.now, beside=parcel.beside)
     mail = EmailMessage()
@@ -48,7 +47,7 @@ def compose(parcel: Parcel, settings: Email) -> EmailMessage:
     if message.worst.word == "critical" and not seen.over:
         mail["Importance"] = "high"
     text = render("alert.text.j2", seen, own=parcel.templates)
-    if message.plain and len(text) > PLAIN:  # cut off, it would leave out the last of several
+    if message.plain and len(text) > PLAIN:  # if it were cut off, the last of several would be missing
         text = in_short(seen)
     mail.set_content(text, charset="utf-8")
     wanted = seen.day is not None if settings.html is None else settings.html
@@ -58,12 +57,14 @@ def compose(parcel: Parcel, settings: Email) -> EmailMessage:
 
 
 def _subject(text: str) -> str:
-    """One line, and no encoded word: the email package decodes "=?utf-8?q?=0ABcc:_x?=" and writes the line break out."""
+    """Return one line, with no encoded word: the email package decodes "=?utf-8?q?=0ABcc:_x?=" and writes the line
+    break out.
+    """
     return " ".join(text.split()).replace("=?", "= ?")
 
 
 def send(parcel: Parcel, settings: Email) -> dict[str, str]:
-    """Sent when the server said 250 after the last dot; what goes wrong after that is not a failure.
+    """Send the mail. It is sent when the server said 250 after the last dot; an error after that is not a failure.
 
     Raises Partly when some recipients have it and others are to be tried again.
     """
@@ -114,7 +115,7 @@ def send(parcel: Parcel, settings: Email) -> dict[str, str]:
 
 
 def post(mail: EmailMessage, settings: Email) -> str:
-    """Send a mail that tells of no alert, once. Returns the recipients that were refused, and why. Raises TryLater, Broken."""
+    """Send a mail that reports no alert, once. Returns the recipients that were refused, and why. Raises TryLater, Broken."""
     password = read_secret(settings, "password")
     try:
         refused = _converse(mail, settings, settings.to, password)
@@ -124,7 +125,7 @@ def post(mail: EmailMessage, settings: Email) -> str:
 
 
 def _converse(mail: EmailMessage, settings: Email, to: tuple[str, ...], password: str) -> dict[str, Any]:
-    """One SMTP conversation: the recipients that were refused. Raises what smtplib raises."""
+    """Hold one SMTP conversation and return the recipients that were refused. Raises what smtplib raises."""
     server = _connect(settings)
     try:
         if settings.user is not None:
@@ -161,11 +162,11 @@ def _leave(server: smtplib.SMTP) -> None:
 
 
 _LOGIN = (534, 535, 538)  # the password is wrong, or this way to log in is not allowed
-_CERTAIN = (550, 551, 553)  # there is no such sender, mailbox or name, and not merely something wrong on the way
+_CERTAIN = (550, 551, 553)  # there is no such sender, mailbox or name, and the error is no accident on the way
 
 
 def _refused(recipients: dict[str, Any], behind: tuple[str, ...], hidden: list[str]) -> Exception:
-    """No recipient took it. If one may take it later, it is tried again."""
+    """Raise the error for a mail that no recipient took. If one may take it later, it is tried again."""
     text = _answers(recipients.items(), hidden)
     codes = [code for code, _ in recipients.values()]
     if behind or any(not 500 <= code < 600 for code in codes):

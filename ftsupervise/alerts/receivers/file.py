@@ -18,7 +18,7 @@ def send(parcel: Parcel, settings: File) -> dict[str, str]:
     text = render("alert.text.j2", seen, own=parcel.templates)
     head = f"==== {stamp(parcel.message.created)}  {seen.title}  key {parcel.message.id}\n"
     try:
-        # never a FIFO or a file of another account: a message in it reaches no person
+        # never a FIFO or a file of another account: a message written there would reach no person
         fd = files.open_append(settings.path)
         try:
             data = f"{head}{text.strip()}\n\n".encode("utf-8", "replace")

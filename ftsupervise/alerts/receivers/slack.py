@@ -1,7 +1,7 @@
-"""Slack, through slack-sdk: Block Kit with a text fallback.
+"""Sends to Slack, through slack-sdk: Block Kit with a text fallback.
 
-With a bot token a post is edited when its alert is over, and what follows (repeats, escalations, the end) goes into
-its thread. An incoming webhook can do neither: it gets a post for each. Rate limits and outages are left to the outbox:
+With a bot token a post is edited when its alert is over, and later news (repeats, escalations, the end) go into its
+thread. An incoming webhook can do neither: it gets a post for each. Rate limits and outages are left to the outbox:
 slack-sdk's own retry handlers sleep in place, so they are switched off.
 """
 
@@ -46,7 +46,8 @@ _CHOKED = (
     "invalid_payload",
     "too_many_attachments",
 )
-# Slack's own words for what no second try changes. Any other answer may come from something between us and Slack.
+# Slack's own words for failures that no second try changes. Any other answer may come from something between us and
+# Slack.
 _FINAL = frozenset(
     {
         "account_inactive",
@@ -84,7 +85,7 @@ _SILENT = logging.Logger("ftsupervise.slack", logging.CRITICAL + 1)  # slack-sdk
 
 
 def send(parcel: Parcel, settings: Slack) -> dict[str, str]:
-    """Posted when Slack has answered ok. Receipt: ``ts`` and ``channel`` (with a token)."""
+    """Post the message. Slack must answer ok. Receipt: ``ts`` and ``channel`` (with a token)."""
     webhook, token = read_secret(settings, "webhook"), read_secret(settings, "token")
     try:
         return _by_webhook(parcel, settings, webhook) if webhook else _by_token(parcel, settings, token)
@@ -154,7 +155,7 @@ def _by_token(parcel: Parcel, settings: Slack, token: str) -> dict[str, str]:
 
 
 def _place(message: Message, posted: list[Message]) -> tuple[dict[str, str], dict[str, Any]]:
-    """(receipt of the post it answers to, options): news go to the channel, what follows up goes into the thread.
+    """Return (receipt of the post it answers to, options): news go to the channel, follow-ups into the thread.
 
     A thread notifies only its followers, so an escalation shows in the channel as well.
     """
@@ -166,7 +167,10 @@ def _place(message: Message, posted: list[Message]) -> tuple[dict[str, str], dic
 
 
 def _edit(client: Any, parcel: Parcel, post: Message, settings: Slack) -> None:
-    """The earlier post as it stands now. Doing it twice does no harm, so a crash half-way does none either."""
+    """Edit the earlier post to show its alerts as they are now.
+
+    Doing it twice does no harm, so neither does a crash half-way.
+    """
     now_over = {**parcel.over, **{n.alert_id: n.at for n in parcel.message.notices if n.reason in ENDS}}
     if not now_over.keys() & {n.alert_id for n in post.notices}:
         return
@@ -213,14 +217,14 @@ def _seconds(settings: Slack) -> Any:
 
 
 class _NoRedirect(HTTPRedirectHandler):
-    """urllib would carry the token to wherever it is sent."""
+    """Follows no redirect: urllib would carry the token to the new address."""
 
     def redirect_request(self, *args: Any, **kwargs: Any) -> None:
         return None
 
 
 def _once(request: Request, timeout: float, proxy: str | None) -> tuple[int, dict[str, str], str]:
-    """One request, no redirect, no second try, at most a megabyte of answer."""
+    """Make one request, with no redirect, no second try, and at most a megabyte of answer."""
     handlers: list[Any] = [_NoRedirect()]
     if proxy:
         handlers.append(ProxyHandler({"http": proxy, "https": proxy}))
@@ -232,7 +236,7 @@ def _once(request: Request, timeout: float, proxy: str | None) -> tuple[int, dic
 
 
 def compose(parcel: Parcel, settings: Slack, over: dict[str, datetime] | None = None) -> dict[str, Any]:
-    """``text`` and ``blocks`` within Slack's limits. ``over``: alerts in it that are over by now, since when."""
+    """Return ``text`` and ``blocks`` within Slack's limits. ``over``: alerts in it that are over by now, since when."""
     message = parcel.message
     seen = view(message, parcel.now, over=over or {}, beside=parcel.beside)
     loud = settings.mention and message.worst.word == "critical" and not seen.over and not over

@@ -1,4 +1,5 @@
-"""An HTTP POST to whatever takes one: our own JSON, PagerDuty Events v2, Alertmanager v2 (shapes are templates).
+"""Sends an HTTP POST to any service that takes one: our own JSON, PagerDuty Events v2, Alertmanager v2 (shapes are
+templates).
 
 PagerDuty takes one event for each alert, so a message of several is several requests; each carries the dedup key that
 joins trigger and resolve, so sending one twice is harmless. Redirects are not followed: they would carry the key along.
@@ -48,9 +49,10 @@ def retry_after(value: str | None, now: datetime) -> timedelta | None:
 
 
 def failure(status: int, why: str, after: str | None, now: datetime) -> Exception:
-    """The error that a status other than 2xx stands for. ``why`` has no secrets in it any more.
+    """Return the error that a status other than 2xx stands for. ``why`` has no secrets in it any more.
 
-    Only 410 says by itself that it is for good; a 401, 403 or 404 may come from a proxy or a server that is being set up.
+    Only 410 means by itself that it is for good; a 401, 403 or 404 may come from a proxy or a server that is being set
+    up.
     """
     text = f"HTTP {status}{': ' + why if why else ''}"
     if status == 429 or status >= 500 or status in (408, 425):
@@ -63,7 +65,7 @@ def failure(status: int, why: str, after: str | None, now: datetime) -> Exceptio
 
 
 def looks_like_a_page(body: str) -> bool:
-    """Is it a web page where a machine's answer belongs: a login or error page, with status 200?"""
+    """Return whether it is a web page where a machine's answer belongs: a login or error page, with status 200."""
     return body.lstrip("\ufeff \t\r\n").lower().startswith(("<!doctype html", "<html"))
 
 
@@ -72,7 +74,7 @@ _LARGEST = 512_000  # PagerDuty's own limit
 
 
 def send(parcel: Parcel, settings: Webhook) -> dict[str, str]:
-    """Taken when every request was answered with 2xx, and not with a web page."""
+    """Send the message. It counts as taken when every request was answered with 2xx, and not with a web page."""
     key = read_secret(settings, "key")
     url = str(settings.url) if settings.url is not None else read_secret(settings, "url")
     url = url or PAGERDUTY
@@ -99,7 +101,7 @@ def _action(item: Item) -> str:
 
 
 def _json(seen: View, settings: Webhook, parcel: Parcel, **more: Any) -> Any:
-    """The template's text as the JSON value it must be; what goes into it went through ``tojson``."""
+    """Return the template's text as the JSON value it must be; everything in it went through ``tojson``."""
     if settings.template is not None:
         text = render(settings.template.name, seen, own=settings.template.parent, kind="json", **more)
     else:
@@ -139,7 +141,7 @@ def _post(url: str, body: Any, bearer: str, settings: Webhook, parcel: Parcel) -
 
 
 def _cause(error: BaseException) -> str:
-    """The innermost reason: the outer ones of requests repeat the whole address."""
+    """Return the innermost reason: the outer ones of requests repeat the whole address."""
     while error.__cause__ or error.__context__:
         error = error.__cause__ or error.__context__ or error
     return getattr(error, "strerror", None) or str(error)

@@ -1,8 +1,8 @@
-"""Old checkpoints go before a disk is full, where the run allows it (``checkpoints.retain.before_full``).
+"""Removes old checkpoints before a disk is full, where the run allows it (``checkpoints.retain.before_full``).
 
-The watch does not wait for that: it starts ``ftsupervise checkpoints upkeep`` in the background, with a bound, and once an
-hour while the disk stays full or fills up again. Its rules are those of ``checkpoints.retain``, so nothing goes here that would
-not go at any other time.
+The watch does not wait for that: it starts ``ftsupervise checkpoints upkeep`` in the background, with a bound, and once
+an hour while the disk stays full or fills up again. Its rules are those of ``checkpoints.retain``, so nothing goes here
+that would not go at any other time.
 """
 
 from __future__ import annotations
@@ -20,13 +20,16 @@ from ftsupervise.watch.watchdogs import checkpoints
 if TYPE_CHECKING:
     from ftsupervise.watch import Look
 
-_LONGEST = 3600  # seconds that it may take
+_LONGEST = 3600  # seconds that it may take; seconds until it is started again
 _AGAIN = 3600.0  # seconds until it is started again
 
 
 def ask(look: Look, path: Path, memory: dict[str, Any], *, bad: bool) -> str:
-    """Words to add to a finding about ``path``: that old checkpoints are being removed, and since when; "" if none are.
-    ``memory`` is kept from check to check."""
+    """Return words to add to a finding about ``path``: that old checkpoints are being removed, and since when; "" if
+    none are.
+
+    ``memory`` is kept from check to check.
+    """
     if not bad or not _allowed(look, path):
         return ""
     now, started = look.now.timestamp(), float(memory.get("upkeep", 0.0))
@@ -41,7 +44,7 @@ def ask(look: Look, path: Path, memory: dict[str, Any], *, bad: bool) -> str:
 
 
 def _allowed(look: Look, path: Path) -> bool:
-    """Does the run allow it, and do its checkpoints lie on that file system?"""
+    """Return whether the run allows it, and whether its checkpoints lie on that file system."""
     retain = look.run.checkpoints.retain
     if retain is None or not retain.before_full:
         return False
@@ -51,7 +54,10 @@ def _allowed(look: Look, path: Path) -> bool:
 
 
 def _start(look: Look) -> None:
-    """In a session of its own, so that neither the end of this check nor a signal to it ends it half way. Raises OSError."""
+    """Start it in a session of its own, so that neither the end of this check nor a signal to it cuts it short.
+
+    Raises OSError.
+    """
     command = processes.own_command("checkpoints", "upkeep", "--quiet", str(look.rundir.root))
     subprocess.Popen(
         ["timeout", "--kill-after=60", str(_LONGEST), *command],

@@ -1,4 +1,4 @@
-"""Has the supervisor stopped the chain, because the same failure came again and again without progress? One alert says so."""
+"""Reports that the supervisor has stopped the chain, because the same failure came again and again without progress."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ftsupervise.truth import Health
 from ftsupervise.watch import Look
 
 WORDS = Words(
-    "Nothing trains. The members of the chain are kept, on hold, until a person has looked.",
+    "Nothing trains. The members of the chain stay in the queue, held, until a person has looked.",
     "ftsupervise status {run_dir}",
     "fix what failed, then: ftsupervise clear --brake {run_dir}",
     Severity.CRITICAL,

@@ -1,4 +1,4 @@
-"""Do checkpoints come when they should, whole and of the usual size? The run may look alive and save nothing."""
+"""Checks that checkpoints come when they should, whole and of the usual size: a run may look alive and save nothing."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ftsupervise.config.watchdogs import CheckpointsSection as Settings
     from ftsupervise.watch import Look
 
-# The checkpoints that are there: how large, how often, how fresh. Sizes are remembered, so that a tree of a hundred
+# The checkpoints that exist: how large, how often, how fresh. Sizes are remembered, so that a tree of a hundred
 # thousand files is walked once and not at every tick.
 
 _GOOD = (CheckpointState.VERIFIED.value, CheckpointState.COMPLETE.value)
@@ -46,12 +46,12 @@ class Written:
 
 
 def folder_of(look: Look) -> Path:
-    """Where the run writes its checkpoints."""
+    """Return the folder in which the run writes its checkpoints."""
     return look.run.checkpoints.path or look.rundir.checkpoints
 
 
 def written(look: Look, memory: dict[str, Any], *, newest: int = 4) -> tuple[Written, ...] | Missing | NotSeen:
-    """The ``newest`` checkpoints with their sizes and all others without, oldest first. ``memory`` keeps the sizes."""
+    """Return the ``newest`` checkpoints with their sizes and all others without, oldest first. ``memory`` keeps the sizes."""
     pattern, folder = look.run.checkpoints.pattern, folder_of(look)
     got = look.probe.listing(folder, most=5000)
     if not isinstance(got, Listing):
@@ -73,7 +73,7 @@ def written(look: Look, memory: dict[str, Any], *, newest: int = 4) -> tuple[Wri
 
 
 def _measure(look: Look, folder: Path, entry: Entry, before: list[Any] | None, sizes: dict[str, list[Any]]) -> None:
-    """Walk one; it is settled when two walks at two checks gave the same."""
+    """Walk one checkpoint; it is settled when two walks at two checks gave the same."""
     tree = look.probe.tree(folder / entry.name)
     if isinstance(tree, Tree) and not tree.more:
         same = before is not None and before[1:3] == [tree.size, tree.files]
@@ -106,25 +106,25 @@ def usual_cadence(ones: tuple[Written, ...]) -> float | None:
 
 WORDS = {
     "age": Words(
-        "When the run fails now, all that time is trained again.",
+        "If the run fails now, all that time must be trained again.",
         "ls -lt {folder}",
-        "ftsupervise save, and see whether one comes",
+        "ftsupervise save, and see whether a checkpoint appears",
     ),
     "size": Words(
         "The run may not be able to go on from it.",
         "ls -lt {folder}",
-        "keep the one before it; look into the log of the save",
+        "keep the previous one; look at the log of the save",
         Severity.CRITICAL,
     ),
     "whole": Words(
-        "The run would lose the steps since the checkpoint before it.",
+        "The run would lose the steps since the previous checkpoint.",
         "ftsupervise checkpoints verify {run_dir}",
-        "look into the log of the save, and at the disk",
+        "look at the log of the save, and at the disk",
     ),
     "save": Words(
-        "The loop trains on, and what it trained since the checkpoint before is not saved.",
+        "The loop trains on, but nothing since the previous checkpoint is saved.",
         "ls -lt {folder}",
-        "look into the log of the save, and at the disk; then ftsupervise save",
+        "look at the log of the save, and at the disk; then ftsupervise save",
     ),
 }
 
@@ -144,7 +144,7 @@ def check(look: Look, settings: Settings) -> Iterator[Finding]:
 
 
 def _saves(look: Look, now: float) -> Iterator[Finding]:
-    """The guard's report on saves in the background; no finding where the loop makes none."""
+    """Report what the guard says about saves in the background; no finding where the loop makes none."""
     beats, blind = newest_beats(look, now)
     told = [(beat.rank, beat.facts[SAVE_FAILED]) for beat, _ in beats if SAVE_FAILED in beat.facts]
     if blind and look.memory.get("background"):
@@ -162,7 +162,7 @@ def _saves(look: Look, now: float) -> Iterator[Finding]:
 
 
 def _age(look: Look, settings: Settings, ones: tuple[Written, ...], now: float) -> Finding:
-    """Against the declared or the usual cadence; the time the run spent waiting in the queue does not count."""
+    """Judge the age by the declared or the usual cadence; the time the run spent waiting in the queue does not count."""
     at_work = look.jobs is None or any(job.state in AT_WORK for job in look.jobs)
     spent, before = look.memory.get("at_work", 0.0), look.memory.get("looked")
     newest = ones[-1] if ones else None
@@ -201,13 +201,15 @@ def _size(look: Look, settings: Settings, ones: tuple[Written, ...], now: float)
         wrong.append(f"has empty files ({', '.join(newest.empty[:3])})")
     text = " and ".join(wrong) if wrong else f"is {show_size(newest.size)}"
     if wrong and young:
-        text += f", but may still be written ({show_duration(now - newest.mtime)} old)"
+        text += f", but may not be complete yet ({show_duration(now - newest.mtime)} old)"
     return _finding(look, "size", bool(wrong) and not young, f"checkpoint {newest.name} {text}")
 
 
 def _whole(look: Look, settings: Settings, ones: tuple[Written, ...], now: float) -> Iterator[Finding]:
-    """Is the newest one what was committed, and if not, from which one would the run go on? Nothing is said of a run whose
-    checkpoints have no manifest and no sign of their own."""
+    """Check that the newest checkpoint is the one that was committed, and if not, from which one the run would go on.
+
+    Nothing is said of a run whose checkpoints have no manifest and no sign of their own.
+    """
     seen = _verdicts(look, ones[-1])
     if isinstance(seen, str):
         yield _finding(look, "whole", None, seen)
@@ -227,12 +229,12 @@ def _whole(look: Look, settings: Settings, ones: tuple[Written, ...], now: float
     old = _too_old(good, settings, ones, now) if good else ""
     rest += f", and none newer was good for {old}" if old else ""
     severity = Severity.WARNING if good and not old else Severity.CRITICAL
-    text = f"checkpoint {wrong}; {rest}" if settled else f"the newest checkpoint may still be written; {rest}"
+    text = f"checkpoint {wrong}; {rest}" if settled else f"the newest checkpoint may not be complete yet; {rest}"
     yield _finding(look, "whole", None if blind and settled else bool(settled), text, severity=severity)
 
 
 def _too_old(good: dict[str, Any], settings: Settings, ones: tuple[Written, ...], now: float) -> str:
-    """The age of the newest good one where ``late`` newer ones have come and none is good; "" where that is not so."""
+    """Return the age of the newest good one where ``late`` newer ones have come and none is good; "" otherwise."""
     at = next((one.mtime for one in ones if one.name == Path(good["path"]).name), None)
     if at is None or sum(one.mtime > at for one in ones) < settings.late:
         return ""
@@ -240,7 +242,7 @@ def _too_old(good: dict[str, Any], settings: Settings, ones: tuple[Written, ...]
 
 
 def _settled(one: dict[str, Any], ones: tuple[Written, ...], settings: Settings, now: float) -> bool:
-    """Has there been time enough to write it?"""
+    """Return whether there has been time enough to write it."""
     name = Path(one["path"]).name
     return all(now - each.mtime >= settings.settle.total_seconds() for each in ones if each.name == name)
 
@@ -250,8 +252,10 @@ def _says_nothing(one: dict[str, Any]) -> bool:
 
 
 def _verdicts(look: Look, newest: Written) -> list[dict[str, Any]] | str:
-    """The verdicts by sizes, newest first, up to the first good one; a sentence where there are none. Asked again when there is
-    a newer one, and now and then."""
+    """Return the verdicts by sizes, newest first, up to the first good one; a sentence where there are none.
+
+    They are asked for again when there is a newer checkpoint, and now and then.
+    """
     known = look.memory.get("verdicts", {})
     asked = look.now.timestamp()
     if known.get("of") == [newest.name, newest.mtime] and 0 <= asked - known.get("at", 0.0) < _AGAIN:
@@ -259,14 +263,14 @@ def _verdicts(look: Look, newest: Written) -> list[dict[str, Any]] | str:
     folder, pattern, root = folder_of(look), look.run.checkpoints.pattern, str(look.rundir.root)
     got = look.probe.call(folder, "checkpoints.find:sizes_back", str(folder), pattern, root, bound=VERIFY_WITHIN)
     if isinstance(got, (Missing, NotSeen)):
-        return got.sentence if isinstance(got, NotSeen) else "checkpoints cannot be verified: their folder has gone"
+        return got.sentence if isinstance(got, NotSeen) else "checkpoints cannot be verified: their folder is gone"
     seen = [_plain_verdict(*one) for one in got]
     look.memory["verdicts"] = {"of": [newest.name, newest.mtime], "at": asked, "seen": seen}
     return seen
 
 
 def _plain_verdict(path: str, state: str, wrong: list[str], manifest: bool, error: int) -> dict[str, Any]:
-    """As it is kept in the watchdog's memory; the names in it are another's text."""
+    """Return the verdict in the form in which the watchdog remembers it; the names in it are another's text."""
     texts = [as_text(text) for text in wrong]
     return {"path": as_text(path), "state": state, "wrong": texts, "manifest": manifest, "error": error}
 

@@ -1,4 +1,6 @@
-"""Is there room: bytes, inodes, quota, and for how many hours and checkpoints? And does the storage answer at all?"""
+"""Checks the room on file systems (bytes, inodes, quota, and for how many hours and checkpoints), and that they answer
+at all.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,8 @@ if TYPE_CHECKING:
     from ftsupervise.watch import Look
 
 _STALE = 1800.0  # seconds; file systems have been seen to update their figures every half hour
-ACCEPTED_AFTER = 86_400.0  # seconds: then another file system at the same place is the one that belongs there
+# seconds after which another file system at the same place is taken for the one that belongs there
+ACCEPTED_AFTER = 86_400.0
 _HOSTS = 64  # remembered
 
 
@@ -65,7 +68,7 @@ class Limit(NamedTuple):
 
 
 class WatchedPath:
-    """One path that *disk* watches, at one check. ``memory``: what was seen of it before."""
+    """One path that *disk* watches, at one check. ``memory``: what earlier checks saw of it."""
 
     def __init__(self, look: Look, settings: Settings, path: Path, memory: dict[str, Any]) -> None:
         self.look, self.settings, self.path, self.memory = look, settings, path, memory
@@ -84,7 +87,7 @@ class WatchedPath:
         if isinstance(mount, Mount):
             yield from self._mount(mount)
             if not self.trusted:
-                yield from self._unknown("not seen: what is watched is not mounted")
+                yield from self._unknown("not seen: the watched file system is not mounted")
                 return
         rest = left(space.total, space.used, space.inodes, space.inodes_free, self.settings.usable)
         late = self._late(space.used)
@@ -114,16 +117,16 @@ class WatchedPath:
 
     # ---------------------------------------------------------------------------------------------------------- mount
 
-    # A mount that is gone leaves an empty directory behind, with all the room of the disk beneath it: figures that would call
-    # a full file system fine. So what was mounted there is remembered, and the figures of anything else say nothing about it.
+    # A mount that is gone leaves an empty directory behind, with all the room of the disk beneath it: figures that
+    # would call a full file system fine. So the mount is remembered, and the figures of any other say nothing about it.
 
     @property
     def trusted(self) -> bool:
-        """Are the figures those of the file system that is watched?"""
+        """Return whether the figures are those of the watched file system."""
         return not self.memory.get("lost", False)
 
     def _mount(self, now: Mount) -> Iterator[Finding]:
-        """A finding if another file system lies there than before, or no longer does. ``trusted`` says which it was."""
+        """Yield a finding if another file system is mounted there than before, or none. ``trusted`` says which it was."""
         memory = self.memory
         hosts: dict[str, list[str]] = memory.setdefault("mounts", {})
         before = _before(hosts, now)
@@ -135,7 +138,7 @@ class WatchedPath:
             return
         if _beneath(before, now):
             memory["lost"] = True
-            text = f"{self.path} is not mounted: {_words(before)} is gone, and what is seen there now is {_words(now)}"
+            text = f"{self.path} is not mounted: {_words(before)} is gone, and {_words(now)} is in its place"
             yield self.finding("mount", Level.CRITICAL, text, "not mounted", point=before.point)
             return
         if self.now - memory.setdefault("other_since", self.now) > ACCEPTED_AFTER:
@@ -151,7 +154,7 @@ class WatchedPath:
     # -------------------------------------------------------------------------------------------------------- judging
 
     def _level(self, subject: str, *limits: Limit) -> Level:
-        """The worst of ``limits``; it is remembered."""
+        """Return the worst level of ``limits``, which is remembered."""
         levels: dict[str, int] = self.memory.setdefault("levels", {})
         was = Level(levels.get(subject, 0))
         found = max((limit.level(was) for limit in limits), default=Level.FINE)
@@ -224,7 +227,7 @@ class WatchedPath:
         return checkpoints.usual_size(ones)
 
     def _late(self, used: int) -> str:
-        """Words if the figures stand still although checkpoints were written since."""
+        """Return words if the figures stand still although checkpoints were written since."""
         if self.memory.get("used") != used:
             self.memory.update(used=used, same_since=self.now)
             return ""
@@ -232,12 +235,16 @@ class WatchedPath:
         newest = self.memory.get("newest")
         if since < _STALE or newest is None or newest < self.memory["same_since"] + 60:
             return ""
-        return f" (as of {show_duration(since)} ago: the figures stand still although checkpoints were written since)"
+        return (
+            f" (as of {show_duration(since)} ago: the figures have not changed although checkpoints were written since)"
+        )
 
 
 def _before(hosts: dict[str, list[str]], now: Mount) -> Mount | None:
-    """The mount that this host had there. On a host that checks for the first time it may be another, but not one beneath the
-    mount of all others."""
+    """Return the mount that this host had there.
+
+    On a host that checks for the first time it may be another, but not one beneath the mount of all others.
+    """
     mine = hosts.get(os.uname().nodename)
     if mine is not None:
         return Mount(*mine)
@@ -260,7 +267,7 @@ def _same(before: Mount, now: Mount) -> bool:
 
 
 def _beneath(before: Mount, now: Mount) -> bool:
-    """Is ``now`` what one sees when ``before`` is not mounted?"""
+    """Return whether ``now`` is what one sees when ``before`` is not mounted."""
     return before.point != now.point and before.point.startswith(now.point.rstrip("/") + "/")
 
 

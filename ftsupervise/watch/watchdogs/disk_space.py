@@ -1,6 +1,8 @@
-"""Judges whether too little is left on a file system, now or soon; then the same by a site's own quota command.
+"""Judges whether too little space is left on a file system, now or soon, and judges a site's own quota command in the
+same way.
 
-The judging is pure: bytes, seconds and shares in, a level out. A quota command has a bound, and its output is not trusted.
+The judging is pure: bytes, seconds and shares in, a level out. A quota command has a bound, and its output is not
+trusted.
 """
 
 from __future__ import annotations
@@ -41,8 +43,12 @@ class Level(IntEnum):
 def level(
     value: float, warning: float | None, critical: float | None, *, rising: bool, was: Level, margin: float
 ) -> Level:
-    """Which limit ``value`` is beyond. ``rising``: large values are bad. A limit once passed is left only ``margin`` back
-    from it, so that a value that plays around a limit is notified once. Beyond the critical one counts as beyond both."""
+    """Return which limit ``value`` is beyond; a value beyond the critical one is beyond both. ``rising``: large values
+    are bad.
+
+    A limit once passed is left only ``margin`` back from it, so that a value that hovers around a limit is notified
+    once.
+    """
 
     def beyond(limit: float | None, passed: bool) -> bool:
         if limit is None:
@@ -76,7 +82,7 @@ def left(total: int, used: int, inodes: int, inodes_free: int, usable: float) ->
 
 
 def remember(samples: Sequence[Sample], at: float, value: float) -> list[Sample]:
-    """``samples`` with one more, at most 48 over three days: when there are too many, every other one goes."""
+    """Return ``samples`` with one more, at most 48 over three days: when there are too many, every other one goes."""
     kept = [(t, v) for t, v in samples if at - _WINDOW <= t < at]
     apart = max(_APART, (at - kept[0][0]) / _MOST if kept else 0.0)
     if kept and at - kept[-1][0] < apart * 0.9:
@@ -86,9 +92,10 @@ def remember(samples: Sequence[Sample], at: float, value: float) -> list[Sample]
 
 
 def slope(samples: Sequence[Sample]) -> float | None:
-    """Growth per second: the median over all pairs of samples, which single jumps (a checkpoint, a clean-up) do not bend.
+    """Growth per second: the median over all pairs of samples, which single jumps (a checkpoint, a clean-up) do not
+    bend.
 
-    None while there are too few of them, over too short a time, to say.
+    None while the samples are too few, or too close together, to tell.
     """
     if len(samples) < _ENOUGH or samples[-1][0] - samples[0][0] < _LONG_ENOUGH:
         return None
@@ -98,7 +105,9 @@ def slope(samples: Sequence[Sample]) -> float | None:
 
 @dataclass(frozen=True)
 class Forecast:
-    """``seconds`` until nothing is left, None if it does not fill; ``checkpoints`` it has room for; and on what grounds."""
+    """``seconds`` until nothing is left (None: it does not fill), the number of ``checkpoints`` that still fit, and the
+    grounds for it.
+    """
 
     seconds: float | None
     rate: float  # bytes per second
@@ -125,7 +134,7 @@ def span_words(samples: Sequence[Sample]) -> str:
     return show_duration(samples[-1][0] - samples[0][0]) if samples else "nothing"
 
 
-# The words about a file system: for *disk*, for its mount and for its quota.
+# The words of findings about a file system: those of *disk*, of its mount and of its quota.
 
 _FREE = "free some space, move old checkpoints away, or ask for more quota"
 _MOUNT = "findmnt -T {path}"
@@ -133,19 +142,19 @@ WORDS = {
     "there": Words("", "df -h {path}", _FREE),
     "missing": Words("", "df -h {path}", "is it mounted? mkdir it otherwise"),
     "hung": Words(
-        "All processes that read or write there wait, the training too. Nothing else is known about it.",
+        "All processes that read or write there hang, the training included. Nothing else is known about it.",
         "df -h {path}",
         "tell your storage people; ls of it may hang your shell",
     ),
     "space": Words(
-        "A checkpoint that does not fit ends the run, and the half of it that was written is worth nothing.",
+        "A checkpoint that does not fit ends the run, and the half that was written is useless.",
         "df -h {path}",
         _FREE,
     ),
     "inodes": Words(
         "No new file can be made when they run out, however much space is left.",
         "df -i {path}",
-        "remove what has many small files: caches, old environments, unpacked archives",
+        "remove directories with many small files: caches, old environments, unpacked archives",
     ),
     "forecast": Words("The run ends when a checkpoint does not fit any more.", "df -h {path}", _FREE),
     "quota": Words("", "{command}", _FREE),
@@ -158,9 +167,9 @@ WORDS = {
     ),
     "other mount": Words(
         "Nothing is known about the file system that was watched there. "
-        "The new one is watched instead when it has been there for {patience}.",
+        "The new one is watched instead once it has been there for {patience}.",
         _MOUNT,
-        "mount the right one, or wait if this is meant to be so",
+        "mount the right one, or wait if the change is intended",
     ),
 }
 
@@ -168,9 +177,10 @@ WORDS = {
 def finding(
     look: Look, path: Path, subject: str, found: Level | None, summary: str, words: str = "", **more: str
 ) -> Finding:
-    """``found`` None: could not see. The severity of what is fine is the one it would have at its worst.
+    """Build a finding; ``found`` is None where it could not be seen.
 
-    ``words``: the line of the table, if it is not ``subject``; ``more``: names in it, and parts of the finding.
+    The severity of a good finding is the one that it would have at its worst. ``words``: the line of the table, if it
+    is not ``subject``; ``more``: names in it, and parts of the finding.
     """
     parts = {name: more.pop(name) for name in ("value", "limit", "detail") if name in more}
     return look.finding(
@@ -203,7 +213,7 @@ class Figures:
 
 
 def parse_quota(text: str, settings: Quota) -> Figures:
-    """The figures in the output of a quota command. Raises ValueError with a sentence."""
+    """Return the figures in the output of a quota command. Raises ValueError with a sentence."""
     pattern = _LFS if settings.format == "lfs" else re.compile(settings.pattern or "")
     match = pattern.search(text)
     if match is None:

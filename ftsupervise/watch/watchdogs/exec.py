@@ -1,4 +1,6 @@
-"""Any Nagios plug-in as a watchdog: exit 0 fine, 1 warning, 2 critical, anything else, no end, no program: not seen."""
+"""Runs any Nagios plug-in as a watchdog: exit 0 is fine, 1 a warning, 2 critical; anything else, no end or no program
+is unknown.
+"""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ def _one(look: Look, host: str, one: GpuState, settings: Settings) -> Iterator[F
 
 
 def _idle(look: Look, host: str, one: GpuState, bound: float) -> Finding:
-    """Without work for long although a job of the run is at work on this node."""
+    """Yield a finding for each GPU without work for long although a job of the run is at work on this node."""
     since: dict[str, Any] = look.memory.setdefault("idle", {})
     now, key = look.now.timestamp(), f"{host} {one.index}"
     job = next((job for job in look.jobs or () if job.state is JobState.RUNNING and host in job.nodes), None)
@@ -98,7 +98,9 @@ def _idle(look: Look, host: str, one: GpuState, bound: float) -> Finding:
 
 
 def _xid(look: Look, host: str) -> Iterator[Finding]:
-    """XID errors in the kernel's log, where this account may read it; the ring buffer forgets, and so does the finding."""
+    """Count XID errors in the kernel's log, where this account may read it; the ring buffer forgets, and so does the
+    finding.
+    """
     ran = look.probe.run(["dmesg"], bound=10, most=4_000_000)
     if not isinstance(ran, Ran) or ran.code:
         return
@@ -110,7 +112,7 @@ def _xid(look: Look, host: str) -> Iterator[Finding]:
 
 
 def _finding(look: Look, host: str, subject: str, bad: Severity | None, summary: str, *, limit: str = "") -> Finding:
-    """``bad`` None: could not see; INFO: fine."""
+    """Build a finding. ``bad`` is None where it could not be seen; INFO: it is good."""
     health, words = Health.of(None if bad is None else bad > Severity.INFO), WORDS[subject.split()[-1]]
     return look.finding(f"{host} {subject}", health, summary, words, severity=bad or Severity.WARNING, limit=limit)
 
@@ -139,7 +141,7 @@ class GpuState:
 
 
 def ask(probe: Probe, *, bound: float = 20.0) -> tuple[GpuState, ...] | str:
-    """The GPUs of this node; a sentence if they cannot be asked. Bounded."""
+    """Ask for the GPUs of this node; returns a sentence if they cannot be asked. Bounded."""
     ran = probe.run(processes.own_command(module=__name__), bound=bound, most=1_000_000)
     if not isinstance(ran, Ran) or ran.late:
         return "NVML does not answer: the driver hangs" if isinstance(ran, Ran) else "NVML cannot be asked here"
@@ -153,7 +155,7 @@ def ask(probe: Probe, *, bound: float = 20.0) -> tuple[GpuState, ...] | str:
 
 
 def read() -> tuple[GpuState, ...] | str:
-    """The answer for ``ask``, in this process and unbounded."""
+    """Read the answer for ``ask``, in this process and unbounded."""
     try:
         import pynvml  # type: ignore[import-untyped, import-not-found, unused-ignore]
     except ImportError:

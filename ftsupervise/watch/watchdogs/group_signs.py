@@ -1,6 +1,6 @@
-"""The replica groups, for *is-running*: do enough of them run, and is one of them away for long?
+"""Judges the replica groups for *is-running*: do enough of them run, and has one been away for long?
 
-The table is written every few seconds by the process that starts the groups. Where it is old, nothing is known of them now.
+The table is written every few seconds by the process that starts the groups. An old table says nothing about them now.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 _FRESH = timedelta(minutes=2)
 _STATUS = "ftsupervise status {run_dir}"
 _QUORUM = Words(
-    "No group trains until enough of them run. They go on by themselves then.",
+    "No group trains until enough of them run; then they go on by themselves.",
     _STATUS,
-    "find out why the others are away: the lines of each group in the status",
+    "find out why the others are away: the status has a line for each group",
     Severity.CRITICAL,
 )
 _AWAY = Words(
@@ -34,8 +34,11 @@ _AWAY = Words(
 
 
 def group_findings(look: Look, away_for: timedelta, *, over: bool, runs: bool) -> Iterator[Finding]:
-    """None where the run has no groups, or its table is old because no job runs: *is-running* tells that. ``over``: the run
-    need not run at all. ``runs``: a job of it does, or may."""
+    """Yield nothing where the run has no groups, or where its table is old because no job runs: *is-running* reports
+    that.
+
+    ``over``: the run need not run at all. ``runs``: a job of it does, or may.
+    """
     table = read_table(look.rundir)
     if table is None:
         return
@@ -43,7 +46,7 @@ def group_findings(look: Look, away_for: timedelta, *, over: bool, runs: bool) -
         if not runs:
             return
         since = show_duration(abs((look.now - table.at).total_seconds()))
-        yield look.finding("quorum", Health.UNKNOWN, f"nothing was heard of the groups for {since}", _QUORUM)
+        yield look.finding("quorum", Health.UNKNOWN, f"there has been no news of the groups for {since}", _QUORUM)
         return
     yield _quorum(look, table, over=over)
     for group in table.groups:
@@ -51,7 +54,7 @@ def group_findings(look: Look, away_for: timedelta, *, over: bool, runs: bool) -
 
 
 def _quorum(look: Look, table: GroupTable, *, over: bool) -> Finding:
-    text = f"{table.running} of {table.wanted} groups run, at least {table.least} have to"
+    text = f"{table.running} of {table.wanted} groups run, at least {table.least} must"
     bad = table.below is not None and not over
     unsure = not over and not bad and table.running < table.least <= table.running + table.unknown
     health = Health.UNKNOWN if unsure else Health.of(bad)

@@ -1,7 +1,8 @@
-"""Does the run make progress? Hung only if every sign of it stands still for longer than this run's own past allows.
+"""Checks that the run makes progress. It hangs only if every sign of it stands still for longer than this run's own
+past allows.
 
-A job that waits in the queue, is completing or suspended, or whose kill switch is up, is not hung. What could not be seen
-(the storage, the queue) makes the answer unknown, never "hung" and never "fine".
+A job that waits in the queue, is completing or suspended, or whose kill switch is up, does not hang. Where the storage
+or the queue could not be seen, the answer is unknown, never "hung" and never "fine".
 """
 
 from __future__ import annotations
@@ -36,12 +37,12 @@ if TYPE_CHECKING:
     from ftsupervise.config.watchdogs import Hang as Settings
     from ftsupervise.watch import Look
 
-_KEEP = 100  # pauses and step times remembered
+_KEEP = 100  # pauses and step times that are remembered
 _CHECK = "ftsupervise check hang {run_dir}"
 WORDS = Words(look=_CHECK, severity=Severity.CRITICAL)
 UNSEEN = WORDS._replace(do="use the guard in the training loop, or name the log: watch.hang.log")
 HUNG = Words(
-    "The job holds its nodes and trains nothing. A kill or save switch is not heard by a loop that stands still.",
+    "The job holds its nodes and trains nothing. A loop that stands still does not see a kill or save switch.",
     _CHECK + "; py-spy dump on a node of squeue -j {job}",
     "scancel {job}  (the next member of the chain goes on from the last checkpoint)",
     Severity.CRITICAL,
@@ -70,7 +71,7 @@ def check(look: Look, settings: Settings) -> Iterator[Finding]:
 
 
 def _at_rest(look: Look, settings: Settings) -> str:
-    """Why the run need not make progress now; "" if it must."""
+    """Return why the run need not make progress now; "" if it must."""
     if look.jobs is not None and not any(job.state in AT_WORK for job in look.jobs):
         for job in look.jobs:
             if job.state in _RESTING:
@@ -81,12 +82,15 @@ def _at_rest(look: Look, settings: Settings) -> str:
         return "the run has finished"
     since = _kill_switch_age(look)
     if since is not None and since < settings.kill_within.total_seconds():
-        return f"the kill switch is up since {show_duration(since)}: the run is leaving"
+        return f"the kill switch has been up for {show_duration(since)}: the run is leaving"
     return ""
 
 
 def _kill_switch_age(look: Look) -> float | None:
-    """Seconds since the kill switch went up. The directory is listed anew: a look-up may be answered from a cache."""
+    """Return the seconds since the kill switch went up.
+
+    The directory is listed anew: a look-up may be answered from a cache.
+    """
     listing = look.probe.listing(look.rundir.switches, most=1000)
     if not isinstance(listing, Listing):
         return None
@@ -120,9 +124,10 @@ def _past(memory: dict[str, Any]) -> ProgressHistory:
 
 
 def _learn(look: Look, signs: Signs, verdict: StallVerdict) -> None:
-    """A pause at the last check that is over now was a healthy one, if it was not called a hang by then.
+    """Learn from a pause that is over now: it was a healthy one, if it was not called a hang by the last check.
 
-    A pause counts for no longer than the checks saw it: the memory errs to the short side, and the bounds make up for it.
+    A pause counts for no longer than the checks saw it: the memory errs to the short side, and the bounds make up for
+    it.
     """
     memory = look.memory
     now = look.now.timestamp()
@@ -140,7 +145,7 @@ def _learn(look: Look, signs: Signs, verdict: StallVerdict) -> None:
 
 
 def _learn_step_time(memory: dict[str, Any], step: int | None, at: float, phase: str) -> None:
-    """The mean time of the steps since the last check, from where to where the step number moved."""
+    """Learn the mean time of the steps since the last check, over the interval in which the step number moved."""
     pace = memory.get("pace")
     if step is None:
         return
@@ -190,7 +195,7 @@ def _hung(look: Look, signs: Signs, verdict: StallVerdict, job: Job | None, summ
     doing = f" in phase {verdict.phase}" if verdict.phase not in (TRAIN, UNTOLD) else ""
     switch = _kill_switch_age(look)
     if switch is not None:
-        summary += f"; the kill switch is up for {show_duration(switch)} and it cannot see it"
+        summary += f"; the kill switch has been up for {show_duration(switch)}, and the loop does not see it"
     stands = [f"  {signal.name}: {signal.words}, {show_duration(signal.age or 0)} ago" for signal in signs.signals]
     return look.finding(
         "progress",
@@ -206,7 +211,7 @@ def _hung(look: Look, signs: Signs, verdict: StallVerdict, job: Job | None, summ
 
 
 def _laggards(signs: Signs) -> list[str]:
-    """The ranks furthest behind, or longest silent: where to look first."""
+    """Return the ranks furthest behind, or silent for longest: the first ones to look at."""
     slowest = sorted(signs.beats, key=lambda pair: (pair[0].step if pair[0].step is not None else -1, -pair[1]))
     return [
         f"  rank {beat.rank} on {beat.host} (pid {beat.pid}): step {beat.step}, phase {beat.phase}, "

@@ -1,4 +1,4 @@
-"""Is a job of the run in the queue, running or able to run one day? And does a successor wait behind it?
+"""Checks that a job of the run is in the queue, running or able to run one day, and that a successor waits behind it.
 
 PENDING is not health: a job whose dependency can never be satisfied, that is held, or whose request no node can meet
 waits for ever and looks alive. An unanswered squeue is neither "running" nor "gone".
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from ftsupervise.config.watchdogs import IsRunning as Settings
     from ftsupervise.watch import Look
 
-# Slurm's reason (squeue(1), JOB REASON CODES, and what it writes in place of one, as ``reason_word`` has it) -> what it means,
-# and what to do about it. None of these ends by waiting.
+# Slurm's reason (squeue(1), JOB REASON CODES, and the text that it writes in place of one, as ``reason_word`` returns
+# it) -> its meaning, and what to do about it. None of these ends by waiting.
 NEVER = {
     "DependencyNeverSatisfied": ("it waits for a job that failed or is gone", "scancel it and launch again"),
     "JobHeldUser": ("its owner has put it on hold", "scontrol release JOBID"),
@@ -135,14 +135,14 @@ def _job(look: Look, jobs: tuple[Job, ...], settings: Settings) -> Finding:
 
 
 def _may_run(look: Look) -> bool:
-    """False where the queue has no job of the run that runs, and its newest attempt does not run here."""
+    """Return False where the queue has no running job of the run, and its newest attempt does not run here."""
     if look.jobs is None or any(not job.state.waiting and not job.state.ended for job in look.jobs):
         return True
     return bool(look.attempts) and lives_here(look.attempts[-1])
 
 
 def _over(look: Look) -> str:
-    """Why there need not be a job: the run is finished, or a person or the brake has stopped it."""
+    """Return why no job is needed: the run is finished, or a person or the brake has stopped it; "" if one is."""
     if look.rundir.finished.exists():
         return "the run has finished"
     switch = read_switch(look.rundir, KILL)
@@ -155,12 +155,14 @@ def _over(look: Look) -> str:
 
 
 def _switches(look: Look) -> Iterator[Finding]:
-    """A file in a switch's place that is not obeyed: its author believes that the run stops, or saves, and it does not."""
+    """Yield a finding for each file in a switch's place that is not obeyed: its author believes that the run will stop
+    or save.
+    """
     for name, wish in ((KILL, "stop"), (SAVE, "save")):
         switch = read_switch(look.rundir, name)
         if switch.health is Health.UNKNOWN:
             continue  # not launched yet, or storage that does not answer, which has an alert of its own
-        text = switch.problem or f"nothing odd in the place of the {name}"
+        text = switch.problem or f"no stray file in the place of the {name}"
         names = {"wish": wish, "verb": name.partition("-")[0], "switches": shlex.quote(str(look.rundir.switches))}
         yield look.finding(name, Health.of(bool(switch.problem)), text, WORDS["switch"], names=names)
 
@@ -204,7 +206,10 @@ def _waiting(look: Look, waiting: list[Job], bound: timedelta | None) -> Finding
 
 
 def _reason(job: Job) -> str:
-    """The reason in the spelling of ``_NEVER``. Some have more behind a comma or a colon: the nodes, the plugin's words."""
+    """Return the reason in the spelling of ``_NEVER``.
+
+    Some reasons have more behind a comma or a colon: nodes, a plugin's words.
+    """
     return reason_word(re.split("[,:]", job.reason, maxsplit=1)[0]).lower()
 
 
@@ -215,7 +220,8 @@ def _never_starts(job: Job) -> bool:
 def _successor(look: Look, jobs: tuple[Job, ...]) -> Finding:
     """When the last member of the chain runs, no job takes over after it."""
     waiting = sum(array_size(job.id) for job in jobs if job.state.waiting and not _never_starts(job))
-    left = (JobState.COMPLETING,)  # a job that is leaving is no longer to be replaced; "gone" is the next finding
+    # a job that is leaving needs no successor any more; the next finding says that it is gone
+    left = (JobState.COMPLETING,)
     running = next((j for j in jobs if not (j.state.waiting or j.state.ended or j.state in left)), None)
     if look.run.launch.jobs < 2 or waiting or running is None or _over(look):
         text = f"{waiting} waiting to take over" if waiting else "no successor needed"

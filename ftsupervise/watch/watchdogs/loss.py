@@ -1,4 +1,4 @@
-"""Is the loss a number, and near where it was? From the log, or from the guard's report (fact ``loss``)."""
+"""Checks that the loss is a number and near its recent values, from the log or from the guard's report (fact ``loss``)."""
 
 from __future__ import annotations
 
@@ -38,7 +38,10 @@ class LossVerdict:
 
 
 def judge(past: Sequence[float], new: Sequence[float], spike: float | None) -> LossVerdict:
-    """``past``: finite losses before ``new``, oldest first. The last of ``new`` decide: what recovered is over."""
+    """Judge the losses in ``new`` by ``past``, finite losses before them, oldest first.
+
+    The last of ``new`` decide: a loss that has recovered is over.
+    """
     latest = [*past, *new][-_NOW:]
     broken = [value for value in latest if not math.isfinite(value)]
     if latest and not math.isfinite(latest[-1]):

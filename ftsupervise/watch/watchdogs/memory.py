@@ -1,8 +1,9 @@
 """Judges how full the memory is that the run lives in, and when a leak will have filled it.
 
-Seen in two ways. Where the watch runs beside the job (``scheduler: local``, or inside the allocation): the host, the
-cgroup of the run's processes, and what these processes have taken themselves. Elsewhere only what the guard reports in
-its beats. Where neither is there, it says so: the memory of the watch's own node says nothing about the run.
+There are two views of it. Where the watch runs beside the job (``scheduler: local``, or inside the allocation), it sees
+the host, the cgroup of the run's processes, and what these processes have taken themselves. Elsewhere it knows only
+what the guard reports in its beats. Where it has neither, it says so: the memory of the watch's own node says nothing
+about the run.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _UNLIMITED = 1 << 60
 _FRESH = 3600.0  # seconds: an older beat says nothing about now
 _CHECK = "ftsupervise check memory {run_dir}"
 WORDS = {
-    "used": Words("When it is full, Linux or Slurm kills the run without a word in its log.", _CHECK),
+    "used": Words("When it is full, Linux or Slurm kills the run, and its log says nothing about it.", _CHECK),
     "unseen": Words(look=_CHECK, do="use the guard in the training loop"),
     "leak": Words(
         "The run leaks memory and will be killed when there is none left.",
@@ -47,7 +48,7 @@ WORDS = {
 
 @dataclass(frozen=True)
 class Full:
-    """One memory: whose, the share used, and how many bytes there are still to take (None: not known)."""
+    """One memory: its name, the share used, and how many bytes there are still to take (None: not known)."""
 
     whose: str
     used: float
@@ -90,8 +91,8 @@ def _beside(look: Look, settings: Settings, own: tuple[ProcessMemory, ...]) -> I
 
 
 def host() -> list[Full]:
-    """The host's memory: what is not available is used (file pages are available). None where it cannot be seen."""
-    import psutil  # here: a watch whose run is elsewhere does without it
+    """The host's memory: what is not available counts as used (file pages are available). None where it cannot be seen."""
+    import psutil  # raised here: a watch whose run is elsewhere works without it
 
     try:
         now = psutil.virtual_memory()
@@ -101,7 +102,7 @@ def host() -> list[Full]:
 
 
 def cgroups(probe: Probe, pid: int, mount: Path = _CGROUPS) -> list[Full]:
-    """Every limited memory cgroup above ``pid``, v1 or v2; file pages that can be given back count as free."""
+    """Return every limited memory cgroup above ``pid``, v1 or v2; file pages that can be given back count as free."""
     text = probe.text(f"/proc/{pid}/cgroup", most=16_384)
     found = []
     for line in text.decode("utf-8", "replace").splitlines() if isinstance(text, bytes) else ():
@@ -181,7 +182,7 @@ def _forecasts(beats: list[Beat]) -> list[tuple[float, Beat]]:
 
 
 def _as_ranks_say(look: Look, bound: float, left: float, beat: Beat) -> Finding:
-    """The guard sees its host each second, the watch a beat at each tick."""
+    """Judge by the ranks' beats: the guard sees its host each second, the watch reads a beat at each tick."""
     found = level(left, bound, bound / 4, rising=False, was=_was(look, "leak"), margin=0.2 * bound)
     look.memory["leak"] = int(found)
     who = f"host {beat.host}, as rank {beat.rank} reports,"
@@ -219,7 +220,7 @@ def _used(look: Look, settings: Settings, full: Full, detail: str) -> Finding:
 def _leak(
     look: Look, settings: Settings, taken: float, room: float | None, words: str, started: list[str]
 ) -> Iterator[Finding]:
-    """From the growth of what the run itself has taken; begun anew with each start of its processes."""
+    """Judge the growth of the memory that the run itself has taken; it starts anew with each start of its processes."""
     if settings.leak is None or room is None:
         return
     memory: dict[str, Any] = look.memory
@@ -242,7 +243,7 @@ def _leak(
 
 
 def _finding(look: Look, subject: str, found: Level | None, summary: str, **more: Any) -> Finding:
-    """``found`` None: could not see."""
+    """Build a finding; ``found`` is None where it could not be seen."""
     health = Health.of(None if found is None else found > Level.FINE)
     severity = Severity.CRITICAL if found is Level.CRITICAL else Severity.WARNING
     return look.finding(subject, health, summary, WORDS[subject.split()[0]], severity=severity, **more)

@@ -1,7 +1,7 @@
-"""Settings that are well written and still wrong: said when a person is there to read it, at launch and check.
+"""Finds settings that are well written and still wrong, while a person is there to read it: at launch and check.
 
-What can only be known by looking: a path that is not there, a log pattern that never matched, a program that does not
-exist. Bounded like all looking; what could not be seen is no complaint.
+These can only be found by looking: a path that is not there, a log pattern that never matched, a program that does not
+exist. All of it is bounded, and what could not be seen gives no complaint.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
 
 def complaints(run: Run, probe: Probe, now: datetime | None = None) -> tuple[str, ...]:
-    """Sentences that begin with the key of the setting: "watch.disk[0].path: /scrach is not there …"."""
+    """Return sentences that begin with the key of the setting: "watch.disk[0].path: /scrach is not there …"."""
     from ftsupervise.watch import Look
 
     assert run.run_dir is not None
-    when = now if now is not None else datetime.fromtimestamp(0, timezone.utc)  # only a label here: no age is taken
+    when = now if now is not None else datetime.fromtimestamp(0, timezone.utc)  # only a label here: no age is computed
     look = Look(run=run, rundir=RunDir(run.run_dir), now=when, jobs=None, probe=probe)
     return (*_paths(look), *_patterns(look), *_programs(look))
 
@@ -51,7 +51,7 @@ def _paths(look: Look) -> Iterator[str]:
 
 
 def _close(look: Look, path: Path) -> str:
-    """The name that may have been meant, as a question."""
+    """Return the name that may have been meant, as a question."""
     from difflib import get_close_matches
 
     from ftsupervise.probe import Listing
@@ -62,7 +62,7 @@ def _close(look: Look, path: Path) -> str:
 
 
 def _patterns(look: Look) -> Iterator[str]:
-    """A pattern is only accused when there is enough log that it should have matched."""
+    """Complain about patterns that match nothing, but only where there is enough log that they should have matched."""
     watch = look.run.watch
     asked = (
         ("watch.hang", "step", watch.hang.log if watch.hang else None, watch.hang.pattern if watch.hang else None),

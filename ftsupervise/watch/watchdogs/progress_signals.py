@@ -1,4 +1,4 @@
-"""The signs of progress of one run, gathered through bounded probes; ages by the clock of the file server.
+"""Gathers the signs of progress of one run through bounded probes; ages are by the clock of the file server.
 
 ``memory`` holds, for each sign, its last value and when it last moved (seconds of the file server's clock).
 """
@@ -39,9 +39,9 @@ if TYPE_CHECKING:
 
 TRAIN = "train"
 START = "start"
-UNTOLD = ""  # no guard tells the phase
+UNTOLD = ""  # the guard reports no phase
 _DAY = 86_400.0
-_OFTEN = 3  # sightings of a phase that make its length known
+_OFTEN = 3  # times that a phase must be seen before its length is known
 _MORE = 600.0  # seconds: checks are minutes apart, so a pause was longer than it was seen to be
 
 
@@ -57,12 +57,14 @@ class Signal:
 
 @dataclass(frozen=True)
 class ProgressHistory:
-    """The usual times of this run: step times (s), pauses that ended well (s) by phase, for how long it was watched (s)."""
+    """The usual times of this run: step times (s), pauses that ended well (s) by phase, and for how long it has been
+    watched (s).
+    """
 
     step_times: Sequence[float] = ()
     pauses: Mapping[str, Sequence[float]] = field(default_factory=dict)
     watched: float = 0.0
-    tells_phases: bool = False  # the loop has told another phase than start and train
+    tells_phases: bool = False  # the loop has reported another phase than start and train
 
     def longest(self, phase: str) -> float:
         return max(self.pauses.get(phase, ()), default=0.0)
@@ -101,7 +103,7 @@ class StallVerdict:
 
 
 def bound(phase: str, past: ProgressHistory, limits: StallLimits) -> float:
-    """Return for how many seconds it is usual to stand still in ``phase``."""
+    """Return for how many seconds a run may usually stand still in ``phase``."""
     pause = past.longest(phase)
     if phase not in (TRAIN, UNTOLD):
         if phase in limits.phases:
@@ -148,7 +150,10 @@ AT_WORK = frozenset({JobState.RUNNING, JobState.SIGNALING, JobState.RESIZING, Jo
 
 @dataclass(frozen=True)
 class Signs:
-    """The signs that were seen. ``phases``: of the newest attempt's ranks; ``beats``: those read, with the age of each."""
+    """The signs that were seen.
+
+    ``phases`` are those of the newest attempt's ranks; ``beats`` are those read, with the age of each.
+    """
 
     signals: tuple[Signal, ...]
     phases: frozenset[str]
@@ -160,7 +165,7 @@ class Signs:
 
 
 def gather(look: Look, settings: Hang, job: Job | None) -> Signs:
-    """All signs of the run. ``job``: the one that is at work, if the scheduler could tell."""
+    """Gather all signs of the run. ``job`` is the one at work, if the scheduler could tell."""
     ahead = look.probe.clock_ahead(look.rundir.watch)
     if isinstance(ahead, Missing):  # the directory was not made yet
         ahead = look.probe.clock_ahead(look.rundir.root)
@@ -193,8 +198,10 @@ def gather(look: Look, settings: Hang, job: Job | None) -> Signs:
 
 
 def _without_weak(signals: list[Signal], memory: dict[str, Any]) -> list[Signal]:
-    """A growing log proves little (runs have hung for hours while their launcher went on talking), so it counts only for
-    runs that have never shown anything better."""
+    """Leave out weak signs if the run has ever shown a better one.
+
+    A growing log proves little: runs have hung for hours while their launcher went on talking.
+    """
     strong = [signal for signal in signals if signal.name != "log"]
     if any(signal.age is not None for signal in strong):
         memory["strong"] = True
@@ -202,9 +209,9 @@ def _without_weak(signals: list[Signal], memory: dict[str, Any]) -> list[Signal]
 
 
 def _moved(memory: dict[str, Any], name: str, value: object, at: float) -> float:
-    """Return when ``name`` last changed its value: ``at`` if it did now, or was not known before.
+    """Return when ``name`` last changed its value: ``at`` if it changed now, or was not known before.
 
-    What changed since the last check did so after it, however old the file claims to be (some clients write mtime late).
+    A change since the last check happened after it, however old the file claims to be (some clients write mtime late).
     """
     values, times = memory.setdefault("step", {}), memory.setdefault("moved", {})
     if name not in times:
@@ -242,7 +249,7 @@ def _step_of_beats(
 
 
 def _of_log(look: Look, settings: Hang, wanted: tuple[str, ...]) -> list[Signal]:
-    """The step in the log, and that the log grows by lines that are not our own."""
+    """Return two signs of the log: the step in it, and its growth by lines that are not our own."""
     mine = look.memory.setdefault("log", {})
     piece = run_signs.read_on(look, settings.log, mine)
     if isinstance(piece, NotSeen):
@@ -281,7 +288,7 @@ def _checkpoint(look: Look, now: float) -> list[Signal]:
 
 
 def _gpu(look: Look, now: float) -> list[Signal]:
-    """A GPU of this node at work; only where the watch runs beside the job."""
+    """Return the sign that a GPU of this node is at work; only where the watch runs beside the job."""
     from ftsupervise.watch.watchdogs import gpu
 
     seen = gpu.ask(look.probe)

@@ -1,4 +1,4 @@
-"""Has the run come on again after its last failure? Bad from the moment an attempt dies until a later one trains."""
+"""Checks that the run has recovered from its last failure. It is bad from the death of an attempt until a later one trains."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def check(look: Look, settings: Settings) -> Iterator[Finding]:
     if since is not None:
         yield _finding(look, False, f"attempt {since.number} trains, from step {since.first_step}")
     elif starting := _starting(look, attempts, last, settings.start):
-        yield _finding(look, None, f"{starting}: too early to say whether it comes on again")
+        yield _finding(look, None, f"{starting}: too early to say whether it recovers")
     else:
         step = f" at step {last.last_step}" if last.last_step is not None else ""
         text = f"attempt {last.number} failed{step} ({last.why()}) and none has trained since"
@@ -43,7 +43,7 @@ def check(look: Look, settings: Settings) -> Iterator[Finding]:
 
 
 def _starting(look: Look, attempts: tuple[Attempt, ...], failed: Attempt, patience: timedelta) -> str:
-    """The attempt or launch since the failure that is still given time, as a sentence; "" if there is none."""
+    """Return, as a sentence, the attempt or launch since the failure that still has time to start; "" if there is none."""
     newest = attempts[-1]
     runs = newest.cause is None or newest.cause.kind is CauseKind.UNKNOWN  # UNKNOWN: on another host than this
     open_end = newest.ended is None and runs

@@ -28,7 +28,9 @@ MOST = 262_144  # bytes read per tick
 
 @dataclass(frozen=True)
 class Piece:
-    """The new part of a log: the file, its facts, the bytes since the last check (or its end), and whether it is a new file."""
+    """The new part of a log: the file, its facts, the bytes since the last check (or those at its end), and whether it
+    is a new file.
+    """
 
     path: Path
     entry: Entry
@@ -37,7 +39,7 @@ class Piece:
 
 
 def pattern_of(look: Look, setting: Path | None) -> Path:
-    """The path, possibly with * in its name, that the run's output has."""
+    """Return the path of the run's output, possibly with * in its name."""
     if setting is not None:
         return setting if setting.is_absolute() else look.rundir.root / setting
     output = look.run.launch.output
@@ -53,7 +55,7 @@ def _literally(text: str) -> str:
 
 
 def newest(look: Look, setting: Path | None) -> tuple[Path, Entry] | Missing | NotSeen:
-    """The newest file that ``setting`` (or the run's own output) means."""
+    """Return the newest file that ``setting`` (or the run's own output) names."""
     pattern = pattern_of(look, setting)
     if not re.search(r"[*?[]", pattern.name):
         found = look.probe.look(pattern)
@@ -69,7 +71,7 @@ def newest(look: Look, setting: Path | None) -> tuple[Path, Entry] | Missing | N
 
 
 def read_on(look: Look, setting: Path | None, memory: dict[str, Any]) -> Piece | Missing | NotSeen:
-    """Read the part that is new since the last check; ``memory`` (this log's own) is brought up to date."""
+    """Read the new part of a log since the last check and bring ``memory`` (this log's own) up to date."""
     found = newest(look, setting)
     if not isinstance(found, tuple):
         return found
@@ -90,7 +92,7 @@ _RANKS = 256  # beats read at each check; a run that stands still shows in any o
 
 
 def number(text: str | None) -> float | None:
-    """The finite or infinite number in a fact; None if it is none."""
+    """Return the finite or infinite number in a fact; None if there is none."""
     try:
         return float(text) if text is not None else None
     except ValueError:
@@ -98,7 +100,7 @@ def number(text: str | None) -> float | None:
 
 
 def share(text: str | None) -> float | None:
-    """A share 0-1 in a fact."""
+    """Return the share 0-1 in a fact; None if there is none."""
     value = number(text)
     return value if value is not None and math.isfinite(value) and 0 <= value <= 1.5 else None
 
@@ -109,7 +111,7 @@ def attempt(beat: Beat) -> int:
 
 
 def newest_beats(look: Look, now: float) -> tuple[tuple[tuple[Beat, float], ...], str]:
-    """The freshest beats of the newest attempt with the age of each (s), and why they could not be seen.
+    """Return the freshest beats of the newest attempt with the age of each (s), and why they could not be seen.
 
     ``now``: seconds by the clock of the file server.
     """
@@ -126,9 +128,10 @@ def newest_beats(look: Look, now: float) -> tuple[tuple[tuple[Beat, float], ...]
 
 
 def _why_none(look: Look) -> str:
-    """Why there is no directory of beats where there should be one; "" for a run that was never started by us.
+    """Return why there is no directory of beats where there should be one; "" for a run that we never started.
 
-    It is made before the first attempt is: without it the ranks' beats fail, and that nothing is seen says nothing of them.
+    It is made before the first attempt. Without it the ranks cannot write beats, and their absence says nothing about
+    the ranks.
     """
     place = look.probe.look(look.rundir.beats)
     if isinstance(place, NotSeen):
@@ -140,7 +143,9 @@ def _why_none(look: Look) -> str:
 
 
 def server_now(look: Look, *folders: Path) -> float:
-    """Now by the clock of the file server of ``folders`` (the run directory's); by this node's own where it cannot be asked."""
+    """Return the time by the clock of the file server of ``folders`` (the run directory's); by this node's own if it
+    cannot be asked.
+    """
     for folder in folders or (look.rundir.watch, look.rundir.root):
         ahead = look.probe.clock_ahead(folder)
         if isinstance(ahead, float):

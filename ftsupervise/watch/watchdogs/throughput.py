@@ -1,4 +1,4 @@
-"""Steps per hour against the run's own past: a slow node or a sick link makes a run crawl without ever stopping it."""
+"""Judges the steps per hour by the run's own past: a slow node or a sick link makes a run crawl without ever stopping it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ftsupervise.watch import Look
 
 _KEEP = 100  # windows remembered
-_KNOWN = 5  # windows before anything is called usual
+_KNOWN = 5  # windows before a pace is called usual
 WORDS = Words(
     "The run takes that much longer, and pays for all its nodes meanwhile.",
     "ftsupervise status {run_dir}",
@@ -53,7 +53,7 @@ def check(look: Look, settings: Settings) -> Iterator[Finding]:
     at, step, start = found
     samples: list[list[float]] = memory.get("samples", [])
     if memory.get("start") != start or (samples and step < samples[-1][1]):
-        samples = []  # another start: what lies between is not training
+        samples = []  # another start: the time between is not training
     if not samples or at > samples[-1][0]:
         samples.append([at, step])
     window = settings.window.total_seconds()
@@ -83,7 +83,7 @@ def _judge(look: Look, settings: Settings, memory: dict[str, Any], window: float
 
 
 def _step(look: Look) -> tuple[float, int, str] | str:
-    """(when, step, which start) by the clock of the file server, from beats, else from the log; or why not."""
+    """Return (when, step, which start) by the clock of the file server, from beats, else from the log; or why it is unknown."""
     now = server_now(look)
     beats, blind = newest_beats(look, now)
     steps = [(beat.step, now - age, beat.facts.get("attempt", "")) for beat, age in beats if beat.step is not None]

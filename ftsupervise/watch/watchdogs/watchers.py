@@ -1,4 +1,4 @@
-"""Do the other watches of this run still check it? A watch that dies must not die in silence."""
+"""Checks that the other watches of this run still check it: a watch that dies must not die in silence."""
 
 from __future__ import annotations
 

@@ -1,0 +1,208 @@
+"""Do replica groups that lose members learn as well as undisturbed ones? The same seeds with and without SIGKILLs.
+
+    python benchmarks/replicas/losses.py [--seeds 8] [--loops ddp,localsgd,diloco] [--kills 4] [--check] [--json FILE]
+
+Four groups under ``ftsupervise groups run`` on this machine learn to tell digits apart (losses_job.py). A killed group is away until
+it has started again by itself, and its batches are missing meanwhile. Compared is the loss of images that nobody trains on, the
+mean over the last steps. ``--check``: exit 1 where the two do not agree within the noise of the seeds (agreement.py). Needs torch
+with torchft (`make test-torch`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import fmean
+from typing import NamedTuple
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from benchmarks.replicas.agreement import Agreement, agreement
+from benchmarks.replicas.scene import NAMES, Stamps
+from ftsupervise.host import processes
+
+JOB = Path(__file__).with_name("losses_job.py")
+LOOPS = {"ddp": "FT-DDP", "localsgd": "LocalSGD", "diloco": "DiLoCo"}
+_LAST = 20  # losses that the final one is the mean of
+_BEFORE = 0.1  # share of the steps: the loss is shown as it was so much earlier, for comparison
+_MOST = 300.0  # seconds for one run
+
+
+class Learned(NamedTuple):
+    loop: str
+    seed: int
+    loss: float  # the mean over the last steps
+    before: float  # the same a tenth of the steps earlier
+    kills: int
+    missing: float  # share of the batches that were not there, since their group was away
+    differ: int  # steps after which the weights of two groups were not the same bits
+
+
+def main() -> None:
+    args = arguments()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the groups are ended
+    found: list[Learned] = []
+    for loop in args.loops.split(","):
+        for seed in range(args.seeds):
+            for kills in (0, args.kills):
+                found.append(learn(loop, seed, kills, args.steps, args.step_time))
+                say(found[-1])
+    print("\n" + table(found))
+    if args.json:
+        Path(args.json).write_text("".join(json.dumps(one._asdict()) + "\n" for one in found))
+    wrong = problems(found)
+    for words in wrong:
+        print(words)
+    if args.check:
+        raise SystemExit(1 if wrong else 0)
+
+
+def learn(loop: str, seed: int, kills: int, steps: int, step_time: float) -> Learned:
+    """One run, from its start to its end by itself. Raises RuntimeError where it does not come to it."""
+    folder = Path(tempfile.mkdtemp(prefix="fts-loss-", dir="/tmp"))
+    stamps = Stamps(folder / "events")
+    env = {key: value for key, value in os.environ.items() if not key.startswith(("SLURM_", "FTSUPERVISE_", "TORCH"))}
+    env |= {"BENCH_EVENTS": str(stamps.path), "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "TMPDIR": str(folder)}
+    env |= {"FTSUPERVISE_STATE_DIR": str(folder / "state"), "PYTHONWARNINGS": "ignore"}
+    us = [sys.executable, "-m", "ftsupervise"]
+    words = [*us, "run", "--run-dir", str(folder / "run"), "--hang", "off", "--warm", "off", "--"]
+    words += [*us, "groups", "run", "--count", str(len(NAMES)), "--slowest-step", "3", "--"]
+    words += ["--in-place", "99", "--back-off", "0", "--", sys.executable, str(JOB), "--loop", loop]
+    words += ["--seed", str(seed), "--steps", str(steps), "--step-time", str(step_time)]
+    with (folder / "out").open("wb") as out:
+        child = subprocess.Popen(words, cwd=folder, env=env, stdout=out, stderr=out)
+        try:
+            disturb(child, stamps, seed, kills, steps if loop == "ddp" else steps // 5, step_time)
+            if child.wait(_MOST):
+                raise RuntimeError(f"the run ended with {child.returncode}: {(folder / 'out').read_text()[-2000:]}")
+        finally:
+            end(child)
+    stamps.look()
+    shutil.rmtree(folder, ignore_errors=True)
+    return judged(stamps, loop, seed, kills)
+
+
+def disturb(child: subprocess.Popen[bytes], stamps: Stamps, seed: int, kills: int, last: int, step_time: float) -> None:
+    """SIGKILL to one group after the other, spread over the run, each in the middle of its computation. One may still be away when
+    the next is killed: then too few are left, and they wait for it."""
+    draw = random.Random(seed)
+    for number in range(kills):
+        due, order = last * (number + draw.uniform(0.2, 0.6)) / (kills + 0.5), draw.sample(NAMES, len(NAMES))
+
+        def computing(due: float = due, order: list[str] = order) -> int:
+            for name in order:
+                newest = next((one for one in reversed(stamps.all) if one.group == name), None)
+                if newest is not None and newest.what == "compute" and newest.step >= due:
+                    if time.monotonic() - newest.at < step_time / 2:
+                        return newest.pid
+            return 0
+
+        found: list[int] = []
+
+        def ready(look: Callable[[], int] = computing, found: list[int] = found) -> bool:
+            found.append(look())
+            return found[-1] > 0 or child.poll() is not None
+
+        if not stamps.until(ready, _MOST) or not found[-1]:
+            raise RuntimeError(f"it ended, or stood, before kill {number + 1} of {kills}, at step {due:.0f}")
+        os.kill(found[-1], signal.SIGKILL)
+
+
+def end(child: subprocess.Popen[bytes]) -> None:
+    if child.poll() is None:
+        child.terminate()
+        try:
+            child.wait(30)
+        except subprocess.TimeoutExpired:
+            for pid in (*processes.below(child.pid), child.pid):
+                processes.send([pid], signal.SIGKILL)
+            child.wait()
+
+
+def judged(stamps: Stamps, loop: str, seed: int, kills: int) -> Learned:
+    """Raises RuntimeError where the stamps do not lead to the last step."""
+    of_step: dict[int, list[tuple[float, int, str]]] = {}
+    for one in stamps.steps():
+        loss, present, weights = one.weights.split("/")
+        of_step.setdefault(one.step, []).append((float(loss), int(present), weights))
+    steps = sorted(of_step)
+    losses = [of_step[step][0][0] for step in steps]
+    if len(losses) < 3 * _LAST // 2:
+        raise RuntimeError(f"{loop}, seed {seed}: only {len(losses)} steps")
+    earlier = round(len(losses) * (1 - _BEFORE))
+    last = min(_LAST, len(losses) // 3)
+    present = sum(max(count for _, count, _ in of_step[step]) for step in steps)
+    return Learned(
+        loop=loop,
+        seed=seed,
+        loss=fmean(losses[-last:]),
+        before=fmean(losses[earlier - last : earlier]),
+        kills=kills,
+        missing=1 - present / (len(NAMES) * len(steps)),
+        differ=sum(len({weights for _, _, weights in found}) > 1 for found in of_step.values()),
+    )
+
+
+def compared(found: list[Learned], loop: str) -> Agreement:
+    of = [one for one in found if one.loop == loop]
+    return agreement([one.loss for one in of if not one.kills], [one.loss for one in of if one.kills])
+
+
+def problems(found: list[Learned]) -> list[str]:
+    """A sentence for each loop whose losses do not agree, or whose groups had different weights."""
+    wrong = []
+    for loop in dict.fromkeys(one.loop for one in found):
+        if why := compared(found, loop).outside:
+            wrong.append(f"{LOOPS[loop]}: outside the noise of the seeds: {why}")
+        if differ := sum(one.differ for one in found if one.loop == loop):
+            wrong.append(f"{LOOPS[loop]}: after {differ} steps two groups had different weights")
+    return wrong
+
+
+def table(found: list[Learned]) -> str:
+    lines = [
+        f"{'':10} {'seeds':>5} {'undisturbed':>17} {'with kills':>17} {'difference':>11} {'in spreads':>11} {'p':>6} "
+        f"{'kills':>6} {'missing':>8} {'differ':>7} {'10 % earlier':>13}"
+    ]
+    for loop in dict.fromkeys(one.loop for one in found):
+        of, it = [one for one in found if one.loop == loop], compared(found, loop)
+        disturbed = [one for one in of if one.kills]
+        spread = agreement([one.loss for one in disturbed], [one.loss for one in disturbed]).spread
+        earlier = fmean(one.before - one.loss for one in of if not one.kills)
+        lines.append(
+            f"{LOOPS[loop]:10} {it.seeds:>5} {it.undisturbed:>8.4f} ± {it.spread:.4f} {it.disturbed:>8.4f} ± {spread:.4f} "
+            f"{it.difference:>+11.4f} {it.difference / it.spread:>+11.2f} {it.p:>6.2f} {sum(one.kills for one in of):>6} "
+            f"{fmean(one.missing for one in disturbed):>8.0%} {sum(one.differ for one in of):>7} {earlier:>+13.4f}"
+        )
+    return "\n".join(lines)
+
+
+def say(one: Learned) -> None:
+    how = f"{one.kills} kills, {one.missing:.0%} of the batches missing" if one.kills else "undisturbed"
+    print(f"  {LOOPS[one.loop]:10} seed {one.seed}: loss {one.loss:.4f}, {how}", flush=True)
+
+
+def arguments(argv: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=8)
+    parser.add_argument("--loops", default=",".join(LOOPS))
+    parser.add_argument("--kills", type=int, default=4, help="SIGKILLs in each disturbed run")
+    parser.add_argument("--steps", type=int, default=400, help="of each run; LocalSGD and DiLoCo meet at each fifth")
+    parser.add_argument("--step-time", type=float, default=0.04, help="seconds each step is slowed by")
+    parser.add_argument("--check", action="store_true", help="exit 1 where the losses do not agree")
+    parser.add_argument("--json", default="", metavar="FILE", help="each run as a line")
+    return parser.parse_args(argv)
+
+
+if __name__ == "__main__":
+    main()

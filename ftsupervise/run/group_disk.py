@@ -1,0 +1,124 @@
+"""The run directory as the process that starts the groups reads it: in a thread, because a file system may hang.
+
+That process passes signals on, reaps its children and keeps the lighthouse alive, whatever the disk does. While the directory
+does not answer, the last answer holds, and nothing is started.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from ftsupervise.host.in_time import OneAtATime
+from ftsupervise.model import Attempt
+from ftsupervise.replicas.groups import leaves
+from ftsupervise.rundir import ledger
+from ftsupervise.rundir.paths import RunDir, tell
+from ftsupervise.rundir.progress import ProgressPage, read_progress
+from ftsupervise.rundir.switches import KILL, read_brake, read_switch
+from ftsupervise.truth import Health
+
+_WITHIN = 3.0  # seconds for one look at all groups
+
+
+class GroupReading(NamedTuple):
+    """The directory of one group. Where a part cannot be read, it is that of the reading before."""
+
+    newest: Attempt | None = None
+    page: ProgressPage | None = None  # of the newest attempt
+    ends: tuple[Attempt, ...] = ()  # since the last reading, oldest first; also one that left no record of its end
+    before: Attempt | None = None  # the attempt before the newest, once that has made a step
+    leaves: bool = False  # a person has asked it to leave for good
+    braked: str = ""  # why it is not started again; "" without a brake
+
+
+def read_group(group: RunDir, last: GroupReading, ended: int) -> GroupReading:
+    """``ended``: the last attempt whose end is known already. Never raises."""
+    found = last._replace(ends=(), leaves=leaves(group, last.leaves), braked=_braked(group, last.braked))
+    try:
+        newest = ledger.newest(group)
+        if newest is None:
+            return found._replace(newest=None)
+        ends: list[Attempt] = []
+        if newest.number > ended:
+            found_since = ledger.backwards(group, first=ended + 1)
+            ends = [one for one in found_since if one.ended is not None or one.number < newest.number]
+        before = last.before
+        if before is None or before.number != newest.number - 1 or before.ended is None:
+            stepped = newest.number > 1 and newest.first_step is not None
+            before = next(ledger.backwards(group, before=newest.number), None) if stepped else None
+    except OSError:
+        return found
+    page = read_progress(group, newest.number)
+    return found._replace(newest=newest, page=page, ends=tuple(reversed(ends)), before=before)
+
+
+def _braked(group: RunDir, last: str) -> str:
+    try:
+        on = read_brake(group)
+    except OSError:
+        return last
+    return "" if on is None else f"{on.words()}; fix the cause, then: ftsupervise clear --brake {group.quoted()}"
+
+
+def words_of_its_end(one: Attempt) -> str:
+    """Say it for the log: "attempt 2 ended at step 40: killed by SIGKILL; restarted in place"."""
+    step = f" at step {one.last_step}" if one.last_step is not None else ""
+    then = f"; {one.then}" if one.then else ""
+    return f"attempt {one.number} ended{step}: {one.words or 'without a record'}{then}"
+
+
+def why_over(run: RunDir) -> str:
+    """Why no group of the run is started any more; "" while they are."""
+    if run.has_finished():
+        return "the run has finished"
+    switch = read_switch(run, KILL)
+    return f"kill switch{f', raised by {switch.who}' if switch.who else ''}" if switch.health is Health.BAD else ""
+
+
+class RunDirReader:
+    """Reads all that is asked for in one thread, and returns it within a bound."""
+
+    def __init__(self, run: RunDir, say: Callable[[str], None]) -> None:
+        self.over = ""
+        self._run, self._say, self._turn, self._blind = run, say, OneAtATime(), False
+
+    def read(self, known: Sequence[tuple[RunDir, GroupReading, int]]) -> Sequence[GroupReading] | None:
+        """The reading of each group. None: the directory does not answer. ``known``: as ``read_group`` takes them."""
+
+        def work() -> tuple[str, list[GroupReading]]:
+            return why_over(self._run), [read_group(*one) for one in known]
+
+        found = self._turn(work, _WITHIN)
+        if (found is None) is not self._blind:
+            self._blind = found is None
+            answers = "does not answer: no group is started until it does" if self._blind else "answers again"
+            self._say(f"the run directory {self._run.root} {answers}")
+        if found is None:
+            return None
+        self.over, readings = found
+        return readings
+
+
+class Sayings:
+    """The lines for a run.log, written by a thread of their own and in order."""
+
+    def __init__(self, log: Path) -> None:
+        self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        self._log = log
+        self._thread = threading.Thread(target=self._write, name="sayings", daemon=True)
+        self._thread.start()
+
+    def say(self, text: str) -> None:
+        self._lines.put(text)
+
+    def close(self, seconds: float = 2.0) -> None:
+        self._lines.put(None)
+        self._thread.join(seconds)
+
+    def _write(self) -> None:
+        while (text := self._lines.get()) is not None:
+            tell(self._log, text)
