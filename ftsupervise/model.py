@@ -149,10 +149,12 @@ class Cause(NamedTuple):
 
     def hang_words(self) -> str:
         """Say which ranks stand still and how, since when and where."""
+        from ftsupervise.units import show_duration
+
         where = f"at step {self.step}" if self.step is not None else "before the first step"
         who = ", ".join(one.words() for one in self.at) + (f" and {self.more} more" if self.more else "")
         stands = f"{who} {(self.how or Standstill.IDLE).words()}" if who else "all ranks wait"
-        return f"{stands}; no progress for {self.waited:.1f} s {where} ({self.phase})"
+        return f"{stands}; no progress for {show_duration(round(self.waited, 1))} {where} ({self.phase})"
 
     def _words(self) -> str:
         kind, where = self.kind, ", ".join(one.words() for one in self.at)

@@ -18,6 +18,7 @@ from ftsupervise.report.alert_rows import alert_rows
 from ftsupervise.report.costs import CostItem, cost_items
 from ftsupervise.report.detail import RunDetail, detail, runs_now
 from ftsupervise.report.incidents import RunIncident, incidents
+from ftsupervise.report.placing import DrawnTime, placed
 from ftsupervise.report.slow import SlowPeriod, StepRate, paces, paces_of, slow_periods, usual_rate
 from ftsupervise.rundir.launches import LaunchRecord
 from ftsupervise.rundir.paths import RunDir
@@ -85,6 +86,7 @@ class ReportFacts(NamedTuple):
     settings: Listed  # SettingRow
     run: Run | None = None  # its settings, where they can be read
     folder: str = ""  # of its checkpoints
+    drawn: DrawnTime = DrawnTime((), {})  # the account, as pictures show it
 
     @property
     def usual(self) -> float | None:
@@ -122,6 +124,7 @@ def report_of(
         settings=settings,
         run=run,
         folder=str(folder),
+        drawn=placed(found.account.stretches, record),
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from importlib import resources
 from typing import TYPE_CHECKING, Any
@@ -22,7 +22,9 @@ from ftsupervise.report.alert_rows import AlertRow
 from ftsupervise.report.costs import CostItem
 from ftsupervise.report.drawing import KINDS, Axis, Line
 from ftsupervise.report.everything import CheckpointRow, NodeRow, ReportFacts, SettingRow
-from ftsupervise.report.incidents import RunIncident, costs_of
+from ftsupervise.report.incidents import STALL, RunIncident, costs_of
+from ftsupervise.report.placing import gaps
+from ftsupervise.report.plan import plan_line, plan_rows
 from ftsupervise.report.summary import stamp
 from ftsupervise.units import show_duration, show_percent, show_size
 
@@ -42,6 +44,7 @@ MEANINGS = {
 _LONGEST = 600  # characters of a text in a cell
 _COSTS = 8  # items that are listed
 _FEW_FAULTS = 80  # that are drawn into the curves
+_GAP = 0.006  # of the axis: a shorter time without a step is not marked in the curves
 _TONES = {
     "firing": "bad",
     "escalated": "bad",
@@ -117,9 +120,9 @@ def _environment() -> Environment:
 # ------------------------------------------------------------------------------------------------------------ the view
 
 
-def _view(report: ReportFacts, axis: Axis, lines: Iterable[tuple[str, str, str, Line]]) -> dict[str, Any]:
+def _view(report: ReportFacts, axis: Axis, lines: Sequence[tuple[str, str, str, Line]]) -> dict[str, Any]:
     seen, of = report.detail.status, report.detail.account
-    found = drawing.buckets(of)
+    found = drawing.buckets(axis, report.drawn)
     faults = drawing.marks((one.at.timestamp() for one in report.incidents if not one.planned), axis)
     few = faults.count("M") <= _FEW_FAULTS
     usual = [row for row in report.settings.rows if isinstance(row, SettingRow) and row.origin == "default"]
@@ -135,7 +138,10 @@ def _view(report: ReportFacts, axis: Axis, lines: Iterable[tuple[str, str, str, 
         "tiles": summary.tiles(report),
         "costs": tuple(cost_row(one, of.total, report.costs[0].seconds) for one in report.costs[:_COSTS]),
         "rest": summary.rest_sentence(report),
-        "strip": drawing.strip(of.stretches, axis),
+        "strip": drawing.strip(report.drawn.stretches, axis),
+        "loose": _loose(report),
+        "gaps": drawing.shaded(gaps(report.drawn.stretches, _GAP * (axis.end - axis.begin)), axis),
+        "standstill": _standstill(report, axis),
         "flags": faults,
         "faults": faults if few else "",
         "time_words": ", ".join(
@@ -148,6 +154,7 @@ def _view(report: ReportFacts, axis: Axis, lines: Iterable[tuple[str, str, str, 
         "kinds": kind_rows(of.seconds()),
         "ratios": summary.definitions(of),
         "lines": [{"name": name, "title": title, "label": label, "line": line} for name, title, label, line in lines],
+        "planned": any(line.plan for *_, line in lines),
         "slow": _slow(report),
         "incidents": [incident_row(one) for one in reversed(report.incidents)],
         "incident_kinds": [(one.kind, one.times) for one in costs_of(report.incidents)],
@@ -158,7 +165,7 @@ def _view(report: ReportFacts, axis: Axis, lines: Iterable[tuple[str, str, str, 
         "folder": report.folder,
         "checkpoints": [_checkpoint(row) for row in report.checkpoints.rows if isinstance(row, CheckpointRow)],
         "checkpoints_problem": report.checkpoints.problem,
-        "plan": tuple(summary.plan_rows(report)),
+        "plan": tuple(plan_rows(report)),
         "settings": [
             {"key": row.key, "value": cut(row.value), "origin": row.origin, "usual": row.origin == "default"}
             for row in report.settings.rows
@@ -216,7 +223,7 @@ def _lines(report: ReportFacts, axis: Axis) -> list[tuple[str, str, str, Line]]:
     starts = [one.started.timestamp() for one in report.detail.status.attempts]
     rate = drawing.rate_line(report.paces, axis, starts)
     for name, title, line in (
-        ("step", "Step", drawing.step_line(report.steps, axis, starts)),
+        ("step", "Step", drawing.step_line(report.steps, axis, starts, plan_line(report))),
         ("rate", "Speed, steps a second", rate),
         ("loss", "Loss", drawing.loss_line(report.steps, axis, starts)),
     ):
@@ -226,6 +233,25 @@ def _lines(report: ReportFacts, axis: Axis) -> list[tuple[str, str, str, Line]]:
             label = f"{title} over time: {ends}. Arrow keys read it."
             found.append((name, title, label, line))
     return found
+
+
+def _loose(report: ReportFacts) -> str:
+    """Where saves are drawn that have no time on record."""
+    number = len(report.drawn.loose)
+    if not number:
+        return ""
+    whose = "one attempt" if number == 1 else f"{number} attempts"
+    return f"When {whose} saved checkpoints is not on record: the band shows that time as training, and the columns share it out."
+
+
+def _standstill(report: ReportFacts, axis: Axis) -> dict[str, Any] | None:
+    """A mark in the curves where the last step was made, if that was long ago: its place in percent, and its words."""
+    found = gaps(report.drawn.stretches, STALL)
+    if not found or axis.end - found[-1].end > 1 or not report.steps.spans:
+        return None
+    since = _at(report, found[-1].begin)
+    place = 100 * (found[-1].begin - axis.begin) / (axis.end - axis.begin)
+    return {"at": round(place, 2), "left": place > 50, "text": f"no step since {stamp(since)}"}
 
 
 def _slow(report: ReportFacts) -> str:
@@ -307,7 +333,7 @@ def cut(text: str, longest: int = _LONGEST) -> str:
 
 def _data(report: ReportFacts, axis: Axis, lines: Iterable[tuple[str, str, str, Line]]) -> dict[str, Any]:
     """What the pointer reads; times are seconds since the begin."""
-    found = drawing.buckets(report.detail.account)
+    found = drawing.buckets(axis, report.drawn)
     curves = {
         name: [[round(at - axis.begin), float(f"{value:.7g}")] for at, value in line.points]
         for name, _, _, line in lines
@@ -316,7 +342,7 @@ def _data(report: ReportFacts, axis: Axis, lines: Iterable[tuple[str, str, str, 
         "begin": round(axis.begin),
         "end": round(axis.begin) + max(1, round(axis.end - axis.begin)),
         "kinds": [kind.value for kind in KINDS],
-        "stretches": drawing.readable(report.detail.account.stretches, axis),
+        "stretches": drawing.readable(report.drawn.stretches, axis),
         "buckets": [[one.text, *(round(seconds) for seconds in one.seconds)] for one in found],
         "ends": {str(one.attempt): one.kind for one in report.incidents},
         **curves,

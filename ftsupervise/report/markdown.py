@@ -14,6 +14,7 @@ from ftsupervise.report.account import Spent, TimeAccount
 from ftsupervise.report.alert_rows import AlertRow
 from ftsupervise.report.everything import NodeRow, ReportFacts
 from ftsupervise.report.incidents import RunIncident
+from ftsupervise.report.plan import plan_rows
 from ftsupervise.report.summary import stamp
 from ftsupervise.units import show_duration, show_percent
 
@@ -56,7 +57,7 @@ def _lines(report: ReportFacts) -> Iterator[str]:
     yield from _incidents(report.incidents)
     yield from _nodes(report)
     yield from _alerts(report)
-    rows_of_plan = [(plain(one.what), plain(one.plan), plain(one.actual)) for one in summary.plan_rows(report)]
+    rows_of_plan = [(plain(one.what), plain(one.plan), plain(one.actual)) for one in plan_rows(report)]
     if rows_of_plan:
         yield "## Plan and actual"
         yield ""

@@ -23,7 +23,7 @@ from ftsupervise.report.costs import (
     CostItem,
     at_usual_speed,
 )
-from ftsupervise.report.everything import PlanRow, ReportFacts
+from ftsupervise.report.everything import ReportFacts
 from ftsupervise.report.headline import Headline, RunPresent, headline_of
 from ftsupervise.report.incidents import STALL, RunIncident, standing
 from ftsupervise.report.row import pace_of
@@ -243,61 +243,6 @@ def _alerts(report: ReportFacts) -> Tile:
     if row.watch_late:
         return Tile("Alerts", "not watched", "the watch is late", "watch")
     return Tile("Alerts", "none", "" if row.watched_at is not None else "no watch has looked")
-
-
-# ------------------------------------------------------------------------------------------------------ plan and actual
-
-
-def plan_rows(report: ReportFacts) -> Iterator[PlanRow]:
-    """What the settings or the run's own past promise, beside what came."""
-    row, of, run = report.detail.row, report.detail.account, report.run
-    step = reached(report)
-    if row.last_step:
-        came = f"step {step:,} ({show_percent(step / row.last_step)})" if step is not None else "no step yet"
-        yield PlanRow("Last step", f"step {row.last_step:,}", came)
-    trained, whole = of.seconds()[Spent.TRAIN], of.total
-    if report.usual and step is not None and whole > 0:
-        first = next((one.first_step for one in report.detail.status.attempts if one.first_step is not None), step)
-        made, ideal = step - first + 1, report.usual * whole
-        words = f"{made:,} steps; {show_duration(made / report.usual)} of work at the usual speed"
-        yield PlanRow("Steps since the launch", f"{ideal:,.0f} without any loss", words, made < 0.8 * ideal)
-    if report.usual and row.rate is not None:
-        yield PlanRow(
-            "Speed", f"{show_rate(report.usual)} (usual)", show_rate(row.rate), row.rate < SLOW * report.usual
-        )
-    if trained > 0:
-        lost = sum(one.lost for one in report.slow)
-        if report.slow:
-            yield PlanRow(
-                "Time below 80 % of the usual speed", "none", f"{show_duration(lost)} lost", lost > 0.02 * whole
-            )
-    if run is not None:
-        yield from _of_settings(report)
-
-
-def _of_settings(report: ReportFacts) -> Iterator[PlanRow]:
-    run, ends = report.run, report.incidents
-    assert run is not None
-    launch = run.launch
-    limit = f", each of at most {show_duration(launch.time.total_seconds())}" if launch.time else ""
-    jobs = len(dict.fromkeys(one.job_id for one in report.detail.status.attempts if one.job_id))
-    left = report.detail.row.members_left
-    waits = "" if left is None else f", {left} wait"
-    yield PlanRow(
-        "Jobs", f"{launch.jobs}{limit}", f"{jobs} ran{waits}", left == 0 and report.detail.status.verdict == "RUNNING"
-    )
-    nodes = next((len(one.nodes) for one in reversed(report.detail.status.attempts) if one.nodes), None)
-    if nodes is not None:
-        spares = f" and {launch.spare_nodes} spare" if launch.spare_nodes else ""
-        yield PlanRow("Nodes", f"{launch.nodes}{spares}", str(nodes), nodes < launch.nodes)
-    lost = [one.steps_lost for one in ends if one.steps_lost is not None and not one.planned]
-    if lost:
-        yield PlanRow(
-            "Steps made again",
-            "0",
-            f"{sum(lost):,} after {count(len(lost), 'fault')}, at most {max(lost):,}",
-            sum(lost) > 0,
-        )
 
 
 # --------------------------------------------------------------------------------------------------------------- words

@@ -61,7 +61,7 @@ class PreparedRun:
         self.sample = sample
         self.clock = 0.0  # seconds since the launch
         self.step = self.saved = 0
-        self.seen: list[tuple[float, int, int, float]] = []  # clock, step, made, loss
+        self.seen: list[tuple[float, int, int, float, float]] = []  # clock, step, made, loss, seconds in saves
         self.pages: list[Callable[[datetime], None]] = []  # written when the begin is known
         self.number, self.job, self.member = 0, "", 0
         self.began = 0.0
@@ -101,13 +101,14 @@ class PreparedRun:
                 self._first, self._ready = self.step + 1, max(self._ready, self.clock - self.began)
             self.step += made
             self.clock += length
-            if self.step - self.saved >= self.save_every:
-                self.saved, self._saving = self.step, self._saving + 20.0
-                self.clock += 20.0
+            saving = 20.0 if self.step - self.saved >= self.save_every else 0.0
+            if saving:
+                self.saved, self._saving = self.step, self._saving + saving
+                self.clock += saving
             if made:
                 self._worked = self.clock - self.began
                 loss = 1.9 + 9.0 / math.sqrt(1 + self.step / 300) + self.random.gauss(0, 0.03)
-                self.seen.append((self.clock, self.step, made, loss))
+                self.seen.append((self.clock, self.step, made, loss, saving))
 
     def end(self, cause: Cause, failure: Failure | None, *, after: float = 0.0, then: str = "", **more: Any) -> None:
         """The attempt ends ``after`` its last progress. ``more``: fields of ``End``."""
@@ -180,8 +181,8 @@ class PreparedRun:
         for page in self.pages:
             page(begin)
         record = StepRecord()
-        for at, step, made, loss in self.seen:
-            record = added(record, begin.timestamp() + at, step, made, loss)
+        for at, step, made, loss, saving in self.seen:
+            record = added(record, begin.timestamp() + at, step, made, loss, saving)
         write_steps(self.rundir, record, None)
         if running:
             self._progress(begin, now, current, behind)
@@ -212,8 +213,8 @@ class PreparedRun:
         write_progress(self.rundir.attempt(self.number), page)
 
     def _checkpoints(self, begin: datetime) -> None:
-        steps = sorted({step // self.save_every * self.save_every for _, step, _, _ in self.seen} - {0})[-8:]
-        when = {step // self.save_every * self.save_every: at for at, step, _, _ in reversed(self.seen)}
+        steps = sorted({step // self.save_every * self.save_every for _, step, *_ in self.seen} - {0})[-8:]
+        when = {step // self.save_every * self.save_every: at for at, step, *_ in reversed(self.seen)}
         for step in steps:
             folder = self.rundir.checkpoints / f"step-{step:08d}"
             folder.mkdir()
