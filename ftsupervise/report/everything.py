@@ -28,6 +28,7 @@ from ftsupervise.secrecy import masked
 if TYPE_CHECKING:
     from ftsupervise.config.schema import Run
     from ftsupervise.nodes.judging import Judgement
+    from ftsupervise.report.group_rows import GroupsReport
 
 WITHIN = 4.0  # seconds for a place that may hang
 _MOST_CHECKPOINTS, _MOST_NOTICES, _MOST_NODES = 200, 200, 300
@@ -87,6 +88,7 @@ class ReportFacts(NamedTuple):
     run: Run | None = None  # its settings, where they can be read
     folder: str = ""  # of its checkpoints
     drawn: DrawnTime = DrawnTime((), {})  # the account, as pictures show it
+    groups: GroupsReport | None = None  # its replica groups, where it has some
 
     @property
     def usual(self) -> float | None:
@@ -105,9 +107,7 @@ def report_of(
     attempts = found.status.attempts
     rates = paces_of(attempts, paces(record, [one.started.timestamp() for one in attempts]))
     slow = slow_periods(rates)
-    page = found.status.run.page
-    behind = page.slowest if page is not None else ""
-    ended = incidents(attempts, found.account, running=runs_now(found.status), behind=behind)
+    ended = incidents(attempts, found.account, running=runs_now(found.status), page=found.status.run.page)
     ends = tuple(harmless(one) for one in ended)
     run, settings = _settings(rundir, found.status.run.records, env)
     folder = _checkpoint_folder(rundir, run)
@@ -125,6 +125,7 @@ def report_of(
         run=run,
         folder=str(folder),
         drawn=placed(found.account.stretches, record),
+        groups=_groups(rundir, found, now),
     )
 
 
@@ -134,6 +135,17 @@ def _in_time(work: Callable[[], Listed], what: str) -> Listed:
     except (Error, OSError, ValueError) as error:
         return Listed(problem=printable(f"{what} cannot be read: {error}", 500))
     return found if found is not None else Listed(problem=f"{what}: no answer within {WITHIN:g} s")
+
+
+def _groups(rundir: RunDir, found: RunDetail, now: datetime) -> GroupsReport | None:
+    if found.groups is None:  # what reads them is imported where there are some
+        return None
+    from ftsupervise.report.group_rows import groups_report
+
+    try:
+        return in_time(lambda: groups_report(rundir, found.groups, now), WITHIN)
+    except (Error, OSError, ValueError):
+        return None
 
 
 def harmless(one: RunIncident) -> RunIncident:

@@ -28,7 +28,7 @@ class Headline(NamedTuple):
 
     @property
     def needs_a_look(self) -> bool:
-        return self.tone != "good"
+        return self.tone in ("bad", "unknown") or (self.tone == "watch" and bool(self.next))
 
 
 class RunPresent(NamedTuple):
@@ -41,6 +41,7 @@ class RunPresent(NamedTuple):
     stood: float = 0.0  # seconds without progress in the attempt that runs
     job_id: str = ""  # of that attempt
     behind: str = ""  # the rank that is furthest behind, and where
+    trains: bool = True  # its ranks make steps; False: they save or evaluate, and no step is due
     do: str = ""  # what the worst alert says is to be done
     restarts_hangs: bool | None = None  # does the supervisor end a hang by itself? None: not known
 
@@ -56,8 +57,11 @@ def headline_of(now: RunPresent) -> Headline:
     if verdict in _QUIET_TONES or verdict in ("GONE", "STOPPED", "STOPPING", "WAITING"):
         return _not_training(now)
     worst = now.row.alerts[0] if now.row.alerts else None
-    if now.stood >= STALL:
+    if now.stood >= STALL and (now.trains or (worst is not None and worst.watchdog == _HANG)):
         return _hung(now)
+    if now.stood >= STALL and worst is None:
+        sentence = f"It has made no step for {show_duration(round(now.stood))}: it is in phase {now.row.phase}."
+        return Headline(verdict, "watch", sentence, f"See whether that is usual: ftsupervise check hang {now.where}")
     share = now.row.rate / now.usual if now.row.rate is not None and now.usual else None
     if share is not None and share < SLOW and (worst is None or worst.watchdog == _THROUGHPUT):
         return _slow(now, share)

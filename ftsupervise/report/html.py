@@ -26,6 +26,7 @@ from ftsupervise.report.incidents import STALL, RunIncident, costs_of
 from ftsupervise.report.placing import gaps
 from ftsupervise.report.plan import plan_line, plan_rows
 from ftsupervise.report.summary import stamp
+from ftsupervise.secrecy import masked
 from ftsupervise.units import show_duration, show_percent, show_size
 
 if TYPE_CHECKING:
@@ -132,7 +133,8 @@ def _view(report: ReportFacts, axis: Axis, lines: Sequence[tuple[str, str, str, 
         "span": f"of {show_duration(of.total)} since {stamp(of.since)}" if of.total >= 1 else "",
         "directory": str(seen.rundir.root),
         "tracker": report.detail.tracker,
-        "nav": _NAV,
+        "nav": [one for one in _NAV if one[0] != "groups" or report.groups is not None],
+        "groups": _groups(report, axis),
         "head": summary.headline(report),
         "said": tuple(summary.sentences(report)),
         "tiles": summary.tiles(report),
@@ -181,6 +183,7 @@ _NAV = (
     ("costs", "What cost most"),
     ("time", "Time"),
     ("progress", "Progress"),
+    ("groups", "Groups"),
     ("incidents", "Interruptions"),
     ("nodes", "Nodes"),
     ("alerts", "Alerts"),
@@ -235,13 +238,47 @@ def _lines(report: ReportFacts, axis: Axis) -> list[tuple[str, str, str, Line]]:
     return found
 
 
+def _groups(report: ReportFacts, axis: Axis) -> dict[str, Any] | None:
+    found = report.groups
+    if found is None:
+        return None
+    from ftsupervise.report.group_rows import groups_sentence, stall_rows
+
+    light = found.seen.lighthouse
+    rows = [
+        {
+            "name": one.now.name,
+            "state": one.now.state.value,
+            "tone": one.tone,
+            "since": stamp(one.now.since),
+            "why": cut(one.now.why),
+            "nodes": cut(", ".join(one.now.nodes[:8]), 120),
+            "step": "" if one.now.step is None else f"{one.now.step:,}",
+            "faults": len(one.faults),
+            "last": "" if not one.faults else cut(f"{stamp(one.faults[-1].at)}: {masked(one.faults[-1].cause)}", 300),
+            "strip": drawing.strip(one.drawn, axis) if one.drawn else (),
+            "words": one.now.state.value,
+        }
+        for one in found.rows
+    ]
+    return {
+        "words": groups_sentence(found),
+        "lighthouse": ""
+        if light is None
+        else f"The lighthouse is at {light.address} and was restarted {light.restarts} times.",
+        "rows": rows,
+        "stalls": stall_rows(found),
+    }
+
+
 def _loose(report: ReportFacts) -> str:
     """Where saves are drawn that have no time on record."""
     number = len(report.drawn.loose)
     if not number:
         return ""
     whose = "one attempt" if number == 1 else f"{number} attempts"
-    return f"When {whose} saved checkpoints is not on record: the band shows that time as training, and the columns share it out."
+    words = "the band shows that time as training, and the columns share it out"
+    return f"When {whose} saved checkpoints is not on record: {words}."
 
 
 def _standstill(report: ReportFacts, axis: Axis) -> dict[str, Any] | None:

@@ -54,6 +54,7 @@ def _lines(report: ReportFacts) -> Iterator[str]:
             yield rest
             yield ""
     yield from _time(of)
+    yield from _groups(report)
     yield from _incidents(report.incidents)
     yield from _nodes(report)
     yield from _alerts(report)
@@ -87,6 +88,33 @@ def _time(of: TimeAccount) -> Iterator[str]:
     ]
     yield from table(("kind", "time", "share", ""), rows)
     yield from table(("ratio", "value", "definition"), summary.definitions(of))
+
+
+def _groups(report: ReportFacts) -> Iterator[str]:
+    if report.groups is None:
+        return
+    from ftsupervise.report.group_rows import groups_sentence, stall_rows
+
+    yield "## Replica groups"
+    yield ""
+    yield plain(groups_sentence(report.groups), 600)
+    yield ""
+    cells = (
+        (
+            plain(one.now.name),
+            one.now.state.value,
+            stamp(one.now.since),
+            "" if one.now.step is None else f"{one.now.step:,}",
+            str(len(one.faults)),
+            plain(one.faults[-1].cause if one.faults else ""),
+        )
+        for one in report.groups.rows
+    )
+    yield from table(("group", "state", "since", "step", "faults", "last fault"), cells)
+    stalls = stall_rows(report.groups)[:_ROWS]
+    if stalls:
+        rows = ((one["at"], one["took"], plain(one["gone"]), one["back"], one["missed"]) for one in stalls)
+        yield from table(("the others stood still", "for", "lost", "back", "steps made without them"), rows)
 
 
 def _incidents(found: Sequence[RunIncident]) -> Iterator[str]:

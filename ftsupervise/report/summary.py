@@ -25,7 +25,7 @@ from ftsupervise.report.costs import (
 )
 from ftsupervise.report.everything import ReportFacts
 from ftsupervise.report.headline import Headline, RunPresent, headline_of
-from ftsupervise.report.incidents import STALL, RunIncident, standing
+from ftsupervise.report.incidents import STALL, RunIncident, standing, trains
 from ftsupervise.report.row import pace_of
 from ftsupervise.report.slow import SLOW
 from ftsupervise.units import count, show_duration, show_percent, show_rate
@@ -66,6 +66,7 @@ def headline(report: ReportFacts) -> Headline:
             stood=_stands(report),
             job_id=next((job.id for job in running), last.job_id if last is not None else ""),
             behind=page.slowest if page is not None else "",
+            trains=trains(page),
             do=next((one.do for one in rows if worst and one.watchdog == worst), ""),
             restarts_hangs=None if run is None else run.launch.restart.hang is not None,
         )

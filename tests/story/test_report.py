@@ -285,10 +285,13 @@ def test_markdown_goes_to_standard_output_and_begins_with_the_verdict(account: A
 # --------------------------------------------------------------------------------------------------------- the week
 
 
-def test_the_week_of_several_runs_puts_the_costliest_first(account: Account) -> None:
+def test_the_week_of_several_runs_begins_with_those_that_need_a_look_and_why(account: Account) -> None:
     runs = {name: account.folder / name for name in STORIES}
     week = week_of({**runs, "away": account.folder / "away"}, NOW, account.env)
-    assert week.rows[0].row.name == "queue-bound"
+    looks = [(one.row.name, one.head.tone) for one in week.rows if one.head.needs_a_look]
+    assert looks[:2] == [("crash-loop", "bad"), ("disk-full", "bad")], "the worst first, then what cost most"
+    assert [name for name, _ in looks[2:]] == ["hang", "away", "queue-bound", "slow-node"]
+    assert [one.row.name for one in week.rows[6:]] == ["fine"]
     by_name = {one.row.name: one for one in week.rows}
     assert by_name["away"].problem == f"{account.folder}/away is not there any more"
     assert by_name["hang"].faults == 3, "two that are over, and the one that goes on"
@@ -297,7 +300,12 @@ def test_the_week_of_several_runs_puts_the_costliest_first(account: Account) -> 
     assert sum(week.seconds.values()) == pytest.approx(total)
     text = week_as_markdown(week)
     assert "queue-bound | WAITING" in text
-    assert "waiting in the queue" in text.splitlines()[2]
+    assert text.splitlines()[2].startswith(
+        "**6 runs need a look: crash-loop, disk-full, hang, away, queue-bound and 1 more."
+    )
+    assert (
+        "- **hang** (RUNNING): It hangs: no progress for 50m" in text and "What cost most: waiting in the queue" in text
+    )
     assert "is not there any more" in week_page(week)
 
 
