@@ -8,14 +8,17 @@ from typing import NamedTuple
 
 from ftsupervise.replicas.groups import GroupState, ReplicaGroup
 from ftsupervise.replicas.stalls import GroupStall, StallPage, read_stalls
-from ftsupervise.report.account import Stretch, account
+from ftsupervise.report.account import Spent, Stretch, account
 from ftsupervise.report.groups import GroupFault, GroupsSeen
+from ftsupervise.report.placing import placed
 from ftsupervise.rundir.ledger import ledger
 from ftsupervise.rundir.paths import RunDir
+from ftsupervise.rundir.steps import read_steps
 from ftsupervise.units import count, show_duration
 
 _MOST = 64  # groups that are drawn
 _STALLS = 100  # that are listed
+_AFTER = {GroupState.WAITING: Spent.QUEUE, GroupState.STOPPED: Spent.HELD, GroupState.LEFT: Spent.HELD}
 _TONES = {GroupState.RUNNING: "good", GroupState.UNKNOWN: "unknown"}
 
 
@@ -53,8 +56,11 @@ def _drawn(group: RunDir, row: ReplicaGroup, now: datetime) -> tuple[Stretch, ..
         attempts = ledger(group)
     except OSError:
         return ()
-    running = row.state is GroupState.RUNNING and bool(attempts) and attempts[-1].ended is None
-    return account(attempts, (), now, running=running).stretches if attempts else ()
+    if not attempts:
+        return ()
+    running = row.state is GroupState.RUNNING and attempts[-1].ended is None
+    after = _AFTER.get(row.state, Spent.UNKNOWN)
+    return placed(account(attempts, (), now, running=running, afterwards=after).stretches, read_steps(group)).stretches
 
 
 def groups_sentence(found: GroupsReport) -> str:

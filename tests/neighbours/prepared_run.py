@@ -178,8 +178,7 @@ class PreparedRun:
         self.rundir.config.write_text(dump(loads(text + settings, self.rundir.config)))
         launch = {"state": "submitted", "token": f"t-{self.name}", "at": begin.isoformat(), "scheduler": "slurm"}
         write_json(self.rundir.launches / "0001/launch.json", {**launch, "job_ids": ["88"], "by": "ada@login-1"})
-        for page in self.pages:
-            page(begin)
+        self.write_attempts(begin)
         record = StepRecord()
         for at, step, made, loss, saving in self.seen:
             record = added(record, begin.timestamp() + at, step, made, loss, saving)
@@ -188,6 +187,13 @@ class PreparedRun:
             self._progress(begin, now, current, behind)
         self._checkpoints(begin)
         return self.rundir
+
+    def write_attempts(self, begin: datetime, now: datetime | None = None) -> None:
+        """Only the ledger, of a run that was launched at ``begin``: that of a replica group. ``now``: its last attempt runs."""
+        for page in self.pages:
+            page(begin)
+        if now is not None:
+            self._progress(begin, now, 1.0, "")
 
     def _progress(self, begin: datetime, now: datetime, current: float | None, behind: str) -> None:
         base = begin.timestamp() + self.began

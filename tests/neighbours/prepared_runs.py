@@ -17,6 +17,8 @@ from typing import Any
 
 from ftsupervise.findings import Severity
 from ftsupervise.model import Cause, CauseKind, Failure, FailureKind, NodeRanks, Standstill
+from ftsupervise.replicas.groups import GroupState, GroupTable, ReplicaGroup, write_table
+from ftsupervise.replicas.stalls import STALLS, GroupStall, StallPage
 from ftsupervise.rundir.ledger import START
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.records import write_json
@@ -234,6 +236,52 @@ def nine_days(folder: Path, now: datetime) -> Story:
     return run.rundir, run.jobs(now, running=True)
 
 
+def groups(folder: Path, now: datetime) -> Story:
+    """Four replica groups, one of which was lost and came back, and one of which is away now."""
+    run = PreparedRun(folder, "groups")
+    run.queue(10 * MINUTE)
+    run.start(2 * MINUTE)
+    run.train(9 * HOUR)
+    run.write(now, running=True, current=1.0)
+    begin = now - timedelta(seconds=run.clock)
+    rows = []
+    for number in range(4):
+        part = PreparedRun(run.rundir.root / "groups", f"g{number:03}", nodes=16)
+        part.queue(10 * MINUTE)
+        part.start(2 * MINUTE)
+        where = (NodeRanks(f"node-{17 + number}", "3"),)
+        lost = Cause(CauseKind.NODE, where), Failure(FailureKind.NODE, "node failure", f"NODE_FAIL: node-{17 + number}")
+        if number == 1:
+            part.train(4 * HOUR)
+            part.fault(*lost, after=8, pause=900)
+            part.start(2 * MINUTE)
+        if number == 3:
+            part.train(7.5 * HOUR)
+            part.fault(*lost, after=8)
+        away = number == 3
+        if not away:
+            part.train(run.clock - part.clock)
+        part.write_attempts(begin, None if away else now)
+        at = begin + timedelta(seconds=part.clock)
+        state = GroupState.WAITING if away else GroupState.RUNNING
+        why = "no node is free to take the place of node-20" if away else ""
+        nodes = () if away else (f"node-{10 * number + 1:02}",)
+        rows.append(
+            ReplicaGroup(
+                f"g{number:03}", state, at if away else begin, why, nodes, step=part.step if away else run.step
+            )
+        )
+    run.rundir.replicas.mkdir()
+    write_table(run.rundir, GroupTable(now, "node-01", 4, 2, groups=tuple(rows)))
+    first, second = (begin + timedelta(hours=hours) for hours in (4.2, 7.7))
+    stalls = (
+        GroupStall(first, 1.1, 1440, 1, ("g001",), first + timedelta(seconds=1030), 104),
+        GroupStall(second, 1.4, 2690, 1, ("g003",)),
+    )
+    write_json(run.rundir.replicas / STALLS, StallPage(now, 2, 2.5, 2, stalls))
+    return run.rundir, run.jobs(now, running=True)
+
+
 _FAULTS: tuple[tuple[Cause, Failure], ...] = (
     (Cause(CauseKind.NODE), Failure(FailureKind.NODE, "node failure", "NODE_FAIL")),
     (Cause(CauseKind.SIGNAL, signal=9), Failure(FailureKind.SIGNAL, "killed by SIGKILL", "slurmstepd: task 12 killed")),
@@ -301,6 +349,7 @@ def hostile(folder: Path, now: datetime, text: str = NASTY) -> Story:
 EVERY: dict[str, Callable[[Path, datetime], Story]] = {
     **STORIES,
     "nine-days": nine_days,
+    "groups": groups,
     "ninety-days": ninety_days,
     "hostile": hostile,
 }

@@ -38,7 +38,7 @@ class Account:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.env = outside_a_job(**prepare(folder, NOW, (*STORIES, "hostile")))
+        self.env = outside_a_job(**prepare(folder, NOW, (*STORIES, "hostile", "groups")))
         self._read: dict[str, ReportFacts] = {}
 
     def report(self, name: str) -> ReportFacts:
@@ -183,6 +183,22 @@ def test_everything_that_is_known_stands_in_it(account: Account) -> None:
         "launch.nodes",
     ):
         assert text in shown, text
+
+
+def test_replica_groups_are_rows_with_the_times_they_were_away_and_the_stalls_that_the_others_saw(
+    account: Account,
+) -> None:
+    found = account.report("groups")
+    assert found.groups is not None
+    rows = {one.now.name: one for one in found.groups.rows}
+    assert [len(rows[name].faults) for name in ("g000", "g001", "g002", "g003")] == [0, 1, 0, 1]
+    (restart,) = [one for one in rows["g001"].drawn if one.kind is Spent.RESTART and one.attempt is None]
+    assert restart.seconds == pytest.approx(900, abs=5), "lost, and back again"
+    assert rows["g003"].drawn[-1].kind is Spent.QUEUE and rows["g000"].drawn[-1].kind is Spent.TRAIN
+    shown = page(found)
+    for text in ("3 of 4 groups run", "The others stood still 2 times", "after 17m 10s", "not yet", 'href="#groups"'):
+        assert text in shown, text
+    assert 'href="#groups"' not in page(account.report("hang")), "a run without groups has no such part"
 
 
 # ---------------------------------------------------------------------------------------------------- hostile text
