@@ -6,6 +6,7 @@ import re
 
 _PIECE = re.compile(r"([^\[\]]*)(?:\[([^\[\]]*)\])?")
 _RANGE = re.compile(r"([0-9]{1,12})(?:-([0-9]{1,12}))?")
+_NUMBERED = re.compile(r"(.*?)([0-9]{1,18})")
 _MOST = 200_000  # nodes in all; the largest cluster has a tenth of it
 _LONGEST = 300  # characters of a name; DNS allows 253
 _LIMIT = 4_000_000  # characters of a list
@@ -69,14 +70,16 @@ def _range(item: str, part: str) -> tuple[int, int, int]:
 
 def compress_hostlist(nodes: tuple[str, ...] | list[str]) -> str:
     """node-0 node-1 node-2 -> "node-[0-2]"; the shortest form Slurm takes, in the order of the names."""
+    found = {node: _NUMBERED.fullmatch(node) for node in dict.fromkeys(nodes)}
+    padded = {(match[1], len(match[2])) for match in found.values() if match is not None and match[2][0] == "0"}
     groups: dict[tuple[str, int], list[int]] = {}
     plain: list[str] = []
-    for node in dict.fromkeys(nodes):
-        match = re.fullmatch(r"(.*?)([0-9]{1,18})", node)
-        if match:
-            groups.setdefault((match[1], len(match[2]) if match[2].startswith("0") else 0), []).append(int(match[2]))
-        else:
+    for node, match in found.items():
+        if match is None:
             plain.append(node)
+            continue
+        size = match[1], len(match[2])  # node-10 belongs to node-09, but not to node-9
+        groups.setdefault(size if size in padded else (match[1], 0), []).append(int(match[2]))
     texts = []
     for (prefix, width), numbers in groups.items():
         runs: list[list[int]] = []

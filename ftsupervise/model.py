@@ -271,7 +271,7 @@ class Attempt(NamedTuple):
     failure: Failure | None = None  # None if it was none
     saved: int | None = None  # newest step the loop said it had saved
     ready: float | None = None  # seconds from the start to the first step
-    then: str = ""  # what was done about it: "restarted in place", "left to the next member", "stopped"
+    then: str = ""  # what was done about it: "restarted in place", "left to the next job", "stopped by the brake"
     told: int = 0  # of one without an end: the signal that had told it to leave
     hardware: str = ""  # what a GPU or a node said of a fault of its own
     resumed: Resumed | None = None  # None where its loop did not ask the guard for a checkpoint

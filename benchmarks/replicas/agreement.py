@@ -1,7 +1,7 @@
 """Do two samples of final losses agree within the noise of seeds? Pure.
 
-Two questions, for each alone could be answered with yes by chance: a permutation test of the difference of the means says
-whether the seeds explain it, and its size beside the spread of the undisturbed seeds says whether it would matter if they did not.
+Two questions are asked, for a yes to one of them may be chance: a permutation test of the difference of the means says whether
+the seeds explain it, and its size beside the spread of the undisturbed seeds says whether it would matter.
 """
 
 from __future__ import annotations

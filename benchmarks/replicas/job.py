@@ -2,6 +2,7 @@
 
     BENCH_MODE=groups    replica groups, with our integration
     BENCH_MODE=torchft   the same groups with torchft as it comes: its manager, its DDP wrapper, its defaults
+    BENCH_MODE=timeline  as groups, with a stamp for each part of the way from a death to the next step (timeline.py)
     BENCH_MODE=whole     four ranks of one job, with DDP and our guard: after a fault all of them start again
 
 Each commits to one file of stamps: TIME WHAT GROUP PID STEP, one write of one line, CLOCK_MONOTONIC.
@@ -9,6 +10,8 @@ Each commits to one file of stamps: TIME WHAT GROUP PID STEP, one write of one l
 
 import os
 import time
+from collections.abc import Callable
+from typing import Any
 
 _LOG = os.open(os.environ["BENCH_EVENTS"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
 MODE = os.environ["BENCH_MODE"]
@@ -52,13 +55,14 @@ def network() -> tuple[nn.Module, torch.optim.Optimizer]:
     return net, torch.optim.AdamW(net.parameters(), lr=1e-3)
 
 
-def groups() -> None:
+def groups(prepare: Callable[[Any], None] = lambda _: None) -> None:
     from torchft import Optimizer
 
     from ftsupervise.integrations.torchft import DistributedDataParallel, ReplicaManager
 
     net, inner = network()
     manager = ReplicaManager(model=net, optimizer=inner)
+    prepare(manager)
     model, optimizer = DistributedDataParallel(manager, net), Optimizer(manager, inner)
     for step in manager.steps(LAST, save_every=SAVE_EVERY):
         optimizer.zero_grad()
@@ -68,6 +72,41 @@ def groups() -> None:
             done(manager.current_step(), net)
         else:
             stamp("lost", step)
+
+
+def timeline() -> None:
+    def prepare(manager: Any) -> None:
+        for owner, name, before, after in (
+            (manager, "report_error", "failed", ""),
+            (manager._client._inside, "_quorum", "asks", "quorum"),
+            (manager._pg, "configure", "", "configured"),
+        ):
+            setattr(owner, name, stamped(getattr(owner, name), before, after))
+
+    class Client:  # torchft's own takes no attributes
+        def __init__(self, inside: Any) -> None:
+            self._inside, self._quorum = inside, inside._quorum
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._inside, name)
+
+    def open_and_prepare(manager: Any) -> None:
+        manager._client._inside = Client(manager._client._inside)
+        prepare(manager)
+
+    groups(open_and_prepare)
+
+
+def stamped(call: Callable[..., Any], before: str, after: str) -> Callable[..., Any]:
+    def wrapped(*arguments: Any, **named: Any) -> Any:
+        if before:
+            stamp(before)
+        found = call(*arguments, **named)
+        if after:
+            stamp(after)
+        return found
+
+    return wrapped
 
 
 def torchft_alone() -> None:
@@ -125,4 +164,4 @@ def whole() -> None:
                 break
 
 
-{"groups": groups, "torchft": torchft_alone, "whole": whole}[MODE]()
+{"groups": groups, "timeline": timeline, "torchft": torchft_alone, "whole": whole}[MODE]()

@@ -2,10 +2,13 @@
 
     python benchmarks/replicas/losses.py [--seeds 8] [--loops ddp,localsgd,diloco] [--kills 4] [--check] [--json FILE]
 
-Four groups under ``ftsupervise groups run`` on this machine learn to tell digits apart (losses_job.py). A killed group is away until
-it has started again by itself, and its batches are missing meanwhile. Compared is the loss of images that nobody trains on, the
-mean over the last steps. ``--check``: exit 1 where the two do not agree within the noise of the seeds (agreement.py). Needs torch
-with torchft (`make test-torch`).
+Four groups under ``ftsupervise groups run`` on this machine learn to tell digits apart (losses_job.py). A killed group is away
+until it has started again by itself, and its batches are missing meanwhile. Compared is the loss of images that nobody trains
+on, the mean over the last steps. ``--check``: exit 1 where the two do not agree within the noise of the seeds (agreement.py).
+
+The runs with FT-DDP are also replayed: one process, without groups and without faults, trains on the very batches that took
+part in each step. The difference to that is what the kills cost beyond the missing batches; ``--check`` allows a thousandth.
+Needs torch with torchft (`make test-torch`).
 """
 
 from __future__ import annotations
@@ -14,11 +17,9 @@ import argparse
 import json
 import os
 import random
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -28,13 +29,14 @@ from typing import NamedTuple
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks.replicas.agreement import Agreement, agreement
+from benchmarks.replicas.local import local_run
 from benchmarks.replicas.scene import NAMES, Stamps
-from ftsupervise.host import processes
 
 JOB = Path(__file__).with_name("losses_job.py")
 LOOPS = {"ddp": "FT-DDP", "localsgd": "LocalSGD", "diloco": "DiLoCo"}
 _LAST = 20  # losses that the final one is the mean of
 _BEFORE = 0.1  # share of the steps: the loss is shown as it was so much earlier, for comparison
+_OFF = 0.001  # difference of the loss to a replay: sums of floats in another order
 _MOST = 300.0  # seconds for one run
 
 
@@ -46,6 +48,7 @@ class Learned(NamedTuple):
     kills: int
     missing: float  # share of the batches that were not there, since their group was away
     differ: int  # steps after which the weights of two groups were not the same bits
+    off: float | None = None  # of the loss of one process that trained on the same batches
 
 
 def main() -> None:
@@ -69,32 +72,18 @@ def main() -> None:
 
 def learn(loop: str, seed: int, kills: int, steps: int, step_time: float) -> Learned:
     """One run, from its start to its end by itself. Raises RuntimeError where it does not come to it."""
-    folder = Path(tempfile.mkdtemp(prefix="fts-loss-", dir="/tmp"))
-    stamps = Stamps(folder / "events")
-    env = {key: value for key, value in os.environ.items() if not key.startswith(("SLURM_", "FTSUPERVISE_", "TORCH"))}
-    env |= {"BENCH_EVENTS": str(stamps.path), "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "TMPDIR": str(folder)}
-    env |= {"FTSUPERVISE_STATE_DIR": str(folder / "state"), "PYTHONWARNINGS": "ignore"}
-    us = [sys.executable, "-m", "ftsupervise"]
-    words = [*us, "run", "--run-dir", str(folder / "run"), "--hang", "off", "--warm", "off", "--"]
-    words += [*us, "groups", "run", "--count", str(len(NAMES)), "--slowest-step", "3", "--"]
-    words += ["--in-place", "99", "--back-off", "0", "--", sys.executable, str(JOB), "--loop", loop]
-    words += ["--seed", str(seed), "--steps", str(steps), "--step-time", str(step_time)]
-    with (folder / "out").open("wb") as out:
-        child = subprocess.Popen(words, cwd=folder, env=env, stdout=out, stderr=out)
-        try:
-            disturb(child, stamps, seed, kills, steps if loop == "ddp" else steps // 5, step_time)
-            if child.wait(_MOST):
-                raise RuntimeError(f"the run ended with {child.returncode}: {(folder / 'out').read_text()[-2000:]}")
-        finally:
-            end(child)
-    stamps.look()
-    shutil.rmtree(folder, ignore_errors=True)
-    return judged(stamps, loop, seed, kills)
+    words = ["--loop", loop, "--seed", str(seed), "--steps", str(steps), "--step-time", str(step_time)]
+    with local_run(sys.executable, str(JOB), *words) as run:
+        disturb(run.child, run.stamps, seed, kills, steps if loop == "ddp" else steps // 5, step_time)
+        if run.child.wait(_MOST):
+            raise RuntimeError(f"the run ended with {run.child.returncode}: {run.said()}")
+        run.stamps.look()
+        return judged(run.stamps, loop, seed, kills)
 
 
 def disturb(child: subprocess.Popen[bytes], stamps: Stamps, seed: int, kills: int, last: int, step_time: float) -> None:
-    """SIGKILL to one group after the other, spread over the run, each in the middle of its computation. One may still be away when
-    the next is killed: then too few are left, and they wait for it."""
+    """SIGKILL to one group after the other, spread over the run, each in the middle of its computation. One may still be away
+    when the next is killed: then too few are left, and they wait for it."""
     draw = random.Random(seed)
     for number in range(kills):
         due, order = last * (number + draw.uniform(0.2, 0.6)) / (kills + 0.5), draw.sample(NAMES, len(NAMES))
@@ -102,9 +91,10 @@ def disturb(child: subprocess.Popen[bytes], stamps: Stamps, seed: int, kills: in
         def computing(due: float = due, order: list[str] = order) -> int:
             for name in order:
                 newest = next((one for one in reversed(stamps.all) if one.group == name), None)
-                if newest is not None and newest.what == "compute" and newest.step >= due:
-                    if time.monotonic() - newest.at < step_time / 2:
-                        return newest.pid
+                if newest is None or newest.what != "compute" or newest.step < due:
+                    continue
+                if time.monotonic() - newest.at < step_time / 2:
+                    return newest.pid
             return 0
 
         found: list[int] = []
@@ -118,39 +108,39 @@ def disturb(child: subprocess.Popen[bytes], stamps: Stamps, seed: int, kills: in
         os.kill(found[-1], signal.SIGKILL)
 
 
-def end(child: subprocess.Popen[bytes]) -> None:
-    if child.poll() is None:
-        child.terminate()
-        try:
-            child.wait(30)
-        except subprocess.TimeoutExpired:
-            for pid in (*processes.below(child.pid), child.pid):
-                processes.send([pid], signal.SIGKILL)
-            child.wait()
-
-
 def judged(stamps: Stamps, loop: str, seed: int, kills: int) -> Learned:
     """Raises RuntimeError where the stamps do not lead to the last step."""
     of_step: dict[int, list[tuple[float, int, str]]] = {}
+    took_part: dict[int, set[int]] = {}
     for one in stamps.steps():
-        loss, present, weights = one.weights.split("/")
+        loss, present, weights, took = one.weights.split("/")
         of_step.setdefault(one.step, []).append((float(loss), int(present), weights))
+        took_part.setdefault(one.step, set()).update({NAMES.index(one.group)} if took == "1" else ())
     steps = sorted(of_step)
     losses = [of_step[step][0][0] for step in steps]
     if len(losses) < 3 * _LAST // 2:
         raise RuntimeError(f"{loop}, seed {seed}: only {len(losses)} steps")
     earlier = round(len(losses) * (1 - _BEFORE))
     last = min(_LAST, len(losses) // 3)
+    final = fmean(losses[-last:])
     present = sum(max(count for _, count, _ in of_step[step]) for step in steps)
     return Learned(
         loop=loop,
         seed=seed,
-        loss=fmean(losses[-last:]),
+        loss=final,
         before=fmean(losses[earlier - last : earlier]),
         kills=kills,
         missing=1 - present / (len(NAMES) * len(steps)),
         differ=sum(len({weights for _, _, weights in found}) > 1 for found in of_step.values()),
+        off=abs(final - replayed(seed, [took_part[step] for step in steps], last)) if loop == "ddp" else None,
     )
+
+
+def replayed(seed: int, took_part: list[set[int]], last: int) -> float:
+    """The final loss of one process that trains on the batches of those groups in each step."""
+    from benchmarks.replicas.losses_job import replay
+
+    return fmean(replay(seed, took_part)[-last:])
 
 
 def compared(found: list[Learned], loop: str) -> Agreement:
@@ -166,14 +156,16 @@ def problems(found: list[Learned]) -> list[str]:
             wrong.append(f"{LOOPS[loop]}: outside the noise of the seeds: {why}")
         if differ := sum(one.differ for one in found if one.loop == loop):
             wrong.append(f"{LOOPS[loop]}: after {differ} steps two groups had different weights")
+        if any(one.off is not None and one.off > _OFF for one in found if one.loop == loop):
+            wrong.append(f"{LOOPS[loop]}: it learned something else than one process learns from the same batches")
     return wrong
 
 
 def table(found: list[Learned]) -> str:
-    lines = [
+    heads = (
         f"{'':10} {'seeds':>5} {'undisturbed':>17} {'with kills':>17} {'difference':>11} {'in spreads':>11} {'p':>6} "
-        f"{'kills':>6} {'missing':>8} {'differ':>7} {'10 % earlier':>13}"
-    ]
+    )
+    lines = [heads + f"{'kills':>6} {'missing':>8} {'differ':>7} {'10 % earlier':>13} {'off replay':>11}"]
     for loop in dict.fromkeys(one.loop for one in found):
         of, it = [one for one in found if one.loop == loop], compared(found, loop)
         disturbed = [one for one in of if one.kills]
@@ -182,9 +174,15 @@ def table(found: list[Learned]) -> str:
         lines.append(
             f"{LOOPS[loop]:10} {it.seeds:>5} {it.undisturbed:>8.4f} ± {it.spread:.4f} {it.disturbed:>8.4f} ± {spread:.4f} "
             f"{it.difference:>+11.4f} {it.difference / it.spread:>+11.2f} {it.p:>6.2f} {sum(one.kills for one in of):>6} "
-            f"{fmean(one.missing for one in disturbed):>8.0%} {sum(one.differ for one in of):>7} {earlier:>+13.4f}"
+            f"{fmean(one.missing for one in disturbed):>8.0%} {sum(one.differ for one in of):>7} {earlier:>+13.4f} "
+            f"{_off(of):>11}"
         )
     return "\n".join(lines)
+
+
+def _off(of: list[Learned]) -> str:
+    found = [one.off for one in of if one.off is not None]
+    return f"{max(found):.6f}" if found else "-"
 
 
 def say(one: Learned) -> None:

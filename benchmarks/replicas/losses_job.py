@@ -1,10 +1,11 @@
-"""The training of losses.py: digits, told apart by a small network, in four replica groups, with the loss of images that it never
-trains on.
+"""The training of losses.py: digits, told apart by a small network, in four replica groups, with the loss of images that it
+never trains on.
 
     python losses_job.py --loop ddp|localsgd|diloco --seed N --steps N --step-time SECONDS
 
 It writes to BENCH_EVENTS as job.py does: TIME WHAT GROUP PID STEP MORE. "compute" says that a gradient is about to be computed;
-the word after each "step" is the loss, the number of groups that took part, and a checksum of the weights.
+the word after each "step" is the loss, the number of groups that took part, a checksum of the weights, and if this one took
+part.
 """
 
 from __future__ import annotations
@@ -28,12 +29,12 @@ from torchft.local_sgd import DiLoCo, LocalSGD
 from ftsupervise.integrations.torchft import DistributedDataParallel, ReplicaManager
 
 BATCH, HELD_BACK, EVERY, GROUPS = 32, 360, 5, 4
-_LOG = os.open(os.environ["BENCH_EVENTS"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
 
 
 def stamp(what: str, step: int = 0, more: str = "-") -> None:
     group = os.environ["REPLICA_GROUP_ID"]
-    os.write(_LOG, f"{time.monotonic_ns()} {what} {group} {os.getpid()} {step} {more}\n".encode())
+    with Path(os.environ["BENCH_EVENTS"]).open("ab", buffering=0) as log:
+        log.write(f"{time.monotonic_ns()} {what} {group} {os.getpid()} {step} {more}\n".encode())
 
 
 class Digits:
@@ -55,6 +56,23 @@ class Digits:
     @torch.no_grad()
     def loss(self, net: nn.Module) -> float:
         return float(nn.functional.cross_entropy(net(self.held[0]), self.held[1]))
+
+
+def replay(seed: int, took_part: list[set[int]]) -> list[float]:
+    """The loss after each step of one process that trains on the batches of those groups, whose gradients it averages."""
+    torch.manual_seed(seed)
+    torch.set_num_threads(1)
+    net = network()
+    inner = torch.optim.AdamW(net.parameters(), lr=0.003)
+    data, losses = [Digits(seed, index) for index in range(GROUPS)], []
+    for step, groups in enumerate(took_part):
+        inner.zero_grad()
+        for index in sorted(groups):
+            images, labels = data[index].batch(step)
+            (nn.functional.cross_entropy(net(images), labels) / len(groups)).backward()
+        inner.step()
+        losses.append(data[0].loss(net))
+    return losses
 
 
 def meet() -> None:
@@ -118,6 +136,7 @@ def train(
         if manager.has_committed:
             weights = b"".join(part.detach().numpy().tobytes() for part in net.parameters())
             told = f"{data.loss(net):.6f}/{manager.num_participants()}/{zlib.crc32(weights):08x}"
+            told += f"/{int(manager.participating_rank() is not None)}"
             stamp("step", manager.current_step(), told)
 
 

@@ -24,6 +24,7 @@ KINDS = {
     "detect": ("d", "#c62828"),
     "restart": (">", "#f9a825"),
     "queue": (".", "#1565c0"),
+    "braked": ("b", "#8d6e63"),
     "held": ("h", "#5c6bc0"),
     "unknown": ("?", "#9e9e9e"),
 }

@@ -16,9 +16,9 @@ from typing import Any, Protocol
 
 from ftsupervise.errors import Error, NotFound, UsageError
 from ftsupervise.host import files
-from ftsupervise.host.modes import PAGE, is_shared, make_folder, set_file_mode
+from ftsupervise.host.modes import is_shared, make_folder
 from ftsupervise.host.ownership import distrust, distrust_route
-from ftsupervise.rundir.paths import sync_directory
+from ftsupervise.rundir.paths import write_whole
 from ftsupervise.secrecy import masked
 
 PIECE = 4 << 20  # bytes that are read or written at once
@@ -110,25 +110,7 @@ class FolderStore:
     def write(self, name: str, pieces: Iterable[bytes]) -> None:
         target = self.root / inside(name)
         make_folder(target.parent, parents=True)
-        fd, temporary = files.create_temporary(target.parent, target.name, PAGE)
-        try:
-            try:
-                set_file_mode(fd, PAGE)
-                for piece in pieces:
-                    view = memoryview(piece)
-                    while view:
-                        view = view[os.write(fd, view) :]
-                os.fsync(fd)
-            finally:
-                os.close(fd)
-            os.replace(temporary, target)
-        except BaseException:
-            try:
-                os.unlink(temporary)
-            except OSError:
-                pass
-            raise
-        sync_directory(target.parent)
+        write_whole(target, pieces)
 
     def read(self, name: str) -> Iterator[bytes]:
         return file_pieces(self.root / inside(name))

@@ -102,10 +102,12 @@ def check(watchdog: str, runs: tuple[str, ...], as_json: bool, trust: bool, nagi
 
 def _is_run(word: str) -> bool:
     from ftsupervise.config.find_run import find_run
-    from ftsupervise.errors import Error
+    from ftsupervise.errors import Error, NoAnswer
 
     try:
         find_run(word)
+    except NoAnswer:
+        return True
     except Error:
         return Path(word).exists()  # its errors are reported then
     return True

@@ -128,7 +128,7 @@ def _find_in_time(run: str | None, probe: Probe) -> CheckpointPlace:
 
 
 def _try_to_find(run: str | None) -> None:
-    with suppress(Exception):  # the command itself meets the same error, and reports it
+    with suppress(Error, OSError, ValueError):  # the command itself meets the same error, and reports it
         find(run)
 
 

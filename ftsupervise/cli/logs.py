@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import click
 
 from ftsupervise.cli import time_limit
 from ftsupervise.cli.output import columns, say, say_json
-from ftsupervise.errors import NotFound
+from ftsupervise.errors import Error, NotFound
 from ftsupervise.printable import printable
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ _OVER = 3.0  # seconds of silence after which a run that has finished is not fol
 )
 @click.option("--attempt", type=click.IntRange(1), help="This attempt only.")
 @click.option("--rank", type=click.IntRange(0), help="This rank only: its own file, else lines labelled with it.")
-@click.option("--group", help="This replica group only (g002): each has logs of its own.")
+@click.option("--group", help="This replica group only (g002); without it, all groups.")
 @click.option("--errors", is_flag=True, help="Only lines that report an error, with whole tracebacks, of all attempts.")
 @click.option("--path", "only_path", is_flag=True, help="Print the path of the file instead.")
 def logs(
@@ -47,45 +47,48 @@ def logs(
 ) -> None:
     """Show the output of RUN's jobs: of the newest attempt, with a line where another attempt or file begins.
 
+    The output of a run of replica groups is that of all groups, each with its share of the lines.
+
     RUN is a directory, an ftsupervise.yaml, or a name; default: ./ftsupervise.yaml.
     """
     from ftsupervise.config.find_run import find_run
-    from ftsupervise.replicas.groups import find_group
+    from ftsupervise.replicas.groups import find_group, group_names
 
-    rundir = find_run(run)
-    if group is not None:
-        rundir = find_group(rundir, group)
-    try:
-        parts = [_of_rank(part, rank) for part in _parts(rundir, attempt)]
-    except NotFound:
-        _name_the_groups(rundir)
-        raise
+    whole = find_run(run)
+    names = group_names(whole) if group is None and attempt is None else []
+    first = whole if group is None else find_group(whole, group)
+    places = [first, *(whole.group(name) for name in names)]
+    found = [[_of_rank(part, rank) for part in parts] for parts in _of_all(places, attempt)]
     if only_path:
-        click.echo(printable(str(parts[-1].path)))
+        click.echo(printable(str(found[0][-1].path)))
         return
-    newest = [part for part in parts if part.attempt == parts[-1].attempt]
-    shown = _print(parts if errors else newest, lines, rank, errors=errors)
+    newest = [[part for part in parts if part.attempt == parts[-1].attempt] for parts in found]
+    share = -(-lines // len(found))  # of the lines that are shown, for each group
+    named = len(found) > 1
+    shown = sum(_print(parts, share, rank, errors=errors, named=named) for parts in (found if errors else newest))
     if rank is not None and not shown and not follow and not errors:
         raise NotFound(
-            f"no line of {parts[-1].path} says that it is rank {rank}'s",
+            f"no line of {found[-1][-1].path} says that it is rank {rank}'s",
             hint="srun --label numbers the lines; or let each rank write a file with its number in the name (out-%t.log)",
         )
-    _name_the_groups(rundir)
+    if names:
+        say(f"(one group alone: ftsupervise logs --group {names[0]} {whole.quoted()})", err=True)
     if follow:
-        _follow(rundir, newest, rank, errors=errors, stay=attempt is not None)
+        _follow(places, [part for parts in newest for part in parts], rank, errors=errors, stay=attempt is not None)
 
 
-def _name_the_groups(rundir: RunDir) -> None:
-    """Name the groups: their ranks write elsewhere, and a person looks here first."""
-    from ftsupervise.replicas.groups import group_names
-
-    if names := group_names(rundir):
-        shown = names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}"
-        say(
-            f"(the ranks write into the logs of their groups, {shown}: "
-            f"ftsupervise logs --group {names[0]} {rundir.quoted()})",
-            err=True,
-        )
+def _of_all(places: Sequence[RunDir], attempt: int | None) -> list[list[Part]]:
+    """Return the parts of each of these directories that has some. Raises NotFound where none has."""
+    found, missing = list[list["Part"]](), list[Error]()
+    for place in places:
+        try:
+            found.append(_parts(place, attempt))
+        except NotFound as error:
+            missing.append(error)
+        time_limit.extend(_AT_A_TIME)
+    if not found:
+        raise missing[0]
+    return found
 
 
 @click.command("list")
@@ -111,7 +114,7 @@ def _parts(rundir: RunDir, attempt: int | None) -> list[Part]:
 
     name = run_name(rundir)
     attempts = ledger(rundir)
-    found = output_files(rundir, name, attempts)
+    found = [part._replace(group=_group_of(rundir)) for part in output_files(rundir, name, attempts)]
     if attempt is not None:
         found = [part for part in found if part.attempt == attempt]
     if found:
@@ -125,14 +128,18 @@ def _parts(rundir: RunDir, attempt: int | None) -> list[Part]:
     raise NotFound(f"{name} has written nothing yet: there is no {logs_pattern(rundir, name)}")
 
 
+def _group_of(rundir: RunDir) -> str:
+    return "" if rundir.whole is None else rundir.root.name
+
+
 def _of_rank(part: Part, rank: int | None) -> Part:
     from ftsupervise.report.output import rank_files
 
     return part if rank is None else rank_files(part, rank) or part
 
 
-def _print(parts: list[Part], most: int, rank: int | None, *, errors: bool) -> int:
-    """Print the last ``most`` lines of these parts; return how many there were."""
+def _print(parts: list[Part], most: int, rank: int | None, *, errors: bool, named: bool) -> int:
+    """Print the last ``most`` lines of these parts; return how many there were. ``named``: name also a single part."""
     left, chosen = most, list[tuple["Part", list[str]]]()
     for part in list(reversed(parts))[:_PARTS]:
         lines = list(_last(_wanted(part, rank, errors=errors), left))
@@ -143,7 +150,7 @@ def _print(parts: list[Part], most: int, rank: int | None, *, errors: bool) -> i
             break
         time_limit.extend(_AT_A_TIME)
     for part, lines in reversed(chosen):
-        if columns() or len(chosen) > 1:
+        if named or columns() or len(chosen) > 1:
             click.echo(part.words())
         for line in lines:
             click.echo(line)
@@ -174,8 +181,8 @@ def _last(lines: Iterable[str], most: int) -> Iterable[str]:
     return deque(lines, maxlen=most) if most else lines
 
 
-def _follow(rundir: RunDir, parts: list[Part], rank: int | None, *, errors: bool, stay: bool) -> None:
-    """Print new output of the newest attempt's files, until Ctrl-C, or until the run has finished and is silent."""
+def _follow(places: Sequence[RunDir], parts: list[Part], rank: int | None, *, errors: bool, stay: bool) -> None:
+    """Print new output of the newest attempts' files, until Ctrl-C, or until the run has finished and is silent."""
     from ftsupervise.report.output import Follower
 
     following = [Follower(part) for part in parts]
@@ -189,41 +196,45 @@ def _follow(rundir: RunDir, parts: list[Part], rank: int | None, *, errors: bool
         heard = now if _pass_on(following, rank, errors=errors) else heard
         if now >= news_at:
             news_at = now + _NEWS
-            newest = parts if stay else _newest(rundir, parts, rank)
+            newest = parts if stay else [part for place in places for part in _newest(place, parts, rank)]
             if newest != parts:
                 _pass_on(following, rank, errors=errors)
                 known = {one.part.path: one for one in following}
                 following = [known.get(part.path) or Follower(part) for part in newest]
+                for part in newest:
+                    if part not in parts:
+                        click.echo(part.words())
                 parts = newest
-                for part in parts:
-                    click.echo(part.words())
-            elif now - heard > _OVER and rundir.has_finished():
+            elif now - heard > _OVER and places[0].has_finished():
                 say("(the run has finished)", err=True)
                 return
         time.sleep(_PAUSE)
 
 
 def _pass_on(following: Iterable[Follower], rank: int | None, *, errors: bool) -> bool:
-    """Print the new output; return whether there was any."""
-    came = False
+    """Print the new output; return whether there was any. With several files, a line names the file before its lines."""
+    came, several = False, len({one.part.group for one in following}) > 1
     for one in following:
         lines = one.more()
         came = came or bool(lines)
-        for line in _filtered(lines, one.part, rank, errors=errors):
+        wanted = list(_filtered(lines, one.part, rank, errors=errors))
+        for line in [one.part.words(), *wanted] if several and wanted else wanted:
             click.echo(line)
     sys.stdout.flush()
     return came
 
 
-def _newest(rundir: RunDir, parts: list[Part], rank: int | None) -> list[Part]:
-    """Return the parts of the newest attempt, once it has some."""
+def _newest(rundir: RunDir, known: list[Part], rank: int | None) -> list[Part]:
+    """Return the parts of the newest attempt in ``rundir``, once it has some. ``known``: those that are followed."""
     from ftsupervise.report.output import parts_of
     from ftsupervise.rundir.ledger import newest
 
+    group = _group_of(rundir)
+    parts = [part for part in known if part.group == group]
     try:
         attempt = newest(rundir)
     except OSError:
         return parts
-    if attempt is None or (parts[-1].attempt is not None and attempt.number <= parts[-1].attempt):
+    if attempt is None or (parts and parts[-1].attempt is not None and attempt.number <= parts[-1].attempt):
         return parts
-    return [_of_rank(part, rank) for part in parts_of([attempt])] or parts
+    return [_of_rank(part._replace(group=group), rank) for part in parts_of([attempt])] or parts

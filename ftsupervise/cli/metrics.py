@@ -78,4 +78,4 @@ def _read(places: list[RunDir], now: datetime, troubles: list[str]) -> list[RunR
         return [read_run(places[0], now, row=True)]
     found = read_side_by_side({str(place.root): place.root for place in places}, now).values()
     troubles += [one for one in found if isinstance(one, str)]
-    return [one.run for one in found if not isinstance(one, str)]
+    return [one for one in found if not isinstance(one, str)]

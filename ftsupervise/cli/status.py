@@ -90,9 +90,9 @@ def _all(as_json: bool) -> None:
     elif not seen.rows:
         say("This account has launched no run: ftsupervise launch submits the run of an ftsupervise.yaml")
     else:
-        from ftsupervise.cli.status_rows import table
+        from ftsupervise.cli.status_rows import advice, table
 
-        for line in table(seen.rows, seen.at, columns()):
+        for line in (*table(seen.rows, seen.at, columns()), *advice(seen.rows, columns())):
             click.echo(line.rstrip())
     if missing is not None:
         say(f"note: {missing.message}{f'; {missing.hint}' if missing.hint else ''}", err=True)

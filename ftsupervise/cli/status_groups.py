@@ -41,10 +41,24 @@ def group_lines(seen: GroupsSeen, now: datetime) -> Iterator[str]:
             words = f"down for {ago(light.down_since, now)}: {printable(light.trouble)}"
             words = click.style(words, fg="red") if seen.fresh else words
         yield f"  quorum    lighthouse {printable(light.address)}, {words}"
+    yield from _stalls(seen, now)
     for fault in seen.faults[-_FAULTS:]:
         yield f"  fault     {_fault(fault, now)}"
     if len(seen.faults) > _FAULTS:
         yield f"  fault     {len(seen.faults) - _FAULTS} earlier ones: ftsupervise status --json"
+
+
+def _stalls(seen: GroupsSeen, now: datetime) -> Iterator[str]:
+    """The newest stalls of the groups that were left, oldest first."""
+    from ftsupervise.report.group_stalls import stall_rows
+
+    rows = stall_rows(seen)
+    for row in reversed(rows[:_FAULTS]):
+        more = "; ".join(filter(None, (row.lost, row.steps, row.back)))
+        yield f"  stall     {ago(row.at, now)} ago for {row.stall}: {printable(more)}"
+    if seen.stalls is not None and seen.stalls.times > _FAULTS:
+        page = seen.stalls
+        yield f"  stall     {page.times} in all, for {show_duration(page.seconds)}, {page.lost} steps lost"
 
 
 def _row(row: ReplicaGroup, now: datetime) -> str:

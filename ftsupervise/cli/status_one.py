@@ -26,6 +26,7 @@ KINDS = {
     "detect": ("d", "red"),
     "restart": (">", "yellow"),
     "queue": (".", "blue"),
+    "braked": ("b", "red"),
     "held": ("h", "blue"),
     "unknown": ("?", ""),
 }
@@ -40,7 +41,7 @@ def lines_of(found: RunDetail, width: int = 80) -> list[str]:
         step += f" of {row.last_step} ({100 * seen.step / row.last_step:.0f} %)"
     head = click.style(seen.verdict, fg=COLOURS.get(seen.verdict, "cyan"), bold=True)
     lines = [f"{seen.name}: {head}{_alarm(found)}{f' ({seen.why})' if seen.why else ''}{step}"]
-    lines += [*_queue(seen), *_progress(found), *_groups(found), *_memory(seen), *_saved(found)]
+    lines += [*_do(found), *_queue(found), *_progress(found), *_groups(found), *_memory(seen), *_saved(found)]
     for switch in seen.run.switches:
         if switch.up or switch.problem:
             by = f", by {switch.who}" if switch.who else ""
@@ -65,7 +66,20 @@ def _alarm(found: RunDetail) -> str:
     return f", {click.style(words, fg='red' if critical else 'yellow', bold=critical)}"
 
 
-def _queue(seen: Status) -> list[str]:
+def _do(found: RunDetail) -> Iterator[str]:
+    """What a person can do about a hang; of a run that STOPPED the words in brackets say it."""
+    seen = found.status
+    if seen.verdict != "HUNG":
+        return
+    run, job = seen.rundir.quoted(), next((job for job in seen.jobs or () if not job.state.waiting), None)
+    yield f"  do        ftsupervise check hang {run}   (every sign of progress, with its age)"
+    if job is not None:
+        saved = "" if found.row.saved is None else f" from step {found.row.saved}"
+        yield f"  do        scancel {job.id}   (ends this job; the next one goes on{saved})"
+
+
+def _queue(found: RunDetail) -> list[str]:
+    seen = found.status
     if seen.jobs is None:
         return [f"  queue     unknown: {seen.blind}"]
     if not seen.jobs:
@@ -82,7 +96,8 @@ def _queue(seen: Status) -> list[str]:
     waiting = sum(array_size(job.id) for job in seen.jobs if job.state.waiting)
     if waiting:
         reason = next(job.reason for job in seen.jobs if job.state.waiting)
-        lines.append(f"  queue     {waiting} waiting to take over{f' ({reason})' if reason else ''}")
+        since = f", in the queue for {ago(found.row.waits_since, seen.at)}" if found.row.waits_since is not None else ""
+        lines.append(f"  queue     {count(waiting, 'job')} left{f' ({reason})' if reason else ''}{since}")
     return lines
 
 
@@ -98,13 +113,18 @@ def _progress(found: RunDetail) -> Iterator[str]:
     loss = "" if row.loss is None else f", loss {row.loss:.6g}"
     if page is not None:
         at = row.seen_at or page.at
-        yield f"  progress  {reached}, {count(page.ranks, 'rank')}{loss}, last beat {ago(at, seen.at)} ago"
+        heard = f"last heard {ago(at, seen.at)} ago"
+        if seen.verdict == "HUNG" and page.active_at is not None:
+            heard = f"no progress for {show_duration(round(max(0.0, seen.at.timestamp() - page.active_at)))}; {heard}"
+        yield f"  progress  {reached}, {count(page.ranks, 'rank')}{loss}, {heard}"
         if page.slowest and page.step is not None and page.ahead is not None:
-            yield f"  progress  {page.slowest} is {page.ahead - page.step} steps behind the first"
+            # the page of replica groups has the step of the first one
+            steps = f"{page.ahead - page.step} steps " if page.ahead > page.step else ""
+            yield f"  progress  {page.slowest} is {steps}behind the first"
     elif seen.beats:
         newest = max(beat.at for beat in seen.beats)
         oldest = min(seen.beats, key=lambda beat: beat.at)
-        yield f"  progress  {reached}, {count(len(seen.beats), 'rank')}{loss}, last beat {ago(newest, seen.at)} ago"
+        yield f"  progress  {reached}, {count(len(seen.beats), 'rank')}{loss}, last heard {ago(newest, seen.at)} ago"
         behind = (newest - oldest.at).total_seconds()
         if behind > 60:
             yield f"  progress  rank {oldest.rank} is {show_duration(behind)} behind the others (step {oldest.step})"
@@ -140,7 +160,9 @@ def _saved(found: RunDetail) -> Iterator[str]:
     row, now = found.row, found.status.at
     if row.saved is not None:
         when = f", {ago(row.saved_at, now)} ago" if row.saved_at is not None else ""
-        yield f"  saved     step {row.saved}{when}"
+        behind = found.status.step - row.saved if found.status.step is not None else 0
+        lost = f"; {count(behind, 'step')} would be made again" if behind > 0 and found.status.verdict == "HUNG" else ""
+        yield f"  saved     step {row.saved}{when}{lost}"
 
 
 def _alerts(found: RunDetail) -> Iterator[str]:
@@ -159,6 +181,8 @@ def _alerts(found: RunDetail) -> Iterator[str]:
             following = f", next in {show_duration(round((row.watched_next - now).total_seconds()))}"
         late = ": " + click.style("LATE", fg="red") if row.watch_late else ""
         yield f"  watch     last tick {ago(row.watched_at, now)} ago{following}{late}"
+    elif found.status.verdict not in ("FINISHED", "NEW", "STOPPED"):
+        yield f"  watch     nobody watches this run: ftsupervise watch --every 60s {found.status.rundir.quoted()}"
 
 
 def _nodes(found: RunDetail) -> Iterator[str]:
@@ -171,15 +195,14 @@ def _nodes(found: RunDetail) -> Iterator[str]:
 
 
 def _attempts(seen: Status) -> list[str]:
-    from ftsupervise.report.detail import runs_now
+    from ftsupervise.report.detail import attempts_of
 
-    shown = seen.attempts[-5:]
-    if runs_now(seen):  # on another host, where its process cannot be seen
-        shown = (*shown[:-1], shown[-1]._replace(cause=None))
+    shown = attempts_of(seen)[-5:]
     lines = []
     if earlier := seen.run.not_read + len(seen.attempts) - len(shown):
         unread = f", of which {seen.run.not_read} were not read" if seen.run.not_read else ""
-        lines.append(f"  attempt   ({earlier} earlier ones{unread}: ls {seen.rundir.attempts})")
+        noun = "earlier one" if earlier == 1 else "earlier ones"
+        lines.append(f"  attempt   ({earlier} {noun}{unread}: ls {seen.rundir.attempts})")
     return lines + [f"  attempt   {_attempt(attempt, seen)}" for attempt in shown]
 
 
@@ -223,8 +246,8 @@ def _time(of: TimeAccount, width: int) -> Iterator[str]:
     meta, byterobust, hour = of.ettr_meta(), of.ettr_byterobust(), of.ettr_last()
     if meta is not None and byterobust is not None:
         last = f", of the last hour {ratio(hour)}" if hour is not None and of.total > 7200 else ""
-        yield f"  ETTR      {ratio(meta)} as Meta has it (train / all but held)"
-        yield f"            {ratio(byterobust)} as ByteRobust has it (train / since the first start){last}"
+        yield f"  ETTR      {ratio(meta)} by Meta's definition (train / all time but braked and held)"
+        yield f"            {ratio(byterobust)} by ByteRobust's (train / all time since the first start){last}"
     if of.blind:
         yield f"            {count(len(of.blind), 'attempt')} had no guard in the loop: what those did is unknown"
 

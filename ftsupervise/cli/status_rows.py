@@ -1,6 +1,6 @@
 """All runs as a table: aligned, as wide as the terminal, with what matters most where there is little room.
 
-``cells`` makes the texts, for ``status`` and for ``status --watch``. Piped, the table has every column and cuts nothing.
+``cells`` makes the texts, for ``status`` and for ``status --watch``. In a pipe the table has every column and cuts nothing.
 """
 
 from __future__ import annotations
@@ -12,23 +12,27 @@ from typing import TYPE_CHECKING, NamedTuple
 import click
 
 from ftsupervise.printable import printable
-from ftsupervise.units import show_duration
+from ftsupervise.report.row import FINE, mostly_waits, need_of
+from ftsupervise.units import count, show_duration
 
 if TYPE_CHECKING:
     from ftsupervise.report.row import RunRow
 
 COLOURS = {
     "RUNNING": "green",
+    "HUNG": "red",
+    "SLOW": "yellow",
     "FINISHED": "green",
     "GONE": "red",
     "UNKNOWN": "yellow",
     "STOPPED": "yellow",
     "STOPPING": "yellow",
 }
-_SLOW = 0.8  # of the usual rate
+_SLOW = 80  # % of the usual rate
 _NAME = 24  # characters at most on a terminal
 _HERE = " (here)"
 _LEAST_NOTE = 60
+_MINUTES = 600  # seconds from which no seconds are told
 Line = list[tuple[str, str]]  # parts with their colours
 
 
@@ -47,23 +51,23 @@ COLUMNS = (
     Column("RUN", 0),
     Column("STATUS", 0),
     Column("STEP", 1, True),
-    Column("RATE", 2, True),
-    Column("USUAL", 5, True),
+    Column("STEPS/H", 2, True),
+    Column("% OF USUAL", 5, True),
     Column("DONE IN", 4, True),
     Column("LOSS", 6, True),
-    Column("SAVED", 3, True),
+    Column("LAST SAVE", 3, True),
     Column("RESTARTS", 7, True),
     Column("ALERTS", 1, True),
-    Column("LEFT", 8, True),
-    Column("WATCH", 9, True),
+    Column("JOBS LEFT", 8, True),
+    Column("WATCHED", 9, True),
 )
 NOTE = "NOTE"
 
 
 def cells(row: RunRow, now: datetime) -> tuple[Cell, ...]:
     """One for each of ``COLUMNS``, and the note."""
-    late = row.rate is not None and row.usual is not None and row.rate < _SLOW * row.usual
-    usual = f"{100 * row.rate / row.usual:.0f} %" if row.rate is not None and row.usual else ""
+    share = round(100 * row.rate / row.usual) if row.rate is not None and row.usual else None
+    slow = "yellow" if share is not None and share < _SLOW else ""
     step = "" if row.step is None else f"{row.step:,}"
     if row.step is not None and row.last_step:
         step += f" {100 * row.step / row.last_step:.0f} %"
@@ -72,30 +76,33 @@ def cells(row: RunRow, now: datetime) -> tuple[Cell, ...]:
         Cell(printable(row.name) + (_HERE if row.here else "")),
         Cell(row.verdict, COLOURS.get(row.verdict, "cyan")),
         Cell(step),
-        Cell(pace(row.rate), "yellow" if late else ""),
-        Cell(usual, "yellow" if late else ""),
+        Cell(pace(row.rate), slow),
+        Cell("" if share is None else str(share), slow),
         Cell(_until(row.done_at, now)),
         Cell("" if row.loss is None else f"{row.loss:.4g}"),
         Cell(ago(row.saved_at, now)),
         Cell(str(row.restarts) if row.restarts else ""),
         Cell(str(row.firing) if row.firing else "", "red"),
-        Cell(left, "yellow" if left == "0" and row.verdict == "RUNNING" else ""),
+        Cell(left, "yellow" if left == "0" and row.verdict in ("RUNNING", "SLOW", "HUNG") else ""),
         _watch(row, now),
         _note(row, now),
     )
 
 
 def pace(rate: float | None) -> str:
-    """Steps a second, or where they are slow seconds a step."""
+    """Steps an hour, in three digits."""
     if rate is None:
         return ""
-    if rate <= 0:
-        return "0/s"
-    return f"{rate:.3g}/s" if rate >= 0.5 else f"{1 / rate:.3g} s"
+    hourly = 3600 * max(0.0, rate)
+    return f"{hourly:,.0f}" if hourly >= 100 else f"{hourly:.3g}"
 
 
 def ago(at: datetime | None, now: datetime) -> str:
-    return "" if at is None else f"{show_duration(max(0.0, round((now - at).total_seconds())))}"
+    """The time since then; from ten minutes on in whole minutes."""
+    if at is None:
+        return ""
+    seconds = max(0.0, round((now - at).total_seconds()))
+    return show_duration(seconds if seconds < _MINUTES else 60 * round(seconds / 60))
 
 
 def _until(at: datetime | None, now: datetime) -> str:
@@ -106,9 +113,9 @@ def _watch(row: RunRow, now: datetime) -> Cell:
     if row.watch_late:
         return Cell("LATE", "red")
     if row.watched_at is None:
-        return Cell("")
+        return Cell("" if row.verdict in ("FINISHED", "NEW", "UNKNOWN", "STOPPED") else "by nobody", "yellow")
     following = _until(row.watched_next, now)
-    return Cell(f"{ago(row.watched_at, now)}{f'/{following}' if following else ''}")
+    return Cell(f"{ago(row.watched_at, now)} ago{f', next {following}' if following else ''}")
 
 
 def _note(row: RunRow, now: datetime) -> Cell:
@@ -116,8 +123,10 @@ def _note(row: RunRow, now: datetime) -> Cell:
     if row.verdict == "UNKNOWN":
         seen = f"; last seen {ago(row.seen_at, now)} ago" if row.seen_at is not None else ""
         return Cell(printable(f"{row.why}{seen}"), "yellow")
+    if row.waits_since is not None:
+        return _waits(row, now)
     if row.verdict not in ("RUNNING", "FINISHED", "NEW") and row.why:
-        return Cell(printable(row.why))
+        return Cell(printable(row.why), COLOURS.get(row.verdict, "") if row.verdict in ("HUNG", "SLOW") else "")
     if row.alerts:
         return Cell(printable(f"{row.alerts[0].watchdog}: {row.alerts[0].summary}"), "red")
     if row.watch_late:
@@ -127,6 +136,51 @@ def _note(row: RunRow, now: datetime) -> Cell:
     if row.verdict == "RUNNING" and row.phase and row.phase not in ("train", "finished"):
         return Cell(f"phase {printable(row.phase)}{f'; disk {row.disk}' if row.disk else ''}")
     return Cell(printable(f"disk {row.disk}") if row.disk else "")
+
+
+def _waits(row: RunRow, now: datetime) -> Cell:
+    much = mostly_waits(row)
+    share = f"; {100 * row.queue_share:.0f} % of its time so far" if row.queue_share is not None and much else ""
+    words = f"in the queue for {ago(row.waits_since, now)}{f' ({row.why})' if row.why else ''}{share}"
+    return Cell(printable(words), "yellow" if much else "")
+
+
+_LOOK = 3  # runs for which the lines below the table say what to type
+_DO = {
+    "HUNG": ("where it stands, and how to end it", "status {run}"),
+    "SLOW": ("since when, and on which nodes", "status {run}"),
+    "GONE": ("what its last job wrote", "logs {run}"),
+    "STOPPED": ("what failed", "logs {run} --errors"),
+    "WAITING": ("where its time went", "status {run}"),
+    "UNKNOWN": ("why it cannot be seen", "status {run}"),
+}
+
+
+def advice(rows: Sequence[RunRow], width: int = 0) -> list[str]:
+    """The lines below the table: what to type for the runs that need a look most."""
+    urgent = sorted((row for row in rows if need_of(row) < FINE), key=need_of)
+    if not urgent:
+        return []
+    lines = []
+    for row in urgent[:_LOOK]:
+        alerts = f"{count(row.firing, 'alert')}, and what to do", "alerts {run}"
+        what, typed = _DO.get(row.verdict) or (alerts if row.firing else ("what is wrong", "status {run}"))
+        lines.append((f"  ftsupervise {typed.format(run=_argument(row))}", f"{row.verdict}: {what}"))
+    size = max(len(typed) for typed, _ in lines)
+    head = "1 run needs a look:" if len(urgent) == 1 else f"{len(urgent)} runs need a look, these first:"
+    text = [head if len(urgent) > _LOOK or len(urgent) == 1 else f"{len(urgent)} runs need a look:"]
+    text += [printable(f"{typed.ljust(size)}   {what}") for typed, what in lines]
+    return ["", *(_cut(line, width) if width else line for line in text)]
+
+
+def _argument(row: RunRow) -> str:
+    """The run as one types it: by its name, or where this account does not know the name by its directory."""
+    text = row.directory if row.elsewhere else row.name
+    if all(char.isascii() and (char.isalnum() or char in "-_./") for char in text) and not text.startswith("-"):
+        return text
+    import shlex
+
+    return shlex.quote(text)
 
 
 def table(rows: Sequence[RunRow], now: datetime, width: int) -> list[str]:

@@ -28,6 +28,7 @@ from ftsupervise.errors import NoAnswer
 
 ANSWER = 12.0  # seconds
 _SLURM = 8.0  # … of which for Slurm's commands, all together
+_MOST = 60.0  # more of them at most, where the machine is so busy that the child waits for its turn
 _GRACE = 0.3
 _UNSEEN = 3  # Nagios: could not see
 
@@ -93,7 +94,7 @@ def try_dry_run(args: Sequence[str]) -> list[str] | None:
     until = time.monotonic() + ANSWER
     try:
         while _ended(pid) is None:
-            if time.monotonic() > until:
+            if _is_over(until, pid):
                 left = _kill(pid, args)
                 _end(args, f"no answer within {ANSWER:.0f} s{left}", begun=False)
             time.sleep(0.01)
@@ -231,7 +232,7 @@ def _wait(args: Sequence[str], pid: int, board: mmap.mmap, pipes: dict[int, int]
                 if status is None:  # it has printed everything, and a part of it hangs
                     _kill(pid, args)
                     os._exit(ended - 1)
-            if status is None and 0 < until < time.monotonic():
+            if status is None and until > 0 and _is_over(until, pid):
                 left = _kill(pid, args)
                 _end(args, f"no answer within {ANSWER:.0f} s{left}")
         while _pass_on(pipes, 0.0):
@@ -267,6 +268,22 @@ def _pass_on(pipes: dict[int, int], seconds: float) -> bool:
     if not pipes and seconds:
         time.sleep(min(seconds, 0.002))
     return heard
+
+
+def _is_over(until: float, pid: int) -> bool:
+    """Has the child had its time? What it has waited for a processor does not count: that is not a thing that hangs."""
+    late = time.monotonic() - until
+    return late > 0 and late > min(_MOST, _waited_for_a_processor(pid))
+
+
+def _waited_for_a_processor(pid: int) -> float:
+    """Seconds that a process was ready to run and had no turn; 0.0 where the kernel does not count them."""
+    from pathlib import Path
+
+    try:
+        return int(Path(f"/proc/{pid}/schedstat").read_bytes().split()[1]) / 1e9
+    except (OSError, IndexError, ValueError):
+        return 0.0
 
 
 def _ended(pid: int) -> int | None:

@@ -9,18 +9,23 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
-from ftsupervise.errors import ConfigError, Error, NotFound
+from ftsupervise import host
+from ftsupervise.errors import ConfigError, Error, NoAnswer, NotFound
 from ftsupervise.host import files
+from ftsupervise.host.in_time import in_time
 from ftsupervise.rundir.paths import ENV_RUN_DIR, RunDir, state_dir
 
 if TYPE_CHECKING:
     from ftsupervise.config.schema import Run
 
 CONFIG_NAME = "ftsupervise.yaml"
+T = TypeVar("T")
+WITHIN = 4.0  # seconds that a person waits until the place of a run answers
 
 
 _PLAIN_NAME = re.compile(r"^name: *([A-Za-z][A-Za-z0-9._-]*) *(?:#.*)?$", re.M)
@@ -72,8 +77,27 @@ def _strict_run_dir(path: Path) -> RunDir:
 def find_run(argument: str | None, *, launched: bool = True) -> RunDir:
     """Return the run that ``argument`` (a directory, a YAML file, a name, or nothing) means.
 
-    Raises NotFound; also for a run that has no directory yet, unless ``launched`` is False.
+    Raises NotFound; also for a run that has no directory yet, unless ``launched`` is False. NoAnswer: a person waits, and its
+    file system does not answer.
     """
+    return _in_time(argument, lambda: _find_launched(argument, launched))
+
+
+def _in_time(argument: str | None, find: Callable[[], T]) -> T:
+    """Return what ``find`` returns. Raises NoAnswer where a person waits for it too long."""
+    if host.answer_by is None:
+        return find()
+    seconds = min(WITHIN, max(0.1, host.answer_by - time.monotonic()))
+    found = in_time(find, seconds)
+    if found is None:
+        raise NoAnswer(
+            f"{argument or 'the run'} does not answer within {seconds:.0f} s: its file system hangs",
+            hint=f"nothing was done; try again when this answers: ls {_quoted(argument or '.')}",
+        )
+    return found
+
+
+def _find_launched(argument: str | None, launched: bool) -> RunDir:
     run_dir = _find_run(argument)
     if launched and not run_dir.root.exists():
         raise NotFound(
@@ -175,8 +199,12 @@ def settings_of(name: str | None) -> Path:
     """The file with the settings of the run ``name``: the one that is named, or beside which it lies, else run.yaml, as it
     was launched. A run that was typed by hand has the ftsupervise.yaml that names its directory, else a run.yaml which is
     read as the defaults and does not exist. Nothing said: the run of this job, else ./ftsupervise.yaml. Raises NotFound,
-    ConfigError.
+    ConfigError; NoAnswer as ``find_run`` does.
     """
+    return _in_time(name, lambda: _settings_of(name))
+
+
+def _settings_of(name: str | None) -> Path:
     own = os.environ.get(ENV_RUN_DIR)
     if name is None and own and RunDir(own).config.is_file():
         return RunDir(own).config
@@ -185,7 +213,7 @@ def settings_of(name: str | None) -> Path:
         return path
     if name is not None and (path / CONFIG_NAME).is_file():
         return path / CONFIG_NAME
-    rundir = find_run(name)
+    rundir = _find_launched(name, True)
     if rundir.config.is_file():
         return rundir.config
     if kind := files.odd_kind(rundir.config):
@@ -232,8 +260,13 @@ def launch_file(name: str | None) -> Path:
     """The ftsupervise.yaml that a launch of ``name`` is to use: the one that is named or lies in the directory, else the one
     from which the run was launched last.
 
-    A file is run with this account's rights, so the record that names it has to be ours. Raises NotFound, NotPermitted.
+    A file is run with this account's rights, so the record that names it has to be ours. Raises NotFound, NotPermitted;
+    NoAnswer as ``find_run`` does.
     """
+    return _in_time(name, lambda: _launch_file(name))
+
+
+def _launch_file(name: str | None) -> Path:
     path = Path(name if name is not None else CONFIG_NAME)
     launched = path.name == "run.yaml" and (path.parent / "switches").is_dir()
     if path.is_file() and not launched:
@@ -245,7 +278,7 @@ def launch_file(name: str | None) -> Path:
             f"no run named, and no {CONFIG_NAME} in this directory",
             hint="name the run: its directory, its ftsupervise.yaml, or the name it was launched under",
         )
-    return _of_its_launch(find_run(str(path.parent) if launched else name))
+    return _of_its_launch(_find_launched(str(path.parent) if launched else name, True))
 
 
 def _of_its_launch(rundir: RunDir) -> Path:

@@ -1,4 +1,4 @@
-"""The settings of replica groups, each declared once: as ``supervisor.py`` does it, and free of pydantic as well.
+"""Declares the settings of replica groups, each once, as ``supervisor.py`` does, and without pydantic as well.
 
 ``ftsupervise groups run`` makes its options from this table.
 """
@@ -27,8 +27,8 @@ GROUP_SETTINGS = (
     ),
     Setting(
         "--min", f"{_GROUPS}.min", "least", Form.COUNT, MAJORITY, least=1, most=999, off=MAJORITY, always=True,
-        help="With fewer groups the run waits, and goes on by itself. majority: more than half of them, so that no two parts "
-        "ever train apart.",
+        help="With fewer groups the run waits, and goes on by itself. majority means more than half of them, so that no two "
+        "parts ever train apart.",
     ),
     Setting(
         "--in", f"{_GROUPS}.in", "place", Form.CHOICE, "allocation", choices=("allocation", "jobs"), always=True,
@@ -58,5 +58,5 @@ GROUP_KEYS = {setting.key: setting for setting in GROUP_SETTINGS if setting.key}
 
 
 def least_of(asked: Any, count: int) -> int:
-    """The fewest groups that train on. ``asked``: a number, or "majority"."""
+    """Return the fewest groups that train on. ``asked`` is a number, or "majority"."""
     return count // 2 + 1 if asked in (None, MAJORITY) else int(asked)

@@ -1,4 +1,4 @@
-"""The ``launch.replica_groups:`` section: several copies of the training, of which one may fail while the others train on."""
+"""Checks the ``launch.replica_groups:`` section: several copies of the training, of which one may fail."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _KEY = "launch.replica_groups"
 
 
 class ReplicaGroups(Strict):
-    """The run as replica groups, which agree on each step by torchft: one of them may fail, and the others train on."""
+    """Runs the training as replica groups, which agree on each step by torchft: one may fail, and the others train on."""
 
     count: int = declared(f"{_KEY}.count")
     nodes_each: int = declared(f"{_KEY}.nodes_each")
@@ -39,5 +39,5 @@ class ReplicaGroups(Strict):
 
     @property
     def least(self) -> int:
-        """The fewest groups that train on."""
+        """Return the fewest groups that train on."""
         return least_of(self.min, self.count)

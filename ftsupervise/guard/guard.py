@@ -153,7 +153,7 @@ class Guard:
             staged = self._checkpoints.stage(name or f"step-{whole(step) or 0:08d}")
             try:
                 yield staged
-            except Exception:
+            except Exception:  # a write into a sealed folder fails in as many ways as there are libraries
                 if not self._checkpoints.over():
                     raise
                 self._is_over()

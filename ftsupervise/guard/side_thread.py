@@ -13,7 +13,7 @@ import atexit
 import os
 import signal
 import time
-from _thread import allocate_lock
+from _thread import RLock, allocate_lock
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
@@ -50,6 +50,7 @@ class _Worker:
         self._nap = nap
         self._naps = False  # it wakes by itself
         self._places: dict[str, _Asked] = {}
+        self._putting = RLock()  # of two threads that ask for the same, neither is forgotten
         self._bell = allocate_lock()  # held while there is nothing new
         self._bell.acquire()
         self._ends = False
@@ -61,8 +62,9 @@ class _Worker:
         return self._thread.is_alive() and not self._ends
 
     def put(self, kind: str, work: Work, done: LockType | None) -> None:
-        replaced = self._places.pop(kind, None)
-        self._places[kind] = _Asked(work, done)
+        with self._putting:
+            replaced = self._places.pop(kind, None)
+            self._places[kind] = _Asked(work, done)
         if replaced is not None and replaced.done is not None:
             replaced.done.release()
         if done is not None or not self._naps:
@@ -167,16 +169,36 @@ class SideThread:
         return 0.0 if began is None else max(0.0, time.monotonic() - began)
 
     def _present(self) -> _Worker | None:
-        worker, here = self._worker, os.getpid()
-        if self._pid == here and worker is not None and (worker.is_alive or worker.began is not None):
+        here = os.getpid()
+        worker = self._living(here)
+        if worker is not None or self._nap is None:
             return worker
-        if self._nap is None:
-            return None
+        with _making:  # two threads of the program may find that there is none
+            return self._living(here) or self._made(here, self._nap)
+
+    def _living(self, here: int) -> _Worker | None:
+        worker = self._worker
+        lives = self._pid == here and worker is not None and (worker.is_alive or worker.began is not None)
+        return worker if lives else None
+
+    def _made(self, here: int, nap: float) -> _Worker | None:
         try:
-            self._worker = worker = _Worker(self._nap)
+            self._worker = worker = _Worker(nap)
         except RuntimeError:  # no thread can be started: too many, or the interpreter ends
             return None
         if self._pid != here:
             self._pid = here
             atexit.register(self.close, WITHIN)
         return worker
+
+
+_making = RLock()  # a signal handler of the program may ask while this thread holds it
+
+
+def _anew() -> None:
+    """In a forked child: the thread that held it is not there."""
+    global _making
+    _making = RLock()
+
+
+os.register_at_fork(after_in_child=_anew)

@@ -29,7 +29,7 @@ class OneAtATime:
         def run() -> None:
             try:
                 done.append(work())
-            except Exception as error:
+            except Exception as error:  # raised again in the thread that waits
                 failed.append(error)
 
         thread = threading.Thread(target=run, daemon=True)

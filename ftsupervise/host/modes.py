@@ -11,7 +11,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from ftsupervise.host import files
@@ -48,6 +48,12 @@ def may_be_changed(folder: os.stat_result, page: os.stat_result, path: str | os.
     from ftsupervise.host.ownership import distrust
 
     return distrust(page, path, accounts=(page.st_uid,), group=folder.st_gid if is_shared(folder) else None)
+
+
+def distrust_in(folder: os.stat_result, path: str | os.PathLike[str]) -> Callable[[os.stat_result], str]:
+    """For a reader of the page ``path`` in ``folder``: why the opened page is not trusted, by its owner and by who may write
+    it; "" when it is."""
+    return lambda page: stranger(folder, page) or may_be_changed(folder, page, path)
 
 
 def is_shared(folder: os.stat_result) -> bool:

@@ -203,12 +203,12 @@ class AsyncCheckpoints:
         """Why the parts of all ranks are not durable, as DCP tells it; "" when they are. This rank's list lies there then."""
         try:
             written.result()
-        except (Exception, CheckpointException) as error:
+        except (Exception, CheckpointException) as error:  # the storage writer may be anybody's
             return _words(error)
         try:
             if self._threads is not None:
                 save.list_own(folder)
-        except Exception as error:
+        except Exception as error:  # the other ranks wait for this one's answer
             faults.append(_words(error))
         return ""
 

@@ -2,11 +2,11 @@
 
 torchft believes the highest step that any manager tells: all others throw their own weights away for those. A group whose
 counter is broken, or that has loaded a checkpoint of another run, would so replace the training of all. A group that has made
-steps with the others knows better: a step needs the minimum of groups, so that one told by fewer of them, and far beyond what the
-others can have made since it met them, was never committed.
+steps with the others knows better: a step needs the minimum of groups, so that one told by fewer of them, and far beyond what
+the others can have made since it met them, was never committed.
 
-A group that has made no step yet believes what it is told: at a cold start all go on from the latest checkpoint that one of them
-has. A doubt costs little where it is wrong: that group waits, is started again, and believes. Pure.
+A group that has made no step yet believes what it is told: at a cold start all go on from the latest checkpoint that one of
+them has. A doubt costs little where it is wrong: that group waits, is started again, and believes. Pure.
 """
 
 from __future__ import annotations

@@ -212,8 +212,8 @@ class Fence:
 
 class MendedManager(_Manager):  # type: ignore[misc] # torchft is not installed where mypy runs
     """torchft's manager, mended. ``while_waiting``: called about twice a second with the seconds that this group has waited for
-    a quorum; True: it waits no longer, and leaves. ``again``: seconds after which it asks for a quorum anew. ``doubts``: is this
-    quorum not believed?"""
+    a quorum; True: it waits no longer, and leaves. ``again``: seconds after which it asks for a quorum anew. ``doubts``: is
+    this quorum not believed?"""
 
     def __init__(
         self, *, while_waiting: Callable[[float], bool], again: float, doubts: Callable[[Any], bool], **options: Any

@@ -82,6 +82,7 @@ class Plan:
     notes: tuple[str, ...] = ()  # notes for the person
     config: Path | None = None  # the settings file, to be found again by the run's name
     groups: tuple[PlannedGroup, ...] = ()  # each with a chain of its own, after that of the lighthouse
+    least_nodes: int = 0  # without the spare ones; 0: there are none
     own_workdir: bool = False  # the token of this launch: a job that finds another account's folder there does nothing
 
     @property
@@ -103,6 +104,8 @@ class Plan:
         before = self.after if index == 0 or self.groups else previous
         own = self.token_of(index)  # a token of its own, so that each can be found again
         given = self.part(index).options
+        if index and self.least_nodes:  # a successor does not wait for spare nodes: a lost node may be why it begins
+            given = tuple(re.sub("^--nodes=", f"--nodes={self.least_nodes}-", option) for option in given)
         options = (f"--comment={comment(self.name, own)}" if o.startswith("--comment=") else o for o in given)
         return (*options, *((f"--dependency=afterany:{before}",) if before else ()))
 
@@ -151,6 +154,7 @@ def plan(
         avoided=avoided,
         notes=_notes(launch, kind, avoid),
         groups=of_groups,
+        least_nodes=launch.job_nodes if launch.spare_nodes else 0,
     )
 
 

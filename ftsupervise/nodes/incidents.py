@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ftsupervise.config.supervisor import default
-from ftsupervise.host.modes import FOLDER, make_folder, may_be_changed, stranger
+from ftsupervise.host.modes import FOLDER, distrust_in, make_folder, may_be_changed, stranger
 from ftsupervise.printable import printable
 from ftsupervise.rundir.paths import sync_directory
 from ftsupervise.rundir.records import as_text, decode, read_json, read_record, time_of, write_json
@@ -275,9 +275,7 @@ def _incidents(path: Path, whose: os.stat_result, limit: int, problems: list[str
     size = 0
     try:
         size = min(path.lstat().st_size, limit)
-        page = read_json(
-            path, limit=limit, distrust=lambda one: stranger(whose, one) or may_be_changed(whose, one, path)
-        )
+        page = read_json(path, limit=limit, distrust=distrust_in(whose, path))
     except (OSError, ValueError) as error:
         problems.append(printable(f"{path} is left out: {error}", 600))
         return [], size

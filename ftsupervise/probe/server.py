@@ -340,9 +340,7 @@ def answer(name: str, args: tuple[Any, ...], mounts: Mounts, mine: str) -> tuple
         return ("elsewhere", str(there))
     except OSError as error:
         return ("errno", error.errno or 0, error.strerror or str(error))
-    except (
-        Exception
-    ) as error:  # the parent must get an answer: a child that dies of one odd file is asked again for ever
+    except Exception as error:  # if one odd file ended this child, it would end each next one
         return ("failed", f"{type(error).__name__}: {error}")
 
 

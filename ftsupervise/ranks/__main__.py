@@ -9,6 +9,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from ftsupervise.rundir.paths import ENV_GROUP, ENV_GROUP_JOB
 from ftsupervise.rundir.records import as_count
 
 if TYPE_CHECKING:
@@ -22,11 +23,13 @@ if TYPE_CHECKING:
 
 _FEW = 4  # nodes whose agents stay: several may be lost at once, but thousands would overload the controller
 _STAY = 3600.0  # seconds; Slurm gives a node up after its SlurmdTimeout (300 s by default)
-_PAUSES = (2.0, 5.0, 10.0, 20.0, 30.0)  # seconds between two questions; the last for all that follow
+_PAUSES = (2.0, *(5.0,) * 24, 10.0, 20.0, 30.0)  # seconds between two questions; the last for all that follow
 
 
 def stays(env: Mapping[str, str]) -> bool:
-    """Is this node one of the few?"""
+    """Is this node one of the few? The nodes of replica groups belong to a job that has agents of its own."""
+    if env.get(ENV_GROUP) and not env.get(ENV_GROUP_JOB):
+        return False
     node = as_count(env.get("SLURM_NODEID", ""))
     return bool(env.get("SLURM_JOB_ID")) and node is not None and node < _FEW
 
@@ -36,8 +39,9 @@ def see_to_the_end(env: Mapping[str, str], stay: float = _STAY, pauses: Sequence
     from ftsupervise.scheduler.allocation import end_without_host
 
     until, count = time.monotonic() + stay, 0
+    turn = max(1, as_count(env.get("SLURM_NODEID", "")) or 1)  # the more of us there are, the less each asks
     while time.monotonic() < until:
-        time.sleep(pauses[min(count, len(pauses) - 1)])
+        time.sleep(turn * pauses[min(count, len(pauses) - 1)])
         count += 1
         try:
             if end_without_host(env["SLURM_JOB_ID"], env):

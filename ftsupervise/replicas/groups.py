@@ -15,7 +15,7 @@ from statistics import median
 from typing import Annotated, NamedTuple, TypeVar
 
 from ftsupervise.errors import NotFound, UsageError
-from ftsupervise.host.modes import may_be_changed, stranger
+from ftsupervise.host.modes import distrust_in
 from ftsupervise.rundir.paths import GROUPS, RunDir
 from ftsupervise.rundir.records import EPOCH, read_record, write_json
 
@@ -156,7 +156,7 @@ def _read(kind: type[T], path: Path) -> T | None:
             kind,
             path,
             limit=1_000_000,
-            distrust=lambda page: stranger(whose, page) or may_be_changed(whose, page, path),
+            distrust=distrust_in(whose, path),
         )
     except (OSError, ValueError):
         return None

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Annotated, NamedTuple
 
 from ftsupervise.errors import NoAnswer, from_os_error
-from ftsupervise.host.modes import claim_folder, make_folder, may_be_changed, stranger
+from ftsupervise.host.modes import claim_folder, distrust_in, make_folder
 from ftsupervise.rundir import fence
 from ftsupervise.rundir.records import EPOCH, read_record, write_json
 
@@ -87,7 +87,7 @@ def read_lighthouse(home: Path) -> LighthouseRecord | None:
         LighthouseRecord,
         path,
         limit=200_000,
-        distrust=lambda page: stranger(whose, page) or may_be_changed(whose, page, path),
+        distrust=distrust_in(whose, path),
     )
 
 

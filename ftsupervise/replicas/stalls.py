@@ -1,5 +1,5 @@
-"""Each time that groups stood still because of another one: when, for how long, which group was lost, what it cost, and when that
-group was back. It is kept, so that a person can ask days later.
+"""Each time that groups stood still because of another one: when, for how long, which group was lost, what it cost, and when
+that group was back. It is kept, so that a person can ask days later.
 
     RUN/groups/G/attempts/NNNN/stalls.json   what one start of a group has seen, written by its first rank
     RUN/replicas/stalls.json                 all of them put together, written by the process that runs the lighthouse

@@ -1,7 +1,9 @@
-"""The account of a run's time: every second belongs to exactly one of train, save, redo, detect, restart, queue, held, unknown.
+"""The account of a run's time: every second belongs to exactly one of train, save, redo, detect, restart, queue, braked, held,
+unknown.
 
 It is made of the ledger alone, so it can be made anywhere and at any time, also of a run that still runs. What the ledger does
-not know is unknown, and never guessed: an attempt without the guard, the time after an attempt that nobody lived to end.
+not know is unknown, and never guessed: an attempt without the guard, the time after an attempt that nobody lived to end. Marks
+of the last two hours (``rundir/time_marks.py``) tell what a part of an attempt was; without them a part has even shares.
 
     train    steps that no earlier attempt had made
     save     checkpoints, as far as the training waits for them
@@ -9,7 +11,8 @@ not know is unknown, and never guessed: an attempt without the guard, the time a
     detect   from the last progress before a fault to its end on record
     restart  from the start of a command to its first step, between two attempts of one job, and after an orderly last step
     queue    no attempt, and a job of the run waits in the queue
-    held     no attempt, and a person or the brake keeps it so, or nobody has launched it
+    braked   no attempt, because the brake is on
+    held     no attempt, because a person keeps it so, or has not launched it
     unknown  it cannot be told
 
 Pure: times are arguments. Attempts that overlap, and clocks that jump, are clipped: a later attempt begins where the one before
@@ -25,6 +28,7 @@ from typing import NamedTuple
 
 from ftsupervise.model import Attempt, CauseKind
 from ftsupervise.rundir.launches import LaunchRecord
+from ftsupervise.rundir.time_marks import TimeMark
 from ftsupervise.units import show_percent
 
 _SANE = 946_684_800.0  # the year 2000: an earlier time is a damaged page's
@@ -41,8 +45,14 @@ class Spent(str, Enum):
     DETECT = "detect"
     RESTART = "restart"
     QUEUE = "queue"
+    BRAKED = "braked"
     HELD = "held"
     UNKNOWN = "unknown"
+
+
+KEPT_OUT = frozenset((Spent.BRAKED, Spent.HELD))  # no job of the run could have been running
+_SURE = 150.0  # seconds between two marks: what lies between them is known well enough
+_WITHIN = (Spent.RESTART, Spent.REDO, Spent.TRAIN, Spent.SAVE, Spent.DETECT, Spent.UNKNOWN)  # an attempt, in this order
 
 
 class Stretch(NamedTuple):
@@ -75,6 +85,14 @@ def ratio(ettr: Ettr | None) -> str:
     return f"{show_percent(ettr.least)} to {show_percent(ettr.most)}"
 
 
+class AttemptCut(NamedTuple):
+    """What an attempt had spent at an instant within it: seconds, as ``_WITHIN`` has the kinds."""
+
+    attempt: int
+    at: float
+    spent: tuple[float, ...]
+
+
 class TimeAccount(NamedTuple):
     """``stretches`` follow each other without a gap from ``since`` to ``until``."""
 
@@ -82,6 +100,7 @@ class TimeAccount(NamedTuple):
     until: datetime
     stretches: tuple[Stretch, ...] = ()
     blind: tuple[int, ...] = ()  # attempts of which nothing is known but begin and end: without the guard
+    cuts: tuple[AttemptCut, ...] = ()  # in the order of their times
 
     @property
     def total(self) -> float:
@@ -104,29 +123,46 @@ class TimeAccount(NamedTuple):
         return self._ratio(frozenset())
 
     def ettr_meta(self) -> Ettr | None:
-        """As Meta has it (Kokolis et al., HPCA 2025): by the time in which a job of the run was running or could have been, so
-        without what was held. The queue counts."""
-        return self._ratio(frozenset((Spent.HELD,)))
+        """Meta's definition (Kokolis et al., HPCA 2025): by the time in which a job of the run was running or could have been,
+        so without ``KEPT_OUT``. The queue counts."""
+        return self._ratio(KEPT_OUT)
 
     def ettr_byterobust(self) -> Ettr | None:
-        """As ByteRobust has it (SOSP 2025), cumulative: by all time since the first attempt began. The first wait does not
+        """ByteRobust's definition (SOSP 2025), cumulative: by all time since the first attempt began. The first wait does not
         count, all later ones do."""
         first = next((one.begin for one in self.stretches if one.attempt is not None), None)
         return None if first is None else self.within(first, self.until.timestamp()).goodput()
 
     def ettr_last(self, seconds: float = 3600.0) -> Ettr | None:
-        """ByteRobust's sliding window: the same of the last hour."""
+        """ByteRobust's sliding window: the same of the last hour. None also where it begins within an attempt of which nobody
+        has noted how far it was then."""
         until = self.until.timestamp()
+        if not self._knows(until - seconds):
+            return None
         return self.within(until - seconds, until).ettr_byterobust()
 
     def within(self, begin: float, end: float) -> TimeAccount:
-        """The part of it between two epoch seconds. Where these cut an attempt, its kinds are shared out evenly."""
+        """The part of it between two epoch seconds. Where these cut an attempt, its kinds are those between the marks, and
+        where it has none they have even shares."""
         since, until = max(begin, self.since.timestamp()), min(end, self.until.timestamp())
         if until <= since:
             return TimeAccount(self.since, self.since)
-        cut = tuple(_cut(self.stretches, since, until))
+        cut = tuple(_cut(self, since, until))
         zero = self.since - timedelta(seconds=self.since.timestamp())
         return TimeAccount(zero + timedelta(seconds=since), zero + timedelta(seconds=until), cut, self.blind)
+
+    def _knows(self, at: float) -> bool:
+        """Is it known what the attempt at that instant, if there was one, had spent until then?"""
+        near = next((one for one in self.stretches if one.attempt is not None and one.begin <= at <= one.end), None)
+        mine = [one for one in self.stretches if near is not None and one.attempt == near.attempt]
+        if not mine or not mine[0].begin < at < mine[-1].end:
+            return True
+        number = mine[0].attempt
+        if len({one.kind for one in mine}) == 1:
+            return True
+        known = [mine[0].begin, *(one.at for one in self.cuts if one.attempt == number), mine[-1].end]
+        before = max(one for one in known if one <= at)
+        return min(one for one in known if one >= at) - before <= _SURE
 
     def _ratio(self, without: frozenset[Spent]) -> Ettr | None:
         spent = self.seconds()
@@ -143,9 +179,11 @@ def account(
     *,
     running: bool = False,
     afterwards: Spent = Spent.UNKNOWN,
+    marks: Sequence[TimeMark] = (),
 ) -> TimeAccount:
     """``running``: the last attempt still runs, whatever can be read of it; ``afterwards``: what the time since the last
-    attempt's end is (QUEUE, HELD or UNKNOWN). The account of a run that has finished ends there."""
+    attempt's end is (QUEUE, BRAKED, HELD or UNKNOWN); ``marks``: in the order of their times. The account of a run that has
+    finished ends there."""
     until = now.timestamp()
     begins = _begins(attempts, until)
     known = [at for one in launches if _SANE < (at := one.at.timestamp()) <= until]
@@ -154,7 +192,7 @@ def account(
         return _made(now, since, until, [Stretch(afterwards, since, until)])
     stretches = [Stretch(Spent.QUEUE, since, begins[0])]
     highest: int | None = None
-    blind = []
+    blind, cuts = [], list[AttemptCut]()
     for index, one in enumerate(attempts):
         last = index == len(attempts) - 1
         bound = until if last else begins[index + 1]
@@ -169,6 +207,7 @@ def account(
             blind.append(one.number)
         if at < end:  # what rounding has left
             stretches.append(Stretch(parts[-1][0], at, end, one.number))
+        cuts += _cuts(one, begins[index], end, highest, marks)
         highest = max((step for step in (highest, one.last_step) if step is not None), default=None)
         if last and one.cause is not None and one.cause.kind is CauseKind.FINISHED and one.ended is not None:
             until = end
@@ -176,15 +215,20 @@ def account(
             stretches.append(Stretch(Spent.UNKNOWN if one.ended is None and not running else afterwards, end, until))
         else:
             stretches += _between(one, attempts[index + 1], launches, end, bound)
-    return _made(now, since, until, stretches, tuple(blind))
+    return _made(now, since, until, stretches, tuple(blind), tuple(cuts))
 
 
 def _made(
-    now: datetime, since: float, until: float, parts: Sequence[Stretch], blind: tuple[int, ...] = ()
+    now: datetime,
+    since: float,
+    until: float,
+    parts: Sequence[Stretch],
+    blind: tuple[int, ...] = (),
+    cuts: tuple[AttemptCut, ...] = (),
 ) -> TimeAccount:
     zero = now - timedelta(seconds=now.timestamp())
     found = tuple(one for one in parts if one.end > one.begin)
-    return TimeAccount(zero + timedelta(seconds=since), zero + timedelta(seconds=until), found, blind)
+    return TimeAccount(zero + timedelta(seconds=since), zero + timedelta(seconds=until), found, blind, cuts)
 
 
 def _begins(attempts: Sequence[Attempt], until: float) -> list[float]:
@@ -249,12 +293,33 @@ def _between(
         return
     job = after.job_id.partition("_")[0]
     launched = next((two.at.timestamp() for two in reversed(launches) if job and job in two.job_ids), None)
+    held = Spent.BRAKED if one.braked else Spent.HELD
     if launched is not None and end < launched <= begin:
-        yield Stretch(Spent.HELD, end, launched)
+        yield Stretch(held, end, launched)
         yield Stretch(Spent.QUEUE, launched, begin)
         return
-    held = one.braked or (one.cause is not None and one.cause.kind in _BY_A_PERSON)
-    yield Stretch(Spent.HELD if held else Spent.QUEUE, end, begin)
+    by_a_person = one.cause is not None and one.cause.kind in _BY_A_PERSON
+    yield Stretch(held if one.braked or by_a_person else Spent.QUEUE, end, begin)
+
+
+def _cuts(
+    one: Attempt, begin: float, end: float, highest: int | None, marks: Sequence[TimeMark]
+) -> Iterator[AttemptCut]:
+    """What ``one`` had spent at each of its marks, by the rules for an attempt that still runs."""
+    if one.first_step is None:
+        return
+    for mark in marks:
+        if mark.attempt != one.number or not begin < mark.at < end:
+            continue
+        step = mark.step if mark.step is not None and mark.step >= one.first_step else None
+        worked = None if mark.active is None else mark.active - begin
+        then = one._replace(last_step=step, saving=mark.saving, worked=worked, cause=None, ended=None)
+        spent = dict.fromkeys(_WITHIN, 0.0)
+        if step is None:  # its first step was still to come
+            spent[Spent.RESTART] = mark.at - begin
+        else:
+            spent.update(_parts(then, mark.at - begin, highest, running=True))
+        yield AttemptCut(one.number, mark.at, tuple(spent.values()))
 
 
 def kinds_over(stretches: Sequence[Stretch], since: float, until: float, count: int) -> list[Spent | None]:
@@ -274,24 +339,54 @@ def kinds_over(stretches: Sequence[Stretch], since: float, until: float, count: 
     return found
 
 
-def _cut(stretches: Sequence[Stretch], since: float, until: float) -> Iterator[Stretch]:
-    """The stretches between two times. Those of an attempt that is cut keep their shares of it."""
-    spans: dict[int, tuple[float, float]] = {}
-    for one in stretches:
+def _cut(of: TimeAccount, since: float, until: float) -> Iterator[Stretch]:
+    """The stretches between two times; those of an attempt that is cut are made anew."""
+    whole: dict[int, list[Stretch]] = {}
+    for one in of.stretches:
         if one.attempt is not None:
-            begin, _ = spans.get(one.attempt, (one.begin, 0.0))
-            spans[one.attempt] = begin, one.end
-    for one in stretches:
+            whole.setdefault(one.attempt, []).append(one)
+    for one in of.stretches:
         if one.attempt is None:
             low, high = max(one.begin, since), min(one.end, until)
             if high > low:
                 yield one._replace(begin=low, end=high)
-            continue
-        begin, end = spans[one.attempt]
-        low, high = max(begin, since), min(end, until)
-        if high > low:
-            scale = (high - low) / (end - begin)
-            yield one._replace(begin=low + (one.begin - begin) * scale, end=low + (one.end - begin) * scale)
+        elif (mine := whole.pop(one.attempt, None)) is not None:
+            begin, end = mine[0].begin, mine[-1].end
+            if since <= begin and end <= until:
+                yield from mine
+            elif max(begin, since) < min(end, until):
+                known = [cut for cut in of.cuts if cut.attempt == one.attempt]
+                yield from _part_of(mine, known, max(begin, since), min(end, until))
+
+
+def _part_of(mine: Sequence[Stretch], known: Sequence[AttemptCut], low: float, high: float) -> Iterator[Stretch]:
+    """What an attempt did between two instants within it."""
+    spent = dict.fromkeys(_WITHIN, 0.0)
+    for one in mine:
+        spent[one.kind] += one.seconds
+    number = mine[0].attempt or 0
+    points = [
+        AttemptCut(number, mine[0].begin, (0.0,) * len(_WITHIN)),
+        *known,
+        AttemptCut(number, mine[-1].end, tuple(spent.values())),
+    ]
+    first, last = _spent_until(points, low), _spent_until(points, high)
+    parts = [max(0.0, later - earlier) for earlier, later in zip(first, last, strict=True)]
+    scale, at = (high - low) / (sum(parts) or 1.0), low
+    shown = [(kind, seconds) for kind, seconds in zip(_WITHIN, parts, strict=True) if seconds > 0]
+    for index, (kind, seconds) in enumerate(shown):
+        to = high if index == len(shown) - 1 else min(high, at + seconds * scale)
+        if to > at:
+            yield Stretch(kind, at, to, number)
+        at = to
+
+
+def _spent_until(points: Sequence[AttemptCut], at: float) -> tuple[float, ...]:
+    """The seconds of each kind at an instant; between two points they grow evenly."""
+    after = next(index for index in range(1, len(points)) if points[index].at >= at)
+    one, other = points[after - 1], points[after]
+    share = (at - one.at) / (other.at - one.at) if other.at > one.at else 1.0
+    return tuple(early + share * (late - early) for early, late in zip(one.spent, other.spent, strict=True))
 
 
 def _clip(value: float, low: float, high: float) -> float:

@@ -9,14 +9,20 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from ftsupervise.model import Attempt
-from ftsupervise.report.account import Spent, TimeAccount
+from ftsupervise.report.account import KEPT_OUT, Spent, TimeAccount
 from ftsupervise.report.incidents import RunIncident, costs_of, spent_by_attempt
 from ftsupervise.report.slow import SlowPeriod
 
 QUEUE, HELD, UNKNOWN, SAVES, SLOW_STEPS = "waiting in the queue", "held", "unknown", "saving checkpoints", "slow steps"
+BRAKED = "held by the brake"
 PLANNED, FIRST, STANDS, BLIND = "planned restarts", "the first start", "no progress now", "training without the guard"
 _LEAST = 1.0  # seconds
-_APART = {Spent.QUEUE: QUEUE, Spent.HELD: HELD, Spent.UNKNOWN: UNKNOWN}  # kinds that are costs of their own
+_APART = {
+    Spent.QUEUE: QUEUE,
+    Spent.BRAKED: BRAKED,
+    Spent.HELD: HELD,
+    Spent.UNKNOWN: UNKNOWN,
+}  # kinds that are costs of their own
 
 
 class CostItem(NamedTuple):
@@ -52,12 +58,13 @@ def cost_items(
         times = old.times + (one is not None)
         items[name] = old._replace(seconds=old.seconds + seconds, times=times, example=dearer, goes_on=goes_on)
 
-    spent, longest = spent_by_attempt(attempts, account), 0.0
+    spent, longest = spent_by_attempt(attempts, account), dict[Spent, float]()
     for one in found:
         for kind, seconds in one.apart:
             add(_APART[kind], seconds)
-            if kind is Spent.HELD and seconds > longest:
-                longest, items[HELD] = seconds, items[HELD]._replace(example=one)
+            if kind in KEPT_OUT and seconds > longest.get(kind, 0.0):
+                longest[kind], name = seconds, _APART[kind]
+                items[name] = items[name]._replace(example=one)
         add(PLANNED if one.planned else one.kind, one.lost, one, fault=not one.planned)
         spent.pop(one.attempt, None)
     for number, rest in spent.items():

@@ -8,14 +8,17 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from ftsupervise.model import Cause, CauseKind
 from ftsupervise.report import Status, gather
 from ftsupervise.report.account import Ettr, Spent, TimeAccount, account
 from ftsupervise.report.queues import QueueSeen
-from ftsupervise.report.row import RunRow, row_of, watch_of
+from ftsupervise.report.row import RunRow, row_of
 from ftsupervise.rundir.ledger import lives_here
 from ftsupervise.rundir.paths import TRACKER, RunDir, tracked_attempts
+from ftsupervise.rundir.time_marks import read_marks
 
 if TYPE_CHECKING:
+    from ftsupervise.model import Attempt
     from ftsupervise.report.groups import GroupsSeen
     from ftsupervise.rundir.tracker import TrackerPage
 
@@ -63,8 +66,7 @@ class RunDetail(NamedTuple):
 def detail(rundir: RunDir, now: datetime, env: Mapping[str, str]) -> RunDetail:
     """Raises NotFound, NotPermitted when the run directory cannot be read."""
     seen = gather(rundir, now, env)
-    found, tick, late = watch_of(rundir, now)
-    row = row_of(seen.run, QueueSeen(seen.jobs, seen.blind), found, tick, late=late)
+    row = row_of(seen.run, QueueSeen(seen.jobs, seen.blind))
     groups = _groups(rundir, now)
     tracker = _tracker(rundir, seen.run.last.number if seen.run.last is not None else 0)
     avoided = avoided_nodes(rundir, now)
@@ -90,8 +92,10 @@ def _groups(rundir: RunDir, now: datetime) -> GroupsSeen | None:
 def account_of(seen: Status) -> TimeAccount:
     run = seen.run
     running = runs_now(seen)
-    after = {"WAITING": Spent.QUEUE, "STOPPED": Spent.HELD}.get(seen.verdict, Spent.UNKNOWN)
-    return account(run.attempts, run.records, run.at, running=running, afterwards=after)
+    stopped = Spent.BRAKED if run.brake and not run.switches[0].up else Spent.HELD
+    after = {"WAITING": Spent.QUEUE, "STOPPED": stopped}.get(seen.verdict, Spent.UNKNOWN)
+    marks = read_marks(run.rundir)
+    return account(run.attempts, run.records, run.at, running=running, afterwards=after, marks=marks)
 
 
 def runs_now(seen: Status) -> bool:
@@ -104,6 +108,20 @@ def runs_now(seen: Status) -> bool:
         return seen.verdict not in _OVER
     page = seen.run.page
     return page is not None and abs((seen.at - page.at).total_seconds()) < _FRESH
+
+
+def attempts_of(seen: Status) -> tuple[Attempt, ...]:
+    """The ledger, with what the queue adds to it: an attempt of another host whose end nobody has recorded runs, or is lost."""
+    runs, last = runs_now(seen), len(seen.attempts) - 1
+    found = []
+    for index, one in enumerate(seen.attempts):
+        if one.ended is None and one.cause is not None and one.cause.kind is CauseKind.UNKNOWN:
+            if runs and index == last:
+                one = one._replace(cause=None)
+            elif not one.told and (index < last or seen.verdict != "UNKNOWN"):
+                one = one._replace(cause=Cause(CauseKind.LOST))
+        found.append(one)
+    return tuple(found)
 
 
 def avoided_nodes(rundir: RunDir, now: datetime) -> tuple[str, ...] | None:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from ftsupervise.report.account import Spent, Stretch, TimeAccount, kinds_over
 from ftsupervise.report.placing import DrawnTime, TimeGap
-from ftsupervise.report.slow import StepRate
+from ftsupervise.rundir.step_rates import StepRate
 from ftsupervise.rundir.steps import StepRecord
 
 WIDE, HIGH = 1200, 100

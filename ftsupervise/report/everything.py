@@ -19,9 +19,10 @@ from ftsupervise.report.costs import CostItem, cost_items
 from ftsupervise.report.detail import RunDetail, detail, runs_now
 from ftsupervise.report.incidents import RunIncident, incidents
 from ftsupervise.report.placing import DrawnTime, placed
-from ftsupervise.report.slow import SlowPeriod, StepRate, paces, paces_of, slow_periods, usual_rate
+from ftsupervise.report.slow import SlowPeriod, paces_of, slow_periods
 from ftsupervise.rundir.launches import LaunchRecord
 from ftsupervise.rundir.paths import RunDir
+from ftsupervise.rundir.step_rates import StepRate, paces, usual_rate
 from ftsupervise.rundir.steps import StepRecord, read_steps
 from ftsupervise.secrecy import masked
 
@@ -107,7 +108,11 @@ def report_of(
     attempts = found.status.attempts
     rates = paces_of(attempts, paces(record, [one.started.timestamp() for one in attempts]))
     slow = slow_periods(rates)
-    ended = incidents(attempts, found.account, running=runs_now(found.status), page=found.status.run.page)
+    page = found.status.run.page
+    behind = page.slowest if page is not None else ""
+    ended = incidents(
+        attempts, found.account, running=runs_now(found.status), hung=found.row.verdict == "HUNG", behind=behind
+    )
     ends = tuple(harmless(one) for one in ended)
     run, settings = _settings(rundir, found.status.run.records, env)
     folder = _checkpoint_folder(rundir, run)

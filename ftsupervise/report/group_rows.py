@@ -1,23 +1,20 @@
-"""The replica groups of a run for its report: a row for each with its account of time, and the stalls that the others saw."""
+"""The replica groups of a run for its report: a row for each with its own account of time."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from datetime import datetime
 from typing import NamedTuple
 
 from ftsupervise.replicas.groups import GroupState, ReplicaGroup
-from ftsupervise.replicas.stalls import GroupStall, StallPage, read_stalls
 from ftsupervise.report.account import Spent, Stretch, account
 from ftsupervise.report.groups import GroupFault, GroupsSeen
 from ftsupervise.report.placing import placed
 from ftsupervise.rundir.ledger import ledger
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.steps import read_steps
-from ftsupervise.units import count, show_duration
+from ftsupervise.units import count
 
 _MOST = 64  # groups that are drawn
-_STALLS = 100  # that are listed
 _AFTER = {GroupState.WAITING: Spent.QUEUE, GroupState.STOPPED: Spent.HELD, GroupState.LEFT: Spent.HELD}
 _TONES = {GroupState.RUNNING: "good", GroupState.UNKNOWN: "unknown"}
 
@@ -37,7 +34,6 @@ class GroupRow(NamedTuple):
 class GroupsReport(NamedTuple):
     seen: GroupsSeen
     rows: tuple[GroupRow, ...]
-    stalls: StallPage | None  # None: none is on record
 
 
 def groups_report(rundir: RunDir, seen: GroupsSeen | None, now: datetime) -> GroupsReport | None:
@@ -48,7 +44,7 @@ def groups_report(rundir: RunDir, seen: GroupsSeen | None, now: datetime) -> Gro
     for index, one in enumerate(seen.rows):
         faults = tuple(fault for fault in seen.faults if fault.group == one.name)
         rows.append(GroupRow(one, faults, _drawn(rundir.group(one.name), one, now) if index < _MOST else ()))
-    return GroupsReport(seen, tuple(rows), read_stalls(rundir))
+    return GroupsReport(seen, tuple(rows))
 
 
 def _drawn(group: RunDir, row: ReplicaGroup, now: datetime) -> tuple[Stretch, ...]:
@@ -64,42 +60,11 @@ def _drawn(group: RunDir, row: ReplicaGroup, now: datetime) -> tuple[Stretch, ..
 
 
 def groups_sentence(found: GroupsReport) -> str:
-    """How many run, and what the stalls have cost the others."""
+    """How many run, and how many must."""
     seen = found.seen
     when = "" if seen.fresh else f" (as of {seen.at:%Y-%m-%d %H:%M} UTC)"
     words = f"{seen.running} of {count(seen.wanted, 'group')} {'run' if seen.wanted != 1 else 'runs'}{when}; "
     words += f"the training needs at least {seen.least}."
     if seen.waits and seen.below is not None:
         words += f" Fewer have run since {seen.below:%Y-%m-%d %H:%M} UTC: the others wait, and go on by themselves."
-    if found.stalls is not None and found.stalls.times:
-        of = found.stalls
-        lost = f"; {count(of.lost, 'step')} had to be tried again" if of.lost else ""
-        words += f" The others stood still {times(of.times)} because a group was lost, for {show_duration(of.seconds)}{lost}."
     return words
-
-
-def stall_rows(found: GroupsReport) -> list[dict[str, str]]:
-    """The newest stalls, newest first."""
-    stalls: Iterable[GroupStall] = reversed(found.stalls.stalls[-_STALLS:] if found.stalls is not None else ())
-    return [
-        {
-            "at": f"{one.at:%Y-%m-%d %H:%M:%S} UTC",
-            "took": show_duration(round(one.seconds, 1)),
-            "gone": ", ".join(one.gone) or "none: all groups stayed",
-            "back": _back(one),
-            "missed": "" if one.missed is None else f"{one.missed:,}",
-            "step": f"{one.step:,}",
-        }
-        for one in stalls
-    ]
-
-
-def times(number: int) -> str:
-    """ "once", "3 times"."""
-    return "once" if number == 1 else f"{number:,} times"
-
-
-def _back(one: GroupStall) -> str:
-    if not one.gone:
-        return ""
-    return "not yet" if one.away is None else f"after {show_duration(round(one.away, 1))}"

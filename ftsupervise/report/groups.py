@@ -12,12 +12,14 @@ from typing import Annotated, NamedTuple
 
 from ftsupervise.replicas.groups import GroupState, ReplicaGroup, group_names, read_table
 from ftsupervise.replicas.lighthouse_record import read_lighthouse
+from ftsupervise.replicas.stalls import StallPage, read_stalls
 from ftsupervise.rundir import ledger
 from ftsupervise.rundir.paths import RunDir
 
 _FRESH = 30.0  # seconds: an older table is not of now
 _MOST = 1000  # groups that are read
 _EACH = 20  # attempts of each that are read
+_STALLS = 50  # that are told
 
 
 class GroupFault(NamedTuple):
@@ -54,6 +56,7 @@ class GroupsSeen(NamedTuple):
     slow: str = ""
     lighthouse: LighthouseSeen | None = None
     faults: tuple[GroupFault, ...] = ()  # newest last
+    stalls: StallPage | None = None  # the newest last; None: nobody has seen any, or they cannot be read
 
     @property
     def waits(self) -> bool:
@@ -65,6 +68,7 @@ def groups_of(rundir: RunDir, now: datetime) -> GroupsSeen | None:
     table = read_table(rundir)
     if table is None:
         return None
+    page = read_stalls(rundir)
     return GroupsSeen(
         at=table.at,
         fresh=abs((now - table.at).total_seconds()) < _FRESH,
@@ -77,6 +81,7 @@ def groups_of(rundir: RunDir, now: datetime) -> GroupsSeen | None:
         slow=table.slow,
         lighthouse=_lighthouse(rundir),
         faults=tuple(sorted(_faults(rundir), key=lambda one: one.at)),
+        stalls=page and page._replace(stalls=page.stalls[-_STALLS:]),
     )
 
 

@@ -5,7 +5,6 @@ They are made once, here, for the page of a run and for that of a week.
 
 from __future__ import annotations
 
-from datetime import timedelta
 from typing import NamedTuple
 
 from ftsupervise.report.account import Spent, TimeAccount
@@ -16,7 +15,6 @@ from ftsupervise.rundir.paths import RunDir
 from ftsupervise.units import show_duration, show_percent
 
 _QUEUE_BOUND = 0.3  # of the time in the queue: worth a word on how to wait less
-_HANG, _THROUGHPUT = "hang", "throughput"  # watchdogs
 _QUIET_TONES = {"FINISHED": "good", "UNKNOWN": "unknown", "NEW": "unknown"}
 
 
@@ -25,10 +23,6 @@ class Headline(NamedTuple):
     tone: str  # "good", "watch", "bad", "unknown"
     sentence: str
     next: str = ""  # what to do, with what to type; "" where nothing needs to be done
-
-    @property
-    def needs_a_look(self) -> bool:
-        return self.tone in ("bad", "unknown") or (self.tone == "watch" and bool(self.next))
 
 
 class RunPresent(NamedTuple):
@@ -41,7 +35,6 @@ class RunPresent(NamedTuple):
     stood: float = 0.0  # seconds without progress in the attempt that runs
     job_id: str = ""  # of that attempt
     behind: str = ""  # the rank that is furthest behind, and where
-    trains: bool = True  # its ranks make steps; False: they save or evaluate, and no step is due
     do: str = ""  # what the worst alert says is to be done
     restarts_hangs: bool | None = None  # does the supervisor end a hang by itself? None: not known
 
@@ -57,22 +50,28 @@ def headline_of(now: RunPresent) -> Headline:
     if verdict in _QUIET_TONES or verdict in ("GONE", "STOPPED", "STOPPING", "WAITING"):
         return _not_training(now)
     worst = now.row.alerts[0] if now.row.alerts else None
-    if now.stood >= STALL and (now.trains or (worst is not None and worst.watchdog == _HANG)):
+    if verdict == "HUNG":
         return _hung(now)
-    if now.stood >= STALL and worst is None:
-        sentence = f"It has made no step for {show_duration(round(now.stood))}: it is in phase {now.row.phase}."
-        return Headline(verdict, "watch", sentence, f"See whether that is usual: ftsupervise check hang {now.where}")
-    share = now.row.rate / now.usual if now.row.rate is not None and now.usual else None
-    if share is not None and share < SLOW and (worst is None or worst.watchdog == _THROUGHPUT):
-        return _slow(now, share)
+    if verdict == "SLOW":
+        return _slow(now)
     if worst is not None:
         tone = "bad" if worst.severity == "critical" else "watch"
         do = now.do or f"See it for yourself: ftsupervise check {worst.watchdog} {now.where}"
         return Headline(verdict, tone, f"It runs, and the alert {worst.watchdog} fires: {worst.summary}.", do)
+    look = f"See whether that is usual: ftsupervise check hang {now.where}"
+    if now.stood >= STALL:
+        phase = f", in phase {now.row.phase}" if now.row.phase else ""
+        return Headline(verdict, "watch", f"It has made no step for {show_duration(round(now.stood))}{phase}.", look)
+    if now.row.groups_away:
+        do = f"See why they are away: ftsupervise status {now.where}"
+        return Headline(verdict, "watch", f"It trains with fewer replica groups: {now.row.groups_away}.", do)
     if now.row.watch_late:
         do = f"Start it again: ftsupervise watch --every 60s {now.where}"
         return Headline(verdict, "watch", "It runs, but its watch has stopped looking at it.", do)
-    if share is not None:
+    if now.row.rate is not None and now.usual:
+        share = now.row.rate / now.usual
+        if share < SLOW:
+            return Headline(verdict, "good", f"It trains, at present at {100 * share:.0f} % of its usual speed.")
         return Headline(verdict, "good", "It trains at its usual speed.")
     return Headline(verdict, "good", f"It runs{f' ({now.row.why})' if now.row.why else ''}.")
 
@@ -116,14 +115,8 @@ def _waiting(now: RunPresent) -> tuple[str, str]:
 
 
 def _hung(now: RunPresent) -> Headline:
-    worst = now.row.alerts[0] if now.row.alerts else None
-    behind = f"; furthest behind: {now.behind}" if now.behind else ""
-    if worst is not None and worst.watchdog == _HANG:
-        sentence = f"It hangs: {worst.summary}{behind if now.behind not in worst.summary else ''}."
-    else:
-        since = now.account.until - timedelta(seconds=now.stood)
-        words = f"no rank has made a step for {show_duration(round(now.stood))}, since {since:%Y-%m-%d %H:%M} UTC"
-        sentence = f"It hangs: {words}{behind}."
+    behind = f"; furthest behind: {now.behind}" if now.behind and now.behind not in now.row.why else ""
+    sentence = f"It hangs: {now.row.why}{behind}."
     saved = "its newest checkpoint" if now.row.saved is None else f"step {now.row.saved:,}"
     resumes = f"the next job resumes from {saved}"
     if now.row.members_left == 0:
@@ -138,12 +131,10 @@ def _hung(now: RunPresent) -> Headline:
     return Headline(now.row.verdict, "bad", sentence, f"{by_itself}: {restart}. {look}")
 
 
-def _slow(now: RunPresent, share: float) -> Headline:
-    worst = now.row.alerts[0] if now.row.alerts else None
-    said = f": {worst.summary}" if worst is not None else ""
-    behind = f" Furthest behind: {now.behind}." if now.behind and now.behind not in said else ""
+def _slow(now: RunPresent) -> Headline:
+    behind = f" Furthest behind: {now.behind}." if now.behind and now.behind not in now.row.why else ""
     do = (
         "Find the slow node: look at temperatures, clocks and the network. To keep a node out of the next jobs: "
         f"ftsupervise nodes exclude NODE {now.where}"
     )
-    return Headline(now.row.verdict, "watch", f"It trains at {100 * share:.0f} % of its usual speed{said}.{behind}", do)
+    return Headline(now.row.verdict, "watch", f"It trains slower than usual: {now.row.why}.{behind}", do)

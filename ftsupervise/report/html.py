@@ -22,6 +22,7 @@ from ftsupervise.report.alert_rows import AlertRow
 from ftsupervise.report.costs import CostItem
 from ftsupervise.report.drawing import KINDS, Axis, Line
 from ftsupervise.report.everything import CheckpointRow, NodeRow, ReportFacts, SettingRow
+from ftsupervise.report.group_stalls import stall_rows
 from ftsupervise.report.incidents import STALL, RunIncident, costs_of
 from ftsupervise.report.placing import gaps
 from ftsupervise.report.plan import plan_line, plan_rows
@@ -39,7 +40,8 @@ MEANINGS = {
     Spent.DETECT: "from the last progress to the end of the attempt",
     Spent.RESTART: "from a start to the first step",
     Spent.QUEUE: "no attempt, and a job waited",
-    Spent.HELD: "kept from running by the brake or a person",
+    Spent.BRAKED: "kept from running by the brake",
+    Spent.HELD: "kept from running by a person, or not launched",
     Spent.UNKNOWN: "it cannot be told",
 }
 _LONGEST = 600  # characters of a text in a cell
@@ -159,6 +161,7 @@ def _view(report: ReportFacts, axis: Axis, lines: Sequence[tuple[str, str, str, 
         "planned": any(line.plan for *_, line in lines),
         "slow": _slow(report),
         "incidents": [incident_row(one) for one in reversed(report.incidents)],
+        "stalls": [{**one._asdict(), "at": stamp(one.at)} for one in stall_rows(report.detail.groups)],
         "incident_kinds": [(one.kind, one.times) for one in costs_of(report.incidents)],
         "nodes": [_node(row) for row in report.nodes.rows if isinstance(row, NodeRow)],
         "nodes_problem": report.nodes.problem,
@@ -242,7 +245,7 @@ def _groups(report: ReportFacts, axis: Axis) -> dict[str, Any] | None:
     found = report.groups
     if found is None:
         return None
-    from ftsupervise.report.group_rows import groups_sentence, stall_rows
+    from ftsupervise.report.group_rows import groups_sentence
 
     light = found.seen.lighthouse
     rows = [
@@ -267,7 +270,6 @@ def _groups(report: ReportFacts, axis: Axis) -> dict[str, Any] | None:
         if light is None
         else f"The lighthouse is at {light.address} and was restarted {light.restarts} times.",
         "rows": rows,
-        "stalls": stall_rows(found),
     }
 
 

@@ -27,13 +27,11 @@ from typing import NamedTuple
 
 from ftsupervise.model import Attempt, Cause, CauseKind, FailureKind
 from ftsupervise.report.account import Spent, TimeAccount
-from ftsupervise.rundir.progress import ProgressPage
 
 _UNRECORDED = frozenset((CauseKind.LOST, CauseKind.UNKNOWN))
 _TAKEN = frozenset((CauseKind.CANCELLED, CauseKind.PREEMPTED, CauseKind.TOLD, CauseKind.SUPERSEDED))
 _LOST = frozenset((Spent.DETECT, Spent.RESTART, Spent.REDO))
-TRAIN = "train"  # the phase in which steps are made
-STALL = 300.0  # seconds without progress in a running attempt that are called a hang
+STALL = 300.0  # seconds without progress in a running attempt that are worth a word
 _OF_A_FAILURE = {
     FailureKind.CODE: "program error",
     FailureKind.SIGNAL: "killed process",
@@ -101,17 +99,17 @@ class CauseCost(NamedTuple):
 
 
 def incidents(
-    attempts: Sequence[Attempt], account: TimeAccount, *, running: bool = False, page: ProgressPage | None = None
+    attempts: Sequence[Attempt], account: TimeAccount, *, running: bool = False, hung: bool = False, behind: str = ""
 ) -> tuple[RunIncident, ...]:
     """The interruptions of a run, oldest first: each attempt that has ended, but for the one that finished it. ``running``: the
-    last attempt still runs, whatever can be read of it (``detail.runs_now``); where it has made no progress for ``STALL``
-    seconds while its ranks train, that is the last incident. ``page``: the progress of that attempt."""
+    last attempt still runs, whatever can be read of it (``detail.runs_now``). ``hung``: it hangs now, by the verdict of
+    ``status``; that is the last incident. ``behind``: the rank that is furthest behind, in words."""
     costs = spent_by_attempt(attempts, account)
     found = []
     for index, one in enumerate(attempts):
         runs = running and index == len(attempts) - 1 and one.ended is None
-        if runs and trains(page) and (stood := standing(attempts, account)) >= STALL:
-            found.append(_hang(one, account, stood, page.slowest if page is not None else ""))
+        if runs and hung and (stood := standing(attempts, account)) > 0:
+            found.append(_hang(one, account, stood, behind))
         if runs or one.cause is None or one.cause.kind is CauseKind.FINISHED:
             continue
         after = attempts[index + 1] if index + 1 < len(attempts) else None
@@ -125,11 +123,6 @@ def standing(attempts: Sequence[Attempt], account: TimeAccount) -> float:
     if last is None or last.ended is not None:
         return 0.0
     return sum(one.seconds for one in account.stretches if one.attempt == last.number and one.kind is Spent.DETECT)
-
-
-def trains(page: ProgressPage | None) -> bool:
-    """Are the ranks making steps, as far as is known? No step is due in a save or an evaluation."""
-    return page is None or page.phase in ("", TRAIN)
 
 
 def _hang(one: Attempt, account: TimeAccount, stood: float, behind: str) -> RunIncident:

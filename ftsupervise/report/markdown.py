@@ -13,6 +13,7 @@ from ftsupervise.report import summary
 from ftsupervise.report.account import Spent, TimeAccount
 from ftsupervise.report.alert_rows import AlertRow
 from ftsupervise.report.everything import NodeRow, ReportFacts
+from ftsupervise.report.group_stalls import stall_rows
 from ftsupervise.report.incidents import RunIncident
 from ftsupervise.report.plan import plan_rows
 from ftsupervise.report.summary import stamp
@@ -56,6 +57,7 @@ def _lines(report: ReportFacts) -> Iterator[str]:
     yield from _time(of)
     yield from _groups(report)
     yield from _incidents(report.incidents)
+    yield from _stalls(report)
     yield from _nodes(report)
     yield from _alerts(report)
     rows_of_plan = [(plain(one.what), plain(one.plan), plain(one.actual)) for one in plan_rows(report)]
@@ -93,7 +95,7 @@ def _time(of: TimeAccount) -> Iterator[str]:
 def _groups(report: ReportFacts) -> Iterator[str]:
     if report.groups is None:
         return
-    from ftsupervise.report.group_rows import groups_sentence, stall_rows
+    from ftsupervise.report.group_rows import groups_sentence
 
     yield "## Replica groups"
     yield ""
@@ -111,10 +113,6 @@ def _groups(report: ReportFacts) -> Iterator[str]:
         for one in report.groups.rows
     )
     yield from table(("group", "state", "since", "step", "faults", "last fault"), cells)
-    stalls = stall_rows(report.groups)[:_ROWS]
-    if stalls:
-        rows = ((one["at"], one["took"], plain(one["gone"]), one["back"], one["missed"]) for one in stalls)
-        yield from table(("the others stood still", "for", "lost", "back", "steps made without them"), rows)
 
 
 def _incidents(found: Sequence[RunIncident]) -> Iterator[str]:
@@ -133,6 +131,15 @@ def _incidents(found: Sequence[RunIncident]) -> Iterator[str]:
     if len(found) > _INCIDENTS:
         yield f"{len(found) - _INCIDENTS} earlier ones are not listed."
         yield ""
+
+
+def _stalls(report: ReportFacts) -> Iterator[str]:
+    rows = stall_rows(report.detail.groups)[:_ROWS]
+    if rows:
+        yield "## Stalls of the replica groups"
+        yield ""
+        cells = ((stamp(one.at), one.stall, plain(one.lost), one.steps, one.back) for one in rows)
+        yield from table(("when", "stall", "group", "steps lost", "back"), cells)
 
 
 def _nodes(report: ReportFacts) -> Iterator[str]:

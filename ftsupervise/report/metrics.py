@@ -15,12 +15,13 @@ from typing import NamedTuple
 from ftsupervise import __version__
 from ftsupervise.model import FailureKind
 from ftsupervise.printable import printable
+from ftsupervise.replicas.stalls import StallPage
 from ftsupervise.report import Status
 from ftsupervise.report.account import Ettr, TimeAccount
 from ftsupervise.report.row import RunRow
 
 MOST = 120  # samples of a run
-STATES = ("running", "waiting", "stopping", "stopped", "finished", "gone", "new", "unknown", "other")
+STATES = ("running", "hung", "slow", "waiting", "stopping", "stopped", "finished", "gone", "new", "unknown", "other")
 _LABEL = 200  # characters of a label's value
 _WORDS = ("absent", "unknown", "up")
 
@@ -50,6 +51,14 @@ METRICS: Mapping[str, Metric] = {
     "ftsupervise_run_members_left": Metric("gauge", "Jobs, or members of the array, that wait to take over."),
     "ftsupervise_run_attempts_total": Metric("counter", "Starts of the command."),
     "ftsupervise_run_failures_total": Metric("counter", "Attempts that ended with a failure, by its kind.", ("kind",)),
+    "ftsupervise_run_group_stalls_total": Metric(
+        "counter", "Times that replica groups waited for one that was lost or stood."
+    ),
+    "ftsupervise_run_group_stall_seconds_total": Metric("counter", "Seconds that they waited for it."),
+    "ftsupervise_run_group_steps_lost_total": Metric("counter", "Steps that they tried in vain then."),
+    "ftsupervise_run_group_back_seconds": Metric(
+        "gauge", "Seconds until the group that was lost last took part again."
+    ),
     "ftsupervise_run_time_seconds_total": Metric(
         "counter", "Time since the launch by what it went into; the kinds are those of the account of time.", ("kind",)
     ),
@@ -85,13 +94,19 @@ class Sample(NamedTuple):
 
 
 def samples(
-    seen: Status, row: RunRow, account: TimeAccount, avoided: Sequence[str] | None, user: str, watched: datetime | None
+    seen: Status,
+    row: RunRow,
+    account: TimeAccount,
+    avoided: Sequence[str] | None,
+    user: str,
+    watched: datetime | None,
+    stalls: StallPage | None = None,
 ) -> tuple[Sample, ...]:
-    """All that is known of one run. ``user``: the account that the run belongs to."""
+    """All that is known of one run. ``user``: the account that the run belongs to. ``stalls``: of its replica groups."""
     run = (("run", printable(seen.name, _LABEL)), ("user", printable(user, _LABEL)))
     found = [
         Sample(f"ftsupervise_run_{name}", (*run, *labels), float(value))
-        for name, labels, value in _values(seen, row, account, avoided, watched)
+        for name, labels, value in (*_values(seen, row, account, avoided, watched), *_stalls(stalls))
         if value is not None
     ]
     return tuple(found[:MOST])
@@ -138,6 +153,15 @@ def _values(
     yield "brake_on", (), bool(seen.run.brake)
     yield "watch_timestamp_seconds", (), _epoch(watched or row.watched_at)
     yield "metrics_timestamp_seconds", (), _epoch(seen.at)
+
+
+def _stalls(page: StallPage | None) -> Iterator[_Value]:
+    if page is None:
+        return
+    yield "group_stalls_total", (), page.times
+    yield "group_stall_seconds_total", (), round(page.seconds, 3)
+    yield "group_steps_lost_total", (), page.lost
+    yield "group_back_seconds", (), next((one.away for one in reversed(page.stalls) if one.away is not None), None)
 
 
 def _failures(seen: Status) -> Iterator[_Value]:

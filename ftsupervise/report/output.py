@@ -38,9 +38,11 @@ class Part(NamedTuple):
     begin: int = 0
     end: int | None = None
     rank: int | None = None  # whose file it is alone
+    group: str = ""  # the replica group whose attempt it is
 
     def words(self) -> str:
         of = f"attempt {self.attempt}" if self.attempt is not None else "no attempt"
+        of = f"group {self.group}, {of}" if self.group else of
         return f"==> {of}{f', job {self.job}' if self.job else ''}: {self.path} <=="
 
 

@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ftsupervise.model import Attempt, Job
-from ftsupervise.report.detail import RunDetail, TimeSpent
+from ftsupervise.report.detail import RunDetail, TimeSpent, attempts_of
 from ftsupervise.report.groups import GroupsSeen
 from ftsupervise.report.row import RunRow
 from ftsupervise.rundir.progress import ProgressPage
 from ftsupervise.rundir.tracker import TrackerPage
 from ftsupervise.truth import Beat, SwitchState
 
-SCHEMA_VERSION = 3  # another one when a field goes or changes its meaning
+SCHEMA_VERSION = 4  # another one when a field goes or changes its meaning
 
 
 class RunFields(NamedTuple):
@@ -49,7 +49,7 @@ def fields_of(found: RunDetail) -> RunFields:
     return RunFields(
         jobs=seen.jobs,
         blind=seen.blind,
-        ledger=run.attempts,
+        ledger=attempts_of(seen),
         not_read=run.not_read,
         progress=run.page,
         beats=run.beats,

@@ -6,24 +6,35 @@ Nothing here asks a scheduler. A file that hangs hangs this too: the callers bou
 from __future__ import annotations
 
 from datetime import datetime, timedelta
+from itertools import islice
 from typing import NamedTuple
 
 from ftsupervise.errors import from_os_error
 from ftsupervise.host import files
 from ftsupervise.model import Attempt
-from ftsupervise.rundir.heartbeat_page import of_the_group, read_beats
+from ftsupervise.rundir.heartbeat_page import of_the_group, read_beats, watchers
 from ftsupervise.rundir.launches import NEWEST as ALL_LAUNCHES
 from ftsupervise.rundir.launches import LaunchRecord, launches
-from ftsupervise.rundir.ledger import NEWEST, START, ledger, newest, numbers
+from ftsupervise.rundir.ledger import NEWEST, START, backwards, ledger, newest, numbers
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.progress import ProgressPage, read_progress
 from ftsupervise.rundir.reached import FEW
 from ftsupervise.rundir.switches import KILL, SAVE, read_brake, read_switch, still_held
+from ftsupervise.rundir.watched import WatchFound, read_found
 from ftsupervise.truth import Beat, SwitchState
 
 _DAY = timedelta(days=1)
+_FEW_ATTEMPTS = 40  # that are read for a row of a run that may wait
 _FEW_LAUNCHES = 20  # that are read for a row: the jobs of older ones have ended
 _MOST_STARTS = 200  # attempts that are counted as restarts of the last day
+
+
+class WatchSeen(NamedTuple):
+    """The watch of a run: what its last tick found, when the next one is due, and whether one is missing."""
+
+    found: WatchFound | None = None
+    next_tick: datetime | None = None
+    late: bool = False
 
 
 class RunReading(NamedTuple):
@@ -31,7 +42,7 @@ class RunReading(NamedTuple):
     rundir: RunDir
     at: datetime
     records: tuple[LaunchRecord, ...]
-    attempts: tuple[Attempt, ...]  # all, or for a row only the newest
+    attempts: tuple[Attempt, ...]  # all; for a row the newest, and of a run that may wait some more
     not_read: int  # attempts that are not in ``attempts``, of very many
     page: ProgressPage | None  # of the newest attempt
     beats: tuple[Beat, ...]  # of the newest attempt; none where there are many ranks, for the page has them all
@@ -40,6 +51,7 @@ class RunReading(NamedTuple):
     brake: str  # "": it is off
     held_by_us: bool  # waiting members are on hold since the brake
     restarts: int  # in the last day
+    watch: WatchSeen = WatchSeen()
 
     @property
     def last(self) -> Attempt | None:
@@ -52,7 +64,7 @@ def read_run(rundir: RunDir, now: datetime, *, row: bool = False) -> RunReading:
         files.among(rundir.switches)
         records = launches(rundir, _FEW_LAUNCHES if row else ALL_LAUNCHES)
         claimed = _numbers(rundir)
-        attempts = ledger(rundir) if not row else tuple(one for one in [newest(rundir)] if one is not None)
+        attempts = ledger(rundir) if not row else _newest_few(rundir)
         page = read_progress(rundir, attempts[-1].number) if attempts else None
         beats = () if page is not None and page.ranks > FEW else _of_the_last(read_beats(rundir), attempts)
     except OSError as error:
@@ -71,7 +83,27 @@ def read_run(rundir: RunDir, now: datetime, *, row: bool = False) -> RunReading:
         brake=_brake(rundir),
         held_by_us=_held_by_us(rundir),
         restarts=_restarts(rundir, claimed, now),
+        watch=watch_seen(rundir, now),
     )
+
+
+def _newest_few(rundir: RunDir) -> tuple[Attempt, ...]:
+    """The newest attempt; where that has ended, those before it too: the run may wait, and they tell how much it does."""
+    last = newest(rundir)
+    if last is None or last.ended is None or rundir.finished.exists():
+        return () if last is None else (last,)
+    return (*reversed(tuple(islice(backwards(rundir, last.number), _FEW_ATTEMPTS - 1))), last)
+
+
+def watch_seen(rundir: RunDir, now: datetime) -> WatchSeen:
+    found = read_found(rundir)
+    try:
+        there = [one for one in watchers(rundir) if one.every is not None]
+    except OSError:
+        there = []
+    late = bool(there) and all(one.late_by(now) is not None for one in there)
+    due = min((one.at + one.every for one in there if one.every is not None), default=None)
+    return WatchSeen(found, due, late)
 
 
 def run_name(rundir: RunDir) -> str:

@@ -3,21 +3,21 @@
 import os
 from collections.abc import Sequence
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from ftsupervise.report import step_of
 from ftsupervise.report.queues import QueueSeen
 from ftsupervise.report.reading import RunReading
 from ftsupervise.report.verdict import verdict_of
-from ftsupervise.rundir.heartbeat_page import watchers
-from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.reached import counted
-from ftsupervise.rundir.watched import FiringAlert, WatchFound, read_found
+from ftsupervise.rundir.watched import FiringAlert
 
 if TYPE_CHECKING:
     from ftsupervise.model import Job
 
 
+FINE = 3  # see ``need_of``
+_MOSTLY = 0.5  # of its time
 _UNSTEADY = 0.2  # of the usual rate: what differs less is the usual rate
 
 
@@ -49,11 +49,15 @@ class RunRow(NamedTuple):
     watched_at: datetime | None = None  # the last tick of the watch
     watched_next: datetime | None = None
     watch_late: bool = False
+    waits_since: datetime | None = None  # in the queue, for no other reason than that it is not its turn
+    queue_share: float | None = None  # of its time, of a run that waits: 0-1
+    elsewhere: bool = False  # this account's state directory does not know it: only its directory names it
     here: bool = False  # of the directory, or the job, in which this was asked
 
 
-def row_of(run: RunReading, queue: QueueSeen, found: WatchFound | None, tick: datetime | None, *, late: bool) -> RunRow:
+def row_of(run: RunReading, queue: QueueSeen) -> RunRow:
     verdict, why = verdict_of(run, queue.jobs, queue.blind)
+    found = run.watch.found
     page, last, step, now = run.page, run.last, step_of(run), run.at
     beat = max((beat.at for beat in run.beats), default=None)
     runs = verdict not in ("FINISHED", "STOPPED", "GONE", "NEW", "WAITING")
@@ -88,9 +92,30 @@ def row_of(run: RunReading, queue: QueueSeen, found: WatchFound | None, tick: da
         members_left=None if queue.jobs is None else members(waiting),
         ends_at=next((job.end_time for job in queue.jobs or () if not job.state.waiting and job.end_time), None),
         watched_at=found.at if found is not None else None,
-        watched_next=tick,
-        watch_late=late,
+        watched_next=run.watch.next_tick,
+        watch_late=run.watch.late,
+        **_waits(run, waiting, verdict),
     )
+
+
+def _waits(run: RunReading, waiting: Sequence["Job"], verdict: str) -> dict[str, Any]:
+    """Since when it waits in the queue, and the share of its time that it has waited so far."""
+    if verdict != "WAITING" or not waiting:
+        return {}
+    from ftsupervise.scheduler.parse import is_held
+
+    ended = run.last.ended if run.last is not None else None
+    launched = max((one.at for one in run.records if one.at <= run.at), default=None)
+    since = max((at for at in (ended, launched, waiting[0].submit_time) if at is not None), default=None)
+    if since is None or waiting[0].state.value != "PENDING" or is_held(waiting[0].reason):
+        return {}
+    if not run.attempts:
+        return {"waits_since": since}
+    from ftsupervise.report.account import Spent, account
+
+    whole = run.attempts[0].number == 1  # of a longer ledger only the newest are read
+    spent = account(run.attempts, run.records if whole else (), run.at, afterwards=Spent.QUEUE)
+    return {"waits_since": since, "queue_share": round(spent.shares()[Spent.QUEUE], 4)}
 
 
 def pace_of(rate: float | None, usual: float | None) -> float | None:
@@ -119,18 +144,6 @@ def _newest_saved(run: RunReading) -> int | None:
     return max((step for step in (told, page) if step is not None), default=None)
 
 
-def watch_of(rundir: RunDir, now: datetime) -> tuple[WatchFound | None, datetime | None, bool]:
-    """What the last tick found, when the next one is due, and whether one is missing."""
-    found = read_found(rundir)
-    try:
-        there = [one for one in watchers(rundir) if one.every is not None]
-    except OSError:
-        there = []
-    late = bool(there) and all(one.late_by(now) is not None for one in there)
-    due = min((one.at + one.every for one in there if one.every is not None), default=None)
-    return found, due, late
-
-
 def members(waiting: Sequence["Job"]) -> int:
     """How many jobs or members of arrays these are."""
     if not waiting:
@@ -138,3 +151,24 @@ def members(waiting: Sequence["Job"]) -> int:
     from ftsupervise.scheduler.parse import array_size
 
     return sum(array_size(job.id) for job in waiting)
+
+
+def need_of(row: RunRow) -> int:
+    """How soon a person should look at it. 0: at once, it holds its nodes and does nothing. 1: it does not go on, or its state
+    is not known. 2: it loses time. ``FINE``. 4: it is over."""
+    if row.verdict in ("FINISHED", "NEW"):
+        return 4
+    if row.verdict == "HUNG":
+        return 0
+    stopped_itself = row.verdict == "STOPPED" and row.why.startswith("brake")
+    critical = any(one.severity == "critical" for one in row.alerts)
+    if row.verdict in ("UNKNOWN", "GONE") or stopped_itself or critical or row.watch_late:
+        return 1
+    on_hold = row.verdict == "WAITING" and row.waits_since is None and not row.elsewhere
+    if row.verdict == "SLOW" or row.firing or row.groups_away or on_hold or mostly_waits(row):
+        return 2
+    return FINE
+
+
+def mostly_waits(row: RunRow) -> bool:
+    return row.queue_share is not None and row.queue_share > _MOSTLY

@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from ftsupervise.errors import Error, NotFound
 from ftsupervise.report.queues import ask_queues
 from ftsupervise.report.reading import RunReading, read_run
-from ftsupervise.report.row import RunRow, members, row_of, watch_of
+from ftsupervise.report.row import RunRow, members, need_of, row_of
 from ftsupervise.rundir.paths import RunDir, state_dir
-from ftsupervise.rundir.watched import WatchFound
 
 if TYPE_CHECKING:
     from ftsupervise.model import Job
@@ -71,14 +70,14 @@ def overview(
     from ftsupervise.scheduler.ownership import run_in_comment
 
     read = read_side_by_side(runs, now, within=within)
-    readings = [one for one in read.values() if isinstance(one, RunAndWatch)]
-    queues = ask_queues([one.run for one in readings], env, always=kind_of("auto", env))
+    readings = [one for one in read.values() if isinstance(one, RunReading)]
+    queues = ask_queues(readings, env, always=kind_of("auto", env))
     queue_of = {id(one): seen for one, seen in zip(readings, queues.of, strict=True)}
     rows = []
     for name, directory in runs.items():
         one = read[name]
-        if isinstance(one, RunAndWatch):
-            rows.append(row_of(one.run, queue_of[id(one)], one.found, one.next_tick, late=one.late)._replace(name=name))
+        if isinstance(one, RunReading):
+            rows.append(row_of(one, queue_of[id(one)])._replace(name=name))
         else:
             rows.append(RunRow(name, str(directory), "UNKNOWN", one))
     elsewhere: dict[str, list[Job]] = {}
@@ -98,26 +97,17 @@ def _of_jobs(name: str, jobs: Sequence[Job]) -> RunRow:
     where = next((job.directory for job in jobs if job.directory), "")
     why = f"job {jobs[0].id}; this account's state directory does not have it: name its directory"
     ends = running[0].end_time if running else None
-    return RunRow(name, where, verdict, why, members_left=waiting, ends_at=ends)
+    return RunRow(name, where, verdict, why, members_left=waiting, ends_at=ends, elsewhere=True)
 
 
 def _order(row: RunRow) -> tuple[bool, int, str]:
-    """Those that need a look first, those that are over last; the one of this place before all."""
-    bad = row.verdict in ("UNKNOWN", "GONE") or row.firing or row.watch_late
-    over = row.verdict in ("FINISHED", "NEW")
-    return (not row.here, 0 if bad and not over else 2 if over else 1, row.name)
-
-
-class RunAndWatch(NamedTuple):
-    run: RunReading
-    found: WatchFound | None
-    next_tick: datetime | None
-    late: bool
+    """The one of this place before all, then those that need a look, and last those that are over."""
+    return (not row.here, need_of(row), row.name)
 
 
 def read_side_by_side(
     runs: Mapping[str, Path], now: datetime, *, within: float = WITHIN
-) -> dict[str, RunAndWatch | str]:
+) -> dict[str, RunReading | str]:
     """What the directory of each run says, or a sentence on why that could not be read."""
     found = _Readers(runs, now, within).result()
     return {
@@ -131,11 +121,11 @@ class _Readers:
     def __init__(self, runs: Mapping[str, Path], now: datetime, within: float) -> None:
         self._now, self._within = now, within
         self._todo, self._wanted = deque(runs.items()), len(runs)
-        self._done: dict[str, RunAndWatch | str] = {}
+        self._done: dict[str, RunReading | str] = {}
         self._busy: dict[int, float] = {}  # thread -> since when it reads this run
         self._woken = threading.Event()
 
-    def result(self) -> dict[str, RunAndWatch | str]:
+    def result(self) -> dict[str, RunReading | str]:
         """What was read in time, or why it could not be; runs that did not answer are missing."""
         began, started, heard = time.monotonic(), 0, 0
         until = began + self._within
@@ -158,7 +148,7 @@ class _Readers:
                 break
             self._busy[me] = time.monotonic()
             try:
-                self._done[name] = self._read(RunDir(directory))
+                self._done[name] = read_run(RunDir(directory), self._now, row=True)
             except NotFound:
                 self._done[name] = f"{directory} is not there any more"
             except Error as error:
@@ -167,6 +157,3 @@ class _Readers:
                 self._done[name] = f"{type(error).__name__}: {error}"
         self._busy.pop(me, None)
         self._woken.set()
-
-    def _read(self, rundir: RunDir) -> RunAndWatch:
-        return RunAndWatch(read_run(rundir, self._now, row=True), *watch_of(rundir, self._now))

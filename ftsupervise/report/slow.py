@@ -3,27 +3,13 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
-from itertools import pairwise
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from ftsupervise.model import Attempt
-from ftsupervise.rundir.steps import Span, StepRecord
+from ftsupervise.rundir.step_rates import FEWEST_STEPS, StepRate, usual_rate
 
 SLOW = 0.8  # of the usual rate
-_PIECES = 240  # at most: of a record
-_SPANS, _STEPS = 8, 8  # at least, of a piece
-_GAP = 12  # times the usual distance of two spans: a restart, or a wait
-_USUAL = 0.8  # the rate that this share of all pieces does not exceed: a run may be slow for most of its time
-
-
-class StepRate(NamedTuple):
-    """The rate over a time in which it trained without a break, its saves left out where they are on record. Epoch seconds;
-    steps a second."""
-
-    begin: float
-    end: float
-    rate: float
 
 
 class SlowPeriod(NamedTuple):
@@ -32,22 +18,6 @@ class SlowPeriod(NamedTuple):
     rate: float  # mean
     usual: float
     lost: float  # seconds that it would not have taken at the usual rate
-
-
-def paces(record: StepRecord, starts: Sequence[float] = ()) -> tuple[StepRate, ...]:
-    """The rates over the run, at most some hundreds, none across a restart. ``starts``: when its attempts began, in epoch
-    seconds."""
-    size = max(_SPANS, -(-len(record.spans) // _PIECES))
-    found = []
-    for part in _unbroken(record, starts):
-        for piece in _pieces(part[:-1], size):  # the last span may have ended before its time was over
-            seconds = (piece[-1].number - piece[0].number) * record.every
-            trained = seconds - sum(one.saving for one in piece[1:])
-            made = sum(one.made for one in piece[1:])  # those of the first were made before it
-            if trained > 0.1 * seconds and made > 0:
-                begin = (piece[0].number + 1) * record.every
-                found.append(StepRate(float(begin), float(begin + seconds), made / trained))
-    return tuple(found)
 
 
 def paces_of(attempts: Sequence[Attempt], known: Sequence[StepRate]) -> tuple[StepRate, ...]:
@@ -59,15 +29,9 @@ def paces_of(attempts: Sequence[Attempt], known: Sequence[StepRate]) -> tuple[St
             continue
         begin, end = (one.started.timestamp() + seconds for seconds in (one.ready, one.worked))
         steps, seconds = one.last_step - one.first_step, end - begin - (one.saving or 0.0)
-        if steps >= _STEPS and seconds > 0 and bisect_left(begins, begin) == bisect_left(begins, end):
+        if steps >= FEWEST_STEPS and seconds > 0 and bisect_left(begins, begin) == bisect_left(begins, end):
             found.append(StepRate(begin, end, steps / seconds))
     return tuple(sorted(found))
-
-
-def usual_rate(found: Sequence[StepRate]) -> float | None:
-    """None where there is too little to tell."""
-    rates = sorted(one.rate for one in found)
-    return rates[min(len(rates) - 1, int(_USUAL * len(rates)))] if len(rates) >= 3 else None
 
 
 def slow_periods(found: Sequence[StepRate]) -> tuple[SlowPeriod, ...]:
@@ -89,30 +53,3 @@ def slow_periods(found: Sequence[StepRate]) -> tuple[SlowPeriod, ...]:
         else:
             periods.append(SlowPeriod(one.begin, one.end, one.rate, usual, lost))
     return tuple(periods)
-
-
-def _unbroken(record: StepRecord, starts: Sequence[float]) -> Iterator[list[Span]]:
-    spans, begins = record.spans, sorted(int(at // record.every) for at in starts)
-    distances = sorted(later.number - earlier.number for earlier, later in pairwise(spans))
-    usual = distances[len(distances) // 2] if distances else 1
-    part: list[Span] = []
-    for one in spans:
-        before = part[-1] if part else one
-        restarted = bisect_left(begins, one.number) > bisect_left(begins, before.number)
-        if restarted or one.number - before.number > _GAP * usual or one.step < before.step:
-            yield part
-            part = []
-        part.append(one)
-    if part:
-        yield part
-
-
-def _pieces(part: list[Span], size: int) -> Iterator[list[Span]]:
-    """Pieces of ``size`` spans and some steps at least; each begins with the last span of the one before."""
-    begin = 0
-    while begin + size < len(part):
-        end = begin + size
-        while end < len(part) - 1 and sum(one.made for one in part[begin + 1 : end + 1]) < _STEPS:
-            end += 1
-        yield part[begin : end + 1]
-        begin = end

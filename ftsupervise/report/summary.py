@@ -13,6 +13,7 @@ from ftsupervise.report.account import Spent, TimeAccount, ratio
 from ftsupervise.report.alert_rows import AlertRow
 from ftsupervise.report.costs import (
     BLIND,
+    BRAKED,
     FIRST,
     HELD,
     PLANNED,
@@ -24,8 +25,9 @@ from ftsupervise.report.costs import (
     at_usual_speed,
 )
 from ftsupervise.report.everything import ReportFacts
+from ftsupervise.report.group_stalls import stall_sentence
 from ftsupervise.report.headline import Headline, RunPresent, headline_of
-from ftsupervise.report.incidents import STALL, RunIncident, standing, trains
+from ftsupervise.report.incidents import STALL, RunIncident, standing
 from ftsupervise.report.row import pace_of
 from ftsupervise.report.slow import SLOW
 from ftsupervise.units import count, show_duration, show_percent, show_rate
@@ -66,7 +68,6 @@ def headline(report: ReportFacts) -> Headline:
             stood=_stands(report),
             job_id=next((job.id for job in running), last.job_id if last is not None else ""),
             behind=page.slowest if page is not None else "",
-            trains=trains(page),
             do=next((one.do for one in rows if worst and one.watchdog == worst), ""),
             restarts_hangs=None if run is None else run.launch.restart.hang is not None,
         )
@@ -74,14 +75,18 @@ def headline(report: ReportFacts) -> Headline:
 
 
 def sentences(report: ReportFacts) -> Iterator[str]:
-    """How far it came, and in what time; at most four."""
+    """How far it came, and in what time; at most five."""
     of, row = report.detail.account, report.detail.row
     if of.total < 1:
         return
     share, seconds = of.goodput(), of.seconds()
     if len(of.blind) < len(report.detail.status.attempts) or not of.blind:
         trained = show_duration(seconds[Spent.TRAIN])
-        held = f"; it was held for {show_duration(seconds[Spent.HELD])}" if seconds[Spent.HELD] >= 1 else ""
+        words = {Spent.BRAKED: "the brake held it for", Spent.HELD: "a person kept it from running for"}
+        kept = " and ".join(
+            f"{one} {show_duration(seconds[kind])}" for kind, one in words.items() if seconds[kind] >= 1
+        )
+        held = f"; {kept}" if kept else ""
         yield f"In the {show_duration(of.total)} since its launch it trained for {trained} ({ratio(share)}){held}."
     faults = sum(1 for one in report.incidents if not one.planned)
     planned = len(report.incidents) - faults
@@ -95,6 +100,8 @@ def sentences(report: ReportFacts) -> Iterator[str]:
         yield f"No fault interrupted it; there {was(planned)} {count(planned, 'planned restart')}."
     else:
         yield "Nothing has interrupted it."
+    if stalled := stall_sentence(report.detail.groups):
+        yield stalled
     if row.done_at is not None and _stands(report) < STALL:
         left = show_duration(round((row.done_at - report.detail.status.at).total_seconds()))
         speed = "usual" if pace_of(row.rate, row.usual) == row.usual else "present"
@@ -147,7 +154,7 @@ def _example(item: CostItem) -> str:
         slowest, share = item.slowest, item.slowest.rate / item.slowest.usual
         begin, end = (stamp(datetime.fromtimestamp(at, timezone.utc)) for at in (slowest.begin, slowest.end))
         return f"The costliest: from {begin} to {end}, at {100 * share:.0f} % of its usual speed."
-    if item.name == HELD and item.example is not None:
+    if item.name in (HELD, BRAKED) and item.example is not None:
         one = item.example
         why = ": ".join(filter(None, (one.kind, cause_of(one), one.evidence)))
         return f"It was kept from running after attempt {one.attempt}: {why}"

@@ -23,12 +23,13 @@ from typing import TYPE_CHECKING, NamedTuple
 from ftsupervise.errors import Error
 from ftsupervise.host import files
 from ftsupervise.host.ownership import user_name
+from ftsupervise.replicas.stalls import read_stalls
 from ftsupervise.report import Status
 from ftsupervise.report.detail import account_of, avoided_nodes
 from ftsupervise.report.metrics import Sample, counters_in, samples, text_of
 from ftsupervise.report.queues import QueueSeen
 from ftsupervise.report.reading import read_run
-from ftsupervise.report.row import row_of, watch_of
+from ftsupervise.report.row import row_of
 from ftsupervise.report.verdict import verdict_of
 from ftsupervise.rundir.paths import RunDir, write_whole
 from ftsupervise.rundir.switches import read_finished
@@ -70,11 +71,11 @@ def measure(
     run = read_run(rundir, now)
     verdict, why = verdict_of(run, jobs, blind)
     seen = Status(run, verdict, why, jobs, blind)
-    found, tick, late = watch_of(rundir, now)
-    row = row_of(run, QueueSeen(jobs, blind), found, tick, late=late)
+    row = row_of(run, QueueSeen(jobs, blind))
     account = account_of(seen)
     user = _owner(rundir)
-    made = samples(seen, row, account, avoided_nodes(rundir, now), user, now if ticks else None)
+    stalls = read_stalls(rundir)
+    made = samples(seen, row, account, avoided_nodes(rundir, now), user, now if ticks else None, stalls)
     return RunMetrics(run.name, user, rundir.root, account.since.timestamp(), made, _is_over(rundir, run.finished, now))
 
 

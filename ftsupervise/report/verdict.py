@@ -1,10 +1,11 @@
-"""How a run is, in one word, and why: from its directory and the queue. UNKNOWN where the queue could not be asked."""
+"""The state of a run in one word, and why: from its directory and the queue. UNKNOWN where the queue could not be asked."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from ftsupervise.errors import Error
+from ftsupervise.report.pace_word import pace_word
 from ftsupervise.report.reading import RunReading
 from ftsupervise.rundir.ledger import lives_here
 from ftsupervise.rundir.paths import RunDir
@@ -16,8 +17,12 @@ _HELD = "JobHeldUser"  # Slurm's word
 
 
 def verdict_of(run: RunReading, jobs: tuple[Job, ...] | None, blind: str) -> tuple[str, str]:
-    """RUNNING, STOPPING, WAITING, STOPPED, FINISHED, GONE, NEW or UNKNOWN, or Slurm's word for another state of a job; why."""
+    """RUNNING, HUNG, SLOW, STOPPING, WAITING, STOPPED, FINISHED, GONE, NEW or UNKNOWN, or Slurm's word for another state of a
+    job; why."""
     verdict, why = _first(run, jobs, blind)
+    if verdict == "RUNNING":
+        word, because = pace_word(run)
+        return (word, because) if word else (verdict, "; ".join(filter(None, (why, because))))
     if verdict == "WAITING" and why == _HELD:
         why = f"{_HELD}: {_how_to_let_go(run)}"
     if verdict == "GONE" and not run.attempts:

@@ -14,25 +14,25 @@ from ftsupervise.errors import Error
 from ftsupervise.host.in_time import in_time
 from ftsupervise.printable import printable
 from ftsupervise.report import Status
-from ftsupervise.report.account import Ettr, Spent, Stretch, TimeAccount
+from ftsupervise.report.account import KEPT_OUT, Ettr, Spent, Stretch, TimeAccount
 from ftsupervise.report.costs import CostItem, cost_items
 from ftsupervise.report.detail import account_of, runs_now
 from ftsupervise.report.everything import harmless
 from ftsupervise.report.headline import Headline, RunPresent, headline_of
-from ftsupervise.report.incidents import RunIncident, incidents, standing, trains
+from ftsupervise.report.incidents import RunIncident, incidents, standing
 from ftsupervise.report.placing import placed
 from ftsupervise.report.reading import read_run
-from ftsupervise.report.row import RunRow
+from ftsupervise.report.row import FINE, RunRow, need_of
 from ftsupervise.report.rows import overview
-from ftsupervise.report.slow import paces, paces_of, slow_periods, usual_rate
+from ftsupervise.report.slow import paces_of, slow_periods
 from ftsupervise.rundir.paths import RunDir
+from ftsupervise.rundir.step_rates import paces, usual_rate
 from ftsupervise.rundir.steps import StepRecord, read_steps
 
 DAYS = 7
 _WITHIN = 4.0  # seconds for a run
 _AT_ALL = 60.0  # seconds for all of them
 _NODES = 10
-_TONES = ("bad", "unknown", "watch", "good")  # the order of the rows
 
 
 class WeekRow(NamedTuple):
@@ -46,6 +46,11 @@ class WeekRow(NamedTuple):
     steps: int | None = None  # made, those made again not counted
     problem: str = ""
     drawn: tuple[Stretch, ...] = ()  # the account since the launch, as pictures show it
+
+    @property
+    def needs_a_look(self) -> bool:
+        """Should a person look at it now? ``status`` sorts its rows by the same rule."""
+        return bool(self.problem) or need_of(self.row) < FINE
 
     @property
     def faults(self) -> int:
@@ -78,8 +83,8 @@ class WeekReport(NamedTuple):
         return self._ratio(frozenset())
 
     def ettr(self) -> Ettr | None:
-        """Meta's, over all runs: their training by all their time but what was held."""
-        return self._ratio(frozenset((Spent.HELD,)))
+        """Meta's, over all runs: their training by all their time but that in which they were kept out."""
+        return self._ratio(KEPT_OUT)
 
     def _ratio(self, without: frozenset[Spent]) -> Ettr | None:
         spent = self.seconds
@@ -139,9 +144,7 @@ def week_of(
             found.append(one)
         else:
             idle += 1
-    found.sort(
-        key=lambda one: (not one.head.needs_a_look, _TONES.index(one.head.tone), -_lost(one.costs), one.row.name)
-    )
+    found.sort(key=lambda one: (not one.needs_a_look, need_of(one.row), -_lost(one.costs), one.row.name))
     return WeekReport(begin, now, tuple(found), idle)
 
 
@@ -171,6 +174,7 @@ def _of_run(row: RunRow, begin: datetime, now: datetime) -> WeekRow:
     whole = account_of(seen)
     first, last = begin.timestamp(), now.timestamp()
     running, last_one = runs_now(seen), run.last
+    behind = run.page.slowest if run.page is not None else ""
     record = read_steps(rundir)
     rates = paces_of(run.attempts, paces(record, [one.started.timestamp() for one in run.attempts]))
     head = headline_of(
@@ -181,8 +185,7 @@ def _of_run(row: RunRow, begin: datetime, now: datetime) -> WeekRow:
             usual=row.usual or usual_rate(rates),
             stood=standing(run.attempts, whole) if running else 0.0,
             job_id=last_one.job_id if last_one is not None else "",
-            behind=run.page.slowest if run.page is not None else "",
-            trains=trains(run.page),
+            behind=behind,
         )
     )
     if whole.until.timestamp() <= first:
@@ -190,7 +193,7 @@ def _of_run(row: RunRow, begin: datetime, now: datetime) -> WeekRow:
     part = whole.within(first, last)
     ends = tuple(
         harmless(one)
-        for one in incidents(run.attempts, part, running=running, page=run.page)
+        for one in incidents(run.attempts, part, running=running, hung=row.verdict == "HUNG", behind=behind)
         if one.at.timestamp() >= first or one.whole > 0
     )
     slow = tuple(one for one in slow_periods(rates) if one.begin >= first)

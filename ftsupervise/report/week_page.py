@@ -26,7 +26,7 @@ def lead(week: WeekReport) -> str:
     """The days in a few sentences: which runs need a look, what was trained, what cost most."""
     if not week.rows:
         return "No run had any time in these days."
-    looks = [one.row.name for one in week.rows if one.head.needs_a_look]
+    looks = [one.row.name for one in week.rows if one.needs_a_look]
     few = ", ".join(looks[:5]) + (f" and {len(looks) - 5} more" if len(looks) > 5 else "")
     words = f"{count(len(looks), 'run')} {'needs' if len(looks) == 1 else 'need'} a look: {few}. " if looks else ""
     share = week.goodput()
@@ -48,7 +48,7 @@ def page(week: WeekReport) -> str:
         "end": stamp(week.end),
         "idle": f"{count(week.idle, 'other run')} had no time in these days." if week.idle else "",
         "lead": lead(week),
-        "looks": [_look(one) for one in week.rows if one.head.needs_a_look],
+        "looks": [_look(one) for one in week.rows if one.needs_a_look],
         "ticks": drawing.time_ticks(axis),
         "tiles": tiles(week),
         "costs": [cost_row(one, total, costs[0].seconds) for one in costs[:_COSTS]],
@@ -64,7 +64,7 @@ def tiles(week: WeekReport) -> tuple[Tile, ...]:
     faults = sum(one.faults for one in week.rows)
     lost = sum(one.lost for row in week.rows for one in row.incidents if not one.planned)
     steps = sum(row.steps or 0 for row in week.rows)
-    unwell = sum(1 for one in week.rows if one.head.needs_a_look)
+    unwell = sum(1 for one in week.rows if one.needs_a_look)
     need = f"{unwell} {'needs' if unwell == 1 else 'need'} a look" if unwell else "all well"
     return (
         Tile(
@@ -126,7 +126,7 @@ def _lines(week: WeekReport) -> Iterator[str]:
     if not week.rows:
         return
     yield from table(("", "", ""), ((tile.title, f"**{plain(tile.value)}**", plain(tile.more)) for tile in tiles(week)))
-    looks = [_look(one) for one in week.rows if one.head.needs_a_look]
+    looks = [_look(one) for one in week.rows if one.needs_a_look]
     if looks:
         yield "## Runs that need a look"
         yield ""

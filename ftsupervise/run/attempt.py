@@ -27,6 +27,7 @@ from ftsupervise.run.fencing import OrphanReaper
 from ftsupervise.run.gate import PendingWrites, SignalQueue, shut, wait_for_space
 from ftsupervise.run.lighthouse_wait import wait_for_lighthouse
 from ftsupervise.run.log_follower import LogFollower
+from ftsupervise.run.lost_host import note_lost_host
 from ftsupervise.run.progress_pages import ProgressWriter, seen_by
 from ftsupervise.run.quorum import QuorumWatcher
 from ftsupervise.run.snapshots import SnapshotKeeper
@@ -164,6 +165,7 @@ def begin(to: Services, now: RunProgress, wait: Callable[[float], bool]) -> tupl
         keep_reached(rundir, mine.number - 1)
     except OSError:  # the account of a lost attempt then ends with its last page
         pass
+    note_lost_host(rundir, mine.number - 1, to.env)
     now = now._replace(claim=mine, fence=fencing.begin(rundir, mine.number, where, partial(tell, log)))
     newer = superseded(rundir, mine.number)
     why = f"attempt {newer} has begun meanwhile" if newer is not None else shut(to.options)
@@ -218,8 +220,8 @@ def run_to_end(to: Services, now: RunProgress) -> RunProgress:
     used = placement.nodes or to.allocation.nodes
     in_order = [node for node in to.allocation.nodes if node in used]  # as Slurm numbers the ranks
     env.update(to.snapshots.begin(mine, in_order, mine.folder / "run.log"))
-    area, seen = now.fence.area if now.fence is not None else None, partial(seen_by, to.agents.table)
-    pages = ProgressWriter(to.options.rundir, mine, area, seen)
+    area = now.fence.area if now.fence is not None else None
+    pages = ProgressWriter(to.options.rundir, mine, area, lambda: seen_by(to.agents.table, one.hang))
     try:
         ended = one.run_to_end(env)
     finally:

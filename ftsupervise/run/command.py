@@ -15,6 +15,7 @@ from datetime import datetime, timezone
 from ftsupervise.host import bounded, processes
 from ftsupervise.host.memory import OomKillCounter
 from ftsupervise.model import Cause, CauseKind, End, Reached
+from ftsupervise.ranks.hang_detector import HangVerdict
 from ftsupervise.ranks.hang_monitor import HangMonitor, cause_of
 from ftsupervise.ranks.protocol import RankExit
 from ftsupervise.ranks.rank_table import first_failure
@@ -50,6 +51,7 @@ class RunningCommand:
         self.asked = asked
         self.now = AttemptProgress()
         self.monitor = monitor  # None: hangs are not detected, or no longer
+        self.hang: HangVerdict | None = None  # that was found and left alone
         self.crashes: list[RankExit] = []  # of ranks, as their nodes reported
         self.death: RankExit | None = None  # of the rank that failed first
         self.pid = 0
@@ -192,7 +194,7 @@ class RunningCommand:
         self.say(f"{hang.words()}; evidence in {self.asked.mine.folder / 'evidence'}")
         if not self.asked.options.end_hung:
             self.say("the hung command is left running: neither --hang nor --in-place was given")
-            self.monitor = None
+            self.monitor, self.hang = None, verdict
             return
         now, ours = time.monotonic(), self._ours()
         by_srun = bool(processes.sruns(ours))

@@ -1,4 +1,4 @@
-"""The run directory as the process that starts the groups reads it: in a thread, because a file system may hang.
+"""Reads the run directory for the process that starts the groups: in a thread, because a file system may hang.
 
 That process passes signals on, reaps its children and keeps the lighthouse alive, whatever the disk does. While the directory
 does not answer, the last answer holds, and nothing is started.
@@ -25,7 +25,7 @@ _WITHIN = 3.0  # seconds for one look at all groups
 
 
 class GroupReading(NamedTuple):
-    """The directory of one group. Where a part cannot be read, it is that of the reading before."""
+    """One look at the directory of a group. A part that cannot be read stays as it was in the look before."""
 
     newest: Attempt | None = None
     page: ProgressPage | None = None  # of the newest attempt
@@ -72,7 +72,7 @@ def words_of_its_end(one: Attempt) -> str:
 
 
 def why_over(run: RunDir) -> str:
-    """Why no group of the run is started any more; "" while they are."""
+    """Say why no group of the run is started any more; "" while they are."""
     if run.has_finished():
         return "the run has finished"
     switch = read_switch(run, KILL)
@@ -87,7 +87,8 @@ class RunDirReader:
         self._run, self._say, self._turn, self._blind = run, say, OneAtATime(), False
 
     def read(self, known: Sequence[tuple[RunDir, GroupReading, int]]) -> Sequence[GroupReading] | None:
-        """The reading of each group. None: the directory does not answer. ``known``: as ``read_group`` takes them."""
+        """Return the reading of each group; None where the directory does not answer. ``known``: the
+        arguments of ``read_group``."""
 
         def work() -> tuple[str, list[GroupReading]]:
             return why_over(self._run), [read_group(*one) for one in known]
@@ -104,7 +105,7 @@ class RunDirReader:
 
 
 class Sayings:
-    """The lines for a run.log, written by a thread of their own and in order."""
+    """Writes lines into a run.log, in order and in a thread of its own."""
 
     def __init__(self, log: Path) -> None:
         self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()

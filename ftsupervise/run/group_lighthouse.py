@@ -1,4 +1,4 @@
-"""torchft's lighthouse beside the groups of one job: at an address of this host that all their nodes reach."""
+"""Starts torchft's lighthouse for the groups, at an address of this host that all their nodes reach, and follows it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ from ftsupervise.scheduler.allocation import Allocation
 
 
 class GroupLighthouse:
-    """Raises an error where there can be none: no torchft, no port, a run directory that does not answer."""
+    """The lighthouse of one run. Making one raises an error where there is no torchft, no port, or no answer from the run
+    directory."""
 
     def __init__(
         self,
@@ -82,7 +83,7 @@ class GroupLighthouse:
                 self._say(f"{liar.words}: {name} is ended and started again")
 
     def heard(self, group: str) -> bool | None:
-        """Does a start of this group still send heartbeats? None: that could not be seen."""
+        """Tell whether a start of this group still sends heartbeats; None where that cannot be seen."""
         return self._lighthouse.heard(group)
 
     def stop(self) -> None:

@@ -1,4 +1,4 @@
-"""What ``ftsupervise groups run`` was asked for, in values; and a group that a person lets leave, or join again."""
+"""Turns the options of ``ftsupervise groups run`` into values, and lets a group leave or join again."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class GroupOptions:
 def group_options(
     env: Mapping[str, str], values: Mapping[str, Any], settings: Sequence[str], command: Sequence[str]
 ) -> GroupOptions:
-    """Of ``groups run``. ``values`` by parameter (``config/grouping.py``). Raises UsageError, Refused."""
+    """Return the options of ``groups run``. ``values``: by parameter (``config/grouping.py``). Raises UsageError, Refused."""
     root = env.get(ENV_RUN_DIR)
     if not root or not env.get(ENV_ATTEMPT_DIR):
         raise UsageError(
@@ -51,7 +51,7 @@ def group_options(
 def options_of_groups(
     rundir: RunDir, name: str, values: Mapping[str, Any], settings: Sequence[str], command: Sequence[str]
 ) -> GroupOptions:
-    """Of all groups of the run in ``rundir``. Raises UsageError, Refused."""
+    """Return the options for all groups of the run in ``rundir``. Raises UsageError, Refused."""
     if not command:
         raise UsageError("no command for the groups", hint="ftsupervise groups run --count 4 -- COMMAND")
     count, slowest = values["count"], values["slowest_step"]
@@ -85,7 +85,7 @@ def options_of_groups(
 
 
 def let_leave(run: RunDir, group: str) -> str:
-    """Returns what was done, as a sentence. Raises NotFound, CannotWrite, NotPermitted."""
+    """Mark the group, and return a sentence that says so. Raises NotFound, CannotWrite, NotPermitted."""
     mark = find_group(run, group).state / LEAVE
     if (table := read_table(run)) is not None and table.place == "jobs":
         raise Refused(

@@ -1,4 +1,4 @@
-"""Pages about the replica groups: their table, what they have to know of each other, the progress of the whole run."""
+"""Writes the pages about the replica groups: their table, the page about the quorum, and the progress of the whole run."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _FAR = 2  # steps: a group that much behind the first one is named
 
 
 class NodesSeen:
-    """The nodes of the job, and which of them are lost: asked in a thread, because Slurm may not answer."""
+    """Knows which nodes of the job are lost. Slurm is asked in a thread, because it may not answer."""
 
     def __init__(self, allocation: Allocation, rundir: RunDir) -> None:
         self.all = frozenset(allocation.nodes)
@@ -67,7 +67,7 @@ class NodesSeen:
 
 
 class GroupPages:
-    """The pages of one job's groups."""
+    """Writes the pages of one job's groups."""
 
     def __init__(
         self,
@@ -117,7 +117,7 @@ class GroupPages:
             self._written = at
 
     def _below_the_least(self, over: str, now: datetime) -> str:
-        """Why the groups that run wait; "" when they do not, or when nobody knows how the others are."""
+        """Say why the groups that run wait; "" when they do not, or when nobody knows how the others are."""
         least, wanted = self._asked.least, self._asked.count
         states = [group.row.state for group in self._groups]
         running = states.count(GroupState.RUNNING)
@@ -133,9 +133,9 @@ class GroupPages:
         return why
 
     def _hung(self) -> tuple[Hung, ...]:
-        """Groups that their own supervisors cannot judge: their node does not answer and reports nothing; they wait for a
-        quorum in which the others train without them; or they tell steps that nobody has made, and the others wait until they
-        are gone."""
+        """Name the groups that their own supervisors cannot judge: their node does not answer and is silent; they wait for a
+        quorum in which the others train without them; or they report steps that nobody has made, and the others wait until
+        they are gone."""
         lost, found = self._nodes.lost(), list[Hung]()
         for group in self._groups:
             row = group.row
@@ -155,7 +155,7 @@ class GroupPages:
         return tuple(found)
 
     def _left_out(self, group: GroupProcess) -> str:
-        """Why it is to be started again: torchft has lost its call for a quorum, as at a restart of the lighthouse."""
+        """Say why it is to be started again: torchft has lost its call for a quorum, as at a restart of the lighthouse."""
         timeouts, stalled = self._asked.timeouts, group.row.stalled
         if timeouts is None or stalled is None or stalled < timeouts.hang:
             return ""
@@ -185,7 +185,7 @@ class GroupPages:
         )
 
     def progress(self) -> ProgressPage | None:
-        """The groups as one: the step that the first of them has reached counts, because one that comes back begins there."""
+        """Sum the groups up: the step that the first of them has reached counts, because one that comes back begins there."""
         pages = [(group.row.name, page) for group in self._groups if group.alive and (page := group.page)]
         if not pages:
             return None

@@ -1,4 +1,4 @@
-"""One replica group as the process that starts the groups sees it: its supervisor, its nodes, and what its directory says.
+"""Holds what the process that starts the groups knows of one of them: its supervisor, its nodes, its directory.
 
 The supervisor is an ordinary ``ftsupervise run`` in the group's own directory, so that restarts in place, the hang detector,
 the fence, the brake and the ledger are those of any run. When it ends itself, the group needs other nodes, or is over.
@@ -31,7 +31,7 @@ _STOPPED_FOR = 2.0  # seconds: a whole job that Slurm suspends stops us too befo
 
 
 class GroupProcess:
-    """``row`` is what others see of it."""
+    """One replica group. ``row`` is what others see of it."""
 
     def __init__(self, name: str, number: int, rundir: RunDir, nodes: tuple[str, ...], now: datetime) -> None:
         self.number, self.rundir = number, rundir
@@ -51,7 +51,7 @@ class GroupProcess:
 
     @property
     def has_failed(self) -> bool:
-        """Was its newest attempt a failure? The exit code of its supervisor is srun's, which may be 0 when a node was lost."""
+        """Tell whether its newest attempt failed. The exit code of its supervisor is srun's, which may be 0 for a lost node."""
         return self.newest is not None and (self.newest.failure is not None or self.newest.ended is None)
 
     @property
@@ -71,7 +71,7 @@ class GroupProcess:
         return self.seen.braked
 
     def move(self, state: GroupState, why: str, now: datetime) -> bool:
-        """Is that new?"""
+        """Set its state, and tell whether that is new."""
         if (state, why) == (self.row.state, self.row.why):
             return False
         since = self.row.since if state is self.row.state else now
@@ -109,7 +109,7 @@ class GroupProcess:
         self.move(GroupState.RUNNING, "", now)
 
     def ended(self, at: float) -> int | None:
-        """Its exit code, once; None while it runs."""
+        """Return the exit code of its supervisor, once; None while that runs."""
         if not self.row.pid:
             return None
         try:
@@ -133,7 +133,7 @@ class GroupProcess:
                 return
 
     def continued(self, at: float) -> bool:
-        """Its supervisor is continued once it has been stopped (SIGSTOP) for two seconds. Was it, just now?"""
+        """Continue its supervisor once that has been stopped (SIGSTOP) for two seconds. True where that was done."""
         found = process(self.row.pid) if self.row.pid else None
         if found is None or found.state != _STOPPED:
             self._stopped = None
@@ -150,7 +150,7 @@ class GroupProcess:
 
     @property
     def known(self) -> tuple[RunDir, GroupReading, int]:
-        """For ``read_group``, which may take its time."""
+        """Return the arguments of ``read_group``."""
         return self.rundir, self.seen, self._ended
 
     def look(self, now: datetime) -> tuple[Attempt, ...]:
@@ -167,8 +167,8 @@ class GroupProcess:
         return seen.ends
 
     def step_by(self, now: datetime) -> int | None:
-        """The step that its ranks can have reached by now, at most; None where that is not known, or they have made none since
-        their start. The page is seconds old."""
+        """Return the highest step that its ranks can have reached by now; None where that is not known, or they have made
+        none since their start. The page may be seconds old."""
         page, seconds = self.page, self.row.seconds
         if page is None or page.ahead is None or page.first is None or not seconds:
             return None
@@ -188,7 +188,7 @@ class GroupProcess:
         return self._rejoined(row, newest)
 
     def _rejoined(self, row: ReplicaGroup, newest: Attempt) -> ReplicaGroup:
-        """How long it was away before this attempt, and what the others did meanwhile: once it has made a step."""
+        """Add how long it was away before this attempt, and what the others did meanwhile, once it has made a step."""
         if newest.first_step is None or newest.number < 2 or newest.ready is None or row.back_in == newest.number:
             return row
         before = self.seen.before
@@ -213,5 +213,5 @@ class GroupProcess:
 
 
 def log_name(name: str, job: str) -> str:
-    """The file of a group's output, in its logs/."""
+    """Return the name of the file of a group's output, in its logs/."""
     return f"{name}-{job or 'local'}".replace("/", "_")

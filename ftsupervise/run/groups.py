@@ -40,7 +40,7 @@ _WRITES = 5.0  # seconds for a page to be written
 
 
 class GroupsOfJob:
-    """All groups of one job."""
+    """Starts the groups of one job and keeps them running."""
 
     def __init__(self, asked: GroupOptions, env: Mapping[str, str], signals: SignalQueue) -> None:
         """Raises Refused where the command cannot run in groups."""
@@ -67,8 +67,8 @@ class GroupsOfJob:
         self.pages = GroupPages(asked, self.groups, self.nodes, self.say, self.area)
 
     def go(self) -> int:
-        """The exit code: 0 when the run has finished or was asked to stop, 1 when no group can go on. Raises OSError, and what
-        keeps the lighthouse from being started."""
+        """Return the exit code: 0 when the run has finished or was asked to stop, 1 when no group can go on. Raises OSError,
+        and what keeps the lighthouse from being started."""
         make_folder(self.asked.rundir.replicas, FOLDER)
         if self.asked.timeouts is not None:
             self.lighthouse = GroupLighthouse(self.asked, self.env, self.allocation, self.say)
@@ -155,12 +155,12 @@ class GroupsOfJob:
         self.say(f"{group.row.name}: its brake is taken off: it failed because too few other groups ran")
 
     def _failed_of_waiting(self, now: datetime) -> bool:
-        """Have too few groups run for so long that those that wait end themselves? That is no failure of theirs."""
+        """Tell whether too few groups ran for so long that those that wait ended themselves: that is no failure of theirs."""
         below, timeouts = self.pages.below, self.asked.timeouts
         return below is not None and timeouts is not None and (now - below).total_seconds() >= timeouts.quorum
 
     def _state(self, group: GroupProcess, over: str) -> tuple[GroupState, str]:
-        """Of a group whose supervisor does not run."""
+        """Return the state of a group whose supervisor does not run, and why."""
         if over:
             return GroupState.OVER, over
         if group.leaves:
@@ -173,7 +173,7 @@ class GroupsOfJob:
         return GroupState.WAITING, group.row.why
 
     def _place(self, group: GroupProcess, now: datetime) -> tuple[str, ...] | None:
-        """Its nodes, once it has enough of them and its older copy is gone for sure; () on this machine."""
+        """Choose its nodes, once it has enough of them and its older copy is gone for sure; () on this machine."""
         nodes: tuple[str, ...] | None = ()
         lost = self.nodes.lost()
         if self.nodes.all:
@@ -217,13 +217,13 @@ class GroupsOfJob:
     # ------------------------------------------------------------------------------------------------------------- all
 
     def _over(self) -> str:
-        """Why no group is started any more; "" while they are."""
+        """Say why no group is started any more; "" while they are."""
         if self.told:
             return f"asked to stop ({signal.Signals(self.told).name})"
         return self.disk.over
 
     def _may_go_on(self) -> bool:
-        """May a group that does not run now come back by itself?"""
+        """Tell whether a group that does not run now may come back by itself."""
         return any(group.row.state is GroupState.WAITING for group in self.groups)
 
     def _on_signal(self, number: int) -> None:
@@ -235,7 +235,7 @@ class GroupsOfJob:
                 group.signal(number)
 
     def _note_why(self) -> None:
-        """For the ledger of the whole run: why the groups stopped, as a guard notes it for its own attempt."""
+        """Write down why the groups stopped, for the ledger of the whole run, as a guard does for its own attempt."""
         steps, why = [group.row.step for group in self.groups if group.row.step is not None], self._over()
 
         def note() -> None:

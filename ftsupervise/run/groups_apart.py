@@ -1,4 +1,4 @@
-"""Replica groups that have jobs of their own (``in: jobs``): the small job that serves them all, and the beginning of each.
+"""Serves replica groups that have jobs of their own (``in: jobs``) from a small job, and begins the job of each.
 
 The small job runs the lighthouse and writes the pages. It never starts or ends a group: its own chain of jobs does that, and
 while it waits in the queue it is not dead. What is known of a group comes from its directory and from the queue.
@@ -46,7 +46,7 @@ _LAST = 900.0  # seconds for the groups to end, once the run is over
 
 
 class GroupsApart:
-    """All groups of a run, none of which is in this job."""
+    """Follows all groups of a run, none of which is in this job."""
 
     def __init__(self, asked: GroupOptions, env: Mapping[str, str], signals: SignalQueue) -> None:
         self.asked, self.env, self.signals = asked, env, signals
@@ -64,7 +64,7 @@ class GroupsApart:
         self._allocation = allocation
 
     def go(self) -> int:
-        """Until the run is over, or this job is asked to stop: then the next member of its chain takes over."""
+        """Serve the groups until the run is over or this job is asked to stop: then the next job of its chain takes over."""
         asked, told, until = self.asked, 0, None
         make_folder(asked.rundir.replicas, FOLDER)
         lighthouse = None
@@ -117,9 +117,9 @@ class GroupsApart:
 
 
 def state_apart(group: GroupProcess, jobs: Sequence[Job] | None, over: str, now: datetime) -> tuple[GroupState, str]:
-    """PENDING is not dead, and a queue that does not answer says nothing. An attempt that has no end runs as long as its page
-    is fresh or its job runs: a command without the guard has no page. ``jobs``: of this group in the queue, None where that
-    could not be asked."""
+    """Judge a group: PENDING is not dead, and a queue that does not answer says nothing. An attempt without an end runs as long
+    as its page is fresh or its job runs: a command without the guard has no page. ``jobs``: of this group in the queue, None
+    where that could not be asked."""
     page = group.page
     newest = group.newest if group.newest is not None and group.newest.ended is None else None
     if newest is not None and page is not None and abs(now - page.at) < _FRESH:
@@ -143,7 +143,7 @@ def state_apart(group: GroupProcess, jobs: Sequence[Job] | None, over: str, now:
 
 
 def _to_submit(group: GroupProcess) -> str:
-    """The script of this group alone: a new launch of the run would start a second copy of each group that runs."""
+    """Name the script of this group alone: a new launch of the run would start a second copy of each group that runs."""
     launches = group.rundir.launches
     try:
         newest = max(as_counts(os.listdir(launches)), default=0)
@@ -154,12 +154,12 @@ def _to_submit(group: GroupProcess) -> str:
 
 
 def script_name(number: int) -> str:
-    """Of group ``number`` in the folder of its launch. The first submission is the lighthouse's."""
+    """Return the name of the script of group ``number`` in the folder of its launch. The first one is the lighthouse's."""
     return f"train-{number + 2}.sbatch"
 
 
 class QueueOfGroups:
-    """The jobs of each group, by the comments of their launch: asked in a thread, because Slurm may not answer."""
+    """Finds the jobs of each group by the comments of their launch, in a thread, because Slurm may not answer."""
 
     def __init__(self, asked: GroupOptions) -> None:
         self._name, self._token, self._user = asked.name, asked.launched, user_name()
@@ -168,7 +168,7 @@ class QueueOfGroups:
         threading.Thread(target=self._look_on, name="queue", daemon=True).start()
 
     def of(self, number: int) -> tuple[Job, ...] | None:
-        """None: the queue could not be asked."""
+        """Return the jobs of this group; None where the queue could not be asked."""
         if self._jobs is None:
             return None
         mark = comment(self._name, f"{self._token}.{number + 2}")  # the first submission is the lighthouse's
@@ -195,8 +195,8 @@ class QueueOfGroups:
 
 
 def member_command(asked: GroupOptions, number: int, env: Mapping[str, str]) -> tuple[list[str], dict[str, str]] | str:
-    """The command that this process becomes, and its environment; or why it is not to start. Raises an error where the run
-    directory is not the one that was launched."""
+    """Return the command that this process becomes, and its environment; or why it is not to start. Raises an error where the
+    run directory is not the one that was launched."""
     name = name_of(number)
     group = asked.rundir.group(name)
     if asked.launched:

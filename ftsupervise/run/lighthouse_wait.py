@@ -1,4 +1,4 @@
-"""A replica group with a job of its own begins an attempt only when the run's lighthouse answers.
+"""Lets a replica group with a job of its own begin an attempt only when the run's lighthouse answers.
 
 The small job of the lighthouse ends at its time limit, and the next one may wait in the queue. A group that began meanwhile
 would find nobody, fail, and be stopped by its brake for no fault of its own. And the lighthouse counts both of two copies of a
@@ -20,7 +20,7 @@ _SILENT = 4.0  # seconds without a heartbeat after which a copy is gone: twice t
 
 
 def wait_for_lighthouse(group: RunDir, wait: Callable[[float], bool], *, first: bool) -> bool:
-    """False when ``wait`` was ended; it has said why. ``first``: an older job's copy of the group may still run."""
+    """Wait until the lighthouse answers. False when ``wait`` was ended. ``first``: an older job's copy may still run."""
     told = ""
     while why := reason_to_wait(group, first=first):
         if why != told:
@@ -32,7 +32,7 @@ def wait_for_lighthouse(group: RunDir, wait: Callable[[float], bool], *, first: 
 
 
 def reason_to_wait(group: RunDir, *, first: bool) -> str:
-    """Why the group does not begin yet; "" when it can. What could not be seen is no leave to begin."""
+    """Say why the group does not begin yet; "" when it can. What cannot be seen is no leave to begin."""
     assert group.whole is not None
     home = RunDir(group.whole).replicas
     try:

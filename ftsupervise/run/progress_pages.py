@@ -14,10 +14,14 @@ from pathlib import Path
 from statistics import median
 
 from ftsupervise.model import Claim
+from ftsupervise.ranks.hang_detector import JITTER, HangVerdict
+from ftsupervise.ranks.hang_monitor import cause_of
 from ftsupervise.ranks.rank_table import RankTable
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.progress import ProgressPage, write_progress
+from ftsupervise.rundir.step_rates import SLOW_FOR, paces, usual_rate
 from ftsupervise.rundir.steps import StepRecord, added, rates, read_steps, write_steps
+from ftsupervise.rundir.time_marks import TimeMark, marked, read_marks, write_marks
 
 _EVERY = 5.0  # seconds between two pages
 _FIRST = 1.0  # seconds to the first one
@@ -26,11 +30,13 @@ _STEPS_EVERY = 60.0  # seconds between two writes of the steps of the run
 _WINDOW = 60.0  # seconds over which the rate is taken
 _LEAST = 10.0  # seconds: over less it says little
 _BEHIND = 2  # steps: a rank that much behind the first one is named
-_RECENT = 200  # spans of which the usual rate is the median
+_RECENT = 200  # spans of which the usual rate is the median, until there are enough to tell better
+_TRAIN = "train"  # the phase
+_APART = 60.0  # seconds between two of the steps that are kept for the rate of the last hour
 
 
-def seen_by(table: RankTable) -> ProgressPage | None:
-    """The progress of the ranks as they last reported; None where none has."""
+def seen_by(table: RankTable, left: HangVerdict | None = None) -> ProgressPage | None:
+    """The progress of the ranks as they last reported; None where none has. ``left``: a hang that was found and left alone."""
     states, tally = table.newest(), table.tally()
     if not states:
         return None
@@ -41,6 +47,7 @@ def seen_by(table: RankTable) -> ProgressPage | None:
     ahead = max((step for step in (ahead, tally.last) if step is not None), default=None)
     step = slow.step if slow is not None and len(stepping) == len(states) else None
     behind = slow is not None and ahead is not None and ahead - (slow.step or 0) >= _BEHIND
+    goes_on = left is None or any(max(one.stepped, one.beaten) > left.since + JITTER for one in states)
     return ProgressPage(
         at=datetime.fromtimestamp(at, timezone.utc),
         ranks=len(states),
@@ -56,6 +63,7 @@ def seen_by(table: RankTable) -> ProgressPage | None:
         saving=round(tally.saving, 3),
         loss=tally.loss,
         last_step=tally.last_step,
+        hung="" if left is None or goes_on else cause_of(left).words(),
     )
 
 
@@ -68,6 +76,9 @@ class ProgressWriter:
         self._seen: deque[tuple[float, int]] = deque()  # (monotonic time, step) of the last minute
         self._record: StepRecord | None = None
         self._saving = 0.0  # seconds in saves, as the record has them
+        self._marks: tuple[TimeMark, ...] = ()
+        self._usual: float | None = None
+        self._training = HourOfTraining()
         self._write_steps_at = 0.0
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="progress", daemon=True)
@@ -92,23 +103,37 @@ class ProgressWriter:
 
     def _write(self, page: ProgressPage, now: float, *, last: bool) -> None:
         if self._record is None:
-            self._record = read_steps(self._rundir)
+            self._record, self._marks = read_steps(self._rundir), read_marks(self._rundir)
             self._write_steps_at = now + _STEPS_EVERY
+            self._usual = usual_rate(paces(self._record))
         if page.saved is not None and (self._saved is None or self._saved[0] != page.saved):
             self._saved = (page.saved, page.at)
-        usual = sorted(rates(self._record)[-_RECENT:])
         page = page._replace(
             saved_at=self._saved[1] if self._saved is not None else None,
             rate=self._rate(page, now),
-            usual=round(median(usual), 6) if usual else None,
+            usual=self._usually(),
+            steady=self._training.rate(now, page.ahead, training=page.phase == _TRAIN),
         )
         try:
             write_progress(self._mine.folder, page)
             if last or now >= self._write_steps_at:
                 self._write_steps_at = now + _STEPS_EVERY
+                self._usual = usual_rate(paces(self._record))
+                self._marks = marked(self._marks, self._mark(page))
                 write_steps(self._rundir, self._record, self._area)
+                write_marks(self._rundir, self._marks, self._area)
         except OSError:  # a full disk, or a newer attempt: the training goes on
             return
+
+    def _mark(self, page: ProgressPage) -> TimeMark:
+        return TimeMark(page.at.timestamp(), self._mine.number, page.ahead, page.saving, page.active_at)
+
+    def _usually(self) -> float | None:
+        """The usual rate of the run; in its first minutes the median so far."""
+        if self._usual is not None:
+            return round(self._usual, 6)
+        known = sorted(rates(self._record)[-_RECENT:]) if self._record is not None else []
+        return round(median(known), 6) if known else None
 
     def _rate(self, page: ProgressPage, now: float) -> float | None:
         """Steps a second over the last minute; adds the steps to the record of the run."""
@@ -125,3 +150,28 @@ class ProgressWriter:
             self._seen.popleft()
         since, step = self._seen[0]
         return round((page.ahead - step) / (now - since), 6) if now >= since + _LEAST else None
+
+
+class HourOfTraining:
+    """The steps of the last hour in which the attempt trained: saves and evaluations are no part of it."""
+
+    def __init__(self) -> None:
+        self._trained = 0.0  # seconds
+        self._last: float | None = None  # monotonic time of the last page, if the attempt trained then
+        self._marks: deque[tuple[float, int]] = deque()  # (seconds trained, step)
+
+    def rate(self, now: float, step: int | None, *, training: bool) -> float | None:
+        """Steps a second over that hour; None until there was a whole one."""
+        if step is None:
+            return None
+        if self._last is not None and training:
+            self._trained += now - self._last
+        self._last = now if training else None
+        marks = self._marks
+        if not marks or self._trained - marks[-1][0] >= _APART:
+            marks.append((self._trained, step))
+        while len(marks) > 1 and self._trained - marks[1][0] >= SLOW_FOR:
+            marks.popleft()
+        since, first = marks[0]
+        seconds = self._trained - since
+        return round((step - first) / seconds, 6) if seconds >= SLOW_FOR else None

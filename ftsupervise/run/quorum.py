@@ -1,4 +1,4 @@
-"""A replica group's supervisor reads what is known of all groups: does its own wait for others, or do the others wait for it?
+"""Tells a replica group's supervisor whether its own group waits for others, or the others wait for it.
 
 While too few groups run, those that are left wait for a quorum and make no step: no hang, however long it takes. And a group
 for which all others wait is hung long before its own clock says so.

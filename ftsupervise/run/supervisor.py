@@ -88,7 +88,11 @@ class CronKeepalive:
 
 
 _NOT_NOW = 75
-_THEN = {NextAction.RESTART: "restarted in place", NextAction.LEAVE: "left", NextAction.STOP: "stopped by the brake"}
+_THEN = {
+    NextAction.RESTART: "restarted in place",
+    NextAction.LEAVE: "left to the next job",
+    NextAction.STOP: "stopped by the brake",
+}
 _OUTCOME = {NextAction.RESTART: Outcome.RESTART, NextAction.LEAVE: Outcome.LEAVE, NextAction.STOP: Outcome.STOP}
 _OLDER, _OLDER_LOOK = 600.0, 5.0  # seconds for an older attempt to end
 

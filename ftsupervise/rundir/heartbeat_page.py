@@ -24,7 +24,7 @@ from time import monotonic
 from typing import Any, NamedTuple
 
 from ftsupervise.host import files, processes
-from ftsupervise.host.modes import make_folder, may_be_changed, stranger
+from ftsupervise.host.modes import distrust_in, make_folder
 from ftsupervise.rundir.paths import RunDir, write_whole
 from ftsupervise.rundir.records import as_count, decode, encode, parse_object, read_json, read_record, write_json
 from ftsupervise.truth import Beat, HeartbeatSample
@@ -371,9 +371,7 @@ def look_at_watchers(rundir: RunDir) -> tuple[tuple[Watcher, ...], str]:
 def _read(path: Path, whose: os.stat_result) -> Watcher | None:
     """None for a page that is damaged, or by an account with which the watch is not shared."""
     try:
-        raw = read_json(
-            path, limit=10_000, distrust=lambda found: stranger(whose, found) or may_be_changed(whose, found, path)
-        )
+        raw = read_json(path, limit=10_000, distrust=distrust_in(whose, path))
         return None if raw is None else decode(Watcher, {**raw, "name": path.name}, lenient=True)
     except (OSError, ValueError):
         return None

@@ -7,14 +7,31 @@ import signal
 from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
+from typing import Annotated, NamedTuple
 
 from ftsupervise.host import files, processes
 from ftsupervise.model import Cause, CauseKind
 from ftsupervise.printable import printable
 from ftsupervise.rundir.paths import WARNING
-from ftsupervise.rundir.records import as_time, as_whole, parse_object
+from ftsupervise.rundir.records import as_time, as_whole, parse_object, read_record
 
+LOST_HOST = "lost.json"  # in an attempt's directory, written by the attempt after it
 _NEAR_END = 60.0  # seconds: Slurm's limit loop is up to this early or late
+
+
+class LostHost(NamedTuple):
+    """What Slurm said of the host of an attempt that left no record of its end, in words."""
+
+    words: Annotated[str, 500] = ""
+
+
+def lost_host(folder: Path) -> str:
+    """What became of its host; "" where nobody has found that out."""
+    try:
+        found = read_record(LostHost, folder / LOST_HOST, limit=16_000)
+    except (OSError, ValueError):
+        return ""
+    return "" if found is None else found.words
 
 
 def without_end(start: Mapping[str, object]) -> Cause | None:

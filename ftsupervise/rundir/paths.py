@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -148,7 +148,12 @@ def tracked_attempts(newest: int) -> range:
 
 
 def write_whole(
-    path: Path, data: bytes | str, *, mode: int = PAGE, sync: bool = True, area: Path | None = None
+    path: Path,
+    data: bytes | str | Iterable[bytes],
+    *,
+    mode: int = PAGE,
+    sync: bool = True,
+    area: Path | None = None,
 ) -> None:
     """Write a file so that a reader sees the old or the new one, never a half (temp, fsync, rename, fsync directory).
 
@@ -159,14 +164,15 @@ def write_whole(
     Raises OSError; on any failure the old file stays and no temporary is left behind (unless the process is killed
     in between: such leftovers start with ``.tmp-`` and are never read).
     """
-    payload = data.encode() if isinstance(data, str) else data
+    pieces = (data.encode(),) if isinstance(data, str) else (data,) if isinstance(data, bytes) else data
     fd, temp = files.create_temporary(area or path.parent, path.name, mode)
     try:
         try:
             set_file_mode(fd, mode)
-            view = memoryview(payload)
-            while view:
-                view = view[os.write(fd, view) :]
+            for piece in pieces:
+                view = memoryview(piece)
+                while view:
+                    view = view[os.write(fd, view) :]
             if sync:
                 os.fsync(fd)
         finally:

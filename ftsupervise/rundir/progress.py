@@ -34,6 +34,8 @@ class ProgressPage(NamedTuple):
     saving: float = 0.0  # seconds in saves
     rate: float | None = None  # steps a second over the last minute, saves included
     usual: float | None = None  # the same over the run
+    steady: float | None = None  # the same over the last hour in which it trained; None before there was one
+    hung: Annotated[str, 500] = ""  # the hang that the detector has found and left alone, in words
     loss: float | None = None
     last_step: int | None = None  # the one after which the training is complete, where the loop said so
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
-from ftsupervise.host.modes import may_be_changed, stranger
+from ftsupervise.host.modes import distrust_in
 from ftsupervise.rundir.paths import TRACKER, RunDir, tracked_attempts
 from ftsupervise.rundir.records import read_record, write_json
 
@@ -110,7 +110,7 @@ def _read(folder: Path) -> TrackerPage | None:
             TrackerPage,
             path,
             limit=8000,
-            distrust=lambda found: stranger(whose, found) or may_be_changed(whose, found, path),
+            distrust=distrust_in(whose, path),
         )
     except (OSError, ValueError):
         return None

@@ -6,7 +6,7 @@ The journal of the alerts is the truth; this page is what of it can be read for 
 from datetime import datetime
 from typing import Annotated, NamedTuple
 
-from ftsupervise.host.modes import may_be_changed, stranger
+from ftsupervise.host.modes import distrust_in
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.records import EPOCH, decode, read_json, write_json
 
@@ -27,6 +27,7 @@ class WatchFound(NamedTuple):
     alerts: Annotated[tuple[FiringAlert, ...], MOST] = ()  # the worst of them
     disk: str = ""  # the forecast: "full in 3d 4h at 1.2 TB a day"
     disk_at: datetime = EPOCH  # when it was made
+    judges: Annotated[tuple[str, ...], 2] = ()  # which of "hang" and "throughput" are switched on
 
 
 def write_found(rundir: RunDir, found: WatchFound) -> None:
@@ -39,9 +40,7 @@ def read_found(rundir: RunDir) -> WatchFound | None:
     path = rundir.watch / "found.json"
     try:
         whose = rundir.watch.stat()
-        raw = read_json(
-            path, limit=64_000, distrust=lambda page: stranger(whose, page) or may_be_changed(whose, page, path)
-        )
+        raw = read_json(path, limit=64_000, distrust=distrust_in(whose, path))
         return None if raw is None else decode(WatchFound, raw, lenient=True)
     except (OSError, ValueError):
         return None

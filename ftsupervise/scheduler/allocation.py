@@ -14,13 +14,13 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from ftsupervise.host import bounded, processes
 from ftsupervise.host.processes import SHELL_MARKED
 from ftsupervise.hostlist import compress_hostlist, expand_hostlist
-from ftsupervise.rundir.paths import ENV_ATTEMPT_DIR
-from ftsupervise.scheduler.parse import srun
+from ftsupervise.rundir.paths import ENV_ATTEMPT_DIR, ENV_GROUP, ENV_GROUP_JOB
+from ftsupervise.scheduler.parse import parse_shown_job, srun
 from ftsupervise.scheduler.slurm import is_answer
 
 # Silent nodes are found by a TCP connection to each slurmd, all at once: this takes a second, and Slurm takes SlurmdTimeout.
@@ -84,7 +84,7 @@ def _try(where: Mapping[str, tuple[str, int]], patience: float) -> set[str]:
 
 _TELL = 2.0  # seconds for a command whose answer is not needed
 _ASK = 10.0  # seconds for one question
-_OF_THE_JOB = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_CLUSTERS", "SLURM_JWT")
+_OF_THE_JOB = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_CLUSTERS", "SLURM_JWT", ENV_GROUP, ENV_GROUP_JOB)
 # Every process that inherited the attempt's environment, in whatever session or group; not srun, which reports their end.
 KILL_MARKED = f"""mark=${{1:?}}; for p in $({SHELL_MARKED}); do
 read -r c < /proc/$p/comm && [ "$c" != srun ] && kill -9 $p; done 2>/dev/null; true"""
@@ -357,16 +357,7 @@ def _is_stranger(pid: int, attempts: Path) -> bool:
 # allowed, and otherwise cancelled, so that the next member takes over (22.05 shows JobState=RUNNING, and a BatchHost that
 # is not in NodeList).
 
-_FIELDS = re.compile(r"(?:^|\s)(JobId|ArrayJobId|ArrayTaskId|JobState|Requeue|BatchHost|NodeList)=(\S*)")
 _ONE_QUESTION = 20.0  # seconds for one question
-
-
-class ShownJob(NamedTuple):
-    """One job, as ``scontrol show job`` prints it."""
-
-    id: str  # of this member: the plain number may also mean its whole array
-    headless: bool | None  # true if it has lost its batch host; None when that is unknown
-    requeue: bool
 
 
 def end_without_host(job: str, env: Mapping[str, str]) -> bool:
@@ -386,23 +377,3 @@ def end_without_host(job: str, env: Mapping[str, str]) -> bool:
     if shown.requeue and ask("scontrol", "requeue", shown.id).code == 0:
         return True
     return ask("scancel", shown.id).code == 0
-
-
-def parse_shown_job(text: str, job: str) -> ShownJob | None:
-    """Parse the output of ``scontrol --oneliner show job``; None when ``job`` is not in it."""
-    for line in text.splitlines():
-        fields = dict(_FIELDS.findall(line))
-        if fields.get("JobId") == job:
-            array, task = fields.get("ArrayJobId", ""), fields.get("ArrayTaskId", "")
-            return ShownJob(f"{array}_{task}" if array else job, _headless(fields), fields.get("Requeue") == "1")
-    return None
-
-
-def _headless(fields: Mapping[str, str]) -> bool | None:
-    host, nodes = fields.get("BatchHost", ""), fields.get("NodeList", "")
-    if fields.get("JobState") != "RUNNING" or not host or not nodes or "(null)" in (host, nodes):
-        return None
-    try:
-        return host not in expand_hostlist(nodes)
-    except ValueError:
-        return None

@@ -24,6 +24,8 @@ SQUEUE_ENV = {"SLURM_TIME_FORMAT": "%s", "SLURM_BITSTR_LEN": "0"}
 
 _NOTHING = {"", "N/A", "NONE", "None", "(null)", "Unknown", "n/a"}
 
+_SHOWN = re.compile(r"(?:^|\s)(JobId|ArrayJobId|ArrayTaskId|JobState|Requeue|BatchHost|NodeList)=(\S*)")
+
 
 class SqueueFormat(NamedTuple):
     """The format of one question to squeue, with a random mark in its separators.
@@ -304,3 +306,31 @@ def with_fewer(command: Sequence[str], nodes: int, usual: int) -> tuple[str, ...
 def on_nodes(command: Sequence[str], nodes: Sequence[str]) -> tuple[str, ...]:
     """Return an srun ``command`` that starts on ``nodes``."""
     return (command[0], f"--nodelist={compress_hostlist(tuple(nodes))}", *command[1:])
+
+
+class ShownJob(NamedTuple):
+    """One job, as ``scontrol show job`` prints it."""
+
+    id: str  # of this member: the plain number may also mean its whole array
+    headless: bool | None  # true if it has lost its batch host; None when that is unknown
+    requeue: bool
+
+
+def parse_shown_job(text: str, job: str) -> ShownJob | None:
+    """Parse the output of ``scontrol --oneliner show job``; None when ``job`` is not in it."""
+    for line in text.splitlines():
+        fields = dict(_SHOWN.findall(line))
+        if fields.get("JobId") == job:
+            array, task = fields.get("ArrayJobId", ""), fields.get("ArrayTaskId", "")
+            return ShownJob(f"{array}_{task}" if array else job, _headless(fields), fields.get("Requeue") == "1")
+    return None
+
+
+def _headless(fields: Mapping[str, str]) -> bool | None:
+    host, nodes = fields.get("BatchHost", ""), fields.get("NodeList", "")
+    if fields.get("JobState") != "RUNNING" or not host or not nodes or "(null)" in (host, nodes):
+        return None
+    try:
+        return host not in expand_hostlist(nodes)
+    except ValueError:
+        return None

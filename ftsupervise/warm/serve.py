@@ -378,7 +378,7 @@ class Serving:
             except OSError:
                 pass
             os._exit(1)
-        except BaseException:
+        except BaseException:  # a fork of the standby must not go on in its loop
             traceback.print_exc()
             os._exit(1)
 

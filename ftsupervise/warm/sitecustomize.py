@@ -85,7 +85,7 @@ def _stand_by(orders: str) -> None:
 
         sys.path.remove(above)
         stand_by(orders)  # comes back in a child that is to become a rank, and nowhere else
-    except BaseException:
+    except BaseException:  # else Python goes on and runs what it was started for
         try:
             import traceback
 

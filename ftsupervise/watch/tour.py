@@ -370,12 +370,15 @@ def _found(seen: RunLook, report: RunReport, now: datetime) -> WatchFound:
         FiringAlert(one.id, one.finding.severity.word, one.finding.watchdog, one.finding.summary, one.since)
         for one in report.firing[:MOST]
     ]
+    of = seen.run.watch
+    judges = tuple(name for name, section in (("hang", of.hang), ("throughput", of.throughput)) if section is not None)
+    found = WatchFound(now, len(report.firing), tuple(firing), judges=judges)
     ahead = [one for one in seen.findings if one.watchdog == "disk" and one.subject.endswith(" forecast") and one.value]
     disk = min(ahead, key=lambda one: (one.health is not Health.BAD, one.subject), default=None)
     if disk is not None:
-        return WatchFound(now, len(report.firing), tuple(firing), disk.value, now)
+        return found._replace(disk=disk.value, disk_at=now)
     looked = any(one.watchdog == "disk" for one in seen.findings)
     before = None if looked else read_found(seen.rundir)
     if before is None or now - before.disk_at > _FORECAST_KEPT:
-        return WatchFound(now, len(report.firing), tuple(firing))
-    return WatchFound(now, len(report.firing), tuple(firing), before.disk, before.disk_at)
+        return found
+    return found._replace(disk=before.disk, disk_at=before.disk_at)

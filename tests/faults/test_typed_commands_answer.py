@@ -13,7 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from ftsupervise import host
 from ftsupervise.cli import time_limit
+from ftsupervise.config.find_run import find_run
+from ftsupervise.errors import NoAnswer
 
 from .conftest import HungMount
 
@@ -117,6 +120,15 @@ def answers(dead: Place, words: str, code: int) -> None:
     assert ended == code, said
     assert "no answer" in said or "does not answer" in said, said
     assert "Traceback" not in said
+
+
+@pytest.mark.root
+def test_a_run_that_is_looked_for_on_a_dead_mount_is_given_up_before_the_command_is(
+    dead: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host, "answer_by", time.monotonic() + 0.5)
+    with pytest.raises(NoAnswer, match=f"{dead.root} does not answer"):
+        find_run(str(dead.root))
 
 
 @pytest.mark.root

@@ -7,12 +7,12 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 from ftsupervise.cli.status_one import lines_of
-from ftsupervise.cli.status_rows import table
+from ftsupervise.cli.status_rows import advice, table
 from ftsupervise.model import Attempt, Cause, CauseKind, Failure, FailureKind, Job, JobState
 from ftsupervise.report import Status
 from ftsupervise.report.detail import RunDetail, account_of
 from ftsupervise.report.queues import QueueSeen
-from ftsupervise.report.reading import RunReading
+from ftsupervise.report.reading import RunReading, WatchSeen
 from ftsupervise.report.row import RunRow, row_of
 from ftsupervise.rundir.launches import LaunchRecord
 from ftsupervise.rundir.paths import RunDir
@@ -78,6 +78,7 @@ def detail() -> RunDetail:
         step=7580,
         ahead=7580,
         phase="train",
+        active_at=before(seconds=8).timestamp(),
         first=4201,
         saved=7500,
         saved_at=before(minutes=13),
@@ -91,6 +92,10 @@ def detail() -> RunDetail:
     jobs = running._replace(end_time=NOW + timedelta(hours=10.5)), rest
     switches = tuple(SwitchState(name, Health.OK) for name in ("kill-switch", "save-switch"))
     launch = LaunchRecord(1, "submitted", "t", before(hours=24), scheduler="slurm", job_ids=("88",))
+    alert = FiringAlert("3f9a1c", "warning", "disk", "/scratch: full in 2d 6h at 1.3 TB a day (24h)", before(hours=2))
+    found = WatchFound(
+        before(seconds=40), 1, (alert,), "full in 2d 6h at 1.3 TB a day (24h)", before(seconds=40), ("hang",)
+    )
     run = RunReading(
         name="train-10b",
         rundir=RUN,
@@ -105,10 +110,9 @@ def detail() -> RunDetail:
         brake="",
         held_by_us=False,
         restarts=1,
+        watch=WatchSeen(found, NOW + timedelta(seconds=20)),
     )
-    alert = FiringAlert("3f9a1c", "warning", "disk", "/scratch: full in 2d 6h at 1.3 TB a day (24h)", before(hours=2))
-    found = WatchFound(before(seconds=40), 1, (alert,), "full in 2d 6h at 1.3 TB a day (24h)", before(seconds=40))
-    row = row_of(run, QueueSeen(jobs), found, NOW + timedelta(seconds=20), late=False)
+    row = row_of(run, QueueSeen(jobs))
     status = Status(run, "RUNNING", "job 88_2", jobs, "")
     return RunDetail(status, row, account_of(status), ("node-17",), Path(log))
 
@@ -124,7 +128,7 @@ def rows() -> tuple[RunRow, ...]:
 
 def screens() -> dict[str, str]:
     """name of a block -> its text."""
-    one, every = lines_of(detail(), 80), table(rows(), NOW, 110)
+    one, every = lines_of(detail(), 80), [*table(rows(), NOW, 140), *advice(rows(), 140)]
     return {name: _plain(lines) for name, lines in (("status-one", one), ("status-all", every))}
 
 

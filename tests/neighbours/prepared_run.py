@@ -25,6 +25,7 @@ from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.progress import ProgressPage, write_progress
 from ftsupervise.rundir.records import write_json
 from ftsupervise.rundir.steps import StepRecord, added, write_steps
+from ftsupervise.rundir.time_marks import KEPT, TimeMark, write_marks
 from ftsupervise.rundir.watched import FiringAlert, WatchFound, write_found
 from ftsupervise.truth import Health
 
@@ -66,6 +67,8 @@ class PreparedRun:
         self.number, self.job, self.member = 0, "", 0
         self.began = 0.0
         self._first: int | None = None
+        self._saved_at = 0.0
+        self._marks: list[TimeMark] = []  # their times are clocks
         self._ready = self._saving = 0.0
         self._worked = 0.0
         self.random = Random(name)
@@ -105,10 +108,23 @@ class PreparedRun:
             if saving:
                 self.saved, self._saving = self.step, self._saving + saving
                 self.clock += saving
+                self._saved_at = self.clock
             if made:
                 self._worked = self.clock - self.began
                 loss = 1.9 + 9.0 / math.sqrt(1 + self.step / 300) + self.random.gauss(0, 0.03)
                 self.seen.append((self.clock, self.step, made, loss, saving))
+            self._mark()
+
+    def stand(self, seconds: float) -> None:
+        """It makes no step, and its job runs on."""
+        end = self.clock + seconds
+        while self.clock < end:
+            self.clock = min(end, self.clock + MINUTE)
+            self._mark()
+
+    def _mark(self) -> None:
+        step = self.step if self._first is not None else None
+        self._marks.append(TimeMark(self.clock, self.number, step, self._saving, self.began + self._worked))
 
     def end(self, cause: Cause, failure: Failure | None, *, after: float = 0.0, then: str = "", **more: Any) -> None:
         """The attempt ends ``after`` its last progress. ``more``: fields of ``End``."""
@@ -139,8 +155,8 @@ class PreparedRun:
 
     def time_limit(self, queue: float) -> None:
         """The job ends in order, and the next one waits."""
-        self.saved = self.step
-        self.end(Cause(CauseKind.TIME_LIMIT), None, after=20.0, then="left to the next member")
+        self.saved, self._saved_at = self.step, self.clock
+        self.end(Cause(CauseKind.TIME_LIMIT), None, after=20.0, then="left to the next job")
         self.job = ""
         self.queue(queue)
 
@@ -183,6 +199,11 @@ class PreparedRun:
         for at, step, made, loss, saving in self.seen:
             record = added(record, begin.timestamp() + at, step, made, loss, saving)
         write_steps(self.rundir, record, None)
+        zero = begin.timestamp()
+        last = [one for one in self._marks if one.at > self.clock - KEPT]
+        write_marks(
+            self.rundir, [one._replace(at=zero + one.at, active=zero + (one.active or 0.0)) for one in last], None
+        )
         if running:
             self._progress(begin, now, current, behind)
         self._checkpoints(begin)
@@ -209,7 +230,7 @@ class PreparedRun:
             active_at=base + self._worked,
             stepped=now.timestamp() - base - self._worked,
             saved=self.saved,
-            saved_at=now - timedelta(seconds=(self.step - self.saved) / self.rate),
+            saved_at=begin + timedelta(seconds=self._saved_at),
             saving=self._saving,
             rate=None if current is None else self.rate * current,
             usual=self.rate,
@@ -243,7 +264,7 @@ class PreparedRun:
 
         journal.change(lambda state: replace(state, outbox=(), posts={one.id: sent(one) for one in state.outbox}))
         listed = FiringAlert("3f9a1c", severity.word, watchdog, words, at)
-        write_found(self.rundir, WatchFound(now - timedelta(seconds=40), 1, (listed,)))
+        write_found(self.rundir, WatchFound(now - timedelta(seconds=40), 1, (listed,), judges=("hang",)))
 
     def blame(self, now: datetime, node: str, kind: str, *ago: float, evidence: str = "") -> None:
         log = IncidentLog("node-01-1")

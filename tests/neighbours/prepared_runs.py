@@ -92,7 +92,7 @@ def hang(folder: Path, now: datetime) -> Story:
         run.fault(cause, Failure(FailureKind.HANG, "hang", "rank 163 waits in ncclAllReduce"), after=waited)
         run.start(4 * MINUTE)
     run.train(5 * HOUR)
-    run.clock += 50 * MINUTE
+    run.stand(50 * MINUTE)
     run.write(now, running=True, current=0.0, behind="rank 163 on node-21")
     write_tracker(run.rundir.attempt(3), TrackerPage("https://wandb.ai/lab/pretrain/runs/8f3k", "W&B"))
     run.blame(now, "node-21", "hang", 12.5 * HOUR, 6 * HOUR, evidence="rank 163 stood still")

@@ -11,7 +11,9 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections import defaultdict
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -30,6 +32,24 @@ def free_port() -> int:
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         return int(one.getsockname()[1])
+
+
+def longest_pause(logs: Sequence[Path], fault: Callable[[], object], steps: int = 30) -> float:
+    """The longest time that any of these groups makes no step after ``fault``, in seconds, until each has told so many."""
+    told = {log: log.read_text().count(": step ") for log in logs}
+    until, longest = {log: count + steps for log, count in told.items()}, 0.0
+    fault()
+    last = dict.fromkeys(logs, time.monotonic())
+    while any(told[log] < until[log] for log in logs):
+        time.sleep(0.02)
+        now = time.monotonic()
+        for log in logs:
+            count = log.read_text().count(": step ")
+            longest = max(longest, now - last[log])
+            if count > told[log]:
+                told[log], last[log] = count, now
+        assert longest < 60, f"{', '.join(log.name for log in logs)} do not go on"
+    return longest
 
 
 class Told(NamedTuple):

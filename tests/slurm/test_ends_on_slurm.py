@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from ftsupervise.host.processes import environment
+from ftsupervise.model import CauseKind
 from ftsupervise.rundir.paths import ENV_ATTEMPT
 from tests.slurm.ring_scene import Scene
 
@@ -50,7 +51,9 @@ def test_when_the_batch_host_dies_the_ranks_on_the_other_node_end_too_and_the_ne
     until(lambda: here.trains(2), "the second member", 60)
     until(lambda: not left_of(here, 1), "nothing left of the first", 30)
     first, second = here.attempts()
-    assert (first.words, first.exit_code) == ("ended without a record", None)
+    until(lambda: here.attempts()[0].words != "ended without a record", "what became of its host")
+    assert (first.exit_code, first.cause.kind) == (None, CauseKind.LOST)  # type: ignore[union-attr]
+    assert here.attempts()[0].words == "ended without a record: its batch host node-0 was lost (down)"
     assert (first.job_id, second.job_id) == (f"{job}_1", f"{job}_2")
     assert (first.nodes, second.nodes) == (("node-0", "node-1"), ("node-1", "node-2"))
     here.sandbox.run(["scancel", job])
@@ -68,7 +71,9 @@ def test_a_job_with_spare_nodes_does_not_live_on_without_its_batch_host(
     until(lambda: here.trains(2), "the second member", 120)
     until(lambda: not left_of(here, 1), "nothing left of the first", 30)
     first, second = here.attempts()
-    assert (first.words, first.job_id) == ("ended without a record", job)
+    said = "ended without a record: its batch host node-0 was lost (down"
+    until(lambda: here.attempts()[0].words.startswith(said), "what became of its host")
+    assert first.job_id == job
     assert second.job_id != job
     here.sandbox.run(["scancel", "--name", here.name])
     until(lambda: not here.queue() and not here.processes(), "nothing left")

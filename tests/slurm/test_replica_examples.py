@@ -17,10 +17,12 @@ import pytest
 
 from ftsupervise.checkpoints.find import checkpoints_in
 from ftsupervise.model import FailureKind
+from ftsupervise.replicas.groups import read_table
 from ftsupervise.rundir.heartbeat_page import read_beats
 from ftsupervise.rundir.ledger import ledger
 from tests.manual.blocks import ROOT
 from tests.manual.stories import Story
+from tests.neighbours.replicas import longest_pause
 from tests.slurm.ring_scene import Scene
 
 pytestmark = [
@@ -59,10 +61,16 @@ def test_a_launched_example_loses_a_group_and_gets_it_back_with_the_same_weights
     )
     until(lambda: reached(here) >= 5, "the fifth step of all groups", 180)
     victim = next(one.pid for one in read_beats(here.rundir.group("g001")) if one.rank == ranks - 1)
-    os.kill(victim, signal.SIGKILL)
+    logs = [next(here.rundir.group(one).logs.glob("*.out")) for one in NAMES if one != "g001"]
+    stall = longest_pause(logs, lambda: os.kill(victim, signal.SIGKILL))
+    assert stall < 8, "the timeout of the process group, which a survivor would wait for without an abort, is 10 s"
     until(lambda: ledger(here.rundir.group("g001"))[0].failure, "the end of an attempt of g001")
     step = max(told(here))
     until(lambda: reached(here) > step + 5, "all groups together again", 180)
+    table = until(
+        lambda: (found := read_table(here.rundir)) and found.groups[1].back is not None and found, "the table"
+    )
+    print(f"{name}: stall of the others {stall:.2f} s, back after {table.groups[1].back} s")
     here.type("kill", "--yes")
     until(lambda: not here.queue(), "the end of the job", 180)
     failure = ledger(here.rundir.group("g001"))[0].failure

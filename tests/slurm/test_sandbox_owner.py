@@ -9,6 +9,7 @@ import subprocess
 import sys
 import termios
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -175,23 +176,47 @@ def of(mark: str) -> list[str]:
     return [f"{p.pid} {p.name}" for p in living() if environment(p.pid).get(MARK_OWNER) == mark]
 
 
-@pytest.mark.parametrize("number", [*ENDINGS, signal.SIGINT], ids=lambda number: number.name)
+@dataclass
+class Demo:
+    """A demo that trains, and what it has started."""
+
+    process: subprocess.Popen[str]
+    run: Path
+    number: signal.Signals
+
+    def trains(self) -> bool:
+        return any((self.run / "beats").glob("rank-*"))
+
+    def mark(self) -> str:
+        [mark] = {
+            environment(p.pid)[MARK_OWNER] for p in living()
+            if p.parent == self.process.pid and MARK_OWNER in environment(p.pid)
+        }  # fmt: skip
+        return mark
+
+
 @pytest.mark.parametrize("kind", ["slurm", "local"])
 def test_the_demo_leaves_nothing_running(
-    begun: Callable[..., subprocess.Popen[str]], tmp_path: Path, until: Until, kind: str, number: signal.Signals
+    begun: Callable[..., subprocess.Popen[str]], tmp_path: Path, until: Until, kind: str
 ) -> None:
-    words = ["--local"] if kind == "local" else []
-    demo = begun(str(ROOT / "examples" / "demo" / "demo.py"), *words, str(tmp_path / "demo"))
-    run = tmp_path / "demo" / "digits" / "runs" / "digits"
-    until(lambda: any((run / "beats").glob("rank-*")), "the demo to train", 120)
-    [mark] = {
-        environment(p.pid)[MARK_OWNER] for p in living()
-        if p.parent == demo.pid and MARK_OWNER in environment(p.pid)
-    }  # fmt: skip
-    places = {environment(int(one.split()[0])).get("FTSUPERVISE_SANDBOX", "") for one in of(mark)} - {""}
-    assert len(of(mark)) >= 3 and len(places) == (kind == "slurm")
-    demo.send_signal(number)
-    assert demo.wait(60) == (130 if number == signal.SIGINT else -number)
-    until(lambda: not of(mark), "the end of the chain and the watch")
-    until(lambda: not any(running(place) or Path(place).exists() for place in places), "the end of the cluster")
-    assert not {Path(place) for place in places} & {seen.directory for seen in sandboxes()}
+    """One for each signal, beside each other: each leaves the others alone."""
+    demos = []
+    for number in (*ENDINGS, signal.SIGINT):
+        folder = tmp_path / number.name
+        words = [*(["--local"] if kind == "local" else []), str(folder)]
+        process = begun(str(ROOT / "examples" / "demo" / "demo.py"), *words)
+        demos.append(Demo(process, folder / "digits" / "runs" / "digits", number))
+    for demo in demos:
+        until(demo.trains, f"the demo for {demo.number.name} to train", 180)
+    for demo in demos:
+        mark, number = demo.mark(), demo.number
+        places = {environment(int(one.split()[0])).get("FTSUPERVISE_SANDBOX", "") for one in of(mark)} - {""}
+        assert len(of(mark)) >= 3 and len(places) == (kind == "slurm")
+        demo.process.send_signal(number)
+        assert demo.process.wait(60) == (130 if number == signal.SIGINT else -number)
+        until(lambda m=mark: not of(m), "the end of the chain and the watch")  # type: ignore[misc]
+        until(
+            lambda p=places: not any(running(place) or Path(place).exists() for place in p),  # type: ignore[misc]
+            "the end of the cluster",
+        )
+        assert not {Path(place) for place in places} & {seen.directory for seen in sandboxes()}

@@ -9,6 +9,10 @@ from typing import Any
 
 import pytest
 
+from ftsupervise.alerts.journal import Journal
+from tests.neighbours.slack import SlackServer
+from tests.neighbours.smtp import MailServer
+from tests.story.alerting_scene import journal_in
 from tests.story.warm_scene import Standby, clean
 
 Until = Callable[..., Any]
@@ -41,3 +45,20 @@ def standby(tmp_path: Path, until: Until) -> Iterator[Callable[..., Standby]]:
 def one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
     """The ranks of one process save in turn, so that no rank but the last can see the commit."""
     monkeypatch.setattr("ftsupervise.guard.checkpoint.COMMIT_WITHIN", 0.0)
+
+
+@pytest.fixture
+def mail() -> Iterator[MailServer]:
+    with MailServer() as server:
+        yield server
+
+
+@pytest.fixture
+def slack() -> Iterator[SlackServer]:
+    with SlackServer() as server:
+        yield server
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> Journal:
+    return journal_in(tmp_path)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,24 +11,7 @@ from ftsupervise.findings import Finding, Severity
 from ftsupervise.truth import Health
 from tests.neighbours.slack import SlackServer
 from tests.neighbours.smtp import MailServer
-from tests.story.alerting_scene import RUN, T0, bad, bot, good, journal_in, mailbox, minutes, settings, tick
-
-
-@pytest.fixture
-def mail() -> Iterator[MailServer]:
-    with MailServer() as server:
-        yield server
-
-
-@pytest.fixture
-def slack() -> Iterator[SlackServer]:
-    with SlackServer() as server:
-        yield server
-
-
-@pytest.fixture
-def journal(tmp_path: Path) -> Journal:
-    return journal_in(tmp_path)
+from tests.story.alerting_scene import RUN, T0, bad, bot, good, mailbox, minutes, settings, tick
 
 
 def about(receiver: str, texts: list[str]) -> list[str]:

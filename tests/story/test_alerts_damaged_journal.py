@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -15,7 +14,7 @@ import pytest
 from ftsupervise.alerts.journal import Journal
 from ftsupervise.alerts.outbox import JournalState, Message, ReceiverState, Silence
 from tests.neighbours.smtp import MailServer
-from tests.story.alerting_scene import T0, bad, good, journal_in, mailbox, minutes, settings, tick
+from tests.story.alerting_scene import T0, bad, good, mailbox, minutes, settings, tick
 from tests.story.forged import generation, lay
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -38,17 +37,6 @@ DAMAGED = {
     "a list for a state": generation("[]", 2),
     "another generation under its name": generation(JournalState(), 1),
 }
-
-
-@pytest.fixture
-def mail() -> Iterator[MailServer]:
-    with MailServer() as server:
-        yield server
-
-
-@pytest.fixture
-def journal(tmp_path: Path) -> Journal:
-    return journal_in(tmp_path)
 
 
 @pytest.mark.parametrize("what", DAMAGED)

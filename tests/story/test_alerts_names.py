@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,12 +13,6 @@ from ftsupervise.alerts.step import alert_id
 from ftsupervise.errors import Error
 from tests.neighbours.smtp import MailServer
 from tests.story.alerting_scene import T0, alerts_cli, bad, journal_in, mailbox, settings, tick, type_in
-
-
-@pytest.fixture
-def mail() -> Iterator[MailServer]:
-    with MailServer() as server:
-        yield server
 
 
 @pytest.fixture

@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
-from datetime import datetime, timedelta, timezone
+from datetime import datetime
 from pathlib import Path
-from typing import Any
-
-import pytest
 
 from ftsupervise.alerts.deliver import deliver
 from ftsupervise.alerts.journal import Journal
@@ -17,53 +12,9 @@ from ftsupervise.alerts.wording import disk, event_finding
 from ftsupervise.config.alerting import Alerts
 from ftsupervise.findings import EventKind, Finding, Reason, Severity
 from ftsupervise.truth import Health
-from tests.neighbours.slack import TOKEN, SlackServer
+from tests.neighbours.slack import SlackServer
 from tests.neighbours.smtp import MailServer, certificate
-
-T0 = datetime(2026, 11, 21, 2, 10, tzinfo=timezone.utc)
-RUN = "train-70b"
-
-
-def minutes(count: float) -> datetime:
-    return T0 + timedelta(minutes=count)
-
-
-@pytest.fixture
-def mail() -> Iterator[MailServer]:
-    with MailServer() as server:
-        yield server
-
-
-@pytest.fixture
-def slack() -> Iterator[SlackServer]:
-    with SlackServer() as server:
-        yield server
-
-
-@pytest.fixture
-def journal(tmp_path: Path) -> Journal:
-    (tmp_path / "run" / "switches").mkdir(parents=True)
-    return Journal(tmp_path / "run" / "watch" / "journal", spare=tmp_path / "spare")
-
-
-def secret(directory: Path, name: str, text: str) -> str:
-    path = directory / name
-    path.write_text(text + "\n")
-    path.chmod(0o600)
-    return str(path)
-
-
-def settings(receivers: list[dict[str, Any]], **more: Any) -> Alerts:
-    return Alerts.model_validate_json(json.dumps({"receivers": receivers, **more}))
-
-
-def email(server: MailServer, **more: Any) -> dict[str, Any]:
-    about = {"host": "127.0.0.1", "port": server.port, "from": "ft@example.org", "to": ["me@example.org"]}
-    return {"email": {**about, **more}}
-
-
-def by_token(server: SlackServer, directory: Path) -> dict[str, Any]:
-    return {"slack": {"token_file": secret(directory, "token", TOKEN), "channel": "C1", "api_url": server.api_url}}
+from tests.story.alerting_scene import RUN, T0, bot, mailbox, minutes, secret, settings
 
 
 def tick(journal: Journal, alerts: Alerts, now: datetime, *findings: Finding) -> list[Reason]:
@@ -75,7 +26,7 @@ def tick(journal: Journal, alerts: Alerts, now: datetime, *findings: Finding) ->
 def test_an_incident_is_told_once_repeated_once_and_told_to_be_over(
     mail: MailServer, slack: SlackServer, journal: Journal, tmp_path: Path
 ) -> None:
-    alerts = settings([email(mail), by_token(slack, tmp_path)])
+    alerts = settings([mailbox(mail), bot(slack, tmp_path)])
     good, bad = disk(RUN, T0, health=Health.OK), disk(RUN, T0)
     told = [
         tick(journal, alerts, minutes(at), seen)
@@ -95,7 +46,7 @@ def test_an_incident_is_told_once_repeated_once_and_told_to_be_over(
 def test_a_new_trouble_is_never_hidden_in_the_thread_of_an_old_one(
     slack: SlackServer, journal: Journal, tmp_path: Path
 ) -> None:
-    alerts = settings([by_token(slack, tmp_path)], escalate_after="30m")
+    alerts = settings([bot(slack, tmp_path)], escalate_after="30m")
     gone = Finding(RUN, "is-running", "", Health.BAD, Severity.CRITICAL, "the run is gone", T0)
     tick(journal, alerts, T0, disk(RUN, T0))
     tick(journal, alerts, minutes(5), disk(RUN, T0, health=Health.OK), gone)
@@ -108,7 +59,7 @@ def test_a_new_trouble_is_never_hidden_in_the_thread_of_an_old_one(
 def test_somebody_is_mentioned_for_a_critical_alert_if_asked_for(
     slack: SlackServer, journal: Journal, tmp_path: Path
 ) -> None:
-    about = by_token(slack, tmp_path)
+    about = bot(slack, tmp_path)
     about["slack"]["mention"] = "<!here>"
     tick(journal, settings([about]), T0, disk(RUN, T0))
     tick(journal, settings([about]), minutes(5), disk(RUN, T0, health=Health.OK))
@@ -129,7 +80,7 @@ def test_mail_goes_over_starttls_with_a_login(tmp_path: Path, journal: Journal) 
     context, trusted = certificate(tmp_path)
     with MailServer(tls=context, login=("me", "correct horse")) as server:
         about = {"security": "starttls", "ca_file": str(trusted), "user": "me", "host": "localhost"}
-        alerts = settings([email(server, password_file=secret(tmp_path, "password", "correct horse"), **about)])
+        alerts = settings([mailbox(server, password_file=secret(tmp_path, "password", "correct horse"), **about)])
         tick(journal, alerts, T0, disk(RUN, T0))
         assert len(server.mails) == 1 and server.logins
 
@@ -138,14 +89,14 @@ def test_a_wrong_password_is_said_to_be_one_and_not_shown(tmp_path: Path, journa
     context, trusted = certificate(tmp_path)
     with MailServer(tls=context, login=("me", "correct horse")) as server:
         about = {"security": "starttls", "ca_file": str(trusted), "user": "me", "host": "localhost"}
-        alerts = settings([email(server, password_file=secret(tmp_path, "password", "wrong horse"), **about)])
+        alerts = settings([mailbox(server, password_file=secret(tmp_path, "password", "wrong horse"), **about)])
         tick(journal, alerts, T0, disk(RUN, T0))
         broken = journal.read().receivers["email"].broken
         assert "refused login: 535" in broken and "horse" not in broken and not server.mails
 
 
 def test_an_event_is_announced_once_whoever_says_it_again(mail: MailServer, journal: Journal) -> None:
-    alerts = settings([email(mail)])
+    alerts = settings([mailbox(mail)])
     for _ in range(3):
         announce(
             journal,
@@ -159,7 +110,7 @@ def test_an_event_is_announced_once_whoever_says_it_again(mail: MailServer, jour
 
 
 def test_slurm_down_for_three_ticks_is_one_alert_and_moves_nothing_else(mail: MailServer, journal: Journal) -> None:
-    alerts = settings([email(mail)])
+    alerts = settings([mailbox(mail)])
 
     def slurm(health: Health) -> Finding:
         return Finding(RUN, "slurm-unreachable", "", health, Severity.CRITICAL, "slurmctld does not answer", T0)

@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from ftsupervise.alerts import outbox
 from ftsupervise.alerts.journal import Journal
 from tests.neighbours.slack import SlackServer
 from tests.neighbours.smtp import MailServer
-from tests.story.alerting_scene import T0, bad, bot, good, journal_in, mailbox, minutes, secret, settings, tick
+from tests.story.alerting_scene import T0, bad, bot, good, mailbox, minutes, secret, settings, tick
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = "<!DOCTYPE html><html><body>Please log in to the network</body></html>"
@@ -34,23 +33,6 @@ ANSWERS += [
 ]
 ANSWERS += ["redirect http://127.0.0.1:9/elsewhere", "answer 302", "answer 301", "answer 200 <HTML> ok </HTML>"]
 MACHINE = [one for one in ANSWERS if "<" in one or not one.startswith("answer 2")]  # an empty 200 is a machine's yes
-
-
-@pytest.fixture
-def mail() -> Iterator[MailServer]:
-    with MailServer() as server:
-        yield server
-
-
-@pytest.fixture
-def slack() -> Iterator[SlackServer]:
-    with SlackServer() as server:
-        yield server
-
-
-@pytest.fixture
-def journal(tmp_path: Path) -> Journal:
-    return journal_in(tmp_path)
 
 
 def hook(server: SlackServer, directory: Path, **more: Any) -> dict[str, Any]:

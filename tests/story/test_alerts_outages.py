@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from datetime import timedelta
 from email.utils import format_datetime
 from pathlib import Path
@@ -25,31 +24,12 @@ from tests.story.alerting_scene import (
     bot,
     email,
     good,
-    journal_in,
     mailbox,
     minutes,
     secret,
     settings,
     tick,
 )
-
-
-@pytest.fixture
-def mail() -> Iterator[MailServer]:
-    with MailServer() as server:
-        yield server
-
-
-@pytest.fixture
-def slack() -> Iterator[SlackServer]:
-    with SlackServer() as server:
-        yield server
-
-
-@pytest.fixture
-def journal(tmp_path: Path) -> Journal:
-    return journal_in(tmp_path)
-
 
 VERBS = ("EHLO", "MAIL", "RCPT", "DATA", ".")
 

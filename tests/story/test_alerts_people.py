@@ -42,12 +42,6 @@ KEY = alert_id(bad())
 
 
 @pytest.fixture
-def mail() -> Iterator[MailServer]:
-    with MailServer() as server:
-        yield server
-
-
-@pytest.fixture
 def journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Journal:
     monkeypatch.setenv("FTSUPERVISE_STATE_DIR", str(tmp_path / "state"))
     return journal_in(tmp_path)

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from types import SimpleNamespace
@@ -29,18 +28,6 @@ from tests.neighbours.supervised import outside_a_job
 from tests.story.alerting_scene import T0, bot, mailbox, secret, settings, tick
 from tests.story.alerting_scene import bad as bad_disk
 from tests.story.measured_run import NOW, make_run
-
-
-@pytest.fixture
-def mail() -> Iterator[MailServer]:
-    with MailServer() as server:
-        yield server
-
-
-@pytest.fixture
-def slack() -> Iterator[SlackServer]:
-    with SlackServer() as server:
-        yield server
 
 
 def test_a_tick_sends_the_last_day_as_cells_in_a_mail_and_as_characters_to_slack(

@@ -34,12 +34,6 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
-def mail() -> Iterator[MailServer]:
-    with MailServer() as server:
-        yield server
-
-
-@pytest.fixture
 def chat() -> Iterator[SlackServer]:
     with SlackServer() as server:
         yield server

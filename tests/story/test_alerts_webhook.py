@@ -14,7 +14,7 @@ import pytest
 from ftsupervise.alerts.journal import Journal
 from ftsupervise.findings import Finding, Severity
 from ftsupervise.truth import Health
-from tests.story.alerting_scene import RUN, T0, bad, good, journal_in, minutes, secret, settings, tick
+from tests.story.alerting_scene import RUN, T0, bad, good, minutes, secret, settings, tick
 
 
 class Listener:
@@ -48,11 +48,6 @@ def listener() -> Iterator[Listener]:
     yield one
     one.server.shutdown()
     one.server.server_close()
-
-
-@pytest.fixture
-def journal(tmp_path: Path) -> Journal:
-    return journal_in(tmp_path)
 
 
 def night(journal: Journal, webhook: dict[str, Any]) -> None:

@@ -199,3 +199,24 @@ def test_a_kill_switch_that_was_seen_stays_seen_while_the_switches_cannot_be_rea
     (rundir.root / "away").rename(rundir.switches)
     (rundir.switches / "kill-switch").unlink()
     assert reader.look() and not reader.wanted().stop
+
+
+def test_threads_that_meet_a_guard_whose_thread_has_ended_start_one_together(threads: Threads) -> None:
+    side = SideThread()
+    side.start(0.02)
+    for _ in range(20):
+        meet, done = threading.Barrier(8), []
+
+        def ask(meet: threading.Barrier = meet, done: list[bool] = done) -> None:
+            meet.wait(30)
+            done.append(side.do("beat", lambda: None, 30.0))
+
+        askers = [threading.Thread(target=ask) for _ in range(8)]
+        for one in askers:
+            one.start()
+        for one in askers:
+            one.join(60)
+        assert done == [True] * 8
+        assert len(threads()) == 1
+        side.close()
+        until(lambda: not threads())

@@ -138,6 +138,11 @@ def test_below_the_least_the_run_waits_and_goes_on_by_itself(groups: Groups) -> 
     said = groups.type("status", str(groups.run.rundir.root))
     assert "2 of 4 run, at least 3 have to: the run waits since" in said
     assert "exit 1: the data of this group cannot be read; stopped by the brake" in said
+    said = groups.type("logs", str(groups.run.rundir.root), "--errors")
+    assert [said.count(f"==> group {name}, attempt 1") for name in NAMES] == [0, 0, 1, 1], said
+    assert said.count("the data of this group cannot be read") == 2
+    said = groups.type("logs", str(groups.run.rundir.root), "-n", "10")
+    assert all(f"==> group {name}, attempt 1" in said for name in NAMES) and said.count("\n") <= 4 * 3 + 4
     seen = json.loads(groups.type("status", str(groups.run.rundir.root), "--json"))["groups"]
     assert {one["group"] for one in seen["faults"]} == {"g002", "g003"}
     assert {one["name"]: one["state"] for one in seen["rows"]}["g000"] == "running"

@@ -64,11 +64,11 @@ def account(tmp_path_factory: pytest.TempPathFactory) -> Account:
     ("name", "verdict", "tone", "words", "costliest"),
     [
         ("fine", "RUNNING", "good", "It trains at its usual speed", ("saving checkpoints", "waiting in the queue")),
-        ("crash-loop", "STOPPED", "bad", "ModuleNotFoundError", ("held", "program error")),
-        ("hang", "RUNNING", "bad", "It hangs: no progress for 50m", ("hang", "saving checkpoints")),
-        ("slow-node", "RUNNING", "watch", "61 % of its usual speed: 221 steps an hour", ("slow steps",)),
+        ("crash-loop", "STOPPED", "bad", "ModuleNotFoundError", ("held by the brake", "held", "program error")),
+        ("hang", "HUNG", "bad", "It hangs: no progress for 50m", ("hang", "saving checkpoints")),
+        ("slow-node", "SLOW", "watch", "slower than usual: 221 steps an hour", ("slow steps",)),
         ("queue-bound", "WAITING", "watch", "waited in the queue for 8h", ("waiting in the queue",)),
-        ("disk-full", "STOPPED", "bad", "no space left on device", ("held", "full disk")),
+        ("disk-full", "STOPPED", "bad", "no space left on device", ("held by the brake", "full disk")),
     ],
 )
 def test_the_first_words_say_how_it_is_and_the_first_costs_what_cost_most(
@@ -89,8 +89,8 @@ def test_the_first_words_say_how_it_is_and_the_first_costs_what_cost_most(
     [
         ("fine", "fine: RUNNING (job 100_4), step 23680 of 100000 (24 %)"),
         ("crash-loop", "crash-loop: STOPPED (brake: exit 1 (ModuleNotFoundError), the same failure 5 times"),
-        ("hang", "hang: RUNNING, ALERT hang (job 102_1), step"),
-        ("slow-node", "slow-node: RUNNING, alert throughput (job 103_1), step"),
+        ("hang", "hang: HUNG (no progress for 50m"),
+        ("slow-node", "slow-node: SLOW (221 steps an hour"),
         ("queue-bound", "queue-bound: WAITING (Priority), step 5288"),
         ("disk-full", "disk-full: STOPPED (brake: no space left on device at step"),
     ],
@@ -139,7 +139,9 @@ def test_a_stopped_run_is_told_with_the_share_of_all_its_time_and_what_was_held(
     first = tiles(found)[0]
     spent = found.detail.account.seconds()
     assert first.value == f"{100 * spent[Spent.TRAIN] / found.detail.account.total:.1f} %"
-    assert re.search(r"\(65\.9 %\); it was held for 6h 40m\.", " ".join(sentences(found)))
+    assert re.search(
+        r"\(65\.9 %\); the brake held it for 6h and a person kept it from running for 40m\.", " ".join(sentences(found))
+    )
 
 
 def test_the_queue_after_a_planned_end_is_a_cost_of_its_own_wherever_it_stands(account: Account) -> None:
@@ -196,7 +198,13 @@ def test_replica_groups_are_rows_with_the_times_they_were_away_and_the_stalls_th
     assert restart.seconds == pytest.approx(900, abs=5), "lost, and back again"
     assert rows["g003"].drawn[-1].kind is Spent.QUEUE and rows["g000"].drawn[-1].kind is Spent.TRAIN
     shown = page(found)
-    for text in ("3 of 4 groups run", "The others stood still 2 times", "after 17m 10s", "not yet", 'href="#groups"'):
+    for text in (
+        "3 of 4 groups run",
+        "waited for one that was lost or stood 2 times",
+        "back after 17m 10s",
+        "not back yet",
+        'href="#groups"',
+    ):
         assert text in shown, text
     assert 'href="#groups"' not in page(account.report("hang")), "a run without groups has no such part"
 
@@ -304,9 +312,12 @@ def test_markdown_goes_to_standard_output_and_begins_with_the_verdict(account: A
 def test_the_week_of_several_runs_begins_with_those_that_need_a_look_and_why(account: Account) -> None:
     runs = {name: account.folder / name for name in STORIES}
     week = week_of({**runs, "away": account.folder / "away"}, NOW, account.env)
-    looks = [(one.row.name, one.head.tone) for one in week.rows if one.head.needs_a_look]
-    assert looks[:2] == [("crash-loop", "bad"), ("disk-full", "bad")], "the worst first, then what cost most"
-    assert [name for name, _ in looks[2:]] == ["hang", "away", "queue-bound", "slow-node"]
+    looks = [(one.row.name, one.head.tone) for one in week.rows if one.needs_a_look]
+    assert looks[0] == ("hang", "bad"), "it holds its nodes and does nothing"
+    assert [name for name, _ in looks[1:4]] == ["crash-loop", "disk-full", "away"], (
+        "they do not go on; the costliest first"
+    )
+    assert [name for name, _ in looks[4:]] == ["queue-bound", "slow-node"]
     assert [one.row.name for one in week.rows[6:]] == ["fine"]
     by_name = {one.row.name: one for one in week.rows}
     assert by_name["away"].problem == f"{account.folder}/away is not there any more"
@@ -317,11 +328,9 @@ def test_the_week_of_several_runs_begins_with_those_that_need_a_look_and_why(acc
     text = week_as_markdown(week)
     assert "queue-bound | WAITING" in text
     assert text.splitlines()[2].startswith(
-        "**6 runs need a look: crash-loop, disk-full, hang, away, queue-bound and 1 more."
+        "**6 runs need a look: hang, crash-loop, disk-full, away, queue-bound and 1 more."
     )
-    assert (
-        "- **hang** (RUNNING): It hangs: no progress for 50m" in text and "What cost most: waiting in the queue" in text
-    )
+    assert "- **hang** (HUNG): It hangs: no progress for 50m" in text and "What cost most: waiting in the queue" in text
     assert "is not there any more" in week_page(week)
 
 

@@ -109,7 +109,7 @@ def test_all_runs_are_shown_by_one_request_those_that_are_only_in_the_queue_too(
     done = desk.type("status")
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
-    assert [line.split()[:2] for line in lines] == [
+    assert [line.split()[:2] for line in lines[:4]] == [
         ["RUN", "STATUS"],
         ["ablation", "GONE"],
         ["pretrain", "WAITING"],
@@ -128,14 +128,14 @@ def test_where_slurm_does_not_answer_runs_are_unknown_with_their_age(desk: Desk)
     desk.queue.change(away=True)
     done = desk.type("status")
     assert done.returncode == 0
-    assert done.stdout.count("UNKNOWN") == 2
+    assert [row.verdict for row in read_rows(desk.type("status", "--json").stdout)] == ["UNKNOWN", "UNKNOWN"]
     assert "last seen" in done.stdout
 
 
 def test_the_run_of_this_directory_stands_first_and_is_shown_in_full_by_a_dot(desk: Desk) -> None:
     (desk.here / "ftsupervise.yaml").write_text(f"name: pretrain\nrun_dir: {desk.folder}/runs/pretrain\n")
     lines = desk.type("status").stdout.splitlines()
-    assert [line.split()[0] for line in lines] == ["RUN", "pretrain", "ablation", "elsewhere"]
+    assert [line.split()[0] for line in lines[:4]] == ["RUN", "pretrain", "ablation", "elsewhere"]
     assert lines[1].startswith("pretrain (here)") and "(here)" not in "".join(lines[2:])
     assert desk.type("status", ".").stdout.startswith("pretrain: WAITING")
 
@@ -150,7 +150,7 @@ def test_a_run_that_only_this_directory_knows_stands_first_and_one_not_launched_
     assert [(row.name, row.here) for row in read_rows(in_a_job.stdout)][:2] == [("pretrain", True), ("ablation", False)]
     settings.write_text("name: fresh\n")
     done = desk.type("status")
-    assert done.returncode == 0 and len(done.stdout.splitlines()) == 4
+    assert done.returncode == 0 and "fresh" not in done.stdout
     assert "note: fresh has not been launched yet" in done.stderr
 
 

@@ -6,7 +6,6 @@ import os
 import re
 import signal
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from ftsupervise.run.group_options import let_join, let_leave
 from ftsupervise.rundir.heartbeat_page import read_beats
 from ftsupervise.rundir.ledger import ledger
 from tests.neighbours.patience import wait_until
+from tests.neighbours.replicas import longest_pause
 from tests.neighbours.supervised import SupervisedRun
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
@@ -43,22 +43,8 @@ class Groups:
         return {name: wait_until(lambda name=name: self.pid(name, attempt), f"{name} trains", 120) for name in names}
 
     def stall(self, fault: Callable[[], None], *survivors: str) -> float:
-        """The longest time that any of ``survivors`` makes no step after ``fault``, in seconds, until each has made 30."""
         logs = [next((self.run.rundir.group(name).logs).glob("*.out")) for name in survivors]
-        steps, longest = {log: log.read_text().count(": step ") for log in logs}, 0.0
-        until = {log: count + 30 for log, count in steps.items()}
-        fault()
-        last = dict.fromkeys(logs, time.monotonic())
-        while any(steps[log] < until[log] for log in logs):
-            time.sleep(0.02)
-            now = time.monotonic()
-            for log in logs:
-                count = log.read_text().count(": step ")
-                longest = max(longest, now - last[log])
-                if count > steps[log]:
-                    steps[log], last[log] = count, now
-            assert longest < 60, f"{survivors} do not go on"
-        return longest
+        return longest_pause(logs, fault)
 
 
 def test_the_survivors_of_a_kill_and_of_a_hang_train_on_and_the_group_comes_back_alone(run: SupervisedRun) -> None:

@@ -122,7 +122,8 @@ def test_a_plan_shows_each_link_of_a_daisy_chain_with_the_token_it_is_submitted_
 def test_spare_nodes_are_never_in_an_array_because_no_kill_starts_two_members_at_once() -> None:
     spare = planned({"nodes": 4, "spare_nodes": 2})
     assert spare.chain == "daisy"
-    assert {"--nodes=6", "--no-kill"} <= set(spare.options)
+    assert {"--nodes=6", "--no-kill"} <= set(spare.options) and "--nodes=6" in spare.link(0)
+    assert "--nodes=4-6" in spare.link(1), "a node may be lost: the next job does not wait for spare ones"
     assert "--nodes=4" in spare.command[spare.command.index("srun") :]
     assert any("--no-kill" in note for note in spare.notes)
 

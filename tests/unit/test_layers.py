@@ -145,6 +145,31 @@ def test_only_the_command_line_prints_or_exits() -> None:
     assert not wrong
 
 
+BROAD = {"Exception", "BaseException"}
+
+
+def broad_without_a_reason(text: str) -> Iterator[int]:
+    """Lines that catch every exception, raise none again, and do not say why in a comment."""
+    lines = text.splitlines()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.ExceptHandler):
+            caught = {one.id for one in ast.walk(node.type) if isinstance(one, ast.Name)} if node.type else BROAD
+            raises = any(isinstance(one, ast.Raise) for one in node.body)
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("suppress"):
+            caught, raises = {ast.unparse(one) for one in node.args}, False
+        else:
+            continue
+        if caught & BROAD and not raises and "  # " not in lines[node.lineno - 1]:
+            yield node.lineno
+
+
+def test_whatever_catches_everything_says_why() -> None:
+    found = {name: lines for name, path in modules().items() if (lines := [*broad_without_a_reason(path.read_text())])}
+    assert not found
+    assert list(broad_without_a_reason("try: ...\nexcept Exception:\n pass\nwith suppress(Exception): ...")) == [2, 4]
+    assert not list(broad_without_a_reason("try: ...\nexcept Exception:  # whatever it is\n pass"))
+
+
 SLURM = {"squeue", "sbatch", "scontrol", "srun", "scancel", "sinfo", "sacct", "salloc"}
 
 

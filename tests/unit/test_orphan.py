@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ftsupervise.ranks.__main__ import stays
-from ftsupervise.scheduler.allocation import ShownJob, parse_shown_job
+from ftsupervise.scheduler.parse import ShownJob, parse_shown_job
 
 LINE = (
     "JobId={id} {array}JobName=my run UserId=ann(1000) Requeue={requeue} Restarts=0 BatchFlag=1 JobState={state} Reason=None "
@@ -46,3 +46,6 @@ def test_a_member_is_named_so_that_its_array_is_left_alone() -> None:
 def test_a_few_nodes_stay() -> None:
     assert [n for n in range(8) if stays({"SLURM_JOB_ID": "88", "SLURM_NODEID": str(n)})] == [0, 1, 2, 3]
     assert not stays({"SLURM_NODEID": "1"})
+    group = {"SLURM_JOB_ID": "88", "SLURM_NODEID": "0", "FTSUPERVISE_GROUP": "g001"}
+    assert not stays(group), "the whole job has agents of its own, on all its nodes"
+    assert stays({**group, "FTSUPERVISE_GROUP_JOB": "1"})

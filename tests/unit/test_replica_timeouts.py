@@ -18,8 +18,8 @@ counts = st.integers(min_value=2, max_value=2000)
 @pytest.mark.parametrize(
     ("step", "wanted"),
     [
-        (1.0, Timeouts(10, 1, 10, 60, 600, 599, 22)),
-        (60.0, Timeouts(120, 1, 90, 240, 1350, 1349, 330)),
+        (1.0, Timeouts(10, 0.9, 10, 60, 600, 599, 22)),
+        (60.0, Timeouts(120, 0.9, 90, 240, 1350, 1349, 330)),
     ],
 )
 def test_the_timeouts_are_those_that_were_measured(step: float, wanted: Timeouts) -> None:
@@ -56,7 +56,7 @@ def test_torchfts_own_defaults_are_refused_each_reason_with_a_value() -> None:
     ("change", "said"),
     [
         ({"process_group": 7.0}, "set process_group to 14s"),
-        ({"heartbeat": 0.5}, "set heartbeat to 1s"),
+        ({"heartbeat": 0.5}, "set heartbeat to 0.9s"),
         ({"join": 5.0}, "set join to 10.5s"),
         ({"manager": 9.0}, "set manager to 60s"),
         ({"quorum": 80.0}, "set quorum to 254s"),

@@ -28,7 +28,8 @@ from ftsupervise.report.drawing import (
     time_ticks,
 )
 from ftsupervise.report.placing import gaps, placed
-from ftsupervise.report.slow import paces, paces_of, slow_periods, usual_rate
+from ftsupervise.report.slow import paces_of, slow_periods
+from ftsupervise.rundir.step_rates import paces, usual_rate
 from ftsupervise.rundir.steps import StepRecord, added
 from tests.unit.test_time_account import BEGIN, at, crashed, random_history, trained
 

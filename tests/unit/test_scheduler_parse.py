@@ -197,6 +197,14 @@ def test_a_compressed_host_list_means_the_same_nodes(nodes: list[str]) -> None:
     assert set(hostlist.expand_hostlist(hostlist.compress_hostlist(nodes))) == set(nodes)
 
 
+def test_numbers_with_and_without_a_leading_zero_are_one_group_where_they_are_equally_long() -> None:
+    names = [f"node-{number:02}" for number in range(1, 65)]
+    assert hostlist.compress_hostlist(names) == "node-[01-64]"
+    assert hostlist.compress_hostlist(["n9", "n10", "n11"]) == "n[9-11]"
+    mixed = ["n9", "n10", "n09", "n100", "n001"]
+    assert set(hostlist.expand_hostlist(hostlist.compress_hostlist(mixed))) == set(mixed)
+
+
 @pytest.mark.parametrize(
     ("job_id", "size"),
     [("87", 1), ("88_3", 1), ("88_[3-10%1]", 8), ("58_[2,5-7%2]", 4), ("4_[1-199:2%1]", 100), ("5_[10%1]", 1)],

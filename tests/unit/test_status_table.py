@@ -11,9 +11,9 @@ import pytest
 from ftsupervise.cli.output import plain
 from ftsupervise.cli.status_live import read_rows
 from ftsupervise.cli.status_one import timeline
-from ftsupervise.cli.status_rows import layout, pace, table
+from ftsupervise.cli.status_rows import advice, layout, pace, table
 from ftsupervise.report.account import Spent, Stretch
-from ftsupervise.report.row import RunRow, pace_of
+from ftsupervise.report.row import RunRow, need_of, pace_of
 from ftsupervise.rundir.watched import FiringAlert
 
 NOW = datetime(2026, 11, 22, 12, tzinfo=timezone.utc)
@@ -76,9 +76,20 @@ def test_piped_nothing_is_cut_and_every_column_is_there() -> None:
     lines = text(0)
     assert len(lines) == 1 + len(ROWS)
     assert "a-run-with-a-name-that-is-much-too-long" in lines[2]
-    for title in ("RATE", "USUAL", "DONE IN", "LOSS", "SAVED", "RESTARTS", "ALERTS", "LEFT", "WATCH", "NOTE"):
+    for title in (
+        "STEPS/H",
+        "% OF USUAL",
+        "DONE IN",
+        "LOSS",
+        "LAST SAVE",
+        "RESTARTS",
+        "ALERTS",
+        "JOBS LEFT",
+        "WATCHED",
+        "NOTE",
+    ):
         assert title in lines[0]
-    assert "50s/10s" in lines[1]
+    assert "50s ago, next 10s" in lines[1]
     assert "LATE" in lines[4]
 
 
@@ -95,14 +106,14 @@ def test_a_name_with_control_characters_moves_no_cursor() -> None:
 def test_the_rows_can_be_read_back_from_the_json() -> None:
     import json
 
-    page = {"schema_version": 3, "runs": [{**plain(row), "verdict": row.verdict.lower()} for row in ROWS]}
+    page = {"schema_version": 4, "runs": [{**plain(row), "verdict": row.verdict.lower()} for row in ROWS]}
     assert read_rows(json.dumps(page)) == ROWS
 
 
 @pytest.mark.parametrize(
-    ("rate", "words"), [(None, ""), (0.0, "0/s"), (18.44, "18.4/s"), (0.0095, "105 s"), (0.5, "0.5/s")]
+    ("rate", "words"), [(None, ""), (0.0, "0"), (18.44, "66,384"), (0.0095, "34.2"), (0.5, "1,800")]
 )
-def test_a_rate_is_said_as_people_say_it(rate: float | None, words: str) -> None:
+def test_each_rate_is_told_in_steps_an_hour(rate: float | None, words: str) -> None:
     assert pace(rate) == words
 
 
@@ -145,3 +156,27 @@ def test_the_last_step_is_reckoned_with_the_usual_rate_unless_the_run_is_much_sl
     rate: float | None, usual: float | None, pace: float | None
 ) -> None:
     assert pace_of(rate, usual) == pace
+
+
+def test_those_that_need_a_look_stand_first_and_the_lines_below_say_what_to_type() -> None:
+    hung = FINE._replace(name="hangs", verdict="HUNG", why="no progress for 50m, at step 12,345", rate=0.0)
+    waits = RunRow("waits", verdict="WAITING", why="Priority", waits_since=NOW - timedelta(hours=8), queue_share=0.73)
+    new = RunRow("just-waits", verdict="WAITING", why="Priority", waits_since=NOW - timedelta(hours=1), queue_share=0.1)
+    braked = RunRow("my run", verdict="STOPPED", why="brake: exit 1, the same failure 5 times")
+    slow = FINE._replace(name="slow", verdict="SLOW", why="221 steps an hour, usually 357")
+    done = RunRow("done", verdict="FINISHED")
+    order = [one.name for one in sorted((done, FINE, new, slow, waits, braked, hung), key=need_of)]
+    assert order == ["hangs", "my run", "slow", "waits", "pretrain-10b", "just-waits", "done"]
+    shown = "\n".join(table((hung, waits, new), NOW, 0))
+    assert "HUNG" in shown and "no progress for 50m" in shown
+    assert "in the queue for 8h (Priority); 73 % of its time so far" in shown
+    assert "in the queue for 1h (Priority)\n" in shown + "\n"
+    told = advice((done, FINE, slow, waits, braked, hung), 80)
+    assert told[1:4] == [
+        "4 runs need a look, these first:",
+        "  ftsupervise status hangs             HUNG: where it stands, and how to end it",
+        "  ftsupervise logs 'my run' --errors   STOPPED: what failed",
+    ]
+    assert advice((done, FINE, new), 80) == []
+    away = RunRow("away", "/scratch/away", "UNKNOWN", "no answer", elsewhere=True)
+    assert "  ftsupervise status /scratch/away   UNKNOWN: why it cannot be seen" in advice((away,), 80)

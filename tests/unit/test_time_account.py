@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from datetime import datetime, timedelta, timezone
+from itertools import pairwise
+from pathlib import Path
 from random import Random
 
 import pytest
@@ -10,6 +12,8 @@ import pytest
 from ftsupervise.model import Attempt, Cause, CauseKind, Failure, FailureKind
 from ftsupervise.report.account import Spent, TimeAccount, account
 from ftsupervise.rundir.launches import LaunchRecord
+from ftsupervise.rundir.paths import RunDir
+from ftsupervise.rundir.time_marks import TimeMark, marked, marks_path, read_marks, write_marks
 
 BEGIN = datetime(2026, 11, 1, tzinfo=timezone.utc)
 CRASH = Failure(FailureKind.SIGNAL, "killed by SIGKILL")
@@ -66,12 +70,26 @@ def random_history(random: Random) -> tuple[list[Attempt], list[LaunchRecord], d
     return attempts, launches, at(clock + random.choice((0.0, 100.0, -2000.0, 1e6)))
 
 
+def random_marks(random: Random, attempts: list[Attempt]) -> list[TimeMark]:
+    """Marks of these attempts, some of which contradict the ledger."""
+    found = []
+    for one in attempts:
+        begin = one.started.timestamp()
+        for _ in range(random.randrange(5)):
+            when = begin + random.uniform(-100, 6000)
+            step = random.choice((None, (one.first_step or 0) + random.randrange(-5, 600)))
+            active = random.choice((None, when - random.uniform(-10, 500)))
+            found.append(TimeMark(when, one.number, step, random.uniform(0, 400), active))
+    return sorted(found, key=lambda mark: mark.at)
+
+
 @pytest.mark.parametrize("seed", range(200))
 def test_the_account_of_a_random_history_closes(seed: int) -> None:
     random = Random(seed)
     attempts, launches, now = random_history(random)
     running, afterwards = random.random() < 0.4, random.choice((Spent.QUEUE, Spent.HELD, Spent.UNKNOWN))
-    found = account(attempts, launches, now, running=running, afterwards=afterwards)
+    marks = random_marks(random, attempts)
+    found = account(attempts, launches, now, running=running, afterwards=afterwards, marks=marks)
     edges = [found.since.timestamp(), *(one.end for one in found.stretches)]
     assert [one.begin for one in found.stretches] == edges[:-1], "no gap and no overlap"
     assert all(one.seconds > 0 for one in found.stretches)
@@ -84,6 +102,10 @@ def test_the_account_of_a_random_history_closes(seed: int) -> None:
         assert ratio is None or 0 <= ratio.least <= ratio.most <= 1 + 1e-9
     half = found.within(edges[0], (edges[0] + edges[-1]) / 2)
     assert sum(half.seconds().values()) == pytest.approx(found.total / 2, abs=1e-5)
+    begin, end = sorted(random.uniform(edges[0], edges[-1]) for _ in range(2))
+    part = found.within(begin, end).stretches
+    assert all(one.end == after.begin for one, after in pairwise(part)), "no gap and no overlap"
+    assert sum(one.seconds for one in part) == pytest.approx(end - begin, abs=1e-5)
 
 
 def test_each_second_of_a_fault_is_told_apart() -> None:
@@ -104,13 +126,14 @@ def test_each_second_of_a_fault_is_told_apart() -> None:
     assert byterobust.least == pytest.approx(goodput.least * 1459 / 1359)
 
 
-def test_the_time_of_a_brake_and_after_a_kill_switch_is_held_and_no_matter_of_the_cluster() -> None:
+def test_the_times_of_a_brake_and_after_a_kill_switch_are_told_apart_and_no_matter_of_the_cluster() -> None:
     braked = crashed(1, "7_1", 0, 100, braked=True, **trained(1, 90, 10, 100))
     killed = Attempt(2, "7_2", at(500), ended=at(600), cause=Cause(CauseKind.KILL_SWITCH), **trained(91, 180, 10, 100))  # type: ignore[arg-type]
     again = Attempt(3, "9_1", at(1000), **trained(181, 270, 10, 100))  # type: ignore[arg-type]
     launches = [LaunchRecord(1, at=at(0), job_ids=("7",)), LaunchRecord(2, at=at(900), job_ids=("9",))]
     found = account([braked, killed, again], launches, at(1100), running=True)
-    assert of(Spent.HELD, found) == 400 + 300
+    assert of(Spent.BRAKED, found) == 400
+    assert of(Spent.HELD, found) == 300
     assert of(Spent.QUEUE, found) == 100
     meta, goodput = found.ettr_meta(), found.goodput()
     assert meta is not None and goodput is not None
@@ -146,3 +169,46 @@ def test_the_account_of_a_finished_run_ends_with_it() -> None:
     done = Attempt(1, "7_1", at(0), ended=at(100), cause=Cause(CauseKind.FINISHED), **trained(1, 90, 10, 99))  # type: ignore[arg-type]
     assert account([done], [], at(9e6)).total == 100
     assert account([], [], at(0)).goodput() is None
+
+
+def saved_for_an_hour() -> Attempt:
+    """It trained for three hours, then it saved for one; a second a step."""
+    return Attempt(1, "7_1", at(0), **trained(1, 10_800, 1, 14_400, 3600))  # type: ignore[arg-type]
+
+
+def test_the_last_hour_is_what_was_done_in_it_where_the_run_has_noted_how_far_it_was() -> None:
+    minutes = [60.0 * minute for minute in range(110, 240)]
+    done = [(min(10_800.0, seconds), max(0.0, seconds - 10_800)) for seconds in minutes]
+    marks = [
+        TimeMark(BEGIN.timestamp() + seconds, 1, int(steps), saving, BEGIN.timestamp() + seconds)
+        for seconds, (steps, saving) in zip(minutes, done, strict=True)
+    ]
+    found = account([saved_for_an_hour()], [], at(14_400), running=True, marks=marks)
+    assert of(Spent.SAVE, found) == 3600
+    last, two = found.ettr_last(), found.ettr_last(7200)
+    assert last is not None and last.most == pytest.approx(0.0, abs=0.002)
+    assert two is not None and two.least == pytest.approx(0.5, abs=0.002)
+
+
+def test_the_last_hour_of_an_attempt_is_not_told_where_nobody_has_noted_how_far_it_was() -> None:
+    found = account([saved_for_an_hour()], [], at(14_400), running=True)
+    assert found.ettr_last() is None
+    assert found.ettr_byterobust() is not None
+    whole = found.ettr_last(20_000)  # it has all of the attempt
+    assert whole is not None and whole.least == pytest.approx(0.75, abs=0.001)
+
+
+def test_marks_are_kept_for_two_hours_and_read_back(tmp_path: Path) -> None:
+    rundir, marks = RunDir(tmp_path), tuple[TimeMark, ...]()
+    rundir.state.mkdir()
+    assert read_marks(rundir) == ()
+    for minute in range(400):
+        marks = marked(marks, TimeMark(1e9 + 60.0 * minute, 1, minute, 2.5, None))
+    assert 120 < len(marks) < 130
+    write_marks(rundir, marks, None)
+    assert read_marks(rundir) == marks
+    assert marks_path(rundir).stat().st_size < 8000
+    back = TimeMark(1e9, 2, None, 0.0, None)
+    assert marked(marks, back) == (back,), "the clock went back"
+    marks_path(rundir).write_text('{"marks": [[1], "x", [1e99, 1, 1, 1, 1], [5.0, 1, null, -1, null]]}')
+    assert read_marks(rundir) == ()

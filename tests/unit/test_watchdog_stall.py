@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ftsupervise.watch.watchdogs.progress_signals import (
+from ftsupervise.rundir.stalls import (
     START,
     TRAIN,
     UNTOLD,

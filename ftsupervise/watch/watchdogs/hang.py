@@ -15,22 +15,20 @@ from ftsupervise.findings import Finding, Severity, Words
 from ftsupervise.model import Job, JobState
 from ftsupervise.probe import Entry, Listing
 from ftsupervise.rundir.paths import FINISHED
-from ftsupervise.rundir.switches import KILL
-from ftsupervise.truth import Health
-from ftsupervise.units import show_duration
-from ftsupervise.watch.watchdogs.progress_signals import (
-    AT_WORK,
+from ftsupervise.rundir.stalls import (
     START,
     TRAIN,
     UNTOLD,
     Progress,
     ProgressHistory,
-    Signs,
     StallLimits,
     StallVerdict,
-    gather,
     judge,
 )
+from ftsupervise.rundir.switches import KILL
+from ftsupervise.truth import Health
+from ftsupervise.units import show_duration
+from ftsupervise.watch.watchdogs.progress_signals import AT_WORK, Signs, gather
 from ftsupervise.watch.watchdogs.run_signs import server_now
 
 if TYPE_CHECKING:

@@ -1,0 +1,64 @@
+"""The attempt before left no record of its end, because its batch host is gone: the next job asks Slurm, and writes it down.
+
+Nobody on a lost host can say why it is silent. Slurm knows it for the few minutes in which it keeps an ended job.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Mapping
+
+from ftsupervise.host import bounded
+from ftsupervise.hostlist import expand_hostlist
+from ftsupervise.rundir import ledger
+from ftsupervise.rundir.lost_ends import LOST_HOST, LostHost
+from ftsupervise.rundir.paths import ENV_GROUP_JOB, RunDir
+from ftsupervise.rundir.records import write_json
+from ftsupervise.scheduler.parse import is_away
+
+_ASK = 10.0  # seconds for one question
+_FIELDS = re.compile(r"(?:^|\s)(JobState|BatchHost|NodeList)=(\S*)")
+
+
+def note_lost_host(rundir: RunDir, number: int, env: Mapping[str, str]) -> None:
+    """Begin to find out what became of the host of attempt ``number``, in a thread: no start waits for it. Of the groups of one
+    job only the whole run asks: Slurm is not asked the same thing hundreds of times."""
+    in_a_job_of_others = rundir.whole is not None and not env.get(ENV_GROUP_JOB)
+    if number > 0 and env.get("SLURM_JOB_ID") and not in_a_job_of_others:
+        threading.Thread(target=_note, args=(rundir, number, dict(env)), name="lost-host", daemon=True).start()
+
+
+def _note(rundir: RunDir, number: int, env: Mapping[str, str]) -> None:
+    try:
+        one = next(ledger.backwards(rundir, before=number + 1, first=number), None)
+        if one is None or one.ended is not None or one.told or one.job_id in ("", ledger.job_id(env)):
+            return
+        words = fate_of(one.job_id, env)
+        if words:
+            write_json(rundir.attempt(number) / LOST_HOST, LostHost(words))
+    except OSError:  # it stays an end without a record
+        return
+
+
+def fate_of(job: str, env: Mapping[str, str]) -> str:
+    """Why Slurm or our agents have ended ``job``: "its batch host node-0 was lost (down*)"; "" where that was not why, or where
+    Slurm does not say. Raises OSError where there are no Slurm commands."""
+    shown = _answer(("scontrol", "--oneliner", "show", "job", job), env)
+    fields = dict(_FIELDS.findall(shown))
+    host, state = fields.get("BatchHost", ""), fields.get("JobState", "")
+    if state in ("", "RUNNING", "PENDING", "COMPLETING"):
+        return ""
+    now = _answer(("sinfo", "-h", "-N", "-n", host, "-o", "%T"), env).split("\n")[0].strip() if host else ""
+    try:
+        taken_out = host not in expand_hostlist(fields.get("NodeList", "")) if host else False
+    except ValueError:
+        taken_out = False
+    if host and (taken_out or (now and is_away(now))):
+        return f"its batch host {host} was lost{f' ({now})' if now and is_away(now) else ''}"
+    return "one of its nodes was lost, and Slurm ended the job (NODE_FAIL)" if state == "NODE_FAIL" else ""
+
+
+def _answer(words: tuple[str, ...], env: Mapping[str, str]) -> str:
+    done = bounded.run(words, timeout=_ASK, env=env)
+    return done.stdout if done.code == 0 else ""

@@ -1,0 +1,105 @@
+"""HUNG and SLOW: the watch and the hang detector say so, and ``status`` judges only where they do not look."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+
+import pytest
+
+from ftsupervise.model import Attempt, Job, JobState
+from ftsupervise.report.pace_word import pace_word
+from ftsupervise.report.reading import RunReading, WatchSeen
+from ftsupervise.report.verdict import verdict_of
+from ftsupervise.run.progress_pages import HourOfTraining
+from ftsupervise.rundir.paths import RunDir
+from ftsupervise.rundir.progress import ProgressPage
+from ftsupervise.rundir.watched import FiringAlert, WatchFound
+
+NOW = datetime(2026, 11, 22, 12, tzinfo=timezone.utc)
+JOB = Job("88_1", "88", "train", "ada", JobState.RUNNING)
+HANG = FiringAlert("1", "critical", "hang", "no progress for 50m, at step 700")
+CRAWL = FiringAlert("2", "warning", "throughput", "221 steps an hour, usually 357")
+
+
+def ago(minutes: float) -> datetime:
+    return NOW - timedelta(minutes=minutes)
+
+
+def seen(
+    *alerts: FiringAlert,
+    moved: float = 0.1,
+    tick: float | None = 1.0,
+    late: bool = False,
+    page: ProgressPage | None = None,
+) -> RunReading:
+    """``moved``: minutes since the last sign of progress; ``tick``: since the last tick of the watch, None without one."""
+    made = page or ProgressPage(at=ago(0.1), ranks=8, step=700, phase="train", rate=0.0, usual=0.1, saving=20.0)
+    judges = ("hang",)
+    found = None if tick is None else WatchFound(ago(tick), len(alerts), alerts, judges=judges)
+    return RunReading(
+        name="train",
+        rundir=RunDir(Path("/none")),
+        at=NOW,
+        records=(),
+        attempts=(Attempt(1, "88_1", ago(600)),),
+        not_read=0,
+        page=made._replace(active_at=ago(moved).timestamp()),
+        beats=(),
+        switches=(),
+        finished=False,
+        brake="",
+        held_by_us=False,
+        restarts=0,
+        watch=WatchSeen(found, None, late),
+    )
+
+
+def test_what_the_hang_watchdog_says_holds_until_the_run_moves_again() -> None:
+    assert pace_word(seen(HANG, moved=50)) == ("HUNG", HANG.summary)
+    assert pace_word(seen(HANG, moved=0.1)).word == "", "it has moved since that tick"
+    old = pace_word(seen(HANG, moved=200, tick=120, late=True))
+    assert old == ("HUNG", f"{HANG.summary}; seen 2h ago")
+
+
+def test_a_standstill_is_judged_here_only_where_no_watch_does() -> None:
+    assert pace_word(seen(moved=50)).word == "", "the watch knows longer pauses of this run"
+    assert pace_word(seen(moved=50, tick=None)) == ("HUNG", "no progress for 50m, at step 700")
+    assert pace_word(seen(moved=50, tick=90, late=True)).word == "HUNG", "the watch has died"
+    assert pace_word(seen(moved=9, tick=None)).word == ""
+    save = ProgressPage(at=NOW, ranks=8, step=700, phase="save", usual=0.1, saving=20.0)
+    assert pace_word(seen(moved=50, tick=None, page=save)).word == "", "a save may take an hour"
+
+
+def test_a_run_that_cannot_be_heard_keeps_its_word_with_its_age() -> None:
+    silent = ProgressPage(at=ago(50), ranks=8, step=700, phase="train", usual=0.1, saving=20.0)
+    run = seen(moved=50, tick=None, page=silent)
+    assert pace_word(run) == ("", "not heard from for 50m")
+    assert not pace_word(run._replace(page=None)).why
+
+
+def test_what_the_hang_detector_has_left_alone_is_hung() -> None:
+    page = ProgressPage(at=NOW, ranks=8, step=700, phase="train", hung="hang: rank 3 on node-1; no progress for 9 s")
+    assert pace_word(seen(moved=0.5, page=page)) == ("HUNG", page.hung)
+
+
+@pytest.mark.parametrize(("steady", "word"), [(0.061, "SLOW"), (0.08, ""), (None, "")])
+def test_a_run_is_slow_over_an_hour_and_not_over_a_minute(steady: float | None, word: str) -> None:
+    page = ProgressPage(at=NOW, ranks=8, step=700, phase="train", rate=0.01, usual=0.1, steady=steady)
+    assert pace_word(seen(page=page)).word == word
+    assert pace_word(seen(CRAWL, page=page)) == ("SLOW", CRAWL.summary)
+
+
+def test_only_a_run_whose_job_runs_hangs() -> None:
+    run = seen(HANG, moved=50)._replace(switches=(), finished=True)
+    assert verdict_of(run, (JOB,), "")[0] == "FINISHED"
+
+
+def test_the_rate_of_the_last_hour_counts_training_alone() -> None:
+    hour, step, rate = HourOfTraining(), 0, None
+    for minute in range(200):
+        training = minute % 10 < 5  # five minutes of training, then five of evaluation
+        step += 6 if training else 0
+        rate = hour.rate(60.0 * minute, step, training=training)
+        assert rate is None or minute > 120
+    assert rate == pytest.approx(0.1, rel=0.3)
