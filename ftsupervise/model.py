@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Annotated, NamedTuple
 
 from ftsupervise.truth import Beginning, LossTrouble, OutputPart, Resumed
+from ftsupervise.units import show_duration
 
 
 class FailureKind(str, Enum):
@@ -40,13 +41,13 @@ class Failure(NamedTuple):
         return f"{self.sign} ({self.error})" if self.error else self.sign
 
     def same(self, other: "Failure") -> bool:
-        """Is it the same failure again? srun can lose the end of what a rank says when it ends its step, and with it the
-        exception's name."""
+        """Return whether it is the same failure again. srun can lose the end of a rank's output when it ends its step, and
+        with it the exception's name."""
         return self.sign == other.sign and (self.error == other.error or not (self.error and other.error))
 
 
 class CauseKind(str, Enum):
-    """What an attempt ended of. The values are the words of the pages, the guard's too."""
+    """The kind of cause that ended an attempt. The values are the words of the pages, the guard's too."""
 
     EXIT = "exit"  # a process left with ``code``
     SIGNAL = "killed by a signal"
@@ -86,8 +87,8 @@ class Standstill(str, Enum):
     IDLE = "uses no CPU"
 
     def words(self) -> str:
-        still = {"stopped": "is stopped", "gone": "is gone", "uses CPU": "stands still, using CPU"}
-        return still.get(self.value, "stands still")
+        still = {"stopped": "is stopped", "gone": "is gone", "uses CPU": "uses CPU and makes no step"}
+        return still.get(self.value, "makes no step")
 
 
 class NodeRanks(NamedTuple):
@@ -102,7 +103,7 @@ class NodeRanks(NamedTuple):
 
 
 class Cause(NamedTuple):
-    """Why an attempt ended. ``words()`` says it to people; all else reads the fields."""
+    """The cause of an attempt's end. ``words()`` renders it for people; all other code reads the fields."""
 
     kind: CauseKind
     at: tuple[NodeRanks, ...] = ()  # where, as far as it is known
@@ -120,41 +121,39 @@ class Cause(NamedTuple):
 
     @property
     def first(self) -> "Cause":
-        """The part of it that knows where."""
+        """Return the first part of it that names a place."""
         return self if self.at or self.then is None else self.then.first
 
     @property
     def of_ranks(self) -> bool:
-        """Does it name ranks?"""
+        """Return whether it names ranks."""
         return any(one.ranks for one in self.at)
 
     @property
     def killed_by(self) -> int:
-        """The number of the signal, also where only the exit code tells it; 0 if there was none."""
+        """Return the number of the signal, also where only the exit code shows it; 0 if there was none."""
         return self.signal or (signal_in(self.code) if self.kind is CauseKind.EXIT else 0)
 
     @property
     def orderly(self) -> bool:
-        """Somebody or something asked for it, and the loop left in order: nobody needs to be woken."""
+        """Return whether the end was asked for, and the loop left in order: no one needs to be woken."""
         return self.then is None and (self.kind in _ORDERLY or (self.kind is CauseKind.EXIT and self.code == 0))
 
     def words(self) -> str:
-        """For people: "rank 1 on node-1 killed by SIGKILL (exit 137)"."""
+        """Return the words for people: "rank 1 on node-1 killed by SIGKILL (exit 137)"."""
         said = self._words() + (f" (exit {self.left})" if self.left is not None else "")
-        if self.late:
-            said += ", and it did not leave in time"
+        said += ", and it did not leave in time" if self.late else ""
         if self.then is None:
             return said
         return f"{said}: {self.then.words()}" if self.kind is CauseKind.NODE else f"{said}, then {self.then.words()}"
 
     def hang_words(self) -> str:
         """Say which ranks stand still and how, since when and where."""
-        from ftsupervise.units import show_duration
-
         where = f"at step {self.step}" if self.step is not None else "before the first step"
         who = ", ".join(one.words() for one in self.at) + (f" and {self.more} more" if self.more else "")
         stands = f"{who} {(self.how or Standstill.IDLE).words()}" if who else "all ranks wait"
-        return f"{stands}; no progress for {show_duration(round(self.waited, 1))} {where} ({self.phase})"
+        waited = f"{self.waited:.1f} s" if self.waited < 120 else show_duration(round(self.waited))
+        return f"{stands}; no progress for {waited} {where} ({self.phase})"
 
     def _words(self) -> str:
         kind, where = self.kind, ", ".join(one.words() for one in self.at)
@@ -177,7 +176,7 @@ class Cause(NamedTuple):
         return f"{kind.value}: {self.text}" if self.text else kind.value
 
     def end_words(self) -> str:
-        """How a process ended, without where: "exit 3"."""
+        """Return how a process ended, without where: "exit 3"."""
         if self.kind is CauseKind.SIGNAL:
             told = self.signal == _SIGTERM and self.at  # by srun, with the others
             return f"{'ended' if told else 'killed'} by {_signal_name(self.signal)}"
@@ -195,7 +194,7 @@ _ORDERLY = (CauseKind.FINISHED, CauseKind.KILL_SWITCH, CauseKind.WARNING, CauseK
 
 
 def ended(code: int | None, node: str, rank: str) -> "Cause":
-    """How a rank ended whose exit code is ``code``, negative for a signal; None where it is not known."""
+    """Return how a rank ended whose exit code is ``code``, negative for a signal; None where it is not known."""
     at = (NodeRanks(node, rank),)
     if code is None:
         return Cause(CauseKind.DIED, at)
@@ -203,7 +202,7 @@ def ended(code: int | None, node: str, rank: str) -> "Cause":
 
 
 def signal_in(code: int | None) -> int:
-    """The signal that an exit code above 128 tells of; 0 if it tells of none."""
+    """Return the signal in an exit code above 128; 0 if there is none."""
     return code - 128 if code is not None and 128 < code < 128 + 65 else 0
 
 
@@ -235,7 +234,7 @@ class Claim(NamedTuple):
 
 
 class End(NamedTuple):
-    """How an attempt ended, before anybody has decided what to do about it."""
+    """The end of an attempt, before it is decided what to do about it."""
 
     cause: Cause
     failure: Failure | None = None
@@ -245,7 +244,7 @@ class End(NamedTuple):
     ready: float | None = None  # seconds to the first step
     worked: float | None = None  # seconds to the last sign of progress
     braked: bool = False  # the brake comes on after it
-    told: int = 0  # the signal that asked us to stop
+    stop_signal: int = 0  # that asked us to stop
     warned: bool = False
     newer: int | None = None  # the attempt that has taken our place
     note: str = ""
@@ -272,7 +271,7 @@ class Attempt(NamedTuple):
     saved: int | None = None  # newest step the loop said it had saved
     ready: float | None = None  # seconds from the start to the first step
     then: str = ""  # what was done about it: "restarted in place", "left to the next job", "stopped by the brake"
-    told: int = 0  # of one without an end: the signal that had told it to leave
+    stop_signal: int = 0  # of one without an end: it had been asked to stop by this
     hardware: str = ""  # what a GPU or a node said of a fault of its own
     resumed: Resumed | None = None  # None where its loop did not ask the guard for a checkpoint
     begins: Beginning | None = None  # None where no rank of its job had a snapshot in memory
@@ -288,22 +287,22 @@ class Attempt(NamedTuple):
 
     @property
     def words(self) -> str:
-        """The cause, for people; "" while it runs."""
+        """Return the cause, for people; "" while it runs."""
         return "" if self.cause is None else self.cause.words()
 
     @property
     def sign(self) -> str:
-        """The failure as the brake counts it: "exit 1 (ValueError)"; "" if it was none."""
+        """Return the failure as the brake counts it: "exit 1 (ValueError)"; "" if it was none."""
         return "" if self.failure is None else self.failure.words()
 
     @property
     def line(self) -> str:
-        """The line of the output that decides, where the cause does not say it already."""
+        """Return the line of the output that decides, where the cause does not say it already."""
         detail = self.failure.detail if self.failure is not None else ""
         return "" if detail in self.words else detail
 
     def why(self) -> str:
-        """The cause with the line that decides, for people: "exit 1: ValueError: no such shape"."""
+        """Return the cause with the line that decides, for people: "exit 1: ValueError: no such shape"."""
         return f"{self.words}: {self.line}" if self.line else self.words
 
 
@@ -395,7 +394,7 @@ class Job(NamedTuple):
 
 
 class Submitted(NamedTuple):
-    """What a scheduler says after it took a script."""
+    """The answer of a scheduler that took a script."""
 
     job_id: str
     found_again: bool = False  # sbatch failed ambiguously and the job turned out to be there

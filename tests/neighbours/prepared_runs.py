@@ -97,7 +97,7 @@ def hang(folder: Path, now: datetime) -> Story:
     write_tracker(run.rundir.attempt(3), TrackerPage("https://wandb.ai/lab/pretrain/runs/8f3k", "W&B"))
     run.blame(now, "node-21", "hang", 12.5 * HOUR, 6 * HOUR, evidence="rank 163 stood still")
     run.alert(now, "hang", "", Severity.CRITICAL, f"no progress for 50m (limit 40m), the last being step {run.step}",
-              45 * MINUTE, do="scancel 102_1  (the next member of the chain goes on from the last checkpoint)")  # fmt: skip
+              45 * MINUTE, do="scancel 102_1  (the next job continues from the last checkpoint)")  # fmt: skip
     return run.rundir, run.jobs(now, running=True)
 
 

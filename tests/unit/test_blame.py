@@ -204,7 +204,7 @@ def test_whom_a_failure_speaks_against(end: End, blames: tuple[str, str, str] | 
 def test_a_hang_of_ranks_on_two_nodes_speaks_against_both() -> None:
     odd = tuple(RankState(rank, node, 30, "train", 0, 0, 0) for rank, node in ((2, "node-1"), (5, "node-2")))
     verdict = HangVerdict(HangState.HUNG, "train", 30, waited=9.1, odd=odd, how=Standstill.STOPPED)
-    words = "hang: rank 2 on node-1, rank 5 on node-2 is stopped; no progress for 9.1s at step 30 (train)"
+    words = "hang: rank 2 on node-1, rank 5 on node-2 is stopped; no progress for 9.1 s at step 30 (train)"
     found = against(end(FailureKind.HANG, cause_of(verdict)), {})
     assert found == [("node-1", "hang", "2", words), ("node-2", "hang", "5", words)]
 

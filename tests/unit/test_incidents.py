@@ -37,13 +37,13 @@ def test_what_is_trained_and_what_the_incidents_cost_is_all_the_time_but_the_fir
 
 def test_an_incident_has_its_detection_the_way_back_and_the_steps_made_again() -> None:
     where = Cause(CauseKind.SIGNAL, (NodeRanks("node-7", "12"),), signal=9)
-    first = crashed(1, "88_1", 0, 1000, cause=where, **trained(1, 90, 110, 910), then="left to the next member")
+    first = crashed(1, "88_1", 0, 1000, cause=where, **trained(1, 90, 110, 910), then="the next job takes over")
     second = Attempt(2, "88_2", at(1600), **trained(41, 200, 100, 1800))  # type: ignore[arg-type]
     spent = account([first, second], (), at(3400), running=True)
     (one,) = incidents([first, second], spent)
     assert (one.attempt, one.kind, one.planned) == (1, "killed process", False)
     assert (one.ranks, one.nodes, one.step, one.steps_lost) == ("12", ("node-7",), 90, 50)
-    assert one.done == "left to the next member"
+    assert one.done == "the next job takes over"
     costs = dict(one.spent)
     assert costs[Spent.DETECT] == 90
     assert costs[Spent.QUEUE] == 600
