@@ -71,7 +71,7 @@ def typed(env: dict[str, str], folder: Path, *words: str) -> tuple[float, str]:
 def idle(env: dict[str, str], folder: Path, seconds: float) -> float:
     """CPU seconds of ``status --watch`` and its children, by wall seconds, after its first look."""
     parent, child = pty.openpty()
-    argv = [sys.executable, "-m", "ftsupervise", "status", "--all", "--watch"]
+    argv = [sys.executable, "-m", "ftsupervise", "status", "--watch"]
     watch = subprocess.Popen(argv, env={**env, "TERM": "xterm"}, cwd=folder, stdin=child, stdout=child, stderr=child)
     os.close(child)
 
@@ -130,7 +130,7 @@ def main() -> None:
         squeues = (calls(asked) - before) / 3
         one, said = min(typed(env, folder / "empty", "status", str(folder / "many")) for _ in range(3))
         share = idle(env, folder / "empty", options.idle) if options.idle else 0.0
-    if shown.count("RUNNING") != options.runs or f"{options.ranks} rank(s)" not in said:
+    if shown.count("RUNNING") != options.runs or f"{options.ranks} ranks" not in said:
         raise SystemExit(f"something else was shown:\n{shown[:2000]}\n{said}")
     rows = [
         (f"status of {options.runs} runs", table, TABLE, "s"),

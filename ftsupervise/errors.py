@@ -23,7 +23,7 @@ from __future__ import annotations
 
 
 def about(name: str, why: str) -> str:
-    """ "name: why", with the name once where ``why`` begins with it already, as the errors in a file do."""
+    """Return "name: why", with the name once where ``why`` begins with it already, as the errors in a file do."""
     return why if why.startswith((f"{name}:", f"{name} ")) else f"{name}: {why}"
 
 
@@ -64,7 +64,7 @@ class CannotWrite(Error):
 
 
 class DiskFull(CannotWrite):
-    """May pass: who can wait waits."""
+    """The disk is full. It may pass: a caller that can wait does."""
 
 
 class NoAnswer(Error):
@@ -94,7 +94,7 @@ class Cancelled(Error):
 
 
 def from_os_error(error: OSError, doing: str) -> Error:
-    """An OSError as the sentence a person can act on. ``doing`` names the action and the path, e.g. "write /x/y"."""
+    """Return an OSError as the sentence a person can act on. ``doing`` names the action and the path, e.g. "write /x/y"."""
     import errno
 
     text = f"cannot {doing}: {error.strerror or error}"

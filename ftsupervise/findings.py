@@ -1,7 +1,7 @@
-"""What the watchdogs find and what becomes of it: findings, alerts and the notices of them.
+"""Findings of the watchdogs, the alerts that they become, and the notices of these.
 
-Apart from ``model``: a rank that starts, and a ``kill`` typed in a hurry, need none of them.
-Times are aware UTC ``datetime``; durations ``timedelta``; sizes bytes (``int``); shares 0–1 (``float``).
+They stand apart from ``model``: a rank that starts, and a ``kill`` typed in a hurry, need none of them. Times are aware
+UTC ``datetime``; durations ``timedelta``; sizes bytes (``int``); shares 0–1 (``float``).
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Finding:
 
 
 class Words(NamedTuple):
-    """What people read about one kind of subject, whatever was found: a line in a watchdog's table.
+    """The words about one kind of subject, whatever was found: a line in a watchdog's table.
 
     ``finding`` puts its ``names`` in the place of the words in braces.
     """
@@ -83,7 +83,7 @@ class Words(NamedTuple):
         names: Mapping[str, object] = MappingProxyType({}),
         **more: Any,
     ) -> Finding:
-        """A finding about ``key`` (run, watchdog, subject). ``more``: its value, limit, since and detail."""
+        """Return a finding about ``key`` (run, watchdog, subject). ``more``: its value, limit, since and detail."""
         run, watchdog, subject = key
         return Finding(
             run,
@@ -111,7 +111,7 @@ class AlertState(Enum):
 
 
 class Reason(Enum):
-    """Why a message is sent, or why not (the pure answer of ``alerts.step``)."""
+    """The reason why a message is sent, or why not (the pure answer of ``alerts.step``)."""
 
     NOTHING = "nothing"
     HELD = "held"  # pending, waiting for ``hold``
@@ -136,7 +136,7 @@ class EventKind(Enum):
 
 @dataclass(frozen=True)
 class Alert:
-    """The life of one trouble: a (run, watchdog, subject) and what was seen of it and said about it so far."""
+    """The life of one trouble: a (run, watchdog, subject), its observations and its notices so far."""
 
     id: str  # six hexadecimal digits or more, what people type: ``ftsupervise alerts ack 3f9a1c``
     finding: Finding  # the newest that was BAD
@@ -166,7 +166,7 @@ class Alert:
 
 @dataclass(frozen=True)
 class Notice:
-    """One thing a message tells: a step in the life of an alert, or an event (which has no alert)."""
+    """One item of a message: a step in the life of an alert, or an event (which has no alert)."""
 
     key: str  # stable: the same transition has the same key, whoever computes it and however often
     reason: Reason

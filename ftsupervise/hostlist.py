@@ -41,7 +41,7 @@ def _split_outside_brackets(text: str) -> list[str]:
 
 
 def _expand(part: str, most: int) -> list[str]:
-    """The names of one part, the last bracket running fastest; ``most`` are allowed."""
+    """Return the names of one part, the last bracket running fastest; ``most`` are allowed."""
     names, count = [""], 1
     for fixed, brackets in _PIECE.findall(part):
         ranges = [_range(item, part) for item in brackets.split(",")] if brackets or f"{fixed}[]" in part else []

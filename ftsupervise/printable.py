@@ -15,18 +15,22 @@ OUR_LINE = OUR_TIME + "ftsupervise: "
 
 
 def log_line(text: str) -> str:
-    """``text`` as a line of ours in the job's log, beside the training's own: ``2026-11-22T01:02:03Z ftsupervise: TEXT``."""
+    """Return ``text`` as a line of ours in the job's log, beside the training's own: ``2026-11-22T01:02:03Z
+    ftsupervise: TEXT``.
+    """
     return f"{time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())} ftsupervise: {text}"
 
 
 def printable(text: str, limit: int = 0) -> str:
-    """``text`` with ``?`` for each character that is not seen (controls, escapes, direction marks, lone surrogates), line
-    feeds and tabs included; cut to ``limit`` characters, unless that is 0."""
+    """Return ``text`` with ``?`` for each invisible character (controls, escapes, direction marks, lone surrogates).
+
+    Line feeds and tabs are replaced too; the text is cut to ``limit`` characters, unless that is 0.
+    """
     if not (text.isascii() and text.isprintable()):
         text = "".join(char if char.isprintable() else "?" for char in text)
     return text if not limit or len(text) <= limit else text[: limit - 1] + "…"
 
 
 def printable_lines(text: str) -> str:
-    """The same for text of several lines: line feeds and tabs stay."""
+    """Return the same for text of several lines: line feeds and tabs stay."""
     return "".join(char if char in "\n\t" or char.isprintable() else "?" for char in text)

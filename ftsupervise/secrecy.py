@@ -51,15 +51,16 @@ _PLACE = re.compile(r"~?(?:/[\w.+@-]+)+/?")
 
 
 def by_name(name: str) -> bool:
-    """Does a variable or a setting of this name hold a secret? SMTP_PASS, HF_TOKEN, APPRISE_URLS, PAGERDUTY_KEY, apiKey …
+    """Return whether a variable or a setting of this name holds a secret: SMTP_PASS, HF_TOKEN, APPRISE_URLS,
+    PAGERDUTY_KEY, apiKey …
 
-    Names of where a secret lies (``…_FILE``, ``…_ENV``, ``…_PATH``) do not.
+    Names of the place of a secret (``…_FILE``, ``…_ENV``, ``…_PATH``) do not.
     """
     return _last_word(name) != ""
 
 
 def _last_word(name: str) -> str:
-    """The word that makes the name one of a secret; "" if none does."""
+    """Return the word that makes the name one of a secret; "" if none does."""
     split = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).upper()
     words = [word for word in re.split(r"[_.\s-]+", split) if word]
     while len(words) > 1 and _QUALIFIERS.fullmatch(words[-1]):
@@ -128,15 +129,17 @@ _ANY = re.compile("|".join(f"(?:{form})" for _, form in _FORMS))
 
 
 def kind(text: str) -> str:
-    """Name the secret that stands in ``text`` by its form, as "a Slack token"; "" when none is known."""
+    """Return the name of the secret that stands in ``text`` by its form, as "a Slack token"; "" when none is known."""
     if not _ANY.search(text):
         return ""
     return next(word for word, form in _FORMS if re.search(form, text))
 
 
 def is_secret(name: str, value: str) -> bool:
-    """Is the environment variable ``name`` with this ``value`` a secret? A switch ("1", "off") or an empty value is none, nor
-    is the path of a key file."""
+    """Return whether the environment variable ``name`` with this ``value`` is a secret.
+
+    A switch ("1", "off") or an empty value is none, nor is the path of a key file.
+    """
     if _PLAIN.fullmatch(value):
         return False
     if kind(value):
@@ -146,8 +149,11 @@ def is_secret(name: str, value: str) -> bool:
 
 
 def like_a_file(text: str) -> bool:
-    """Is ``text``, a path that does not say so by a '/', '~' or '.' at its beginning, surely one, and no secret in its place?
-    Letters, '.', '_' and '-', an ending for a digit: "slack-token", "hooks/run-7.txt"."""
+    """Return whether ``text`` is surely a path, though no '/', '~' or '.' at its beginning says so, and no secret in
+    its place.
+
+    Letters, '.', '_' and '-', an ending for a digit: "slack-token", "hooks/run-7.txt".
+    """
     parts = text.split("/")
     plain = all(re.fullmatch(r"[A-Za-z._-]{1,60}|[\w.-]{1,60}\.[a-z]{1,5}", part) for part in parts if part)
     return bool(text) and plain and not kind(text)
@@ -160,7 +166,7 @@ def like_an_address(text: str) -> bool:
 
 
 def like_a_variable(text: str) -> bool:
-    """Is ``text`` the name of a variable as people write it, in capitals, and no secret in its place?"""
+    """Return whether ``text`` is the name of a variable as people write it, in capitals, and no secret in its place."""
     random = len(text) >= 16 and "_" not in text and any(char.isdigit() for char in text)
     return re.fullmatch(r"[A-Z_][A-Z0-9_]*", text) is not None and not random and not kind(text)
 
@@ -168,7 +174,7 @@ def like_a_variable(text: str) -> bool:
 def without(
     env: Mapping[str, str], *, named: Collection[str] = (), kept: Collection[str] = ()
 ) -> tuple[dict[str, str], tuple[str, ...]]:
-    """``env`` without its secrets, and the names that were left out, sorted.
+    """Return ``env`` without its secrets, and the names that were left out, sorted.
 
     ``named``: variables that hold a secret because the settings say so; ``kept``: those that stay all the same.
     """
@@ -177,7 +183,9 @@ def without(
 
 
 def assigned(script: str) -> str:
-    """The first variable with the name of a secret that shell lines set to a literal value (not ``$…``); "" if none does."""
+    """Return the first variable with the name of a secret that shell lines set to a literal value (not ``$…``); "" if
+    none does.
+    """
     for name, value in re.findall(r"(?:^|[\s;&|(])([A-Za-z_]\w*)=((?:\"[^\"]*\"|'[^']*'|[^\s;&|])*)", script):
         word = value.strip("\"'")
         if word and not word.startswith(("$", "`")) and is_secret(name, word):
@@ -202,7 +210,7 @@ def masked(text: str, secrets: Iterable[str] = ()) -> str:
 
 
 def _spelled(secret: str) -> str:
-    """A pattern for ``secret`` with each of its characters as itself or encoded."""
+    """Return a pattern for ``secret`` with each of its characters as itself or encoded."""
     return "".join(map(_character, secret))
 
 

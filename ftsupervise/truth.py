@@ -1,4 +1,4 @@
-"""The words that the guard and the quick commands need: what was seen, switches and beats.
+"""The words that the guard and the quick commands need: health, switches and beats.
 
 They stand apart from ``model.py`` because a rank that starts, and a ``kill`` typed in a hurry, need nothing else of it.
 """
@@ -13,7 +13,7 @@ SAVE = "save"  # the phase of a rank that saves a checkpoint, or waits for other
 
 
 class Health(Enum):
-    """What a probe saw. ``UNKNOWN`` is a value of its own: it neither fires nor resolves what it could not see."""
+    """The result of a probe. ``UNKNOWN`` is a value of its own: it neither fires nor resolves."""
 
     OK = "ok"
     BAD = "bad"
@@ -21,7 +21,7 @@ class Health(Enum):
 
     @classmethod
     def of(cls, bad: bool | None) -> "Health":
-        """``bad`` None: it could not be seen."""
+        """Return the health; ``bad`` None: it could not be seen."""
         return cls.UNKNOWN if bad is None else cls.BAD if bad else cls.OK
 
 
@@ -73,7 +73,10 @@ class Beat(NamedTuple):
 
 
 class HeartbeatSample(NamedTuple):
-    """What a rank's page in node-local memory says (``heartbeat_page.py``). Times: CLOCK_MONOTONIC of that host, seconds."""
+    """The state of a rank on its page in node-local memory (``heartbeat_page.py``).
+
+    Times: CLOCK_MONOTONIC of that host, seconds.
+    """
 
     rank: int
     attempt: int
@@ -96,7 +99,7 @@ class HeartbeatSample(NamedTuple):
 
 
 class Tally(NamedTuple):
-    """What the guards of some ranks have counted, as one (``ranks/tally.py``). Times as in ``RankState``."""
+    """The counts of the guards of some ranks, as one (``ranks/tally.py``). Times as in ``RankState``."""
 
     first: int | None = None  # the lowest first step
     first_at: float | None = None  # when the last of them had made its first step
@@ -133,7 +136,7 @@ class SkippedBatches(NamedTuple):
 
 
 class Resumed(NamedTuple):
-    """Which checkpoint an attempt began from, and why: what its guard wrote down. ``words()`` says it to people."""
+    """The checkpoint that an attempt began from, and why, as its guard recorded it. ``words()`` renders it for people."""
 
     checkpoint: str = ""  # its name; "": there was none
     step: int | None = None
@@ -149,15 +152,15 @@ class Resumed(NamedTuple):
 
     @property
     def skip(self) -> int:
-        """Batches to skip before the first step of this attempt."""
+        """Return the batches to skip before the first step of this attempt."""
         return sum(one.batches for one in self.skipped if one.step == (self.step or 0))
 
     def same(self, other: "Resumed") -> bool:
-        """Is it the same checkpoint, not a later one of the same name?"""
+        """Return whether it is the same checkpoint, not a later one of the same name."""
         return (self.checkpoint, self.committed) == (other.checkpoint, other.committed)
 
     def words(self) -> str:
-        """ "from step-00000080 (step-00000100 was set aside)"."""
+        """Return "from step-00000080 (step-00000100 was set aside)"."""
         others = f" and {self.more_aside} more were" if self.more_aside else " was"
         more = [f"{self.set_aside}{others} set aside"] if self.set_aside else []
         more += [f"{len(self.passed)} newer passed over"] if self.passed else []
@@ -167,7 +170,7 @@ class Resumed(NamedTuple):
 
 
 class Beginning(NamedTuple):
-    """Where an attempt begins from, as its supervisor chose it. ``words()`` says it to people."""
+    """The place where an attempt begins, as its supervisor chose it. ``words()`` renders it for people."""
 
     source: str = (
         ""  # "memory", "kept" on the disk from an older job's memory, "disk", or "start" where none offers a step
@@ -178,7 +181,7 @@ class Beginning(NamedTuple):
     why: Annotated[str, 2000] = ""  # the memory was not used, or not its newest step
 
     def words(self) -> str:
-        """ "from step 118 in memory (2 steps are made again)"."""
+        """Return "from step 118 in memory (2 steps are made again)"."""
         where = {
             "memory": f"from step {self.step} in memory",
             "kept": f"from step {self.step}, kept on the disk from the memory of an older job",

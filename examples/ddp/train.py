@@ -60,7 +60,7 @@ def train(args: argparse.Namespace, device: torch.device) -> None:
         )
         or 0
     )
-    say(f"{f'resumed after step {first - 1}' if first > 1 else 'started'} on {world} rank(s), to step {args.steps}")
+    say(f"{f'resumed after step {first - 1}' if first > 1 else 'started'} at world size {world}, to step {args.steps}")
 
     for step, (images, labels) in zip(range(first, args.steps + 1), batches.forever(), strict=False):
         loss = nn.functional.cross_entropy(model(images.to(device)), labels.to(device))

@@ -241,7 +241,7 @@ def summary(folder: Path, env: dict[str, str], shown: Shown, ranks: int, kind: s
     print(
         paint(
             "1",
-            f"  What happened ({'a real Slurm on this machine' if kind == 'slurm' else 'scheduler: local'}, {ranks} rank(s))",
+            f"  What happened ({'a real Slurm on this machine' if kind == 'slurm' else 'scheduler: local'}, {ranks} ranks)",
         )
     )
     for path in sorted(run.glob("attempts/*/end.json")):

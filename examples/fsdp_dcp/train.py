@@ -57,7 +57,7 @@ def main() -> None:
     if newest is not None:
         first = load(newest, model, optimizer)
     whole = digest(model)
-    say(f"{f'resumed after step {first - 1}' if first > 1 else 'started'} on {world} rank(s), weights {whole}")
+    say(f"{f'resumed after step {first - 1}' if first > 1 else 'started'} at world size {world}, weights {whole}")
 
     for step in range(first, args.steps + 1):
         seen = torch.Generator().manual_seed(args.seed * 1_000_003 + step)

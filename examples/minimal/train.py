@@ -45,7 +45,7 @@ def main() -> None:
         weights, momentum, first = load(newest, rng)
     say(
         group,
-        f"{'resumed from ' + newest.name if newest else 'started'} on {group.world} rank(s), to step {args.steps}",
+        f"{'resumed from ' + newest.name if newest else 'started'} at world size {group.world}, to step {args.steps}",
     )
 
     for step in range(first, args.steps + 1):

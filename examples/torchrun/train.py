@@ -40,7 +40,7 @@ def main() -> None:
     dist.broadcast(begin, 0)
     dist.broadcast(weights, 0)
     first = int(begin)
-    say(rank, f"{f'resumed after step {first - 1}' if first > 1 else 'started'} on {world} rank(s)")
+    say(rank, f"{f'resumed after step {first - 1}' if first > 1 else 'started'} at world size {world}")
 
     for step in range(first, args.steps + 1):
         draw = torch.Generator().manual_seed(args.seed * 1_000_003 + step)
@@ -66,7 +66,7 @@ def main() -> None:
     else:
         guard.finished(args.steps)  # GUARD
         digest = hashlib.sha256(weights.cpu().numpy().tobytes()).hexdigest()[:16]
-        say(rank, f"finished at step {args.steps} on {world} rank(s), weights {digest}")
+        say(rank, f"finished at step {args.steps} at world size {world}, weights {digest}")
     dist.destroy_process_group()
 
 

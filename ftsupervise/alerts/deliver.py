@@ -70,13 +70,13 @@ def deliver(
     now: datetime,
     *,
     budget: timedelta = timedelta(seconds=45),
-    beside: Mapping[str, AboutRun] = MappingProxyType({}),
+    about_runs: Mapping[str, AboutRun] = MappingProxyType({}),
     jitter: Callable[[], float] = random.random,
 ) -> Delivered:
     """Send the due messages of ``journals``; ``settings`` is for all of them, or one for each. Bounded by about
     ``budget``.
 
-    ``beside``: other news of the run that a journal is about, by the journal's home. Never raises for a receiver: its
+    ``about_runs``: other news of the run that a journal is about, by the journal's home. Never raises for a receiver: its
     error is in the answer and in the journal.
     """
     each = list(settings) if isinstance(settings, Sequence) else [settings] * len(journals)
@@ -90,7 +90,7 @@ def deliver(
             break
         attempts: list[_Attempt] = []
         for journal, own in zip(journals, each, strict=True):
-            attempts += _claim(journal, own, who, now + passed, beside.get(journal.home))
+            attempts += _claim(journal, own, who, now + passed, about_runs.get(journal.home))
         if not attempts:
             break
         for ended in _send_all(attempts, min(PATIENCE, budget - passed + timedelta(seconds=1))):
@@ -110,7 +110,7 @@ def _nobody_knows(state: JournalState, message: Message) -> bool:
     return any(n.finding.severity is Severity.CRITICAL and n.key not in notified for n in message.notices)
 
 
-def _claim(journal: Journal, settings: Alerts, who: str, now: datetime, beside: AboutRun | None) -> list[_Attempt]:
+def _claim(journal: Journal, settings: Alerts, who: str, now: datetime, about_run: AboutRun | None) -> list[_Attempt]:
     named = settings.named
     out: list[_Attempt] = []
 
@@ -124,8 +124,8 @@ def _claim(journal: Journal, settings: Alerts, who: str, now: datetime, beside: 
         for message in state.outbox:
             if message.claimed_by == who and any(m.id == message.id for m in chosen):
                 parcel = _parcel(state, message, settings, now)
-                if beside is not None:
-                    parcel = replace(parcel, beside=beside if _helps(message) else beside._replace(day=None))
+                if about_run is not None:
+                    parcel = replace(parcel, about_run=about_run if _helps(message) else about_run._replace(day=None))
                 out.append(_Attempt(journal, settings, named[message.receiver], message, parcel))
         return state
 
@@ -296,7 +296,7 @@ def _refused(state: JournalState, attempt: _Attempt, error: str, now: datetime, 
 
 
 def _say(state: JournalState, attempt: _Attempt, now: datetime) -> JournalState:
-    """Report it to the others now, not at the next tick."""
+    """Return the state with a report to the other receivers, now and not at the next tick."""
     message = attempt.message
     finding = receiver_finding(state, message.receiver, now, message.run)
     about = About(attempt.settings, now, message.run, attempt.journal.home, message.where)

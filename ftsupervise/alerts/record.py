@@ -61,14 +61,14 @@ def record(
     *,
     run_name: str,
     where: str | None = None,
-    beside: Sequence[Finding] = (),
+    context: Sequence[Finding] = (),
     partial: bool = False,
 ) -> Recorded:
     """Step every alert of ``run_name`` by what was found and save the transitions with their messages, atomically.
 
     ``findings`` is all that this tick found about the run: a subject that is not among them has not been checked;
     unless ``partial``: then this caller checks these subjects only, and other callers check the others.
-    ``beside`` are findings of another journal that may explain some of these (slurm unreachable). ``where`` is
+    ``context`` are findings of another journal that may explain some of these (slurm unreachable). ``where`` is
     the argument that names the run in the commands people are to type; default: the run directory the journal
     lies in. Never raises for a full disk: see ``Recorded.unsaved``.
     """
@@ -81,7 +81,7 @@ def record(
         notified.clear()
         own = [receiver_finding(state, name, now, run_name) for name in settings.named]
         state = reroute(state, settings, now, journal.home)
-        return advance(state, (*seen, *own), about, notified, beside=beside, partial=partial)
+        return advance(state, (*seen, *own), about, notified, context=context, partial=partial)
 
     def say(state: JournalState) -> JournalState:
         notified[:] = first
@@ -138,7 +138,7 @@ def advance(
     about: About,
     notified: list[Notice],
     *,
-    beside: Sequence[Finding] = (),
+    context: Sequence[Finding] = (),
     partial: bool = False,
 ) -> JournalState:
     """Return the state after these findings, messages included; their notices are added to ``notified``. Pure.
@@ -148,7 +148,7 @@ def advance(
     settings, now = about.settings, about.now
     by_id, run = _worst(findings), one_line(about.run, 100)
     known = [] if partial else [i for i, a in state.alerts.items() if a.finding.run == run and i not in by_id]
-    causes = _causes(state, by_id, beside)
+    causes = _causes(state, by_id, context)
     spoke = {finding.watchdog for finding in by_id.values()}
     alerts = dict(state.alerts)
     parcels: dict[str, list[Notice]] = {}
@@ -196,9 +196,9 @@ def _worst(findings: Sequence[Finding]) -> dict[str, Finding]:
     return out
 
 
-def _causes(state: JournalState, by_id: dict[str, Finding], beside: Sequence[Finding]) -> list[Finding]:
+def _causes(state: JournalState, by_id: dict[str, Finding], context: Sequence[Finding]) -> list[Finding]:
     """Return the findings that are wrong now (bad in this tick, or firing and not seen to be good) and can explain others."""
-    now_bad = [f for f in (*by_id.values(), *beside) if f.health is Health.BAD]
+    now_bad = [f for f in (*by_id.values(), *context) if f.health is Health.BAD]
     still = [
         a.finding
         for i, a in state.alerts.items()

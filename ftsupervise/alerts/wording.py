@@ -129,11 +129,11 @@ def view(
     now: datetime,
     *,
     over: Mapping[str, datetime] = MappingProxyType({}),
-    beside: AboutRun | None = None,
+    about_run: AboutRun | None = None,
 ) -> View:
     """Return the contents of ``message``, for templates.
 
-    ``over``: alerts that ended since, and when (for a post that is edited); ``beside``: other news of its run, for
+    ``over``: alerts that ended since, and when (for a post that is edited); ``about_run``: other news of its run, for
     receivers that show it.
     """
     items = tuple(_item(notice, message, over.get(notice.alert_id)) for notice in message.notices)
@@ -158,8 +158,8 @@ def view(
         over=all(item.over or item.reason in ("resolved", "unwatched", "announced") for item in items) and not more,
         status=command("status", message.where),
         id=message.id,
-        day=beside.day if beside is not None else None,
-        tracker=beside.tracker if beside is not None else "",
+        day=about_run.day if about_run is not None else None,
+        tracker=about_run.tracker if about_run is not None else "",
     )
 
 
@@ -309,7 +309,7 @@ def event_finding(run: str, event: EventKind, summary: str, at: datetime, **more
 
 
 def incident(run: str, where: str, now: datetime) -> Iterator[Message]:
-    """Return the messages of: started, firing, escalated, repeated, resolved, no longer watched, several at once, finished."""
+    """Yield the messages of: started, firing, escalated, repeated, resolved, no longer watched, several at once, finished."""
     begin = now - timedelta(hours=6)
     free = disk(run, begin)
     log = Finding(

@@ -1,1 +1,1 @@
-"""Checkpoints one can trust: what belongs to one, whether it is whole, which is the newest, where its copies lie."""
+"""Checkpoints one can trust: the files of each one, whether it is whole, which is the newest, and where its copies lie."""

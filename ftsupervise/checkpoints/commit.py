@@ -45,7 +45,7 @@ def commit(
     origin: Origin = Origin(),  # noqa: B008 - a frozen value
     *,
     by_its_sign: bool = False,
-    told: Callable[[int], object] = lambda done: None,
+    progress: Callable[[int], object] = lambda done: None,
 ) -> Manifest:
     """Write the manifest of a checkpoint, a folder or one file. All of it is durable then.
 
@@ -64,7 +64,7 @@ def commit(
     for path, one in contents.files.items():
         if one.is_link and not leads_inside(checkpoint, path):
             raise NotComplete(f"{checkpoint}/{path} leads out of the checkpoint: copy the file in place of the link")
-    entries = entries_of(root_of(checkpoint), contents.files.values(), told=told)
+    entries = entries_of(root_of(checkpoint), contents.files.values(), progress=progress)
     require_still(checkpoint, contents)
     sync_folders(checkpoint, contents)
     step = origin.step if origin.step is not None else found.step
@@ -76,7 +76,7 @@ def commit(
 
 
 def manifest_from(entries: Iterable[FileEntry], origin: Origin, layout: CheckpointLayout) -> Manifest:
-    """The manifest of files whose digests were taken here."""
+    """Return the manifest of files whose digests were taken here."""
     return Manifest(
         step=origin.step,
         files=tuple(sorted(entries)),
@@ -98,26 +98,31 @@ def newest_write(contents: Contents) -> datetime | None:
 
 
 def entries_of(
-    root: Path, found: Iterable[FileFacts], *, told: Callable[[int], object] = lambda done: None
+    root: Path, found: Iterable[FileFacts], *, progress: Callable[[int], object] = lambda done: None
 ) -> tuple[FileEntry, ...]:
-    """The digests of files below ``root``. All of them are durable then. Raises NotComplete for one that changes meanwhile,
-    OSError."""
+    """Return the digests of files below ``root``. All of them are durable then.
+
+    Raises NotComplete for one that changes meanwhile, OSError.
+    """
     with Syncs() as syncs:
-        return digests_of(root, found, syncs, told=told)
+        return digests_of(root, found, syncs, progress=progress)
 
 
 def digests_of(
-    root: Path, found: Iterable[FileFacts], syncs: Syncs, *, told: Callable[[int], object] = lambda done: None
+    root: Path, found: Iterable[FileFacts], syncs: Syncs, *, progress: Callable[[int], object] = lambda done: None
 ) -> tuple[FileEntry, ...]:
-    """The digests of files below ``root``, while ``syncs`` makes them durable: the disk writes as the processor works. Raises
-    NotComplete for one that changes meanwhile, OSError."""
+    """Return the digests of files below ``root``, while ``syncs`` makes them durable: the disk writes as the processor
+    works.
+
+    Raises NotComplete for one that changes meanwhile, OSError.
+    """
     algorithm = best_algorithm()
     largest_first = sorted(found, key=lambda one: -one.facts.st_size)
     for one in largest_first:
         if not one.is_link:
             syncs.file(path_below(root, one.path))
     at_once = 1 if sum(one.facts.st_size for one in largest_first) < _SMALL else 0
-    return tuple(in_parallel(lambda one: _entry(root, one, algorithm, told), largest_first, at_once))
+    return tuple(in_parallel(lambda one: _entry(root, one, algorithm, progress), largest_first, at_once))
 
 
 class Syncs:
@@ -147,12 +152,12 @@ class Syncs:
                 one.result()
 
 
-def _entry(root: Path, one: FileFacts, algorithm: str, told: Callable[[int], object]) -> FileEntry:
+def _entry(root: Path, one: FileFacts, algorithm: str, progress: Callable[[int], object]) -> FileEntry:
     path = path_below(root, one.path)
     if one.is_link:
         linked = hash_link(path, algorithm)
         return FileEntry(one.path, linked.size, linked.digest, True)
-    hashed = hash_file(path, algorithm, told=told)
+    hashed = hash_file(path, algorithm, progress=progress)
     if not hashed.steady or hashed.size != one.facts.st_size:
         raise NotComplete(f"{path} changed while it was read: it is still being written")
     return FileEntry(one.path, hashed.size, hashed.digest)
@@ -175,7 +180,7 @@ def sync_folders(checkpoint: Path, contents: Contents) -> None:
 
 
 def require_still(checkpoint: Path, before: Contents) -> None:
-    """Raises NotComplete unless the checkpoint is as it was when ``before`` was seen, OSError."""
+    """Raise NotComplete unless the checkpoint is as it was when ``before`` was seen, OSError."""
     if changed := _changed(before, contents_of(checkpoint)):
         raise NotComplete(f"{checkpoint} is still being written: {changed}")
 

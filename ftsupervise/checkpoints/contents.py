@@ -1,4 +1,4 @@
-"""The files that lie in a checkpoint, whatever their names, and whether anybody else could have put them there."""
+"""The files in a checkpoint, whatever their names, and whether another account could have put them there."""
 
 from __future__ import annotations
 
@@ -68,25 +68,26 @@ def contents_of(checkpoint: Path) -> Contents:
 
 
 def leads_inside(checkpoint: Path, path: str) -> bool:
-    """Does the link ``path`` lead to something within the checkpoint? Raises OSError where it leads nowhere."""
+    """Return whether the link ``path`` leads to something within the checkpoint. Raises OSError where it leads nowhere."""
     whole = os.path.realpath(checkpoint)
     target = os.path.realpath(f"{checkpoint}/{path}", strict=True)
     return os.path.commonpath((whole, target)) == whole
 
 
 def distrust_folder(folder: Path, accounts: Collection[int] = ()) -> str:
-    """Why a stranger could have put checkpoints into ``folder``, as a clause; "" when none could.
+    """Return why a stranger could have put checkpoints into ``folder``, as a clause; "" when none could. Raises
+    OSError.
 
-    A folder that its owner shares with a group is believed, and so are the members of that group in it. Raises OSError.
+    A folder that its owner shares with a group is trusted, and so are the members of that group in it.
     """
     found = os.stat(folder)  # noqa: PTH116 - a person may have linked it
     return distrust(found, folder, accounts=accounts, group=found.st_gid if is_shared(found) else None)
 
 
 def distrust_contents(checkpoint: Path, contents: Contents, accounts: Collection[int] = ()) -> str:
-    """Why a stranger could have changed the checkpoint, as a clause; "" when none could. Raises OSError.
+    """Return why a stranger could have changed the checkpoint, as a clause; "" when none could. Raises OSError.
 
-    Judged are the folder above, each folder, each file, and our own folder in it.
+    The folder above is judged, and each folder, each file, and our own folder in it.
     """
     above = os.stat(checkpoint.parent)  # noqa: PTH116
     if reason := distrust_folder(checkpoint.parent, accounts):
@@ -109,7 +110,7 @@ def distrust_contents(checkpoint: Path, contents: Contents, accounts: Collection
 
 
 def distrust_record(root: Path, accounts: Collection[int] = ()) -> str:
-    """The same for our own folder in ``root`` and the manifests there; "" also where there is none."""
+    """Return the same for our own folder in ``root`` and the manifests there; "" also where there is none."""
     above = os.stat(root)  # noqa: PTH116
     try:
         folder = os.lstat(root / FOLDER_NAME)
@@ -128,7 +129,7 @@ def distrust_record(root: Path, accounts: Collection[int] = ()) -> str:
 
 
 def _distrust(holder: os.stat_result, found: os.stat_result, path: str, accounts: Collection[int]) -> str:
-    """Why the owner or a writer of ``path`` in ``holder`` is not trusted."""
+    """Return why the owner or a writer of ``path`` in ``holder`` is not trusted."""
     reason = stranger(holder, found, accounts)
     if reason:
         return f"{path} is not trusted: {reason}"

@@ -56,7 +56,7 @@ class _Crc32:
 
 
 def best_algorithm() -> str:
-    """xxh3_128 where xxhash is installed, else crc32."""
+    """Return xxh3_128 where xxhash is installed, else crc32."""
     try:
         import xxhash  # noqa: F401
     except ImportError:
@@ -65,7 +65,7 @@ def best_algorithm() -> str:
 
 
 def hasher(algorithm: str) -> Hasher:
-    """A new digest. Raises CannotJudge for an algorithm that cannot be computed here."""
+    """Return a new digest. Raises CannotJudge for an algorithm that cannot be computed here."""
     if algorithm == CRC32:
         return _Crc32()
     if algorithm == XXH3:
@@ -79,27 +79,27 @@ def hasher(algorithm: str) -> Hasher:
 
 
 def hash_buffer(data: bytes | memoryview, algorithm: str) -> str:
-    """The digest of bytes in memory. Raises CannotJudge as ``hasher`` does."""
+    """Return the digest of bytes in memory. Raises CannotJudge as ``hasher`` does."""
     one = hasher(algorithm)
     one.update(data)
     return one.hexdigest()
 
 
 def hash_file(
-    path: str | os.PathLike[str], algorithm: str, *, told: Callable[[int], object] = lambda done: None
+    path: str | os.PathLike[str], algorithm: str, *, progress: Callable[[int], object] = lambda done: None
 ) -> Hashed:
-    """Read the regular file ``path`` once. ``told`` is called with the bytes of each piece.
+    """Read the regular file ``path`` once. ``progress`` is called with the bytes of each piece.
 
     Raises OSError as ``files.open_regular`` does (never follows a link, never waits for a FIFO), and CannotJudge.
     """
     fd = files.open_regular(path)
     try:
-        return hash_open(fd, algorithm, told=told)
+        return hash_open(fd, algorithm, progress=progress)
     finally:
         os.close(fd)
 
 
-def hash_open(fd: int, algorithm: str, *, told: Callable[[int], object] = lambda done: None) -> Hashed:
+def hash_open(fd: int, algorithm: str, *, progress: Callable[[int], object] = lambda done: None) -> Hashed:
     """Read an open regular file from its beginning to the size that it has now, so that one that grows has an end."""
     one, before = hasher(algorithm), os.fstat(fd)
     left, offset = before.st_size, 0
@@ -110,7 +110,7 @@ def hash_open(fd: int, algorithm: str, *, told: Callable[[int], object] = lambda
             break
         one.update(buffer[:count])
         left, offset = left - count, offset + count
-        told(count)
+        progress(count)
     return Hashed(offset, one.hexdigest(), left == 0 and _same(before, os.fstat(fd)))
 
 
@@ -119,7 +119,7 @@ def _same(before: os.stat_result, after: os.stat_result) -> bool:
 
 
 def hash_link(path: str | os.PathLike[str], algorithm: str) -> Hashed:
-    """The digest of where a symbolic link leads to. Raises OSError."""
+    """Return the digest of where a symbolic link leads to. Raises OSError."""
     if not stat.S_ISLNK(os.lstat(path).st_mode):
         raise OSError(f"{os.fspath(path)} is no link any more")
     target = os.fsencode(os.readlink(path))  # noqa: PTH115
@@ -127,7 +127,7 @@ def hash_link(path: str | os.PathLike[str], algorithm: str) -> Hashed:
 
 
 def threads() -> int:
-    """How many files are read at once: as many as this process may use cores, eight at most."""
+    """Return how many files are read at once: as many as this process may use cores, eight at most."""
     try:
         cores = len(os.sched_getaffinity(0))
     except (AttributeError, OSError):
@@ -136,9 +136,9 @@ def threads() -> int:
 
 
 def in_parallel(work: Callable[[S], T], items: Iterable[S], at_once: int = 0) -> Iterator[T]:
-    """``work`` of each item, in the order of the items, by ``at_once`` threads (default ``threads()``).
+    """Yield ``work`` of each item, in the order of the items, by ``at_once`` threads (default ``threads()``).
 
-    What one raises is raised here, and the rest is not begun.
+    An error of one is raised here, and the rest is not begun.
     """
     wanted = list(items)
     count = min(at_once or threads(), len(wanted))
@@ -155,5 +155,5 @@ def in_parallel(work: Callable[[S], T], items: Iterable[S], at_once: int = 0) ->
 
 
 def path_below(root: Path, path: str) -> str:
-    """The path of a file of a checkpoint, by its name in the manifest."""
+    """Return the path of a file of a checkpoint, by its name in the manifest."""
     return f"{os.fspath(root)}/{path}"

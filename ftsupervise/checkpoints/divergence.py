@@ -42,7 +42,10 @@ class GoBack(NamedTuple):
 
 
 def go_back(newest_first: Iterable[Attempt], back: int) -> GoBack | None:
-    """None where the last attempt that began anything had no trouble with its loss. ``back``: steps before the trouble."""
+    """Return where to go back to; None where the last attempt that began anything had no trouble with its loss.
+
+    ``back``: steps before the trouble.
+    """
     last, older = _last_to_begin(newest_first)
     if last is None or last.trouble is None or last.trouble.since is None:
         return None
@@ -62,7 +65,7 @@ def go_back(newest_first: Iterable[Attempt], back: int) -> GoBack | None:
 
 
 def used(skipped: Sequence[SkippedBatches], step: int) -> int:
-    """Batches that had been used or skipped after ``step``."""
+    """Return the batches that had been used or skipped after ``step``."""
     return step + sum(one.batches for one in skipped)
 
 
@@ -80,7 +83,7 @@ def _last_to_begin(newest_first: Iterable[Attempt]) -> tuple[Attempt | None, Ite
 
 
 def _same_window(since: int, older: Iterable[Attempt], back: int) -> list[Attempt]:
-    """The attempts before that came to the same trouble. One that ended of something else says nothing about it."""
+    """Return the attempts before that came to the same trouble. One that ended for another reason says nothing about it."""
     found = []
     for one in older:
         if one.trouble is None or one.trouble.since is None:

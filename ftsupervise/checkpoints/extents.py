@@ -23,8 +23,10 @@ Range = tuple[int, int]  # of blocks: the first byte on the device, and the firs
 
 
 def shared_ranges(path: str | os.PathLike[str], *, dir_fd: int | None = None) -> list[Range]:
-    """The blocks of a regular file that another file has too; [] where the file system does not say. Raises OSError where the
-    file cannot be opened."""
+    """Return the blocks of a regular file that another file has too; [] where the file system does not say.
+
+    Raises OSError where the file cannot be opened.
+    """
     fd = files.open_regular(path, dir_fd=dir_fd)
     try:
         found: list[Range] = []
@@ -51,7 +53,7 @@ def shared_ranges(path: str | os.PathLike[str], *, dir_fd: int | None = None) ->
 
 
 def length_without(ranges: Iterable[Range], others: Iterable[Range]) -> int:
-    """The bytes in ``ranges``, each counted once, that are not in ``others``."""
+    """Return the bytes in ``ranges``, each counted once, that are not in ``others``."""
     edges = [(at, side, 0) for one in ranges for at, side in zip(one, (1, -1), strict=True)]
     edges += [(at, side, 1) for one in others for at, side in zip(one, (1, -1), strict=True)]
     length, before, inside = 0, 0, [0, 0]

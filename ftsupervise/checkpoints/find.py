@@ -41,16 +41,16 @@ class Choice(NamedTuple):
 
 
 def unfinished(name: str) -> bool:
-    """Does the name say that it is not whole yet?"""
+    """Return whether the name says that it is not whole yet."""
     low = name.lower()
     return low.startswith((".", "tmp", "_tmp")) or any(low.endswith(mark) for mark in _UNFINISHED) or ".tmp" in low
 
 
 def checkpoints_in(folder: Path, *, pattern: str = "*") -> tuple[Found, ...]:
-    """The checkpoints in ``folder``, newest first; () where there is no such folder.
+    """Return the checkpoints in ``folder``, newest first; () where there is no such folder.
 
-    Every folder counts whose name matches and does not say that it is unfinished, and every file of a checkpoint's kind. Raises
-    OSError where the folder cannot be read.
+    Every folder counts whose name matches and does not say that it is unfinished, and every file of a checkpoint's
+    kind. Raises OSError where the folder cannot be read.
     """
     try:
         found = [_found(Path(folder, entry.name), facts) for entry, facts in _entries(folder, pattern)]
@@ -98,11 +98,10 @@ def choose(
     pattern: str = "*",
     without: Collection[str] = (),
 ) -> Choice:
-    """The newest checkpoint that passes verification, and the verdicts on the newer ones that did not. Those called
-    ``without`` are left out.
+    """Return the newest checkpoint that passes verification, and the verdicts on the newer ones that did not.
 
-    Raises OSError where the folder cannot be read; also where no good one was found and one of them could not be read, for to
-    begin anew because a file server stumbled would cost all steps.
+    Those called ``without`` are left out. Raises OSError where the folder cannot be read; also where no good one was
+    found and one of them could not be read, for to begin anew because a file server stumbled would cost all steps.
     """
     seen = look_back(folder, scope, pattern=pattern, without=without)
     good = seen[-1] if seen and seen[-1].good else None
@@ -122,7 +121,8 @@ def look_back(
     pattern: str = "*",
     without: Collection[str] = (),
 ) -> tuple[Verdict, ...]:
-    """The verdicts from the newest checkpoint back to the first good one; one that was removed meanwhile is left out.
+    """Return the verdicts from the newest checkpoint back to the first good one; one that was removed meanwhile is left
+    out.
 
     Raises OSError where the folder cannot be read.
     """
@@ -139,12 +139,15 @@ def look_back(
 
 
 def sizes_back(folder: str, pattern: str, run_dir: str) -> list[tuple[str, str, list[str], bool, int]]:
-    """``look_back`` by sizes in plain values, for a caller at the other end of a pipe: path, state, the first things that are
-    wrong, whether there is a manifest, errno. The owner of ``run_dir`` is trusted too. Raises OSError."""
+    """Return ``look_back`` by sizes in plain values, for a caller at the other end of a pipe.
+
+    Each has path, state, the first things that are wrong, whether there is a manifest, errno. The owner of ``run_dir``
+    is trusted too. Raises OSError.
+    """
     seen = look_back(Path(folder), Scope(accounts=(Path(run_dir).stat().st_uid,)), pattern=pattern)
     return [(str(one.path), one.state.value, list(one.wrong[:3]), one.manifest, one.error) for one in seen]
 
 
 def newest(folder: Path, scope: Scope = Scope(), *, pattern: str = "*") -> Verdict | None:  # noqa: B008 - a frozen value
-    """The newest checkpoint that passes verification; None when there is none. Raises OSError as ``choose`` does."""
+    """Return the newest checkpoint that passes verification; None when there is none. Raises OSError as ``choose`` does."""
     return choose(folder, scope, pattern=pattern).verdict

@@ -1,4 +1,4 @@
-"""The checkpoints that something uses now, which retention leaves alone, and what interrupted work has left behind."""
+"""The checkpoints that are in use now, which retention leaves alone, and the leftovers of interrupted work."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _BACK = 20  # newest attempts that are looked at
 
 
 def in_use(rundir: RunDir | None, folder: Path, now: float) -> dict[str, str]:
-    """name -> a clause that says who uses it: a living attempt or the newest one, a copy, a restore. ``now``: epoch seconds.
+    """Return name -> a clause that names its user: a living attempt or the newest one, a copy, a restore.
 
-    Raises OSError where that cannot be seen.
+    ``now``: epoch seconds. Raises OSError where that cannot be seen.
     """
     found = _copied(folder, now)
     if rundir is None:
@@ -51,7 +51,10 @@ def _copied(folder: Path, now: float) -> dict[str, str]:
 
 
 def leftovers(rundir: RunDir | None, folder: Path, now: float) -> tuple[str, ...]:
-    """Paths below ``folder`` that an interrupted restore or save left and that have not changed for a day. Raises OSError."""
+    """Return paths below ``folder`` that an interrupted restore or save left and that have not changed for a day.
+
+    Raises OSError.
+    """
     found = [folder / name for name in names_in(folder) if name.startswith(RESTORING)]
     if rundir is not None and rundir.attempts.is_dir():  # without an attempt nothing was staged
         found += _staged(fence.staging(rundir, folder))
@@ -60,7 +63,7 @@ def leftovers(rundir: RunDir | None, folder: Path, now: float) -> tuple[str, ...
 
 
 def _staged(areas: Path) -> Iterator[Path]:
-    """The contents of the staging areas, and what was swept out of sealed ones; never an area or its seal itself."""
+    """Yield the contents of the staging areas and of swept, sealed ones; never an area or its seal itself."""
     try:
         with os.scandir(areas) as entries:
             inside = [entry for entry in entries if entry.is_dir(follow_symlinks=False)]

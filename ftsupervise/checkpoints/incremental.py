@@ -47,7 +47,7 @@ class Base(NamedTuple):
 
 
 def base_for(folder: Path, every: int) -> Base | None:
-    """The newest committed checkpoint of ``folder``; None where the next is to be written in full. Raises OSError."""
+    """Return the newest committed checkpoint of ``folder``; None where the next is to be written in full. Raises OSError."""
     newest = (
         next((one for one in checkpoints_in(folder) if one.committed and one.path.is_dir()), None)
         if every > 1
@@ -67,7 +67,10 @@ def base_for(folder: Path, every: int) -> Base | None:
 
 
 def share(staged: Path, found: Iterable[FileFacts], base: Base | None) -> tuple[FileEntry, ...]:
-    """Replace the files among ``found`` that ``base`` has too; their entries. What cannot be shared stays as it is."""
+    """Replace the files among ``found`` that ``base`` has too; return their entries.
+
+    A file that cannot be shared stays as it is.
+    """
     if base is None:
         return ()
     wanted = []
@@ -79,8 +82,10 @@ def share(staged: Path, found: Iterable[FileFacts], base: Base | None) -> tuple[
 
 
 def write_shared(staged: Path, base: Base | None, entries: Iterable[FileEntry]) -> tuple[Path, ...]:
-    """Say how long the chain is, where there may be one; nothing for a checkpoint that was written in full. The pages that were
-    written and are not durable yet. Raises OSError."""
+    """Record how long the chain is, where there may be one; nothing for a checkpoint that was written in full.
+
+    Returns the pages that were written and are not durable yet. Raises OSError.
+    """
     if base is None:
         return ()
     same = [one for one in entries if base.entries.get(one.path) == one and one.size >= _SMALLEST]
@@ -110,7 +115,7 @@ def _share_one(staged: Path, base: Path, entry: FileEntry) -> FileEntry | None:
 
 
 def _equal(old: int, new: int, entry: FileEntry) -> bool:
-    """Have both the owner, the size, the bytes, and these the digest?"""
+    """Return whether both have the owner, the size and the bytes, and these the digest."""
     first, second = os.fstat(old), os.fstat(new)
     if (first.st_uid, first.st_size, first.st_dev) != (
         second.st_uid,

@@ -46,7 +46,7 @@ _TORCH = (".pt", ".pth", ".ckpt", ".bin")
 
 
 class Recognised(NamedTuple):
-    """A checkpoint by what lies in it. ``complete`` None: nothing in it says so, neither does anything deny it."""
+    """A checkpoint's layout, by the files in it. ``complete`` None: nothing in it says so, neither does anything deny it."""
 
     layout: Layout
     complete: bool | None
@@ -56,7 +56,9 @@ class Recognised(NamedTuple):
 
 
 def step_of(name: str) -> int | None:
-    """The step in a checkpoint's name: ``step-00000100``, ``checkpoint-500``, ``iter_0000100``, ``epoch=3-step=42.ckpt``."""
+    """Return the step in a checkpoint's name: ``step-00000100``, ``checkpoint-500``, ``iter_0000100``,
+    ``epoch=3-step=42.ckpt``.
+    """
     for form in _STEPS:
         if (match := form.search(name)) and len(match[1]) <= 18:
             return int(match[1])
@@ -64,12 +66,12 @@ def step_of(name: str) -> int | None:
 
 
 def says_step(name: str) -> bool:
-    """Does the name say in a word that its number is a step?"""
+    """Return whether the name says in a word that its number is a step."""
     return any(form.search(name) for form in _STEPS[:-1])
 
 
 def layout_of(checkpoint: Path, contents: Contents) -> Layout:
-    """The program that wrote it."""
+    """Return the program that wrote it."""
     if not contents.folders:
         return Layout.LIGHTNING if checkpoint.suffix == ".ckpt" else Layout.FILES
     names = {path for path in contents.files if "/" not in path}
@@ -91,7 +93,7 @@ def _of_hugging_face(names: set[str]) -> bool:
 
 
 def recognise(checkpoint: Path, contents: Contents) -> Recognised:
-    """Its layout, and what its own sign says. Raises OSError where that cannot be seen."""
+    """Return its layout, and what its own sign says. Raises OSError where that cannot be seen."""
     layout = layout_of(checkpoint, contents)
     signs = {
         Layout.DCP: _dcp,
@@ -117,16 +119,20 @@ def _dcp(checkpoint: Path, contents: Contents) -> Recognised:
 
 
 def _ranks(contents: Contents) -> int | None:
-    """How many ranks have written a shard, by the shards' names; None where the ranks have a gap.
+    """Return how many ranks have written a shard, by the shards' names; None where the ranks have a gap.
 
-    It is a lower bound: a rank without anything to save leaves an empty shard, or none where each tensor has a file of its own.
+    It is a lower bound: a rank without anything to save leaves an empty shard, or none where each tensor has a file of
+    its own.
     """
     ranks = {int(match[1]) for path in contents.files if (match := _SHARD.search(os.fsencode(path)))}
     return len(ranks) if ranks and max(ranks) == len(ranks) - 1 else None
 
 
 def _metadata(checkpoint: Path, contents: Contents) -> tuple[bool, str]:
-    """torch writes ``.metadata`` last, whole and by a rename. It is a pickle: only the shards' names and sizes are read."""
+    """Judge by ``.metadata``, which torch writes last, whole and by a rename.
+
+    It is a pickle: only the shards' names and sizes are read.
+    """
     facts = contents.files.get(_METADATA)
     if facts is None:
         return False, f"{_METADATA} is missing: not all ranks have written their part"
@@ -150,7 +156,9 @@ def _metadata(checkpoint: Path, contents: Contents) -> tuple[bool, str]:
 
 
 def _cut_shard(path: Path, size: int, wanted: int) -> str:
-    """Why a shard is not whole. torch writes its items one after the other, each as a zip; other formats have only a size."""
+    """Return why a shard is not whole. torch writes its items one after the other, each as a zip; other formats have
+    only a size.
+    """
     if size < wanted:
         return f"has {size} bytes where {_METADATA} says {wanted}" if size else "is empty"
     fd = files.open_regular(path, follow=True)
@@ -163,10 +171,11 @@ def _cut_shard(path: Path, size: int, wanted: int) -> str:
 
 
 def shard_sizes(raw: bytes) -> dict[str, int]:
-    """The bytes that each shard has at least, from a ``.metadata`` of torch: where its last item begins, and how long it is.
+    """Return the least bytes of each shard, from a ``.metadata`` of torch: where its last item begins, and how long it
+    is.
 
-    The pickle is not executed: its instructions are read for the strings and numbers that they push. {} for one that is too
-    large for that, or damaged: then a shard that was cut exactly where an item ends is not noticed.
+    The pickle is not executed: its instructions are read for the strings and numbers that they push. {} for one that is
+    too large for that, or damaged: then a shard that was cut exactly where an item ends is not noticed.
     """
     if len(raw) > _WALKED:
         return {}
@@ -212,7 +221,7 @@ def _deepspeed(checkpoint: Path, contents: Contents) -> Recognised:
 
 
 def _gap(names: list[str]) -> str:
-    """Ranks are numbered from 0 without a gap, each with the same kinds of file."""
+    """Return a gap in the ranks, which are numbered from 0 without one, each with the same kinds of file."""
     ranks: dict[tuple[str, str], set[int]] = {}
     for name in names:
         if match := _RANKS.search(name):
@@ -274,7 +283,7 @@ def _hugging_face(checkpoint: Path, contents: Contents) -> Recognised:
 
 
 def cut_files(checkpoint: Path, contents: Contents) -> str:
-    """The first file whose own format says that its end is missing, as a clause; "" where none does. Raises OSError."""
+    """Return the first file whose own format says that its end is missing, as a clause; "" where none does. Raises OSError."""
     root = checkpoint if contents.folders else checkpoint.parent
     for path, one in contents.files.items():
         if not one.is_link and (why := cut_short(root / path, one.facts.st_size)):
@@ -283,7 +292,7 @@ def cut_files(checkpoint: Path, contents: Contents) -> str:
 
 
 def cut_short(path: Path, size: int) -> str:
-    """Why a file of torch or safetensors is not whole, by its own format; "" for one that is, or that says nothing."""
+    """Return why a file of torch or safetensors is not whole, by its own format; "" for one that is, or that says nothing."""
     if path.suffix not in (*_TORCH, ".safetensors"):
         return ""
     if size == 0:
@@ -314,7 +323,7 @@ def _safetensors(fd: int, size: int) -> str:
 
 
 def _small(path: Path) -> str | None:
-    """A file of one word; None where there is none. Raises OSError."""
+    """Return the word in a file of one word; None where there is none. Raises OSError."""
     try:
         return files.read_bounded(path, _SMALL).decode("utf-8", "replace").strip()
     except FileNotFoundError:
@@ -322,7 +331,7 @@ def _small(path: Path) -> str | None:
 
 
 def _object(path: Path) -> dict[str, Any] | None:
-    """A JSON object that another program wrote; None for what is none. Raises OSError."""
+    """Return a JSON object that another program wrote; None for other contents. Raises OSError."""
     try:
         value = json.loads(files.read_bounded(path, _LARGE))
     except (ValueError, RecursionError):

@@ -101,7 +101,7 @@ class ManifestHead(NamedTuple):
 
 
 def root_of(checkpoint: Path) -> Path:
-    """The folder that the paths in its manifest are relative to: itself, or the folder above where it is one file."""
+    """Return the folder that the paths in its manifest are relative to: itself, or the folder above where it is one file."""
     return checkpoint.parent if checkpoint.is_file() else checkpoint
 
 
@@ -115,17 +115,19 @@ def manifest_of(checkpoint: Path) -> Path:
 
 
 def read_manifest(checkpoint: Path) -> Manifest | None:
-    """The manifest of a checkpoint; None where it has none. Raises ValueError for a damaged one (CannotJudge, one of
-    them, for one that cannot be understood here), OSError.
+    """Return the manifest of a checkpoint; None where it has none.
 
-    No link is followed, no FIFO waited for, and no path in it leads out of the checkpoint. Whose it is, ``verify`` asks.
+    Raises ValueError for a damaged one (CannotJudge, one of them, for one that cannot be understood here), OSError. No
+    link is followed, no FIFO waited for, and no path in it leads out of the checkpoint. ``verify`` asks whose it is.
     """
     return _read(manifest_of(checkpoint))
 
 
 def read_head(checkpoint: Path) -> ManifestHead | None:
-    """Its first line only, for lists; nothing but verification believes it. None where it has none. Raises as
-    ``read_manifest`` does."""
+    """Return its first line only, for lists; nothing but verification proves it. None where it has none.
+
+    Raises as ``read_manifest`` does.
+    """
     path = manifest_of(checkpoint)
     try:
         fd = files.open_regular(path)
@@ -149,7 +151,7 @@ def _read(path: Path) -> Manifest | None:
 
 
 def parse_manifest(raw: bytes, path: Path | str) -> Manifest:
-    """The inverse of ``encoded``; ``path`` is for the message. Raises ValueError for a damaged one."""
+    """Parse the bytes of ``encoded``; ``path`` is for the message. Raises ValueError for a damaged one."""
     body, _, end = raw.rpartition(_END)
     line, found, rest = body.partition(_FILES)
     if not found:
@@ -209,7 +211,7 @@ def make_record_folder(folder: Path) -> None:
 
 
 def encoded(manifest: Manifest) -> bytes:
-    """The bytes of its file."""
+    """Return the bytes of its file."""
     values = {name: value for name, value in manifest._asdict().items() if name in ManifestHead._fields}
     head = ManifestHead(**values, listed=len(manifest.files), size=manifest.size)
     line = json.dumps(encode(head)).encode().removesuffix(b"}")
@@ -229,13 +231,13 @@ def _lines(entries: Iterable[FileEntry]) -> Iterable[bytes]:
 
 
 def escaped(path: str) -> str:
-    r"""A path as JSON can hold it: a byte that is no UTF-8 stands as \xNN, and a backslash twice."""
+    r"""Return a path as JSON can hold it: a byte that is no UTF-8 stands as \xNN, and a backslash twice."""
     path = path.replace("\\", "\\\\")
     return path if path.isascii() else os.fsencode(path).decode("utf-8", "backslashreplace")
 
 
 def unescaped(text: str) -> str:
-    """The inverse of ``escaped``."""
+    """Undo ``escaped``."""
     if "\\" not in text:
         return text
     parts = re.split(r"\\(\\|x[0-9a-f]{2})", text)

@@ -1,4 +1,4 @@
-"""Bytes, and NumPy's arrays, as what a snapshot holds: for loops of any framework, and of none."""
+"""Keeps bytes, and NumPy's arrays, in a snapshot: for loops of any framework, and of none."""
 
 from __future__ import annotations
 

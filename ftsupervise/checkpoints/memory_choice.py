@@ -1,8 +1,10 @@
-"""From which step does the next attempt begin: the newest one whose snapshot all ranks hold, or the disk? Pure.
+"""Chooses the step from which the next attempt begins: the newest one whose snapshot all ranks hold, or that of the
+disk. Pure.
 
-A snapshot is only taken where nothing is doubtful. All ranks hold the same step of the same attempt with the same world size,
-and that attempt came to it before a later one went back behind it: an older attempt's steps after the one that the next attempt
-began from are an abandoned future. A slot that is torn, or whose node did not answer, is not in the list at all.
+A snapshot is only taken where nothing is doubtful. All ranks hold the same step of the same attempt with the same world
+size, and that attempt came to it before a later one went back behind it: an older attempt's steps after the one that
+the next attempt began from are an abandoned future. A slot that is torn, or whose node did not answer, is not in the
+list at all.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from typing import NamedTuple
 
 
 class Source(str, Enum):
-    """Where an attempt begins from."""
+    """The source from which an attempt begins."""
 
     MEMORY = "memory"
     KEPT = "kept"  # on the disk, from the memory of an older job
@@ -47,7 +49,10 @@ class Pull(NamedTuple):
 
 
 class MemoryChoice(NamedTuple):
-    """``step``: that the attempt begins from, as far as it is known. Every snapshot after it is invalidated (-1: all)."""
+    """The choice. ``step``: the attempt begins from it, as far as it is known.
+
+    Every snapshot after it is invalidated (-1: all).
+    """
 
     source: Source
     step: int = -1
@@ -59,7 +64,7 @@ class MemoryChoice(NamedTuple):
 
 
 def accepts(lineage: Sequence[Begun], step: int, attempt: int) -> bool:
-    """Is ``step`` as ``attempt`` made it part of what the run has kept?"""
+    """Return whether ``step`` as ``attempt`` made it is part of what the run has kept."""
     if attempt not in (one.attempt for one in lineage):
         return False
     return all(step <= later.step for later in lineage if later.attempt > attempt)
@@ -105,7 +110,7 @@ _Generation = tuple[int, int, int]  # step, attempt, world
 
 
 def _generations(held: Iterable[HeldSnapshot], lineage: Sequence[Begun]) -> dict[_Generation, dict[int, list[str]]]:
-    """Each generation that is held: rank -> the nodes that hold it."""
+    """Return each generation that is held: rank -> the nodes that hold it."""
     groups: dict[_Generation, dict[int, list[str]]] = {}
     for one in held:
         if 0 <= one.rank < one.world and one.step >= 0 and accepts(lineage, one.step, one.attempt):
@@ -121,7 +126,7 @@ def _why_not_newest(
     whole: Mapping[_Generation, object],
     refused: Collection[int],
 ) -> str:
-    """One clause on what was passed over; "" where the newest step is the one that is used."""
+    """Return one clause on the snapshots that were passed over; "" where the newest step is the one that is used."""
     if not groups:
         return "no rank has a snapshot"
     failed = sorted(key[0] for key in whole if key[0] in refused)

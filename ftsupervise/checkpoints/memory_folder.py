@@ -28,13 +28,16 @@ _RANK = re.compile(r"rank-([0-9]{1,9})")
 
 
 def new_folder(job: str, top: str = SHARED_MEMORY) -> str:
-    """An unguessable name for the folder of ``job`` (its number, "" outside any job)."""
+    """Return an unguessable name for the folder of ``job`` (its number, "" outside any job)."""
     word = re.sub(r"[^A-Za-z0-9_.]", "_", job)[:40] or "local"
     return f"{top}/{_NAME}-{os.geteuid()}-{word}-{os.urandom(8).hex()}"
 
 
 def node_folder(folder: str, node: str = "") -> str:
-    """The part of ``folder`` that is ``node``'s, without it this process's. Raises ValueError for a name that is a path."""
+    """Return the part of ``folder`` that is ``node``'s, without it this process's.
+
+    Raises ValueError for a name that is a path.
+    """
     name = node or os.environ.get("SLURMD_NODENAME", "") or os.uname().nodename
     if "/" in name or name in (".", ".."):
         raise ValueError(f"{name!r} is not the name of a node")
@@ -46,15 +49,18 @@ def rank_file(place: str, rank: int) -> str:
 
 
 def ranks_in(place: str) -> dict[int, str]:
-    """rank -> its file, own ones and copies. {} where the folder is not there, or not ours alone."""
+    """Return rank -> its file, own ones and copies. {} where the folder is not there, or not ours alone."""
     if not is_private(place):
         return {}
     return {int(found[1]): f"{place}/{name}" for name in names_in(place) if (found := _RANK.fullmatch(name))}
 
 
 def make(folder: str, node: str = "") -> int | None:
-    """Make ``folder`` and the part of ``node``, 0700 whatever the umask, and hold them: a descriptor to keep open.
-    None where that cannot be, or a stranger was there first."""
+    """Make ``folder`` and the part of ``node``, 0700 whatever the umask, and hold them: returns a descriptor to keep
+    open.
+
+    None where that cannot be, or a stranger was there first.
+    """
     place = node_folder(folder, node)
     if not make_private(folder) or not make_private(place):
         return None
@@ -62,14 +68,16 @@ def make(folder: str, node: str = "") -> int | None:
 
 
 def remove(folder: str, node: str = "") -> None:
-    """Remove what is ``node``'s, and the folder itself if nothing is left in it. What is not ours alone stays."""
+    """Remove the files of ``node``, and the folder itself if it is empty then. A folder that is not ours alone stays."""
     if is_private(folder):
         _empty(node_folder(folder, node))
         remove_empty(folder)
 
 
 def remove_leftovers(top: str = SHARED_MEMORY) -> None:
-    """Remove the folders of this account's jobs that are gone from this node: nobody holds them or was started with them."""
+    """Remove the folders of this account's jobs that are gone from this node: no process holds them or was started with
+    them.
+    """
     mine = re.compile(rf"{_NAME}-{os.geteuid()}-[A-Za-z0-9_.]+-[0-9a-f]{{16}}")
     left = [f"{top}/{name}" for name in names_in(top) if mine.fullmatch(name)]
     held = [(folder, fd) for folder in left if is_private(folder) and (fd := hold(folder, alone=True)) is not None]
@@ -98,5 +106,5 @@ def _empty(place: str) -> None:
 
 
 def folders(top: str = SHARED_MEMORY) -> Iterator[str]:
-    """The snapshot folders of this account on this host, of whatever job."""
+    """Yield the snapshot folders of this account on this host, of whatever job."""
     yield from (f"{top}/{name}" for name in names_in(top) if name.startswith(f"{_NAME}-{os.geteuid()}-"))

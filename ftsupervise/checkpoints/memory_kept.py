@@ -60,7 +60,7 @@ def name_of(one: SnapshotId) -> str:
 
 
 def all_in(checkpoints: Path) -> list[KeptSnapshot]:
-    """The kept snapshots in ``checkpoints``, oldest first. Raises OSError."""
+    """Return the kept snapshots in ``checkpoints``, oldest first. Raises OSError."""
     try:
         names = os.listdir(checkpoints)
     except FileNotFoundError:
@@ -71,7 +71,7 @@ def all_in(checkpoints: Path) -> list[KeptSnapshot]:
 
 
 def read_page(folder: Path) -> KeptPage:
-    """Raises OSError; ValueError where it is none of ours, or another account may write there."""
+    """Read the page. Raises OSError; ValueError where it is none of ours, or another account may write there."""
     found = read_record(KeptPage, folder / PAGE)
     if found is None:
         raise ValueError(f"{folder} has no {PAGE}")
@@ -79,12 +79,12 @@ def read_page(folder: Path) -> KeptPage:
 
 
 def write_page(folder: Path, one: SnapshotId, world: int) -> None:
-    """All ranks have written theirs. Raises OSError."""
+    """Write the page: all ranks have written theirs. Raises OSError."""
     write_json(folder / PAGE, KeptPage(one.step, one.attempt, world))
 
 
 def remove(kept: KeptSnapshot) -> None:
-    """Take it away, by a rename first, so that nobody begins from half of it."""
+    """Remove it, by a rename first, so that no rank begins from half of it."""
     gone = kept.path.with_name(f".removing-{kept.path.name.removeprefix('.')}")
     try:
         kept.path.rename(gone)

@@ -31,9 +31,11 @@ class Pins(NamedTuple):
 
 
 def slot_to_write(steps: Sequence[int], pins: Pins) -> int:
-    """The slot that the next snapshot overwrites. ``steps``: the step of each slot, -1 for an empty or torn one. Pure.
+    """Return the slot that the next snapshot overwrites. ``steps``: the step of each slot, -1 for an empty or torn one.
+    Pure.
 
-    The oldest one that is not kept; never the newest of all. With fewer slots than there are to keep, the oldest kept one goes.
+    It is the oldest one that is not kept; never the newest of all. With fewer slots than there are to keep, the oldest
+    kept one goes.
     """
     kept = keeps(steps, pins)
     newest = max(steps)
@@ -42,7 +44,7 @@ def slot_to_write(steps: Sequence[int], pins: Pins) -> int:
 
 
 def keeps(steps: Sequence[int], pins: Pins) -> frozenset[int]:
-    """The ``steps`` that are not overwritten. Pure."""
+    """Return those of ``steps`` that are not overwritten. Pure."""
     wanted = min((step for step in steps if pins.wanted >= 0 and step >= pins.wanted), default=-1)
     return frozenset(step for step in (pins.held, wanted) if step >= 0 and step in steps)
 
@@ -51,7 +53,7 @@ class PinsPage:
     """The two numbers in the node's folder ``place``: each is one aligned word, written by the copier alone."""
 
     def __init__(self, place: str, *, write: bool = False) -> None:
-        """Raises OSError: FileNotFoundError for a reader before there is a copier."""
+        """Open the page. Raises OSError: FileNotFoundError for a reader before there is a copier."""
         flags = (os.O_RDWR | os.O_CREAT if write else os.O_RDONLY) | os.O_NOFOLLOW | os.O_CLOEXEC
         fd = os.open(f"{place}/{NAME}", flags, 0o600)
         try:
@@ -69,7 +71,7 @@ class PinsPage:
         return Pins(self._words[0], self._words[1])
 
     def write(self, pins: Pins) -> None:
-        """The held one first: between the two stores it is also the first of the wanted."""
+        """Write the held one first: between the two stores it is also the first of the wanted."""
         self._words[0] = pins.held
         self._words[1] = pins.wanted
 

@@ -50,7 +50,7 @@ class MemoryRoom:
         self._memory.close()
 
     def may_take(self, size: int) -> None:
-        """Raises NoRoom when ``size`` bytes more would be too many; OSError when that cannot be seen."""
+        """Raise NoRoom when ``size`` bytes more would be too many; OSError when that cannot be seen."""
         for (free, total), whose in self._levels():
             left = free - int((1 - self._most) * total)
             if left < size:
@@ -66,7 +66,10 @@ class MemoryRoom:
             )
 
     def tight(self) -> str:
-        """Why snapshots must be given up now, as a clause; "" while they may stay. Raises OSError where that cannot be seen."""
+        """Return why snapshots must be given up now, as a clause; "" while they may stay.
+
+        Raises OSError where that cannot be seen.
+        """
         for (free, total), whose in self._levels():
             if free < (1 - self._most - TIGHTER) * total:
                 return f"of the {whose} ({_mb(total)}) {_mb(free)} are free"
@@ -83,7 +86,7 @@ class MemoryRoom:
 def populate(mapping: mmap.mmap) -> None:
     """Give a mapping of a file whose memory is taken its page tables, so that the first copy into it costs no faults.
 
-    What lies there stays. Call it from a side thread: 0.2 s per GB for memory that is there, and the interpreter's lock is
+    Its contents stay. Call it from a side thread: 0.2 s per GB for memory that is there, and the interpreter's lock is
     not held. Raises OSError, where ``posix_fallocate`` did not come first and there is no room.
     """
     import ctypes
@@ -104,7 +107,10 @@ def populate(mapping: mmap.mmap) -> None:
 
 
 def give_up(mapping: mmap.mmap) -> None:
-    """Give the memory back at once, whoever else has the file open; what lies there reads as zeros. Raises OSError."""
+    """Give the memory back at once, even where another process has the file open; its contents read as zeros.
+
+    Raises OSError.
+    """
     mapping.madvise(mmap.MADV_REMOVE)
 
 

@@ -75,11 +75,11 @@ class SlotHeader(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Bytes of description and data: what is sent to another node."""
+        """Bytes of description and data: this much is sent to another node."""
         return self.meta_size + self.data_size
 
     def unsummed(self) -> SlotHeader:
-        """The same without the digest, which its writer adds later (``memory_sums.py``)."""
+        """Return the same without the digest, which its writer adds later (``memory_sums.py``)."""
         return self._replace(algorithm=0, digest=b"", layout=self.layout.ljust(16, b"\0"))
 
 
@@ -107,7 +107,7 @@ class SlotRoom(NamedTuple):
 
 
 def room_for(slots: int, meta: int, data: int) -> SlotRoom:
-    """Slots for states of that size; the description has room to grow."""
+    """Return slots for states of that size; the description has room to grow."""
     return SlotRoom(slots, _pages(max(1 << 16, 2 * meta)), _pages(max(1, data)))
 
 
@@ -130,17 +130,17 @@ class SlotFile:
             os.close(fd)
 
     def is_gone(self) -> bool:
-        """Has the file lost its name (removed by the end of a login session, or replaced)? Raises OSError."""
+        """Return whether the file has lost its name (removed by the end of a login session, or replaced). Raises OSError."""
         return os.fstat(self.fd).st_nlink == 0
 
     # --------------------------------------------------------------------------------------------------------- reading
 
     def header(self, slot: int) -> SlotHeader | None:
-        """The header of a slot; None when it is damaged or was never written. Its step may be TORN. Raises OSError."""
+        """Return the header of a slot; None when it is damaged or was never written. Its step may be TORN. Raises OSError."""
         return _parse_header(os.pread(self.fd, _SLOT.size + _CRC.size, self._at(slot)))
 
     def valid(self, slot: int) -> SlotHeader | None:
-        """The header of a slot that holds a snapshot of this file's rank and world; None when it holds none."""
+        """Return the header of a slot that holds a snapshot of this file's rank and world; None when it holds none."""
         found = self.header(slot)
         if found is None or found.step < 0 or (found.world, found.rank) != (self.world, self.rank):
             return None
@@ -155,18 +155,23 @@ class SlotFile:
         return dict(sorted(found.items()))
 
     def steps(self) -> list[int]:
-        """The step of each slot, TORN for one that holds none (``memory_pins.slot_to_write``). Raises OSError."""
+        """Return the step of each slot, TORN for one that holds none (``memory_pins.slot_to_write``). Raises OSError."""
         headers = (self.valid(slot) for slot in range(self.room.slots))
         return [TORN if header is None else header.step for header in headers]
 
     def still(self, slot: int, header: SlotHeader) -> bool:
-        """Is it the same snapshot still? Then all that was read of it since ``header`` was read belongs to it."""
+        """Return whether it is the same snapshot still.
+
+        Then all that was read of it since ``header`` was read belongs to it.
+        """
         _order_stores()
         found = self.header(slot)
         return found is not None and found.unsummed() == header.unsummed()
 
     def read(self, slot: int, header: SlotHeader, offset: int, size: int) -> bytes:
-        """Bytes ``offset`` and on of description and data, one after the other; fewer at the end, or of a file cut short."""
+        """Read bytes ``offset`` and on of description and data, one after the other; fewer at the end, or of a file cut
+        short.
+        """
         parts, end = [], min(offset + size, header.size)
         while offset < end:
             start, most = self.extent(slot, header, offset)
@@ -178,21 +183,23 @@ class SlotFile:
         return b"".join(parts)
 
     def extent(self, slot: int, header: SlotHeader, offset: int) -> tuple[int, int]:
-        """Where byte ``offset`` of description and data lies in the file, and how many follow it there (``os.sendfile``)."""
+        """Return where byte ``offset`` of description and data lies in the file, and how many follow it there
+        (``os.sendfile``).
+        """
         start = self._at(slot) + PAGE
         if offset < header.meta_size:
             return start + offset, header.meta_size - offset
         return start + self.room.meta + offset - header.meta_size, header.size - offset
 
     def pieces(self, slot: int, header: SlotHeader, size: int = PIECE) -> Iterator[bytes]:
-        """Description and data in pieces. Who reads a live file asks ``still`` after the last."""
+        """Yield description and data in pieces. A reader of a live file asks ``still`` after the last."""
         offset = 0
         while offset < header.size and (part := self.read(slot, header, offset, size)):
             yield part
             offset += len(part)
 
     def meta(self, slot: int, header: SlotHeader) -> bytes:
-        """The description. Raises ValueError when it is not the one that belongs to ``header``."""
+        """Return the description. Raises ValueError when it is not the one that belongs to ``header``."""
         found = self.read(slot, header, 0, header.meta_size)
         if len(found) != header.meta_size or zlib.crc32(found) != header.meta_crc:
             raise ValueError(f"{self.path}: the description of step {header.step} is damaged")
@@ -205,7 +212,7 @@ class SlotFile:
     # --------------------------------------------------------------------------------------------------------- writing
 
     def begin(self, slot: int) -> int:
-        """Say that the slot holds nothing from now on; the turn of what will be written. Raises OSError."""
+        """Note that the slot holds nothing from now on; return the turn of the next snapshot. Raises OSError."""
         before = self.header(slot)
         turn = (before.turn if before is not None else time.monotonic_ns()) + 1
         self._put(slot, SlotHeader(turn, TORN, 0, self.world, self.rank, 0, 0))
@@ -228,7 +235,10 @@ class SlotFile:
         os.pwrite(self.fd, meta, self._at(slot) + PAGE)
 
     def commit(self, slot: int, header: SlotHeader) -> None:
-        """The header last: from now on the slot holds that snapshot. Raises OSError, ValueError for one of another rank."""
+        """Write the header last: from now on the slot holds that snapshot.
+
+        Raises OSError, ValueError for one of another rank.
+        """
         if (header.world, header.rank) != (self.world, self.rank) or header.step < 0:
             raise ValueError(f"{self.path} holds rank {self.rank} of {self.world}, not rank {header.rank}")
         _order_stores()
@@ -248,10 +258,9 @@ class SlotFile:
         self.commit(slot, header._replace(turn=turn))
 
     def invalidate_newer(self, than: SnapshotId | None) -> tuple[SnapshotId, ...]:
-        """Give up what was made after ``than`` (None: all): the run goes on from there, and makes those steps again.
-
-        What another attempt has made later is given up too, whatever its step. Returns what was given up. Raises OSError.
-        """
+        """Give up the snapshots made after ``than`` (None: all): the run goes on from there, and makes those steps again.
+        Later snapshots of another attempt are given up too, whatever their step. Returns those that were given up. Raises
+        OSError."""
         gone = [one for one in self.held().items() if than is None or _after(one[0], than)]
         for _, slot in gone:
             self.begin(slot)
@@ -267,7 +276,8 @@ class SlotFile:
 
 
 def open_slots(path: str | os.PathLike[str], *, write: bool = False) -> SlotFile:
-    """The file of a rank. Raises OSError; ValueError for a damaged one; PermissionError for one another account may write."""
+    """Open the file of a rank. Raises OSError; ValueError for a damaged one; PermissionError for one another account may
+    write."""
     flags = (os.O_RDWR if write else os.O_RDONLY) | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     fd = os.open(path, flags)
     try:
@@ -295,10 +305,12 @@ def create_slots(
     may_take: Callable[[int], None] = lambda size: None,
     fill: Callable[[SlotFile], None] = lambda new: None,
 ) -> SlotFile:
-    """A new file with its memory taken, in the place of an older one. Takes seconds per GB: call it from a side thread.
+    """Make a new file with its memory taken, in the place of an older one. Takes seconds per GB: call it from a side
+    thread.
 
-    ``may_take(bytes)`` is asked for the whole, and again before each piece of 8 MiB; it raises OSError where there is no room
-    (``memory_room.py``); ``fill`` may write slots before the file gets its name. Raises OSError, and leaves nothing then.
+    ``may_take(bytes)`` is asked for the whole, and again before each piece of 8 MiB; it raises OSError where there is
+    no room (``memory_room.py``); ``fill`` may write slots before the file gets its name. Raises OSError, and leaves
+    nothing then.
     """
     target = Path(path)
     may_take(room.size)
@@ -332,10 +344,8 @@ def take(fd: int, size: int, may_take: Callable[[int], None]) -> None:
 
 
 def claim(fd: int) -> bool:
-    """Hold the file as its one writer, until this process ends, whatever it forked. False: another process holds it.
-
-    The claim is lost when this process closes any descriptor of that file. Raises OSError.
-    """
+    """Hold the file as its one writer, until this process ends, whatever it forked. False: another process holds it. The
+    claim is lost when this process closes any descriptor of that file. Raises OSError."""
     try:
         fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except (BlockingIOError, PermissionError):
@@ -347,14 +357,14 @@ def claim(fd: int) -> bool:
 
 
 def pack_header(one: SlotHeader) -> bytes:
-    """A header as it stands in a slot, and as it is sent to another node."""
+    """Return a header as it stands in a slot, and as it is sent to another node."""
     numbers = (one.turn & (1 << 64) - 1, one.step, one.attempt, one.world, one.rank, one.meta_size, one.data_size)
     raw = _SLOT.pack(_SLOT_MAGIC, *numbers, one.meta_crc, one.layout, one.algorithm, one.digest, one.at)
     return raw + _CRC.pack(zlib.crc32(raw))
 
 
 def parse_header(raw: bytes) -> SlotHeader:
-    """A header that was sent. Raises ValueError when it is damaged."""
+    """Return a header that was sent. Raises ValueError when it is damaged."""
     if (found := _parse_header(raw)) is None:
         raise ValueError("the header of a snapshot is damaged")
     return found
@@ -378,8 +388,10 @@ def _pages(size: int) -> int:
 
 
 def _order_stores() -> None:
-    """No store or load moves from one side of this to the other, also on processors that reorder them. The first pair orders
-    what came before its release, the second what comes after its acquire."""
+    """Let no store or load move from one side of this to the other, also on processors that reorder them.
+
+    The first pair orders what came before its release, the second what comes after its acquire.
+    """
     with _fence:
         pass
     with _fence:

@@ -59,31 +59,33 @@ class Arrays(Protocol):
     def owns(self, value: object) -> bool: ...
 
     def describe(self, value: Any) -> StoredArray:
-        """Raises CannotKeep."""
+        """Describe a value. Raises CannotKeep."""
 
     def memory(self, value: Any) -> Hashable:
-        """Equal for two that are the same bytes in the same shape: they are kept once."""
+        """Return a key that is equal for two that are the same bytes in the same shape: they are kept once."""
 
     def view(self, buffer: Any, stored: StoredArray) -> Any:
-        """The array as it lies in ``buffer``, at its offset: storing into it changes the buffer."""
+        """Return the array as it lies in ``buffer``, at its offset: storing into it changes the buffer."""
 
     def address(self, value: Any, stored: StoredArray) -> int:
-        """Where its bytes lie in this process, one after the other as ``stored`` says; 0 where they do not (another device)."""
+        """Return where its bytes lie in this process, one after the other as ``stored`` says; 0 where they do not
+        (another device).
+        """
 
     def copy(self, views: Sequence[Any], values: Sequence[Any]) -> None:
-        """Copy each value into its view. This is what the training loop waits for."""
+        """Copy each value into its view. The training loop waits for this."""
 
     def clone(self, view: Any, stored: StoredArray) -> Any:
-        """The same in memory of its own."""
+        """Return the same in memory of its own."""
 
     def load(self, live: Any, saved: Any) -> bool:
-        """Copy ``saved`` into ``live``; False when it is of another type or shape."""
+        """Copy ``saved`` into ``live``; return False when it is of another type or shape."""
 
     def word(self, value: object) -> tuple[str, str] | None:
-        """A small value of its own kind (a type of numbers, a device) in two words; None for any other."""
+        """Return a small value of its own kind (a type of numbers, a device) in two words; None for any other."""
 
     def from_word(self, kind: str, text: str) -> Any:
-        """The value again. Raises ValueError."""
+        """Return the value again. Raises ValueError."""
 
 
 class Block(NamedTuple):
@@ -126,7 +128,7 @@ class Describer:
         self._table = _table([], [])
 
     def describe(self, state: object) -> Described:
-        """Raises CannotKeep."""
+        """Describe a state. Raises CannotKeep."""
         walk = _Walk(self.frameworks)
         tree = json.dumps(walk.node(state), separators=(",", ":")).encode()
         if (walk.rows, walk.addresses) != self._made_of:
@@ -145,8 +147,11 @@ class Describer:
 
 
 def _table(rows: list[StoredArray], addresses: list[int]) -> _Table:
-    """Where each array goes. Large ones that are neighbours in this process's memory stay neighbours: a memcpy of hundreds of
-    megabytes leaves the caches alone, and on some processors takes half as long as the same bytes piece by piece."""
+    """Decide where each array goes.
+
+    Large ones that are neighbours in this process's memory stay neighbours: a memcpy of hundreds of megabytes leaves
+    the caches alone, and on some processors takes half as long as the same bytes piece by piece.
+    """
     large = sorted((address, n) for n, address in enumerate(addresses) if address and rows[n].size >= _LARGE)
     blocks: list[Block] = []
     placed: dict[int, int] = {}
@@ -191,7 +196,7 @@ def copy_blocks(described: Described, buffer: memoryview) -> None:
 
 
 def parse(description: bytes) -> tuple[Node, tuple[StoredArray, ...]]:
-    """The tree and the table of arrays. Raises ValueError."""
+    """Return the tree and the table of arrays. Raises ValueError."""
     tree, _, table = description.partition(b"\n")
     try:
         rows = [StoredArray(kind, dtype, tuple(shape), tuple(strides), int(size), int(offset))
@@ -269,7 +274,7 @@ class _Walk:
 
 
 def build(node: Node, array: Callable[[int], Any], frameworks: Sequence[Arrays] = ()) -> Any:
-    """The state again; ``array(n)`` gives the n-th array of the table. Raises ValueError for a tree that is damaged."""
+    """Return the state again; ``array(n)`` gives the n-th array of the table. Raises ValueError for a tree that is damaged."""
     if isinstance(node, list):
         return [build(one, array, frameworks) for one in node]
     if not isinstance(node, dict):

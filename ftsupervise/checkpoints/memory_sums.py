@@ -1,8 +1,10 @@
-"""The digest of a snapshot in memory: taken beside the loop right after the copy, compared before anybody begins from it.
+"""Takes the digest of a snapshot in memory beside the loop, right after the copy; it is compared before a rank begins
+from it.
 
-Memory without ECC, a driver or a process that writes where it should not can change a bit, and a copy that lies on another node
-for hours can change too. The digest comes after the header that makes the slot valid: a rank that is killed in between leaves a
-snapshot without one, which is used as it is. Taking it costs half a copy of the state (xxh3_128), beside the loop.
+Memory without ECC, a driver or a process that writes where it should not can change a bit, and a copy that lies on
+another node for hours can change too. The digest comes after the header that makes the slot valid: a rank that is
+killed in between leaves a snapshot without one, which is used as it is. Taking it costs half a copy of the state
+(xxh3_128), beside the loop.
 """
 
 from __future__ import annotations
@@ -26,8 +28,10 @@ class Summing:
         self._thread: threading.Thread | None = None
 
     def take(self, file: SlotFile, slot: int, header: SlotHeader, data: memoryview) -> None:
-        """Take the digest of what was committed, unless a newer one comes first. Without xxhash none is taken: crc32 takes as
-        long as four copies."""
+        """Take the digest of the committed snapshot, unless a newer one comes first.
+
+        Without xxhash none is taken: crc32 takes as long as four copies.
+        """
         if ALGORITHMS[self._algorithm] != digest.XXH3:
             return
         with self._news:
@@ -38,7 +42,7 @@ class Summing:
             self._news.notify()
 
     def forget(self) -> None:
-        """The file is about to be closed."""
+        """Forget the file, which is about to be closed."""
         with self._news:
             self._next = None
         with self.lock:
@@ -63,7 +67,7 @@ class Summing:
                 del data
 
     def _sum(self, file: SlotFile, slot: int, header: SlotHeader, data: memoryview) -> SlotHeader:
-        """Raises OSError; ValueError once it is not that snapshot any more, whose memory may be given back."""
+        """Take the digest. Raises OSError; ValueError once it is not that snapshot any more, whose memory may be given back."""
         sums = digest.hasher(ALGORITHMS[self._algorithm])
         for begin in range(0, header.data_size, PIECE):
             if not file.still(slot, header):
@@ -73,8 +77,10 @@ class Summing:
 
 
 def is_damaged(file: SlotFile, slot: int, header: SlotHeader) -> bool:
-    """Are its bytes others than those that its checksums were taken of? Of the data none is compared where its digest was not
-    taken, or cannot be taken here. Raises OSError."""
+    """Return whether its bytes differ from those that its checksums were taken of. Raises OSError.
+
+    The data is not compared where its digest was not taken, or cannot be taken here.
+    """
     try:
         file.meta(slot, header)
     except ValueError:
@@ -98,5 +104,5 @@ def is_damaged(file: SlotFile, slot: int, header: SlotHeader) -> bool:
 
 
 def as_bytes(hexdigest: str) -> bytes:
-    """A digest as it stands in a header."""
+    """Return a digest as it stands in a header."""
     return bytes.fromhex(hexdigest).ljust(16, b"\0")

@@ -81,15 +81,18 @@ class _Job(NamedTuple):
 
 
 def copies_of(checkpoint: Path, manifest: Manifest) -> tuple[CopyRecord, ...]:
-    """The copies of a checkpoint that were whole when they were made; one in fsspec's ``memory`` has gone with its process.
-    Raises ValueError, OSError."""
+    """Return the copies of a checkpoint that were whole when they were made; one in fsspec's ``memory`` has gone with
+    its process.
+
+    Raises ValueError, OSError.
+    """
     of = identity(manifest)
     made = (copy for copy in _records(checkpoint) if copy.at is not None and copy.of == of)
     return tuple(copy for copy in made if not copy.url.startswith("memory:"))
 
 
 def being_copied(checkpoint: Path, since: float) -> bool:
-    """Is a copy of it under way that wrote something down since then (epoch seconds)?"""
+    """Return whether a copy of it is under way that has written something since then (epoch seconds)."""
     try:
         return _page_of(checkpoint).stat().st_mtime > since and any(one.at is None for one in _records(checkpoint))
     except (OSError, ValueError):
@@ -97,7 +100,7 @@ def being_copied(checkpoint: Path, since: float) -> bool:
 
 
 def identity(manifest: Manifest) -> str:
-    """Names the content: two checkpoints of one name with the same files have the same one."""
+    """Return a name of the content: two checkpoints of one name with the same files have the same one."""
     named = hashlib.blake2b(manifest.algorithm.encode(), digest_size=16)
     for entry in manifest.files:
         named.update(f"\0{entry.path}\0{entry.size}\0{entry.digest}".encode("utf-8", "surrogateescape"))
@@ -140,7 +143,10 @@ def offload(
 
 
 def holds(store: Store, folder: str, manifest: Manifest) -> bool:
-    """Does ``folder`` still hold this content, by its manifest and the sizes of all files? Raises OSError, ValueError."""
+    """Return whether ``folder`` still holds this content, by its manifest and the sizes of all files.
+
+    Raises OSError, ValueError.
+    """
     there = manifest_in(store, folder)
     if there is None or identity(there) != identity(manifest):
         return False
@@ -149,7 +155,7 @@ def holds(store: Store, folder: str, manifest: Manifest) -> bool:
 
 
 def _refuse_itself(checkpoint: Path, store: Store) -> None:
-    """A checkpoint is no copy of itself, by whatever links the two are the same."""
+    """Refuse a checkpoint as a copy of itself, by whatever links the two are the same."""
     if not isinstance(store, FolderStore):
         return
     place, here = store.root.resolve(), checkpoint.resolve()
@@ -160,7 +166,7 @@ def _refuse_itself(checkpoint: Path, store: Store) -> None:
 
 
 def _folder_for(manifest: Manifest, name: str, store: Store) -> tuple[str, bool]:
-    """The store's folder for this content, and whether a manifest of it lies there."""
+    """Return the store's folder for this content, and whether a manifest of it lies there."""
     names = set(store.names())
     for number in range(1, _GENERATIONS):
         folder = name if number == 1 else f"{name}~{number}"
@@ -173,7 +179,7 @@ def _folder_for(manifest: Manifest, name: str, store: Store) -> tuple[str, bool]
 
 
 def manifest_in(store: Store, folder: str) -> Manifest | None:
-    """The manifest of a whole copy; None where there is none. Raises ValueError for a damaged one, OSError."""
+    """Return the manifest of a whole copy; None where there is none. Raises ValueError for a damaged one, OSError."""
     parts, left = [], LIMIT
     try:
         for piece in store.read(f"{folder}/{_MANIFEST}"):
@@ -219,7 +225,7 @@ def _copy(job: _Job, now: Callable[[], datetime], workers: int) -> OffloadReport
 def _each(
     job: _Job, workers: int, proved: set[str], work: Mapping[Callable[[_Job, FileEntry], bool], list[FileEntry]]
 ) -> list[FileEntry]:
-    """Do ``work`` for its files, several at once; those for which it said no. What went well is added to ``proved``."""
+    """Do ``work`` for its files, several at once; return those for which it said no. The others are added to ``proved``."""
     wrong, since = [], 0
     tasks = [(do, entry) for do, entries in work.items() for entry in entries]
     done = digest.in_parallel(lambda task: task[0](job, task[1]), tasks, workers)
@@ -257,7 +263,7 @@ def _as_committed(job: _Job, entry: FileEntry) -> Iterator[bytes]:
 
 
 def pieces_of(root: Path, entry: FileEntry) -> Iterator[bytes]:
-    """The bytes of a file; of a link, the path that it leads to. Raises OSError."""
+    """Yield the bytes of a file; of a link, the path that it leads to. Raises OSError."""
     path = root / entry.path
     return iter((os.fsencode(path.readlink()),)) if entry.link else file_pieces(path)
 
@@ -278,7 +284,7 @@ def _read_back(job: _Job, entry: FileEntry) -> bool:
 
 
 def _page_of(checkpoint: Path) -> Path:
-    """Beside the manifest: where copies of this checkpoint lie."""
+    """Return the page beside the manifest that lists the copies of this checkpoint."""
     manifest = manifest_of(checkpoint)
     return manifest.with_name(f"{manifest.stem}.copies")
 
@@ -299,7 +305,7 @@ def _under_way(job: _Job) -> set[str]:
 
 
 def _remember(job: _Job, at: datetime | None, read_back: Iterable[str] = ()) -> None:
-    """Replace what is known of this copy. Not being able to is no reason to fail: it would be read back once more."""
+    """Replace the record of this copy. A failure here is no reason to fail: the copy would be read back once more."""
     try:
         known = _records(job.checkpoint)
     except (OSError, ValueError):

@@ -44,10 +44,10 @@ class _Page(NamedTuple):
 
 
 def set_aside(checkpoint: Path, reason: str, at: datetime, *, area: Path | None = None) -> Path:
-    """Move ``checkpoint`` into the quarantine beside it, with the reason; its new path. Raises OSError.
+    """Move ``checkpoint`` into the quarantine beside it, with the reason; return its new path. Raises OSError.
 
-    ``area``: the staging area of the attempt that does so. It goes by way of that, so that an attempt that a newer one has
-    sealed sets nothing aside (ESTALE), wherever it was stopped; the newer one puts back what it finds there.
+    ``area``: the staging area of the attempt that does so. It goes by way of that, so that an attempt that a newer one
+    has sealed sets nothing aside (ESTALE), wherever it was stopped; the newer one puts back what it finds there.
     """
     quarantine = checkpoint.parent / QUARANTINE
     make_folder(quarantine)
@@ -83,7 +83,7 @@ def _move(source: Path, target: Path, area: Path | None) -> None:
 
 
 def quarantined(folder: Path) -> tuple[Quarantined, ...]:
-    """The checkpoints of ``folder`` that were set aside, by name. Raises OSError."""
+    """Return the checkpoints of ``folder`` that were set aside, by name. Raises OSError."""
     try:
         names = sorted(os.listdir(folder / QUARANTINE))
     except FileNotFoundError:

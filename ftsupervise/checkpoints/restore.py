@@ -43,12 +43,12 @@ class FoundCopy(NamedTuple):
 
     @property
     def is_file(self) -> bool:
-        """Is the checkpoint one file, not a folder?"""
+        """Return whether the checkpoint is one file, not a folder."""
         return [entry.path for entry in self.manifest.files] == [self.name]
 
     @property
     def rank(self) -> tuple[int, float]:
-        """Orders copies by what they are copies of: by step, and of one step by time."""
+        """Return a key that sorts copies by their checkpoints: by step, and of one step by time."""
         at = self.manifest.at
         return (-1 if self.manifest.step is None else self.manifest.step, at.timestamp() if at else 0.0)
 
@@ -61,7 +61,7 @@ class StoreUnseen(NamedTuple):
 
 
 def copies_in(stores: Iterable[Store]) -> tuple[tuple[FoundCopy, ...], tuple[StoreUnseen, ...]]:
-    """The whole copies, newest first and of one checkpoint in the order of ``stores``, and what could not be seen."""
+    """Return the whole copies, newest first and of one checkpoint in the order of ``stores``, and what could not be seen."""
     found: list[FoundCopy] = []
     unseen: list[StoreUnseen] = []
     for store in stores:
@@ -92,10 +92,12 @@ def restore(
     workers: int = WORKERS,
     progress: Callable[[int], object] = lambda size: None,
 ) -> Path:
-    """Make ``folder/NAME`` from ``copy``; its path. One that is there and has all its digests is left as it is.
+    """Make ``folder/NAME`` from ``copy`` and return its path. One that is there and has all its digests is left as it
+    is.
 
-    ``rate``: bytes a second at most. ``progress`` hears of bytes, the size of the checkpoint in all. Raises CopyDamaged when
-    the copy is not what its manifest says, NotPermitted when a stranger could have changed it, OSError.
+    ``rate``: bytes a second at most. ``progress`` is called with bytes, the size of the checkpoint in all. Raises
+    CopyDamaged when the copy is not what its manifest says, NotPermitted when a stranger could have changed it,
+    OSError.
     """
     if reason := copy.store.distrusted(copy.folder):
         raise NotPermitted(
@@ -134,8 +136,11 @@ def restore(
 
 @contextmanager
 def _alone(partial: Path) -> Iterator[None]:
-    """Raises AlreadyRunning while another restore works in that folder. A process that was killed and hangs in a dead mount
-    works there no more, though its lock is still held: what it brought is moved into a new folder."""
+    """Raise AlreadyRunning while another restore works in that folder.
+
+    A process that was killed and hangs in a dead mount works there no more, though its lock is still held: what it
+    brought is moved into a new folder.
+    """
     fd = os.open(partial, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         try:
@@ -172,7 +177,7 @@ def _begin_anew(partial: Path, fd: int) -> None:
 
 
 def _move_over(source: Path, target: Path) -> None:
-    """Move all files that are whole; ``source`` is gone then. What lies there already stays."""
+    """Move all files that are whole; ``source`` is gone then. Files that lie there already stay."""
     for here, _, names in os.walk(source):
         for name in names:
             path = Path(here, name)
@@ -221,7 +226,7 @@ def _make_link(path: Path, target: bytes) -> None:
 
 
 def _is_whole(checkpoint: Path, manifest: Manifest) -> bool:
-    """Does it hold this very content, every byte of it?"""
+    """Return whether it holds this very content, every byte of it."""
     try:
         here = read_manifest(checkpoint)
     except (OSError, ValueError):
@@ -242,7 +247,7 @@ def _has_digest(path: Path, entry: FileEntry, algorithm: str) -> bool:
 
 
 def _drop_others(partial: Path, manifest: Manifest) -> None:
-    """Remove what an earlier restore of another checkpoint of that name left behind, and halves of files."""
+    """Remove leftovers of an earlier restore of another checkpoint of that name, and halves of files."""
     known = {entry.path for entry in manifest.files}
     for here, _, names in os.walk(partial):
         for name in names:

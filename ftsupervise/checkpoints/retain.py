@@ -69,7 +69,10 @@ class RetentionPlan(NamedTuple):
 
 
 def plan(candidates: Iterable[Candidate], policy: Retention) -> RetentionPlan:
-    """The plan by ``policy``. ``candidates``: all of one folder. Only a verified one goes, and only that counts for a rule."""
+    """Return the plan by ``policy``.
+
+    ``candidates``: all of one folder. Only a verified one goes, and only that counts for a rule.
+    """
     ordered = sorted(candidates, key=_age, reverse=True)
     verified = [one for one in ordered if one.verified]
     reasons: dict[str, list[str]] = {one.name: [] for one in ordered}
@@ -100,7 +103,7 @@ def plan(candidates: Iterable[Candidate], policy: Retention) -> RetentionPlan:
 
 
 def _age(one: Candidate) -> tuple[int, float, str]:
-    """Newest last: by step, where it is known, and by time."""
+    """Return a key that sorts the newest last: by step, where it is known, and by time."""
     return (-1 if one.step is None else one.step, one.at, one.name)
 
 
@@ -124,8 +127,11 @@ def _by_rule(whole: Sequence[Candidate], policy: Retention) -> Iterator[tuple[st
 
 
 def would_free(folder: Path, names: Collection[str]) -> int:
-    """The bytes of files that become free when these checkpoints go. A file that has a name outside of them stays, and so do
-    blocks that one which stays has in common with it. Raises OSError; a checkpoint that is gone frees nothing."""
+    """Return the bytes of files that become free when these checkpoints go.
+
+    A file that has a name outside of them stays, and so do blocks that a remaining one has in common with it. Raises
+    OSError; a checkpoint that is gone frees nothing.
+    """
     links: Counter[tuple[int, int]] = Counter()
     found: dict[tuple[int, int], tuple[Path, os.stat_result]] = {}
     for path, facts in _files_of(folder, names):
@@ -145,7 +151,7 @@ def would_free(folder: Path, names: Collection[str]) -> int:
 
 
 def _without(size: int, shared: Iterable[Range]) -> int:
-    """The bytes of a file in blocks of its own."""
+    """Return the bytes of a file in blocks of its own."""
     return max(0, size - sum(end - begin for begin, end in shared))
 
 
@@ -163,10 +169,9 @@ def _files_of(folder: Path, names: Iterable[str]) -> Iterator[tuple[Path, os.sta
 
 
 def remove(folder: Path, names: Iterable[str]) -> tuple[str, ...]:
-    """Take checkpoints out of ``folder``: from now on they are none. The names that were there. Raises OSError. A name may be a
-    path below the folder.
+    """Take checkpoints out of ``folder``: from now on they are none. Returns the names that were there. Raises OSError.
 
-    Their files are still to be deleted (``sweep``).
+    A name may be a path below the folder. Their files are still to be deleted (``sweep``).
     """
     gone = []
     for name in names:
@@ -194,9 +199,11 @@ def sweep(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], object] = time.sleep,
 ) -> int:
-    """Delete what ``remove`` took out, by this call or an earlier one, at ``rate`` files a second; bytes freed.
+    """Delete the checkpoints that ``remove`` took out, by this call or an earlier one, at ``rate`` files a second;
+    return bytes freed.
 
-    Links are removed, not followed. Raises OSError for the first file that cannot be deleted; the rest stays for the next call.
+    Links are removed, not followed. Raises OSError for the first file that cannot be deleted; the rest stays for the
+    next call.
     """
     if not folder.is_dir():  # the run has not saved yet
         return 0
@@ -216,7 +223,7 @@ def sweep(
 
 
 def _delete(name: str, at: int, limit: RateLimit) -> Iterator[int]:
-    """Delete ``name`` below the open folder ``at``, the bytes of each file as it goes. Another sweep may do the same."""
+    """Delete ``name`` below the open folder ``at``; yield the bytes of each file as it goes. Another sweep may do the same."""
     try:
         found = os.stat(name, dir_fd=at, follow_symlinks=False)
         if not stat.S_ISDIR(found.st_mode):

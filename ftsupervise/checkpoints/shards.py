@@ -60,7 +60,7 @@ def list_of(checkpoint: Path, rank: int) -> Path:
 
 
 def rank_in(path: str) -> int | None:
-    """The rank that a file's name speaks of, or else its folder's name; None where neither does."""
+    """Return the rank that a file's name speaks of, or else its folder's name; None where neither does."""
     for name in reversed(path.split("/")):
         for form in _NUMBERED:
             if (match := form.search(name)) and len(match[1]) <= 9:
@@ -69,7 +69,7 @@ def rank_in(path: str) -> int | None:
 
 
 def own_files(checkpoint: Path, rank: int) -> Iterator[FileFacts]:
-    """The files whose names speak of ``rank``. The others are not even looked at: a thousand ranks do this at once."""
+    """Yield the files whose names speak of ``rank``. The others are not even looked at: a thousand ranks do this at once."""
     left = [""]
     while left:
         here = left.pop()
@@ -83,7 +83,7 @@ def own_files(checkpoint: Path, rank: int) -> Iterator[FileFacts]:
 
 
 def leave_list(checkpoint: Path, rank: int, entries: Iterable[FileEntry]) -> None:
-    """Write what this rank wrote, for rank 0. The files themselves are durable by now. Raises OSError."""
+    """Write the list of this rank's files, for rank 0. The files themselves are durable by now. Raises OSError."""
     found = []
     for entry in entries:
         written = os.lstat(f"{checkpoint}/{entry.path}").st_mtime_ns
@@ -94,7 +94,7 @@ def leave_list(checkpoint: Path, rank: int, entries: Iterable[FileEntry]) -> Non
 
 
 def join(checkpoint: Path, contents: Contents, ranks: Collection[int]) -> Joined:
-    """The entries of all ``ranks``, as far as the files are still as these saw them, and the rest.
+    """Return the entries of all ``ranks``, as far as the files are still as these saw them, and the rest.
 
     Raises OSError: FileNotFoundError where a rank left no list, or listed a file that is not there.
     """
@@ -148,7 +148,7 @@ def _names(folder: Path) -> list[str]:
 
 
 def remove_lists(checkpoint: Path) -> None:
-    """Take the lists away when they are joined. What cannot be removed stays: it harms nobody."""
+    """Remove the lists when they are joined. A list that cannot be removed stays: it harms no one."""
     for name in _names(checkpoint / FOLDER_NAME):
         if re.fullmatch(r"rank-\d{5,}\.json|\.tmp-.*", name):
             try:

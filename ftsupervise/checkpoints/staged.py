@@ -1,4 +1,4 @@
-"""Finds what killed saves have left in their staging areas. The guard asks at each save, so this imports little."""
+"""Finds leftovers of killed saves in their staging areas. The guard asks at each save, so this imports little."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def left_alone(folder: Path, now: float) -> tuple[Path, ...]:
 
 
 def names_in(folder: Path) -> list[str]:
-    """[] where there is no such folder: the run has not saved yet."""
+    """Return the names in a folder; [] where there is no such folder: the run has not saved yet."""
     try:
         return os.listdir(folder)
     except FileNotFoundError:
@@ -26,7 +26,7 @@ def names_in(folder: Path) -> list[str]:
 
 
 def unchanged(path: Path, now: float) -> bool:
-    """Has nothing in it changed for a day? Not, where that cannot be seen."""
+    """Return whether nothing in it has changed for a day. False where that cannot be seen."""
     try:
         if now - path.lstat().st_ctime < A_DAY:
             return False

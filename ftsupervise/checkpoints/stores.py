@@ -1,7 +1,8 @@
-"""Where copies of checkpoints lie: another folder, or an object store by way of fsspec. Each with the same few verbs.
+"""The places where copies of checkpoints lie: another folder, or an object store by way of fsspec, each with the same
+few verbs.
 
-A file is there as a whole or not at all, under its name: a folder gets it by rename, an object store by the end of the upload.
-Names are relative, with "/", and come from manifests; ``inside`` refuses one that leads out of the place.
+A file is there as a whole or not at all, under its name: a folder gets it by rename, an object store by the end of the
+upload. Names are relative, with "/", and come from manifests; ``inside`` refuses one that leads out of the place.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ PIECE = 4 << 20  # bytes that are read or written at once
 
 
 def inside(name: str) -> str:
-    """``name`` if it leads to a file below the place it is used in. Raises ValueError for one that may not."""
+    """Return ``name`` if it leads to a file below the place it is used in. Raises ValueError for one that may not."""
     parts = name.split("/")
     if not name or "\0" in name or any(part in ("", ".", "..") for part in parts):
         raise ValueError(f"{name!r} is no path of a file inside a checkpoint")
@@ -38,26 +39,27 @@ class Store(Protocol):
     url: str  # harmless to show
 
     def names(self) -> tuple[str, ...]:
-        """The folders at the top, sorted. Raises OSError; a place that does not exist yet has none."""
+        """Return the folders at the top, sorted. Raises OSError; a place that does not exist yet has none."""
 
     def sizes(self, folder: str) -> dict[str, int]:
-        """The files below ``folder``, relative to it, with their sizes in bytes; {} where there is none."""
+        """Return the files below ``folder``, relative to it, with their sizes in bytes; {} where there is none."""
 
     def write(self, name: str, pieces: Iterable[bytes]) -> None:
-        """Make the file ``name`` of ``pieces``, replacing one that is there. What the pieces raise leaves nothing new."""
+        """Make the file ``name`` of ``pieces``, replacing one that is there. An error in the pieces leaves nothing new."""
 
     def read(self, name: str) -> Iterator[bytes]:
-        """The file ``name``, piece by piece. Raises FileNotFoundError."""
+        """Yield the file ``name``, piece by piece. Raises FileNotFoundError."""
 
     def remove(self, name: str) -> None:
         """Remove the file ``name``; one that is not there is no error."""
 
     def distrusted(self, folder: str) -> str:
-        """Why what lies in ``folder`` is not trusted, as a clause; "" when it is."""
+        """Return why the contents of ``folder`` are not trusted, as a clause; "" when they are."""
 
 
 def open_store(url: str | os.PathLike[str]) -> Store:
-    """The store at ``url``: a path, ``file:///path``, or what fsspec knows (``s3://bucket/prefix``, ``gs://…``, ``memory://…``).
+    """Return the store at ``url``: a path, ``file:///path``, or an address of fsspec's (``s3://bucket/prefix``,
+    ``gs://…``, ``memory://…``).
 
     Raises UsageError for an address that is none, Error when a package is missing for it.
     """
@@ -119,8 +121,11 @@ class FolderStore:
         (self.root / inside(name)).unlink(missing_ok=True)
 
     def distrusted(self, folder: str) -> str:
-        """Somebody who may write the files or rename the folders on the way could have exchanged the checkpoint. In a place
-        that is shared with a group its members are trusted."""
+        """Return why another account could have exchanged the checkpoint: one that may write the files or rename the
+        folders above.
+
+        In a place that is shared with a group its members are trusted.
+        """
         top = self.root / folder
         here = self.root.stat()
         group = here.st_gid if is_shared(here) else None
@@ -195,7 +200,7 @@ class ObjectStore:
                 raise
 
     def _discards(self) -> bool:
-        """Can an upload be given up? S3's can, piece by piece, before its end makes the object."""
+        """Return whether an upload can be given up. S3's can, piece by piece, before its end makes the object."""
         return "s3" in _protocols(self._fs)
 
     def _discard(self, file: Any, path: str) -> None:
@@ -223,12 +228,14 @@ class ObjectStore:
                 return
 
     def distrusted(self, folder: str) -> str:
-        """An account that may write into the store has its credentials: the store's own rules say who that is."""
+        """Return "": an account that may write into the store has its credentials, and the store's own rules say who
+        that is.
+        """
         return ""
 
 
 def file_pieces(path: Path, *, follow: bool = False) -> Iterator[bytes]:
-    """A regular file, piece by piece. Raises OSError as ``files.open_regular`` does."""
+    """Yield a regular file, piece by piece. Raises OSError as ``files.open_regular`` does."""
     fd = files.open_regular(path, follow=follow)
     try:
         while piece := os.read(fd, PIECE):
@@ -258,7 +265,7 @@ def _missing(what: str, url: str) -> Error:
 
 @contextmanager
 def _as_os_error(url: str) -> Iterator[None]:
-    """Turns an error of a store's own package into an OSError with its reason."""
+    """Turn an error of a store's own package into an OSError with its reason."""
     try:
         yield
     except (OSError, Error, ValueError, GeneratorExit):

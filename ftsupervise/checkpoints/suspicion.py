@@ -1,7 +1,9 @@
-"""Does the fault lie in the checkpoint? The ledger says so when attempts fail again and again from the same one.
+"""Finds out whether the fault lies in the checkpoint: by the ledger, when attempts fail again and again from the same
+one.
 
-A run that diverged, or whose checkpoint crashes its loader, fails from its newest checkpoint for ever. Such a one is set aside
-(``quarantine.py``) and the one before gets its chance. Pure, but for the reading that goes on behind the iterator.
+A run that diverged, or whose checkpoint crashes its loader, fails from its newest checkpoint for ever. Such a one is
+set aside (``quarantine.py``) and the one before gets its chance. Pure, but for the reading that goes on behind the
+iterator.
 """
 
 from __future__ import annotations
@@ -36,9 +38,11 @@ class Suspicion(NamedTuple):
 
 
 def suspect(newest_first: Iterable[Attempt], after: int) -> Suspicion | None:
-    """The checkpoint that the newest ``after`` attempts or more failed from; None where there is none, and for ``after`` 0.
+    """Return the checkpoint that the newest ``after`` attempts or more failed from; None where there is none, and for
+    ``after`` 0.
 
-    Reads no further than it must. An attempt without a record of its checkpoint, or that saved a newer one, ends the search.
+    Reads no further than it must. An attempt without a record of its checkpoint, or that saved a newer one, ends the
+    search.
     """
     source = islice(newest_first, _BACK)
     streak: list[Attempt] = []
@@ -73,7 +77,7 @@ def _counts(one: Attempt, newer: Sequence[Attempt]) -> bool:
 
 
 def _set_aside(newest_first: Iterable[Attempt]) -> int:
-    """The checkpoints that were set aside since the run last came further than one of them."""
+    """Return the checkpoints that were set aside since the run last came further than one of them."""
     count, saved = 0, -1
     for one in newest_first:
         saved = max(saved, one.saved if one.saved is not None else -1)

@@ -1,6 +1,6 @@
-"""Is a checkpoint still what was committed? Sizes always; digests of a sample, or of every byte. Nothing is unpickled.
+"""Verifies that a checkpoint is still what was committed: always by sizes; by digests of a sample, or of every byte.
 
-Three-valued, as everything here: a checkpoint that could not be read is neither fine nor damaged.
+Nothing is unpickled. The answer is three-valued: a checkpoint that could not be read is neither fine nor damaged.
 """
 
 from __future__ import annotations
@@ -71,11 +71,11 @@ class Verdict(NamedTuple):
 
     @property
     def good(self) -> bool:
-        """May one resume from it?"""
+        """Return whether one may resume from it."""
         return self.state in (CheckpointState.VERIFIED, CheckpointState.COMPLETE)
 
     def words(self) -> str:
-        """One sentence without a full stop: what it is, and why."""
+        """Return one sentence without a full stop: its state, and why."""
         if not self.good:
             more = f" (and {len(self.wrong) - _NAMED} more)" if len(self.wrong) > _NAMED else ""
             return f"{self.path.name} is {self.state.value}: {'; '.join(self.wrong[:_NAMED])}{more}"
@@ -95,11 +95,11 @@ class Scope(NamedTuple):
     thoroughness: Thoroughness = Thoroughness.SIZES
     world: int | None = None  # the ranks that it must have been written by; None: any number
     accounts: Collection[int] = ()
-    told: Callable[[int], object] = lambda done: None  # called with the bytes of each piece that was read
+    progress: Callable[[int], object] = lambda done: None  # called with the bytes of each piece that was read
 
 
 def verify(checkpoint: Path, scope: Scope = Scope()) -> Verdict:  # noqa: B008 - a frozen value
-    """Compare a checkpoint, a folder or one file, with its manifest. Never raises for what lies there."""
+    """Compare a checkpoint, a folder or one file, with its manifest. Never raises for the contents of it."""
     try:
         return _verify(checkpoint, scope)
     except CannotJudge as error:
@@ -200,7 +200,7 @@ def _by_manifest(seen: Verdict, contents: Contents, manifest: Manifest, scope: S
 
 
 def _chosen(entries: tuple[FileEntry, ...], thoroughness: Thoroughness) -> list[FileEntry]:
-    """The files to be read, large ones first so that no thread is left alone with one at the end."""
+    """Return the files to be read, large ones first so that no thread is left alone with one at the end."""
     if thoroughness is Thoroughness.SIZES:
         return []
     if thoroughness is Thoroughness.QUICK:
@@ -212,17 +212,17 @@ def _chosen(entries: tuple[FileEntry, ...], thoroughness: Thoroughness) -> list[
 
 
 def _smallest(entries: Iterable[FileEntry]) -> list[FileEntry]:
-    """The same ones each time, so that all ranks come to the same verdict."""
+    """Return the smallest files: the same ones each time, so that all ranks come to the same verdict."""
     small = sorted((entry for entry in entries if entry.size <= _SMALL), key=lambda entry: (entry.size, entry.path))
     totals = accumulate(entry.size for entry in small)
     return [entry for entry, total in zip(small[:_SMALL_FILES], totals, strict=False) if total <= _SMALL_TOTAL]
 
 
 def _hash(root: Path, entry: FileEntry, algorithm: str, scope: Scope) -> Hashed | OSError:
-    """An OSError is a value here: it is said of one file among many."""
+    """Hash a file. An OSError is a value here: it is reported of one file among many."""
     try:
         path = path_below(root, entry.path)
-        return hash_link(path, algorithm) if entry.link else hash_file(path, algorithm, told=scope.told)
+        return hash_link(path, algorithm) if entry.link else hash_file(path, algorithm, progress=scope.progress)
     except OSError as error:
         return error
 

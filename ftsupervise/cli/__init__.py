@@ -10,7 +10,9 @@ import os
 import sys
 from typing import Any, NoReturn
 
-import click
+from ftsupervise.cli import click_start  # noqa: F401 - before click
+
+import click  # isort: skip
 
 from ftsupervise import __version__
 from ftsupervise.cli.output import did_you_mean, look_at_terminals, may_colour, say
@@ -21,16 +23,16 @@ from ftsupervise.printable import log_line
 COMMANDS: dict[str, tuple[str, str, str]] = {
     "launch": ("launch", "launch", "Submit the run: a chain of jobs, so that a successor is always waiting."),
     "run": ("run", "run", "Supervise a command inside the job (the batch script calls this)."),
-    "watch": ("watch", "watch", "Check the run(s) once and notify people of what changed; --every 60s repeats it."),
+    "watch": ("watch", "watch", "Check runs once and notify people of what changed; --every 60s repeats it."),
     "check": ("check", "check", "Run the watchdogs once and print what they find."),
     "status": ("status", "status", "Show how all runs or one run are doing; --watch goes on showing it."),
     "logs": ("logs", "logs", "Show the output of the run, wherever it goes; -f follows it across restarts."),
-    "list": ("logs", "list_runs", "List the runs that this account has launched, for scripts."),
+    "list": ("list", "list_runs", "List the runs that this account has launched, for scripts."),
     "report": ("report", "report", "Write a run as one HTML page that needs no network, or as Markdown."),
     "metrics": ("metrics", "metrics", "Print runs as metrics for Prometheus, or write them for its node_exporter."),
-    "kill": ("switches", "kill", "Raise the kill switch: the run saves and stops at its next step."),
-    "save": ("switches", "save", "Raise the save switch: the run saves a checkpoint and goes on."),
-    "clear": ("switches", "clear", "Lower a switch again."),
+    "kill": ("kill", "kill", "Raise the kill switch: the run saves and stops at its next step."),
+    "save": ("save", "save", "Raise the save switch: the run saves a checkpoint and goes on."),
+    "clear": ("clear", "clear", "Lower a switch again."),
     "cron": ("cron", "cron", "A crontab for clusters without one: install it, drop files in and they run."),
     "groups": ("groups", "groups", "Replica groups: the job script runs them; let one leave, or join again."),
     "nodes": ("nodes", "nodes", "Nodes with incidents: which are excluded and why; exclude, trust, clear."),

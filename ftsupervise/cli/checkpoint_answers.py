@@ -22,7 +22,7 @@ from ftsupervise.printable import printable
 if TYPE_CHECKING:
     from ftsupervise.checkpoints.stores import Store
     from ftsupervise.probe import NotSeen, Probe
-    from ftsupervise.probe.watched import Told
+    from ftsupervise.probe.watched import WorkProgress
 
 T = TypeVar("T")
 
@@ -53,7 +53,7 @@ patience = click.option(
 
 
 def patiently(
-    work: Callable[[Told], T],
+    work: Callable[[WorkProgress], T],
     patient: Patient,
     *,
     doing: str,

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ftsupervise.checkpoints.offload import OffloadReport
     from ftsupervise.checkpoints.restore import FoundCopy, StoreUnseen
     from ftsupervise.checkpoints.stores import Store
-    from ftsupervise.probe.watched import Told
+    from ftsupervise.probe.watched import WorkProgress
 
 _UNSEEN = 3
 
@@ -112,12 +112,12 @@ def offload(
     must_answer((one.open() for one in found), hint="nothing was copied; --to PLACE names only those that answer")
     reports: list[tuple[str, OffloadReport]] = []
 
-    def told(url: str, report: OffloadReport) -> None:
+    def print_copy(url: str, report: OffloadReport) -> None:
         reports.append((url, report))
         if not as_json and (report.sent or not quiet):
             say(copied(url, report))
 
-    failed = copy_each(_to_copy(place, every=every), found, rate, Patient(seconds, as_json), told)
+    failed = copy_each(_to_copy(place, every=every), found, rate, Patient(seconds, as_json), print_copy)
     if as_json:
         listed = [{"place": url, **report._asdict()} for url, report in reports]
         print_json({"copies": listed, "failed": [why for why, _ in failed]})
@@ -125,7 +125,7 @@ def offload(
 
 
 def copy_each(
-    wanted: Iterable[Path], found: tuple[CopyTarget, ...], rate: int | None, patient: Patient, told: Any
+    wanted: Iterable[Path], found: tuple[CopyTarget, ...], rate: int | None, patient: Patient, on_copy: Any
 ) -> list[tuple[str, bool]]:
     """Copy each checkpoint to each place, one after the other, each in a child of its own. Returns what failed, and whether
     that was for want of an answer: then the place is left alone, and the others have their turn."""
@@ -142,7 +142,7 @@ def copy_each(
                 if isinstance(error, NoAnswer):
                     dead.add(target)
                 continue
-            told(target.url, report)
+            on_copy(target.url, report)
     return failed
 
 
@@ -150,7 +150,7 @@ def _copy_one(path: Path, target: CopyTarget, rate: int | None, patient: Patient
     from ftsupervise.checkpoints.offload import offload as copy
 
     return patiently(
-        lambda told: copy(path, target.open(), now=now, rate=rate, progress=told.moved),
+        lambda progress: copy(path, target.open(), now=now, rate=rate, progress=progress.moved),
         patient,
         doing="copied",
         places=(path, target.open()),
@@ -268,7 +268,7 @@ def _look_for_copies(
     return copies, unseen
 
 
-def _copies_at(source: CopyTarget, _: Told) -> tuple[tuple[FoundCopy, ...], tuple[StoreUnseen, ...]]:
+def _copies_at(source: CopyTarget, _: WorkProgress) -> tuple[tuple[FoundCopy, ...], tuple[StoreUnseen, ...]]:
     from ftsupervise.checkpoints.restore import copies_in
 
     return copies_in([source.open()])
@@ -278,7 +278,9 @@ def _bring_back(source: CopyTarget, copy: FoundCopy, here: Path, rate: int | Non
     from ftsupervise.checkpoints.restore import restore as bring_back
 
     return patiently(
-        lambda told: bring_back(copy._replace(store=source.open()), here, now=now, rate=rate, progress=told.moved),
+        lambda progress: bring_back(
+            copy._replace(store=source.open()), here, now=now, rate=rate, progress=progress.moved
+        ),
         patient,
         doing="restored",
         total=copy.manifest.size,

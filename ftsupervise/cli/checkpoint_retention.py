@@ -27,21 +27,21 @@ class RetentionResult(NamedTuple):
 
 
 def retention_of(
-    place: CheckpointPlace, policy: Retention, told: Callable[[int], object], *, dry_run: bool = False
+    place: CheckpointPlace, policy: Retention, progress: Callable[[int], object], *, dry_run: bool = False
 ) -> RetentionResult:
-    """Plan what goes by ``policy`` and remove it, unless it is a ``dry_run``. ``told`` hears of bytes that are read and
+    """Plan what goes by ``policy`` and remove it, unless it is a ``dry_run``. ``progress`` hears of bytes that are read and
     removed. Raises OSError."""
     from ftsupervise.checkpoints import retain
     from ftsupervise.checkpoints.in_use import leftovers
 
-    planned = _plan(place, policy, told)
+    planned = _plan(place, policy, progress)
     left = leftovers(place.rundir, place.folder, time.time())
     if dry_run:
         return RetentionResult(planned, left)
     retain.remove(place.folder, left)
     gone = retain.remove(place.folder, [one.name for one in planned.remove])
     planned = planned._replace(remove=tuple(one for one in planned.remove if one.name in gone))
-    return RetentionResult(planned, left, gone, retain.sweep(place.folder, progress=told))
+    return RetentionResult(planned, left, gone, retain.sweep(place.folder, progress=progress))
 
 
 def show_plan(planned: Any, left: tuple[str, ...], *, dry_run: bool, freed: int) -> None:
@@ -84,19 +84,19 @@ def policy_of(place: CheckpointPlace, rules: dict[str, Any]) -> Retention:
     return policy
 
 
-def _plan(place: CheckpointPlace, policy: Retention, told: Callable[[int], object]) -> RetentionPlan:
+def _plan(place: CheckpointPlace, policy: Retention, progress: Callable[[int], object]) -> RetentionPlan:
     """The plan by ``policy``, from the sizes of the files. Where something goes by it, it is made again after every byte of the
     newest checkpoints was read, until two are verified."""
     from ftsupervise.checkpoints.retain import ALWAYS, plan, would_free
 
-    planned = plan(_candidates(place, policy, 0, told), policy)
+    planned = plan(_candidates(place, policy, 0, progress), policy)
     if planned.remove:
-        planned = plan(_candidates(place, policy, ALWAYS, told), policy)
+        planned = plan(_candidates(place, policy, ALWAYS, progress), policy)
     return planned._replace(frees=would_free(place.folder, [one.name for one in planned.remove]))
 
 
 def _candidates(
-    place: CheckpointPlace, policy: Retention, in_full: int, told: Callable[[int], object]
+    place: CheckpointPlace, policy: Retention, in_full: int, progress: Callable[[int], object]
 ) -> tuple[Candidate, ...]:
     """All checkpoints of a folder as retention sees them: the newest ones read in full until ``in_full`` are verified, of the
     others the sizes compared."""
@@ -110,7 +110,7 @@ def _candidates(
     made = []
     for one in found:
         thoroughness = Thoroughness.FULL if whole < in_full else Thoroughness.SIZES
-        verdict = verify(one.path, Scope(thoroughness, accounts=place.accounts, told=told))
+        verdict = verify(one.path, Scope(thoroughness, accounts=place.accounts, progress=progress))
         whole += verdict.state is CheckpointState.VERIFIED
         unknown = verdict.state in (CheckpointState.UNSEEN, CheckpointState.COMPLETE)
         made.append(

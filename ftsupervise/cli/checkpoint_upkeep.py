@@ -17,7 +17,7 @@ from ftsupervise.errors import Error, NoAnswer, UsageError
 if TYPE_CHECKING:
     from ftsupervise.checkpoints.offload import OffloadReport
     from ftsupervise.probe import Probe
-    from ftsupervise.probe.watched import Told
+    from ftsupervise.probe.watched import WorkProgress
 
 __all__ = ["checkpoints"]
 _FIND = 8.0  # seconds to find a run and read its settings
@@ -53,7 +53,7 @@ def prune(run: str | None, dry_run: bool, seconds: float, as_json: bool, **rules
         )
     policy = policy_of(place, rules)
     done = patiently(
-        lambda told: retention_of(place, policy, told.moved, dry_run=dry_run),
+        lambda progress: retention_of(place, policy, progress.moved, dry_run=dry_run),
         Patient(seconds, as_json),
         doing="read" if dry_run else "read and removed",
         places=(place.folder,),
@@ -150,35 +150,35 @@ def _keep_up(place: CheckpointPlace, patient: Patient, *, quiet: bool) -> None:
     settings, failed = place.settings, list[tuple[str, bool]]()
     if settings is None:
         return
-    wanted = patiently(lambda told: _to_copy(place, told), patient, doing="", places=(place.folder,))
+    wanted = patiently(lambda progress: _to_copy(place, progress), patient, doing="", places=(place.folder,))
     if settings.offload is not None:
         found, rate = targets(place, (), None)
 
-        def told(url: str, report: OffloadReport) -> None:
+        def print_copy(url: str, report: OffloadReport) -> None:
             if report.sent or not quiet:
                 say(copied(url, report))
 
-        failed = copy_each(wanted, found, rate, patient, told)
+        failed = copy_each(wanted, found, rate, patient, print_copy)
     if settings.retain is not None:
         policy = settings.retain.policy
         done = patiently(
-            lambda told: retention_of(place, policy, told.moved), patient, doing="", places=(place.folder,)
+            lambda progress: retention_of(place, policy, progress.moved), patient, doing="", places=(place.folder,)
         )
         if done.gone or done.left or not quiet:
             show_plan(done.planned, done.left, dry_run=False, freed=done.freed)
     raise_failed(failed)
 
 
-def _to_copy(place: CheckpointPlace, told: Told) -> tuple[Path, ...]:
+def _to_copy(place: CheckpointPlace, progress: WorkProgress) -> tuple[Path, ...]:
     """Adopt the checkpoints that the settings ask for; return those that are to be copied then."""
     assert place.settings is not None
     if place.settings.adopt:
-        _adopt(place, told)
+        _adopt(place, progress)
     retain = place.settings.retain
     return committed(place, every=retain is not None and retain.copied) if place.settings.offload is not None else ()
 
 
-def _adopt(place: CheckpointPlace, told: Told) -> None:
+def _adopt(place: CheckpointPlace, progress: WorkProgress) -> None:
     """Commit the checkpoints that their own program calls complete; the others may be under way."""
     from ftsupervise.checkpoints.commit import NotComplete, commit
     from ftsupervise.checkpoints.contents import contents_of
@@ -192,4 +192,4 @@ def _adopt(place: CheckpointPlace, told: Told) -> None:
             commit(one.path)
         except NotComplete:  # it changes while it is read
             continue
-        told.line(f"{one.path.name} is committed")
+        progress.line(f"{one.path.name} is committed")

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ftsupervise.checkpoints.manifest import Manifest
     from ftsupervise.checkpoints.verify import Verdict
     from ftsupervise.config.checkpointing import CheckpointSettings
-    from ftsupervise.probe.watched import Told
+    from ftsupervise.probe.watched import WorkProgress
     from ftsupervise.rundir.paths import RunDir
 
 SCHEMA_VERSION = 1
@@ -124,10 +124,10 @@ def verify(run: str | None, every: bool, thoroughness: str, world: int | None, s
     if not wanted:
         raise NotFound(f"{place.folder} holds no checkpoint", hint="the run has not saved yet, or it saves elsewhere")
 
-    def judge_all(told: Told) -> list[Verdict]:
+    def judge_all(progress: WorkProgress) -> list[Verdict]:
         verdicts: list[Verdict] = []
         for path in wanted:
-            verdicts.append(judge(path, Scope(Thoroughness(thoroughness), world, place.accounts, told.moved)))
+            verdicts.append(judge(path, Scope(Thoroughness(thoroughness), world, place.accounts, progress.moved)))
             if verdicts[-1].good and not every:
                 break
         return verdicts
@@ -176,12 +176,12 @@ def commit(
     wanted = _to_commit(place, again=again, single=step is not None or bool(metrics) or again)
     origin = Origin(step=step, world=world, metrics=_numbers(metrics))
 
-    def adopt_all(told: Told) -> tuple[dict[Path, Manifest], list[str]]:
+    def adopt_all(progress: WorkProgress) -> tuple[dict[Path, Manifest], list[str]]:
         done: dict[Path, Manifest] = {}
         refused: list[str] = []
         for path in wanted:
             try:
-                done[path] = adopt(path, origin, by_its_sign=place.one is None, told=told.moved)
+                done[path] = adopt(path, origin, by_its_sign=place.one is None, progress=progress.moved)
             except NotComplete as error:
                 refused.append(str(error))
         return done, refused

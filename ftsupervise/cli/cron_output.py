@@ -43,7 +43,7 @@ def local(at: datetime, installed: Installed) -> str:
 
 
 def lines(seen: CronStatus) -> Iterator[str]:
-    """Return the verdict first, then its grounds."""
+    """Yield the verdict first, then its grounds."""
     installed = seen.installed
     head = click.style(seen.verdict, fg=_COLOURS.get(seen.verdict, "cyan"), bold=True)
     yield f"cron in {seen.cron.root}: {head}{_why(seen)}"
@@ -202,7 +202,7 @@ def _run_json(run: EntryRun | None) -> dict[str, object] | None:
 
 
 def entry_lines(found: CronEntries, installed: Installed, now: datetime) -> Iterator[str]:
-    """Return the output of ``cron list``: what runs when, and what is passed over."""
+    """Yield the output of ``cron list``: what runs when, and what is passed over."""
     from ftsupervise.crontab.status import next_slot
 
     for entry in found.entries:
@@ -214,7 +214,7 @@ def entry_lines(found: CronEntries, installed: Installed, now: datetime) -> Iter
 
 
 def entries_as_json(found: CronEntries, installed: Installed, now: datetime) -> Iterator[str]:
-    """Return the output of ``cron list --json``: one JSON object."""
+    """Yield the output of ``cron list --json``: one JSON object."""
     from ftsupervise.crontab.status import next_slot
 
     entries = []

@@ -98,8 +98,8 @@ def _plan(run: Run, config: Path, kind: str, after: str, exclude: str) -> Plan:
     for sentence in unread:
         say(f"note: {sentence}", err=True)
     if avoid:  # a dry run asks Slurm too: it prints exactly what would be submitted
-        avoid, left_in = that_fit(avoid, run, tuple(filter(None, (*run.launch.exclude, exclude))))
-        for sentence in left_in:
+        avoid, not_excluded = that_fit(avoid, run, tuple(filter(None, (*run.launch.exclude, exclude))))
+        for sentence in not_excluded:
             say(f"note: {sentence}", err=True)
     workdir = config.absolute().parent
     made = plan(

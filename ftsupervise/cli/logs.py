@@ -1,4 +1,4 @@
-"""``ftsupervise logs`` and ``ftsupervise list``: the output of a run wherever it goes, and the names of all runs."""
+"""``ftsupervise logs``: the output of a run, wherever it goes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ftsupervise.cli import time_limit
-from ftsupervise.cli.output import columns, say, say_json
+from ftsupervise.cli.output import columns, say
 from ftsupervise.errors import Error, NotFound
 from ftsupervise.printable import printable
 
@@ -89,20 +89,6 @@ def _of_all(places: Sequence[RunDir], attempt: int | None) -> list[list[Part]]:
     if not found:
         raise missing[0]
     return found
-
-
-@click.command("list")
-@click.option("--json", "as_json", is_flag=True, help="Name and directory of each, for programs.")
-def list_runs(as_json: bool) -> None:
-    """List the runs that this account has launched: name, a tab, directory. For scripts; asks nobody."""
-    from ftsupervise.report.rows import my_runs
-
-    found = my_runs()
-    if as_json:
-        say_json({"schema_version": 1, "runs": [{"name": name, "directory": str(at)} for name, at in found.items()]})
-        return
-    for name, directory in found.items():
-        click.echo(f"{printable(name)}\t{printable(str(directory))}")
 
 
 def _parts(rundir: RunDir, attempt: int | None) -> list[Part]:

@@ -15,6 +15,7 @@ import click
 from ftsupervise.cli.output import DefaultGroup, end_of, plain, say, say_json
 from ftsupervise.errors import UsageError
 from ftsupervise.host.ownership import shown_user
+from ftsupervise.units import count
 
 if TYPE_CHECKING:
     from ftsupervise.nodes import incidents
@@ -129,7 +130,7 @@ def apply(run: str | None) -> None:
     if done.problem:
         raise SchedulerUnavailable(done.problem, hint="the next failure tries again, or type it again")
     if not done.changed:
-        say(f"{len(done.jobs)} waiting job(s): nothing to change" if done.jobs else "no job of this run waits")
+        say(f"{count(len(done.jobs), 'waiting job')}: nothing to change" if done.jobs else "no job of this run waits")
 
 
 # --------------------------------------------------------------------------------------------------------------- parts
@@ -224,7 +225,7 @@ def _apply(rundir: RunDir, judged: Judgement) -> ExclusionResult:
     from ftsupervise.nodes import exclude
 
     done = exclude.apply(rundir, os.environ, judged.nodes, whole=judged.whole)
-    for sentence in (*done.changed, *done.left_in):
+    for sentence in (*done.changed, *done.not_excluded):
         say(sentence)
     return done
 

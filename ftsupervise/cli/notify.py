@@ -119,7 +119,7 @@ def preview(config: str | None, kind: str, as_json: bool) -> None:
     own = own if own is not None and (own / template).is_file() else None
     records = []
     for message in incident(run.name, str(run.run_dir or ""), now):
-        seen = view(message, message.created, beside=AboutRun(sample(message.created)))
+        seen = view(message, message.created, about_run=AboutRun(sample(message.created)))
         try:
             text = render_strictly(template, seen, own, kind)
         except TemplateError as error:

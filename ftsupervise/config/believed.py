@@ -118,7 +118,7 @@ def _is_another_of_ours(run_dir: Path | None, path: Path) -> bool:
 
 
 def _paths_of_ours(run: Run) -> Iterator[tuple[str, str]]:
-    """Return (key, path) of each path in the settings that this account owns and would read."""
+    """Yield (key, path) of each path in the settings that this account owns and would read."""
     root = str(run.run_dir)
     found = [(f"launch.{key}", getattr(run.launch, key)) for key in ("output", "error")]
     found += [(f"watch.disk[{index}].path", one.path) for index, one in enumerate(run.watch.disk or ())]

@@ -75,11 +75,8 @@ def refusal(problems: Iterable[Problem]) -> ConfigError:
 
 
 def sentences(error: ValidationError, document: Document, model: type[BaseModel]) -> list[Problem]:
-    """Return each finding of pydantic at its place in the file, but for keys that a problem of the document covers
-    already.
-
-    Values under the name of a secret are never repeated.
-    """
+    """Return each finding of pydantic at its place in the file, but for keys that a problem of the document covers already.
+    Values under the name of a secret are never repeated."""
     known = Known(model)
     told = [problem.path for problem in document.problems if problem.path]
     found = [

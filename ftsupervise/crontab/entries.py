@@ -114,7 +114,7 @@ class Due:
 
 
 def due(schedule: Schedule, slot: datetime, period: timedelta, last: datetime, *, once: bool) -> Due:
-    """Return whether the entry is due at ``slot``, and the slots missed since ``last`` (its last run, or when it was
+    """Return ``Due``: whether the entry is due at ``slot``, and the slots missed since ``last`` (its last run, or when it was
     first seen).
 
     An entry has one run a slot, however many of its times lie between this slot and the one before. ``once``: one run
@@ -237,7 +237,7 @@ def _read_folder(
 
 
 def judge(name: str, mode: int, *, executable: bool) -> EntryKind | PassedOver:
-    """Return whether a file called ``name`` in a cron folder is an executable or a job script, or why it is passed over.
+    """Return the kind of a file called ``name`` in a cron folder (executable or job script), or why it is passed over.
     Pure.
 
     ``mode`` as stat(2) gives it, links followed.

@@ -74,7 +74,7 @@ class SlotsSeen:
 
     @property
     def died(self) -> tuple[SlotRecord, ...]:
-        """Return whether the slot was claimed and never finished; the newest may still be at it."""
+        """Return the slots that were claimed and never finished; the newest may still be at it."""
         return tuple(slot for slot in self.known[:-1] if slot.end is None)
 
 

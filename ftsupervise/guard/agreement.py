@@ -1,11 +1,9 @@
-"""How the ranks come to the same decision at the same step.
+"""The ranks come to the same decision at the same step.
 
-Through the store of torch.distributed, where the program has one (store_agreement.py): no rank waits for another there.
-Otherwise through a function that all ranks call in the same step: the user's own (``AskedAgreement``), or one small all_reduce
-every few steps (``ReducedAgreement``).
-
-A decision and its step belong together for all ranks, so all count the calls of ``Guard.step``: its numbers may begin
-anywhere, repeat or skip.
+They agree through the store of torch.distributed, where the program has one (store_agreement.py): no rank waits for
+another there. Otherwise they do so through a function that all ranks call in the same step: the user's own
+(``AskedAgreement``), or one small all_reduce every few steps (``ReducedAgreement``). A decision and its step belong
+together for all ranks, so all count the calls of ``Guard.step``: its numbers may begin anywhere, repeat or skip.
 """
 
 from __future__ import annotations
@@ -24,8 +22,9 @@ MOST_AHEAD = 32  # steps, however quick they are: the next ones may be slow
 
 
 class Agreement(Protocol):
-    """``count``: the calls of ``Guard.step`` so far, counted there. Up to ``free`` a call need not come to ``decide``.
+    """The agreement of the ranks.
 
+    ``count``: the calls of ``Guard.step`` so far, counted there. Up to ``free`` a call need not come to ``decide``.
     ``lost``: why this rank decides alone for now, or "".
     """
 
@@ -34,16 +33,16 @@ class Agreement(Protocol):
     lost: str
 
     def decide(self, want: Decision) -> Decision:
-        """The decision of all ranks for this call; ``want``: this rank's own wish."""
+        """Return the decision of all ranks for this call; ``want``: this rank's own wish."""
 
     def pending(self) -> Decision:
-        """What is decided for a call to come, as far as this rank knows."""
+        """Return what is decided for a call to come, as far as this rank knows."""
 
     def tell(self, want: Decision) -> None:
         """Pass this rank's wish on before its next call."""
 
     def close(self, *, in_order: bool) -> None:
-        """The loop is over. ``in_order``: the other ranks are about to leave too, and are waited for a little."""
+        """End: the loop is over. ``in_order``: the other ranks are about to leave too, and are waited for a little."""
 
 
 class AskedAgreement:
@@ -73,12 +72,15 @@ class AskedAgreement:
 
 
 def common(want: Decision, agreed: int) -> Decision:
-    """The decision that all have voted for; with this rank's own reason if it voted for the same."""
+    """Return the decision that all have voted for; with this rank's own reason if it voted for the same."""
     return want if agreed == as_vote(want) else from_vote(int(agreed))
 
 
 class StepPace:
-    """How many steps take ``seconds``, from the time that the last ones took. It grows step by step: the first may be quick."""
+    """Tells how many steps take ``seconds``, from the time that the last ones took.
+
+    The number grows step by step: the first step may be quick.
+    """
 
     def __init__(self, seconds: float, most: int) -> None:
         self.step_takes = 0.0  # seconds

@@ -31,7 +31,7 @@ class BackgroundCheckpoint:
         self._answered = guard._outside.switches.hand_over()
 
     def stage(self, *, anew: bool) -> Path:
-        """The folder to write into. ``anew``: empty; one rank asks so, before the others ask. Raises OSError."""
+        """Return the folder to write into. ``anew``: empty; one rank asks so, before the others ask. Raises OSError."""
         return self._checkpoints.stage_anew(self.name) if anew else self._checkpoints.stage(self.name)
 
     def list_own(self, folder: Path) -> None:
@@ -39,16 +39,18 @@ class BackgroundCheckpoint:
         self._checkpoints.list_own(folder)
 
     def commit(self, folder: Path, ranks: Collection[int]) -> bool:
-        """Rank 0, when all ``ranks`` have left their lists: from then on it is a checkpoint. False: a newer attempt has begun.
-        Raises OSError when it cannot be committed."""
+        """Commit on rank 0, when all ``ranks`` have left their lists: from then on it is a checkpoint.
+
+        False: a newer attempt has begun. Raises OSError when it cannot be committed.
+        """
         return self._checkpoints.commit(folder, self.step, self._metrics, ranks)
 
     def over(self) -> bool:
-        """Has a newer attempt begun? Then nothing of this one is saved any more."""
+        """Return whether a newer attempt has begun. Then nothing of this one is saved any more."""
         return self._checkpoints.over()
 
     def saved(self) -> None:
-        """It is committed: every rank says so, and rank 0 takes down the switch that it answers."""
+        """Note that it is committed: every rank says so, and rank 0 takes down the switch that it answers."""
         self.done = True
         if not self._guard.may_save():
             return
@@ -58,12 +60,14 @@ class BackgroundCheckpoint:
         self._guard._decider.take_down(self._answered)
 
     def skipped(self) -> None:
-        """It was not begun: the next one answers the switch."""
+        """Note that it was not begun: the next one answers the switch."""
         self.done = False
         self._guard._outside.switches.take_back(self._answered)
 
     def failed(self, why: str) -> None:
-        """It is not committed, and the training goes on: a line on stderr, and a fact for the *checkpoints* watchdog."""
+        """Note that it is not committed, and the training goes on: a line on stderr, and a fact for the *checkpoints*
+        watchdog.
+        """
         self.skipped()
         if self.over():
             self._guard.may_save()  # says that a newer attempt has begun

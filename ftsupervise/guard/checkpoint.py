@@ -1,8 +1,9 @@
-"""Checkpoints come and go through the attempt's own staging folder, by one rename each: whole, and by one writer.
+"""Makes checkpoints appear and go through the attempt's own staging folder, by one rename each: whole, and by one
+writer.
 
-A newer attempt seals that folder when it begins (``rundir/fence.py``). From then on neither a commit nor a removal of this
-attempt has any effect, whatever it had checked before. Without ``ftsupervise run`` no folder is sealed, and the same calls
-still give checkpoints that are whole or absent.
+A newer attempt seals that folder when it begins (``rundir/fence.py``). From then on neither a commit nor a removal of
+this attempt has any effect, whatever it had checked before. Without ``ftsupervise run`` no folder is sealed, and the
+same calls still give checkpoints that are whole or absent.
 """
 
 from __future__ import annotations
@@ -48,9 +49,10 @@ class Checkpoints:
         self._sweeps = place.staging is None and place.rank == 0  # no newer attempt will
 
     def stage(self, name: str) -> Path:
-        """An empty folder to write the checkpoint ``name`` into; every rank may ask. After the seal: a path that leads nowhere.
+        """Return an empty folder to write the checkpoint ``name`` into; every rank may ask.
 
-        Raises ValueError for a name that is a path, OSError when the folder cannot be made.
+        After the seal it is a path that leads nowhere. Raises ValueError for a name that is a path, OSError when the
+        folder cannot be made.
         """
         if not name or name.startswith(".") or "/" in name:
             raise ValueError(f"{name!r} is not a name for a checkpoint: give no path and no leading dot")
@@ -65,18 +67,23 @@ class Checkpoints:
         return staged
 
     def stage_anew(self, name: str) -> Path:
-        """The same on one rank, before the others: what an earlier save of that name has left is deleted. Raises as it does."""
+        """Do the same on one rank, before the others: leftovers of an earlier save of that name are deleted.
+
+        Raises as ``stage`` does.
+        """
         staged = self.stage(name)
         self.discard(staged)
         return self.stage(name)
 
     def discard(self, staged: Path) -> None:
-        """Delete what was staged and is not committed: a disk that is full gets its space back."""
+        """Delete a staged checkpoint that is not committed: a disk that is full gets its space back."""
         if not self.over():
             _delete(staged)
 
     def latest(self, world: int | None, *, begun: bool) -> Path | None:
-        """The newest one that is good to go on from; None when there is none. Raises OSError where they cannot be read."""
+        """Return the newest one that is good to go on from; None when there is none. Raises OSError where they cannot
+        be read.
+        """
         from ftsupervise.guard.resume import latest
 
         found = latest(self._place, world, self._voice, self.over, begun=begun)
@@ -85,7 +92,7 @@ class Checkpoints:
         return found.path
 
     def skip(self) -> int:
-        """The batches to skip from the checkpoint that this attempt went on from. See ``Guard.skip``."""
+        """Return the batches to skip from the checkpoint that this attempt went on from. See ``Guard.skip``."""
         if self._skip is None and self._place.attempt_dir is not None:
             from ftsupervise.guard.resume import skip_of
 
@@ -93,7 +100,7 @@ class Checkpoints:
         return self._skip or 0
 
     def over(self) -> bool:
-        """Is it known that this attempt can no longer save?"""
+        """Return whether it is known that this attempt can no longer save."""
         return self._area.is_file() or self._superseded()
 
     def list_own(self, staged: Path) -> None:
@@ -166,8 +173,10 @@ class Checkpoints:
             return False
 
     def identity(self, name: str) -> int:
-        """Which folder is the checkpoint ``name`` now; 0: there is none. It lists the folder, for a client of a network file
-        system asks the server then. Raises OSError."""
+        """Return an identity of the folder that is the checkpoint ``name`` now; 0: there is none.
+
+        It lists the folder, for a client of a network file system asks the server then. Raises OSError.
+        """
         try:
             with os.scandir(self.folder) as entries:
                 return next((one.stat(follow_symlinks=False).st_ino for one in entries if one.name == name), 0)
@@ -175,10 +184,10 @@ class Checkpoints:
             return 0
 
     def is_committed(self, staged: Path, before: int, beat: Callable[[], object]) -> bool | None:
-        """For the other ranks, behind the barrier: wait until rank 0 has committed ``staged``. ``before``: the ``identity``
-        before the barrier. False: a newer attempt has begun. None: nothing is seen of it here within COMMIT_WITHIN.
+        """Wait until rank 0 has committed ``staged``: for the other ranks, behind the barrier.
 
-        Raises OSError when rank 0 could not commit it.
+        ``before``: the ``identity`` before the barrier. False: a newer attempt has begun. None: nothing is seen of it
+        here within COMMIT_WITHIN. Raises OSError when rank 0 could not commit it.
         """
         until, pause = time.monotonic() + COMMIT_WITHIN, _FIRST_LOOK
         while self.identity(staged.name) in (0, before):
@@ -194,8 +203,10 @@ class Checkpoints:
         return True
 
     def _seal(self, staged: Path, origin: Origin, ranks: Collection[int]) -> None:
-        """All files closed to others, durable, and in the manifest. Nothing reads them before they have their name, so files,
-        manifest and folders go to the disk together."""
+        """Close all files to other accounts, make them durable, and list them in the manifest.
+
+        Nothing reads them before they have their name, so files, manifest and folders go to the disk together.
+        """
         from ftsupervise.checkpoints import shards
         from ftsupervise.checkpoints.commit import NotComplete, Syncs, digests_of, manifest_from, require_still
         from ftsupervise.checkpoints.contents import contents_of
@@ -229,8 +240,10 @@ class Checkpoints:
             raise OSError(errno.EBUSY, str(error)) from None
 
     def _clear(self, staged: Path) -> None:
-        """Take away what saves of this account that were killed have left: of this name where no other rank may write there
-        already, and all that has not changed for a day."""
+        """Remove what killed saves of this account have left.
+
+        That is all of this name where no other rank may write there already, and all that has not changed for a day.
+        """
         from ftsupervise.checkpoints.staged import left_alone, names_in
 
         if self._place.world == 1 and staged.is_dir() and not staged.is_symlink():
@@ -323,7 +336,7 @@ def _without(found: Iterable[FileFacts], shared: Iterable[FileEntry]) -> tuple[F
 
 
 def _keep_names(folder: Path) -> bool:
-    """Make the names of the folder and of those above it durable, which a first save may have made. True."""
+    """Make the names of the folder and of those above it durable, which a first save may have made. Returns True."""
     device = folder.stat().st_dev
     for above in folder.parents:
         try:
@@ -336,7 +349,7 @@ def _keep_names(folder: Path) -> bool:
 
 
 def _exchange(one: Path, other: Path) -> bool:
-    """Exchange the names of two folders atomically; False where kernel or file system cannot."""
+    """Exchange the names of two folders atomically; return False where kernel or file system cannot."""
     try:
         import ctypes
 

@@ -19,15 +19,15 @@ _CLOSE_WITHIN = 1.0  # seconds that the end of the loop may wait for a store tha
 
 
 class Register(Protocol):
-    """The one value that ``world`` ranks share, and a counter of those that have left. What it raises says that it is gone."""
+    """The one value that ``world`` ranks share, and a counter of those that have left. An error of it means that it is gone."""
 
     world: int
 
     def swap(self, expected: str, desired: str) -> str:
-        """Replace ``expected`` ("" where there is none yet) by ``desired``; the value afterwards."""
+        """Replace ``expected`` ("" where there is none yet) by ``desired``; return the value afterwards."""
 
     def left(self, more: int) -> int:
-        """Count ``more`` ranks as having left; how many have."""
+        """Count ``more`` ranks as having left; return how many have."""
 
 
 class Question(NamedTuple):
@@ -74,7 +74,9 @@ class Courier:
             return self.known.passed >= step
 
     def close_step(self, step: int, seconds: float) -> Frontier:
-        """This rank does now what is named for ``step``. Returns what that is, as far as can be learned within ``seconds``."""
+        """Note that this rank does now what is named for ``step``; return that, as far as it can be learned within
+        ``seconds``.
+        """
         with self._turn:
             self._question = self._question._replace(closes=max(step, self._question.closes))
             self._asked = self.busy = True
@@ -83,14 +85,17 @@ class Courier:
             return self.known
 
     def leave(self) -> None:
-        """This rank asks no more: it knows that all stop. Returns at once."""
+        """Note that this rank asks no more: it knows that all stop. Returns at once."""
         with self._turn:
             self._leaving = True
             self._turn.notify_all()
 
     def close(self, linger: float) -> None:
-        """The loop is over. Where this process holds the store, it waits ``linger`` seconds at most until all others have left
-        too, so that none of them asks in vain."""
+        """End: the loop is over.
+
+        Where this process holds the store, it waits ``linger`` seconds at most until all others have left too, so that
+        none of them asks in vain.
+        """
         with self._turn:
             if self._linger is None:
                 self._linger, self._leaving = linger, True

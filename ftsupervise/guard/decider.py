@@ -1,4 +1,5 @@
-"""How the reasons to save or to stop become the answer of a step: this rank's own look at them, and what all ranks agree on.
+"""Turns the reasons to save or to stop into the answer of a step: this rank's own look at them, and what all ranks
+agree on.
 
 A step in which nothing is due does not come here. Signal handlers and the deadline make a check due.
 """
@@ -66,14 +67,14 @@ class Decider:
         self._stop: Decision | None = None  # decided: every later step repeats it
 
     def listen(self, problems: Iterable[str]) -> None:
-        """Receive signals from now on, and say what of them, and of the settings, does not work here."""
+        """Receive signals from now on, and report which of them, and which settings, do not work here."""
         for problem in problems:
             self._voice.once(problem)
-        deaf = self.outside.signals.listen()
+        why_not = self.outside.signals.listen()
         atexit.register(self.outside.signals.last_words)
-        if deaf:
+        if why_not:
             self._voice.once(
-                f"the guard cannot receive signals here ({deaf}); the warning file and the switches still work"
+                f"the guard cannot receive signals here ({why_not}); the warning file and the switches still work"
             )
         if self._place.rundir is None and self._place.rank == 0:
             self._voice.say(
@@ -88,7 +89,7 @@ class Decider:
         return as_vote(self._want)
 
     def decide(self, step: int, agreed: int | None, heart: Heart) -> Decision:
-        """The answer of ``step``; ``agreed``: the maximum of the votes, where the loop carried them."""
+        """Return the answer of ``step``; ``agreed``: the maximum of the votes, where the loop carried them."""
         if self._stop is not None:
             return self._stop
         if self.first:
@@ -132,32 +133,32 @@ class Decider:
         return max(self._want, self.agreement.pending())
 
     def superseded(self) -> bool:
-        """Has a newer attempt begun? Checks now; unknown counts as no."""
+        """Return whether a newer attempt has begun. Checks now; unknown counts as no."""
         if self.outside.attempt.newer is None and self._place.attempt is not None:
             self.side.do("attempt", self.outside.attempt.superseded)
         return self.outside.attempt.newer is not None
 
     def take_down(self, answered: Identity | None) -> None:
-        """A checkpoint is saved: rank 0 takes down the save switch that it answers, and no other."""
+        """Note that a checkpoint is saved: rank 0 takes down the save switch that it answers, and no other."""
         if answered is not None and self._place.rank == 0:
             self.side.do("save switch", partial(self.outside.switches.take_down, answered, self._place.area))
             self._voice.say_held()
 
     def finish(self, step: int) -> None:
-        """The training is complete: rank 0 writes it down for the members of the chain that are still to come."""
+        """Record that the training is complete: rank 0 does, for the later members of the chain."""
         rundir, place = self._place.rundir, self._place
         if rundir is None or place.rank != 0:
             return
         record = Finished(whole(step), place.attempt, os.uname().nodename, datetime.now(timezone.utc))
         if not self.side.do("finished", partial(self._write_finished, rundir, record), FINISH_WITHIN):
             self._voice.say(
-                f"{rundir.root} has not answered for {FINISH_WITHIN:.0f} s: the next job may train on; "
+                f"{rundir.root} has not answered for {FINISH_WITHIN:.0f} s: the next job may go on training; "
                 f"when it answers, touch {rundir.finished}"
             )
         self._voice.say_held()
 
     def close(self, *, in_order: bool) -> None:
-        """The loop is over: the last beat is written, and the threads end."""
+        """End: the last beat is written, and the threads end."""
         self.side.close()
         self._voice.say_held()
         self._leave(in_order=in_order)
@@ -173,7 +174,7 @@ class Decider:
         return self._carried or (self.agreement is not None and not self.agreement.lost)
 
     def _carry(self) -> None:
-        """The loop carries the votes: nothing else is agreed on."""
+        """Let the loop carry the votes: nothing else is agreed on."""
         if not self._carried:
             self._carried, self._search = True, 0
             self._leave(in_order=False)
@@ -217,7 +218,7 @@ class Decider:
         return decision
 
     def _settle(self, decision: Decision, step: int, heart: Heart) -> None:
-        """The loop will stop: record the cause for the supervisor."""
+        """Record the cause for the supervisor: the loop will stop."""
         self._stop = decision
         self.wake()
         if heart.ending is not None:
@@ -238,7 +239,7 @@ class Decider:
         try:
             write_json(file, record)
         except OSError as error:
-            self._voice.later(f"cannot write down why we stop: {error.strerror}")
+            self._voice.later(f"cannot record why we stop: {error.strerror}")
 
     def _write_finished(self, rundir: RunDir, record: Finished) -> None:
         try:

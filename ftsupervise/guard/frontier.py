@@ -1,13 +1,12 @@
-"""What all ranks have agreed on: how many steps each may make without a question, and the steps at which all save or stop.
+"""The agreement of all ranks: how many steps each may make without a question, and the steps at which all save or stop.
 
-The ranks keep this one value in a store that they share, and change it by compare-and-set only. A decision is always named for
-the first step that no rank may make yet, so nobody can have passed it, however far ranks are apart; and before a rank makes a
-step beyond ``passed`` it asks, and is told. No rank ever waits for another one.
+The ranks keep this one value in a store that they share, and change it by compare-and-set only. A decision is always
+named for the first step that no rank may make yet, so no rank can have passed it, however far ranks are apart; and
+before a rank makes a step beyond ``passed`` it asks, and is told. No rank ever waits for another one.
 
-A stop that saves may turn into one that does not, when a loss is no number any more before its step is made. The first rank
-that comes to this step closes it, and from then on it stays what it is, for all.
-
-Steps are counted as calls of ``Guard.step``, which all ranks make equally often: numbers may begin anywhere, repeat or skip.
+A stop that saves may turn into one that does not, when a loss is no number any more before its step is made. The first
+rank that comes to this step closes it, and from then on it stays what it is, for all. Steps are counted as calls of
+``Guard.step``, which all ranks make equally often: numbers may begin anywhere, repeat or skip.
 """
 
 from __future__ import annotations
@@ -45,12 +44,14 @@ class Frontier(NamedTuple):
     closed: int = 0
 
     def up_to(self, step: int) -> Frontier:
-        """Every rank may make the steps up to this one."""
+        """Return the frontier with every step up to this one allowed to all ranks."""
         return self if step <= self.passed else self._replace(passed=step)
 
     def wish(self, decision: Decision, rank: int, after: int) -> Frontier:
-        """Name the next possible step for it, unless a step after ``after`` has as much in store already. A stop that is to
-        come anyway becomes this one."""
+        """Name the next possible step for it, unless a step after ``after`` has as much planned already.
+
+        A stop that is to come anyway becomes this one.
+        """
         coming = [one for one in self.named if one.at > after]
         if any(covers(one.decision(), decision) for one in coming):
             return self
@@ -64,7 +65,7 @@ class Frontier(NamedTuple):
         return Frontier(at, (*self.named, one)[-_KEPT:], self.closed)
 
     def close(self, step: int) -> Frontier:
-        """A rank does now what is named for ``step``."""
+        """Note that a rank does now what is named for ``step``."""
         return self if step <= self.closed else self._replace(closed=step)
 
     def between(self, answered: int, step: int) -> tuple[NamedStep, ...]:
@@ -72,7 +73,7 @@ class Frontier(NamedTuple):
         return tuple(one for one in self.named if answered < one.at <= step)
 
     def next_after(self, step: int) -> int | None:
-        """The first step after ``step`` that something is named for."""
+        """Return the first step after ``step`` that something is named for."""
         return min((one.at for one in self.named if one.at > step), default=None)
 
     def text(self) -> str:
@@ -80,7 +81,10 @@ class Frontier(NamedTuple):
 
 
 def covers(coming: Decision, wanted: Decision) -> bool:
-    """Does a rank that wants the one get it with the other? A stop that saves is not enough for one that must not."""
+    """Return whether a rank that wants the one gets it with the other.
+
+    A stop that saves is not enough for one that must not.
+    """
     return coming >= wanted and not (wanted.stop and coming.save and not wanted.save)
 
 
@@ -104,5 +108,5 @@ def _named(at: object, vote: object, rank: object, reason: object) -> NamedStep:
 
 def _count(value: object) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise ValueError(f"{value!r} is no count")
+        raise ValueError(f"{value!r} is not a count")
     return value

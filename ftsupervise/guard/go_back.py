@@ -30,7 +30,10 @@ class WayBack(NamedTuple):
 
 
 def way_back(place: RankContext, scope: Scope, voice: Voice) -> WayBack | None:
-    """None where there was no trouble with the loss, or the ledger cannot be read. Raises OSError as ``choose`` does."""
+    """Return the way back; None where there was no trouble with the loss, or the ledger cannot be read.
+
+    Raises OSError as ``choose`` does.
+    """
     try:
         found = go_back(_before(place), place.loss_back)
     except OSError as error:
@@ -40,7 +43,7 @@ def way_back(place: RankContext, scope: Scope, voice: Voice) -> WayBack | None:
 
 
 def first_loss(place: RankContext) -> float | None:
-    """The first loss of the run that an earlier attempt has reported; None where it is not known."""
+    """Return the first loss of the run that an earlier attempt has reported; None where it is not known."""
     if place.rundir is None or place.attempt is None:
         return None
     try:
@@ -61,7 +64,10 @@ def _before(place: RankContext) -> Iterator[Attempt]:
 
 
 def _choose(place: RankContext, scope: Scope, found: GoBack) -> WayBack:
-    """The newest that is old enough; else the oldest. From the beginning only where that is near, or there is none at all."""
+    """Return the newest that is old enough; else the oldest.
+
+    From the beginning only where that is near, or there is none at all.
+    """
     there = checkpoints_in(place.checkpoints)
     choice = choose(place.checkpoints, scope, without=_names(there, found.newest))
     if choice.verdict is None:

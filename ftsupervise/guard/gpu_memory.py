@@ -56,7 +56,7 @@ class GpuMemory:
         return tuple(_share(cuda, device) for device in range(cuda.device_count()) if cuda.memory_reserved(device))
 
     def give_back(self, now: float) -> bool:
-        """Collect garbage and empty the allocator's cache, unless that was done minutes ago; was it done?"""
+        """Collect garbage and empty the allocator's cache, unless that was done minutes ago; return whether it was done."""
         cuda = self._find()
         if cuda is None or now - self._gave_back < _GIVE_BACK_EVERY:
             return False

@@ -39,8 +39,10 @@ class ExitReport:
         self._code = 0  # of a sys.exit() that went through the guard's block
 
     def passes(self, error: BaseException | None) -> None:
-        """An exception leaves the guard's block, and may be caught further out. It is ignored once the loop stops normally:
-        other ranks may be about to save, and srun reports this one."""
+        """Note that an exception leaves the guard's block, and may be caught further out.
+
+        It is ignored once the loop stops normally: other ranks may be about to save, and srun reports this one.
+        """
         if not self._is_mine() or self._page.in_order:
             return
         self._code = _exit_code(error) if isinstance(error, SystemExit) else 0
@@ -48,7 +50,7 @@ class ExitReport:
             self._page.failed()
 
     def forget(self) -> None:
-        """An earlier exception was caught: the loop is entered again, or has ended normally."""
+        """Forget an earlier exception, which was caught: the loop is entered again, or has ended normally."""
         if self._is_mine():
             self._code = 0
             self._page.stays()
@@ -69,7 +71,7 @@ class ExitReport:
             self._page.leaving()
 
     def _is_mine(self) -> bool:
-        """Is this the rank itself? A child that it has forked maps the same page, and exits too."""
+        """Return whether this is the rank itself. A child that it has forked maps the same page, and exits too."""
         return os.getpid() == self._page.pid
 
 
@@ -83,7 +85,7 @@ def _flush() -> None:
 
 
 def _exit_code(error: SystemExit) -> int:
-    """The exit code that the interpreter makes of the argument of ``sys.exit()``."""
+    """Return the exit code that the interpreter makes of the argument of ``sys.exit()``."""
     try:
         code = error.code
     except Exception:  # a subclass of somebody's
@@ -94,7 +96,7 @@ def _exit_code(error: SystemExit) -> int:
 
 
 def _uncaught() -> bool:
-    """Has an exception left the program? One that some extension printed and forgot began in another frame."""
+    """Return whether an exception has left the program. One that an extension printed and forgot began in another frame."""
     error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
     trace = getattr(error, "__traceback__", None)
     if not isinstance(error, Exception) or trace is None:
@@ -147,14 +149,14 @@ class BeatWriter:
         self._side, self._waits = side, waits
 
     def hand_over(self, kind: str, work: Callable[[], object], *, wait: bool) -> None:
-        """Have it done in the side thread. What is news is waited for: the loop may hold the interpreter for long after it."""
+        """Have it done in the side thread. News is waited for: the loop may hold the interpreter for long after it."""
         if wait or self._waits:
             self._side.do(kind, work)
         else:
             self._side.ask(kind, work)
 
     def write(self, step: int | None, phase: str, at: float, facts: Callable[[], Facts]) -> None:
-        """``at``: seconds since 1970. The facts are those of the moment of writing."""
+        """Write the beat. ``at``: seconds since 1970. The facts are those of the moment of writing."""
         place = self._place
         if place.rundir is None or self._superseded():
             return
@@ -199,7 +201,7 @@ class Heart:
         return self._spent.phase
 
     def first(self, step: int) -> None:
-        """The first step this process finished."""
+        """Record the first step that this process finished."""
         self.facts["first"] = str(whole(step))
         self.facts["first_at"] = f"{time.time():.3f}"
         if self.phase == "start":
@@ -235,7 +237,7 @@ class Heart:
             return None
 
     def beat(self, now: float) -> bool:
-        """Write if it is due at monotonic ``now``; was it?"""
+        """Write if it is due at monotonic ``now``; return whether it was."""
         if self.page is not None:
             self.page.beat(time.monotonic())
         if now < self._due:
@@ -278,7 +280,7 @@ class Heart:
             )
 
     def take_loss(self, loss: float, step: Any) -> bool:
-        """A loss of the loop's; is there something to decide? What there is to tell goes out with the next check."""
+        """Take a loss of the loop; return whether there is something to decide. A report goes out with the next check."""
         losses = self.losses
         try:
             news = losses is not None and losses.take(loss, self.step, step)
@@ -350,7 +352,7 @@ class Imports(NamedTuple):
 
 
 def installed() -> list[str]:
-    """Names of the imported modules that are installed, in the order in which they were imported."""
+    """Return the names of the imported modules that are installed, in the order in which they were imported."""
     roots = {str(Path(os.__file__).parent) + os.sep}
     roots |= {f"{entry}{os.sep}" for entry in sys.path if entry.endswith(("site-packages", "dist-packages"))}
     inside = tuple(roots)
@@ -372,7 +374,7 @@ def write_imports(path: str, attempt: int | None, seconds: float) -> None:
 
 
 def age() -> float:
-    """Seconds since this process was started; 0.0 where that cannot be seen."""
+    """Return the seconds since this process was started; 0.0 where that cannot be seen."""
     try:
         with open("/proc/self/stat", "rb") as file:
             ticks = int(file.read().rpartition(b")")[2].split()[19])

@@ -37,9 +37,10 @@ class LoopCheckpoints:
     # ----------------------------------------------------------------------------------------------------------- restore
 
     def restore(self, latest: Callable[[], Path | None], one_pass: Callable[[], object] | None) -> int | None:
-        """The step of the newest good checkpoint that ``guard.save`` wrote, loaded; None when there is none.
+        """Return the step of the newest good checkpoint that ``guard.save`` wrote, loaded; None when there is none.
 
-        Raises OSError where the checkpoints cannot be read, RuntimeError where this loop cannot load the one that was chosen.
+        Raises OSError where the checkpoints cannot be read, RuntimeError where this loop cannot load the one that was
+        chosen.
         """
         newest = self._newest(latest)
         if newest is None:
@@ -50,7 +51,7 @@ class LoopCheckpoints:
             raise RuntimeError(f"{newest} cannot be loaded: {error}") from error
 
     def _newest(self, latest: Callable[[], Path | None]) -> Path | None:
-        """The same on all ranks."""
+        """Return the newest one, the same on all ranks."""
         place, ranks = self._place, self._ranks()
         if place.world == 1 or (ranks is None and self._agree is None):
             return self._ours(latest())
@@ -108,7 +109,7 @@ class LoopCheckpoints:
         return first.step
 
     def _require_whole(self, newest: Path, saved: int) -> None:
-        """Raises RuntimeError where a rank that wrote it kept a part of the model for itself."""
+        """Raise RuntimeError where a rank that wrote it kept a part of the model for itself."""
         bound: set[str] = set()
         for rank in range(1, saved):
             state: SavedRank = loop_files.read(newest, rank)
@@ -122,15 +123,19 @@ class LoopCheckpoints:
     # -------------------------------------------------------------------------------------------------------------- save
 
     def write(self, folder: Path, step: int) -> None:
-        """This rank's whole state, into a folder of its own making. Raises OSError, and TypeError for what cannot be kept."""
+        """Write this rank's whole state, into a folder of its own making.
+
+        Raises OSError, and TypeError for a value that cannot be kept.
+        """
         loop_files.write(folder, self._loop, self._loop.describe(), (step, self._place.rank, self._place.world))
 
     def is_together(self) -> bool:
-        """Does the program have a process group of all ranks, through which they can save together?"""
+        """Return whether the program has a process group of all ranks, through which they can save together."""
         return self._ranks() is not None
 
     def save(self, step: int, metrics: Mapping[str, float]) -> bool:
-        """All ranks save one checkpoint; when it returns, it is committed on all of them. False: a newer attempt has begun.
+        """Save one checkpoint on all ranks; when it returns, it is committed on all of them. False: a newer attempt has
+        begun.
 
         Raises OSError on all ranks when one of them could not write its part, or rank 0 could not commit.
         """
@@ -164,7 +169,7 @@ class LoopCheckpoints:
         return True
 
     def _outcome(self, work: Callable[[], object]) -> str:
-        """Why it failed; "" when it did not."""
+        """Return why it failed; "" when it did not."""
         try:
             return "" if work() else _OVER
         except OSError as error:

@@ -53,7 +53,7 @@ def file_of(checkpoint: Path, rank: int) -> Path:
 
 
 def first_arrays(loop: LoopState, described: Described) -> list[FirstArray]:
-    """The arrays of this rank as rank 0 tells the others of them: where it would write them, were it rank 0."""
+    """Return the arrays of this rank as rank 0 describes them to the others: where it would write them, were it rank 0."""
     rows, _ = _pack(described.arrays, frozenset(range(len(described.arrays))))
     return [FirstArray(_word(row, loop.raw(described, at)), row.offset) for at, row in enumerate(rows)]
 
@@ -89,8 +89,10 @@ def write(
 
 
 def read(checkpoint: Path, rank: int) -> SavedRank:
-    """The state of a rank, with its bytes mapped, not read. Raises OSError, FileNotFoundError where there is none, and
-    ValueError for one that is damaged or of another version."""
+    """Return the state of a rank, with its bytes mapped, not read.
+
+    Raises OSError, FileNotFoundError where there is none, and ValueError for one that is damaged or of another version.
+    """
     path = file_of(checkpoint, rank)
     fd = files.open_regular(path)
     try:
@@ -124,7 +126,7 @@ def _parsed(header: bytes, whole: memoryview, rank: int) -> SavedRank:
 
 
 def _pack(arrays: Sequence[StoredArray], own: frozenset[int]) -> tuple[list[StoredArray], int]:
-    """The rows with the places of our own arrays, one behind the other; and the bytes that they take."""
+    """Return the rows with the places of our own arrays, one behind the other; and the bytes that they take."""
     rows, at = [], 0
     for number, row in enumerate(arrays):
         if number in own:

@@ -1,8 +1,8 @@
-"""What of the training loop is kept, and how it is put back: the objects that the loop named, and the random generators.
+"""Keeps a part of the training loop and puts it back: the objects that the loop named, and the random generators.
 
-An object with ``state_dict`` and ``load_state_dict`` (a module, an optimizer, a schedule, a scaler, a stateful loader) gives
-its own state. A dictionary, a list or an array is kept as it is and changed in place: a loop keeps its place in the data there.
-The generators of Python, NumPy and torch are kept without being named.
+An object with ``state_dict`` and ``load_state_dict`` (a module, an optimizer, a schedule, a scaler, a stateful loader)
+gives its own state. A dictionary, a list or an array is kept as it is and changed in place: a loop keeps its place in
+the data there. The generators of Python, NumPy and torch are kept without being named.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class LoopState:
         self._describer = Describer(self._frameworks)
 
     def describe(self) -> Described:
-        """The state as it is now. Raises CannotKeep for a value of no known kind."""
+        """Return the state as it is now. Raises CannotKeep for a value of no known kind."""
         return self._describer.describe(
             {"parts": {name: part.take() for name, part in self._parts.items()}, "rng": self._generators()}
         )
@@ -70,7 +70,7 @@ class LoopState:
         return buffer, [[one.view(buffer, row) for row in loose if row.kind == one.kind] for one in self._frameworks]
 
     def copy(self, described: Described, places: Places) -> None:
-        """Copy all arrays to their places: what the loop waits for."""
+        """Copy all arrays to their places. The loop waits for this."""
         buffer, views = places
         copy_blocks(described, buffer)
         for framework, mine in zip(self._frameworks, views, strict=True):
@@ -79,7 +79,7 @@ class LoopState:
                 framework.copy(mine, [described.values[n] for n in described.loose if rows[n].kind == kind])
 
     def raw(self, described: Described, at: int) -> memoryview:
-        """The bytes of one array as the description has them: where they lie, or a copy from another device."""
+        """Return the bytes of one array as the description has them: where they lie, or a copy from another device."""
         row, value = described.arrays[at], described.values[at]
         if not row.size:
             return memoryview(b"")
@@ -95,7 +95,7 @@ class LoopState:
     # --------------------------------------------------------------------------------------------------------- loading
 
     def why_not(self, description: bytes) -> str:
-        """Why the loop cannot take this state, as a clause; "" when it can. Raises ValueError for a damaged one."""
+        """Return why the loop cannot take this state, as a clause; "" when it can. Raises ValueError for a damaged one."""
         tree, rows = parse(description)
         parts = tree["dict"]["parts"]["dict"]
         if parts.keys() != self._parts.keys():
@@ -122,8 +122,10 @@ class LoopState:
         self._set_generators(saved.own(tree["dict"]["rng"]))
 
     def warm_up(self, one_pass: Callable[[], object] | None) -> None:
-        """Before a state is loaded: what DistributedDataParallel arranges anew in its first passes is arranged then. The
-        gradients of these passes belong to no step."""
+        """Run the passes in which DistributedDataParallel arranges its buckets anew, before a state is loaded.
+
+        The gradients of these passes belong to no step.
+        """
         for _ in range(_WARM_UPS if one_pass is not None else 0):
             assert one_pass is not None
             one_pass()
@@ -132,8 +134,10 @@ class LoopState:
                 one.forget_gradients(part.target)
 
     def begin_other_streams(self, description: bytes, rank: int, world: int) -> None:
-        """Where another number of ranks saved it, no generator is this rank's own: the global ones are seeded from the saved
-        state, differently on each rank."""
+        """Seed the global generators from the saved state, differently on each rank.
+
+        Where another number of ranks saved it, no generator in it is this rank's own.
+        """
         state_of_python = parse(description)[0]["dict"]["rng"]["dict"]["python"]
         seed = (
             int.from_bytes(blake2b(json.dumps([state_of_python, rank, world]).encode(), digest_size=8).digest(), "big")
@@ -146,7 +150,7 @@ class LoopState:
             one.seed(seed)
 
     def bound_to_ranks(self, description: bytes, own: frozenset[int]) -> list[str]:
-        """The modules and optimizers of which a rank behind rank 0 kept a part for itself, among its arrays ``own``."""
+        """Return the modules and optimizers of which a rank behind rank 0 kept a part for itself, among its arrays ``own``."""
         parts, found = parse(description)[0]["dict"]["parts"]["dict"], []
         for name, part in self._parts.items():
             numbers: set[int] = set()
@@ -156,8 +160,10 @@ class LoopState:
         return found
 
     def ranks(self, rank: int, world: int) -> Any:
-        """How all ranks tell each other something: ``from_rank_0(value)`` and ``of_all(value)``. None where the program has no
-        process group of all of them."""
+        """Return two functions by which all ranks share a value: ``from_rank_0(value)`` and ``of_all(value)``.
+
+        None where the program has no process group of all of them.
+        """
         return next((one for one in self._integrations if world > 1 and one.rank_and_world() == (rank, world)), None)
 
     def _put(self, part: _Part, node: Node, saved: _Saved) -> None:
@@ -230,15 +236,15 @@ class _Saved:
         self._seen: dict[int, tuple[Any, StoredArray]] = {}  # by identity; kept, so that no identity is used again
 
     def views(self, node: Node) -> Any:
-        """A state whose arrays lie in the slot: to be copied from, and not kept."""
+        """Return a state whose arrays lie in the slot: to be copied from, and not kept."""
         return build(node, self._view, self._frameworks)
 
     def own(self, node: Node) -> Any:
-        """A state in memory of its own."""
+        """Return a state in memory of its own."""
         return build(node, self._clone, self._frameworks)
 
     def settle(self, value: Any) -> Any:
-        """A part of ``views`` in memory of its own."""
+        """Return a part of ``views`` in memory of its own."""
         if id(value) in self._seen:
             view, row = self._seen[id(value)]
             return self._by_kind[row.kind].clone(view, row)
@@ -251,7 +257,7 @@ class _Saved:
         return value
 
     def merge(self, live: Any, saved: Any) -> Any:
-        """``live`` with what is saved, in place as far as it goes."""
+        """Return ``live`` with the saved values, in place as far as possible."""
         if type(live) is dict and type(saved) is dict:
             merged = {key: self.merge(live.get(key), one) for key, one in saved.items()}
             live.clear()

@@ -40,7 +40,7 @@ class LossPolicy(NamedTuple):
 
 
 def loss_policy(env: Mapping[str, str]) -> tuple[LossPolicy, list[str]]:
-    """The policy that ``ftsupervise run`` put into the environment, and what of it is not understood."""
+    """Return the policy that ``ftsupervise run`` put into the environment, and the parts of it that are not understood."""
     given, problems = dict[str, Any](), list[str]()
     for field, default in LossPolicy()._asdict().items():
         name = f"{ENV_GUARD}LOSS_{field.upper()}"
@@ -80,12 +80,15 @@ class LossWatch:
 
     @property
     def sound(self) -> bool:
-        """May the state be kept? Not while the loss is no number."""
+        """Return whether the state may be kept: not while the loss is no number."""
         return not self._bad
 
     def take(self, loss: float, last: Any, step: Any = None) -> bool:
-        """A loss; is there something to tell or to decide? ``last``: the step that the loop came to, None before the first;
-        ``step``: the one that the loss is of, where the loop says so. Raises TypeError or ValueError for no number."""
+        """Take a loss; return whether there is something to report or to decide.
+
+        ``last``: the step that the loop came to, None before the first; ``step``: the one that the loss is of, where
+        the loop says so. Raises TypeError or ValueError for no number.
+        """
         value = float(loss)
         if self.value is None and last is None:
             self._ahead = 1
@@ -103,7 +106,7 @@ class LossWatch:
         return self._report(LossTrouble(DIVERGES, since, at, self._rank, words, self._policy.diverging.value))
 
     def settle(self, step: int | None) -> None:
-        """The loop stops after ``step``. That names the step of a loss that came before the first one."""
+        """Note that the loop stops after ``step``. That names the step of a loss that came before the first one."""
         if self.trouble is not None:
             since = self.trouble.since
             self.trouble = self.trouble._replace(since=step if since is None else since, step=step)
@@ -134,7 +137,7 @@ class LossWatch:
         if action.stops and self._bad > self._policy.tolerate:
             return self._report(found)
         if self._bad == 1:
-            self._say(f"{NOT_A_NUMBER}: {words}; no snapshot is taken while it is none")
+            self._say(f"{NOT_A_NUMBER}: {words}; no snapshot is taken meanwhile")
         if self._bad >= _LASTING and not self._stopping:
             self.trouble = found._replace(then=LossAction.WARN.value)
         return self._bad in (1, _LASTING)
@@ -159,8 +162,8 @@ class LossWatch:
         return True
 
     def _say(self, text: str) -> None:
-        """A loss that comes and goes does not fill the log, nor do ten thousand ranks with the same one."""
+        """Print a line, but let neither a loss that comes and goes nor ten thousand ranks with the same one fill the log."""
         self._warned += 1
         most = _MOST_WARNINGS if self._rank == 0 else _MOST_OF_OTHERS
         if self._warned <= most:
-            self._warn(text + ("; more of this is not said" if self._warned == most else ""))
+            self._warn(text + ("; further ones are not reported" if self._warned == most else ""))

@@ -1,13 +1,10 @@
-"""Does the loss diverge? Judged by medians of blocks of losses, because single losses jump.
+"""Judges whether the loss diverges, by medians of blocks of losses, because single losses jump.
 
-A loss that rises is nothing by itself: the warm-up, a bad batch, a spike that recovers and a learning rate that is raised again
-all do it. It diverges when it has stood high for ``patience`` losses, does not come back, and "high" is beyond all three of
-
-    ten times the noise of the blocks before,
-    a quarter of what the training had gained since its first loss,
-    a quarter of where the loss stood.
-
-Pure, and cheap: a loss costs one append, the statistics are made once in a block.
+A loss that rises is nothing by itself: the warm-up, a bad batch, a spike that recovers and a learning rate that is
+raised again all do it. It diverges when it has stood high for ``patience`` losses, does not come back, and "high" is
+beyond all three of ten times the noise of the blocks before, a quarter of what the training had gained since its first
+loss, a quarter of where the loss stood. Pure, and cheap: a loss costs one append, the statistics are made once in a
+block.
 """
 
 from __future__ import annotations
@@ -51,7 +48,7 @@ class LossTrend:
         self._highest: float | None = None  # of the blocks of this process: where the training came from
 
     def add(self, value: float, step: Any) -> LossRise | None:
-        """The rise, when this loss makes it certain; None otherwise, and again None while it goes on in the same way."""
+        """Return the rise, when this loss makes it certain; None otherwise, and again None while it goes on in the same way."""
         block = self._block
         if not block:
             self._begins = step
@@ -63,7 +60,7 @@ class LossTrend:
         return self._judge(middle)
 
     def begin_anew(self) -> None:
-        """Forget what stood high: the loss is no number any more, or it was reported."""
+        """Forget the earlier rise: the loss is no number any more, or it was reported."""
         self._block.clear()
         self._high.clear()
 
@@ -103,7 +100,7 @@ class LossTrend:
         return median(rises[half:]) < _COMES_BACK * median(rises[:half])
 
     def _is_little(self, rise: float, before: float) -> bool:
-        """By what the run's first loss says, is it not high at all?"""
+        """Return whether it is not high at all, by the run's first loss."""
         if not self._asked:
             self._asked = True
             first = self._first_ever()
@@ -113,6 +110,6 @@ class LossTrend:
 
 
 def median(values: Iterable[float]) -> float:
-    """The upper one of two; ``statistics`` takes longer to import than the guard."""
+    """Return the upper one of two medians; ``statistics`` takes longer to import than the guard."""
     ordered = sorted(values)
     return ordered[len(ordered) // 2]

@@ -41,7 +41,7 @@ class UsageTrend:
         self._growth: float | None = None
 
     def add(self, now: float, share: float) -> None:
-        """``now``: monotonic seconds. Too early after the last sample it costs a comparison."""
+        """Add a sample. ``now``: monotonic seconds. Too early after the last sample it costs a comparison."""
         samples = self._samples
         if not self.is_due(now):
             return
@@ -56,11 +56,11 @@ class UsageTrend:
 
     @property
     def growth(self) -> float | None:
-        """Share per second; 0.0: it does not grow; None: it cannot be said yet."""
+        """Return the share per second; 0.0: it does not grow; None: it cannot be said yet."""
         return self._growth
 
     def left(self, share: float, limit: float) -> float | None:
-        """Seconds until the limit is reached; ``inf``: never, as it goes; None: it cannot be said yet."""
+        """Return the seconds until the limit is reached; ``inf``: never, as it goes; None: it cannot be said yet."""
         if self._growth is None:
             return None
         return max(0.0, limit - share) / self._growth if self._growth > 0 else inf
@@ -106,8 +106,10 @@ class _Gauge:
 
 
 def _facts(name: str, gauges: Iterable[_Gauge]) -> dict[str, str]:
-    """For the beat: the greatest share, and the seconds until the first is at its limit ("steady" where nothing grows, "" where
-    that is not known)."""
+    """Return facts for the beat: the greatest share, and the seconds until the first is at its limit.
+
+    "steady" where nothing grows, "" where that is not known.
+    """
     found = list(gauges)
     known = [left for one in found if (left := one.left) is not None]
     left = min(known, default=None)
@@ -155,7 +157,7 @@ class MemoryLimits:
         self._memory = self._cuda = None
 
     def facts(self) -> dict[str, str]:
-        """For the beat: the watch cannot see this host. File pages are not counted."""
+        """Return facts for the beat: the watch cannot see this host. File pages are not counted."""
         try:
             for whose, share in (self._memory.shares() if self._memory is not None else {}).items():
                 self._gauge(whose).share = share
@@ -172,7 +174,7 @@ class MemoryLimits:
         return self._gauges[whose]
 
     def check_host(self, now: float) -> Shortage | None:
-        """The memory of the host or the job, if it is short. ``now``: monotonic."""
+        """Return the memory of the host or the job, if it is short. ``now``: monotonic."""
         if self._memory is None:
             return None
         # far from the limit the cheap look, which takes file pages for used, is enough; not so for the trend
@@ -189,7 +191,7 @@ class MemoryLimits:
         return max(found, key=lambda one: one[0])[1]
 
     def check_gpu(self, now: float) -> Shortage | None:
-        """The memory of a GPU, if it is short; asked in the loop's own thread, as CUDA likes it. ``now``: monotonic."""
+        """Return the memory of a GPU, if it is short; asked in the loop's own thread, as CUDA likes it. ``now``: monotonic."""
         if self._cuda is None or now < self._gpu_due:
             return self._gpu_says
         self._gpu_due = now + _GPU_EVERY

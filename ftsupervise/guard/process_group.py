@@ -25,18 +25,18 @@ class ProcessGroup:
 
     @property
     def hosts_the_store(self) -> bool:
-        """Does the store end with this process?"""
+        """Return whether the store ends with this process."""
         return self.rank == 0 and not _agent_has_the_store()
 
     def store(self) -> Any:
-        """Its store. Raises LookupError where there is none any more."""
+        """Return its store. Raises LookupError where there is none any more."""
         group = self._group()
         if group is None or self._dist.group.WORLD is not group:
             raise LookupError("the process group is destroyed")
         return self._dist.distributed_c10d._get_default_store()
 
     def can_swap(self) -> bool:
-        """Has it a store that can compare and set, and that is this group's alone?"""
+        """Return whether it has a store that can compare and set, and that is this group's alone."""
         if _store_outlives_the_group():
             return False
         try:
@@ -48,11 +48,11 @@ class ProcessGroup:
         return type(store).__name__ in _OURS or any("compare_set" in vars(one) for one in type(store).__mro__[:-3])
 
     def register(self) -> StoreRegister:
-        """A new one, the same for all ranks, if each makes as many for this group as the others."""
+        """Return a new register, the same for all ranks, if each makes as many for this group as the others."""
         return StoreRegister(self, _next_number(self._group))
 
     def maximum(self, *values: int) -> list[int]:
-        """The maximum over all ranks of each value; all ranks call it at the same place. Raises what torch does."""
+        """Return the maximum over all ranks of each value; all ranks call it at the same place. Raises what torch does."""
         import torch
 
         group = self._group()
@@ -82,7 +82,7 @@ class StoreRegister:
 
 
 def find_process_group() -> ProcessGroup | None:
-    """The program's, if it has initialised one of more than one rank by now; never raises."""
+    """Return the program's group, if it has initialised one of more than one rank by now; never raises."""
     dist = sys.modules.get("torch.distributed")
     if dist is None:
         return None
@@ -107,8 +107,12 @@ def _next_number(group: weakref.ref[Any]) -> int:
 
 
 def _store_outlives_the_group() -> bool:
-    """torchrun's agents may keep one store over all their restarts, with what former groups agreed on. Nothing tells the ranks
-    of one group from those of another there: the agents do not count restarts alike, and not those when a node is added."""
+    """Return whether the store outlives the group.
+
+    torchrun's agents may keep one store over all their restarts, with what former groups agreed on. Nothing tells the
+    ranks of one group from those of another there: the agents do not count restarts alike, and not those when a node is
+    added.
+    """
     return _agent_has_the_store() and os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0"
 
 

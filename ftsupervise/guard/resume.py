@@ -31,9 +31,10 @@ class Chosen(NamedTuple):
 
 
 def latest(place: RankContext, world: int | None, voice: Voice, over: Callable[[], bool], *, begun: bool) -> Chosen:
-    """The newest one that is good to go on from. Raises OSError where they cannot be read.
+    """Return the newest one that is good to go on from. Raises OSError where they cannot be read.
 
-    ``over``: has a newer attempt begun? ``begun``: the loop has made a step, so the attempt began from another one long ago.
+    ``over`` tells whether a newer attempt has begun. ``begun``: the loop has made a step, so the attempt began from
+    another one long ago.
     """
     scope = _scope(place, world, voice)
     back = None if begun else way_back(place, scope, voice)
@@ -79,7 +80,7 @@ def _newest(place: RankContext, scope: Scope, voice: Voice, over: Callable[[], b
 
 
 def skip_of(attempt_dir: Path) -> int | None:
-    """The batches that this attempt skips, as rank 0 has written down; None where it has not yet."""
+    """Return the batches that this attempt skips, as rank 0 has recorded; None where it has not yet."""
     found = read_resumed(attempt_dir)
     return None if found is None else found.skip
 
@@ -95,7 +96,7 @@ def _scope(place: RankContext, world: int | None, voice: Voice) -> Scope:
 
 
 def _suspicion(place: RankContext, voice: Voice) -> Suspicion | None:
-    """The reasons in the ledger against a checkpoint; none where it cannot be read: no movement on an unknown."""
+    """Return the reasons in the ledger against a checkpoint; none where it cannot be read: no movement on an unknown."""
     if place.rundir is None or place.attempt is None or not place.quarantine_after:
         return None
     try:
@@ -107,7 +108,7 @@ def _suspicion(place: RankContext, voice: Voice) -> Suspicion | None:
 
 
 def _is(suspicion: Suspicion, choice: Choice) -> bool:
-    """Is the choice the suspect? Rank 0 may move it while another rank looks at it."""
+    """Return whether the choice is the suspect. Rank 0 may move it while another rank looks at it."""
     verdict, suspected = choice.verdict, suspicion.checkpoint
     if verdict is None or verdict.path.name != suspected.checkpoint:
         return False
@@ -115,8 +116,11 @@ def _is(suspicion: Suspicion, choice: Choice) -> bool:
 
 
 def _still_skipped(place: RankContext, step: int) -> tuple[SkippedBatches, ...]:
-    """What the attempts before had skipped on the way to ``step``, and what they skipped there: a checkpoint of that step was
-    written before that."""
+    """Return the batches that the attempts before had skipped on the way to ``step``, and those that they skipped
+    there.
+
+    A checkpoint of that step was written before that.
+    """
     if place.rundir is None or place.attempt is None:
         return ()
     try:
@@ -132,7 +136,7 @@ def _tell_passed(choice: Choice, voice: Voice) -> None:
 
 
 def _set_aside(place: RankContext, name: str, why: str, voice: Voice) -> bool:
-    """Was it set aside? Where it cannot be, this attempt passes it over."""
+    """Return whether it was set aside. Where it cannot be, this attempt passes it over."""
     try:
         put = set_aside(place.checkpoints / name, why, datetime.now(timezone.utc), area=place.staging)
     except OSError as error:
@@ -143,7 +147,7 @@ def _set_aside(place: RankContext, name: str, why: str, voice: Voice) -> bool:
 
 
 def _write(attempt_dir: Path, resumed: Resumed, voice: Voice) -> None:
-    """Write down what the attempt begins from. Asked a second time, what it had set aside at first stays on record."""
+    """Record what the attempt begins from. Asked a second time, it keeps on record what was set aside at first."""
     before = read_resumed(attempt_dir)
     if before is not None and before.set_aside and not resumed.set_aside:
         resumed = resumed._replace(

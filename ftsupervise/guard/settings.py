@@ -62,8 +62,11 @@ class Limits(NamedTuple):
 def place(
     env: Mapping[str, str], run_dir: str | os.PathLike[str] | None, rank: int | None, world: int | None
 ) -> RankContext:
-    """``rank`` and ``world``: as given, else as the launcher says; where it knows of one rank, or of none, as the initialised
-    process group does: the program may have started its ranks by itself."""
+    """Return ``rank`` and ``world``: as given, else as the launcher says.
+
+    Where the launcher knows of one rank, or of none, they are as the initialised process group says: the program may
+    have started its ranks by itself.
+    """
     root = run_dir or env.get(ENV_RUN_DIR)
     told = max(1, _int(env, _WORLD) or 1)
     if rank is None and world is None and told == 1 and (group := find_process_group()) is not None:
@@ -93,7 +96,7 @@ def limits(
     run_for: float | timedelta | None,
     gpu_memory: float | None = None,
 ) -> tuple[Limits, list[str]]:
-    """The limits, and the variables that were not understood. Raises ValueError for an argument that makes no sense."""
+    """Return the limits, and the variables that were not understood. Raises ValueError for an argument that makes no sense."""
     for name, share in (("memory", memory), ("gpu_memory", gpu_memory)):
         if share is not None and not 0 < share <= 1:
             raise ValueError(f"{name}={share!r} is not a share between 0 and 1; 95 % is 0.95")
@@ -126,7 +129,9 @@ def limits(
 
 
 def whole(step: Any) -> int | None:
-    """A step as loops have it (int, a number of NumPy's, a tensor of one element) as an int; None for what is no number."""
+    """Return a step as loops have it (int, a number of NumPy's, a tensor of one element) as an int; None for what is no
+    number.
+    """
     try:
         return int(step)
     except Exception:  # NaN, None, or whatever a foreign type raises
@@ -152,7 +157,7 @@ class Voice:
         self._held: deque[str] = deque(maxlen=20)
 
     def say(self, text: str, *, for_all: bool = False) -> None:
-        """One line; ``for_all``: it concerns every rank, so no rank is named."""
+        """Print one line; ``for_all``: it concerns every rank, so no rank is named."""
         try:
             print(log_line(f"{'' if for_all else self._who}{text}"), file=sys.stderr, flush=True)
         except (OSError, ValueError, AttributeError):
@@ -164,8 +169,10 @@ class Voice:
             self.say(text)
 
     def later(self, text: str) -> None:
-        """For the side thread: the loop says it once, with its next check. A process that is forked in the middle of a line
-        would find stderr locked for good."""
+        """Keep a line of the side thread, for the loop to print with its next check.
+
+        A process that is forked in the middle of a line would find stderr locked for good.
+        """
         if text not in self._told:
             self._held.append(text)
 
@@ -194,7 +201,10 @@ class Pace:
         self._usage: struct_rusage | None = None
 
     def begin(self, end: float) -> float:
-        """A check begins: the time. The next one is set first, at the deadline ``end`` at the latest, if that is to come."""
+        """Begin a check and return the time.
+
+        The next one is set first, at the deadline ``end`` at the latest, if that is to come.
+        """
         self._began = now = self._clock()
         self._usage = getrusage(RUSAGE_THREAD)
         due = now + self.poll
@@ -202,7 +212,7 @@ class Pace:
         return now
 
     def done(self, end: float) -> None:
-        """The check is over. A single slow one, as when a server is away for a moment, does not delay the next."""
+        """End the check. A single slow one, as when a server is away for a moment, does not delay the next."""
         now = self._began
         if (took := self._clock() - now) <= _SLOW or (spent := min(took, self._own_time())) <= _SLOW:
             return
@@ -212,8 +222,9 @@ class Pace:
         self._slow_until = now + 2 * _LONGEST_POLL
 
     def _own_time(self) -> float:
-        """Seconds that the check took: all of them if it waited for something, but not those in which this thread had no turn
-        on a busy machine."""
+        """Return the seconds that the check took: all of them if it waited for something, but not those in which this
+        thread had no turn on a busy machine.
+        """
         here, before = getrusage(RUSAGE_THREAD), self._usage
         if before is None or here.ru_nvcsw > before.ru_nvcsw:
             return inf

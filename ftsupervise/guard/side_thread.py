@@ -71,7 +71,7 @@ class _Worker:
             self._ring()
 
     def end(self, seconds: float) -> None:
-        """Have all that is asked for done, and the thread end; wait for it as long."""
+        """Have all requested work done, and the thread end; wait for it this long."""
         self._ends = True
         self._ring()
         self._thread.join(seconds)
@@ -125,7 +125,7 @@ class SideThread:
         self._pid = 0
 
     def start(self, every: float) -> None:
-        """The loop makes steps, and asks once in ``every`` seconds: from now on there is a thread."""
+        """Note that the loop makes steps, and asks once in ``every`` seconds: from now on there is a thread."""
         self._nap = min(max(every, _SHORTEST), _LONGEST)
 
     def ask(self, kind: str, work: Work) -> None:
@@ -137,7 +137,7 @@ class SideThread:
             worker.put(kind, work, None)
 
     def do(self, kind: str, work: Work, seconds: float = WITHIN) -> bool:
-        """Have it done; False: the run directory does not answer, and it will be done when it does."""
+        """Have it done; return False if the run directory does not answer: it will be done when it does."""
         worker = self._present()
         if worker is None:
             work()
@@ -154,11 +154,11 @@ class SideThread:
         return found[0] if found else None
 
     def waits(self) -> float:
-        """Seconds for which the work under way has waited for the run directory."""
+        """Return the seconds for which the work under way has waited for the run directory."""
         return 0.0 if self._worker is None or self._pid != os.getpid() else self._waits(self._worker)
 
     def close(self, seconds: float = LAST_WITHIN) -> None:
-        """All that was asked for is done, if the run directory answers in time, and the thread ends."""
+        """Finish: all requested work is done, if the run directory answers in time, and the thread ends."""
         worker = self._worker
         if worker is not None and self._pid == os.getpid():
             worker.end(max(0.0, seconds - self._waits(worker)))

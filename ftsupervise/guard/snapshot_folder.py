@@ -28,7 +28,7 @@ class FolderState:
         self._folder = folder
 
     def describe(self) -> Described:
-        """Raises OSError."""
+        """Describe the files. Raises OSError."""
         found = sorted(path for path in self._folder.rglob("*") if path.is_file() and not path.is_symlink())
         rows = [(path.relative_to(self._folder).as_posix(), path.stat().st_size) for path in found]
         total = sum(size for _, size in rows)
@@ -55,7 +55,7 @@ class FolderState:
 
 @contextmanager
 def staging(memory: SnapshotMemory, size: int, say: Callable[[str], None]) -> Iterator[Path | None]:
-    """An empty folder in memory with room for ``size`` bytes; None where there is none. It is gone at the end.
+    """Give an empty folder in memory with room for ``size`` bytes; None where there is none. It is gone at the end.
 
     The room is checked before, because a job whose memory is full is killed while it writes.
     """
@@ -79,7 +79,7 @@ def staging(memory: SnapshotMemory, size: int, say: Callable[[str], None]) -> It
 
 
 def why_not(description: bytes) -> str:
-    """Why a snapshot is not one of a folder, as a clause; "" when it is. Raises ValueError for a damaged one."""
+    """Return why a snapshot is not one of a folder, as a clause; "" when it is. Raises ValueError for a damaged one."""
     _rows(description)
     return ""
 

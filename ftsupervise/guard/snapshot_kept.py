@@ -12,7 +12,10 @@ from ftsupervise.checkpoints.memory_sums import is_damaged
 
 
 class KeptRank:
-    """Compared with its digest and mapped. Raises OSError, ValueError where this rank cannot begin from it."""
+    """This rank's snapshot, compared with its digest and mapped.
+
+    Raises OSError, ValueError where this rank cannot begin from it.
+    """
 
     def __init__(self, folder: Path, rank: int) -> None:
         with open_slots(rank_file(str(folder), rank)) as file:

@@ -44,7 +44,7 @@ class Copied(Protocol):
     """The data that is copied into a slot."""
 
     def places(self, described: Described, buffer: memoryview) -> Any:
-        """The places in ``buffer`` to copy to: found once for each slot and layout."""
+        """Return the places in ``buffer`` to copy to: found once for each slot and layout."""
 
     def copy(self, described: Described, places: Any) -> None:
         """Copy it all."""
@@ -82,11 +82,11 @@ class SnapshotMemory:
             self._prepare(file.room)
 
     def held(self) -> dict[SnapshotId, int]:
-        """The snapshots that are there, oldest first, each with its slot. Raises OSError."""
+        """Return the snapshots in it, oldest first, each with its slot. Raises OSError."""
         return {} if self._file is None else self._file.held()
 
     def description(self, slot: int) -> bytes:
-        """Raises OSError, ValueError."""
+        """Return the description of a slot. Raises OSError, ValueError."""
         assert self._file is not None
         header = self._file.valid(slot)
         if header is None:
@@ -94,7 +94,7 @@ class SnapshotMemory:
         return self._file.meta(slot, header)
 
     def is_damaged(self, slot: int) -> bool:
-        """Are its bytes others than those that were copied there, as far as a digest tells? Raises OSError."""
+        """Return whether its bytes differ from those that were copied there, as far as a digest shows. Raises OSError."""
         assert self._file is not None
         header = self._file.valid(slot)
         return header is not None and is_damaged(self._file, slot, header)
@@ -105,7 +105,10 @@ class SnapshotMemory:
         return memoryview(self._mapping)[at : at + self._file.room.data]
 
     def invalidate_newer(self, than: SnapshotId | None) -> None:
-        """Raises OSError. Where another process holds the file, the new file gets only what is left."""
+        """Give up all snapshots newer than ``than``. Raises OSError.
+
+        Where another process holds the file, the new file gets only the remaining ones.
+        """
         if self._file is not None and self._mine:
             self._file.invalidate_newer(than)
         elif self._file is not None:
@@ -114,8 +117,11 @@ class SnapshotMemory:
     # --------------------------------------------------------------------------------------------------------- writing
 
     def is_ready_for(self, described: Described, size: int = 0) -> bool:
-        """Can it be copied now? If not, the memory is made ready beside the loop, for ``size`` bytes if it may grow to that.
-        Raises OSError when it cannot be had, and asks no more for a while then."""
+        """Return whether it can be copied now.
+
+        If not, the memory is made ready beside the loop, for ``size`` bytes if it may grow to that. Raises OSError when
+        it cannot be had, and asks no more for a while then.
+        """
         if self._thread is not None and not self._finish():
             return False
         now = time.monotonic()
@@ -150,15 +156,15 @@ class SnapshotMemory:
 
     @property
     def staging_folder(self) -> Path:
-        """Where files are written before they are copied into a slot."""
+        """Return the folder where files are written before they are copied into a slot."""
         return Path(self._folder, f"writing-{self._rank}")
 
     def may_take(self, size: int) -> None:
-        """Raises OSError where there is no room for ``size`` bytes more."""
+        """Raise OSError where there is no room for ``size`` bytes more."""
         self._room.may_take(size)
 
     def remove(self) -> None:
-        """Take the file away: the run is complete. What is another process's stays."""
+        """Remove the file: the run is complete. A file of another process stays."""
         self._sums.forget()
         file, self._file = self._file, None
         self._mapping, self._ready = None, False
@@ -175,7 +181,7 @@ class SnapshotMemory:
     # ------------------------------------------------------------------------------------------------ the memory itself
 
     def _kept(self) -> Pins:
-        """The pins of the process that copies to other nodes, where there is one."""
+        """Return the pins of the process that copies to other nodes, where there is one."""
         if self._pins is None:
             try:
                 self._pins = PinsPage(self._folder)
@@ -184,7 +190,7 @@ class SnapshotMemory:
         return self._pins.read()
 
     def _check(self) -> None:
-        """Give the memory back when it is needed: what the kernel would take next is a rank. Raises NoRoom."""
+        """Give the memory back when it is needed: the next victim of the kernel would be a rank. Raises NoRoom."""
         if self._file is None or not self._mine:
             return
         if self._file.is_gone():  # the end of a login session removes what a user has in shared memory
@@ -202,7 +208,7 @@ class SnapshotMemory:
         self.remove()
 
     def _prepare(self, room: SlotRoom, than: SnapshotId | None = _ALL) -> None:
-        """``than``: what is newer is not carried over into a new file (True: all is)."""
+        """Prepare the file. ``than``: newer snapshots are not carried over into a new file (True: all are)."""
         if self._thread is not None:
             self._thread.join()
             self._finish()
@@ -211,7 +217,7 @@ class SnapshotMemory:
         self._thread.start()
 
     def _finish(self) -> bool:
-        """Take over what the thread has made. False while it is at it. Raises what stopped it."""
+        """Take over what the thread has made. Return False while it is at work. Raises the error that stopped it."""
         assert self._thread is not None
         if self._thread.is_alive():
             return False
@@ -219,7 +225,7 @@ class SnapshotMemory:
         made, self._made = self._made, None
         if made is None or isinstance(made, OSError):
             self._retry.later()
-            raise made or OSError("the snapshots' memory could not be made ready")
+            raise made or OSError("the memory for snapshots could not be prepared")
         if self._file is not None and made[0] is not self._file:
             self._sums.forget()
             self._file.close()
@@ -229,7 +235,7 @@ class SnapshotMemory:
         return True
 
     def _make(self, room: SlotRoom, than: SnapshotId | None) -> None:
-        """In the thread: it changes nothing but ``_made``."""
+        """Make it, in the thread: only ``_made`` is changed."""
         try:
             file, mapping = self._file, self._mapping
             if file is None or mapping is None or not self._mine or room != file.room:
@@ -268,7 +274,10 @@ class _Retry:
 
 
 class _Share:
-    """May this rank take memory? The first question is for all ranks of the node that have none yet: all, or none."""
+    """Decides whether this rank may take memory.
+
+    The first question is for all ranks of the node that have none yet: all, or none.
+    """
 
     def __init__(self, room: MemoryRoom, folder: str, rank: int) -> None:
         self._room, self._first = room, True

@@ -1,10 +1,13 @@
-"""Snapshots in the node's memory, as the training loop sees them: from which step to begin, and one more of every few steps.
+"""Snapshots in the node's memory, as the training loop sees them: the step to begin from, and one more of every few
+steps.
 
-The supervisor names the step from which all ranks begin ($FTSUPERVISE_SNAPSHOT_STEP): the newest that all of them hold. Without
-a supervisor the ranks find it by ``agree``. What is newer is given up before the first step, for those steps are made again. A
-snapshot of another world size, a torn one, and one that a later attempt has gone back behind are never used.
+The supervisor names the step from which all ranks begin ($FTSUPERVISE_SNAPSHOT_STEP): the newest that all of them hold.
+Without a supervisor the ranks find it by ``agree``. Newer snapshots are given up before the first step, for those steps
+are made again. A snapshot of another world size, a torn one, and one that a later attempt has gone back behind are
+never used.
 
-Nothing here raises into the loop while it trains. Where there can be no snapshots the guard says once why; training goes on.
+Nothing here raises into the loop while it trains. Where there can be no snapshots the guard says once why; training
+goes on.
 """
 
 from __future__ import annotations
@@ -98,8 +101,10 @@ class Snapshots:
         prepare: Callable[[], object],
         load: Callable[[SnapshotId, int], object],
     ) -> int | None:
-        """The step that all ranks begin from, loaded; None: they have none in memory. Raises RuntimeError where this rank
-        cannot begin where the others do."""
+        """Return the step that all ranks begin from, loaded; None: they have none in memory.
+
+        Raises RuntimeError where this rank cannot begin where the others do.
+        """
         if not self._named or not self._every:
             return None
         self._look_on_the_disk()
@@ -124,7 +129,7 @@ class Snapshots:
         return found.step
 
     def _look_on_the_disk(self) -> None:
-        """Where an older job's memory was kept on the disk, it is mapped from there."""
+        """Map an older job's memory from the disk, where it was kept there."""
         folder = os.environ.get(ENV_SNAPSHOT_KEPT, "")
         if folder:
             from ftsupervise.guard.snapshot_kept import KeptRank, kept_for
@@ -136,7 +141,7 @@ class Snapshots:
                 self._voice.once(f"{folder} cannot be used: {error}")
 
     def _content(self, slot: int) -> tuple[bytes, memoryview]:
-        """Description and data. Raises OSError, ValueError."""
+        """Return description and data. Raises OSError, ValueError."""
         if slot == _ON_DISK:
             assert self._kept is not None and self._kept[1] is not None
             return self._kept[1].description, self._kept[1].data
@@ -144,7 +149,7 @@ class Snapshots:
         return self._memory.description(slot), self._memory.data(slot)
 
     def _held(self) -> dict[SnapshotId, int]:
-        """The snapshot that this attempt may begin from."""
+        """Return the snapshot that this attempt may begin from."""
         if self._kept is not None:
             return {} if self._kept[1] is None else {self._kept[0]: _ON_DISK}
         newest = self._place.attempt
@@ -156,7 +161,7 @@ class Snapshots:
         return {one: slot for one, slot in held.items() if newest is None or one.attempt <= newest}
 
     def _chosen(self, steps: list[int]) -> int | None:
-        """The step that all ranks begin from: as the supervisor says, else the newest that all of them hold."""
+        """Return the step that all ranks begin from: as the supervisor says, else the newest that all of them hold."""
         said = os.environ.get(ENV_SNAPSHOT_STEP, "")
         if (
             os.environ.get(ENV_SNAPSHOT_KEPT, "") and self._kept is None
@@ -191,7 +196,10 @@ class Snapshots:
             return str(error)
 
     def _all_can(self, step: int, fine: bool, reason: str) -> bool:
-        """Can every rank begin there? Raises RuntimeError where this one cannot, and the others do not hear of it."""
+        """Return whether every rank can begin there.
+
+        Raises RuntimeError where this one cannot, and has no way to tell the others.
+        """
         if reason:
             self._voice.once(f"the snapshot of step {step} cannot be used: {reason}")
         if self._agree is not None:
@@ -219,7 +227,10 @@ class Snapshots:
         return self.is_due(step) and self.write(step, self._loop.describe, self._loop)
 
     def is_due(self, step: Any) -> bool:
-        """Would a snapshot be taken after this step? Depends on nothing but the step, so that all ranks take the same."""
+        """Return whether a snapshot would be taken after this step.
+
+        Depends on the step alone, so that all ranks take the same.
+        """
         if self._memory is None and time.monotonic() < self._coming_until:
             self._open()
             if self._memory is None:
@@ -231,7 +242,9 @@ class Snapshots:
         return number is not None and number >= 0 and not number % self._every and os.getpid() == self._pid
 
     def write(self, step: Any, describe: Callable[[], Described], source: Copied, size: int = 0) -> bool:
-        """Copy what ``describe`` says, now; False: there is none of this step. ``size``: it may grow to. Never raises."""
+        """Copy the state that ``describe`` gives, now; False: there is none of this step. ``size``: it may grow to.
+        Never raises.
+        """
         number, memory = whole(step), self._memory
         if memory is None or number is None or self._outside.attempt.newer is not None or not self._outside.loss.sound:
             return False
@@ -252,7 +265,7 @@ class Snapshots:
         return False
 
     def finished(self) -> None:
-        """The run is complete: what it has in memory goes."""
+        """Remove the snapshots in memory: the run is complete."""
         if self._memory is not None:
             self._memory.remove()
             self._memory = None

@@ -91,13 +91,13 @@ Decision.STOP = Decision(2)
 
 
 def as_vote(decision: Decision) -> int:
-    """One non-negative int; the maximum over ranks is the strongest decision. 0 is CONTINUE; fits 6 bits."""
+    """Return one non-negative int; the maximum over ranks is the strongest decision. 0 is CONTINUE; fits 6 bits."""
     cause = CAUSES.index(decision.cause) if decision.cause in CAUSES else 0
     return int(decision) << _CAUSE_BITS | cause
 
 
 def from_vote(vote: int) -> Decision:
-    """The inverse, without the voter's details. An int that is no vote counts as CONTINUE."""
+    """Return the decision again, without the voter's details. An int that is no vote counts as CONTINUE."""
     value, cause = vote >> _CAUSE_BITS, vote & (1 << _CAUSE_BITS) - 1
     if value <= 0 or value > 2 or cause >= len(CAUSES):
         return Decision.CONTINUE
@@ -121,7 +121,7 @@ class Signals:
         self._numbers = tuple(numbers)
 
     def listen(self) -> str:
-        """Install the handlers; "" or why it cannot be done (only the main thread of a process may)."""
+        """Install the handlers; return "", or why it cannot be done (only the main thread of a process may)."""
         try:
             for number in self._numbers:
                 self._previous[number] = signal.signal(number, self._on_signal)
@@ -141,14 +141,17 @@ class Signals:
         self._previous.clear()
 
     def last_words(self) -> None:
-        """At the interpreter's end, which takes our handlers away: a warning that was heard already by the file, and comes once
-        more as a signal, must not kill a process that leaves in order. SIGTERM may."""
+        """Ignore a late warning at the interpreter's end, which takes our handlers away.
+
+        A warning that was seen already in the file, and comes once more as a signal, must not kill a process that
+        leaves in order. SIGTERM may.
+        """
         for number in self._previous:
             if number != signal.SIGTERM and signal.getsignal(number) == self._on_signal:
                 signal.signal(number, signal.SIG_IGN)
 
     def taken(self) -> list[str]:
-        """Names of the signals whose handler was replaced."""
+        """Return the names of the signals whose handler was replaced."""
         return [signal.Signals(n).name for n in self._previous if signal.getsignal(n) != self._on_signal]
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
@@ -187,7 +190,7 @@ class SwitchReader:
         self._to_clear: Identity | None = None  # the same, until that checkpoint is saved
 
     def look(self) -> bool:
-        """Look at them, in the side thread; have they changed?"""
+        """Look at them, in the side thread; return whether they have changed."""
         before, self._seen = self._seen, self._look()
         return self._seen != before
 
@@ -226,16 +229,16 @@ class SwitchReader:
             self._voice.later(problem)
 
     def answer(self) -> None:
-        """The loop is asked to save: the save switch as last seen is answered with that checkpoint."""
+        """Note that the loop is asked to save: the save switch as last seen is answered with that checkpoint."""
         self._answered = self._to_clear = self._seen.raised
 
     def hand_over(self) -> Identity | None:
-        """The save switch that is answered with a checkpoint in the background: ``saved`` of another one leaves it up."""
+        """Let a checkpoint in the background answer the save switch: ``saved`` of another one leaves it up."""
         answered, self._to_clear = self._to_clear, None
         return answered
 
     def take_back(self, answered: Identity | None) -> None:
-        """Call it when that checkpoint failed: the next one that is saved answers the switch."""
+        """Undo that when the checkpoint failed: the next one that is saved answers the switch."""
         if self._to_clear is None:
             self._to_clear = answered
 
@@ -246,7 +249,7 @@ class SwitchReader:
         try:
             clear_answered(self._rundir, SAVE, answered, area)
         except OSError as error:
-            problem = f"cannot take the save switch down: {error.strerror}; the next attempt will save once more"
+            problem = f"cannot lower the save switch: {error.strerror}; the next attempt will save once more"
             self._voice.later(problem)
 
 
@@ -261,7 +264,7 @@ class AttemptFiles:
         self._warning = _CONTINUE
 
     def look(self) -> bool:
-        """Look at them, in the side thread; have they changed?"""
+        """Look at them, in the side thread; return whether they have changed."""
         before = self.says
         if self._folder:
             self._warning = self._look_for_warning()
@@ -276,7 +279,7 @@ class AttemptFiles:
         return Decision(2, SUPERSEDED, f"superseded: attempt {self.newer} has begun, this one must not write any more")
 
     def _look_for_warning(self) -> Decision:
-        """The file ``ftsupervise run`` drops for ranks that Slurm's signal cannot reach."""
+        """Look for the file that ``ftsupervise run`` drops for ranks that Slurm's signal cannot reach."""
         try:
             if not files.among(self._folder, (WARNING,)):
                 return _CONTINUE
@@ -287,7 +290,7 @@ class AttemptFiles:
         return Decision(2, "warning signal", f"warning from ftsupervise run: {words}")
 
     def superseded(self) -> bool:
-        """Has a newer attempt begun? Checks now; unknown counts as no."""
+        """Return whether a newer attempt has begun. Checks now; unknown counts as no."""
         if self.newer is None and self._number is not None:
             try:
                 self.newer = newer(self._attempts, self._number)
@@ -337,12 +340,12 @@ class StopReasons:
             self._wake()
 
     def look_at_memory(self) -> bool:
-        """Look at the memory of the host and the job; has it run short?"""
+        """Look at the memory of the host and the job; return whether it has run short."""
         before, self._memory_says = self._memory_says, _of(self.memory.check_host(time.monotonic()))
         return self._memory_says.cause != before.cause
 
     def reasons(self, now: float, *, shared_directory: bool) -> Decision:
-        """The strongest reason known. ``shared_directory``: does this rank look there?"""
+        """Return the strongest reason known. ``shared_directory``: whether this rank looks there."""
         if self.memory.has_gpu:
             self._gpu_says = _of(self.memory.check_gpu(now))
         want = max(self._sure_reasons(now), self.attempt.says, self._memory_says, self._gpu_says)
@@ -356,7 +359,7 @@ class StopReasons:
         return Decision(2, trouble.kind, f"{trouble.kind}: {trouble.words}")
 
     def _sure_reasons(self, now: float) -> Decision:
-        """The reasons that need no check: signals received, and the clock."""
+        """Return the reasons that need no check: signals received, and the clock."""
         if self.signals.got == signal.SIGTERM:
             return Decision(2, "asked to stop (SIGTERM)", "SIGTERM: preempted, cancelled or at the time limit")
         if self.signals.got:
@@ -369,7 +372,7 @@ def _of(short: Shortage | None) -> Decision:
 
 
 def _find_end(limits: Limits, rank: int) -> tuple[float, str]:
-    """Monotonic time at which to stop, and its cause; infinity if there is none."""
+    """Return the monotonic time at which to stop, and its cause; infinity if there is none."""
     now, ends = time.monotonic(), [(inf, "")]
     if limits.run_for is not None:
         ends.append((now + limits.run_for, "run time reached"))

@@ -64,7 +64,7 @@ class StoreAgreement:
 
     @property
     def _margin(self) -> int:
-        """So many steps before the last one that may be made, more are asked for."""
+        """Return how many steps before the last allowed one more are asked for."""
         return (self._pace.steps + 3) // 4
 
     def _is_coming(self, want: Decision) -> bool:
@@ -102,15 +102,17 @@ class StoreAgreement:
         return Decision(int(decision), decision.cause, f"rank {strongest.rank}: {decision.reason}")
 
     def _closed(self, stop: NamedStep) -> NamedStep:
-        """The same stop, as it is for all ranks: the loss of one may have been no number since this one asked."""
+        """Return the same stop, as it is for all ranks: the loss of one may have been no number since this one asked."""
         if os.getpid() != self._pid:
             return stop
         known = self._courier.close_step(stop.at, self._patience)
         return next((one for one in known.named if one.at == stop.at), stop)
 
     def _out_of_reach(self, count: int, known: Frontier) -> tuple[NamedStep, ...]:
-        """A step that is named so far ahead that this rank cannot come to it in time: ranks that are so far apart do not meet
-        in their steps, and this one need not wait for them."""
+        """Return the steps that are named so far ahead that this rank cannot come to them in time.
+
+        Ranks that are so far apart do not meet in their steps, and this one need not wait for them.
+        """
         at = known.next_after(max(count, self._answered))
         behind = 0 if at is None else at - count
         if behind <= _FAR_BEHIND or behind * self._pace.step_takes <= self._patience:

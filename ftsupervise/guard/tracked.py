@@ -1,4 +1,4 @@
-"""A guard and an experiment tracker: the address of the run's page there is written down, and a restart is marked there."""
+"""Links a run to its page in an experiment tracker: the page's address is recorded, and a restart is marked there."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ class Restarted(NamedTuple):
     ended: datetime | None
 
     def words(self) -> str:
-        """ "attempt 3 goes on where attempt 2 ended at step 118: exit 1"."""
+        """Return "attempt 3 goes on where attempt 2 ended at step 118: exit 1"."""
         step = f" at step {self.step}" if self.step is not None else ""
         return f"attempt {self.attempt} goes on where attempt {self.before} ended{step}{f': {self.why}' if self.why else ''}"
 
 
 def note_page(place: RankContext, voice: Voice, url: str | None = None) -> None:
-    """Write down the page of this run: ``url``, or what the environment names. By rank 0 alone. Never raises."""
+    """Record the page of this run: ``url``, or the address that the environment names. Rank 0 alone does. Never raises."""
     if place.rank != 0 or place.attempt_dir is None:
         return
     if url is None and not any(name.startswith(_NAMES) for name in os.environ):
@@ -49,11 +49,14 @@ def note_page(place: RankContext, voice: Voice, url: str | None = None) -> None:
     try:
         write_tracker(place.attempt_dir, page)
     except OSError as error:
-        voice.later(f"cannot write down the page of the tracker: {error.strerror}")
+        voice.later(f"cannot record the page of the tracker: {error.strerror}")
 
 
 def tell_restart(place: RankContext, voice: Voice, callback: Callable[[Restarted], object], side: SideThread) -> None:
-    """Call ``callback`` on rank 0 of an attempt that is not the first. What it raises is said, and costs the loop nothing."""
+    """Call ``callback`` on rank 0 of an attempt that is not the first.
+
+    An error in it is printed, and costs the loop nothing.
+    """
     if place.rank != 0 or place.rundir is None or place.attempt is None or place.attempt < 2:
         return
     try:

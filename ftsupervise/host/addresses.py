@@ -1,7 +1,7 @@
-"""The address of this host at which another one reaches it, in numbers.
+"""Finds the address, in numbers, at which another host reaches this one.
 
-A host name is no answer: on Debian it leads to 127.0.1.1, and on a cluster with several networks to the slow one as often as
-not. The kernel knows from which address it would send to another node. Nothing is sent to find that out.
+A host name is no answer: on Debian it leads to 127.0.1.1, and on a cluster with several networks to the slow one as
+often as not. The kernel knows from which address it would send to another node. Nothing is sent to find that out.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ _RESOLVE = 2.0  # seconds for a name
 
 
 def own_address(nodes: Iterable[str]) -> str:
-    """From which address of this host ``nodes`` (names or addresses) are reached: 127.0.0.1 where all of them are this host.
+    """Return the address of this host at which ``nodes`` (names or addresses) reach it: 127.0.0.1 where all of them are
+    this host.
 
-    Where no name of them can be resolved, the address by which this host reaches the outside.
+    Where no name of them can be resolved, it is the address by which this host reaches the outside.
     """
     found = ""
     for node in nodes:
@@ -36,7 +37,9 @@ def own_address(nodes: Iterable[str]) -> str:
 
 
 def resolve(name: str) -> str:
-    """The first address of ``name``, IPv4 if it has one; "" where it has none, or the name server does not answer in time."""
+    """Return the first address of ``name``, IPv4 if it has one; "" where it has none, or the name server does not
+    answer in time.
+    """
     try:
         return str(ip_address(name))
     except ValueError:

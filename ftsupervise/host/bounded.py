@@ -41,7 +41,7 @@ class CompletedCommand:
         return self.code is None
 
     def words(self) -> str:
-        """The command's own complaint, for an error message."""
+        """Return the command's own complaint, for an error message."""
         said = " ".join((self.stderr.strip() or self.stdout.strip()).split())
         if self.timed_out:
             return f"no answer within {self.seconds:.0f} s" + (f" ({said})" if said else "")
@@ -54,7 +54,9 @@ _START_WITHIN = 0.2  # seconds
 
 
 def reap() -> list[tuple[int, int]]:
-    """The children of this process that have ended, and their status; not those that ``run`` waits for, in another thread."""
+    """Reap the children of this process that have ended, and return their status; not those that ``run`` waits for, in
+    another thread.
+    """
     reaped: list[tuple[int, int]] = []
     if not _starting.acquire(timeout=_START_WITHIN):  # a program on a hung disk is being started: later
         return reaped
@@ -71,7 +73,7 @@ def reap() -> list[tuple[int, int]]:
 
 
 def awaited() -> frozenset[int]:
-    """The children of this process whose end ``run`` waits for, in any thread, with those that are being started now."""
+    """Return the children of this process whose end ``run`` waits for, in any thread, with those that are being started now."""
     locked = _starting.acquire(timeout=_START_WITHIN)
     try:
         return frozenset(_waited_for)
@@ -96,7 +98,7 @@ def _wait_for(pid: int) -> tuple[int, int]:
 
 
 def _children() -> set[int]:
-    """Of this process, of all its threads; those that have ended too."""
+    """Return the children of this process, of all its threads; those that have ended too."""
     found: set[int] = set()
     for thread in os.listdir("/proc/self/task"):
         try:
@@ -148,7 +150,7 @@ def run(
 
 
 def _memory_file() -> IO[bytes]:
-    """A nameless file in memory: no disk that could be full or hung stands between a command and its answer."""
+    """Return a nameless file in memory: no disk that could be full or hung stands between a command and its answer."""
     return os.fdopen(os.memfd_create("ftsupervise-output", os.MFD_CLOEXEC), "w+b")
 
 

@@ -20,10 +20,11 @@ _NAME = 120  # bytes of the final name that stand in a temporary one: 255 is the
 def create_temporary(
     folder: str | os.PathLike[str], name: str, mode: int = 0o644, *, read: bool = False
 ) -> tuple[int, str]:
-    """A new empty file in ``folder`` to be renamed to ``name``: its descriptor, open for writing, and its path.
+    """Make a new empty file in ``folder`` to be renamed to ``name``; return its descriptor, open for writing, and its
+    path.
 
-    The name begins with TEMPORARY and ends in 64 random bits. ``mode`` is cut by the umask. ``read``: open for reading too.
-    Raises OSError.
+    The name begins with TEMPORARY and ends in 64 random bits. ``mode`` is cut by the umask. ``read``: open for reading
+    too. Raises OSError.
     """
     short = name.encode("utf-8", "surrogateescape")[:_NAME].decode("utf-8", "ignore")
     flags = (os.O_RDWR if read else os.O_WRONLY) | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -32,10 +33,10 @@ def create_temporary(
 
 
 def open_append(path: str | os.PathLike[str], mode: int = 0o644) -> int:
-    """A descriptor to append to the regular file ``path``, made if it is not there. Never waits for a FIFO.
+    """Return a descriptor to append to the regular file ``path``, made if it is not there. Never waits for a FIFO.
 
-    Raises OSError: ELOOP for a symbolic link, EINVAL for another kind of file, EPERM for a file of another account or with a
-    second hard link, which may be any file of ours.
+    Raises OSError: ELOOP for a symbolic link, EINVAL for another kind of file, EPERM for a file of another account or
+    with a second hard link, which may be any file of ours.
     """
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
     try:
@@ -56,7 +57,7 @@ def open_append(path: str | os.PathLike[str], mode: int = 0o644) -> int:
 
 
 def odd_kind(path: str | os.PathLike[str]) -> str:
-    """The kind of file at ``path``, "a FIFO" or "a folder"; "" for a regular file, a link to one, or no file.
+    """Return the kind of file at ``path``, "a FIFO" or "a folder"; "" for a regular file, a link to one, or no file.
 
     Raises OSError where that cannot be seen.
     """
@@ -76,7 +77,7 @@ def odd_kind(path: str | os.PathLike[str]) -> str:
 
 
 def open_regular(path: str | os.PathLike[str], *, follow: bool = False, dir_fd: int | None = None) -> int:
-    """A descriptor to read the regular file ``path``. Never waits for a FIFO.
+    """Return a descriptor to read the regular file ``path``. Never waits for a FIFO.
 
     Raises OSError: ELOOP for a symbolic link unless ``follow``, EINVAL for a FIFO, a folder or a device.
     """
@@ -89,14 +90,17 @@ def open_regular(path: str | os.PathLike[str], *, follow: bool = False, dir_fd: 
 
 
 def read_bounded(path: str | os.PathLike[str], limit: int, *, follow: bool = False, dir_fd: int | None = None) -> bytes:
-    """The whole regular file ``path``. Raises OSError as ``open_regular`` does, and EFBIG for more than ``limit`` bytes."""
+    """Return the whole regular file ``path``.
+
+    Raises OSError as ``open_regular`` does, and EFBIG for more than ``limit`` bytes.
+    """
     fd = open_regular(path, follow=follow, dir_fd=dir_fd)
     with os.fdopen(fd, "rb") as file:
         return read_open(file.fileno(), limit, path)
 
 
 def read_open(fd: int, limit: int, path: str | os.PathLike[str] = "") -> bytes:
-    """The rest of ``fd``. Raises OSError, EFBIG when that is more than ``limit`` bytes."""
+    """Return the rest of ``fd``. Raises OSError, EFBIG when that is more than ``limit`` bytes."""
     parts, left = [], limit + 1
     while left > 0 and (part := os.read(fd, min(left, 1 << 20))):
         parts.append(part)
@@ -107,10 +111,10 @@ def read_open(fd: int, limit: int, path: str | os.PathLike[str] = "") -> bytes:
 
 
 def among(folder: str | os.PathLike[str] | int, names: Iterable[str] = ()) -> set[str]:
-    """Those of ``names`` that lie in ``folder`` (a path or a descriptor), however full it is. Raises OSError.
+    """Return those of ``names`` that lie in ``folder`` (a path or a descriptor), however full it is. Raises OSError.
 
-    Each call opens a path anew and lists it: on NFS that revalidates what was cached of the folder. Where others may write
-    there, the listing may have no end: beyond the first thousands each name is asked for by itself.
+    Each call opens a path anew and lists it: on NFS that revalidates the cached folder. Where others may write there,
+    the listing may have no end: beyond the first thousands each name is asked for by itself.
     """
     with os.scandir(folder) as found:
         listed = {entry.name for entry in islice(found, _NAMES + 1)}

@@ -1,4 +1,4 @@
-"""A call that may hang on a file system or a name server, made in a thread that is left behind where it does."""
+"""Makes a call that may hang on a file system or a name server, in a thread that is left behind where it does."""
 
 from __future__ import annotations
 

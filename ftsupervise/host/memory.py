@@ -43,11 +43,11 @@ class HostMemory:
                     continue
 
     def shares(self, worth_a_look: float = 0.0) -> dict[str, float]:
-        """The share (0-1) that is used of HOST, of JOB where there is a limit that ends it, and of THROTTLED where there is one
-        beyond which the kernel slows it down; of several the fullest counts. Below ``worth_a_look`` file pages are counted as
-        used, which is cheaper.
+        """Return the share (0-1) that is used of HOST, of JOB where there is a limit that ends it, and of THROTTLED
+        where there is one beyond which the kernel slows it down; of several the fullest counts.
 
-        Raises OSError or ValueError when the kernel's files say something else than they used to.
+        Below ``worth_a_look`` file pages are counted as used, which is cheaper. Raises OSError or ValueError when the
+        kernel's files have another form than they used to.
         """
         total, available = self._host()
         found = {HOST: 1 - available / total}
@@ -59,8 +59,10 @@ class HostMemory:
         return found
 
     def rooms(self, *, active: bool = True) -> list[tuple[int, int]]:
-        """What is still free and how much there is in all, in bytes, of the host and of each limit; file pages are free,
-        those in use (``active``) only where the caller says so. Raises OSError or ValueError, as ``shares`` does.
+        """Return the bytes that are free and those there are in all, of the host and of each limit.
+
+        File pages are free, those in use (``active``) only where the caller says so. Raises OSError or ValueError, as
+        ``shares`` does.
         """
         total, available = self._host()
         levels = [(available << 10, total << 10)]
@@ -83,7 +85,10 @@ class HostMemory:
 
 
 def _host(meminfo: bytes) -> tuple[int, int]:
-    """Total and available kB. Source: proc(5), /proc/meminfo; the first three lines have stood still since Linux 3.14."""
+    """Return total and available kB.
+
+    Source: proc(5), /proc/meminfo; the first three lines have stood still since Linux 3.14.
+    """
     words = meminfo.split(None, 8)
     if len(words) < 8 or words[0] != b"MemTotal:" or words[6] != b"MemAvailable:":
         raise ValueError("cannot read /proc/meminfo")
@@ -91,7 +96,7 @@ def _host(meminfo: bytes) -> tuple[int, int]:
 
 
 def _cgroups(proc: str, mount: Path) -> Iterator[tuple[bool, Path]]:
-    """Our memory cgroup and those above it up to the root, each with whether it is of version 2. None without cgroups."""
+    """Yield our memory cgroup and those above it up to the root, each with whether it is of version 2. None without cgroups."""
     try:
         text = Path(proc).read_text("utf-8", "replace")
     except OSError:
@@ -111,7 +116,7 @@ def _cgroups(proc: str, mount: Path) -> Iterator[tuple[bool, Path]]:
 
 
 def _limit(folder: Path, v2: bool, whose: str) -> int:
-    """In kB; 0 without one. Version 1 has none that throttles."""
+    """Return the limit in kB; 0 without one. Version 1 has none that throttles."""
     if whose == THROTTLED and not v2:
         return 0
     name = ("memory.high" if whose == THROTTLED else "memory.max") if v2 else "memory.limit_in_bytes"
@@ -150,7 +155,7 @@ _COUNT = re.compile(r"^oom_kill (\d+)$", re.M)
 
 
 class OomKillCounter:
-    """Counts OOM kills when it is made; ``more()``: have there been more since? Without cgroups: never."""
+    """Counts OOM kills from the moment it is made; ``more()`` tells whether there were any since. Without cgroups: never."""
 
     def __init__(self, proc: str = "/proc/self/cgroup", mount: str = "/sys/fs/cgroup") -> None:
         self._files = [

@@ -25,10 +25,10 @@ SCRIPT = 0o755
 
 
 def stranger(folder: os.stat_result, page: os.stat_result, accounts: Collection[int] = ()) -> str:
-    """Why the owner of ``page`` in ``folder`` is not trusted there, as a clause; "" when they are.
+    """Return why the owner of ``page`` in ``folder`` is not trusted there, as a clause; "" when they are.
 
-    Trusted are the folder's owner, this account, root, ``accounts``, and the group's members where the folder is shared with
-    them; in a folder that everybody may write, no one is.
+    Trusted are the folder's owner, this account, root, ``accounts``, and the group's members where the folder is shared
+    with them; in a folder that everybody may write, no one is.
     """
     from ftsupervise.host.ownership import group_name, shown_user
 
@@ -44,7 +44,7 @@ def stranger(folder: os.stat_result, page: os.stat_result, accounts: Collection[
 
 
 def may_be_changed(folder: os.stat_result, page: os.stat_result, path: str | os.PathLike[str]) -> str:
-    """A clause that says who else may write ``page`` than the accounts trusted in ``folder``; "" when no one may."""
+    """Return a clause that says who else may write ``page`` than the accounts trusted in ``folder``; "" when no one may."""
     from ftsupervise.host.ownership import distrust
 
     return distrust(page, path, accounts=(page.st_uid,), group=folder.st_gid if is_shared(folder) else None)
@@ -57,7 +57,7 @@ def distrust_in(folder: os.stat_result, path: str | os.PathLike[str]) -> Callabl
 
 
 def is_shared(folder: os.stat_result) -> bool:
-    """May the group write in it?"""
+    """Return whether the group may write in it."""
     return bool(folder.st_mode & stat.S_IWGRP)
 
 
@@ -65,7 +65,7 @@ def is_shared(folder: os.stat_result) -> bool:
 
 
 def mode_inside(parent: Path) -> int:
-    """The mode of a folder that is made in ``parent``, a folder of ours: shared where that is shared."""
+    """Return the mode of a folder that is made in ``parent``, a folder of ours: shared where that is shared."""
     try:
         found = parent.stat().st_mode
     except OSError:
@@ -94,8 +94,7 @@ def make_folder(folder: Path, mode: int | None = None, *, parents: bool = False)
 
 
 def make_own(folder: Path) -> None:
-    """Make the folder of an account's own state, which nobody else may look into; one that is there stays as it is. Raises
-    OSError."""
+    """Make the folder of an account's own state, closed to all others; one that is there stays as it is. Raises OSError."""
     make_folder(folder.parent, FOLDER, parents=True)
     make_folder(folder, OWN)
 
@@ -114,8 +113,10 @@ def claim_folder(folder: Path, mode: int | None = None) -> None:
 
 
 def make_root(folder: Path) -> bool:
-    """Make a run's own directory: its group may read it and nobody else may write it; whether others may read it is the
-    umask's to say. False if it is there already. Raises OSError."""
+    """Make a run's own directory: its group may read it and no other account may write it.
+
+    The umask decides whether others may read it. Returns False if it is there already. Raises OSError.
+    """
     if folder.is_dir():
         return False
     make_folder(folder.parent, FOLDER, parents=True)
@@ -146,7 +147,7 @@ def set_mode(folder: Path, mode: int) -> None:
 
 
 def set_file_mode(fd: int, mode: int) -> None:
-    """The mode of a file we have just made, which the umask may have cut. A file system without modes is left in peace."""
+    """Set the mode of a file we have just made, which the umask may have cut. A file system without modes is no error."""
     try:
         if stat.S_IMODE(os.fstat(fd).st_mode) != mode:
             os.fchmod(fd, mode)
@@ -155,7 +156,7 @@ def set_file_mode(fd: int, mode: int) -> None:
 
 
 def as_page(path: str | os.PathLike[str]) -> int:
-    """A descriptor to append to a file that grows, with mode 0644. Raises OSError as ``files.open_append`` does."""
+    """Return a descriptor to append to a file that grows, with mode 0644. Raises OSError as ``files.open_append`` does."""
     fd = files.open_append(path, PAGE)
     set_file_mode(fd, PAGE)
     return fd

@@ -25,7 +25,7 @@ from ftsupervise.host import files
 
 
 def user_name(uid: int | None = None) -> str:
-    """The name of an account, of this one without ``uid``; where it has none its number, as Slurm prints it."""
+    """Return the name of an account, of this one without ``uid``; where it has none its number, as Slurm prints it."""
     import pwd
 
     uid = os.geteuid() if uid is None else uid
@@ -36,13 +36,13 @@ def user_name(uid: int | None = None) -> str:
 
 
 def shown_user(uid: int | None = None) -> str:
-    """``user_name`` for a sentence: "uid 1234" where the account has no name."""
+    """Return ``user_name`` for a sentence: "uid 1234" where the account has no name."""
     name = user_name(uid)
     return f"uid {name}" if name.isdigit() else name
 
 
 def user_id(name: str) -> int | None:
-    """The number of the account ``name``; None when there is none."""
+    """Return the number of the account ``name``; None when there is none."""
     import pwd
 
     try:
@@ -52,7 +52,7 @@ def user_id(name: str) -> int | None:
 
 
 def group_name(gid: int) -> str:
-    """The name of a group, or "gid 1234" where it has none."""
+    """Return the name of a group, or "gid 1234" where it has none."""
     import grp
 
     try:
@@ -62,7 +62,7 @@ def group_name(gid: int) -> str:
 
 
 def in_group(uid: int, gid: int) -> bool:
-    """Is the account ``uid`` in the group ``gid``? False for an account without a name here."""
+    """Return whether the account ``uid`` is in the group ``gid``. False for an account without a name here."""
     import pwd
 
     try:
@@ -88,10 +88,10 @@ def distrust(
     accounts: Collection[int] = (),
     group: int | None = None,
 ) -> str:
-    """Why the file or folder ``path`` (``found`` is its stat) is not trusted, as a clause; "" when it is.
+    """Return why the file or folder ``path`` (``found`` is its stat) is not trusted, as a clause; "" when it is.
 
-    ``accounts``: user ids that are trusted besides this account and root. ``group``: a group id whose members may write it,
-    because the settings share it with them.
+    ``accounts``: user ids that are trusted besides this account and root. ``group``: a group id whose members may write
+    it, because the settings share it with them.
     """
     if found.st_uid not in (os.geteuid(), 0, *accounts):
         return f"{os.fspath(path)} belongs to {shown_user(found.st_uid)}"
@@ -105,7 +105,7 @@ def distrust(
 
 
 def remedy(found: os.stat_result, path: str | os.PathLike[str]) -> str:
-    """The command for its reader: take the write bits away from an own file, else check its owner."""
+    """Return the command for its reader: take the write bits away from an own file, else check its owner."""
     import shlex
 
     word = shlex.quote(os.fspath(path))
@@ -119,7 +119,7 @@ def require(
     accounts: Collection[int] = (),
     group: int | None = None,
 ) -> None:
-    """Raises NotTrusted, with what to type, unless ``distrust`` has nothing to say."""
+    """Raise NotTrusted, with a command to type, unless ``distrust`` finds nothing."""
     reason = distrust(found, path, accounts=accounts, group=group)
     if reason:
         raise NotTrusted(f"{reason}, so nothing in it is trusted", hint=remedy(found, path))
@@ -133,7 +133,7 @@ def read_trusted(
     group: int | None = None,
     follow: bool = False,
 ) -> bytes:
-    """The bytes of a regular file that is trusted. Raises NotTrusted, and OSError as ``files.read_bounded`` does."""
+    """Return the bytes of a regular file that is trusted. Raises NotTrusted, and OSError as ``files.read_bounded`` does."""
     fd = files.open_regular(path, follow=follow)
     try:
         require(os.fstat(fd), path, accounts=accounts, group=group)
@@ -143,10 +143,10 @@ def read_trusted(
 
 
 def distrust_route(path: str | os.PathLike[str], *, accounts: Collection[int] = (), group: int | None = None) -> str:
-    """Why a stranger could change or replace the file at ``path``, as a clause; "" when none can.
+    """Return why a stranger could change or replace the file at ``path``, as a clause; "" when none can.
 
-    Each folder and link that the name passes through is judged as ``distrust`` does, links followed, and what it leads to.
-    Raises OSError: ENOENT where it leads nowhere, ELOOP for a circle of links.
+    Each folder and link that the name passes through is judged as ``distrust`` does, links followed, and so is their
+    target. Raises OSError: ENOENT where it leads nowhere, ELOOP for a circle of links.
     """
     for here, found in _route(os.path.abspath(path)):  # noqa: PTH100 - links are followed one by one
         link = stat.S_ISLNK(found.st_mode)  # a link has no mode of its own: its owner counts
@@ -180,7 +180,8 @@ def _route(path: str) -> Iterator[tuple[str, os.stat_result]]:
 
 
 def _harmless_group(found: os.stat_result, path: str | os.PathLike[str]) -> bool:
-    """Is the group the owner's private one (its name, their primary group, no other member), and no access list behind it?
+    """Return whether the group is the owner's private one (its name, their primary group, no other member), with no
+    access list.
 
     Many systems give each account such a group and the umask 002, so that all its files are writable for that group.
     """
@@ -206,13 +207,13 @@ def _harmless_group(found: os.stat_result, path: str | os.PathLike[str]) -> bool
 
 
 def own_folder() -> Path:
-    """The folder, which may not exist yet. Another account's is returned only where no other can be made."""
+    """Return the folder, which may not exist yet. Another account's is returned only where no other can be made."""
     first = _first()
     return first if _free(first) else _others(first) or first
 
 
 def own_folder_taken() -> str:
-    """A sentence that says who has taken the usual folder and which one is used instead; "" where it is not taken."""
+    """Return a sentence that says who has taken the usual folder and which one is used instead; "" where it is not taken."""
     first = _first()
     if _free(first):
         return ""
@@ -229,7 +230,9 @@ def own_folder_taken() -> str:
 
 
 def private_folder(directory: Path) -> Path | None:
-    """``directory``, made if need be; None if it, or the one above it, belongs to somebody else or others may write to it."""
+    """Return ``directory``, made if need be; None if it, or the one above it, belongs to another account or others may
+    write to it.
+    """
     try:
         for part in (directory.parent, directory):
             part.mkdir(mode=0o700, exist_ok=True)
@@ -241,7 +244,7 @@ def private_folder(directory: Path) -> Path | None:
 
 
 def is_private(folder: Path) -> bool:
-    """Is it a folder of this account that nobody else may write? False where that cannot be seen."""
+    """Return whether it is a folder of this account that no other may write. False where that cannot be seen."""
     try:
         found = folder.lstat()
     except OSError:
@@ -260,7 +263,7 @@ def _free(first: Path) -> bool:
 
 
 def _others(first: Path) -> Path | None:
-    """The replacement folder, or a new one. Two processes may make one each: the first by name stays."""
+    """Return the replacement folder, or a new one. Two processes may make one each: the first by name stays."""
     try:
         return _found(first) or _made(first)
     except OSError:

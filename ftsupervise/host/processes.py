@@ -47,12 +47,12 @@ class Process(NamedTuple):
 
     @property
     def gone(self) -> bool:
-        """A zombie holds nothing but its number; in a container it may stand there for long."""
+        """Return whether it is a zombie, which holds nothing but its number; in a container it may stand there for long."""
         return self.state in "ZX"
 
 
 def process(pid: int) -> Process | None:
-    """The process with this number now; None if there is none. ``stat`` can be read even of one in state D."""
+    """Return the process with this number now; None if there is none. ``stat`` can be read even of one in state D."""
     found = stat_fields(f"/proc/{pid}/stat")
     if found is None:
         return None
@@ -89,8 +89,8 @@ def process_stat(pid: int) -> ProcessStat | None:
 
 
 def stat_fields(path: str) -> tuple[str, list[str]] | None:
-    """The name in /proc/PID/stat or /proc/PID/task/TID/stat, and the fields behind it: the first is the state. Source: proc(5).
-    None when the process or thread is gone."""
+    """Return the name in /proc/PID/stat or /proc/PID/task/TID/stat, and the fields behind it: the first is the state.
+    Source: proc(5). None when the process or thread is gone."""
     try:
         with open(path, "rb") as file:  # noqa: PTH123 - half the price, and asked of every process there is
             text = file.read().decode("utf-8", "replace")
@@ -101,29 +101,31 @@ def stat_fields(path: str) -> tuple[str, list[str]] | None:
 
 
 def is_exiting(fields: list[str]) -> bool:
-    """Is the process or thread with these ``stat_fields`` being taken down?"""
+    """Return whether the process or thread with these ``stat_fields`` is being taken down."""
     return bool(int(fields[6]) & _EXITING)
 
 
 def own_bytes(pid: int) -> int:
-    """Resident bytes without the pages of mapped files, which come and go with the page cache; 0 if it is gone."""
+    """Return resident bytes without the pages of mapped files, which come and go with the page cache; 0 if it is gone."""
     return sum(int(line.split()[1]) << 10 for line in _status(pid) if line.startswith(("RssAnon:", "RssShmem:")))
 
 
 def identity(pid: int) -> int | None:
-    """The start time of a living process in clock ticks since boot; None if there is none, or only its corpse."""
+    """Return the start time of a living process in clock ticks since boot; None if there is none, or only its corpse."""
     found = process(pid)
     return None if found is None or found.gone else found.start
 
 
 def lives(pid: int, start: int | None) -> bool:
-    """Is this same process still alive?"""
+    """Return whether this same process is still alive."""
     return start is not None and identity(pid) == start
 
 
 def locked_by_the_killed(fd: int) -> bool:
-    """Is the open file locked by a process of this host that was killed, and that only a dead mount keeps from ending? It runs
-    no more code. False also where that cannot be seen. Source: /proc/locks in proc(5)."""
+    """Return whether the open file is locked by a killed process of this host that only a dead mount keeps from ending.
+
+    It runs no more code. False also where that cannot be seen. Source: /proc/locks in proc(5).
+    """
     found = os.fstat(fd)
     name = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"
     try:
@@ -140,7 +142,7 @@ def locked_by_the_killed(fd: int) -> bool:
 
 
 def boot_id() -> str:
-    """The id of this boot: process numbers of another one mean nothing. "" if it cannot be read."""
+    """Return the id of this boot: process numbers of another one mean nothing. "" if it cannot be read."""
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:  # noqa: PTH123
             return file.read().strip()
@@ -152,8 +154,10 @@ def boot_id() -> str:
 
 
 def living(*, zombies: bool = False) -> Iterator[Process]:
-    """Every process of this host that can be seen and is not a zombie; ``zombies``: those too, for one whose main thread has
-    ended looks like a zombie, and may have threads that live."""
+    """Yield every process of this host that can be seen and is not a zombie.
+
+    ``zombies``: those too, for one whose main thread has ended looks like a zombie, and may have threads that live.
+    """
     for name in os.listdir("/proc"):
         one = process(int(name)) if name.isdigit() else None
         if one is not None and (zombies or not one.gone):
@@ -161,7 +165,7 @@ def living(*, zombies: bool = False) -> Iterator[Process]:
 
 
 def environment(pid: int) -> dict[str, str]:
-    """The environment that a process was started with; empty if it is gone, a zombie or somebody else's."""
+    """Return the environment that a process was started with; empty if it is gone, a zombie or another account's."""
     pairs = (item.partition("=") for item in os.fsdecode(_environ(pid)).split("\0"))
     return {key: value for key, mark, value in pairs if mark}
 
@@ -175,8 +179,10 @@ def _environ(pid: int) -> bytes:
 
 
 def marked(name: str) -> dict[str, list[Process]]:
-    """The living processes of this account with ``name`` in their environment, by its value. Children inherit it, whatever
-    they do with sessions and groups."""
+    """Return the living processes of this account with ``name`` in their environment, by its value.
+
+    Children inherit it, whatever they do with sessions and groups.
+    """
     found: dict[str, list[Process]] = {}
     mark = f"{name}=".encode()
     for pid in os.listdir("/proc"):
@@ -190,7 +196,7 @@ def marked(name: str) -> dict[str, list[Process]]:
 
 
 def children(*, zombies: bool = False) -> dict[int, list[int]]:
-    """The living processes of this host by their parent."""
+    """Return the living processes of this host by their parent."""
     found: dict[int, list[int]] = {}
     for one in living(zombies=zombies):
         found.setdefault(one.parent, []).append(one.pid)
@@ -198,7 +204,7 @@ def children(*, zombies: bool = False) -> dict[int, list[int]]:
 
 
 def below(pid: int, without: frozenset[int] = frozenset(), *, zombies: bool = False) -> list[int]:
-    """All living descendants of ``pid``, parents first; not the branches that begin with a pid in ``without``."""
+    """Return all living descendants of ``pid``, parents first; not the branches that begin with a pid in ``without``."""
     tree, found = children(zombies=zombies), []
     queue = [one for one in tree.get(pid, ()) if one not in without]
     while queue:
@@ -209,16 +215,14 @@ def below(pid: int, without: frozenset[int] = frozenset(), *, zombies: bool = Fa
 
 
 def who_hears(pid: int, number: int) -> list[int]:
-    """On every branch from ``pid`` down, the first process that signal ``number`` would not kill and that is no launcher.
-
-    What is below such a process (loader workers, helpers) is its own affair and is left out.
-    """
+    """Return, on every branch from ``pid`` down, the first process that signal ``number`` would not kill and that is no
+    launcher. Processes below such a one (loader workers, helpers) are its own affair and are left out."""
     tree, found, queue = children(), [], [pid]
     while queue:
         one = queue.pop(0)
         names = _names(one)
-        deaf = names.intersection(_LAUNCHERS) or (_SRUN in names and number == _SIGTERM)
-        hears = not deaf and _handles(one, number)
+        tears_down = names.intersection(_LAUNCHERS) or (_SRUN in names and number == _SIGTERM)
+        hears = not tears_down and _handles(one, number)
         if hears:
             found.append(one)
         if not hears or names.intersection(_SHELLS):
@@ -235,7 +239,7 @@ def sruns(pids: list[int]) -> list[int]:
 
 @cache
 def _libc() -> Any:
-    """The C library; None in a Python built without libffi: orphans are then found by what else marks them."""
+    """Return the C library; None in a Python built without libffi: orphans are then found by their other marks."""
     try:
         import ctypes  # here, because a reader of the ledger does not need it
     except ImportError:
@@ -246,14 +250,14 @@ def _libc() -> Any:
 
 
 def prctl(option: int, value: int | bytes, more: int | bytes = 0, length: int = 0) -> None:
-    """prctl(2) for this process, a struct and its length included; nothing where this Python cannot call it."""
+    """Call prctl(2) for this process, a struct and its length included; nothing where this Python cannot call it."""
     libc = _libc()
     if libc is not None:
         libc.prctl(option, value, more, length, 0)
 
 
 def die_with_parent(number: int = _SIGTERM) -> Callable[[], None]:
-    """The function that a child calls before its exec, to get signal ``number`` when this process dies."""
+    """Return the function that a child calls before its exec, to get signal ``number`` when this process dies."""
     _libc()  # not in the child: another thread may hold the loader's lock while this process forks
     parent = os.getpid()
 
@@ -266,14 +270,14 @@ def die_with_parent(number: int = _SIGTERM) -> Callable[[], None]:
 
 
 def become_subreaper() -> Callable[[], None]:
-    """Orphans below us become our children from now on, so that nothing of an attempt survives it, also what has made itself a
-    session of its own. Returns ``die_with_parent()``."""
+    """Become the parent of all orphans below us, so that nothing of an attempt survives it, even in a session of its own.
+    Returns ``die_with_parent()``."""
     prctl(PR_SET_CHILD_SUBREAPER, 1)
     return die_with_parent()
 
 
 def set_name(name: bytes) -> None:
-    """The name (comm) of this process, as ``ps`` shows it: 15 bytes."""
+    """Set the name (comm) of this process, as ``ps`` shows it: 15 bytes."""
     prctl(PR_SET_NAME, name[:15])
 
 
@@ -290,10 +294,8 @@ def send(pids: list[int], number: int) -> int:
 
 
 def signal_exactly(one: Process, number: int) -> None:
-    """Send a signal to this very process. Nothing happens if it has ended or belongs to another account.
-
-    Through a pidfd, after a second look at the start time: between looking and sending, a number may have found a new owner.
-    """
+    """Send a signal to this very process. Nothing happens if it has ended or belongs to another account. It goes through a
+    pidfd, after a second look at the start time: between looking and sending, a number may have found a new owner."""
     import signal
 
     try:
@@ -324,7 +326,7 @@ def wait_gone(processes: Iterable[Process], seconds: float) -> list[Process]:
 
 
 def end_all(choose: Callable[[], Iterable[Process]], seconds: float, known: Collection[Process] = ()) -> list[Process]:
-    """SIGKILL for all that ``choose`` finds and all ``known`` before, for a dying process has lost its environment and with it
+    """Send SIGKILL to all that ``choose`` finds and all ``known`` before, for a dying process has lost its environment and
     its mark. Repeated until none is left. Returns those that are still there after ``seconds``."""
     end, told = time.monotonic() + seconds, {(one.pid, one.start): one for one in known}
     while True:
@@ -338,7 +340,7 @@ def end_all(choose: Callable[[], Iterable[Process]], seconds: float, known: Coll
 
 
 def end_group(leader: int) -> None:
-    """SIGKILL to the process group that ``leader`` leads."""
+    """Send SIGKILL to the process group that ``leader`` leads."""
     try:
         os.killpg(leader, _SIGKILL)
     except (ProcessLookupError, PermissionError):
@@ -346,7 +348,7 @@ def end_group(leader: int) -> None:
 
 
 def end_child(leader: int) -> None:
-    """SIGKILL for a child of ours that leads a session and for all in its group; it is reaped."""
+    """Send SIGKILL to a child of ours that leads a session and to all in its group; it is reaped."""
     end_group(leader)
     try:
         os.waitpid(leader, 0)
@@ -355,7 +357,9 @@ def end_child(leader: int) -> None:
 
 
 def _handles(pid: int, number: int) -> bool:
-    """Caught, or blocked in the main thread, as by programs that wait for signals in a thread of their own (srun)."""
+    """Return whether the signal is caught, or blocked in the main thread, as by programs that wait for signals in a
+    thread (srun).
+    """
     bit = 1 << (number - 1)
     return any(int(line.split()[1], 16) & bit for line in _status(pid) if line.startswith(("SigCgt:", "SigBlk:")))
 
@@ -368,7 +372,7 @@ def _status(pid: int) -> list[str]:
 
 
 def _names(pid: int) -> set[str]:
-    """The name of the program; for an interpreter also that of the script or module it runs."""
+    """Return the name of the program; for an interpreter also that of the script or module it runs."""
     try:
         words = Path(f"/proc/{pid}/cmdline").read_bytes()[:4096].decode("utf-8", "replace").split("\0")
     except OSError:
@@ -387,9 +391,7 @@ START = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
 def own_command(*words: str, module: str | None = None, python: str | None = None) -> list[str]:
-    """``ftsupervise WORD …``, or another program of this package (``module``: "ftsupervise.ranks"), as a command line.
-
-    ``python``: the interpreter, by its full path; the one that runs this if it is not said.
-    """
+    """Return ``ftsupervise WORD …``, or another program of this package (``module``: "ftsupervise.ranks"), as a command
+    line. ``python``: the interpreter, by its full path; default: the one that runs this."""
     program = ["-m", module] if module else []
     return [python or sys.executable, "-I", START, *program, *words]

@@ -1,7 +1,7 @@
-"""Folders in a node's shared memory that belong to this account alone: whose they are, and how they are held by a lock.
+"""Makes, holds and removes folders in a node's shared memory that belong to this account alone.
 
-Other accounts may make any name there. A folder counts when this account owns it and no other may write it, and it is opened by
-its own name, never through a link. Standard library only: the node agents and the guard load this.
+Other accounts may make any name there. A folder counts when this account owns it and no other may write it, and it is
+opened by its own name, never through a link. Standard library only: the node agents and the guard load this.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ SHARED_MEMORY = "/dev/shm"
 
 
 def is_private(folder: str) -> bool:
-    """Is it a directory that only this account may write?"""
+    """Return whether it is a directory that only this account may write."""
     try:
         found = os.lstat(folder)
     except OSError:
@@ -23,7 +23,7 @@ def is_private(folder: str) -> bool:
 
 
 def make_private(folder: str) -> bool:
-    """Make it, 0700 whatever the umask; False where that cannot be, or a stranger was there first."""
+    """Make it, 0700 whatever the umask; return False where that cannot be, or a stranger was there first."""
     try:
         os.mkdir(folder, 0o700)  # noqa: PTH102
     except FileExistsError:  # another process of ours
@@ -34,7 +34,9 @@ def make_private(folder: str) -> bool:
 
 
 def hold(folder: str, *, alone: bool = False) -> int | None:
-    """A descriptor that holds ``folder`` by a lock, shared or ``alone``, until it is closed; None where that cannot be had."""
+    """Return a descriptor that holds ``folder`` by a lock, shared or ``alone``, until it is closed; None where that
+    cannot be had.
+    """
     try:
         fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
@@ -48,7 +50,7 @@ def hold(folder: str, *, alone: bool = False) -> int | None:
 
 
 def names_in(folder: str) -> list[str]:
-    """[] where it cannot be listed."""
+    """Return the names in it; [] where it cannot be listed."""
     try:
         return os.listdir(folder)
     except OSError:

@@ -104,7 +104,10 @@ class AccelerateGuard:
         self._run.drop_old()
 
     def resume(self) -> int:
-        """Load the newest checkpoint that is complete and verified, if there is one: its steps. ``epochs`` calls it."""
+        """Load the newest checkpoint that is complete and verified, if there is one, and return its steps.
+
+        ``epochs`` calls it.
+        """
         found = newest(self._run.rank)
         if found.path is not None:
             self.accelerator.load_state(str(found.path))
@@ -118,7 +121,7 @@ class AccelerateGuard:
     # ---------------------------------------------------------------------------------------------------- in checkpoints
 
     def state_dict(self) -> dict[str, Any]:
-        """A part of what ``accelerator.save_state`` writes; all ranks call it together."""
+        """Return a part of what ``accelerator.save_state`` writes; all ranks call it together."""
         mine = {"began": self._began, "now": self._generators()}
         return {"step": self.steps, "epoch": self.epoch, "seen": self._seen, "ranks": of_all_ranks(mine)}
 
@@ -133,7 +136,7 @@ class AccelerateGuard:
     # -------------------------------------------------------------------------------------------------------- each batch
 
     def _drawn_up(self, loader: Any, saved: Mapping[str, Any] | None) -> Any:
-        """The loader in the order of this epoch, from the first batch that is left."""
+        """Return the loader in the order of this epoch, from the first batch that is left."""
         left = loader
         if saved is not None:
             self._set_generators(saved["began"])

@@ -55,8 +55,11 @@ class HuggingFaceGuard(_Callback):  # type: ignore[misc] # Transformers is not i
         return self._run.stopped if self._run is not None else None
 
     def latest(self) -> str | None:
-        """``resume_from_checkpoint`` of the newest checkpoint that is complete and verified; None when there is none. Raises
-        OSError. A program that is not supervised looks in the Trainer's ``output_dir``."""
+        """Return ``resume_from_checkpoint`` of the newest checkpoint that is complete and verified; None when there is
+        none.
+
+        Raises OSError. A program that is not supervised looks in the Trainer's ``output_dir``.
+        """
         if self._args is None:
             raise RuntimeError(
                 "guard.latest() comes after Trainer(callbacks=[guard]): it asks the ranks of the Trainer"
@@ -132,7 +135,7 @@ class HuggingFaceGuard(_Callback):  # type: ignore[misc] # Transformers is not i
     # ---------------------------------------------------------------------------------------------------------- saving
 
     def _prepare(self, args: Any, state: Any, control: Any) -> None:
-        """What follows this hook: an evaluation, a save, or both in this order."""
+        """Prepare for what follows this hook: an evaluation, a save, or both in this order."""
         self._before = generators() if control.should_evaluate else None
         if self._before is None:
             self._stage(args, state, control)
@@ -147,14 +150,14 @@ class HuggingFaceGuard(_Callback):  # type: ignore[misc] # Transformers is not i
             self._staged = _StagedSave(self._run, args, state)
 
     def _give_up(self) -> None:
-        """The Trainer has not saved after all."""
+        """Give up a save that the Trainer has not made after all."""
         staged, self._staged = self._staged, None
         if staged is not None:
             staged.throw_away()
 
 
 class _StagedSave:
-    """While it is open, the Trainer writes its checkpoint into the staging folder of this attempt."""
+    """Makes the Trainer write its checkpoint into the staging folder of this attempt, while it is open."""
 
     def __init__(self, run: SupervisedTraining, args: Any, state: Any) -> None:
         self._block = run.checkpoint(state.global_step, _name(state))
@@ -163,7 +166,7 @@ class _StagedSave:
         args.output_dir = str(self._folder.parent)
 
     def commit(self, state: Any) -> None:
-        """Every rank has written its part. Raises OSError."""
+        """Commit it: every rank has written its part. Raises OSError."""
         self._args.output_dir = self._output_dir
         if state.best_model_checkpoint == str(self._folder):  # its name from now on
             state.best_model_checkpoint = str(self._run.folder / self._folder.name)
@@ -184,7 +187,7 @@ def _name(state: Any) -> str:
 
 
 def _in_place(args: Any) -> bool:
-    """Do the checkpoints stay in ``output_dir``, where other code looks for them?"""
+    """Return whether the checkpoints stay in ``output_dir``, where other code looks for them."""
     return not supervised() or bool(args.push_to_hub)
 
 

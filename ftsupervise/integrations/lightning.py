@@ -71,7 +71,9 @@ class LightningGuard(_Callback):  # type: ignore[misc] # Lightning is not instal
         return self._run.stopped if self._run is not None else None
 
     def latest(self) -> str | None:
-        """``ckpt_path`` of the newest checkpoint that is complete and verified; None when there is none. Raises OSError."""
+        """Return ``ckpt_path`` of the newest checkpoint that is complete and verified; None when there is none. Raises
+        OSError.
+        """
         rank_zero_only = import_module(f"{_lightning.__name__}.utilities").rank_zero_only
         found = newest(rank := getattr(rank_zero_only, "rank", None) or 0)
         if found.path is None:
@@ -114,7 +116,9 @@ class LightningGuard(_Callback):  # type: ignore[misc] # Lightning is not instal
         self._go_on(trainer)
 
     def _take_signals_back(self) -> None:
-        """Lightning's handler of SIGTERM raises out of the loop before anything is saved; ours waits for the step's end."""
+        """Take the signals back: Lightning's handler of SIGTERM raises out of the loop before anything is saved; ours
+        waits for the step's end.
+        """
         try:
             for number, handler in self._handlers.items():
                 signal.signal(number, handler)
@@ -179,7 +183,7 @@ class LightningGuard(_Callback):  # type: ignore[misc] # Lightning is not instal
             self._phase.enter_context(self._run.guard.phase(phase))
 
     def _tell_loss(self, trainer: Any, outputs: Any) -> None:
-        """As often as Lightning logs: reading it from a GPU waits for the GPU."""
+        """Report the loss as often as Lightning logs: reading it from a GPU waits for the GPU."""
         loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
         if self._run is not None and loss is not None and self._step % max(1, trainer.log_every_n_steps) == 0:
             self._run.loss(float(loss))
@@ -200,7 +204,7 @@ class LightningGuard(_Callback):  # type: ignore[misc] # Lightning is not instal
     # ---------------------------------------------------------------------------------------------- the place in the data
 
     def state_dict(self) -> dict[str, Any]:
-        """A part of each checkpoint that Lightning writes, ours or of a ModelCheckpoint; all ranks call it together."""
+        """Return a part of each checkpoint that Lightning writes, ours or of a ModelCheckpoint; all ranks call it together."""
         return {"ranks": of_all_ranks({"began": self._began, "now": generators()})} if self._began else {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -238,7 +242,7 @@ def _starting_from(saved: dict[str, Any], batches: Iterator[Any]) -> Iterator[An
 
 
 def _validates(trainer: Any, batch_idx: int) -> bool:
-    """May a validation follow this batch?"""
+    """Return whether a validation may follow this batch."""
     every = trainer.val_check_batch  # None: by the clock; infinite: at the end of the data
     return bool(trainer.is_last_batch or (every and every != float("inf") and (batch_idx + 1) % every == 0))
 
@@ -248,13 +252,13 @@ def _loaders(trainer: Any) -> list[Any]:
 
 
 def _keeps_place(trainer: Any) -> bool:
-    """Does the loader resume by itself (torchdata's StatefulDataLoader), or take its batches where nobody can pass over any?"""
+    """Return whether the loader resumes by itself (torchdata's StatefulDataLoader), or its batches cannot be passed over."""
     by_itself = all(callable(getattr(one, "load_state_dict", None)) for one in _loaders(trainer))
     return by_itself or _fetched_by_module(trainer)
 
 
 def _fetched_by_module(trainer: Any) -> bool:
-    """Does ``training_step(dataloader_iter)`` take its batches itself?"""
+    """Return whether ``training_step(dataloader_iter)`` takes its batches itself."""
     return type(trainer.fit_loop._data_fetcher).__name__ == "_DataLoaderIterDataFetcher"
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 
 def needed(*names: str, package: str) -> Any:
-    """The first of the modules ``names`` that the program has loaded, or else the first that is installed.
+    """Return the first of the modules ``names`` that the program has loaded, or else the first that is installed.
 
     Raises ImportError when none is: ``package`` is the name that pip installs.
     """

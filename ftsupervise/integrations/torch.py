@@ -1,7 +1,8 @@
-"""torch for snapshots and checkpoints: tensors are copied as they are, without pickle, each into a view over its place.
+"""Keeps torch's values in snapshots and checkpoints: tensors are copied as they are, without pickle, each into a view
+over its place.
 
-The guard loads this module when the program has loaded torch and asks for a snapshot. What it copies takes about as long as one
-memcpy of the same bytes; ``torch.save`` into the same memory takes 7 to 11 times as long.
+The guard loads this module when the program has loaded torch and asks for a snapshot. What it copies takes about as
+long as one memcpy of the same bytes; ``torch.save`` into the same memory takes 7 to 11 times as long.
 """
 
 from __future__ import annotations
@@ -114,13 +115,15 @@ def _is_sharded(value: object) -> bool:
 
 
 def _local(value: Any) -> torch.Tensor:
-    """The part of a tensor that this rank holds: all of it, unless it is sharded."""
+    """Return the part of a tensor that this rank holds: all of it, unless it is sharded."""
     with torch.no_grad():
         return value.to_local() if _is_sharded(value) else value
 
 
 def _dense(value: torch.Tensor) -> tuple[int, ...]:
-    """The strides of ``torch.empty_like(value)``: its own where it fills its memory without holes, as channels_last does."""
+    """Return the strides of ``torch.empty_like(value)``: its own where it fills its memory without holes, as
+    channels_last does.
+    """
     if value.is_contiguous():
         return tuple(value.stride())
     return tuple(torch.empty_like(value, device="meta", memory_format=torch.preserve_format).stride())
@@ -133,7 +136,7 @@ class TorchFramework:
     arrays = (ShardArrays(), TorchArrays())
 
     def rng_state(self) -> dict[str, Any]:
-        """The generators of the processor and of each GPU in use."""
+        """Return the generators of the processor and of each GPU in use."""
         found: dict[str, Any] = {"cpu": torch.get_rng_state()}
         if torch.cuda.is_available() and torch.cuda.is_initialized():
             found["cuda"] = torch.cuda.get_rng_state_all()
@@ -150,7 +153,9 @@ class TorchFramework:
         torch.manual_seed(seed)
 
     def why_not(self, target: object, names: Mapping[str, tuple[int, ...] | None]) -> str:
-        """Why a module cannot take what was kept, by the names and shapes of its tensors, as a clause; "" when it can."""
+        """Return why a module cannot take the saved state, by the names and shapes of its tensors, as a clause; "" when
+        it can.
+        """
         if not isinstance(target, torch.nn.Module):
             return ""
         live = {
@@ -165,18 +170,21 @@ class TorchFramework:
         return ""
 
     def copies(self, target: object) -> bool:
-        """Does its ``load_state_dict`` copy the tensors that it is given? Then it is given those in the slot themselves."""
+        """Return whether its ``load_state_dict`` copies the tensors that it is given.
+
+        Then it is given those in the slot themselves.
+        """
         return isinstance(target, torch.nn.Module)
 
     def own(self, target: object) -> frozenset[str]:
-        """The names whose tensors a module copies when it is loaded; others it may keep as they are."""
+        """Return the names whose tensors a module copies when it is loaded; others it may keep as they are."""
         assert isinstance(target, torch.nn.Module)
         parameters = (name for name, _ in target.named_parameters(remove_duplicate=False))
         buffers = (name for name, _ in target.named_buffers(remove_duplicate=False))
         return frozenset((*parameters, *buffers))
 
     def adopt(self, target: object, state: Any) -> None:
-        """Make what was kept of sharded tensors into what ``load_state_dict`` of ``target`` takes."""
+        """Turn the saved parts of sharded tensors into what ``load_state_dict`` of ``target`` takes."""
         if isinstance(target, torch.nn.Module):
             for key, live in target.state_dict().items():
                 if _is_sharded(live):
@@ -189,14 +197,17 @@ class TorchFramework:
                     entries.update({name: _like(parameters[index], one) for name, one in entries.items()})
 
     def is_bound(self, target: object, state: Any, own: Set[int]) -> bool:
-        """Did a rank keep a part of ``target`` for itself? ``state`` has numbers in place of the arrays; ``own`` are those that
-        differ from rank 0's. Buffers may differ: DistributedDataParallel hands on those of rank 0."""
+        """Return whether a rank kept a part of ``target`` for itself.
+
+        ``state`` has numbers in place of the arrays; ``own`` are those that differ from rank 0's. Buffers may differ:
+        DistributedDataParallel hands on those of rank 0.
+        """
         if isinstance(target, torch.nn.Module):
             return any(state.get(name) in own for name, _ in target.named_parameters(remove_duplicate=False))
         return isinstance(target, torch.optim.Optimizer) and bool(own)
 
     def forget_gradients(self, target: object) -> None:
-        """After a warm-up pass, whose gradients belong to no step."""
+        """Drop the gradients of a warm-up pass, which belong to no step."""
         if isinstance(target, torch.nn.Module):
             target.zero_grad(set_to_none=True)
 
@@ -228,7 +239,7 @@ class TorchFramework:
 
 
 def _like(parameter: Any, value: Any) -> Any:
-    """A moment of a sharded parameter, sharded as it is; anything else as it is."""
+    """Return a moment of a sharded parameter, sharded as it is; anything else as it is."""
     if not isinstance(value, torch.Tensor) or not value.dim() or value.shape != _local(parameter).shape:
         return value
     mesh, placements = parameter.device_mesh, parameter.placements

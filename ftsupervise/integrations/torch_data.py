@@ -116,7 +116,7 @@ class Batches:
                 return
 
     def _anew(self) -> Iterator[Any]:
-        """The iterator of an epoch from its beginning."""
+        """Return the iterator of an epoch from its beginning."""
         self._set_epoch()
         self.taken, self._open, self._began = 0, True, None
         if self._order is not None:
@@ -126,8 +126,11 @@ class Batches:
         return self._batches()
 
     def _again(self) -> Iterator[Any]:
-        """The iterator of the rest of the epoch. Making one draws random numbers; these were drawn before the restart, so the
-        generators stay as they were restored."""
+        """Return the iterator of the rest of the epoch.
+
+        Making one draws random numbers; these were drawn before the restart, so the generators stay as they were
+        restored.
+        """
         self._goes_on = False
         self._set_epoch()
         now = _random_states(self._generators)
@@ -161,7 +164,7 @@ class Batches:
         return batches
 
     def _replicas(self) -> int | None:
-        """How many ranks share the epoch."""
+        """Return how many ranks share the epoch."""
         return next(
             (one.num_replicas for one in self._samplers if isinstance(getattr(one, "num_replicas", None), int)), None
         )
@@ -180,7 +183,7 @@ class _Order:
         self._again: dict[str, Any] | None = None
 
     def expect(self, epoch: int, skip: int = 0, began: dict[str, Any] | None = None) -> None:
-        """The epoch that begins next, from ``began`` and behind ``skip`` batches where it goes on."""
+        """Expect the epoch that begins next, from ``began`` and behind ``skip`` batches where it goes on."""
         self._epoch, self._skip, self._again, self.began = epoch, skip, began, None
 
     def __len__(self) -> int:
@@ -211,7 +214,7 @@ class _Order:
             yield from indices
 
     def _seed(self) -> int:
-        """Of this epoch, on this rank."""
+        """Return the seed of this epoch, on this rank."""
         assert self.began is not None
         digest = blake2b(repr((self._epoch, self._rank)).encode(), digest_size=8)
         for one in (self.began["torch"], *self.began["generators"]):
@@ -233,7 +236,7 @@ class _Numbered:
 
 
 def _arrived(index: Any, seed: int, number: int) -> Any:
-    """In the worker, which loads this batch next."""
+    """Seed the worker, which loads this batch next."""
     if get_worker_info() is not None:
         digest = blake2b(f"{seed}:{number}".encode(), digest_size=16).digest()
         random.seed(digest)
@@ -245,7 +248,7 @@ def _arrived(index: Any, seed: int, number: int) -> Any:
 
 
 def _with_order(loader: Any, generators: list[torch.Generator], samplers: list[Any]) -> tuple[Any, _Order]:
-    """A copy of the loader that asks our order for its indices. The loader itself stays as it is."""
+    """Return a copy of the loader that asks our order for its indices. The loader itself stays as it is."""
     mine = copy.copy(loader)
     name = "batch_sampler" if loader.batch_sampler is not None else "sampler"
     rank = next((one.rank for one in samplers if isinstance(getattr(one, "rank", None), int)), 0)

@@ -118,7 +118,7 @@ class AsyncCheckpoints:
         return bool(save.done)
 
     def latest(self, world: int | None = None) -> Path | None:
-        """``guard.latest()`` of rank 0, on every rank: all begin from the same one. Raises OSError, on every rank."""
+        """Return ``guard.latest()`` of rank 0, on every rank: all begin from the same one. Raises OSError, on every rank."""
         found: Path | OSError | None = None
         if self._rank == 0:
             try:
@@ -142,7 +142,7 @@ class AsyncCheckpoints:
     # ------------------------------------------------------------------------------------------------------- in the loop
 
     def _until(self, seconds: float | None) -> float:
-        """The monotonic time at which a rank waits no longer."""
+        """Return the monotonic time at which a rank waits no longer."""
         end = deadline_from_environment(os.environ)
         left = self._bound if end is None else max(0.0, end - LEAVE - time.time())
         return time.monotonic() + (left if seconds is None else min(left, seconds))
@@ -156,13 +156,13 @@ class AsyncCheckpoints:
             self._guard.beat()
 
     def _begin(self, new: BackgroundCheckpoint, wait: bool) -> Path | None:
-        """The folder of ``new``, on each rank; None where the ranks agree that it is not saved, and it is told why."""
+        """Return the folder of ``new``, on each rank; None where the ranks agree that it is not saved, and it notes why."""
         busy = self._thread is not None and self._thread.is_alive()
         unstaged = self._stage(new) if self._rank == 0 else ""
         votes = self._gather((busy, unstaged), self._loop)
         if any(busy for busy, _ in votes):
             if wait:
-                new.failed("the save before is not over")
+                new.failed("the previous save is not over")
             else:
                 new.skipped()
             return None
@@ -173,7 +173,7 @@ class AsyncCheckpoints:
         return folder
 
     def _stage(self, new: BackgroundCheckpoint) -> str:
-        """Why it cannot be staged; "" when it is."""
+        """Return why it cannot be staged; "" when it is."""
         try:
             new.stage(anew=True)
         except OSError as error:
@@ -183,7 +183,7 @@ class AsyncCheckpoints:
     # -------------------------------------------------------------------------------------------------- in its own thread
 
     def _follow(self, save: BackgroundCheckpoint, folder: Path, written: Any, faults: list[str]) -> None:
-        """Until the checkpoint is committed on all ranks, or on none."""
+        """Wait until the checkpoint is committed on all ranks, or on none."""
         try:
             failed = self._written(save, folder, written, faults)
             if failed := _first(self._gather((faults, failed), self._threads)):
@@ -200,7 +200,10 @@ class AsyncCheckpoints:
             save.failed(_words(error))
 
     def _written(self, save: BackgroundCheckpoint, folder: Path, written: Any, faults: list[str]) -> str:
-        """Why the parts of all ranks are not durable, as DCP tells it; "" when they are. This rank's list lies there then."""
+        """Return why the parts of all ranks are not durable, as DCP reports it; "" when they are.
+
+        This rank's list lies there then.
+        """
         try:
             written.result()
         except (Exception, CheckpointException) as error:  # the storage writer may be anybody's
@@ -220,7 +223,7 @@ class AsyncCheckpoints:
         return "" if done else "a newer attempt has begun"
 
     def _gather(self, own: Any, group: Any) -> list[Any]:
-        """The values of all ranks, by rank."""
+        """Return the values of all ranks, by rank."""
         if group is None:
             return [own]
         found: list[Any] = [None] * self._world
@@ -229,8 +232,10 @@ class AsyncCheckpoints:
 
 
 def _faults_of(writer: Any) -> list[str]:
-    """What goes wrong in this rank's part from now on. What DCP tells the ranks is the last exception alone: of a full disk,
-    that an archive has an unexpected position."""
+    """Collect the errors in this rank's part from now on.
+
+    DCP tells the ranks the last exception alone: of a full disk, that an archive has an unexpected position.
+    """
     faults: list[str] = []
     write = writer.write_data
 
@@ -246,13 +251,15 @@ def _faults_of(writer: Any) -> list[str]:
 
 
 def _first(outcomes: list[tuple[list[str], str]]) -> str:
-    """The fault of the first rank that has seen one itself, or else what the first rank was told; "" when all have written."""
+    """Return the fault of the first rank that has seen one itself, or else what the first rank was told; "" when all
+    have written.
+    """
     seen = [f"rank {rank}: {why}" for rank, (faults, _) in enumerate(outcomes) for why in faults]
     return next(iter((*seen, *(why for _, why in outcomes if why))), "")
 
 
 def _words(error: BaseException) -> str:
-    """The cause in one line."""
+    """Return the cause in one line."""
     if isinstance(error, CheckpointException) and error.failures:
         rank, (cause, _) = min(error.failures.items())
         return f"rank {rank}: {_words(cause)}"

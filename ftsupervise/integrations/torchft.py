@@ -67,7 +67,8 @@ class ReplicaManager(MendedManager):
 
     state             what a group that joins gets from a healthy one, and what checkpoints hold: objects with ``state_dict``
                       and ``load_state_dict`` (the module itself, the inner optimizer, a schedule), or a dict
-    use_async_quorum  as torchft has it; False for DiLoCo
+    use_async_quorum  as torchft has it; False for DiLoCo. Default: False where the state has a model of FSDP2, else True: the
+                      weights of a group that computes are taken in a thread, which would free what FSDP2 has gathered
     pg                torchft's process group; default: NCCL where there is a GPU, else gloo, with the timeout of the run
     guard             options of ``Guard``: ``memory``, ``run_for`` …
 
@@ -75,7 +76,12 @@ class ReplicaManager(MendedManager):
     """
 
     def __init__(
-        self, *, use_async_quorum: bool = True, pg: Any = None, guard: Mapping[str, Any] | None = None, **state: Any
+        self,
+        *,
+        use_async_quorum: bool | None = None,
+        pg: Any = None,
+        guard: Mapping[str, Any] | None = None,
+        **state: Any,
     ) -> None:
         self.limits = found = GroupLimits.from_environment(os.environ)
         self.stopped: Decision | None = None  # why the loop ended before the last step
@@ -98,7 +104,7 @@ class ReplicaManager(MendedManager):
             load_state_dict=None,
             state_dict=None,
             min_replica_size=found.minimum,
-            use_async_quorum=use_async_quorum,
+            use_async_quorum=not _is_sharded(state.values()) if use_async_quorum is None else use_async_quorum,
             timeout=timedelta(seconds=seconds.manager),
             quorum_timeout=timedelta(seconds=seconds.quorum),
             quorum_retries=seconds.retries,
@@ -325,6 +331,13 @@ def _of(name: str, one: Any) -> tuple[Callable[[Any], object], Callable[[], Any]
     if callable(getattr(one, "state_dict", None)) and callable(getattr(one, "load_state_dict", None)):
         return one.load_state_dict, one.state_dict
     raise TypeError(f"ReplicaManager({name}=…): {type(one).__name__} has no state_dict; keep such values in a dict")
+
+
+def _is_sharded(state: Iterable[Any]) -> bool:
+    """Does it hold a model of FSDP2? Its ``state_dict`` frees the weights that a forward or backward pass works with."""
+    kind = getattr(import_module("torch.distributed.fsdp"), "FSDPModule", ())
+    modules = (part for one in state if isinstance(one, torch.nn.Module) for part in one.modules())
+    return any(isinstance(part, kind) for part in modules)
 
 
 def _process_group(seconds: float) -> Any:

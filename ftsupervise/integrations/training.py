@@ -1,8 +1,9 @@
-"""What the hooks for Lightning, the Hugging Face Trainer and Accelerate have in common: ranks, generators, and the checkpoints.
+"""The common part of the hooks for Lightning, the Hugging Face Trainer and Accelerate: ranks, generators, and the
+checkpoints.
 
-A framework owns its loop and its checkpoints' contents. The guard owns when one is saved, where it lies and when it counts. All
-ranks write into a staging folder of this attempt, and rank 0 commits it by one rename, with the manifest. So an attempt that is
-over commits nothing, and ``guard.latest()`` never sees half of one.
+A framework owns its loop and its checkpoints' contents. The guard owns when one is saved, where it lies and when it
+counts. All ranks write into a staging folder of this attempt, and rank 0 commits it by one rename, with the manifest.
+So an attempt that is over commits nothing, and ``guard.latest()`` never sees half of one.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _NUMPY = "numpy.random"
 
 
 def supervised() -> bool:
-    """Does ``ftsupervise run`` supervise this process?"""
+    """Return whether ``ftsupervise run`` supervises this process."""
     return bool(os.environ.get(ENV_RUN_DIR))
 
 
@@ -70,7 +71,10 @@ class SupervisedTraining:
             )
 
     def step(self, step: int) -> bool:
-        """After each optimizer step: is a checkpoint to be saved? ``stopped`` says that the loop is to end after it."""
+        """Make a step, after each optimizer step; return whether a checkpoint is to be saved.
+
+        ``stopped`` says that the loop is to end after it.
+        """
         decision = self.guard.step(step)
         if decision.stop:
             self.stopped = decision
@@ -78,12 +82,12 @@ class SupervisedTraining:
         return decision.save or bool(due and not decision.stop)
 
     def epoch_ends(self, step: int) -> bool:
-        """Is a checkpoint to be saved there?"""
+        """Return whether a checkpoint is to be saved there."""
         return self._save_every is None and self.stopped is None and step != self._saved
 
     @property
     def folder(self) -> Path:
-        """Where committed checkpoints lie."""
+        """Return the folder of committed checkpoints."""
         return self._context.checkpoints
 
     def loss(self, value: float) -> None:
@@ -97,13 +101,15 @@ class SupervisedTraining:
     def checkpoint(
         self, step: int, name: str | None = None, metrics: Mapping[str, float] | None = None
     ) -> AbstractContextManager[Path]:
-        """Every rank enters: a folder to write into, which is committed at the end of the block. Raises OSError."""
+        """Give a folder to write into, which is committed at the end of the block; every rank enters. Raises OSError."""
         self._saved = step
         return self.guard.checkpoint(step, name, barrier=dist.barrier if _together() else None, metrics=metrics)
 
     def adopt(self, checkpoint: Path, step: int) -> None:
-        """Every rank calls it: the framework has written ``checkpoint`` where it lies. Rank 0 writes its manifest, unless a
-        newer attempt has begun."""
+        """Adopt ``checkpoint``, which the framework has written where it lies; every rank calls it.
+
+        Rank 0 writes its manifest, unless a newer attempt has begun.
+        """
         if _together():
             dist.barrier()
         if not self.guard.may_save():
@@ -117,8 +123,11 @@ class SupervisedTraining:
         self.guard.saved(step)
 
     def drop_old(self, spare: str | None = None) -> None:
-        """On rank 0, after a commit: the oldest checkpoints go, as far as the rules of ``ftsupervise checkpoints prune`` allow:
-        never one of the two newest that are verified, none in use, none without a manifest, and not ``spare``."""
+        """Remove the oldest checkpoints, on rank 0 after a commit, as far as the rules of ``ftsupervise checkpoints
+        prune`` allow.
+
+        Never one of the two newest that are verified, none in use, none without a manifest, and not ``spare``.
+        """
         if self._keep is None or self.rank != 0:
             return
         folder, now = self._context.checkpoints, time.time()
@@ -145,7 +154,7 @@ class SupervisedTraining:
             self.guard.remove(folder / old.name)
 
     def ended(self, step: int, *, finished: bool) -> None:
-        """The loop is over: ``finished`` says that the training is complete, unless the guard has ended it."""
+        """Note that the loop is over: ``finished`` says that the training is complete, unless the guard has ended it."""
         self._over = True
         if finished and self.stopped is None:
             self.guard.finished(step)
@@ -166,10 +175,10 @@ class Newest(NamedTuple):
 
 
 def newest(rank: int, folder: Path | None = None) -> Newest:
-    """What ``guard.latest()`` says, before there is a guard. Where the ranks can already talk, all take that of rank 0.
+    """Return the result of ``guard.latest()``, before there is a guard.
 
-    ``folder``: where to look; default: where the guard commits. Raises OSError where the checkpoints cannot be read: to begin
-    anew then would cost all steps.
+    Where the ranks can already talk, all take that of rank 0. ``folder``: where to look; default: where the guard
+    commits. Raises OSError where the checkpoints cannot be read: to begin anew then would cost all steps.
     """
     context = settings.place(os.environ, None, rank, None)
     if folder is not None:
@@ -200,7 +209,7 @@ def cannot_skip(found: Newest, framework: str, rank: int) -> None:
 
 
 def _together() -> bool:
-    """Are there other ranks, and can this one talk to them?"""
+    """Return whether there are other ranks, and this one can talk to them."""
     return bool(dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1)
 
 
@@ -208,8 +217,10 @@ def _together() -> bool:
 
 
 def generators() -> dict[str, Any]:
-    """The state of the global random generators of Python, NumPy and torch, of tensors and plain values only: what
-    ``torch.load(weights_only=True)`` reads."""
+    """Return the state of the global random generators of Python, NumPy and torch.
+
+    It consists of tensors and plain values only: ``torch.load(weights_only=True)`` reads it.
+    """
     kind, keys, *rest = import_module(_NUMPY).get_state()
     return {
         "python": random.getstate(),
@@ -219,7 +230,7 @@ def generators() -> dict[str, Any]:
 
 
 def set_generators(saved: Mapping[str, Any]) -> None:
-    """The inverse of ``generators``."""
+    """Undo ``generators``: set the state again."""
     version, inner, gauss = saved["python"]
     random.setstate((version, tuple(inner), gauss))
     kind, keys, *rest = saved["numpy"]
@@ -232,7 +243,7 @@ def _torch_framework() -> Any:
 
 
 def of_all_ranks(own: Any) -> list[Any]:
-    """The values of all ranks, by rank: a collective, which every rank calls."""
+    """Return the values of all ranks, by rank: a collective, which every rank calls."""
     if not _together():
         return [own]
     found: list[Any] = [None] * dist.get_world_size()

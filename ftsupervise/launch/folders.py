@@ -44,7 +44,7 @@ def make_folders(run_dir: RunDir, share: Sharing | None) -> None:
 
 
 def _of_attempts(run_dir: RunDir) -> Iterator[Path]:
-    """Return the folders that attempts have made so far: the next one seals and sweeps them, whoever launched it."""
+    """Yield the folders that attempts have made so far: the next one seals and sweeps them, whoever launched it."""
     staging = run_dir.checkpoints / STAGING
     if staging.is_dir():
         yield staging

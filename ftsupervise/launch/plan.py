@@ -313,7 +313,7 @@ def _has(words: Sequence[str], *options: str) -> bool:
 
 
 def _of_spares(launch: Launch, kind: str) -> list[str]:
-    """Refuse a command that would take spare nodes for itself."""
+    """Return the problem of a command that would take spare nodes for itself."""
     words = _words(launch.command)
     if (
         not launch.spare_nodes

@@ -94,7 +94,7 @@ def prepare(run_dir: RunDir, name: str, config_text: str, share: Sharing | None 
 
 
 def _not_mine(run_dir: RunDir, error: Error) -> Error:
-    """Refuse another account's run that is not shared: only its owner can share it."""
+    """Return the error with a hint, for another account's run that is not shared: only its owner can share it."""
     try:
         owner = run_dir.root.stat().st_uid
     except OSError:

@@ -43,7 +43,7 @@ class ExclusionResult(NamedTuple):
 
     jobs: Mapping[str, tuple[str, ...]] = {}  # each waiting job with the nodes that are excluded for it now
     changed: tuple[str, ...] = ()  # a sentence for each job whose list was changed
-    left_in: tuple[str, ...] = ()  # a sentence for each bad node that could not be excluded
+    not_excluded: tuple[str, ...] = ()  # a sentence for each bad node that could not be excluded
     problem: str = ""  # why Slurm could not be asked, or what it refused
     held: frozenset[str] = frozenset()  # those of ``jobs`` that are on hold
 
@@ -75,7 +75,7 @@ def apply(
     held: set[str] = set()
     jobs: dict[str, tuple[str, ...]] = {}
     changed: list[str] = []
-    left: dict[str, None] = {}
+    not_excluded: dict[str, None] = {}
     problem = "" if whole else "not all incidents of the nodes could be read: no exclusion is taken back"
     try:
         records = launches(rundir)
@@ -86,13 +86,13 @@ def apply(
         waiting = [job for job in jobs_of_run(run, queue, certain=True) if job.state.waiting]
         ledger = ExclusionLedger(rundir, waiting)
         asked = any(node.excluded for node in nodes) or any(ledger.of(job) for job in waiting)
-        there = slurm.inventory().without(gone) if waiting and asked else NodeInventory(frozenset(), {})
+        inventory = slurm.inventory().without(gone) if waiting and asked else NodeInventory(frozenset(), {})
         for job in waiting:
             try:
                 at_once = leaving and asked and not slurm.requeued(job.base_id)
                 spare = 0 if at_once else reserve(job.nodes_wanted)
-                wanted = _target(job, nodes, there, left, ledger.of(job), whole, spare)
-                sentences = _update(slurm, ledger, job, wanted)
+                target = _target(job, nodes, inventory, not_excluded, ledger.of(job), whole, spare)
+                sentences = _update(slurm, ledger, job, target)
             except SchedulerUnavailable:
                 raise
             except (Error, OSError) as error:  # another account's job, or a page that cannot be written
@@ -102,50 +102,50 @@ def apply(
             if sentences is None:
                 continue
             changed += sentences
-            ledger.confirm(job, wanted)
-            jobs[job.id] = tuple(wanted)
+            ledger.confirm(job, target)
+            jobs[job.id] = tuple(target)
             held.update([job.id] if is_held(job.reason) else ())
         ledger.close()
     except (Error, OSError) as error:
         problem = str(error).partition("\n")[0]
-    return ExclusionResult(jobs, tuple(changed), tuple(left), problem, frozenset(held))
+    return ExclusionResult(jobs, tuple(changed), tuple(not_excluded), problem, frozenset(held))
 
 
-def _update(slurm: Slurm, ledger: ExclusionLedger, job: Job, wanted: list[str]) -> list[str] | None:
+def _update(slurm: Slurm, ledger: ExclusionLedger, job: Job, target: list[str]) -> list[str] | None:
     """Change the excluded nodes of one job where they differ: a sentence if they did; None when the job no longer
     waits.
 
     Raises Error, OSError.
     """
-    if set(wanted) == set(job.excluded):
+    if set(target) == set(job.excluded):
         return []
-    ledger.record(job, wanted)
-    if not slurm.exclude(job.id, wanted):
+    ledger.record(job, target)
+    if not slurm.exclude(job.id, target):
         return None
-    return [f"job {job.id} excludes {compress_hostlist(wanted) or 'no node any more'}"]
+    return [f"job {job.id} excludes {compress_hostlist(target) or 'no node any more'}"]
 
 
 def _target(
     job: Job,
     nodes: Sequence[incidents.JudgedNode],
-    there: NodeInventory,
-    left: dict[str, None],
+    inventory: NodeInventory,
+    not_excluded: dict[str, None],
     ours: frozenset[str],
     whole: bool,
     spare: int,
 ) -> list[str]:
-    """Return the nodes to exclude for one job. Those that cannot be excluded are added to ``left``."""
+    """Return the nodes to exclude for one job. Those that cannot be excluded are added to ``not_excluded``."""
     theirs = [node for node in job.excluded if node not in ours]
     before = [] if whole else [node for node in job.excluded if node in ours]
-    by_hand = [node.name for node in nodes if node.state == "by hand" and node.name in there.known]
-    strange = [node.name for node in nodes if node.state == "by hand" and node.name not in there.known]
-    left.update((f"{node}: Slurm knows no such node", None) for node in strange)
+    by_hand = [node.name for node in nodes if node.state == "by hand" and node.name in inventory.known]
+    strange = [node.name for node in nodes if node.state == "by hand" and node.name not in inventory.known]
+    not_excluded.update((f"{node}: Slurm knows no such node", None) for node in strange)
     bad = [*before, *(node.name for node in nodes if node.state == "excluded")]
     bad = [node for node in dict.fromkeys(bad) if node not in (*theirs, *by_hand)]
-    chosen = fitting(bad, [*theirs, *by_hand], job.nodes_wanted + spare, job.partitions, there, job.features)
+    chosen = fitting(bad, [*theirs, *by_hand], job.nodes_wanted + spare, job.partitions, inventory, job.features)
     needs = f"it needs {job.nodes_wanted}" + (f", and {spare} in reserve" if spare else "")
     few = f"too few nodes would be left for job {job.id} ({needs})"
-    left.update((f"{node}: {few}", None) for node in bad if node not in chosen)
+    not_excluded.update((f"{node}: {few}", None) for node in bad if node not in chosen)
     return list(dict.fromkeys([*theirs, *by_hand, *chosen]))
 
 
@@ -157,14 +157,14 @@ def reserve(needed: int) -> int:
 
 
 def fitting(
-    wanted: Sequence[str],
+    target: Sequence[str],
     theirs: Sequence[str],
     needed: int,
     partitions: Sequence[str],
-    there: NodeInventory,
+    inventory: NodeInventory,
     features: str = "",
 ) -> list[str]:
-    """Return as many of ``wanted``, from the first on, as leave ``needed`` nodes that are up in a partition beside
+    """Return as many of ``target``, from the first on, as leave ``needed`` nodes that are up in a partition beside
     ``theirs``. Pure.
 
     Nodes that Slurm does not know are left out: with one of them it would refuse all. One that is down is no exception
@@ -172,10 +172,12 @@ def fitting(
     that is more than names joined by & is taken for met by every node.
     """
     asked = frozenset(features.split("&")) if _FEATURES.fullmatch(features) else frozenset()
-    fit = [{n for n in there.usable.get(name, ()) if asked <= there.features.get(n, asked)} for name in partitions]
+    fit = [
+        {n for n in inventory.usable.get(name, ()) if asked <= inventory.features.get(n, asked)} for name in partitions
+    ]
     chosen: list[str] = []
-    for node in wanted:
-        if node not in there.known:
+    for node in target:
+        if node not in inventory.known:
             continue
         out = {*theirs, *chosen, node}
         if any(len(nodes - out) >= needed for nodes in fit):
@@ -221,14 +223,14 @@ class ExclusionLedger:
     def of(self, job: Job) -> frozenset[str]:
         return self._before[job.base_id]
 
-    def record(self, job: Job, wanted: Sequence[str]) -> None:
-        """Record that ``wanted`` is about to be excluded for ``job``. Raises OSError."""
+    def record(self, job: Job, target: Sequence[str]) -> None:
+        """Record that ``target`` is about to be excluded for ``job``. Raises OSError."""
         base = job.base_id
-        write_exclusions(self._place, base, self._before[base] | self._after[base] | self._new(job, wanted))
+        write_exclusions(self._place, base, self._before[base] | self._after[base] | self._new(job, target))
 
-    def confirm(self, job: Job, wanted: Sequence[str]) -> None:
-        """Record that ``wanted`` is excluded for ``job``."""
-        self._after[job.base_id] |= self._new(job, wanted)
+    def confirm(self, job: Job, target: Sequence[str]) -> None:
+        """Record that ``target`` is excluded for ``job``."""
+        self._after[job.base_id] |= self._new(job, target)
 
     def retain(self, job: Job) -> None:
         """Record that it is not known what is excluded for ``job``."""
@@ -240,9 +242,9 @@ class ExclusionLedger:
             if nodes != our_exclusions(self._place, base):
                 write_exclusions(self._place, base, nodes)
 
-    def _new(self, job: Job, wanted: Sequence[str]) -> frozenset[str]:
+    def _new(self, job: Job, target: Sequence[str]) -> frozenset[str]:
         theirs = frozenset(job.excluded) - self._before[job.base_id]
-        return frozenset(wanted) - theirs
+        return frozenset(target) - theirs
 
 
 # The nodes that a launch excludes besides ``launch.exclude``: those with a bad score, and those a person has excluded.
@@ -264,27 +266,27 @@ def that_fit(
     Returns all of them when Slurm cannot be asked: the launch will report that.
     """
     try:
-        there = Slurm(timeout=10.0).inventory()
+        inventory = Slurm(timeout=10.0).inventory()
     except Error as error:
         return tuple(nodes), (f"it is not known which of the excluded nodes the partition can spare: {error.message}",)
     launch = run.launch
-    partitions = launch.partition.split(",") if launch.partition else [there.default]
+    partitions = launch.partition.split(",") if launch.partition else [inventory.default]
     theirs = [node for text in exclude for node in expand_hostlist(text)]
-    by_hand = [node.name for node in nodes if node.state == "by hand" and node.name in there.known]
+    by_hand = [node.name for node in nodes if node.state == "by hand" and node.name in inventory.known]
     bad = [node.name for node in nodes if node.state != "by hand"]
     needed = launch.job_nodes + launch.spare_nodes
     needed += reserve(needed)
-    fit = fitting(bad, [*theirs, *by_hand], needed, partitions, there, launch.constraint or "")
+    fit = fitting(bad, [*theirs, *by_hand], needed, partitions, inventory, launch.constraint or "")
     chosen = {*by_hand, *fit}
-    left = [node for node in nodes if node.name not in chosen]
+    not_excluded = [node for node in nodes if node.name not in chosen]
     return tuple(node for node in nodes if node.name in chosen), tuple(
         f"{node.name} is not excluded: "
         + (
             f"fewer than {needed} nodes would be left, with a reserve"
-            if node.name in there.known
+            if node.name in inventory.known
             else "Slurm knows no such node"
         )
-        for node in left
+        for node in not_excluded
     )
 
 

@@ -177,7 +177,7 @@ def without_followers(incidents: Iterable[Incident], scoring: Scoring, now: date
 
 
 def _after_another(thread: Sequence[Incident], near: timedelta) -> Iterator[Incident]:
-    """Return the incidents that come, within ``near``, after one on another node."""
+    """Yield the incidents that come, within ``near``, after one on another node."""
     other: Incident | None = None
     for before, one in pairwise(thread):
         other = before if before.node != one.node else other

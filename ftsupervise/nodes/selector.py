@@ -90,7 +90,7 @@ class WaitingExclusions:
             gone=gone,
             leaving=leaving,
         )
-        for sentence in (*done.changed, *done.left_in):
+        for sentence in (*done.changed, *done.not_excluded):
             tell(log, sentence)
         if done.problem:
             again = "trying again after the next attempt"
@@ -127,8 +127,8 @@ class NodeSelector:
         scoring = incidents.Scoring(care.half_life, care.exclude_at, most)
         self.judge = NodeJudge(rundir.nodes, care.directory, scoring, writer)
         self.exclusions = WaitingExclusions(rundir, env, allocation, self.judge)
-        self.gone: frozenset[str] = frozenset()  # failed under a step of this job, or started none
-        self.unfit: dict[str, str] = {}  # node -> what its health command said
+        self.failed_nodes: frozenset[str] = frozenset()  # failed under a step of this job, or started none
+        self.unhealthy: dict[str, str] = {}  # node -> what its health command said
         in_a_job_of_others = rundir.whole is not None and not env.get(ENV_GROUP_JOB)
         self._after = "the group needs another one" if in_a_job_of_others else "the next member takes over"
 
@@ -136,14 +136,14 @@ class NodeSelector:
 
     def barred(self, *, by_hand: bool = True) -> dict[str, str]:
         """Return the nodes that are not used here at all, and why: by their health command, or by hand."""
-        return {**(self.judge.by_hand() if by_hand else {}), **self.unfit}
+        return {**(self.judge.by_hand() if by_hand else {}), **self.unhealthy}
 
     def too_few(self, why: str) -> Failure:
         """Return the failure that too few nodes are healthy.
 
         If none is, the health command may be at fault: that is not tried ten times.
         """
-        none = self.unfit.keys() >= set(self.names)
+        none = self.unhealthy.keys() >= set(self.names)
         return (
             Failure(FailureKind.START, "no node healthy", why)
             if none
@@ -163,7 +163,7 @@ class NodeSelector:
         found = self._place(states, self.barred())
         if found.short:
             found = self._place(states, self.barred(by_hand=False))
-        if found.short and self.unfit:
+        if found.short and self.unhealthy:
             return found.short
         return Placement(command, nodes) if found.short else found
 
@@ -179,7 +179,7 @@ class NodeSelector:
         applied = self.exclusions.applied
         if bad := [node for node in here if applied and applied.excludes(node)]:
             return f"there is no node to take the place of {', '.join(bad)}, and the next member will not get it"
-        gone = [node for node in found.nodes if node in self.gone]
+        gone = [node for node in found.nodes if node in self.failed_nodes]
         if gone and ended.failure is not None and ended.failure.kind is FailureKind.NODE:
             return f"there is no node to take the place of {', '.join(gone)}: {self._after}"
         if here:
@@ -196,7 +196,7 @@ class NodeSelector:
     def after(self, mine: Claim, ended: End, lost: Mapping[str, str]) -> None:
         """Write down which nodes this failure speaks against, and judge all anew."""
         log = mine.folder / "run.log"
-        self.gone |= frozenset(ended.gone)
+        self.failed_nodes |= frozenset(ended.gone)
         found = [self._incident(mine, ended, known_as(node, self.names), *more) for node, *more in against(ended, lost)]
         known = self.judge.note(found, log)
         for one in found:
@@ -211,7 +211,7 @@ class NodeSelector:
         silent = self.allocation.silent()
         nodes = [node for node in self.names if node not in silent]
         answers = health.ask(self.care.health, self.allocation, nodes, self.care.health_timeout)
-        self.unfit = {node: f"its health command says {one.words()}" for node, one in answers.items() if one.unfit}
+        self.unhealthy = {node: f"its health command says {one.words()}" for node, one in answers.items() if one.unfit}
         kinds = {health.WARNING: "warning", health.CRITICAL: "health", health.NO_ANSWER: "no-answer"}
         found = [
             incidents.Incident(node, kinds[one.word], _now(), self.name, self.job, by=_host(), evidence=one.words())
@@ -355,12 +355,12 @@ def place(
     if len(well) < enough:
         gone = (node for node in allocation if node not in well)
         away = ", ".join(f"{node}: {barred[node]}" if node in barred else f"{node} is {states[node]}" for node in gone)
-        deaf = (
+        note = (
             ""
             if is_srun(command) or follows(text) or not well
             else f"; the command does not take its nodes from ${ENV_NODES}"
         )
-        return Placement(command, (), f"{len(well)} of {enough} nodes are left ({away}){deaf}")
+        return Placement(command, (), f"{len(well)} of {enough} nodes are left ({away}){note}")
     order = sorted(well, key=lambda node: (round(scores.get(node, 0), 1), is_leaving(states.get(node, ""))))
     chosen = set(order[:want])
     nodes = tuple(node for node in allocation if node in chosen)

@@ -91,7 +91,7 @@ class Probe:
     # ----------------------------------------------------------------------------------------------- questions
 
     def space(self, path: str | Path) -> Space | Missing | NotSeen:
-        """The free space of the file system of ``path``, for an ordinary user."""
+        """Return the free space of the file system of ``path``, for an ordinary user."""
         got = self._ask_path("statvfs", str(path))
         if isinstance(got, (Missing, NotSeen)):
             return got
@@ -100,7 +100,7 @@ class Probe:
         return Space(total=used + bavail * unit, used=used, free=bavail * unit, inodes=files, inodes_free=favail)
 
     def mount(self, path: str | Path) -> Mount | Missing | NotSeen:
-        """The mount of ``path``, symbolic links followed, by the mount table after a first read of the path."""
+        """Return the mount of ``path``, symbolic links followed, by the mount table after a first read of the path."""
         if str(path) not in self._led:
             got = self._ask_path("look", str(path))
             if isinstance(got, (Missing, NotSeen)):
@@ -116,12 +116,12 @@ class Probe:
         return found
 
     def look(self, path: str | Path) -> Entry | Missing | NotSeen:
-        """The facts of one file or directory; symbolic links are followed."""
+        """Return the facts of one file or directory; symbolic links are followed."""
         got = self._ask_path("look", str(path))
         return got if isinstance(got, (Missing, NotSeen)) else _entry(os.path.basename(str(path)), got)
 
     def listing(self, path: str | Path, *, most: int = 10_000) -> Listing | Missing | NotSeen:
-        """The entries of a directory, ``most`` at most. Listing a directory anew sees what a cached look-up misses."""
+        """Return the entries of a directory, ``most`` at most. Listing a directory anew sees what a cached look-up misses."""
         got = self._ask_path("listing", str(path), most)
         if isinstance(got, (Missing, NotSeen)):
             return got
@@ -130,7 +130,7 @@ class Probe:
     def tail(
         self, path: str | Path, *, inode: int = 0, offset: int = 0, most: int = 262_144
     ) -> Tail | Missing | NotSeen:
-        """The bytes of a file from ``offset`` on, or its last ``most`` bytes if that is less.
+        """Return the bytes of a file from ``offset`` on, or its last ``most`` bytes if that is less.
 
         Begins anew if the file is another than ``inode`` (rotated) or shorter than ``offset`` (truncated).
         """
@@ -140,24 +140,24 @@ class Probe:
         return Tail(_entry(os.path.basename(str(path)), got[0]), got[1], got[2])
 
     def text(self, path: str | Path, *, most: int = 65_536) -> bytes | Missing | NotSeen:
-        """The first ``most`` bytes of a file, also of one in /proc or /sys."""
+        """Return the first ``most`` bytes of a file, also of one in /proc or /sys."""
         got: bytes | Missing | NotSeen = self._ask_path("text", str(path), most)
         return got
 
     def texts(
         self, path: str | Path, *, prefix: str = "", files: int = 64, most: int = 65_536
     ) -> tuple[Text, ...] | Missing | NotSeen:
-        """The ``files`` newest files of a directory whose names start with ``prefix``, ``most`` bytes of each."""
+        """Return the ``files`` newest files of a directory whose names start with ``prefix``, ``most`` bytes of each."""
         got = self._ask_path("texts", str(path), prefix, files, most)
         return got if isinstance(got, (Missing, NotSeen)) else tuple(Text(*one) for one in got)
 
     def tree(self, path: str | Path, *, most: int = 20_000) -> Tree | Missing | NotSeen:
-        """Size and number of the files below ``path``; stops after ``most`` entries and says so."""
+        """Return size and number of the files below ``path``; stops after ``most`` entries and says so."""
         got = self._ask_path("tree", str(path), most)
         return got if isinstance(got, (Missing, NotSeen)) else Tree(got[0], got[1], got[2], got[3], tuple(got[4]))
 
     def clock_ahead(self, directory: str | Path) -> float | Missing | NotSeen:
-        """Seconds by which the clock of the file server of ``directory`` is ahead of this node's.
+        """Return the seconds by which the clock of the file server of ``directory`` is ahead of this node's.
 
         Asked once for each device, by making a small file in ``directory`` and removing it again.
         """
@@ -170,17 +170,18 @@ class Probe:
         return self._clocks[device]
 
     def processes(self, roots: Sequence[int], *, most: int = 100_000) -> tuple[ProcessMemory, ...] | NotSeen:
-        """The processes ``roots`` and all below them that are on this host."""
+        """Return the processes ``roots`` and all below them that are on this host."""
         got = self._ask(self._table.of("/proc"), "/proc", "processes", (list(roots), most))
         if isinstance(got, (Missing, NotSeen)):
             return NotSeen("/proc", got.why if isinstance(got, NotSeen) else "it is not mounted")
         return tuple(ProcessMemory(*one) for one in got)
 
     def call(self, path: str | Path, function: str, *args: Any, bound: float = 30.0) -> Any:
-        """The plain values that ``function`` ("room.module:name") of ours gives for ``args``; NotSeen after ``bound`` seconds.
+        """Return the plain values that ``function`` ("room.module:name") of ours gives for ``args``; NotSeen after
+        ``bound`` seconds.
 
-        ``path`` is what it looks at. One child for each device makes all these calls, beside the one that answers the other
-        questions: a function that takes long leaves those answered.
+        ``path`` is the path it looks at. One child for each device makes all these calls, beside the one that answers
+        the other questions: a function that takes long leaves those answered.
         """
         module, _, name = function.partition(":")
         key = f"call {self._table.of(os.path.normpath(str(path)))}"
@@ -189,7 +190,7 @@ class Probe:
     def run(
         self, argv: Sequence[str], *, bound: float = 30.0, most: int = 65_536, env: Mapping[str, str] | None = None
     ) -> Ran | Missing | NotSeen:
-        """Run a command for at most ``bound`` seconds in a session of its own; it and what it started are ended then.
+        """Run a command for at most ``bound`` seconds in a session of its own; it and its children are ended then.
 
         ``Missing``: there is no such program. ``NotSeen``: it hangs and cannot be killed, now or since an earlier time.
         """
@@ -202,7 +203,7 @@ class Probe:
         return got if isinstance(got, (Missing, NotSeen)) else Ran(*got)
 
     def stuck(self) -> list[Note]:
-        """The children on this host that hang and cannot be killed."""
+        """Return the children on this host that hang and cannot be killed."""
         return self._records.stuck()
 
     # ------------------------------------------------------------------------------------------------ plumbing
@@ -250,7 +251,7 @@ class Probe:
         return NotSeen(asked or what, rest[0])
 
     def _child(self, key: str, what: str) -> Child | NotSeen:
-        """The child of a device: a running one, a new one, or why there can be none."""
+        """Return the child of a device: a running one, a new one, or why there can be none."""
         if key in self._children:
             return self._children[key]
         for note in self._records.stuck():
@@ -297,7 +298,7 @@ class Probe:
         return self._notes
 
     def close(self) -> None:
-        """End all children; whichever does not die is abandoned and remembered. Bounded, and safe to repeat."""
+        """End all children; one that does not die is abandoned and remembered. Bounded, and safe to repeat."""
         for child in self._children.values():
             child.hang_up()
         for key, child in self._children.items():

@@ -22,7 +22,7 @@ _GRACE = 0.2  # seconds for a child to die of SIGKILL, or to exit after we close
 
 
 class Late(Exception):
-    """No answer within the bound."""
+    """There is no answer within the bound."""
 
 
 class Died(Exception):
@@ -51,7 +51,7 @@ class Child:
         self.survivors: tuple[int, ...] = ()
 
     def ask(self, question: str, args: tuple[Any, ...], bound: float) -> tuple[Any, ...]:
-        """The child's answer. Raises Late after ``bound`` seconds, Died if it ends instead."""
+        """Return the child's answer. Raises Late after ``bound`` seconds, Died if it ends instead."""
         until = time.monotonic() + bound
         payload = marshal.dumps((question, args))
         self._send(len(payload).to_bytes(4, "big") + payload, until)
@@ -100,14 +100,14 @@ class Child:
         self._to.close()
 
     def finish(self, notes: Notes) -> bool:
-        """End a child that has nothing to do; True if it is gone. Never waits longer than two graces."""
+        """End a child that has nothing to do; return True if it is gone. Never waits longer than two graces."""
         self.hang_up()
         if self._wait(_GRACE) is None:
             return self.end(notes)
         return self._swept(notes)
 
     def end(self, notes: Notes) -> bool:
-        """Kill it and all of its session; True if all are gone, else ``survivors`` are those left behind."""
+        """Kill it and all of its session; return True if all are gone, else ``survivors`` are those left behind."""
         self.hang_up()
         processes.end_group(self.pid)
         self._wait(_GRACE)
@@ -139,7 +139,7 @@ class Child:
 
 @dataclass(frozen=True)
 class NotSeen:
-    """Could not read. ``seconds`` is for how long the device has not answered (0: it refused at once)."""
+    """The thing could not be read. ``seconds`` is for how long the device has not answered (0: it refused at once)."""
 
     what: str
     why: str
@@ -154,7 +154,7 @@ class NotSeen:
 
 @dataclass(frozen=True)
 class Missing:
-    """Checked, and it does not exist."""
+    """The thing was looked for, and does not exist."""
 
     path: str
 

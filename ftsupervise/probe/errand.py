@@ -6,7 +6,7 @@ parent reads nothing but a pipe and a page of memory.
 
     errand = Errand(work)                      # work(say) runs in the child
     while not errand.ended and not errand.late:  # late: silent for longer than it said it would be
-        for told in errand.wait(0.2): ...      # the values that the child sent with ``say.tell``
+        for value in errand.wait(0.2): ...      # the values that the child sent with ``say.tell``
     errand.finish("run a", "the run a")
 
 The child reports its item, and how long that may take (``say.at``), in shared memory: that costs no system call. One that is
@@ -58,12 +58,12 @@ class Note:
 
     @property
     def seconds(self) -> float:
-        """The seconds that it has been hanging."""
+        """Return the seconds that it has been hanging."""
         return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - self.since)
 
 
 def _boot() -> str:
-    """This boot and this PID namespace: process ids mean nothing outside of them."""
+    """Return a name of this boot and this PID namespace: process ids mean nothing outside of them."""
     try:
         return f"{boot_id()} {os.readlink('/proc/self/ns/pid')}"  # noqa: PTH115
     except OSError:
@@ -109,7 +109,8 @@ class Notes:
                 pass
 
     def stuck(self) -> list[Note]:
-        """Children that hang: abandoned and still alive, or left alive by a parent that is gone. Clears old notes.
+        """Return children that hang: abandoned and still alive, or left alive by a parent that is gone. Clears old
+        notes.
 
         A child whose parent has just ended may be about to end too: it gets a moment.
         """
@@ -159,7 +160,7 @@ class At(NamedTuple):
 
 
 class Say:
-    """The child's side."""
+    """The child's side of an errand."""
 
     def __init__(self, board: mmap.mmap, pipe: int) -> None:
         self._board, self._pipe, self._turn = board, pipe, 0
@@ -225,12 +226,12 @@ class Errand:
 
     @property
     def silent(self) -> float:
-        """Seconds since its last report, in time in which this process ran."""
+        """Return the seconds since its last report, in time in which this process ran."""
         return self._silent
 
     @property
     def late(self) -> bool:
-        """Has it been silent for longer than it announced, and is it not merely slow on a busy machine?"""
+        """Return whether it has been silent for longer than it announced, and is not merely slow on a busy machine."""
         now = time.monotonic()
         passed, self._looked = min(now - self._looked, 1.0), now  # a parent that slept cannot judge
         turn = _HEAD.unpack(self._board[: _HEAD.size])[0]
@@ -244,13 +245,13 @@ class Errand:
         return self._silent > _BUSY * allowed or (its := process(self.pid)) is None or its.state != "R"
 
     def wait(self, seconds: float) -> list[Any]:
-        """The values that it has sent meanwhile, after ``seconds`` at most."""
+        """Return the values that it has sent meanwhile, after ``seconds`` at most."""
         select.select([self._from], [], [], seconds)
         return self.heard()
 
     def heard(self) -> list[Any]:
-        """The values that it has sent, without waiting."""
-        told: list[Any] = []
+        """Return the values that it has sent, without waiting."""
+        values: list[Any] = []
         while not self.ended:
             try:
                 part = os.read(self._from, 1 << 20)
@@ -261,11 +262,11 @@ class Errand:
                 break
             self._silent = 0.0
             self._buffer += part
-            told += self._whole()
-        return told
+            values += self._whole()
+        return values
 
     def _whole(self) -> list[Any]:
-        told: list[Any] = []
+        values: list[Any] = []
         while len(self._buffer) >= 8:
             length = int.from_bytes(self._buffer[:8], "little")
             if len(self._buffer) < 8 + length:
@@ -275,11 +276,11 @@ class Errand:
             if isinstance(value, _End):
                 self.ended, self.error = True, value.error
             else:
-                told.append(value)
-        return told
+                values.append(value)
+        return values
 
     def finish(self, key: str = "", what: str = "") -> bool:
-        """End it: True if it is gone. One that does not die of SIGKILL is left behind and noted under ``key``."""
+        """End it; return True if it is gone. One that does not die of SIGKILL is left behind and noted under ``key``."""
         os.close(self._from)
         began = time.clock_gettime(time.CLOCK_BOOTTIME) - self._silent
         gone = (self.ended and self._reaped(_GRACE)) or self._killed()
@@ -314,7 +315,7 @@ class Errand:
 
 
 def within(seconds: float, work: Callable[[], Any], *, key: str = "") -> Any:
-    """Run ``work`` in a child; returns or raises what it does. Raises TimeoutError when it is not done in ``seconds``.
+    """Run ``work`` in a child; return or raise what it does. Raises TimeoutError when it is not done in ``seconds``.
 
     ``key``: one that hangs and cannot be killed is noted under it, and while it lives no other one is sent after it.
     """
@@ -324,17 +325,17 @@ def within(seconds: float, work: Callable[[], Any], *, key: str = "") -> Any:
         raise TimeoutError(f"no answer for {stuck.seconds:.0f} s; process {stuck.pid} hangs on it")
     errand = Errand(lambda say: say.tell(work()), allowance=seconds, notes=notes)
     until = time.monotonic() + seconds
-    told: list[Any] = []
+    values: list[Any] = []
     try:
         while not errand.ended and time.monotonic() < until:
-            told += errand.wait(max(0.0, until - time.monotonic()))
+            values += errand.wait(max(0.0, until - time.monotonic()))
     finally:
         errand.finish(key)
     if errand.error is not None:
         raise errand.error
-    if not told:
+    if not values:
         raise TimeoutError(errand.died or f"no answer within {seconds:.0f} s")
-    return told[0]
+    return values[0]
 
 
 def _child(work: Callable[[Say], object], say: Say, pipe: int) -> NoReturn:
@@ -358,7 +359,7 @@ def _child(work: Callable[[Say], object], say: Say, pipe: int) -> NoReturn:
 
 
 def _portable(error: BaseException | None) -> BaseException | None:
-    """``error`` if it survives the way to the parent, else its words."""
+    """Return ``error`` if it survives the way to the parent, else its words."""
     if error is None:
         return None
     error.__traceback__ = error.__cause__ = None

@@ -40,13 +40,16 @@ class Elsewhere(Exception):
 
 
 def read_mounts(source: str = "/proc/self/mountinfo") -> Table:
-    """The mount table. Reading it does not touch the mounted file systems."""
+    """Return the mount table. Reading it does not touch the mounted file systems."""
     with open(source, "rb") as file:
         return parse_mounts(file.read())
 
 
 def parse_mounts(text: bytes) -> Table:
-    """Source: proc(5), /proc/PID/mountinfo: field 3 is the device, field 5 the mount point; behind a "-" kind and source."""
+    """Parse the mount table.
+
+    Source: proc(5), /proc/PID/mountinfo: field 3 is the device, field 5 the mount point; behind a "-" kind and source.
+    """
     table = []
     for line in text.splitlines():
         fields = line.split(b" ")
@@ -71,7 +74,7 @@ class Mounts:
         self.device = {point: device for point, device, *_ in table}
 
     def point(self, path: str) -> str:
-        """The mount point an absolute, normalised path lies under."""
+        """Return the mount point an absolute, normalised path lies under."""
         while path not in self.device and path != "/":
             path = os.path.dirname(path)
         return path
@@ -81,7 +84,7 @@ class Mounts:
 
 
 def real(path: str, mounts: Mounts, mine: str) -> str:
-    """``path`` with its symbolic links followed, as long as it stays on the device ``mine``. Raises Elsewhere.
+    """Return ``path`` with its symbolic links followed, as long as it stays on the device ``mine``. Raises Elsewhere.
 
     Components that are missing are left as they are: the question itself will say so.
     """
@@ -96,7 +99,7 @@ def real(path: str, mounts: Mounts, mine: str) -> str:
 
 
 def _first_link(path: str, mounts: Mounts, mine: str) -> str | None:
-    """``path`` with the first symbolic link below its mount point followed; None if there is none."""
+    """Return ``path`` with the first symbolic link below its mount point followed; None if there is none."""
     done = mounts.point(path)
     rest = [part for part in path[len(done) :].split("/") if part]
     for index, part in enumerate(rest):
@@ -129,7 +132,7 @@ def look(path: str) -> tuple[int, int, float, int, int, int, int]:
 
 
 def listing(path: str, most: int) -> tuple[list[tuple[str, tuple[Any, ...]]], bool]:
-    """Entries with their facts, at most ``most`` of them, and whether there were more."""
+    """Return entries with their facts, at most ``most`` of them, and whether there were more."""
     found: list[tuple[str, tuple[Any, ...]]] = []
     with os.scandir(path) as entries:
         for entry in entries:
@@ -143,7 +146,7 @@ def listing(path: str, most: int) -> tuple[list[tuple[str, tuple[Any, ...]]], bo
 
 
 def _open_regular(path: str) -> int:
-    """A descriptor of a regular file. Never waits for the other end of a FIFO, never follows a last link."""
+    """Return a descriptor of a regular file. Never waits for the other end of a FIFO, never follows a last link."""
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
@@ -164,10 +167,10 @@ def _read(fd: int, offset: int, most: int) -> bytes:
 
 
 def tail(path: str, inode: int, offset: int, most: int) -> tuple[tuple[Any, ...], int, bytes]:
-    """(facts, where the bytes begin, at most ``most`` bytes up to the end).
+    """Return (facts, where the bytes begin, at most ``most`` bytes up to the end).
 
-    Goes on at ``offset`` if the file is still the one with ``inode`` and has not shrunk below it, else begins anew; what
-    lies further back than ``most`` bytes from the end is skipped.
+    Goes on at ``offset`` if the file is still the one with ``inode`` and has not shrunk below it, else begins anew;
+    bytes further back than ``most`` from the end are skipped.
     """
     fd = _open_regular(path)
     try:
@@ -180,7 +183,7 @@ def tail(path: str, inode: int, offset: int, most: int) -> tuple[tuple[Any, ...]
 
 
 def text(path: str, most: int) -> bytes:
-    """The first ``most`` bytes, also of files that claim to be empty (/proc, /sys)."""
+    """Return the first ``most`` bytes, also of files that claim to be empty (/proc, /sys)."""
     fd = _open_regular(path)
     try:
         return _read(fd, 0, most)
@@ -189,7 +192,7 @@ def text(path: str, most: int) -> bytes:
 
 
 def texts(path: str, prefix: str, files: int, most: int) -> list[tuple[str, float, bytes]]:
-    """(name, mtime, first ``most`` bytes) of the ``files`` newest regular files whose name starts with ``prefix``."""
+    """Return (name, mtime, first ``most`` bytes) of the ``files`` newest regular files whose name starts with ``prefix``."""
     entries, _ = listing(path, 200_000)
     named = [(facts[2], name) for name, facts in entries if name.startswith(prefix) and stat.S_ISREG(facts[0])]
     named.sort(reverse=True)
@@ -203,7 +206,7 @@ def texts(path: str, prefix: str, files: int, most: int) -> list[tuple[str, floa
 
 
 def tree(path: str, most: int) -> tuple[int, int, float, bool, list[str]]:
-    """(bytes, files, newest mtime, more than ``most`` entries, names of the empty files, ten at most) below ``path``."""
+    """Return (bytes, files, newest mtime, more than ``most`` entries, names of the empty files, ten at most) below ``path``."""
     info = os.stat(path, follow_symlinks=False)
     if not stat.S_ISDIR(info.st_mode):
         return info.st_size, 1, info.st_mtime, False, [path] if info.st_size == 0 else []
@@ -228,7 +231,7 @@ def tree(path: str, most: int) -> tuple[int, int, float, bool, list[str]]:
 
 
 def clock(path: str) -> tuple[float, float]:
-    """(the file server's time, this node's time), from a file made and removed again.
+    """Return (the file server's time, this node's time), from a file made and removed again.
 
     ``utime`` without times lets the server fill in its own clock, where a create alone may carry the client's.
     """
@@ -240,16 +243,17 @@ def clock(path: str) -> tuple[float, float]:
         os.utime(fd)
     finally:
         os.close(fd)
-        told = os.stat(name).st_mtime
+        server_time = os.stat(name).st_mtime
         os.unlink(name)
-    return told, (before + time.time()) / 2
+    return server_time, (before + time.time()) / 2
 
 
 def processes(roots: list[int], most: int) -> list[tuple[int, int, int, str, int, int]]:
-    """(pid, parent, start in clock ticks, state, resident bytes, of these its own) of ``roots`` and all below them.
+    """Return (pid, parent, start in clock ticks, state, resident bytes, of these its own) of ``roots`` and all below
+    them.
 
-    Own bytes are RssAnon + RssShmem: pages of mapped files come and go with the page cache and are no leak. ``stat`` and
-    ``status`` are read because neither waits for a lock of a process in state D, as ``cmdline`` and ``maps`` do.
+    Own bytes are RssAnon + RssShmem: pages of mapped files come and go with the page cache and are no leak. ``stat``
+    and ``status`` are read because neither waits for a lock of a process in state D, as ``cmdline`` and ``maps`` do.
     """
     _find_our_package()
     from ftsupervise.host import processes as host  # here: this one question is worth what it costs to import
@@ -277,7 +281,7 @@ def _find_our_package() -> None:
 
 
 def run(argv: list[str], env: dict[str, str], bound: float, most: int) -> tuple[int, bytes, bytes, bool]:
-    """(exit code or minus the signal, first ``most`` bytes of stdout, of stderr, ended by the bound)."""
+    """Return (exit code or minus the signal, first ``most`` bytes of stdout, of stderr, ended by the bound)."""
     import select
     import signal
 
@@ -331,7 +335,7 @@ _OTHERS = {f.__name__: f for f in (processes, call, run)}
 
 
 def answer(name: str, args: tuple[Any, ...], mounts: Mounts, mine: str) -> tuple[Any, ...]:
-    """("ok", answer), ("errno", number, words), ("elsewhere", path) or ("failed", words). Never raises."""
+    """Return ("ok", answer), ("errno", number, words), ("elsewhere", path) or ("failed", words). Never raises."""
     try:
         if name in _OTHERS:
             return ("ok", _OTHERS[name](*args))

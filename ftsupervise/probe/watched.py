@@ -4,7 +4,7 @@ A copy may take hours, and a thread of it that waits for a dead mount is never s
 the threads of the child were scheduled, and the child need not report anything. What is given up is killed; a child that does
 not die of that is left behind and noted (``errand.py``), and no other one is sent after it while it lives.
 
-    watched(work, key="copy to /archive")      # work(told) runs in the child; told.moved(bytes), told.line("...")
+    watched(work, key="copy to /archive")      # work(progress) runs in the child; progress.moved(bytes), progress.line("...")
 """
 
 from __future__ import annotations
@@ -38,22 +38,22 @@ class _Value(NamedTuple):
     value: object
 
 
-class Told:
-    """The child's side. Several threads may call it."""
+class WorkProgress:
+    """The child's side of the work. Several threads may call it."""
 
     def __init__(self, say: Say) -> None:
         self._say, self._lock = say, threading.Lock()
         self._size, self._at = 0, 0.0
 
     def moved(self, size: int) -> None:
-        """So many bytes more are done."""
+        """Report that ``size`` more bytes are done."""
         with self._lock:
             self._size += size
             if time.monotonic() - self._at >= _TELL:
                 self._flush()
 
     def line(self, text: str) -> None:
-        """A line for the person who waits."""
+        """Send a line to the person who waits."""
         with self._lock:
             self._say.tell(_Line(text))
 
@@ -68,17 +68,18 @@ class Told:
 
 
 def watched(
-    work: Callable[[Told], T],
+    work: Callable[[WorkProgress], T],
     *,
     key: str,
     patience: float = PATIENCE,
     moved: Callable[[int], object] = lambda size: None,
     line: Callable[[str], object] = lambda text: None,
 ) -> T:
-    """Run ``work`` in a child; returns or raises what it does. ``moved`` hears of bytes, ``line`` of what it has to say.
+    """Run ``work`` in a child; return or raise what it does.
 
-    Raises Stuck when none of its threads has run for ``patience`` seconds, and when an earlier child of this ``key`` still
-    hangs; ChildProcessError when the child was killed. An exception here (Ctrl-C) ends the child.
+    ``moved`` is called with bytes, ``line`` with its messages. Raises Stuck when none of its threads has run for
+    ``patience`` seconds, and when an earlier child of this ``key`` still hangs; ChildProcessError when the child was
+    killed. An exception here (Ctrl-C) ends the child.
     """
     notes = Notes()
     if (left := next((note for note in notes.stuck() if note.key == key), None)) is not None:
@@ -87,8 +88,8 @@ def watched(
 
     def begin(say: Say) -> None:
         before_work()
-        told = Told(say)
-        told.value(work(told))
+        progress = WorkProgress(say)
+        progress.value(work(progress))
 
     errand = Errand(begin, notes=notes)
     found: list[_Value] = []
@@ -96,13 +97,13 @@ def watched(
     try:
         pulse = _Pulse(errand.pid, patience)
         while not errand.ended and not stuck:
-            for told in errand.wait(_LOOK if patience > 2 * _LOOK else patience / 2):
-                if isinstance(told, _Value):
-                    found.append(told)
-                elif isinstance(told, _Line):
-                    line(told.text)
+            for message in errand.wait(_LOOK if patience > 2 * _LOOK else patience / 2):
+                if isinstance(message, _Value):
+                    found.append(message)
+                elif isinstance(message, _Line):
+                    line(message.text)
                 else:
-                    moved(told)
+                    moved(message)
             stuck = not errand.ended and pulse.stopped()
     finally:
         gone = errand.finish(key, key)
@@ -134,7 +135,7 @@ class _Pulse:
 
 
 def _switches(pid: int) -> int:
-    """How often the threads of a process have been taken off a processor, and the number of threads."""
+    """Return how often the threads of a process have been taken off a processor, and the number of threads."""
     count = 0
     try:
         threads = os.listdir(f"/proc/{pid}/task")

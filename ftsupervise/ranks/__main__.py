@@ -27,7 +27,7 @@ _PAUSES = (2.0, *(5.0,) * 24, 10.0, 20.0, 30.0)  # seconds between two questions
 
 
 def stays(env: Mapping[str, str]) -> bool:
-    """Is this node one of the few? The nodes of replica groups belong to a job that has agents of its own."""
+    """Return whether this node is one of the few. The nodes of replica groups belong to a job that has agents of its own."""
     if env.get(ENV_GROUP) and not env.get(ENV_GROUP_JOB):
         return False
     node = as_count(env.get("SLURM_NODEID", ""))
@@ -68,7 +68,7 @@ _OPTIONS = {
 
 
 def config(words: list[str]) -> AgentConfig:
-    """Raises ValueError for arguments that make no sense."""
+    """Return the settings from the arguments. Raises ValueError where they make no sense."""
     from ftsupervise.ranks.agent import AgentConfig
 
     given = dict(zip(words[::2], words[1::2], strict=True))

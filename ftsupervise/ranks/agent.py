@@ -57,7 +57,7 @@ class SupervisorLink:
     def __init__(
         self, seal: Seal, node: bytes, generation: int, hosts: Iterable[str], port: int, poll: select.poll
     ) -> None:
-        """Raises OSError when there can be no socket."""
+        """Open the sockets. Raises OSError when there can be none."""
         self._seal, self.node, self._generation, self._poll = seal, node, generation, poll
         self._sock = udp()
         poll.register(self._sock, select.POLLIN)
@@ -92,15 +92,17 @@ class SupervisorLink:
 
     @property
     def refused(self) -> bool:
-        """Has the supervisor gone? Its port is closed."""
+        """Return whether the supervisor has gone: its port is closed."""
         return self._refusals >= _REFUSED
 
     def owns(self, fd: int) -> bool:
         return fd == self._sock.fileno() or (self._connected is not None and fd == self._connected.fileno())
 
     def receive(self, fd: int) -> Iterator[Datagram]:
-        """What has arrived at ``fd`` for this start of this agent: acknowledgements and requests, each request once, and again
-        while the supervisor has no answer."""
+        """Yield what has arrived at ``fd`` for this start of this agent.
+
+        These are acknowledgements and requests, each request once, and again while the supervisor has no answer.
+        """
         sock = self._connected if self._connected is not None and self._connected.fileno() == fd else self._sock
         for _ in range(100):
             try:
@@ -117,7 +119,7 @@ class SupervisorLink:
                 yield message
 
     def _is_timely(self, message: Datagram, sender: Address) -> bool:
-        """Not of a number that we have not sent; and note when the supervisor has answered."""
+        """Return whether the number is one that we have sent; note when the supervisor has answered."""
         if message.kind == protocol.ACK:
             if message.number > self._sent:
                 return False
@@ -133,7 +135,7 @@ class SupervisorLink:
         return True
 
     def send_to_all(self) -> None:
-        """Another address may reach it."""
+        """Send to all addresses again: another one may reach it."""
         self._send_to(None)
 
     def _send_to(self, address: Address | None) -> None:
@@ -189,14 +191,14 @@ class ExitReports:
 
 
 class TallyReports:
-    """What the guards here have counted: reported at once when a save or a first step is new, else after ``every`` seconds."""
+    """The counts of the guards here: reported at once when a save or a first step is new, else after ``every`` seconds."""
 
     def __init__(self, link: SupervisorLink, every: float) -> None:
         self._link, self._every = link, every
         self._due, self._told = 0.0, (0, Tally())
 
     def report(self, observer: RankObserver, now: float) -> None:
-        """As of its last check, if that is due."""
+        """Report the counts as of its last check, if that is due."""
         attempt, tally = observer.attempt or 0, observer.tally()
         told = attempt, Tally(tally.first, saved=tally.saved, saving=round(tally.saving, 1), last_step=tally.last_step)
         if told != self._told or now >= self._due:
@@ -206,7 +208,7 @@ class TallyReports:
 
 class Agent:
     def __init__(self, config: AgentConfig, key: bytes) -> None:
-        """Raises OSError when there can be no socket."""
+        """Open the sockets. Raises OSError when there can be none."""
         self.config = config
         self.poll = select.poll()
         node = config.node.encode()[:255]
@@ -226,7 +228,7 @@ class Agent:
         self.poll.register(self.signals, select.POLLIN)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, lambda *_: None)
-        for number in (signal.SIGUSR1, signal.SIGUSR2):  # meant for the ranks
+        for number in (signal.SIGUSR1, signal.SIGUSR2):  # addressed to the ranks
             signal.signal(number, signal.SIG_IGN)
         signal.set_wakeup_fd(write, warn_on_full_buffer=False)
 
@@ -267,14 +269,15 @@ class Agent:
             self.orphan = True
             self._leave()
         if self.leave_at is not None:
-            # while there are snapshots the supervisor may want them on the disk, and says when that is over
+            # while there are snapshots the supervisor may still have them written to the disk, and says when that is
+            # over
             stays = self.snapshots.has_any() and not self.link.refused
             self.over = self.over or now >= self.leave_at or (self.observer.all_gone() and not stays)
         if not self.over and now - self.link.answered_at > self.config.lost:
             self.over = self.orphan = True
 
     def _new_pages(self) -> bool:
-        """Did a page appear, or another one?"""
+        """Return whether a page has appeared, or another one."""
         before, self.pages = self.pages, len(self.observer.check())
         return self.pages > before
 
@@ -294,7 +297,7 @@ class Agent:
         self.snapshots.beat()
 
     def _stands_still(self, now: float) -> bool:
-        """Has the standstill reached the length at which it may soon count as a hang, so that its end matters at once?"""
+        """Return whether the standstill may soon count as a hang, so that its end matters at once."""
         return _STILL < (now - self.progress) / self.config.every < _LONG
 
     def _collect_exits(self) -> None:

@@ -51,13 +51,13 @@ class ObservedAttempt:
 
 
 class SnapshotPlace(NamedTuple):
-    """Where the ranks' snapshots are in memory; "" without them."""
+    """The place of the ranks' snapshots in memory; "" without them."""
 
     folder: str = ""
     copies: float = 0.0  # share of each node's cores for copying them
 
     def options(self) -> tuple[str, ...]:
-        """For an agent's command line."""
+        """Return options for an agent's command line."""
         return ("--snapshots", self.folder, "--copies", f"{self.copies:g}") if self.folder else ()
 
 
@@ -65,7 +65,7 @@ class Questions:
     """Asks the agents of nodes. Each question is sent again until it is answered, or the time is over."""
 
     def __init__(self, table: RankTable) -> None:
-        """Raises OSError when there can be no socket."""
+        """Open the sockets. Raises OSError when there can be none."""
         self.sock = protocol.udp()
         self._table = table
         self._number = 0
@@ -77,7 +77,7 @@ class Questions:
         return int(self.sock.getsockname()[1])
 
     def ask(self, questions: Mapping[str, str], timeout: float) -> dict[str, str]:
-        """node -> answer, of those that answered in time. All are asked at once."""
+        """Return node -> answer, of those that answered in time. All are asked at once."""
         waiting: dict[int, tuple[Node, bytes, Reply]] = {}
         for name, question in questions.items():
             node = self._table.nodes.get(name.encode())
@@ -105,13 +105,13 @@ class Questions:
         return answers
 
     def order_copies(self, name: str, body: bytes) -> None:
-        """An order of ``snapshot_ring.py``; it may be lost."""
+        """Send an order of ``snapshot_ring.py``; it may be lost."""
         node = self._table.nodes.get(name.encode())
         if node is not None:
             self._send(self._table.pack(protocol.COPY, 0, name.encode(), body), node)
 
     def tell_to_end(self, *, keep: bool) -> None:
-        """To all agents; it may be lost. ``keep``: others will follow in this job."""
+        """Tell all agents to end; it may be lost. ``keep``: others will follow in this job."""
         self._number += 1
         for name, node in list(self._table.nodes.items()):
             self._send(self._table.pack(protocol.BYE, self._number, name, protocol.KEEP if keep else b""), node)
@@ -135,7 +135,7 @@ class AgentStep:
         self._allocation, self._command, self._say = allocation, command, say
         self._env = {**allocation.side_env(), protocol.ENV_KEY: key.hex()}
         self._process: processes.Process | None = None
-        self._complaint = -1  # a file for what srun says
+        self._complaint = -1  # a file for the output of srun
         self._starts, self._due, self._checked = 0, 0.0, 0.0
 
     @property
@@ -143,7 +143,7 @@ class AgentStep:
         return frozenset((self._process.pid,)) if self._process is not None else frozenset()
 
     def begin(self) -> None:
-        """For a new attempt: no pause comes before the next start."""
+        """Prepare for a new attempt: no pause comes before the next start."""
         self._starts, self._due, self._checked = 0, 0.0, 0.0
 
     def keep_running(self, nodes: Sequence[str]) -> None:
@@ -211,7 +211,7 @@ class Agents:
         allocation: Allocation,
         env: Mapping[str, str],
         wake: Callable[[], None],
-        silence: float | None = SILENT,  # None: the ranks have no guard, and only the run directory tells of them
+        silence: float | None = SILENT,  # None: the ranks have no guard, and only the run directory reports them
         often: float = _EVERY,
         snapshots: SnapshotPlace = SnapshotPlace(),  # noqa: B008 - a frozen value
     ) -> None:
@@ -243,7 +243,7 @@ class Agents:
 
     @property
     def pids(self) -> frozenset[int]:
-        """Our child processes that are not the attempt's."""
+        """Return our child processes that are not the attempt's."""
         return self._step.pids
 
     def begin(self, attempt: int, log: Path, away: frozenset[str] = frozenset()) -> str:
@@ -263,11 +263,11 @@ class Agents:
             self._step.keep_running(self.present())
 
     def present(self) -> list[str]:
-        """The nodes that have an agent in this attempt."""
+        """Return the nodes that have an agent in this attempt."""
         return [node for node in self._nodes if node not in self._attempt.away]
 
     def _command(self, nodes: int) -> list[str]:
-        """The agents' command, for a new start of them on so many nodes."""
+        """Return the agents' command, for a new start of them on this many nodes."""
         self.table.restart(self.table.generation + 1)
         every, port = self.table.every, self._questions.port if self._questions is not None else 0
         return [
@@ -289,8 +289,10 @@ class Agents:
     # --------------------------------------------------------------------------------------------------------- asking
 
     def ask(self, questions: Mapping[str, str], timeout: float) -> dict[str, str]:
-        """node -> the answer of its agent to a question ("evidence PID…", "kill DIR", "ping"), of those that answered within
-        ``timeout`` seconds. All are asked at once."""
+        """Return node -> the answer of its agent to a question ("evidence PID…", "kill DIR", "ping").
+
+        Only those that answered within ``timeout`` seconds are in it. All are asked at once.
+        """
         if not self.remote:
             return {node: text for node, one in questions.items() if (text := _answer_here(one, timeout)) is not None}
         return self._questions.ask(questions, timeout) if self._questions is not None else {}
@@ -311,14 +313,19 @@ class Agents:
         return frozenset(done)
 
     def kill_survivors(self, attempt_dir: Path, nodes: Sequence[str]) -> None:
-        """``kill`` on nodes that Slurm has lost but whose agent still reports; a silent agent is not waited for."""
+        """Do the same as ``kill`` on nodes that Slurm has lost but whose agent still reports; a silent agent is not
+        waited for.
+        """
         reporting = set(nodes) - set(self.table.silent(nodes, _ALIVE * self.table.every)) if self.remote else ()
         if reporting:
             self.kill(attempt_dir, sorted(reporting), AT_ONCE)
 
     def first_failure_before_kill(self, reported: RankExit) -> RankExit:
-        """The rank that failed first. A killed process closes its connections before it is gone, and other ranks may report the
-        exception of that earlier."""
+        """Return the rank that failed first.
+
+        A killed process closes its connections before it is gone, and other ranks may report the exception of that
+        earlier.
+        """
         return self._attempt.dying[0] if reported.failed and self._attempt.dying else reported
 
     # -------------------------------------------------------------------------------------------------------- the end
@@ -341,7 +348,7 @@ class Agents:
     # ----------------------------------------------------------------------------------------------------- being blind
 
     def _blind(self) -> bool:
-        """Are there ranks that only the run directory reports? Says so once."""
+        """Return whether there are ranks that only the run directory reports. Says so once."""
         if self._silence is None:
             return True
         if monotonic() - self._attempt.began < self._silence:
@@ -375,6 +382,9 @@ def _answer_here(question: str, timeout: float) -> str | None:
 
 
 def _closer(every: float, nodes: int) -> float:
-    """Seconds between two reports of a node whose ranks make no progress: a hang is acted on in time, not up to a second
-    later. 2,500 reports a second are a small part of what the supervisor can receive."""
+    """Return the seconds between two reports of a node whose ranks make no progress.
+
+    A hang is acted on in time, not up to a second later. 2,500 reports a second are a small part of what the supervisor
+    can receive.
+    """
     return min(every, max(CLOSER, nodes / 2500))

@@ -69,19 +69,19 @@ def parse_header(line: str) -> EvidenceHeader | None:
 
 
 def evidence(pid: int, within: float = WITHIN) -> str:
-    """The evidence of process ``pid`` that can be gathered within ``within`` seconds."""
+    """Return the evidence of process ``pid`` that can be gathered within ``within`` seconds."""
     until = time.monotonic() + within
     sections: list[str] = []
     stack: list[str] = [""]
     worker = threading.Thread(target=_gather, args=(pid, until, sections, stack), daemon=True)
     worker.start()
     worker.join(within)
-    missing = "\n== the rest was read too late: a question was not answered in time\n" if worker.is_alive() else ""
+    missing = "\n== the rest could not be read: a question was not answered in time\n" if worker.is_alive() else ""
     return "\n".join((header_of(pid, stack[0]).line(), *sections)) + missing
 
 
 def evidence_of(pids: Sequence[int]) -> str:
-    """The same of several processes at once, in their order."""
+    """Return the evidence of several processes at once, in their order."""
     texts = [""] * len(pids)
 
     def take(index: int) -> None:
@@ -107,7 +107,7 @@ def _gather(pid: int, until: float, sections: list[str], stack: list[str]) -> No
     directory = _directory_of(pid)
     page = next((one for one in _pages(directory) if one.pid == pid), None)
     if page is None:
-        add("page", "not found: the rank's own account of its step and phase is not known")
+        add("page", "not found: the rank's own report of its step and phase is unknown")
     else:
         add("page", _of_page(page))
         asked = _Stacks(heartbeat_page.stack_path(directory, page.rank), pid)
@@ -128,7 +128,7 @@ def _pages(directory: str) -> tuple[HeartbeatSample, ...]:
 
 
 def _directory_of(pid: int) -> str:
-    """The directory of the process's page, from its environment."""
+    """Return the directory of the process's page, from its environment."""
     words = _text(f"/proc/{pid}/environ", 1_000_000).split("\0")
     return next((word.partition("=")[2] for word in words if word.startswith(f"{heartbeat_page.ENV_PAGES}=")), "")
 
@@ -140,7 +140,7 @@ def _of_page(page: HeartbeatSample) -> str:
 
 
 def header_of(pid: int, stack: str) -> EvidenceHeader:
-    """The line that shows how this rank differs from the others."""
+    """Return the line that shows how this rank differs from the others."""
     found = processes.process(pid)
     frames = _FRAME.findall(_main_thread(stack))
     at = f"{os.path.basename(frames[0][0])}:{frames[0][1]} {frames[0][2]}" if frames else ""
@@ -162,7 +162,7 @@ class _Stacks:
             self._before = -1  # not waited for
 
     def wait(self, until: float) -> str:
-        """The rank's answer, "" when there was none in time."""
+        """Return the rank's answer, "" when there was none in time."""
         if self.problem:
             return ""
         seen, since = self._before, time.monotonic()
@@ -203,7 +203,7 @@ class _Stacks:
 
 
 def _main_thread(stack: str) -> str:
-    """faulthandler shows the main thread last, as the first one made."""
+    """Return the stack of the main thread, which faulthandler shows last, as the first one made."""
     return re.split(r"^(?:Current thread|Thread) .*$", stack, flags=re.M)[-1]
 
 
@@ -224,7 +224,7 @@ def _threads(pid: int) -> str:
 
 
 def _files(pid: int) -> str:
-    """How many of each kind, and the paths of the plain ones. Names only: no file is touched."""
+    """Count the open files of each kind and list the paths of the plain ones. Names only: no file is touched."""
     kinds: dict[str, int] = {}
     paths = []
     try:
@@ -257,13 +257,13 @@ def _spy(program: str, pid: int, until: float) -> str:
 
 
 def _read(path: str, limit: int = _TEXT) -> str:
-    """Raises OSError."""
+    """Read a file. Raises OSError."""
     with open(path, "rb") as file:  # noqa: PTH123
         return file.read(limit).decode("utf-8", "replace")
 
 
 def _shown(path: str) -> str:
-    """The text of a file, or why it cannot be read."""
+    """Return the text of a file, or why it cannot be read."""
     try:
         return _read(path)
     except OSError as error:
@@ -271,7 +271,7 @@ def _shown(path: str) -> str:
 
 
 def _text(path: str, limit: int = _TEXT) -> str:
-    """The text of a file; "" if it cannot be read."""
+    """Return the text of a file; "" if it cannot be read."""
     try:
         return _read(path, limit)
     except OSError:

@@ -125,7 +125,7 @@ class GapHistory:
 
 
 class _Mark(NamedTuple):
-    """A rank at the begin of a window."""
+    """The state of a rank at the start of a window."""
 
     at: float
     cpu: float | None
@@ -140,7 +140,7 @@ class _RunView:
     progress: float  # when any rank last made progress
     reported_until: float  # up to when all reporting ranks are known
     step: int | None
-    phases: dict[str, int]  # how many ranks are in each
+    phases: dict[str, int]  # number of ranks in each
     active: tuple[RankState, ...]  # ranks that report and are meant to make steps
     silent: int
 
@@ -190,7 +190,7 @@ class Detector:
     # ---------------------------------------------------------------------------------------------------- learning
 
     def _follow(self, view: _RunView) -> None:
-        """Was there progress since the last check, and how long did it take?"""
+        """Note whether there was progress since the last check, and how long it took."""
         phase = max(sorted(view.phases), key=lambda name: (self._bound(name, view.step), -view.phases[name]))
         before = self._progress
         moved = before is None or view.progress > before + JITTER or view.step != self._step
@@ -301,12 +301,12 @@ class Detector:
 
 
 def _begin(bound: float) -> float:
-    """When to gather the evidence, in seconds after the last progress."""
+    """Return when to gather the evidence, in seconds after the last progress."""
     return bound - min(_LEAD * bound, _MOST_LEAD)
 
 
 def _see(now: float, states: Sequence[RankState]) -> _RunView | None:
-    """None when no rank reports."""
+    """Summarise the rank states; None when no rank reports."""
     progress, until, top = float("-inf"), now, None
     phases: dict[str, int] = {}
     active, silent = [], 0
@@ -332,21 +332,21 @@ def _steps(before: int | None, after: int | None) -> int:
 
 
 def _does_something(one: RankState, mark: _Mark) -> bool:
-    """A process that could not be checked counts as busy: it is no reason to kill."""
+    """Return whether a process is busy. One that could not be checked counts as busy: it is no reason to kill."""
     if one.cpu is None or mark.cpu is None or not one.state:
         return True
     return one.cpu - mark.cpu >= _IDLE * (one.seen - mark.at) or 2 * mark.runnable > mark.looks
 
 
 def _behind(active: Sequence[RankState]) -> tuple[RankState, ...]:
-    """The ranks that made fewer steps than the others; () when none did."""
+    """Return the ranks that made fewer steps than the others; () when none did."""
     least = min(-1 if one.step is None else one.step for one in active)
     found = tuple(one for one in active if (-1 if one.step is None else one.step) == least)
     return found if len(found) < len(active) else ()
 
 
 def _different(active: Sequence[RankState]) -> tuple[RankState, ...]:
-    """The few ranks that are in another state (D) or phase than most; () when none is."""
+    """Return the few ranks that are in another state (D) or phase than most; () when none is."""
     for traits in ([one.state == "D" for one in active], [one.phase for one in active]):
         common, count = Counter(traits).most_common(1)[0]
         if len(active) > count > len(active) / 2:

@@ -33,7 +33,7 @@ Ask = Callable[[Mapping[str, str], float], Mapping[str, str]]  # node -> questio
 
 
 class SeenFromOutside(NamedTuple):
-    """What is known of this attempt by those who see more than its own ranks: the other replica groups of the run."""
+    """The knowledge that others have of this attempt, who see more than its own ranks: the other replica groups of the run."""
 
     waits: bool = False  # for other groups: its standstill is no hang
     hangs: bool = False  # the others wait for it
@@ -57,7 +57,7 @@ class HangMonitor:
         self._folder = folder / "evidence"
 
     def alarm(self) -> HangVerdict | None:
-        """The hang, if there is one, after its evidence was written. Costs nothing before the check is due."""
+        """Return the hang, if there is one, after its evidence was written. Costs nothing before the check is due."""
         now = time.monotonic()
         if now < self.due:
             return None
@@ -70,7 +70,7 @@ class HangMonitor:
         verdict = self._detector.look(now, self._states(), planned)
         if verdict.phase:
             self._last = verdict
-        if outside.hangs:  # where no rank reports any more, what they said last counts
+        if outside.hangs:  # where no rank reports any more, the last reports count
             last = verdict if verdict.phase else self._last
             waited = max(last.waited, now - last.since) if last.since else 0.0
             verdict = last._replace(health=HangState.HUNG, how=last.how or Standstill.IDLE, waited=waited)
@@ -129,12 +129,12 @@ class HangMonitor:
 
 
 def report_interval(limits: HangLimits | None) -> float:
-    """Seconds between two reports of a node: one, and less where hangs are to be found sooner."""
+    """Return the seconds between two reports of a node: one, and less where hangs are to be found sooner."""
     return 1.0 if limits is None else min(1.0, limits.floor / 10)
 
 
 def outliers(headers: Sequence[EvidenceHeader]) -> frozenset[int]:
-    """Ranks in another place than the others: those not waiting among some that wait, else the smaller group."""
+    """Return ranks in another place than the others: those not waiting among some that wait, else the smaller group."""
     waiting = [one for one in headers if one.waits]
     free = [one for one in headers if not one.waits]
     if waiting and free and len(free) <= len(waiting):
@@ -149,7 +149,7 @@ def outliers(headers: Sequence[EvidenceHeader]) -> frozenset[int]:
 
 
 def cause_of(verdict: HangVerdict) -> Cause:
-    """The cause for the ledger: rank 2 on node-1 is stopped; no progress for 9.1 s at step 30 (train)."""
+    """Return the cause for the ledger: rank 2 on node-1 is stopped; no progress for 9.1 s at step 30 (train)."""
     return Cause(
         CauseKind.HANG,
         at=tuple(NodeRanks(one.node, str(one.rank)) for one in verdict.odd[:_NAMED]),
@@ -162,7 +162,7 @@ def cause_of(verdict: HangVerdict) -> Cause:
 
 
 def describe(verdict: HangVerdict, states: Sequence[RankState], headers: Sequence[EvidenceHeader]) -> str:
-    """The page for people."""
+    """Return the page for people."""
     now, odd = time.monotonic(), {one.rank for one in verdict.odd}
     since = datetime.fromtimestamp(time.time() - (now - verdict.since), timezone.utc)
     at = {one.rank: one for one in headers}

@@ -47,7 +47,7 @@ class FollowedLog:
     """The steps in the lines that are added to a log: an open file, or a path whose file may be rotated or cut."""
 
     def __init__(self, pattern: re.Pattern[str], path: Path | None, fd: int = 0) -> None:
-        """Pass over what stands there already: earlier attempts wrote it. Raises OSError when ``fd`` is no file."""
+        """Pass over the earlier lines: earlier attempts wrote them. Raises OSError when ``fd`` is no file."""
         self._pattern, self._path = pattern, path
         self._fd = -1 if path is not None else fd
         self._at = 0
@@ -55,13 +55,13 @@ class FollowedLog:
         if path is None:
             found = os.fstat(fd)
             if not stat.S_ISREG(found.st_mode):
-                raise OSError(0, "the job's output is no file")
+                raise OSError(0, "the job's output is not a file")
             self._at = found.st_size
         elif self._open(path):
             self._at = os.fstat(self._fd).st_size
 
     def look(self) -> ProgressSign | None:
-        """The step now, when it is another one than before. Raises OSError."""
+        """Return the step now, when it is another one than before. Raises OSError."""
         found = [step for step in (self._read(), self._read() if self._rotated() else None) if step is not None]
         if not found or found[-1] == self._step:
             return None
@@ -80,7 +80,7 @@ class FollowedLog:
         return last_step(data[: self._at - begin], self._pattern)
 
     def _rotated(self) -> bool:
-        """Does the path name another file by now? That is read from its beginning."""
+        """Return whether the path names another file by now. That is read from its beginning."""
         if self._path is None or self._fd < 0:
             return False
         try:
@@ -105,7 +105,7 @@ class TouchedFile:
     """A file that the command touches, or writes its step into."""
 
     def __init__(self, path: Path, output: int = 0) -> None:
-        """Raises OSError when it is ``output``, the job's: lines of ours stand there, which are no progress."""
+        """Open the file. Raises OSError when it is ``output``, the job's: our own lines in it are no progress."""
         self._path = path
         self._key = self._look()[0]
         own = os.fstat(output)
@@ -113,7 +113,7 @@ class TouchedFile:
             raise OSError(0, f"{path} is the job's own output; give the regular expression of a step (heartbeat.log)")
 
     def look(self) -> ProgressSign | None:
-        """The step in it, when it was touched since the last look. Raises OSError."""
+        """Return the step in it, when it was touched since the last look. Raises OSError."""
         key, step = self._look()
         if key == self._key or not key:
             return None
@@ -135,7 +135,7 @@ class TouchedFile:
 
 
 class BeatsOfCommand:
-    """Writes what was seen as the beat of rank 0."""
+    """Writes the progress as the beat of rank 0."""
 
     def __init__(self, rundir: RunDir, attempt: int, area: Path | None) -> None:
         self._rundir, self._attempt, self._area = rundir, attempt, area
@@ -144,7 +144,7 @@ class BeatsOfCommand:
         self._pid = 0
 
     def write(self, seen: ProgressSign) -> None:
-        """Raises OSError, and GuardIsThere."""
+        """Write a beat. Raises OSError, and GuardIsThere."""
         self._pid = self._pid or self._of_the_command()
         self._look_for_a_guard()
         if seen.step is not None:
@@ -156,7 +156,7 @@ class BeatsOfCommand:
         heartbeat_page.write_beat(self._rundir, beat, self._area)
 
     def _of_the_command(self) -> int:
-        """The oldest process of the attempt here: who looks for the cause of a hang begins there."""
+        """Return the oldest process of the attempt here: the search for the cause of a hang begins there."""
         mine = processes.marked(ENV_ATTEMPT_DIR).get(str(self._rundir.attempt(self._attempt)), [])
         return min(mine, key=lambda one: one.start).pid if mine else os.getpid()
 
@@ -200,7 +200,7 @@ def follow(
 
 
 def source(pattern: str, path: str) -> FollowedLog | TouchedFile:
-    """What the words of the command line name. Raises OSError, ValueError."""
+    """Return the source that the words of the command line name. Raises OSError, ValueError."""
     if pattern:
         return FollowedLog(STEP if pattern == USUAL else re.compile(pattern), Path(path) if path else None)
     return TouchedFile(Path(path))

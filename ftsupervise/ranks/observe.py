@@ -69,7 +69,7 @@ class RankObserver:
     # ------------------------------------------------------------------------------------------------------- looking
 
     def check(self) -> list[RankState]:
-        """The state of each rank now. Finds new pages and drops removed ones. Never blocks."""
+        """Return the state of each rank now. Finds new pages and drops removed ones. Never blocks."""
         if not self._all_found and not self._find_attempt():
             return []
         now = monotonic()
@@ -78,7 +78,7 @@ class RankObserver:
         return found
 
     def tally(self) -> Tally:
-        """What the guards of the ranks here had counted at the last check."""
+        """Return the counts of the guards of the ranks here at the last check."""
         return of_pages((one.sample for one in self._ranks.values()), monotonic())
 
     def keep_to_these(self) -> None:
@@ -92,7 +92,7 @@ class RankObserver:
             self._exit_fifo.close()
 
     def on_ready(self, fd: int) -> bool:
-        """Handle a ready descriptor: a rank has died, or will. False when it is none of ours. Then call ``exits``."""
+        """Handle a ready descriptor: a rank has died, or will. Return False when it is none of ours. Then call ``exits``."""
         if self._exit_fifo is not None and fd == self._exit_fifo.fd:
             self._exit_fifo.drain()
             self.check()
@@ -110,12 +110,15 @@ class RankObserver:
         return True
 
     def exits(self) -> list[RankExit]:
-        """Deaths since the last call."""
+        """Return the deaths since the last call."""
         exits, self._exits = self._exits, []
         return exits
 
     def dying(self) -> list[RankExit]:
-        """Ranks that have exited or are exiting without a reported reason: killed from outside. Ask before we kill any."""
+        """Return ranks that have exited or are exiting without a reported reason: killed from outside.
+
+        Ask before we kill any.
+        """
         found = []
         for one in list(self._ranks.values()):
             last = heartbeat_page.read_open(one.fd)
@@ -133,11 +136,11 @@ class RankObserver:
         return found
 
     def is_early(self) -> bool:
-        """May pages still appear? A rank is watched only once its page is found."""
+        """Return whether pages may still appear. A rank is watched only once its page is found."""
         return not self._ranks or monotonic() < self._since + _EARLY
 
     def all_gone(self) -> bool:
-        """Is no rank alive any more that we have seen alive?"""
+        """Return whether no rank that we have seen alive is alive any more."""
         return all(one.state in ("", "X") for one in self._ranks.values())
 
     def close(self) -> None:
@@ -218,7 +221,7 @@ class RankObserver:
     # ----------------------------------------------------------------------------------------------------- processes
 
     def _watch(self, one: _Rank) -> bool:
-        """Find the process of a new page. False when it is another node's (several share this host)."""
+        """Find the process of a new page. Return False when it is another node's (several share this host)."""
         pid = one.sample.pid
         seen = process_stat(pid)
         if seen is None or seen.start != one.sample.pid_start or seen.gone:
@@ -289,7 +292,7 @@ class RankObserver:
 
 
 def _task(pid: int) -> int:
-    """The process that Slurm (or a standby) started: ``pid`` or one above it; -1 when it was not Slurm."""
+    """Return the process that Slurm (or a standby) started: ``pid`` or one above it; -1 when it was not Slurm."""
     for _ in range(_ANCESTORS):
         here = processes.process(pid)
         above = processes.process(here.parent) if here is not None and here.parent > 0 else None
@@ -302,7 +305,7 @@ def _task(pid: int) -> int:
 
 
 def _exit_code(pidfd: int, pid: int) -> int | None:
-    """The exit code of a process that is not our child: readable while it is a zombie, on newer kernels also later."""
+    """Return the exit code of a process that is not our child: readable while it is a zombie, on newer kernels also later."""
     seen = process_stat(pid)
     if seen is not None and seen.gone:
         return _code_of(seen)

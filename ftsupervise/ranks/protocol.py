@@ -73,7 +73,7 @@ class RankExit(NamedTuple):
 
     @property
     def crash(self) -> bool:
-        """Did it exit abnormally, with no parent on its node to restart it? Unknown is no crash."""
+        """Return whether it exited abnormally, with no parent on its node to restart it. Unknown is no crash."""
         # a process that exits with 0 has handled its exception
         in_order = self.code == 0 or (self.leaving and not self.failed)
         return self.final and not in_order
@@ -102,7 +102,7 @@ class Seal:
         return data + self._of(data)
 
     def open(self, data: bytes) -> Datagram | None:
-        """The datagram; None when it is not whole, or not sealed with our key."""
+        """Return the datagram; None when it is not whole, or not sealed with our key."""
         end = len(data) - _SEAL
         if end < _HEAD.size or data[:4] != _MAGIC or not same(self._of(data[:end]), data[end:]):
             return None
@@ -114,7 +114,7 @@ class Seal:
 
 
 def pack_states(states: Sequence[RankState], now: float, room: int = LARGEST - 128) -> list[bytes]:
-    """The bodies that carry ``states`` at monotonic ``now``: as few datagrams as possible, at least one."""
+    """Return the bodies that carry ``states`` at monotonic ``now``: as few datagrams as possible, at least one."""
     bodies: list[bytes] = []
     names: dict[bytes, int] = {}
     records: list[bytes] = []
@@ -185,7 +185,7 @@ def read_states(body: bytes, node: str, seen: float) -> list[RankState]:
 
 
 def pack_exits(exits: Iterable[RankExit], now: float) -> bytes:
-    """The body that carries ``exits`` at monotonic ``now``; their node is named beside it."""
+    """Return the body that carries ``exits`` at monotonic ``now``; their node is named beside it."""
     return b"".join(
         _EXIT.pack(
             one.rank,
@@ -212,13 +212,13 @@ def read_exits(body: bytes, node: str, now: float) -> list[RankExit]:
 
 
 def chunks(text: bytes, room: int = LARGEST - 128, most: int = 200) -> list[bytes]:
-    """A text in pieces, each with its place; it is cut after ``most`` pieces."""
+    """Cut a text into pieces, each with its place; at most ``most`` of them."""
     pieces = [text[at : at + room] for at in range(0, len(text), room)][:most] or [b""]
     return [_CHUNK.pack(index, len(pieces)) + piece for index, piece in enumerate(pieces)]
 
 
 def read_chunk(body: bytes) -> tuple[int, int, bytes]:
-    """Its place, how many there are, the piece. Raises ValueError when it is no piece."""
+    """Return the piece, its place, and how many there are. Raises ValueError when it is no piece."""
     if len(body) < _CHUNK.size:
         raise ValueError("no piece of a text")
     index, count = _CHUNK.unpack_from(body)
@@ -239,7 +239,7 @@ _BUFFER = 8 << 20  # bytes wanted for what comes in while we are busy; the kerne
 
 
 def udp(port: int = 0) -> socket.socket:
-    """A socket on all addresses of this host that never blocks. Raises OSError."""
+    """Return a socket on all addresses of this host that never blocks. Raises OSError."""
     try:
         one = socket.socket(socket.AF_INET6, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
         one.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
@@ -255,7 +255,7 @@ def udp(port: int = 0) -> socket.socket:
 
 
 def resolve(sock: socket.socket, hosts: Iterable[str], port: int) -> list[Address]:
-    """All addresses of ``hosts`` for ``sock``, each once, in order. Unknown names are left out."""
+    """Return all addresses of ``hosts`` for ``sock``, each once, in order. Unknown names are left out."""
     found: dict[Address, None] = {}
     flags = socket.AI_V4MAPPED | socket.AI_ALL if sock.family == socket.AF_INET6 else 0
     for host in hosts:
@@ -278,7 +278,7 @@ def send_datagram(sock: socket.socket, data: bytes, to: Address) -> bool:
 
 
 def own_addresses() -> list[str]:
-    """This host's names and the addresses it would use to reach others, the most reliable first."""
+    """Return this host's names and the addresses it would use to reach others, the most reliable first."""
     own = [os.environ.get("SLURMD_NODENAME", ""), socket.gethostname()]
     found = [name for name in own if name]
     for family, far in ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1")):  # documentation addresses

@@ -29,7 +29,7 @@ _ACKS = 10  # beats between two messages to an agent
 
 
 class RanksSeen(NamedTuple):
-    """Ranks that no agent reports, and what their guards had counted."""
+    """Ranks that no agent reports, and the counts of their guards."""
 
     states: Sequence[RankState] = ()
     tally: Tally = Tally()
@@ -78,10 +78,11 @@ _TOGETHER = 0.3  # seconds
 
 
 def first_failure(crashes: Sequence[RankExit]) -> RankExit | None:
-    """The rank whose crash caused the others, from ``crashes`` in the order of their reports. Pure.
+    """Return the rank whose crash caused the others, from ``crashes`` in the order of their reports. Pure.
 
-    It is the first of them, with two exceptions: a rank may raise because of another's end that is reported a moment later,
-    and a rank that got SIGTERM is no cause. A rank that dies long after is a victim of srun's SIGKILL or NCCL's watchdog.
+    It is the first of them, with two exceptions: a rank may raise because of another's end that is reported a moment
+    later, and a rank that got SIGTERM is no cause. A rank that dies long after is a victim of srun's SIGKILL or NCCL's
+    watchdog.
     """
     first = min((one.at for one in crashes), default=0.0)
     together = [one for one in crashes if one.at <= first + _TOGETHER]
@@ -92,8 +93,11 @@ _SILENT = 10.0  # seconds without a report
 
 
 def in_the_group(states: Sequence[RankState], dead: Sequence[RankExit]) -> list[RankState]:
-    """``states`` without the ranks that the others have gone on without, as under torchrun, which starts all ranks anew and may
-    do so with fewer: those that died, or were last heard of, before other ranks that died had successors. Pure."""
+    """Return ``states`` without the ranks that the others have gone on without. Pure.
+
+    torchrun starts all ranks anew and may do so with fewer. Left out are those that died, or were last heard of, before
+    other ranks that died had successors.
+    """
     living = {one.rank for one in states if one.state not in ("X", "Z")}
     again = max((one.at for one in dead if one.rank in living), default=None)
     if again is None:
@@ -126,13 +130,13 @@ class RankTable:
         self._own = self._slow = _NONE  # of our own node, when we observe it ourselves; of the run directory
         self._dead: dict[tuple[int, int], RankExit] = {}
         self._news: deque[RankExit] = deque()
-        # kind of a datagram -> what is told of it
+        # kind of a datagram -> its handler
         self.on: dict[int, Callable[[Node, bytes], None]] = {}
 
     # ------------------------------------------------------------------------------------------------------- asking
 
     def newest(self) -> list[RankState]:
-        """The last reported state of every rank of this attempt, however old (``seen``), in no order."""
+        """Return the last reported state of every rank of this attempt, however old (``seen``), in no order."""
         found: list[RankState] = []
         collects = gc.isenabled()
         gc.disable()  # 100,000 new tuples that hold no cycle: looking for one would cost a third more
@@ -158,17 +162,17 @@ class RankTable:
         return found
 
     def tally(self) -> Tally:
-        """What the guards of all ranks of this attempt had counted when we last heard of them."""
+        """Return the counts of the guards of all ranks of this attempt, as last reported."""
         nodes = [node.tally for node in list(self.nodes.values())]
         return merged([*nodes, self._own.tally, self._slow.tally])
 
     @property
     def local(self) -> Sequence[RankState]:
-        """Those of our own node, when we observe it ourselves."""
+        """Return the states of our own node's ranks, when we observe it ourselves."""
         return self._own.states
 
     def deaths(self) -> list[RankExit]:
-        """Processes of ranks that have ended since the last call."""
+        """Return processes of ranks that have ended since the last call."""
         news = []
         while self._news:
             news.append(self._news.popleft())
@@ -176,20 +180,20 @@ class RankTable:
 
     @property
     def failed(self) -> frozenset[int]:
-        """The ranks that reported a failure of their own."""
+        """Return the ranks that reported a failure of their own."""
         return frozenset(one.rank for one in list(self._dead.values()) if one.failed)
 
     def silent(self, nodes: Iterable[str], seconds: float) -> list[str]:
-        """Those of ``nodes`` whose agent has not reported for ``seconds``, or never."""
+        """Return those of ``nodes`` whose agent has not reported for ``seconds``, or never."""
         since = monotonic() - seconds
         return [name for name in nodes if (one := self.nodes.get(name.encode())) is None or one.seen < since]
 
     def without_ranks(self) -> bool:
-        """Is there a node that reports no rank?"""
+        """Return whether there is a node that reports no rank."""
         return any(all(len(body) <= 1 for body, _ in node.raw.values()) for node in list(self.nodes.values()))
 
     def begin(self, attempt: int) -> None:
-        """From here on only this attempt counts."""
+        """Count only this attempt from here on."""
         self.attempt = attempt
         self._own = self._slow = _NONE
         self._dead.clear()
@@ -198,7 +202,7 @@ class RankTable:
             node.raw, node.states, node.tally = {}, None, _NONE.tally
 
     def restart(self, generation: int) -> None:
-        """From here on only agents of this start count."""
+        """Count only agents of this start from here on."""
         self.generation = generation
         self.nodes = {}
 
@@ -249,7 +253,7 @@ class RankTable:
         return self.pack(protocol.ACK, message.number, message.node, b"")
 
     def put(self, states: Sequence[RankState], exits: Iterable[RankExit], tally: Tally = _NONE.tally) -> None:
-        """Store the states that we observed ourselves, and what their guards had counted."""
+        """Store the states that we observed ourselves, and the counts of their guards."""
         self._own = RanksSeen(states, tally)
         for one in exits:
             self._add_exit(one)

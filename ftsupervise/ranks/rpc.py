@@ -35,7 +35,7 @@ class Request:
     """One question that is being answered."""
 
     def __init__(self, question: str, node: str, poll: select.poll, by: Callable[[str, str], str]) -> None:
-        """``by`` answers it. Raises OSError when there is no process or memory for it."""
+        """Start the process; ``by`` answers in it. Raises OSError when there is no process or memory for it."""
         self.text, self.question = b"", question
         self._poll = poll
         self.fd, write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -52,7 +52,7 @@ class Request:
         poll.register(self.fd, select.POLLIN)
 
     def done(self, now: float) -> bool:
-        """Read the available output; True when it is complete, or the time is up."""
+        """Read the available output; return True when it is complete, or the time is up."""
         try:
             while piece := os.read(self.fd, 1 << 16):
                 self.text += piece
@@ -107,7 +107,7 @@ class Answers:
             self._request = None
 
     def finish(self, now: float) -> bool:
-        """Has a question been answered since the last call?"""
+        """Return whether a question has been answered since the last call."""
         one = self._request
         if one is None or not one.done(now):
             return False
@@ -173,7 +173,7 @@ def answer(question: str, node: str) -> str:
 
 
 def read_killed(text: str, node: str) -> tuple[bool, list[RankExit]]:
-    """Parse the agent's answer to "kill": was it done, and which ranks were dying before?"""
+    """Parse the agent's answer to "kill": whether it was done, and the ranks that were dying before."""
     count, _, rest = text.partition(" ")
     try:
         dying = read_exits(bytes.fromhex(rest), node, monotonic())
@@ -202,7 +202,7 @@ def kill_all(attempt_dir: str, node: str) -> int:
 
 
 def _is_on(pid: int, node: str) -> bool:
-    """Is it a process of ``node``? Several nodes of a test cluster share one host."""
+    """Return whether it is a process of ``node``. Several nodes of a test cluster share one host."""
     from ftsupervise.host import processes
 
     return node in ("", processes.environment(pid).get("SLURMD_NODENAME") or node)

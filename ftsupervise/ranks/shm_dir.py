@@ -22,12 +22,15 @@ _OLD = 60.0  # seconds after which an unlocked directory is removed
 
 
 def new_base(top: str = SHARED_MEMORY) -> str:
-    """An unguessable name for the directory."""
+    """Return an unguessable name for the directory."""
     return f"{top}/ftsupervise-{os.getuid()}-{os.urandom(8).hex()}"
 
 
 def create_locked(base: str) -> int | None:
-    """Make ``base``, ours alone whatever the umask, and hold it: a descriptor to keep open. None when it cannot be had."""
+    """Make ``base``, ours alone whatever the umask, and hold it: returns a descriptor to keep open.
+
+    None when it cannot be had.
+    """
     return hold(base) if make_private(base) else None
 
 
@@ -45,7 +48,7 @@ def remove_stale(top: str = SHARED_MEMORY) -> None:
 
 
 def _age(folder: str) -> float:
-    """Seconds since something was made or removed in it; 0 when it has gone."""
+    """Return the seconds since something was made or removed in it; 0 when it has gone."""
     try:
         return time.time() - os.lstat(folder).st_mtime
     except OSError:
@@ -53,7 +56,7 @@ def _age(folder: str) -> float:
 
 
 def newest_attempt(base: str) -> int | None:
-    """The attempt whose pages count; None when there is none, or ``base`` is not ours alone."""
+    """Return the attempt whose pages count; None when there is none, or ``base`` is not ours alone."""
     if not is_private(base):
         return None
     try:
@@ -63,7 +66,7 @@ def newest_attempt(base: str) -> int | None:
 
 
 def clear(base: str, before: int | None = None) -> None:
-    """Remove the pages of attempts before ``before``, or all there is. What is not ours alone stays."""
+    """Remove the pages of attempts before ``before``, or all of them. A directory that is not ours alone stays."""
     if not is_private(base):
         return
     for name in names_in(base):
@@ -99,7 +102,7 @@ def _quietly(do: Callable[[str], None], path: str) -> None:
 
 
 class ExitFifo:
-    """The reading end. ``fd`` is ready when a rank has written; -1 when no FIFO can be made here."""
+    """The reading end of the FIFO. ``fd`` is ready when a rank has written; -1 when no FIFO can be made here."""
 
     def __init__(self, base: str, node: str) -> None:
         self.fd, self._path = -1, f"{base}/{EXIT_FIFO}{node}-{os.getpid()}"

@@ -62,7 +62,7 @@ class TokenBucket:
 
 
 def rate_of(share: float, cores: int | None = None) -> float:
-    """Bytes per second whose copying takes ``share`` of this node's cores, sending and receiving together."""
+    """Return bytes per second whose copying takes ``share`` of this node's cores, sending and receiving together."""
     return max(1e6, share * (cores or len(os.sched_getaffinity(0))) / CPU_PER_BYTE)
 
 
@@ -71,7 +71,7 @@ class NotTaken(Exception):
 
 
 def send_snapshot(channel: SnapshotChannel, file: SlotFile, wanted: SnapshotId, bucket: TokenBucket) -> None:
-    """Raises NotTaken, ChannelBroken, OSError."""
+    """Send a snapshot. Raises NotTaken, ChannelBroken, OSError."""
     slot = file.held().get(wanted)
     header = file.valid(slot) if slot is not None else None
     if slot is None or header is None or header.id != wanted:
@@ -115,10 +115,10 @@ def receive_snapshot(
     may_take: Callable[[int], None],
     refuse: Callable[[SlotHeader], str] = lambda header: "",
 ) -> SlotHeader:
-    """Write what the other side sends into the file of its rank in ``place``.
+    """Write the other side's data into the file of its rank in ``place``.
 
-    ``spared``: generations that are not overwritten; ``refuse``: why this one is not taken, "" if it is. Raises NotTaken,
-    ChannelBroken; OSError of our own memory is told to the other side and raised as NotTaken.
+    ``spared``: generations that are not overwritten; ``refuse``: why this one is not taken, "" if it is. Raises
+    NotTaken, ChannelBroken; OSError of our own memory is reported to the other side and raised as NotTaken.
     """
     offer = _offer(channel.receive())
     why = refuse(offer.header)
@@ -176,7 +176,7 @@ def _offer(message: dict[str, Any]) -> _Offer:
 
 
 def _file_for(offer: _Offer, place: str, may_take: Callable[[int], None]) -> SlotFile:
-    """The file of the rank in ``place``, made anew where there is none that fits."""
+    """Return the file of the rank in ``place``, made anew where there is none that fits."""
     header, path = offer.header, rank_file(place, offer.header.rank)
     try:
         file = open_slots(path, write=True)
@@ -190,7 +190,7 @@ def _file_for(offer: _Offer, place: str, may_take: Callable[[int], None]) -> Slo
 
 
 def slot_to_receive(slots: list[SlotHeader | None], spared: Collection[SnapshotId]) -> int:
-    """The slot that is written over: an empty one, or the oldest that is not spared; the oldest where all are. Pure."""
+    """Return the slot to write over: an empty one, or the oldest that is not spared; the oldest where all are. Pure."""
 
     def order(slot: int) -> tuple[bool, bool, SnapshotId]:
         held = slots[slot]
@@ -221,7 +221,10 @@ def _take_pieces(channel: SnapshotChannel, file: SlotFile, slot: int, offer: _Of
 
 
 def has_writer(file: SlotFile) -> bool:
-    """Does a living rank hold the file as its own (``memory_slots.claim``)? Otherwise it is a copy, or its rank has ended."""
+    """Return whether a living rank holds the file as its own (``memory_slots.claim``).
+
+    Otherwise it is a copy, or its rank has ended.
+    """
     asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
     try:
         found = _FLOCK.unpack(fcntl.fcntl(file.fd, fcntl.F_GETLK, asked))
@@ -231,7 +234,7 @@ def has_writer(file: SlotFile) -> bool:
 
 
 def require_room(place: str, size: int) -> None:
-    """Raises OSError where ``size`` bytes more in ``place`` are too many (``memory_room.py``)."""
+    """Check the room in ``place``. Raises OSError where ``size`` bytes more are too many (``memory_room.py``)."""
     room = MemoryRoom(place)
     try:
         room.may_take(size)
@@ -240,7 +243,7 @@ def require_room(place: str, size: int) -> None:
 
 
 def open_all(place: str) -> list[SlotFile]:
-    """The rank files in ``place`` that can be read, for the caller to close; others are left out."""
+    """Return the rank files in ``place`` that can be read, for the caller to close; others are left out."""
     found = []
     for _, path in sorted(ranks_in(place).items()):
         try:

@@ -1,6 +1,6 @@
-"""Takes the snapshots of other nodes, and gives ours away: one port, and a thread for each connection.
+"""Takes the snapshots of other nodes, and serves ours: one port, and a thread for each connection.
 
-Who does not prove within seconds that it knows the key of this run is shut out, and never holds up another one.
+A peer that does not prove within seconds that it knows the key of this run is shut out, and never holds up another one.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ _STRANGERS = 32  # connections that have proven nothing yet; the oldest goes
 
 
 class CopyServer:
-    """Serves the connections of one node, whose folder is ``place``. ``order()``: what the supervisor has said last."""
+    """Serves the connections of one node, whose folder is ``place``. ``order()``: the supervisor's last order."""
 
     def __init__(self, place: str, key: bytes, order: Callable[[], CopyOrder]) -> None:
-        """Raises OSError."""
+        """Open the port. Raises OSError."""
         self._place, self._order = place, order
         self._door = _Door(key, self._serve)
         self.port = self._door.port
 
     def _serve(self, channel: SnapshotChannel) -> None:
-        """One connection: "put" brings a snapshot of a rank that runs elsewhere, "get" fetches one for it."""
+        """Serve one connection: "put" brings a snapshot of a rank that runs elsewhere, "get" fetches one for it."""
         while True:
             asked = channel.receive()
             try:
@@ -68,7 +68,9 @@ class CopyServer:
         return frozenset(SnapshotId(order.held, attempt) for attempt in range(order.attempt + 1))
 
     def _refuse(self, header: SlotHeader) -> str:
-        """An older attempt may still be alive on a node that Slurm has lost: nothing of it is taken."""
+        """Return why a snapshot is refused: an older attempt may still be alive on a node that Slurm has lost, and
+        nothing of it is taken.
+        """
         attempt = self._order().attempt
         if header.attempt != attempt:
             return f"attempt {header.attempt} is not the one that runs here ({attempt})"
@@ -83,10 +85,10 @@ class CopyServer:
 
 
 class _Door:
-    """Listens, and lets in who knows the key: a thread for each connection."""
+    """Listens, and admits peers that know the key: a thread for each connection."""
 
     def __init__(self, key: bytes, serve: Callable[[SnapshotChannel], None]) -> None:
-        """Raises OSError."""
+        """Open the port. Raises OSError."""
         self._key, self._serve = key, serve
         try:
             self._sock = socket.create_server(("::", 0), family=socket.AF_INET6, dualstack_ipv6=True)

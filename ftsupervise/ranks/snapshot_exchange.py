@@ -46,7 +46,7 @@ class SnapshotExchange:
     """Runs in a process of its own until the agent closes its end of ``talk``."""
 
     def __init__(self, folder: str, node: str, key: bytes, talk: socket.socket, share: float) -> None:
-        """Raises OSError when there can be no folder or no socket."""
+        """Open the folder and the socket. Raises OSError when there can be none."""
         self.lock = make(folder, node)
         if self.lock is None:
             raise OSError(f"cannot make {folder}")
@@ -64,7 +64,7 @@ class SnapshotExchange:
             self._tell()
 
     def _hear(self, seconds: float) -> bool:
-        """Obey what has come; False when the agent has gone."""
+        """Obey the orders that have come; return False when the agent has gone."""
         if not select.select([self._talk], [], [], seconds)[0]:
             return True
         raw = self._talk.recv(1 << 16)
@@ -106,7 +106,7 @@ class CopySender:
             self._news.notify_all()
 
     def progress(self, report: CopyReport) -> CopyReport:
-        """``report`` with what has been copied."""
+        """Return ``report`` with the progress of the copies."""
         with self._news:
             return report._replace(
                 sent=self._sent.step,
@@ -144,7 +144,7 @@ class CopySender:
                 tries += 1
 
     def _wanted(self, order: CopyOrder) -> SnapshotId | None:
-        """The snapshot that goes next; None where there is none yet, or no buddy."""
+        """Return the snapshot that goes next; None where there is none yet, or no buddy."""
         done = self._sent.step >= order.wanted and self._sent.attempt == order.attempt
         if not order.host or order.wanted < 0 or done:
             return None
@@ -157,7 +157,7 @@ class CopySender:
                         first.add(min(fits, default=None))
                 except OSError:
                     first.add(None)
-        if len(first) > 1 and None not in first:  # the ranks heard too late what to keep
+        if len(first) > 1 and None not in first:  # the order to keep it reached the ranks too late
             self._missed = order.wanted
         return first.pop() if len(first) == 1 else None
 
@@ -180,7 +180,7 @@ class CopySender:
 
 
 def own_snapshots(place: str) -> tuple[int, int, int]:
-    """Ranks of this node that make snapshots, their world, and the newest step that all of them have."""
+    """Return the ranks of this node that make snapshots, their world, and the newest step that all of them have."""
     steps, world = [], 0
     for file in open_all(place):
         with file:
@@ -194,7 +194,7 @@ def own_snapshots(place: str) -> tuple[int, int, int]:
 
 
 def drop_old(place: str, held: int) -> None:
-    """Remove the copies of ranks that have another buddy now: all of the run holds the newer step ``held`` elsewhere."""
+    """Remove the copies of ranks that have another buddy now: the run holds the newer step ``held`` elsewhere."""
     for file in open_all(place):
         with file:
             try:
@@ -213,7 +213,7 @@ def _close(channel: SnapshotChannel | None) -> None:
 
 
 def start_exchange(folder: str, node: str, key: bytes, share: float) -> tuple[int, socket.socket]:
-    """Fork it; returns its process and the agent's end of the talk. Raises OSError."""
+    """Fork the exchange; return its process and the agent's end of the link. Raises OSError."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     before = die_with_parent(signal.SIGKILL)
     pid = os.fork()

@@ -35,7 +35,7 @@ DONE, DAMAGED = "done", "damaged"
 
 
 class SnapshotRelay:
-    """``say`` sends a report to the supervisor. Where there is no folder nothing happens."""
+    """Passes orders and reports on; ``say`` sends a report to the supervisor. Where there is no folder nothing happens."""
 
     def __init__(
         self, folder: str, node: str, key: bytes, share: float, poll: select.poll, say: Callable[[bytes], object]
@@ -56,7 +56,7 @@ class SnapshotRelay:
         return memory_folder.node_folder(self._folder, self._node) if self._folder else ""
 
     def has_any(self) -> bool:
-        """Do snapshots lie on this node?"""
+        """Return whether there are snapshots on this node."""
         return self._held is not None and bool(memory_folder.ranks_in(self.place))
 
     def beat(self) -> None:
@@ -91,21 +91,21 @@ class SnapshotRelay:
             self._pass_on()
 
     def answer(self, question: str, node: str) -> str:
-        """In the process that answers."""
+        """Answer a question, in the process that answers."""
         verb, _, rest = question.partition(" ")
         if verb == QUESTION:
             return "\n".join(" ".join(map(str, one[:4])) for one in held_in(self.place, node))
         return keep(self.place, rest) if verb == KEEP else begin_from(self.place, rest, self._key)
 
     def close(self, *, keep: bool) -> None:
-        """``keep``: another agent will follow in this job."""
+        """End the exchange. ``keep``: another agent will follow in this job."""
         self._stop()
         if self._held is not None:
             if not keep:
                 memory_folder.remove(self._folder, self._node)
             os.close(self._held)
             self._held = None
-            if not keep:  # what a node of a test cluster that was lost has left on this host
+            if not keep:  # left on this host by a node of a test cluster that was lost
                 memory_folder.remove_leftovers()
 
     def _start(self) -> None:
@@ -142,7 +142,7 @@ class SnapshotRelay:
 
 
 def held_in(place: str, node: str) -> list[HeldSnapshot]:
-    """The whole snapshots in ``place``."""
+    """Return the whole snapshots in ``place``."""
     from ftsupervise.checkpoints.memory_slots import open_slots
 
     found = []
@@ -156,7 +156,7 @@ def held_in(place: str, node: str) -> list[HeldSnapshot]:
 
 
 def read_held(text: str, node: str) -> list[HeldSnapshot]:
-    """An answer to the question; lines that make no sense are left out."""
+    """Parse an answer to the question; lines that make no sense are left out."""
     found = []
     for line in text.splitlines():
         numbers = [as_count(word) for word in line.split()]
@@ -167,7 +167,7 @@ def read_held(text: str, node: str) -> list[HeldSnapshot]:
 
 
 class Supply(NamedTuple):
-    """Where a rank's snapshot is fetched from."""
+    """The source from which a rank's snapshot is fetched."""
 
     rank: int
     host: str
@@ -175,23 +175,28 @@ class Supply(NamedTuple):
 
 
 def begin_question(step: int, attempt: int, supplies: Iterable[Supply] = (), here: Iterable[int] = ()) -> str:
-    """The question that invalidates what is newer than ``step`` (-1: all) and fetches ``supplies``. ``here``: ranks that begin
-    from what lies there."""
+    """Return the question that invalidates all newer than ``step`` (-1: all) and fetches ``supplies``.
+
+    ``here``: ranks that begin from the snapshots of this node.
+    """
     until = f"{step}/{attempt}" if step >= 0 else "-"
     fetched = [f"{one.rank},{one.host},{one.port}" for one in supplies]
     return " ".join([BEGIN, until, *fetched, *(f"={rank}" for rank in here)])
 
 
 def read_damaged(answer: str) -> frozenset[int]:
-    """The ranks whose snapshot an answer calls damaged."""
+    """Return the ranks whose snapshot an answer calls damaged."""
     word, *ranks = answer.split()[:1_000_000] or [""]
     numbers = [as_count(one) for one in ranks]
     return frozenset(one for one in numbers if one is not None) if word == DAMAGED else frozenset()
 
 
 def begin_from(place: str, rest: str, key: bytes) -> str:
-    """ "done" when nothing newer than the given generation is left, all is there that was to be fetched, and what lies here is
-    what was copied; else why not."""
+    """Prepare the given generation and return "done", or why not.
+
+    "done" when nothing newer is left, all that was to be fetched is there, and the snapshots here are those that were
+    copied.
+    """
     from ftsupervise.checkpoints.memory_slots import SnapshotId, open_slots
 
     until, *words = rest.split() or ["-"]
@@ -244,7 +249,7 @@ def give_up_damaged(place: str, ranks: Iterable[int], wanted: SnapshotId) -> lis
 
 
 def keep_question(step: int, attempt: int, ranks: Iterable[int], folder: str) -> str:
-    """The question that has a node write what it holds of ``ranks`` into ``folder``."""
+    """Return the question that has a node write its snapshots of ``ranks`` into ``folder``."""
     return f"{KEEP} {step}/{attempt} {','.join(map(str, ranks))} {folder}"
 
 
@@ -273,7 +278,7 @@ def keep(place: str, rest: str) -> str:
 
 
 def _all_at_once(work: Callable[[Any], object], of: Iterable[Any]) -> None:
-    """In threads of our own: the restart waits, and a pool takes 20 ms to import."""
+    """Run them in threads of our own: the restart waits, and a pool takes 20 ms to import."""
     threads = [threading.Thread(target=work, args=(one,), daemon=True) for one in of]
     for thread in threads:
         thread.start()
@@ -282,7 +287,7 @@ def _all_at_once(work: Callable[[Any], object], of: Iterable[Any]) -> None:
 
 
 def _fetch_all(place: str, supplies: Sequence[Supply], wanted: object, key: bytes) -> list[str]:
-    """All at the same time: the restart waits for it."""
+    """Fetch all at the same time: the restart waits for it."""
     from ftsupervise.checkpoints.memory_slots import SnapshotId
     from ftsupervise.ranks.snapshot_copy import NotTaken
     from ftsupervise.ranks.snapshot_exchange import fetch

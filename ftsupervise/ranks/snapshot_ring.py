@@ -54,7 +54,7 @@ class SnapshotRing:
         self._seen: tuple[float, int] | None = None  # when, and the newest step, at the last naming
         self._rate = 0.0  # steps per second
         self._woken = float("-inf")
-        self.active = False  # has any node had a snapshot?
+        self.active = False  # true if a node has had a snapshot
 
     @property
     def state(self) -> CopyState:
@@ -63,13 +63,13 @@ class SnapshotRing:
             return CopyState(self._order.held, len(self._buddies), told[0] if told else "")
 
     def port_of(self, node: str) -> tuple[str, int] | None:
-        """Where ``node`` gives snapshots away; None where that is not known."""
+        """Return the port at which ``node`` serves snapshots; None where that is not known."""
         with self._lock:
             found = self._members.get(node)
             return self._reach(found) if found is not None and found.report.port else None
 
     def begin(self, attempt: int, step: int) -> None:
-        """A new attempt begins from ``step`` (-1: from none that is in memory): what is held from after it does not count."""
+        """Prepare for a new attempt from ``step`` (-1: from none in memory): snapshots held from after it do not count."""
         with self._lock:
             held = self._order.held if self._order.held <= step else -1
             self._order = self._order._replace(number=self._order.number + 1, attempt=attempt, held=held, wanted=-1)
@@ -78,7 +78,7 @@ class SnapshotRing:
                 self._tell_all()
 
     def hear(self, node: str, host: str, body: bytes) -> None:
-        """A report of ``node``, which ``host`` sent."""
+        """Take a report of ``node``, which ``host`` sent."""
         report = read_report(body)
         if report is None:
             return
@@ -93,7 +93,7 @@ class SnapshotRing:
             self._wake(now)
 
     def _think(self, now: float) -> bool:
-        """Is there a new order?"""
+        """Make a new order where one is due; return whether it was."""
         fresh = {node: one for node, one in self._members.items() if now - one.at < _FRESH}
         order = [node for node in self._nodes() if node in fresh and fresh[node].report.port]
         after = [*order[1:], *order[:1]] if len(order) > 1 else []
@@ -143,12 +143,12 @@ class SnapshotRing:
         self._tell(node, pack(self._order._replace(host=host, port=port)))
 
     def _reach(self, one: _Member) -> tuple[str, int]:
-        """Where another node finds it: the agent on this host may have sent from 127.0.0.1."""
+        """Return where another node finds it: the agent on this host may have sent from 127.0.0.1."""
         all_here = all(_is_loop(member.host) for member in self._members.values())
         return one.host if all_here or not _is_loop(one.host) else one.report.host, one.report.port
 
     def _wake(self, now: float) -> None:
-        """Nodes without ranks take copies too."""
+        """Send the order to nodes without ranks too: they take copies."""
         if now < self._woken + _WAKE:
             return
         self._woken = now

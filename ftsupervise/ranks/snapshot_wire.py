@@ -83,7 +83,7 @@ class SnapshotChannel:
         return message
 
     def send_piece(self, piece: memoryview) -> None:
-        """At most PIECE bytes; the other side knows how many."""
+        """Send at most PIECE bytes; the other side knows how many."""
         if self._cipher is None:
             self._send(piece)
             return
@@ -163,7 +163,7 @@ def fill(sock: socket.socket, room: memoryview) -> None:
 
 
 def connect(host: str, port: int, key: bytes, *, seal: bool = True, patience: float = _HELLO_WITHIN) -> SnapshotChannel:
-    """A channel to another node's agent. Raises ChannelBroken."""
+    """Return a channel to another node's agent. Raises ChannelBroken."""
     try:
         sock = socket.create_connection((host, port), timeout=patience)
     except OSError as error:
@@ -188,7 +188,7 @@ def connect(host: str, port: int, key: bytes, *, seal: bool = True, patience: fl
 
 
 def accept(sock: socket.socket, key: bytes, *, seal: bool = True, patience: float = _HELLO_WITHIN) -> SnapshotChannel:
-    """The channel of a connection that came in. Raises ChannelBroken for whoever does not know the key."""
+    """Return the channel of a connection that came in. Raises ChannelBroken for a peer that does not know the key."""
     sock.settimeout(patience)
     hello = bytearray(_HELLO.size)
     fill(sock, memoryview(hello))

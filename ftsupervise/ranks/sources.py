@@ -1,5 +1,7 @@
-"""How the supervisor learns of the ranks: from the agents' datagrams, the pages of its own node, or the beats of the run
-directory. Each source has a thread that lives as long as the supervisor and fills the ``RankTable``: a death is received also
+"""The sources from which the supervisor learns of the ranks: the agents' datagrams, its own node's pages, or beats in
+the run directory.
+
+Each source has a thread that lives as long as the supervisor and fills the ``RankTable``: a death is received also
 while the supervisor waits for Slurm.
 """
 
@@ -32,7 +34,10 @@ _SHARE = 10  # a reading of the beats that takes T is repeated after 10 T at the
 
 
 class Listener:
-    """``sock``: where the agents send. ``base``, ``node``: the pages of our own node, read here."""
+    """The thread that receives datagrams.
+
+    ``sock``: where the agents send. ``base``, ``node``: the pages of our own node, read here.
+    """
 
     def __init__(self, table: RankTable, sock: socket.socket | None, base: str = "", node: str = "") -> None:
         self._table, self._sock = table, sock
@@ -56,7 +61,7 @@ class Listener:
             return
 
     def dying(self) -> list[RankExit]:
-        """As ``RankObserver.dying``, of our own node."""
+        """Return the same as ``RankObserver.dying``, of our own node."""
         return self._observer.dying() if self._observer is not None else []
 
     def close(self) -> None:
@@ -143,7 +148,7 @@ class BeatPoller:
             )
 
     def states(self, beats: tuple[Beat, ...], attempt: int, now: float) -> list[RankState]:
-        """Those of ``attempt``, with the times at which they were first seen as they are."""
+        """Return the states of ``attempt``, with the times at which they were first seen as they are."""
         known, self._known = self._known, {}
         for beat in of_the_group([beat for beat in beats if beat.facts.get("attempt") == str(attempt)]):
             before = known.get(beat.rank)

@@ -21,7 +21,7 @@ _Order = TypeVar("_Order", int, float)
 
 
 def of_pages(pages: Iterable[HeartbeatSample], now: float) -> Tally:
-    """The tally of these ranks at monotonic ``now``. A save that is being made counts as far as it has come."""
+    """Return the tally of these ranks at monotonic ``now``. A save that is being made counts as far as it has come."""
     found = list(pages)
     reporting = [one for one in found if one.loss is not None]
     loss = min(reporting, key=lambda one: one.rank, default=None)
@@ -55,7 +55,7 @@ def merged(tallies: Iterable[Tally]) -> Tally:
 
 
 def pack(tally: Tally, now: float) -> bytes:
-    """The body that carries it at monotonic ``now``: times are ages."""
+    """Return the body that carries it at monotonic ``now``: times are ages."""
     known = (
         (tally.first is not None and tally.first_at is not None) * _FIRST
         | (tally.last is not None) * _STEPPED

@@ -118,7 +118,7 @@ def attempts_of(seen: Status) -> tuple[Attempt, ...]:
         if one.ended is None and one.cause is not None and one.cause.kind is CauseKind.UNKNOWN:
             if runs and index == last:
                 one = one._replace(cause=None)
-            elif not one.told and (index < last or seen.verdict != "UNKNOWN"):
+            elif not one.stop_signal and (index < last or seen.verdict != "UNKNOWN"):
                 one = one._replace(cause=Cause(CauseKind.LOST))
         found.append(one)
     return tuple(found)

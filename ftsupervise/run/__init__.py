@@ -34,7 +34,7 @@ class Options:
     space_wait: float = default("space_wait")  # for a full disk, before an attempt and after the last one
     stop_within: float = default("stop_within")  # for a command to stop after the kill switch was raised
     look_every: float = 1.0  # between two checks of the kill switch and the fence
-    checkpoints: str | None = None  # where they are written, unless the environment says; None: in the run directory
+    checkpoints: str | None = None  # folder for them, unless the environment names one; None: in the run directory
     snapshot_copies: float = default("snapshot_copies")  # share of a node's cores; 0: none
     distributed: str = default("distributed")  # "auto" or "never": the names that torch.distributed reads
     heartbeat_log: str = ""  # the regular expression that finds steps in a log; "": none is read
@@ -48,7 +48,7 @@ class Options:
 
 
 def options_of(rundir: RunDir, command: tuple[str, ...], name: str, values: Mapping[str, Any]) -> Options:
-    """``values`` by parameter (``config/supervisor.py``), as the flags give them; None: not given."""
+    """Return the options from ``values`` by parameter (``config/supervisor.py``), as the flags give them; None: not given."""
     parts: dict[str, dict[str, Any]] = {"": {}, "hang": {}, "budgets": {}, "care": {}, "guard": {}}
     for setting in SETTINGS:
         part, _, word = setting.value.rpartition(".")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ftsupervise.hostlist import compress_hostlist
-from ftsupervise.model import Cause, CauseKind, Claim, End
+from ftsupervise.model import Cause, CauseKind, Claim, End, FailureKind
 from ftsupervise.nodes.selector import NodeSelector, Placement, calls_srun, text_of
 from ftsupervise.ranks.agent_pool import AT_ONCE, Agents
 from ftsupervise.ranks.hang_detector import Detector, GapHistory
@@ -62,7 +63,7 @@ from ftsupervise.scheduler.allocation import Allocation
 from ftsupervise.scheduler.parse import is_away, is_srun
 from ftsupervise.warm.restarts import WarmStart
 
-# The command's environment: its run, its attempt, where it writes, and what its launchers need.
+# The command's environment: its run, its attempt, its folders, and the needs of its launchers.
 
 ENV_ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 
@@ -79,7 +80,7 @@ def _for_launchers(given: dict[str, str], outer: Mapping[str, str], mine: Claim)
 
 
 def _meet(to: Services, now: RunProgress, given: dict[str, str]) -> bool:
-    """Set where the ranks meet. Do those of an srun get the names that torch reads?"""
+    """Set where the ranks meet; return whether those of an srun get the names that torch reads."""
     options, mine, command = to.options, now.claim, now.placement.command
     nodes = rendezvous.in_rank_order(command, now.placement.nodes or to.allocation.nodes)
     if nodes is None:
@@ -121,8 +122,8 @@ class Services:
     nodes: NodeSelector
     warm: WarmStart
     snapshots: SnapshotKeeper
-    pending: PendingWrites  # pages that a full disk did not take
-    past: GapHistory  # how long this run's steps and phases take
+    pending: PendingWrites  # pages that could not be written to a full disk
+    past: GapHistory  # duration of this run's steps and phases
 
 
 class RunProgress(NamedTuple):
@@ -138,7 +139,7 @@ class RunProgress(NamedTuple):
     node_states: Mapping[str, str] = {}  # as of the last failure
     restarts: int = 0
     crowded: bool = False  # a step that does not end holds its CPUs: the next one has to share them
-    told: bool = False  # asked to stop: there may be seconds left
+    asked_to_stop: bool = False  # there may be seconds left
     why: str = ""  # there are no fit nodes
     code: int = 0
 
@@ -148,7 +149,7 @@ class RunProgress(NamedTuple):
 
 
 def begin(to: Services, now: RunProgress, wait: Callable[[float], bool]) -> tuple[RunProgress, bool]:
-    """Claim the next attempt and shut out all older ones. False when it may not start after all.
+    """Claim the next attempt and shut out all older ones. Return False when it may not start after all.
 
     The gate is checked once more after that: until the fence stood, an older attempt could finish or put the brake on.
     """
@@ -176,7 +177,10 @@ def begin(to: Services, now: RunProgress, wait: Callable[[float], bool]) -> tupl
 
 
 def _claim(to: Services, now: RunProgress, wait: Callable[[float], bool]) -> Claim | None:
-    """The next attempt and its first page, once there is space. Raises DiskFull when there is none for too long."""
+    """Return the next attempt and write its first page, once there is space.
+
+    Raises DiskFull when there is none for too long.
+    """
     rundir, found = to.options.rundir, list[Claim | None]()
 
     def claim() -> None:
@@ -225,11 +229,12 @@ def run_to_end(to: Services, now: RunProgress) -> RunProgress:
     try:
         ended = one.run_to_end(env)
     finally:
+        waits = quorum.seen().waits
         pages.close()
         quorum.close()
     to.snapshots.ended(ended, to.agents.table.newest())
     to.reaper.set_attempt(None)
-    to.warm.ended(stepped=ended.reached.last is not None)
+    to.warm.ended(stepped=ended.reached.last is not None, fault=_may_come_of_its_start(ended) and not waits)
     lost: dict[str, str] = {}
     if ended.failure is not None or _may_have_lost_all(to, ended):
         now, lost = _look_for_lost_nodes(to, now)
@@ -248,8 +253,10 @@ def run_to_end(to: Services, now: RunProgress) -> RunProgress:
 
 
 def _env(to: Services, now: RunProgress, pages: str) -> dict[str, str]:
-    """The environment of the command: ours, with what names this run, this attempt and its limits. ``pages``: where the ranks
-    make theirs."""
+    """Return the environment of the command: ours, with the names of this run, this attempt and its limits.
+
+    ``pages``: where the ranks make theirs.
+    """
     options, mine = to.options, now.claim
     stale = (ENV_AREA, ENV_STAGING, ENV_SNAPSHOTS, ENV_SNAPSHOT_STEP, ENV_SNAPSHOT_KEPT)  # an outer attempt's
     given = {key: value for key, value in to.env.items() if not key.startswith(ENV_GUARD) and key not in stale}
@@ -280,10 +287,10 @@ def _env(to: Services, now: RunProgress, pages: str) -> dict[str, str]:
 
 
 def _kill_ranks(to: Services, mine: Claim, nodes: tuple[str, ...]) -> bool:
-    """SIGKILL for the attempt's processes on all nodes: by the agents, and by a step where there is none."""
+    """Send SIGKILL to the attempt's processes on all nodes: by the agents, and by a step where there is none."""
     left = set(nodes or to.allocation.nodes)
     left -= to.agents.kill(mine.folder, sorted(left), AT_ONCE)
-    if not left:  # all nodes are there; otherwise Slurm and we learn later what has become of one
+    if not left:  # all nodes are there; otherwise Slurm and we learn later what happened to one
         to.allocation.ask_ahead()
     if to.agents.remote:
         silent = to.allocation.silent() if left else frozenset()
@@ -311,15 +318,27 @@ def _monitor(to: Services, mine: Claim, follower: LogFollower | None, quorum: Qu
     return HangMonitor(Detector(to.options.hang, to.past), states, to.agents.ask, mine.folder, quorum.seen)
 
 
+def _may_come_of_its_start(ended: End) -> bool:
+    """Tell whether the way it was started may be at fault where it made no step. What was killed from outside says nothing."""
+    failure = ended.failure
+    from_outside = ended.cause.first.kind is CauseKind.SIGNAL and ended.cause.first.killed_by == signal.SIGKILL
+    return failure is not None and failure.kind is not FailureKind.NODE and not from_outside
+
+
 def _may_have_lost_all(to: Services, ended: End) -> bool:
-    """A replica group may lose every node that it has. An srun without any node left ends with 0, like one that is done."""
-    by_itself = ended.cause.kind is CauseKind.EXIT and not ended.told and not ended.warned
+    """Return whether a replica group may have lost all its nodes: its srun without any node left ends with 0, like one
+    that is done.
+    """
+    by_itself = ended.cause.kind is CauseKind.EXIT and not ended.stop_signal and not ended.warned
     return to.options.rundir.whole is not None and to.allocation.elsewhere and by_itself
 
 
 def _look_for_lost_nodes(to: Services, now: RunProgress) -> tuple[RunProgress, dict[str, str]]:
-    """Find lost nodes (a dead rank may mean a dead node), by Slurm and by the nodes themselves. node -> its state.
-    On a node that Slurm has lost, processes may still be running: its agent ends them."""
+    """Find lost nodes (a dead rank may mean a dead node), by Slurm and by the nodes themselves; return node -> its
+    state.
+
+    On a node that Slurm has lost, processes may still be running: its agent ends them.
+    """
     if not to.allocation.elsewhere:
         return now, {}
     states = to.allocation.how_they_are(ended=True)

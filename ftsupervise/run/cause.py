@@ -1,4 +1,4 @@
-"""Why did an attempt end? Pure functions from observations to the cause and the failure in the ledger."""
+"""Finds why an attempt ended. Pure functions from observations to the cause and the failure in the ledger."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _ASKED = frozenset(
         CauseKind.SUPERSEDED,
     }
 )
-# The guard stopped it for this, which is a failure whatever the exit code.
+# The guard stopped the loop for one of these, which is a failure whatever the exit code.
 _STOPPED_FOR = {
     CauseKind.HOST_MEMORY: FailureKind.MEMORY,
     CauseKind.GPU_MEMORY: FailureKind.MEMORY,
@@ -42,7 +42,7 @@ _MERELY_TOLD = (None, CauseKind.WARNING, CauseKind.TOLD)
 
 _RANK = r"(?:\[?rank\s?\d+\]?:? ?|\d+: ?)?"  # "[rank0]: " is PyTorch's, "0: " that of srun --label
 _ERROR = re.compile(rf"^{_RANK}((?:\w+\.)*\w*(?:Error|Exception|Interrupt|Exit))(?::[ \t]*(.*))?$", re.M)
-# a GPU's or a node's own words for a fault of the hardware
+# words of a GPU or a node for a fault of the hardware
 HARDWARE = re.compile(
     r"^.*(?:\bXid\b|uncorrectable (?:NVLink |double.bit )?ECC|fallen off the bus|Uncorrectable hardware|\bDBE\b).*$",
     re.M | re.I,
@@ -55,7 +55,8 @@ _SAYS_WHY = re.compile(
 _NOT_ITS_OWN = re.compile(rf"^(?:{OUR_LINE}|srun: |slurmstepd(?:-\S+)?: |\[\d{{4}}-\d\d-\d\dT\S+\] error: |\s*$)")
 # of a rank that was killed while it wrote its traceback
 _CUT_OFF = re.compile(r"(?:Traceback \(most recent call last\):?|File \".*\", line \d+(?:, in .*)?)$")
-# somebody else has taken the port on which the ranks were to meet; in an error's own line, since programs also warn of it
+# another program has taken the port on which the ranks were to meet; in an error's own line, since programs also warn
+# of it
 _TAKEN = re.compile(r"EADDRINUSE|address already in use", re.I)
 _SIGNS: tuple[tuple[FailureKind, str, re.Pattern[str]], ...] = (
     (FailureKind.DISK, "no space left", re.compile(r"No space left on device|Disk quota exceeded")),
@@ -71,7 +72,7 @@ def cause(
     *,
     finished: bool = False,
     stopped: Cause | None = None,
-    told: int = 0,
+    stop_signal: int = 0,
     past_end: bool = False,
     death: Cause | None = None,
     ended: Cause | None = None,
@@ -81,7 +82,7 @@ def cause(
     code      exit code of the command, -N when a signal N ended it
     finished  the finished mark stands
     stopped   the cause the guard wrote down before the loop left
-    told      the signal that asked ``ftsupervise run`` to stop, 0 if none did
+    stop_signal  the signal that asked ``ftsupervise run`` to stop, 0 if none did
     past_end  the job's time limit was reached (or is seconds away)
     death     the first death by Slurm's own lines in the output
     ended     why we ended the command ourselves
@@ -97,20 +98,20 @@ def cause(
         return Cause(CauseKind.FINISHED, then=how if code else None)
     kind = stopped.kind if stopped is not None else None
     if (
-        not told and code == 0 and kind is CauseKind.TOLD
+        not stop_signal and code == 0 and kind is CauseKind.TOLD
     ):  # Slurm signals the ranks first: with a GraceTime, long before us
-        told = signal.SIGTERM
-    if told in (signal.SIGTERM, signal.SIGHUP) and kind in _MERELY_TOLD:
-        stopped = Cause(CauseKind.TIME_LIMIT) if past_end else Cause(CauseKind.CANCELLED, signal=int(told))
-    elif told and stopped is None:
-        stopped = Cause(CauseKind.INTERRUPTED, signal=int(told))
+        stop_signal = signal.SIGTERM
+    if stop_signal in (signal.SIGTERM, signal.SIGHUP) and kind in _MERELY_TOLD:
+        stopped = Cause(CauseKind.TIME_LIMIT) if past_end else Cause(CauseKind.CANCELLED, signal=int(stop_signal))
+    elif stop_signal and stopped is None:
+        stopped = Cause(CauseKind.INTERRUPTED, signal=int(stop_signal))
     if stopped is None:
         return how
-    return stopped if code == 0 or told else stopped._replace(then=how)
+    return stopped if code == 0 or stop_signal else stopped._replace(then=how)
 
 
 def with_lost_nodes(ended: End, lost: Mapping[str, str]) -> End:
-    """The end of an attempt that failed because it lost nodes. ``lost``: node -> Slurm's word."""
+    """Return the end of an attempt that failed because it lost nodes. ``lost``: node -> Slurm's word."""
     if not lost:
         return ended
     was = ended.failure.detail if ended.failure is not None else ""
@@ -129,11 +130,11 @@ def failure(
     output: str | None = "",
     oom: bool = False,
 ) -> Failure | None:
-    """The failure in an end, None when it was none (done, or asked for).
+    """Return the failure in an end, None when it was none (done, or asked for).
 
     ``of`` is the result of ``cause``; ``asked``: we were asked to stop or warned, so the end is no failure; ``output``
-    the end of the command's output, None when it cannot be seen; ``oom``: the kernel killed one of the job's processes for
-    its memory meanwhile.
+    the end of the command's output, None when it cannot be seen; ``oom``: the kernel killed one of the job's processes
+    for its memory meanwhile.
     """
     found = _failure(code, of, asked=asked, death=death, output=output or "", oom=oom)
     if found is None or found.kind in (FailureKind.HANG, FailureKind.GIVEN_UP, FailureKind.NUMBERS):
@@ -186,7 +187,9 @@ def _by_code(code: int, death: Cause | None, error: str, detail: str, *, megatro
 
 
 def _error(output: str) -> tuple[str, str]:
-    """The name of the first exception that ended a traceback, and its line: later exceptions are mostly its consequences."""
+    """Return the name of the first exception that ended a traceback, and its line: later exceptions are mostly its
+    consequences.
+    """
     start = output.find("Traceback (most recent call last)")
     found = _ERROR.search(output, start) if start >= 0 else None
     if found is None:
@@ -195,8 +198,11 @@ def _error(output: str) -> tuple[str, str]:
 
 
 def _deciding(found: Failure, output: str | None) -> str:
-    """The line that explains the failure best: the hardware's message, then the failure's own sign, then the exception, then
-    the last line that mentions an error. "no output" where a program exited with a code and printed nothing."""
+    """Return the line that explains the failure best.
+
+    That is the hardware's message, then the failure's own sign, then the exception, then the last line that mentions an
+    error. "no output" where a program exited with a code and printed nothing.
+    """
     text = output or ""
     if hardware := HARDWARE.search(text):
         return hardware[0].strip()[:200]

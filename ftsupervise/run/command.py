@@ -1,7 +1,7 @@
 """The command of one attempt: start it, pass Slurm's signals on, end it in bounded time, and record how it ended.
 
-The command comes first: a full disk or a lost run directory is reported, and the training goes on. ``states.py`` has the
-states of an attempt; here is what is done in each.
+The command comes first: a full disk or a lost run directory is reported, and the training goes on. ``states.py`` has
+the states of an attempt; here are the actions in each.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _ON = (AttemptState.RUNNING, AttemptState.WARNED)  # the command is not being en
 
 
 class RunningCommand:
-    """The command of one attempt, and what was done to it."""
+    """The command of one attempt, and our actions on it."""
 
     def __init__(self, asked: CommandSpec, monitor: HangMonitor | None = None) -> None:
         self.asked = asked
@@ -57,7 +57,7 @@ class RunningCommand:
         self.pid = 0
         # the batch script started them before it became us
         self.others = frozenset(processes.below(os.getpid())) - asked.warm.tree()
-        self.touched: Touched | None = None  # since when we have signalled or killed processes of it
+        self.touched: Touched | None = None  # since when we have signalled or killed its processes
         self.left_behind: list[int] = []
         self.died_at: float | None = None  # when we first saw that it is over; None: it was not started
         self.output = exit_analysis.Output()
@@ -99,7 +99,7 @@ class RunningCommand:
             self._move(AttemptEvent.NOT_STARTED, code=127 if isinstance(error, FileNotFoundError) else 126)
             return
         self.pid = child.pid
-        child.returncode = 0  # reaped here, with everything else that is handed to us
+        child.returncode = 0  # reaped here, with every other process that is handed to us
         self._move(AttemptEvent.STARTED)
         options, warm = self.asked.options, self.asked.warm
         self.watcher = RunDirWatcher(
@@ -133,7 +133,7 @@ class RunningCommand:
         """Read the deaths and signals that arrived just before the command's end."""
         self._read_deaths()  # also those that were still arriving when we began to end it
         if self.death is not None and self.death.at < self._died_at() - _OUTLIVED:
-            self.death = None  # the command ended of something else since: its output shows it
+            self.death = None  # the command ended for another reason since: its output shows it
         for number in self.asked.signals.wait(0):
             self._on_signal(number)
 
@@ -141,7 +141,7 @@ class RunningCommand:
         return (self.now.ending.died_at if self.now.ending is not None else None) or time.monotonic()
 
     def _time_left(self) -> float | None:
-        """Seconds until something has to be checked or done; None: nothing is due."""
+        """Return the seconds until something has to be checked or done; None: nothing is due."""
         now = time.monotonic()
         if self.now.ending is not None:
             return max(0.0, self.now.ending.kill_at - now)
@@ -153,11 +153,11 @@ class RunningCommand:
 
     @property
     def _listens(self) -> bool:
-        """Does this attempt read srun's lines about its ranks?"""
+        """Return whether this attempt reads srun's lines about its ranks."""
         return self.asked.options.budgets.in_place > 0 and self.asked.ends_with_a_rank and self.output.is_file
 
     def _stop_at(self) -> float | None:
-        """The time at which a command that ignores the kill switch is ended; None: not due."""
+        """Return the time at which a command that ignores the kill switch is ended; None: not due."""
         since = self.watcher.seen.kill_since if self.watcher is not None else None
         return None if since is None else since + self.asked.options.stop_within
 
@@ -205,7 +205,9 @@ class RunningCommand:
             processes.send([pid for pid in ours if pid not in odd], signal.SIGTERM)
 
     def reported_death(self) -> Cause | None:
-        """The first crash that a node reported; None also where no restart would follow: the crash is then only recorded."""
+        """Return the first crash that a node reported; None also where no restart would follow: the crash is then only
+        recorded.
+        """
         if self.asked.agents is None:
             return None
         self.asked.agents.keep_running()
@@ -313,11 +315,11 @@ class RunningCommand:
         self.say(
             f"{signal_name(number)}: passed on to the command; SIGKILL in {self.asked.options.grace:g} s for the rest"
         )
-        self._tell_to_leave(number, f"{signal_name(number)} at {_now():%Y-%m-%d %H:%M:%S} UTC", told=number)
+        self._tell_to_leave(number, f"{signal_name(number)} at {_now():%Y-%m-%d %H:%M:%S} UTC", stop_signal=number)
 
-    def _tell_to_leave(self, number: int, why: str, told: int = 0) -> None:
+    def _tell_to_leave(self, number: int, why: str, stop_signal: int = 0) -> None:
         self._touch()
-        warn(self.asked.mine.folder, why, self.say, told)
+        warn(self.asked.mine.folder, why, self.say, stop_signal)
         everyone = self._ours()
         processes.send(everyone, signal.SIGCONT)  # a stopped process takes no SIGTERM
         takers = self._handlers(number)
@@ -326,7 +328,7 @@ class RunningCommand:
         processes.send(takers, number)
 
     def _forward(self, number: int) -> None:
-        """The processes that handle the signal: the command, or those below a launcher or shell that would die of it."""
+        """Signal the processes that handle it: the command, or those below a launcher or shell that would die of it."""
         if self.asked.options.forward == "never":
             return
         if self.asked.options.forward == "always":
@@ -341,7 +343,7 @@ class RunningCommand:
 
     def _end(self, began: float, seconds: float) -> End:
         rundir, ending, code = self.asked.options.rundir, self.now.ending, self.now.code or 0
-        told = ending.by if ending is not None else 0
+        stop_signal = ending.by if ending is not None else 0
         said = self.output.since() if code else ""
         output = said or ""
         death = exit_analysis.first_death(output)
@@ -356,7 +358,7 @@ class RunningCommand:
             code,
             finished=rundir.has_finished(),
             stopped=stopped,
-            told=told,
+            stop_signal=stop_signal,
             past_end=self.asked.end is not None and time.time() > self.asked.end - _NEAR_END,
             death=death,
             ended=ending.cause if ending is not None else None,
@@ -365,7 +367,7 @@ class RunningCommand:
             why = Cause(CauseKind.NO_START, code=code)
         if code and (root := exit_analysis.root_error(self.asked.mine.folder / ERROR_FILE)):
             output = f"Traceback (most recent call last)\n{root}\n{output}"  # before those of its victims
-        asked = bool(told) or self.now.warned
+        asked = bool(stop_signal) or self.now.warned
         newer = self.watcher.seen.newer if self.watcher is not None else None
         return End(
             code=code,
@@ -375,7 +377,7 @@ class RunningCommand:
             reached=seen,
             ready=None if seen.first_at is None else max(0.0, seen.first_at - began),
             worked=None if seen.active_at is None else max(0.0, seen.active_at - began),
-            told=told,
+            stop_signal=stop_signal,
             warned=self.now.warned,
             newer=newer,
             note=f"left behind: {self.left_behind}" if self.left_behind else "",
@@ -385,7 +387,7 @@ class RunningCommand:
         )
 
     def _reached(self) -> Reached:
-        """The steps reached by the heartbeat pages, which are read more often, and by the beats."""
+        """Return the steps reached, by the heartbeat pages, which are read more often, and by the beats."""
         page = seen_by(self.asked.agents.table) if self.asked.agents is not None else None
         return reached(self.asked.options.rundir, self.asked.mine.number, page, every_beat=True)
 

@@ -24,9 +24,9 @@ from ftsupervise.config.supervisor import default
 from ftsupervise.model import Attempt, Cause, CauseKind, FailureKind
 
 _MOST_DELAY = 300.0
-_TOTAL = 4  # so many times the budget of different failures without progress is no better than the same one
+_TOTAL = 4  # this many times the budget of different failures without progress is no better than the same one
 _PATIENT = {FailureKind.NODE: 10}  # kinds whose budget is larger, because time cures them
-_LIVED = 600.0  # seconds: an attempt whose steps are unknown has made progress when it ran for so long
+_LIVED = 600.0  # seconds: an attempt whose steps are unknown has made progress when it ran for this long
 IDLE = "a finished run has to say so: guard.finished(step), or the file state/finished"
 _LEAST_TIME = 30.0  # seconds of the job that must be left
 _UNKNOWN_START = 60.0  # seconds from start to first step, while none is known
@@ -79,12 +79,12 @@ class RestartDecision:
     why: str
     delay: float = 0.0  # seconds, for a restart
     times: int = 0  # how often this failure has come without progress
-    failure: str = ""  # the failure, in the most detailed words of these times
+    failure: str = ""  # the failure, in the most detailed of its wordings
     detail: str = ""  # the newest line of output that goes with it
 
 
 def decide(situation: Situation, budgets: Budgets) -> RestartDecision:
-    """The next move."""
+    """Return the next move."""
     if situation.asked:
         return RestartDecision(NextAction.LEAVE, situation.asked)
     last = situation.attempts[-1]
@@ -131,10 +131,10 @@ def decide(situation: Situation, budgets: Budgets) -> RestartDecision:
 
 
 def _why_not_back(attempts: Sequence[Attempt], budgets: Budgets) -> tuple[str, int] | None:
-    """Why the run does not go back to an older checkpoint after trouble with its loss, and how often it came there."""
+    """Return why the run does not go back to an older checkpoint after trouble with its loss, and how often it came there."""
     trouble, times = attempts[-1].trouble, _times_here(attempts, budgets)
     if trouble is not None and trouble.then == "stop":
-        return "guard.loss says stop; the next start goes on from a checkpoint before that", times
+        return "guard.loss says stop; the next start goes on from an earlier checkpoint", times
     if times > budgets.loss_tries:
         tried = f"{_times(budgets.loss_tries)} after going back to an older checkpoint"
         return f"{_times(times)} in the same place, {tried} (guard.loss.tries)", times
@@ -147,8 +147,10 @@ def _times_here(attempts: Sequence[Attempt], budgets: Budgets) -> int:
 
 
 def _older_one_next(attempts: Sequence[Attempt], budgets: Budgets) -> bool:
-    """Does the next attempt set the checkpoint aside that this one began from? Said once: where it cannot, the brake comes on
-    after the next failure."""
+    """Return whether the next attempt sets the checkpoint aside that this one began from.
+
+    This is said once: where it cannot, the brake comes on after the next failure.
+    """
     after = budgets.set_aside_after
     found = suspect(reversed(attempts), after)
     return found is not None and found.times == after and found.checkpoint.older > 0
@@ -160,8 +162,11 @@ def _acquitted(streak: Sequence[Attempt]) -> str:
 
 
 def idle_streak(attempts: Sequence[Attempt]) -> list[Attempt]:
-    """The attempts at the end of the ledger that exited with 0 and did nothing: no step, no checkpoint, and too short to have
-    trained without reporting. Attempts that never started, and those that were stopped on request, count neither way."""
+    """Return the attempts at the end of the ledger that exited with 0 and did nothing.
+
+    They made no step and no checkpoint, and were too short to have trained without reporting. Attempts that never
+    started, and those that were stopped on request, count neither way.
+    """
     streak: list[Attempt] = []
     for one in reversed(attempts):
         if one.failure or one.last_step is not None or one.saved is not None or _lived(one) >= _LIVED:
@@ -179,7 +184,7 @@ def _stop(why: str, times: int, alike: Sequence[Attempt], detail: str = "") -> R
 
 
 def since_progress(attempts: Sequence[Attempt]) -> list[Attempt]:
-    """The failures at the end of the ledger without progress between them, oldest first."""
+    """Return the failures at the end of the ledger without progress between them, oldest first."""
     streak: list[Attempt] = []
     best: int | None = None
     for one in attempts:
@@ -196,21 +201,21 @@ def since_progress(attempts: Sequence[Attempt]) -> list[Attempt]:
 
 
 def delay(streak: Sequence[Attempt], budgets: Budgets) -> float:
-    """Seconds to wait before the next start: none after the first failure, then the back-off, doubling."""
+    """Return the seconds to wait before the next start: none after the first failure, then the back-off, doubling."""
     repeated = len(streak) - 1
     return 0.0 if repeated < 1 else min(_MOST_DELAY, budgets.back_off * 2 ** min(repeated - 1, 20))
 
 
 def time_needed(attempts: Sequence[Attempt]) -> float:
-    """Seconds a start needs to be worth it: three times what the slowest of the last five took to its first step."""
+    """Return the seconds a start needs to be worth it: three times what the slowest of the last five took to its first step."""
     seen = [one.ready for one in attempts[-5:] if one.ready is not None]
     return max(_LEAST_TIME, 3 * max(seen)) if seen else _UNKNOWN_START
 
 
 def _place(one: Attempt) -> int | None:
-    """The step at which a successor would resume, as far as this attempt reported it."""
-    told = [n for n in (one.saved, None if one.first_step is None else one.first_step - 1) if n is not None]
-    return max(told, default=None)
+    """Return the step at which a successor would resume, as far as this attempt reported it."""
+    steps = [n for n in (one.saved, None if one.first_step is None else one.first_step - 1) if n is not None]
+    return max(steps, default=None)
 
 
 def _moved(one: Attempt, place: int | None, best: int | None) -> bool:

@@ -69,7 +69,9 @@ _READ = 256_000  # bytes read: the messages stand near the end
 
 
 def first_death(output: str) -> Cause | None:
-    """The cause by Slurm's lines in ``output``, such as rank 1 on node-1, killed by SIGKILL; None if no line names one."""
+    """Return the cause by Slurm's lines in ``output``, such as rank 1 on node-1, killed by SIGKILL; None if no line
+    names one.
+    """
     for due in _DUE_TO.finditer(output):
         if not due[1].startswith(_NO_CAUSE):
             said = due[1].lower()
@@ -86,7 +88,7 @@ def first_death(output: str) -> Cause | None:
         return ended(int(worker["code"]), worker["host"], worker["rank"])
     deaths = _tasks(output)
     # the first that was not just ended along with the others
-    first = next((one for one in deaths if not _told(one)), deaths[0] if deaths else None)
+    first = next((one for one in deaths if not _asked_to_stop(one)), deaths[0] if deaths else None)
     return _crash(deaths) or first if first is not None and first.kind is CauseKind.EXIT else first
 
 
@@ -99,45 +101,48 @@ def cause_of(death: RankExit, output: str, failed: Collection[int] = (), *, befo
     """
     deaths, rank = _tasks(output), str(death.rank)
     if death.failed and death.code is not None and death.code > 0:
-        told = {rank, *map(str, failed)}
-        killed = _killed_first(_tasks(before), told)
-        return _crash(deaths, told) or killed or _left_first(deaths, told) or death.cause()
+        reported = {rank, *map(str, failed)}
+        killed = _killed_first(_tasks(before), reported)
+        return _crash(deaths, reported) or killed or _left_first(deaths, reported) or death.cause()
     said = (one for one in deaths if one.at == (NodeRanks(death.node, rank),))
     return next(said, death.cause())
 
 
-def _told(one: Cause) -> bool:
-    """Was it asked to stop with SIGTERM, along with the others? It may be about to save."""
+def _asked_to_stop(one: Cause) -> bool:
+    """Return whether it was asked to stop with SIGTERM, along with the others. It may be about to save."""
     return one.kind is CauseKind.SIGNAL and one.signal == signal.SIGTERM
 
 
 def _crash(deaths: Iterable[Cause], failed: Collection[str] = ()) -> Cause | None:
-    """The first rank that crashed by itself. Ranks that lose their connection to it exit with a code, and srun may report them
-    first. An abort does not count: NCCL's watchdog aborts the victims. Nor does a crash of one of ``failed``: it had raised
-    an error, and crashed in its teardown."""
+    """Return the first rank that crashed by itself.
+
+    Ranks that lose their connection to it exit with a code, and srun may report them first. An abort does not count:
+    NCCL's watchdog aborts the victims. Nor does a crash of one of ``failed``: it had raised an error, and crashed in
+    its teardown.
+    """
     return next((one for one in deaths if one.signal in _CRASHES and one.at[0].ranks not in failed), None)
 
 
 def _killed_first(deaths: Sequence[Cause], failed: Collection[str]) -> Cause | None:
-    """The rank that ended first, by SIGKILL from outside: srun itself kills only after it has reported another rank."""
+    """Return the rank that ended first, by SIGKILL from outside: srun itself kills only after it has reported another rank."""
     first = deaths[0] if deaths else None
     return first if first is not None and first.signal == signal.SIGKILL and _alone(first, failed) else None
 
 
 def _left_first(deaths: Iterable[Cause], failed: Collection[str]) -> Cause | None:
-    """The first rank that exited by itself, with a code; None if it is one of ``failed``."""
+    """Return the first rank that exited by itself, with a code; None if it is one of ``failed``."""
     first = next((one for one in deaths if one.signal not in (signal.SIGKILL, signal.SIGTERM)), None)
     left = first is not None and first.code is not None and _alone(first, failed)
     return first if left else None
 
 
 def _alone(one: Cause, failed: Collection[str]) -> bool:
-    """Is it of one rank, and of none of ``failed``?"""
+    """Return whether the line is about one rank, and about none of ``failed``."""
     return one.at[0].ranks.isdigit() and one.at[0].ranks not in failed
 
 
 def _tasks(output: str) -> list[Cause]:
-    """The ends of tasks that srun reports, in its order."""
+    """Return the ends of tasks that srun reports, in its order."""
     return [_task(match) for match in _TASK.finditer(output)]
 
 
@@ -150,18 +155,21 @@ def _task(match: re.Match[str]) -> Cause:
 
 
 def hardware(output: str) -> str:
-    """The line that reports a fault of a GPU or a node; "" if there is none."""
+    """Return the line that reports a fault of a GPU or a node; "" if there is none."""
     found = HARDWARE.search(output)
     return found[0].strip() if found is not None else ""
 
 
 def blamed(output: str) -> tuple[str, ...]:
-    """The nodes that failed or accepted no task, by Slurm's lines."""
+    """Return the nodes that failed or accepted no task, by Slurm's lines."""
     return tuple(dict.fromkeys(match["node"] for found in (_NODE, _LAUNCH) for match in found.finditer(output)))
 
 
 def root_error(path: Path) -> str:
-    """The error in a file of torchrun's (``@record``): "ValueError: no such shape"; "" if there is none. Never raises."""
+    """Return the error in a file of torchrun's (``@record``): "ValueError: no such shape"; "" if there is none.
+
+    Never raises.
+    """
     try:
         said = (read_json(path, limit=1_000_000) or {}).get("message")
     except (OSError, ValueError):
@@ -172,18 +180,21 @@ def root_error(path: Path) -> str:
 
 
 def ends_with_a_rank(command: tuple[str, ...]) -> bool:
-    """Is it an srun that is meant to end as soon as one of its ranks has failed?"""
+    """Return whether it is an srun that is meant to end as soon as one of its ranks has failed."""
     return is_srun(command) and may_end_with_a_rank(command)
 
 
 def may_end_with_a_rank(command: tuple[str, ...]) -> bool:
-    """Is srun free to end with a failed rank? Not if its options tell it to go on without that rank."""
+    """Return whether srun is free to end with a failed rank: not if its options tell it to go on without that rank."""
     return not any(word in ("-K0", "--kill-on-bad-exit=0") for word in command)
 
 
 def plain(data: bytes) -> str:
-    """A job's output as lines that can be searched and printed: without colours and other escape sequences, each state of a
-    progress bar on a line of its own, and ``?`` for what else cannot be seen."""
+    """Return a job's output as lines that can be searched and printed.
+
+    They have no colours or other escape sequences; each state of a progress bar is a line of its own, and ``?`` stands
+    for other invisible characters.
+    """
     text = _ESCAPES.sub("", data.decode("utf-8", "replace"))
     return printable_lines(text.replace("\r\n", "\n").replace("\r", "\n"))
 
@@ -192,8 +203,10 @@ _OF_ONE_RANK = (CauseKind.HOST_MEMORY, CauseKind.GPU_MEMORY, CauseKind.NOT_A_NUM
 
 
 def why_stopped(attempt: Path, seen: Reached) -> tuple[Cause | None, Reached]:
-    """Why the guard made the loop stop, with what the rank says that saw it; None if it did not. Where that rank's beat is
-    lost, trouble with the loss is known by what rank 0 wrote."""
+    """Return why the guard made the loop stop, with the words of the rank that saw it; None if it did not.
+
+    Where that rank's beat is lost, trouble with the loss is known from rank 0's record.
+    """
     said = read_stopped(attempt)
     if not said.cause:
         return None, seen
@@ -221,7 +234,10 @@ class Output:
         return self._start is not None
 
     def next_death(self) -> Cause | None:
-        """The first death that srun has reported since the last call, or None. Costs one fstat when nothing was written."""
+        """Return the first death that srun has reported since the last call, or None.
+
+        Costs one fstat when nothing was written.
+        """
         size = self._size()
         if size is None or self._read is None or size <= self._read:
             return None
@@ -231,11 +247,14 @@ class Output:
         if b"srun: error: " not in whole:
             return None
         death = first_death(plain(whole))
-        return None if death is None or _told(death) else death
+        return None if death is None or _asked_to_stop(death) else death
 
     def since(self) -> str | None:
-        """The last part of the output since the start, as plain lines and without our own, which repeat the command and earlier
-        causes; None when it goes to a terminal or a pipe, or cannot be read."""
+        """Return the last part of the output since the start, as plain lines and without our own, which repeat the
+        command and earlier causes.
+
+        None when it goes to a terminal or a pipe, or cannot be read.
+        """
         size = self._size()
         if size is None or self._start is None:
             return None
@@ -269,7 +288,7 @@ class Output:
 
 
 class Touched(NamedTuple):
-    """From ``at`` (monotonic) on we may have caused a death; and the command's output until then."""
+    """The time ``at`` (monotonic) from which we may have caused a death, and the command's output until then."""
 
     at: float
     output: str
@@ -277,7 +296,7 @@ class Touched(NamedTuple):
 
 @dataclass(frozen=True)
 class CommandSpec:
-    """The command to run, and what it runs with."""
+    """The command to run, with its surroundings."""
 
     options: Options
     mine: Claim
@@ -288,9 +307,9 @@ class CommandSpec:
     agents: Agents | None = None
     # SIGKILL for the ranks on other nodes, which no signal of ours reaches
     kill_ranks: Callable[[], bool] = lambda: True
-    # the words that are started, so that each rank has the names by which it finds the others
+    # the argv to start, so that each rank has the names by which it finds the others
     in_each_rank: Callable[[tuple[str, ...]], tuple[str, ...]] = tuple
-    last_look: Callable[[], None] = lambda: None  # once it is over, before it is recorded how far it came
+    last_look: Callable[[], None] = lambda: None  # once it is over, before its progress is recorded
 
     @property
     def restarts(self) -> bool:

@@ -64,10 +64,11 @@ def begin(rundir: RunDir, number: int, env: Mapping[str, str], say: Callable[[st
 
 
 def at_work(rundir: RunDir, job: str, lives: Callable[[str], bool | None], now: datetime) -> int | None:
-    """The newest attempt, if it may still be running; None when it is over.
+    """Return the newest attempt, if it may still be running; None when it is over.
 
-    Its end is on record, or its supervisor is gone and no rank of it has beaten lately. ``lives``: does Slurm have that job?
-    None: unknown. ``job`` is our own: Slurm starts a job again only after its end. What cannot be seen may be running.
+    It is over when its end is on record, or its supervisor is gone and no rank of it has beaten lately. ``lives`` asks
+    Slurm whether it has that job; None: unknown. ``job`` is our own: Slurm starts a job again only after its end. An
+    attempt that cannot be seen may be running.
     """
     try:
         attempts = ledger(rundir)
@@ -99,7 +100,7 @@ def _one(
     swept: list[Path],
     say: Callable[[str], None],
 ) -> Path | None:
-    """Seal and open in one place, in bounded time; the staging area, None when there can be none."""
+    """Seal and open in one place, in bounded time; return the staging area, None when there can be none."""
     found: list[Path | None] = []
     trouble: list[OSError] = []
 
@@ -169,7 +170,7 @@ class RunDirWatcher:
                 self._signals.wake()
 
     def _look(self) -> bool:
-        """Is there anything new?"""
+        """Return whether there is anything new."""
         seen = self.seen
         before = (seen.kill_since, seen.newer)
         switch = read_switch(self._rundir, KILL)
@@ -188,7 +189,7 @@ class RunDirWatcher:
 # megabyte waits at a pipe that closes when the supervisor ends. It then sends SIGTERM to each process that inherited the
 # attempt's environment, whatever its session and group, and SIGKILL to those that remain after the grace.
 
-# The last line read is what to end, "" if nothing is. Zombies have no environment, so they are not waited for.
+# The last line read is the mark to end, "" if there is none. Zombies have no environment, so they are not waited for.
 _SHELL = f"""trap '' TERM INT HUP QUIT; grace=$1; mark=
 while IFS= read -r line; do mark=$line; done
 [ -n "$mark" ] || exit 0
@@ -205,7 +206,7 @@ while [ "$tries" -gt 0 ] && tell KILL; do sleep 0.1; tries=$((tries - 1)); done
 
 
 class OrphanReaper:
-    """The shell. ``grace``: seconds between SIGTERM and SIGKILL."""
+    """The shell that ends orphans. ``grace``: seconds between SIGTERM and SIGKILL."""
 
     def __init__(self, grace: float) -> None:
         self.pid: int | None = None

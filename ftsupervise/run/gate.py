@@ -1,4 +1,4 @@
-"""The gate: is there a reason not to start? Each member of a stopped array passes here, in a second or so."""
+"""The gate finds a reason not to start. Each member of a stopped array passes here, in a second or so."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _STALE, _STALE_LOOK = 60.0, 2.0  # seconds that a network file system may show a
 
 
 def require_the_launched(options: Options, pause: Callable[[float], bool]) -> None:
-    """Raises NotFound, NotPermitted when another folder stands in the place of the run directory."""
+    """Raise NotFound or NotPermitted when another folder stands in the place of the run directory."""
     until = time.monotonic() + _STALE
     while True:
         try:
@@ -46,10 +46,11 @@ class RunDirGone(NotFound):
 
 
 def prepare(rundir: RunDir, *, launched: bool = False) -> None:
-    """Make what is missing of the run directory, and see that there is room for an attempt's pages.
+    """Make the missing parts of the run directory, and see that there is room for an attempt's pages.
 
-    ``launched``: ``launch`` has made it, so it is never created again, on the disk beneath a mount that is gone. Before an
-    attempt is claimed: a claim ends an older one. Raises CannotWrite, DiskFull, NotPermitted, RunDirGone.
+    ``launched``: ``launch`` has made it, so it is never created again, on the disk beneath a mount that is gone. This
+    comes before an attempt is claimed: a claim ends an older one. Raises CannotWrite, DiskFull, NotPermitted,
+    RunDirGone.
     """
     try:
         if launched:
@@ -102,8 +103,10 @@ def _probe(folder: Path) -> None:
 
 
 def another_place(rundir: RunDir, attempt: Path, launched: str) -> str:
-    """One sentence if the run directory no longer holds this attempt or its launch: then another folder stands in its place, as
-    the disk beneath a lost mount. "" otherwise, and where that cannot be read.
+    """Return one sentence if the run directory no longer holds this attempt or its launch.
+
+    Then another folder stands in its place, as the disk beneath a lost mount. "" otherwise, and where that cannot be
+    read.
     """
     try:
         attempt.stat()
@@ -116,7 +119,7 @@ def another_place(rundir: RunDir, attempt: Path, launched: str) -> str:
 
 
 def reason_not_to_start(rundir: RunDir) -> str:
-    """One sentence, or "" when the command may start. Raises NotPermitted, CannotWrite, NotFound when it cannot read."""
+    """Return one sentence, or "" when the command may start. Raises NotPermitted, CannotWrite, NotFound when it cannot read."""
     try:
         files.among(rundir.switches)
         finished = rundir.finished.name in os.listdir(rundir.finished.parent)
@@ -137,7 +140,7 @@ def reason_not_to_start(rundir: RunDir) -> str:
 
 
 def odd_switches(rundir: RunDir) -> tuple[str, ...]:
-    """Files in a switch's place that are not obeyed, one sentence each."""
+    """Return a sentence for each file in a switch's place that is not obeyed."""
     return tuple(switch.problem for name in (KILL, SAVE) if (switch := read_switch(rundir, name)).problem)
 
 
@@ -165,9 +168,10 @@ class SignalQueue:
         self.stopped_at: float | None = None  # monotonic: the first time that we were asked to stop
 
     def wait(self, timeout: float | None) -> bytes:
-        """Numbers of the signals that came, each once, in order (0: another thread has news); b"" after ``timeout`` seconds.
+        """Return the numbers of the signals that came, each once, in order (0: another thread has news); b"" after
+        ``timeout`` seconds.
 
-        Once: a burst of thousands must not stand before the SIGTERM behind it.
+        Each comes once: a burst of thousands must not stand before the SIGTERM behind it.
         """
         if not select.select([self._read], [], [], timeout)[0]:
             return b""
@@ -205,7 +209,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def shut(options: Options) -> str:
-    """Why no command may start; "" also when that cannot be read: the wait goes on, and the start checks again."""
+    """Return why no command may start; "" also when that cannot be read: the wait goes on, and the start checks again."""
     try:
         return reason_not_to_start(options.rundir)
     except Error:
@@ -219,7 +223,7 @@ def wait_unless_stopped(
     log: Path | None = None,
     ask: Callable[[Options], str] = shut,
 ) -> bool:
-    """Wait. False when a stop signal, however short the wait, or the answer of ``ask`` ended it."""
+    """Wait. Return False when a stop signal, however short the wait, or the answer of ``ask`` ended it."""
     until = time.monotonic() + seconds
     while True:
         rest = until - time.monotonic()
@@ -235,12 +239,12 @@ def wait_unless_stopped(
 
 
 def wait_for_space(do: Callable[[], object], seconds: float, pause: Callable[[float], bool]) -> bool:
-    """Repeat ``do`` every few seconds while the disk is full or the run directory is not mounted. False when ``pause`` was
-    ended; it has reported why.
+    """Repeat ``do`` every few seconds while the disk is full or the run directory is not mounted.
 
-    Raises DiskFull or RunDirGone when that lasts longer than ``seconds``, and at once whatever else ``do`` raises.
+    Returns False when ``pause`` was ended; it has reported why. Raises DiskFull or RunDirGone when that lasts longer
+    than ``seconds``, and at once whatever else ``do`` raises.
     """
-    until, told = time.monotonic() + seconds, ""
+    until, waits_for = time.monotonic() + seconds, ""
     while True:
         try:
             do()
@@ -249,19 +253,19 @@ def wait_for_space(do: Callable[[], object], seconds: float, pause: Callable[[fl
             if rest <= 0:
                 raise
             what = "it" if isinstance(error, RunDirGone) else "space"
-            if told != what:
+            if waits_for != what:
                 tell(None, f"{error.message}; waiting up to {seconds:g} s for {what} ({error.hint})")
-                told = what
+                waits_for = what
             if not pause(min(_LOOK, rest)):
                 return False
         else:
-            if told:
-                tell(None, "there is space again" if told == "space" else "the run directory is there again")
+            if waits_for:
+                tell(None, "there is space again" if waits_for == "space" else "the run directory is there again")
             return True
 
 
 class PendingWrites:
-    """Pages that are still to be written for lack of space, in their order, and the ends of attempts among them."""
+    """Pages that must still be written for lack of space, in their order, and the ends of attempts among them."""
 
     def __init__(self) -> None:
         self._pages: dict[str, Callable[[], object]] = {}
@@ -280,7 +284,7 @@ class PendingWrites:
             self.ends[mine.number] = ledger.as_attempt(mine, ended, now)
 
     def write(self, what: str, page: Callable[[], object], log: Path | None) -> OSError | None:
-        """Write now, or keep it until there is space; the error, None if written. It replaces an earlier ``what``."""
+        """Write now, or keep it until there is space; return the error, None if written. It replaces an earlier ``what``."""
         self._pages.pop(what, None)
         try:
             page()
@@ -306,15 +310,16 @@ class PendingWrites:
             del self._pages[what]
         self.ends.clear()
 
-    def settle_at_last(self, options: Options, signals: SignalQueue, *, told: bool) -> None:
-        """Before the job ends. Pages that still cannot be written are reported once more: only the job's output has them.
+    def settle_at_last(self, options: Options, signals: SignalQueue, *, asked_to_stop: bool) -> None:
+        """Write the kept pages before the job ends.
 
-        ``told``: we were asked to stop, and there may be seconds left; otherwise a stop signal ends the wait.
+        Pages that still cannot be written are reported once more: only the job's output has them. ``asked_to_stop``: we were
+        asked to stop, and there may be seconds left; otherwise a stop signal ends the wait.
         """
         if not self._pages:
             return
         listen = partial(wait_unless_stopped, signals=signals, options=options, ask=lambda _: "")
-        seconds, pause = (min(_LAST, options.space_wait), _sleep) if told else (options.space_wait, listen)
+        seconds, pause = (min(_LAST, options.space_wait), _sleep) if asked_to_stop else (options.space_wait, listen)
         try:
             if wait_for_space(self.settle, seconds, pause):
                 return

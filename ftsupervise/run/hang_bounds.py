@@ -15,8 +15,10 @@ _MORE = 2.0  # seconds after an all-reduce has failed, in which the group begins
 
 
 def hang_bounds(timeouts: Timeouts, settings: Sequence[str]) -> list[str]:
-    """Options of ``ftsupervise run``, without those that ``settings`` has. Half of torchft's quorum timeout is the most for a
-    phase that is not known yet, and for the first step."""
+    """Return options of ``ftsupervise run``, without those that ``settings`` has.
+
+    Half of torchft's quorum timeout is the most for a phase that is not known yet, and for the first step.
+    """
     most = timeouts.quorum / 2
     bounds = {
         "--hang": min(most, max(float(default("hang.floor")), timeouts.process_group + _MORE)),

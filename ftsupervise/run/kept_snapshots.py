@@ -1,8 +1,9 @@
-"""The newest snapshot of a job that ends is kept on the disk, and the next member of the chain begins there.
+"""Keeps the newest snapshot of a job that ends on the disk, where the next member of the chain begins.
 
-It is kept where the loop has not saved those steps itself: a job that was killed at its limit, that leaves because a node is
-bad, or whose loop did not hear the warning. Every node writes what its ranks hold, within the time that is left; the folder
-gets its name when all have. It is fenced as a checkpoint is: once a newer attempt has begun nothing appears any more.
+It is kept where the loop has not saved those steps itself: a job that was killed at its limit, that leaves because a
+node is bad, or whose loop did not hear the warning. Every node writes the snapshots of its ranks, within the time that
+is left; the folder gets its name when all have. It is fenced as a checkpoint is: once a newer attempt has begun nothing
+appears any more.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ from ftsupervise.rundir.paths import RunDir
 
 _KEEP = 120.0  # seconds for the memory to go to the disk
 _KILL_WAIT = 28.0  # seconds from Slurm's SIGTERM: its SIGKILL comes after 30
-_LOOK = 10.0  # seconds for the file system to show what is kept
+_LOOK = 10.0  # seconds for the file system to show the kept snapshot
 
 
 class Target(NamedTuple):
-    """Where an attempt may keep a snapshot."""
+    """The place where an attempt may keep a snapshot."""
 
     staging: Path  # its area
     until: float  # monotonic
@@ -42,7 +43,10 @@ class KeptSnapshots:
         self._looked = False
 
     def candidate(self, saved: int | None, refused: Collection[int]) -> KeptSnapshot | None:
-        """The snapshot that the next attempt may begin from. ``saved``: the newest step on the disk, as this job knows."""
+        """Return the snapshot that the next attempt may begin from.
+
+        ``saved``: the newest step on the disk, as this job knows.
+        """
         if not self._looked:
             self._looked = True
             self._found = in_time(self._look, _LOOK)
@@ -62,8 +66,10 @@ class KeptSnapshots:
     def write(
         self, one: SnapshotId, world: int, to: Target, ask: Callable[[str, float], Mapping[str, str]]
     ) -> tuple[Path | None, str]:
-        """Where it is kept now, or why not. ``ask(folder, seconds)`` has all nodes write what they hold: node -> "done", or why
-        not."""
+        """Return where it is kept now, or why not.
+
+        ``ask(folder, seconds)`` has all nodes write what they hold: node -> "done", or why not.
+        """
         staged = to.staging / memory_kept.name_of(one).removeprefix(".")
         target = self._checkpoints / memory_kept.name_of(one)
 
@@ -89,13 +95,13 @@ class KeptSnapshots:
         return target, ""
 
     def superseded_by(self, saved: int | None) -> None:
-        """A checkpoint of step ``saved`` is on the disk: older kept snapshots go."""
+        """Remove older kept snapshots: a checkpoint of step ``saved`` is on the disk."""
         if saved is not None and self._found is not None and self._found.step <= saved:
             gone, self._found = self._found, None
             in_time(lambda: memory_kept.remove(gone), _LOOK)
 
     def finished(self) -> None:
-        """The run is complete."""
+        """Remove all: the run is complete."""
         in_time(self._remove, _LOOK)
 
     def _remove(self, but: Path | None = None) -> None:
@@ -109,8 +115,10 @@ class KeptSnapshots:
 
 
 def keep_until(stopped_at: float | None, end: float | None) -> float:
-    """Until when, monotonic, a job that ends may write. ``stopped_at``: when it was asked to stop, monotonic; ``end``: its time
-    limit, epoch seconds."""
+    """Return until when, monotonic, a job that ends may write.
+
+    ``stopped_at``: when it was asked to stop, monotonic; ``end``: its time limit, epoch seconds.
+    """
     now = monotonic()
     bounds = [now + _KEEP]
     if stopped_at is not None:
@@ -121,8 +129,11 @@ def keep_until(stopped_at: float | None, end: float | None) -> float:
 
 
 def may_begin_from(kept: KeptSnapshot, attempts: Collection[Attempt]) -> bool:
-    """Is it still the run's newest state? Not once a newer step was saved, or a later attempt has made its steps again from an
-    older one: it is an abandoned future then. Pure."""
+    """Return whether it is still the run's newest state. Pure.
+
+    It is not once a newer step was saved, or a later attempt has made its steps again from an older one: it is an
+    abandoned future then.
+    """
     if any(one.saved is not None and one.saved >= kept.step for one in attempts):
         return False
     later = [one for one in attempts if one.number > kept.attempt and one.last_step is not None]

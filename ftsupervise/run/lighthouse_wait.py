@@ -20,19 +20,22 @@ _SILENT = 4.0  # seconds without a heartbeat after which a copy is gone: twice t
 
 
 def wait_for_lighthouse(group: RunDir, wait: Callable[[float], bool], *, first: bool) -> bool:
-    """Wait until the lighthouse answers. False when ``wait`` was ended. ``first``: an older job's copy may still run."""
-    told = ""
+    """Wait for the lighthouse; return False when ``wait`` was ended, which has said why.
+
+    ``first``: an older job's copy of the group may still run.
+    """
+    reported = ""
     while why := reason_to_wait(group, first=first):
-        if why != told:
+        if why != reported:
             tell(None, f"group {group.root.name} waits: {why}")
-            told = why
+            reported = why
         if not wait(_EVERY):
             return False
     return True
 
 
 def reason_to_wait(group: RunDir, *, first: bool) -> str:
-    """Say why the group does not begin yet; "" when it can. What cannot be seen is no leave to begin."""
+    """Return why the group does not begin yet; "" when it can. An answer that could not be had is no permission to begin."""
     assert group.whole is not None
     home = RunDir(group.whole).replicas
     try:

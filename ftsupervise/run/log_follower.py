@@ -1,7 +1,8 @@
-"""The process that reads a heartbeat from what the command writes (``ranks/log_heartbeat.py``), as the supervisor has it.
+"""Starts the process that reads a heartbeat from the command's own output (``ranks/log_heartbeat.py``), for the
+supervisor.
 
-The beats reach the supervisor through the run directory. What comes through the pipe is only that the process could look just
-now: while it cannot, a beat that stays the same proves nothing.
+The beats reach the supervisor through the run directory. The pipe says only that the process could look just now: while
+it cannot, a beat that stays the same proves nothing.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class LogFollower:
         silent: float = _SILENT,
     ) -> None:
         self._say, self._silent, self._looked, self._ended = say, silent, monotonic(), False
-        self._rest, self._told = b"", False
+        self._rest, self._reported = b"", False
         self._process: processes.Process | None = None
         words = (log, str(file or ""), str(rundir.root), str(attempt), str(area or ""))
         self._pipe, write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -64,14 +65,15 @@ class LogFollower:
                 os.close(output)
 
     def believed(self, states: Sequence[RankState]) -> Sequence[RankState]:
-        """``states``, as far as they may speak of a hang: while the follower does not look, beats without a process behind them
-        prove nothing."""
+        """Return ``states``, as far as they may speak of a hang: while the follower does not look, beats without a
+        process behind them prove nothing.
+        """
         self._hear()
         if not self._ended and monotonic() - self._looked < self._silent:
             return states
-        if not self._told:
-            self._told = True
-            self._say("launch.heartbeat is not read at present: while that is so, no hang is noticed")
+        if not self._reported:
+            self._reported = True
+            self._say("launch.heartbeat is not read at present: until it is, no hang is noticed")
         return [one for one in states if one.state]
 
     def _hear(self) -> None:
@@ -90,7 +92,7 @@ class LogFollower:
                 self._say(line.lstrip(LOOKED).removeprefix(SAYS).decode("utf-8", "replace"))
 
     def close(self) -> None:
-        """It takes a last look, and ends; bounded."""
+        """Let it take a last look and end; bounded."""
         if self._process is not None:
             processes.signal_exactly(self._process, signal.SIGTERM)
             for one in processes.wait_gone([self._process], _END):
@@ -100,7 +102,7 @@ class LogFollower:
 
 
 def _readable(fd: int) -> int | None:
-    """``fd``, which was opened for writing, opened anew for reading; None where that cannot be."""
+    """Return ``fd``, which was opened for writing, opened anew for reading; None where that cannot be."""
     try:
         return os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:

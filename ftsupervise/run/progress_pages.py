@@ -1,4 +1,5 @@
-"""What the supervisor knows of its ranks, written into the run directory: the progress of the attempt and the steps of the run.
+"""Writes the supervisor's knowledge of its ranks into the run directory: the progress of the attempt and the steps of
+the run.
 
 A thread of its own writes, because a file system may hang: the training and the supervisor never wait for it.
 """
@@ -28,15 +29,15 @@ _FIRST = 1.0  # seconds to the first one
 _COST = 20  # a page that takes T is followed by a pause of 20 T at least
 _STEPS_EVERY = 60.0  # seconds between two writes of the steps of the run
 _WINDOW = 60.0  # seconds over which the rate is taken
-_LEAST = 10.0  # seconds: over less it says little
-_BEHIND = 2  # steps: a rank that much behind the first one is named
+_LEAST = 10.0  # seconds: a shorter span says little
+_BEHIND = 2  # steps: a rank this far behind the first one is named
 _RECENT = 200  # spans of which the usual rate is the median, until there are enough to tell better
 _TRAIN = "train"  # the phase
 _APART = 60.0  # seconds between two of the steps that are kept for the rate of the last hour
 
 
 def seen_by(table: RankTable, left: HangVerdict | None = None) -> ProgressPage | None:
-    """The progress of the ranks as they last reported; None where none has. ``left``: a hang that was found and left alone."""
+    """Return the progress of the ranks as they last reported; None where none has. ``left``: a hang that was left alone."""
     states, tally = table.newest(), table.tally()
     if not states:
         return None
@@ -129,14 +130,14 @@ class ProgressWriter:
         return TimeMark(page.at.timestamp(), self._mine.number, page.ahead, page.saving, page.active_at)
 
     def _usually(self) -> float | None:
-        """The usual rate of the run; in its first minutes the median so far."""
+        """Return the usual rate of the run; in its first minutes the median so far."""
         if self._usual is not None:
             return round(self._usual, 6)
         known = sorted(rates(self._record)[-_RECENT:]) if self._record is not None else []
         return round(median(known), 6) if known else None
 
     def _rate(self, page: ProgressPage, now: float) -> float | None:
-        """Steps a second over the last minute; adds the steps to the record of the run."""
+        """Return steps a second over the last minute; add the steps to the record of the run."""
         if page.ahead is None:
             return None
         before = self._seen[-1][1] if self._seen else (page.first or page.ahead) - 1

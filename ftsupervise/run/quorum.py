@@ -1,7 +1,7 @@
 """Tells a replica group's supervisor whether its own group waits for others, or the others wait for it.
 
-While too few groups run, those that are left wait for a quorum and make no step: no hang, however long it takes. And a group
-for which all others wait is hung long before its own clock says so.
+While too few groups run, those that are left wait for a quorum and make no step: no hang, however long it takes. And a
+group for which all others wait is hung long before its own clock says so.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from ftsupervise.replicas.groups import read_quorum
 from ftsupervise.rundir.paths import RunDir
 
 _EVERY = 0.5  # seconds between two looks
-_FRESH = 15.0  # seconds: what an older page says is not known any more
+_FRESH = 15.0  # seconds: an older page says nothing about now
 
 
 class QuorumWatcher:

@@ -1,8 +1,9 @@
-"""Where the ranks of an attempt meet: an address and a port of its own, and the names by which launchers and torch read them.
+"""Sets where the ranks of an attempt meet: an address and a port of its own, and the names by which launchers and torch
+read them.
 
-Nobody has to compute them in a setup block, where they would name a node that is replaced later, or a port that a dead
-attempt still holds. The node is the one with rank 0. The port is one that was free there just now, and that none of the 1,249
-attempts before has had: a rank that was left of one of them never meets the new ones.
+A setup block need not compute them, where they would name a node that is replaced later, or a port that a dead attempt
+still holds. The node is the one with rank 0. The port is one that was free there just now, and that none of the 1,249
+attempts before has had: a leftover rank of one of them never meets the new ones.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from ftsupervise.rundir.records import as_count
 from ftsupervise.scheduler.parse import is_srun, srun_options
 
 _LOOPBACK = "127.0.0.1"
-_RESOLVE = 2.0  # seconds for the name of a node; then it is believed
+_RESOLVE = 2.0  # seconds for the name of a node; then it is trusted
 _ASK = 2.0  # seconds for the agent of another node, which may just be starting
 _AGAIN = 0.1
 
@@ -40,8 +41,10 @@ class MeetingPoint(NamedTuple):
         return {ENV_MASTER_ADDR: self.address, ENV_MASTER_PORT: str(self.port), ENV_NNODES: str(self.nodes)}
 
     def names_of_place(self) -> dict[str, str]:
-        """The names by which torch finds the place, for a command that may start its ranks by itself: which rank is which, and
-        how many there are, it alone knows."""
+        """Return the names by which torch finds the place, for a command that may start its ranks by itself.
+
+        It alone knows which rank is which, and how many there are.
+        """
         return {"MASTER_ADDR": self.address, "MASTER_PORT": str(self.port)}
 
 
@@ -55,9 +58,12 @@ def meeting_point(
     *,
     known_outside: bool = False,
 ) -> MeetingPoint:
-    """Where the ranks of ``attempt`` meet. ``nodes``: in the order of their ranks, () for this host alone. ``here``: our own
-    node. ``address``: of a node, as Slurm has it. ``ask``: the agents of other nodes. ``known_outside``: torchft tells the
-    other replica groups, on other nodes, where the store of this one is."""
+    """Return where the ranks of ``attempt`` meet.
+
+    ``nodes``: in the order of their ranks, () for this host alone. ``here``: our own node. ``address``: of a node, as
+    Slurm has it. ``ask``: the agents of other nodes. ``known_outside``: torchft tells the other replica groups, on
+    other nodes, where the store of this one is.
+    """
     first, ports = (nodes[0] if nodes else here), ports_of(run, attempt)
     port = first_free(ports) if first == here or not nodes else _ask_node(first, ports, ask)
     alone = not nodes or (len(nodes) < 2 and not known_outside)
@@ -66,18 +72,18 @@ def meeting_point(
 
 
 def _ask_node(node: str, ports: Sequence[int], ask: Ask) -> int | None:
-    """The first free port of another node; None when its agent does not answer: the first is taken unseen."""
+    """Return the first free port of another node; None when its agent does not answer: the first is then taken unseen."""
     until, question = time.monotonic() + _ASK, " ".join(["port", *map(str, ports)])
     while time.monotonic() < until:
-        if (told := ask({node: question}, until - time.monotonic()).get(node)) is not None:
-            found = as_count(told)
+        if (answer := ask({node: question}, until - time.monotonic()).get(node)) is not None:
+            found = as_count(answer)
             return found if found in ports else None
         time.sleep(_AGAIN)  # it has not reported yet
     return None
 
 
 def _reachable(node: str, address: Callable[[str], str]) -> str:
-    """The name of a node where it can be resolved, else the address by which Slurm reaches it."""
+    """Return the name of a node where it can be resolved, else the address by which Slurm reaches it."""
     try:
         in_time(lambda: socket.getaddrinfo(node, None, type=socket.SOCK_STREAM), _RESOLVE)
     except OSError:
@@ -85,7 +91,7 @@ def _reachable(node: str, address: Callable[[str], str]) -> str:
     return node
 
 
-# On which node does rank 0 run, when a person's srun has chosen its nodes?
+# Finds the node on which rank 0 runs, when a person's srun has chosen its nodes.
 
 _LISTED = ("-w", "--nodelist")
 _ONLY_SRUN_KNOWS = ("-x", "--exclude", "-F", "--nodefile", "-r", "--relative")
@@ -93,7 +99,7 @@ _ORDER = ("-m", "--distribution")
 
 
 def in_rank_order(command: Sequence[str], nodes: Sequence[str]) -> tuple[str, ...] | None:
-    """Those of ``nodes`` (in Slurm's order) on which ``command`` starts ranks; None where only its srun knows. Pure."""
+    """Return those of ``nodes`` (in Slurm's order) on which ``command`` starts ranks; None where only its srun knows. Pure."""
     chosen: Collection[str] = nodes
     for name, value in srun_options(command)[0] if is_srun(command) else ():
         if name in _ONLY_SRUN_KNOWS or (name in _ORDER and value.startswith("arbitrary")):
@@ -131,7 +137,10 @@ fi
 
 
 def wants_names(command: Sequence[str], text: str, env: Mapping[str, str], setting: str) -> bool:
-    """Are the ranks of ``command`` given the names? ``text``: of the command, with its scripts where it is no srun. Pure."""
+    """Return whether the ranks of ``command`` are given the names. Pure.
+
+    ``text``: of the command, with its scripts where it is no srun.
+    """
     if setting != AUTO or any(name in env for name in NAMES):
         return False
     if is_srun(command):
@@ -142,7 +151,10 @@ def wants_names(command: Sequence[str], text: str, env: Mapping[str, str], setti
 
 
 def in_each_rank(command: tuple[str, ...], *, names: bool) -> tuple[str, ...]:
-    """An srun ``command`` in whose ranks a shell sets the names, and is replaced by the program. Any other stays as it is."""
+    """Return an srun ``command`` in whose ranks a shell sets the names, and is replaced by the program.
+
+    Any other command stays as it is.
+    """
     at = srun_options(command)[1] if is_srun(command) else len(command)
     node = any(ENV_NODE_RANK in word for word in command[at:])
     if at == len(command) or not (names or node):
@@ -158,7 +170,9 @@ _SIZE = re.compile(r"--nnodes\b")
 
 
 def torchrun_env(text: str, point: MeetingPoint, run: str, attempt: int, env: Mapping[str, str]) -> dict[str, str]:
-    """The options of a torchrun that was told neither where its agents meet nor how many they are; {} for other commands."""
+    """Return the options of a torchrun that was told neither where its agents meet nor how many they are; {} for other
+    commands.
+    """
     if not _TORCHRUN.search(text) or _MEETS.search(text) or any(key.startswith("PET_RDZV") for key in env):
         return {}
     found = {

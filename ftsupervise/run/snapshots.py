@@ -44,14 +44,14 @@ _ASK = 1.5  # seconds for all nodes to say what they hold
 _TELL = 5.0  # seconds for all nodes to give up what is newer
 _COMPARE = 20.0  # seconds for all nodes to compare them with their digests: 20 GB or more for each thread
 _FETCH = 60.0  # seconds for snapshots to come from other nodes; the disk is used if they take longer
-_DOUBT = 2  # a snapshot is not used again after so much; the program's own failures count twice
+_DOUBT = 2  # a snapshot is not used again after this many; the program's own failures count twice
 _BY_OTHERS = (FailureKind.SIGNAL, FailureKind.NODE, FailureKind.MEMORY, FailureKind.DISK, FailureKind.LOST)
 _WRITE = 2.0  # seconds between two pages about the copies
 ENV_SLOTS = f"{ENV_GUARD}SNAPSHOT_SLOTS"
 
 
 def place_for(job: str, copies: float, guard: Mapping[str, str]) -> SnapshotPlace:
-    """The folder for the snapshots of ``job``; none where the settings turn them off."""
+    """Return the folder for the snapshots of ``job``; none where the settings turn them off."""
     off = guard.get("SNAPSHOT_EVERY") == "off"
     return SnapshotPlace() if off else SnapshotPlace(memory_folder.new_folder(job), copies)
 
@@ -63,7 +63,7 @@ class _Last(NamedTuple):
     nodes: tuple[str, ...] = ()
     homes: Mapping[int, str] = {}
     reached: int | None = None
-    from_kept: bool = False  # it began from what an older job had kept
+    from_kept: bool = False  # it began from a snapshot that an older job had kept
 
 
 class SnapshotKeeper:
@@ -81,7 +81,7 @@ class SnapshotKeeper:
         self._last = _Last()
         self._ahead: tuple[threading.Thread, dict[str, dict[str, str]]] | None = None  # a question that is being asked
         self._spoilt = ""  # why no snapshot is used before the next attempt has begun
-        self._used = False  # has any rank of this job had a snapshot?
+        self._used = False  # true if a rank of this job has had a snapshot
         self._lock: int | None = None
         self._pages: _CopiesPage | None = None
         if self._folder and not agents.remote:
@@ -89,7 +89,10 @@ class SnapshotKeeper:
             self._lock = memory_folder.make(self._folder, node)
 
     def begin(self, mine: Claim, nodes: Sequence[str], log: Path) -> dict[str, str]:
-        """The environment variables for the ranks of the next attempt. ``nodes``: where they will run, in their order."""
+        """Return the environment variables for the ranks of the next attempt.
+
+        ``nodes``: where they will run, in their order.
+        """
         if not self._folder:
             return {}
         env = {ENV_SNAPSHOTS: self._folder}
@@ -117,22 +120,22 @@ class SnapshotKeeper:
         return env
 
     def _refused_kept(self) -> frozenset[int]:
-        """The attempt before began from a kept one, and what it made is not in memory: it may have failed because of it."""
+        """Note that the attempt before began from a kept one and left nothing in memory: it may have failed because of it."""
         if self._last.from_kept:
             began = self._lineage[-1].step
             self._doubts[began] = self._doubts.get(began, 0) + self._weight
         return frozenset(step for step, count in self._doubts.items() if count >= _DOUBT)
 
     def finished(self) -> None:
-        """The run is complete."""
+        """Note that the run is complete."""
         self._kept.finished()
 
     def keep(self, mine: Claim, to: Target, log: Path) -> None:
-        """The job ends: keep on the disk what the loop has not saved. Bounded by ``to.until``."""
+        """Keep on the disk what the loop has not saved: the job ends. Bounded by ``to.until``."""
         if not self._folder or not self._last.number or (self._agents.remote and not self._agents.ring.active):
             return
         if self._spoilt:
-            tell(log, f"what is in memory is not kept on the disk: {self._spoilt}")
+            tell(log, f"the snapshots in memory are not kept on the disk: {self._spoilt}")
             return
         refused = {step for step, count in self._doubts.items() if count >= _DOUBT}
         held = self._held(log)
@@ -163,7 +166,7 @@ class SnapshotKeeper:
                 tell(log, f"cannot write what attempt {mine.number} has kept: {error}")
 
     def ended(self, ended: End, states: Sequence[RankState]) -> None:
-        """An attempt has ended. ``states``: the last ones of its ranks."""
+        """Note that an attempt has ended. ``states``: the last ones of its ranks."""
         if self._pages is not None:
             self._pages.close()
             self._pages = None
@@ -180,7 +183,7 @@ class SnapshotKeeper:
         self._weight = 1 if by_others else _DOUBT
 
     def close(self) -> None:
-        """Remove what is in this node's memory; the agents do it on theirs."""
+        """Remove the snapshots in this node's memory; the agents do it on theirs."""
         if self._pages is not None:
             self._pages.close()
         if self._lock is not None:
@@ -191,7 +194,7 @@ class SnapshotKeeper:
     # ------------------------------------------------------------------------------------------------------- choosing
 
     def _choose(self, nodes: tuple[str, ...], log: Path) -> MemoryChoice | None:
-        """Choose, and make it so on all nodes. None where no rank of this job has ever had a snapshot."""
+        """Choose, and prepare it on all nodes. None where no rank of this job has ever had a snapshot."""
         if not self._last.number or (self._agents.remote and not self._agents.ring.active):
             return None
         held, places = self._held(log), self._places(nodes)
@@ -227,7 +230,7 @@ class SnapshotKeeper:
                 refused.add(chosen.step)
 
     def _doubted(self, chosen_without: Callable[[Collection[int]], MemoryChoice]) -> set[int]:
-        """The steps from which attempts came to no newer one too often: such a state may be poisoned."""
+        """Return the steps from which attempts came to no newer one too often: such a state may be poisoned."""
         refused = {step for step, count in self._doubts.items() if count >= _DOUBT}
         best, began = chosen_without(refused), self._lineage[-1].step
         if best.source is not Source.MEMORY or best.step > max(self._doubts, default=-1) > -1:
@@ -237,7 +240,7 @@ class SnapshotKeeper:
         return {step for step, count in self._doubts.items() if count >= _DOUBT} | refused
 
     def ask_ahead(self) -> None:
-        """The ranks have ended: ask the nodes what they hold, for the ``begin`` that may follow."""
+        """Ask the nodes what they hold, for the ``begin`` that may follow: the ranks have ended."""
         self._ahead = None
         if self._agents.remote and self._agents.ring.active:
             asked: dict[str, dict[str, str]] = {}
@@ -265,13 +268,14 @@ class SnapshotKeeper:
             answers = self._ask()
         silent = [node for node in nodes if node not in answers]
         if silent:
-            tell(log, f"not known which snapshots are in the memory of {', '.join(silent[:5])}: no answer")
+            tell(log, f"it is not known which snapshots are in the memory of {', '.join(silent[:5])}: no answer")
         return [one for node, text in answers.items() for one in read_held(text, node)]
 
     def _places(self, nodes: tuple[str, ...]) -> dict[int, str] | None:
-        """rank -> the node that it will run on; None where that cannot be told.
+        """Return rank -> the node that it will run on; None where that cannot be told.
 
-        Slurm numbers the ranks of a step by its nodes' order, so those of the first node then are on the first node now.
+        Slurm numbers the ranks of a step by its nodes' order, so those of the first node then are on the first node
+        now.
         """
         before = self._last.nodes
         if len(before) != len(nodes):
@@ -282,8 +286,11 @@ class SnapshotKeeper:
     def _carry_out(
         self, chosen: MemoryChoice, held: Sequence[HeldSnapshot], places: Mapping[int, str]
     ) -> tuple[str, Collection[tuple[str, int, int]]]:
-        """Invalidate what is newer, fetch what is elsewhere, and compare what is there with its digest. Why that failed, "" if
-        it did not; and the node, rank and step of what is damaged."""
+        """Invalidate newer snapshots, fetch those that are elsewhere, and compare those that are there with their
+        digests.
+
+        Returns why that failed, "" if it did not; and the node, rank and step of a damaged one.
+        """
         attempt, step = chosen.attempt or self._last.number, chosen.step
         fetched = {pull.rank for pull in chosen.pulls}
         stay: dict[str, list[int]] = {}
@@ -304,7 +311,10 @@ class SnapshotKeeper:
     def _answers(
         self, chosen: MemoryChoice, held: Sequence[HeldSnapshot], stay: Mapping[str, Sequence[int]]
     ) -> dict[str, str] | str:
-        """What each node that was asked said; or why not all can be asked. ``stay``: node -> ranks that begin from its own."""
+        """Return the answer of each node that was asked; or why not all can be asked.
+
+        ``stay``: node -> ranks that begin from its own.
+        """
         attempt = chosen.attempt or self._last.number
         if not self._agents.remote:
             place = memory_folder.node_folder(self._folder, self._node)
@@ -317,7 +327,7 @@ class SnapshotKeeper:
                 if pull.target == node:
                     where = self._agents.ring.port_of(pull.source)
                     if where is None:
-                        return f"{pull.source} does not say where it gives snapshots away"
+                        return f"{pull.source} does not say at which port it serves snapshots"
                     supplies.append(Supply(pull.rank, *where))
             mine = [one for one in held if one.node == node]
             newer = any(one.step > chosen.step or one.attempt > attempt for one in mine)
@@ -326,7 +336,7 @@ class SnapshotKeeper:
         return self._agents.ask(questions, _FETCH if chosen.pulls else _COMPARE if stay else _TELL)
 
     def _record(self, mine: Claim, chosen: MemoryChoice, log: Path) -> bool:
-        """Into the ledger and the log; is it from memory?"""
+        """Write it into the ledger and the log; return whether it is from memory."""
         step = chosen.step if chosen.step >= 0 else None
         reached = self._last.reached
         again = max(0, reached - step) if step is not None and reached is not None else None

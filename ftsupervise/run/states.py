@@ -155,8 +155,10 @@ class AttemptProgress(NamedTuple):
     code: int | None = None  # of the command; -N for a signal N
 
     def after(self, event: AttemptEvent, *, ending: Ending | None = None, code: int | None = None) -> AttemptProgress:
-        """The one way to another state, with what is known since the event. Raises KeyError for an event that the state
-        does not have."""
+        """Return the one way to another state, with what is known since the event.
+
+        Raises KeyError for an event that the state lacks.
+        """
         return AttemptProgress(
             AFTER[self.state][event],
             self.ending if ending is None else ending,

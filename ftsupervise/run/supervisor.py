@@ -56,7 +56,7 @@ done"""
 
 
 class CronKeepalive:
-    """The shell; nothing where there is no Slurm that a cron could be kept by."""
+    """The shell that keeps the cron alive; nothing where there is no Slurm that could keep one."""
 
     def __init__(self, run_dir: Path, env: Mapping[str, str], command: Sequence[str] = ()) -> None:
         self.pid: int | None = None
@@ -80,7 +80,7 @@ class CronKeepalive:
         self.pid = shell.pid
 
     def stop(self) -> None:
-        """End it and what it runs."""
+        """End it and its children."""
         if self.pid is None:
             return
         end_child(self.pid)
@@ -98,7 +98,7 @@ _OLDER, _OLDER_LOOK = 600.0, 5.0  # seconds for an older attempt to end
 
 
 def run(options: Options, env: Mapping[str, str]) -> int:
-    """The exit code of the last attempt's command, 128+N for a signal; 0 when the gate is shut.
+    """Return the exit code of the last attempt's command, 128+N for a signal; 0 when the gate is shut.
 
     Raises CannotWrite, NotPermitted or NotFound before the command starts; after that no error that a person can cause.
     """
@@ -135,7 +135,7 @@ def _go(options: Options, env: Mapping[str, str], signals: SignalQueue) -> int:
         if supervisor is not None:
             supervisor.to.agents.close()
             supervisor.to.snapshots.close()
-            supervisor.to.pending.settle_at_last(options, signals, told=supervisor.now.told)
+            supervisor.to.pending.settle_at_last(options, signals, asked_to_stop=supervisor.now.asked_to_stop)
             supervisor.to.warm.stop()
         keeper.stop()
         reaper.stop()
@@ -169,7 +169,7 @@ def _services(options: Options, env: Mapping[str, str], signals: SignalQueue, re
 
 
 class Supervisor:
-    """The attempts of one job: what is done in each state of ``states.py``."""
+    """The attempts of one job: the actions in each state of ``states.py``."""
 
     def __init__(self, to: Services) -> None:
         self.to = to
@@ -197,7 +197,7 @@ class Supervisor:
         return self.now.code
 
     def _keep_the_memory(self) -> None:
-        """The job ends: what only the memory holds goes to the disk, in the time that is left."""
+        """Write what only the memory holds to the disk, in the time that is left: the job ends."""
         now, to = self.now, self.to
         if now.fence is None or now.fence.staging is None or now.ended.newer is not None:
             return
@@ -219,10 +219,10 @@ class Supervisor:
 
     def _wait_for_the_older(self) -> Outcome:
         """Wait for an older attempt that may be running: an attempt that cannot start must not end it."""
-        until, told, why = time.monotonic() + _OLDER, False, self.now.why
+        until, reported, why = time.monotonic() + _OLDER, False, self.now.why
         while older := self._older_at_work():
-            if not told:
-                told = True
+            if not reported:
+                reported = True
                 tell(None, f"not started: {why}; attempt {older} may still be running; waiting for its end")
             if time.monotonic() >= until or not self._wait(_OLDER_LOOK):
                 tell(None, f"not started: {why}; no attempt begins while attempt {older} may still be running")
@@ -268,7 +268,7 @@ class Supervisor:
 
     def _claim(self) -> Outcome:
         now, begun = attempt.begin(self.to, self.now, self._wait)
-        self.now = now._replace(told=self.now.told)  # while we waited for space
+        self.now = now._replace(asked_to_stop=self.now.asked_to_stop)  # while we waited for space
         return Outcome.DONE if begun else Outcome.OVER
 
     def _attempt(self) -> Outcome:
@@ -282,9 +282,9 @@ class Supervisor:
         return Outcome.DONE
 
     def _wait(self, seconds: float, *, log: bool = False) -> bool:
-        """Wait for a back-off; False when a signal or a switch ended it."""
+        """Wait for a back-off; return False when a signal or a switch ended it."""
         going_on = wait_unless_stopped(seconds, self.to.signals, self.to.options, self.now.log if log else None)
-        self.now = self.now._replace(told=self.now.told or not going_on)
+        self.now = self.now._replace(asked_to_stop=self.now.asked_to_stop or not going_on)
         return going_on
 
     # ------------------------------------------------------------------------------------------------------ deciding
@@ -307,7 +307,7 @@ class Supervisor:
         return _OUTCOME[verdict.move]
 
     def _counted(self, before: int) -> list[Attempt]:
-        """The ledger since the brake was last released. An attempt without an end was lost, unless it was asked to stop."""
+        """Return the ledger since the brake was released. An attempt without an end was lost, unless asked to stop."""
         try:
             first = switches.counts_from(self.to.options.rundir)
             found = [one for one in read_ledger(self.to.options.rundir) if first <= one.number < before]
@@ -315,19 +315,19 @@ class Supervisor:
             return []
         lost = Failure(FailureKind.LOST, CauseKind.LOST.value)
         return [
-            one if one.ended or one.told else self.to.pending.ends.get(one.number) or one._replace(failure=lost)
+            one if one.ended or one.stop_signal else self.to.pending.ends.get(one.number) or one._replace(failure=lost)
             for one in found
         ]
 
     def _why_not(self) -> str:
-        """Why no restart is allowed here, whatever the failure was; "" if there is no such reason."""
+        """Return why no restart is allowed here, whatever the failure was; "" if there is no such reason."""
         mine, ended = self.now.claim, self.now.ended
         if why := gate.another_place(self.to.options.rundir, mine.folder, self.to.options.launched):
             return why
         if newer := ended.newer or superseded(self.to.options.rundir, mine.number):
             return f"attempt {newer} has begun meanwhile: this one is over"
-        if ended.told:
-            return f"asked to stop ({signal_name(ended.told)})"
+        if ended.stop_signal:
+            return f"asked to stop ({signal_name(ended.stop_signal)})"
         if ended.warned or ended.cause.kind in (CauseKind.WARNING, CauseKind.TIME_LIMIT):
             return "the job ends soon: the next member takes over"
         try:
@@ -356,7 +356,7 @@ class Supervisor:
 
     def _make_way(self) -> Outcome:
         """Let the next member start now, with as many bad nodes excluded as can be replaced."""
-        if not self.now.ended.told and self.now.ended.newer is None:
+        if not self.now.ended.stop_signal and self.now.ended.newer is None:
             self.to.nodes.exclusions.update(self.now.log, leaving=not shut(self.to.options))
         return Outcome.DONE
 
@@ -365,7 +365,7 @@ class Supervisor:
         ended = self.now.ended._replace(braked=verdict.move is NextAction.STOP)
         then = _THEN[verdict.move]
         self.to.pending.end(self.now.claim, ended, f"{then}: {verdict.why}" if verdict.why else then)
-        self.now = self.now._replace(told=self.now.told or bool(ended.told or ended.warned))
+        self.now = self.now._replace(asked_to_stop=self.now.asked_to_stop or bool(ended.stop_signal or ended.warned))
         if ended.failure is None:
             self.to.nodes.exclusions.release(self.now.log)
         return _OUTCOME[verdict.move]
@@ -385,7 +385,7 @@ class Supervisor:
         area = fence.area if fence is not None else None
         write = partial(switches.write_brake, self.to.options.rundir, area=area)
         if self.to.pending.write("the brake", partial(write, on), log) and area is not None and is_sealed(area):
-            return Outcome.DONE  # a newer attempt has begun: the members that wait are its own
+            return Outcome.DONE  # a newer attempt has begun: the waiting members belong to it
         held, problem = gate.hold_pending(self.to.options.rundir, self.to.env)
         if problem:
             tell(log, f"cannot hold the waiting members: {problem}")

@@ -1,4 +1,4 @@
-"""Why an attempt ended, as the ledger's pages say it."""
+"""Reads the end of an attempt, as the pages of the ledger record it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _LONGEST = 2000  # characters of a text in a page
 
 
 def read_failure(end: Mapping[str, object]) -> Failure | None:
-    """The failure in a last page; None where it was none."""
+    """Return the failure in a last page; None where it was none."""
     kinds = {kind.value: kind for kind in FailureKind}
     words, kind = as_text(end.get("failure"), _LONGEST), kinds.get(as_text(end.get("kind")))
     if not words and kind is None:
@@ -22,8 +22,10 @@ def read_failure(end: Mapping[str, object]) -> Failure | None:
 
 
 def read_cause(raw: object, words: str, code: int = 0) -> Cause:
-    """The cause in a page: ``raw`` are its parts, ``code`` the exit code. Of a page with words only they are kept, unless they
-    are those of one that needs no more."""
+    """Return the cause in a page: ``raw`` are its parts, ``code`` the exit code.
+
+    Of a page with words only they are kept, unless they are those of one that needs no more.
+    """
     try:
         return decode(Cause, raw, lenient=True)
     except ValueError:

@@ -53,11 +53,12 @@ SEALED = ".sealed-"  # a staging area that was renamed away, to be emptied and r
 SWEPT = ".swept-"  # its former contents, to be deleted when there is time
 ASIDE = ".aside-"  # + the name of a checkpoint that its attempt is about to set aside: a sealer puts it back
 _GONE = (errno.ENOENT, errno.ESTALE, errno.ENOTDIR)
-_PATIENCE = 10.0  # seconds for one staging area to be emptied; nobody can add to it any more
+_PATIENCE = 10.0  # seconds for one staging area to be emptied; no process can add to it any more
 
 
 def newer(attempts: str | os.PathLike[str], mine: int) -> int | None:
-    """The newest attempt claimed after attempt ``mine``, None if mine is the newest. Raises OSError if it cannot read.
+    """Return the newest attempt claimed after attempt ``mine``, None if mine is the newest. Raises OSError if it cannot
+    read.
 
     The directory is opened anew each time: on NFS that is what revalidates a cached listing.
     """
@@ -66,7 +67,7 @@ def newer(attempts: str | os.PathLike[str], mine: int) -> int | None:
 
 
 def superseded(rundir: RunDir, mine: int) -> int | None:
-    """Like ``newer``, but None also when that cannot be read: an unknown stops no attempt."""
+    """Return the same as ``newer``, but None also when that cannot be read: an unknown stops no attempt."""
     try:
         return newer(rundir.attempts, mine)
     except OSError:
@@ -77,10 +78,10 @@ def superseded(rundir: RunDir, mine: int) -> int | None:
 
 
 def staging(rundir: RunDir, checkpoints: Path) -> Path:
-    """Where the attempts of this run stage checkpoints for ``checkpoints``.
+    """Return the folder where the attempts of this run stage checkpoints for ``checkpoints``.
 
-    Two runs may share that folder, and the replica groups of a run do. The inode of the attempts tells them apart, on every
-    client and by every path. Raises OSError.
+    Two runs may share that folder, and the replica groups of a run do. The inode of the attempts tells them apart, on
+    every client and by every path. Raises OSError.
     """
     if checkpoints == rundir.checkpoints and rundir.whole is None:
         return checkpoints / STAGING
@@ -88,17 +89,17 @@ def staging(rundir: RunDir, checkpoints: Path) -> Path:
 
 
 def area_alone(world: int) -> str:
-    """The name of the staging area of a program of ``world`` ranks that no supervisor started. No fence holds for it."""
+    """Return the name of the staging area of a program of ``world`` ranks that no supervisor started. No fence holds for it."""
     return f"{_ALONE}-{world}" if world > 1 else _ALONE
 
 
 def is_alone(name: str) -> bool:
-    """Is it such a name?"""
+    """Return whether it is such a name."""
     return name == _ALONE or name.startswith(f"{_ALONE}-")
 
 
 def open_area(areas: Path, number: int) -> Path | None:
-    """The staging area of attempt ``number``; None when a newer attempt has sealed it. Raises OSError."""
+    """Return the staging area of attempt ``number``; None when a newer attempt has sealed it. Raises OSError."""
     area = areas / f"{number:04d}"
     make_folder(areas, parents=True)
     with _opened(areas):
@@ -111,7 +112,7 @@ def open_area(areas: Path, number: int) -> Path | None:
 
 
 def is_sealed(area: Path) -> bool:
-    """Has a newer attempt sealed this staging area, or was it removed? Unknown counts as no."""
+    """Return whether a newer attempt has sealed this staging area, or it was removed. Unknown counts as no."""
     try:
         fd = os.open(area, _DIRECTORY)
     except OSError as error:
@@ -121,9 +122,9 @@ def is_sealed(area: Path) -> bool:
 
 
 def move(source: Path, target: Path, area: Path) -> bool:
-    """Rename out of ``area`` or into it: all or nothing, also against a seal. False: the area is sealed, nothing was done.
+    """Rename out of ``area`` or into it: all or nothing, also against a seal.
 
-    Raises OSError for everything else that goes wrong.
+    Returns False when the area is sealed and nothing was done. Raises OSError for every other error.
     """
     try:
         os.rename(source, target)
@@ -138,7 +139,7 @@ def move(source: Path, target: Path, area: Path) -> bool:
 
 
 def last_area(areas: Path) -> int:
-    """The greatest number that has a staging area or had one; 0 if there is none or it cannot be read."""
+    """Return the greatest number that has a staging area or had one; 0 if there is none or it cannot be read."""
     try:
         return max(as_counts(os.listdir(areas)), default=0)
     except OSError:
@@ -146,10 +147,11 @@ def last_area(areas: Path) -> int:
 
 
 def seal(areas: Path, before: int, numbers: Iterable[int]) -> list[Path]:
-    """Seal the staging areas of all attempts before ``before``: those of ``numbers``, and what else lies there.
+    """Seal the staging areas of all attempts before ``before``: those of ``numbers``, and all others that lie there.
 
-    When this returns, no older attempt can change anything through its area. Returns the folders that hold what lay in the
-    areas, also those an earlier attempt did not get to delete. Raises OSError when one could not be sealed.
+    When this returns, no older attempt can change anything through its area. Returns the folders that hold the former
+    contents of the areas, also those an earlier attempt did not get to delete. Raises OSError when one could not be
+    sealed.
     """
     make_folder(areas, parents=True)
     with _opened(areas) as fd:
@@ -175,7 +177,9 @@ def _seal(areas: Path, fd: int, before: int, numbers: Iterable[int]) -> list[Pat
 
 
 def _shut(areas: Path, fd: int, name: str, by: int) -> OSError | None:
-    """Rename the staging area away and put a plain file in its place; the error when only the latter could not be done."""
+    """Rename the staging area away and put a plain file in its place; return the error when only the latter could not
+    be done.
+    """
     for turn in range(100):  # again when the old attempt made it anew in between
         try:
             # the slash: only if it is a directory, not the plain file that another sealer has just put there
@@ -197,9 +201,9 @@ def _shut(areas: Path, fd: int, name: str, by: int) -> OSError | None:
 
 
 def _empty(areas: Path, at: int, sealed: str, swept: str) -> None:
-    """Move out the contents of ``sealed`` and remove it: from then on its handle is dead too. ``at``: ``areas``, open.
+    """Move out the contents of ``sealed`` and remove it: from then on its handle is dead too.
 
-    A link is left alone: none of ours is one, and what it leads to was never in an area.
+    ``at``: ``areas``, open. A link is left alone: none of ours is one, and its target was never in an area.
     """
     until = time.monotonic() + _PATIENCE
     count = 0
@@ -246,7 +250,7 @@ def _put_back(areas: Path, name: str, fd: int) -> bool:
 
 @contextmanager
 def _opened(folder: str | os.PathLike[str], at: int | None = None) -> Iterator[int]:
-    """A folder by its own name. Raises OSError: ENOTDIR where a link stands in its place."""
+    """Open a folder by its own name. Raises OSError: ENOTDIR where a link stands in its place."""
     fd = os.open(folder, _DIRECTORY | os.O_NOFOLLOW, dir_fd=at)
     try:
         yield fd

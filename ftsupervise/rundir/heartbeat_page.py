@@ -55,7 +55,7 @@ class HeartbeatPage:
     __slots__ = ("_d", "_map", "_q", "path", "pid")
 
     def __init__(self, directory: str | os.PathLike[str], rank: int, attempt: int | None) -> None:
-        """Raises OSError when there can be no page here: no such memory, full, or a directory that is not ours."""
+        """Make the page. Raises OSError when there can be none here: no such memory, full, or a directory that is not ours."""
         folder = Path(directory)
         for one in (folder.parent, folder):  # each 0700, whatever the umask; another rank may be first
             try:
@@ -86,7 +86,10 @@ class HeartbeatPage:
         os.replace(temp, self.path)
 
     def step(self, step: Any, now: float) -> None:
-        """The step just made, at monotonic ``now``. A step that is no whole number leaves the last one, with the new time."""
+        """Note the step just made, at monotonic ``now``.
+
+        A step that is no whole number leaves the last one, with the new time.
+        """
         try:
             self._q[_STEP] = step
         except (TypeError, ValueError, struct.error):
@@ -101,7 +104,7 @@ class HeartbeatPage:
         self._d[_BEATEN] = now
 
     def phase(self, name: str, saving: float = 0.0) -> None:
-        """The phase that begins now. ``saving``: seconds in all saves that are over."""
+        """Note the phase that begins now. ``saving``: seconds in all saves that are over."""
         text = name.encode("utf-8", "replace")[: _PHASE_SIZE - 1]
         self._q[_TURN] += 1  # odd: being written
         self._map[_PHASE : _PHASE + _PHASE_SIZE] = text.ljust(_PHASE_SIZE, b"\0")
@@ -110,7 +113,7 @@ class HeartbeatPage:
         self._q[_TURN] += 1
 
     def first(self, step: int | None) -> None:
-        """The first step was made just now."""
+        """Note that the first step was made just now."""
         self._d[_FIRST_AT] = monotonic()
         self._q[_FIRST] = _whole(step)
 
@@ -121,12 +124,12 @@ class HeartbeatPage:
         self._d[_LOSS] = value
 
     def last_step(self, step: int | None) -> None:
-        """The step after which the training is complete."""
+        """Note the step after which the training is complete."""
         self._q[_LAST_STEP] = _whole(step)
 
     @property
     def in_order(self) -> bool:
-        """Does the rank stop without a failure?"""
+        """Return whether the rank stops without a failure."""
         return self._q[_FLAGS] & (_LEAVING | _FAILED) == _LEAVING
 
     def leaving(self) -> None:
@@ -172,12 +175,12 @@ def _step(word: int) -> int | None:
 
 
 def stack_path(directory: str | os.PathLike[str], rank: int) -> Path:
-    """The file to which the rank writes its stacks on request."""
+    """Return the file to which the rank writes its stacks on request."""
     return Path(directory, f"stack-{rank}")
 
 
 def read_page(path: Path) -> HeartbeatSample | None:
-    """The state of a rank now; None when its page is missing or incomplete. Never blocks: node-local memory."""
+    """Return the state of a rank now; None when its page is missing or incomplete. Never blocks: node-local memory."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
@@ -189,7 +192,7 @@ def read_page(path: Path) -> HeartbeatSample | None:
 
 
 def read_open(fd: int) -> HeartbeatSample | None:
-    """The same of a page that is open already."""
+    """Return the same of a page that is open already."""
     try:
         for _ in range(_TRIES):
             reading, turn = _parse(os.pread(fd, SIZE, 0))
@@ -201,7 +204,7 @@ def read_open(fd: int) -> HeartbeatSample | None:
 
 
 def read_pages(directory: str | os.PathLike[str]) -> tuple[HeartbeatSample, ...]:
-    """All ranks of this node that have a page in ``directory``, by rank. Raises OSError if it cannot be read."""
+    """Return all ranks of this node that have a page in ``directory``, by rank. Raises OSError if it cannot be read."""
     try:
         names = [name for name in os.listdir(directory) if name.startswith("rank-")]
     except FileNotFoundError:
@@ -249,7 +252,7 @@ WRITES_PER_SECOND = 200  # of all ranks of a run together, into one shared direc
 
 
 def interval(world: int, wanted: float) -> float:
-    """Seconds between two beats of one rank, so that ``world`` ranks together stay below WRITES_PER_SECOND."""
+    """Return the seconds between two beats of one rank, so that ``world`` ranks together stay below WRITES_PER_SECOND."""
     return max(wanted, world / WRITES_PER_SECOND)
 
 
@@ -262,7 +265,7 @@ def write_beat(rundir: RunDir, beat: Beat, area: Path | None = None) -> None:
 
 
 def read_beats(rundir: RunDir) -> tuple[Beat, ...]:
-    """The newest beat of every rank that has one, by rank. Raises OSError if the directory cannot be read.
+    """Return the newest beat of every rank that has one, by rank. Raises OSError if the directory cannot be read.
 
     () when there is none yet. A beat that is damaged or vanishes meanwhile is left out.
     """
@@ -275,8 +278,10 @@ def read_beats(rundir: RunDir) -> tuple[Beat, ...]:
 
 
 def of_the_group(beats: Sequence[Beat]) -> tuple[Beat, ...]:
-    """``beats`` of one attempt without those of ranks that the others have gone on without: torchrun forms its group anew, and
-    may do so with fewer. The newest beat says how many there are. Pure."""
+    """Return ``beats`` of one attempt without those of ranks that the others have gone on without. Pure.
+
+    torchrun forms its group anew, and may do so with fewer. The newest beat says how many there are.
+    """
     newest = max((beat for beat in beats if "world" in beat.facts), key=lambda beat: beat.at, default=None)
     world = as_count(newest.facts["world"]) if newest is not None else None
     return tuple(beat for beat in beats if not world or beat.rank < world)
@@ -290,7 +295,7 @@ def _read_beat(path: Path) -> Beat | None:
 
 
 def parse_beat(data: bytes) -> Beat | None:
-    """The beat in the text of a beat file; None if it is damaged or half there."""
+    """Return the beat in the text of a beat file; None if it is damaged or half there."""
     try:
         return decode(Beat, parse_object(data), lenient=True)
     except ValueError:
@@ -316,7 +321,7 @@ class Watcher(NamedTuple):
     pid: int = 0
 
     def late_by(self, now: datetime) -> timedelta | None:
-        """The time since its last check, if that is too long; None while all is well."""
+        """Return the time since its last check, if that is too long; None while all is well."""
         silent = now - self.at
         if self.every is None or silent <= max(self.every * LATE, AT_LEAST):
             return None
@@ -348,12 +353,12 @@ def remove_watcher(rundir: RunDir) -> None:
 
 
 def watchers(rundir: RunDir) -> tuple[Watcher, ...]:
-    """All watchers that have not signed off, MOST_WATCHERS at most. Raises OSError when the directory cannot be read."""
+    """Return all watchers that have not signed off, MOST_WATCHERS at most. Raises OSError when the directory cannot be read."""
     return look_at_watchers(rundir)[0]
 
 
 def look_at_watchers(rundir: RunDir) -> tuple[tuple[Watcher, ...], str]:
-    """``watchers``, and a clause about anything odd in the folder; "" if there is none. Raises OSError."""
+    """Return ``watchers``, and a clause about a fault in the folder; "" if there is none. Raises OSError."""
     place = watcher_folder(rundir)
     try:
         whose = place.stat()
@@ -369,7 +374,7 @@ def look_at_watchers(rundir: RunDir) -> tuple[tuple[Watcher, ...], str]:
 
 
 def _read(path: Path, whose: os.stat_result) -> Watcher | None:
-    """None for a page that is damaged, or by an account with which the watch is not shared."""
+    """Return the watcher; None for a page that is damaged, or by an account with which the watch is not shared."""
     try:
         raw = read_json(path, limit=10_000, distrust=distrust_in(whose, path))
         return None if raw is None else decode(Watcher, {**raw, "name": path.name}, lenient=True)

@@ -12,12 +12,12 @@ _PAGE = "kept.json"
 
 
 def write_kept(folder: Path, step: int, path: str, now: datetime) -> None:
-    """``folder``: of the attempt; ``path``: where it is kept. Raises OSError."""
+    """Record where it is kept: ``folder`` of the attempt, ``path`` of the snapshot. Raises OSError."""
     write_json(folder / _PAGE, {"at": now.isoformat(), "step": step, "path": path}, sync=False)
 
 
 def read_kept(folder: Path) -> int | None:
-    """The step; None where nothing was kept."""
+    """Return the step; None where nothing was kept."""
     if not os.path.lexists(folder / _PAGE):
         return None
     try:

@@ -38,8 +38,10 @@ class LaunchRecord(NamedTuple):
 
 
 def launches(run_dir: RunDir, most: int = NEWEST) -> tuple[LaunchRecord, ...]:
-    """The newest launches of the run, at most ``most``, oldest first. Raises OSError if the directory cannot be read; () if
-    there is none."""
+    """Return the newest launches of the run, at most ``most``, oldest first.
+
+    Raises OSError if the directory cannot be read; () if there is none.
+    """
     try:
         names = sorted((p.name for p in run_dir.launches.iterdir() if as_count(p.name) is not None), key=int)
     except FileNotFoundError:
@@ -48,8 +50,11 @@ def launches(run_dir: RunDir, most: int = NEWEST) -> tuple[LaunchRecord, ...]:
 
 
 def of_this_account(run_dir: RunDir, records: Iterable[LaunchRecord]) -> tuple[LaunchRecord, ...]:
-    """Those of ``records`` whose jobs this account may change: all in its own run directory; in another account's, whose owner
-    may write any job's number there, only those that it wrote itself. Raises OSError."""
+    """Return those of ``records`` whose jobs this account may change.
+
+    These are all in its own run directory. In another account's, whose owner may write any job's number there, they are
+    only those that it wrote itself. Raises OSError.
+    """
     me = os.geteuid()
     if run_dir.root.stat().st_uid == me:
         return tuple(records)
@@ -57,7 +62,10 @@ def of_this_account(run_dir: RunDir, records: Iterable[LaunchRecord]) -> tuple[L
 
 
 def may_change(run_dir: RunDir, job_id: str) -> bool:
-    """May this account change the job because a page of the run names it? See ``of_this_account``. Raises OSError."""
+    """Return whether this account may change the job because a page of the run names it.
+
+    See ``of_this_account``. Raises OSError.
+    """
     if run_dir.root.stat().st_uid == os.geteuid():
         return True
     believed = of_this_account(run_dir, launches(run_dir))
@@ -72,10 +80,10 @@ def _owner(page: Path) -> int | None:
 
 
 def people(run_dir: RunDir, known: Iterable[LaunchRecord] | None = None) -> tuple[str, ...]:
-    """Accounts whose jobs may be this run's: the owner of the run directory, and all that launched it (``known``: its
-    launches, where they have been read).
+    """Return accounts whose jobs may be this run's: the owner of the run directory, and all that launched it.
 
-    () when it is not there. Accounts that are gone are left out: squeue refuses to answer about them at all.
+    ``known``: its launches, where they have been read. () when it is not there. Accounts that are gone are left out:
+    squeue refuses to answer about them at all.
     """
     try:
         uid = run_dir.root.stat().st_uid
@@ -86,7 +94,7 @@ def people(run_dir: RunDir, known: Iterable[LaunchRecord] | None = None) -> tupl
 
 
 def _launch(run_dir: RunDir, name: str) -> LaunchRecord:
-    """A launch without a readable launch.json is one that was claimed and not written yet: "submitting"."""
+    """Return a launch. One without a readable launch.json was claimed and not written yet: "submitting"."""
     folder = run_dir.launches / name
     try:
         page = read_json(folder / "launch.json")

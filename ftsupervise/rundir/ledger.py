@@ -20,7 +20,7 @@ from ftsupervise.model import Attempt, Cause, CauseKind, Claim, End
 from ftsupervise.rundir import kept
 from ftsupervise.rundir.causes import read_cause, read_failure
 from ftsupervise.rundir.fence import last_area
-from ftsupervise.rundir.lost_ends import lost_host, told_to_end, told_to_leave, without_end
+from ftsupervise.rundir.lost_ends import end_as_asked, lost_host, stop_request, without_end
 from ftsupervise.rundir.outputs import own_outputs
 from ftsupervise.rundir.paths import ENV_JOB_ID, RESUMED, RunDir
 from ftsupervise.rundir.progress import read_progress
@@ -55,12 +55,13 @@ _LONGEST = 2000  # characters of a text in a page
 
 
 def ledger(rundir: RunDir) -> tuple[Attempt, ...]:
-    """The attempts of the run, oldest first; () if there was none. Raises OSError if the directory cannot be read.
+    """Return the attempts of the run, oldest first; () if there was none. Raises OSError if the directory cannot be
+    read.
 
-    Of more than ``NEWEST`` the first one and the newest: a writer of the folder can make any number of them.
-
-    One that runs has no ``cause`` and no ``ended``. Without an end on record it is LOST when its process is gone from this
-    host, and UNKNOWN when it is another host's and cannot be checked from here. A damaged page is named in ``note``.
+    Of more than ``NEWEST`` it gives the first one and the newest: a writer of the folder can make any number of them.
+    One that runs has no ``cause`` and no ``ended``. Without an end on record it is LOST when its process is gone from
+    this host, and UNKNOWN when it is another host's and cannot be checked from here. A damaged page is named in
+    ``note``.
     """
     try:
         found = sorted(numbers(rundir))
@@ -71,7 +72,7 @@ def ledger(rundir: RunDir) -> tuple[Attempt, ...]:
 
 
 def newest(rundir: RunDir) -> Attempt | None:
-    """The last attempt of the run; None if there was none. Raises OSError."""
+    """Return the last attempt of the run; None if there was none. Raises OSError."""
     try:
         found = numbers(rundir)
     except FileNotFoundError:
@@ -80,20 +81,26 @@ def newest(rundir: RunDir) -> Attempt | None:
 
 
 def backwards(rundir: RunDir, before: int | None = None, first: int = 1) -> Iterator[Attempt]:
-    """The attempts before number ``before`` and not before ``first``, newest first, each read when it is asked for. Raises
-    OSError."""
+    """Yield the attempts before number ``before`` and not before ``first``, newest first, each read when it is asked
+    for.
+
+    Raises OSError.
+    """
     for number in sorted(numbers(rundir), reverse=True):
         if first <= number and (before is None or number < before):
             yield _attempt(rundir, number)
 
 
 def lives_here(attempt: Attempt | None) -> bool:
-    """Is its supervisor a living process of this host, whatever the queue says? False where that cannot be read here."""
+    """Return whether its supervisor is a living process of this host, whatever the queue says.
+
+    False where that cannot be read here.
+    """
     return attempt is not None and bool(attempt.host) and attempt.ended is None and attempt.cause is None
 
 
 def numbers(rundir: RunDir) -> list[int]:
-    """The numbers of the attempts that have been claimed. Raises OSError."""
+    """Return the numbers of the attempts that have been claimed. Raises OSError."""
     return as_counts(os.listdir(rundir.attempts))
 
 
@@ -121,7 +128,7 @@ def _attempt(rundir: RunDir, number: int) -> Attempt:
 
 
 def _recorded(began: Attempt, end: Mapping[str, object]) -> Attempt:
-    """An attempt whose end is on record."""
+    """Return ``began`` with its end, which is on record."""
     code = as_whole(end.get("exit_code"))
     words = as_text(end.get("cause", CauseKind.UNKNOWN.value), _LONGEST)
     return began._replace(
@@ -145,14 +152,14 @@ def _recorded(began: Attempt, end: Mapping[str, object]) -> Attempt:
 
 
 def _unrecorded(began: Attempt, rundir: RunDir, start: Mapping[str, object], bad_end: str) -> Attempt:
-    """One without an end on record: it runs, or its supervisor wrote none. ``bad_end``: what is wrong with the page."""
+    """Return ``began`` without an end on record: it runs, or none was written. ``bad_end``: what is wrong with the page."""
     folder = rundir.attempt(began.number)
     page = read_progress(rundir, began.number)
     seen = reached(rundir, began.number, page)
-    words, told, at = told_to_leave(folder)
+    words, stop_signal, at = stop_request(folder)
     cause = without_end(start)
-    if told == signal.SIGTERM and cause is not None and cause.kind is CauseKind.LOST:
-        cause = told_to_end(start, at)
+    if stop_signal == signal.SIGTERM and cause is not None and cause.kind is CauseKind.LOST:
+        cause = end_as_asked(start, at)
     if cause is not None and cause.kind in (CauseKind.LOST, CauseKind.UNKNOWN) and (fate := lost_host(folder)):
         cause = Cause(CauseKind.LOST, text=fate)
     since = began.started.timestamp()
@@ -163,7 +170,7 @@ def _unrecorded(began: Attempt, rundir: RunDir, start: Mapping[str, object], bad
         held=as_whole((_page(folder / COPIES)[0] or {}).get("held")),
         cause=cause,
         note="; ".join(filter(None, (bad_end, words))),
-        told=told,
+        stop_signal=stop_signal,
         ready=None if seen.first_at is None else max(0.0, seen.first_at - since),
         saving=seen.saving,
         worked=None if seen.active_at is None else max(0.0, seen.active_at - since),
@@ -189,7 +196,7 @@ def _resumed(folder: Path) -> Resumed | None:
 
 
 def _page(path: Path) -> tuple[dict[str, object] | None, str]:
-    """A page, or None and its error ("" if it is just missing)."""
+    """Return a page, or None and its error ("" if it is just missing)."""
     try:
         return read_json(path), ""
     except (OSError, ValueError) as error:
@@ -215,7 +222,7 @@ def _claimed_at(folder: Path) -> datetime:
 
 
 def _young(folder: Path) -> bool:
-    """Was it claimed a moment ago, so that its first page is still being written?"""
+    """Return whether it was claimed a moment ago, so that its first page is still being written."""
     return abs(datetime.now(timezone.utc).timestamp() - _claimed_at(folder).timestamp()) < 60
 
 
@@ -223,7 +230,7 @@ def _young(folder: Path) -> bool:
 
 
 def claim(rundir: RunDir) -> Claim:
-    """The next attempt number, ours by mkdir. Raises CannotWrite, NotPermitted."""
+    """Claim the next attempt number by mkdir and return it. Raises CannotWrite, NotPermitted."""
     try:
         number = 1 + max([*numbers(rundir), last_area(rundir.staging)])
         while True:
@@ -236,9 +243,9 @@ def claim(rundir: RunDir) -> Claim:
 
 
 def claim_after(rundir: RunDir, mine: int) -> Claim | None:
-    """The very next attempt after ``mine``, which was ours too; None when another has taken it, and with it our place.
+    """Claim the very next attempt after ``mine``, which was ours too.
 
-    Raises CannotWrite, NotPermitted.
+    Returns None when another has taken it, and with it our place. Raises CannotWrite, NotPermitted.
     """
     try:
         return _make(rundir, mine + 1)
@@ -258,14 +265,14 @@ def give_back(mine: Claim) -> None:
 
 def _make(rundir: RunDir, number: int) -> Claim:
     folder = rundir.attempt(number)
-    if rundir.attempts.is_symlink():  # none of ours is one: it leads to a place that another account chose
+    if rundir.attempts.is_symlink():  # none of ours is a link: one leads to a place that another account chose
         raise NotADirectoryError(errno.ENOTDIR, "is a link", str(rundir.attempts))
     claim_folder(folder)
     return Claim(number, folder)
 
 
 def job_id(env: Mapping[str, str]) -> str:
-    """The job as squeue prints it ("88_3"), or its name at the local scheduler; "" outside any job."""
+    """Return the job as squeue prints it ("88_3"), or its name at the local scheduler; "" outside any job."""
     if env.get("SLURM_ARRAY_JOB_ID") and env.get("SLURM_ARRAY_TASK_ID"):
         return f"{env['SLURM_ARRAY_JOB_ID']}_{env['SLURM_ARRAY_TASK_ID']}"
     return env.get("SLURM_JOB_ID") or env.get(ENV_JOB_ID, "")
@@ -281,8 +288,10 @@ def write_start(
     in_place: int = 0,
     nodes: Sequence[str] = (),
 ) -> None:
-    """The first page. Others may read it: what has the form of a secret in the command is left out. Raises CannotWrite,
-    NotPermitted."""
+    """Write the first page.
+
+    Others may read it: the command is written without its secrets. Raises CannotWrite, NotPermitted.
+    """
     from ftsupervise.hostlist import compress_hostlist
     from ftsupervise.secrecy import masked
 
@@ -351,7 +360,7 @@ def write_end(mine: Claim, ended: End, then: str, now: datetime) -> None:
 
 
 def as_attempt(mine: Claim, ended: End, now: datetime) -> Attempt:
-    """The attempt that has just ended, as the ledger will have it."""
+    """Return the attempt that has just ended, as the ledger will have it."""
     return Attempt(
         number=mine.number,
         job_id="",

@@ -29,7 +29,7 @@ LOSS = re.compile(
 
 
 def lines(data: bytes) -> Iterator[str]:
-    """The readable text of ``data``, line by line; a carriage return ends one too. Our own lines are left out."""
+    """Yield the readable text of ``data``, line by line; a carriage return ends one too. Our own lines are left out."""
     for raw in re.split(rb"[\r\n]+", data):
         text = _UNSEEN.sub("", _ANSI.sub("", raw[:LINE].decode("utf-8", "replace"))).strip()
         if text and not _OURS.match(text):
@@ -37,7 +37,7 @@ def lines(data: bytes) -> Iterator[str]:
 
 
 def last_step(data: bytes, pattern: re.Pattern[str] = STEP) -> int | None:
-    """The step in the last line of ``data`` that has one."""
+    """Return the step in the last line of ``data`` that has one."""
     found = None
     for line in lines(data):
         for match in pattern.finditer(line):
@@ -49,7 +49,7 @@ def last_step(data: bytes, pattern: re.Pattern[str] = STEP) -> int | None:
 
 
 def numbers(data: bytes, pattern: re.Pattern[str] = LOSS) -> list[float]:
-    """All losses in ``data``, NaN and infinities among them."""
+    """Return all losses in ``data``, NaN and infinities among them."""
     found = []
     for line in lines(data):
         for match in pattern.finditer(line):
@@ -61,7 +61,8 @@ def numbers(data: bytes, pattern: re.Pattern[str] = LOSS) -> list[float]:
 
 
 def whole(data: bytes, start: int) -> int:
-    """The position to read from next time: behind the last end of line, so that a number cut in two is read again as one.
+    """Return the position to read from next time: behind the last end of line, so that a number cut in two is read
+    again as one.
 
     A line without an end is not kept for longer than 4 kB.
     """

@@ -1,4 +1,4 @@
-"""Judges an attempt that has no end on record: it runs, it was lost, or somebody had told it to leave."""
+"""Judges an attempt that has no end on record: it runs, it was lost, or it had been asked to leave."""
 
 from __future__ import annotations
 
@@ -42,16 +42,16 @@ def without_end(start: Mapping[str, object]) -> Cause | None:
     return None if lives and start.get("boot_id") == processes.boot_id() else Cause(CauseKind.LOST)
 
 
-def told_to_end(start: Mapping[str, object], at: datetime | None) -> Cause:
-    """It was asked to stop, and Slurm's last 5 s were too few to record the end of a command that did not stop."""
+def end_as_asked(start: Mapping[str, object], at: datetime | None) -> Cause:
+    """Return the cause of an end that was asked for and could not be recorded: Slurm's last 5 s were too few for it."""
     ends = as_time(start.get("job_ends"))
     if ends is not None and at is not None and (ends - at).total_seconds() < _NEAR_END:
         return Cause(CauseKind.TIME_LIMIT, late=True)
     return Cause(CauseKind.CANCELLED, signal=int(signal.SIGTERM), late=True)
 
 
-def told_to_leave(folder: Path) -> tuple[str, int, datetime | None]:
-    """The stop request to an attempt without a recorded end: text for people, the signal (0: none), and the time."""
+def stop_request(folder: Path) -> tuple[str, int, datetime | None]:
+    """Return the stop request to an attempt without a recorded end: text for people, the signal (0: none), and the time."""
     try:
         text = files.read_bounded(folder / WARNING, 64_000).decode("utf-8", "replace")
     except OSError:
@@ -61,5 +61,6 @@ def told_to_leave(folder: Path) -> tuple[str, int, datetime | None]:
         page = parse_object(rest.encode())
     except ValueError:  # it was made on a full disk, or by a person
         page = {}
-    told = f"told: {printable(words.strip(), 200) or 'to leave'}"
-    return told, as_whole(page.get("signal")) or 0, as_time(page.get("at"))
+    reason = printable(words.strip(), 200)
+    text = f"asked to stop: {reason}" if reason else "asked to stop"
+    return text, as_whole(page.get("signal")) or 0, as_time(page.get("at"))

@@ -1,6 +1,7 @@
-"""Which files an attempt's output goes to, and where in them it begins: written into its first page by its supervisor.
+"""Finds the files of an attempt's output, and where in them it begins; its supervisor writes them into its first page.
 
-The supervisor asks the kernel for its own output: this is right for any ``output`` of any scheduler, and for a shell's ``>``.
+The supervisor asks the kernel for its own output: this is right for any ``output`` of any scheduler, and for a shell's
+``>``.
 """
 
 from __future__ import annotations
@@ -13,8 +14,10 @@ from ftsupervise.truth import OutputPart
 
 
 def own_outputs() -> list[object]:
-    """Where standard output and error of this process go, as records: each file once, with its size now. A pipe or a terminal
-    is none."""
+    """Return the files of this process's standard output and error, as records: each file once, with its size now.
+
+    A pipe or a terminal is none.
+    """
     found: dict[tuple[int, int], OutputPart] = {}
     for fd in (1, 2):
         try:

@@ -72,7 +72,9 @@ ENV_GUARD = "FTSUPERVISE_GUARD_"  # + POLL, MEMORY, STOP_BEFORE, RUN_FOR: the gu
 
 
 def state_dir(env: Mapping[str, str] = os.environ) -> Path:
-    """The directory of this account's own state: $FTSUPERVISE_STATE_DIR, $XDG_STATE_HOME/ftsupervise, ~/.local/state/…"""
+    """Return the directory of this account's own state: $FTSUPERVISE_STATE_DIR, $XDG_STATE_HOME/ftsupervise,
+    ~/.local/state/…
+    """
     if env.get(ENV_STATE_DIR):
         return Path(env[ENV_STATE_DIR])
     base = env.get("XDG_STATE_HOME", "")  # a relative one would be in the current directory
@@ -83,8 +85,11 @@ GROUPS = "groups"
 
 
 def whole_run(root: Path) -> Path | None:
-    """The run directory that a replica group belongs to whose own directory is ``root``; None where that is a whole run's.
-    By the name alone: there is nothing that another account could put in its place."""
+    """Return the run directory that a replica group belongs to whose own directory is ``root``; None where that is a
+    whole run's.
+
+    It goes by the name alone: there is nothing that another account could put in its place.
+    """
     name = root.name
     is_one = name[:1] == "g" and len(name) >= 4 and name[1:].isascii() and name[1:].isdigit()
     return root.parent.parent if is_one and root.parent.name == GROUPS else None
@@ -117,13 +122,13 @@ class RunDir:
         return f"RunDir({str(self.root)!r})"
 
     def quoted(self) -> str:
-        """``root`` as a shell takes it."""
+        """Return ``root`` as a shell takes it."""
         import shlex
 
         return shlex.quote(str(self.root))
 
     def has_finished(self) -> bool:
-        """Does the file exist? False where that cannot be read: the run then goes on."""
+        """Return whether the file exists. False where that cannot be read: the run then goes on."""
         try:
             return self.finished.exists()
         except OSError:
@@ -133,17 +138,17 @@ class RunDir:
         return self.attempts / f"{number:04d}"
 
     def group(self, name: str) -> RunDir:
-        """The directory of one of its replica groups."""
+        """Return the directory of one of its replica groups."""
         return RunDir(self.root / GROUPS / name)
 
     @property
     def replicas(self) -> Path:
-        """What is known of all replica groups together."""
+        """Return the folder of the pages about all replica groups together."""
         return self.root / "replicas"
 
 
 def tracked_attempts(newest: int) -> range:
-    """The attempts whose tracker pages count, the newest first: a later one may not have come so far as to name it."""
+    """Return the attempts whose tracker pages count, the newest first: a later one may not have come so far as to name it."""
     return range(newest, max(0, newest - 5), -1)
 
 
@@ -189,12 +194,15 @@ def write_whole(
 
 
 def for_the_group(folder: Path) -> None:
-    """Make ``folder`` if it is not there, for the group to write in. Others may make it at the same moment. Raises OSError."""
+    """Make ``folder`` if it is not there, for the group to write in.
+
+    Other processes may make it at the same moment. Raises OSError.
+    """
     make_folder(folder, SHARED, parents=True)  # the directory above decides its group
 
 
 def sync_directory(directory: Path) -> None:
-    """Make a rename in ``directory`` durable. File systems that cannot are left in peace."""
+    """Make a rename in ``directory`` durable. A file system that cannot do that is no error."""
     try:
         fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError:
@@ -242,7 +250,7 @@ def warn(folder: Path, words: str, say: Callable[[str], None], signal: int = 0) 
 
 
 def shown(command: tuple[str, ...]) -> str:
-    """A command in one line that is not too long."""
+    """Return a command in one line that is not too long."""
     import shlex
 
     text = shlex.join(command)

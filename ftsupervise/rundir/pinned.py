@@ -1,9 +1,10 @@
-"""Is the folder under a run's name still the one that was launched?
+"""Checks that the folder under a run's name is still the one that was launched.
 
-An account that may write a folder above a run can rename the run away and put another in its place. Inode and device numbers
-differ between the nodes of a network file system, so neither is used. But no stranger can make a folder of the same owner
-in which this account's own page, ``launches/NNNN/launch.json``, holds the token of the launch. The token comes from where no
-stranger writes: a job has it in its command line, and the watch has it in the account's state directory.
+An account that may write a folder above a run can rename the run away and put another in its place. Inode and device
+numbers differ between the nodes of a network file system, so neither is used. But no stranger can make a folder of the
+same owner in which this account's own page, ``launches/NNNN/launch.json``, holds the token of the launch. The token
+comes from a place where no stranger writes: a job has it in its command line, and the watch has it in the account's
+state directory.
 
 A copy or a restore by the owner is the same run. Without its ``launches/`` it is another: launch it again.
 """
@@ -37,8 +38,11 @@ class Pin(NamedTuple):
 
 
 def another(rundir: RunDir, token: str) -> str:
-    """Why the folder at ``rundir`` is not the one that this account's launch ``token`` was made in, as a sentence; "" when it
-    is. Raises OSError where that cannot be seen, FileNotFoundError where there is no such folder."""
+    """Return why the folder at ``rundir`` is not the one that this account's launch ``token`` was made in, as a
+    sentence; "" when it is.
+
+    Raises OSError where that cannot be seen, FileNotFoundError where there is no such folder.
+    """
     owner = rundir.root.stat().st_uid
     for number in sorted(_numbers(rundir), reverse=True):
         page = rundir.launches / f"{number:04d}" / "launch.json"
@@ -56,9 +60,11 @@ def hint(rundir: RunDir) -> str:
 
 
 def refuse(rundir: RunDir, token: str) -> None:
-    """Raises NotFound, NotTrusted unless this is the folder that was launched. What cannot be seen is for others to tell.
+    """Raise NotFound or NotTrusted unless this is the folder that was launched. A folder that cannot be seen is not
+    judged here.
 
-    Without a ``token`` (a job script of one's own) its owner must be this account, root, or share it with this account's group.
+    Without a ``token`` (a job script of one's own) its owner must be this account, root, or share it with this
+    account's group.
     """
     try:
         why = another(rundir, token) if token else _strangers(rundir)
@@ -76,7 +82,7 @@ def refuse(rundir: RunDir, token: str) -> None:
 
 
 def is_strangers(rundir: RunDir) -> bool:
-    """Does the folder belong to an account that does not share it? Then waiting does not help."""
+    """Return whether the folder belongs to an account that does not share it. Then waiting does not help."""
     try:
         return bool(_strangers(rundir))
     except OSError:
@@ -109,13 +115,13 @@ def _numbers(rundir: RunDir) -> list[int]:
 
 
 def page_of(state: Path, root: Path) -> Path:
-    """The page on which an account notes what a run directory was; ``root`` is its absolute path."""
+    """Return the page on which an account notes the owner of a run directory; ``root`` is its absolute path."""
     mark = hashlib.sha256(str(root).encode("utf-8", "surrogateescape")).hexdigest()[:12]
     return state / "watch" / "seen" / f"{root.name}-{mark}"
 
 
 def note(state: Path, root: Path, token: str = "") -> None:
-    """Note whose run directory ``root`` is, and the token of this launch. Raises OSError."""
+    """Note the owner of the run directory ``root``, and the token of this launch. Raises OSError."""
     page = page_of(state, root)
     make_own(state)
     make_folder(page.parent, parents=True)
@@ -123,7 +129,7 @@ def note(state: Path, root: Path, token: str = "") -> None:
 
 
 def noted(state: Path, root: Path) -> Pin | None:
-    """The note of ``root``; None when there is none that can be read."""
+    """Return the note of ``root``; None when there is none that can be read."""
     try:
         return read_record(Pin, page_of(state, root), limit=64_000)
     except (OSError, ValueError):
@@ -131,7 +137,10 @@ def noted(state: Path, root: Path) -> Pin | None:
 
 
 def another_than_noted(rundir: RunDir, pin: Pin) -> str:
-    """Why the folder at ``rundir`` is not the one of ``pin``, as a sentence; "" when it is. Raises OSError as ``another``."""
+    """Return why the folder at ``rundir`` is not the one of ``pin``, as a sentence; "" when it is.
+
+    Raises OSError as ``another``.
+    """
     return _another_owner(rundir, rundir.root.stat().st_uid, pin.owner) or (
         another(rundir, pin.token) if pin.token else ""
     )

@@ -41,12 +41,12 @@ class ProgressPage(NamedTuple):
 
 
 def write_progress(attempt: Path, progress: ProgressPage) -> None:
-    """Raises OSError. Not synced: an older page is true too."""
+    """Write the page. Raises OSError. Not synced: an older page is true too."""
     write_json(attempt / PROGRESS, progress, sync=False, indent=None)
 
 
 def read_progress(rundir: RunDir, number: int) -> ProgressPage | None:
-    """None where there is none, or it cannot be read."""
+    """Return the page; None where there is none, or it cannot be read."""
     try:
         return read_record(ProgressPage, rundir.attempt(number) / PROGRESS, limit=64_000)
     except (OSError, ValueError):

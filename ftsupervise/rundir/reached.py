@@ -18,9 +18,11 @@ FEW = 64  # ranks whose beats are read besides a page that counts them all: they
 
 
 def reached(rundir: RunDir, number: int, page: ProgressPage | None, *, every_beat: bool = False) -> Reached:
-    """The steps that attempt ``number`` reached, ``page`` its progress. Empty when nothing can be read, or newer beats have
-    taken their place. ``every_beat``: read those of many ranks too, for what a page does not hold: a loss that is no number,
-    why a rank asked to stop."""
+    """Return the steps that attempt ``number`` reached, ``page`` its progress.
+
+    Empty when nothing can be read, or newer beats have taken their place. ``every_beat``: read those of many ranks too,
+    for facts that a page does not hold: a loss that is no number, why a rank asked to stop.
+    """
     if page is not None and page.ranks > FEW and not every_beat:
         return _of_page(page)
     try:
@@ -31,8 +33,11 @@ def reached(rundir: RunDir, number: int, page: ProgressPage | None, *, every_bea
 
 
 def keep_reached(rundir: RunDir, number: int) -> None:
-    """Write down how far attempt ``number`` came, if nobody lived to record its end: the beats of the next one take the place
-    of its own, and its supervisor's last page may be seconds old. Raises OSError."""
+    """Record how far attempt ``number`` came, if no supervisor lived to record its end.
+
+    The beats of the next one take the place of its own, and its supervisor's last page may be seconds old. Raises
+    OSError.
+    """
     if number < 1 or os.path.lexists(rundir.attempt(number) / "end.json"):
         return
     page = read_progress(rundir, number)
@@ -51,7 +56,7 @@ def keep_reached(rundir: RunDir, number: int) -> None:
 
 
 def counted(beats: Sequence[Beat]) -> Tally:
-    """What the guards of these ranks have counted. ``first_at`` is in epoch seconds."""
+    """Return the counts of the guards of these ranks. ``first_at`` is in epoch seconds."""
     times = [when for beat in beats if (when := _moment(beat.facts.get("first_at"))) is not None]
     losses = [(beat.rank, loss) for beat in beats if (loss := _moment(beat.facts.get("loss"))) is not None]
     return Tally(
@@ -98,7 +103,7 @@ def _latest(one: _Order | None, other: _Order | None) -> _Order | None:
 
 
 def _earliest(troubles: Sequence[LossTrouble]) -> LossTrouble | None:
-    """The one that stopped the run, else the first; as it stood when the last rank saw it."""
+    """Return the one that stopped the run, else the first; as it stood when the last rank saw it."""
     if not troubles:
         return None
     first = min(troubles, key=lambda one: (not one.stops, one.since is None, one.since or 0, one.rank))
@@ -112,7 +117,7 @@ def _facts(found: Sequence[Beat], name: str) -> list[int]:
 
 
 def _moment(fact: str | None) -> float | None:
-    """A number in a beat's facts, which are all text; None for other text, and if it is not finite."""
+    """Return a number in a beat's facts, which are all text; None for other text, and if it is not finite."""
     try:
         return as_number(float(fact)) if fact is not None else None
     except ValueError:

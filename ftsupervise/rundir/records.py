@@ -59,7 +59,7 @@ def read_record(
     distrust: Callable[[os.stat_result], str] | None = None,
     lenient: bool = True,
 ) -> T | None:
-    """The record in ``path``; None if there is no such file. Raises as ``read_json`` and ``decode`` do."""
+    """Return the record in ``path``; None if there is no such file. Raises as ``read_json`` and ``decode`` do."""
     raw = read_json(path, limit=limit, distrust=distrust)
     return None if raw is None else decode(kind, raw, lenient=lenient)
 
@@ -67,11 +67,11 @@ def read_record(
 def read_json(
     path: Path, *, limit: int = LIMIT, distrust: Callable[[os.stat_result], str] | None = None
 ) -> dict[str, object] | None:
-    """The object in ``path``; None if there is no such file.
+    """Return the object in ``path``; None if there is no such file.
 
-    Raises ValueError if it is there but is not one whole JSON object of finite numbers, or larger than ``limit`` bytes, OSError
-    if it cannot be read or is no regular file. Never follows a symbolic link, never waits for a FIFO. ``distrust`` says of the
-    opened file why it is not trusted, "" if it is: a ValueError too.
+    Raises ValueError if it is there but is not one whole JSON object of finite numbers, or larger than ``limit`` bytes,
+    OSError if it cannot be read or is no regular file. Never follows a symbolic link, never waits for a FIFO.
+    ``distrust`` says of the opened file why it is not trusted, "" if it is: a ValueError too.
     """
     try:
         fd = files.open_regular(path)
@@ -112,7 +112,10 @@ def write_json(
 
 
 def parse_object(raw: bytes) -> dict[str, object]:
-    """The JSON object in ``raw``. Raises ValueError for anything else, numbers that are not finite or too long, and depth."""
+    """Return the JSON object in ``raw``.
+
+    Raises ValueError for anything else, numbers that are not finite or too long, and depth.
+    """
     try:
         value = json.loads(
             raw.decode("utf-8", "replace"), parse_float=_float, parse_int=_int, parse_constant=_refuse_constant
@@ -161,7 +164,10 @@ def _refuse_constant(text: str) -> float:
 
 
 def encode(value: Any, *, sparse: bool = False) -> Any:
-    """``value`` as JSON has it. ``sparse`` leaves out the fields that stand at their default, for a journal of every minute."""
+    """Return ``value`` as JSON has it.
+
+    ``sparse`` leaves out the fields that stand at their default, for a journal of every minute.
+    """
     kind: Any = type(value)
     return value if kind in _PLAIN else _encoder(kind, sparse)(value)
 
@@ -182,7 +188,7 @@ def decode(kind: type[T], raw: Any, *, lenient: bool = False) -> T:
 
 @cache
 def _encoder(kind: Any, sparse: bool) -> Convert:
-    """Made once for each type: a storm of 5,000 alerts is encoded several times a tick."""
+    """Return the encoder, made once for each type: a storm of 5,000 alerts is encoded several times a tick."""
     if fields := _fields(kind):
 
         def record(value: Any) -> Any:
@@ -208,7 +214,7 @@ def _encoder(kind: Any, sparse: bool) -> Convert:
 
 
 def _fields(kind: Any) -> dict[str, Any]:
-    """The fields of a record with their defaults (REQUIRED where there is none); {} for what is no record."""
+    """Return the fields of a record with their defaults (REQUIRED where there is none); {} for other types."""
     if issubclass(kind, tuple):
         defaults = getattr(kind, "_field_defaults", {})
         return {name: defaults.get(name, _REQUIRED) for name in getattr(kind, "_fields", ())}
@@ -291,7 +297,7 @@ def _record_decoder(kind: Any, lenient: bool) -> Convert:
 
 
 def _valued(read: Convert) -> Convert:
-    """``read``, with a ValueError in place of None."""
+    """Return ``read``, with a ValueError in place of None."""
 
     def value(raw: Any) -> Any:
         found = read(raw)
@@ -317,7 +323,9 @@ def _of(kind: Any, raw: Any) -> Any:
 
 
 def as_time(value: object) -> datetime | None:
-    """A time as our files have it (ISO 8601, UTC unless it says otherwise), in UTC; None for what is none, or absurd."""
+    """Return a time as our files have it (ISO 8601, UTC unless it says otherwise), in UTC; None for other text, or an
+    absurd time.
+    """
     text = value if isinstance(value, str) else ""
     try:
         at = datetime.fromisoformat(text[:64])
@@ -333,20 +341,20 @@ def _as_duration(value: object) -> timedelta | None:
 
 
 def time_of(found: os.stat_result) -> datetime:
-    """When the file was last written. The owner can set any time; an absurd one is read as 1970."""
+    """Return when the file was last written. The owner can set any time; an absurd one is read as 1970."""
     if 0 <= found.st_mtime < _LATEST.timestamp():
         return datetime.fromtimestamp(found.st_mtime, timezone.utc)
     return EPOCH
 
 
 def as_whole(value: object) -> int | None:
-    """A whole number of 64 bits; None for all else, true and false too."""
+    """Return a whole number of 64 bits; None for all else, true and false too."""
     whole = isinstance(value, int) and not isinstance(value, bool) and -(2**63) <= value < 2**63
     return typing.cast(int, value) if whole else None
 
 
 def as_number(value: object) -> float | None:
-    """A finite number; None for all else."""
+    """Return a finite number; None for all else."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not isfinite(value):
         return None
     return float(value)
@@ -357,15 +365,15 @@ def _is_text(value: object) -> bool:
 
 
 def as_text(value: object, limit: int = LONGEST) -> str:
-    """Text or a number as one line that is harmless to print; "" for what is neither."""
+    """Return text or a number as one line that is harmless to print; "" for all else."""
     return printable(str(value)[: limit + 1], limit) if _is_text(value) else ""
 
 
 def as_counts(names: Iterable[str]) -> list[int]:
-    """The numbers among ``names``, as of a folder that holds NNNN/."""
+    """Return the numbers among ``names``, as of a folder that holds NNNN/."""
     return [number for name in names if (number := as_count(name)) is not None]
 
 
 def as_count(name: str) -> int | None:
-    """The number that a file's name is, in plain digits ("0012", never "²"); None for any other name."""
+    """Return the number that a file's name is, in plain digits ("0012", never "²"); None for any other name."""
     return int(name) if name.isascii() and name.isdigit() and len(name) <= _DIGITS else None

@@ -1,6 +1,7 @@
-"""Keeps which checkpoint an attempt went on from, and which newer ones it passed over: ``attempts/NNNN/resumed.json``.
+"""Records which checkpoint an attempt went on from, and which newer ones it passed over:
+``attempts/NNNN/resumed.json``.
 
-Written by rank 0 when its loop asks ``guard.latest()``. By it a checkpoint is found from which attempt after attempt fails.
+Written by rank 0 when its loop asks ``guard.latest()``. It shows a checkpoint from which attempt after attempt fails.
 """
 
 from __future__ import annotations
@@ -13,12 +14,12 @@ from ftsupervise.truth import Resumed
 
 
 def write_resumed(attempt: Path, resumed: Resumed) -> None:
-    """Raises OSError."""
+    """Write the page. Raises OSError."""
     write_json(attempt / RESUMED, resumed, sync=False)
 
 
 def read_resumed(attempt: Path) -> Resumed | None:
-    """None where the loop did not ask, or the page cannot be read."""
+    """Return the page; None where the loop did not ask, or it cannot be read."""
     try:
         return read_record(Resumed, attempt / RESUMED)
     except (OSError, ValueError):

@@ -47,7 +47,7 @@ def steps_path(rundir: RunDir) -> Path:
 def added(
     record: StepRecord, at: float, step: int, made: int, loss: float | None = None, saving: float = 0.0
 ) -> StepRecord:
-    """``record`` with what was seen at epoch seconds ``at``: since the last time ``made`` steps, the last one ``step``, and
+    """Return ``record`` with what was seen at epoch seconds ``at``: since the last time ``made`` steps, the last one ``step``, and
     ``saving`` seconds in saves."""
     seen = Span(int(at // record.every), step, made, loss, loss, int(loss is not None), saving)
     spans = record.spans
@@ -64,12 +64,12 @@ def merged(one: StepRecord, other: StepRecord) -> StepRecord:
 
 
 def rates(record: StepRecord) -> list[float]:
-    """Steps a second in each whole span in which there were any."""
+    """Return steps a second in each whole span in which there were any."""
     return [one.made / record.every for one in record.spans[1:-1] if one.made > 0]
 
 
 def read_steps(rundir: RunDir) -> StepRecord:
-    """Empty where there is none, or it cannot be read."""
+    """Return the record; empty where there is none, or it cannot be read."""
     try:
         raw = read_json(steps_path(rundir), limit=1_000_000) or {}
     except (OSError, ValueError):
@@ -81,7 +81,7 @@ def read_steps(rundir: RunDir) -> StepRecord:
 
 
 def write_steps(rundir: RunDir, record: StepRecord, area: Path | None) -> None:
-    """Raises OSError; also once a newer attempt has sealed ``area``."""
+    """Write the record. Raises OSError; also once a newer attempt has sealed ``area``."""
     rows = [[span.number, span.step, span.made, *_figures(span)] for span in record.spans]
     text = json.dumps({"every": record.every, "spans": rows}, separators=(",", ":"))
     write_whole(steps_path(rundir), text.replace("],[", "],\n[") + "\n", sync=False, area=area)

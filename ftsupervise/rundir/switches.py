@@ -23,17 +23,17 @@ Identity = tuple[int, int]  # inode and mtime in ns: identify one raising of a s
 
 
 def read_switch(rundir: RunDir, name: str) -> SwitchState:
-    """Is the switch ``name`` (KILL or SAVE) up? Never raises, never blocks on the file in its place.
+    """Return the state of the switch ``name`` (KILL or SAVE). Never raises, never blocks on the file in its place.
 
-    A plain file is enough; who and why come from its JSON, else from its owner, mtime and first line. A file that may not
-    be obeyed (not a regular file, linked twice, huge, or owned by somebody outside the directory's group) leaves the
-    switch down and stands in ``problem``. UNKNOWN means the directory could not be read.
+    A plain file is enough; who and why come from its JSON, else from its owner, mtime and first line. A file that may
+    not be obeyed (not a regular file, linked twice, huge, or owned by somebody outside the directory's group) leaves
+    the switch down and stands in ``problem``. UNKNOWN means the directory could not be read.
     """
     return look_at_switch(rundir, name)[0]
 
 
 def look_at_switch(rundir: RunDir, name: str) -> tuple[SwitchState, Identity | None]:
-    """``read_switch``, and which raising it is, so that only the one that was answered is taken down.
+    """Return ``read_switch``, and which raising it is, so that only the one that was answered is taken down.
 
     The dedicated directory is opened afresh and listed: on NFS a missing name may be cached for a minute.
     """
@@ -71,7 +71,7 @@ def _judge_switch(directory: int, name: str) -> tuple[SwitchState, Identity | No
 
 
 def _switch_problem(directory: os.stat_result, found: os.stat_result) -> str:
-    """Why ``found`` is not accepted as a switch; "" if it is."""
+    """Return why ``found`` is not accepted as a switch; "" if it is."""
     kinds = ((stat.S_ISLNK, "symbolic link"), (stat.S_ISFIFO, "FIFO"), (stat.S_ISDIR, "directory"))
     for is_kind, word in kinds:
         if is_kind(found.st_mode):
@@ -110,7 +110,7 @@ def raise_switch(rundir: RunDir, name: str, *, who: str, host: str, why: str, no
 
 
 def clear_switch(rundir: RunDir, name: str) -> bool:
-    """Lower a switch; False if it was not up. Raises OSError when it may not be removed."""
+    """Lower a switch; return False if it was not up. Raises OSError when it may not be removed."""
     try:
         os.unlink(rundir.switches / name)
     except FileNotFoundError:
@@ -120,10 +120,10 @@ def clear_switch(rundir: RunDir, name: str) -> bool:
 
 
 def clear_answered(rundir: RunDir, name: str, answered: Identity, area: Path | None = None) -> bool:
-    """Take down the switch only if it is the one that was ``answered``; False if it is gone or was raised anew.
+    """Take down the switch only if it is the one that was ``answered``; return False if it is gone or was raised anew.
 
-    It is renamed first and checked again, so that a touch between the check and the removal is not lost. ``area``: it is
-    taken there, which fails once a newer attempt has sealed it (``fence.py``): the switch is the newer's to answer.
+    It is renamed first and checked again, so that a touch between the check and the removal is not lost. ``area``: it
+    is taken there, which fails once a newer attempt has sealed it (``fence.py``): the switch is the newer's to answer.
     """
     place = rundir.switches / name
     aside = (area or rundir.switches) / f"{_ANSWERED}{name}-{os.uname().nodename}-{os.getpid()}"
@@ -147,7 +147,7 @@ def clear_answered(rundir: RunDir, name: str, answered: Identity, area: Path | N
 def put_back(rundir: RunDir, swept: Path) -> bool:
     """Raise a save switch again that a sealed attempt was just lowering: it is unknown whether it was answered.
 
-    ``swept``: the former contents of its staging area. True if there was one. Raises OSError.
+    ``swept``: the former contents of its staging area. Returns True if there was one. Raises OSError.
     """
     for name in os.listdir(swept):
         if name.startswith(f"{_ANSWERED}{SAVE}"):
@@ -207,7 +207,7 @@ class Released(NamedTuple):
 
 
 def read_brake(rundir: RunDir) -> Brake | None:
-    """The brake when it is on; None when it is not. A mark made with ``touch`` is a brake too. Raises OSError."""
+    """Return the brake when it is on; None when it is not. A mark made with ``touch`` is a brake too. Raises OSError."""
     return _read(Brake, rundir.state / BRAKE)
 
 
@@ -219,7 +219,7 @@ def _read(kind: type[Mark], path: Path) -> Mark | None:
 
 
 def write_brake(rundir: RunDir, brake: Brake, area: Path | None = None) -> None:
-    """Raises OSError; also when ``area``, the attempt's own, has been sealed by a newer one (``fence.py``)."""
+    """Write the brake. Raises OSError; also when ``area``, the attempt's own, has been sealed by a newer one (``fence.py``)."""
     write_json(rundir.state / BRAKE, brake, area=area)
 
 
@@ -248,7 +248,7 @@ def _released(rundir: RunDir) -> Released:
 
 
 def still_held(rundir: RunDir) -> tuple[str, ...]:
-    """Jobs that are still on hold because of a released brake. Raises OSError."""
+    """Return jobs that are still on hold because of a released brake. Raises OSError."""
     return _released(rundir).held
 
 
@@ -259,7 +259,7 @@ def let_go(rundir: RunDir, job: str) -> None:
 
 
 def counts_from(rundir: RunDir) -> int:
-    """The first attempt whose failures count. Raises OSError."""
+    """Return the first attempt whose failures count. Raises OSError."""
     return _released(rundir).attempt + 1
 
 
@@ -286,13 +286,13 @@ class Stopped(NamedTuple):
 
 
 def read_finished(rundir: RunDir) -> Finished | None:
-    """The mark of a finished run; None if there is none. One made with ``touch`` has the file's time. Raises OSError."""
+    """Return the mark of a finished run; None if there is none. One made with ``touch`` has the file's time. Raises OSError."""
     mark = _read(Finished, rundir.finished)
     return mark if mark is None or mark.at is not None else mark._replace(at=time_of(rundir.finished.stat()))
 
 
 def read_stopped(attempt_dir: Path) -> Stopped:
-    """Why the guard made the loop stop; empty if it did not, or where that cannot be read. Never raises."""
+    """Return why the guard made the loop stop; empty if it did not, or where that cannot be read. Never raises."""
     try:
         return _read(Stopped, attempt_dir / STOPPED) or Stopped()
     except OSError:

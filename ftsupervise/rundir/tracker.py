@@ -29,7 +29,9 @@ class TrackerPage(NamedTuple):
 
 
 def from_environment(env: Mapping[str, str]) -> TrackerPage | None:
-    """The page that the variables of a tracker name, as precisely as they do: the run, else its project or experiment."""
+    """Return the page that the variables of a tracker name, as precisely as they do: the run, else its project or
+    experiment.
+    """
     for found in (TrackerPage(env.get(ENV_URL, ""), "tracker"), _wandb(env), _mlflow(env)):
         if found is not None and (url := safe_url(found.url)):
             return found._replace(url=url)
@@ -37,7 +39,7 @@ def from_environment(env: Mapping[str, str]) -> TrackerPage | None:
 
 
 def safe_url(text: str) -> str:
-    """The address as it may be shown; "" where it may not."""
+    """Return the address as it may be shown; "" where it may not."""
     if len(text) > 4 * _LONGEST or not text.isascii() or not text.isprintable():
         return ""
     scheme, mark, rest = text.strip().partition("://")
@@ -86,13 +88,15 @@ def _is_on(word: str) -> bool:
 
 
 def write_tracker(attempt: Path, page: TrackerPage) -> None:
-    """Raises OSError."""
+    """Write the page. Raises OSError."""
     write_json(attempt / TRACKER, page, sync=False)
 
 
 def read_tracker(rundir: RunDir, newest: int) -> TrackerPage | None:
-    """The page of the newest attempt that names one, of the last few. None where there is none, and where a stranger may have
-    written it."""
+    """Return the page of the newest attempt that names one, of the last few.
+
+    None where there is none, and where a stranger may have written it.
+    """
     for number in tracked_attempts(newest):
         folder = rundir.attempt(number)
         if (found := _read(folder)) is not None:

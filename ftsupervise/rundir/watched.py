@@ -1,6 +1,6 @@
-"""Keeps what the last tick of the watch found, in one small page for ``status``: ``watch/found.json``.
+"""Records the findings of the watch's last tick in one small page for ``status``: ``watch/found.json``.
 
-The journal of the alerts is the truth; this page is what of it can be read for a thousand runs in a second.
+The journal of the alerts is the truth; this page is the part of it that can be read for a thousand runs in a second.
 """
 
 from datetime import datetime
@@ -31,12 +31,12 @@ class WatchFound(NamedTuple):
 
 
 def write_found(rundir: RunDir, found: WatchFound) -> None:
-    """Raises OSError."""
+    """Write the page. Raises OSError."""
     write_json(rundir.watch / "found.json", found, sync=False, indent=None)
 
 
 def read_found(rundir: RunDir) -> WatchFound | None:
-    """None where there is none, it is damaged, or by an account with which the watch is not shared."""
+    """Return the page; None where there is none, it is damaged, or by an account with which the watch is not shared."""
     path = rundir.watch / "found.json"
     try:
         whose = rundir.watch.stat()

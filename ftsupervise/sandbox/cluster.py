@@ -84,7 +84,10 @@ class Sandbox:
 
     @classmethod
     def at(cls, directory: Path | str | None = None) -> Sandbox:
-        """The sandbox in ``directory``, living or dead. Raises NotFound if there is none, NotPermitted for a stranger's."""
+        """Return the sandbox in ``directory``, living or dead.
+
+        Raises NotFound if there is none, NotPermitted for a stranger's.
+        """
         root = place.real(directory)
         try:
             record = json.loads(place.believed(root, "sandbox.json", "slurm.conf"))
@@ -101,7 +104,7 @@ class Sandbox:
 
     @classmethod
     def remains(cls, directory: Path | str | None = None) -> Sandbox:
-        """Like ``at``; also finds one whose record is damaged or whose files are gone, well enough for ``down``."""
+        """Return the same as ``at``; also one whose record is damaged or whose files are gone, well enough for ``down``."""
         try:
             return cls.at(directory)
         except NotFound:
@@ -127,13 +130,13 @@ class Sandbox:
     # --------------------------------------------------------------------------------------------------- using it
 
     def env(self, base: Mapping[str, str] | None = None) -> dict[str, str]:
-        """A whole environment for commands that shall see this cluster: ``base`` (ours) without any outer Slurm's."""
+        """Return a whole environment for commands that shall see this cluster: ``base`` (ours) without any outer Slurm's."""
         own = os.environ if base is None else base
         mark = {place.MARK_OWNER: self.owner} if self.marks else {}
         return place.scrub(own) | {"PATH": daemons.search_path(self.shape.prefix)} | self.exports(own) | mark
 
     def exports(self, base: Mapping[str, str] | None = None) -> dict[str, str]:
-        """Only the variables that make the difference to ``base`` (ours)."""
+        """Return only the variables that make the difference to ``base`` (ours)."""
         exports = {"SLURM_CONF": str(self.layout.slurm_conf), place.ENV_DIRECTORY: str(self.directory)}
         if self.shape.prefix:
             exports["PATH"] = daemons.search_path(self.shape.prefix)
@@ -142,7 +145,7 @@ class Sandbox:
         return exports
 
     def run(self, command: Sequence[str], *, timeout: float = 60.0) -> str:
-        """The output of one command in this cluster. Raises SchedulerUnavailable with its words if it fails."""
+        """Return the output of one command in this cluster. Raises SchedulerUnavailable with its words if it fails."""
         try:
             done = subprocess.run(command, env=self.env(), capture_output=True, text=True, timeout=timeout)
         except subprocess.TimeoutExpired:
@@ -209,7 +212,7 @@ class Sandbox:
         return Layout(self.directory)
 
     def processes(self) -> list[place.Member]:
-        """All its processes, daemons and jobs, each with its node."""
+        """Return all its processes, daemons and jobs, each with its node."""
         return place.members(self.layout.slurm_conf, self.shape.node_names)
 
     # ---------------------------------------------------------------------------------------------------- inside
@@ -271,7 +274,7 @@ class Sandbox:
         self.wait_ready(left())
 
     def _wait_controller(self, seconds: float) -> None:
-        """slurmctld goes to the background before it is ready: wait until it answers, or report why it ended."""
+        """Wait until slurmctld answers, which goes to the background before it is ready, or report why it ended."""
         end = time.monotonic() + seconds
         absent = 0
         while True:
@@ -302,7 +305,10 @@ def _refuse_foreign(layout: Layout) -> None:
 
 
 def _clear_leftovers(layout: Layout) -> bool:
-    """Remove the leftovers of an earlier sandbox. Returns: had it made the directory? Raises AlreadyRunning if it lives."""
+    """Remove the leftovers of an earlier sandbox.
+
+    Returns whether it had made the directory. Raises AlreadyRunning if it lives.
+    """
     old = Sandbox(layout.root, Shape(nodes=conf.MOST_NODES), 0)
     if old.alive:
         raise AlreadyRunning(
@@ -339,5 +345,5 @@ def _complain(left: Sequence[Process]) -> None:
 
 
 def _typed(verb: str, root: Path) -> str:
-    """A command about the sandbox in ``root``, to be typed anywhere."""
+    """Return a command about the sandbox in ``root``, to be typed anywhere."""
     return f"ftsupervise sandbox {verb} --dir {shlex.quote(str(root))}"

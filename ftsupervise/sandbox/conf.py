@@ -57,7 +57,7 @@ class Shape:
 
     @property
     def ports(self) -> int:
-        """The number of consecutive ports that the daemons listen on: slurmctld, slurmdbd, and one for each node."""
+        """Return the number of consecutive ports that the daemons listen on: slurmctld, slurmdbd, and one for each node."""
         return 2 + self.nodes
 
     def as_json(self) -> dict[str, object]:
@@ -66,7 +66,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class Layout:
-    """Where things lie under the sandbox's directory."""
+    """The paths under the sandbox's directory."""
 
     root: Path
 
@@ -139,19 +139,19 @@ class Layout:
 
     @property
     def own(self) -> tuple[Path, ...]:
-        """All files that a sandbox makes except its lock: ``down`` may remove them. The record goes last."""
+        """Return all files that a sandbox makes except its lock: ``down`` may remove them. The record goes last."""
         pids = (self.root / "slurmctld.pid", self.root / "slurmdbd.pid")
         trees = (self.bin, self.state, self.spool, self.logs, self.devices, self.munge, self.database)
         return (self.slurm_conf, self.gres_conf, self.slurmdbd_conf, *pids, *trees, self.record)
 
 
 def span(stem: str, first: int, count: int) -> str:
-    """Slurm's hostlist form: ``node-[0-3]``, and ``node-0`` for one (it refuses ``node-[0-0]`` in some places)."""
+    """Return Slurm's hostlist form: ``node-[0-3]``, and ``node-0`` for one (it refuses ``node-[0-0]`` in some places)."""
     return f"{stem}{first}" if count == 1 else f"{stem}[{first}-{first + count - 1}]"
 
 
 def slurm_conf(shape: Shape, layout: Layout, *, port: int, user: str, host: str, plugins: str = "") -> str:
-    """slurm.conf. ``port`` is the first of ``shape.ports`` free ones; ``plugins`` a directory, if not Slurm's own."""
+    """Return slurm.conf. ``port`` is the first of ``shape.ports`` free ones; ``plugins`` a directory, if not Slurm's own."""
     nodes = span("node-", 0, shape.nodes)
     gres = f" Gres=gpu:{shape.gpus_per_node}" if shape.gpus_per_node else ""
     ports = span("", port + 2, shape.nodes)  # pairs up with the names, one each
@@ -210,7 +210,7 @@ def slurm_conf(shape: Shape, layout: Layout, *, port: int, user: str, host: str,
 
 
 def override(lines: list[str], settings: tuple[str, ...]) -> list[str]:
-    """``lines`` with each setting in place of the line with its key. A key given twice makes every command complain."""
+    """Return ``lines`` with each setting in place of the line with its key. A key given twice makes every command complain."""
     keys = {_key(setting) for setting in settings} - _REPEATABLE
     last = {_key(setting): setting.strip() for setting in settings if _key(setting) not in _REPEATABLE}
     more = [setting.strip() for setting in settings if _key(setting) in _REPEATABLE]
@@ -232,7 +232,7 @@ def _accounting(layout: Layout, port: int) -> list[str]:
 
 
 def gres_conf(shape: Shape, layout: Layout) -> str:
-    """gres.conf: GPUs that are links to /dev/null. A bare Count= would be read as 0, and the node as invalid."""
+    """Return gres.conf: GPUs that are links to /dev/null. A bare Count= would be read as 0, and the node as invalid."""
     files = span(f"{layout.devices}/gpu", 0, shape.gpus_per_node)
     return f"NodeName={span('node-', 0, shape.nodes)} Name=gpu File={files} AutoDetect=off\n"
 

@@ -1,7 +1,7 @@
-"""Starting the sandbox's daemons. Each start is bounded, and a failure shows the daemon's own last words.
+"""Starts the sandbox's daemons. Each start is bounded, and a failure shows the daemon's own last words.
 
-Daemons get a small environment of their own: not one variable of an outer Slurm job may reach them. They carry a
-mark in it, by which they are found again whatever happens to our files.
+Daemons get a small environment of their own: not one variable of an outer Slurm job may reach them. They carry a mark
+in it, by which they are found again whatever happens to our files.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ _USUAL = ("/usr/sbin", "/usr/bin", "/sbin", "/bin", "/usr/local/sbin", "/usr/loc
 
 
 def search_path(prefix: str = "") -> str:
-    """PATH for the sandbox: the prefix first, then the caller's own, then the directories of daemons.
+    """Return PATH for the sandbox: the prefix first, then the caller's own, then the directories of daemons.
 
-    Without the entries that mean the current directory: any account may have put a ``munged`` there.
+    Entries that mean the current directory are left out: any account may have put a ``munged`` there.
     """
     own = [part for part in os.environ.get("PATH", "").split(":") if part.startswith("/")]
     return ":".join(dict.fromkeys([*_inside(prefix), *own, *_USUAL]))
 
 
 def find_program(name: str, prefix: str = "") -> str | None:
-    """The program's path. Debian installs NAME-wlm and a link NAME to it; ``dpkg -x`` leaves only NAME-wlm."""
+    """Return the program's path. Debian installs NAME-wlm and a link NAME to it; ``dpkg -x`` leaves only NAME-wlm."""
     for path in (":".join(_inside(prefix)), search_path()):
         found = shutil.which(name, path=path) or shutil.which(f"{name}-wlm", path=path) if path else None
         if found:
@@ -64,7 +64,7 @@ def _inside(prefix: str) -> list[str]:
 
 
 def missing(prefix: str = "", *, accounting: bool = False) -> dict[str, str]:
-    """Programs that a sandbox needs and this machine lacks, each with its Debian package."""
+    """Return the programs that a sandbox needs and this machine lacks, each with its Debian package."""
     wanted = NEEDED | (ACCOUNTING if accounting else {})
     return {name: package for name, package in wanted.items() if find_program(name, prefix) is None}
 
@@ -86,7 +86,7 @@ def require_programs(prefix: str = "", *, accounting: bool = False) -> None:
 
 
 def plugins(prefix: str) -> str:
-    """Slurm's plugin directory under ``prefix``; "" for installed packages, which know their own."""
+    """Return Slurm's plugin directory under ``prefix``; "" for installed packages, which know their own."""
     if not prefix:
         return ""
     for found in sorted(Path(prefix).glob("usr/lib*/**/auth_munge.so")):
@@ -95,7 +95,7 @@ def plugins(prefix: str) -> str:
 
 
 def libraries(prefix: str, before: str = "") -> str:
-    """LD_LIBRARY_PATH for programs under ``prefix``, ahead of what it was ``before``."""
+    """Return LD_LIBRARY_PATH for programs under ``prefix``, ahead of its value ``before``."""
     beside = Path(plugins(prefix))
     parts = [str(beside), str(beside.parent), *before.split(":")]
     return ":".join(dict.fromkeys(part for part in parts if part))
@@ -109,7 +109,7 @@ class PortTaken(Error):
 
 
 def environment(layout: Layout, shape: Shape, **more: str) -> dict[str, str]:
-    """The whole environment of a daemon."""
+    """Return the whole environment of a daemon."""
     env = {name: os.environ[name] for name in _KEPT if name in os.environ}
     env |= {"PATH": search_path(shape.prefix), "SLURM_CONF": str(layout.slurm_conf), MARK: str(layout.root)}
     if shape.prefix:
@@ -118,7 +118,7 @@ def environment(layout: Layout, shape: Shape, **more: str) -> dict[str, str]:
 
 
 def free_ports(count: int) -> int:
-    """The first of ``count`` free ports in a row, below those that the kernel assigns."""
+    """Return the first of ``count`` free ports in a row, below those that the kernel assigns."""
     try:
         ephemeral = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     except (OSError, ValueError):
@@ -162,7 +162,7 @@ def start_slurmdbd(layout: Layout, env: dict[str, str], seconds: float) -> None:
 
 
 def start_slurmctld(layout: Layout, shape: Shape, seconds: float, *, clean: bool = False) -> None:
-    """Returns when it listens. ``clean`` forgets all jobs and nodes' states of earlier."""
+    """Start slurmctld and return when it listens. ``clean`` forgets all jobs and states of nodes from earlier."""
     command = [str(layout.bin / "slurmctld"), *(["-c"] if clean else [])]
     _start({"slurmctld": command}, layout, environment(layout, shape), seconds, layout.logs / "slurmctld.log")
 
@@ -222,13 +222,13 @@ def _failed(name: str, how: str, layout: Layout, log: Path) -> Error:
 
 
 def gave_up(name: str, log: Path) -> Error:
-    """The error for a daemon that went to the background and ended there."""
+    """Return the error for a daemon that went to the background and ended there."""
     said = last_words(log)
     return explained(f"{name} ended: {said}", said)
 
 
 def explained(message: str, said: str) -> Error:
-    """The error for a daemon's last output, with a hint where it is known."""
+    """Return the error for a daemon's last output, with a hint where it is known."""
     if "already in use" in said:
         return PortTaken(message)
     if "Invalid user for SlurmUser nobody" in said:
@@ -242,7 +242,7 @@ def explained(message: str, said: str) -> Error:
 
 
 def last_words(log: Path, most: int = 300) -> str:
-    """The last lines of a log on one line; "" if there is none."""
+    """Return the last lines of a log on one line; "" if there is none."""
     try:
         text = log.read_bytes()[-4 * most :].decode("utf-8", "replace")
     except OSError:
@@ -254,7 +254,7 @@ def last_words(log: Path, most: int = 300) -> str:
 
 
 def start_accounting(layout: Layout, shape: Shape, seconds: float) -> None:
-    """Database first, then slurmdbd; return when slurmdbd answers. munged must be up already."""
+    """Start the database first, then slurmdbd; return when slurmdbd answers. munged must be up already."""
     end = time.monotonic() + seconds
     env = environment(layout, shape)
     _install(layout, shape, env, seconds)
@@ -314,7 +314,7 @@ def _as_root() -> list[str]:
 
 
 def _based(program: str, shape: Shape) -> list[str]:
-    """The options that tell an unpacked MariaDB its own path; an installed one knows it."""
+    """Return the options that tell an unpacked MariaDB its own path; an installed one knows it."""
     inside = shape.prefix and program.startswith(f"{shape.prefix}/")
     return [f"--basedir={shape.prefix}/usr"] if inside else []
 

@@ -47,11 +47,11 @@ class Keeper:
 
     @property
     def env(self) -> dict[str, str]:
-        """For the environment of all that is started: by it the keeper knows what to end."""
+        """Return the variable for the environment of every child: the keeper finds by it what to end."""
         return {MARK_OWNER: self.mark}
 
     def start(self, sandbox: Path | None = None) -> Keeper:
-        """Keep all that carries the mark, and the ``sandbox`` in that directory whose record names it. Raises OSError."""
+        """Keep all processes with the mark, and the ``sandbox`` in that directory whose record names it. Raises OSError."""
         theirs, self._pipe = os.pipe()  # our end is not inherited: no command of ours holds it open
         words = [self.mark, str(os.getpid()), *([str(sandbox)] if sandbox is not None else [])]
         try:
@@ -75,7 +75,7 @@ class Keeper:
             return
         try:
             os.write(self._pipe, _CLEARED)
-        except BrokenPipeError:  # somebody ended it
+        except BrokenPipeError:  # another process ended it
             pass
         os.close(self._pipe)
         try:
@@ -93,7 +93,7 @@ class Keeper:
 
 
 def owner_died(owner: int) -> bool:
-    """Wait for the owner, our parent: has it died, or reported that all is cleaned up?"""
+    """Wait for the owner, our parent; return whether it has died, or has reported that all is cleaned up."""
     said = b""
     while os.getppid() == owner:  # a child that it forked, and that ran no other program, holds the pipe open too
         if select.select([0], [], [], _GLANCE)[0]:
@@ -176,7 +176,7 @@ class Seen:
 
 
 def sandboxes() -> list[Seen]:
-    """Sandboxes of this account: all whose daemons run, wherever they are, and dead ones in the usual place."""
+    """Return the sandboxes of this account: all whose daemons run, wherever they are, and dead ones in the usual place."""
     import psutil  # here: an interpreter without any package can bring up a sandbox
 
     usual = default_directory()
@@ -204,10 +204,10 @@ def _ours(directory: Path) -> bool:
 
 @contextmanager
 def temporary(directory: Path | str | None = None, **shape: Any) -> Iterator[Sandbox]:
-    """A sandbox that ends with the block, or with this process however that ends, SIGKILL too.
+    """Give a sandbox that ends with the block, or with this process however that ends, SIGKILL too.
 
-    So does all that is started with its ``env``, down to grandchildren in sessions of their own. Without a ``directory`` it
-    gets one with an unguessable name. Raises as ``Sandbox.up`` does.
+    So do all processes that are started with its ``env``, down to grandchildren in sessions of their own. Without a
+    ``directory`` it gets one with an unguessable name. Raises as ``Sandbox.up`` does.
     """
     root = real(directory) if directory is not None else Path(f"{default_directory()}-{secrets.token_hex(4)}")
     keeper = Keeper().start(root)
@@ -236,9 +236,9 @@ def temporary(directory: Path | str | None = None, **shape: Any) -> Iterator[San
 def follow(command: Sequence[str], directory: Path | str | None = None, **shape: Any) -> int:
     """Run ``command`` in the sandbox that is up in ``directory``, or in one made for it and taken down after it.
 
-    Its exit code, as a shell gives it: 128 + N when signal N ended it. Raises NoCommand (127) when there is no such command.
-    SIGTERM and SIGHUP are passed on to it; Ctrl-C reaches it anyway. When this process is killed, the sandbox that was made
-    for the command ends, and the command with it.
+    Returns its exit code, as a shell gives it: 128 + N when signal N ended it. Raises NoCommand (127) when there is no
+    such command. SIGTERM and SIGHUP are passed on to it; Ctrl-C reaches it anyway. When this process is killed, the
+    sandbox that was made for the command ends, and the command with it.
     """
     child: list[subprocess.Popen[bytes]] = []
 

@@ -27,27 +27,27 @@ _OUTER = ("SLURM", "SBATCH_", "SALLOC_", "SRUN_", "SQUEUE_", "SINFO_", "SCANCEL_
 
 
 def default_directory() -> Path:
-    """The default directory of a sandbox: short (Unix sockets), and the same from every shell of this user."""
+    """Return the default directory of a sandbox: short (Unix sockets), and the same from every shell of this user."""
     return Path(f"/tmp/ftsupervise-sandbox-{os.getuid()}")
 
 
 def real(directory: Path | str | None) -> Path:
-    """The one name of a directory: processes are recognised by it."""
+    """Return the one name of a directory: processes are recognised by it."""
     return Path(os.path.realpath(default_directory() if directory is None else directory))
 
 
 def outer_variables(environ: Iterable[str]) -> list[str]:
-    """Names of variables that an outer Slurm job, or the user's defaults for Slurm, put into ``environ``."""
+    """Return names of variables that an outer Slurm job, or the user's defaults for Slurm, put into ``environ``."""
     return sorted(name for name in environ if name.startswith(_OUTER))
 
 
 def scrub(environ: Mapping[str, str]) -> dict[str, str]:
-    """``environ`` without them."""
+    """Return ``environ`` without them."""
     return {name: value for name, value in environ.items() if not name.startswith(_OUTER)}
 
 
 def make(root: Path) -> bool:
-    """Make the directory; ours alone, unless we are root (whose jobs may run as others). False if it was there."""
+    """Make the directory; ours alone, unless we are root (whose jobs may run as others). Returns False if it was there."""
     root.parent.mkdir(parents=True, exist_ok=True)
     try:
         root.mkdir(0o700)
@@ -112,7 +112,7 @@ def alone(layout: Layout) -> Iterator[None]:
 
 
 def _lock(fd: int, path: Path) -> bool:
-    """Is the lock ours now, and still the file of that name (``down`` removes it)?
+    """Return whether the lock is ours now, and still the file of that name (``down`` removes it).
 
     A process killed just now may have left a child before its exec, which holds the lock for that moment.
     """
@@ -184,7 +184,7 @@ class Member:
 
 
 def members(conf: Path, nodes: Collection[str]) -> list[Member]:
-    """Every process of the sandbox with this slurm.conf, except ourselves and those who called us."""
+    """Return every process of the sandbox with this slurm.conf, except ourselves and our ancestors."""
     seen = {process.pid: process for process in processes.living()}
     found: dict[int, Member] = {}
     for process in seen.values():
@@ -197,7 +197,7 @@ def members(conf: Path, nodes: Collection[str]) -> list[Member]:
 
 
 def _place(process: Process, environ: dict[str, str], conf: str, nodes: Collection[str]) -> str | None:
-    """The node a process plays on, "" if it serves the whole cluster, None if it is none of ours."""
+    """Return the node a process plays on, "" if it serves the whole cluster, None if it is none of ours."""
     if process.name == "slurmstepd" and "SLURM_CONF" not in environ:
         return _by_log(process.pid, Path(conf).parent / "log")
     if environ.get("SLURM_CONF") != conf:
@@ -211,19 +211,19 @@ def _place(process: Process, environ: dict[str, str], conf: str, nodes: Collecti
 
 
 def _by_log(pid: int, logs: Path) -> str | None:
-    """The node of a slurmstepd by its open log: in Slurm 24.11 it runs with an empty environment."""
+    """Return the node of a slurmstepd by its open log: in Slurm 24.11 it runs with an empty environment."""
     try:
         for fd in Path(f"/proc/{pid}/fd").iterdir():
             opened = Path(str(fd.readlink()).removesuffix(" (deleted)"))
             if opened.parent == logs and opened.suffix == ".log":
                 return opened.stem
-    except OSError:  # gone, or somebody else's
+    except OSError:  # gone, or another account's
         pass
     return None
 
 
 def _descendants(seen: dict[int, Process], roots: set[int]) -> Iterator[tuple[Process, int]]:
-    """Descendants of ``roots`` that are no roots themselves, each with the nearest root above it.
+    """Yield descendants of ``roots`` that are no roots themselves, each with the nearest root above it.
 
     A command's children are not followed: the child of ``salloc`` is the user's own shell.
     """
@@ -248,9 +248,9 @@ def _callers(seen: dict[int, Process]) -> set[int]:
 def power_cut(choose: Callable[[], Collection[Process]], seconds: float) -> list[Process]:
     """End all processes that ``choose`` names, as if at one moment; returns those that did not end within ``seconds``.
 
-    All are stopped before any is killed: else one lives to report another's death, and the controller sees a failed
-    job instead of a lost node. The scan repeats until two in a row find no new process: /proc is read entry by entry,
-    and a process that forks and ends meanwhile, or was just being started, can escape one scan.
+    All are stopped before any is killed: else one lives to report another's death, and the controller sees a failed job
+    instead of a lost node. The scan repeats until two in a row find no new process: /proc is read entry by entry, and a
+    process that forks and ends meanwhile, or was just being started, can escape one scan.
     """
     end = time.monotonic() + seconds
     while True:

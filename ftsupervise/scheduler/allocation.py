@@ -171,11 +171,8 @@ class Allocation:
         return False if done.code == 1 and "Invalid job id" in done.stderr else None
 
     def of_others(self, attempts: Path) -> frozenset[str]:
-        """Return steps with a living srun that were started beside the run.
-
-        Such a step has an srun on this host without an attempt in its environment, or one on a host outside the job.
-        Steps for which this is unknown are not among them.
-        """
+        """Return steps with a living srun that were started beside the run. Such a step has an srun on this host without an
+        attempt in its environment, or one on a host outside the job. Steps for which this is unknown are not among them."""
         code, out = self._ask("scontrol", "-o", "show", "step", self.job)
         found = _STEP.findall(out) if code == 0 else ()
         here, ours = _short(os.uname().nodename), {_short(node) for node in self.nodes}
@@ -191,11 +188,8 @@ class Allocation:
         return frozenset(theirs)
 
     def how_they_are(self, *, ended: bool = False) -> dict[str, str]:
-        """Return ``states()``, with "silent*" for the ``silent()`` ones.
-
-        All questions are asked at the same time, because the restart waits for the answers. ``ended``: the steps too,
-        for the ``end_steps`` that follows.
-        """
+        """Return ``states()``, with "silent*" for the ``silent()`` ones. All questions are asked at the same time, because
+        the restart waits for the answers. ``ended``: the steps too, for the ``end_steps`` that follows."""
         if ended:
             self._steps = _beside(self.steps)
         ahead, self._ahead = self._ahead, None
@@ -267,11 +261,8 @@ class Allocation:
         return {k: v for k, v in self._env.items() if k in _OF_THE_JOB or not k.startswith(("SLURM_", "FTSUPERVISE_"))}
 
     def end_steps(self, without: frozenset[str], attempts: Path) -> tuple[str, ...]:
-        """Send SIGKILL, on all nodes, to every step but those in ``without`` and those of others; return the steps that
-        are left.
-
-        A step on a node that does not answer ends only when Slurm gives that node up; this does not wait for it.
-        """
+        """Send SIGKILL, on all nodes, to every step but those in ``without`` and those of others; return the steps that are
+        left. A step on a node that does not answer ends only when Slurm gives that node up; this does not wait for it."""
         until = time.monotonic() + (_ENDING if not self._silent else 0.3)
         told: frozenset[str] = frozenset()
         asked, self._steps = self._steps or self.steps, None
@@ -362,10 +353,7 @@ _ONE_QUESTION = 20.0  # seconds for one question
 
 def end_without_host(job: str, env: Mapping[str, str]) -> bool:
     """End ``job`` if it has lost its batch host. Returns True when nothing is left to do: Slurm ends it, or knows it no
-    longer.
-
-    Raises OSError where there are no Slurm commands.
-    """
+    longer. Raises OSError where there are no Slurm commands."""
 
     def ask(*words: str) -> bounded.CompletedCommand:
         return bounded.run(words, timeout=_ONE_QUESTION, env=env)

@@ -74,7 +74,7 @@ class RunIdentity(NamedTuple):
     places: Callable[[], frozenset[str]] = frozenset
 
     def ownership(self, job: Job, *, watch_has_the_name: bool = False) -> Ownership:
-        """Return whether ``job`` is this run's.
+        """Return whether ``job`` is this run's, may be, or is not.
 
         ``watch_has_the_name``: the job of the watch that asks is named like the run.
         """

@@ -57,7 +57,7 @@ def main() -> NoReturn:
 
 
 def hand_over(place: str, patience: float, command: list[str], cold: bool = False) -> tuple[_socket.socket, int]:
-    """The connection to the standby and a pidfd of the child, which waits for ``go``. Raises StandbyRefused, OSError."""
+    """Return the connection to the standby and a pidfd of the child, which waits for ``go``. Raises StandbyRefused, OSError."""
     node = os.environ.get("SLURMD_NODENAME") or os.uname().nodename
     link = connect(place, node, patience)
     if peer(link)[1] != os.geteuid():
@@ -80,7 +80,7 @@ def hand_over(place: str, patience: float, command: list[str], cold: bool = Fals
 
 
 def connect(place: str, node: str, patience: float) -> _socket.socket:
-    """To PLACE/NODE.sock, for which is waited as long as a standby is on its way. Raises StandbyRefused, OSError."""
+    """Connect to PLACE/NODE.sock, and wait for it as long as a standby is on its way. Raises StandbyRefused, OSError."""
     began = time.monotonic()
     name = f"{place}/{node}"
     while True:
@@ -111,7 +111,7 @@ def check(place: str) -> None:
 
 
 def is_coming(path: str, waited: float) -> bool:
-    """Does a standby hold its lock? Where there is no file yet, its own start may not have come so far."""
+    """Return whether a standby holds its lock. Where there is no file yet, its own start may not have come so far."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -132,14 +132,14 @@ def _expect(answer: bytes, word: bytes) -> None:
 
 
 def peer(link: _socket.socket) -> tuple[int, int, int]:
-    """Process, user and group at the other end."""
+    """Return process, user and group at the other end."""
     raw = link.getsockopt(_socket.SOL_SOCKET, _socket.SO_PEERCRED, 12)
     pid, uid, gid = (int.from_bytes(raw[at : at + 4], sys.byteorder, signed=True) for at in (0, 4, 8))
     return pid, uid, gid
 
 
 def myself(command: list[str], fds: list[int]) -> dict[str, object]:
-    """The state that COMMAND would inherit from us over an exec."""
+    """Return the state that COMMAND would inherit from us over an exec."""
     limits = {}
     for name in dir(resource):
         if name.startswith("RLIMIT_"):
@@ -167,7 +167,7 @@ def myself(command: list[str], fds: list[int]) -> dict[str, object]:
 
 
 def held_to() -> dict[str, str]:
-    """The limits of a process that a fork cannot change: namespaces, rights, the NUMA nodes of its memory."""
+    """Return the limits of a process that a fork cannot change: namespaces, rights, the NUMA nodes of its memory."""
     found = {name: _link(f"/proc/self/ns/{name}") for name in _NAMESPACES}
     status = dict(line.split(":\t", 1) for line in _read("/proc/self/status", 1 << 14).splitlines() if ":\t" in line)
     found |= {name: status.get(name, "") for name in _RIGHTS}
@@ -180,8 +180,11 @@ def held_to() -> dict[str, str]:
 
 
 def devices() -> list[str]:
-    """The devices that may be opened here, GPUs among them: Slurm gives a task its own through the device cgroup, which
-    ``access`` asks and no file shows. Nothing is opened: that would wake a GPU."""
+    """Return the devices that may be opened here, GPUs among them.
+
+    Slurm gives a task its own through the device cgroup, which ``access`` asks and no file shows. Nothing is opened:
+    that would wake a GPU.
+    """
     return [path for folder in _DEVICES for path in _inside(folder) if os.access(path, os.R_OK | os.W_OK)]
 
 
@@ -194,7 +197,7 @@ def _inside(folder: str) -> list[str]:
 
 
 def inherited(but: int) -> list[int]:
-    """The open descriptors that COMMAND would inherit, in order."""
+    """Return the open descriptors that COMMAND would inherit, in order."""
     found = []
     for name in os.listdir("/proc/self/fd"):
         try:

@@ -43,7 +43,7 @@ _kept: list[object] = []  # lives as long as the process
 
 @dataclass(frozen=True)
 class RankRequest:
-    """What the process of a rank would inherit over an exec, as ``client.myself`` lists it."""
+    """The state that the process of a rank would inherit over an exec, as ``client.myself`` lists it."""
 
     command: list[bytes]
     python: int
@@ -69,7 +69,7 @@ class RankRequest:
 
 
 def read_request(data: bytearray) -> RankRequest | None:
-    """The request once it is complete. Raises nothing: an invalid one is dropped at its bound."""
+    """Return the request once it is complete. Raises nothing: an invalid one is dropped at its bound."""
     head = len(client.PROTOCOL)
     if len(data) < head + 8 or not data.startswith(client.PROTOCOL):
         return None
@@ -105,7 +105,7 @@ class Judge:
         self.own = {name.partition(".")[0] for name in sys.modules} - {"ftsupervise", "sitecustomize", "__main__"}
 
     def fits(self, request: RankRequest) -> None:
-        """Raises Incompatible."""
+        """Check that the rank fits. Raises Incompatible."""
         if self.of_a_rank:
             raise Incompatible(f"imported modules set variables of one rank: {', '.join(self.of_a_rank[:5])}")
         if request.python != sys.hexversion or os.fsdecode(request.executable) != sys.executable:
@@ -132,13 +132,17 @@ class Judge:
             raise Incompatible(f"{shadow} beside the program shadows an imported module of that name")
 
     def folder(self, fd: int) -> None:
-        """Raises Incompatible when ``fd`` is another working directory than the one relative paths were resolved in."""
+        """Check the folder. Raises Incompatible when ``fd`` is another working directory than the one relative paths
+        were resolved in.
+        """
         theirs = os.fstat(fd)
         if (theirs.st_dev, theirs.st_ino) != (self.here.st_dev, self.here.st_ino):
             raise Incompatible("another working directory")
 
     def _shadow(self) -> str:
-        """A module beside the program that an import here would have used instead, maybe a new one; "" if there is none."""
+        """Return a module beside the program that an import here would have used instead, maybe a new one; "" if there
+        is none.
+        """
         first = first_on_path(self.program)
         if first is None:
             return ""
@@ -157,8 +161,10 @@ class Judge:
 
 
 def first_on_path(words: list[str]) -> str | None:
-    """The folder that the interpreter will put first in ``sys.path``; None for none. ``words``: the program and its arguments.
-    Raises Incompatible."""
+    """Return the folder that the interpreter will put first in ``sys.path``; None for none.
+
+    ``words``: the program and its arguments. Raises Incompatible.
+    """
     if getattr(sys.flags, "safe_path", False):
         return None
     if words and words[0].startswith(("-c", "-m")):
@@ -227,8 +233,10 @@ def restore_signals(request: RankRequest, ours: Iterable[int]) -> None:
 
 
 def adopt_descriptors(numbers: list[int], received: list[int], here: int, link: int) -> int:
-    """Each received descriptor under its own number, inheritable, and the working directory ``here``; of all others only
-    the connection stays open: its number from now on."""
+    """Give each received descriptor its own number, inheritable, and take the working directory ``here``.
+
+    Of all others only the connection stays open: its number from now on is returned.
+    """
     os.fchdir(here)
     top = max(numbers, default=2) + 1
     moved = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, top) for fd in received]

@@ -35,7 +35,7 @@ class WarmSettings:
 
 
 def parse_setting(text: str) -> WarmSettings:
-    """ "off", "auto" or "torch,numpy". Raises ValueError."""
+    """Parse "off", "auto" or "torch,numpy". Raises ValueError."""
     if text in ("off", AUTO):
         return WarmSettings(text == AUTO)
     names = tuple(text.split(","))
@@ -95,12 +95,12 @@ class WarmStart:
             env[ENV_IMPORTS] = str(self._imports.file)
 
     def wrap(self, command: tuple[str, ...]) -> tuple[str, ...]:
-        """``command``, or ``client.py`` with it where a standby is ready, or soon will be."""
+        """Return ``command``, or ``client.py`` with it where a standby is ready, or soon will be."""
         self._read_reports()
         standbys, folder = self._standbys, self._folder
         if self._command is None or standbys is None or folder is None:
             return command
-        cold = bool(self._doubts % 2)  # does the command itself fail, or its warm start?
+        cold = bool(self._doubts % 2)  # finds out whether the command itself fails, or its warm start
         patience = self._import_seconds if standbys.importing() and not cold else 0.0
         found = parse_command(command)
         if not isinstance(found, PythonCommand) or not (standbys.ready_somewhere() or patience):
@@ -110,12 +110,12 @@ class WarmStart:
         client = (found.python, "-IS", str(PROGRAMS / "client.py"), str(folder.path), how, "--")
         return (*command[: found.at], *client, *command[found.at :])
 
-    def ended(self, *, stepped: bool) -> None:
+    def ended(self, *, stepped: bool, fault: bool) -> None:
         """Record whether the attempt made a step. After a warm attempt without a step the next one starts cold. If that happens
-        twice and both cold starts succeed, warm start is switched off."""
-        if self._imports.warm:
+        twice and both cold starts succeed, warm start is switched off. ``fault``: its start may be why it made none."""
+        if self._imports.warm and (stepped or fault):
             self._doubts = 0 if stepped else self._doubts + 1
-        elif self._doubts and stepped:
+        elif self._doubts and stepped and not self._imports.warm:
             self._doubts += self._doubts % 2
             if self._doubts >= _DOUBTS:
                 self._say("restarts will be cold: attempts that began warm took no step, and those that began cold did")
@@ -125,13 +125,16 @@ class WarmStart:
     # ----------------------------------------------------------------------------------------------- while it runs
 
     def has_news(self) -> bool:
-        """Has rank 0 made its first step, or a standby reported? It reads the run directory, and may hang with it."""
+        """Return whether rank 0 has made its first step, or a standby reported.
+
+        It reads the run directory, and may hang with it.
+        """
         standbys = self._standbys
         self._news = self._news or (self._first_step() if standbys is None else standbys.has_news())
         return self._news
 
     def _first_step(self) -> bool:
-        """Has rank 0 listed its imports, and are they worth a standby?"""
+        """Return whether rank 0 has listed its imports, and they are worth a standby."""
         now = self._imports
         if self._command is None or now.file is None or now.listed or self._starts >= _STARTS:
             return False
@@ -184,19 +187,21 @@ class WarmStart:
     # ----------------------------------------------------------------------------------------------- their processes
 
     def apart(self) -> frozenset[int]:
-        """Children of the supervisor that are not the attempt's, nor is what is below them."""
+        """Return children of the supervisor that are not the attempt's, nor is what is below them."""
         return self._standbys.apart() if self._standbys is not None else frozenset()
 
     def serving(self) -> int:
-        """On this machine without Slurm: the standby, which is not the attempt's though the ranks are below it. 0: none."""
+        """Return the standby on this machine without Slurm, which is not the attempt's though the ranks are below it.
+        0: none.
+        """
         return self._standbys.serving() if self._standbys is not None else 0
 
     def tree(self) -> frozenset[int]:
-        """The standbys and all below them."""
+        """Return the standbys and all below them."""
         return self._standbys.tree() if self._standbys is not None else frozenset()
 
     def ranks(self) -> list[int]:
-        """On this machine without Slurm: the ranks below the standby."""
+        """Return the ranks below the standby, on this machine without Slurm."""
         return self._standbys.ranks() if self._standbys is not None else []
 
     def stop(self) -> None:

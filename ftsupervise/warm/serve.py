@@ -51,7 +51,7 @@ class Caller:
         return self.request.attempt if self.request is not None else 0
 
     def receive(self) -> bool:
-        """Take the data it has sent. False when it has ended, or has sent too much."""
+        """Take the data it has sent. Return False when it has ended, or has sent too much."""
         try:
             data, received, flags, _ = socket.recv_fds(self.link, 1 << 20, client.FDS_AT_ONCE)
         except BlockingIOError:
@@ -81,7 +81,7 @@ class Entrance:
     """PLACE/NODE.sock, where ranks connect, and the pipe through which signals arrive."""
 
     def __init__(self, place: str, poll: select.poll) -> None:
-        """Raises OSError."""
+        """Open the socket and the pipe. Raises OSError."""
         node = os.environ.get("SLURMD_NODENAME") or os.uname().nodename
         self.path = Path(place) / f"{node}.sock"
         self.path.unlink(missing_ok=True)
@@ -100,7 +100,7 @@ class Entrance:
         poll.register(self.signals, select.POLLIN)
 
     def accept(self) -> socket.socket | None:
-        """A connection of a process of this account."""
+        """Return a connection of a process of this account."""
         try:
             link, _ = self.listener.accept()
         except OSError:
@@ -131,7 +131,7 @@ class Leftovers:
         self._send(signal.SIGKILL)
 
     def are_gone(self) -> bool:
-        """Is none alive or still dying (and holding its memory)? Live ones are killed."""
+        """Return whether none is alive or still dying (and holding its memory). Live ones are killed."""
         try:
             os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         except ChildProcessError:  # orphans of a rank become our children
@@ -189,7 +189,7 @@ class Serving:
     # -------------------------------------------------------------------------------------------------------- waiting
 
     def _poll_timeout(self) -> float | None:
-        """Milliseconds until the next bound."""
+        """Return the milliseconds until the next bound."""
         bounds = [caller.until for caller in self.callers.values() if not caller.pid]
         if self.leftovers.kill_at is not None:
             bounds.append(self.leftovers.kill_at)
@@ -250,7 +250,7 @@ class Serving:
         self.poll.register(link, select.POLLIN | select.POLLRDHUP)
 
     def _on_caller(self, caller: Caller, event: int) -> None:
-        """Read on, or act on its end."""
+        """Read on, or react to its end."""
         if caller.pid:
             if event & (select.POLLHUP | select.POLLRDHUP | select.POLLERR):  # the rank's client was killed
                 self._kill_rank(caller)
@@ -288,7 +288,7 @@ class Serving:
             caller.complete, caller.until = True, time.monotonic() + _REFUSE_WITHIN
 
     def _kill_rank(self, caller: Caller) -> None:
-        """SIGKILL to the rank and its group; its end is reaped as any other."""
+        """Send SIGKILL to the rank and its group; its end is reaped as any other."""
         self._unwatch(caller)
         for kill in (os.killpg, os.kill):
             try:
@@ -304,7 +304,7 @@ class Serving:
             return
 
     def _fork_waiting(self) -> bool:
-        """True in a child that continues as a rank."""
+        """Fork for waiting ranks; return True in a child that continues as a rank."""
         for caller in [one for one in self.callers.values() if one.complete and not one.pid]:
             if caller.attempt < self.newest:
                 self._refuse(caller, "a newer attempt has begun")
@@ -320,7 +320,7 @@ class Serving:
         return False
 
     def _fork(self, caller: Caller, request: RankRequest) -> bool:
-        """True in the child."""
+        """Fork; return True in the child."""
         try:
             self.judge.folder(caller.fds[0])
             die_with_parent = processes.die_with_parent(signal.SIGKILL)
@@ -345,7 +345,7 @@ class Serving:
         self._drop(caller)
 
     def _older_attempts_are_gone(self, caller: Caller) -> bool:
-        """Is no process of an older attempt alive?"""
+        """Return whether no process of an older attempt is alive."""
         if any(one.pid and one.attempt == caller.attempt for one in self.callers.values()):
             return True
         self._reap()
@@ -354,7 +354,7 @@ class Serving:
     # ------------------------------------------------------------------------------------------------------- the child
 
     def _become(self, caller: Caller, request: RankRequest, die_with_parent: Callable[[], None]) -> None:
-        """In the child: become the rank, report it, wait for the start message. Returns only then."""
+        """Become the rank, in the child; report it and wait for the start message. Returns only then."""
         link = caller.link
         try:
             signal.set_wakeup_fd(self.entrance.old_wakeup)

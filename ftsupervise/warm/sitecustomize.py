@@ -45,7 +45,9 @@ def _start() -> None:
 
 
 def _announce(place: str, node: str) -> int | None:
-    """A descriptor that stays open over an exec, its file locked; None where it cannot be made: ranks do not wait then."""
+    """Return a descriptor that stays open over an exec, its file locked; None where it cannot be made: ranks do not
+    wait then.
+    """
     import fcntl
     import stat
 

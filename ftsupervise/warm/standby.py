@@ -1,8 +1,8 @@
-"""The standby waits to become the next attempt: it has imported the ranks' modules, and forks one child for each rank.
+"""A standby waits to become the next attempt: it has imported the ranks' modules, and forks one child for each rank.
 
-It runs nothing of the user's program, so it is as clean after a hundred attempts as before the first. What an import may
-leave behind that a fork does not carry over (threads, open devices and sockets, processes, an initialised GPU) is looked
-for after each one; a module that leaves such a thing is not imported by the next try.
+It runs nothing of the user's program, so it is as clean after a hundred attempts as before the first. An import may
+leave things behind that a fork does not carry over (threads, open devices and sockets, processes, an initialised GPU).
+They are looked for after each one; a module that leaves such a thing is not imported by the next try.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _NEVER = {"mpi4py", "horovod", "tensorflow"}  # they join something, or start th
 
 
 def stand_by(text: str) -> None:
-    """Comes back in a child that is to go on as a rank. ``text``: its orders as JSON, see ``warm/standbys.py``."""
+    """Stand by; return in a child that is to go on as a rank. ``text``: its orders as JSON, see ``warm/standbys.py``."""
     orders: dict[str, Any] = json.loads(text)
     _set_environment(orders)
     coming = orders.pop("coming", None)
@@ -85,7 +85,10 @@ class Standby:
             return
 
     def memory_is_tight(self) -> bool:
-        """Is memory tight here, the host's or the job's? Unknown counts as enough: an error costs one process."""
+        """Return whether memory is tight here, the host's or the job's.
+
+        Unknown counts as enough: an error costs one process.
+        """
         try:
             rooms = HostMemory().rooms()
         except (OSError, ValueError):
@@ -122,7 +125,7 @@ class Standby:
         )
 
     def _import(self, before: set[str]) -> dict[str, str]:
-        """The first top-level name whose import leaves something behind, with a description of it."""
+        """Return the first top-level name whose import leaves something behind, with a description of it."""
         last = ""
         for name in self.modules:
             top = name.partition(".")[0]
@@ -151,14 +154,14 @@ class Standby:
             self.ours = []
 
     def drop_ours(self) -> None:
-        """In the child: forget of this package what its rank would not have found imported here."""
+        """Forget, in the child, the modules of this package that its rank would not have found imported here."""
         kept = () if self._has_another() else self.ours
         for name in [name for name in sys.modules if name == "ftsupervise" or name.startswith("ftsupervise.")]:
             if name not in kept:
                 del sys.modules[name]
 
     def _has_another(self) -> bool:
-        """Would the rank find another ftsupervise beside its program?"""
+        """Return whether the rank would find another ftsupervise beside its program."""
         first = first_on_path(sys.orig_argv[1 + int(self.orders["flags"]) :])
         if first is None:
             return False
@@ -176,8 +179,10 @@ class Standby:
         os.execvp(words[0], words)
 
     def changed_module(self, attempt: bytes) -> str:
-        """The module that changed on disk since its import, or "". Checked once for all ranks of an attempt (b"": unknown),
-        for as long as ranks can wait."""
+        """Return the module that changed on disk since its import, or "".
+
+        Checked once for all ranks of an attempt (b"": unknown), for as long as ranks can wait.
+        """
         if attempt and attempt == self._checked:
             return ""
         until = time.monotonic() + _LOOK_WITHIN
@@ -191,7 +196,7 @@ class Standby:
 
 
 def is_theirs() -> bool:
-    """Is this package the one that a rank would import, but for what lies beside its program?"""
+    """Return whether this package is the one that a rank would import, but for files beside its program."""
     for finder in sys.meta_path:
         look = getattr(finder, "find_spec", None)
         found = look("ftsupervise", None) if look is not None else None
@@ -201,7 +206,7 @@ def is_theirs() -> bool:
 
 
 def _traces() -> set[str]:
-    """The resources that a fork would not carry over: a rank has the descriptors of a fresh process, and no others."""
+    """Return the resources that a fork would not carry over: a rank has the descriptors of a fresh process, and no others."""
     found = {f"process {pid}" for pid in _children()}
     for name in os.listdir("/proc/self/fd"):
         try:
@@ -212,7 +217,7 @@ def _traces() -> set[str]:
 
 
 def _left_behind(before: set[str]) -> str:
-    """The new resources since the last snapshot, in words; "" if none."""
+    """Return the new resources since the last snapshot, in words; "" if none."""
     new = sorted(_traces() - before)
     if new:
         return f"opened or started {', '.join(new)[:200]}"
@@ -234,7 +239,10 @@ def _left_behind(before: set[str]) -> str:
 
 
 def _threads() -> int:
-    """Besides this one. One that is being taken down does not count: it was joined, and has had no turn since."""
+    """Return the threads besides this one.
+
+    One that is being taken down does not count: it was joined, and has had no turn since.
+    """
     living = 0
     for name in os.listdir("/proc/self/task"):
         found = processes.stat_fields(f"/proc/self/task/{name}/stat")
@@ -244,7 +252,7 @@ def _threads() -> int:
 
 
 def _bad_fork() -> str:
-    """Would a child be refused by torch's CUDA? Only a child can tell."""
+    """Return why torch's CUDA would refuse a child; "" if it would not. Only a child can tell."""
     cuda = getattr(sys.modules.get("torch"), "cuda", None)
     if cuda is None:
         return ""
@@ -260,7 +268,9 @@ def _bad_fork() -> str:
 
 
 def _children() -> list[str]:
-    """Asked after each module: a look at every process of the host would take a hundred times longer."""
+    """Return the children, asked for after each module: a look at every process of the host would take a hundred times
+    longer.
+    """
     try:
         return Path("/proc/thread-self/children").read_text("ascii").split()
     except OSError:
@@ -268,8 +278,11 @@ def _children() -> list[str]:
 
 
 def _stamps(ours: list[str]) -> dict[str, int]:
-    """The paths that change when a package is installed or edited: the folders that packages are installed in, and
-    the file of each module but Python's own, of this package only ``ours``. About 1 µs each: torch has 800."""
+    """Return the paths that change when a package is installed or edited.
+
+    These are the folders that packages are installed in, and the file of each module but Python's own, of this package
+    only ``ours``. About 1 µs each: torch has 800.
+    """
     folders = {entry for entry in sys.path if os.path.basename(entry) in ("site-packages", "dist-packages")}
     installed = tuple(f"{folder}/" for folder in folders)
     never = (f"{os.path.dirname(os.__file__)}/", f"{Path(__file__).parents[1]}/")

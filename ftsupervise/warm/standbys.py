@@ -38,7 +38,9 @@ _FLAGS = frozenset("bBdOPqRsuv")  # Python's options that a standby can be start
 
 @dataclass(frozen=True)
 class PythonCommand:
-    """``words`` begins at the interpreter, which stands at ``at`` in the whole; the ``flags`` words after it are its own."""
+    """A Python command. ``words`` begins at the interpreter, which stands at ``at`` in the whole; the ``flags`` words
+    after it are its own.
+    """
 
     at: int
     words: tuple[str, ...]
@@ -51,7 +53,7 @@ class PythonCommand:
 
 
 def parse_command(command: Sequence[str]) -> PythonCommand | str:
-    """The parsed command, or the reason why no standby can replace its start."""
+    """Return the parsed command, or the reason why no standby can replace its start."""
     if not command:
         return "there is no command"
     srun = is_srun(command)
@@ -68,7 +70,7 @@ def parse_command(command: Sequence[str]) -> PythonCommand | str:
 
 
 def _after_srun(command: Sequence[str]) -> int | str:
-    """The index at which the command of srun begins, or why a rank of it would differ from its standby."""
+    """Return the index at which the command of srun begins, or why a rank of it would differ from its standby."""
     options, at = srun_options(command)
     for name, _ in options:
         long = name.startswith("--")
@@ -78,7 +80,7 @@ def _after_srun(command: Sequence[str]) -> int | str:
 
 
 def _flags(words: tuple[str, ...]) -> int | str:
-    """The number of words after ``words[0]`` that are the interpreter's options."""
+    """Return the number of words after ``words[0]`` that are the interpreter's options."""
     at = 1
     while at < len(words):
         word = words[at]
@@ -107,7 +109,7 @@ class StandbyFolder:
     """The private folder for the standbys' sockets and their log, with an unguessable name."""
 
     def __init__(self) -> None:
-        """Raises OSError."""
+        """Make the folder. Raises OSError."""
         shared = SHARED_MEMORY
         top = shared if os.access(shared, os.W_OK) else os.environ.get("TMPDIR") or "/tmp"
         self.path = Path(shm_dir.new_base(top))
@@ -150,7 +152,7 @@ class Standbys:
     def __init__(
         self, order: StandbyOrder, folder: StandbyFolder, allocation: Allocation, say: Callable[[str], None]
     ) -> None:
-        """Raises OSError when the process cannot be started."""
+        """Start them. Raises OSError when the process cannot be started."""
         self._log, self._allocation, self._say = folder.log, allocation, say
         self._by_srun = order.command.srun
         silent = allocation.silent() if self._by_srun else ()
@@ -197,12 +199,14 @@ class Standbys:
         return bool(self._ready)
 
     def importing(self) -> bool:
-        """Is a standby still importing on any node? It began before a rank that starts now, so the rank waits for it, but no
-        longer than its own imports would take."""
+        """Return whether a standby is still importing on any node.
+
+        It began before a rank that starts now, so the rank waits for it, but no longer than its own imports would take.
+        """
         return len(self._ready.keys() | self._refused) < len(self._nodes) and monotonic() < self._ready_by
 
     def has_news(self) -> bool:
-        """Has one reported, or ended? Called by another thread."""
+        """Return whether one has reported, or ended. Called by another thread."""
         try:
             size = self._log.stat().st_size
         except OSError:
@@ -250,19 +254,19 @@ class Standbys:
         return not self._by_srun and self._process.pid in self._ready.values()
 
     def tree(self) -> frozenset[int]:
-        """The standby and all below it."""
+        """Return the standby and all below it."""
         return frozenset({self._process.pid, *processes.below(self._process.pid)})
 
     def apart(self) -> frozenset[int]:
-        """The standby whose ``tree()`` is not the attempt's; none where it serves here, with the ranks below it."""
+        """Return the standby whose ``tree()`` is not the attempt's; none where it serves here, with the ranks below it."""
         return frozenset() if self._serves_here() else frozenset({self._process.pid})
 
     def serving(self) -> int:
-        """A standby that serves here; 0 where there is none."""
+        """Return a standby that serves here; 0 where there is none."""
         return self._process.pid if self._serves_here() else 0
 
     def ranks(self) -> list[int]:
-        """The ranks below a standby that serves here, on this machine without Slurm."""
+        """Return the ranks below a standby that serves here, on this machine without Slurm."""
         return processes.children().get(self._process.pid, []) if self._serves_here() else []
 
     def stop(self) -> None:

@@ -139,7 +139,7 @@ def _in_general(orders: TickOrders, progress: TickProgress, away: str) -> list[t
 def _of_storage(
     orders: TickOrders, progress: TickProgress, say: Say, away: str
 ) -> Iterator[tuple[RunReport, Journal, Alerts]]:
-    """Report run directories that do not answer or cannot be used, and those that have recovered."""
+    """Yield reports of run directories that do not answer or cannot be used, and of those that have recovered."""
     for index, finding in progress.stored():
         run = progress.roster.known[index].run
         if progress.runs[index].missing:

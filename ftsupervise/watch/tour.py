@@ -216,7 +216,7 @@ class Tour:
                 at=lambda name: self.say.at(index, f"check it (watchdog {name})", BOUND),
             )
             self.say.at(index, "write down what was found", BOUND)
-            report, news = _notify(seen, journal, orders.now, beside=bad_in_general(self.progress, orders.now))
+            report, news = _notify(seen, journal, orders.now, context=bad_in_general(self.progress, orders.now))
             self.say.at(index, "write down that it was checked", BOUND)
             trouble = tuple(_remember(seen, report, news, orders))
             self.jobs[index] = seen.jobs
@@ -239,10 +239,10 @@ class Tour:
         if mine:
             settings = [progress.roster.known[i].run.alerts for i in mine]
             journals = [self._journal(i) for i in mine]
-            done = send(journals, settings, self.orders.now, self.say, mine, self.beside)
+            done = send(journals, settings, self.orders.now, self.say, mine, self.about_run)
             self.tell(MessagesSent(tuple(mine), done))
 
-    def beside(self, index: int) -> AboutRun | None:
+    def about_run(self, index: int) -> AboutRun | None:
         """Return what goes with the messages of a run that this child has checked."""
         if self.orders.draw is None or index not in self.jobs:
             return None
@@ -290,13 +290,13 @@ def send(
 ) -> Delivered:
     """Send the messages that are due in ``journals``; ``items`` has the index of each one's run. ``draw``: the last day of a
     run, asked for where there is a message."""
-    beside: dict[str, AboutRun] = {}
+    about_runs: dict[str, AboutRun] = {}
     for journal, item in zip(journals, items, strict=True):  # a journal that hangs does so while nothing is claimed
         say.at(item, SENDS, BOUND)
         if due(journal.read(), now) and (found := draw(item)) is not None:
-            beside[journal.home] = found
+            about_runs[journal.home] = found
     say.at(-1, "send messages", SENDING)
-    return deliver(journals, settings, now, beside=beside)
+    return deliver(journals, settings, now, about_runs=about_runs)
 
 
 def queue_of(run: Run, queues: Mapping[str, QueueAnswer]) -> QueueAnswer:
@@ -320,9 +320,9 @@ def slurm_queue(progress: TickProgress) -> QueueAnswer | None:
 
 
 def _notify(
-    seen: RunLook, journal: Journal, now: datetime, *, beside: Sequence[Finding]
+    seen: RunLook, journal: Journal, now: datetime, *, context: Sequence[Finding]
 ) -> tuple[RunReport, list[EventLine]]:
-    recorded = record(journal, seen.findings, seen.run.alerts, now, run_name=seen.run.name, beside=beside)
+    recorded = record(journal, seen.findings, seen.run.alerts, now, run_name=seen.run.name, context=context)
     said, news = [], [of_notice(notice, seen.rundir) for notice in recorded.notices]
     for event in _events(seen):
         look = f"ftsupervise status {seen.rundir.quoted()}"

@@ -117,9 +117,9 @@ def as_nobody(folder: Path, *words: str) -> tuple[int, bool]:
     """The exit code, and whether one sentence said "Permission denied". In a forked child, because the interpreter itself
     may lie where another user cannot reach it."""
     import ftsupervise.cli.config
+    import ftsupervise.cli.kill
     import ftsupervise.cli.launch
     import ftsupervise.cli.status
-    import ftsupervise.cli.switches
     import ftsupervise.config.find_run
     import ftsupervise.launch.submit
     import ftsupervise.report

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.neighbours.typed import typed
 
 from .conftest import HungMount
 
@@ -23,9 +23,7 @@ def test_nobody_is_told_to_mend_a_file_on_dead_storage(hung_mount: HungMount, tm
     env = {**os.environ, "TMPDIR": f"{tmp_path}/tmp", "FTSUPERVISE_STATE_DIR": f"{tmp_path}/state"}
     hung_mount.hang("statfs", "getattr", "readdir", "open")
     dead = hung_mount.point / "ftsupervise.yaml"
-    argv = [sys.executable, "-m", "ftsupervise", "watch", "good.yaml", str(dead)]
-    done = subprocess.run(argv, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120, check=False)
-    assert "Traceback" not in done.stderr, done.stderr
+    typed("watch", "good.yaml", dead, folder=tmp_path, env=env)
     told = (tmp_path / "messages.txt").read_text()
     assert f"the settings of {dead} cannot be read: its storage does not answer" in told
     assert "tell your storage people; nothing was changed" in told
@@ -39,9 +37,7 @@ def test_a_broken_file_is_named_once_and_is_to_be_mended(tmp_path: Path) -> None
         f"alerts: {{receivers: [{{file: {{path: {tmp_path}/messages.txt}}}}]}}\n"
     )
     (tmp_path / "bad one").write_text("")
-    env = {**os.environ, "FTSUPERVISE_STATE_DIR": f"{tmp_path}/state"}
-    argv = [sys.executable, "-m", "ftsupervise", "watch", "good.yaml", "bad one"]
-    done = subprocess.run(argv, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120, check=False)
+    done = typed("watch", "good.yaml", "bad one", folder=tmp_path, FTSUPERVISE_STATE_DIR=f"{tmp_path}/state")
     told = (tmp_path / "messages.txt").read_text()
     assert "bad one: bad one" not in done.stdout + done.stderr + told
     assert "the settings of bad one cannot be read: the file is empty" in told

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from tests.neighbours.patience import wait_until
+from tests.neighbours.typed import typed
 
 from .conftest import need_root_and
 
 pytestmark = pytest.mark.root
-FT = [sys.executable, "-m", "ftsupervise"]
 
 
 class Disk:
@@ -61,11 +60,7 @@ class Member:
             f"name: r\nscheduler: local\nrun_dir: {run_dir}\n"
             f"launch:\n  jobs: 1\n  command: touch {self.marks}/$FTSUPERVISE_ATTEMPT\n"
         )
-        launched = subprocess.run(
-            [*FT, "launch", str(folder / "ftsupervise.yaml")],
-            env=self.env, capture_output=True, text=True, timeout=60, check=False,
-        )  # fmt: skip
-        assert launched.returncode == 0, launched.stderr
+        typed("launch", folder / "ftsupervise.yaml", env=self.env, code=0)
         wait_until(lambda: (run_dir / "attempts/0001/end.json").exists(), "the first member's end", 60)
         self.script = (run_dir / "launches/0001/train.sbatch").read_text()
 
@@ -118,8 +113,5 @@ def test_a_mount_that_comes_back_in_time_costs_no_member(disk: Disk, member: Mem
 def test_a_run_that_is_typed_by_hand_makes_its_directory_in_a_new_place(tmp_path: Path) -> None:
     place = tmp_path / "new" / "r"
     began = time.monotonic()
-    done = subprocess.run(
-        [*FT, "run", "--run-dir", str(place), "--", "true"], capture_output=True, text=True, timeout=60, check=False
-    )
-    assert done.returncode == 0, done.stderr
+    typed("run", "--run-dir", place, "--", "true", code=0)
     assert (place / "attempts/0001/end.json").exists() and time.monotonic() - began < 60

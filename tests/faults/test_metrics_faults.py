@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -12,6 +10,7 @@ import pytest
 
 from tests.neighbours.stranger import STRANGER
 from tests.neighbours.supervised import outside_a_job
+from tests.neighbours.typed import typed
 from tests.story.measured_run import make_run
 
 from .conftest import HungMount
@@ -21,10 +20,8 @@ pytestmark = pytest.mark.root
 
 def look(folder: Path, *runs: Path) -> tuple[str, float]:
     env = outside_a_job(FTSUPERVISE_STATE_DIR=str(folder / "state"))
-    argv = [sys.executable, "-m", "ftsupervise", "watch", *map(str, runs)]
     began = time.monotonic()
-    done = subprocess.run(argv, cwd=folder, env=env, capture_output=True, text=True, timeout=120, check=False)
-    assert "Traceback" not in done.stderr, done.stderr
+    done = typed("watch", *runs, folder=folder, env=env)
     return done.stdout + done.stderr, time.monotonic() - began
 
 

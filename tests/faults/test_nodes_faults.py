@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from ftsupervise.rundir.paths import RunDir
 from tests.faults.conftest import HungMount
 from tests.neighbours.queue import Queue
 from tests.neighbours.supervised import SupervisedRun
+from tests.neighbours.typed import typed
 
 pytestmark = pytest.mark.root
 
@@ -40,12 +40,11 @@ def test_who_asks_for_the_nodes_is_answered_without_what_hangs(hung_mount: HungM
     hung_mount.hang("getattr", "readdir")
 
     def type_in(verb: str) -> subprocess.CompletedProcess[str]:
-        words = [sys.executable, "-m", "ftsupervise", "nodes", verb, str(rundir.root)]
-        return subprocess.run(words, env=queue.env, capture_output=True, text=True, timeout=60, check=False)
+        return typed("nodes", verb, rundir.root, env=queue.env)
 
     seen, changed = type_in("list"), type_in("apply")
     assert seen.returncode == 0, seen.stderr
     assert "node-7" in seen.stdout
     assert "does not answer: the incidents of other runs are left out" in seen.stderr
     assert changed.returncode == 69
-    assert "not all that is known of the nodes could be read" in changed.stderr, "half of it gives no node back"
+    assert "not all incidents of the nodes could be read" in changed.stderr, "half of it gives no node back"

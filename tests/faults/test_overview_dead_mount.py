@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
-from .conftest import HungMount
+from tests.neighbours.typed import typed
 
-FT = [sys.executable, "-m", "ftsupervise"]
+from .conftest import HungMount
 
 
 def make_run(root: Path) -> None:
@@ -36,7 +34,7 @@ def test_a_run_on_a_dead_mount_is_unknown_and_all_others_are_shown(tmp_path: Pat
     env = {**os.environ, "FTSUPERVISE_STATE_DIR": str(tmp_path / "state"), "PATH": "/nowhere"}
     for words in ((), ("--json",)):
         began = time.monotonic()
-        done = subprocess.run([*FT, "status", *words], env=env, capture_output=True, text=True, timeout=60, check=False)
+        done = typed("status", *words, env=env)
         assert time.monotonic() - began < 15
         assert done.returncode == 0, done.stderr
         if not words:
@@ -65,7 +63,7 @@ def test_a_run_on_a_dead_mount_costs_no_other_its_metrics(tmp_path: Path, dead_m
     env = {**os.environ, "FTSUPERVISE_STATE_DIR": str(tmp_path / "state"), "PATH": "/nowhere"}
     words = ["metrics", "--to", str(tmp_path / "textfile")]
     began = time.monotonic()
-    done = subprocess.run([*FT, *words], env=env, capture_output=True, text=True, timeout=60, check=False)
+    done = typed(*words, env=env)
     assert time.monotonic() - began < 15
     assert "has not answered for 4 s" in done.stderr and done.returncode == 73, done.stderr
     (written,) = (tmp_path / "textfile").glob("*.prom")

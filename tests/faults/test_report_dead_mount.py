@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 import time
 from datetime import datetime, timezone
 from pathlib import Path
@@ -14,8 +12,7 @@ import pytest
 from tests.faults.conftest import HungMount
 from tests.neighbours.prepared_runs import prepare
 from tests.neighbours.supervised import outside_a_job
-
-FT = [sys.executable, "-m", "ftsupervise", "report"]
+from tests.neighbours.typed import typed
 
 
 @pytest.mark.root
@@ -31,12 +28,12 @@ def test_a_report_is_written_without_the_checkpoints_whose_folder_hangs(tmp_path
     (tmp_path / "account" / "state" / "runs" / "dead").symlink_to(dead_mount.point / "r")
     dead_mount.hang("all")
     began = time.monotonic()
-    done = subprocess.run([*FT, "fine"], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60, check=False)
+    done = typed("report", "fine", folder=tmp_path, env=env)
     assert done.returncode == 0, done.stderr
     assert time.monotonic() - began < 20
     assert f"{dead_mount.point}: no answer within 4 s" in (tmp_path / "report-fine.html").read_text()
 
-    done = subprocess.run([*FT, "--week", "-o", "-"], env=env, capture_output=True, text=True, timeout=60, check=False)
+    done = typed("report", "--week", "-o", "-", env=env)
     assert done.returncode == 0, done.stderr
     assert "has not answered for 4 s" in done.stdout
     assert done.stdout.count('<th scope="row">fine</th>') == 1

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,6 +15,7 @@ from ftsupervise.checkpoints.commit import Origin, commit
 from ftsupervise.findings import Finding, Severity
 from ftsupervise.probe import Probe
 from ftsupervise.truth import Health
+from tests.neighbours.typed import typed
 
 from .conftest import HungMount, need_root_and
 from .watched import Watched
@@ -131,15 +131,7 @@ def test_the_process_that_looked_at_a_hung_mount_ends_by_itself(hung_mount: Hung
     config.write_text(
         f"name: r\nlaunch: {{command: a}}\nscheduler: local\nwatch:\n  disk: [{{path: {hung_mount.point}}}, {{path: /tmp}}]\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-m", "ftsupervise", "check", "disk", str(config), "--nagios"],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-        env={**os.environ, "TMPDIR": str(tmp_path)},
-    )
-    assert done.returncode == 2, done.stderr
+    done = typed("check", "disk", config, "--nagios", code=2, TMPDIR=str(tmp_path))
     assert "has not answered for" in done.stdout
 
 

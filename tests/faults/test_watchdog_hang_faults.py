@@ -136,7 +136,7 @@ def test_a_kill_switch_gives_time_to_leave_and_no_more(tmp_path: Path, probe: Pr
     put(watched.rundir.switches / "kill-switch", b"", age=7200)
     found = watched.look("hang")["progress"]
     assert found.health is Health.BAD
-    assert "it cannot see it" in found.summary
+    assert "the loop does not see it" in found.summary
 
 
 def test_nobody_knows_is_not_hung(tmp_path: Path, probe: Probe) -> None:

@@ -4,8 +4,6 @@ ends by itself. The alert comes once, and once more when it is over."""
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.neighbours.patience import wait_until
+from tests.neighbours.typed import typed
 
 from .conftest import HungMount
 from .test_probe_hung_mount import probes_on
@@ -30,14 +29,7 @@ class Watching:
 
     def tick(self) -> tuple[str, float]:
         began = time.monotonic()
-        done = subprocess.run(
-            [sys.executable, "-m", "ftsupervise", "watch", *map(str, self.configs), "--no-send"],
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-            env=self.env,
-        )
+        done = typed("watch", *self.configs, "--no-send", env=self.env)
         assert "Traceback" not in done.stderr, done.stderr
         return done.stdout + done.stderr, time.monotonic() - began
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from collections.abc import Iterable
 from datetime import datetime, timezone
 from pathlib import Path
@@ -12,9 +11,9 @@ from ftsupervise.report.everything import ReportFacts, report_of
 from ftsupervise.rundir.paths import RunDir
 from tests.neighbours.prepared_runs import prepare
 from tests.neighbours.supervised import outside_a_job
+from tests.neighbours.typed import typed
 
 NOW = datetime.now(timezone.utc)
-FT = [sys.executable, "-m", "ftsupervise"]
 
 
 class PreparedAccount:
@@ -31,6 +30,4 @@ class PreparedAccount:
         return self._read[name]
 
     def type(self, *words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [*FT, *words], cwd=cwd, env=self.env, capture_output=True, text=True, timeout=60, check=False
-        )
+        return typed(*words, folder=cwd, env=self.env)

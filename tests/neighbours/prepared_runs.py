@@ -95,7 +95,7 @@ def hang(folder: Path, now: datetime) -> Story:
     run.stand(50 * MINUTE)
     run.write(now, running=True, current=0.0, behind="rank 163 on node-21")
     write_tracker(run.rundir.attempt(3), TrackerPage("https://wandb.ai/lab/pretrain/runs/8f3k", "W&B"))
-    run.blame(now, "node-21", "hang", 12.5 * HOUR, 6 * HOUR, evidence="rank 163 stood still")
+    run.blame(now, "node-21", "hang", 12.5 * HOUR, 6 * HOUR, evidence="rank 163 made no step")
     run.alert(now, "hang", "", Severity.CRITICAL, f"no progress for 50m (limit 40m), the last being step {run.step}",
               45 * MINUTE, do="scancel 102_1  (the next job continues from the last checkpoint)")  # fmt: skip
     return run.rundir, run.jobs(now, running=True)
@@ -223,7 +223,7 @@ def nine_days(folder: Path, now: datetime) -> Story:
     run.train(7.6 * HOUR)
     run.write(now, running=True, current=0.98)
     run.blame(now, "node-17", "hardware", 6.9 * DAY, 4.1 * DAY, evidence="NVRM: Xid 94: uncorrectable ECC error")
-    run.blame(now, "node-40", "hang", 5.6 * DAY, evidence="rank 317 stood still")
+    run.blame(now, "node-40", "hang", 5.6 * DAY, evidence="rank 317 made no step")
     run.alert(
         now,
         "disk",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import subprocess
-import sys
 import threading
 import time
 from collections import Counter
@@ -19,6 +18,7 @@ from ftsupervise.crontab.installation import CronDir, need_installed
 from ftsupervise.errors import SchedulerUnavailable
 from ftsupervise.sandbox import Sandbox
 from ftsupervise.scheduler.slurm import Slurm
+from tests.neighbours.typed import typed
 
 SPARES = 3
 
@@ -55,14 +55,10 @@ class OneCron:
         )
 
     def type(self, *words: str) -> subprocess.CompletedProcess[str]:
-        argv = [sys.executable, "-m", "ftsupervise", "cron", *words]
-        return subprocess.run(
-            argv, cwd=self.home, env=self.env, capture_output=True, text=True, timeout=180, check=False
-        )
+        return typed("cron", *words, folder=self.home, env=self.env, seconds=180)
 
     def install(self) -> None:
-        done = self.type("install")
-        assert done.returncode == 0, done.stdout + done.stderr
+        typed("cron", "install", folder=self.home, env=self.env, seconds=180, code=0)
         if not (self.home / "work").exists():
             (self.home / "work").touch()
             self.cron.crontab.write_text(f'@tick echo "$FTSUPERVISE_CRON_SLOT" >> {self.home}/work\n')
@@ -74,8 +70,7 @@ class OneCron:
         temp.replace(self.cron.folder(folder) / name)
 
     def alerts(self) -> str:
-        argv = [sys.executable, "-m", "ftsupervise", "alerts", str(self.cron.root)]
-        return subprocess.run(argv, env=self.env, capture_output=True, text=True, timeout=60, check=True).stdout
+        return typed("alerts", self.cron.root, env=self.env, code=0).stdout
 
     def slurm(self) -> Slurm:
         return Slurm(self.env)

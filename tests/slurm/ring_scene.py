@@ -21,6 +21,7 @@ from ftsupervise.rundir.ledger import ledger
 from ftsupervise.rundir.paths import ENV_RUN_DIR, RunDir
 from ftsupervise.sandbox import Sandbox
 from tests.neighbours.supervised import outside_a_job
+from tests.neighbours.typed import typed
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "minimal"
 
@@ -52,11 +53,7 @@ class Scene:
         return self.launch(f"{sys.executable} train.py --log-every 1 {words}", **launch)
 
     def type(self, *words: str, code: int = 0) -> str:
-        done = subprocess.run(
-            [sys.executable, "-m", "ftsupervise", *words],
-            cwd=self.folder, env=self.sandbox.env(), capture_output=True, text=True, timeout=120, check=False,
-        )  # fmt: skip
-        assert done.returncode == code, done.stdout + done.stderr
+        done = typed(*words, folder=self.folder, env=self.sandbox.env(), code=code)
         return done.stdout + done.stderr
 
     def log(self) -> str:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +9,7 @@ from typing import Any
 import pytest
 
 from ftsupervise.sandbox import Sandbox
+from tests.neighbours.typed import typed
 
 pytestmark = pytest.mark.slurm
 Until = Callable[..., Any]
@@ -27,26 +26,15 @@ def test_a_chain_that_was_cancelled_whole_is_brought_back_by_the_run(
     )
     env = {**sandbox.env(), "FTSUPERVISE_STATE_DIR": str(folder / "state"), "FTSUPERVISE_KEEPER_SECONDS": "2"}
 
-    def typed(*words: str) -> None:
-        done = subprocess.run(
-            [sys.executable, "-m", "ftsupervise", *words],
-            cwd=folder,
-            env=env,
-            capture_output=True,
-            text=True,
-            timeout=120,
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-
     def chain() -> list[str]:
         return sandbox.run(["squeue", "-h", "-n", "ftsupervise-cron", "-o", "%i"]).split()
 
-    typed("cron", "install", "--backend", "slurm")
+    typed("cron", "install", "--backend", "slurm", folder=folder, env=env, code=0)
     until(chain, "the chain")
-    typed("launch")
+    typed("launch", folder=folder, env=env, code=0)
     until(lambda: "RUNNING" in sandbox.run(["squeue", "-h", "-n", "kept", "-o", "%T"]), "the run")
     while chain():  # a tick that runs may just have submitted another
         sandbox.run(["scancel", "-n", "ftsupervise-cron"])
     until(lambda: len(chain()) >= 2, "the chain to be brought back by the running job", 120)
-    typed("cron", "remove")
-    typed("kill", "--yes")
+    typed("cron", "remove", folder=folder, env=env, code=0)
+    typed("kill", "--yes", folder=folder, env=env, code=0)

@@ -20,6 +20,7 @@ from ftsupervise.launch.script import render
 from ftsupervise.nodes.incidents import Incident, IncidentLog, prepare
 from ftsupervise.sandbox import Sandbox
 from ftsupervise.scheduler.slurm import Slurm
+from tests.neighbours.typed import typed
 
 pytestmark = pytest.mark.slurm
 ROOT = Path(__file__).parents[2]
@@ -37,13 +38,7 @@ class Desk:
         (self.folder / "ftsupervise.yaml").write_text(f"name: {self.folder.name}\n{text}")
 
     def type(self, *words: str, env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-        argv = [sys.executable, "-m", "ftsupervise", *words]
-        whole = {**self.sandbox.env(), **(env or {})}
-        done = subprocess.run(
-            argv, cwd=self.folder, env=whole, capture_output=True, text=True, timeout=120, check=False
-        )
-        assert "Traceback" not in done.stderr, done.stderr
-        return done
+        return typed(*words, folder=self.folder, env={**self.sandbox.env(), **(env or {})})
 
     def queue(self, what: str = "%i|%T|%E|%x|%D") -> list[str]:
         return sorted(self.sandbox.run(["squeue", "-h", "-n", self.folder.name, "-o", what]).splitlines())

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -20,6 +18,7 @@ from ftsupervise.rundir.ledger import ledger
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.switches import read_brake
 from ftsupervise.sandbox import Sandbox
+from tests.neighbours.typed import typed
 
 pytestmark = pytest.mark.slurm
 Until = Callable[..., Any]
@@ -44,11 +43,7 @@ class Here:
         (self.folder / "ftsupervise.yaml").write_text("".join(f"{k}: {json.dumps(v)}\n" for k, v in values.items()))
 
     def type(self, *words: str, code: int = 0) -> str:
-        done = subprocess.run(
-            [sys.executable, "-m", "ftsupervise", *words],
-            cwd=self.folder, env=self.sandbox.env(), capture_output=True, text=True, timeout=120, check=False,
-        )  # fmt: skip
-        assert done.returncode == code, done.stdout + done.stderr
+        done = typed(*words, folder=self.folder, env=self.sandbox.env(), code=code)
         return done.stdout + done.stderr
 
     def launch(self) -> str:
@@ -220,7 +215,7 @@ def test_the_jobs_that_wait_are_told_at_once_and_a_controller_that_is_down_is_no
     assert set(one.waiting().values()) == {"node-0"}
     assert "excludes node-0,node-2" in one.type("nodes", "apply")
     assert set(one.waiting().values()) == {"node-[0,2]"}
-    assert "2 waiting job(s): nothing to change" in one.type("nodes", "apply")
+    assert "2 waiting jobs: nothing to change" in one.type("nodes", "apply")
     one.sandbox.controller("stop")
     assert "the waiting jobs are not updated yet" in one.type("nodes", "clear", "node-2")
     one.type("nodes", "apply", code=69)

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -251,12 +250,8 @@ def test_a_run_that_fails_at_import_is_stopped_by_the_brake_and_its_members_are_
     assert here.queue().startswith(f"{job}_[2-5%1] PENDING JobHeld")
     assert {a.sign for a in here.attempts()} <= {"exit 1", "exit 1 (ModuleNotFoundError)"}, here.log()
     assert [a.job_id for a in here.attempts()] == [f"{job}_1"] * 3
-    checked = subprocess.run(
-        [sys.executable, "-m", "ftsupervise", "check", "brake"],
-        cwd=here.folder, env=here.sandbox.env(), capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
-    assert checked.returncode == 2
-    assert "no_such_module_here" in checked.stdout or not any(a.line for a in here.attempts()), here.log()
+    checked = here.type("check", "brake", code=2)
+    assert "no_such_module_here" in checked or not any(a.line for a in here.attempts()), here.log()
     here.rundir.finished.touch()  # so that what is released leaves at the gate
     said = here.type("clear", "--brake")
     assert f"Job {job} may start again" in said

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from ftsupervise.model import JobState
 from ftsupervise.sandbox import Sandbox
 from ftsupervise.scheduler.parse import is_held
 from ftsupervise.scheduler.slurm import Slurm
+from tests.neighbours.typed import typed
 
 pytestmark = pytest.mark.slurm
 Until = Callable[..., Any]
@@ -101,11 +101,7 @@ def test_what_slurm_warns_of_is_said_once_at_launch_and_by_status(
     env = {**os.environ, **warned, "FTSUPERVISE_STATE_DIR": str(tmp_path / "state")}
     try:
         for words in (["launch"], ["status"], ["status", "warned", "warned"]):
-            done = subprocess.run(
-                [sys.executable, "-m", "ftsupervise", *words],
-                cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60, check=False,
-            )  # fmt: skip
-            assert done.returncode == 0, done.stderr
+            done = typed(*words, folder=tmp_path, env=env, code=0)
             assert done.stderr.count("BackupController") == 1, done.stderr
             assert "warns: error: Ignoring BackupController" in done.stderr
     finally:

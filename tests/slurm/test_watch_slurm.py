@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ import pytest
 from ftsupervise.sandbox import Sandbox
 from tests.neighbours.slack import TOKEN, SlackServer
 from tests.neighbours.smtp import MailServer
+from tests.neighbours.typed import typed
 
 pytestmark = pytest.mark.slurm
 Until = Callable[..., Any]
@@ -30,15 +30,10 @@ class Night:
     slack: SlackServer
 
     def type(self, *words: str) -> subprocess.CompletedProcess[str]:
-        argv = [sys.executable, "-m", "ftsupervise", *words]
-        return subprocess.run(
-            argv, cwd=self.folder, env=self.env, capture_output=True, text=True, timeout=180, check=False
-        )
+        return typed(*words, folder=self.folder, env=self.env, seconds=180)
 
     def tick(self) -> int:
-        done = self.type("watch")
-        assert "Traceback" not in done.stderr, done.stderr
-        return done.returncode
+        return self.type("watch").returncode
 
     def subjects(self) -> list[str]:
         return [str(mail["Subject"]) for mail in self.mail.mails]

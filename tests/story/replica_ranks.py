@@ -4,6 +4,7 @@ with {"pid"}, and later with {"pid", "code"}. What a rank prints goes to ``out``
 from __future__ import annotations
 
 import faulthandler
+import gc
 import json
 import os
 import runpy
@@ -60,6 +61,8 @@ def main() -> None:
         sys.__stdout__.write(json.dumps(what) + "\n")  # type: ignore[union-attr]
         sys.__stdout__.flush()  # type: ignore[union-attr]
 
+    gc.collect()
+    gc.freeze()  # or each rank goes through all that torch has made when it ends: seconds, and a copy of that memory
     say(ready=True)
     left = b""
     children: set[int] = set()

@@ -126,6 +126,6 @@ def test_a_picture_that_takes_too_long_to_draw_keeps_no_message_waiting(
     child = tour.Tour(orders, progress, [0], nobody)
     child.jobs[0] = ()
     began = time.monotonic()
-    assert child.beside(0) is None
+    assert child.about_run(0) is None
     assert time.monotonic() - began < 5
     gate.set()

@@ -107,7 +107,7 @@ def test_a_file_that_changes_while_it_is_read_is_not_damaged(tmp_path: Path) -> 
                 file.write(b"changed")
             os.utime(shard)
 
-    found = verify(one, Scope(Thoroughness.FULL, told=told))
+    found = verify(one, Scope(Thoroughness.FULL, progress=told))
     assert found.state is State.UNSEEN
     assert "changed while it was read" in found.words()
     assert verify(one, FULL).state is State.DAMAGED
@@ -118,9 +118,9 @@ def test_a_save_that_still_goes_on_is_not_adopted(tmp_path: Path) -> None:
     folder.mkdir()
     (folder / "a").write_bytes(b"a" * 5_000_000)
     with pytest.raises(NotComplete, match="still being written"):
-        commit(folder, told=lambda done: (folder / "b").write_bytes(b"b"))
+        commit(folder, progress=lambda done: (folder / "b").write_bytes(b"b"))
     with pytest.raises(NotComplete, match="still being written"):
-        commit(folder, told=lambda done: (folder / "a").write_bytes(b"c"))
+        commit(folder, progress=lambda done: (folder / "a").write_bytes(b"c"))
     assert not manifest_of(folder).exists()
 
 

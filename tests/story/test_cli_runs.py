@@ -7,7 +7,6 @@ import os
 import shlex
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from ftsupervise.cli import ftsupervise
 from ftsupervise.errors import Error
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.scheduler.local import Local
+from tests.neighbours.typed import typed
 
 SETTINGS = """\
 name: tr11
@@ -57,7 +57,7 @@ def launched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, d
     project.mkdir()
     (project / "ftsupervise.yaml").write_text(SETTINGS)
     env = {"FTSUPERVISE_STATE_DIR": str(place / "state"), "HOME": str(place)}
-    done = typed(place, env, "launch", str(project))
+    done = type_in(place, env, "launch", str(project))
     assert done.returncode == 0, done.stderr
     yield project, env
     local = Local({**os.environ, **env})
@@ -65,12 +65,8 @@ def launched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, d
         local.cancel(job.base_id)
 
 
-def typed(place: Path, env: dict[str, str], *words: str) -> subprocess.CompletedProcess[str]:
-    argv = [sys.executable, "-m", "ftsupervise", *words]
-    whole = {**os.environ, **env}
-    done = subprocess.run(argv, cwd=place, env=whole, capture_output=True, text=True, timeout=120, check=False)
-    assert "Traceback" not in done.stderr, done.stderr
-    return done
+def type_in(place: Path, env: dict[str, str], *words: str) -> subprocess.CompletedProcess[str]:
+    return typed(*words, folder=place, **env)
 
 
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
@@ -94,12 +90,12 @@ def test_every_command_takes_every_way_to_name_a_run(
 def test_check_takes_a_run_without_the_word_all(launched: tuple[Path, dict[str, str]]) -> None:
     project, env = launched
     every, named = (
-        json.loads(typed(project.parent, env, "check", *words, "--json").stdout)
+        json.loads(type_in(project.parent, env, "check", *words, "--json").stdout)
         for words in (("all", "tr11"), ("tr11",))
     )
     assert named["run"] == "tr11"
     assert {one["watchdog"] for one in named["findings"]} == {one["watchdog"] for one in every["findings"]}
-    unknown = typed(project.parent, env, "check", "dsik")
+    unknown = type_in(project.parent, env, "check", "dsik")
     assert unknown.returncode == 3 and "no watchdog is called 'dsik'; did you mean 'disk'?" in unknown.stderr
 
 
@@ -156,7 +152,7 @@ def words_in(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
 
 def test_json_has_one_spelling_for_one_word(launched: tuple[Path, dict[str, str]]) -> None:
     project, env = launched
-    typed(project, env, "watch", "--no-send", "tr11")
+    type_in(project, env, "watch", "--no-send", "tr11")
     seen: dict[str, set[str]] = {}
     for words in (
         ("status", "tr11"),
@@ -165,7 +161,7 @@ def test_json_has_one_spelling_for_one_word(launched: tuple[Path, dict[str, str]
         ("nodes", "tr11"),
         ("sandbox", "list"),
     ):
-        found = json.loads(typed(project, env, *words, "--json").stdout)
+        found = json.loads(type_in(project, env, *words, "--json").stdout)
         assert isinstance(found["schema_version"], int)
         for key, word in words_in(found):
             seen.setdefault(key, set()).add(word)
@@ -184,11 +180,11 @@ def test_a_run_is_launched_again_by_its_name_from_anywhere_with_its_settings_as_
     launched: tuple[Path, dict[str, str]], tmp_path: Path
 ) -> None:
     project, env = launched
-    done = typed(tmp_path, env, "launch", "--dry-run", "tr11")
+    done = type_in(tmp_path, env, "launch", "--dry-run", "tr11")
     assert f'#SBATCH "--chdir={project}"\n' in done.stdout, done.stdout
     (project / "ftsupervise.yaml").write_text(SETTINGS.replace("sleep 600", "sleep 601"))
     try:
-        assert "sleep 601" in typed(tmp_path, env, "launch", "--dry-run", "tr11").stdout
+        assert "sleep 601" in type_in(tmp_path, env, "launch", "--dry-run", "tr11").stdout
     finally:
         (project / "ftsupervise.yaml").write_text(SETTINGS)
 
@@ -203,7 +199,7 @@ def test_a_run_directory_of_somebody_else_does_not_choose_what_is_launched(tmp_p
     (theirs.launches / "0001/launch.json").write_text(json.dumps(record))
     for path in (theirs.launches / "0001/launch.json", theirs.launches / "0001", theirs.launches, theirs.root):
         os.chown(path, 65534, 65534)
-    done = typed(tmp_path, {}, "launch", str(theirs.root))
+    done = type_in(tmp_path, {}, "launch", str(theirs.root))
     assert done.returncode == 77
     assert "belongs to nobody" in done.stderr and "name that file yourself" in done.stderr
 
@@ -211,14 +207,14 @@ def test_a_run_directory_of_somebody_else_does_not_choose_what_is_launched(tmp_p
 def test_of_several_runs_nothing_is_done_to_one_while_another_is_not_found(tmp_path: Path) -> None:
     for name in ("a", "b"):
         (tmp_path / name / "switches").mkdir(parents=True)
-    assert typed(tmp_path, {}, "save", "a", "b", "nosuchrun").returncode == 66
+    assert type_in(tmp_path, {}, "save", "a", "b", "nosuchrun").returncode == 66
     assert not list(tmp_path.glob("*/switches/*"))
-    done = typed(tmp_path, {}, "save", "a", "b")
+    done = type_in(tmp_path, {}, "save", "a", "b")
     assert done.returncode == 0
     assert len(list(tmp_path.glob("*/switches/save-switch"))) == 2
-    refused = typed(tmp_path, {}, "kill", "a", "b", "--confirm", "a")
+    refused = type_in(tmp_path, {}, "kill", "a", "b", "--confirm", "a")
     assert refused.returncode == 64 and "these runs are called a and b" in refused.stderr
-    found: Any = json.loads(typed(tmp_path, {}, "status", "--json", "a", "b").stdout)
+    found: Any = json.loads(type_in(tmp_path, {}, "status", "--json", "a", "b").stdout)
     assert [(one["name"], one["verdict"]) for one in found["runs"]] == [("a", "new"), ("b", "new")]
 
 
@@ -229,33 +225,33 @@ def test_the_hints_of_a_launch_name_the_output_that_the_settings_name(launched: 
     (project / "two").mkdir()
     two = SETTINGS.replace("tr11", "two").replace("jobs: 1,", "jobs: 1, error: err-%j.txt,")
     (project / "two/ftsupervise.yaml").write_text(two)
-    done = typed(project / "two", env, "launch")
+    done = type_in(project / "two", env, "launch")
     assert "  output         tail -f out/two-*.txt err-*.txt\n" in done.stdout, done.stdout
-    typed(project / "two", env, "kill", "--yes")
+    type_in(project / "two", env, "kill", "--yes")
 
 
 def test_a_chain_with_no_receiver_says_so(tmp_path: Path) -> None:
     env = {"FTSUPERVISE_STATE_DIR": str(tmp_path / "state"), "HOME": str(tmp_path)}
     (tmp_path / "ftsupervise.yaml").write_text(SETTINGS.partition("alerts:")[0])
     words = "alerts.receivers is empty: nobody is notified when tr11 stops"
-    assert words in typed(tmp_path, env, "config", "check").stderr
-    assert words in typed(tmp_path, env, "launch", "--dry-run").stderr
+    assert words in type_in(tmp_path, env, "config", "check").stderr
+    assert words in type_in(tmp_path, env, "launch", "--dry-run").stderr
     try:
-        assert words in typed(tmp_path, env, "launch").stdout
-        assert words in typed(tmp_path, env, "watch", "--only", "is-running").stderr
+        assert words in type_in(tmp_path, env, "launch").stdout
+        assert words in type_in(tmp_path, env, "watch", "--only", "is-running").stderr
     finally:
         local = Local({**os.environ, **env})
         for job in local.queue():
             local.cancel(job.base_id)
     (tmp_path / "ftsupervise.yaml").write_text(SETTINGS)
-    assert words not in typed(tmp_path, env, "config", "check").stderr
+    assert words not in type_in(tmp_path, env, "config", "check").stderr
 
 
 @pytest.fixture
 def by_hand(tmp_path: Path) -> tuple[Path, dict[str, str]]:
     """A run that nobody launched: ``ftsupervise run`` was typed in a job script of their own."""
     env = {"FTSUPERVISE_STATE_DIR": str(tmp_path / "state"), "HOME": str(tmp_path), "XDG_CONFIG_HOME": str(tmp_path)}
-    done = typed(tmp_path, env, "run", "--run-dir", "runs/by hand", "--", "true")
+    done = type_in(tmp_path, env, "run", "--run-dir", "runs/by hand", "--", "true")
     assert done.returncode == 0, done.stderr
     return tmp_path / "runs/by hand", env
 
@@ -265,19 +261,19 @@ def test_every_command_takes_the_directory_of_a_run_that_was_wrapped_by_hand(
     by_hand: tuple[Path, dict[str, str]], words: tuple[str, ...]
 ) -> None:
     folder, env = by_hand
-    done = typed(folder.parent, env, *(word.format(folder) for word in words))
+    done = type_in(folder.parent, env, *(word.format(folder) for word in words))
     expected = {"check": 2, "watch": 2}.get(words[0], 0)  # nothing runs or waits
     assert done.returncode == expected, done.stdout + done.stderr
 
 
 def test_check_and_status_agree_about_a_run_that_was_wrapped_by_hand(by_hand: tuple[Path, dict[str, str]]) -> None:
     folder, env = by_hand
-    checked = json.loads(typed(folder.parent, env, "check", "all", str(folder), "--json").stdout)
+    checked = json.loads(type_in(folder.parent, env, "check", "all", str(folder), "--json").stdout)
     assert checked["run"] == "by-hand"
     job = next(one for one in checked["findings"] if one["watchdog"] == "is-running")
     assert "no job of this run" in job["summary"]
     assert "ftsupervise launch" not in job["do"] and "sbatch" in job["do"]
-    assert "no job of this run" in typed(folder.parent, env, "status", str(folder)).stdout
+    assert "no job of this run" in type_in(folder.parent, env, "status", str(folder)).stdout
 
 
 def test_the_settings_beside_which_a_wrapped_run_lies_are_used_and_the_command_of_the_hint_works(
@@ -286,12 +282,12 @@ def test_the_settings_beside_which_a_wrapped_run_lies_are_used_and_the_command_o
     folder, env = by_hand
     settings = folder.parent.parent / "ftsupervise.yaml"
     settings.write_text("name: wrapped\nrun_dir: runs/by hand\nscheduler: local\nlaunch: {command: sleep 1, jobs: 1}\n")
-    checked = json.loads(typed(folder.parent, env, "check", "is-running", str(folder), "--json").stdout)
+    checked = json.loads(type_in(folder.parent, env, "check", "is-running", str(folder), "--json").stdout)
     assert checked["run"] == "wrapped"
     hint = checked["findings"][0]["do"].partition("then: ")[2]
     words = shlex.split(hint)
     assert words[:2] == ["ftsupervise", "launch"]
-    assert typed(folder.parent, env, *words[1:], "--dry-run").returncode == 0
+    assert type_in(folder.parent, env, *words[1:], "--dry-run").returncode == 0
 
 
 def test_a_launched_run_whose_settings_are_gone_is_not_taken_for_one_by_hand(
@@ -300,21 +296,21 @@ def test_a_launched_run_whose_settings_are_gone_is_not_taken_for_one_by_hand(
     project, env = launched
     there = tmp_path / "r"
     shutil.copytree(project / "runs/tr11", there, ignore=shutil.ignore_patterns("run.yaml"))
-    done = typed(tmp_path, env, "check", "all", str(there))
+    done = type_in(tmp_path, env, "check", "all", str(there))
     assert done.returncode == 3 and "run.yaml is gone" in done.stderr, done.stderr
 
 
 @pytest.mark.parametrize("command", ["watch", "check all", "status", "config check", "notify preview"])
 def test_a_fifo_in_the_place_of_the_settings_is_named(tmp_path: Path, command: str) -> None:
     os.mkfifo(tmp_path / "run.yaml")
-    done = typed(tmp_path, {"HOME": str(tmp_path)}, *command.split(), str(tmp_path / "run.yaml"))
+    done = type_in(tmp_path, {"HOME": str(tmp_path)}, *command.split(), str(tmp_path / "run.yaml"))
     assert done.returncode in (78, 3), done.stderr
     assert "is a FIFO, not a regular file" in done.stderr, done.stderr
 
 
 def test_config_show_with_origins_fits_eighty_columns_a_setting_a_line(tmp_path: Path) -> None:
     (tmp_path / "ftsupervise.yaml").write_text("name: r\nlaunch: {command: sleep 1}\n")
-    lines = typed(tmp_path, {"HOME": str(tmp_path)}, "config", "show", "--origin").stdout.splitlines()
+    lines = type_in(tmp_path, {"HOME": str(tmp_path)}, "config", "show", "--origin").stdout.splitlines()
     assert len(lines) > 50 and all("  # " in line for line in lines)
     assert max(len(line) for line in lines if str(tmp_path) not in line) <= 80
 
@@ -325,17 +321,17 @@ def test_notify_says_for_programs_what_each_receiver_did(tmp_path: Path) -> None
         "    - command: {argv: [sh, -c, exit 1]}\n"
     )
     env = {"HOME": str(tmp_path), "FTSUPERVISE_STATE_DIR": str(tmp_path / "state")}
-    done = typed(tmp_path, env, "notify", "test", "--json")
+    done = type_in(tmp_path, env, "notify", "test", "--json")
     assert done.returncode == 1
     told = {one["receiver"]: one for one in json.loads(done.stdout)["receivers"]}
     assert told["file"]["taken"] is True and told["file"]["why"] == ""
     assert told["command"]["taken"] is False and told["command"]["why"]
-    seen = json.loads(typed(tmp_path, env, "notify", "preview", "--json").stdout)["messages"]
+    seen = json.loads(type_in(tmp_path, env, "notify", "preview", "--json").stdout)["messages"]
     assert len(seen) > 2 and all(one["title"] and one["text"] for one in seen)
 
 
 def test_run_without_a_run_says_which_option_names_one(tmp_path: Path) -> None:
     """Its arguments are the command: the other commands' "name the run" leads nowhere."""
-    done = typed(tmp_path, {"HOME": str(tmp_path), "FTSUPERVISE_RUN_DIR": ""}, "run", "--", "true")
+    done = type_in(tmp_path, {"HOME": str(tmp_path), "FTSUPERVISE_RUN_DIR": ""}, "run", "--", "true")
     assert done.returncode == 66
     assert "ftsupervise run --run-dir runs/NAME -- COMMAND" in done.stderr

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.neighbours.typed import typed
+
 MINIMAL = "name: x\nlaunch: {command: a}\n"
 
 
@@ -31,8 +33,7 @@ def open_directory() -> Iterator[Path]:
 
 
 def config(*arguments: str | Path, environ: dict[str, str], cwd: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "ftsupervise", "config", *map(str, arguments)]
-    return subprocess.run(command, env=environ, cwd=cwd, capture_output=True, text=True, timeout=60)
+    return typed("config", *arguments, folder=cwd, env=environ)
 
 
 def test_check_says_fine_and_where_the_run_lives(tmp_path: Path, environ: dict[str, str]) -> None:

@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from tests.neighbours.typed import typed
+
 Until = Callable[..., Any]
 
 CRONTAB = """\
@@ -46,14 +48,8 @@ class Desk:
 
     def type(self, *words: str, code: int | None = 0) -> str:
         """``code``: the exit code that it must have; None: any."""
-        argv = [sys.executable, "-m", "ftsupervise", *words]
-        done = subprocess.run(
-            argv, cwd=self.home, env=self.env, capture_output=True, text=True, timeout=120, check=False
-        )
-        said = done.stdout + done.stderr
-        assert "Traceback" not in said, said
-        assert code in (None, done.returncode), said
-        return said
+        done = typed(*words, folder=self.home, env=self.env, code=code)
+        return done.stdout + done.stderr
 
     def drop(self, folder: str, name: str, body: str) -> Path:
         path = self.cron / f"cron.{folder}" / name

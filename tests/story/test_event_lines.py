@@ -19,6 +19,7 @@ from ftsupervise.rundir.paths import RunDir
 from ftsupervise.truth import Health
 from ftsupervise.watch.event_lines import EventLine, append, events_path, of_event
 from tests.neighbours.supervised import outside_a_job
+from tests.neighbours.typed import typed
 
 NOW = datetime(2026, 11, 22, 2, 10, 7, tzinfo=timezone.utc)
 LINE = EventLine(NOW, "t", "/scratch/t", "fired", "critical", "disk", "/scratch", "full", since=NOW, alert="3f9a1c")
@@ -37,8 +38,7 @@ def test_the_watch_appends_what_happened(tmp_path: Path) -> None:
     start = {"attempt": 1, "at": datetime.now(timezone.utc).isoformat(), "host": "n", "job_id": "local-7"}
     (rundir.attempt(1) / "start.json").write_text(json.dumps(start))
     env = outside_a_job(FTSUPERVISE_STATE_DIR=str(tmp_path / "state"))
-    argv = [sys.executable, "-m", "ftsupervise", "watch", "--no-send", "--quiet"]
-    done = subprocess.run(argv, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60, check=False)
+    done = typed("watch", "--no-send", "--quiet", folder=tmp_path, env=env)
     (path,) = (rundir.watch / "events").iterdir()
     found = lines(path)
     events = {one["event"] for one in found}

@@ -58,7 +58,7 @@ def test_a_run_of_four_ranks_that_loses_one_goes_on_with_two_from_the_same_bits(
     finally:
         (rundir.switches / "kill-switch").touch()
     log = "".join(path.read_text() for path in sorted(rundir.logs.rglob("*")) if path.is_file())
-    resumed = re.search(r"resumed after step (\d+) on 2 rank\(s\), weights (\w+)", log)
+    resumed = re.search(r"resumed after step (\d+) at world size 2, weights (\w+)", log)
     assert resumed is not None, log
     assert f"saving step {resumed[1]}, weights {resumed[2]}\n" in log  # by four ranks, and loaded by two
     newest = verify(rundir.checkpoints / f"step-{STEPS:08d}", Scope(Thoroughness.FULL))

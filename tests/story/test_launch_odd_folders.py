@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.neighbours.typed import typed
 
 
 class Desk:
@@ -20,16 +21,7 @@ class Desk:
         self.state = folder / "state"
 
     def say(self, *words: str) -> subprocess.CompletedProcess[str]:
-        done = subprocess.run(
-            [sys.executable, "-m", "ftsupervise", *words],
-            cwd=self.config.parent,
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
-        assert "Traceback" not in done.stderr, done.stderr
-        return done
+        return typed(*words, folder=self.config.parent)
 
 
 @pytest.fixture

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from ftsupervise.scheduler.local import Local
+from tests.neighbours.typed import typed
 
 SETTINGS = """\
 name: quiet
@@ -29,9 +27,7 @@ def test_the_variables_that_hold_the_alerts_secrets_do_not_reach_the_job(
 ) -> None:
     (tmp_path / "ftsupervise.yaml").write_text(SETTINGS)
     secret = dict.fromkeys(("OUR_SLACK_TOKEN", "OUR_PAGER_KEY", "OUR_PING_URL"), "https://canary.example.org/CANARY")
-    env = {**os.environ, **secret, "MINE": "taken along"}
-    argv = [sys.executable, "-m", "ftsupervise", "launch"]
-    subprocess.run(argv, cwd=tmp_path, env=env, check=True, capture_output=True, timeout=60)
+    typed("launch", folder=tmp_path, code=0, MINE="taken along", **secret)
     until((tmp_path / "seen").exists, "the job")
     seen = (tmp_path / "seen").read_text()
     assert "MINE=taken along" in seen

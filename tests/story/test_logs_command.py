@@ -13,6 +13,7 @@ import pytest
 
 from ftsupervise.report.output import Follower, Part, lines_in, of_rank, rank_files, telling
 from tests.neighbours.supervised import SupervisedRun, outside_a_job
+from tests.neighbours.typed import typed
 
 Until = Callable[..., Any]
 
@@ -38,8 +39,7 @@ guard.finished(40)
 
 
 def logs(run: SupervisedRun, *words: str) -> subprocess.CompletedProcess[str]:
-    argv = [sys.executable, "-m", "ftsupervise", "logs", str(run.rundir.root), *words]
-    return subprocess.run(argv, env=outside_a_job(), capture_output=True, text=True, timeout=60, check=False)
+    return typed("logs", run.rundir.root, *words, env=outside_a_job())
 
 
 @pytest.fixture

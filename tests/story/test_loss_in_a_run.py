@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 
 from ftsupervise.checkpoints.quarantine import quarantined
@@ -11,6 +10,7 @@ from ftsupervise.model import CauseKind, FailureKind
 from ftsupervise.rundir import switches
 from ftsupervise.truth import SkippedBatches
 from tests.neighbours.supervised import SupervisedRun
+from tests.neighbours.typed import typed
 
 # Trains to step 60 with a checkpoint every 5. Its state is (step, place in the data, weights). Bad batches spoil the weights.
 TRAIN = """
@@ -110,12 +110,7 @@ def test_a_bad_batch_makes_the_run_go_back_skip_it_and_finish(run: SupervisedRun
     assert json.loads((folder / "step-00000060" / "state").read_text()) == {"step": 60, "place": 72, "weights": 1.0}
     assert last.words == "finished" and "12 batches are skipped" in last.resumed.words()
     assert "stopping at step 32, unsaved" in said and "saving and stopping" not in said
-    told = subprocess.run(
-        [sys.executable, "-m", "ftsupervise", "status", str(run.rundir.root)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    told = typed("status", run.rundir.root)
     assert "loss is not a number: rank 0 on" in told.stdout and "nan at step 32" in told.stdout, told
     assert "from step-00000020 (step-00000030 and 1 more were set aside; 12 batches are skipped)" in told.stdout, told
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 from ftsupervise.config.load import load
 from tests.manual.stories import Story
+from tests.neighbours.typed import typed
 
 NO_CLUSTER = "#!/bin/sh\necho 'squeue: fatal: Could not establish a configuration source' >&2\nexit 1\n"
 
@@ -19,13 +18,10 @@ def test_slurm_s_commands_without_a_cluster_lead_to_the_local_scheduler(tmp_path
         (tmp_path / name).chmod(0o755)
     (tmp_path / "ftsupervise.yaml").write_text("name: first\nlaunch: {command: 'true', jobs: 1}\n")
     env = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "FTSUPERVISE_STATE_DIR": str(tmp_path / "state")}
-    argv = [sys.executable, "-m", "ftsupervise", "launch"]
-    done = subprocess.run(argv, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0 and "on this machine" in done.stdout
-    done = subprocess.run(
-        [*argv, "--scheduler", "slurm"], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120
-    )
-    assert done.returncode == 69 and "Could not establish a configuration source" in done.stderr
+    done = typed("launch", folder=tmp_path, env=env, code=0)
+    assert "on this machine" in done.stdout
+    done = typed("launch", "--scheduler", "slurm", folder=tmp_path, env=env, code=69)
+    assert "Could not establish a configuration source" in done.stderr
 
 
 def test_the_scheduler_that_was_named_at_the_launch_is_the_one_to_ask_later(tmp_path: Path) -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 
 from ftsupervise.model import CauseKind, FailureKind
 from tests.neighbours.supervised import SupervisedRun
+from tests.neighbours.typed import typed
 
 # Two ranks that meet in each step. In the first attempt rank 1 takes any use of the host's memory for too much.
 TWO_RANKS = """
@@ -47,10 +47,5 @@ def test_the_rank_whose_memory_is_short_is_named_and_all_leave_with_a_checkpoint
     assert first.words.startswith("host memory: rank 1 on ") and "% used, limit 0%" in first.words
     assert first.failure is not None and first.failure.kind is FailureKind.MEMORY
     assert "rank 1: host memory" in said, "rank 0 knows no more than that somebody is short"
-    told = subprocess.run(
-        [sys.executable, "-m", "ftsupervise", "status", str(run.rundir.root)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    told = typed("status", run.rundir.root)
     assert "host memory: rank 1 on" in told.stdout, told

@@ -8,7 +8,6 @@ import re
 import shutil
 import stat
 import subprocess
-import sys
 from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -27,10 +26,10 @@ from ftsupervise.rundir.records import write_json
 from ftsupervise.rundir.watched import FiringAlert, WatchFound, write_found
 from tests.neighbours.stranger import STRANGER
 from tests.neighbours.supervised import outside_a_job
+from tests.neighbours.typed import typed
 from tests.story.measured_run import NOW, make_run
 
 ROOT = Path(__file__).parents[2]
-FT = [sys.executable, "-m", "ftsupervise"]
 RUNNING = (Job("88_2", "88", "t", "ada", JobState.RUNNING, end_time=NOW + timedelta(hours=3)),)
 
 
@@ -292,10 +291,8 @@ def test_files_of_finished_runs_and_of_those_that_nobody_watches_go(tmp_path: Pa
     assert sorted(one.name for one in folder.iterdir()) == ["ftsupervise-a-c.prom", "other.prom"]
 
 
-def typed(tmp_path: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    env = outside_a_job(FTSUPERVISE_STATE_DIR=str(tmp_path / "state"))
-    argv = [*FT, *words]
-    return subprocess.run(argv, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60, check=False)
+def type_in(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    return typed(*words, folder=folder, env=outside_a_job(FTSUPERVISE_STATE_DIR=str(folder / "state")))
 
 
 def test_the_watch_writes_them_at_each_tick_and_metrics_prints_them(tmp_path: Path, until: Callable[..., Any]) -> None:
@@ -303,21 +300,21 @@ def test_the_watch_writes_them_at_each_tick_and_metrics_prints_them(tmp_path: Pa
     (tmp_path / "textfile").mkdir()
     settings = "name: train\nscheduler: local\nlaunch: {command: 'true'}\nwatch: {metrics: textfile, disk: null}\n"
     (tmp_path / "ftsupervise.yaml").write_text(settings)
-    done = typed(tmp_path, "watch", "--no-send", "--quiet")
+    done = type_in(tmp_path, "watch", "--no-send", "--quiet")
     assert "Traceback" not in done.stderr and "cannot write" not in done.stderr, done.stderr
     (path,) = (tmp_path / "textfile").iterdir()
     found = parsed(path.read_text())
     assert of(found, "step") == 1200 and of(found, "state", state="gone") == 1
     assert abs((of(found, "watch_timestamp_seconds") or 0) - datetime.now(timezone.utc).timestamp()) < 60
-    printed = typed(tmp_path, "metrics", str(rundir.root))
+    printed = type_in(tmp_path, "metrics", str(rundir.root))
     assert printed.returncode == 0 and parsed(printed.stdout).keys() == found.keys(), printed.stderr
     names = tmp_path / "state" / "runs"
     names.mkdir(parents=True, exist_ok=True)
     (names / "train").symlink_to(rundir.root)
     path.unlink()
-    done = typed(tmp_path, "metrics", "--to", "textfile")
+    done = type_in(tmp_path, "metrics", "--to", "textfile")
     assert done.returncode == 0 and path.exists() and not done.stdout, done.stderr
-    refused = typed(tmp_path, "metrics", "--to", "/proc/nowhere")
+    refused = type_in(tmp_path, "metrics", "--to", "/proc/nowhere")
     assert refused.returncode == 73 and "cannot write" in refused.stderr
     assert {kind.value for kind in FailureKind} == {
         label for series in found if "failures_total" in series for label in re.findall(r"'kind', '([\w-]+)'", series)

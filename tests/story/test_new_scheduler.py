@@ -80,7 +80,7 @@ def test_a_third_scheduler_is_one_file_and_one_line(tmp_path: Path) -> None:
 
     assert "srun" not in say("launch", "--dry-run"), "that is Slurm's"
     assert "submitted as job pen-1" in say("launch")
-    assert "1 waiting to take over" in say("status", ".")
+    assert "1 job left" in say("status", ".")
     assert "t is in the queue already: pen-1" in say("launch", code=75)
     assert "after job pen-1" in say("launch", "--after", "pen-1")
     job = {**env, "FTSUPERVISE_JOB_ID": "pen-1"}

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 from contextlib import closing
 from datetime import datetime, timedelta, timezone
@@ -18,6 +16,7 @@ from ftsupervise.nodes import incidents
 from ftsupervise.rundir.ledger import ledger
 from ftsupervise.rundir.paths import RunDir
 from tests.neighbours.supervised import SupervisedRun
+from tests.neighbours.typed import typed
 
 HERE = os.uname().nodename
 Type = Callable[..., str]
@@ -39,9 +38,7 @@ def type_it(tmp_path: Path, rundir: RunDir) -> Type:
         env = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "FTSUPERVISE_RUN"))} | {
             "PATH": "/bin"
         }
-        argv = [sys.executable, "-m", "ftsupervise", *words]
-        done = subprocess.run(argv, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120, check=False)
-        assert done.returncode == code, done.stdout + done.stderr
+        done = typed(*words, folder=tmp_path, env=env, code=code)
         return done.stdout + done.stderr
 
     return one

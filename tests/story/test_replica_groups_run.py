@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.progress import read_progress
 from tests.neighbours.patience import wait_until
 from tests.neighbours.supervised import Program, SupervisedRun, outside_a_job
+from tests.neighbours.typed import typed
 
 LOOP = """\
 import os, sys, time
@@ -65,10 +65,7 @@ class Groups:
         return self.run.start("--hang", "off", "--warm", "off", "--", *words)
 
     def type(self, *words: str) -> str:
-        us, env = [sys.executable, "-m", "ftsupervise"], outside_a_job()
-        done = subprocess.run([*us, *words], capture_output=True, text=True, timeout=60, check=False, env=env)
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
+        return typed(*words, env=outside_a_job(), code=0).stdout
 
     def of(self, name: str) -> RunDir:
         return self.run.rundir.group(name)

@@ -67,7 +67,7 @@ def test_a_rank_in_an_endless_loop_is_ended_later_because_it_uses_cpu(run: Super
     one = run.start("--in-place", "5", "--hang", "1", "--", *train("while True: pass"))
     assert one.wait(120) == 0
     first, second = run.attempts()
-    found = re.match(r"hang: rank 1 on .* stands still, using CPU; no progress for (\d+\.\d) s", first.words)
+    found = re.match(r"hang: rank 1 on .* uses CPU and makes no step; no progress for (\d+\.\d) s", first.words)
     assert found is not None, first.words
     assert float(found[1]) >= 0.9 * 6 * 1
     assert second.words == "finished"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -15,6 +14,7 @@ from ftsupervise.launch.plan import train_command
 from ftsupervise.model import Attempt
 from ftsupervise.rundir.switches import read_brake
 from tests.neighbours.supervised import SupervisedRun, alive
+from tests.neighbours.typed import typed
 
 Until = Callable[..., Any]
 
@@ -86,10 +86,7 @@ def test_the_same_failure_without_progress_puts_the_brake_on_and_clear_takes_it_
     assert again.wait(30) == 0
     assert "the brake is on" in again.said() and "clear --brake" in again.said()
     assert len(run.attempts()) == 3, "the gate starts nothing"
-    cleared = subprocess.run(
-        [sys.executable, "-m", "ftsupervise", "clear", "--brake", str(run.rundir.root)],
-        capture_output=True, text=True, timeout=60, check=True,
-    )  # fmt: skip
+    cleared = typed("clear", "--brake", run.rundir.root, code=0)
     assert "is off" in cleared.stdout
     fine = run.start("--", "true")
     assert fine.wait(30) == 0
@@ -238,12 +235,7 @@ def test_status_the_ledger_and_the_log_show_the_line_that_decides_and_no_escape_
     assert run.start("--", sys.executable, "-c", says).wait(60) == 1
     assert run.start("--", "sh", "-c", "exit 3").wait(60) == 3
     texts = [(run.rundir.attempt(n) / page).read_text() for n in (1, 2) for page in ("end.json", "run.log")]
-    shown = subprocess.run(
-        [sys.executable, "-m", "ftsupervise", "status", str(run.rundir.root)],
-        capture_output=True,
-        text=True,
-        check=False,
-    ).stdout
+    shown = typed("status", run.rundir.root).stdout
     for text in (*texts, shown):
         assert all(char.isprintable() for char in text.replace("\n", ""))
     assert run.end_page(1)["detail"] == "RuntimeError: uncorrectable ECC error ? on GPU 3"

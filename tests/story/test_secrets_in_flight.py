@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import base64
-import os
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +16,7 @@ from ftsupervise.config.alerting import Slack
 from ftsupervise.config.load import loads
 from ftsupervise.errors import ConfigError
 from ftsupervise.scheduler.local import Local
+from tests.neighbours.typed import typed
 
 CANARY = "cAnary7x"
 FOUR = {
@@ -31,10 +30,8 @@ FOUR = {
 MAIL = "alerts: {receivers: [email: {host: m, from: a@b.c, to: [d@e.f], user: u, %s}]}"
 
 
-def typed(folder: Path, *words: str, **more: str) -> subprocess.CompletedProcess[str]:
-    argv = [sys.executable, "-m", "ftsupervise", *words]
-    env = {**os.environ, **more}
-    return subprocess.run(argv, cwd=folder, env=env, capture_output=True, text=True, timeout=60)
+def type_in(folder: Path, *words: str, **more: str) -> subprocess.CompletedProcess[str]:
+    return typed(*words, folder=folder, **more)
 
 
 def test_no_secret_of_the_account_reaches_the_job_but_what_is_to_be_taken_along(
@@ -44,7 +41,7 @@ def test_no_secret_of_the_account_reaches_the_job_but_what_is_to_be_taken_along(
         "name: quiet\nscheduler: local\n"
         "launch: {command: 'env > it; mv it seen', jobs: 1, time: 1m, take_along: [HF_TOKEN]}\n"
     )
-    done = typed(
+    done = type_in(
         tmp_path, "launch", **FOUR, HF_TOKEN="for-the-training", GOOGLE_APPLICATION_CREDENTIALS="/home/ada/x.json"
     )
     assert done.returncode == 0, done.stderr
@@ -79,7 +76,7 @@ def test_a_secret_in_the_settings_is_refused_and_not_printed(tmp_path: Path, set
     (tmp_path / "mine.j2").write_text(f"#!/bin/sh\nexport SMTP_PASS='{CANARY}'\ntrue\n")
     (tmp_path / "ftsupervise.yaml").write_text(f"name: quiet\nscheduler: local\n{settings}\n")
     for words in (["launch", "--dry-run"], ["launch"]):
-        done = typed(tmp_path, *words)
+        done = type_in(tmp_path, *words)
         assert done.returncode == 78, done.stdout + done.stderr
         assert CANARY not in done.stdout + done.stderr
     assert not (tmp_path / "runs").exists()

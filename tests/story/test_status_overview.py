@@ -30,6 +30,7 @@ from ftsupervise.rundir.watched import FiringAlert, WatchFound, read_found, writ
 from tests.manual.status_screens import detail as screen
 from tests.neighbours.queue import Queue
 from tests.neighbours.supervised import outside_a_job
+from tests.neighbours.typed import typed
 
 Until = Callable[..., Any]
 FT = [sys.executable, "-m", "ftsupervise"]
@@ -73,15 +74,7 @@ class Desk:
         return rundir
 
     def type(self, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [*FT, *words],
-            cwd=self.here,
-            env={**self.env, **env},
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
+        return typed(*words, folder=self.here, env=self.env, **env)
 
     def asked(self) -> list[str]:
         page = self.folder / "queue.json.asked"

@@ -18,6 +18,7 @@ from ftsupervise.rundir.heartbeat_page import write_beat
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.records import write_json
 from ftsupervise.truth import Beat
+from tests.neighbours.typed import typed
 
 Until = Callable[..., Any]
 NOW = datetime(2026, 11, 22, 12, tzinfo=timezone.utc)
@@ -61,15 +62,13 @@ def test_the_rank_whose_memory_is_at_its_limit_first_is_named(rundir: RunDir) ->
     beat(rundir, 0, 10, 1, attempt="1", memory="0.70", memory_left="30000", gpu_memory="0.5", gpu_memory_left="steady")
     beat(rundir, 1, 10, 1, attempt="1", memory="0.80", memory_left="7200")
     beat(rundir, 2, 10, 1, attempt="1", memory="0.90", memory_left="")
-    told = typed(rundir.root.parent.parent, "status", str(rundir.root)).stdout
+    told = type_in(rundir.root.parent.parent, "status", str(rundir.root)).stdout
     assert "memory    rank 1 on n: 2h until its memory is at the limit at which the guard leaves" in told, told
     assert told.count("memory    ") == 1
 
 
-def typed(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    argv = [sys.executable, "-m", "ftsupervise", *words]
-    env = {**os.environ, "FTSUPERVISE_STATE_DIR": str(folder / "state")}
-    return subprocess.run(argv, cwd=folder, env=env, capture_output=True, text=True, timeout=60, check=False)
+def type_in(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    return typed(*words, folder=folder, FTSUPERVISE_STATE_DIR=str(folder / "state"))
 
 
 def test_status_and_check_agree_about_a_command_that_was_started_by_hand(tmp_path: Path, until: Until) -> None:
@@ -79,16 +78,16 @@ def test_status_and_check_agree_about_a_command_that_was_started_by_hand(tmp_pat
     by_hand = subprocess.Popen(argv, cwd=tmp_path, env=env, stderr=subprocess.DEVNULL)
     try:
         until(lambda: list(tmp_path.glob("runs/wrapped/attempts/*/start.json")), "the attempt")
-        found = json.loads(typed(tmp_path, "status", ".", "--json").stdout)
+        found = json.loads(type_in(tmp_path, "status", ".", "--json").stdout)
         assert (found["verdict"], found["why"]) == ("running", "attempt 1, outside the queue")
-        done = typed(tmp_path, "check", "is-running")
+        done = type_in(tmp_path, "check", "is-running")
         assert done.returncode == 0, done.stdout
         assert "attempt 1 runs on this machine, outside the queue" in done.stdout
     finally:
         by_hand.kill()
         by_hand.wait(60)
-    assert "no job of it is in the queue" in typed(tmp_path, "status", ".").stdout
-    assert typed(tmp_path, "check", "is-running").returncode == 2
+    assert "no job of it is in the queue" in type_in(tmp_path, "status", ".").stdout
+    assert type_in(tmp_path, "check", "is-running").returncode == 2
 
 
 def test_a_run_that_never_began_names_the_log_that_its_settings_name(rundir: RunDir) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.switches import KILL, SAVE, read_switch
+from tests.neighbours.typed import typed
 
 
 @pytest.fixture
@@ -21,14 +22,7 @@ def rundir(tmp_path: Path) -> RunDir:
 
 
 def ftsupervise(*words: str, answer: str = "") -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "ftsupervise", *words],
-        input=answer,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    return typed(*words, answer=answer)
 
 
 def test_save_raises_the_switch_and_says_what_happens_and_how_to_undo(rundir: RunDir) -> None:

@@ -70,7 +70,7 @@ def test_a_page_that_a_stranger_may_write_is_not_shown_nor_is_one_of_long_ago(ru
 def test_messages_name_the_page() -> None:
     link = "https://wandb.ai/lab/p/runs/ab12?a&b".partition("?")[0] + "&x=1"
     message = list(incident("train", "/r", T0))[1]
-    parcel = Parcel(message, T0, beside=AboutRun(None, link))
+    parcel = Parcel(message, T0, about_run=AboutRun(None, link))
     alerts = settings(
         [email(25, html=True), {"slack": {"webhook_env": "HOOK"}}, {"webhook": {"url": "https://h.org/"}}]
     )
@@ -81,5 +81,5 @@ def test_messages_name_the_page() -> None:
     assert f'<a href="{escaped}">{escaped}</a>' in page
     texts = [block["text"]["text"] for block in slack.compose(parcel, by_slack)["blocks"]]
     assert f"<{escaped}|Its page in the experiment tracker>" in texts
-    (body,) = webhook.compose(view(message, T0, beside=parcel.beside), by_hook, parcel)
+    (body,) = webhook.compose(view(message, T0, about_run=parcel.about_run), by_hook, parcel)
     assert body["tracker"] == link

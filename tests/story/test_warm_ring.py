@@ -31,6 +31,9 @@ if warm and os.path.exists("warm-fails"):
     raise SystemExit(5)
 guard = Guard(beat_every=0.05, poll=0.02)
 for step in range(1, 100_000):
+    while step == 1 and os.path.exists(f"hold-{attempt}"):
+        print("attempt", attempt, "held", os.getpid(), flush=True)
+        time.sleep(0.1)
     if step == 1:
         print("attempt", attempt, "pid", os.getpid(), "warm" if warm else "cold", f"{heartbeat.age():.2f}", flush=True)
     time.sleep(0.01)
@@ -179,6 +182,21 @@ def test_when_only_what_begins_warm_takes_no_step_a_cold_one_follows_and_in_the_
     until(lambda: one.begun(7), "the last")
     assert "restarts will be cold: attempts that began warm took no step, and those that began cold did" in one.said()
     assert not one.standby()
+
+
+def test_a_warm_rank_that_is_killed_from_outside_before_its_first_step_makes_no_later_start_cold(
+    ring: Callable[..., Ring], tmp_path: Path, until: Until
+) -> None:
+    (tmp_path / "hold-2").touch()
+    one = ring("--back-off", "0", "--same-failure", "9")
+    until(one.ready, "the standby")
+    until(lambda: one.begun(1), "the first attempt")
+    one.fail(1)
+    held = until(
+        lambda: re.search(r"^attempt 2 held (\d+)", one.said(), re.M), "the second attempt, before its first step"
+    )
+    os.kill(int(held[1]), signal.SIGKILL)
+    assert until(lambda: one.begun(3), "the third attempt")[1] == "warm", one.said()
 
 
 def test_a_warm_rank_hears_the_warning_and_dies_with_its_supervisor(ring: Callable[..., Ring], until: Until) -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.neighbours.typed import typed
 
 DEEP = '{"a":' + "[" * 200_000
 
@@ -26,14 +26,7 @@ class Desk:
             )
 
     def watch(self) -> str:
-        done = subprocess.run(
-            [sys.executable, "-m", "ftsupervise", "watch", self.folder / "odd.yaml", self.folder / "ok.yaml"],
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
-        assert "Traceback" not in done.stderr, done.stderr
+        done = typed("watch", self.folder / "odd.yaml", self.folder / "ok.yaml")
         return done.stdout + done.stderr
 
 

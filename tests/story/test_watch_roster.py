@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from tests.neighbours.typed import typed
+
 MESSAGES = "alerts:\n  receivers:\n    - file: {path: ../heard.jsonl}\n"
 
 
@@ -24,11 +26,7 @@ def two(tmp_path: Path) -> Path:
 
 
 def watch(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    env = {**os.environ, "FTSUPERVISE_STATE_DIR": str(folder / "state")}
-    argv = [sys.executable, "-m", "ftsupervise", "watch", *words]
-    done = subprocess.run(argv, cwd=folder, env=env, capture_output=True, text=True, timeout=120, check=False)
-    assert "Traceback" not in done.stderr, done.stderr
-    return done
+    return typed("watch", *words, folder=folder, FTSUPERVISE_STATE_DIR=str(folder / "state"))
 
 
 def heard(folder: Path) -> list[str]:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.neighbours.typed import typed
 
 CONFIG = """
 name: demo
@@ -24,9 +24,7 @@ watch:
 def check(tmp_path: Path, *args: str, more: str = "", disks: str = "") -> subprocess.CompletedProcess[str]:
     (tmp_path / "run" / "switches").mkdir(parents=True, exist_ok=True)
     (tmp_path / "ftsupervise.yaml").write_text(CONFIG.format(run=tmp_path / "run", more=more, disks=disks))
-    env = {**os.environ, "FTSUPERVISE_STATE_DIR": str(tmp_path / "state"), "NO_COLOR": "1"}
-    command = [sys.executable, "-m", "ftsupervise", "check", *args]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, cwd=tmp_path, env=env)
+    return typed("check", *args, folder=tmp_path, FTSUPERVISE_STATE_DIR=str(tmp_path / "state"), NO_COLOR="1")
 
 
 PLUGIN = "  exec: [{{name: plug, command: [sh, -c, 'echo some words; exit {code}']}}]"

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from ftsupervise.cli import COMMANDS
+
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "ftsupervise"
 
@@ -199,7 +201,7 @@ def test_slurm_is_asked_in_the_room_of_the_scheduler_alone() -> None:
             {"click", "yaml", "dataclasses", "psutil", "pydantic", "requests", "jinja2"},
         ),
         ("import ftsupervise.cli", {"yaml", "psutil", "pydantic", "requests", "jinja2", "slack_sdk"}),
-        ("import ftsupervise.cli.switches", {"yaml", "psutil", "pydantic", "requests", "jinja2", "slack_sdk"}),
+        ("import ftsupervise.cli.kill", {"yaml", "psutil", "pydantic", "requests", "jinja2", "slack_sdk"}),
         (
             "from ftsupervise.cli import main\ntry: main(['--help'])\nexcept SystemExit: pass",
             {"shutil", "lzma", "dataclasses"},
@@ -220,6 +222,13 @@ def test_a_start_loads_only_what_it_needs(code: str, forbidden: set[str]) -> Non
         capture_output=True, text=True, timeout=60, check=True,
     )  # fmt: skip
     assert not (set(done.stdout.split()) - set(bare.stdout.split())) & forbidden
+
+
+def test_each_verb_has_a_file_of_its_name_and_a_row_in_the_table_of_rooms() -> None:
+    files = {path.stem for path in (PACKAGE / "cli").glob("*.py")}
+    assert set(COMMANDS) <= files
+    table = re.findall(r"^\| (`.*?`) \| `ftsupervise/", (ROOT / "CONTRIBUTING.md").read_text("utf-8"), re.M)
+    assert sorted(re.findall(r"`(\w+)`", " ".join(table))) == sorted(COMMANDS)
 
 
 def test_a_command_runs_with_its_garbage_collected() -> None:

@@ -82,7 +82,7 @@ def test_the_step_of_a_loss_that_came_before_the_first_step_is_that_of_the_stop(
 def test_a_loss_that_comes_and_goes_does_not_fill_the_log() -> None:
     told = Told()
     told.take(*[1.0, math.nan] * 100)
-    assert len(told.warnings) == 10 and told.warnings[-1].endswith("more of this is not said")
+    assert len(told.warnings) == 10 and told.warnings[-1].endswith("further ones are not reported")
 
 
 def test_what_is_no_number_of_python_is_refused() -> None:

@@ -44,7 +44,7 @@ class Parcel:
     over: dict[str, datetime] = field(default_factory=dict)  # alerts of those earlier messages that are over: since
     templates: Path | None = None
     owed: frozenset[str] = frozenset()  # recipients that must get an earlier message first
-    beside: AboutRun = field(default_factory=AboutRun)  # other news of the run, to go with the message
+    about_run: AboutRun = field(default_factory=AboutRun)  # other news of the run, to go with the message
 
 
 class TryLater(Exception):

@@ -28,7 +28,7 @@ PLAIN = 4000  # characters of the server's words about a mail that it refused
 def compose(parcel: Parcel, settings: Email) -> EmailMessage:
     """Return the mail as it will be sent."""
     message = parcel.message
-    seen: View = view(message, parcel.now, beside=parcel.beside)
+    seen: View = view(message, parcel.now, about_run=parcel.about_run)
     mail = EmailMessage()
     domain = settings.from_.rpartition("@")[2]
     mail["From"] = Address("ftsupervise", addr_spec=settings.from_)

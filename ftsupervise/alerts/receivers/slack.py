@@ -174,7 +174,7 @@ def _edit(client: Any, parcel: Parcel, post: Message, settings: Slack) -> None:
     now_over = {**parcel.over, **{n.alert_id: n.at for n in parcel.message.notices if n.reason in ENDS}}
     if not now_over.keys() & {n.alert_id for n in post.notices}:
         return
-    edited = Parcel(post, parcel.now, templates=parcel.templates, beside=parcel.beside)
+    edited = Parcel(post, parcel.now, templates=parcel.templates, about_run=parcel.about_run)
     try:
         client.chat_update(
             channel=post.receipt["channel"], ts=post.receipt["ts"], **compose(edited, settings, now_over)
@@ -238,7 +238,7 @@ def _once(request: Request, timeout: float, proxy: str | None) -> tuple[int, dic
 def compose(parcel: Parcel, settings: Slack, over: dict[str, datetime] | None = None) -> dict[str, Any]:
     """Return ``text`` and ``blocks`` within Slack's limits. ``over``: alerts in it that are over by now, since when."""
     message = parcel.message
-    seen = view(message, parcel.now, over=over or {}, beside=parcel.beside)
+    seen = view(message, parcel.now, over=over or {}, about_run=parcel.about_run)
     loud = settings.mention and message.worst.word == "critical" and not seen.over and not over
     text = _fit((f"{settings.mention} " if loud else "") + slack_escape(seen.title), TEXT)
     if message.plain:

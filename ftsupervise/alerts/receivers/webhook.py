@@ -80,7 +80,7 @@ def send(parcel: Parcel, settings: Webhook) -> dict[str, str]:
     url = url or PAGERDUTY
     if not (settings.plain_http and url.startswith("http://")):
         safe_address(url, "url (or set plain_http)")
-    seen = view(parcel.message, parcel.now, beside=parcel.beside)
+    seen = view(parcel.message, parcel.now, about_run=parcel.about_run)
     for body in compose(seen, settings, parcel):
         if settings.shape == "pagerduty":
             body["routing_key"] = key

@@ -83,7 +83,7 @@ def _one(look: Look, host: str, one: GpuState, settings: Settings) -> Iterator[F
 
 
 def _idle(look: Look, host: str, one: GpuState, bound: float) -> Finding:
-    """Yield a finding for each GPU without work for long although a job of the run is at work on this node."""
+    """Report a GPU that has long been without work although a job of the run is at work on this node."""
     since: dict[str, Any] = look.memory.setdefault("idle", {})
     now, key = look.now.timestamp(), f"{host} {one.index}"
     job = next((job for job in look.jobs or () if job.state is JobState.RUNNING and host in job.nodes), None)

@@ -62,7 +62,7 @@ def _close(look: Look, path: Path) -> str:
 
 
 def _patterns(look: Look) -> Iterator[str]:
-    """Complain about patterns that match nothing, but only where there is enough log that they should have matched."""
+    """Yield patterns that match nothing, but only where there is enough log that they should have matched."""
     watch = look.run.watch
     asked = (
         ("watch.hang", "step", watch.hang.log if watch.hang else None, watch.hang.pattern if watch.hang else None),

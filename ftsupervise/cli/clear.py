@@ -1,0 +1,112 @@
+"""``ftsupervise clear``: lower the switches, or release the brake."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from ftsupervise.cli.output import say
+from ftsupervise.cli.switches import RUNS, find
+from ftsupervise.host.ownership import shown_user
+
+if TYPE_CHECKING:
+    from ftsupervise.rundir.paths import RunDir
+
+
+@click.command()
+@RUNS
+@click.option("--switch", type=click.Choice(["kill", "save", "both"]), default="both", show_default=True)
+@click.option("--brake", is_flag=True, help="Release the brake, and let the members that were held start.")
+def clear(runs: tuple[str, ...], switch: str, brake: bool) -> None:
+    """Lower the switches again. A stopped run stays stopped: ftsupervise launch continues it.
+
+    RUN is a directory, an ftsupervise.yaml, or a name; default: ./ftsupervise.yaml.
+
+    With --brake: release the brake, which repeated failures without progress put on. Earlier failures no longer
+    count, and the held members of the chain go on.
+    """
+    for rundir, name in find(runs, brake=brake):
+        if brake:
+            _release(rundir, name)
+            _release_groups(rundir)
+        else:
+            _take_down(rundir, name, switch)
+
+
+def _take_down(rundir: RunDir, name: str, switch: str) -> None:
+    import shlex
+
+    from ftsupervise.errors import CannotWrite, from_os_error
+    from ftsupervise.rundir.switches import clear_switch
+
+    for word in ("kill", "save") if switch == "both" else (switch,):
+        path = rundir.switches / f"{word}-switch"
+        try:
+            removed = clear_switch(rundir, path.name)
+        except IsADirectoryError:
+            where = shlex.quote(str(path))
+            raise CannotWrite(
+                f"cannot remove {path}: it is a folder, which no run obeys as a switch",
+                hint=f"look at it: ls -la {where}; then rmdir {where}, and type this again",
+            ) from None
+        except OSError as error:
+            raise from_os_error(error, f"remove {path}") from None
+        say(f"The {word} switch of {name} {'is down' if removed else 'was not up'}.")
+    _tell_of_the_brake(rundir, name)
+
+
+def _tell_of_the_brake(rundir: RunDir, name: str) -> None:
+    from ftsupervise.rundir.switches import read_brake
+
+    try:
+        brake = read_brake(rundir)
+    except OSError:
+        return
+    if brake is not None:
+        say(f"The brake of {name} stays on: {brake.words()}")
+        say(f"Release it:  ftsupervise clear --brake {rundir.quoted()}")
+
+
+def _release_groups(rundir: RunDir) -> None:
+    """Release the brakes of its replica groups, which start again by themselves."""
+    from datetime import datetime, timezone
+
+    from ftsupervise.errors import from_os_error
+    from ftsupervise.replicas.groups import group_names
+    from ftsupervise.rundir.switches import release_brake
+
+    for group in map(rundir.group, group_names(rundir)):
+        try:
+            was = release_brake(group, who=shown_user(), now=datetime.now(timezone.utc))
+        except OSError as error:
+            raise from_os_error(error, f"release the brake of {group.root.name}") from None
+        if was is not None:
+            say(f"The brake of group {group.root.name} is off: {was.words()}")
+
+
+def _release(rundir: RunDir, name: str) -> None:
+    from datetime import datetime, timezone
+
+    from ftsupervise.errors import SchedulerUnavailable, from_os_error
+    from ftsupervise.rundir.launches import may_change
+    from ftsupervise.rundir.switches import let_go, release_brake, still_held
+    from ftsupervise.scheduler import kind_of_job, open_scheduler
+
+    try:
+        was = release_brake(rundir, who=shown_user(), now=datetime.now(timezone.utc))
+        held = [job for job in still_held(rundir) if may_change(rundir, job)]
+        say(f"The brake of {name} {'was not on.' if was is None else f'is off: {was.words()}'}")
+        for job in held:
+            open_scheduler(kind_of_job(job)).release(job)
+            let_go(rundir, job)
+            say(f"Job {job} may start again.")
+    except OSError as error:
+        raise from_os_error(error, f"release the brake of {name}") from None
+    except SchedulerUnavailable as error:
+        again = f"to let them start, type it again:  ftsupervise clear --brake {rundir.quoted()}"
+        raise SchedulerUnavailable(f"{error.message}; held jobs stay on hold", hint=again) from None
+    if was is not None and not held:
+        from ftsupervise.config.find_run import how_to_launch
+
+        say(f"Nothing was held. Continue:  {how_to_launch(rundir)}")
