@@ -38,11 +38,11 @@ MEANINGS = {
     Spent.SAVE: "checkpoints that the training waited for",
     Spent.REDO: "steps made again after a fault",
     Spent.DETECT: "from the last progress to the end of the attempt",
-    Spent.RESTART: "from a start to the first step",
-    Spent.QUEUE: "no attempt, and a job waited",
+    Spent.RESTART: "from the start of the command to its first step",
+    Spent.QUEUE: "no attempt was running, and a job waited in the queue",
     Spent.BRAKED: "kept from running by the brake",
     Spent.HELD: "kept from running by a person, or not launched",
-    Spent.UNKNOWN: "it cannot be told",
+    Spent.UNKNOWN: "nothing on record says what happened",
 }
 _LONGEST = 600  # characters of a text in a cell
 _COSTS = 8  # items that are listed
@@ -235,8 +235,8 @@ def _lines(report: ReportFacts, axis: Axis) -> list[tuple[str, str, str, Line]]:
     ):
         if line is not None:
             values = [value for _, value in line.points]
-            ends = f"from {values[0]:.5g} to {values[-1]:.5g}, at least {min(values):.5g}, at most {max(values):.5g}"
-            label = f"{title} over time: {ends}. Arrow keys read it."
+            ends = f"from {values[0]:.5g} to {values[-1]:.5g}; lowest {min(values):.5g}, highest {max(values):.5g}"
+            label = f"{title} over time: {ends}. Use the arrow keys to read values."
             found.append((name, title, label, line))
     return found
 

@@ -39,9 +39,9 @@ _MEANINGS = {
     UNKNOWN: "Nothing on record says what happened.",
     SAVES: "The training waited for its checkpoints.",
     STANDS: "The job runs, and no rank makes a step.",
-    BLIND: "It may have been training.",
+    BLIND: "Without the guard it is not known whether it was training.",
     FIRST: "From the start of the command to its first step.",
-    PLANNED: "Starts and ends in order: the time limit, the kill switch, preemption.",
+    PLANNED: "Orderly ends and the starts after them: time limit, kill switch, preemption.",
 }
 
 
@@ -207,7 +207,7 @@ def _effective(report: ReportFacts) -> Tile | None:
 def _step(report: ReportFacts) -> Tile:
     step, goal = reached(report), report.detail.row.last_step
     if step is None:
-        return Tile("Step", "none yet", "no rank has reported one")
+        return Tile("Step", "none yet", "no rank has reported a step")
     loss = report.detail.row.loss
     more = [f"{show_percent(step / goal)} of {goal:,}"] if goal else []
     more += [f"loss {loss:.4g}"] if loss is not None else []
@@ -237,7 +237,7 @@ def _faults(report: ReportFacts) -> Tile:
 def _saved(report: ReportFacts) -> Tile:
     row, now = report.detail.row, report.detail.status.at
     if row.saved is None:
-        return Tile("Newest checkpoint", "none", "no rank has reported one")
+        return Tile("Newest checkpoint", "none", "no rank has reported a step")
     age = "" if row.saved_at is None else f"{show_duration(max(0.0, (now - row.saved_at).total_seconds()))} ago"
     behind = 0 if row.step is None else max(0, row.step - row.saved)
     risk = f"{count(behind, 'step')} would be lost" if behind else ""
@@ -280,25 +280,23 @@ def steps_words(row: AlertRow) -> str:
 
 
 def definitions(of: TimeAccount) -> tuple[tuple[str, str, str], ...]:
-    """Each ratio with its name, value and definition."""
-    return (
+    """Each ratio with its name, value and definition; that of the last hour where it is known."""
+    last = of.ettr_last()
+    found = (
         (
             "ETTR, Meta",
             ratio(of.ettr_meta()),
-            "train / all time but held (Kokolis et al., HPCA 2025); the queue counts",
+            "train / all time in which the run was not held; waiting in the queue counts (Kokolis et al., HPCA 2025)",
         ),
         (
             "ETTR, ByteRobust",
             ratio(of.ettr_byterobust()),
-            "train / all time since the first attempt began (SOSP 2025); the first wait does not count",
+            "train / all time since the first attempt began; the first wait does not count (SOSP 2025)",
         ),
-        (
-            "ETTR of the last hour",
-            ratio(of.ettr_last()),
-            "the same of the last hour, in which the times of an attempt are shared out evenly: ByteRobust's sliding window",
-        ),
+        ("ETTR of the last hour", ratio(last), "the same for the last hour only: ByteRobust's sliding window"),
         ("Goodput", ratio(of.goodput()), "train / all time since the launch"),
     )
+    return found if last is not None else (*found[:2], found[3])
 
 
 def stamp(at: datetime | None) -> str:
@@ -306,4 +304,5 @@ def stamp(at: datetime | None) -> str:
 
 
 def was(number: int) -> str:
+    """Return the verb for a number of things."""
     return "was" if number == 1 else "were"

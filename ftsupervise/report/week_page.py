@@ -25,7 +25,7 @@ def title(week: WeekReport) -> str:
 def lead(week: WeekReport) -> str:
     """The days in a few sentences: which runs need a look, what was trained, what cost most."""
     if not week.rows:
-        return "No run had any time in these days."
+        return "No run was active in these days."
     looks = [one.row.name for one in week.rows if one.needs_a_look]
     few = ", ".join(looks[:5]) + (f" and {len(looks) - 5} more" if len(looks) > 5 else "")
     words = f"{count(len(looks), 'run')} {'needs' if len(looks) == 1 else 'need'} a look: {few}. " if looks else ""
@@ -46,7 +46,7 @@ def page(week: WeekReport) -> str:
         "title": title(week),
         "begin": stamp(week.begin),
         "end": stamp(week.end),
-        "idle": f"{count(week.idle, 'other run')} had no time in these days." if week.idle else "",
+        "idle": f"{count(week.idle, 'other run')} was not active in these days." if week.idle else "",
         "lead": lead(week),
         "looks": [_look(one) for one in week.rows if one.needs_a_look],
         "ticks": drawing.time_ticks(axis),
@@ -172,7 +172,7 @@ def _lines(week: WeekReport) -> Iterator[str]:
         yield from table(("when", "run", "cause and evidence", "cost"), rows_of)
     nodes = week.nodes()
     if nodes:
-        yield "## Nodes with most faults"
+        yield "## Nodes with the most faults"
         yield ""
         yield from table(
             ("node", "faults", "runs"), ((plain(n.name), str(n.faults), plain(", ".join(n.runs))) for n in nodes)

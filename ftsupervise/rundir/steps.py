@@ -47,8 +47,8 @@ def steps_path(rundir: RunDir) -> Path:
 def added(
     record: StepRecord, at: float, step: int, made: int, loss: float | None = None, saving: float = 0.0
 ) -> StepRecord:
-    """Return ``record`` with what was seen at epoch seconds ``at``: since the last time ``made`` steps, the last one ``step``, and
-    ``saving`` seconds in saves."""
+    """Return ``record`` with what was seen at epoch seconds ``at``: since the last time there were ``made`` steps, the last one
+    being ``step``, and ``saving`` seconds in saves."""
     seen = Span(int(at // record.every), step, made, loss, loss, int(loss is not None), saving)
     spans = record.spans
     if spans and spans[-1].number == seen.number:
