@@ -56,7 +56,10 @@ def headline_of(now: RunPresent) -> Headline:
         return _slow(now)
     if worst is not None:
         tone = "bad" if worst.severity == "critical" else "watch"
-        do = now.do or f"See it for yourself: ftsupervise check {worst.watchdog} {now.where}"
+        do = (
+            f"{now.do[:1].upper()}{now.do[1:]}"
+            or f"See it for yourself: ftsupervise check {worst.watchdog} {now.where}"
+        )
         return Headline(verdict, tone, f"It runs, and the alert {worst.watchdog} fires: {worst.summary}.", do)
     look = f"See whether that is usual: ftsupervise check hang {now.where}"
     if now.stood >= STALL:

@@ -200,7 +200,7 @@ def _effective(report: ReportFacts) -> Tile | None:
     tells = last is not None and of.total > 7200 and _stands(report) < STALL
     hour = f"; last hour {ratio(last)}" if tells else ""
     tone = "good" if share.least >= 0.9 else "watch" if share.most >= 0.6 else "bad"
-    more = f"of all time since the launch; ETTR {ratio(meta)} (Meta), {ratio(byterobust)} (ByteRobust){hour}"
+    more = f"ETTR: Meta {ratio(meta)}, ByteRobust {ratio(byterobust)}{hour}"
     return Tile("Time spent training", ratio(share), more, tone)
 
 
