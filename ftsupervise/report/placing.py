@@ -10,12 +10,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import NamedTuple
 
-from ftsupervise.report.account import Spent, Stretch
+from ftsupervise.report.account import KEPT_OUT, Spent, Stretch
 from ftsupervise.rundir.steps import StepRecord
 
 _ALL = 0.9  # of the saves on record: the rest is rounding
 _WORK = (Spent.REDO, Spent.TRAIN)
-_NO_STEPS = (Spent.DETECT, Spent.RESTART, Spent.QUEUE, Spent.HELD)
+_NO_STEPS = frozenset((Spent.DETECT, Spent.RESTART, Spent.QUEUE)) | KEPT_OUT
 
 
 class DrawnTime(NamedTuple):

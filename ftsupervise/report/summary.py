@@ -196,9 +196,7 @@ def _effective(report: ReportFacts) -> Tile | None:
     share, meta, byterobust, last = of.goodput(), of.ettr_meta(), of.ettr_byterobust(), of.ettr_last()
     if share is None:
         return None
-    # the account shares the times of an attempt out evenly: of one that stands now, that says nothing about the last hour
-    tells = last is not None and of.total > 7200 and _stands(report) < STALL
-    hour = f"; last hour {ratio(last)}" if tells else ""
+    hour = f"; last hour {ratio(last)}" if last is not None and of.total > 7200 else ""
     tone = "good" if share.least >= 0.9 else "watch" if share.most >= 0.6 else "bad"
     more = f"ETTR: Meta {ratio(meta)}, ByteRobust {ratio(byterobust)}{hour}"
     return Tile("Time spent training", ratio(share), more, tone)
@@ -286,7 +284,7 @@ def definitions(of: TimeAccount) -> tuple[tuple[str, str, str], ...]:
         (
             "ETTR, Meta",
             ratio(of.ettr_meta()),
-            "train / all time in which the run was not held; waiting in the queue counts (Kokolis et al., HPCA 2025)",
+            "train / all time but braked and held; waiting in the queue counts (Kokolis et al., HPCA 2025)",
         ),
         (
             "ETTR, ByteRobust",
