@@ -18,7 +18,6 @@ from ftsupervise.report.alert_rows import alert_rows
 from ftsupervise.report.costs import CostItem, cost_items
 from ftsupervise.report.detail import RunDetail, detail, runs_now
 from ftsupervise.report.incidents import RunIncident, incidents
-from ftsupervise.report.placing import DrawnTime, placed
 from ftsupervise.report.slow import SlowPeriod, paces_of, slow_periods
 from ftsupervise.rundir.launches import LaunchRecord
 from ftsupervise.rundir.paths import RunDir
@@ -88,7 +87,6 @@ class ReportFacts(NamedTuple):
     settings: Listed  # SettingRow
     run: Run | None = None  # its settings, where they can be read
     folder: str = ""  # of its checkpoints
-    drawn: DrawnTime = DrawnTime((), {})  # the account, as pictures show it
     groups: GroupsReport | None = None  # its replica groups, where it has some
 
     @property
@@ -129,7 +127,6 @@ def report_of(
         settings=settings,
         run=run,
         folder=str(folder),
-        drawn=placed(found.account.stretches, record),
         groups=_groups(rundir, found, now),
     )
 

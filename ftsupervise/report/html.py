@@ -125,7 +125,7 @@ def _environment() -> Environment:
 
 def _view(report: ReportFacts, axis: Axis, lines: Sequence[tuple[str, str, str, Line]]) -> dict[str, Any]:
     seen, of = report.detail.status, report.detail.account
-    found = drawing.buckets(axis, report.drawn)
+    found = drawing.buckets(axis, report.detail.drawn)
     faults = drawing.marks((one.at.timestamp() for one in report.incidents if not one.planned), axis)
     few = faults.count("M") <= _FEW_FAULTS
     usual = [row for row in report.settings.rows if isinstance(row, SettingRow) and row.origin == "default"]
@@ -142,9 +142,9 @@ def _view(report: ReportFacts, axis: Axis, lines: Sequence[tuple[str, str, str, 
         "tiles": summary.tiles(report),
         "costs": tuple(cost_row(one, of.total, report.costs[0].seconds) for one in report.costs[:_COSTS]),
         "rest": summary.rest_sentence(report),
-        "strip": drawing.strip(report.drawn.stretches, axis),
+        "strip": drawing.strip(report.detail.drawn.stretches, axis),
         "loose": _loose(report),
-        "gaps": drawing.shaded(gaps(report.drawn.stretches, _GAP * (axis.end - axis.begin)), axis),
+        "gaps": drawing.shaded(gaps(report.detail.drawn.stretches, _GAP * (axis.end - axis.begin)), axis),
         "standstill": _standstill(report, axis),
         "flags": faults,
         "faults": faults if few else "",
@@ -275,7 +275,7 @@ def _groups(report: ReportFacts, axis: Axis) -> dict[str, Any] | None:
 
 def _loose(report: ReportFacts) -> str:
     """Where saves are drawn that have no time on record."""
-    number = len(report.drawn.loose)
+    number = len(report.detail.drawn.loose)
     if not number:
         return ""
     whose = "one attempt" if number == 1 else f"{number} attempts"
@@ -285,7 +285,7 @@ def _loose(report: ReportFacts) -> str:
 
 def _standstill(report: ReportFacts, axis: Axis) -> dict[str, Any] | None:
     """A mark in the curves where the last step was made, if that was long ago: its place in percent, and its words."""
-    found = gaps(report.drawn.stretches, STALL)
+    found = gaps(report.detail.drawn.stretches, STALL)
     if not found or axis.end - found[-1].end > 1 or not report.steps.spans:
         return None
     since = _at(report, found[-1].begin)
@@ -372,7 +372,7 @@ def cut(text: str, longest: int = _LONGEST) -> str:
 
 def _data(report: ReportFacts, axis: Axis, lines: Iterable[tuple[str, str, str, Line]]) -> dict[str, Any]:
     """What the pointer reads; times are seconds since the begin."""
-    found = drawing.buckets(axis, report.drawn)
+    found = drawing.buckets(axis, report.detail.drawn)
     curves = {
         name: [[round(at - axis.begin), float(f"{value:.7g}")] for at, value in line.points]
         for name, _, _, line in lines
@@ -381,7 +381,7 @@ def _data(report: ReportFacts, axis: Axis, lines: Iterable[tuple[str, str, str, 
         "begin": round(axis.begin),
         "end": round(axis.begin) + max(1, round(axis.end - axis.begin)),
         "kinds": [kind.value for kind in KINDS],
-        "stretches": drawing.readable(report.drawn.stretches, axis),
+        "stretches": drawing.readable(report.detail.drawn.stretches, axis),
         "buckets": [[one.text, *(round(seconds) for seconds in one.seconds)] for one in found],
         "ends": {str(one.attempt): one.kind for one in report.incidents},
         **curves,

@@ -99,7 +99,11 @@ def sentences(report: ReportFacts) -> Iterator[str]:
     elif report.incidents:
         yield f"No fault interrupted it; there {was(planned)} {count(planned, 'planned restart')}."
     else:
-        yield "Nothing has interrupted it."
+        yield (
+            "Nothing has interrupted it."
+            if report.groups is None
+            else "Nothing has interrupted all of its groups at once."
+        )
     if stalled := stall_sentence(report.detail.groups):
         yield stalled
     if row.done_at is not None and _stands(report) < STALL:

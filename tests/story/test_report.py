@@ -78,7 +78,7 @@ def test_replica_groups_are_rows_with_the_times_they_were_away_and_the_stalls_th
     shown = page(found)
     for text in (
         "3 of 4 groups run",
-        "waited for one that was lost or stood 2 times",
+        "waited 2 times for one that was lost or made no progress",
         "back after 17m 10s",
         "not back yet",
         'href="#groups"',
