@@ -6,6 +6,7 @@ at a place: their time is part of the training, and ``loose`` says how much it i
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import NamedTuple
@@ -45,7 +46,9 @@ def placed(stretches: Sequence[Stretch], record: StepRecord) -> DrawnTime:
             continue
         work = [one for one in mine if one.kind in _WORK]
         begin = min([saved.begin, *(one.begin for one in work)])
-        blocks = _blocks([pair for pair in saves if begin < pair[0] <= saved.end + record.every], begin, saved)
+        first = bisect_right(saves, (begin, float("inf")))
+        last = bisect_right(saves, (saved.end + record.every, float("inf")))
+        blocks = _blocks(saves[first:last], begin, saved)
         rest = saved.seconds - sum(to - at for at, to in blocks)
         if rest >= 1:
             loose[number] = rest
