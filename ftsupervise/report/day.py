@@ -10,6 +10,7 @@ from ftsupervise.alerts.last_day import KINDS, PARTS, AboutRun, LastDay
 from ftsupervise.report import Status
 from ftsupervise.report.account import kinds_over
 from ftsupervise.report.detail import account_of
+from ftsupervise.report.placing import placed
 from ftsupervise.report.reading import read_run
 from ftsupervise.report.verdict import verdict_of
 from ftsupervise.rundir.ledger import backwards, numbers
@@ -36,15 +37,15 @@ def last_day(rundir: RunDir, jobs: tuple[Job, ...] | None, now: datetime) -> Las
     begin = max(account.since.timestamp(), end - _DAY)
     if end - begin < _YOUNG.total_seconds():
         return None
-    kinds = tuple(
-        kind.value if kind is not None else "unknown" for kind in kinds_over(account.stretches, begin, end, PARTS)
-    )
+    record = read_steps(rundir)
+    drawn = placed(account.stretches, record).stretches
+    kinds = tuple(kind.value if kind is not None else "unknown" for kind in kinds_over(drawn, begin, end, PARTS))
     shares = {kind.value: share for kind, share in account.within(begin, end).shares().items()}
     return LastDay(
         since=account.until - timedelta(seconds=end - begin),
         until=account.until,
         kinds=kinds,
-        rates=rates_over(read_steps(rundir), begin, end, PARTS),
+        rates=rates_over(record, begin, end, PARTS),
         shares=tuple((kind, shares.get(kind, 0.0)) for kind in KINDS),
     )
 
