@@ -60,12 +60,11 @@ def logs(
     places = [first, *(whole.group(name) for name in names)]
     try:
         found = [[_of_rank(part, rank) for part in parts] for parts in _of_all(places, attempt)]
-    except NotFound as error:
+    except NotFound:
         if group is None and (known := group_names(whole)):
-            named = known[0] if len(known) == 1 else f"{known[0]} to {known[-1]}"
-            error.hint = (
-                f"the ranks write into the logs of {named}: ftsupervise logs --group {known[0]} {whole.quoted()}"
-            )
+            whose = known[0] if len(known) == 1 else f"{known[0]} to {known[-1]}"
+            again = f"ftsupervise logs --group {known[0]} {whole.quoted()}"
+            say(f"(the ranks write into the logs of their groups, {whose}: {again})", err=True)
         raise
     if only_path:
         click.echo(printable(str(found[0][-1].path)))
