@@ -130,7 +130,8 @@ def main() -> None:
         squeues = (calls(asked) - before) / 3
         one, said = min(typed(env, folder / "empty", "status", str(folder / "many")) for _ in range(3))
         share = idle(env, folder / "empty", options.idle) if options.idle else 0.0
-    if shown.count("RUNNING") != options.runs or f"{options.ranks} ranks" not in said:
+    running = sum(1 for line in shown.splitlines() if line.split()[1:2] == ["RUNNING"])
+    if running != options.runs or f"{options.ranks:,} ranks" not in said:
         raise SystemExit(f"something else was shown:\n{shown[:2000]}\n{said}")
     rows = [
         (f"status of {options.runs} runs", table, TABLE, "s"),

@@ -14,7 +14,8 @@ from statistics import fmean, stdev
 from typing import NamedTuple
 
 LEVEL = 0.01  # a smaller p is no chance
-SPREADS = 1.0  # standard deviations of the undisturbed seeds that the means may differ by
+LIKELY = 0.05  # nor is one below this, where the difference is large
+SPREADS = 1.0  # standard deviations of the undisturbed seeds, beyond which a difference is large
 _EXACT = 200_000  # ways to share the values out, beyond which some are drawn
 
 
@@ -31,10 +32,10 @@ class Agreement(NamedTuple):
 
     @property
     def outside(self) -> str:
-        """Why the two do not agree; "" where they do."""
+        """Say why the two do not agree; "" where they do."""
         if self.p < LEVEL:
             return f"chance alone gives such a difference with p = {self.p:.4f}, less than {LEVEL}"
-        if abs(self.difference) > SPREADS * self.spread:
+        if self.p < LIKELY and abs(self.difference) > SPREADS * self.spread:
             return (
                 f"the means differ by {abs(self.difference):.4f}, more than the spread of the seeds ({self.spread:.4f})"
             )
@@ -50,7 +51,7 @@ def agreement(undisturbed: Sequence[float], disturbed: Sequence[float]) -> Agree
 
 
 def permutation_test(one: Sequence[float], other: Sequence[float]) -> float:
-    """How often the means would differ so much if all values were shared out by chance: all ways, or 200,000 drawn ones."""
+    """Return how often the means would differ so much if all values were shared out by chance: all ways, or 200,000 of them."""
     both, size = [*one, *other], len(one)
     wanted, total = abs(fmean(one) - fmean(other)) - 1e-12, sum(both)
     as_far = tried = 0

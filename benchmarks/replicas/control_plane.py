@@ -55,7 +55,7 @@ HEARTBEATS = 5.0  # seconds in which only heartbeats are sent
 
 
 class Answer(NamedTuple):
-    """Of the lighthouse to one group: when it was asked, when it came (``time.time``), and the quorum's size and id."""
+    """The lighthouse answers one group: when it was asked, when it came (``time.time``), and the quorum's size and id."""
 
     began: float
     end: float
@@ -90,7 +90,7 @@ class Groups:
         return Answer(began, time.time(), quorum.replica_world_size, quorum.quorum_id)
 
     def run_freely(self) -> None:
-        """Each makes steps for itself, as groups do, from now on."""
+        """Let each make steps for itself, as groups do, from now on."""
 
         def work(number: int) -> None:
             for step in range(1, 1 << 60):
@@ -112,7 +112,7 @@ class Groups:
         }  # fmt: skip
 
     def stall(self, at: float, wanted: Callable[[Answer], bool]) -> dict[str, float]:
-        """How long after ``at`` all of them had an answer that is ``wanted``."""
+        """Return how long after ``at`` all of them had an answer that is ``wanted``."""
         while not all(any(map(wanted, list(newest))) for newest in self.newest):
             if time.time() - at > _LONGEST:
                 return {"stall": _LONGEST}
@@ -233,7 +233,7 @@ def pid_of(started: Started) -> int:
 
 
 class Measured(NamedTuple):
-    """Of one kind, with so many groups. Seconds, MiB and cores."""
+    """These are the figures of one kind, with so many groups. Seconds, MiB and cores."""
 
     start: float
     memory: float

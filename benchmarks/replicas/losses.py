@@ -38,6 +38,7 @@ _LAST = 20  # losses that the final one is the mean of
 _BEFORE = 0.1  # share of the steps: the loss is shown as it was so much earlier, for comparison
 _OFF = 0.001  # difference of the loss to a replay: sums of floats in another order
 _MOST = 300.0  # seconds for one run
+_LEAST = 5  # seeds, of which the most extreme of all 252 ways to share the losses out has p = 0.008
 
 
 class Learned(NamedTuple):
@@ -75,8 +76,12 @@ def learn(loop: str, seed: int, kills: int, steps: int, step_time: float) -> Lea
     words = ["--loop", loop, "--seed", str(seed), "--steps", str(steps), "--step-time", str(step_time)]
     with local_run(sys.executable, str(JOB), *words) as run:
         disturb(run.child, run.stamps, seed, kills, steps if loop == "ddp" else steps // 5, step_time)
-        if run.child.wait(_MOST):
-            raise RuntimeError(f"the run ended with {run.child.returncode}: {run.said()}")
+        try:
+            code = run.child.wait(_MOST)
+        except subprocess.TimeoutExpired:
+            raise RuntimeError(f"the run does not come to its end within {_MOST:.0f} s: {run.said()}") from None
+        if code:
+            raise RuntimeError(f"the run ended with {code}: {run.said()}")
         run.stamps.look()
         return judged(run.stamps, loop, seed, kills)
 
@@ -132,11 +137,13 @@ def judged(stamps: Stamps, loop: str, seed: int, kills: int) -> Learned:
         kills=kills,
         missing=1 - present / (len(NAMES) * len(steps)),
         differ=sum(len({weights for _, _, weights in found}) > 1 for found in of_step.values()),
-        off=abs(final - replayed(seed, [took_part[step] for step in steps], last)) if loop == "ddp" else None,
+        off=abs(final - replayed(seed, [(took_part[step], of_step[step][0][1]) for step in steps], last))
+        if loop == "ddp"
+        else None,
     )
 
 
-def replayed(seed: int, took_part: list[set[int]], last: int) -> float:
+def replayed(seed: int, took_part: list[tuple[set[int], int]], last: int) -> float:
     """The final loss of one process that trains on the batches of those groups in each step."""
     from benchmarks.replicas.losses_job import replay
 
@@ -199,7 +206,10 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--step-time", type=float, default=0.04, help="seconds each step is slowed by")
     parser.add_argument("--check", action="store_true", help="exit 1 where the losses do not agree")
     parser.add_argument("--json", default="", metavar="FILE", help="each run as a line")
-    return parser.parse_args(argv)
+    found = parser.parse_args(argv)
+    if found.check and found.seeds < _LEAST:
+        parser.error(f"--check needs {_LEAST} seeds: with fewer no difference is beyond chance")
+    return found
 
 
 if __name__ == "__main__":

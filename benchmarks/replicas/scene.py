@@ -206,7 +206,7 @@ class Scene:
         return next(one for one in text if one.startswith(b"SLURMD_NODENAME=")).decode().partition("=")[2]
 
     def measure(self, fault: Fault) -> None:
-        """Until the group is back with the others, or the bound is reached."""
+        """Follow a fault until the group is back with the others, or the bound is reached."""
         old = {name: self.stamps.pid(name) for name in NAMES}
         highest = max(one.step for one in self.stamps.look() if one.what == "step")
 

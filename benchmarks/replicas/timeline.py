@@ -1,4 +1,4 @@
-"""Where does the time of a survivor go, from the SIGKILL of another group to its own next step? And how late are heartbeats?
+"""Measure where a survivor's time goes, from the SIGKILL of another group to its own next step, and how late heartbeats are.
 
     python benchmarks/replicas/timeline.py [--kills 10] [--seed 1]
 
@@ -65,7 +65,7 @@ def together(run: LocalRun) -> None:
 
 
 def heartbeats(run: LocalRun, seconds: float) -> list[float]:
-    """How old the newest heartbeat of each group is, at every look."""
+    """Return how old the newest heartbeat of each group is, at every look."""
     record, until, found = read_lighthouse(run.rundir.replicas), time.monotonic() + seconds, list[float]()
     assert record is not None
     while time.monotonic() < until:

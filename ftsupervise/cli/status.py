@@ -113,14 +113,14 @@ def _notes(warnings: Any) -> None:
 
 
 def record(found: RunDetail) -> dict[str, Any]:
-    """One run for programs."""
+    """Return one run as the values that ``--json`` prints."""
     from ftsupervise.report.published import fields_of
 
     return {**plain(found.row), "verdict": found.status.verdict.lower(), **plain(fields_of(found))}
 
 
 def _with_receivers(found: RunDetail) -> RunDetail:
-    """The state of its receivers. What reads a journal is imported where there is one: half of a start."""
+    """Add the state of its receivers. What reads a journal is imported only where there is one."""
     journal = found.status.rundir.watch / "journal"
     try:
         if not os.listdir(journal):

@@ -49,7 +49,7 @@ def group_lines(seen: GroupsSeen, now: datetime) -> Iterator[str]:
 
 
 def _stalls(seen: GroupsSeen, now: datetime) -> Iterator[str]:
-    """The newest stalls of the groups that were left, oldest first."""
+    """Show the newest stalls of the groups that were left, oldest first."""
     from ftsupervise.report.group_stalls import stall_rows
 
     rows = stall_rows(seen)

@@ -1,4 +1,4 @@
-"""``ftsupervise status --watch``: the table drawn again and again, and one run or its log at a key.
+"""``ftsupervise status --watch`` draws the table again and again, and shows one run or its log at a key.
 
 Each look is made by a process of its own, ``ftsupervise status --json``, which answers in bounded time: whatever hangs, the
 keys work. Between two looks this process sleeps.
@@ -50,7 +50,7 @@ class LastLook(NamedTuple):
 
 
 class Screen(NamedTuple):
-    """What is shown. It is replaced, never changed."""
+    """The state of the screen. It is replaced, never changed."""
 
     chosen: int = 0  # row
     one: str = ""  # the directory of the run that is shown alone; "": the table
@@ -68,7 +68,7 @@ def show(words: Sequence[str], every: float) -> None:
 
 
 def _print_for_ever(words: Sequence[str], every: float) -> None:
-    """No terminal: the same lines as without --watch, with the time, again and again."""
+    """Print, where there is no terminal, the lines of ``status`` with the time, again and again."""
     while True:
         done = _ask(words)
         click.echo(f"{datetime.now(timezone.utc):%Y-%m-%dT%H:%M:%SZ}\n{printable_lines(done.stdout or done.stderr)}")
@@ -82,13 +82,13 @@ def _ask(words: Sequence[str], columns: int = 0) -> bounded.CompletedCommand:
 
 
 def _cpu() -> float:
-    """Seconds of CPU that the looks have used so far."""
+    """Return the seconds of CPU that the looks have used so far."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 
 
 def read_rows(text: str) -> tuple[RunRow, ...]:
-    """The rows in what ``status --json`` has printed. Raises ValueError."""
+    """Return the rows in what ``status --json`` has printed. Raises ValueError."""
     page = parse_object(text.encode())
     raw = page.get("runs", [page])
     rows = [decode(RunRow, one, lenient=True) for one in raw] if isinstance(raw, list) else []
@@ -120,7 +120,7 @@ class _Live:
                 continue
 
     def _until_a_log_is_wanted(self, console: Any, live: Any) -> str | None:
-        """The directory of the run whose log is wanted; None: the person leaves."""
+        """Return the directory of the run whose log is wanted; None when the person leaves."""
         while True:
             now = time.monotonic()
             if now >= self._due and not self._busy:
@@ -162,7 +162,7 @@ class _Live:
         return rows[min(self._screen.chosen, len(rows) - 1)].directory if rows else ""
 
     def _look_again(self, one: str, columns: int) -> None:
-        """In a thread: the keys go on working. A look that costs much, as of a thousand runs, is made less often."""
+        """Look in a thread, so that the keys go on working. A costly look, as at a thousand runs, is made less often."""
         before, at = _cpu(), time.monotonic()
         self._look_once(one, columns)
         self._due = max(self._due, at + _SHARE * (_cpu() - before))
@@ -223,7 +223,7 @@ class _Live:
 
 @contextmanager
 def _raw_keys() -> Iterator[None]:
-    """Keys come at once, and are not shown."""
+    """Let keys come at once, and do not show them."""
     import termios
     import tty
 

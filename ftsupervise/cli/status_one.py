@@ -15,7 +15,7 @@ from ftsupervise.units import count, show_duration, show_percent, show_rate
 if TYPE_CHECKING:
     from ftsupervise.model import Attempt, Job
     from ftsupervise.report import Status
-    from ftsupervise.report.account import Stretch, TimeAccount
+    from ftsupervise.report.account import Stretch
     from ftsupervise.report.detail import RunDetail
 
 # character, colour; the order is that of the legend
@@ -46,7 +46,7 @@ def lines_of(found: RunDetail, width: int = 80) -> list[str]:
         if switch.up or switch.problem:
             by = f", by {switch.who}" if switch.who else ""
             lines.append(f"  switch    {switch.problem or f'{switch.name} is up'}{by}")
-    lines += [*_alerts(found), *_nodes(found), *_attempts(seen), *_time(found.account, max(40, min(width, 100)))]
+    lines += [*_alerts(found), *_nodes(found), *_attempts(seen), *_time(found, max(40, min(width, 100)))]
     lines += [f"  receiver  {printable(words)}" for words in seen.telling]
     if found.log is not None:
         lines.append(f"  log       {printable(str(found.log))}")
@@ -57,7 +57,7 @@ def lines_of(found: RunDetail, width: int = 80) -> list[str]:
 
 
 def _alarm(found: RunDetail) -> str:
-    """The worst alert, beside a verdict that would look well without it."""
+    """Name the worst alert beside RUNNING, which would look well without it."""
     if found.status.verdict != "RUNNING" or not found.row.alerts:
         return ""
     worst = found.row.alerts[0]
@@ -67,7 +67,7 @@ def _alarm(found: RunDetail) -> str:
 
 
 def _do(found: RunDetail) -> Iterator[str]:
-    """What a person can do about a hang; of a run that STOPPED the words in brackets say it."""
+    """Say what a person can type about a hang. For a run that STOPPED the words in brackets do."""
     seen = found.status
     if seen.verdict != "HUNG":
         return
@@ -146,7 +146,7 @@ def _groups(found: RunDetail) -> Iterator[str]:
 
 
 def _memory(seen: Status) -> Iterator[str]:
-    """The rank whose memory is at the limit first, where that is within a day."""
+    """Name the rank whose memory will be at its limit first, where that is within a day."""
     for fact, what in (("memory", "memory"), ("gpu_memory", "GPU memory")):
         known = ((beat.facts.get(f"{fact}_left", ""), beat) for beat in seen.beats)
         grows = [(int(left), beat) for left, beat in known if left.isascii() and left.isdigit() and len(left) < 10]
@@ -229,11 +229,12 @@ def _attempt(attempt: Attempt, seen: Status) -> str:
     return f"{attempt.number} (job {attempt.job_id or '-'}) {cause} after {lasted}{steps}{line}"
 
 
-def _time(of: TimeAccount, width: int) -> Iterator[str]:
-    """A line of characters for the time since the launch, its legend, and the ratios with their definitions."""
+def _time(found: RunDetail, width: int) -> Iterator[str]:
+    """Draw the time since the launch as a line of characters, with its legend, and the ratios with their definitions."""
+    of = found.account
     if of.total < _FEWEST_SECONDS:
         return
-    yield f"  time      {timeline(of.stretches, of.since.timestamp(), of.until.timestamp(), width - 14)}"
+    yield f"  time      {timeline(found.drawn.stretches, of.since.timestamp(), of.until.timestamp(), width - 14)}"
     shares = {kind.value: share for kind, share in of.shares().items()}
     legend = [f"{KINDS[kind][0]} {kind} {show_percent(shares[kind])}" for kind in KINDS if shares[kind] > 0]
     line = f"{show_duration(of.total)}:"
@@ -253,7 +254,7 @@ def _time(of: TimeAccount, width: int) -> Iterator[str]:
 
 
 def timeline(stretches: Sequence[Stretch], since: float, until: float, width: int) -> str:
-    """``width`` characters, each of the kind that matters most in its time."""
+    """Return ``width`` characters, each of the kind that matters most in its time."""
     out = ""
     for kind in kinds_over(stretches, since, until, width):
         sign, colour = KINDS[kind.value] if kind is not None else (" ", "")

@@ -65,7 +65,7 @@ NOTE = "NOTE"
 
 
 def cells(row: RunRow, now: datetime) -> tuple[Cell, ...]:
-    """One for each of ``COLUMNS``, and the note."""
+    """Return one cell for each of ``COLUMNS``, and the note."""
     share = round(100 * row.rate / row.usual) if row.rate is not None and row.usual else None
     slow = "yellow" if share is not None and share < _SLOW else ""
     step = "" if row.step is None else f"{row.step:,}"
@@ -90,7 +90,7 @@ def cells(row: RunRow, now: datetime) -> tuple[Cell, ...]:
 
 
 def pace(rate: float | None) -> str:
-    """Steps an hour, in three digits."""
+    """Return steps an hour, with three digits at least."""
     if rate is None:
         return ""
     hourly = 3600 * max(0.0, rate)
@@ -98,7 +98,7 @@ def pace(rate: float | None) -> str:
 
 
 def ago(at: datetime | None, now: datetime) -> str:
-    """The time since then; from ten minutes on in whole minutes."""
+    """Return the time since then; from ten minutes on in whole minutes."""
     if at is None:
         return ""
     seconds = max(0.0, round((now - at).total_seconds()))
@@ -119,7 +119,7 @@ def _watch(row: RunRow, now: datetime) -> Cell:
 
 
 def _note(row: RunRow, now: datetime) -> Cell:
-    """What a person has to know besides: why it does not run, else the worst alert, else the forecast of its disk."""
+    """Say what matters most besides: why it does not run, else the worst alert, else the forecast of its disk."""
     if row.verdict == "UNKNOWN":
         seen = f"; last seen {ago(row.seen_at, now)} ago" if row.seen_at is not None else ""
         return Cell(printable(f"{row.why}{seen}"), "yellow")
@@ -147,7 +147,7 @@ def _waits(row: RunRow, now: datetime) -> Cell:
 
 _LOOK = 3  # runs for which the lines below the table say what to type
 _DO = {
-    "HUNG": ("where it stands, and how to end it", "status {run}"),
+    "HUNG": ("where, and how to end it", "status {run}"),
     "SLOW": ("since when, and on which nodes", "status {run}"),
     "GONE": ("what its last job wrote", "logs {run}"),
     "STOPPED": ("what failed", "logs {run} --errors"),
@@ -157,7 +157,7 @@ _DO = {
 
 
 def advice(rows: Sequence[RunRow], width: int = 0) -> list[str]:
-    """The lines below the table: what to type for the runs that need a look most."""
+    """Return the lines below the table, which say what to type for the runs that need a look most."""
     urgent = sorted((row for row in rows if need_of(row) < FINE), key=need_of)
     if not urgent:
         return []
@@ -174,7 +174,7 @@ def advice(rows: Sequence[RunRow], width: int = 0) -> list[str]:
 
 
 def _argument(row: RunRow) -> str:
-    """The run as one types it: by its name, or where this account does not know the name by its directory."""
+    """Return the run as one types it: its name, or its directory where this account does not know the name."""
     text = row.directory if row.elsewhere else row.name
     if all(char.isascii() and (char.isalnum() or char in "-_./") for char in text) and not text.startswith("-"):
         return text
@@ -184,7 +184,7 @@ def _argument(row: RunRow) -> str:
 
 
 def table(rows: Sequence[RunRow], now: datetime, width: int) -> list[str]:
-    """Lines of at most ``width`` columns; 0: as wide as need be."""
+    """Return lines of at most ``width`` columns; 0: as wide as need be."""
     return [
         "".join(part if not colour else click.style(part, fg=colour) for part, colour in line).rstrip()
         for lines in layout(rows, now, width)
@@ -193,7 +193,7 @@ def table(rows: Sequence[RunRow], now: datetime, width: int) -> list[str]:
 
 
 def layout(rows: Sequence[RunRow], now: datetime, width: int) -> list[list[Line]]:
-    """The lines of the head, then those of each run: a note that finds no room beside its run stands below it."""
+    """Return the lines of the head, then those of each run. A note that finds no room beside its run stands below it."""
     texts = [cells(row, now) for row in rows]
     if width:
         texts = [(Cell(_named(one[0].text), one[0].colour), *one[1:]) for one in texts]

@@ -10,9 +10,9 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from ftsupervise import host
 from ftsupervise.errors import ConfigError, Error, NoAnswer, NotFound
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from ftsupervise.config.schema import Run
 
 CONFIG_NAME = "ftsupervise.yaml"
-T = TypeVar("T")
 WITHIN = 4.0  # seconds that a person waits until the place of a run answers
 
 
@@ -80,21 +79,30 @@ def find_run(argument: str | None, *, launched: bool = True) -> RunDir:
     Raises NotFound; also for a run that has no directory yet, unless ``launched`` is False. NoAnswer: a person waits, and its
     file system does not answer.
     """
-    return _in_time(argument, lambda: _find_launched(argument, launched))
+    _require_answer(argument)
+    return _find_launched(argument, launched)
 
 
-def _in_time(argument: str | None, find: Callable[[], T]) -> T:
-    """Return what ``find`` returns. Raises NoAnswer where a person waits for it too long."""
+def _require_answer(argument: str | None) -> None:
+    """Raise NoAnswer where a person waits and the place that ``argument`` means does not answer. One look of a thread, which
+    needs next to no processor: a machine that is busy, or settings that take long to read, are no dead mount."""
     if host.answer_by is None:
-        return find()
-    seconds = min(WITHIN, max(0.1, host.answer_by - time.monotonic()))
-    found = in_time(find, seconds)
-    if found is None:
+        return
+    places = [Path(argument or os.environ.get(ENV_RUN_DIR) or CONFIG_NAME)]
+    places += [state_dir() / "runs" / argument] if argument and "/" not in argument else []
+    seconds = min(WITHIN, max(1.0, host.answer_by - time.monotonic()))
+    if in_time(lambda: [_is_there(place) for place in places], seconds) is None:
         raise NoAnswer(
-            f"{argument or 'the run'} does not answer within {seconds:.0f} s: its file system hangs",
+            f"{argument or places[0].absolute()} does not answer within {seconds:.0f} s: its file system hangs",
             hint=f"nothing was done; try again when this answers: ls {_quoted(argument or '.')}",
         )
-    return found
+
+
+def _is_there(place: Path) -> bool:
+    try:
+        return place.exists()
+    except (OSError, ValueError):
+        return False
 
 
 def _find_launched(argument: str | None, launched: bool) -> RunDir:
@@ -201,10 +209,7 @@ def settings_of(name: str | None) -> Path:
     read as the defaults and does not exist. Nothing said: the run of this job, else ./ftsupervise.yaml. Raises NotFound,
     ConfigError; NoAnswer as ``find_run`` does.
     """
-    return _in_time(name, lambda: _settings_of(name))
-
-
-def _settings_of(name: str | None) -> Path:
+    _require_answer(name)
     own = os.environ.get(ENV_RUN_DIR)
     if name is None and own and RunDir(own).config.is_file():
         return RunDir(own).config
@@ -263,10 +268,7 @@ def launch_file(name: str | None) -> Path:
     A file is run with this account's rights, so the record that names it has to be ours. Raises NotFound, NotPermitted;
     NoAnswer as ``find_run`` does.
     """
-    return _in_time(name, lambda: _launch_file(name))
-
-
-def _launch_file(name: str | None) -> Path:
+    _require_answer(name)
     path = Path(name if name is not None else CONFIG_NAME)
     launched = path.name == "run.yaml" and (path.parent / "switches").is_dir()
     if path.is_file() and not launched:

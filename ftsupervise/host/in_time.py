@@ -4,38 +4,40 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
 
 def in_time(work: Callable[[], T], seconds: float) -> T | None:
     """Return what ``work`` returns, or None where it takes longer than ``seconds``. Raises what it raises in time."""
-    return OneAtATime()(work, seconds)
+    return OneAtATime[T]()(work, seconds)
 
 
-class OneAtATime:
-    """The same for calls that are made again and again: while one of them hangs, no other is begun behind it."""
+class OneAtATime(Generic[T]):
+    """The same for a call that is made again and again: while one hangs, none is begun behind it. The result of one that took
+    too long is that of a later call."""
 
     def __init__(self) -> None:
-        self._last: threading.Thread | None = None
+        self._thread: threading.Thread | None = None
+        self._done: list[T] = []
+        self._failed: list[Exception] = []
 
     def __call__(self, work: Callable[[], T], seconds: float) -> T | None:
-        if self._last is not None and self._last.is_alive():
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, args=(work,), daemon=True)
+            self._thread.start()
+        self._thread.join(max(0.0, seconds))
+        if self._thread.is_alive():
             return None
-        done: list[T] = []
-        failed: list[Exception] = []
-
-        def run() -> None:
-            try:
-                done.append(work())
-            except Exception as error:  # raised again in the thread that waits
-                failed.append(error)
-
-        thread = threading.Thread(target=run, daemon=True)
-        self._last = thread
-        thread.start()
-        thread.join(max(0.0, seconds))
+        self._thread = None
+        done, failed, self._done, self._failed = self._done, self._failed, [], []
         if failed:
             raise failed[0]
         return done[0] if done else None
+
+    def _run(self, work: Callable[[], T]) -> None:
+        try:
+            self._done.append(work())
+        except Exception as error:  # raised again in the thread that waits
+            self._failed.append(error)

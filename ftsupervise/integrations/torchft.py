@@ -260,7 +260,7 @@ class ReplicaManager(MendedManager):
         return bool(why)
 
     def _over(self) -> str:
-        """Why nobody trains any more; "" while they do. Each rank looks for itself: they wait apart from each other."""
+        """Say why nobody trains any more; "" while they do. Each rank looks for itself: they wait apart from each other."""
         decision, rundir = self.guard.check(), self._place.rundir
         if not decision.stop and rundir is not None:
             if read_switch(rundir, KILL).health is Health.BAD:
@@ -281,7 +281,7 @@ class ReplicaManager(MendedManager):
 
 
 class StallSight:
-    """What this group sees of the others' losses, written down by its first rank, in a thread: the disk may hang."""
+    """It notes what this group sees of the others' losses; its first rank writes it down, in a thread: the disk may hang."""
 
     def __init__(self, place: RankContext) -> None:
         self.waited = 0.0  # seconds in the quorum of the step that runs
@@ -298,7 +298,7 @@ class StallSight:
 
 
 class _Counters:
-    """How many steps and batches are committed: torchft's own state."""
+    """This is torchft's own state: how many steps and batches are committed."""
 
     def __init__(self, manager: ReplicaManager) -> None:
         self._manager = manager
@@ -311,7 +311,7 @@ class _Counters:
 
 
 class _Registered:
-    """What something else has registered at the manager (DiLoCo: its outer optimizer, and the weights of the last
+    """This is state that something else has registered (DiLoCo: its outer optimizer, and the weights of the last
     synchronisation)."""
 
     def __init__(self, manager: ReplicaManager, name: str) -> None:
@@ -320,7 +320,7 @@ class _Registered:
 
 
 def _of(name: str, one: Any) -> tuple[Callable[[Any], object], Callable[[], Any]]:
-    """How it is loaded and taken."""
+    """Return the functions that load it and take it."""
     if isinstance(one, dict):
 
         def load(state: dict[Any, Any]) -> None:

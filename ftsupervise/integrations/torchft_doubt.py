@@ -23,7 +23,7 @@ _FASTEST = 0.001  # seconds
 
 
 class ToldStep(NamedTuple):
-    """What a quorum says of the highest step: which it is, how many members tell it, and who they may be."""
+    """A quorum says this of the highest step: which it is, how many members tell it, and who one of them is."""
 
     step: int
     tellers: int
@@ -51,7 +51,7 @@ class StepDoubt:
         return self._step + _FAR + _FASTER * max(0.0, at - self._at) / min(self._paces)
 
     def of(self, told: ToldStep, at: float) -> str:
-        """Why the step is not believed, in words; "" where it is."""
+        """Say why the step is not believed; "" where it is."""
         if told.tellers >= self._least or told.step <= self.furthest(at):
             return ""
         who = told.teller or "a group"
@@ -62,7 +62,7 @@ class StepDoubt:
 
 
 def told_by(quorum: object) -> ToldStep:
-    """Of torchft's answer to a group that asked for a quorum."""
+    """Read it from torchft's answer to a group that asked for a quorum."""
     ids: Sequence[str] = getattr(quorum, "replica_ids", ())
     rank: int | None = getattr(quorum, "recover_src_replica_rank", None)
     teller = ids[rank].partition(":")[0] if rank is not None and 0 <= rank < len(ids) else ""

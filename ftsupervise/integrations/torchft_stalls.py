@@ -1,4 +1,4 @@
-"""What this group sees of the loss of others: each time that its next step came late because of one, for replicas/stalls.py.
+"""A group notes each time that its next step came late because another group was lost, for replicas/stalls.py.
 
 Only a group that was there all the time can say how long the others stood still: one that skips steps was away itself. Pure.
 """

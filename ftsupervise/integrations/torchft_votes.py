@@ -31,7 +31,7 @@ class Agreed(NamedTuple):
         return self.number >> _BITS
 
     def vote(self, step: int) -> int:
-        """What ``guard.step(step, agreed)`` is to hear after the commit that made ``step``."""
+        """Return what ``guard.step(step, agreed)`` is to hear after the commit that made ``step``."""
         if self.own and (from_vote(self.own).cause == SUPERSEDED or self._saves or self.stop_at):
             return self.own
         if not self.stop_at or step >= self.stop_at:
@@ -43,7 +43,7 @@ class Agreed(NamedTuple):
         return not self.stop_at and bool(from_vote(self.number & _VOTE))
 
     def to_come(self) -> int:
-        """What is kept, and given to a group that joins: a stop that is decided."""
+        """Return what is kept, and given to a group that joins: a stop that is decided."""
         return self.number if self.stop_at else 0
 
 

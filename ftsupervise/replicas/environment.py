@@ -1,4 +1,4 @@
-"""What the ranks of each replica group get in their environment, so that torchft and the integration find all they need.
+"""This module makes the environment of the ranks of each replica group, so that torchft and the integration find all they need.
 
 Nothing that two groups must not share is passed on: a port of torchft's manager, a meeting point, names of the attempt around
 them. Pure.
@@ -66,7 +66,7 @@ def environment_of(
     slowest_step: float,
     job: str,
 ) -> dict[str, str]:
-    """Of group ``number``. ``lighthouse``: its address, "" where the groups need none. ``timeouts`` None: no torchft."""
+    """Return those of group ``number``. ``lighthouse``: its address, "" where there is none. ``timeouts`` None: no torchft."""
     found = {
         ENV_GROUP: name_of(number),
         ENV_MIN_REPLICAS: str(least),

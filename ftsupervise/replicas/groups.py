@@ -123,7 +123,7 @@ class Hung(NamedTuple):
 
 
 class QuorumPage(NamedTuple):
-    """What the supervisors of the groups have to know of all: ``RUN/replicas/quorum.json``. An old page is worth nothing."""
+    """This page tells each group's supervisor about all groups: ``RUN/replicas/quorum.json``. An old one is worth nothing."""
 
     at: datetime = EPOCH
     waits: bool = False  # the groups wait for others, and no standstill of theirs is a hang

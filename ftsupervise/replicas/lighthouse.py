@@ -43,7 +43,7 @@ _STEADY = 5.0  # seconds after which a lighthouse that runs counts as one
 
 
 class LighthousePlace(NamedTuple):
-    """Where it runs, and for whom."""
+    """This says where a lighthouse runs, and for whom."""
 
     home: Path  # RUN/replicas
     host: str  # the address of this host that the groups reach, in numbers
@@ -54,7 +54,7 @@ class LighthousePlace(NamedTuple):
     node: str = ""
 
     def words(self, port: int) -> list[str]:
-        """Of ``lighthouse_server.py``.
+        """Return the arguments of ``lighthouse_server.py``.
 
         A new one, too, is told of no more than ``least``. Groups that live report ten times a second and ask once a second, so
         that it has heard of all before a majority has asked, and waits for them. Told of all that live, it would let the
@@ -144,7 +144,7 @@ class SupervisedLighthouse:
 
     @property
     def address(self) -> str:
-        """What each group has in TORCHFT_LIGHTHOUSE: the same for as long as this lives."""
+        """Each group has this in TORCHFT_LIGHTHOUSE; it is the same for as long as this lives."""
         return self.record.address
 
     def page(self) -> LighthousePage | PageNotSeen:
@@ -169,7 +169,7 @@ class SupervisedLighthouse:
                 self._threads[number].start()
 
     def events(self) -> list[LighthouseEvent]:
-        """What has happened since the last call."""
+        """Return what has happened since the last call."""
         events, self._events = self._events, []
         return events
 

@@ -31,7 +31,7 @@ class LighthouseVerdict(Enum):
 
 
 class LighthouseHealth(NamedTuple):
-    """What was seen of one lighthouse process so far. Times: one monotonic clock, in seconds."""
+    """This holds what was seen of one lighthouse process so far. Times: one monotonic clock, in seconds."""
 
     begun: float
     answered: float | None = None  # the last time
@@ -41,7 +41,7 @@ class LighthouseHealth(NamedTuple):
     def after(
         self, now: float, seen: LighthousePage | PageNotSeen, state: str, silent: float
     ) -> tuple[LighthouseHealth, LighthouseVerdict, str]:
-        """With one more look, and what to do about it, in words. ``state``: of its process, one letter.
+        """Add one more look; returns also what to do about it, in words. ``state``: of its process, one letter.
         ``silent``: seconds without an answer, after which it is ended."""
         if isinstance(seen, LighthousePage):
             return self._replace(answered=now, refused=None, stopped=False), *_LEAVE

@@ -69,7 +69,7 @@ class GroupHeartbeat(NamedTuple):
 
 
 class LighthousePage(NamedTuple):
-    """What the lighthouse knew at one moment."""
+    """This is what the lighthouse knew at one moment."""
 
     quorum: int  # its id: counted from 1 by each lighthouse
     waits_for: str  # its own sentence about the next quorum
@@ -93,7 +93,7 @@ class LighthousePage(NamedTuple):
 
 
 class Unseen(Enum):
-    """Why there is no page."""
+    """These are the reasons why there is no page."""
 
     REFUSED = "nothing listens there"
     SILENT = "no answer in time"

@@ -129,7 +129,7 @@ class LighthouseProcess:
         return [fd for fd, _ in poll.poll(max(0.0, seconds) * 1000)]
 
     def _hear(self) -> None:
-        """What it says must be read, or it would wait for us in the middle of its work."""
+        """Read what it says, or it would wait for us in the middle of its work."""
         try:
             os.set_blocking(self._err().fileno(), False)
             part = os.read(self._err().fileno(), 1 << 16)

@@ -1,4 +1,4 @@
-"""What the supervisor of the lighthouse writes for all others: ``RUN/replicas/lighthouse.json``, and whose turn it is.
+"""The supervisor of the lighthouse writes a page for all others, ``RUN/replicas/lighthouse.json``, and takes its turn here.
 
     replicas/lighthouse.json   the lighthouse, where it is and how often it was restarted
     replicas/starts/NNNN/      one for each supervisor of a lighthouse, claimed by mkdir: the newest one is in charge

@@ -49,7 +49,7 @@ def _own_site() -> list[str]:
 
 
 def _installed_otherwise() -> ModuleSpec | None:
-    """By a finder of its own, as a package that is being worked on."""
+    """Find it by a finder of its own, as a package that is being worked on has."""
     from importlib.util import find_spec
 
     try:

@@ -1,5 +1,5 @@
-"""Each time that groups stood still because of another one: when, for how long, which group was lost, what it cost, and when
-that group was back. It is kept, so that a person can ask days later.
+"""Each stall of replica groups is kept, so that a person can ask days later: when they stood still and for how long, which
+group was lost, what it cost, and when that group was back.
 
     RUN/groups/G/attempts/NNNN/stalls.json   what one start of a group has seen, written by its first rank
     RUN/replicas/stalls.json                 all of them put together, written by the process that runs the lighthouse
@@ -114,7 +114,7 @@ def read_stalls(rundir: RunDir) -> StallPage | None:
 
 
 def write_seen(attempt: Path, stalls: Sequence[GroupStall]) -> None:
-    """What this start of a group has seen, its newest. Raises OSError."""
+    """Write the newest stalls that this start of a group has seen. Raises OSError."""
     write_json(attempt / STALLS, SeenStalls(tuple(stalls[-MOST_SEEN:])), sync=False)
 
 

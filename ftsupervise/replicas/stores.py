@@ -64,6 +64,6 @@ def store_answers(store: str, hosts: Mapping[str, str], within: float) -> bool |
 
 
 def hosts_of(names: Collection[str]) -> dict[str, str]:
-    """Each of ``names`` with its address in numbers; those that have none are left out."""
+    """Return each of ``names`` with its address in numbers; those that have none are left out."""
     found = {name: resolve(name) for name in names}
     return {name: address for name, address in found.items() if address}

@@ -22,7 +22,7 @@ _FAR_FOR = 4.0  # seconds that a member tells such a step, on three pages at lea
 
 
 class MemberTrouble(Enum):
-    """What is wrong with a member of the quorum."""
+    """This is wrong with a member of the quorum."""
 
     UNKNOWN = "no group of this run"
     TWICE = "two starts of one group"
@@ -74,7 +74,7 @@ def _judged(one: QuorumMember, known: int | None, silent_stores: Collection[str]
 
 
 class SuspectWatch:
-    """What is new on a page: each trouble of a start of a group once, and only when two pages in a row show it. For a moment
+    """It tells what is new on a page: each trouble of a start of a group once, when two pages in a row show it. For a moment
     after a restart, both starts of a group are heard of. And our own page about a group's steps may be seconds old: one is
     said to be ahead when its ranks have not made, ten seconds later, the step that it told then."""
 
@@ -92,7 +92,7 @@ class SuspectWatch:
         heartbeat: float,
         silent_stores: Collection[str] = (),
     ) -> list[SuspectMember]:
-        """As ``suspects``. The same page twice is one look. ``now``: monotonic seconds."""
+        """Return what is new of ``suspects``. The same page twice is one look. ``now``: monotonic seconds."""
         if page is self._page:
             return []
         found = {(one.replica, one.trouble): one for one in suspects(page, steps, heartbeat, silent_stores)}
@@ -148,7 +148,7 @@ class LiarWatch:
     def after(
         self, now: float, page: LighthousePage, steps: Mapping[str, int | None], heartbeat: float, least: int
     ) -> dict[str, SuspectMember]:
-        """By group, those that are sure with this page. ``now``: monotonic seconds."""
+        """Return, by group, those that are sure with this page. ``now``: monotonic seconds."""
         found, new = {one.replica: one for one in far_ahead(page, steps, heartbeat, least)}, page is not self._page
         before, self._page = {replica: self._since.get(replica, (now, 0)) for replica in found}, page
         self._since = {replica: (since, looks + new) for replica, (since, looks) in before.items()}

@@ -35,7 +35,7 @@ _LOST_OF_MANY = 20  # heartbeats
 
 
 class Timeouts(NamedTuple):
-    """In seconds, but for ``retries``. ``hang`` 0: hung groups are not ended."""
+    """These are seconds, but for ``retries``. ``hang`` 0: hung groups are not ended."""
 
     process_group: float
     heartbeat: float
@@ -141,12 +141,12 @@ def _hang_problems(timeouts: Timeouts, slowest_step: float, groups: int, wanted:
 
 
 def _seconds(value: float) -> str:
-    """As a person types it: "10s", "2.5s"."""
+    """Return it as a person types it: "10s", "2.5s"."""
     return f"{round(value, 1):g}s"
 
 
 def environment(timeouts: Timeouts) -> dict[str, str]:
-    """What the ranks of every group get. torchft reads whole numbers only, and ends itself at any other."""
+    """Return what the ranks of every group get. torchft reads whole numbers only, and ends itself at any other."""
     return {
         "TORCHFT_TIMEOUT_SEC": str(ceil(timeouts.manager)),
         "TORCHFT_QUORUM_TIMEOUT_SEC": str(ceil(timeouts.quorum)),

@@ -134,8 +134,8 @@ class TimeAccount(NamedTuple):
         return None if first is None else self.within(first, self.until.timestamp()).goodput()
 
     def ettr_last(self, seconds: float = 3600.0) -> Ettr | None:
-        """ByteRobust's sliding window: the same of the last hour. None also where it begins within an attempt of which nobody
-        has noted how far it was then."""
+        """ByteRobust's sliding window: the same of the last hour. None also where it begins within an attempt and
+        no mark tells how far that was then."""
         until = self.until.timestamp()
         if not self._knows(until - seconds):
             return None
@@ -152,7 +152,7 @@ class TimeAccount(NamedTuple):
         return TimeAccount(zero + timedelta(seconds=since), zero + timedelta(seconds=until), cut, self.blind)
 
     def _knows(self, at: float) -> bool:
-        """Is it known what the attempt at that instant, if there was one, had spent until then?"""
+        """Tell whether it is known what the attempt at that instant, if there was one, had spent until then."""
         near = next((one for one in self.stretches if one.attempt is not None and one.begin <= at <= one.end), None)
         mine = [one for one in self.stretches if near is not None and one.attempt == near.attempt]
         if not mine or not mine[0].begin < at < mine[-1].end:
@@ -232,7 +232,7 @@ def _made(
 
 
 def _begins(attempts: Sequence[Attempt], until: float) -> list[float]:
-    """When each attempt began: in their order, and none in the future."""
+    """Return when each attempt began: in their order, and none in the future."""
     found: list[float] = []
     first = next((at for one in attempts if (at := one.started.timestamp()) > _SANE), until)
     for one in attempts:
@@ -243,7 +243,7 @@ def _begins(attempts: Sequence[Attempt], until: float) -> list[float]:
 
 
 def _end(one: Attempt, begin: float) -> float:
-    """When it ended, else until when it is known to have lived."""
+    """Return when it ended, else until when it is known to have lived."""
     if one.ended is not None:
         return one.ended.timestamp()
     heard = one.heard.timestamp() if one.heard is not None else begin
@@ -251,7 +251,7 @@ def _end(one: Attempt, begin: float) -> float:
 
 
 def _parts(one: Attempt, length: float, highest: int | None, *, running: bool) -> list[tuple[Spent, float]]:
-    """The kinds of an attempt of ``length`` seconds, in order; ``highest``: the last step of all earlier ones."""
+    """Return the kinds of an attempt of ``length`` seconds, in order; ``highest``: the last step of all earlier ones."""
     failed = one.failure is not None or (one.ended is None and not running)
     tail = Spent.DETECT if failed else Spent.RESTART
     if one.first_step is None or one.last_step is None or one.ready is None:
@@ -284,7 +284,7 @@ def _parts(one: Attempt, length: float, highest: int | None, *, running: bool) -
 def _between(
     one: Attempt, after: Attempt, launches: Sequence[LaunchRecord], end: float, begin: float
 ) -> Iterator[Stretch]:
-    """The time from the end of an attempt to the begin of the next."""
+    """Yield the time from the end of an attempt to the begin of the next."""
     if one.ended is None:
         yield Stretch(Spent.UNKNOWN, end, begin)
         return
@@ -305,7 +305,7 @@ def _between(
 def _cuts(
     one: Attempt, begin: float, end: float, highest: int | None, marks: Sequence[TimeMark]
 ) -> Iterator[AttemptCut]:
-    """What ``one`` had spent at each of its marks, by the rules for an attempt that still runs."""
+    """Yield what ``one`` had spent at each of its marks, by the rules for an attempt that still runs."""
     if one.first_step is None:
         return
     for mark in marks:
@@ -340,7 +340,7 @@ def kinds_over(stretches: Sequence[Stretch], since: float, until: float, count: 
 
 
 def _cut(of: TimeAccount, since: float, until: float) -> Iterator[Stretch]:
-    """The stretches between two times; those of an attempt that is cut are made anew."""
+    """Yield the stretches between two times; those of an attempt that is cut are made anew."""
     whole: dict[int, list[Stretch]] = {}
     for one in of.stretches:
         if one.attempt is not None:
@@ -360,7 +360,7 @@ def _cut(of: TimeAccount, since: float, until: float) -> Iterator[Stretch]:
 
 
 def _part_of(mine: Sequence[Stretch], known: Sequence[AttemptCut], low: float, high: float) -> Iterator[Stretch]:
-    """What an attempt did between two instants within it."""
+    """Yield what an attempt did between two instants within it."""
     spent = dict.fromkeys(_WITHIN, 0.0)
     for one in mine:
         spent[one.kind] += one.seconds
@@ -382,7 +382,7 @@ def _part_of(mine: Sequence[Stretch], known: Sequence[AttemptCut], low: float, h
 
 
 def _spent_until(points: Sequence[AttemptCut], at: float) -> tuple[float, ...]:
-    """The seconds of each kind at an instant; between two points they grow evenly."""
+    """Return the seconds of each kind at an instant; between two points they grow evenly."""
     after = next(index for index in range(1, len(points)) if points[index].at >= at)
     one, other = points[after - 1], points[after]
     share = (at - one.at) / (other.at - one.at) if other.at > one.at else 1.0

@@ -10,6 +10,7 @@ from ftsupervise.alerts.last_day import KINDS, PARTS, AboutRun, LastDay
 from ftsupervise.report import Status
 from ftsupervise.report.account import kinds_over
 from ftsupervise.report.detail import account_of
+from ftsupervise.report.placing import placed
 from ftsupervise.report.reading import read_run
 from ftsupervise.report.verdict import verdict_of
 from ftsupervise.rundir.ledger import backwards, numbers
@@ -26,7 +27,7 @@ _DAY = 86400.0
 
 
 def last_day(rundir: RunDir, jobs: tuple[Job, ...] | None, now: datetime) -> LastDay | None:
-    """None where there is nothing to draw yet. Raises Error and OSError where it cannot be read."""
+    """Return the last day, or None where there is nothing to draw yet. Raises Error and OSError where it cannot be read."""
     run = read_run(rundir, now, row=True)
     if run.last is None:
         return None
@@ -36,28 +37,28 @@ def last_day(rundir: RunDir, jobs: tuple[Job, ...] | None, now: datetime) -> Las
     begin = max(account.since.timestamp(), end - _DAY)
     if end - begin < _YOUNG.total_seconds():
         return None
-    kinds = tuple(
-        kind.value if kind is not None else "unknown" for kind in kinds_over(account.stretches, begin, end, PARTS)
-    )
+    record = read_steps(rundir)
+    drawn = placed(account.stretches, record).stretches
+    kinds = tuple(kind.value if kind is not None else "unknown" for kind in kinds_over(drawn, begin, end, PARTS))
     shares = {kind.value: share for kind, share in account.within(begin, end).shares().items()}
     return LastDay(
         since=account.until - timedelta(seconds=end - begin),
         until=account.until,
         kinds=kinds,
-        rates=rates_over(read_steps(rundir), begin, end, PARTS),
+        rates=rates_over(record, begin, end, PARTS),
         shares=tuple((kind, shares.get(kind, 0.0)) for kind in KINDS),
     )
 
 
 def about_run(rundir: RunDir, jobs: tuple[Job, ...] | None, now: datetime) -> AboutRun:
-    """What messages about a run carry besides. Raises as ``last_day`` does."""
+    """Return what messages about a run carry besides. Raises as ``last_day`` does."""
     page = read_tracker(rundir, max(numbers(rundir), default=0))
     return AboutRun(last_day(rundir, jobs, now), page.url if page is not None else "")
 
 
 def rates_over(record: StepRecord, begin: float, end: float, count: int) -> tuple[float | None, ...]:
-    """Steps a second in each of ``count`` equal parts; None before the record begins. A span of the record that lies in several
-    parts is shared out among them."""
+    """Return steps a second in each of ``count`` equal parts; None before the record begins. A span of the record that lies in
+    several parts is shared out among them."""
     size = (end - begin) / count
     made: list[float] = [0.0] * count
     for span in record.spans:

@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, NamedTuple
 from ftsupervise.model import Cause, CauseKind
 from ftsupervise.report import Status, gather
 from ftsupervise.report.account import Ettr, Spent, TimeAccount, account
+from ftsupervise.report.placing import DrawnTime, placed
 from ftsupervise.report.queues import QueueSeen
 from ftsupervise.report.row import RunRow, row_of
 from ftsupervise.rundir.ledger import lives_here
 from ftsupervise.rundir.paths import TRACKER, RunDir, tracked_attempts
+from ftsupervise.rundir.steps import read_steps
 from ftsupervise.rundir.time_marks import read_marks
 
 if TYPE_CHECKING:
@@ -45,6 +47,7 @@ class RunDetail(NamedTuple):
     account: TimeAccount
     avoided: tuple[str, ...] | None  # nodes; None: could not be seen
     log: Path | None  # the newest output of its jobs, where it has one
+    drawn: DrawnTime  # the account, as pictures show it
     groups: GroupsSeen | None = None  # its replica groups, where it has some
     tracker: TrackerPage | None = None  # its page in an experiment tracker
 
@@ -64,13 +67,15 @@ class RunDetail(NamedTuple):
 
 
 def detail(rundir: RunDir, now: datetime, env: Mapping[str, str]) -> RunDetail:
-    """Raises NotFound, NotPermitted when the run directory cannot be read."""
+    """Read one run in full. Raises NotFound, NotPermitted when the run directory cannot be read."""
     seen = gather(rundir, now, env)
     row = row_of(seen.run, QueueSeen(seen.jobs, seen.blind))
     groups = _groups(rundir, now)
     tracker = _tracker(rundir, seen.run.last.number if seen.run.last is not None else 0)
     avoided = avoided_nodes(rundir, now)
-    return RunDetail(seen, row, account_of(seen), avoided, _newest_log(seen), groups, tracker)
+    spent = account_of(seen)
+    drawn = placed(spent.stretches, read_steps(rundir))
+    return RunDetail(seen, row, spent, avoided, _newest_log(seen), drawn, groups, tracker)
 
 
 def _tracker(rundir: RunDir, newest: int) -> TrackerPage | None:
@@ -99,7 +104,7 @@ def account_of(seen: Status) -> TimeAccount:
 
 
 def runs_now(seen: Status) -> bool:
-    """Does the newest attempt still run, as far as the queue or its own page tell?"""
+    """Tell whether the newest attempt still runs, by the queue or its own page."""
     if seen.run.last is None or seen.run.last.ended is not None:
         return False
     if lives_here(seen.run.last):
@@ -111,7 +116,7 @@ def runs_now(seen: Status) -> bool:
 
 
 def attempts_of(seen: Status) -> tuple[Attempt, ...]:
-    """The ledger, with what the queue adds to it: an attempt of another host whose end nobody has recorded runs, or is lost."""
+    """Return the ledger with what the queue adds: an attempt on another host without a recorded end runs, or is lost."""
     runs, last = runs_now(seen), len(seen.attempts) - 1
     found = []
     for index, one in enumerate(seen.attempts):

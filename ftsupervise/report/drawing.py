@@ -14,11 +14,13 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from ftsupervise.report.account import Spent, Stretch, TimeAccount, kinds_over
+from ftsupervise.report.placing import DrawnTime, TimeGap
 from ftsupervise.rundir.step_rates import StepRate
 from ftsupervise.rundir.steps import StepRecord
 
 WIDE, HIGH = 1200, 100
 KINDS = tuple(Spent)
+_SAVE = KINDS.index(Spent.SAVE)
 _POINTS = 500  # of a line
 _GAP = 30  # times the usual distance of two points: the line breaks
 _MOST_STRETCHES = 9000  # that a pointer can read
@@ -65,6 +67,7 @@ class Line(NamedTuple):
     high: float
     ticks: tuple[Tick, ...]
     points: tuple[tuple[float, float], ...]  # epoch seconds, value
+    plan: str = ""  # the path of what was planned
 
 
 class Axis(NamedTuple):
@@ -98,9 +101,9 @@ def strip(stretches: Sequence[Stretch], axis: Axis) -> tuple[KindPath, ...]:
     return tuple(KindPath(kind.value, "".join(paths[kind])) for kind in KINDS if kind in paths)
 
 
-def buckets(account: TimeAccount) -> tuple[Bucket, ...]:
-    """The account hour by hour, or day by day …; none for a run that is very young."""
-    axis = axis_of(account)
+def buckets(axis: Axis, drawn: DrawnTime) -> tuple[Bucket, ...]:
+    """The account hour by hour, or day by day …; none for a run that is very young. Saves of which it is not known when they
+    were made are shared out over the training of their attempt."""
     size = next(
         (step for step in _STEPS if step >= _MINUTE and (axis.end - axis.begin) / step <= _BUCKETS * 1.5), _STEPS[-1]
     )
@@ -109,16 +112,30 @@ def buckets(account: TimeAccount) -> tuple[Bucket, ...]:
     if count < 2:
         return ()
     sums = [[0.0] * len(KINDS) for _ in range(count)]
-    for one in account.stretches:
+    shares = _loose_shares(drawn)
+    for one in drawn.stretches:
         kind = KINDS.index(one.kind)
+        saving = shares.get(one.attempt, 0.0) if one.kind is Spent.TRAIN else 0.0
         for number in range(math.floor(one.begin / size), math.ceil(one.end / size)):
             overlap = min(one.end, (number + 1) * size) - max(one.begin, number * size)
             if overlap > 0 and 0 <= number - first < count:
-                sums[number - first][kind] += overlap
+                sums[number - first][kind] += overlap * (1 - saving)
+                sums[number - first][_SAVE] += overlap * saving
     return tuple(
         Bucket((first + index) * size, (first + index + 1) * size, tuple(round(one, 1) for one in of))
         for index, of in enumerate(sums)
     )
+
+
+def _loose_shares(drawn: DrawnTime) -> dict[int | None, float]:
+    """attempt -> share of what is drawn as its training that was spent in saves."""
+    trained: dict[int | None, float] = {}
+    for one in drawn.stretches:
+        if one.kind is Spent.TRAIN and one.attempt in drawn.loose:
+            trained[one.attempt] = trained.get(one.attempt, 0.0) + one.seconds
+    return {
+        number: min(1.0, drawn.loose[number] / seconds) for number, seconds in trained.items() if number is not None
+    }
 
 
 def bars(found: Sequence[Bucket]) -> tuple[KindPath, ...]:
@@ -142,6 +159,11 @@ def marks(times: Iterable[float], axis: Axis) -> str:
     return "".join(f"M{x:g} 0V{HIGH}" for x in sorted({axis.x(at) for at in times}))
 
 
+def shaded(found: Iterable[TimeGap], axis: Axis) -> str:
+    """A field of the whole height for each time without a step."""
+    return "".join(f"M{axis.x(one.begin):g} 0H{axis.x(one.end):g}V{HIGH}H{axis.x(one.begin):g}z" for one in found)
+
+
 def readable(stretches: Sequence[Stretch], axis: Axis) -> list[list[float]]:
     """The stretches as a pointer reads them: kind, begin, end (seconds since the begin), attempt; of very many the longest."""
     chosen = list(stretches)
@@ -157,9 +179,12 @@ def readable(stretches: Sequence[Stretch], axis: Axis) -> list[list[float]]:
 # ------------------------------------------------------------------------------------------------------------ the lines
 
 
-def step_line(record: StepRecord, axis: Axis, starts: Sequence[float] = ()) -> Line | None:
+def step_line(
+    record: StepRecord, axis: Axis, starts: Sequence[float] = (), plan: Sequence[tuple[float, float]] = ()
+) -> Line | None:
+    """``plan``: where the steps would have been without any loss, (epoch seconds, step)."""
     points = [((one.number + 1) * record.every, float(one.step)) for one in record.spans]
-    return _line(points, axis, starts)
+    return _line(points, axis, starts, plan=plan)
 
 
 def loss_line(record: StepRecord, axis: Axis, starts: Sequence[float] = ()) -> Line | None:
@@ -177,7 +202,12 @@ def rate_line(paces: Sequence[StepRate], axis: Axis, starts: Sequence[float] = (
 
 
 def _line(
-    points: Sequence[tuple[float, float]], axis: Axis, starts: Sequence[float], *, zero: bool = False
+    points: Sequence[tuple[float, float]],
+    axis: Axis,
+    starts: Sequence[float],
+    *,
+    zero: bool = False,
+    plan: Sequence[tuple[float, float]] = (),
 ) -> Line | None:
     """``zero``: the scale begins there; ``starts``: it breaks there. None where there is nothing to draw."""
     if len(points) < 2:
@@ -186,7 +216,7 @@ def _line(
     thinned = [points[index] for index in range(0, len(points), every)]
     if thinned[-1] != points[-1]:
         thinned.append(points[-1])
-    values = [value for _, value in thinned]
+    values = [value for _, value in (*thinned, *plan)]
     low, high = (0.0 if zero else min(values)), max(values)
     ticks = nice(low, high, 4)
     low, high = min(low, ticks[0]), max(high, ticks[-1])
@@ -201,7 +231,11 @@ def _line(
         parts.append(f"{'M' if breaks else 'L'}{axis.x(at):g} {y:g}")
         before = at
     marked = tuple(Tick(round(100 * (1 - (one - low) / (high - low)), 2), _number(one)) for one in ticks)
-    return Line("".join(parts), low, high, marked, tuple(thinned))
+    drawn = "".join(
+        f"{'L' if index else 'M'}{axis.x(at):g} {HIGH * (1 - (value - low) / (high - low)):.2f}"
+        for index, (at, value) in enumerate(plan)
+    )
+    return Line("".join(parts), low, high, marked, tuple(thinned), drawn)
 
 
 # ------------------------------------------------------------------------------------------------------------ the scales

@@ -14,6 +14,7 @@ from ftsupervise.config import sources
 from ftsupervise.errors import Error
 from ftsupervise.host.in_time import in_time
 from ftsupervise.printable import printable
+from ftsupervise.report.alert_rows import alert_rows
 from ftsupervise.report.costs import CostItem, cost_items
 from ftsupervise.report.detail import RunDetail, detail, runs_now
 from ftsupervise.report.incidents import RunIncident, incidents
@@ -25,9 +26,9 @@ from ftsupervise.rundir.steps import StepRecord, read_steps
 from ftsupervise.secrecy import masked
 
 if TYPE_CHECKING:
-    from ftsupervise.alerts.outbox import JournalState
     from ftsupervise.config.schema import Run
     from ftsupervise.nodes.judging import Judgement
+    from ftsupervise.report.group_rows import GroupsReport
 
 WITHIN = 4.0  # seconds for a place that may hang
 _MOST_CHECKPOINTS, _MOST_NOTICES, _MOST_NODES = 200, 200, 300
@@ -41,18 +42,6 @@ class NodeRow(NamedTuple):
     incidents: int  # that count against it, of all runs that share the directory
     why: str = ""
     last: datetime | None = None
-
-
-class AlertRow(NamedTuple):
-    """An alert, or a message about one."""
-
-    at: datetime | None
-    word: str  # "firing", "resolved" …
-    severity: str
-    name: str  # watchdog and subject
-    summary: str
-    told: tuple[str, ...] = ()  # receivers
-    note: str = ""  # acknowledged by, silenced
 
 
 class CheckpointRow(NamedTuple):
@@ -93,11 +82,12 @@ class ReportFacts(NamedTuple):
     incidents: tuple[RunIncident, ...]
     costs: tuple[CostItem, ...]
     nodes: Listed  # NodeRow
-    alerts: Listed  # AlertRow: what fires first, then what was sent, newest first
+    alerts: Listed  # AlertRow: what fires first, then the others, newest first
     checkpoints: Listed  # CheckpointRow, newest first
     settings: Listed  # SettingRow
     run: Run | None = None  # its settings, where they can be read
     folder: str = ""  # of its checkpoints
+    groups: GroupsReport | None = None  # its replica groups, where it has some
 
     @property
     def usual(self) -> float | None:
@@ -116,7 +106,11 @@ def report_of(
     attempts = found.status.attempts
     rates = paces_of(attempts, paces(record, [one.started.timestamp() for one in attempts]))
     slow = slow_periods(rates)
-    ended = incidents(attempts, found.account, running=runs_now(found.status))
+    page = found.status.run.page
+    behind = page.slowest if page is not None else ""
+    ended = incidents(
+        attempts, found.account, running=runs_now(found.status), hung=found.row.verdict == "HUNG", behind=behind
+    )
     ends = tuple(harmless(one) for one in ended)
     run, settings = _settings(rundir, found.status.run.records, env)
     folder = _checkpoint_folder(rundir, run)
@@ -133,6 +127,7 @@ def report_of(
         settings=settings,
         run=run,
         folder=str(folder),
+        groups=_groups(rundir, found, now),
     )
 
 
@@ -142,6 +137,17 @@ def _in_time(work: Callable[[], Listed], what: str) -> Listed:
     except (Error, OSError, ValueError) as error:
         return Listed(problem=printable(f"{what} cannot be read: {error}", 500))
     return found if found is not None else Listed(problem=f"{what}: no answer within {WITHIN:g} s")
+
+
+def _groups(rundir: RunDir, found: RunDetail, now: datetime) -> GroupsReport | None:
+    if found.groups is None:  # what reads them is imported where there are some
+        return None
+    from ftsupervise.report.group_rows import groups_report
+
+    try:
+        return in_time(lambda: groups_report(rundir, found.groups, now), WITHIN)
+    except (Error, OSError, ValueError):
+        return None
 
 
 def harmless(one: RunIncident) -> RunIncident:
@@ -183,45 +189,8 @@ def _alerts(rundir: RunDir) -> Listed:
     if not (rundir.watch / "journal").is_dir():
         return Listed()
     journal = Journal(rundir.watch / "journal")
-    state: JournalState = journal.read()
-    rows = [*_firing(state), *_told(state)]
+    rows = alert_rows(journal.read())
     return Listed(tuple(rows[:_MOST_NOTICES]), printable("; ".join(journal.problems[:3]), 500))
-
-
-def _firing(state: JournalState) -> list[AlertRow]:
-    from ftsupervise.findings import AlertState
-
-    firing = [one for one in state.alerts.values() if one.state in (AlertState.FIRING, AlertState.PENDING)]
-    firing.sort(key=lambda one: (one.state is not AlertState.FIRING, -one.finding.severity))
-    rows = []
-    for one in firing:
-        acked = f"acknowledged by {one.acked_by}" if one.acked_by else ""
-        rows.append(
-            AlertRow(
-                one.since,
-                one.state.value,
-                one.finding.severity.word,
-                f"{one.finding.watchdog} {one.finding.subject}".strip(),
-                one.finding.summary,
-                one.notified_to,
-                "; ".join(filter(None, (acked, one.muted))),
-            )
-        )
-    return rows
-
-
-def _told(state: JournalState) -> list[AlertRow]:
-    """What was sent, or waits to be, newest first; a notice that several receivers got is one row."""
-    rows: dict[str, AlertRow] = {}
-    for message in (*state.posts.values(), *state.outbox):
-        who = message.receiver if message.sent is not None else f"{message.receiver} (waits)"
-        for one in message.notices:
-            old = rows.get(one.key)
-            name = f"{one.finding.watchdog} {one.finding.subject}".strip()
-            row = AlertRow(one.at, one.reason.value, one.finding.severity.word, name, one.finding.summary, (), one.note)
-            told = (*(old.told if old is not None else ()), who)
-            rows[one.key] = row._replace(told=tuple(dict.fromkeys(told)))
-    return sorted(rows.values(), key=lambda row: row.at.timestamp() if row.at is not None else 0.0, reverse=True)
 
 
 def _settings(rundir: RunDir, records: Sequence[LaunchRecord], env: Mapping[str, str]) -> tuple[Run | None, Listed]:

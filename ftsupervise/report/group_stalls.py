@@ -34,7 +34,7 @@ def stall_sentence(seen: GroupsSeen | None) -> str:
         return ""
     times = "once" if page.times == 1 else f"{page.times:,} times"
     return (
-        f"Its replica groups waited for one that was lost or stood {times}, {show_duration(page.seconds)} in all, "
+        f"Its replica groups waited {times} for one that was lost or made no progress, {show_duration(page.seconds)} in all, "
         f"and lost {_steps(page.lost)} by it."
     )
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from importlib import resources
 from typing import TYPE_CHECKING, Any
@@ -18,12 +18,16 @@ from ftsupervise import __version__
 from ftsupervise.printable import printable_lines
 from ftsupervise.report import drawing, summary
 from ftsupervise.report.account import Spent
+from ftsupervise.report.alert_rows import AlertRow
 from ftsupervise.report.costs import CostItem
 from ftsupervise.report.drawing import KINDS, Axis, Line
-from ftsupervise.report.everything import AlertRow, CheckpointRow, NodeRow, ReportFacts, SettingRow
+from ftsupervise.report.everything import CheckpointRow, NodeRow, ReportFacts, SettingRow
 from ftsupervise.report.group_stalls import stall_rows
-from ftsupervise.report.incidents import RunIncident, costs_of
+from ftsupervise.report.incidents import STALL, RunIncident, costs_of
+from ftsupervise.report.placing import gaps
+from ftsupervise.report.plan import plan_line, plan_rows
 from ftsupervise.report.summary import stamp
+from ftsupervise.secrecy import masked
 from ftsupervise.units import show_duration, show_percent, show_size
 
 if TYPE_CHECKING:
@@ -34,15 +38,16 @@ MEANINGS = {
     Spent.SAVE: "checkpoints that the training waited for",
     Spent.REDO: "steps made again after a fault",
     Spent.DETECT: "from the last progress to the end of the attempt",
-    Spent.RESTART: "from a start to the first step",
-    Spent.QUEUE: "no attempt, and a job waited",
+    Spent.RESTART: "from the start of the command to its first step",
+    Spent.QUEUE: "no attempt was running, and a job waited in the queue",
     Spent.BRAKED: "kept from running by the brake",
     Spent.HELD: "kept from running by a person, or not launched",
-    Spent.UNKNOWN: "it cannot be told",
+    Spent.UNKNOWN: "nothing on record says what happened",
 }
 _LONGEST = 600  # characters of a text in a cell
 _COSTS = 8  # items that are listed
 _FEW_FAULTS = 80  # that are drawn into the curves
+_GAP = 0.006  # of the axis: a shorter time without a step is not marked in the curves
 _TONES = {
     "firing": "bad",
     "escalated": "bad",
@@ -118,9 +123,9 @@ def _environment() -> Environment:
 # ------------------------------------------------------------------------------------------------------------ the view
 
 
-def _view(report: ReportFacts, axis: Axis, lines: Iterable[tuple[str, str, str, Line]]) -> dict[str, Any]:
+def _view(report: ReportFacts, axis: Axis, lines: Sequence[tuple[str, str, str, Line]]) -> dict[str, Any]:
     seen, of = report.detail.status, report.detail.account
-    found = drawing.buckets(of)
+    found = drawing.buckets(axis, report.detail.drawn)
     faults = drawing.marks((one.at.timestamp() for one in report.incidents if not one.planned), axis)
     few = faults.count("M") <= _FEW_FAULTS
     usual = [row for row in report.settings.rows if isinstance(row, SettingRow) and row.origin == "default"]
@@ -130,12 +135,17 @@ def _view(report: ReportFacts, axis: Axis, lines: Iterable[tuple[str, str, str, 
         "span": f"of {show_duration(of.total)} since {stamp(of.since)}" if of.total >= 1 else "",
         "directory": str(seen.rundir.root),
         "tracker": report.detail.tracker,
-        "nav": _NAV,
+        "nav": [one for one in _NAV if one[0] != "groups" or report.groups is not None],
+        "groups": _groups(report, axis),
         "head": summary.headline(report),
         "said": tuple(summary.sentences(report)),
         "tiles": summary.tiles(report),
         "costs": tuple(cost_row(one, of.total, report.costs[0].seconds) for one in report.costs[:_COSTS]),
-        "strip": drawing.strip(of.stretches, axis),
+        "rest": summary.rest_sentence(report),
+        "strip": drawing.strip(report.detail.drawn.stretches, axis),
+        "loose": _loose(report),
+        "gaps": drawing.shaded(gaps(report.detail.drawn.stretches, _GAP * (axis.end - axis.begin)), axis),
+        "standstill": _standstill(report, axis),
         "flags": faults,
         "faults": faults if few else "",
         "time_words": ", ".join(
@@ -148,6 +158,7 @@ def _view(report: ReportFacts, axis: Axis, lines: Iterable[tuple[str, str, str, 
         "kinds": kind_rows(of.seconds()),
         "ratios": summary.definitions(of),
         "lines": [{"name": name, "title": title, "label": label, "line": line} for name, title, label, line in lines],
+        "planned": any(line.plan for *_, line in lines),
         "slow": _slow(report),
         "incidents": [incident_row(one) for one in reversed(report.incidents)],
         "stalls": [{**one._asdict(), "at": stamp(one.at)} for one in stall_rows(report.detail.groups)],
@@ -159,7 +170,7 @@ def _view(report: ReportFacts, axis: Axis, lines: Iterable[tuple[str, str, str, 
         "folder": report.folder,
         "checkpoints": [_checkpoint(row) for row in report.checkpoints.rows if isinstance(row, CheckpointRow)],
         "checkpoints_problem": report.checkpoints.problem,
-        "plan": tuple(summary.plan_rows(report)),
+        "plan": tuple(plan_rows(report)),
         "settings": [
             {"key": row.key, "value": cut(row.value), "origin": row.origin, "usual": row.origin == "default"}
             for row in report.settings.rows
@@ -175,6 +186,7 @@ _NAV = (
     ("costs", "What cost most"),
     ("time", "Time"),
     ("progress", "Progress"),
+    ("groups", "Groups"),
     ("incidents", "Interruptions"),
     ("nodes", "Nodes"),
     ("alerts", "Alerts"),
@@ -189,7 +201,7 @@ def cost_row(one: CostItem, total: float, most: float) -> dict[str, Any]:
         "took": show_duration(one.seconds),
         "share": show_percent(one.seconds / total) if total > 0 else "",
         "name": one.name,
-        "times": f"{one.times} times" if one.times > 1 else "once" if one.times else "",
+        "times": summary.times_of(one),
         "fault": one.fault,
         "wide": max(4, round(1000 * one.seconds / max(most, one.seconds))),
         "why": cut(summary.explained(one)),
@@ -217,16 +229,68 @@ def _lines(report: ReportFacts, axis: Axis) -> list[tuple[str, str, str, Line]]:
     starts = [one.started.timestamp() for one in report.detail.status.attempts]
     rate = drawing.rate_line(report.paces, axis, starts)
     for name, title, line in (
-        ("step", "Step", drawing.step_line(report.steps, axis, starts)),
+        ("step", "Step", drawing.step_line(report.steps, axis, starts, plan_line(report))),
         ("rate", "Speed, steps a second", rate),
         ("loss", "Loss", drawing.loss_line(report.steps, axis, starts)),
     ):
         if line is not None:
             values = [value for _, value in line.points]
-            ends = f"from {values[0]:.5g} to {values[-1]:.5g}, at least {min(values):.5g}, at most {max(values):.5g}"
-            label = f"{title} over time: {ends}. Arrow keys read it."
+            ends = f"from {values[0]:.5g} to {values[-1]:.5g}; lowest {min(values):.5g}, highest {max(values):.5g}"
+            label = f"{title} over time: {ends}. Use the arrow keys to read values."
             found.append((name, title, label, line))
     return found
+
+
+def _groups(report: ReportFacts, axis: Axis) -> dict[str, Any] | None:
+    found = report.groups
+    if found is None:
+        return None
+    from ftsupervise.report.group_rows import groups_sentence
+
+    light = found.seen.lighthouse
+    rows = [
+        {
+            "name": one.now.name,
+            "state": one.now.state.value,
+            "tone": one.tone,
+            "since": stamp(one.now.since),
+            "why": cut(one.now.why),
+            "nodes": cut(", ".join(one.now.nodes[:8]), 120),
+            "step": "" if one.now.step is None else f"{one.now.step:,}",
+            "faults": len(one.faults),
+            "last": "" if not one.faults else cut(f"{stamp(one.faults[-1].at)}: {masked(one.faults[-1].cause)}", 300),
+            "strip": drawing.strip(one.drawn, axis) if one.drawn else (),
+            "words": one.now.state.value,
+        }
+        for one in found.rows
+    ]
+    return {
+        "words": groups_sentence(found),
+        "lighthouse": ""
+        if light is None
+        else f"The lighthouse is at {light.address} and was restarted {light.restarts} times.",
+        "rows": rows,
+    }
+
+
+def _loose(report: ReportFacts) -> str:
+    """Where saves are drawn that have no time on record."""
+    number = len(report.detail.drawn.loose)
+    if not number:
+        return ""
+    whose = "one attempt" if number == 1 else f"{number} attempts"
+    words = "the band shows that time as training, and the columns share it out"
+    return f"When {whose} saved checkpoints is not on record: {words}."
+
+
+def _standstill(report: ReportFacts, axis: Axis) -> dict[str, Any] | None:
+    """A mark in the curves where the last step was made, if that was long ago: its place in percent, and its words."""
+    found = gaps(report.detail.drawn.stretches, STALL)
+    if not found or axis.end - found[-1].end > 1 or not report.steps.spans:
+        return None
+    since = _at(report, found[-1].begin)
+    place = 100 * (found[-1].begin - axis.begin) / (axis.end - axis.begin)
+    return {"at": round(place, 2), "left": place > 50, "text": f"no step since {stamp(since)}"}
 
 
 def _slow(report: ReportFacts) -> str:
@@ -250,7 +314,7 @@ def _unit(seconds: float) -> str:
 
 def incident_row(one: RunIncident) -> dict[str, Any]:
     ranks = f"rank{'' if one.ranks.isdigit() else 's'} {one.ranks}" if one.ranks else ""
-    split = ", ".join(f"{kind.value} {show_duration(seconds)}" for kind, seconds in one.spent if seconds >= 1)
+    split = summary.spent_words(one.costs) if len(one.costs) > 1 else one.costs[0][0].value if one.costs else ""
     steps = one.steps_lost
     return {
         "attempt": one.attempt,
@@ -266,9 +330,11 @@ def incident_row(one: RunIncident) -> dict[str, Any]:
         "steps": f"{steps:,}" if steps else "0" if steps == 0 else "",
         "steps_value": -1 if steps is None else steps,
         "done": cut(one.done, 200),
-        "cost": show_duration(one.whole) if one.whole >= 1 else "",
-        "lost": round(one.whole),
-        "split": split if len(one.spent) > 1 else one.spent[0][0].value if one.spent else "",
+        "cost": show_duration(one.lost) if one.lost >= 1 else "",
+        "lost": round(one.lost),
+        "split": split,
+        "apart": summary.apart_words(one),
+        "goes_on": one.goes_on,
     }
 
 
@@ -281,7 +347,8 @@ def _alert(row: AlertRow) -> dict[str, Any]:
     told = ", ".join(row.told) or ("nobody yet" if row.word in ("firing", "pending") else "")
     tone = _TONES.get(row.word, "plain")
     tone = "watch" if tone == "bad" and row.severity != "critical" else tone
-    return {**row._asdict(), "at": stamp(row.at), "told": told, "tone": tone, "summary": cut(row.summary)}
+    shown = {"at": stamp(row.at), "told": told, "tone": tone, "summary": cut(row.summary), "do": cut(row.do)}
+    return {**row._asdict(), **shown, "steps": summary.steps_words(row)}
 
 
 def _checkpoint(row: CheckpointRow) -> dict[str, Any]:
@@ -305,7 +372,7 @@ def cut(text: str, longest: int = _LONGEST) -> str:
 
 def _data(report: ReportFacts, axis: Axis, lines: Iterable[tuple[str, str, str, Line]]) -> dict[str, Any]:
     """What the pointer reads; times are seconds since the begin."""
-    found = drawing.buckets(report.detail.account)
+    found = drawing.buckets(axis, report.detail.drawn)
     curves = {
         name: [[round(at - axis.begin), float(f"{value:.7g}")] for at, value in line.points]
         for name, _, _, line in lines
@@ -314,7 +381,7 @@ def _data(report: ReportFacts, axis: Axis, lines: Iterable[tuple[str, str, str, 
         "begin": round(axis.begin),
         "end": round(axis.begin) + max(1, round(axis.end - axis.begin)),
         "kinds": [kind.value for kind in KINDS],
-        "stretches": drawing.readable(report.detail.account.stretches, axis),
+        "stretches": drawing.readable(report.detail.drawn.stretches, axis),
         "buckets": [[one.text, *(round(seconds) for seconds in one.seconds)] for one in found],
         "ends": {str(one.attempt): one.kind for one in report.incidents},
         **curves,

@@ -1,7 +1,7 @@
 """The interruptions of a run: why each attempt ended, where, what proves it, what was done about it, and the time that it cost.
 
-Made of the ledger and the account of time, so they add up: every second that is neither trained, saved nor the first wait and
-start belongs to one of them.
+They are made of the ledger and the account of time, so they add up: every second that is neither trained, saved nor the first
+wait and start belongs to one of them.
 
     detect            of the attempt that ended
     restart, queue,
@@ -9,13 +9,19 @@ start belongs to one of them.
     restart, redo     of the next attempt, until it makes steps that no earlier one made; of one that never made a step, all
                       of its time is its own
 
+One rule says what an interruption costs (``RunIncident.lost``): its detection, its restarts, the steps made again, and after a
+fault the queue too. All other time stands apart (``RunIncident.apart``): the queue after a planned end, which would have come
+anyway, and time in which the run was held, or of which nothing is known.
+
+A hang that is not over yet is an incident too (``goes_on``).
+
 Pure: values in, values out.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -24,7 +30,8 @@ from ftsupervise.report.account import Spent, TimeAccount
 
 _UNRECORDED = frozenset((CauseKind.LOST, CauseKind.UNKNOWN))
 _TAKEN = frozenset((CauseKind.CANCELLED, CauseKind.PREEMPTED, CauseKind.TOLD, CauseKind.SUPERSEDED))
-_LOST = frozenset((Spent.DETECT, Spent.RESTART, Spent.QUEUE, Spent.REDO))
+_LOST = frozenset((Spent.DETECT, Spent.RESTART, Spent.REDO))
+STALL = 300.0  # seconds without progress in a running attempt that are worth a word
 _OF_A_FAILURE = {
     FailureKind.CODE: "program error",
     FailureKind.SIGNAL: "killed process",
@@ -40,10 +47,10 @@ _OF_A_FAILURE = {
 
 
 class RunIncident(NamedTuple):
-    """The end of an attempt that was not the end of the run."""
+    """The end of an attempt that was not the end of the run, or a hang that goes on."""
 
     attempt: int
-    at: datetime  # the end; of one without an end on record, when it was last heard of
+    at: datetime  # the end; of one without an end on record, when it was last heard of; of one that goes on, its last progress
     kind: str  # a class: "node failure", "hang", "time limit" …
     planned: bool  # it left in order, or a person or Slurm asked for it: no fault
     job_id: str = ""
@@ -55,16 +62,30 @@ class RunIncident(NamedTuple):
     done: str = ""  # what was done about it: "restarted in place"
     steps_lost: int | None = None  # made, and made again later; None: not known
     spent: tuple[tuple[Spent, float], ...] = ()  # seconds by kind
+    goes_on: bool = False  # its job runs, and no rank has made a step since
+
+    @property
+    def costs(self) -> tuple[tuple[Spent, float], ...]:
+        """The seconds that count as its cost, by kind."""
+        return tuple(pair for pair in self.spent if self._is_cost(pair[0]))
+
+    @property
+    def apart(self) -> tuple[tuple[Spent, float], ...]:
+        """The other seconds until there was progress again, by kind; they are costs of their own."""
+        return tuple(pair for pair in self.spent if not self._is_cost(pair[0]))
 
     @property
     def lost(self) -> float:
-        """Seconds that it cost; without those in which the run was held by a person or the brake, or that are unknown."""
-        return sum(seconds for kind, seconds in self.spent if kind in _LOST)
+        """Seconds that it cost."""
+        return sum(seconds for _, seconds in self.costs)
 
     @property
     def whole(self) -> float:
         """Seconds from the last progress until there was progress again, whatever they were."""
         return sum(seconds for _, seconds in self.spent)
+
+    def _is_cost(self, kind: Spent) -> bool:
+        return kind in _LOST or (kind is Spent.QUEUE and not self.planned)
 
 
 class CauseCost(NamedTuple):
@@ -77,18 +98,46 @@ class CauseCost(NamedTuple):
     nodes: tuple[str, ...]  # the most frequent first
 
 
-def incidents(attempts: Sequence[Attempt], account: TimeAccount, *, running: bool = False) -> tuple[RunIncident, ...]:
+def incidents(
+    attempts: Sequence[Attempt], account: TimeAccount, *, running: bool = False, hung: bool = False, behind: str = ""
+) -> tuple[RunIncident, ...]:
     """The interruptions of a run, oldest first: each attempt that has ended, but for the one that finished it. ``running``: the
-    last attempt still runs, whatever can be read of it (``detail.runs_now``)."""
+    last attempt still runs, whatever can be read of it (``detail.runs_now``). ``hung``: it hangs now, by the verdict of
+    ``status``; that is the last incident. ``behind``: the rank that is furthest behind, in words."""
     costs = spent_by_attempt(attempts, account)
     found = []
     for index, one in enumerate(attempts):
         runs = running and index == len(attempts) - 1 and one.ended is None
+        if runs and hung and (stood := standing(attempts, account)) > 0:
+            found.append(_hang(one, account, stood, behind))
         if runs or one.cause is None or one.cause.kind is CauseKind.FINISHED:
             continue
         after = attempts[index + 1] if index + 1 < len(attempts) else None
         found.append(_incident(one, after, costs.get(one.number, {})))
     return tuple(found)
+
+
+def standing(attempts: Sequence[Attempt], account: TimeAccount) -> float:
+    """Seconds for which the attempt that runs has made no progress; 0 where none runs."""
+    last = attempts[-1] if attempts else None
+    if last is None or last.ended is not None:
+        return 0.0
+    return sum(one.seconds for one in account.stretches if one.attempt == last.number and one.kind is Spent.DETECT)
+
+
+def _hang(one: Attempt, account: TimeAccount, stood: float, behind: str) -> RunIncident:
+    return RunIncident(
+        attempt=one.number,
+        at=account.until - timedelta(seconds=stood),
+        kind=_OF_A_FAILURE[FailureKind.HANG],
+        planned=False,
+        job_id=one.job_id,
+        cause=f"no rank has made a step since{f'; furthest behind: {behind}' if behind else ''}",
+        step=one.last_step,
+        done="it still goes on",
+        spent=((Spent.DETECT, stood),),
+        goes_on=True,
+    )
 
 
 def costs_of(found: Iterable[RunIncident]) -> tuple[CauseCost, ...]:

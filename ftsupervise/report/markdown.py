@@ -11,9 +11,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from ftsupervise.printable import printable
 from ftsupervise.report import summary
 from ftsupervise.report.account import Spent, TimeAccount
-from ftsupervise.report.everything import AlertRow, NodeRow, ReportFacts
+from ftsupervise.report.alert_rows import AlertRow
+from ftsupervise.report.everything import NodeRow, ReportFacts
 from ftsupervise.report.group_stalls import stall_rows
 from ftsupervise.report.incidents import RunIncident
+from ftsupervise.report.plan import plan_rows
 from ftsupervise.report.summary import stamp
 from ftsupervise.units import show_duration, show_percent
 
@@ -34,6 +36,9 @@ def _lines(report: ReportFacts) -> Iterator[str]:
     yield ""
     yield f"**{plain(head.sentence, 600)}**"
     yield ""
+    if head.next:
+        yield f"Next: {plain(head.next, 600)}"
+        yield ""
     if said := " ".join(plain(words, 600) for words in summary.sentences(report)):
         yield said
         yield ""
@@ -46,12 +51,16 @@ def _lines(report: ReportFacts) -> Iterator[str]:
         for number, item in enumerate(report.costs[:_COSTS], 1):
             yield f"{number}. {plain(summary.cost_sentence(item, of.total), 600)}"
         yield ""
+        if len(report.costs) <= _COSTS and (rest := summary.rest_sentence(report)):
+            yield rest
+            yield ""
     yield from _time(of)
+    yield from _groups(report)
     yield from _incidents(report.incidents)
     yield from _stalls(report)
     yield from _nodes(report)
     yield from _alerts(report)
-    rows_of_plan = [(plain(one.what), plain(one.plan), plain(one.actual)) for one in summary.plan_rows(report)]
+    rows_of_plan = [(plain(one.what), plain(one.plan), plain(one.actual)) for one in plan_rows(report)]
     if rows_of_plan:
         yield "## Plan and actual"
         yield ""
@@ -83,6 +92,29 @@ def _time(of: TimeAccount) -> Iterator[str]:
     yield from table(("ratio", "value", "definition"), summary.definitions(of))
 
 
+def _groups(report: ReportFacts) -> Iterator[str]:
+    if report.groups is None:
+        return
+    from ftsupervise.report.group_rows import groups_sentence
+
+    yield "## Replica groups"
+    yield ""
+    yield plain(groups_sentence(report.groups), 600)
+    yield ""
+    cells = (
+        (
+            plain(one.now.name),
+            one.now.state.value,
+            stamp(one.now.since),
+            "" if one.now.step is None else f"{one.now.step:,}",
+            str(len(one.faults)),
+            plain(one.faults[-1].cause if one.faults else ""),
+        )
+        for one in report.groups.rows
+    )
+    yield from table(("group", "state", "since", "step", "faults", "last fault"), cells)
+
+
 def _incidents(found: Sequence[RunIncident]) -> Iterator[str]:
     if not found:
         return
@@ -92,7 +124,7 @@ def _incidents(found: Sequence[RunIncident]) -> Iterator[str]:
     for one in list(reversed(found))[:_INCIDENTS]:
         evidence = f" {code(one.evidence)}" if one.evidence else ""
         cause = ": ".join(filter(None, (one.kind, summary.cause_of(one))))
-        cost = show_duration(one.whole) if one.whole >= 1 else ""
+        cost = "; ".join(filter(None, (show_duration(one.lost) if one.lost >= 1 else "", summary.apart_words(one))))
         where = ", ".join(one.nodes[:4])
         rows.append((stamp(one.at), str(one.attempt), f"{plain(cause)}{evidence}", plain(where), plain(one.done), cost))
     yield from table(("when", "attempt", "cause and evidence", "where", "done", "cost"), rows)
@@ -125,10 +157,16 @@ def _alerts(report: ReportFacts) -> Iterator[str]:
         yield "## Alerts"
         yield ""
         cells = (
-            (stamp(one.at), one.word, f"{plain(one.name)}: {plain(one.summary)}", plain(", ".join(one.told)))
+            (
+                stamp(one.at),
+                one.word,
+                f"{plain(one.name)}: {plain(one.summary)}",
+                plain(summary.steps_words(one)),
+                plain(", ".join(one.told)),
+            )
             for one in rows
         )
-        yield from table(("when", "state", "alert", "notified"), cells)
+        yield from table(("since", "state", "alert", "messages", "notified"), cells)
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:

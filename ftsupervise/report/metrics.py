@@ -102,7 +102,7 @@ def samples(
     watched: datetime | None,
     stalls: StallPage | None = None,
 ) -> tuple[Sample, ...]:
-    """All that is known of one run. ``user``: the account that the run belongs to. ``stalls``: of its replica groups."""
+    """Return all that is known of one run. ``user``: the account that the run belongs to. ``stalls``: of its replica groups."""
     run = (("run", printable(seen.name, _LABEL)), ("user", printable(user, _LABEL)))
     found = [
         Sample(f"ftsupervise_run_{name}", (*run, *labels), float(value))
@@ -165,7 +165,7 @@ def _stalls(page: StallPage | None) -> Iterator[_Value]:
 
 
 def _failures(seen: Status) -> Iterator[_Value]:
-    """None where not all attempts were read: a counter that forgets would look like one that began anew."""
+    """Count the failures; None where not all attempts were read: a counter that forgets would look like one that began anew."""
     if seen.run.not_read:
         return
     counts = dict.fromkeys((kind.value for kind in FailureKind), 0)
@@ -202,7 +202,7 @@ def _epoch(at: datetime | None) -> float | None:
 
 
 def text_of(found: Iterable[Sample], least: Mapping[str, float] | None = None) -> str:
-    """The samples of one or many runs in the text format. A counter is never below what ``least`` has of its series: the
+    """Return the samples of one or many runs as text. A counter is never below what ``least`` has of its series: the
     account of time is revised when an attempt has ended, and Prometheus takes a counter that falls for one that began anew."""
     by_name: dict[str, list[Sample]] = {}
     for sample in found:
@@ -221,7 +221,7 @@ def text_of(found: Iterable[Sample], least: Mapping[str, float] | None = None) -
 
 
 def counters_in(text: str) -> dict[str, float]:
-    """series -> value of each counter in a text that ``text_of`` made. A line that is none is passed over."""
+    """Return series -> value of each counter in a text of ``text_of``. Other lines are passed over."""
     found: dict[str, float] = {}
     for line in text.splitlines():
         series, _, value = line.rpartition(" ")

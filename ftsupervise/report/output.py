@@ -47,7 +47,7 @@ class Part(NamedTuple):
 
 
 def parts_of(attempts: Sequence[Attempt]) -> list[Part]:
-    """The parts of these attempts, oldest first."""
+    """Return the parts of these attempts, oldest first."""
     found: list[Part] = []
     for index, one in enumerate(attempts):
         for out in one.outputs:
@@ -57,7 +57,7 @@ def parts_of(attempts: Sequence[Attempt]) -> list[Part]:
 
 
 def output_files(rundir: RunDir, name: str, attempts: Sequence[Attempt] = ()) -> list[Part]:
-    """The parts of ``attempts``; without any, the files that the settings name, the newest last."""
+    """Return the parts of ``attempts``; without any, the files that the settings name, the newest last."""
     if found := parts_of(attempts):
         return found
     from glob import iglob
@@ -72,8 +72,8 @@ def output_files(rundir: RunDir, name: str, attempts: Sequence[Attempt] = ()) ->
 
 
 def rank_files(part: Part, rank: int) -> Part | None:
-    """The file of this rank alone, where the job's is one of several that differ by a rank's number: ``out-3.log`` beside
-    ``out-0.log``. None: there is none."""
+    """Return the file of this rank alone, where the job's is one of several that differ by a rank's number: ``out-3.log``
+    beside ``out-0.log``. None: there is none."""
     for found in reversed(list(re.finditer(r"\d+", part.path.name))):
         if found[0].lstrip("0") in ("", "0"):
             other = part.path.with_name(
@@ -85,7 +85,7 @@ def rank_files(part: Part, rank: int) -> Part | None:
 
 
 def lines_in(part: Part) -> Iterator[str]:
-    """The last megabytes of it, line by line. Raises OSError."""
+    """Yield its last megabytes line by line. Raises OSError."""
     with os.fdopen(files.open_regular(part.path, follow=True), "rb") as file:
         size = os.fstat(file.fileno()).st_size
         end = size if part.end is None else min(part.end, size)
@@ -100,14 +100,14 @@ def lines_in(part: Part) -> Iterator[str]:
 
 
 def of_rank(lines: Iterable[str], rank: int) -> Iterator[str]:
-    """The lines that are labelled with this rank."""
+    """Yield the lines that are labelled with this rank."""
     for line in lines:
         if (found := _RANK.match(line)) and next(int(one) for one in found.groups() if one is not None) == rank:
             yield line
 
 
 def telling(lines: Iterable[str]) -> Iterator[str]:
-    """Lines that tell of an error, and tracebacks whole."""
+    """Yield the lines that tell of an error, and whole tracebacks."""
     inside = False
     for line in lines:
         bare = _RANK.sub("", line)
@@ -133,7 +133,7 @@ class Follower:
         self._at, self._inode = seen.st_size, seen.st_ino
 
     def more(self) -> list[str]:
-        """Whole lines that have come since; [] where the file cannot be read now."""
+        """Return the whole lines that have come since; [] where the file cannot be read now."""
         try:
             with os.fdopen(files.open_regular(self.part.path, follow=True), "rb") as file:
                 seen = os.fstat(file.fileno())

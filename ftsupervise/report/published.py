@@ -24,7 +24,7 @@ SCHEMA_VERSION = 4  # another one when a field goes or changes its meaning
 
 
 class RunFields(NamedTuple):
-    """What ``status RUN --json`` has of one run besides its row."""
+    """The fields that ``status RUN --json`` has of one run besides its row."""
 
     jobs: tuple[Job, ...] | None
     blind: str
@@ -67,7 +67,7 @@ def fields_of(found: RunDetail) -> RunFields:
 
 
 def json_schema(*, strict: bool = False) -> dict[str, Any]:
-    """The schema (draft 2020-12). ``strict``: a field that it does not name is an error; otherwise such fields may be added."""
+    """Return the schema (draft 2020-12). ``strict``: a field that it does not name is an error, and otherwise allowed."""
     made = _Maker(strict)
     row, further = made.object_of(RunRow), made.object_of(RunFields)
     version = {"schema_version": {"const": SCHEMA_VERSION}}

@@ -1,4 +1,4 @@
-"""The jobs of many runs, by one request to each scheduler that they use."""
+"""Asks for the jobs of many runs by one request to each scheduler that they use."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class QueueSeen(NamedTuple):
-    """Of one run. ``jobs`` None: the queue could not be asked, and ``blind`` says why."""
+    """The jobs of one run. ``jobs`` None: the queue could not be asked, and ``blind`` says why."""
 
     jobs: tuple[Job, ...] | None = ()
     blind: str = ""
@@ -27,7 +27,7 @@ class QueuesSeen(NamedTuple):
 
 
 def ask_queues(runs: Sequence[RunReading], env: Mapping[str, str], *, always: str = "") -> QueuesSeen:
-    """``always``: a scheduler that is asked even where no run needs it."""
+    """Ask each scheduler once. ``always``: one that is asked even where no run needs it."""
     kinds = [_kind(run) for run in runs]
     wanted = dict.fromkeys([kind for kind in kinds if kind] + ([always] if always else []))
     if not wanted:
@@ -56,7 +56,7 @@ def ask_queues(runs: Sequence[RunReading], env: Mapping[str, str], *, always: st
 
 
 def _kind(run: RunReading) -> str:
-    """The scheduler whose queue its jobs are in; "": it has none."""
+    """Return the scheduler whose queue its jobs are in; "" where it has none."""
     if run.records:
         return run.records[-1].scheduler or "auto"
     if run.last is None or not run.last.job_id:

@@ -1,4 +1,4 @@
-"""What the directory of a run says, in a few small files: for ``status`` of one run, and of a thousand.
+"""Reads the directory of a run, a few small files, for ``status`` of one run and of a thousand.
 
 Nothing here asks a scheduler. A file that hangs hangs this too: the callers bound it.
 """
@@ -59,7 +59,7 @@ class RunReading(NamedTuple):
 
 
 def read_run(rundir: RunDir, now: datetime, *, row: bool = False) -> RunReading:
-    """``row``: only what a row of the overview shows. Raises NotFound, NotPermitted when it cannot be read."""
+    """Read the directory; for a ``row`` only what the overview shows. Raises NotFound, NotPermitted when it cannot be read."""
     try:
         files.among(rundir.switches)
         records = launches(rundir, _FEW_LAUNCHES if row else ALL_LAUNCHES)
@@ -88,7 +88,7 @@ def read_run(rundir: RunDir, now: datetime, *, row: bool = False) -> RunReading:
 
 
 def _newest_few(rundir: RunDir) -> tuple[Attempt, ...]:
-    """The newest attempt; where that has ended, those before it too: the run may wait, and they tell how much it does."""
+    """Return the newest attempt; where it has ended, those before it too: they tell how much of its time the run waits."""
     last = newest(rundir)
     if last is None or last.ended is None or rundir.finished.exists():
         return () if last is None else (last,)
@@ -107,7 +107,7 @@ def watch_seen(rundir: RunDir, now: datetime) -> WatchSeen:
 
 
 def run_name(rundir: RunDir) -> str:
-    """The name the run was launched under: the first line of run.yaml that says so, else the directory's name."""
+    """Return the name under which the run was launched: the first line of run.yaml that says so, else the directory's name."""
     try:
         for line in files.read_bounded(rundir.config, 4_000_000).decode("utf-8").splitlines():
             key, _, value = line.partition(":")
@@ -126,7 +126,7 @@ def _numbers(rundir: RunDir) -> list[int]:
 
 
 def _of_the_last(beats: tuple[Beat, ...], attempts: tuple[Attempt, ...]) -> tuple[Beat, ...]:
-    """The beats of the newest attempt: an older one's stay until its rank beats again, or for ever where there are
+    """Return the beats of the newest attempt: an older one's stay until its rank beats again, or for ever where there are
     fewer ranks now. Beats that name no attempt count by their time."""
     if not attempts:
         return beats
@@ -155,7 +155,7 @@ def _held_by_us(rundir: RunDir) -> bool:
 
 
 def _restarts(rundir: RunDir, claimed: list[int], now: datetime) -> int:
-    """Attempts that began within a day, but for the first of the run: by the times of their pages, which nobody rewrites."""
+    """Count the attempts that began within a day, but for the first of the run, by the times of their first pages."""
     since, count = (now - _DAY).timestamp(), 0
     for number in reversed(claimed[1:][-_MOST_STARTS:]):
         try:

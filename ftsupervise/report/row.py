@@ -99,7 +99,7 @@ def row_of(run: RunReading, queue: QueueSeen) -> RunRow:
 
 
 def _waits(run: RunReading, waiting: Sequence["Job"], verdict: str) -> dict[str, Any]:
-    """Since when it waits in the queue, and the share of its time that it has waited so far."""
+    """Return since when it waits in the queue, and the share of its time that it has waited so far."""
     if verdict != "WAITING" or not waiting:
         return {}
     from ftsupervise.scheduler.parse import is_held
@@ -119,7 +119,7 @@ def _waits(run: RunReading, waiting: Sequence["Job"], verdict: str) -> dict[str,
 
 
 def pace_of(rate: float | None, usual: float | None) -> float | None:
-    """The steps a second to reckon with: the usual ones, unless the last minute was much slower or faster. 0: it stands."""
+    """Return the steps a second to reckon with: the usual ones, unless the last minute was much slower or faster."""
     if rate is None or usual is None:
         return usual if rate is None else rate
     return usual if abs(rate - usual) <= _UNSTEADY * usual else rate
@@ -145,7 +145,7 @@ def _newest_saved(run: RunReading) -> int | None:
 
 
 def members(waiting: Sequence["Job"]) -> int:
-    """How many jobs or members of arrays these are."""
+    """Count these jobs and members of arrays."""
     if not waiting:
         return 0
     from ftsupervise.scheduler.parse import array_size
@@ -154,8 +154,8 @@ def members(waiting: Sequence["Job"]) -> int:
 
 
 def need_of(row: RunRow) -> int:
-    """How soon a person should look at it. 0: at once, it holds its nodes and does nothing. 1: it does not go on, or its state
-    is not known. 2: it loses time. ``FINE``. 4: it is over."""
+    """Say how soon a person should look at it. 0: at once, it holds its nodes and does nothing. 1: it does not go on, or
+    its state is not known. 2: it loses time. ``FINE``. 4: it is over."""
     if row.verdict in ("FINISHED", "NEW"):
         return 4
     if row.verdict == "HUNG":

@@ -1,4 +1,4 @@
-"""All runs of an account, a row each: read side by side, so that one on a dead mount delays no other.
+"""Reads all runs of an account, a row each, side by side, so that one on a dead mount delays no other.
 
 The rows are plain values: ``--json`` prints them, and ``--watch`` reads them back.
 """
@@ -37,7 +37,7 @@ class Overview(NamedTuple):
 
 
 def my_runs() -> dict[str, Path]:
-    """Name -> directory of every run that this account has launched, by its state directory. Raises Error. May hang."""
+    """Return name -> directory of every run that this account has launched. Raises Error. May hang."""
     from ftsupervise.errors import from_os_error
 
     folder = state_dir() / "runs"
@@ -64,7 +64,7 @@ def overview(
     here: Path | None = None,
     within: float = WITHIN,
 ) -> Overview:
-    """A row for each of ``runs``, and one for each run of which only jobs are known: that of the directory ``here`` first, then
+    """Make a row for each of ``runs``, and one for each run of which only jobs are known: the run of ``here`` first, then
     those that need a look."""
     from ftsupervise.scheduler import kind_of
     from ftsupervise.scheduler.ownership import run_in_comment
@@ -90,7 +90,7 @@ def overview(
 
 
 def _of_jobs(name: str, jobs: Sequence[Job]) -> RunRow:
-    """A run that was launched with another state directory: only its jobs are known."""
+    """Make the row of a run that was launched with another state directory: only its jobs are known."""
     running = [job for job in jobs if not job.state.waiting and not job.state.ended]
     waiting = members([job for job in jobs if job.state.waiting])
     verdict = running[0].state.value if running else "WAITING"
@@ -101,14 +101,14 @@ def _of_jobs(name: str, jobs: Sequence[Job]) -> RunRow:
 
 
 def _order(row: RunRow) -> tuple[bool, int, str]:
-    """The one of this place before all, then those that need a look, and last those that are over."""
+    """Put the run of this place first, then those that need a look, and last those that are over."""
     return (not row.here, need_of(row), row.name)
 
 
 def read_side_by_side(
     runs: Mapping[str, Path], now: datetime, *, within: float = WITHIN
 ) -> dict[str, RunReading | str]:
-    """What the directory of each run says, or a sentence on why that could not be read."""
+    """Read the directory of each run; a sentence says why one could not be read."""
     found = _Readers(runs, now, within).result()
     return {
         name: found.get(name) or f"{directory} has not answered for {within:g} s" for name, directory in runs.items()
@@ -126,7 +126,7 @@ class _Readers:
         self._woken = threading.Event()
 
     def result(self) -> dict[str, RunReading | str]:
-        """What was read in time, or why it could not be; runs that did not answer are missing."""
+        """Return what was read in time, or why it could not be; runs that did not answer are missing."""
         began, started, heard = time.monotonic(), 0, 0
         until = began + self._within
         while len(self._done) < self._wanted and time.monotonic() < min(until, began + _AT_MOST):

@@ -5,38 +5,44 @@ The sentences are made once, here, for the page, the Markdown and the mail.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import datetime, timezone
 from typing import NamedTuple
 
 from ftsupervise.report.account import Spent, TimeAccount, ratio
-from ftsupervise.report.costs import BLIND, FIRST, HELD, PLANNED, QUEUE, SAVES, STANDS, UNKNOWN, CostItem
-from ftsupervise.report.everything import PlanRow, ReportFacts
+from ftsupervise.report.alert_rows import AlertRow
+from ftsupervise.report.costs import (
+    BLIND,
+    BRAKED,
+    FIRST,
+    HELD,
+    PLANNED,
+    QUEUE,
+    SAVES,
+    STANDS,
+    UNKNOWN,
+    CostItem,
+    at_usual_speed,
+)
+from ftsupervise.report.everything import ReportFacts
 from ftsupervise.report.group_stalls import stall_sentence
-from ftsupervise.report.incidents import RunIncident
+from ftsupervise.report.headline import Headline, RunPresent, headline_of
+from ftsupervise.report.incidents import STALL, RunIncident, standing
 from ftsupervise.report.row import pace_of
 from ftsupervise.report.slow import SLOW
 from ftsupervise.units import count, show_duration, show_percent, show_rate
 
-_STALL = 300.0  # seconds without progress that are worth a word
-
-
+_MOST_STEPS = 6  # of an alert that are listed
 _MEANINGS = {
     QUEUE: "No job of the run was running.",
     HELD: "Nobody had launched it, or a person kept it from running.",
     UNKNOWN: "Nothing on record says what happened.",
     SAVES: "The training waited for its checkpoints.",
     STANDS: "The job runs, and no rank makes a step.",
-    BLIND: "It may have been training.",
+    BLIND: "Without the guard it is not known whether it was training.",
     FIRST: "From the start of the command to its first step.",
-    PLANNED: "Starts and ends in order: the time limit, the kill switch, preemption.",
+    PLANNED: "Orderly ends and the starts after them: time limit, kill switch, preemption.",
 }
-
-
-class Headline(NamedTuple):
-    verdict: str
-    tone: str  # "good", "watch", "bad", "unknown"
-    sentence: str
 
 
 class Tile(NamedTuple):
@@ -47,40 +53,25 @@ class Tile(NamedTuple):
 
 
 def headline(report: ReportFacts) -> Headline:
-    """The verdict of ``status`` and one sentence."""
-    seen, row = report.detail.status, report.detail.row
-    verdict = seen.verdict
-    if verdict == "FINISHED":
-        step = reached(report)
-        words = "" if step is None else f": step {step:,} is made"
-        return Headline(verdict, "good", f"The training is complete{words}.")
-    if verdict == "UNKNOWN":
-        return Headline(verdict, "unknown", f"Its state could not be seen: {seen.why}.")
-    if verdict == "NEW":
-        return Headline(verdict, "unknown", "Nothing was launched yet.")
-    if verdict == "GONE":
-        return Headline(verdict, "bad", f"It does not run, and nothing waits to go on with it: {seen.why}.")
-    if verdict in ("STOPPED", "STOPPING"):
-        return Headline(verdict, "bad", f"It {'is stopped' if verdict == 'STOPPED' else 'stops'}: {seen.why}.")
-    if verdict == "WAITING":
-        last = report.detail.account.stretches[-1:]
-        waits = f" for {show_duration(last[0].seconds)}" if last and last[0].kind is Spent.QUEUE else ""
-        return Headline(verdict, "watch", f"It has waited in the queue{waits}{f' ({seen.why})' if seen.why else ''}.")
-    worst = row.alerts[0] if row.alerts else None
-    stands = _stands(report)
-    if stands >= _STALL:
-        if worst is not None and worst.watchdog == "hang":
-            return Headline(verdict, "bad", f"It hangs: {worst.summary}.")
-        return Headline(verdict, "bad", f"Its job runs, but it has made no progress for {show_duration(stands)}.")
-    if worst is not None:
-        tone = "bad" if worst.severity == "critical" else "watch"
-        return Headline(verdict, tone, f"It runs, and the alert {worst.watchdog} fires: {worst.summary}.")
-    if row.rate is not None and report.usual:
-        share = row.rate / report.usual
-        if share < SLOW:
-            return Headline(verdict, "watch", f"It trains, at {100 * share:.0f} % of its usual speed.")
-        return Headline(verdict, "good", "It trains at its usual speed.")
-    return Headline(verdict, "good", f"It runs{f' ({seen.why})' if seen.why else ''}.")
+    """The verdict of ``status``, one sentence, and what to do next."""
+    seen, run = report.detail.status, report.run
+    last, page = seen.run.last, seen.run.page
+    worst = report.detail.row.alerts[0].watchdog if report.detail.row.alerts else ""
+    running = (job for job in seen.jobs or () if not job.state.waiting and not job.state.ended)
+    rows = (one for one in report.alerts.rows if isinstance(one, AlertRow) and one.ended is None)
+    return headline_of(
+        RunPresent(
+            row=report.detail.row,
+            account=report.detail.account,
+            reached=reached(report),
+            usual=report.usual,
+            stood=_stands(report),
+            job_id=next((job.id for job in running), last.job_id if last is not None else ""),
+            behind=page.slowest if page is not None else "",
+            do=next((one.do for one in rows if worst and one.watchdog == worst), ""),
+            restarts_hangs=None if run is None else run.launch.restart.hang is not None,
+        )
+    )
 
 
 def sentences(report: ReportFacts) -> Iterator[str]:
@@ -88,24 +79,34 @@ def sentences(report: ReportFacts) -> Iterator[str]:
     of, row = report.detail.account, report.detail.row
     if of.total < 1:
         return
-    meta, seconds = of.ettr_meta(), of.seconds()
-    share = f": {ratio(meta)} of the time in which it could have run" if meta is not None else ""
+    share, seconds = of.goodput(), of.seconds()
     if len(of.blind) < len(report.detail.status.attempts) or not of.blind:
         trained = show_duration(seconds[Spent.TRAIN])
-        yield f"In the {show_duration(of.total)} since its launch it trained for {trained}{share}."
+        words = {Spent.BRAKED: "the brake held it for", Spent.HELD: "a person kept it from running for"}
+        kept = " and ".join(
+            f"{one} {show_duration(seconds[kind])}" for kind, one in words.items() if seconds[kind] >= 1
+        )
+        held = f"; {kept}" if kept else ""
+        yield f"In the {show_duration(of.total)} since its launch it trained for {trained} ({ratio(share)}){held}."
     faults = sum(1 for one in report.incidents if not one.planned)
     planned = len(report.incidents) - faults
     lost = sum(one.lost for one in report.incidents if not one.planned)
     if faults:
-        ends = f"; {count(planned, 'planned restart')} besides" if planned else ""
-        yield f"{count(faults, 'fault')} interrupted it and cost {show_duration(lost)}{ends}."
+        now = ", one of which is not over," if any(one.goes_on for one in report.incidents) else ""
+        now = " (it is not over)" if now and faults == 1 else now
+        ends = f"; there {was(planned)} also {count(planned, 'planned restart')}" if planned else ""
+        yield f"{count(faults, 'fault')}{now} interrupted it and cost {show_duration(lost)}{ends}."
     elif report.incidents:
-        yield f"No fault interrupted it; there were {count(planned, 'planned restart')}."
+        yield f"No fault interrupted it; there {was(planned)} {count(planned, 'planned restart')}."
     else:
-        yield "Nothing has interrupted it."
+        yield (
+            "Nothing has interrupted it."
+            if report.groups is None
+            else "Nothing has interrupted all of its groups at once."
+        )
     if stalled := stall_sentence(report.detail.groups):
         yield stalled
-    if row.done_at is not None and _stands(report) < _STALL:
+    if row.done_at is not None and _stands(report) < STALL:
         left = show_duration(round((row.done_at - report.detail.status.at).total_seconds()))
         speed = "usual" if pace_of(row.rate, row.usual) == row.usual else "present"
         yield f"At its {speed} speed step {row.last_step:,} is made in {left}, at {stamp(row.done_at)}."
@@ -118,9 +119,31 @@ def cost_sentence(item: CostItem, total: float) -> str:
     """One line about what time was lost to: "7h 12m (9.4 %) waiting in the queue"."""
     share = f" ({show_percent(item.seconds / total)})" if total > 0 else ""
     words = f"{show_duration(item.seconds)}{share}: {item.name}"
-    if item.times:
-        words += f", {item.times} times" if item.times > 1 else ", once"
+    if times := times_of(item):
+        words += f", {times}"
     return f"{words}. {why}" if (why := explained(item)) else words
+
+
+def times_of(item: CostItem) -> str:
+    """ "3 times on node-21 and node-7; one is not over"."""
+    if not item.times:
+        return ""
+    times = f"{item.times} times" if item.times > 1 else "once"
+    few = item.nodes[:3]
+    more = f" and {count(len(item.nodes) - 3, 'other node')}" if len(item.nodes) > 3 else ""
+    where = f" on {', '.join(few)}{more}" if few else ""
+    now = ("; one is not over" if item.times > 1 else "; it is not over") if item.goes_on else ""
+    return f"{times}{where}{now}"
+
+
+def rest_sentence(report: ReportFacts) -> str:
+    """What the items of cost leave of the time: together they are all of it."""
+    of = report.detail.account
+    rest = at_usual_speed(of, report.costs)
+    if of.total < 1 or rest < 1:
+        return ""
+    slow = " at its usual speed" if report.usual else ""
+    return f"In the other {show_duration(rest)} ({show_percent(rest / of.total)}) it trained{slow}."
 
 
 def explained(item: CostItem) -> str:
@@ -135,7 +158,7 @@ def _example(item: CostItem) -> str:
         slowest, share = item.slowest, item.slowest.rate / item.slowest.usual
         begin, end = (stamp(datetime.fromtimestamp(at, timezone.utc)) for at in (slowest.begin, slowest.end))
         return f"The costliest: from {begin} to {end}, at {100 * share:.0f} % of its usual speed."
-    if item.name == HELD and item.example is not None:
+    if item.name in (HELD, BRAKED) and item.example is not None:
         one = item.example
         why = ": ".join(filter(None, (one.kind, cause_of(one), one.evidence)))
         return f"It was kept from running after attempt {one.attempt}: {why}"
@@ -144,8 +167,19 @@ def _example(item: CostItem) -> str:
     one = item.example
     where = f" on {', '.join(one.nodes[:3])}" if one.nodes and not any(node in one.cause for node in one.nodes) else ""
     said = f": {one.evidence}" if one.evidence and one.evidence not in one.cause else ""
-    begins = "The costliest" if item.times > 1 else "It was"
+    begins = "The costliest" if item.times > 1 else "Cause"
     return f"{begins}: {cause_of(one) or one.kind}{where}{said}"
+
+
+def spent_words(pairs: Iterable[tuple[Spent, float]]) -> str:
+    """ "detect 1m, restart 5m"."""
+    return ", ".join(f"{kind.value} {show_duration(seconds)}" for kind, seconds in pairs if seconds >= 1)
+
+
+def apart_words(one: RunIncident) -> str:
+    """The time after an interruption that is not its own cost: "then queue 1h 30m"."""
+    words = spent_words(one.apart)
+    return f"then {words}" if words else ""
 
 
 def cause_of(one: RunIncident) -> str:
@@ -163,21 +197,19 @@ def tiles(report: ReportFacts) -> tuple[Tile, ...]:
 
 def _effective(report: ReportFacts) -> Tile | None:
     of = report.detail.account
-    meta, byterobust, last = of.ettr_meta(), of.ettr_byterobust(), of.ettr_last()
-    if meta is None:
+    share, meta, byterobust, last = of.goodput(), of.ettr_meta(), of.ettr_byterobust(), of.ettr_last()
+    if share is None:
         return None
-    # the account shares the times of an attempt out evenly: of one that stands now, that says nothing about the last hour
-    tells = last is not None and of.total > 7200 and _stands(report) < _STALL
-    hour = f"; last hour {ratio(last)}" if tells else ""
-    least, most = min(meta, byterobust or meta)
-    tone = "good" if least >= 0.9 else "watch" if most >= 0.6 else "bad"
-    return Tile("Effective training time", ratio(meta), f"as ByteRobust counts {ratio(byterobust)}{hour}", tone)
+    hour = f"; last hour {ratio(last)}" if last is not None and of.total > 7200 else ""
+    tone = "good" if share.least >= 0.9 else "watch" if share.most >= 0.6 else "bad"
+    more = f"ETTR: Meta {ratio(meta)}, ByteRobust {ratio(byterobust)}{hour}"
+    return Tile("Time spent training", ratio(share), more, tone)
 
 
 def _step(report: ReportFacts) -> Tile:
     step, goal = reached(report), report.detail.row.last_step
     if step is None:
-        return Tile("Step", "none yet", "no rank has reported one")
+        return Tile("Step", "none yet", "no rank has reported a step")
     loss = report.detail.row.loss
     more = [f"{show_percent(step / goal)} of {goal:,}"] if goal else []
     more += [f"loss {loss:.4g}"] if loss is not None else []
@@ -197,15 +229,17 @@ def _speed(report: ReportFacts) -> Tile | None:
 def _faults(report: ReportFacts) -> Tile:
     faults = [one for one in report.incidents if not one.planned]
     planned = len(report.incidents) - len(faults)
-    lost = f"{show_duration(sum(one.lost for one in faults))} lost" if faults else "none"
-    besides = f"; {count(planned, 'planned restart')}" if planned else ""
-    return Tile("Faults", str(len(faults)), f"{lost}{besides}", "watch" if faults else "good")
+    lost = f"{show_duration(sum(one.lost for one in faults))} lost" if faults else "none so far"
+    now = "; one is not over" if any(one.goes_on for one in faults) else ""
+    besides = f"; also {count(planned, 'planned restart')}" if planned else ""
+    tone = "bad" if now else "watch" if faults else "good"
+    return Tile("Faults", str(len(faults)), f"{lost}{now}{besides}", tone)
 
 
 def _saved(report: ReportFacts) -> Tile:
     row, now = report.detail.row, report.detail.status.at
     if row.saved is None:
-        return Tile("Newest checkpoint", "none", "no rank has reported one")
+        return Tile("Newest checkpoint", "none", "no rank has reported a step")
     age = "" if row.saved_at is None else f"{show_duration(max(0.0, (now - row.saved_at).total_seconds()))} ago"
     behind = 0 if row.step is None else max(0, row.step - row.saved)
     risk = f"{count(behind, 'step')} would be lost" if behind else ""
@@ -221,71 +255,12 @@ def _alerts(report: ReportFacts) -> Tile:
     return Tile("Alerts", "none", "" if row.watched_at is not None else "no watch has looked")
 
 
-# ------------------------------------------------------------------------------------------------------ plan and actual
-
-
-def plan_rows(report: ReportFacts) -> Iterator[PlanRow]:
-    """What the settings or the run's own past promise, beside what came."""
-    row, of, run = report.detail.row, report.detail.account, report.run
-    step = reached(report)
-    if row.last_step:
-        came = f"step {step:,} ({show_percent(step / row.last_step)})" if step is not None else "no step yet"
-        yield PlanRow("Last step", f"step {row.last_step:,}", came)
-    trained, whole = of.seconds()[Spent.TRAIN], of.total
-    if report.usual and step is not None and whole > 0:
-        first = next((one.first_step for one in report.detail.status.attempts if one.first_step is not None), step)
-        made, ideal = step - first + 1, report.usual * whole
-        words = f"{made:,} steps; {show_duration(made / report.usual)} of work at the usual speed"
-        yield PlanRow("Steps since the launch", f"{ideal:,.0f} without any loss", words, made < 0.8 * ideal)
-    if report.usual and row.rate is not None:
-        yield PlanRow(
-            "Speed", f"{show_rate(report.usual)} (usual)", show_rate(row.rate), row.rate < SLOW * report.usual
-        )
-    if trained > 0:
-        lost = sum(one.lost for one in report.slow)
-        if report.slow:
-            yield PlanRow(
-                "Time below 80 % of the usual speed", "none", f"{show_duration(lost)} lost", lost > 0.02 * whole
-            )
-    if run is not None:
-        yield from _of_settings(report)
-
-
-def _of_settings(report: ReportFacts) -> Iterator[PlanRow]:
-    run, ends = report.run, report.incidents
-    assert run is not None
-    launch = run.launch
-    limit = f", each of at most {show_duration(launch.time.total_seconds())}" if launch.time else ""
-    jobs = len(dict.fromkeys(one.job_id for one in report.detail.status.attempts if one.job_id))
-    left = report.detail.row.members_left
-    waits = "" if left is None else f", {left} wait"
-    yield PlanRow(
-        "Jobs", f"{launch.jobs}{limit}", f"{jobs} ran{waits}", left == 0 and report.detail.status.verdict == "RUNNING"
-    )
-    nodes = next((len(one.nodes) for one in reversed(report.detail.status.attempts) if one.nodes), None)
-    if nodes is not None:
-        spares = f" and {launch.spare_nodes} spare" if launch.spare_nodes else ""
-        yield PlanRow("Nodes", f"{launch.nodes}{spares}", str(nodes), nodes < launch.nodes)
-    lost = [one.steps_lost for one in ends if one.steps_lost is not None and not one.planned]
-    if lost:
-        yield PlanRow(
-            "Steps made again",
-            "0",
-            f"{sum(lost):,} after {count(len(lost), 'fault')}, at most {max(lost):,}",
-            sum(lost) > 0,
-        )
-
-
 # --------------------------------------------------------------------------------------------------------------- words
 
 
 def _stands(report: ReportFacts) -> float:
     """Seconds for which the attempt that runs has made no progress."""
-    last = report.detail.status.run.last
-    if last is None or last.ended is not None:
-        return 0.0
-    mine = (one for one in report.detail.account.stretches if one.attempt == last.number)
-    return sum(one.seconds for one in mine if one.kind is Spent.DETECT)
+    return standing(report.detail.status.attempts, report.detail.account)
 
 
 def reached(report: ReportFacts) -> int | None:
@@ -294,27 +269,42 @@ def reached(report: ReportFacts) -> int | None:
     return max((step for step in steps if step is not None), default=None)
 
 
+def steps_words(row: AlertRow) -> str:
+    """ "fired 12:22, repeated 13:22, resolved 14:02", with the day where it changes."""
+    found, day = [], f"{row.at:%Y-%m-%d}" if row.at is not None else ""
+    for word, at in row.steps:
+        new = f"{at:%Y-%m-%d}"
+        found.append(f"{word} {f'{new} ' if new != day else ''}{at:%H:%M}")
+        day = new
+    if len(found) > _MOST_STEPS:
+        found = [*found[:2], f"{len(found) - 4} more", *found[-2:]]
+    return ", ".join(found)
+
+
 def definitions(of: TimeAccount) -> tuple[tuple[str, str, str], ...]:
-    """Each ratio with its name, value and definition."""
-    return (
+    """Each ratio with its name, value and definition; that of the last hour where it is known."""
+    last = of.ettr_last()
+    found = (
         (
             "ETTR, Meta",
             ratio(of.ettr_meta()),
-            "train / all time but held (Kokolis et al., HPCA 2025); the queue counts",
+            "train / all time but braked and held; waiting in the queue counts (Kokolis et al., HPCA 2025)",
         ),
         (
             "ETTR, ByteRobust",
             ratio(of.ettr_byterobust()),
-            "train / all time since the first attempt began (SOSP 2025); the first wait does not count",
+            "train / all time since the first attempt began; the first wait does not count (SOSP 2025)",
         ),
-        (
-            "ETTR of the last hour",
-            ratio(of.ettr_last()),
-            "the same of the last hour, in which the times of an attempt are shared out evenly: ByteRobust's sliding window",
-        ),
+        ("ETTR of the last hour", ratio(last), "the same for the last hour only: ByteRobust's sliding window"),
         ("Goodput", ratio(of.goodput()), "train / all time since the launch"),
     )
+    return found if last is not None else (*found[:2], found[3])
 
 
 def stamp(at: datetime | None) -> str:
     return "" if at is None else f"{at:%Y-%m-%d %H:%M} UTC"
+
+
+def was(number: int) -> str:
+    """Return the verb for a number of things."""
+    return "was" if number == 1 else "were"

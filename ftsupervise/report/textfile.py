@@ -1,4 +1,4 @@
-"""The metrics of a run as a file for node_exporter's textfile collector: one file for each run, one writer, replaced whole.
+"""Writes the metrics of a run as a file for node_exporter's textfile collector: one file for each run, replaced whole.
 
 The file says in its first line which run directory it is about and since when. By that a second run of the same name is
 noticed, whose samples would clash (node_exporter then drops both), and counters go on from where they were. A file of another
@@ -67,7 +67,7 @@ class RunMetrics(NamedTuple):
 def measure(
     rundir: RunDir, jobs: tuple[Job, ...] | None, blind: str, now: datetime, *, ticks: bool = False
 ) -> RunMetrics:
-    """The metrics of one run. ``ticks``: the watch itself asks, and has just looked. Raises Error."""
+    """Measure one run. ``ticks``: the watch itself asks, and has just looked. Raises Error."""
     run = read_run(rundir, now)
     verdict, why = verdict_of(run, jobs, blind)
     seen = Status(run, verdict, why, jobs, blind)
@@ -111,7 +111,7 @@ def sweep(folder: Path) -> None:
 
 
 def export(rundir: RunDir, jobs: tuple[Job, ...] | None, blind: str, now: datetime, folder: Path) -> Sequence[str]:
-    """What a tick of the watch does for one run. Returns its troubles."""
+    """Write the metrics of one run at a tick of the watch. Returns its troubles."""
     try:
         trouble = write(folder, measure(rundir, jobs, blind, now, ticks=True))
     except Error as error:
@@ -126,7 +126,7 @@ _swept: set[Path] = set()  # by this process, which lives for one tick
 
 
 def file_name(run: str, user: str) -> str:
-    """One name for each run of each account, whatever stands in the names."""
+    """Return one name for each run of each account, whatever stands in the names."""
     plain = [re.sub(r"[^A-Za-z0-9._-]", "_", part)[:80] for part in (user, run)]
     odd = (
         "" if plain == [user, run] else f"-{hashlib.sha256(f'{user}/{run}'.encode('utf-8', 'replace')).hexdigest()[:8]}"

@@ -57,7 +57,7 @@ def _first(run: RunReading, jobs: tuple[Job, ...] | None, blind: str) -> tuple[s
 
 
 def logs_pattern(rundir: RunDir, name: str) -> str:
-    """The jobs' output files, as a shell's pattern."""
+    """Return the output files of its jobs as a pattern for a shell."""
     pattern = output_of(rundir, name)
     import shlex
 
@@ -65,7 +65,7 @@ def logs_pattern(rundir: RunDir, name: str) -> str:
 
 
 def output_of(rundir: RunDir, name: str) -> str:
-    """The same, not quoted."""
+    """Return the same, not quoted."""
     from ftsupervise.config import sources
     from ftsupervise.config.find_run import starred
 

@@ -14,17 +14,19 @@ from ftsupervise.errors import Error
 from ftsupervise.host.in_time import in_time
 from ftsupervise.printable import printable
 from ftsupervise.report import Status
-from ftsupervise.report.account import KEPT_OUT, Ettr, Spent, TimeAccount
+from ftsupervise.report.account import KEPT_OUT, Ettr, Spent, Stretch, TimeAccount
 from ftsupervise.report.costs import CostItem, cost_items
 from ftsupervise.report.detail import account_of, runs_now
 from ftsupervise.report.everything import harmless
-from ftsupervise.report.incidents import RunIncident, incidents
+from ftsupervise.report.headline import Headline, RunPresent, headline_of
+from ftsupervise.report.incidents import RunIncident, incidents, standing
+from ftsupervise.report.placing import placed
 from ftsupervise.report.reading import read_run
-from ftsupervise.report.row import RunRow
+from ftsupervise.report.row import FINE, RunRow, need_of
 from ftsupervise.report.rows import overview
 from ftsupervise.report.slow import paces_of, slow_periods
 from ftsupervise.rundir.paths import RunDir
-from ftsupervise.rundir.step_rates import paces
+from ftsupervise.rundir.step_rates import paces, usual_rate
 from ftsupervise.rundir.steps import StepRecord, read_steps
 
 DAYS = 7
@@ -37,11 +39,18 @@ class WeekRow(NamedTuple):
     """A run that had time in these days, or could not be read (``problem``)."""
 
     row: RunRow
+    head: Headline
     account: TimeAccount | None = None  # of these days
     incidents: tuple[RunIncident, ...] = ()  # whose cost lies in these days, at least in part
     costs: tuple[CostItem, ...] = ()
     steps: int | None = None  # made, those made again not counted
     problem: str = ""
+    drawn: tuple[Stretch, ...] = ()  # the account since the launch, as pictures show it
+
+    @property
+    def needs_a_look(self) -> bool:
+        """Should a person look at it now? ``status`` sorts its rows by the same rule."""
+        return bool(self.problem) or need_of(self.row) < FINE
 
     @property
     def faults(self) -> int:
@@ -69,10 +78,17 @@ class WeekReport(NamedTuple):
                 found[kind] += seconds
         return found
 
+    def goodput(self) -> Ettr | None:
+        """The training of all runs by all their time."""
+        return self._ratio(frozenset())
+
     def ettr(self) -> Ettr | None:
-        """Meta's, over all runs: their training by all their time but what was held."""
+        """Meta's, over all runs: their training by all their time but that in which they were kept out."""
+        return self._ratio(KEPT_OUT)
+
+    def _ratio(self, without: frozenset[Spent]) -> Ettr | None:
         spent = self.seconds
-        whole = sum(seconds for kind, seconds in spent.items() if kind not in KEPT_OUT)
+        whole = sum(seconds for kind, seconds in spent.items() if kind not in without)
         return (
             None
             if whole <= 0
@@ -120,7 +136,7 @@ def week_of(
         if row.name not in runs:  # only its jobs are known
             continue
         if row.verdict == "UNKNOWN" and row.attempts == 0 and row.seen_at is None:
-            found.append(WeekRow(row, problem=row.why))
+            found.append(_unread(row, row.why))
             continue
         extend(2 * _WITHIN)
         one = _in_time(row, begin, now, min(_WITHIN, max(0.1, until - time.monotonic())))
@@ -128,7 +144,7 @@ def week_of(
             found.append(one)
         else:
             idle += 1
-    found.sort(key=lambda one: (-_lost(one.costs), one.row.name))
+    found.sort(key=lambda one: (not one.needs_a_look, need_of(one.row), -_lost(one.costs), one.row.name))
     return WeekReport(begin, now, tuple(found), idle)
 
 
@@ -140,11 +156,15 @@ def _in_time(row: RunRow, begin: datetime, now: datetime, seconds: float) -> Wee
     try:
         found = in_time(lambda: _of_run(row, begin, now), seconds)
     except (Error, OSError, ValueError) as error:
-        return WeekRow(row, problem=printable(str(error), 300))
+        return _unread(row, printable(str(error), 300))
     if found is not None:
         return found
     late = f"not read: all runs together took longer than {_AT_ALL:.0f} s"
-    return WeekRow(row, problem=f"no answer within {seconds:.0f} s" if seconds >= 1 else late)
+    return _unread(row, f"no answer within {seconds:.0f} s" if seconds >= 1 else late)
+
+
+def _unread(row: RunRow, problem: str) -> WeekRow:
+    return WeekRow(row, Headline(row.verdict, "unknown", f"It could not be read: {problem}."), problem=problem)
 
 
 def _of_run(row: RunRow, begin: datetime, now: datetime) -> WeekRow:
@@ -153,18 +173,39 @@ def _of_run(row: RunRow, begin: datetime, now: datetime) -> WeekRow:
     seen = Status(run, row.verdict, row.why, None, "")
     whole = account_of(seen)
     first, last = begin.timestamp(), now.timestamp()
+    running, last_one = runs_now(seen), run.last
+    behind = run.page.slowest if run.page is not None else ""
+    record = read_steps(rundir)
+    rates = paces_of(run.attempts, paces(record, [one.started.timestamp() for one in run.attempts]))
+    head = headline_of(
+        RunPresent(
+            row=row,
+            account=whole,
+            reached=max((one.last_step for one in run.attempts if one.last_step is not None), default=None),
+            usual=row.usual or usual_rate(rates),
+            stood=standing(run.attempts, whole) if running else 0.0,
+            job_id=last_one.job_id if last_one is not None else "",
+            behind=behind,
+        )
+    )
     if whole.until.timestamp() <= first:
-        return WeekRow(row)
+        return WeekRow(row, head)
     part = whole.within(first, last)
     ends = tuple(
         harmless(one)
-        for one in incidents(run.attempts, part, running=runs_now(seen))
+        for one in incidents(run.attempts, part, running=running, hung=row.verdict == "HUNG", behind=behind)
         if one.at.timestamp() >= first or one.whole > 0
     )
-    record = read_steps(rundir)
-    rates = paces_of(run.attempts, paces(record, [one.started.timestamp() for one in run.attempts]))
     slow = tuple(one for one in slow_periods(rates) if one.begin >= first)
-    return WeekRow(row, part, ends, cost_items(run.attempts, part, ends, slow), _made(record, first))
+    return WeekRow(
+        row,
+        head,
+        part,
+        ends,
+        cost_items(run.attempts, part, ends, slow),
+        _made(record, first),
+        drawn=placed(whole.stretches, record).stretches,
+    )
 
 
 def _made(record: StepRecord, begin: float) -> int | None:

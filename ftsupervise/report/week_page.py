@@ -16,7 +16,6 @@ from ftsupervise.report.week import WeekReport, WeekRow
 from ftsupervise.units import count, show_duration, show_percent
 
 _COSTS, _INCIDENTS = 8, 20
-_TONES = {"RUNNING": "good", "FINISHED": "good", "WAITING": "watch", "STOPPED": "bad", "STOPPING": "bad", "GONE": "bad"}
 
 
 def title(week: WeekReport) -> str:
@@ -24,13 +23,15 @@ def title(week: WeekReport) -> str:
 
 
 def lead(week: WeekReport) -> str:
-    """The days in one sentence or two."""
+    """The days in a few sentences: which runs need a look, what was trained, what cost most."""
     if not week.rows:
-        return "No run had any time in these days."
-    spent = week.seconds
-    ettr = week.ettr()
-    share = f", {ratio(ettr)} of the time in which they could have run" if ettr is not None else ""
-    words = f"{count(len(week.rows), 'run')} trained for {show_duration(spent[Spent.TRAIN])} in all{share}."
+        return "No run was active in these days."
+    looks = [one.row.name for one in week.rows if one.needs_a_look]
+    few = ", ".join(looks[:5]) + (f" and {len(looks) - 5} more" if len(looks) > 5 else "")
+    words = f"{count(len(looks), 'run')} {'needs' if len(looks) == 1 else 'need'} a look: {few}. " if looks else ""
+    share = week.goodput()
+    of = f" ({ratio(share)} of their time)" if share is not None else ""
+    words += f"{count(len(week.rows), 'run')} trained for {show_duration(week.seconds[Spent.TRAIN])} in all{of}."
     costs = week.costs()
     if costs:
         words += f" What cost most: {costs[0].name}, {show_duration(costs[0].seconds)}."
@@ -45,8 +46,10 @@ def page(week: WeekReport) -> str:
         "title": title(week),
         "begin": stamp(week.begin),
         "end": stamp(week.end),
-        "idle": f"{count(week.idle, 'other run')} had no time in these days." if week.idle else "",
+        "idle": f"{count(week.idle, 'other run')} was not active in these days." if week.idle else "",
         "lead": lead(week),
+        "looks": [_look(one) for one in week.rows if one.needs_a_look],
+        "ticks": drawing.time_ticks(axis),
         "tiles": tiles(week),
         "costs": [cost_row(one, total, costs[0].seconds) for one in costs[:_COSTS]],
         "runs": [_run(one, axis) for one in week.rows],
@@ -61,20 +64,25 @@ def tiles(week: WeekReport) -> tuple[Tile, ...]:
     faults = sum(one.faults for one in week.rows)
     lost = sum(one.lost for row in week.rows for one in row.incidents if not one.planned)
     steps = sum(row.steps or 0 for row in week.rows)
-    unwell = sum(
-        1 for row in week.rows if row.problem or row.row.verdict in ("STOPPED", "GONE", "UNKNOWN") or row.row.firing
-    )
+    unwell = sum(1 for one in week.rows if one.needs_a_look)
+    need = f"{unwell} {'needs' if unwell == 1 else 'need'} a look" if unwell else "all well"
     return (
-        Tile("Effective training time", ratio(week.ettr()), "ETTR as Meta has it, over all runs"),
-        Tile(
-            "Runs",
-            str(len(week.rows)),
-            f"{unwell} need a look" if unwell else "all well",
-            "watch" if unwell else "good",
-        ),
+        Tile("Time spent training", ratio(week.goodput()), f"ETTR, Meta {ratio(week.ettr())}"),
+        Tile("Runs", str(len(week.rows)), need, "watch" if unwell else "good"),
         Tile("Steps", f"{steps:,}", "made for the first time"),
         Tile("Faults", str(faults), f"{show_duration(lost)} lost" if faults else "none", "watch" if faults else "good"),
     )
+
+
+def _look(one: WeekRow) -> dict[str, str]:
+    head = one.head
+    return {
+        "name": one.row.name,
+        "verdict": head.verdict,
+        "tone": head.tone,
+        "why": cut(head.sentence),
+        "next": head.next,
+    }
 
 
 def _run(one: WeekRow, axis: Axis) -> dict[str, Any]:
@@ -82,12 +90,12 @@ def _run(one: WeekRow, axis: Axis) -> dict[str, Any]:
     return {
         "name": one.row.name,
         "verdict": one.row.verdict,
-        "tone": "watch" if one.row.firing and one.row.verdict == "RUNNING" else _TONES.get(one.row.verdict, "unknown"),
-        "strip": drawing.strip(of.stretches, axis) if of is not None else (),
+        "tone": one.head.tone,
+        "strip": drawing.strip(one.drawn, axis) if one.drawn else (),
         "words": ""
         if of is None
         else ", ".join(f"{kind.value} {show_percent(s)}" for kind, s in of.shares().items() if s > 0),
-        "ettr": ratio(of.ettr_meta()) if of is not None else "",
+        "share": ratio(of.goodput()) if of is not None else "",
         "steps": "" if one.steps is None else f"{one.steps:,}",
         "faults": one.faults if of is not None else "",
         "costliest": f"{one.costs[0].name}, {show_duration(one.costs[0].seconds)}" if one.costs else "",
@@ -97,7 +105,7 @@ def _run(one: WeekRow, axis: Axis) -> dict[str, Any]:
 
 def _costliest(week: WeekReport) -> list[tuple[str, RunIncident]]:
     found = [(row.row.name, one) for row in week.rows for one in row.incidents]
-    found.sort(key=lambda pair: -pair[1].whole)
+    found.sort(key=lambda pair: -pair[1].lost)
     return found[:_INCIDENTS]
 
 
@@ -116,6 +124,14 @@ def _lines(week: WeekReport) -> Iterator[str]:
     if not week.rows:
         return
     yield from table(("", "", ""), ((tile.title, f"**{plain(tile.value)}**", plain(tile.more)) for tile in tiles(week)))
+    looks = [_look(one) for one in week.rows if one.needs_a_look]
+    if looks:
+        yield "## Runs that need a look"
+        yield ""
+        for look in looks:
+            words = ". ".join(filter(None, (look["why"].rstrip("."), look["next"])))
+            yield f"- **{plain(look['name'])}** ({look['verdict']}): {plain(words, 900)}"
+        yield ""
     total, costs = sum(week.seconds.values()), week.costs()
     if costs:
         yield "## What cost most, over all runs"
@@ -130,14 +146,14 @@ def _lines(week: WeekReport) -> Iterator[str]:
         (
             plain(one["name"]),
             one["verdict"],
-            one["ettr"],
+            one["share"],
             one["steps"],
             str(one["faults"]),
             plain(one["problem"] or one["costliest"]),
         )
         for one in rows
     )
-    yield from table(("run", "state", "ETTR", "steps", "faults", "costliest"), cells)
+    yield from table(("run", "state", "training", "steps", "faults", "what cost most"), cells)
     costliest = _costliest(week)
     if costliest:
         yield "## The costliest interruptions"
@@ -147,14 +163,14 @@ def _lines(week: WeekReport) -> Iterator[str]:
                 stamp(one.at),
                 plain(name),
                 f"{plain(': '.join(filter(None, (one.kind, cause_of(one)))))} {code(one.evidence)}".rstrip(),
-                show_duration(one.whole),
+                show_duration(one.lost),
             )
             for name, one in costliest[:10]
         )
         yield from table(("when", "run", "cause and evidence", "cost"), rows_of)
     nodes = week.nodes()
     if nodes:
-        yield "## Nodes with most faults"
+        yield "## Nodes with the most faults"
         yield ""
         yield from table(
             ("node", "faults", "runs"), ((plain(n.name), str(n.faults), plain(", ".join(n.runs))) for n in nodes)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -83,15 +84,16 @@ class RunDirReader:
     """Reads all that is asked for in one thread, and returns it within a bound."""
 
     def __init__(self, run: RunDir, say: Callable[[str], None]) -> None:
-        self.over = ""
-        self._run, self._say, self._turn, self._blind = run, say, OneAtATime(), False
+        self.over, self.begun = "", 0.0  # ``begun``: monotonic, of the last reading
+        self._turn = OneAtATime[tuple[float, str, list[GroupReading]]]()
+        self._run, self._say, self._blind = run, say, False
 
     def read(self, known: Sequence[tuple[RunDir, GroupReading, int]]) -> Sequence[GroupReading] | None:
         """Return the reading of each group; None where the directory does not answer. ``known``: the
         arguments of ``read_group``."""
 
-        def work() -> tuple[str, list[GroupReading]]:
-            return why_over(self._run), [read_group(*one) for one in known]
+        def work() -> tuple[float, str, list[GroupReading]]:
+            return time.monotonic(), why_over(self._run), [read_group(*one) for one in known]
 
         found = self._turn(work, _WITHIN)
         if (found is None) is not self._blind:
@@ -100,7 +102,7 @@ class RunDirReader:
             self._say(f"the run directory {self._run.root} {answers}")
         if found is None:
             return None
-        self.over, readings = found
+        self.begun, self.over, readings = found
         return readings
 
 

@@ -80,7 +80,7 @@ class GroupPages:
         self._asked, self._groups, self._nodes, self._say, self._area = asked, groups, nodes, say, area
         self.below: datetime | None = None  # since when fewer than the least run
         self._written = self._quorum_written = 0.0
-        self._quorum, self._turn = QuorumPage(), OneAtATime()
+        self._quorum, self._turn = QuorumPage(), OneAtATime[QuorumPage]()
         self._slow = ""
         self.lighthouse_restarted: float | None = None  # monotonic
         self.moved: datetime | None = None  # when the lighthouse began at another address
@@ -99,16 +99,16 @@ class GroupPages:
         if not (last or not same or at >= self._quorum_written + _QUORUM_EVERY):
             quorum = self._quorum
 
-        def put() -> bool:
+        def put() -> QuorumPage:
             if quorum is not self._quorum:
                 write_quorum(self._asked.rundir, quorum, self._area)
             if table is not None:
                 write_table(self._asked.rundir, table, self._area)
-            return True
+            return quorum
 
         try:
-            if not self._turn(put, _WITHIN):
-                return  # the directory does not answer: soon again
+            if self._turn(put, _WITHIN) is not quorum:
+                return  # the directory does not answer, or has taken an older page only now: soon again
         except OSError:  # a full disk, or a newer attempt: the groups go on
             return
         if quorum is not self._quorum:

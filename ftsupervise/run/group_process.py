@@ -38,7 +38,7 @@ class GroupProcess:
         self.row = ReplicaGroup(name, GroupState.WAITING, now, nodes=nodes)
         self.seen = GroupReading()
         self.runs_elsewhere = False  # in a job of its own
-        self.code: int | None = None  # of its supervisor, once that has ended, until it was looked after
+        self.code: tuple[int, float] | None = None  # of its supervisor, and when that ended, until it was looked after
         self.due = 0.0  # monotonic: when it may be started
         self.lost: tuple[str, ...] = ()  # nodes that were lost under it: its older copy may still run there
         self._pause, self._began = _FIRST, 0.0

@@ -109,7 +109,7 @@ class GroupsOfJob:
         """Do what needs no disk: reap its supervisor, or continue one that somebody has stopped."""
         at = time.monotonic()
         code = group.ended(at)
-        group.code = group.code if code is None else code
+        group.code = group.code if code is None else (code, at)
         if group.continued(at):
             self.say(f"{group.row.name}: its supervisor was stopped (SIGSTOP); it is continued")
 
@@ -118,7 +118,10 @@ class GroupsOfJob:
         for one in group.take(seen, now):
             self.say(f"{group.row.name}: {words_of_its_end(one)}")
         if group.code is not None:
-            self._after_its_end(group, group.code, over, now)
+            code, ended = group.code
+            if self.disk.begun < ended:
+                return  # what its supervisor wrote last may be missing
+            self._after_its_end(group, code, over, now)
             group.code = None
         if group.alive:
             if group.leaves and group.move(GroupState.RUNNING, "is leaving", now):

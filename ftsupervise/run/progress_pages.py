@@ -76,6 +76,7 @@ class ProgressWriter:
         self._saved: tuple[int, datetime] | None = None
         self._seen: deque[tuple[float, int]] = deque()  # (monotonic time, step) of the last minute
         self._record: StepRecord | None = None
+        self._saving = 0.0  # seconds in saves, as the record has them
         self._marks: tuple[TimeMark, ...] = ()
         self._usual: float | None = None
         self._training = HourOfTraining()
@@ -142,7 +143,9 @@ class ProgressWriter:
         before = self._seen[-1][1] if self._seen else (page.first or page.ahead) - 1
         made = max(0, page.ahead - before)
         assert self._record is not None
-        self._record = added(self._record, page.at.timestamp(), page.ahead, made, page.loss)
+        saving = max(0.0, page.saving - self._saving)
+        self._saving = max(self._saving, page.saving)
+        self._record = added(self._record, page.at.timestamp(), page.ahead, made, page.loss, saving)
         self._seen.append((now, page.ahead))
         while len(self._seen) > 2 and self._seen[1][0] < now - _WINDOW:
             self._seen.popleft()

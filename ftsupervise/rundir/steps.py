@@ -1,8 +1,8 @@
 """The steps of a run over time: ``state/steps.json``, small for ever, for pictures of step, rate and loss.
 
-Time is cut into equal spans. A span holds the last step that was made in it, how many were made (again, too), and its losses.
-When there are more than ``MOST`` spans, each two become one: three months take some 80 kB, in spans of about an hour. Records
-of several attempts or hosts can be merged in any order.
+Time is cut into equal spans. A span holds the last step that was made in it, how many were made (again, too), its losses, and
+for how long the training waited for saves. When there are more than ``MOST`` spans, each two become one: three months take some
+80 kB, in spans of about an hour. Records of several attempts or hosts can be merged in any order.
 
 The supervisor of the newest attempt writes it, through its staging area, so that an older one never replaces it (``fence.py``).
 """
@@ -32,6 +32,7 @@ class Span(NamedTuple):
     loss: float | None = None  # mean of the losses seen in it
     highest: float | None = None  # of them
     losses: int = 0  # that were seen
+    saving: float = 0.0  # seconds in saves
 
 
 class StepRecord(NamedTuple):
@@ -43,9 +44,12 @@ def steps_path(rundir: RunDir) -> Path:
     return rundir.state / "steps.json"
 
 
-def added(record: StepRecord, at: float, step: int, made: int, loss: float | None = None) -> StepRecord:
-    """Return ``record`` with the steps of epoch seconds ``at``: ``made`` steps since the last time, the last one ``step``."""
-    seen = Span(int(at // record.every), step, made, loss, loss, int(loss is not None))
+def added(
+    record: StepRecord, at: float, step: int, made: int, loss: float | None = None, saving: float = 0.0
+) -> StepRecord:
+    """Return ``record`` with what was seen at epoch seconds ``at``: since the last time there were ``made`` steps, the last one
+    being ``step``, and ``saving`` seconds in saves."""
+    seen = Span(int(at // record.every), step, made, loss, loss, int(loss is not None), saving)
     spans = record.spans
     if spans and spans[-1].number == seen.number:
         return record._replace(spans=(*spans[:-1], _joined(spans[-1], seen)))
@@ -84,21 +88,26 @@ def write_steps(rundir: RunDir, record: StepRecord, area: Path | None) -> None:
 
 
 def _figures(span: Span) -> list[float]:
+    saving = [round(span.saving, 1)] if span.saving >= 0.05 else []
     if span.loss is None or span.highest is None:
-        return []
-    return [float(f"{span.loss:.5g}"), float(f"{span.highest:.5g}"), span.losses]
+        return saving
+    return [float(f"{span.loss:.5g}"), float(f"{span.highest:.5g}"), span.losses, *saving]
 
 
 def _span(row: object, every: int) -> Span | None:
-    if not isinstance(row, list) or len(row) not in (3, 6):
+    if not isinstance(row, list) or len(row) not in (3, 4, 6, 7):
         return None
     number, step, made = (as_whole(value) for value in row[:3])
     if number is None or step is None or made is None or not 0 <= number * every < _LATEST or made < 0:
         return None
-    if len(row) == 3:
-        return Span(number, step, made)
+    saving = as_number(row[-1]) if len(row) in (4, 7) else 0.0
+    saving = saving if saving is not None and 0.0 <= saving <= _LONGEST else 0.0
+    if len(row) < 6:
+        return Span(number, step, made, saving=saving)
     loss, highest, losses = as_number(row[3]), as_number(row[4]), as_whole(row[5])
-    return Span(number, step, made, loss, highest, losses) if losses else Span(number, step, made)
+    return (
+        Span(number, step, made, loss, highest, losses, saving) if losses else Span(number, step, made, saving=saving)
+    )
 
 
 def _is_period(every: int) -> bool:
@@ -129,4 +138,5 @@ def _joined(earlier: Span, later: Span) -> Span:
     means = [(one.loss, one.losses) for one in (earlier, later) if one.loss is not None]
     mean = sum(loss * count for loss, count in means) / max(1, losses) if means else None
     highest = max((one.highest for one in (earlier, later) if one.highest is not None), default=None)
-    return Span(earlier.number, later.step, earlier.made + later.made, mean, highest, losses)
+    saving = earlier.saving + later.saving
+    return Span(earlier.number, later.step, earlier.made + later.made, mean, highest, losses, saving)

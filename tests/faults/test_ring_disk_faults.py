@@ -105,7 +105,7 @@ def test_a_job_that_leaves_writes_the_end_first_and_the_next_member_counts_it_as
     (only,) = run.attempts()
     assert (only.sign, only.then) == (
         "exit 5",
-        "left: no restart in place (--in-place 0): the next member takes over",
+        "left to the next job: no restart in place (--in-place 0): the next member takes over",
     )
     assert run.start("--", "true").wait(60) == 0
     assert [one.words for one in run.attempts()] == ["exit 5", "exit 0"]
@@ -114,7 +114,10 @@ def test_a_job_that_leaves_writes_the_end_first_and_the_next_member_counts_it_as
 def test_what_never_found_space_stands_in_the_jobs_output(run: SupervisedRun, disk: Path, until: Until) -> None:
     one, _ = fail_on_a_full_disk(run, disk, until, "--space-wait", "1")
     assert one.wait(60) == 5
-    assert "not written for lack of space: the end of attempt 1 (exit 5; left: no restart in place" in one.said()
+    assert (
+        "not written for lack of space: the end of attempt 1 (exit 5; left to the next job: no restart in place"
+        in one.said()
+    )
 
 
 def test_a_job_told_to_leave_does_not_wait_long_for_space(run: SupervisedRun, disk: Path, until: Until) -> None:

@@ -11,12 +11,14 @@ from ftsupervise.cli.status_rows import advice, table
 from ftsupervise.model import Attempt, Cause, CauseKind, Failure, FailureKind, Job, JobState
 from ftsupervise.report import Status
 from ftsupervise.report.detail import RunDetail, account_of
+from ftsupervise.report.placing import placed
 from ftsupervise.report.queues import QueueSeen
 from ftsupervise.report.reading import RunReading, WatchSeen
 from ftsupervise.report.row import RunRow, row_of
 from ftsupervise.rundir.launches import LaunchRecord
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.progress import ProgressPage
+from ftsupervise.rundir.steps import StepRecord
 from ftsupervise.rundir.watched import FiringAlert, WatchFound
 from ftsupervise.truth import Health, OutputPart, SwitchState
 from ftsupervise.watch.event_lines import EventLine
@@ -114,7 +116,8 @@ def detail() -> RunDetail:
     )
     row = row_of(run, QueueSeen(jobs))
     status = Status(run, "RUNNING", "job 88_2", jobs, "")
-    return RunDetail(status, row, account_of(status), ("node-17",), Path(log))
+    spent = account_of(status)
+    return RunDetail(status, row, spent, ("node-17",), Path(log), placed(spent.stretches, StepRecord()))
 
 
 def rows() -> tuple[RunRow, ...]:

@@ -62,7 +62,7 @@ class PreparedRun:
         self.sample = sample
         self.clock = 0.0  # seconds since the launch
         self.step = self.saved = 0
-        self.seen: list[tuple[float, int, int, float]] = []  # clock, step, made, loss
+        self.seen: list[tuple[float, int, int, float, float]] = []  # clock, step, made, loss, seconds in saves
         self.pages: list[Callable[[datetime], None]] = []  # written when the begin is known
         self.number, self.job, self.member = 0, "", 0
         self.began = 0.0
@@ -104,14 +104,15 @@ class PreparedRun:
                 self._first, self._ready = self.step + 1, max(self._ready, self.clock - self.began)
             self.step += made
             self.clock += length
-            if self.step - self.saved >= self.save_every:
-                self.saved, self._saving = self.step, self._saving + 20.0
-                self.clock += 20.0
+            saving = 20.0 if self.step - self.saved >= self.save_every else 0.0
+            if saving:
+                self.saved, self._saving = self.step, self._saving + saving
+                self.clock += saving
                 self._saved_at = self.clock
             if made:
                 self._worked = self.clock - self.began
                 loss = 1.9 + 9.0 / math.sqrt(1 + self.step / 300) + self.random.gauss(0, 0.03)
-                self.seen.append((self.clock, self.step, made, loss))
+                self.seen.append((self.clock, self.step, made, loss, saving))
             self._mark()
 
     def stand(self, seconds: float) -> None:
@@ -172,8 +173,10 @@ class PreparedRun:
 
     # ------------------------------------------------------------------------------------------------ the directory
 
-    def write(self, now: datetime, *, running: bool, current: float | None = None, settings: str = "") -> RunDir:
-        """``running``: the last attempt does. ``current``: its rate now, as a share of the usual."""
+    def write(
+        self, now: datetime, *, running: bool, current: float | None = None, settings: str = "", behind: str = ""
+    ) -> RunDir:
+        """``running``: the last attempt does. ``current``: its rate now, as a share of the usual. ``behind``: a slow rank."""
         begin = now - timedelta(seconds=self.clock)
         for part in (
             "switches",
@@ -191,11 +194,10 @@ class PreparedRun:
         self.rundir.config.write_text(dump(loads(text + settings, self.rundir.config)))
         launch = {"state": "submitted", "token": f"t-{self.name}", "at": begin.isoformat(), "scheduler": "slurm"}
         write_json(self.rundir.launches / "0001/launch.json", {**launch, "job_ids": ["88"], "by": "ada@login-1"})
-        for page in self.pages:
-            page(begin)
+        self.write_attempts(begin)
         record = StepRecord()
-        for at, step, made, loss in self.seen:
-            record = added(record, begin.timestamp() + at, step, made, loss)
+        for at, step, made, loss, saving in self.seen:
+            record = added(record, begin.timestamp() + at, step, made, loss, saving)
         write_steps(self.rundir, record, None)
         zero = begin.timestamp()
         last = [one for one in self._marks if one.at > self.clock - KEPT]
@@ -203,17 +205,25 @@ class PreparedRun:
             self.rundir, [one._replace(at=zero + one.at, active=zero + (one.active or 0.0)) for one in last], None
         )
         if running:
-            self._progress(begin, now, current)
+            self._progress(begin, now, current, behind)
         self._checkpoints(begin)
         return self.rundir
 
-    def _progress(self, begin: datetime, now: datetime, current: float | None) -> None:
+    def write_attempts(self, begin: datetime, now: datetime | None = None) -> None:
+        """Only the ledger, of a run that was launched at ``begin``: that of a replica group. ``now``: its last attempt runs."""
+        for page in self.pages:
+            page(begin)
+        if now is not None:
+            self._progress(begin, now, 1.0, "")
+
+    def _progress(self, begin: datetime, now: datetime, current: float | None, behind: str) -> None:
         base = begin.timestamp() + self.began
         page = ProgressPage(
             at=now,
             ranks=8 * self.nodes,
             step=self.step,
             ahead=self.step,
+            slowest=behind,
             phase="train",
             first=self._first,
             first_at=base + self._ready,
@@ -230,8 +240,8 @@ class PreparedRun:
         write_progress(self.rundir.attempt(self.number), page)
 
     def _checkpoints(self, begin: datetime) -> None:
-        steps = sorted({step // self.save_every * self.save_every for _, step, _, _ in self.seen} - {0})[-8:]
-        when = {step // self.save_every * self.save_every: at for at, step, _, _ in reversed(self.seen)}
+        steps = sorted({step // self.save_every * self.save_every for _, step, *_ in self.seen} - {0})[-8:]
+        when = {step // self.save_every * self.save_every: at for at, step, *_ in reversed(self.seen)}
         for step in steps:
             folder = self.rundir.checkpoints / f"step-{step:08d}"
             folder.mkdir()
@@ -239,12 +249,14 @@ class PreparedRun:
             at = begin.timestamp() + when[step]
             os.utime(folder, (at, at))
 
-    def alert(self, now: datetime, watchdog: str, subject: str, severity: Severity, words: str, since: float) -> None:
-        """It fires, and two receivers were told."""
+    def alert(
+        self, now: datetime, watchdog: str, subject: str, severity: Severity, words: str, since: float, do: str = ""
+    ) -> None:
+        """It fires, and two receivers were told. ``do``: what they were advised to do."""
         run = loads(self.rundir.config.read_bytes(), self.rundir.config)
         journal = Journal(self.rundir.watch / "journal", spare=self.rundir.root / "spare")
         at = now - timedelta(seconds=since)
-        found = Finding(self.name, watchdog, subject, Health.BAD, severity, words, at, since=at)
+        found = Finding(self.name, watchdog, subject, Health.BAD, severity, words, at, since=at, do=do)
         record(journal, [found], run.alerts, at, run_name=self.name)
 
         def sent(message: Message) -> Message:

@@ -17,6 +17,8 @@ from typing import Any
 
 from ftsupervise.findings import Severity
 from ftsupervise.model import Cause, CauseKind, Failure, FailureKind, NodeRanks, Standstill
+from ftsupervise.replicas.groups import GroupState, GroupTable, ReplicaGroup, write_table
+from ftsupervise.replicas.stalls import STALLS, GroupStall, StallPage
 from ftsupervise.rundir.ledger import START
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.records import write_json
@@ -91,11 +93,11 @@ def hang(folder: Path, now: datetime) -> Story:
         run.start(4 * MINUTE)
     run.train(5 * HOUR)
     run.stand(50 * MINUTE)
-    run.write(now, running=True, current=0.0)
+    run.write(now, running=True, current=0.0, behind="rank 163 on node-21")
     write_tracker(run.rundir.attempt(3), TrackerPage("https://wandb.ai/lab/pretrain/runs/8f3k", "W&B"))
     run.blame(now, "node-21", "hang", 12.5 * HOUR, 6 * HOUR, evidence="rank 163 made no step")
-    run.alert(now, "hang", "", Severity.CRITICAL, f"no progress for 50m, at step {run.step}; rank 163 on node-21 makes no step",
-              45 * MINUTE)  # fmt: skip
+    run.alert(now, "hang", "", Severity.CRITICAL, f"no progress for 50m (limit 40m), the last being step {run.step}",
+              45 * MINUTE, do="scancel 102_1  (the next job continues from the last checkpoint)")  # fmt: skip
     return run.rundir, run.jobs(now, running=True)
 
 
@@ -106,10 +108,9 @@ def slow_node(folder: Path, now: datetime) -> Story:
     run.start()
     run.train(16 * HOUR)
     run.train(9 * HOUR, speed=0.62)
-    run.write(now, running=True, current=0.61)
-    run.alert(
-        now, "throughput", "", Severity.WARNING, "221 steps an hour, usually 357; node-40 is the slowest", 8 * HOUR
-    )
+    run.write(now, running=True, current=0.61, behind="rank 317 on node-40")
+    do = "look for a slow node: temperatures, clocks, the network; then launch.exclude it"
+    run.alert(now, "throughput", "", Severity.WARNING, "221 steps an hour, 62% of the usual 357", 8 * HOUR, do=do)
     return run.rundir, run.jobs(now, running=True)
 
 
@@ -149,7 +150,15 @@ def disk_full(folder: Path, now: datetime) -> Story:
     run.queue(3 * HOUR)
     run.write(now, running=False)
     write_brake(run.rundir, Brake(full.sign, "the disk is full", 3, run.number, run.step, at=_hours_ago(now, 3)))
-    run.alert(now, "disk", "/scratch", Severity.CRITICAL, "/scratch is full: 0 bytes of 50 TB are free", 3.5 * HOUR)
+    run.alert(
+        now,
+        "disk",
+        "/scratch",
+        Severity.CRITICAL,
+        "/scratch is full: 0 bytes of 50 TB are free",
+        3.5 * HOUR,
+        do="delete what is not needed, or have the quota raised",
+    )
     return run.rundir, run.jobs(now, running=False, reason="JobHeldUser")
 
 
@@ -215,7 +224,61 @@ def nine_days(folder: Path, now: datetime) -> Story:
     run.write(now, running=True, current=0.98)
     run.blame(now, "node-17", "hardware", 6.9 * DAY, 4.1 * DAY, evidence="NVRM: Xid 94: uncorrectable ECC error")
     run.blame(now, "node-40", "hang", 5.6 * DAY, evidence="rank 317 made no step")
-    run.alert(now, "disk", "/scratch", Severity.WARNING, "/scratch: full in 2d 6h at 1.3 TB a day (24h)", 2 * HOUR)
+    run.alert(
+        now,
+        "disk",
+        "/scratch",
+        Severity.WARNING,
+        "/scratch: full in 2d 6h at 1.3 TB a day (24h)",
+        2 * HOUR,
+        do="delete what is not needed, or have the quota raised",
+    )
+    return run.rundir, run.jobs(now, running=True)
+
+
+def groups(folder: Path, now: datetime) -> Story:
+    """Four replica groups, one of which was lost and came back, and one of which is away now."""
+    run = PreparedRun(folder, "groups")
+    run.queue(10 * MINUTE)
+    run.start(2 * MINUTE)
+    run.train(9 * HOUR)
+    run.write(now, running=True, current=1.0)
+    begin = now - timedelta(seconds=run.clock)
+    rows = []
+    for number in range(4):
+        part = PreparedRun(run.rundir.root / "groups", f"g{number:03}", nodes=16)
+        part.queue(10 * MINUTE)
+        part.start(2 * MINUTE)
+        where = (NodeRanks(f"node-{17 + number}", "3"),)
+        lost = Cause(CauseKind.NODE, where), Failure(FailureKind.NODE, "node failure", f"NODE_FAIL: node-{17 + number}")
+        if number == 1:
+            part.train(4 * HOUR)
+            part.fault(*lost, after=8, pause=900)
+            part.start(2 * MINUTE)
+        if number == 3:
+            part.train(7.5 * HOUR)
+            part.fault(*lost, after=8)
+        away = number == 3
+        if not away:
+            part.train(run.clock - part.clock)
+        part.write_attempts(begin, None if away else now)
+        at = begin + timedelta(seconds=part.clock)
+        state = GroupState.WAITING if away else GroupState.RUNNING
+        why = "no node is free to take the place of node-20" if away else ""
+        nodes = () if away else (f"node-{10 * number + 1:02}",)
+        rows.append(
+            ReplicaGroup(
+                f"g{number:03}", state, at if away else begin, why, nodes, step=part.step if away else run.step
+            )
+        )
+    run.rundir.replicas.mkdir()
+    write_table(run.rundir, GroupTable(now, "node-01", 4, 2, groups=tuple(rows)))
+    first, second = (begin + timedelta(hours=hours) for hours in (4.2, 7.7))
+    stalls = (
+        GroupStall(first, 1.1, 1440, 1, ("g001",), first + timedelta(seconds=1030), 104),
+        GroupStall(second, 1.4, 2690, 1, ("g003",)),
+    )
+    write_json(run.rundir.replicas / STALLS, StallPage(now, 2, 2.5, 2, stalls))
     return run.rundir, run.jobs(now, running=True)
 
 
@@ -286,6 +349,7 @@ def hostile(folder: Path, now: datetime, text: str = NASTY) -> Story:
 EVERY: dict[str, Callable[[Path, datetime], Story]] = {
     **STORIES,
     "nine-days": nine_days,
+    "groups": groups,
     "ninety-days": ninety_days,
     "hostile": hostile,
 }

@@ -119,7 +119,7 @@ class Groups:
         count: int = 4,
         ranks: int = 1,
         minimum: int = 3,
-        lighthouse: str = "--join_timeout_ms 10000 --heartbeat_timeout_ms 1000 --quorum_tick_ms 50",
+        lighthouse: str = "--join_timeout_ms 3000 --heartbeat_timeout_ms 1000 --quorum_tick_ms 50",
         **env: str,
     ) -> None:
         self.folder, self.script, self.options, self.count, self.ranks = folder, script, options, count, ranks

@@ -60,6 +60,8 @@ def test_a_launched_example_loses_a_group_and_gets_it_back_with_the_same_weights
         replica_groups=groups,
     )
     until(lambda: reached(here) >= 5, "the fifth step of all groups", 180)
+    of_group = next(here.rundir.group("g001").logs.glob("*.out"))
+    until(lambda: "a standby is ready" in of_group.read_text(), "the standby of g001", 180)
     victim = next(one.pid for one in read_beats(here.rundir.group("g001")) if one.rank == ranks - 1)
     logs = [next(here.rundir.group(one).logs.glob("*.out")) for one in NAMES if one != "g001"]
     stall = longest_pause(logs, lambda: os.kill(victim, signal.SIGKILL))

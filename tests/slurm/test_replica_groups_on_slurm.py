@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -104,6 +105,25 @@ def test_a_group_with_a_job_of_its_own_may_wait_in_the_queue_while_the_others_tr
     until(lambda: not here.scene.queue(), "the end of all jobs", 90)
     assert {here.causes(name)[-1] for name in train} == {CauseKind.KILL_SWITCH}
     assert here.causes(waits) == []
+
+
+@pytest.mark.slow
+def test_the_next_job_goes_on_without_a_spare_node_when_the_batch_host_of_all_groups_is_lost(
+    scene: Callable[..., Scene], until: Until
+) -> None:
+    here = Four(scene(nodes=5))
+    here.launch(spare_nodes=1, jobs=2, time="1h")
+    for name in NAMES:
+        until(lambda name=name: here.pid(name), f"{name} trains")
+    at = time.monotonic()
+    here.scene.sandbox.node("node-0", "crash")
+    until(lambda: all(here.pid(name, 2) for name in NAMES), "all groups in the next job", 240)
+    print(f"all groups train again {time.monotonic() - at:.0f} s after their batch host was lost")
+    lost = "ended without a record: its batch host node-0 was lost"
+    until(lambda: lost in here.scene.type("status", str(here.scene.rundir.root)), "the status to say why")
+    until(lambda: all(here.row(name).nodes not in ((), ("node-0",)) for name in NAMES), "the nodes of all groups")
+    here.scene.type("kill", "--yes")
+    until(lambda: not here.scene.queue(), "the end of the job", 90)
 
 
 @pytest.mark.slow

@@ -230,7 +230,7 @@ def test_the_guard_is_described_with_all_its_arguments_and_methods() -> None:
 
 
 def test_the_names_a_template_may_use_are_those_it_gets() -> None:
-    tree = ast.parse((ROOT / "ftsupervise" / "launch" / "plan.py").read_text())
+    tree = ast.parse((ROOT / "ftsupervise" / "launch" / "script.py").read_text())
     calls = [n for n in ast.walk(tree) if isinstance(n, ast.Call) and getattr(n.func, "attr", "") == "render"]
     given = {keyword.arg for call in calls for keyword in call.keywords}
     text = section("docs/launching.md", "Write your own template")

@@ -65,7 +65,7 @@ def test_status_report_and_metrics_tell_of_a_stall_after_the_fact(tmp_path: Path
     ]
     report = report_of(run, NOW, {})
     text = as_markdown(report)
-    assert "waited for one that was lost or stood 9 times, 20s in all, and lost 7 steps by it" in text
+    assert "waited 9 times for one that was lost or made no progress, 20s in all, and lost 7 steps by it" in text
     assert "| 1.1s | g001 was lost | 1 step lost | back after 7.9s, 60 steps missed |" in text
     assert "back after 7.9s, 60 steps missed" in html_page(report)
     metrics = {line.partition("{")[0]: line.split()[-1] for line in measure(run, (), "", NOW).text.splitlines()}

@@ -47,7 +47,7 @@ def newest(found: Groups, name: str) -> int:
     return max((one.step for one in found.told() if one.group == name), default=0)
 
 
-@pytest.mark.parametrize("name", ["ddp", "hsdp", "localsgd", "diloco"])
+@pytest.mark.parametrize("name", ["ddp", "hsdp", pytest.param("localsgd", marks=pytest.mark.slow), "diloco"])
 def test_a_group_that_is_killed_while_it_computes_costs_the_others_one_step_and_comes_back_with_their_weights(
     tmp_path: Path, forker: Forker, name: str
 ) -> None:

@@ -11,11 +11,11 @@ from datetime import datetime, timezone
 from html.parser import HTMLParser
 from pathlib import Path
 
-import click
 import pytest
 
-from ftsupervise.cli.status_one import lines_of
-from ftsupervise.report.everything import AlertRow, CheckpointRow, NodeRow, ReportFacts, SettingRow, report_of
+from ftsupervise.report.account import Spent
+from ftsupervise.report.alert_rows import AlertRow
+from ftsupervise.report.everything import CheckpointRow, NodeRow, SettingRow, report_of
 from ftsupervise.report.html import page
 from ftsupervise.report.markdown import as_markdown
 from ftsupervise.report.summary import headline, sentences
@@ -23,106 +23,29 @@ from ftsupervise.report.week import week_of
 from ftsupervise.report.week_page import as_markdown as week_as_markdown
 from ftsupervise.report.week_page import page as week_page
 from ftsupervise.rundir.paths import RunDir
+from tests.neighbours.prepared_account import NOW
+from tests.neighbours.prepared_account import PreparedAccount as Account
 from tests.neighbours.prepared_runs import NASTY, STORIES, prepare
 from tests.neighbours.smtp import MailServer
 from tests.neighbours.supervised import outside_a_job
-from tests.neighbours.typed import typed
-
-NOW = datetime.now(timezone.utc)
-
-
-class Account:
-    """An account with the prepared runs."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.env = outside_a_job(**prepare(folder, NOW, (*STORIES, "hostile")))
-        self._read: dict[str, ReportFacts] = {}
-
-    def report(self, name: str) -> ReportFacts:
-        if name not in self._read:
-            self._read[name] = report_of(RunDir(self.folder / name), NOW, self.env)
-        return self._read[name]
-
-    def type(self, *words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-        return typed(*words, folder=cwd, env=self.env)
 
 
 @pytest.fixture(scope="module")
 def account(tmp_path_factory: pytest.TempPathFactory) -> Account:
-    return Account(tmp_path_factory.mktemp("account"))
+    return Account(tmp_path_factory.mktemp("account"), (*STORIES, "hostile", "groups"))
 
 
 # -------------------------------------------------------------------------------------------------- the six stories
 
 
-@pytest.mark.parametrize(
-    ("name", "verdict", "tone", "words", "costliest"),
-    [
-        ("fine", "RUNNING", "good", "It trains at its usual speed", ("saving checkpoints", "waiting in the queue")),
-        ("crash-loop", "STOPPED", "bad", "ModuleNotFoundError", ("held", "program error")),
-        ("hang", "RUNNING", "bad", "It hangs: no progress for 50m", ("hang", "no progress now")),
-        ("slow-node", "RUNNING", "watch", "throughput fires: 221 steps an hour, usually 357", ("slow steps",)),
-        ("queue-bound", "WAITING", "watch", "waited in the queue for 8h", ("waiting in the queue",)),
-        ("disk-full", "STOPPED", "bad", "no space left on device", ("held", "full disk")),
-    ],
-)
-def test_the_first_words_say_how_it_is_and_the_first_costs_what_cost_most(
-    account: Account, name: str, verdict: str, tone: str, words: str, costliest: tuple[str, ...]
-) -> None:
-    found = account.report(name)
-    head = headline(found)
-    assert (head.verdict, head.tone) == (verdict, tone), head
-    assert words in head.sentence
-    assert tuple(item.name for item in found.costs[: len(costliest)]) == costliest
-    shown = page(found)
-    assert head.verdict in shown
-    assert list(sentences(found))
-
-
-@pytest.mark.parametrize(
-    ("name", "first"),
-    [
-        ("fine", "fine: RUNNING (job 100_4), step 23680 of 100000 (24 %)"),
-        ("crash-loop", "crash-loop: STOPPED (brake: exit 1 (ModuleNotFoundError), the same failure 5 times"),
-        ("hang", "hang: RUNNING, ALERT hang (job 102_1), step"),
-        ("slow-node", "slow-node: RUNNING, alert throughput (job 103_1), step"),
-        ("queue-bound", "queue-bound: WAITING (Priority), step 5288"),
-        ("disk-full", "disk-full: STOPPED (brake: no space left on device at step"),
-    ],
-)
-def test_the_first_line_of_status_says_whether_the_run_is_fine(account: Account, name: str, first: str) -> None:
-    lines = [click.unstyle(line) for line in lines_of(account.report(name).detail)]
-    assert lines[0].startswith(first), lines[0]
-    running = [line for line in lines if line.startswith("  attempt") and " running for " in line]
-    assert len(running) == (name in ("fine", "hang", "slow-node")), "also where it runs on another host"
-
-
-def test_the_costs_and_the_training_at_its_usual_speed_are_all_of_the_time(account: Account) -> None:
-    for name in STORIES:
-        found = account.report(name)
-        spent = {kind.value: seconds for kind, seconds in found.detail.account.seconds().items()}
-        slow = sum(item.seconds for item in found.costs if item.name == "slow steps")
-        costs = sum(item.seconds for item in found.costs) - slow
-        assert spent["train"] + costs == pytest.approx(found.detail.account.total, abs=5.0), name
-        assert slow <= spent["train"]
-
-
-def test_a_slow_node_costs_what_the_run_would_have_been_faster_without_it(account: Account) -> None:
-    found = account.report("slow-node")
-    (slow,) = found.slow
-    assert slow.rate / slow.usual == pytest.approx(0.62, abs=0.03)
-    assert slow.lost == pytest.approx(9 * 3600 * 0.38, rel=0.1)
-    assert not account.report("fine").slow, "checkpoints, restarts and changes of jobs are no slowness"
-
-
 def test_everything_that_is_known_stands_in_it(account: Account) -> None:
     found = account.report("hang")
-    assert [one.kind for one in found.incidents] == ["hang", "hang"]
+    assert [(one.kind, one.goes_on) for one in found.incidents] == [("hang", False), ("hang", False), ("hang", True)]
     node = next(row for row in found.nodes.rows if isinstance(row, NodeRow) and row.name == "node-21")
     assert (node.state, node.faults, node.incidents) == ("excluded", 2, 2)
-    alerts = [row for row in found.alerts.rows if isinstance(row, AlertRow)]
-    assert (alerts[0].word, alerts[0].told) == ("firing", ("email", "file"))
+    (alert,) = [row for row in found.alerts.rows if isinstance(row, AlertRow)]
+    assert (alert.word, alert.told) == ("firing", ("email", "file"))
+    assert [word for word, _ in alert.steps] == ["fired"], "one row for an alert, with all that was sent about it"
     steps = [row.step for row in found.checkpoints.rows if isinstance(row, CheckpointRow)]
     assert len(steps) == 8 and steps == sorted(steps, reverse=True)  # type: ignore[type-var]
     settings = {row.key: row for row in found.settings.rows if isinstance(row, SettingRow)}
@@ -140,6 +63,28 @@ def test_everything_that_is_known_stands_in_it(account: Account) -> None:
         "launch.nodes",
     ):
         assert text in shown, text
+
+
+def test_replica_groups_are_rows_with_the_times_they_were_away_and_the_stalls_that_the_others_saw(
+    account: Account,
+) -> None:
+    found = account.report("groups")
+    assert found.groups is not None
+    rows = {one.now.name: one for one in found.groups.rows}
+    assert [len(rows[name].faults) for name in ("g000", "g001", "g002", "g003")] == [0, 1, 0, 1]
+    (restart,) = [one for one in rows["g001"].drawn if one.kind is Spent.RESTART and one.attempt is None]
+    assert restart.seconds == pytest.approx(900, abs=5), "lost, and back again"
+    assert rows["g003"].drawn[-1].kind is Spent.QUEUE and rows["g000"].drawn[-1].kind is Spent.TRAIN
+    shown = page(found)
+    for text in (
+        "3 of 4 groups run",
+        "waited 2 times for one that was lost or made no progress",
+        "back after 17m 10s",
+        "not back yet",
+        'href="#groups"',
+    ):
+        assert text in shown, text
+    assert 'href="#groups"' not in page(account.report("hang")), "a run without groups has no such part"
 
 
 # ---------------------------------------------------------------------------------------------------- hostile text
@@ -242,19 +187,28 @@ def test_markdown_goes_to_standard_output_and_begins_with_the_verdict(account: A
 # --------------------------------------------------------------------------------------------------------- the week
 
 
-def test_the_week_of_several_runs_puts_the_costliest_first(account: Account) -> None:
+def test_the_week_of_several_runs_begins_with_those_that_need_a_look_and_why(account: Account) -> None:
     runs = {name: account.folder / name for name in STORIES}
     week = week_of({**runs, "away": account.folder / "away"}, NOW, account.env)
-    assert week.rows[0].row.name == "queue-bound"
+    looks = [(one.row.name, one.head.tone) for one in week.rows if one.needs_a_look]
+    assert looks[0] == ("hang", "bad"), "it holds its nodes and does nothing"
+    assert [name for name, _ in looks[1:4]] == ["crash-loop", "disk-full", "away"], (
+        "they do not go on; the costliest first"
+    )
+    assert [name for name, _ in looks[4:]] == ["queue-bound", "slow-node"]
+    assert [one.row.name for one in week.rows[6:]] == ["fine"]
     by_name = {one.row.name: one for one in week.rows}
     assert by_name["away"].problem == f"{account.folder}/away is not there any more"
-    assert by_name["hang"].faults == 2
+    assert by_name["hang"].faults == 3, "two that are over, and the one that goes on"
     assert week.nodes()[0].name == "node-03"
     total = sum(one.account.total for one in week.rows if one.account is not None)
     assert sum(week.seconds.values()) == pytest.approx(total)
     text = week_as_markdown(week)
     assert "queue-bound | WAITING" in text
-    assert "waiting in the queue" in text.splitlines()[2]
+    assert text.splitlines()[2].startswith(
+        "**6 runs need a look: hang, crash-loop, disk-full, away, queue-bound and 1 more."
+    )
+    assert "- **hang** (HUNG): It hangs: no progress for 50m" in text and "What cost most: waiting in the queue" in text
     assert "is not there any more" in week_page(week)
 
 

@@ -91,16 +91,16 @@ def test_the_filter_shows_what_is_wanted_and_the_heads_sort(at_a_desk: Chromium,
             f"(document.querySelector({json.dumps(selector)}))"
         )
 
-    assert shown() == ["attempt-2", "attempt-1"]
+    assert shown() == ["attempt-3", "attempt-2", "attempt-1"]
     put("#find", "4160 NODE-21")
     assert shown() == ["attempt-2"]
-    assert at_a_desk.run("document.querySelector('#incidents output').textContent") == "1 of 2"
+    assert at_a_desk.run("document.querySelector('#incidents output').textContent") == "1 of 3"
     put("#find", "nothing of the kind")
     assert shown() == []
     put("#find", "")
     at_a_desk.run("document.querySelector('#incidents th button').click()")
     at_a_desk.run("document.querySelector('#incidents th button').click()")
-    assert shown() == ["attempt-1", "attempt-2"]
+    assert shown() == ["attempt-1", "attempt-2", "attempt-3"]
     assert at_a_desk.run("document.querySelector('#incidents th').getAttribute('aria-sort')") == "ascending"
 
 

@@ -97,7 +97,7 @@ def test_the_brake_counts_over_members_that_do_not_restart_in_place(run: Supervi
     codes = [run.start("--back-off", "0", "--", "sh", "-c", "exit 7").wait(30) for _ in range(4)]
     assert codes == [7, 7, 7, 0]
     assert len(run.attempts()) == 3
-    assert run.end_page(2)["then"].startswith("left: no restart in place")
+    assert run.end_page(2)["then"].startswith("left to the next job: no restart in place")
 
 
 def test_a_failure_deep_in_the_run_without_a_newer_checkpoint_is_no_progress(run: SupervisedRun) -> None:

@@ -184,6 +184,10 @@ def test_list_is_for_scripts(desk: Desk) -> None:
     assert desk.type("list").stdout == f"ablation\t{at}/ablation\npretrain\t{at}/pretrain\n"
     assert [one["name"] for one in json.loads(desk.type("list", "--json").stdout)["runs"]] == ["ablation", "pretrain"]
     assert desk.asked() == []
+    told = desk.type("list", "--status").stdout
+    assert told == f"ablation\t{at}/ablation\tGONE\npretrain\t{at}/pretrain\tWAITING\n"
+    listed = json.loads(desk.type("list", "--status", "--json").stdout)["runs"]
+    assert [one["verdict"] for one in listed] == ["gone", "waiting"]
 
 
 def test_a_page_of_the_watch_by_a_stranger_is_not_believed(desk: Desk) -> None:

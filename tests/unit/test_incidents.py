@@ -25,6 +25,7 @@ def test_what_is_trained_and_what_the_incidents_cost_is_all_the_time_but_the_fir
     blind = sum(one.seconds for one in spent.stretches if one.kind is Spent.UNKNOWN and one.attempt is not None)
     by_attempt = spent_by_attempt(attempts, spent)
     lost = {one.attempt: one.whole for one in found}
+    assert all(one.lost + sum(seconds for _, seconds in one.apart) == pytest.approx(one.whole) for one in found)
     assert all(seconds == pytest.approx(sum(by_attempt.get(number, {}).values())) for number, seconds in lost.items())
     others = sum(sum(by.values()) for number, by in by_attempt.items() if number not in lost)
     assert kept + blind + sum(lost.values()) + others == pytest.approx(spent.total, rel=1e-9, abs=1e-5)
@@ -36,13 +37,13 @@ def test_what_is_trained_and_what_the_incidents_cost_is_all_the_time_but_the_fir
 
 def test_an_incident_has_its_detection_the_way_back_and_the_steps_made_again() -> None:
     where = Cause(CauseKind.SIGNAL, (NodeRanks("node-7", "12"),), signal=9)
-    first = crashed(1, "88_1", 0, 1000, cause=where, **trained(1, 90, 110, 910), then="left to the next member")
+    first = crashed(1, "88_1", 0, 1000, cause=where, **trained(1, 90, 110, 910), then="the next job takes over")
     second = Attempt(2, "88_2", at(1600), **trained(41, 200, 100, 1800))  # type: ignore[arg-type]
     spent = account([first, second], (), at(3400), running=True)
     (one,) = incidents([first, second], spent)
     assert (one.attempt, one.kind, one.planned) == (1, "killed process", False)
     assert (one.ranks, one.nodes, one.step, one.steps_lost) == ("12", ("node-7",), 90, 50)
-    assert one.done == "left to the next member"
+    assert one.done == "the next job takes over"
     costs = dict(one.spent)
     assert costs[Spent.DETECT] == 90
     assert costs[Spent.QUEUE] == 600
@@ -75,4 +76,5 @@ def test_an_orderly_end_is_planned_and_the_last_one_of_a_run_is_none() -> None:
     ]
     (one,) = incidents(attempts, account(attempts, (), at(9000)))
     assert (one.kind, one.planned, one.steps_lost) == ("time limit", True, 0)
-    assert one.lost == pytest.approx(4000 + 100, abs=15)
+    assert one.lost == pytest.approx(100, abs=15), "the start of the next attempt"
+    assert one.apart == ((Spent.QUEUE, 4000),), "it would have waited anyway"

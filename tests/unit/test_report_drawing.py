@@ -9,6 +9,7 @@ from random import Random
 
 import pytest
 
+from ftsupervise.model import Attempt
 from ftsupervise.report.account import Spent, account
 from ftsupervise.report.drawing import (
     HIGH,
@@ -22,9 +23,11 @@ from ftsupervise.report.drawing import (
     marks,
     nice,
     readable,
+    shaded,
     strip,
     time_ticks,
 )
+from ftsupervise.report.placing import gaps, placed
 from ftsupervise.report.slow import paces_of, slow_periods
 from ftsupervise.rundir.step_rates import paces, usual_rate
 from ftsupervise.rundir.steps import StepRecord, added
@@ -35,7 +38,7 @@ from tests.unit.test_time_account import BEGIN, at, crashed, random_history, tra
 def test_bars_and_band_hold_the_whole_account(seed: int) -> None:
     attempts, launches, now = random_history(Random(seed))
     of = account(attempts, launches, now)
-    found = buckets(of)
+    found = buckets(axis_of(of), placed(of.stretches, StepRecord()))
     if found:
         sums = [sum(one.seconds[index] for one in found) for index in range(len(KINDS))]
         assert sums == pytest.approx([of.seconds()[kind] for kind in KINDS], rel=1e-3, abs=0.1 * len(found))
@@ -124,3 +127,65 @@ def test_a_line_breaks_where_nothing_was_seen_and_leaves_out_what_is_no_number()
     assert line is not None and line.path.count("M") == 2
     assert "inf" not in line.path and "nan" not in line.path
     assert loss_line(StepRecord(), Axis(0, 1)) is None
+
+
+# --------------------------------------------------------------------------------------------- saves where they were made
+
+
+def saves_at(*seconds: float, each: float = 30.0) -> StepRecord:
+    """A record of saves of ``each`` seconds that ended at these seconds after the launch."""
+    record = StepRecord()
+    for number, one in enumerate(seconds):
+        record = added(record, BEGIN.timestamp() + one, 10 * number, 10, None, each)
+    return record
+
+
+def test_saves_are_drawn_where_they_were_made() -> None:
+    one = Attempt(1, "7", at(0), **trained(1, 100, 100, 3600, saving=90))  # type: ignore[arg-type]
+    of = account([one], (), at(3600), running=True)
+    drawn = placed(of.stretches, saves_at(1000, 2000, 3000))
+    saves = [(x.begin - BEGIN.timestamp(), x.seconds) for x in drawn.stretches if x.kind is Spent.SAVE]
+    assert [begin for begin, _ in saves] == pytest.approx([975, 1980, 2985], abs=16)
+    assert [seconds for _, seconds in saves] == pytest.approx([30, 30, 30])
+    assert drawn.loose == {}
+
+
+def test_a_save_whose_time_is_not_on_record_is_drawn_nowhere_and_still_counted() -> None:
+    one = Attempt(1, "7", at(0), **trained(1, 100, 100, 7300, saving=720))  # type: ignore[arg-type]
+    of = account([one], (), at(7300), running=True)
+    drawn = placed(of.stretches, StepRecord())
+    assert Spent.SAVE not in {x.kind for x in drawn.stretches} and drawn.loose == {1: pytest.approx(720)}
+    assert sum(bucket.seconds[KINDS.index(Spent.SAVE)] for bucket in buckets(axis_of(of), drawn)) == pytest.approx(
+        720, rel=0.01
+    )
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_drawn_stretches_follow_each_other_and_keep_the_sums_of_each_kind(seed: int) -> None:
+    random = Random(seed)
+    attempts, launches, now = random_history(random)
+    of = account(attempts, launches, now)
+    ends = sorted(random.uniform(0, max(1.0, of.total)) for _ in range(random.randrange(40)))
+    offset = of.since.timestamp() - BEGIN.timestamp()
+    drawn = placed(of.stretches, saves_at(*(offset + one for one in ends), each=random.choice((1, 20, 300))))
+    assert all(a.end == pytest.approx(b.begin, abs=1e-3) for a, b in pairwise(drawn.stretches))
+    sums = dict.fromkeys(Spent, 0.0)
+    for one in drawn.stretches:
+        assert one.seconds > -1e-6
+        sums[one.kind] += one.seconds
+    loose = sum(drawn.loose.values())
+    kept = of.seconds()
+    assert sums[Spent.SAVE] + loose == pytest.approx(kept[Spent.SAVE], abs=len(attempts) + 1)
+    assert sum(sums.values()) == pytest.approx(of.total, rel=1e-9, abs=1e-3)
+    assert all(
+        sums[kind] == pytest.approx(kept[kind], abs=1e-3) for kind in Spent if kind not in (Spent.TRAIN, Spent.SAVE)
+    )
+
+
+def test_a_time_without_a_step_is_one_gap_whatever_kinds_it_has() -> None:
+    first = crashed(1, "7", 0, 1000, **trained(1, 90, 100, 900))
+    second = Attempt(2, "8", at(3000), **trained(91, 200, 200, 3000))  # type: ignore[arg-type]
+    of = account([first, second], (), at(6000), running=True)
+    found = gaps(of.stretches, 600)
+    assert [(round(x.begin - BEGIN.timestamp()), round(x.end - BEGIN.timestamp(), -2)) for x in found] == [(900, 3200)]
+    assert f"H{axis_of(of).x(found[0].end):g}" in shaded(found, axis_of(of))

@@ -174,7 +174,7 @@ def test_those_that_need_a_look_stand_first_and_the_lines_below_say_what_to_type
     told = advice((done, FINE, slow, waits, braked, hung), 80)
     assert told[1:4] == [
         "4 runs need a look, these first:",
-        "  ftsupervise status hangs             HUNG: where it stands, and how to end it",
+        "  ftsupervise status hangs             HUNG: where, and how to end it",
         "  ftsupervise logs 'my run' --errors   STOPPED: what failed",
     ]
     assert advice((done, FINE, new), 80) == []

@@ -75,6 +75,15 @@ def test_a_clock_that_goes_back_loses_nothing() -> None:
     assert sum(one.made for one in record.spans) == 30
 
 
+def test_the_time_in_saves_is_kept_with_its_span(tmp_path: Path) -> None:
+    rundir = RunDir(tmp_path)
+    make_folder(rundir.state)
+    record = added(added(StepRecord(), BEGIN, 100, 100, None, 12.5), BEGIN + EVERY, 110, 10, 2.5, 7.5)
+    write_steps(rundir, record, None)
+    assert [one.saving for one in read_steps(rundir).spans] == [12.5, 7.5]
+    assert [one.saving for one in merged(record, StepRecord(2 * EVERY)).spans] in ([20.0], [12.5, 7.5])
+
+
 def test_a_damaged_record_is_read_as_far_as_it_makes_sense(tmp_path: Path) -> None:
     rundir = RunDir(tmp_path)
     make_folder(rundir.state)

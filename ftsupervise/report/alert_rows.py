@@ -1,0 +1,101 @@
+"""The alerts of a run for its report: one row for each, from its begin to its end, with all that was sent about it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import datetime
+from typing import NamedTuple
+
+from ftsupervise.alerts.outbox import JournalState
+from ftsupervise.findings import Alert, AlertState, Finding, Notice, Reason
+
+_RANKS = {"critical": -2, "warning": -1}
+_OVER = (Reason.RESOLVED, Reason.UNWATCHED)
+Key = tuple[str, datetime | None]  # an alert and when it began, or an event and when it was
+
+
+class AlertRow(NamedTuple):
+    """An alert from its begin to its end, or an event about which people were told."""
+
+    at: datetime | None  # when the trouble began, or the event was
+    word: str  # "firing", "pending", "resolved", "started" …
+    severity: str
+    name: str  # watchdog and subject
+    summary: str
+    told: tuple[str, ...] = ()  # receivers
+    note: str = ""  # acknowledged by, silenced
+    steps: tuple[tuple[str, datetime], ...] = ()  # what was sent about it, and when: "fired", "repeated", "resolved"
+    do: str = ""  # what is to be done about it
+    watchdog: str = ""
+    ended: datetime | None = None
+
+
+def alert_rows(state: JournalState) -> list[AlertRow]:
+    """What fires first, the worst first; then what is over and what was announced, newest first."""
+    rows: dict[Key, AlertRow] = {}
+    for alert in state.alerts.values():
+        if alert.state in (AlertState.FIRING, AlertState.PENDING):
+            rows[alert.id, alert.since] = _of_alert(alert)
+    for notice, told in _told(state):
+        key = (notice.alert_id, notice.since) if notice.alert_id else (notice.key, notice.at)
+        rows[key] = _with(rows.get(key) or _of_notice(notice), notice, told)
+    now = [row for row in rows.values() if row.word in (AlertState.FIRING.value, AlertState.PENDING.value)]
+    over = [row for row in rows.values() if row not in now]
+    now.sort(key=lambda row: (row.word != AlertState.FIRING.value, _RANKS.get(row.severity, 0)))
+    return [*now, *sorted(over, key=lambda row: -_seconds(row.ended or row.at))]
+
+
+def _told(state: JournalState) -> Iterable[tuple[Notice, tuple[str, ...]]]:
+    """Each notice that was sent, or waits to be, with its receivers, in the order of time."""
+    found: dict[str, tuple[Notice, tuple[str, ...]]] = {}
+    for message in (*state.posts.values(), *state.outbox):
+        who = message.receiver if message.sent is not None else f"{message.receiver} (not sent yet)"
+        for notice in message.notices:
+            _, told = found.get(notice.key, (notice, ()))
+            found[notice.key] = notice, tuple(dict.fromkeys((*told, who)))
+    return sorted(found.values(), key=lambda pair: pair[0].at)
+
+
+def _of_alert(alert: Alert) -> AlertRow:
+    acknowledged = f"acknowledged by {alert.acked_by}" if alert.acked_by else ""
+    return AlertRow(
+        at=alert.since,
+        word=alert.state.value,
+        severity=alert.finding.severity.word,
+        name=_name(alert.finding),
+        summary=alert.finding.summary,
+        told=alert.notified_to,
+        note="; ".join(filter(None, (acknowledged, alert.muted))),
+        do=alert.finding.do,
+        watchdog=alert.finding.watchdog,
+    )
+
+
+def _of_notice(notice: Notice) -> AlertRow:
+    finding = notice.finding
+    word = notice.event.value if notice.event is not None else notice.reason.value
+    at = notice.since if notice.alert_id else notice.at
+    return AlertRow(
+        at, word, finding.severity.word, _name(finding), finding.summary, do=finding.do, watchdog=finding.watchdog,
+        ended=None if notice.alert_id else notice.at,
+    )  # fmt: skip
+
+
+def _with(row: AlertRow, notice: Notice, told: tuple[str, ...]) -> AlertRow:
+    """``row`` with one more message about it."""
+    over = notice.reason in _OVER
+    return row._replace(
+        word=notice.reason.value if over else row.word,
+        note=notice.note if over and notice.note else row.note or notice.note,
+        told=tuple(dict.fromkeys((*row.told, *told))),
+        steps=(*row.steps, (notice.reason.value, notice.at)) if notice.alert_id else row.steps,
+        ended=notice.at if over else row.ended,
+    )
+
+
+def _name(finding: Finding) -> str:
+    return f"{finding.watchdog} {finding.subject}".strip()
+
+
+def _seconds(at: datetime | None) -> float:
+    return at.timestamp() if at is not None else 0.0

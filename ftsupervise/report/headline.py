@@ -1,0 +1,143 @@
+"""The first words about a run: how it is, in one sentence, and what to do next. Pure.
+
+They are made once, here, for the page of a run and for that of a week.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from ftsupervise.report.account import Spent, TimeAccount
+from ftsupervise.report.incidents import STALL
+from ftsupervise.report.row import RunRow
+from ftsupervise.report.slow import SLOW
+from ftsupervise.rundir.paths import RunDir
+from ftsupervise.units import show_duration, show_percent
+
+_QUEUE_BOUND = 0.3  # of the time in the queue: worth a word on how to wait less
+_QUIET_TONES = {"FINISHED": "good", "UNKNOWN": "unknown", "NEW": "unknown"}
+
+
+class Headline(NamedTuple):
+    verdict: str
+    tone: str  # "good", "watch", "bad", "unknown"
+    sentence: str
+    next: str = ""  # what to do, with what to type; "" where nothing needs to be done
+
+
+class RunPresent(NamedTuple):
+    """What a headline is made of, beside the row of ``status``."""
+
+    row: RunRow
+    account: TimeAccount
+    reached: int | None = None  # the highest step
+    usual: float | None = None  # steps a second
+    stood: float = 0.0  # seconds without progress in the attempt that runs
+    job_id: str = ""  # of that attempt
+    behind: str = ""  # the rank that is furthest behind, and where
+    do: str = ""  # what the worst alert says is to be done
+    restarts_hangs: bool | None = None  # does the supervisor end a hang by itself? None: not known
+
+    @property
+    def where(self) -> str:
+        """The run, as an argument of a command."""
+        return RunDir(self.row.directory).quoted()
+
+
+def headline_of(now: RunPresent) -> Headline:
+    """The verdict of ``status``, one sentence, and the next thing to do."""
+    verdict = now.row.verdict
+    if verdict in _QUIET_TONES or verdict in ("GONE", "STOPPED", "STOPPING", "WAITING"):
+        return _not_training(now)
+    worst = now.row.alerts[0] if now.row.alerts else None
+    if verdict == "HUNG":
+        return _hung(now)
+    if verdict == "SLOW":
+        return _slow(now)
+    if worst is not None:
+        tone = "bad" if worst.severity == "critical" else "watch"
+        do = (
+            f"{now.do[:1].upper()}{now.do[1:]}"
+            or f"See it for yourself: ftsupervise check {worst.watchdog} {now.where}"
+        )
+        return Headline(verdict, tone, f"It runs, and the alert {worst.watchdog} fires: {worst.summary}.", do)
+    look = f"See whether that is usual: ftsupervise check hang {now.where}"
+    if now.stood >= STALL:
+        phase = f", in phase {now.row.phase}" if now.row.phase else ""
+        return Headline(verdict, "watch", f"It has made no step for {show_duration(round(now.stood))}{phase}.", look)
+    if now.row.groups_away:
+        do = f"See why they are away: ftsupervise status {now.where}"
+        return Headline(verdict, "watch", f"It trains with fewer replica groups: {now.row.groups_away}.", do)
+    if now.row.watch_late:
+        do = f"Start it again: ftsupervise watch --every 60s {now.where}"
+        return Headline(verdict, "watch", "It runs, but its watch has stopped looking at it.", do)
+    if now.row.rate is not None and now.usual:
+        share = now.row.rate / now.usual
+        if share < SLOW:
+            return Headline(verdict, "good", f"It trains, at present at {100 * share:.0f} % of its usual speed.")
+        return Headline(verdict, "good", "It trains at its usual speed.")
+    return Headline(verdict, "good", f"It runs{f' ({now.row.why})' if now.row.why else ''}.")
+
+
+def _not_training(now: RunPresent) -> Headline:
+    verdict, why = now.row.verdict, now.row.why
+    tone, sentence, do = _QUIET_TONES.get(verdict, "bad"), "", ""
+    if verdict == "FINISHED":
+        words = "" if now.reached is None else f": step {now.reached:,} is made"
+        sentence = f"The training is complete{words}."
+    elif verdict == "UNKNOWN":
+        sentence, do = f"Its state could not be seen: {why}.", f"Ask again later: ftsupervise status {now.where}"
+    elif verdict == "NEW":
+        sentence, do = "Nothing was launched yet.", "Start it: ftsupervise launch"
+    elif verdict == "GONE":
+        sentence = f"It does not run, and no job waits to continue it: {why}."
+        do = f"Read its last error, then start it again: ftsupervise logs --errors {now.where}; ftsupervise launch"
+    elif verdict == "STOPPED":
+        sentence = f"It is stopped: {why}."
+        if "ftsupervise clear" not in why:  # the brake's own words say it
+            do = f"To continue it: ftsupervise clear {now.where}; ftsupervise launch"
+    elif verdict == "STOPPING":
+        sentence = f"It is stopping: {why}."
+    else:
+        tone, (sentence, do) = "watch", _waiting(now)
+    return Headline(verdict, tone, sentence, do)
+
+
+def _waiting(now: RunPresent) -> tuple[str, str]:
+    last = now.account.stretches[-1:]
+    waits = f" for {show_duration(last[0].seconds)}" if last and last[0].kind is Spent.QUEUE else ""
+    reason = f" ({now.row.why})" if now.row.why else ""
+    share = now.account.shares()[Spent.QUEUE]
+    do = ""
+    if share >= _QUEUE_BOUND:
+        do = (
+            f"{show_percent(share)} of its time went into waiting for jobs. Longer jobs (launch.time) wait less often; "
+            "fewer nodes, or another partition, may wait for a shorter time."
+        )
+    return f"It has waited in the queue{waits}{reason}.", do
+
+
+def _hung(now: RunPresent) -> Headline:
+    behind = f"; furthest behind: {now.behind}" if now.behind and now.behind not in now.row.why else ""
+    sentence = f"It hangs: {now.row.why}{behind}."
+    saved = "its newest checkpoint" if now.row.saved is None else f"step {now.row.saved:,}"
+    resumes = f"the next job resumes from {saved}"
+    if now.row.members_left == 0:
+        resumes = f"no job waits, so launch it again, and it resumes from {saved}"
+    restart = f"scancel {now.job_id}; {resumes}" if now.job_id else f"end its job; {resumes}"
+    by_itself = {
+        True: "Its supervisor ends a hang and restarts by itself once it is sure. To do it now",
+        False: "Nothing ends it by itself, because launch.restart.hang is null. To restart it",
+        None: "To restart it",
+    }[now.restarts_hangs]
+    look = f"To see what the ranks are doing: ftsupervise check hang {now.where}."
+    return Headline(now.row.verdict, "bad", sentence, f"{by_itself}: {restart}. {look}")
+
+
+def _slow(now: RunPresent) -> Headline:
+    behind = f" Furthest behind: {now.behind}." if now.behind and now.behind not in now.row.why else ""
+    do = (
+        "Find the slow node: look at temperatures, clocks and the network. To keep a node out of the next jobs: "
+        f"ftsupervise nodes exclude NODE {now.where}"
+    )
+    return Headline(now.row.verdict, "watch", f"It trains slower than usual: {now.row.why}.{behind}", do)

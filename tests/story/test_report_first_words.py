@@ -1,0 +1,121 @@
+"""The first words of a report and of ``status`` say how a run is and what to do; its costs add up to all of its time."""
+
+from __future__ import annotations
+
+import re
+
+import click
+import pytest
+
+from ftsupervise.cli.status_one import lines_of
+from ftsupervise.report.account import Spent
+from ftsupervise.report.html import incident_row, page
+from ftsupervise.report.markdown import as_markdown
+from ftsupervise.report.summary import headline, sentences, tiles
+from tests.neighbours.prepared_account import PreparedAccount as Account
+from tests.neighbours.prepared_runs import STORIES
+
+
+@pytest.fixture(scope="module")
+def account(tmp_path_factory: pytest.TempPathFactory) -> Account:
+    return Account(tmp_path_factory.mktemp("account"), STORIES)
+
+
+@pytest.mark.parametrize(
+    ("name", "verdict", "tone", "words", "costliest"),
+    [
+        ("fine", "RUNNING", "good", "It trains at its usual speed", ("saving checkpoints", "waiting in the queue")),
+        ("crash-loop", "STOPPED", "bad", "ModuleNotFoundError", ("held by the brake", "held", "program error")),
+        ("hang", "HUNG", "bad", "It hangs: no progress for 50m", ("hang", "saving checkpoints")),
+        ("slow-node", "SLOW", "watch", "slower than usual: 221 steps an hour", ("slow steps",)),
+        ("queue-bound", "WAITING", "watch", "waited in the queue for 8h", ("waiting in the queue",)),
+        ("disk-full", "STOPPED", "bad", "no space left on device", ("held by the brake", "full disk")),
+    ],
+)
+def test_the_first_words_say_how_it_is_and_the_first_costs_what_cost_most(
+    account: Account, name: str, verdict: str, tone: str, words: str, costliest: tuple[str, ...]
+) -> None:
+    found = account.report(name)
+    head = headline(found)
+    assert (head.verdict, head.tone) == (verdict, tone), head
+    assert words in head.sentence
+    assert tuple(item.name for item in found.costs[: len(costliest)]) == costliest
+    shown = page(found)
+    assert head.verdict in shown
+    assert list(sentences(found))
+
+
+@pytest.mark.parametrize(
+    ("name", "first"),
+    [
+        ("fine", "fine: RUNNING (job 100_4), step 23680 of 100000 (24 %)"),
+        ("crash-loop", "crash-loop: STOPPED (brake: exit 1 (ModuleNotFoundError), the same failure 5 times"),
+        ("hang", "hang: HUNG (no progress for 50m"),
+        ("slow-node", "slow-node: SLOW (221 steps an hour"),
+        ("queue-bound", "queue-bound: WAITING (Priority), step 5288"),
+        ("disk-full", "disk-full: STOPPED (brake: no space left on device at step"),
+    ],
+)
+def test_the_first_line_of_status_says_whether_the_run_is_fine(account: Account, name: str, first: str) -> None:
+    lines = [click.unstyle(line) for line in lines_of(account.report(name).detail)]
+    assert lines[0].startswith(first), lines[0]
+    running = [line for line in lines if line.startswith("  attempt") and " running for " in line]
+    assert len(running) == (name in ("fine", "hang", "slow-node")), "also where it runs on another host"
+
+
+def test_a_hang_that_goes_on_is_one_incident_and_the_first_words_say_what_to_do(account: Account) -> None:
+    found = account.report("hang")
+    head, going = headline(found), found.incidents[-1]
+    assert "furthest behind: rank 163 on node-21" in head.sentence
+    assert "scancel 102_1; the next job resumes from step 5,796" in head.next
+    assert round(going.lost / 60) == 50
+    hang = next(item for item in found.costs if item.name == "hang")
+    assert (hang.times, hang.goes_on, hang.nodes) == (3, True, ("node-21",))
+    assert "no progress now" not in [item.name for item in found.costs]
+    tile = next(tile for tile in tiles(found) if tile.title == "Faults")
+    assert (tile.value, tile.tone) == ("3", "bad") and "one is not over" in tile.more
+
+
+@pytest.mark.parametrize("name", STORIES)
+def test_the_shares_of_the_costs_and_the_sentence_below_them_make_up_100_percent(account: Account, name: str) -> None:
+    found = account.report(name)
+    section = as_markdown(found).split("## What cost most")[1].split("## ")[0]
+    shares = re.findall(r"^(?:\d+\. |In the other )[^(]*\(([0-9.]+) %\)", section, flags=re.M)
+    assert len(shares) == len(found.costs) + 1
+    assert sum(map(float, shares)) == pytest.approx(100, abs=0.1 * len(shares))
+
+
+def test_a_stopped_run_is_told_with_the_share_of_all_its_time_and_what_was_held(account: Account) -> None:
+    found = account.report("crash-loop")
+    first = tiles(found)[0]
+    spent = found.detail.account.seconds()
+    assert first.value == f"{100 * spent[Spent.TRAIN] / found.detail.account.total:.1f} %"
+    assert re.search(
+        r"\(65\.9 %\); the brake held it for 6h and a person kept it from running for 40m\.", " ".join(sentences(found))
+    )
+
+
+def test_the_queue_after_a_planned_end_is_a_cost_of_its_own_wherever_it_stands(account: Account) -> None:
+    found = account.report("queue-bound")
+    rows = [incident_row(one) for one in found.incidents]
+    assert all(row["lost"] < 600 and row["apart"].startswith("then queue ") for row in rows)
+    costs = {item.name: item for item in found.costs}
+    assert costs["planned restarts"].seconds == pytest.approx(sum(one.lost for one in found.incidents))
+
+
+def test_the_costs_and_the_training_at_its_usual_speed_are_all_of_the_time(account: Account) -> None:
+    for name in STORIES:
+        found = account.report(name)
+        spent = {kind.value: seconds for kind, seconds in found.detail.account.seconds().items()}
+        slow = sum(item.seconds for item in found.costs if item.name == "slow steps")
+        costs = sum(item.seconds for item in found.costs) - slow
+        assert spent["train"] + costs == pytest.approx(found.detail.account.total, abs=5.0), name
+        assert slow <= spent["train"]
+
+
+def test_a_slow_node_costs_what_the_run_would_have_been_faster_without_it(account: Account) -> None:
+    found = account.report("slow-node")
+    (slow,) = found.slow
+    assert slow.rate / slow.usual == pytest.approx(0.62, abs=0.03)
+    assert slow.lost == pytest.approx(9 * 3600 * 0.38, rel=0.1)
+    assert not account.report("fine").slow, "checkpoints, restarts and changes of jobs are no slowness"

@@ -1,0 +1,35 @@
+"""A call that may hang is waited for with a bound, and none is begun behind it."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from ftsupervise.host.in_time import OneAtATime, in_time
+
+
+def test_what_takes_too_long_is_none_and_an_error_in_time_is_raised() -> None:
+    assert in_time(lambda: 5, 10) == 5
+    assert in_time(threading.Event().wait, 0.01) is None
+    with pytest.raises(OSError, match="no such"):
+        in_time(lambda: fail(), 10)
+
+
+def test_a_slow_call_is_not_made_twice_and_its_result_is_that_of_a_later_one() -> None:
+    begun, go, turn = list[int](), threading.Event(), OneAtATime[int]()
+
+    def slow() -> int:
+        begun.append(len(begun))
+        go.wait(60)
+        return begun[-1]
+
+    assert [turn(slow, 0.01), turn(slow, 0.01)] == [None, None]
+    go.set()
+    assert turn(slow, 60) == 0, "the first call, which has ended now"
+    assert turn(slow, 60) == 1
+    assert begun == [0, 1]
+
+
+def fail() -> int:
+    raise OSError("no such thing")
