@@ -25,7 +25,7 @@ class PaceWord(NamedTuple):
 
 def pace_word(run: RunReading) -> PaceWord:
     found, late, moved = run.watch.found, run.watch.late, _moved(run)
-    judged = () if found is None or late else found.judges
+    judged = frozenset(() if found is None or late else found.judges)
     hang, slow = _alert(run, "hang"), _alert(run, "throughput")
     if found is not None and hang is not None and (moved is None or moved <= found.at.timestamp()):
         return PaceWord("HUNG", f"{hang.summary}{_age(run, found.at.timestamp())}")
@@ -33,11 +33,11 @@ def pace_word(run: RunReading) -> PaceWord:
     if page is not None and page.hung:
         return PaceWord("HUNG", f"{page.hung}{_age(run, page.at.timestamp())}")
     fresh = page is not None and abs((run.at - page.at).total_seconds()) < FRESH
-    if fresh and "hang" not in judged and (stands := _stands(run, moved)):
+    if fresh and judged.isdisjoint({"hang"}) and (stands := _stands(run, moved)):
         return PaceWord("HUNG", stands)
     if found is not None and slow is not None:
         return PaceWord("SLOW", f"{slow.summary}{_age(run, found.at.timestamp())}")
-    if page is not None and fresh and "throughput" not in judged and page.steady is not None and page.usual:
+    if page is not None and fresh and judged.isdisjoint({"throughput"}) and page.steady is not None and page.usual:
         from ftsupervise.rundir.step_rates import is_slow
 
         if is_slow(page.steady, page.usual):

@@ -24,7 +24,10 @@ from ftsupervise.scheduler import deadline_from_environment, parse_end_time
         ({"code": -9}, "killed by SIGKILL"),
         ({"code": 137}, "exit 137 (a process killed by SIGKILL)"),
         ({"code": -15, "stop_signal": signal.SIGTERM}, "cancelled or preempted (SIGTERM)"),
-        ({"code": 0, "stop_signal": signal.SIGTERM, "stopped": Cause(CauseKind.TOLD)}, "cancelled or preempted (SIGTERM)"),
+        (
+            {"code": 0, "stop_signal": signal.SIGTERM, "stopped": Cause(CauseKind.TOLD)},
+            "cancelled or preempted (SIGTERM)",
+        ),
         ({"code": 0, "stopped": Cause(CauseKind.TOLD)}, "cancelled or preempted (SIGTERM)"),
         ({"code": 0, "stopped": Cause(CauseKind.TOLD), "past_end": True}, "time limit"),
         ({"code": -9, "stop_signal": signal.SIGTERM, "past_end": True}, "time limit"),
