@@ -18,7 +18,7 @@ test: .venv/.test debian lint
 	@$(BIN)/python $(PYTEST) -m "not slow" -n 3 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-torch: $(TORCH)/.test debian  ## what needs torch, in an environment of its own; says so where torch cannot be had
-	@[ ! -e $(TORCH)/.test ] || $(TORCH)/bin/python $(PYTEST) -m "torch and not slow" \
+	@[ ! -e $(TORCH)/.test ] || $(TORCH)/bin/python $(PYTEST) -m "torch and not slow" -n 2 --dist loadfile \
 	  $$(grep -rl --include='*.py' 'mark\.torch' tests) $(ARGS)
 
 quick: .venv/.test           ## what never leaves memory and files; seconds
