@@ -28,7 +28,7 @@ class LaterModule(ModuleType):
         return getattr(import_module(self.__name__), name)
 
 
-def _cleandoc(text: str) -> str:
+def clean_doc(text: str) -> str:
     """``inspect.cleandoc``, which click asks about the help of each option."""
     if "\n" in text:
         from inspect import cleandoc
@@ -47,7 +47,7 @@ def import_click() -> None:
             if sys.modules.get(name) is module:
                 del sys.modules[name]
     if "inspect" in made:
-        vars(made["inspect"])["cleandoc"] = _cleandoc
+        vars(made["inspect"])["cleandoc"] = clean_doc
 
 
 if "click" not in sys.modules:

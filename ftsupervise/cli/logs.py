@@ -58,7 +58,14 @@ def logs(
     names = group_names(whole) if group is None and attempt is None else []
     first = whole if group is None else find_group(whole, group)
     places = [first, *(whole.group(name) for name in names)]
-    found = [[_of_rank(part, rank) for part in parts] for parts in _of_all(places, attempt)]
+    try:
+        found = [[_of_rank(part, rank) for part in parts] for parts in _of_all(places, attempt)]
+    except NotFound:
+        if group is None and (known := group_names(whole)):
+            whose = known[0] if len(known) == 1 else f"{known[0]} to {known[-1]}"
+            again = f"ftsupervise logs --group {known[0]} {whole.quoted()}"
+            say(f"(the ranks write into the logs of their groups, {whose}: {again})", err=True)
+        raise
     if only_path:
         click.echo(printable(str(found[0][-1].path)))
         return

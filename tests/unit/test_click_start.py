@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from ftsupervise.cli.click_start import _cleandoc
+from ftsupervise.cli.click_start import clean_doc
 
 PROGRAM = """
 import sys
@@ -51,4 +51,4 @@ def test_click_starts_without_inspect_and_uuid_and_has_them_when_it_needs_them()
 
 @pytest.mark.parametrize("text", ["", "a", "  a b ", "\ta", "one\n  two\n    three\n", "\n\n  a\n  b\n\n"])
 def test_a_help_text_is_cleaned_as_inspect_does_it(text: str) -> None:
-    assert _cleandoc(text) == inspect.cleandoc(text)
+    assert clean_doc(text) == inspect.cleandoc(text)

@@ -26,7 +26,7 @@ def test_srun_says_how_many_nodes_it_wants(command: tuple[str, ...], nodes: int)
 def test_a_spare_takes_the_place_of_a_node_that_is_down() -> None:
     found = place(SRUN, NODES, {"node-0": "mixed", "node-1": "down*", "node-2": "mixed"}, {})
     assert found.nodes == ("node-0", "node-2")
-    assert found.command[:2] == ("srun", "--nodelist=node-0,node-2")
+    assert found.command[:2] == ("srun", "--nodelist=node-[0,2]")
 
 
 def test_a_node_with_a_past_and_one_that_drains_are_taken_last() -> None:
@@ -63,12 +63,12 @@ def test_a_command_that_can_run_on_fewer_nodes_shrinks_and_grows_with_them() -> 
     fewer = place(command, NODES, down, {}, least=1)
     assert fewer.nodes == ("node-0", "node-2")
     shrunk = ("--nodes=2", "--ntasks=4", "--", "torchrun", "train.py")
-    assert fewer.command == ("srun", "--nodelist=node-0,node-2", "--nodes=3", "--ntasks=6", *shrunk)
+    assert fewer.command == ("srun", "--nodelist=node-[0,2]", "--nodes=3", "--ntasks=6", *shrunk)
     assert place(command, NODES, {}, {}, least=1) == Placement(command, NODES)
     alone = place(command, NODES, {**down, "node-0": "down"}, {}, least=2)
     assert alone.short == "1 of 2 nodes are left (node-0 is down, node-1 is down*)"
     free = place(("srun", "python", "train.py"), NODES, down, {}, least=2)
-    assert free.command == ("srun", "--nodelist=node-0,node-2", "--nodes=2", "python", "train.py")
+    assert free.command == ("srun", "--nodelist=node-[0,2]", "--nodes=2", "python", "train.py")
 
 
 def test_too_few_nodes_are_said_by_name() -> None:
