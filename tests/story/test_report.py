@@ -276,7 +276,7 @@ def test_a_run_without_a_guard_or_without_any_attempt_has_a_report_too(tmp_path:
     (run / "switches").mkdir(parents=True)
     found = report_of(RunDir(run), NOW, account.env)
     assert headline(found).sentence == "Nothing was launched yet."
-    assert "There was no time yet." in page(found) and as_markdown(found).startswith("# bare: NEW")
+    assert "The run has no time to account for yet." in page(found) and as_markdown(found).startswith("# bare: NEW")
     for seconds, code in (("1.2", 0), ("0.1", 3)):
         words = [
             sys.executable,
