@@ -107,7 +107,7 @@ def watch_the_newer(here: Scene, old: list[int], until: Until) -> None:
     }
     assert there == book
     # the supervisor of the newest attempt records the steps here, once a minute and at its end; no rank writes here
-    assert set(os.listdir(here.rundir.state)) <= {"steps.json"}
+    assert set(os.listdir(here.rundir.state)) <= {"steps.json", "last_hours.json"}
     assert (here.rundir.attempt(2) / "start.json").read_text() == page
     learned = here.rundir.attempt(2) / "imports.json"
     assert not learned.exists() or json.loads(learned.read_text())["attempt"] == 2

@@ -90,7 +90,7 @@ def test_a_torchrun_on_two_nodes_is_ended_as_a_whole_and_goes_on_with_one_and_wi
     until(lambda: here.trains(4), "attempt 4, in the next job", 240)
     (here.rundir.switches / "kill-switch").touch()
     until(lambda: here.attempts()[-1].ended, "the end", 120)
-    assert re.findall(r"(\d) rank\(s\)", here.log()) == ["2", "2", "1", "2"]
+    assert re.findall(r"at world size (\d)", here.log()) == ["2", "2", "1", "2"]
     assert here.attempts()[1].failure is not None
     assert here.attempts()[1].failure.kind.value == "node"
 

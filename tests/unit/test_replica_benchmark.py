@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import shlex
+from pathlib import Path
 
+from benchmarks.replicas import losses, timeline
 from benchmarks.replicas.faults import arguments, plan, table
 from benchmarks.replicas.scene import KILL, LAUNCHERS, LIGHTHOUSE, NODE, Fault, Played
 from tests.manual.blocks import marked
+
+ROOT = Path(__file__).parents[2]
 
 
 def test_all_launchers_meet_the_same_faults_as_far_as_they_have_what_is_hit() -> None:
@@ -29,3 +33,14 @@ def test_the_commands_its_page_shows_are_taken() -> None:
             words = shlex.split(line, comments=True)
             assert words[:2] == ["python", "benchmarks/replicas/faults.py"]
             assert set(arguments(words[2:]).launchers.split(",")) <= {one.mode for one in LAUNCHERS}
+
+
+def test_the_commands_of_the_other_two_are_taken() -> None:
+    known = {"replica-losses": losses, "replica-timeline": timeline}
+    for name, benchmark in known.items():
+        blocks = marked("run", name)
+        assert blocks, name
+        for line in blocks[0].text.splitlines():
+            words = shlex.split(line, comments=True)
+            assert words[1] == str(Path(benchmark.__file__).relative_to(ROOT))
+            benchmark.arguments(words[2:])
