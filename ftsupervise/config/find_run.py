@@ -211,13 +211,14 @@ def cron_directory(argument: Path | None, env: Mapping[str, str] = os.environ) -
 # the name it was launched under. ``find_run`` finds the directory, the functions below find the settings.
 
 
-def settings_of(name: str | None) -> Path:
+def settings_of(name: str | None, *, bounded: bool = True) -> Path:
     """The file with the settings of the run ``name``: the one that is named, or beside which it lies, else run.yaml, as it
     was launched. A run that was typed by hand has the ftsupervise.yaml that names its directory, else a run.yaml which is
     read as the defaults and does not exist. Nothing said: the run of this job, else ./ftsupervise.yaml. Raises NotFound,
-    ConfigError; NoAnswer as ``find_run`` does.
+    ConfigError; NoAnswer as ``find_run`` does, unless the caller has a bound of its own (``bounded`` False).
     """
-    _require_answer(name)
+    if bounded:
+        _require_answer(name)
     own = os.environ.get(ENV_RUN_DIR)
     if name is None and own and RunDir(own).config.is_file():
         return RunDir(own).config
