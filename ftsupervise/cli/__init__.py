@@ -52,7 +52,7 @@ class Lazy(click.Group):
     """A group that knows its commands' one-liners and imports a command's module only to run it."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return [*COMMANDS]  # ``list`` is a module of this package
+        return [*COMMANDS]  # ``list`` is a module of this package once that command has been imported
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:

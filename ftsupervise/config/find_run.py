@@ -91,10 +91,18 @@ def _require_answer(argument: str | None) -> None:
     places = [Path(argument or os.environ.get(ENV_RUN_DIR) or CONFIG_NAME)]
     places += [state_dir() / "runs" / argument] if argument and "/" not in argument else []
     seconds = min(WITHIN, max(1.0, host.answer_by - time.monotonic()))
-    if in_time(lambda: [_is_there(place) for place in places], seconds) is None:
+    silent = places[0]
+
+    def look() -> bool:
+        nonlocal silent
+        for silent in places:
+            _is_there(silent)
+        return True
+
+    if in_time(look, seconds) is None:
         raise NoAnswer(
-            f"{argument or places[0].absolute()} does not answer within {seconds:.0f} s: its file system hangs",
-            hint=f"nothing was done; try again when this answers: ls {_quoted(argument or '.')}",
+            f"{argument or silent.absolute()} does not answer within {seconds:.0f} s: its file system hangs",
+            hint=f"nothing was done; try again when this answers: ls {_quoted(str(silent))}",
         )
 
 
@@ -203,13 +211,13 @@ def cron_directory(argument: Path | None, env: Mapping[str, str] = os.environ) -
 # the name it was launched under. ``find_run`` finds the directory, the functions below find the settings.
 
 
-def settings_of(name: str | None, *, bounded: bool = False) -> Path:
+def settings_of(name: str | None, *, bounded: bool = True) -> Path:
     """The file with the settings of the run ``name``: the one that is named, or beside which it lies, else run.yaml, as it
     was launched. A run that was typed by hand has the ftsupervise.yaml that names its directory, else a run.yaml which is
     read as the defaults and does not exist. Nothing said: the run of this job, else ./ftsupervise.yaml. Raises NotFound,
-    ConfigError; NoAnswer as ``find_run`` does, but where the caller itself gives up in time (``bounded``).
+    ConfigError; NoAnswer as ``find_run`` does, unless the caller has a bound of its own (``bounded`` False).
     """
-    if not bounded:
+    if bounded:
         _require_answer(name)
     own = os.environ.get(ENV_RUN_DIR)
     if name is None and own and RunDir(own).config.is_file():

@@ -106,7 +106,7 @@ def watch_the_newer(here: Scene, old: list[int], until: Until) -> None:
         one.name: "".join(by.read_text() for by in one.glob("by")) for one in here.rundir.checkpoints.glob("step-*")
     }
     assert there == book
-    # the supervisor of the newest attempt records the steps here, once a minute and at its end; no rank writes here
+    # the supervisor of the newest attempt records steps and times here, once a minute and at its end; no rank writes here
     assert set(os.listdir(here.rundir.state)) <= {"steps.json", "last_hours.json"}
     assert (here.rundir.attempt(2) / "start.json").read_text() == page
     learned = here.rundir.attempt(2) / "imports.json"
