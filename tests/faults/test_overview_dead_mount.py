@@ -38,11 +38,13 @@ def test_a_run_on_a_dead_mount_is_unknown_and_all_others_are_shown(tmp_path: Pat
         assert time.monotonic() - began < 15
         assert done.returncode == 0, done.stderr
         if not words:
-            lines = done.stdout.splitlines()
+            table, _, first = done.stdout.partition("\n\n")
+            lines = table.splitlines()
             assert len(lines) == 22
             assert lines[1].split()[:2] == ["dead", "UNKNOWN"], "what needs a look comes first"
             assert "has not answered for 4 s" in lines[1]
             assert all("GONE" in line for line in lines[2:])
+            assert first.startswith("21 runs need a look, these first:\n")
             continue
         rows = json.loads(done.stdout)["runs"]
         assert [row["verdict"] for row in rows if row["name"] == "dead"] == ["unknown"]
