@@ -238,12 +238,8 @@ def summary(folder: Path, env: dict[str, str], shown: Shown, ranks: int, kind: s
     reference = undisturbed(folder, env, ranks)
     same = bool(weights) and weights[-1] == reference
     print()
-    print(
-        paint(
-            "1",
-            f"  What happened ({'a real Slurm on this machine' if kind == 'slurm' else 'scheduler: local'}, {ranks} ranks)",
-        )
-    )
+    where = "a real Slurm on this machine" if kind == "slurm" else "scheduler: local"
+    print(paint("1", f"  What happened ({where}, {ranks} {'rank' if ranks == 1 else 'ranks'})"))
     for path in sorted(run.glob("attempts/*/end.json")):
         end, start = (json.loads((path.parent / name).read_text()) for name in ("end.json", "start.json"))
         steps = f"steps {end['first_step']} to {end['last_step']}"

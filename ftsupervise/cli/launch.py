@@ -116,7 +116,7 @@ def _plan(run: Run, config: Path, kind: str, after: str, exclude: str) -> Plan:
 
 
 def _doubts(run: Run) -> tuple[str, ...]:
-    """Print notes about well-formed settings that will not work as intended: now, not at 3 a.m."""
+    """Return notes about well-formed settings that will not work as intended: now, not at 3 a.m."""
     from ftsupervise.alerts.receivers import missing_secrets
     from ftsupervise.launch.submit import without_secrets
     from ftsupervise.probe import Probe

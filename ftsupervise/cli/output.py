@@ -146,7 +146,7 @@ def plain(value: object) -> Any:
 
 
 # The one place through which all words of a command go out: nothing but printable text, line feeds, tabs and our
-# colours.  Foreign texts are made harmless where they enter (``reading.as_text``); this catches those that came in by
+# colours. Foreign texts are made harmless where they enter (``reading.as_text``); this catches those that came in by
 # another way, such as a file's name in an error of the operating system.
 
 _COLOUR = r"(\x1b\[[0-9;]{0,12}m)"  # what click.style makes

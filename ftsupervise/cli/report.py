@@ -96,7 +96,7 @@ def _mail(where: Mapping[str, Path]) -> None:
         seven = _seven_days(one.runs)
         to = ", ".join(one.settings.to)
         if not seven.rows:
-            say(f"{one.name}: nothing to report: none of its runs had any time in the last seven days")
+            say(f"{one.name}: nothing to report: none of its runs was active in the last seven days")
             continue
         try:
             refused = send(seven, one.settings)

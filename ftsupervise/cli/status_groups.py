@@ -11,7 +11,7 @@ import click
 from ftsupervise.cli.status_rows import ago
 from ftsupervise.hostlist import compress_hostlist
 from ftsupervise.printable import printable
-from ftsupervise.units import show_duration
+from ftsupervise.units import count, show_duration
 
 if TYPE_CHECKING:
     from ftsupervise.replicas.groups import ReplicaGroup
@@ -36,7 +36,7 @@ def group_lines(seen: GroupsSeen, now: datetime) -> Iterator[str]:
     if seen.spares:
         yield f"  groups    spare: {compress_hostlist(seen.spares)}"
     if (light := seen.lighthouse) is not None:
-        words = f"for {ago(light.since, now)}, {light.restarts} restarts"
+        words = f"for {ago(light.since, now)}, {count(light.restarts, 'restart')}"
         if light.down_since is not None:
             words = f"down for {ago(light.down_since, now)}: {printable(light.trouble)}"
             words = click.style(words, fg="red") if seen.fresh else words
@@ -58,7 +58,7 @@ def _stalls(seen: GroupsSeen, now: datetime) -> Iterator[str]:
         yield f"  stall     {ago(row.at, now)} ago for {row.stall}: {printable(more)}"
     if seen.stalls is not None and seen.stalls.times > _FAULTS:
         page = seen.stalls
-        yield f"  stall     {page.times} in all, for {show_duration(page.seconds)}, {page.lost} steps lost"
+        yield f"  stall     {page.times} in all, for {show_duration(page.seconds)}, {count(page.lost, 'step')} lost"
 
 
 def _row(row: ReplicaGroup, now: datetime) -> str:
@@ -70,8 +70,8 @@ def _row(row: ReplicaGroup, now: datetime) -> str:
     stalled = f", no step for {show_duration(row.stalled)}" if row.stalled is not None and row.stalled > 10 else ""
     back = ""
     if row.back is not None:
-        missed = f", {row.missed} steps missed" if row.missed else ""
-        redone = f", {row.redone} steps made again" if row.redone else ""
+        missed = f", {count(row.missed, 'step')} missed" if row.missed else ""
+        redone = f", {count(row.redone, 'step')} made again" if row.redone else ""
         back = f"; was away for {show_duration(row.back)}{missed}{redone}"
     why = f": {printable(row.why)}" if row.why else ""
     return f"{row.name} {state} for {ago(row.since, now)}{where}{job}{step}{attempt}{stalled}{back}{why}"

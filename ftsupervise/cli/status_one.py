@@ -75,7 +75,10 @@ def _do(found: RunDetail) -> Iterator[str]:
     yield f"  do        ftsupervise check hang {run}   (every sign of progress, with its age)"
     if job is not None:
         saved = "" if found.row.saved is None else f" from step {found.row.saved}"
-        yield f"  do        scancel {job.id}   (ends this job; the next one goes on{saved})"
+        then = f"the next one goes on{saved}"
+        if found.row.members_left == 0:
+            then = f"no other waits, so launch it again: it goes on{saved}"
+        yield f"  do        scancel {job.id}   (ends this job; {then})"
 
 
 def _queue(found: RunDetail) -> list[str]:

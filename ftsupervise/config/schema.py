@@ -53,7 +53,7 @@ from ftsupervise.config.watchdogs import Watch
 from ftsupervise.scheduler import SCHEDULERS
 from ftsupervise.secrecy import assigned, by_name
 
-# The ``cron:`` section: where the crontab emulation lives, how often it ticks, and how small its jobs are.  Read by
+# The ``cron:`` section: where the crontab emulation lives, how often it ticks, and how small its jobs are. Read by
 # ``ftsupervise cron install``, which writes what it decided into the installed folder; a tick reads only that.
 
 Times = Annotated[

@@ -54,7 +54,7 @@ class SlotClaim:
     at: datetime | None = None
     late: float | None = None
     job_id: str = ""
-    backend: str = ""  # the cron that ticked
+    backend: str = ""  # of the cron that ticked
     host: str = ""
     pid: int = 0
 

@@ -290,7 +290,7 @@ def that_fit(
     )
 
 
-# ``watch`` helps a run whose jobs all wait: it takes back the exclusions that keep them from starting.  A member that
+# ``watch`` helps a run whose jobs all wait: it takes back the exclusions that keep them from starting. A member that
 # starts or fails does it by itself (``selector.py``). But with one node excluded and another one dead there may be too
 # few left for any to start, and then no supervisor runs that could do it.
 

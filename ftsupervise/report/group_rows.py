@@ -15,7 +15,7 @@ from ftsupervise.rundir.steps import read_steps
 from ftsupervise.units import count
 
 _MOST = 64  # groups that are drawn
-_AFTER = {GroupState.WAITING: Spent.QUEUE, GroupState.STOPPED: Spent.HELD, GroupState.LEFT: Spent.HELD}
+_AFTER = {GroupState.WAITING: Spent.QUEUE, GroupState.STOPPED: Spent.BRAKED, GroupState.LEFT: Spent.HELD}
 _TONES = {GroupState.RUNNING: "good", GroupState.UNKNOWN: "unknown"}
 
 

@@ -248,6 +248,7 @@ def _groups(report: ReportFacts, axis: Axis) -> dict[str, Any] | None:
     from ftsupervise.report.group_rows import groups_sentence
 
     light = found.seen.lighthouse
+    restarted = "" if light is None else "once" if light.restarts == 1 else f"{light.restarts} times"
     rows = [
         {
             "name": one.now.name,
@@ -266,9 +267,7 @@ def _groups(report: ReportFacts, axis: Axis) -> dict[str, Any] | None:
     ]
     return {
         "words": groups_sentence(found),
-        "lighthouse": ""
-        if light is None
-        else f"The lighthouse is at {light.address} and was restarted {light.restarts} times.",
+        "lighthouse": "" if light is None else f"The lighthouse is at {light.address} and was restarted {restarted}.",
         "rows": rows,
     }
 
@@ -383,6 +382,6 @@ def _data(report: ReportFacts, axis: Axis, lines: Iterable[tuple[str, str, str, 
         "kinds": [kind.value for kind in KINDS],
         "stretches": drawing.readable(report.detail.drawn.stretches, axis),
         "buckets": [[one.text, *(round(seconds) for seconds in one.seconds)] for one in found],
-        "ends": {str(one.attempt): one.kind for one in report.incidents},
+        "ends": {str(one.attempt): one.kind for one in report.incidents if not one.goes_on},
         **curves,
     }

@@ -5,7 +5,8 @@ wait and start belongs to one of them.
 
     detect            of the attempt that ended
     restart, queue,
-    held, unknown     until the next attempt begins
+    braked, held,
+    unknown           until the next attempt begins
     restart, redo     of the next attempt, until it makes steps that no earlier one made; of one that never made a step, all
                       of its time is its own
 

@@ -1,8 +1,8 @@
 """Does a run whose job is RUNNING hang, or train far slower than usual? HUNG or SLOW, and why; nothing where that is not known.
 
 ``status`` repeats what others have found: the watch by its *hang* and *throughput* watchdogs, the supervisor by its hang
-detector. Their word holds until the run is seen to make progress after it, and its age is told where it is old. Where no watch
-judges, the same rules (``rundir/stalls.py``, ``rundir/step_rates.py``) are applied to the supervisor's last page.
+detector. A hang holds until the run is seen to make progress after it, or is started again; the age of an old word is told.
+Where no watch judges, the same rules (``rundir/stalls.py``, ``rundir/step_rates.py``) are applied to the supervisor's page.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def pace_word(run: RunReading) -> PaceWord:
     found, late, moved = run.watch.found, run.watch.late, _moved(run)
     judged = frozenset(() if found is None or late else found.judges)
     hang, slow = _alert(run, "hang"), _alert(run, "throughput")
-    if found is not None and hang is not None and (moved is None or moved <= found.at.timestamp()):
+    if found is not None and hang is not None and (moved is None or moved <= found.at.timestamp()) and not _anew(run):
         return PaceWord("HUNG", f"{hang.summary}{_age(run, found.at.timestamp())}")
     page = run.page
     if page is not None and page.hung:
@@ -46,6 +46,11 @@ def pace_word(run: RunReading) -> PaceWord:
     if page is not None and not fresh:
         return PaceWord("", f"not heard from for {show_duration(round((run.at - page.at).total_seconds()))}")
     return PaceWord("")
+
+
+def _anew(run: RunReading) -> bool:
+    """Tell whether the newest attempt began after the last tick of the watch, which judged another one."""
+    return run.last is not None and run.watch.found is not None and run.last.started > run.watch.found.at
 
 
 def _moved(run: RunReading) -> float | None:

@@ -82,7 +82,7 @@ def sentences(report: ReportFacts) -> Iterator[str]:
     share, seconds = of.goodput(), of.seconds()
     if len(of.blind) < len(report.detail.status.attempts) or not of.blind:
         trained = show_duration(seconds[Spent.TRAIN])
-        words = {Spent.BRAKED: "the brake held it for", Spent.HELD: "a person kept it from running for"}
+        words = {Spent.BRAKED: "the brake held it for", Spent.HELD: "it was stopped, or not launched, for"}
         kept = " and ".join(
             f"{one} {show_duration(seconds[kind])}" for kind, one in words.items() if seconds[kind] >= 1
         )
@@ -239,7 +239,7 @@ def _faults(report: ReportFacts) -> Tile:
 def _saved(report: ReportFacts) -> Tile:
     row, now = report.detail.row, report.detail.status.at
     if row.saved is None:
-        return Tile("Newest checkpoint", "none", "no rank has reported a step")
+        return Tile("Newest checkpoint", "none", "no rank has reported a checkpoint")
     age = "" if row.saved_at is None else f"{show_duration(max(0.0, (now - row.saved_at).total_seconds()))} ago"
     behind = 0 if row.step is None else max(0, row.step - row.saved)
     risk = f"{count(behind, 'step')} would be lost" if behind else ""

@@ -97,15 +97,10 @@ class WeekReport(NamedTuple):
 
     def costs(self) -> tuple[CostItem, ...]:
         """Of all runs together, the costliest first."""
-        merged: dict[str, CostItem] = {}
+        by_name: dict[str, list[CostItem]] = {}
         for item in (item._replace(run=one.row.name) for one in self.rows for item in one.costs):
-            old = merged.get(item.name)
-            if old is None:
-                merged[item.name] = item
-                continue
-            dearer = item if item.seconds > old.seconds else old
-            merged[item.name] = dearer._replace(seconds=old.seconds + item.seconds, times=old.times + item.times)
-        return tuple(sorted(merged.values(), key=lambda item: -item.seconds))
+            by_name.setdefault(item.name, []).append(item)
+        return tuple(sorted(map(_together, by_name.values()), key=lambda item: -item.seconds))
 
     def nodes(self) -> tuple[NodeFaults, ...]:
         """Where most faults happened, over all runs."""
@@ -115,6 +110,17 @@ class WeekReport(NamedTuple):
                 seen.setdefault(name, []).append(one.row.name)
         found = [NodeFaults(name, len(runs), tuple(dict.fromkeys(runs))) for name, runs in seen.items()]
         return tuple(sorted(found, key=lambda node: (-node.faults, node.name))[:_NODES])
+
+
+def _together(items: Sequence[CostItem]) -> CostItem:
+    """Return the items of one name, of several runs, as one: with the example of the run that it cost most."""
+    costliest = sorted(items, key=lambda item: -item.seconds)
+    return costliest[0]._replace(
+        seconds=sum(item.seconds for item in items),
+        times=sum(item.times for item in items),
+        nodes=tuple(dict.fromkeys(node for item in costliest for node in item.nodes)),
+        goes_on=any(item.goes_on for item in items),
+    )
 
 
 def week_of(

@@ -11,7 +11,7 @@ from ftsupervise.report.drawing import Axis
 from ftsupervise.report.html import cost_row, cut, incident_row, kind_rows, rendered
 from ftsupervise.report.incidents import RunIncident
 from ftsupervise.report.markdown import code, plain, table
-from ftsupervise.report.summary import Tile, cause_of, cost_sentence, stamp
+from ftsupervise.report.summary import Tile, cause_of, cost_sentence, stamp, was
 from ftsupervise.report.week import WeekReport, WeekRow
 from ftsupervise.units import count, show_duration, show_percent
 
@@ -46,7 +46,7 @@ def page(week: WeekReport) -> str:
         "title": title(week),
         "begin": stamp(week.begin),
         "end": stamp(week.end),
-        "idle": f"{count(week.idle, 'other run')} was not active in these days." if week.idle else "",
+        "idle": f"{count(week.idle, 'other run')} {was(week.idle)} not active in these days." if week.idle else "",
         "lead": lead(week),
         "looks": [_look(one) for one in week.rows if one.needs_a_look],
         "ticks": drawing.time_ticks(axis),

@@ -64,7 +64,7 @@ def seen_by(table: RankTable, left: HangVerdict | None = None) -> ProgressPage |
         saving=round(tally.saving, 3),
         loss=tally.loss,
         last_step=tally.last_step,
-        hung="" if left is None or goes_on else cause_of(left).words(),
+        hung="" if left is None or goes_on else cause_of(left).hang_words(),
     )
 
 

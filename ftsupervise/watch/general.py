@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from ftsupervise.config.alerting import Alerts, DeadMan
     from ftsupervise.probe.errand import Say
 
-# A ping to an outside service, which alerts a person when the pings stop: it watches the watch.  Speaks
+# A ping to an outside service, which alerts a person when the pings stop: it watches the watch. Speaks
 # healthchecks.io's form: URL for success, URL/log for a note that is no sign of life. Success is sent only after a tick
 # that could see and left nothing critical undelivered; a watch that cannot see or cannot send must look dead to the
 # outside.

@@ -114,12 +114,10 @@ def test_a_killed_group_comes_back_a_stopped_supervisor_is_continued_and_no_othe
     root = str(groups.run.rundir.root)
     assert "group g001 of 4" in groups.type("logs", root, "--group", "g001", "-n", "0")
     wait_until(lambda: groups.row("g001").attempt == 2 and groups.row("g001").back is not None, "the table has it")
-
-    def ranks() -> int:
-        page = read_progress(groups.run.rundir, 1)
-        return page.ranks if page is not None else 0
-
-    wait_until(lambda: ranks() == 4, "the progress of the whole run, of all groups")
+    wait_until(
+        lambda: (page := read_progress(groups.run.rundir, 1)) is not None and page.ranks == 4,
+        "the progress of the whole run: a page every five seconds, the first one of those that had begun",
+    )
     (groups.run.rundir.switches / "kill-switch").touch()
     assert member.wait(60) == 0
     assert all(groups.attempts(name)[-1].cause.kind is CauseKind.KILL_SWITCH for name in NAMES)  # type: ignore[union-attr]

@@ -13,12 +13,14 @@ from pathlib import Path
 
 import pytest
 
+from ftsupervise.replicas.groups import GroupState
 from ftsupervise.report.account import Spent
 from ftsupervise.report.alert_rows import AlertRow
 from ftsupervise.report.everything import CheckpointRow, NodeRow, SettingRow, report_of
+from ftsupervise.report.group_rows import groups_report
 from ftsupervise.report.html import page
 from ftsupervise.report.markdown import as_markdown
-from ftsupervise.report.summary import headline, sentences
+from ftsupervise.report.summary import headline, sentences, times_of
 from ftsupervise.report.week import week_of
 from ftsupervise.report.week_page import as_markdown as week_as_markdown
 from ftsupervise.report.week_page import page as week_page
@@ -75,6 +77,10 @@ def test_replica_groups_are_rows_with_the_times_they_were_away_and_the_stalls_th
     (restart,) = [one for one in rows["g001"].drawn if one.kind is Spent.RESTART and one.attempt is None]
     assert restart.seconds == pytest.approx(900, abs=5), "lost, and back again"
     assert rows["g003"].drawn[-1].kind is Spent.QUEUE and rows["g000"].drawn[-1].kind is Spent.TRAIN
+    seen = found.groups.seen
+    stopped = seen._replace(rows=tuple(one._replace(state=GroupState.STOPPED) for one in seen.rows))
+    braked = groups_report(found.detail.status.rundir, stopped, NOW)
+    assert braked is not None and braked.rows[3].drawn[-1].kind is Spent.BRAKED
     shown = page(found)
     for text in (
         "3 of 4 groups run",
@@ -210,6 +216,22 @@ def test_the_week_of_several_runs_begins_with_those_that_need_a_look_and_why(acc
     )
     assert "- **hang** (HUNG): It hangs: no progress for 50m" in text and "What cost most: waiting in the queue" in text
     assert "is not there any more" in week_page(week)
+    assert "1 other run was not active" in week_page(week._replace(idle=1))
+    assert "3 other runs were not active" in week_page(week._replace(idle=3))
+
+
+def test_a_cost_of_several_runs_has_the_nodes_of_all_and_says_that_one_is_not_over(account: Account) -> None:
+    (hang,) = [item for item in account.report("hang").costs if item.name == "hang"]
+    over = hang._replace(goes_on=False, nodes=("node-9", "node-8"))
+    few, many, most = (over._replace(seconds=over.seconds * by) for by in (0.7, 0.8, 1.2))
+    week = week_of({"hang": account.folder / "hang"}, NOW, account.env)
+    (row,) = week.rows
+    rows = [row._replace(row=row.row._replace(name=name), costs=(item,)) for name, item in
+            (("few", few), ("many", many), ("most", most), ("hang", hang))]  # fmt: skip
+    (item,) = week._replace(rows=tuple(rows)).costs()
+    assert item.run == "most" and item.seconds == pytest.approx(3.7 * hang.seconds)
+    assert item.nodes == ("node-9", "node-8", "node-21")
+    assert times_of(item) == "12 times on node-9, node-8, node-21; one is not over"
 
 
 def test_what_was_before_the_week_is_not_in_it(account: Account) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 import click
@@ -11,6 +12,7 @@ from ftsupervise.cli.status_one import lines_of
 from ftsupervise.report.account import Spent
 from ftsupervise.report.html import incident_row, page
 from ftsupervise.report.markdown import as_markdown
+from ftsupervise.report.plan import plan_rows
 from ftsupervise.report.summary import headline, sentences, tiles
 from tests.neighbours.prepared_account import PreparedAccount as Account
 from tests.neighbours.prepared_runs import STORIES
@@ -74,6 +76,19 @@ def test_a_hang_that_goes_on_is_one_incident_and_the_first_words_say_what_to_do(
     assert "no progress now" not in [item.name for item in found.costs]
     tile = next(tile for tile in tiles(found) if tile.title == "Faults")
     assert (tile.value, tile.tone) == ("3", "bad") and "one is not over" in tile.more
+    data = re.search(r'id="data">(.*?)</script>', page(found), re.S)
+    assert data is not None and json.loads(data[1])["ends"] == {"1": "hang", "2": "hang"}, "the third has not ended"
+
+
+def test_a_hang_of_the_last_job_is_told_as_such_wherever_the_next_step_is_named(account: Account) -> None:
+    found = account.report("hang")
+    last = found._replace(detail=found.detail._replace(row=found.detail.row._replace(members_left=0)))
+    for report, more in ((found, False), (last, True)):
+        (said,) = [line for line in map(click.unstyle, lines_of(report.detail)) if "scancel" in line]
+        assert ("no other waits, so launch it again" in said) is more, said
+        assert ("no job waits, so launch it again" in headline(report).next) is more
+        (jobs,) = [row for row in plan_rows(report) if row.what == "Jobs"]
+        assert jobs.worse is more
 
 
 @pytest.mark.parametrize("name", STORIES)
@@ -91,7 +106,8 @@ def test_a_stopped_run_is_told_with_the_share_of_all_its_time_and_what_was_held(
     spent = found.detail.account.seconds()
     assert first.value == f"{100 * spent[Spent.TRAIN] / found.detail.account.total:.1f} %"
     assert re.search(
-        r"\(65\.9 %\); the brake held it for 6h and a person kept it from running for 40m\.", " ".join(sentences(found))
+        r"\(65\.9 %\); the brake held it for 6h and it was stopped, or not launched, for 40m\.",
+        " ".join(sentences(found)),
     )
 
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from ftsupervise.model import Standstill
 from ftsupervise.ranks import protocol
+from ftsupervise.ranks.hang_detector import HangState, HangVerdict
 from ftsupervise.ranks.protocol import Datagram, RankExit, Seal
 from ftsupervise.ranks.rank_table import RankTable
+from ftsupervise.run.progress_pages import seen_by
 from ftsupervise.truth import RankState
 
 KEY, OTHER = bytes(32), bytes([1]) * 32
@@ -161,3 +164,17 @@ def test_only_an_end_that_is_surely_no_leaving_in_order_is_a_crash(
     code: int | None, leaving: bool, failed: bool, final: bool, crash: bool
 ) -> None:
     assert RankExit(0, "n", 1, 0.0, code, leaving, failed, final).crash is crash
+
+
+def test_the_words_of_a_hang_that_was_left_alone_say_who_and_where_and_not_again_that_it_hangs(
+    pulses: RankTable,
+) -> None:
+    pulses.take(told(12, 1), SENDER, 100.0)
+    odd = (RankState(1, "node-1", 12, "train", 0, 0, 0),)
+    left = HangVerdict(
+        HangState.HUNG, "train", 12, since=float("inf"), waited=9.1, outliers=odd, how=Standstill.STOPPED
+    )
+    page = seen_by(pulses, left)
+    assert page is not None and page.hung == "rank 1 on node-1 is stopped; no progress for 9.1 s at step 12 (train)"
+    moved = seen_by(pulses, left._replace(since=0.0))
+    assert moved is not None and moved.hung == "", "the ranks have made steps since"

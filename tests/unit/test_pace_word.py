@@ -62,6 +62,15 @@ def test_what_the_hang_watchdog_says_holds_until_the_run_moves_again() -> None:
     assert old == ("HUNG", f"{HANG.summary}; seen 2h ago")
 
 
+def test_a_hang_that_the_watch_saw_is_no_word_on_the_attempt_that_has_begun_since() -> None:
+    hung = seen(HANG, moved=50)
+    again = Attempt(2, "88_1", ago(0.5))
+    for page in (None, ProgressPage(at=ago(0.1), ranks=8, phase="start")):
+        assert pace_word(hung._replace(attempts=(*hung.attempts, again), page=page)) == ("", "")
+    older = again._replace(started=ago(2))
+    assert pace_word(hung._replace(attempts=(*hung.attempts, older), page=None)).word == "HUNG", "it was judged itself"
+
+
 def test_a_standstill_is_judged_here_only_where_no_watch_does() -> None:
     assert pace_word(seen(moved=50)).word == "", "the watch knows longer pauses of this run"
     assert pace_word(seen(moved=50, tick=None)) == ("HUNG", "no progress for 50m, at step 700")
@@ -79,7 +88,9 @@ def test_a_run_that_cannot_be_heard_keeps_its_word_with_its_age() -> None:
 
 
 def test_what_the_hang_detector_has_left_alone_is_hung() -> None:
-    page = ProgressPage(at=NOW, ranks=8, step=700, phase="train", hung="hang: rank 3 on node-1; no progress for 9 s")
+    page = ProgressPage(
+        at=NOW, ranks=8, step=700, phase="train", hung="rank 3 on node-1 makes no step; no progress for 9 s"
+    )
     assert pace_word(seen(moved=0.5, page=page)) == ("HUNG", page.hung)
 
 

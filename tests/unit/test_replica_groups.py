@@ -165,10 +165,13 @@ def test_a_group_that_starts_again_seals_nothing_of_another_group(tmp_path: Path
     assert fence.is_sealed(other) and not fence.is_sealed(first)
 
 
-def test_the_log_of_a_run_whose_groups_have_written_nothing_names_the_place_of_the_run(tmp_path: Path) -> None:
+def test_logs_of_a_run_whose_jobs_have_written_nothing_names_its_groups_and_the_place_of_the_run(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "switches").mkdir()
     for name in ("g000", "g001"):
         (tmp_path / "groups" / name).mkdir(parents=True)
     done = CliRunner().invoke(logs, [str(tmp_path)])
+    assert f"g000 to g001: ftsupervise logs --group g000 {tmp_path}" in done.output
     assert isinstance(done.exception, NotFound)
     assert done.exception.message.endswith(f"there is no {tmp_path}/logs/*")

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ftsupervise.config.alerting import Email
 
 
-PLAIN = 4000  # characters of the server's words about a mail that it refused
+PLAIN = 4000  # characters of a mail whose text the server has refused before: a longer one is sent in short
 
 
 def compose(parcel: Parcel, settings: Email) -> EmailMessage:
@@ -166,7 +166,7 @@ _CERTAIN = (550, 551, 553)  # there is no such sender, mailbox or name, and the 
 
 
 def _refused(recipients: dict[str, Any], behind: tuple[str, ...], hidden: list[str]) -> Exception:
-    """Raise the error for a mail that no recipient took. If one may take it later, it is tried again."""
+    """Return the error for a mail that no recipient took. If one may take it later, it is tried again."""
     text = _answers(recipients.items(), hidden)
     codes = [code for code, _ in recipients.values()]
     if behind or any(not 500 <= code < 600 for code in codes):

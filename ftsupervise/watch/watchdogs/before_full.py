@@ -20,7 +20,7 @@ from ftsupervise.watch.watchdogs import checkpoints
 if TYPE_CHECKING:
     from ftsupervise.watch import Look
 
-_LONGEST = 3600  # seconds that it may take; seconds until it is started again
+_LONGEST = 3600  # seconds that it may take
 _AGAIN = 3600.0  # seconds until it is started again
 
 

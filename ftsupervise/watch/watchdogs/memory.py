@@ -92,7 +92,7 @@ def _beside(look: Look, settings: Settings, own: tuple[ProcessMemory, ...]) -> I
 
 def host() -> list[Full]:
     """The host's memory: what is not available counts as used (file pages are available). None where it cannot be seen."""
-    import psutil  # raised here: a watch whose run is elsewhere works without it
+    import psutil  # imported here: a watch whose run is elsewhere works without it
 
     try:
         now = psutil.virtual_memory()
