@@ -27,7 +27,8 @@ def is_slow(rate: float, usual: float, least: float = SLOW) -> bool:
 
 
 class StepRate(NamedTuple):
-    """The rate over a time in which it trained without a break. Epoch seconds; steps a second."""
+    """The rate over a time in which it trained without a break, its saves left out where they are on record. Epoch seconds;
+    steps a second."""
 
     begin: float
     end: float
@@ -42,10 +43,11 @@ def paces(record: StepRecord, starts: Sequence[float] = ()) -> tuple[StepRate, .
     for part in _unbroken(record, starts):
         for piece in _pieces(part[:-1], size):  # the last span may have ended before its time was over
             seconds = (piece[-1].number - piece[0].number) * record.every
+            trained = seconds - sum(one.saving for one in piece[1:])
             made = sum(one.made for one in piece[1:])  # those of the first were made before it
-            if seconds > 0 and made > 0:
+            if trained > 0.1 * seconds and made > 0:
                 begin = (piece[0].number + 1) * record.every
-                found.append(StepRate(float(begin), float(begin + seconds), made / seconds))
+                found.append(StepRate(float(begin), float(begin + seconds), made / trained))
     return tuple(found)
 
 

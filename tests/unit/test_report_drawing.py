@@ -108,6 +108,21 @@ def test_a_restart_or_a_wait_is_no_slow_time() -> None:
     assert slow_periods(paces(found, starts)) == ()
 
 
+def test_saves_are_no_slow_time() -> None:
+    def train(seconds: int, saving: float) -> None:  # 2 steps a second, in what the saves leave of each 15 s
+        nonlocal record, clock, step
+        for _ in range(seconds // 15):
+            clock, step = clock + 15, step + int(2 * (15 - saving))
+            record = added(record, clock, step, int(2 * (15 - saving)), 2.0, saving)
+
+    record, clock, step = StepRecord(), BEGIN.timestamp(), 0
+    for seconds, saving in ((7200, 0.0), (3600, 7.0), (7200, 0.0)):
+        train(seconds, saving)
+    found = paces(record)
+    assert {round(one.rate, 2) for one in found} == {2.0}
+    assert slow_periods(found) == ()
+
+
 def test_steps_of_minutes_are_read_too() -> None:
     found = paces(record_of((86_400, 1 / 200)))
     assert usual_rate(found) == pytest.approx(1 / 200, rel=0.05)
