@@ -226,8 +226,9 @@ class GroupsOfJob:
         return self.disk.over
 
     def _may_go_on(self) -> bool:
-        """Tell whether a group that does not run now may come back by itself."""
-        return any(group.row.state is GroupState.WAITING for group in self.groups)
+        """Tell whether a group that does not run now may come back by itself. One whose end has not been looked at yet may:
+        its directory does not answer."""
+        return any(group.row.state is GroupState.WAITING or group.code is not None for group in self.groups)
 
     def _on_signal(self, number: int) -> None:
         if number in STOP or number in PASS_ON:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 from ftsupervise.host.processes import process
 from ftsupervise.rundir.paths import RunDir
 from tests.neighbours.supervised import SupervisedRun
-from tests.story.test_replica_groups_run import Groups
+from tests.story.test_replica_groups_run import NAMES, Groups
 
 from .conftest import HungMount
 
@@ -48,5 +49,24 @@ def test_a_dead_run_directory_holds_nothing_up_and_its_groups_train_on(
     )
     until(lambda: "answers again" in log.read_text(), "and that it is over")
     assert {name: groups.pid(name) for name in pids} == pids, "every rank trains on"
+    (behind.switches / "kill-switch").touch()
+    assert member.wait(90) == 0
+
+
+def test_groups_that_all_end_while_their_directory_does_not_answer_are_started_again_when_it_does(
+    groups: Groups, dead_mount: HungMount, tmp_path: Path, until: Until
+) -> None:
+    member = groups.start(1_000_000)
+    groups.train()
+    supervisors = [until(lambda name=name: groups.row(name).pid, f"the supervisor of {name}") for name in NAMES]
+    dead_mount.hang("all:/run")
+    for pid in supervisors:
+        os.kill(pid, signal.SIGKILL)
+    until(lambda: all(process(pid) is None for pid in supervisors), "their parent reaps them", 30)
+    time.sleep(5)  # two looks at the directory
+    assert member.poll() is None, "the ends of the groups are not known: nobody may say that none goes on"
+    dead_mount.answer()
+    groups.train(2)
+    behind = RunDir(tmp_path / "backing" / "run")
     (behind.switches / "kill-switch").touch()
     assert member.wait(90) == 0
