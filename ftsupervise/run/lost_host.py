@@ -18,6 +18,7 @@ from ftsupervise.rundir.records import write_json
 from ftsupervise.scheduler.parse import is_away
 
 _ASK = 10.0  # seconds for one question
+_OF_A_LOST_HOST = ("NODE_FAIL", "CANCELLED")  # by Slurm, or by our agents: no slurmd was there to report another end
 _FIELDS = re.compile(r"(?:^|\s)(JobState|BatchHost|NodeList)=(\S*)")
 
 
@@ -46,16 +47,17 @@ def fate_of(job: str, env: Mapping[str, str]) -> str:
     Slurm does not say. Raises OSError where there are no Slurm commands."""
     shown = _answer(("scontrol", "--oneliner", "show", "job", job), env)
     fields = dict(_FIELDS.findall(shown))
-    host, state = fields.get("BatchHost", ""), fields.get("JobState", "")
+    host, state = fields.get("BatchHost", "").removeprefix("(null)"), fields.get("JobState", "")
     if state in ("", "RUNNING", "PENDING", "COMPLETING"):
         return ""
     now = _answer(("sinfo", "-h", "-N", "-n", host, "-o", "%T"), env).split("\n")[0].strip() if host else ""
+    nodes, away = fields.get("NodeList", "").removeprefix("(null)"), bool(now) and is_away(now)
     try:
-        taken_out = host not in expand_hostlist(fields.get("NodeList", "")) if host else False
+        taken_out = bool(host and nodes) and host not in expand_hostlist(nodes)
     except ValueError:
         taken_out = False
-    if host and (taken_out or (now and is_away(now))):
-        return f"its batch host {host} was lost{f' ({now})' if now and is_away(now) else ''}"
+    if taken_out or (away and state in _OF_A_LOST_HOST):
+        return f"its batch host {host} was lost{f' ({now})' if away else ''}"
     return "one of its nodes was lost, and Slurm ended the job (NODE_FAIL)" if state == "NODE_FAIL" else ""
 
 
