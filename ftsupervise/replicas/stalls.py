@@ -73,7 +73,7 @@ def with_seen(page: StallPage, seen: Iterable[GroupStall]) -> StallPage:
     for one in seen:
         if not 0 <= one.seconds <= _LONGEST or (len(stalls) >= MOST and one.at < stalls[0].at):
             continue
-        same = next((n for n, other in enumerate(stalls) if one.at <= other.ended and other.at <= one.ended), None)
+        same = next((n for n, other in enumerate(stalls) if _is_same(one, other)), None)
         if same is None:
             stalls.append(one)
         else:
@@ -83,6 +83,12 @@ def with_seen(page: StallPage, seen: Iterable[GroupStall]) -> StallPage:
     return StallPage(
         page.at, old[0] + len(stalls), old[1] + _seconds(stalls), old[2] + _lost(stalls), tuple(stalls[-MOST:])
     )
+
+
+def _is_same(one: GroupStall, other: GroupStall) -> bool:
+    """Two stalls of one group may follow each other at once: those only touch, and are of two steps."""
+    both = (min(one.ended, other.ended) - max(one.at, other.at)).total_seconds()
+    return both >= 0 and (one.step == other.step or 2 * both > min(one.seconds, other.seconds))
 
 
 def _together(one: GroupStall, other: GroupStall) -> GroupStall:

@@ -87,6 +87,15 @@ def test_what_three_groups_saw_of_one_loss_is_one_stall_and_the_worst_of_it_coun
     assert (page.times, page.seconds, page.lost) == (1, 1.10, 1)
 
 
+def test_two_stalls_of_two_steps_that_follow_each_other_at_once_are_two() -> None:
+    first = [at_second(0.0, 30.0, "g001"), at_second(0.02, 29.98, "g001")]
+    second = [at_second(30.0, 5.0)._replace(step=11), at_second(30.0, 5.002)._replace(step=11)]
+    page = with_seen(StallPage(), [first[0], second[0], first[1], second[1]])
+    assert [one.step for one in page.stalls] == [10, 11]
+    assert (page.times, page.seconds, page.lost) == (2, 35.002, 2)
+    assert with_seen(page, [*second, *first]) == page
+
+
 def test_what_is_read_again_is_not_counted_again() -> None:
     seen = [at_second(0, 1.0, "g001"), at_second(60, 5.0, "g002")]
     once = with_seen(StallPage(), seen)
