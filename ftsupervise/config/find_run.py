@@ -91,10 +91,18 @@ def _require_answer(argument: str | None) -> None:
     places = [Path(argument or os.environ.get(ENV_RUN_DIR) or CONFIG_NAME)]
     places += [state_dir() / "runs" / argument] if argument and "/" not in argument else []
     seconds = min(WITHIN, max(1.0, host.answer_by - time.monotonic()))
-    if in_time(lambda: [_is_there(place) for place in places], seconds) is None:
+    silent = places[0]
+
+    def look() -> bool:
+        nonlocal silent
+        for silent in places:
+            _is_there(silent)
+        return True
+
+    if in_time(look, seconds) is None:
         raise NoAnswer(
-            f"{argument or places[0].absolute()} does not answer within {seconds:.0f} s: its file system hangs",
-            hint=f"nothing was done; try again when this answers: ls {_quoted(argument or '.')}",
+            f"{argument or silent.absolute()} does not answer within {seconds:.0f} s: its file system hangs",
+            hint=f"nothing was done; try again when this answers: ls {_quoted(str(silent))}",
         )
 
 

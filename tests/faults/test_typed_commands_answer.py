@@ -129,6 +129,10 @@ def test_a_run_that_is_looked_for_on_a_dead_mount_is_given_up_before_the_command
     monkeypatch.setattr(host, "answer_by", time.monotonic() + 0.5)
     with pytest.raises(NoAnswer, match=f"{dead.root} does not answer"):
         find_run(str(dead.root))
+    monkeypatch.setenv("FTSUPERVISE_RUN_DIR", str(dead.root))
+    with pytest.raises(NoAnswer) as error:
+        find_run(None)
+    assert error.value.hint.endswith(f"ls {dead.root}"), "the place that hangs, not the folder that one is in"
 
 
 @pytest.mark.root
