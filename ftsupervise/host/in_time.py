@@ -10,7 +10,8 @@ T = TypeVar("T")
 
 
 def in_time(work: Callable[[], T], seconds: float) -> T | None:
-    """Return what ``work`` returns, or None where it takes longer than ``seconds``. Raises what it raises in time."""
+    """Return what ``work`` returns, or None where it takes longer than ``seconds``, or there is no thread for it. Raises what
+    it raises in time."""
     return OneAtATime[T]()(work, seconds)
 
 
@@ -25,8 +26,12 @@ class OneAtATime(Generic[T]):
 
     def __call__(self, work: Callable[[], T], seconds: float) -> T | None:
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, args=(work,), daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._run, args=(work,), daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:  # the machine has no more threads at present
+                return None
+            self._thread = thread
         self._thread.join(max(0.0, seconds))
         if self._thread.is_alive():
             return None

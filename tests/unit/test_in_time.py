@@ -31,5 +31,14 @@ def test_a_slow_call_is_not_made_twice_and_its_result_is_that_of_a_later_one() -
     assert begun == [0, 1]
 
 
+def test_without_a_thread_for_it_nothing_is_known_and_a_later_call_is_made() -> None:
+    turn, usual = OneAtATime[int](), threading.stack_size(1 << 46)  # more than there are addresses for
+    try:
+        assert turn(lambda: 5, 60) is None
+    finally:
+        threading.stack_size(usual)
+    assert turn(lambda: 6, 60) == 6
+
+
 def fail() -> int:
     raise OSError("no such thing")
