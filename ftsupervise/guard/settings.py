@@ -62,7 +62,7 @@ class Limits(NamedTuple):
 def place(
     env: Mapping[str, str], run_dir: str | os.PathLike[str] | None, rank: int | None, world: int | None
 ) -> RankContext:
-    """Return ``rank`` and ``world``: as given, else as the launcher says.
+    """Return the place of this rank. ``rank`` and ``world`` are as given, else as the launcher says.
 
     Where the launcher knows of one rank, or of none, they are as the initialised process group says: the program may
     have started its ranks by itself.

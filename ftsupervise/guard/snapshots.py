@@ -149,7 +149,7 @@ class Snapshots:
         return self._memory.description(slot), self._memory.data(slot)
 
     def _held(self) -> dict[SnapshotId, int]:
-        """Return the snapshot that this attempt may begin from."""
+        """Return the snapshots that this attempt may begin from, each with its slot."""
         if self._kept is not None:
             return {} if self._kept[1] is None else {self._kept[0]: _ON_DISK}
         newest = self._place.attempt

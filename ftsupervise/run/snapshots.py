@@ -120,7 +120,8 @@ class SnapshotKeeper:
         return env
 
     def _refused_kept(self) -> frozenset[int]:
-        """Note that the attempt before began from a kept one and left nothing in memory: it may have failed because of it."""
+        """Count an attempt before that began from a kept one and left nothing in memory against it; return the steps that are
+        refused."""
         if self._last.from_kept:
             began = self._lineage[-1].step
             self._doubts[began] = self._doubts.get(began, 0) + self._weight

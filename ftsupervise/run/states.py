@@ -155,7 +155,7 @@ class AttemptProgress(NamedTuple):
     code: int | None = None  # of the command; -N for a signal N
 
     def after(self, event: AttemptEvent, *, ending: Ending | None = None, code: int | None = None) -> AttemptProgress:
-        """Return the one way to another state, with what is known since the event.
+        """Return the progress in the next state, with the facts of ``event``: there is no other way to another state.
 
         Raises KeyError for an event that the state lacks.
         """
