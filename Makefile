@@ -24,8 +24,9 @@ test-torch: $(TORCH)/.test debian  ## what needs torch, in an environment of its
 quick: .venv/.test           ## what never leaves memory and files; seconds
 	@$(BIN)/python -m pytest tests/unit tests/story -m "not slow" $(ARGS)
 
-soak: .venv/.test debian      ## the long ones
-	@$(BIN)/python -m pytest -m slow --timeout 3600 $(ARGS)
+soak: .venv/.test $(TORCH)/.test debian  ## the long ones, those with torch too
+	@$(BIN)/python -m pytest -m "slow and not torch" --timeout 3600 $(ARGS)
+	@[ ! -e $(TORCH)/.test ] || $(TORCH)/bin/python -m pytest -m "slow and torch" --timeout 3600 $(ARGS)
 
 faults: .venv/.test debian    ## the tables of threats and faults: every row's test, and the tables with their results
 	@$(BIN)/python tests/matrix.py $(ARGS)

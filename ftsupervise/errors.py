@@ -7,6 +7,7 @@
     ├── SubmitRejected        65   sbatch said no; its own words are in the message
     ├── CannotWrite           73   the directory cannot be written
     │   └── DiskFull          73   ... because no space, inode or quota is left
+    ├── NoAnswer              74   a file system, as a rule, does not answer within the bound
     ├── Refused               75   not now: a kill switch is up, or the same thing was submitted already
     ├── NotPermitted          77   the file or job belongs to somebody else, or may not be read
     ├── ConfigError           78   ftsupervise.yaml is wrong; the message starts with file:line:col

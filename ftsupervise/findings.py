@@ -34,7 +34,7 @@ BESIDES = ("chain", "switches", "storage", "slurm", "watch", "receiver", "alert-
 
 @dataclass(frozen=True)
 class Finding:
-    """What one look of one watchdog says about one subject at one moment.
+    """The answer of one watchdog, at one check, about one subject at one moment.
 
     ``watchdog`` and ``subject`` name the thing looked at ("disk", "/scratch bytes"); together with the run they are
     the identity of the alert this may become. ``summary`` is one sentence with the number and the limit in it.

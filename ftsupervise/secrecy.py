@@ -1,4 +1,4 @@
-"""What is a secret: known by the name it has and by the form of its value, and found in a text in whatever way it is encoded.
+"""Finds secrets: by the name that one has, by the form of its value, and in a text in whatever way it is encoded.
 
 One place for all rooms: the settings refuse what ``kind`` finds, ``launch`` and ``cron install`` leave out of an environment
 what ``is_secret`` finds, and every error text passes through ``masked``. Names and forms are those of the services that people
@@ -160,7 +160,7 @@ def like_a_file(text: str) -> bool:
 
 
 def like_an_address(text: str) -> bool:
-    """Is ``text``, which begins as a path does, what follows the host in the address of a hook, and so a secret?
+    """Return whether ``text``, which begins as a path does, follows the host in the address of a hook, and so a secret?
     "/services/T00/B00/…" of Slack, "/api/webhooks/123/…" of Discord, "/v1/spaces/…" of Google Chat, the UUID of a ping."""
     return _AFTER_THE_HOST.fullmatch(text) is not None or bool(kind(text))
 

@@ -1,4 +1,4 @@
-"""Which alerts people must be notified of, why, and through which receivers. Pure, so that a whole night fits in a table.
+"""Decides which alerts people are notified of, why, and through which receivers. Pure, so that a whole night fits in a table.
 
 ``step`` takes an alert as it was, what one check found, the policy and the time, and gives the alert as it is now and
 one reason. Nothing here writes or sends; ``record.py`` and ``deliver.py`` do.

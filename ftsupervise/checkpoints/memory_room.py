@@ -1,4 +1,4 @@
-"""Is there room in this node's memory for snapshots? Asked before each piece of memory is taken, since nothing else says no.
+"""Says whether this node's memory has room for snapshots. Asked before each piece is taken, since nothing else says no.
 
 Where a job's memory is full, taking more of it ends in SIGKILL (exit code 137), also in ``posix_fallocate``; where a tmpfs is
 full, the first store into a mapped file ends in SIGBUS. Memory that a file in tmpfs has taken is charged to the job until the

@@ -106,7 +106,7 @@ groups.add_command(
 @click.argument("group")
 @click.argument("run", metavar="[RUN]", required=False)
 def leave(group: str, run: str | None) -> None:
-    """Let GROUP (g002) leave for good: it is told to stop, and is not started again. The others train on.
+    """Let GROUP (g002) leave for good: it is asked to stop, and is not started again. The others train on.
 
     RUN is a directory, an ftsupervise.yaml, or a name; default: ./ftsupervise.yaml.
     """

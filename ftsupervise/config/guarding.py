@@ -10,7 +10,7 @@ _LossAction = Literal["warn", "stop", "resume"]
 
 
 class LossSettings(Strict):
-    """What follows when the loss that the loop gives to ``guard.loss()`` is no number, or diverges."""
+    """The reaction when the loss that the loop gives to ``guard.loss()`` is no number, or diverges."""
 
     nonfinite: _LossAction = declared("guard.loss.nonfinite")
     diverging: Annotated[_LossAction | None, off_is_null(_LossAction | None | Off)] = declared("guard.loss.diverging")

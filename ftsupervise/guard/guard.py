@@ -108,8 +108,8 @@ class Guard:
         return decider.decide(step, agreed, self._heart)
 
     def check(self) -> Decision:
-        """What this rank knows by now: what all ranks will do at a step to come, else its own reason. Ask anywhere, as often as
-        you like, before the first step too: in a wait for data, in a long evaluation. Costs as little as ``step()``.
+        """Return what this rank knows by now: what all ranks will do at a step to come, else its own reason. Ask anywhere,
+        as often as you like, before the first step too: in a wait for data, in a long evaluation. As cheap as ``step()``.
 
         Other ranks may know more or less at this moment, and it is no order: the one that counts comes from ``step()``, at
         which all leave together. So do on it what one rank may do alone (wait no longer, leave out what is optional). The

@@ -1,4 +1,4 @@
-"""This module mends from outside what torchft 0.2.0 lacks to survive the loss of a group: each until torchft has it itself.
+"""Adds from outside what torchft 0.2.0 lacks to survive the loss of a group, each part until torchft has it itself.
 
     DistributedDataParallel   a death while gradients are computed: the hook of 0.2.0 raises in every survivor, and all exit.
                               Mended upstream after 0.2.0; gone here when a release has it
@@ -51,7 +51,7 @@ def _torchft() -> Any:
     found = version("torchft")
     if not found.startswith(VERSION):
         raise ConfigError(
-            f"torchft {found} is installed, and ftsupervise mends version 0.2 of it: pip install 'torchft==0.2.*'"
+            f"torchft {found} is installed, and ftsupervise works with version 0.2 of it: pip install 'torchft==0.2.*'"
         )
     inside = ("_async_quorum", "allreduce", "report_error", "should_commit", "start_quorum", "wait_quorum")
     if lost := [name for name in inside if not callable(getattr(package.Manager, name, None))]:

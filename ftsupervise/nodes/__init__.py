@@ -1,1 +1,1 @@
-"""Which nodes a run uses and which it avoids: incidents, selection, placement, exclusions, health."""
+"""Decides which nodes a run uses and which it avoids: incidents, selection, placement, exclusions, health."""

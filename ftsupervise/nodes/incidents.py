@@ -1,4 +1,4 @@
-"""Which nodes are excluded, and why: incidents by node that fade with time, and what people decide by hand.
+"""Keeps which nodes are excluded, and why: incidents by node that fade with time, and what people decide by hand.
 
     PLACE/incidents/WRITER.json the incidents that one supervisor has seen; one file per writer, merged when read
     PLACE/exclude/NODE          a person excludes it: ``touch`` excludes, ``rm`` takes it back; JSON says by whom and why

@@ -52,7 +52,7 @@ def find_group(run: RunDir, name: str) -> RunDir:
 
 
 def leaves(group: RunDir, last: bool = False) -> bool:
-    """Has a person asked this group to leave for good? Where that cannot be seen, the ``last`` answer holds."""
+    """Return whether a person has asked this group to leave for good. Where that cannot be seen, the ``last`` answer holds."""
     try:
         os.lstat(group.state / LEAVE)
     except FileNotFoundError:

@@ -153,7 +153,7 @@ class SupervisedLighthouse:
         return seen if time.monotonic() - at < _FRESH else PageNotSeen(Unseen.CUT, "it has not been looked at lately")
 
     def heard(self, group: str) -> bool | None:
-        """Does a start of this group send heartbeats? None: the lighthouse could not be asked, or is new itself."""
+        """Return whether a start of this group sends heartbeats. None: the lighthouse could not be asked, or is new itself."""
         page, within = self.page(), 2 * self.place.timeouts.heartbeat
         if not isinstance(page, LighthousePage):
             return None

@@ -1,4 +1,4 @@
-"""Is the lighthouse to be ended? Pure: what was seen of it, and for how long.
+"""Decides whether the lighthouse is to be ended. Pure: what was seen of it, and for how long.
 
 While a lighthouse is slow, or even stopped, all groups wait and lose nothing. A new one knows nobody, and costs more than a
 pause of a minute. So it is never restarted to be sure:

@@ -88,7 +88,7 @@ class LighthousePage(NamedTuple):
 
     @property
     def has_stragglers(self) -> bool:
-        """Does the next quorum wait for groups that are heard of and do not ask? One of them may hang."""
+        """Return whether the next quorum waits for groups that are heard of and do not ask. One of them may hang."""
         return "stragglers" in self.waits_for or "need at least half of" in self.waits_for
 
 

@@ -47,7 +47,7 @@ class StoreWatch:
 
 
 def store_answers(store: str, hosts: Mapping[str, str], within: float) -> bool | None:
-    """Does something listen at the store of a member ("HOST:PORT/prefix")? None where that cannot be said."""
+    """Return whether something listens at the store of a member ("HOST:PORT/prefix"). None where that cannot be said."""
     host, _, rest = store.rpartition(":")
     port = rest.partition("/")[0]
     address = hosts.get(host.strip("[]"))

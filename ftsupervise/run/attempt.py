@@ -84,7 +84,7 @@ def _meet(to: Services, now: RunProgress, given: dict[str, str]) -> bool:
     options, mine, command = to.options, now.claim, now.placement.command
     nodes = rendezvous.in_rank_order(command, now.placement.nodes or to.allocation.nodes)
     if nodes is None:
-        tell(mine.folder / "run.log", "only srun knows which node rank 0 is on: the ranks are not told where to meet")
+        tell(mine.folder / "run.log", "only srun knows which node rank 0 is on: the ranks get no address to meet at")
         return False
     here = to.env.get("SLURMD_NODENAME", "") or os.uname().nodename
     run = str(options.rundir.root)

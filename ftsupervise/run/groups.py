@@ -125,7 +125,7 @@ class GroupsOfJob:
             group.code = None
         if group.alive:
             if group.leaves and group.move(GroupState.RUNNING, "is leaving", now):
-                self.say(f"{group.row.name}: leaves for good; it is told to stop")
+                self.say(f"{group.row.name}: leaves for good; it is asked to stop")
                 group.signal(signal.SIGTERM)
             return
         state, why = self._state(group, over)

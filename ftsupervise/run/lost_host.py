@@ -43,8 +43,8 @@ def _note(rundir: RunDir, number: int, env: Mapping[str, str]) -> None:
 
 
 def fate_of(job: str, env: Mapping[str, str]) -> str:
-    """Why Slurm or our agents have ended ``job``: "its batch host node-0 was lost (down*)"; "" where that was not why, or where
-    Slurm does not say. Raises OSError where there are no Slurm commands."""
+    """Return why Slurm or our agents have ended ``job``: "its batch host node-0 was lost (down*)"; "" where that was not why,
+    or where Slurm does not say. Raises OSError where there are no Slurm commands."""
     shown = _answer(("scontrol", "--oneliner", "show", "job", job), env)
     fields = dict(_FIELDS.findall(shown))
     host, state = fields.get("BatchHost", "").removeprefix("(null)"), fields.get("JobState", "")

@@ -20,13 +20,13 @@ _NEAR_END = 60.0  # seconds: Slurm's limit loop is up to this early or late
 
 
 class LostHost(NamedTuple):
-    """What Slurm said of the host of an attempt that left no record of its end, in words."""
+    """Slurm's words on the host of an attempt that left no record of its end."""
 
     words: Annotated[str, 500] = ""
 
 
 def lost_host(folder: Path) -> str:
-    """What became of its host; "" where nobody has found that out."""
+    """Return what became of its host; "" where nobody has found that out."""
     try:
         found = read_record(LostHost, folder / LOST_HOST, limit=16_000)
     except (OSError, ValueError):

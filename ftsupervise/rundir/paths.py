@@ -6,9 +6,10 @@
       launches/NNNN/      one per submission: train.sbatch (or train-1.sbatch, ...), launch.json (ids, token, options)
       switches/           kill-switch, save-switch: ``touch`` raises, ``rm`` clears; the one directory the group may write
       state/              finished (the run is done; queued members burn through), brake (stopped: ftsupervise clear --brake),
-                          steps.json (steps and loss over time, some 80 kB at most)
+                          steps.json (steps and loss over time, some 80 kB at most), last_hours.json (minute by minute)
       attempts/NNNN/      one per start of the command, claimed by mkdir: start.json, end.json, progress.json (all ranks as
-                          one, every few seconds), resumed.json, warning, imports.json, tracker.json, evidence/
+                          one, every few seconds), run.log (what the supervisor said), resumed.json, warning, stopped.json,
+                          error.json, lost.json (Slurm on a lost host), copies.json, imports.json, tracker.json, evidence/
       staging/NNNN/       shared files of an attempt are made here, then renamed; a plain file: sealed, a newer one has begun
       nodes/              incidents by node; exclude/NODE and trust/NODE: ``touch`` and ``rm``
       beats/              rank-N: one JSON line, rewritten whole by that rank only
@@ -18,7 +19,7 @@
       checkpoints/        where FTSUPERVISE_CHECKPOINT_DIR points unless the run says otherwise
       groups/gNNN/        a run of replica groups: each group is a run of its own with its own ledger, fence and brake, but
                           has the switches, the finished mark, the launches and the checkpoints of the whole run
-      replicas/           of these: lighthouse.json, groups.json (state, nodes and step of each), quorum.json
+      replicas/           of these: lighthouse.json, groups.json (state, nodes and step of each), quorum.json, stalls.json
 
 Laws kept here: files are written whole (temp, fsync, rename), several writers never share one file, readers survive
 a file that vanishes or is half there. Standard library only: the guard uses this inside the training loop.

@@ -1,4 +1,4 @@
-"""Does a run stand still, by what it shows and by what is usual for it? Pure: seconds in, a verdict out.
+"""Judges whether a run makes no progress, by its signs and by what is usual for it. Pure: seconds in, a verdict out.
 
 The *hang* watchdog and ``status`` ask this. A signal is one thing that moves when the run makes progress. A run is hung only if
 every signal it has stands still for longer than its bound; if one of them could not be seen, the answer is unknown. The bounds

@@ -22,7 +22,7 @@ _USUAL = 0.8  # the rate that this share of all pieces does not exceed: a run ma
 
 
 def is_slow(rate: float, usual: float, least: float = SLOW) -> bool:
-    """Is ``rate``, over a time as long as ``SLOW_FOR``, below the share ``least`` of what is usual?"""
+    """Return whether ``rate``, over a time as long as ``SLOW_FOR``, is below the share ``least`` of the usual one."""
     return rate < least * usual
 
 

@@ -1,4 +1,4 @@
-"""How far a run was at each of its last minutes: ``state/last_hours.json``, a few kilobytes for ever.
+"""Keeps how far a run was at each of its last minutes: ``state/last_hours.json``, a few kilobytes for ever.
 
 The ledger has the sums of a whole attempt. With these marks the account of time can tell what an attempt did within its last
 hour. The supervisor of the newest attempt writes them, through its staging area, as it writes the steps (``steps.py``).
@@ -23,7 +23,7 @@ _LATEST = float(1 << 34)  # epoch seconds
 
 
 class TimeMark(NamedTuple):
-    """What attempt ``attempt`` had done at epoch seconds ``at``."""
+    """The progress of attempt ``attempt`` at epoch seconds ``at``."""
 
     at: float
     attempt: int

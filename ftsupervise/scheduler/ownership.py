@@ -1,4 +1,4 @@
-"""Does a job belong to a run? The one answer for all rooms: watch, status, launch, the brake and the excluded nodes.
+"""Says whether a job belongs to a run. The one answer for all rooms: watch, status, launch, the brake and the excluded nodes.
 
 A job is a run's when one of the run's own people submitted it and a launch of the run did so (the launch's token stands in the
 comment, or its id on the launch's page), or when the run's newest attempt runs in it. Two runs may have the same name, in two

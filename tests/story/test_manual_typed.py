@@ -290,7 +290,7 @@ def test_pip_install_makes_a_command_that_has_all_its_files(tmp_path: Path) -> N
             story.write(one)
     where, version, script = story.type(
         [
-            "python -c 'import ftsupervise; print(ftsupervise.__file__)'",
+            "python -c 'import ftsupervise, ftsupervise.cli.run, ftsupervise.report.metrics; print(ftsupervise.__file__)'",
             "ftsupervise --version",
             "ftsupervise launch --dry-run --scheduler slurm",
         ],

@@ -20,12 +20,16 @@ _ENTRY = re.compile(
 )
 
 
-def project() -> dict[str, Any]:
+def settings() -> dict[str, Any]:
     if sys.version_info < (3, 11):
         import tomli as tomllib  # with pytest, there
     else:
         import tomllib
-    return dict(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"])
+    return dict(tomllib.loads((ROOT / "pyproject.toml").read_text()))
+
+
+def project() -> dict[str, Any]:
+    return dict(settings()["project"])
 
 
 def wanted(extra: str) -> list[Requirement]:
@@ -100,3 +104,10 @@ def test_nothing_is_fetched_beside_the_lock() -> None:
     assert "--require-hashes -r" in installs[0] and "--no-deps --no-build-isolation" in installs[1]
     makefile = (ROOT / "Makefile").read_text()
     assert "pip install" not in makefile
+
+
+def test_every_package_is_in_the_wheel() -> None:
+    """An editable install finds a folder that is not listed; one from a wheel lacks it."""
+    found = {".".join(path.parent.relative_to(ROOT).parts) for path in (ROOT / "ftsupervise").rglob("__init__.py")}
+    listed = settings()["tool"]["setuptools"]["packages"]
+    assert sorted(listed) == sorted(found | {"ftsupervise.cron", "ftsupervise.templates"})

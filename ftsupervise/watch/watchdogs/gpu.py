@@ -1,4 +1,4 @@
-"""Are the GPUs of this node there, whole, cool and at work? Where there is no NVML it says so and nothing else.
+"""Checks that the GPUs of this node are there, whole, cool and at work. Where there is no NVML it says so and nothing else.
 
 NVML is asked in a child of its own (``python -m ftsupervise.watch.watchdogs.gpu`` prints one JSON object), because a sick
 driver hangs the process that asks. Needs nvidia-ml-py (``pip install 'ftsupervise[gpu]'``) and NVIDIA's driver.
