@@ -5,7 +5,8 @@ They are made once, here, for the page of a run and for that of a week.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 from ftsupervise.report.account import Spent, TimeAccount
 from ftsupervise.report.incidents import STALL
@@ -13,6 +14,10 @@ from ftsupervise.report.row import RunRow
 from ftsupervise.report.slow import SLOW
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.units import show_duration, show_percent
+
+if TYPE_CHECKING:
+    from ftsupervise.config.schema import Run
+    from ftsupervise.model import Attempt, Job
 
 _QUEUE_BOUND = 0.3  # of the time in the queue: worth a word on how to wait less
 _QUIET_TONES = {"FINISHED": "good", "UNKNOWN": "unknown", "NEW": "unknown"}
@@ -42,6 +47,17 @@ class RunPresent(NamedTuple):
     def where(self) -> str:
         """The run, as an argument of a command."""
         return RunDir(self.row.directory).quoted()
+
+
+def job_that_runs(jobs: Sequence[Job] | None, last: Attempt | None) -> str:
+    """The job to end where the run hangs: the queue's, else that of the newest attempt; "" where neither is known."""
+    running = (job.id for job in jobs or () if not job.state.waiting and not job.state.ended)
+    return next(running, last.job_id if last is not None else "")
+
+
+def restarts_hangs(run: Run | None) -> bool | None:
+    """Does the supervisor end a hang by itself? None: the settings could not be read."""
+    return None if run is None else run.launch.restart.hang is not None
 
 
 def headline_of(now: RunPresent) -> Headline:
