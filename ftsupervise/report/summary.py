@@ -67,6 +67,8 @@ def headline(report: ReportFacts) -> Headline:
             stood=_stands(report),
             job_id=job_that_runs(seen.jobs, last),
             behind=page.slowest if page is not None else "",
+            brake=seen.run.braked,
+            line=last.line if last is not None else "",
             do=next((one.do for one in rows if worst and one.watchdog == worst), ""),
             restarts_hangs=restarts_hangs(run),
         )
