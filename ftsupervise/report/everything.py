@@ -228,6 +228,16 @@ def _settings(rundir: RunDir, records: Sequence[LaunchRecord], env: Mapping[str,
     return trusted, Listed(tuple(rows))
 
 
+def believed_settings(rundir: RunDir, env: Mapping[str, str]) -> Run | None:
+    """The settings that the run was launched with, for use. None: they cannot be read."""
+    from ftsupervise.config.believed import load_believed
+
+    try:
+        return load_believed(rundir.config, watched=False, environ=env).run
+    except (Error, OSError):
+        return None
+
+
 def _loaded(path: Path, env: Mapping[str, str]) -> tuple[Run, dict[str, str]]:
     """The settings in ``path``, and the origin of each. No variable of this account is filled into another account's."""
     from ftsupervise.config.load import leaves, loaded, origin_of, values

@@ -5,14 +5,22 @@ They are made once, here, for the page of a run and for that of a week.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
+from ftsupervise.printable import printable
 from ftsupervise.report.account import Spent, TimeAccount
 from ftsupervise.report.incidents import STALL
 from ftsupervise.report.row import RunRow
 from ftsupervise.report.slow import SLOW
 from ftsupervise.rundir.paths import RunDir
+from ftsupervise.rundir.switches import Brake
+from ftsupervise.secrecy import masked
 from ftsupervise.units import show_duration, show_percent
+
+if TYPE_CHECKING:
+    from ftsupervise.config.schema import Run
+    from ftsupervise.model import Attempt, Job
 
 _QUEUE_BOUND = 0.3  # of the time in the queue: worth a word on how to wait less
 _QUIET_TONES = {"FINISHED": "good", "UNKNOWN": "unknown", "NEW": "unknown"}
@@ -22,7 +30,8 @@ class Headline(NamedTuple):
     verdict: str
     tone: str  # "good", "watch", "bad", "unknown"
     sentence: str
-    next: str = ""  # what to do, with what to type; "" where nothing needs to be done
+    next: str = ""  # what to do; "" where nothing needs to be done
+    command: str = ""  # what to type for it, to be copied; "" where ``next`` says all
 
 
 class RunPresent(NamedTuple):
@@ -37,11 +46,24 @@ class RunPresent(NamedTuple):
     behind: str = ""  # the rank that is furthest behind, and where
     do: str = ""  # what the worst alert says is to be done
     restarts_hangs: bool | None = None  # does the supervisor end a hang by itself? None: not known
+    brake: Brake | None = None  # where it is on
+    line: str = ""  # what the newest attempt's output said of its end
 
     @property
     def where(self) -> str:
         """The run, as an argument of a command."""
         return RunDir(self.row.directory).quoted()
+
+
+def job_that_runs(jobs: Sequence[Job] | None, last: Attempt | None) -> str:
+    """The job to end where the run hangs: the queue's, else that of the newest attempt; "" where neither is known."""
+    running = (job.id for job in jobs or () if not job.state.waiting and not job.state.ended)
+    return next(running, last.job_id if last is not None else "")
+
+
+def restarts_hangs(run: Run | None) -> bool | None:
+    """Does the supervisor end a hang by itself? None: the settings could not be read."""
+    return None if run is None else run.launch.restart.hang is not None
 
 
 def headline_of(now: RunPresent) -> Headline:
@@ -56,21 +78,20 @@ def headline_of(now: RunPresent) -> Headline:
         return _slow(now)
     if worst is not None:
         tone = "bad" if worst.severity == "critical" else "watch"
-        do = (
-            f"{now.do[:1].upper()}{now.do[1:]}"
-            or f"See it for yourself: ftsupervise check {worst.watchdog} {now.where}"
-        )
-        return Headline(verdict, tone, f"It runs, and the alert {worst.watchdog} fires: {worst.summary}.", do)
-    look = f"See whether that is usual: ftsupervise check hang {now.where}"
+        do = f"{now.do[:1].upper()}{now.do[1:]}" or "See it for yourself:"
+        command = "" if now.do else f"ftsupervise check {worst.watchdog} {now.where}"
+        sentence = f"It runs, and the alert {worst.watchdog} fires: {worst.summary}."
+        return Headline(verdict, tone, sentence, do, command)
     if now.stood >= STALL:
         phase = f", in phase {now.row.phase}" if now.row.phase else ""
-        return Headline(verdict, "watch", f"It has made no step for {show_duration(round(now.stood))}{phase}.", look)
+        sentence = f"It has made no step for {show_duration(round(now.stood))}{phase}."
+        return Headline(verdict, "watch", sentence, "See whether that is usual:", f"ftsupervise check hang {now.where}")
     if now.row.groups_away:
-        do = f"See why they are away: ftsupervise status {now.where}"
-        return Headline(verdict, "watch", f"It trains with fewer replica groups: {now.row.groups_away}.", do)
+        sentence = f"It trains with fewer replica groups: {now.row.groups_away}."
+        return Headline(verdict, "watch", sentence, "See why they are away:", f"ftsupervise status {now.where}")
     if now.row.watch_late:
-        do = f"Start it again: ftsupervise watch --every 60s {now.where}"
-        return Headline(verdict, "watch", "It runs, but its watch has stopped looking at it.", do)
+        sentence, command = "It runs, but its watch has stopped looking at it.", "ftsupervise watch --every 60s"
+        return Headline(verdict, "watch", sentence, "Start it again:", f"{command} {now.where}")
     if now.row.rate is not None and now.usual:
         share = now.row.rate / now.usual
         if share < SLOW:
@@ -81,26 +102,46 @@ def headline_of(now: RunPresent) -> Headline:
 
 def _not_training(now: RunPresent) -> Headline:
     verdict, why = now.row.verdict, now.row.why
-    tone, sentence, do = _QUIET_TONES.get(verdict, "bad"), "", ""
+    tone, sentence, do, command = _QUIET_TONES.get(verdict, "bad"), "", "", ""
     if verdict == "FINISHED":
         words = "" if now.reached is None else f": step {now.reached:,} is made"
         sentence = f"The training is complete{words}."
     elif verdict == "UNKNOWN":
-        sentence, do = f"Its state could not be seen: {why}.", f"Ask again later: ftsupervise status {now.where}"
+        sentence, do = f"Its state could not be seen: {why}.", "Ask again later:"
+        command = f"ftsupervise status {now.where}"
     elif verdict == "NEW":
-        sentence, do = "Nothing was launched yet.", "Start it: ftsupervise launch"
+        sentence, do = "Nothing was launched yet.", "Start it:"
+        command = "ftsupervise launch"
     elif verdict == "GONE":
         sentence = f"It does not run, and no job waits to continue it: {why}."
-        do = f"Read its last error, then start it again: ftsupervise logs --errors {now.where}; ftsupervise launch"
+        do = "Read its last error, then start it again:"
+        command = f"ftsupervise logs --errors {now.where}; ftsupervise launch"
+    elif verdict == "STOPPED" and now.brake is not None and why.startswith("brake"):
+        sentence, do = _braked(now.brake, now.line)
+        command = f"ftsupervise clear --brake {now.where}"
     elif verdict == "STOPPED":
-        sentence = f"It is stopped: {why}."
-        if "ftsupervise clear" not in why:  # the brake's own words say it
-            do = f"To continue it: ftsupervise clear {now.where}; ftsupervise launch"
+        sentence, do = f"It is stopped: {why}.", "To continue it:"
+        command = f"ftsupervise clear {now.where}; ftsupervise launch"
     elif verdict == "STOPPING":
         sentence = f"It is stopping: {why}."
     else:
         tone, (sentence, do) = "watch", _waiting(now)
-    return Headline(verdict, tone, sentence, do)
+    return Headline(verdict, tone, sentence, do, command)
+
+
+def _braked(brake: Brake, line: str) -> tuple[str, str]:
+    """Why the brake is on, the error in the program's own words where they are known; and what to do first."""
+    if brake.failure == Brake().failure:
+        return f"The brake was put on by hand: {brake.why}.", "To let it start again:"
+    detail = masked(printable(brake.detail or line, 300))
+    plain_exit = brake.failure.startswith("exit ") or brake.failure.lower() in detail.lower()
+    what = detail if detail and plain_exit else ": ".join(filter(None, (brake.failure, detail)))
+    step = f" at step {brake.step:,}" if brake.step is not None else ""
+    do = "Fix the cause, then:"
+    if brake.failure == "hang":
+        where = f"attempts/{brake.attempt:04d}/evidence"
+        do = f"Fix the cause (see {where}, and launch.restart.hang if it was only slow), then:"
+    return f"Stopped by the brake{step}: {brake.why}: {what.rstrip('.')}.", do
 
 
 def _waiting(now: RunPresent) -> tuple[str, str]:
@@ -130,14 +171,12 @@ def _hung(now: RunPresent) -> Headline:
         False: "Nothing ends it by itself, because launch.restart.hang is null. To restart it",
         None: "To restart it",
     }[now.restarts_hangs]
-    look = f"To see what the ranks are doing: ftsupervise check hang {now.where}."
-    return Headline(now.row.verdict, "bad", sentence, f"{by_itself}: {restart}. {look}")
+    do = f"{by_itself}: {restart}. To see what the ranks are doing:"
+    return Headline(now.row.verdict, "bad", sentence, do, f"ftsupervise check hang {now.where}")
 
 
 def _slow(now: RunPresent) -> Headline:
     behind = f" Furthest behind: {now.behind}." if now.behind and now.behind not in now.row.why else ""
-    do = (
-        "Find the slow node: look at temperatures, clocks and the network. To keep a node out of the next jobs: "
-        f"ftsupervise nodes exclude NODE {now.where}"
-    )
-    return Headline(now.row.verdict, "watch", f"It trains slower than usual: {now.row.why}.{behind}", do)
+    do = "Find the slow node: look at temperatures, clocks and the network. To keep a node out of the next jobs:"
+    command = f"ftsupervise nodes exclude NODE {now.where}"
+    return Headline(now.row.verdict, "watch", f"It trains slower than usual: {now.row.why}.{behind}", do, command)

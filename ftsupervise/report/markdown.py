@@ -37,7 +37,7 @@ def _lines(report: ReportFacts) -> Iterator[str]:
     yield f"**{plain(head.sentence, 600)}**"
     yield ""
     if head.next:
-        yield f"Next: {plain(head.next, 600)}"
+        yield " ".join(filter(None, (f"Next: {plain(head.next, 600)}", code(head.command))))
         yield ""
     if said := " ".join(plain(words, 600) for words in summary.sentences(report)):
         yield said

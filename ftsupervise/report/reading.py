@@ -19,7 +19,7 @@ from ftsupervise.rundir.ledger import NEWEST, START, backwards, ledger, newest, 
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.progress import ProgressPage, read_progress
 from ftsupervise.rundir.reached import FEW
-from ftsupervise.rundir.switches import KILL, SAVE, read_brake, read_switch, still_held
+from ftsupervise.rundir.switches import KILL, SAVE, Brake, read_brake, read_switch, still_held
 from ftsupervise.rundir.watched import WatchFound, read_found
 from ftsupervise.truth import Beat, SwitchState
 
@@ -52,6 +52,7 @@ class RunReading(NamedTuple):
     held_by_us: bool  # waiting members are on hold since the brake
     restarts: int  # in the last day
     watch: WatchSeen = WatchSeen()
+    braked: Brake | None = None  # ``brake`` as a record
 
     @property
     def last(self) -> Attempt | None:
@@ -67,6 +68,7 @@ def read_run(rundir: RunDir, now: datetime, *, row: bool = False) -> RunReading:
         attempts = ledger(rundir) if not row else _newest_few(rundir)
         page = read_progress(rundir, attempts[-1].number) if attempts else None
         beats = () if page is not None and page.ranks > FEW else _of_the_last(read_beats(rundir), attempts)
+        braked = _brake(rundir)
     except OSError as error:
         raise from_os_error(error, f"read the run directory {rundir.root}") from None
     return RunReading(
@@ -80,7 +82,8 @@ def read_run(rundir: RunDir, now: datetime, *, row: bool = False) -> RunReading:
         beats=beats,
         switches=tuple(read_switch(rundir, switch) for switch in (KILL, SAVE)),
         finished=rundir.finished.exists(),
-        brake=_brake(rundir),
+        brake=_brake_words(braked, rundir),
+        braked=braked,
         held_by_us=_held_by_us(rundir),
         restarts=_restarts(rundir, claimed, now),
         watch=watch_seen(rundir, now),
@@ -139,11 +142,14 @@ def _of_the_last(beats: tuple[Beat, ...], attempts: tuple[Attempt, ...]) -> tupl
     return of_the_group([beat for beat in beats if is_its(beat)])
 
 
-def _brake(rundir: RunDir) -> str:
+def _brake(rundir: RunDir) -> Brake | None:
     try:
-        on = read_brake(rundir)
+        return read_brake(rundir)
     except OSError:
-        return ""
+        return None
+
+
+def _brake_words(on: Brake | None, rundir: RunDir) -> str:
     return f"brake: {on.words()}; fix the cause, then: ftsupervise clear --brake {rundir.quoted()}" if on else ""
 
 

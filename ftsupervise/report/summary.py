@@ -26,7 +26,7 @@ from ftsupervise.report.costs import (
 )
 from ftsupervise.report.everything import ReportFacts
 from ftsupervise.report.group_stalls import stall_sentence
-from ftsupervise.report.headline import Headline, RunPresent, headline_of
+from ftsupervise.report.headline import Headline, RunPresent, headline_of, job_that_runs, restarts_hangs
 from ftsupervise.report.incidents import STALL, RunIncident, standing
 from ftsupervise.report.row import pace_of
 from ftsupervise.report.slow import SLOW
@@ -57,7 +57,6 @@ def headline(report: ReportFacts) -> Headline:
     seen, run = report.detail.status, report.run
     last, page = seen.run.last, seen.run.page
     worst = report.detail.row.alerts[0].watchdog if report.detail.row.alerts else ""
-    running = (job for job in seen.jobs or () if not job.state.waiting and not job.state.ended)
     rows = (one for one in report.alerts.rows if isinstance(one, AlertRow) and one.ended is None)
     return headline_of(
         RunPresent(
@@ -66,10 +65,12 @@ def headline(report: ReportFacts) -> Headline:
             reached=reached(report),
             usual=report.usual,
             stood=_stands(report),
-            job_id=next((job.id for job in running), last.job_id if last is not None else ""),
+            job_id=job_that_runs(seen.jobs, last),
             behind=page.slowest if page is not None else "",
+            brake=seen.run.braked,
+            line=last.line if last is not None else "",
             do=next((one.do for one in rows if worst and one.watchdog == worst), ""),
-            restarts_hangs=None if run is None else run.launch.restart.hang is not None,
+            restarts_hangs=restarts_hangs(run),
         )
     )
 

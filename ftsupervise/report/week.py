@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from ftsupervise.errors import Error
 from ftsupervise.host.in_time import in_time
@@ -17,17 +17,21 @@ from ftsupervise.report import Status
 from ftsupervise.report.account import KEPT_OUT, Ettr, Spent, Stretch, TimeAccount
 from ftsupervise.report.costs import CostItem, cost_items
 from ftsupervise.report.detail import account_of, runs_now
-from ftsupervise.report.everything import harmless
-from ftsupervise.report.headline import Headline, RunPresent, headline_of
+from ftsupervise.report.everything import believed_settings, harmless
+from ftsupervise.report.headline import Headline, RunPresent, headline_of, job_that_runs, restarts_hangs
 from ftsupervise.report.incidents import RunIncident, incidents, standing
 from ftsupervise.report.placing import placed
-from ftsupervise.report.reading import read_run
+from ftsupervise.report.queues import ask_queues
+from ftsupervise.report.reading import RunReading, read_run
 from ftsupervise.report.row import FINE, RunRow, need_of
 from ftsupervise.report.rows import overview
 from ftsupervise.report.slow import paces_of, slow_periods
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.step_rates import paces, usual_rate
 from ftsupervise.rundir.steps import StepRecord, read_steps
+
+if TYPE_CHECKING:
+    from ftsupervise.model import Job
 
 DAYS = 7
 _WITHIN = 4.0  # seconds for a run
@@ -145,7 +149,7 @@ def week_of(
             found.append(_unread(row, row.why))
             continue
         extend(2 * _WITHIN)
-        one = _in_time(row, begin, now, min(_WITHIN, max(0.1, until - time.monotonic())))
+        one = _in_time(row, begin, now, env, min(_WITHIN, max(0.1, until - time.monotonic())))
         if one.problem or (one.account is not None and one.account.total > 0):
             found.append(one)
         else:
@@ -158,9 +162,9 @@ def _lost(costs: Iterable[CostItem]) -> float:
     return sum(item.seconds for item in costs)
 
 
-def _in_time(row: RunRow, begin: datetime, now: datetime, seconds: float) -> WeekRow:
+def _in_time(row: RunRow, begin: datetime, now: datetime, env: Mapping[str, str], seconds: float) -> WeekRow:
     try:
-        found = in_time(lambda: _of_run(row, begin, now), seconds)
+        found = in_time(lambda: _of_run(row, begin, now, env), seconds)
     except (Error, OSError, ValueError) as error:
         return _unread(row, printable(str(error), 300))
     if found is not None:
@@ -173,13 +177,13 @@ def _unread(row: RunRow, problem: str) -> WeekRow:
     return WeekRow(row, Headline(row.verdict, "unknown", f"It could not be read: {problem}."), problem=problem)
 
 
-def _of_run(row: RunRow, begin: datetime, now: datetime) -> WeekRow:
+def _of_run(row: RunRow, begin: datetime, now: datetime, env: Mapping[str, str]) -> WeekRow:
     rundir = RunDir(row.directory)
     run = read_run(rundir, now)
     seen = Status(run, row.verdict, row.why, None, "")
     whole = account_of(seen)
     first, last = begin.timestamp(), now.timestamp()
-    running, last_one = runs_now(seen), run.last
+    running, hung = runs_now(seen), row.verdict == "HUNG"
     behind = run.page.slowest if run.page is not None else ""
     record = read_steps(rundir)
     rates = paces_of(run.attempts, paces(record, [one.started.timestamp() for one in run.attempts]))
@@ -190,8 +194,11 @@ def _of_run(row: RunRow, begin: datetime, now: datetime) -> WeekRow:
             reached=max((one.last_step for one in run.attempts if one.last_step is not None), default=None),
             usual=row.usual or usual_rate(rates),
             stood=standing(run.attempts, whole) if running else 0.0,
-            job_id=last_one.job_id if last_one is not None else "",
+            job_id=job_that_runs(_jobs(run, env) if hung else None, run.last),
             behind=behind,
+            brake=run.braked,
+            line=run.last.line if run.last is not None else "",
+            restarts_hangs=restarts_hangs(believed_settings(rundir, env)) if hung else None,
         )
     )
     if whole.until.timestamp() <= first:
@@ -199,7 +206,7 @@ def _of_run(row: RunRow, begin: datetime, now: datetime) -> WeekRow:
     part = whole.within(first, last)
     ends = tuple(
         harmless(one)
-        for one in incidents(run.attempts, part, running=running, hung=row.verdict == "HUNG", behind=behind)
+        for one in incidents(run.attempts, part, running=running, hung=hung, behind=behind)
         if one.at.timestamp() >= first or one.whole > 0
     )
     slow = tuple(one for one in slow_periods(rates) if one.begin >= first)
@@ -212,6 +219,12 @@ def _of_run(row: RunRow, begin: datetime, now: datetime) -> WeekRow:
         _made(record, first),
         drawn=placed(whole.stretches, record).stretches,
     )
+
+
+def _jobs(run: RunReading, env: Mapping[str, str]) -> tuple[Job, ...] | None:
+    """Its jobs in the queue. None: no answer in time, which must not cost the run its row."""
+    found = in_time(lambda: ask_queues([run], env), _WITHIN / 2)
+    return None if found is None else found.of[0].jobs
 
 
 def _made(record: StepRecord, begin: float) -> int | None:

@@ -82,6 +82,7 @@ def _look(one: WeekRow) -> dict[str, str]:
         "tone": head.tone,
         "why": cut(head.sentence),
         "next": head.next,
+        "command": head.command,
     }
 
 
@@ -130,7 +131,8 @@ def _lines(week: WeekReport) -> Iterator[str]:
         yield ""
         for look in looks:
             words = ". ".join(filter(None, (look["why"].rstrip("."), look["next"])))
-            yield f"- **{plain(look['name'])}** ({look['verdict']}): {plain(words, 900)}"
+            said = " ".join(filter(None, (plain(words, 900), code(look["command"]))))
+            yield f"- **{plain(look['name'])}** ({look['verdict']}): {said}"
         yield ""
     total, costs = sum(week.seconds.values()), week.costs()
     if costs:

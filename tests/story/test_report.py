@@ -215,6 +215,8 @@ def test_the_week_of_several_runs_begins_with_those_that_need_a_look_and_why(acc
         "**6 runs need a look: hang, crash-loop, disk-full, away, queue-bound and 1 more."
     )
     assert "- **hang** (HUNG): It hangs: no progress for 50m" in text and "What cost most: waiting in the queue" in text
+    assert by_name["hang"].head == headline(account.report("hang")), "the same job to end, in the same words"
+    assert "Its supervisor ends a hang" in by_name["hang"].head.next and "scancel 102_1;" in by_name["hang"].head.next
     assert "is not there any more" in week_page(week)
     assert "1 other run was not active" in week_page(week._replace(idle=1))
     assert "3 other runs were not active" in week_page(week._replace(idle=3))

@@ -40,7 +40,7 @@ def test_the_first_words_say_how_it_is_and_the_first_costs_what_cost_most(
     found = account.report(name)
     head = headline(found)
     assert (head.verdict, head.tone) == (verdict, tone), head
-    assert words in head.sentence
+    assert words.lower() in head.sentence.lower()
     assert tuple(item.name for item in found.costs[: len(costliest)]) == costliest
     shown = page(found)
     assert head.verdict in shown
@@ -78,6 +78,33 @@ def test_a_hang_that_goes_on_is_one_incident_and_the_first_words_say_what_to_do(
     assert (tile.value, tile.tone) == ("3", "bad") and "one is not over" in tile.more
     data = re.search(r'id="data">(.*?)</script>', page(found), re.S)
     assert data is not None and json.loads(data[1])["ends"] == {"1": "hang", "2": "hang"}, "the third has not ended"
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence", "brake"),
+    [
+        (
+            "crash-loop",
+            "the same failure 5 times without a step: ModuleNotFoundError: No module named 'webdataset'.",
+            True,
+        ),
+        ("disk-full", "No space left on device", True),
+        ("hang", "no progress for 50m", False),
+        ("slow-node", "slower than usual", False),
+    ],
+)
+def test_what_to_type_next_stands_alone_so_that_it_can_be_copied(
+    account: Account, name: str, sentence: str, brake: bool
+) -> None:
+    found = account.report(name)
+    head = headline(found)
+    assert sentence in head.sentence and head.sentence.startswith("Stopped by the brake") is brake
+    assert "ftsupervise" not in head.sentence + head.next and head.next.endswith(":")
+    if brake:
+        assert head.command == f"ftsupervise clear --brake {account.folder / name}"
+    assert head.command.endswith(str(account.folder / name))
+    assert f'<code class="command">{head.command}</code>' in page(found)
+    assert f"{head.next.rsplit(' ', 1)[-1]} `{head.command}`" in as_markdown(found)
 
 
 def test_a_hang_of_the_last_job_is_told_as_such_wherever_the_next_step_is_named(account: Account) -> None:
