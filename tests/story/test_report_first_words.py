@@ -91,6 +91,20 @@ def test_a_hang_of_the_last_job_is_told_as_such_wherever_the_next_step_is_named(
         assert jobs.worse is more
 
 
+def test_a_rank_behind_is_told_with_its_steps_and_its_node_is_avoided_from_the_next_job_on(account: Account) -> None:
+    detail = account.report("hang").detail
+    run = detail.status.run
+    assert run.page is not None and run.page.step is not None
+    ahead = run.page._replace(ahead=run.page.step + 12)
+    later = detail._replace(status=detail.status._replace(run=run._replace(page=ahead)))
+    over = detail._replace(status=detail.status._replace(jobs=()))
+    at_one, behind, gone = ("\n".join(map(click.unstyle, lines_of(one))) for one in (detail, later, over))
+    assert "  progress  rank 163 on node-21 is the furthest behind\n" in at_one
+    assert "  progress  rank 163 on node-21 is the furthest behind (12 steps)\n" in behind
+    assert "  nodes     avoided from the next job on: node-21\n" in at_one, "the job that runs has it"
+    assert "  nodes     avoided: node-21\n" in gone
+
+
 @pytest.mark.parametrize("name", STORIES)
 def test_the_shares_of_the_costs_and_the_sentence_below_them_make_up_100_percent(account: Account, name: str) -> None:
     found = account.report(name)
