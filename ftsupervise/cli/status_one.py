@@ -36,9 +36,9 @@ _FEWEST_SECONDS = 60  # a younger run has no timeline
 
 def lines_of(found: RunDetail, width: int = 80) -> list[str]:
     seen, row = found.status, found.row
-    step = "" if seen.step is None else f", step {seen.step}"
-    if seen.step is not None and row.last_step:
-        step += f" of {row.last_step} ({100 * seen.step / row.last_step:.0f} %)"
+    step = "" if row.step is None else f", step {row.step}"
+    if row.step is not None and row.last_step:
+        step += f" of {row.last_step} ({100 * row.step / row.last_step:.0f} %)"
     head = click.style(seen.verdict, fg=COLOURS.get(seen.verdict, "cyan"), bold=True)
     lines = [f"{seen.name}: {head}{_alarm(found)}{f' ({seen.why})' if seen.why else ''}{step}"]
     lines += [*_do(found), *_queue(found), *_progress(found), *_groups(found), *_memory(seen), *_saved(found)]
