@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 @click.option("--switch", type=click.Choice(["kill", "save", "both"]), default="both", show_default=True)
 @click.option("--brake", is_flag=True, help="Release the brake, and let the members that were held start.")
 def clear(runs: tuple[str, ...], switch: str, brake: bool) -> None:
-    """Lower the switches again. A stopped run stays stopped: ftsupervise launch continues it.
+    """Lower the switches again. This starts nothing: a run that has stopped goes on with ftsupervise launch.
 
     RUN is a directory, an ftsupervise.yaml, or a name; default: ./ftsupervise.yaml.
 
     With --brake: release the brake, which repeated failures without progress put on. Earlier failures no longer
-    count, and the held members of the chain go on.
+    count. If jobs of the chain are held, they start again; if none is left, launch again (ftsupervise launch).
     """
     for rundir, name in find(runs, brake=brake):
         if brake:

@@ -15,6 +15,7 @@ from ftsupervise.errors import Error, NotFound
 from ftsupervise.printable import printable
 
 if TYPE_CHECKING:
+    from ftsupervise.model import Attempt
     from ftsupervise.report.output import Follower, Part
     from ftsupervise.rundir.paths import RunDir
 
@@ -117,8 +118,15 @@ def _parts(rundir: RunDir, attempt: int | None) -> list[Part]:
     if attempt is not None:
         raise NotFound(f"{name} has no attempt {attempt}", hint=f"ls {rundir.attempts}")
     if attempts:
-        raise NotFound(f"the output of {name} goes to no file", hint="it goes to a terminal or a pipe")
+        raise NotFound(f"the output of {name} goes to no file", hint=_instead(rundir, attempts))
     raise NotFound(f"{name} has written nothing yet: there is no {logs_pattern(rundir, name)}")
+
+
+def _instead(rundir: RunDir, attempts: Sequence[Attempt]) -> str:
+    """Say what the ledger knows of the last failure of a run whose output cannot be shown."""
+    failed = next((one for one in reversed(attempts) if one.failure is not None), None)
+    known = "" if failed is None else f"its last failure, of attempt {failed.number}: {failed.why()}; "
+    return f"it goes to a terminal or a pipe; {known}more: ftsupervise status {rundir.quoted()}"
 
 
 def _group_of(rundir: RunDir) -> str:

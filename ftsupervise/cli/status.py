@@ -15,6 +15,9 @@ from ftsupervise.printable import printable
 
 if TYPE_CHECKING:
     from ftsupervise.report.detail import RunDetail
+    from ftsupervise.report.row import RunRow
+
+_NEWEST = 5  # attempts whose output is looked for
 
 
 @click.command()
@@ -92,11 +95,27 @@ def _all(as_json: bool) -> None:
     else:
         from ftsupervise.cli.status_rows import advice, table
 
-        for line in (*table(seen.rows, seen.at, columns()), *advice(seen.rows, columns())):
+        for line in (*table(seen.rows, seen.at, columns()), *advice(seen.rows, columns(), has_log=_has_log)):
             click.echo(line.rstrip())
     if missing is not None:
         say(f"note: {missing.message}{f'; {missing.hint}' if missing.hint else ''}", err=True)
     _notes(seen.warnings)
+
+
+def _has_log(row: RunRow) -> bool:
+    """Does the output of its newest attempts, which ``logs`` would show, go to a file?"""
+    from itertools import islice
+
+    from ftsupervise.report.output import output_files
+    from ftsupervise.report.reading import run_name
+    from ftsupervise.rundir.ledger import backwards
+    from ftsupervise.rundir.paths import RunDir
+
+    rundir = RunDir(Path(row.directory))
+    try:
+        return bool(output_files(rundir, run_name(rundir), tuple(islice(backwards(rundir), _NEWEST))))
+    except OSError:
+        return True  # ``logs`` says what is in the way
 
 
 def names_a_run() -> bool:

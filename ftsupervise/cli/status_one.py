@@ -36,9 +36,9 @@ _FEWEST_SECONDS = 60  # a younger run has no timeline
 
 def lines_of(found: RunDetail, width: int = 80) -> list[str]:
     seen, row = found.status, found.row
-    step = "" if seen.step is None else f", step {seen.step}"
-    if seen.step is not None and row.last_step:
-        step += f" of {row.last_step} ({100 * seen.step / row.last_step:.0f} %)"
+    step = "" if row.step is None else f", step {row.step}"
+    if row.step is not None and row.last_step:
+        step += f" of {row.last_step} ({100 * row.step / row.last_step:.0f} %)"
     head = click.style(seen.verdict, fg=COLOURS.get(seen.verdict, "cyan"), bold=True)
     lines = [f"{seen.name}: {head}{_alarm(found)}{f' ({seen.why})' if seen.why else ''}{step}"]
     lines += [*_do(found), *_queue(found), *_progress(found), *_groups(found), *_memory(seen), *_saved(found)]
@@ -122,8 +122,8 @@ def _progress(found: RunDetail) -> Iterator[str]:
         yield f"  progress  {reached}, {count(page.ranks, 'rank')}{loss}, {heard}"
         if page.slowest and page.step is not None and page.ahead is not None:
             # the page of replica groups has the step of the first one
-            steps = f"{page.ahead - page.step} steps " if page.ahead > page.step else ""
-            yield f"  progress  {page.slowest} is {steps}behind the first"
+            steps = f" ({count(page.ahead - page.step, 'step')})" if page.ahead > page.step else ""
+            yield f"  progress  {page.slowest} is the furthest behind{steps}"
     elif seen.beats:
         newest = max(beat.at for beat in seen.beats)
         oldest = min(seen.beats, key=lambda beat: beat.at)
@@ -194,7 +194,12 @@ def _nodes(found: RunDetail) -> Iterator[str]:
     elif found.avoided:
         from ftsupervise.hostlist import compress_hostlist
 
-        yield f"  nodes     avoided: {compress_hostlist(found.avoided)}"
+        later = " from the next job on" if not _running_nodes(found.status).isdisjoint(found.avoided) else ""
+        yield f"  nodes     avoided{later}: {compress_hostlist(found.avoided)}"
+
+
+def _running_nodes(seen: Status) -> set[str]:
+    return {node for job in seen.jobs or () if not job.state.waiting for node in job.nodes}
 
 
 def _attempts(seen: Status) -> list[str]:

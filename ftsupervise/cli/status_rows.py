@@ -5,14 +5,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
 from ftsupervise.printable import printable
-from ftsupervise.report.row import FINE, mostly_waits, need_of
+from ftsupervise.report.row import FINE, mostly_waits, need_of, reason_of
 from ftsupervise.units import count, show_duration
 
 if TYPE_CHECKING:
@@ -125,8 +125,10 @@ def _note(row: RunRow, now: datetime) -> Cell:
         return Cell(printable(f"{row.why}{seen}"), "yellow")
     if row.waits_since is not None:
         return _waits(row, now)
+    if row.verdict == "SLOW" and row.rate is not None and row.usual:
+        return Cell(_slowness(row, now), "yellow")
     if row.verdict not in ("RUNNING", "FINISHED", "NEW") and row.why:
-        return Cell(printable(row.why), COLOURS.get(row.verdict, "") if row.verdict in ("HUNG", "SLOW") else "")
+        return Cell(printable(reason_of(row)), COLOURS.get(row.verdict, "") if row.verdict in ("HUNG", "SLOW") else "")
     if row.alerts:
         return Cell(printable(f"{row.alerts[0].watchdog}: {row.alerts[0].summary}"), "red")
     if row.watch_late:
@@ -138,6 +140,16 @@ def _note(row: RunRow, now: datetime) -> Cell:
     return Cell(printable(f"disk {row.disk}") if row.disk else "")
 
 
+def _slowness(row: RunRow, now: datetime) -> str:
+    """Say it with the figure of the columns; ``why`` has that of the last hour."""
+    if row.rate is None or not row.usual or row.rate >= _SLOW / 100 * row.usual:
+        return printable(row.why)
+    since = next((one.since for one in row.alerts if one.watchdog == "throughput"), None)
+    lasting = f", slow for {ago(since, now)}" if since is not None else ""
+    _, seen, age = row.why.partition("; seen ")
+    return printable(f"at {100 * row.rate / row.usual:.0f} % of its usual speed{lasting}{seen}{age}")
+
+
 def _waits(row: RunRow, now: datetime) -> Cell:
     much = mostly_waits(row)
     share = f"; {100 * row.queue_share:.0f} % of its time so far" if row.queue_share is not None and much else ""
@@ -145,7 +157,7 @@ def _waits(row: RunRow, now: datetime) -> Cell:
     return Cell(printable(words), "yellow" if much else "")
 
 
-_LOOK = 3  # runs for which the lines below the table say what to type
+_LOOK = 5  # runs for which the lines below the table say what to type
 _DO = {
     "HUNG": ("where, and how to end it", "status {run}"),
     "SLOW": ("since when, and on which nodes", "status {run}"),
@@ -154,22 +166,34 @@ _DO = {
     "WAITING": ("where its time went", "status {run}"),
     "UNKNOWN": ("why it cannot be seen", "status {run}"),
 }
+_NO_LOG = {
+    "GONE": ("what is known of its last job", "status {run}"),
+    "STOPPED": ("what failed", "status {run}"),
+}
 
 
-def advice(rows: Sequence[RunRow], width: int = 0) -> list[str]:
-    """Return the lines below the table, which say what to type for the runs that need a look most."""
+def advice(
+    rows: Sequence[RunRow], width: int = 0, *, has_log: Callable[[RunRow], bool] = lambda row: True
+) -> list[str]:
+    """Return the lines below the table, which say what to type for the runs that need a look most. ``has_log``: does the
+    output of this run go to a file?"""
     urgent = sorted((row for row in rows if need_of(row) < FINE), key=need_of)
     if not urgent:
         return []
     lines = []
     for row in urgent[:_LOOK]:
         alerts = f"{count(row.firing, 'alert')}, and what to do", "alerts {run}"
-        what, typed = _DO.get(row.verdict) or (alerts if row.firing else ("what is wrong", "status {run}"))
+        known = _NO_LOG if row.verdict in _NO_LOG and not has_log(row) else _DO
+        what, typed = known.get(row.verdict) or (alerts if row.firing else ("what is wrong", "status {run}"))
         lines.append((f"  ftsupervise {typed.format(run=_argument(row))}", f"{row.verdict}: {what}"))
+        if row.verdict == "STOPPED" and row.why.startswith("brake"):
+            lines.append((f"  ftsupervise clear --brake {_argument(row)}", "to go on, once that is mended"))
     size = max(len(typed) for typed, _ in lines)
+    more = len(urgent) - _LOOK
     head = "1 run needs a look:" if len(urgent) == 1 else f"{len(urgent)} runs need a look, these first:"
-    text = [head if len(urgent) > _LOOK or len(urgent) == 1 else f"{len(urgent)} runs need a look:"]
+    text = [head if more > 0 or len(urgent) == 1 else f"{len(urgent)} runs need a look:"]
     text += [printable(f"{typed.ljust(size)}   {what}") for typed, what in lines]
+    text += [f"  and {more} more: ftsupervise status NAME"] if more > 0 else []
     return ["", *(_cut(line, width) if width else line for line in text)]
 
 

@@ -58,12 +58,15 @@ class RunRow(NamedTuple):
 def row_of(run: RunReading, queue: QueueSeen) -> RunRow:
     verdict, why = verdict_of(run, queue.jobs, queue.blind)
     found = run.watch.found
-    page, last, step, now = run.page, run.last, step_of(run), run.at
+    page, last, now = run.page, run.last, run.at
+    step = step_of(run)
+    if step is None:  # the newest attempts made none
+        step = next((one.last_step for one in reversed(run.attempts) if one.last_step is not None), None)
     beat = max((beat.at for beat in run.beats), default=None)
     runs = verdict not in ("FINISHED", "STOPPED", "GONE", "NEW", "WAITING")
     rate = (page.rate if page is not None else None) if runs else None
     usual = page.usual if page is not None else None
-    goal = page.last_step if page is not None else None
+    goal = _goal(run)
     pace = pace_of(rate, usual)
     left = goal - step if goal is not None and step is not None else None
     done = now + timedelta(seconds=min(left / pace, 3e8)) if left is not None and left > 0 and pace and runs else None
@@ -96,6 +99,19 @@ def row_of(run: RunReading, queue: QueueSeen) -> RunRow:
         watch_late=run.watch.late,
         **_waits(run, waiting, verdict),
     )
+
+
+def _goal(run: RunReading) -> int | None:
+    """Return the step after which the training is complete: what the newest attempt says, else the newest that made steps."""
+    if run.page is not None and run.page.last_step is not None:
+        return run.page.last_step
+    stepped = next((one.number for one in reversed(run.attempts) if one.last_step is not None), None)
+    if stepped is None or run.last is None or (stepped == run.last.number and run.page is not None):
+        return None
+    from ftsupervise.rundir.progress import read_progress
+
+    page = read_progress(run.rundir, stepped)
+    return page.last_step if page is not None else None
 
 
 def _waits(run: RunReading, waiting: Sequence["Job"], verdict: str) -> dict[str, Any]:
@@ -168,6 +184,11 @@ def need_of(row: RunRow) -> int:
     if row.verdict == "SLOW" or row.firing or row.groups_away or on_hold or mostly_waits(row):
         return 2
     return FINE
+
+
+def reason_of(row: RunRow) -> str:
+    """Return ``why`` without what to type."""
+    return row.why.partition("; fix the cause, then: ")[0]
 
 
 def mostly_waits(row: RunRow) -> bool:

@@ -147,6 +147,17 @@ class PreparedRun:
                 Claim(number, self.rundir.attempt(number)), ended, then, begin + timedelta(seconds=at)
             )
         )
+        if made:  # the last page of its supervisor stays
+            step, saved, active = self.step, self.saved or None, self.began + self._worked
+            page = ProgressPage(
+                ranks=8 * self.nodes, step=step, ahead=step, phase="train", saved=saved, last_step=self.last_step
+            )
+            self.pages.append(
+                lambda begin: write_progress(
+                    self.rundir.attempt(number),
+                    page._replace(at=begin + timedelta(seconds=at), active_at=begin.timestamp() + active),
+                )
+            )
 
     def fault(self, cause: Cause, failure: Failure, *, after: float = 30.0, pause: float = 20.0, **more: Any) -> None:
         """A fault, and a restart in place ``pause`` later."""

@@ -94,6 +94,13 @@ def test_a_run_whose_output_goes_to_no_file_is_told_so(run: SupervisedRun) -> No
     done = logs(run)
     assert (done.returncode, done.stdout) == (66, "")
     assert "goes to a terminal or a pipe" in done.stderr
+    assert f"more: ftsupervise status {run.rundir.root}" in done.stderr
+    assert "last failure" not in done.stderr, "there was none"
+    argv[-1:] = [sys.executable, "-c", "raise ValueError('no such shard')"]
+    subprocess.run(argv, env=outside_a_job(), capture_output=True, timeout=60, check=False)
+    done = logs(run, "--errors")
+    assert (done.returncode, done.stdout) == (66, "")
+    assert "its last failure, of attempt 2: exit 1; more: " in done.stderr
 
 
 def test_a_file_that_is_cut_or_replaced_is_followed_from_its_begin(tmp_path: Path) -> None:

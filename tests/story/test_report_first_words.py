@@ -54,7 +54,7 @@ def test_the_first_words_say_how_it_is_and_the_first_costs_what_cost_most(
         ("crash-loop", "crash-loop: STOPPED (brake: exit 1 (ModuleNotFoundError), the same failure 5 times"),
         ("hang", "hang: HUNG (no progress for 50m"),
         ("slow-node", "slow-node: SLOW (221 steps an hour"),
-        ("queue-bound", "queue-bound: WAITING (Priority), step 5288"),
+        ("queue-bound", "queue-bound: WAITING (Priority), step 5288 of 100000 (5 %)"),
         ("disk-full", "disk-full: STOPPED (brake: no space left on device at step"),
     ],
 )
@@ -116,6 +116,32 @@ def test_a_hang_of_the_last_job_is_told_as_such_wherever_the_next_step_is_named(
         assert ("no job waits, so launch it again" in headline(report).next) is more
         (jobs,) = [row for row in plan_rows(report) if row.what == "Jobs"]
         assert jobs.worse is more
+
+
+def test_a_rank_behind_is_told_with_its_steps_and_its_node_is_avoided_from_the_next_job_on(account: Account) -> None:
+    detail = account.report("hang").detail
+    run = detail.status.run
+    assert run.page is not None and run.page.step is not None
+    ahead = run.page._replace(ahead=run.page.step + 12)
+    later = detail._replace(status=detail.status._replace(run=run._replace(page=ahead)))
+    over = detail._replace(status=detail.status._replace(jobs=()))
+    at_one, behind, gone = ("\n".join(map(click.unstyle, lines_of(one))) for one in (detail, later, over))
+    assert "  progress  rank 163 on node-21 is the furthest behind\n" in at_one
+    assert "  progress  rank 163 on node-21 is the furthest behind (12 steps)\n" in behind
+    assert "  nodes     avoided from the next job on: node-21\n" in at_one, "the job that runs has it"
+    assert "  nodes     avoided: node-21\n" in gone
+
+
+@pytest.mark.parametrize(
+    ("name", "step"), [("crash-loop", 5002), ("disk-full", 5520), ("queue-bound", 5288), ("slow-node", 7714)]
+)
+def test_a_run_has_its_step_and_the_last_one_also_when_its_newest_attempts_made_none(
+    account: Account, name: str, step: int
+) -> None:
+    found = account.report(name).detail
+    assert (found.row.step, found.row.last_step) == (step, 100_000)
+    (first, *_) = map(click.unstyle, lines_of(found))
+    assert first.endswith(f", step {step} of 100000 ({step / 1000:.0f} %)")
 
 
 @pytest.mark.parametrize("name", STORIES)

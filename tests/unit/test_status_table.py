@@ -172,11 +172,47 @@ def test_those_that_need_a_look_stand_first_and_the_lines_below_say_what_to_type
     assert "in the queue for 8h (Priority); 73 % of its time so far" in shown
     assert "in the queue for 1h (Priority)\n" in shown + "\n"
     told = advice((done, FINE, slow, waits, braked, hung), 80)
-    assert told[1:4] == [
-        "4 runs need a look, these first:",
+    assert told[1:] == [
+        "4 runs need a look:",
         "  ftsupervise status hangs             HUNG: where, and how to end it",
         "  ftsupervise logs 'my run' --errors   STOPPED: what failed",
+        "  ftsupervise clear --brake 'my run'   to go on, once that is mended",
+        "  ftsupervise status slow              SLOW: since when, and on which nodes",
+        "  ftsupervise status waits             WAITING: where its time went",
+    ]
+    silent = advice((braked,), 80, has_log=lambda row: False)
+    assert silent[2] == "  ftsupervise status 'my run'          STOPPED: what failed"
+    many = advice([hung._replace(name=f"run-{n}") for n in range(7)], 80)
+    assert many[1] == "7 runs need a look, these first:"
+    assert many[-2:] == [
+        "  ftsupervise status run-4   HUNG: where, and how to end it",
+        "  and 2 more: ftsupervise status NAME",
     ]
     assert advice((done, FINE, new), 80) == []
     away = RunRow("away", "/scratch/away", "UNKNOWN", "no answer", elsewhere=True)
     assert "  ftsupervise status /scratch/away   UNKNOWN: why it cannot be seen" in advice((away,), 80)
+
+
+def test_the_note_of_a_slow_run_has_the_figure_of_its_columns() -> None:
+    alert = FiringAlert(
+        "1", "warning", "throughput", "221 steps an hour, 62% of the usual 357", NOW - timedelta(hours=8)
+    )
+    slow = FINE._replace(verdict="SLOW", why=alert.summary, rate=0.06, usual=0.1, firing=1, alerts=(alert,))
+    (_, line) = table((slow,), NOW, 0)
+    shown = re.sub(r"\x1b\[[0-9;]*m", "", line)
+    assert shown.endswith("  at 60 % of its usual speed, slow for 8h")
+    assert re.search(r" 216 +60 ", shown), "steps an hour, and % of what is usual"
+    (_, line) = table((slow._replace(rate=0.097),), NOW, 0)
+    assert alert.summary in line, "its last minute was better"
+
+
+@pytest.mark.parametrize("width", [80, 160])
+def test_the_note_of_a_run_that_the_brake_stopped_is_not_cut_and_the_line_below_the_table_has_the_command(
+    width: int,
+) -> None:
+    cause = "brake: exit 1 (ImportError), the same failure 5 times"
+    braked = RunRow("sft", "/scratch/ada/sft", "STOPPED", f"{cause}; fix the cause, then: ftsupervise clear --brake x")
+    shown = table((FINE, braked), NOW, width)
+    assert any(line.endswith((f"{cause}\x1b[0m", cause)) for line in shown)
+    assert not any("clear --brake" in line for line in shown)
+    assert any("  ftsupervise clear --brake sft " in line for line in advice((FINE, braked), width))
