@@ -43,8 +43,9 @@ def account(tmp_path_factory: pytest.TempPathFactory) -> Account:
 def test_everything_that_is_known_stands_in_it(account: Account) -> None:
     found = account.report("hang")
     assert [(one.kind, one.goes_on) for one in found.incidents] == [("hang", False), ("hang", False), ("hang", True)]
+    assert {one.nodes for one in found.incidents} == {("node-21",)}, "also where the hang is not over"
     node = next(row for row in found.nodes.rows if isinstance(row, NodeRow) and row.name == "node-21")
-    assert (node.state, node.faults, node.incidents) == ("excluded", 2, 2)
+    assert (node.state, node.faults, node.incidents) == ("excluded", 3, 2)
     (alert,) = [row for row in found.alerts.rows if isinstance(row, AlertRow)]
     assert (alert.word, alert.told) == ("firing", ("email", "file"))
     assert [word for word, _ in alert.steps] == ["fired"], "one row for an alert, with all that was sent about it"
@@ -206,7 +207,8 @@ def test_the_week_of_several_runs_begins_with_those_that_need_a_look_and_why(acc
     by_name = {one.row.name: one for one in week.rows}
     assert by_name["away"].problem == f"{account.folder}/away is not there any more"
     assert by_name["hang"].faults == 3, "two that are over, and the one that goes on"
-    assert week.nodes()[0].name == "node-03"
+    blamed = [(node.name, node.faults, node.runs) for node in week.nodes()]
+    assert blamed == [("node-21", 3, ("hang",)), ("node-17", 1, ("fine",))], "no missing module, and no full disk"
     total = sum(one.account.total for one in week.rows if one.account is not None)
     assert sum(week.seconds.values()) == pytest.approx(total)
     text = week_as_markdown(week)
