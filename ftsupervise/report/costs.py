@@ -32,7 +32,8 @@ class CostItem(NamedTuple):
     fault: bool = False  # something went wrong
     example: RunIncident | None = None  # the costliest of them; of HELD, after which it was held longest
     slowest: SlowPeriod | None = None  # the costliest of the slow times
-    run: str = ""  # whose example it is, where there are several runs
+    run: str = ""  # of several runs that which it cost most; the example is its own
+    of_run: float = 0.0  # seconds that it cost that one
     nodes: tuple[str, ...] = ()  # where the interruptions were, the most frequent first
     goes_on: bool = False  # one of them is not over
 

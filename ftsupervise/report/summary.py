@@ -153,7 +153,15 @@ def rest_sentence(report: ReportFacts) -> str:
 def explained(item: CostItem) -> str:
     """A clause on what an item is, or its costliest case."""
     words = _example(item)
-    return f"{item.run}: {words[:1].lower()}{words[1:]}" if item.run and words and item.example else words
+    if not item.run:
+        return words
+    few = show_percent(item.of_run / item.seconds)
+    whose = (
+        f"Only {item.run}" if item.of_run >= item.seconds else f"Most: {item.run}, {show_duration(item.of_run)} ({few})"
+    )
+    if words == _MEANINGS.get(item.name):
+        return f"{words} {whose}."
+    return f"{whose}: {words[:1].lower()}{words[1:]}" if words else f"{whose}."
 
 
 def _example(item: CostItem) -> str:

@@ -121,6 +121,7 @@ def _together(items: Sequence[CostItem]) -> CostItem:
     costliest = sorted(items, key=lambda item: -item.seconds)
     return costliest[0]._replace(
         seconds=sum(item.seconds for item in items),
+        of_run=costliest[0].seconds,
         times=sum(item.times for item in items),
         nodes=tuple(dict.fromkeys(node for item in costliest for node in item.nodes)),
         goes_on=any(item.goes_on for item in items),
