@@ -243,7 +243,7 @@ def against(ended: End, lost: Mapping[str, str]) -> list[tuple[str, str, str, st
     found += [(node, "launch", "", ended.cause.words()) for node in ended.gone if node not in lost]
     if found:
         return found
-    kind = "hardware" if ended.hardware else _kind(ended.failure, ended.cause.first)
+    kind = "hardware" if ended.hardware else speaks_of(ended.failure, ended.cause.first)
     ranks: dict[str, list[str]] = {}
     for one in ended.cause.first.at:
         if one.node and one.ranks:
@@ -258,7 +258,7 @@ def known_as(host: str, nodes: Collection[str]) -> str:
     return short if host not in nodes and short in nodes else host
 
 
-def _kind(failure: Failure, cause: Cause) -> str:
+def speaks_of(failure: Failure, cause: Cause) -> str:
     """Return the kind of incident (``incidents.WEIGHTS``); "" if it speaks against no node."""
     if failure.kind is FailureKind.SIGNAL:
         by = cause.killed_by

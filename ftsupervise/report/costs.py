@@ -11,7 +11,7 @@ from typing import NamedTuple
 from ftsupervise.model import Attempt
 from ftsupervise.report.account import KEPT_OUT, Spent, TimeAccount
 from ftsupervise.report.incidents import RunIncident, costs_of, spent_by_attempt
-from ftsupervise.report.slow import SlowPeriod
+from ftsupervise.report.slow import SlowPeriod, with_the_last_going_on
 
 QUEUE, HELD, UNKNOWN, SAVES, SLOW_STEPS = "waiting in the queue", "held", "unknown", "saving checkpoints", "slow steps"
 BRAKED = "held by the brake"
@@ -32,7 +32,8 @@ class CostItem(NamedTuple):
     fault: bool = False  # something went wrong
     example: RunIncident | None = None  # the costliest of them; of HELD, after which it was held longest
     slowest: SlowPeriod | None = None  # the costliest of the slow times
-    run: str = ""  # whose example it is, where there are several runs
+    run: str = ""  # of several runs that which it cost most; the example is its own
+    of_run: float = 0.0  # seconds that it cost that one
     nodes: tuple[str, ...] = ()  # where the interruptions were, the most frequent first
     goes_on: bool = False  # one of them is not over
 
@@ -77,7 +78,8 @@ def cost_items(
     add(SLOW_STEPS, min(sum(one.lost for one in slow), of_kind[Spent.TRAIN]), fault=True)
     blind = sum(one.seconds for one in account.stretches if one.kind is Spent.UNKNOWN and one.attempt is not None)
     if slow:
-        items[SLOW_STEPS] = items[SLOW_STEPS]._replace(slowest=max(slow, key=lambda one: one.lost))
+        periods = with_the_last_going_on(slow, attempts, account.until.timestamp())
+        items[SLOW_STEPS] = items[SLOW_STEPS]._replace(slowest=max(periods, key=lambda one: one.lost))
     for cost in costs_of(found):
         if not cost.planned:
             items[cost.kind] = items[cost.kind]._replace(nodes=cost.nodes)

@@ -38,7 +38,7 @@ class NodeRow(NamedTuple):
     name: str
     state: str  # "excluded", "by hand", "trusted", "kept", ""
     score: float
-    faults: int  # incidents of the run that happened there
+    faults: int  # of the run that speak against it
     incidents: int  # that count against it, of all runs that share the directory
     why: str = ""
     last: datetime | None = None
@@ -160,7 +160,7 @@ def _nodes(rundir: RunDir, ends: Iterable[RunIncident], now: datetime) -> Listed
 
     faults: dict[str, list[RunIncident]] = {}
     for one in ends:
-        for name in one.nodes if not one.planned else ():
+        for name in one.nodes if one.blames else ():
             faults.setdefault(name, []).append(one)
     seen: Judgement = judge(*of_run_dir(rundir), now)
     rows = {

@@ -21,6 +21,7 @@ Pure: values in, values out.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 from itertools import pairwise
@@ -32,6 +33,7 @@ from ftsupervise.report.account import Spent, TimeAccount
 _UNRECORDED = frozenset((CauseKind.LOST, CauseKind.UNKNOWN))
 _TAKEN = frozenset((CauseKind.CANCELLED, CauseKind.PREEMPTED, CauseKind.TOLD, CauseKind.SUPERSEDED))
 _LOST = frozenset((Spent.DETECT, Spent.RESTART, Spent.REDO))
+_AT = re.compile(r"rank \S+ on (\S+)")  # the rank that is furthest behind, as ``progress.json`` names it
 STALL = 300.0  # seconds without progress in a running attempt that are worth a word
 _OF_A_FAILURE = {
     FailureKind.CODE: "program error",
@@ -58,6 +60,7 @@ class RunIncident(NamedTuple):
     cause: str = ""  # in words
     ranks: str = ""  # as Slurm writes them: "5", "0-2,7"
     nodes: tuple[str, ...] = ()  # where it happened; () if that is not known
+    blames: bool = False  # it speaks against them: a program's own error or a full disk does not
     step: int | None = None  # the last one before it
     evidence: str = ""  # the line of the output that says most, or what the hardware said
     done: str = ""  # what was done about it: "restarted in place"
@@ -133,6 +136,8 @@ def _hang(one: Attempt, account: TimeAccount, stood: float, behind: str) -> RunI
         kind=_OF_A_FAILURE[FailureKind.HANG],
         planned=False,
         job_id=one.job_id,
+        nodes=tuple(found[1] for found in (_AT.fullmatch(behind),) if found is not None),
+        blames=True,
         cause=f"no rank has made a step since{f'; furthest behind: {behind}' if behind else ''}",
         step=one.last_step,
         done="it still goes on",
@@ -187,12 +192,21 @@ def _incident(one: Attempt, after: Attempt | None, costs: dict[Spent, float]) ->
         cause=cause.words(),
         ranks=f"{ranks} and {where.more} more" if ranks and where.more else ranks,
         nodes=tuple(nodes) or (one.nodes if len(one.nodes) == 1 else ()),
+        blames=_blames(one, cause),
         step=one.last_step,
         evidence=one.hardware or one.line or one.note,
         done=_done(one, after),
         steps_lost=_steps_lost(one, after),
         spent=tuple((kind, costs[kind]) for kind in Spent if costs.get(kind)),
     )
+
+
+def _blames(one: Attempt, cause: Cause) -> bool:
+    if one.failure is None:
+        return False
+    from ftsupervise.nodes.selector import speaks_of  # where there was a failure
+
+    return bool(one.hardware) or one.failure.kind is FailureKind.NODE or bool(speaks_of(one.failure, cause.first))
 
 
 def _done(one: Attempt, after: Attempt | None) -> str:

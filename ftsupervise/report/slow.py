@@ -10,6 +10,7 @@ from ftsupervise.model import Attempt
 from ftsupervise.rundir.step_rates import FEWEST_STEPS, StepRate, usual_rate
 
 SLOW = 0.8  # of the usual rate
+_RECENT = 600.0  # seconds: the record of steps is not newer than its last whole part
 
 
 class SlowPeriod(NamedTuple):
@@ -18,6 +19,7 @@ class SlowPeriod(NamedTuple):
     rate: float  # mean
     usual: float
     lost: float  # seconds that it would not have taken at the usual rate
+    goes_on: bool = False
 
 
 def paces_of(attempts: Sequence[Attempt], known: Sequence[StepRate]) -> tuple[StepRate, ...]:
@@ -53,3 +55,12 @@ def slow_periods(found: Sequence[StepRate]) -> tuple[SlowPeriod, ...]:
         else:
             periods.append(SlowPeriod(one.begin, one.end, one.rate, usual, lost))
     return tuple(periods)
+
+
+def with_the_last_going_on(
+    periods: Sequence[SlowPeriod], attempts: Sequence[Attempt], now: float
+) -> tuple[SlowPeriod, ...]:
+    """Return them; the last one goes on where its attempt has not ended and the record of steps ends with it."""
+    if not periods or not attempts or attempts[-1].ended is not None or now - periods[-1].end > _RECENT:
+        return tuple(periods)
+    return (*periods[:-1], periods[-1]._replace(goes_on=True))

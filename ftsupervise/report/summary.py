@@ -19,6 +19,7 @@ from ftsupervise.report.costs import (
     PLANNED,
     QUEUE,
     SAVES,
+    SLOW_STEPS,
     STANDS,
     UNKNOWN,
     CostItem,
@@ -143,14 +144,24 @@ def rest_sentence(report: ReportFacts) -> str:
     rest = at_usual_speed(of, report.costs)
     if of.total < 1 or rest < 1:
         return ""
-    slow = " at its usual speed" if report.usual else ""
-    return f"In the other {show_duration(rest)} ({show_percent(rest / of.total)}) it trained{slow}."
+    words = f"other {show_duration(rest)} ({show_percent(rest / of.total)})"
+    if any(item.name == SLOW_STEPS for item in report.costs):
+        return f"The {words} are what its training would have taken at its usual speed."
+    return f"In the {words} it trained{' at its usual speed' if report.usual else ''}."
 
 
 def explained(item: CostItem) -> str:
     """A clause on what an item is, or its costliest case."""
     words = _example(item)
-    return f"{item.run}: {words[:1].lower()}{words[1:]}" if item.run and words and item.example else words
+    if not item.run:
+        return words
+    few = show_percent(item.of_run / item.seconds)
+    whose = (
+        f"Only {item.run}" if item.of_run >= item.seconds else f"Most: {item.run}, {show_duration(item.of_run)} ({few})"
+    )
+    if words == _MEANINGS.get(item.name):
+        return f"{words} {whose}."
+    return f"{whose}: {words[:1].lower()}{words[1:]}" if words else f"{whose}."
 
 
 def _example(item: CostItem) -> str:
@@ -158,7 +169,8 @@ def _example(item: CostItem) -> str:
     if item.slowest is not None:
         slowest, share = item.slowest, item.slowest.rate / item.slowest.usual
         begin, end = (stamp(datetime.fromtimestamp(at, timezone.utc)) for at in (slowest.begin, slowest.end))
-        return f"The costliest: from {begin} to {end}, at {100 * share:.0f} % of its usual speed."
+        when = f"since {begin}, and still" if slowest.goes_on else f"from {begin} to {end}"
+        return f"The costliest: {when}, at {100 * share:.0f} % of its usual speed."
     if item.name in (HELD, BRAKED) and item.example is not None:
         one = item.example
         why = ": ".join(filter(None, (one.kind, cause_of(one), one.evidence)))
@@ -253,7 +265,9 @@ def _alerts(report: ReportFacts) -> Tile:
         return Tile("Alerts", f"{row.firing} firing", row.alerts[0].watchdog if row.alerts else "", "bad")
     if row.watch_late:
         return Tile("Alerts", "not watched", "the watch is late", "watch")
-    return Tile("Alerts", "none", "" if row.watched_at is not None else "no watch has looked")
+    if row.watched_at is None:
+        return Tile("Alerts", "not checked", "nobody watches this run")
+    return Tile("Alerts", "none")
 
 
 # --------------------------------------------------------------------------------------------------------------- words

@@ -107,20 +107,21 @@ class WeekReport(NamedTuple):
         return tuple(sorted(map(_together, by_name.values()), key=lambda item: -item.seconds))
 
     def nodes(self) -> tuple[NodeFaults, ...]:
-        """Where most faults happened, over all runs."""
+        """The nodes that most faults speak against, over all runs; a program's own error or a full disk speaks against none."""
         seen: dict[str, list[str]] = {}
         for one in self.rows:
-            for name in (node for fault in one.incidents if not fault.planned for node in fault.nodes):
+            for name in (node for fault in one.incidents if fault.blames for node in fault.nodes):
                 seen.setdefault(name, []).append(one.row.name)
         found = [NodeFaults(name, len(runs), tuple(dict.fromkeys(runs))) for name, runs in seen.items()]
         return tuple(sorted(found, key=lambda node: (-node.faults, node.name))[:_NODES])
 
 
 def _together(items: Sequence[CostItem]) -> CostItem:
-    """Return the items of one name, of several runs, as one: with the example of the run that it cost most."""
+    """Return the items of one name, of several runs, as one: with the run that it cost most, and its example."""
     costliest = sorted(items, key=lambda item: -item.seconds)
     return costliest[0]._replace(
         seconds=sum(item.seconds for item in items),
+        of_run=costliest[0].seconds,
         times=sum(item.times for item in items),
         nodes=tuple(dict.fromkeys(node for item in costliest for node in item.nodes)),
         goes_on=any(item.goes_on for item in items),

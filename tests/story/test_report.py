@@ -43,8 +43,9 @@ def account(tmp_path_factory: pytest.TempPathFactory) -> Account:
 def test_everything_that_is_known_stands_in_it(account: Account) -> None:
     found = account.report("hang")
     assert [(one.kind, one.goes_on) for one in found.incidents] == [("hang", False), ("hang", False), ("hang", True)]
+    assert {one.nodes for one in found.incidents} == {("node-21",)}, "also where the hang is not over"
     node = next(row for row in found.nodes.rows if isinstance(row, NodeRow) and row.name == "node-21")
-    assert (node.state, node.faults, node.incidents) == ("excluded", 2, 2)
+    assert (node.state, node.faults, node.incidents) == ("excluded", 3, 2)
     (alert,) = [row for row in found.alerts.rows if isinstance(row, AlertRow)]
     assert (alert.word, alert.told) == ("firing", ("email", "file"))
     assert [word for word, _ in alert.steps] == ["fired"], "one row for an alert, with all that was sent about it"
@@ -206,7 +207,8 @@ def test_the_week_of_several_runs_begins_with_those_that_need_a_look_and_why(acc
     by_name = {one.row.name: one for one in week.rows}
     assert by_name["away"].problem == f"{account.folder}/away is not there any more"
     assert by_name["hang"].faults == 3, "two that are over, and the one that goes on"
-    assert week.nodes()[0].name == "node-03"
+    blamed = [(node.name, node.faults, node.runs) for node in week.nodes()]
+    assert blamed == [("node-21", 3, ("hang",)), ("node-17", 1, ("fine",))], "no missing module, and no full disk"
     total = sum(one.account.total for one in week.rows if one.account is not None)
     assert sum(week.seconds.values()) == pytest.approx(total)
     text = week_as_markdown(week)
@@ -217,6 +219,12 @@ def test_the_week_of_several_runs_begins_with_those_that_need_a_look_and_why(acc
     assert "- **hang** (HUNG): It hangs: no progress for 50m" in text and "What cost most: waiting in the queue" in text
     assert by_name["hang"].head == headline(account.report("hang")), "the same job to end, in the same words"
     assert "Its supervisor ends a hang" in by_name["hang"].head.next and "scancel 102_1;" in by_name["hang"].head.next
+    costs = text.split("## What cost most")[1].split("## ")[0]
+    for named in (r"waiting in the queue\. No job of the run was running\. Most: queue-bound, 1d 17h \(9\d\.\d %\)\.",
+                  r"by the brake\. Most: crash-loop, 6h \(66\.\d %\): it was kept from running",
+                  r"slow steps\. Only slow-node: the costliest: since",
+                  r"planned restarts, 7 times\. [^.]*\. Most: queue-bound, "):  # fmt: skip
+        assert re.search(named, costs), costs
     assert "is not there any more" in week_page(week)
     assert "1 other run was not active" in week_page(week._replace(idle=1))
     assert "3 other runs were not active" in week_page(week._replace(idle=3))

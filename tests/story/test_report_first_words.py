@@ -13,7 +13,7 @@ from ftsupervise.report.account import Spent
 from ftsupervise.report.html import incident_row, page
 from ftsupervise.report.markdown import as_markdown
 from ftsupervise.report.plan import plan_rows
-from ftsupervise.report.summary import headline, sentences, tiles
+from ftsupervise.report.summary import explained, headline, rest_sentence, sentences, tiles
 from tests.neighbours.prepared_account import PreparedAccount as Account
 from tests.neighbours.prepared_runs import STORIES
 
@@ -148,7 +148,7 @@ def test_a_run_has_its_step_and_the_last_one_also_when_its_newest_attempts_made_
 def test_the_shares_of_the_costs_and_the_sentence_below_them_make_up_100_percent(account: Account, name: str) -> None:
     found = account.report(name)
     section = as_markdown(found).split("## What cost most")[1].split("## ")[0]
-    shares = re.findall(r"^(?:\d+\. |In the other )[^(]*\(([0-9.]+) %\)", section, flags=re.M)
+    shares = re.findall(r"^(?:\d+\. |In the other |The other )[^(]*\(([0-9.]+) %\)", section, flags=re.M)
     assert len(shares) == len(found.costs) + 1
     assert sum(map(float, shares)) == pytest.approx(100, abs=0.1 * len(shares))
 
@@ -187,4 +187,11 @@ def test_a_slow_node_costs_what_the_run_would_have_been_faster_without_it(accoun
     (slow,) = found.slow
     assert slow.rate / slow.usual == pytest.approx(0.62, abs=0.03)
     assert slow.lost == pytest.approx(9 * 3600 * 0.38, rel=0.1)
+    (item,) = [one for one in found.costs if one.name == "slow steps"]
+    assert re.fullmatch(r"The costliest: since .* UTC, and still, at 6\d % of its usual speed\.", explained(item))
+    assert item.slowest is not None
+    over = item._replace(slowest=item.slowest._replace(goes_on=False))
+    assert re.match(r"The costliest: from .* UTC to .* UTC, at", explained(over))
+    assert "would have taken at its usual speed" in rest_sentence(found)
+    assert "it trained at its usual speed" in rest_sentence(account.report("fine"))
     assert not account.report("fine").slow, "checkpoints, restarts and changes of jobs are no slowness"
