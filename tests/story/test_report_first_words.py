@@ -117,6 +117,35 @@ def test_a_run_has_its_step_and_the_last_one_also_when_its_newest_attempts_made_
     assert first.endswith(f", step {step} of 100000 ({step / 1000:.0f} %)")
 
 
+@pytest.mark.parametrize(
+    ("name", "typed"),
+    [
+        ("fine", ()),
+        (
+            "crash-loop",
+            ("ftsupervise clear --brake {run}   (once that is mended; the jobs that are held start again)",),
+        ),
+        ("hang", ("ftsupervise check hang {run}   (every sign", "scancel 102_1   (ends this job")),
+        ("slow-node", ("ftsupervise check throughput {run}   (its steps an hour", "ftsupervise nodes list {run}")),
+        ("queue-bound", ("squeue --start --jobs ",)),
+        ("disk-full", ("disk: make room", "ftsupervise clear --brake {run}   (once that is mended;")),
+    ],
+)
+def test_status_says_what_to_do_about_each_state_that_is_not_well(
+    account: Account, name: str, typed: tuple[str, ...]
+) -> None:
+    found = account.report(name).detail
+    lines = [click.unstyle(line) for line in lines_of(found, 80, {"disk": "make room on /scratch"})]
+    does = [line.removeprefix("  do        ") for line in lines if line.startswith("  do ")]
+    assert len(does) == len(typed), does
+    for said, begin in zip(does, typed, strict=True):
+        assert said.startswith(begin.format(run=found.status.rundir.quoted())), said
+    assert any(said.endswith("; look first at rank 317 on node-40)") for said in does) is (name == "slow-node")
+    with_log = found._replace(log=found.status.rundir.logs / "out")
+    errors = [line for line in lines_of(with_log) if line.startswith("  do ") and "logs" in line]
+    assert bool(errors) is (name in ("crash-loop", "disk-full"))
+
+
 @pytest.mark.parametrize("name", STORIES)
 def test_the_shares_of_the_costs_and_the_sentence_below_them_make_up_100_percent(account: Account, name: str) -> None:
     found = account.report(name)
