@@ -146,6 +146,25 @@ def test_status_says_what_to_do_about_each_state_that_is_not_well(
     assert bool(errors) is (name in ("crash-loop", "disk-full"))
 
 
+def test_what_the_commands_say_to_type_next_leads_on(account: Account) -> None:
+    said = account.type("status", cwd=account.folder).stdout.partition("\n\n")[2]
+    assert said.startswith("5 runs need a look:\n"), said
+    for name in ("hang", "crash-loop", "disk-full", "slow-node", "queue-bound"):
+        assert f"  ftsupervise status {name} " in said, "the output of none goes to a file"
+    (account.folder / "disk-full/logs/disk-full.out").write_text("OSError: [Errno 28] No space left on device\n")
+    try:
+        again = account.type("status", cwd=account.folder).stdout
+        assert "  ftsupervise logs disk-full --errors " in again
+        assert "Errno 28" in account.type("logs", "disk-full", "--errors", cwd=account.folder).stdout
+    finally:
+        (account.folder / "disk-full/logs/disk-full.out").unlink()
+    missing = account.type("logs", "crash-loop", "--errors", cwd=account.folder)
+    assert missing.returncode == 66
+    assert "its last failure, of attempt 6: rank 17 on node-03 exit 1: ModuleNotFoundError" in missing.stderr
+    full = account.type("status", "disk-full", cwd=account.folder).stdout
+    assert "  do        disk: delete what is not needed, or have the quota raised\n" in full, "as its alert advises"
+
+
 @pytest.mark.parametrize("name", STORIES)
 def test_the_shares_of_the_costs_and_the_sentence_below_them_make_up_100_percent(account: Account, name: str) -> None:
     found = account.report(name)
