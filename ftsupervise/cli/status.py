@@ -65,7 +65,7 @@ def status(runs: tuple[str, ...], watch: bool, seconds: float, as_json: bool, sc
     for index, one in enumerate(found):
         if index:
             say()
-        for line in lines_of(one, columns() or as_count(os.environ.get("COLUMNS", "")) or 100):
+        for line in lines_of(one, columns() or as_count(os.environ.get("COLUMNS", "")) or 100, _advised(one)):
             say(line)
     _notes(words for one in found for words in one.status.warnings)
 
@@ -136,6 +136,19 @@ def record(found: RunDetail) -> dict[str, Any]:
     from ftsupervise.report.published import fields_of
 
     return {**plain(found.row), "verdict": found.status.verdict.lower(), **plain(fields_of(found))}
+
+
+def _advised(found: RunDetail) -> dict[str, str]:
+    """Return what is to be done about each alert that fires, by its name, as far as its journal says it."""
+    journal = found.status.rundir.watch / "journal"
+    if not found.row.alerts or not journal.is_dir():
+        return {}
+    from ftsupervise.alerts.journal import Journal
+    from ftsupervise.findings import AlertState
+
+    firing = [one.finding for one in Journal(journal).read().alerts.values() if one.state is AlertState.FIRING]
+    firing.sort(key=lambda finding: finding.severity)  # the worst one's words stay
+    return {finding.watchdog: finding.do for finding in firing if finding.do}
 
 
 def _with_receivers(found: RunDetail) -> RunDetail:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import click
 
+from ftsupervise.cli.status_advice import advice_of
 from ftsupervise.cli.status_rows import COLOURS, ago
 from ftsupervise.printable import printable
 from ftsupervise.report.account import kinds_over, ratio
+from ftsupervise.report.row import reason_of
 from ftsupervise.units import count, show_duration, show_percent, show_rate
 
 if TYPE_CHECKING:
@@ -34,14 +37,17 @@ _A_DAY = 86400
 _FEWEST_SECONDS = 60  # a younger run has no timeline
 
 
-def lines_of(found: RunDetail, width: int = 80) -> list[str]:
+def lines_of(found: RunDetail, width: int = 80, advised: Mapping[str, str] = MappingProxyType({})) -> list[str]:
+    """``advised``: name of an alert that fires -> what its watchdog says is to be done."""
     seen, row = found.status, found.row
     step = "" if row.step is None else f", step {row.step}"
     if row.step is not None and row.last_step:
         step += f" of {row.last_step} ({100 * row.step / row.last_step:.0f} %)"
     head = click.style(seen.verdict, fg=COLOURS.get(seen.verdict, "cyan"), bold=True)
-    lines = [f"{seen.name}: {head}{_alarm(found)}{f' ({seen.why})' if seen.why else ''}{step}"]
-    lines += [*_do(found), *_queue(found), *_progress(found), *_groups(found), *_memory(seen), *_saved(found)]
+    why = reason_of(row)
+    lines = [f"{seen.name}: {head}{_alarm(found)}{f' ({why})' if why else ''}{step}"]
+    lines += [f"  do        {words}" for words in advice_of(found, advised)]
+    lines += [*_queue(found), *_progress(found), *_groups(found), *_memory(seen), *_saved(found)]
     for switch in seen.run.switches:
         if switch.up or switch.problem:
             by = f", by {switch.who}" if switch.who else ""
@@ -64,21 +70,6 @@ def _alarm(found: RunDetail) -> str:
     critical = worst.severity == "critical"
     words = f"{'ALERT' if critical else 'alert'} {printable(worst.watchdog)}"
     return f", {click.style(words, fg='red' if critical else 'yellow', bold=critical)}"
-
-
-def _do(found: RunDetail) -> Iterator[str]:
-    """Say what a person can type about a hang. For a run that STOPPED the words in brackets do."""
-    seen = found.status
-    if seen.verdict != "HUNG":
-        return
-    run, job = seen.rundir.quoted(), next((job for job in seen.jobs or () if not job.state.waiting), None)
-    yield f"  do        ftsupervise check hang {run}   (every sign of progress, with its age)"
-    if job is not None:
-        saved = "" if found.row.saved is None else f" from step {found.row.saved}"
-        then = f"the next one goes on{saved}"
-        if found.row.members_left == 0:
-            then = f"no other waits, so launch it again: it goes on{saved}"
-        yield f"  do        scancel {job.id}   (ends this job; {then})"
 
 
 def _queue(found: RunDetail) -> list[str]:

@@ -144,6 +144,54 @@ def test_a_run_has_its_step_and_the_last_one_also_when_its_newest_attempts_made_
     assert first.endswith(f", step {step} of 100000 ({step / 1000:.0f} %)")
 
 
+@pytest.mark.parametrize(
+    ("name", "typed"),
+    [
+        ("fine", ()),
+        (
+            "crash-loop",
+            ("ftsupervise clear --brake {run}   (once that is mended; the jobs that are held start again)",),
+        ),
+        ("hang", ("ftsupervise check hang {run}   (every sign", "scancel 102_1   (ends this job")),
+        ("slow-node", ("ftsupervise check throughput {run}   (its steps an hour", "ftsupervise nodes list {run}")),
+        ("queue-bound", ("squeue --start --jobs ",)),
+        ("disk-full", ("disk: make room", "ftsupervise clear --brake {run}   (once that is mended;")),
+    ],
+)
+def test_status_says_what_to_do_about_each_state_that_is_not_well(
+    account: Account, name: str, typed: tuple[str, ...]
+) -> None:
+    found = account.report(name).detail
+    lines = [click.unstyle(line) for line in lines_of(found, 80, {"disk": "make room on /scratch"})]
+    does = [line.removeprefix("  do        ") for line in lines if line.startswith("  do ")]
+    assert len(does) == len(typed), does
+    for said, begin in zip(does, typed, strict=True):
+        assert said.startswith(begin.format(run=found.status.rundir.quoted())), said
+    assert any(said.endswith("; look first at rank 317 on node-40)") for said in does) is (name == "slow-node")
+    with_log = found._replace(log=found.status.rundir.logs / "out")
+    errors = [line for line in lines_of(with_log) if line.startswith("  do ") and "logs" in line]
+    assert bool(errors) is (name in ("crash-loop", "disk-full"))
+
+
+def test_what_the_commands_say_to_type_next_leads_on(account: Account) -> None:
+    said = account.type("status", cwd=account.folder).stdout.partition("\n\n")[2]
+    assert said.startswith("5 runs need a look:\n"), said
+    for name in ("hang", "crash-loop", "disk-full", "slow-node", "queue-bound"):
+        assert f"  ftsupervise status {name} " in said, "the output of none goes to a file"
+    (account.folder / "disk-full/logs/disk-full.out").write_text("OSError: [Errno 28] No space left on device\n")
+    try:
+        again = account.type("status", cwd=account.folder).stdout
+        assert "  ftsupervise logs disk-full --errors " in again
+        assert "Errno 28" in account.type("logs", "disk-full", "--errors", cwd=account.folder).stdout
+    finally:
+        (account.folder / "disk-full/logs/disk-full.out").unlink()
+    missing = account.type("logs", "crash-loop", "--errors", cwd=account.folder)
+    assert missing.returncode == 66
+    assert "its last failure, of attempt 6: rank 17 on node-03 exit 1: ModuleNotFoundError" in missing.stderr
+    full = account.type("status", "disk-full", cwd=account.folder).stdout
+    assert "  do        disk: delete what is not needed, or have the quota raised\n" in full, "as its alert advises"
+
+
 @pytest.mark.parametrize("name", STORIES)
 def test_the_shares_of_the_costs_and_the_sentence_below_them_make_up_100_percent(account: Account, name: str) -> None:
     found = account.report(name)

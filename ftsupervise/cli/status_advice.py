@@ -1,0 +1,65 @@
+"""The lines ``do`` of one run: what a person can type next, for each state that is not well."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from ftsupervise.printable import printable
+from ftsupervise.report.row import mostly_waits
+
+if TYPE_CHECKING:
+    from ftsupervise.report.detail import RunDetail
+
+_MOST = 3  # alerts whose advice is shown
+_TOLD = frozenset(("hang", "throughput", "brake"))  # alerts that the verdict's own lines answer
+_OVER = frozenset(("FINISHED", "NEW"))
+
+
+def advice_of(found: RunDetail, advised: Mapping[str, str]) -> Iterator[str]:
+    """Yield what to type. ``advised``: name of an alert that fires -> what its watchdog says is to be done."""
+    verdict, run = found.status.verdict, found.status.rundir.quoted()
+    if verdict == "HUNG":
+        yield from _hung(found, run)
+    elif verdict == "SLOW":
+        yield from _slow(found, run)
+    elif verdict == "WAITING" and mostly_waits(found.row):
+        yield from _waits(found)
+    elif verdict == "GONE" and found.log is not None:
+        yield f"ftsupervise logs {run} --errors   (what failed)"
+    by_brake = verdict == "STOPPED" and bool(found.status.run.brake) and not found.status.run.switches[0].up
+    if by_brake and found.log is not None:
+        yield f"ftsupervise logs {run} --errors   (what failed)"
+    if verdict not in _OVER:
+        names = [one.watchdog for one in found.row.alerts if one.watchdog not in _TOLD]
+        for name in list(dict.fromkeys(names))[:_MOST]:
+            look = f"ftsupervise check {printable(name)} {run}   (what fires, with its figures)"
+            yield f"{printable(name)}: {printable(advised[name])}" if advised.get(name) else look
+    if by_brake:
+        held = any(job.state.waiting for job in found.status.jobs or ())
+        then = "the jobs that are held start again" if held else "then launch again: ftsupervise launch"
+        yield f"ftsupervise clear --brake {run}   (once that is mended; {then})"
+
+
+def _hung(found: RunDetail, run: str) -> Iterator[str]:
+    job = next((job for job in found.status.jobs or () if not job.state.waiting), None)
+    yield f"ftsupervise check hang {run}   (every sign of progress, with its age)"
+    if job is not None:
+        saved = "" if found.row.saved is None else f" from step {found.row.saved}"
+        then = f"the next one goes on{saved}"
+        if found.row.members_left == 0:
+            then = f"no other waits, so launch it again: it goes on{saved}"
+        yield f"scancel {job.id}   (ends this job; {then})"
+
+
+def _slow(found: RunDetail, run: str) -> Iterator[str]:
+    page = found.status.run.page
+    slowest = f"; look first at {printable(page.slowest)}" if page is not None and page.slowest else ""
+    yield f"ftsupervise check throughput {run}   (its steps an hour, and what is usual{slowest})"
+    yield f"ftsupervise nodes list {run}   (what its nodes did before)"
+
+
+def _waits(found: RunDetail) -> Iterator[str]:
+    jobs = dict.fromkeys(job.id.partition("_")[0] for job in found.status.jobs or () if job.state.waiting)
+    if jobs:
+        yield f"squeue --start --jobs {','.join(jobs)}   (when Slurm expects to start it)"
