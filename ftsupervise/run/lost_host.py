@@ -6,6 +6,7 @@ Nobody on a lost host can say why it is silent. Slurm knows it for the few minut
 from __future__ import annotations
 
 import re
+import signal
 import threading
 from collections.abc import Mapping
 
@@ -19,6 +20,7 @@ from ftsupervise.scheduler.parse import is_away
 
 _ASK = 10.0  # seconds for one question
 _OF_A_LOST_HOST = ("NODE_FAIL", "CANCELLED")  # by Slurm, or by our agents: no slurmd was there to report another end
+_NO_ORDER = (0, signal.SIGHUP)  # a host that goes down may hang up on its processes first
 _FIELDS = re.compile(r"(?:^|\s)(JobState|BatchHost|NodeList)=(\S*)")
 
 
@@ -33,7 +35,7 @@ def note_lost_host(rundir: RunDir, number: int, env: Mapping[str, str]) -> None:
 def _note(rundir: RunDir, number: int, env: Mapping[str, str]) -> None:
     try:
         one = next(ledger.backwards(rundir, before=number + 1, first=number), None)
-        if one is None or one.ended is not None or one.stop_signal or one.job_id in ("", ledger.job_id(env)):
+        if one is None or one.ended is not None or one.stop_signal not in _NO_ORDER or one.job_id in ("", ledger.job_id(env)):
             return
         words = fate_of(one.job_id, env)
         if words:
