@@ -35,7 +35,12 @@ def note_lost_host(rundir: RunDir, number: int, env: Mapping[str, str]) -> None:
 def _note(rundir: RunDir, number: int, env: Mapping[str, str]) -> None:
     try:
         one = next(ledger.backwards(rundir, before=number + 1, first=number), None)
-        if one is None or one.ended is not None or one.stop_signal not in _NO_ORDER or one.job_id in ("", ledger.job_id(env)):
+        if (
+            one is None
+            or one.ended is not None
+            or one.stop_signal not in _NO_ORDER
+            or one.job_id in ("", ledger.job_id(env))
+        ):
             return
         words = fate_of(one.job_id, env)
         if words:
