@@ -95,7 +95,9 @@ def _all(as_json: bool) -> None:
     else:
         from ftsupervise.cli.status_rows import advice, table
 
-        for line in (*table(seen.rows, seen.at, columns()), *advice(seen.rows, columns(), has_log=_has_log)):
+        for line in table(seen.rows, seen.at, columns()):
+            click.echo(line.rstrip())
+        for line in advice(seen.rows, columns(), has_log=_has_log):  # looks into directories: after the table
             click.echo(line.rstrip())
     if missing is not None:
         say(f"note: {missing.message}{f'; {missing.hint}' if missing.hint else ''}", err=True)
