@@ -13,8 +13,8 @@ from ftsupervise.report.account import KEPT_OUT, Spent, TimeAccount
 from ftsupervise.report.incidents import RunIncident, costs_of, spent_by_attempt
 from ftsupervise.report.slow import SlowPeriod, with_the_last_going_on
 
-QUEUE, HELD, UNKNOWN, SAVES, SLOW_STEPS = "waiting in the queue", "held", "unknown", "saving checkpoints", "slow steps"
-BRAKED = "held by the brake"
+QUEUE, UNKNOWN, SAVES, SLOW_STEPS = "waiting in the queue", "unknown", "saving checkpoints", "slow steps"
+BRAKED, HELD = "stopped by the brake", "stopped by a person, or not launched"
 PLANNED, FIRST, STANDS, BLIND = "planned restarts", "the first start", "no progress now", "training without the guard"
 _LEAST = 1.0  # seconds
 _APART = {

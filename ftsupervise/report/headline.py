@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from ftsupervise.model import FailureKind
 from ftsupervise.printable import printable
 from ftsupervise.report.account import Spent, TimeAccount
 from ftsupervise.report.incidents import STALL
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from ftsupervise.model import Attempt, Job
 
 _QUEUE_BOUND = 0.3  # of the time in the queue: worth a word on how to wait less
+_SAID_BY_THE_PROGRAM = (FailureKind.CODE, FailureKind.DISK)  # its line names the error better than "exit 1"
 _QUIET_TONES = {"FINISHED": "good", "UNKNOWN": "unknown", "NEW": "unknown"}
 
 
@@ -47,7 +49,7 @@ class RunPresent(NamedTuple):
     do: str = ""  # what the worst alert says is to be done
     restarts_hangs: bool | None = None  # does the supervisor end a hang by itself? None: not known
     brake: Brake | None = None  # where it is on
-    line: str = ""  # what the newest attempt's output said of its end
+    last: Attempt | None = None  # the newest
 
     @property
     def where(self) -> str:
@@ -117,7 +119,7 @@ def _not_training(now: RunPresent) -> Headline:
         do = "Read its last error, then start it again:"
         command = f"ftsupervise logs --errors {now.where}; ftsupervise launch"
     elif verdict == "STOPPED" and now.brake is not None and why.startswith("brake"):
-        sentence, do = _braked(now.brake, now.line)
+        sentence, do = _braked(now.brake, now.last)
         command = f"ftsupervise clear --brake {now.where}"
     elif verdict == "STOPPED":
         sentence, do = f"It is stopped: {why}.", "To continue it:"
@@ -129,13 +131,13 @@ def _not_training(now: RunPresent) -> Headline:
     return Headline(verdict, tone, sentence, do, command)
 
 
-def _braked(brake: Brake, line: str) -> tuple[str, str]:
+def _braked(brake: Brake, last: Attempt | None) -> tuple[str, str]:
     """Why the brake is on, the error in the program's own words where they are known; and what to do first."""
     if brake.failure == Brake().failure:
         return f"The brake was put on by hand: {brake.why}.", "To let it start again:"
-    detail = masked(printable(brake.detail or line, 300))
-    plain_exit = brake.failure.startswith("exit ") or brake.failure.lower() in detail.lower()
-    what = detail if detail and plain_exit else ": ".join(filter(None, (brake.failure, detail)))
+    detail = masked(printable(brake.detail or (last.line if last is not None else ""), 300))
+    says_all = last is not None and last.failure is not None and last.failure.kind in _SAID_BY_THE_PROGRAM
+    what = detail if detail and says_all else ": ".join(filter(None, (brake.failure, detail)))
     step = f" at step {brake.step:,}" if brake.step is not None else ""
     do = "Fix the cause, then:"
     if brake.failure == "hang":

@@ -40,8 +40,8 @@ MEANINGS = {
     Spent.DETECT: "from the last progress to the end of the attempt",
     Spent.RESTART: "from the start of the command to its first step",
     Spent.QUEUE: "no attempt was running, and a job waited in the queue",
-    Spent.BRAKED: "kept from running by the brake",
-    Spent.HELD: "kept from running by a person, or not launched",
+    Spent.BRAKED: "stopped by the brake",
+    Spent.HELD: "stopped by a person, or not launched",
     Spent.UNKNOWN: "nothing on record says what happened",
 }
 _LONGEST = 600  # characters of a text in a cell

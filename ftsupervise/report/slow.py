@@ -10,7 +10,7 @@ from ftsupervise.model import Attempt
 from ftsupervise.rundir.step_rates import FEWEST_STEPS, StepRate, usual_rate
 
 SLOW = 0.8  # of the usual rate
-_RECENT = 600.0  # seconds: the record of steps is not newer than its last whole part
+_RECENT = 1800.0  # seconds: the record of steps is not newer than its last whole part
 
 
 class SlowPeriod(NamedTuple):

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from datetime import datetime, timezone
 from typing import NamedTuple
 
-from ftsupervise.report.account import Spent, TimeAccount, ratio
+from ftsupervise.report.account import KEPT_OUT, Spent, TimeAccount, ratio
 from ftsupervise.report.alert_rows import AlertRow
 from ftsupervise.report.costs import (
     BLIND,
@@ -36,13 +36,13 @@ from ftsupervise.units import count, show_duration, show_percent, show_rate
 _MOST_STEPS = 6  # of an alert that are listed
 _MEANINGS = {
     QUEUE: "No job of the run was running.",
-    HELD: "Nobody had launched it, or a person kept it from running.",
+    HELD: "The kill switch or a person kept it from running, or nothing was launched.",
     UNKNOWN: "Nothing on record says what happened.",
     SAVES: "The training waited for its checkpoints.",
     STANDS: "The job runs, and no rank makes a step.",
     BLIND: "Without the guard it is not known whether it was training.",
     FIRST: "From the start of the command to its first step.",
-    PLANNED: "Orderly ends and the starts after them: time limit, kill switch, preemption.",
+    PLANNED: "Jobs that ended as planned (time limit, kill switch, preemption), and the starts after them.",
 }
 
 
@@ -69,7 +69,7 @@ def headline(report: ReportFacts) -> Headline:
             job_id=job_that_runs(seen.jobs, last),
             behind=page.slowest if page is not None else "",
             brake=seen.run.braked,
-            line=last.line if last is not None else "",
+            last=last,
             do=next((one.do for one in rows if worst and one.watchdog == worst), ""),
             restarts_hangs=restarts_hangs(run),
         )
@@ -84,11 +84,11 @@ def sentences(report: ReportFacts) -> Iterator[str]:
     share, seconds = of.goodput(), of.seconds()
     if len(of.blind) < len(report.detail.status.attempts) or not of.blind:
         trained = show_duration(seconds[Spent.TRAIN])
-        words = {Spent.BRAKED: "the brake held it for", Spent.HELD: "it was stopped, or not launched, for"}
+        words = {Spent.BRAKED: "stopped by the brake for", Spent.HELD: "stopped by a person, or not launched, for"}
         kept = " and ".join(
             f"{one} {show_duration(seconds[kind])}" for kind, one in words.items() if seconds[kind] >= 1
         )
-        held = f"; {kept}" if kept else ""
+        held = f"; it was {kept}" if kept else ""
         yield f"In the {show_duration(of.total)} since its launch it trained for {trained} ({ratio(share)}){held}."
     faults = sum(1 for one in report.incidents if not one.planned)
     planned = len(report.incidents) - faults
@@ -174,7 +174,7 @@ def _example(item: CostItem) -> str:
     if item.name in (HELD, BRAKED) and item.example is not None:
         one = item.example
         why = ": ".join(filter(None, (one.kind, cause_of(one), one.evidence)))
-        return f"It was kept from running after attempt {one.attempt}: {why}"
+        return f"It was stopped after attempt {one.attempt}: {why}"
     if words or item.example is None:
         return words
     one = item.example
@@ -215,8 +215,9 @@ def _effective(report: ReportFacts) -> Tile | None:
         return None
     hour = f"; last hour {ratio(last)}" if last is not None and of.total > 7200 else ""
     tone = "good" if share.least >= 0.9 else "watch" if share.most >= 0.6 else "bad"
-    more = f"ETTR: Meta {ratio(meta)}, ByteRobust {ratio(byterobust)}{hour}"
-    return Tile("Time spent training", ratio(share), more, tone)
+    apart = " without the time it was stopped" if any(of.seconds()[kind] >= 1 for kind in KEPT_OUT) else ""
+    ettr = f"ETTR (effective training time ratio): Meta's{apart} {ratio(meta)}, ByteRobust's {ratio(byterobust)}{hour}"
+    return Tile("Time spent training", ratio(share), f"of all time; {ettr}", tone)
 
 
 def _step(report: ReportFacts) -> Tile:
@@ -303,7 +304,7 @@ def definitions(of: TimeAccount) -> tuple[tuple[str, str, str], ...]:
         (
             "ETTR, Meta",
             ratio(of.ettr_meta()),
-            "train / all time but braked and held; waiting in the queue counts (Kokolis et al., HPCA 2025)",
+            "train / all time in which it was not stopped (braked, held); the queue counts (Kokolis et al., HPCA 2025)",
         ),
         (
             "ETTR, ByteRobust",

@@ -198,7 +198,7 @@ def _of_run(row: RunRow, begin: datetime, now: datetime, env: Mapping[str, str])
             job_id=job_that_runs(_jobs(run, env) if hung else None, run.last),
             behind=behind,
             brake=run.braked,
-            line=run.last.line if run.last is not None else "",
+            last=run.last,
             restarts_hangs=restarts_hangs(believed_settings(rundir, env)) if hung else None,
         )
     )

@@ -67,7 +67,11 @@ def tiles(week: WeekReport) -> tuple[Tile, ...]:
     unwell = sum(1 for one in week.rows if one.needs_a_look)
     need = f"{unwell} {'needs' if unwell == 1 else 'need'} a look" if unwell else "all well"
     return (
-        Tile("Time spent training", ratio(week.goodput()), f"ETTR, Meta {ratio(week.ettr())}"),
+        Tile(
+            "Time spent training",
+            ratio(week.goodput()),
+            f"of all time; Meta's ETTR, without the time they were stopped: {ratio(week.ettr())}",
+        ),
         Tile("Runs", str(len(week.rows)), need, "watch" if unwell else "good"),
         Tile("Steps", f"{steps:,}", "made for the first time"),
         Tile("Faults", str(faults), f"{show_duration(lost)} lost" if faults else "none", "watch" if faults else "good"),

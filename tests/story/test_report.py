@@ -221,7 +221,7 @@ def test_the_week_of_several_runs_begins_with_those_that_need_a_look_and_why(acc
     assert "Its supervisor ends a hang" in by_name["hang"].head.next and "scancel 102_1;" in by_name["hang"].head.next
     costs = text.split("## What cost most")[1].split("## ")[0]
     for named in (r"waiting in the queue\. No job of the run was running\. Most: queue-bound, 1d 17h \(9\d\.\d %\)\.",
-                  r"by the brake\. Most: crash-loop, 6h \(66\.\d %\): it was kept from running",
+                  r"by the brake\. Most: crash-loop, 6h \(66\.\d %\): it was stopped after attempt",
                   r"slow steps\. Only slow-node: the costliest: since",
                   r"planned restarts, 7 times\. [^.]*\. Most: queue-bound, "):  # fmt: skip
         assert re.search(named, costs), costs

@@ -27,11 +27,17 @@ def account(tmp_path_factory: pytest.TempPathFactory) -> Account:
     ("name", "verdict", "tone", "words", "costliest"),
     [
         ("fine", "RUNNING", "good", "It trains at its usual speed", ("saving checkpoints", "waiting in the queue")),
-        ("crash-loop", "STOPPED", "bad", "ModuleNotFoundError", ("held by the brake", "held", "program error")),
+        (
+            "crash-loop",
+            "STOPPED",
+            "bad",
+            "ModuleNotFoundError",
+            ("stopped by the brake", "stopped by a person, or not launched", "program error"),
+        ),
         ("hang", "HUNG", "bad", "It hangs: no progress for 50m", ("hang", "saving checkpoints")),
         ("slow-node", "SLOW", "watch", "slower than usual: 221 steps an hour", ("slow steps",)),
         ("queue-bound", "WAITING", "watch", "waited in the queue for 8h", ("waiting in the queue",)),
-        ("disk-full", "STOPPED", "bad", "no space left on device", ("held by the brake", "full disk")),
+        ("disk-full", "STOPPED", "bad", "no space left on device", ("stopped by the brake", "full disk")),
     ],
 )
 def test_the_first_words_say_how_it_is_and_the_first_costs_what_cost_most(
@@ -207,8 +213,11 @@ def test_a_stopped_run_is_told_with_the_share_of_all_its_time_and_what_was_held(
     spent = found.detail.account.seconds()
     assert first.value == f"{100 * spent[Spent.TRAIN] / found.detail.account.total:.1f} %"
     assert re.search(
-        r"\(65\.9 %\); the brake held it for 6h and it was stopped, or not launched, for 40m\.",
+        r"\(65\.9 %\); it was stopped by the brake for 6h and stopped by a person, or not launched, for 40m\.",
         " ".join(sentences(found)),
+    )
+    assert first.more.startswith(
+        "of all time; ETTR (effective training time ratio): Meta's without the time it was stopped 9"
     )
 
 
