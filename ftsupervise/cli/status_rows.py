@@ -186,7 +186,7 @@ def advice(
         known = _NO_LOG if row.verdict in _NO_LOG and not has_log(row) else _DO
         what, typed = known.get(row.verdict) or (alerts if row.firing else ("what is wrong", "status {run}"))
         lines.append((f"  ftsupervise {typed.format(run=_argument(row))}", f"{row.verdict}: {what}"))
-        if row.verdict == "STOPPED" and row.why.startswith("brake"):
+        if row.braked:
             lines.append((f"  ftsupervise clear --brake {_argument(row)}", "to go on, once that is mended"))
     size = max(len(typed) for typed, _ in lines)
     more = len(urgent) - _LOOK

@@ -118,7 +118,7 @@ def _not_training(now: RunPresent) -> Headline:
         sentence = f"It does not run, and no job waits to continue it: {why}."
         do = "Read its last error, then start it again:"
         command = f"ftsupervise logs --errors {now.where}; ftsupervise launch"
-    elif verdict == "STOPPED" and now.brake is not None and why.startswith("brake"):
+    elif now.row.braked and now.brake is not None:
         sentence, do = _braked(now.brake, now.last)
         command = f"ftsupervise clear --brake {now.where}"
     elif verdict == "STOPPED":

@@ -52,6 +52,8 @@ class RunRow(NamedTuple):
     waits_since: datetime | None = None  # in the queue, for no other reason than that it is not its turn
     queue_share: float | None = None  # of its time, of a run that waits: 0-1
     elsewhere: bool = False  # this account's state directory does not know it: only its directory names it
+    braked: bool = False  # it is stopped, by its brake
+    reason: Annotated[str, 1000] = ""  # ``why`` without what to type, where that is in it
     here: bool = False  # of the directory, or the job, in which this was asked
 
 
@@ -97,6 +99,8 @@ def row_of(run: RunReading, queue: QueueSeen) -> RunRow:
         watched_at=found.at if found is not None else None,
         watched_next=run.watch.next_tick,
         watch_late=run.watch.late,
+        braked=run.braked is not None and (verdict, why) == ("STOPPED", run.brake),
+        reason=f"brake: {run.braked.words()}" if run.braked is not None and why == run.brake else "",
         **_waits(run, waiting, verdict),
     )
 
@@ -176,9 +180,8 @@ def need_of(row: RunRow) -> int:
         return 4
     if row.verdict == "HUNG":
         return 0
-    stopped_itself = row.verdict == "STOPPED" and row.why.startswith("brake")
     critical = any(one.severity == "critical" for one in row.alerts)
-    if row.verdict in ("UNKNOWN", "GONE") or stopped_itself or critical or row.watch_late:
+    if row.verdict in ("UNKNOWN", "GONE") or row.braked or critical or row.watch_late:
         return 1
     on_hold = row.verdict == "WAITING" and row.waits_since is None and not row.elsewhere
     if row.verdict == "SLOW" or row.firing or row.groups_away or on_hold or mostly_waits(row):
@@ -188,7 +191,7 @@ def need_of(row: RunRow) -> int:
 
 def reason_of(row: RunRow) -> str:
     """Return ``why`` without what to type."""
-    return row.why.partition("; fix the cause, then: ")[0]
+    return row.reason or row.why
 
 
 def mostly_waits(row: RunRow) -> bool:

@@ -162,7 +162,7 @@ def test_those_that_need_a_look_stand_first_and_the_lines_below_say_what_to_type
     hung = FINE._replace(name="hangs", verdict="HUNG", why="no progress for 50m, at step 12,345", rate=0.0)
     waits = RunRow("waits", verdict="WAITING", why="Priority", waits_since=NOW - timedelta(hours=8), queue_share=0.73)
     new = RunRow("just-waits", verdict="WAITING", why="Priority", waits_since=NOW - timedelta(hours=1), queue_share=0.1)
-    braked = RunRow("my run", verdict="STOPPED", why="brake: exit 1, the same failure 5 times")
+    braked = RunRow("my run", verdict="STOPPED", why="brake: exit 1, the same failure 5 times", braked=True)
     slow = FINE._replace(name="slow", verdict="SLOW", why="221 steps an hour, usually 357")
     done = RunRow("done", verdict="FINISHED")
     order = [one.name for one in sorted((done, FINE, new, slow, waits, braked, hung), key=need_of)]
@@ -211,7 +211,8 @@ def test_the_note_of_a_run_that_the_brake_stopped_is_not_cut_and_the_line_below_
     width: int,
 ) -> None:
     cause = "brake: exit 1 (ImportError), the same failure 5 times"
-    braked = RunRow("sft", "/scratch/ada/sft", "STOPPED", f"{cause}; fix the cause, then: ftsupervise clear --brake x")
+    why = f"{cause}; fix the cause, then: ftsupervise clear --brake x"
+    braked = RunRow("sft", "/scratch/ada/sft", "STOPPED", why, braked=True, reason=cause)
     shown = table((FINE, braked), NOW, width)
     assert any(line.endswith((f"{cause}\x1b[0m", cause)) for line in shown)
     assert not any("clear --brake" in line for line in shown)
