@@ -131,7 +131,7 @@ def _text(found: ReportFacts, *, markdown: bool) -> str:
 
 
 def _name(of: str, taken: list[str]) -> str:
-    """Of the file for a run. Two runs of one command may be called alike."""
+    """Return the name of the file for a run. Two runs of one command may be called alike."""
     plain = "".join(char if char.isascii() and (char.isalnum() or char in "._-") else "_" for char in of)
     stem = f"report-{plain[:100].lstrip('.') or 'run'}"
     every = (f"{stem}{f'-{number}' if number > 1 else ''}.html" for number in range(1, len(taken) + 2))

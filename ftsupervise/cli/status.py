@@ -105,7 +105,7 @@ def _all(as_json: bool) -> None:
 
 
 def _has_log(row: RunRow) -> bool:
-    """Does the output of its newest attempts, which ``logs`` would show, go to a file?"""
+    """Return whether the output of its newest attempts, which ``logs`` would show, goes to a file."""
     from itertools import islice
 
     from ftsupervise.report.output import output_files

@@ -27,15 +27,14 @@ def advice_of(found: RunDetail, advised: Mapping[str, str]) -> Iterator[str]:
         yield from _waits(found)
     elif verdict == "GONE" and found.log is not None:
         yield f"ftsupervise logs {run} --errors   (what failed)"
-    by_brake = verdict == "STOPPED" and bool(found.status.run.brake) and not found.status.run.switches[0].up
-    if by_brake and found.log is not None:
+    if found.row.braked and found.log is not None:
         yield f"ftsupervise logs {run} --errors   (what failed)"
     if verdict not in _OVER:
         names = [one.watchdog for one in found.row.alerts if one.watchdog not in _TOLD]
         for name in list(dict.fromkeys(names))[:_MOST]:
             look = f"ftsupervise check {printable(name)} {run}   (what fires, with its figures)"
             yield f"{printable(name)}: {printable(advised[name])}" if advised.get(name) else look
-    if by_brake:
+    if found.row.braked:
         held = any(job.state.waiting for job in found.status.jobs or ())
         then = "the jobs that are held start again" if held else "then launch again: ftsupervise launch"
         yield f"ftsupervise clear --brake {run}   (once that is mended; {then})"

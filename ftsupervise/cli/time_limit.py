@@ -271,13 +271,13 @@ def _pass_on(pipes: dict[int, int], seconds: float) -> bool:
 
 
 def _is_over(until: float, pid: int) -> bool:
-    """Has the child had its time? What it has waited for a processor does not count: that is not a thing that hangs."""
+    """Return whether the child has had its time. Its wait for a processor does not count: a busy machine is no hang."""
     late = time.monotonic() - until
     return late > 0 and late > min(_MOST, _waited_for_a_processor(pid))
 
 
 def _waited_for_a_processor(pid: int) -> float:
-    """Seconds that a process was ready to run and had no turn; 0.0 where the kernel does not count them."""
+    """Return the seconds that a process was ready to run and had no turn; 0.0 where the kernel does not count them."""
     from pathlib import Path
 
     try:

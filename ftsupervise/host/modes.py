@@ -51,8 +51,8 @@ def may_be_changed(folder: os.stat_result, page: os.stat_result, path: str | os.
 
 
 def distrust_in(folder: os.stat_result, path: str | os.PathLike[str]) -> Callable[[os.stat_result], str]:
-    """For a reader of the page ``path`` in ``folder``: why the opened page is not trusted, by its owner and by who may write
-    it; "" when it is."""
+    """Return a check for a reader of the page ``path`` in ``folder``: it says why the opened page is not trusted, by its owner
+    and by who may write it; "" when it is."""
     return lambda page: stranger(folder, page) or may_be_changed(folder, page, path)
 
 

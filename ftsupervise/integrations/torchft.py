@@ -334,7 +334,7 @@ def _of(name: str, one: Any) -> tuple[Callable[[Any], object], Callable[[], Any]
 
 
 def _is_sharded(state: Iterable[Any]) -> bool:
-    """Does it hold a model of FSDP2? Its ``state_dict`` frees the weights that a forward or backward pass works with."""
+    """Return whether it holds a model of FSDP2. Its ``state_dict`` frees the weights that a running pass works with."""
     kind = getattr(import_module("torch.distributed.fsdp"), "FSDPModule", ())
     modules = (part for one in state if isinstance(one, torch.nn.Module) for part in one.modules())
     return any(isinstance(part, kind) for part in modules)

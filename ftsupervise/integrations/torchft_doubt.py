@@ -1,11 +1,11 @@
-"""A group doubts a step that no group can have made, and does not take the weights of the one that tells it.
+"""A group doubts a step that no group can have made, and does not take the weights of the one that reports it.
 
-torchft believes the highest step that any manager tells: all others throw their own weights away for those. A group whose
+torchft believes the highest step that any manager reports: all others throw their own weights away for those. A group whose
 counter is broken, or that has loaded a checkpoint of another run, would so replace the training of all. A group that has made
-steps with the others knows better: a step needs the minimum of groups, so that one told by fewer of them, and far beyond what
-the others can have made since it met them, was never committed.
+steps with the others knows better: a step needs the minimum of groups, so one that fewer of them report, and that is far beyond
+what the others can have made since it met them, was never committed.
 
-A group that has made no step yet believes what it is told: at a cold start all go on from the latest checkpoint that one of
+A group that has made no step yet believes what it hears: at a cold start all go on from the latest checkpoint that one of
 them has. A doubt costs little where it is wrong: that group waits, is started again, and believes. Pure.
 """
 
@@ -23,7 +23,7 @@ _FASTEST = 0.001  # seconds
 
 
 class ToldStep(NamedTuple):
-    """A quorum says this of the highest step: which it is, how many members tell it, and who one of them is."""
+    """A quorum says this of the highest step: which it is, how many members report it, and who one of them is."""
 
     step: int
     tellers: int
@@ -56,7 +56,7 @@ class StepDoubt:
             return ""
         who = told.teller or "a group"
         return (
-            f"{who} tells step {told.step}, and the last step that this group has made with the others is {self._step}: its "
+            f"{who} reports step {told.step}, and the last step that this group has made with the others is {self._step}: its "
             "weights are not taken, and the step waits until that group is gone"
         )
 

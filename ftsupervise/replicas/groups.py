@@ -138,7 +138,7 @@ def write_table(rundir: RunDir, table: GroupTable, area: Path | None = None) -> 
 
 def read_table(rundir: RunDir) -> GroupTable | None:
     """None where there is none, it cannot be read, or an account wrote it that is not trusted there."""
-    return _read(GroupTable, rundir.replicas / _TABLE)
+    return read_trusted(GroupTable, rundir.replicas / _TABLE)
 
 
 def write_quorum(rundir: RunDir, page: QuorumPage, area: Path | None = None) -> None:
@@ -146,10 +146,10 @@ def write_quorum(rundir: RunDir, page: QuorumPage, area: Path | None = None) -> 
 
 
 def read_quorum(rundir: RunDir) -> QuorumPage | None:
-    return _read(QuorumPage, rundir.replicas / _QUORUM)
+    return read_trusted(QuorumPage, rundir.replicas / _QUORUM)
 
 
-def _read(kind: type[T], path: Path) -> T | None:
+def read_trusted(kind: type[T], path: Path) -> T | None:
     try:
         whose = path.parent.stat()
         return read_record(

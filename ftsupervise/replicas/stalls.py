@@ -14,19 +14,18 @@ import threading
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
-from typing import Annotated, NamedTuple, TypeVar
+from typing import Annotated, NamedTuple
 
-from ftsupervise.host.modes import may_be_changed, stranger
+from ftsupervise.replicas.groups import read_trusted
 from ftsupervise.rundir import ledger
 from ftsupervise.rundir.paths import RunDir
-from ftsupervise.rundir.records import EPOCH, read_record, write_json
+from ftsupervise.rundir.records import EPOCH, write_json
 
 STALLS = "stalls.json"
 MOST_SEEN, MOST = 100, 500  # stalls on a page of one start, and on that of the run
 _EVERY = 5.0  # seconds between two looks at what the groups have seen
 _ATTEMPTS = 3  # of each group that are read: the newest
 _LONGEST = 3600.0  # seconds: longer ones are no stall of a step any more, and would swallow all others
-T = TypeVar("T", "SeenStalls", "StallPage")
 
 
 class GroupStall(NamedTuple):
@@ -68,7 +67,7 @@ class StallPage(NamedTuple):
 
 
 def with_seen(page: StallPage, seen: Iterable[GroupStall]) -> StallPage:
-    """``page`` with what a group has seen: twice the same changes nothing. Pure."""
+    """Return ``page`` with the stalls that a group has seen: twice the same changes nothing. Pure."""
     stalls = list(page.stalls)
     for one in seen:
         if not 0 <= one.seconds <= _LONGEST or (len(stalls) >= MOST and one.at < stalls[0].at):
@@ -81,7 +80,11 @@ def with_seen(page: StallPage, seen: Iterable[GroupStall]) -> StallPage:
     stalls.sort(key=lambda one: one.at)
     old = (page.times - len(page.stalls), page.seconds - _seconds(page.stalls), page.lost - _lost(page.stalls))
     return StallPage(
-        page.at, old[0] + len(stalls), old[1] + _seconds(stalls), old[2] + _lost(stalls), tuple(stalls[-MOST:])
+        page.at,
+        old[0] + len(stalls),
+        round(old[1] + _seconds(stalls), 3),
+        old[2] + _lost(stalls),
+        tuple(stalls[-MOST:]),
     )
 
 
@@ -92,7 +95,7 @@ def _is_same(one: GroupStall, other: GroupStall) -> bool:
 
 
 def _together(one: GroupStall, other: GroupStall) -> GroupStall:
-    """The worst of what two groups have seen of it. The first one that saw the lost groups again knows when they were back."""
+    """Return the worst of what two groups have seen of it. The first that saw the lost groups again knows when they were back."""
     backs = [back for back in (one.back, other.back) if back is not None]
     missed = [steps for steps in (one.missed, other.missed) if steps is not None]
     return GroupStall(
@@ -115,8 +118,8 @@ def _lost(stalls: Iterable[GroupStall]) -> int:
 
 
 def read_stalls(rundir: RunDir) -> StallPage | None:
-    """The stalls of the run's groups; None where there is no such page, or it cannot be read or trusted."""
-    return _read(StallPage, rundir.replicas / STALLS)
+    """Return the stalls of the run's groups; None where there is no such page, or it cannot be read or trusted."""
+    return read_trusted(StallPage, rundir.replicas / STALLS)
 
 
 def write_seen(attempt: Path, stalls: Sequence[GroupStall]) -> None:
@@ -157,24 +160,11 @@ class StallBook:
         found: list[GroupStall] = []
         try:
             for number in sorted(ledger.numbers(group))[-_ATTEMPTS:]:
-                seen = _read(SeenStalls, group.attempt(number) / STALLS)
+                seen = read_trusted(SeenStalls, group.attempt(number) / STALLS)
                 found += seen.stalls if seen is not None else ()
         except OSError:
             return found
         return found
-
-
-def _read(kind: type[T], path: Path) -> T | None:
-    try:
-        whose = path.parent.stat()
-        return read_record(
-            kind,
-            path,
-            limit=1_000_000,
-            distrust=lambda page: stranger(whose, page) or may_be_changed(whose, page, path),
-        )
-    except (OSError, ValueError):
-        return None
 
 
 def _now() -> datetime:

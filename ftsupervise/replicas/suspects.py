@@ -15,10 +15,10 @@ from typing import NamedTuple
 
 from ftsupervise.replicas.lighthouse_page import LighthousePage, QuorumMember, group_of
 
-_AHEAD = 2  # steps: a group tells the one that it is about to make
+_AHEAD = 2  # steps: a group reports the one that it is about to make
 _AHEAD_FOR = 10.0  # seconds: a page of ours is never that old while its ranks are heard of
 _FAR = 100  # steps ahead of all others, beside those that they can have made since they were last asked
-_FAR_FOR = 4.0  # seconds that a member tells such a step, on three pages at least
+_FAR_FOR = 4.0  # seconds that a member reports such a step, on three pages at least
 
 
 class MemberTrouble(Enum):
@@ -26,9 +26,9 @@ class MemberTrouble(Enum):
 
     UNKNOWN = "no group of this run"
     TWICE = "two starts of one group"
-    AHEAD = "tells a step that it has not made"
+    AHEAD = "reports a step that it has not made"
     STORE = "its store does not answer"
-    FAR = "tells a step that no group can have made"
+    FAR = "reports a step that no group can have made"
 
 
 class SuspectMember(NamedTuple):
@@ -135,7 +135,7 @@ def far_ahead(
 
 
 class LiarWatch:
-    """The groups that are to be ended and started again, because their managers tell steps that no group can have made: the
+    """The groups that are to be ended and started again, because their managers report steps that no group can have made: the
     others refuse such weights (integrations/torchft_doubt.py), and so wait until the group is gone. What is seen once may be
     an old page of ours; only a claim that lasts counts."""
 

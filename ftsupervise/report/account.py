@@ -86,7 +86,7 @@ def ratio(ettr: Ettr | None) -> str:
 
 
 class AttemptCut(NamedTuple):
-    """What an attempt had spent at an instant within it: seconds, as ``_WITHIN`` has the kinds."""
+    """The seconds that an attempt had spent at an instant within it, as ``_WITHIN`` has the kinds."""
 
     attempt: int
     at: float

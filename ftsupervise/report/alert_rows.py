@@ -31,7 +31,7 @@ class AlertRow(NamedTuple):
 
 
 def alert_rows(state: JournalState) -> list[AlertRow]:
-    """What fires first, the worst first; then what is over and what was announced, newest first."""
+    """Sort the rows: firing alerts, the worst first; then those that are over or announced, newest first."""
     rows: dict[Key, AlertRow] = {}
     for alert in state.alerts.values():
         if alert.state in (AlertState.FIRING, AlertState.PENDING):

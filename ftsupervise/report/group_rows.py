@@ -60,7 +60,7 @@ def _drawn(group: RunDir, row: ReplicaGroup, now: datetime) -> tuple[Stretch, ..
 
 
 def groups_sentence(found: GroupsReport) -> str:
-    """How many run, and how many must."""
+    """Return how many groups run, and how many must."""
     seen = found.seen
     when = "" if seen.fresh else f" (as of {seen.at:%Y-%m-%d %H:%M} UTC)"
     words = f"{seen.running} of {count(seen.wanted, 'group')} {'run' if seen.wanted != 1 else 'runs'}{when}; "

@@ -37,7 +37,7 @@ class Headline(NamedTuple):
 
 
 class RunPresent(NamedTuple):
-    """What a headline is made of, beside the row of ``status``."""
+    """A headline is made of these values."""
 
     row: RunRow
     account: TimeAccount
@@ -58,18 +58,18 @@ class RunPresent(NamedTuple):
 
 
 def job_that_runs(jobs: Sequence[Job] | None, last: Attempt | None) -> str:
-    """The job to end where the run hangs: the queue's, else that of the newest attempt; "" where neither is known."""
+    """Return the job to end where the run hangs: the queue's, else that of the newest attempt; "" where neither is known."""
     running = (job.id for job in jobs or () if not job.state.waiting and not job.state.ended)
     return next(running, last.job_id if last is not None else "")
 
 
 def restarts_hangs(run: Run | None) -> bool | None:
-    """Does the supervisor end a hang by itself? None: the settings could not be read."""
+    """Return whether the supervisor ends a hang by itself. None: the settings could not be read."""
     return None if run is None else run.launch.restart.hang is not None
 
 
 def headline_of(now: RunPresent) -> Headline:
-    """The verdict of ``status``, one sentence, and the next thing to do."""
+    """Return the verdict of ``status``, one sentence, and the next thing to do."""
     verdict = now.row.verdict
     if verdict in _QUIET_TONES or verdict in ("GONE", "STOPPED", "STOPPING", "WAITING"):
         return _not_training(now)
@@ -132,7 +132,7 @@ def _not_training(now: RunPresent) -> Headline:
 
 
 def _braked(brake: Brake, last: Attempt | None) -> tuple[str, str]:
-    """Why the brake is on, the error in the program's own words where they are known; and what to do first."""
+    """Return why the brake is on, with the error in the program's own words where they are known; and what to do first."""
     if brake.failure == Brake().failure:
         return f"The brake was put on by hand: {brake.why}.", "To let it start again:"
     detail = masked(printable(brake.detail or (last.line if last is not None else ""), 300))

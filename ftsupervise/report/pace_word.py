@@ -1,7 +1,7 @@
-"""Does a run whose job is RUNNING hang, or train far slower than usual? HUNG or SLOW, and why; nothing where that is not known.
+"""Says whether a run whose job is RUNNING hangs or trains far slower than usual: HUNG or SLOW, and why; else nothing.
 
 ``status`` repeats what others have found: the watch by its *hang* and *throughput* watchdogs, the supervisor by its hang
-detector. A hang holds until the run is seen to make progress after it, or is started again; the age of an old word is told.
+detector. A hang holds until the run is seen to make progress after it, or is started again; the age of an old word is shown.
 Where no watch judges, the same rules (``rundir/stalls.py``, ``rundir/step_rates.py``) are applied to the supervisor's page.
 """
 
@@ -14,7 +14,7 @@ from ftsupervise.rundir.watched import FiringAlert
 from ftsupervise.units import show_duration
 
 FRESH = 180.0  # seconds: an older page does not say how the run is now
-_OLD = 900.0  # seconds after which the age of a word is told
+_OLD = 900.0  # seconds after which the age of a word is shown
 _PATIENCE = 600.0  # seconds: no bound of the hang watchdog is shorter by default
 
 
@@ -49,12 +49,12 @@ def pace_word(run: RunReading) -> PaceWord:
 
 
 def _anew(run: RunReading) -> bool:
-    """Tell whether the newest attempt began after the last tick of the watch, which judged another one."""
+    """Return whether the newest attempt began after the last tick of the watch, which judged another one."""
     return run.last is not None and run.watch.found is not None and run.last.started > run.watch.found.at
 
 
 def _moved(run: RunReading) -> float | None:
-    """Epoch seconds of the last sign of progress."""
+    """Return the epoch seconds of the last sign of progress."""
     signs = [beat.at.timestamp() for beat in run.beats]
     if run.page is not None and run.page.active_at is not None:
         signs.append(run.page.active_at)
@@ -72,7 +72,7 @@ def _age(run: RunReading, at: float) -> str:
 
 
 def _stands(run: RunReading, moved: float | None) -> str:
-    """The words for a standstill that the rules of the hang watchdog call a hang; "" if they do not."""
+    """Return the words for a standstill that the rules of the hang watchdog call a hang; "" if they do not."""
     page, last, now = run.page, run.last, run.at.timestamp()
     if page is None or last is None or page.rate or (moved is None and page.step is not None):
         return ""

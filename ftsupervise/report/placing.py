@@ -34,7 +34,7 @@ class TimeGap(NamedTuple):
 
 
 def placed(stretches: Sequence[Stretch], record: StepRecord) -> DrawnTime:
-    """The same stretches, with the saves where they were made. The time of each attempt stays the same."""
+    """Return the same stretches, with the saves where they were made. The time of each attempt stays the same."""
     saves = [((one.number + 1) * record.every, one.saving) for one in record.spans if one.saving > 0]
     found: list[Stretch] = []
     loose: dict[int, float] = {}
@@ -73,7 +73,7 @@ def gaps(stretches: Sequence[Stretch], least: float) -> tuple[TimeGap, ...]:
 
 
 def _blocks(saves: Sequence[tuple[float, float]], begin: float, saved: Stretch) -> list[tuple[float, float]]:
-    """When it saved: each save ends with its span, none overlaps, and all lie between ``begin`` and the end of ``saved``."""
+    """Return when it saved: each save ends with its span, none overlaps, all between ``begin`` and the end of ``saved``."""
     known = sum(seconds for _, seconds in saves)
     if known <= 0:
         return []

@@ -1,4 +1,4 @@
-"""What the settings or the run's own past promise, beside what came: steps, speed, jobs, nodes. Pure."""
+"""Compares the promise of the settings, or of the run's own past, with what came: steps, speed, jobs, nodes. Pure."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ def headline(report: ReportFacts) -> Headline:
 
 
 def sentences(report: ReportFacts) -> Iterator[str]:
-    """How far it came, and in what time; at most five."""
+    """Yield sentences about how far it came, and in what time; at most five."""
     of, row = report.detail.account, report.detail.row
     if of.total < 1:
         return
@@ -139,7 +139,7 @@ def times_of(item: CostItem) -> str:
 
 
 def rest_sentence(report: ReportFacts) -> str:
-    """What the items of cost leave of the time: together they are all of it."""
+    """Return the sentence about the time that the items of cost leave: together they are all of it."""
     of = report.detail.account
     rest = at_usual_speed(of, report.costs)
     if of.total < 1 or rest < 1:

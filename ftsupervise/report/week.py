@@ -100,7 +100,7 @@ class WeekReport(NamedTuple):
         )
 
     def costs(self) -> tuple[CostItem, ...]:
-        """Of all runs together, the costliest first."""
+        """Return the costs of all runs together, the costliest first."""
         by_name: dict[str, list[CostItem]] = {}
         for item in (item._replace(run=one.row.name) for one in self.rows for item in one.costs):
             by_name.setdefault(item.name, []).append(item)

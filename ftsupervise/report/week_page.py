@@ -129,6 +129,26 @@ def _lines(week: WeekReport) -> Iterator[str]:
     if not week.rows:
         return
     yield from table(("", "", ""), ((tile.title, f"**{plain(tile.value)}**", plain(tile.more)) for tile in tiles(week)))
+    yield from _needing_a_look(week)
+    total, costs = sum(week.seconds.values()), week.costs()
+    if costs:
+        yield "## What cost most, over all runs"
+        yield ""
+        for number, item in enumerate(costs[:_COSTS], 1):
+            yield f"{number}. {plain(cost_sentence(item, total), 600)}"
+        yield ""
+    yield from _runs(week)
+    yield from _interruptions(week)
+    nodes = week.nodes()
+    if nodes:
+        yield "## Nodes with the most faults"
+        yield ""
+        yield from table(
+            ("node", "faults", "runs"), ((plain(n.name), str(n.faults), plain(", ".join(n.runs))) for n in nodes)
+        )
+
+
+def _needing_a_look(week: WeekReport) -> Iterator[str]:
     looks = [_look(one) for one in week.rows if one.needs_a_look]
     if looks:
         yield "## Runs that need a look"
@@ -138,13 +158,9 @@ def _lines(week: WeekReport) -> Iterator[str]:
             said = " ".join(filter(None, (plain(words, 900), code(look["command"]))))
             yield f"- **{plain(look['name'])}** ({look['verdict']}): {said}"
         yield ""
-    total, costs = sum(week.seconds.values()), week.costs()
-    if costs:
-        yield "## What cost most, over all runs"
-        yield ""
-        for number, item in enumerate(costs[:_COSTS], 1):
-            yield f"{number}. {plain(cost_sentence(item, total), 600)}"
-        yield ""
+
+
+def _runs(week: WeekReport) -> Iterator[str]:
     yield "## Runs"
     yield ""
     rows = (_run(one, Axis(0.0, 1.0)) for one in week.rows)
@@ -160,6 +176,9 @@ def _lines(week: WeekReport) -> Iterator[str]:
         for one in rows
     )
     yield from table(("run", "state", "training", "steps", "faults", "what cost most"), cells)
+
+
+def _interruptions(week: WeekReport) -> Iterator[str]:
     costliest = _costliest(week)
     if costliest:
         yield "## The costliest interruptions"
@@ -174,10 +193,3 @@ def _lines(week: WeekReport) -> Iterator[str]:
             for name, one in costliest[:10]
         )
         yield from table(("when", "run", "cause and evidence", "cost"), rows_of)
-    nodes = week.nodes()
-    if nodes:
-        yield "## Nodes with the most faults"
-        yield ""
-        yield from table(
-            ("node", "faults", "runs"), ((plain(n.name), str(n.faults), plain(", ".join(n.runs))) for n in nodes)
-        )

@@ -55,7 +55,7 @@ class GroupLighthouse:
         self.address = self._lighthouse.address
         self.moved = datetime.now(timezone.utc) if self._lighthouse.moved else None
         self.restarted: float | None = None  # monotonic: torchft may have lost a group's call then
-        self.liars: Mapping[str, SuspectMember] = {}  # groups that tell steps which no group can have made
+        self.liars: Mapping[str, SuspectMember] = {}  # groups that report steps which no group can have made
         self._suspects, self._liars = SuspectWatch(), LiarWatch()
         names = [LOOPBACK, os.uname().nodename, *allocation.nodes, *map(allocation.address, allocation.nodes)]
         self._stores = StoreWatch(self._lighthouse.page, names)

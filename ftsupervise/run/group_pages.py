@@ -84,7 +84,7 @@ class GroupPages:
         self._slow = ""
         self.lighthouse_restarted: float | None = None  # monotonic
         self.moved: datetime | None = None  # when the lighthouse began at another address
-        self.liars: Mapping[str, SuspectMember] = {}  # groups that tell steps which no group can have made
+        self.liars: Mapping[str, SuspectMember] = {}  # groups that report steps which no group can have made
         self._accused: dict[
             str, int
         ] = {}  # the attempt of each such start: the next one of its group has told nothing yet

@@ -37,13 +37,13 @@ def marks_path(rundir: RunDir) -> Path:
 
 
 def marked(marks: Iterable[TimeMark], new: TimeMark) -> tuple[TimeMark, ...]:
-    """``marks`` with ``new``, without those that are too old, or of a clock that has gone back since."""
+    """Return ``marks`` with ``new``, without those that are too old, or of a clock that has gone back since."""
     kept = [one for one in marks if new.at - KEPT <= one.at < new.at]
     return (*kept[-_MOST + 1 :], new)
 
 
 def read_marks(rundir: RunDir) -> tuple[TimeMark, ...]:
-    """The marks in the order of their times. None where there is no such page, or it cannot be read."""
+    """Return the marks in the order of their times; () where there is no such page, or it cannot be read."""
     try:
         raw = read_json(marks_path(rundir), limit=100_000) or {}
     except (OSError, ValueError):

@@ -1,6 +1,6 @@
 """The DDP example, in which one group becomes faulty when a file says so: FAULTS/GROUP, with one word.
 
-high, low    its manager tells a step that it has not made: a billion, or twenty less
+high, low    its manager reports a step that it has not made: a billion, or twenty less
 gil          its main thread holds the interpreter for ever
 lock         its main thread waits for a lock that nobody gives back
 restored     it goes on as an honest group that has an older checkpoint: fifteen steps less, once

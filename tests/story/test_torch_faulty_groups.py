@@ -118,7 +118,7 @@ def test_a_manager_that_tells_a_billion_steps_is_not_believed_and_its_group_alon
     assert [len(ledger(run.rundir.group(name))) for name in NAMES] == [1, 1, 1, 2], groups.log()
     assert max(groups.newest(name) for name in NAMES) < 10**6, "nobody has taken its weights"
     assert groups.agree()
-    assert "g003 tells step 1000000000" in "".join(
+    assert "g003 reports step 1000000000" in "".join(
         path.read_text() for path in run.rundir.group("g000").logs.glob("*.out")
     )
 

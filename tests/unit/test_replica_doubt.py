@@ -22,7 +22,7 @@ def trained(steps: int = 50, seconds: float = 0.1) -> tuple[StepDoubt, float]:
 def test_a_step_that_one_group_alone_tells_far_ahead_of_the_others_is_not_believed_and_it_is_named() -> None:
     doubt, at = trained()
     assert doubt.of(LIE, at + 0.1).startswith(
-        "g003 tells step 1000000000, and the last step that this group has made with the others is 50"
+        "g003 reports step 1000000000, and the last step that this group has made with the others is 50"
     )
 
 
