@@ -1,4 +1,4 @@
-"""The common part of ``kill``, ``save`` and ``clear``, which are as ``touch`` and ``rm`` in RUN/switches, with a name and a reason.
+"""The common part of ``kill``, ``save`` and ``clear``: they work like ``touch`` and ``rm``, with a name and a reason.
 
 These are typed in a hurry on a loaded login node: nothing is imported that they do not need.
 """

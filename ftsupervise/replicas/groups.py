@@ -19,7 +19,7 @@ from ftsupervise.host.modes import distrust_in
 from ftsupervise.rundir.paths import GROUPS, RunDir
 from ftsupervise.rundir.records import EPOCH, read_record, write_json
 
-T = TypeVar("T", "GroupTable", "QuorumPage")
+T = TypeVar("T")
 LEAVE = "leave"  # in a group's state/: it leaves for good
 _TABLE, _QUORUM = "groups.json", "quorum.json"
 _SLOWER = 1.5  # times the median: a group whose steps take so long is named

@@ -95,7 +95,7 @@ def _is_same(one: GroupStall, other: GroupStall) -> bool:
 
 
 def _together(one: GroupStall, other: GroupStall) -> GroupStall:
-    """Return the worst of what two groups have seen of it. The first that saw the lost groups again knows when they were back."""
+    """Return the worst of what two groups saw of it. The first that saw the lost groups again knows when they were back."""
     backs = [back for back in (one.back, other.back) if back is not None]
     missed = [steps for steps in (one.missed, other.missed) if steps is not None]
     return GroupStall(
