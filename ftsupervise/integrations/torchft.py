@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import os
 import random
-import socket
 import sys
 import time
 import zlib
@@ -36,16 +35,11 @@ from ftsupervise.guard.settings import RankContext, Voice, place
 from ftsupervise.guard.stop_reasons import from_vote
 from ftsupervise.host.in_time import in_time
 from ftsupervise.integrations.torchft_doubt import StepDoubt, told_by
+from ftsupervise.integrations.torchft_gloo import OneThread, ProcessGroupGloo
 from ftsupervise.integrations.torchft_limits import LEAVING, GroupLimits
-from ftsupervise.integrations.torchft_mended import (
-    DistributedDataParallel,
-    HTTPTransport,
-    MendedManager,
-    OneThread,
-    ProcessGroupGloo,
-    torch,
-    torchft,
-)
+from ftsupervise.integrations.torchft_mended import DistributedDataParallel, HTTPTransport, MendedManager
+from ftsupervise.integrations.torchft_network import ENV_GLOO, GroupNetwork
+from ftsupervise.integrations.torchft_package import torch, torchft
 from ftsupervise.integrations.torchft_stalls import StallRecorder
 from ftsupervise.integrations.torchft_votes import Agreed, propose
 from ftsupervise.replicas.groups import leaves
@@ -94,12 +88,20 @@ class ReplicaManager(MendedManager):
         self._began = inf  # when this group began to compute by itself
         self._committed: bool | None = None  # of the iteration that runs; None: it has not come to a commit
         self._doubt, self._sight = StepDoubt(found.minimum), StallSight(self._place)
-        address, port = _store(self._place.rank, self._place.world)
+        network = GroupNetwork(found.lighthouse, os.environ)
+        if network.interface:
+            os.environ.setdefault(ENV_GLOO, network.interface)  # gloo asks for the host's name, else
+        address, port = _store(self._place.rank, self._place.world, network.host)
         seconds = found.timeouts
         super().__init__(
             while_waiting=self._waits_no_longer,
             again=seconds.join + _ANSWER,
             doubts=self._doubts,
+            look=network.look,
+            groups=found.groups,
+            heartbeat=seconds.heartbeat,
+            tell=self._voice.later,
+            hostname=network.host_in_url,
             pg=pg or _process_group(seconds.process_group),
             load_state_dict=None,
             state_dict=None,
@@ -116,7 +118,9 @@ class ReplicaManager(MendedManager):
             replica_id=found.group,
             max_retries=_RETRIES,
             checkpoint_transport=HTTPTransport(
-                timedelta(seconds=seconds.manager), timedelta(seconds=seconds.manager / _SILENCE)
+                network.host_in_url,
+                timedelta(seconds=seconds.manager),
+                timedelta(seconds=seconds.manager / _SILENCE),
             ),
         )
         for name, one in state.items():
@@ -159,6 +163,7 @@ class ReplicaManager(MendedManager):
     def should_commit(self, timeout: Any = None) -> bool:
         self._agree()
         self._committed = super().should_commit(timeout)
+        self._voice.say_held()
         if self._committed:
             self._doubt.committed(self.current_step(), _clock())
         if not self.left:
@@ -345,9 +350,9 @@ def _process_group(seconds: float) -> Any:
     return kind(timeout=timedelta(seconds=seconds))
 
 
-def _store(rank: int, world: int) -> tuple[str, int]:
-    """The address of the group's store, which the other groups reach too. A group of one rank makes its own."""
-    address, port = os.environ.get("MASTER_ADDR") or socket.gethostname(), int(os.environ.get("MASTER_PORT") or 0)
+def _store(rank: int, world: int, host: str) -> tuple[str, int]:
+    """The address of the group's store, which the other groups reach too. A group of one rank makes its own, at ``host``."""
+    address, port = os.environ.get("MASTER_ADDR") or host, int(os.environ.get("MASTER_PORT") or 0)
     if world > 1 or (dist.is_available() and dist.is_initialized()):
         if not dist.is_initialized() or not port:
             raise ConfigError(

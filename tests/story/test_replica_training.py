@@ -69,6 +69,28 @@ def test_a_group_that_is_killed_while_it_computes_costs_the_others_one_step_and_
         assert checkpoints_in(tmp_path / "checkpoints")[0].step == last.pop(), "one of them has saved it"
 
 
+@pytest.mark.parametrize("name", ["ddp", pytest.param("hsdp", marks=pytest.mark.slow)])
+def test_a_group_that_is_stopped_costs_the_others_seconds_and_not_the_timeout_and_what_it_sends_later_reaches_nobody(
+    tmp_path: Path, forker: Forker, name: str
+) -> None:
+    with groups(forker, tmp_path, name, ranks=2 if name == "hsdp" else 1) as found:
+        found.start()
+        found.until_all_at(4, present=4)
+        for _ in range(2):
+            at, step = time.monotonic(), newest(found, "g000")
+            found.send("g001", signal.SIGSTOP)
+            found.until_all_at(step + 5, present=3, names=OTHERS)
+            stalls = {one: found.stall(at, one) for one in OTHERS}
+            print(stalls)
+            assert max(stalls.values()) < TIMEOUT - 3, stalls
+            found.send("g001", signal.SIGCONT)
+            found.until_all_at(newest(found, "g000") + 5, present=4)
+        assert any("g001 sends no heartbeats to the lighthouse any more" in found.out(one) for one in OTHERS)
+        found.raise_switch("kill-switch")
+        assert found.until_ended() == {one: [0] * found.ranks for one in found.names}
+        assert differ(found) == []
+
+
 def test_groups_that_all_died_go_on_together_from_the_newest_checkpoint_and_finish_at_one_step(
     tmp_path: Path, forker: Forker
 ) -> None:

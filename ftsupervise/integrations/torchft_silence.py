@@ -1,0 +1,99 @@
+"""A group that waits for the others sees that one of them is silent, and waits no longer.
+
+A process that is killed closes its connections, and its neighbours notice. One that is stopped, whose host has lost its power
+or whose cable is cut closes none: the others would wait for the whole timeout of the process group, 10 s and more
+(meta-pytorch/torchft #164). The lighthouse knows better, since heartbeats come from every healthy group ten times a second.
+
+While a reduction or the way to it takes longer than a heartbeat may, the first rank looks at the lighthouse's page, and tells
+the other ranks of its group through their store. What is not seen makes nobody silent; neither does a page on which this group
+is silent itself, for then the page is late, or our own network is.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable, Collection
+from typing import Any, NamedTuple
+
+from ftsupervise.replicas.lighthouse_page import LighthousePage, PageNotSeen, group_of
+
+LOOK_EVERY = 0.2  # seconds; longer where there are many groups
+_LOOKS = 100  # a second, of all groups together
+_LATE = 1.2  # times the timeout of a heartbeat, after which the lighthouse itself would do without the group
+_PAGE = 2.0  # seconds for one look
+
+
+class PeerSilent(RuntimeError):
+    """Another group is silent: the step is not committed, and the next quorum is made without it."""
+
+
+class Wait(NamedTuple):
+    """What this group waits for: the step it belongs to, since when (monotonic seconds), and the members of the quorum."""
+
+    step: object
+    since: float
+    quorum: int
+    members: tuple[str, ...]
+
+
+def silent_members(
+    page: LighthousePage | PageNotSeen, own: str, members: Collection[str], heartbeat: float
+) -> tuple[str, ...]:
+    """The ``members`` that the lighthouse has heard of, and hears of no more. ``own``: our group. Pure."""
+    if not isinstance(page, LighthousePage):
+        return ()
+    ages = {one.replica: one.age for one in page.heartbeats}
+    mine = [age for replica, age in ages.items() if replica in members and group_of(replica) == own]
+    if not mine or min(mine) > heartbeat / 2:
+        return ()
+    return tuple(sorted(one for one in members if ages.get(one, 0.0) > _LATE * heartbeat))
+
+
+class SilenceWatch:
+    """A thread of each rank. ``waits``: what this rank waits for; None while it waits for nobody. ``look``: the lighthouse's
+    page, within so many seconds; None on the other ranks of a group. ``store``: of this group. ``lost``: called with the step
+    and a sentence when a member is silent."""
+
+    def __init__(
+        self,
+        waits: Callable[[], Wait | None],
+        look: Callable[[float], LighthousePage | PageNotSeen] | None,
+        store: Any,
+        lost: Callable[[object, str], None],
+        *,
+        group: str,
+        groups: int,
+        heartbeat: float,
+    ) -> None:
+        self._waits, self._look, self._store, self._lost = waits, look, store, lost
+        self._group, self._heartbeat = group, heartbeat
+        self._every = max(LOOK_EVERY, groups / _LOOKS) if look else LOOK_EVERY
+        self._over = threading.Event()
+        threading.Thread(target=self._follow, name="silence", daemon=True).start()
+
+    def close(self) -> None:
+        self._over.set()
+
+    def _follow(self) -> None:
+        while not self._over.wait(self._every * random.uniform(0.8, 1.2)):
+            wait = self._waits()
+            if wait is None or time.monotonic() - wait.since < self._heartbeat:
+                continue
+            if words := self._seen(wait):
+                self._lost(wait.step, words)
+
+    def _seen(self, wait: Wait) -> str:
+        key = f"ftsupervise/silent/{wait.quorum}"
+        try:
+            if self._look is None:
+                return self._store.get(key).decode() if self._store.check([key]) else ""
+            names = silent_members(self._look(_PAGE), self._group, wait.members, self._heartbeat)
+            if not names:
+                return ""
+            words = f"{', '.join(map(group_of, names))} sends no heartbeats to the lighthouse any more"
+            self._store.set(key, words)
+            return words
+        except RuntimeError:  # the store of a group that ends
+            return ""

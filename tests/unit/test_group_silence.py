@@ -1,0 +1,122 @@
+"""A group that waits for another one which is silent: what the lighthouse's page says of it, and who is told."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+
+from ftsupervise.integrations.torchft_network import GroupNetwork
+from ftsupervise.integrations.torchft_silence import SilenceWatch, Wait, silent_members
+from ftsupervise.replicas.lighthouse_page import GroupHeartbeat, LighthousePage, PageNotSeen, Unseen
+
+HEARTBEAT = 0.9
+MEMBERS = ("g000:a", "g001:b", "g002:c")
+Until = Callable[..., object]
+
+
+def page(**ages: float) -> LighthousePage:
+    """``g001_b=0.1``: that start was heard of then."""
+    heard = tuple(GroupHeartbeat(name.replace("_", ":"), age) for name, age in ages.items())
+    return LighthousePage(1, "", 0.0, (), heard)
+
+
+def test_a_member_that_the_lighthouse_hears_of_no_more_is_silent() -> None:
+    assert silent_members(page(g000_a=0.1, g001_b=1.2, g002_c=0.1), "g000", MEMBERS, HEARTBEAT) == ("g001:b",)
+
+
+@pytest.mark.parametrize(
+    "seen",
+    [
+        PageNotSeen(Unseen.CUT, "no network"),
+        page(g000_a=0.1, g001_b=0.9, g002_c=0.1),  # late, and not yet for sure
+        page(g000_a=1.2, g001_b=1.2, g002_c=1.2),  # the page is late, or our network is
+        page(g001_b=1.2, g002_c=0.1),  # a new lighthouse, which has not heard of us
+        page(g000_a=0.1, g002_c=0.1),  # nor of it
+        page(g000_a=0.1, g001_b=0.1, g002_c=0.1, g001_z=50.0),  # an older start is nobody's member
+        page(g000_a=1.2, g000_z=0.1, g001_b=1.2),  # another start of our group is not us
+    ],
+)
+def test_what_is_not_seen_for_sure_makes_nobody_silent(seen: LighthousePage | PageNotSeen) -> None:
+    assert silent_members(seen, "g000", MEMBERS, HEARTBEAT) == ()
+
+
+class Store:
+    """A group's store, as far as it is used."""
+
+    def __init__(self) -> None:
+        self.held: dict[str, bytes] = {}
+        self.fails = False
+
+    def check(self, keys: list[str]) -> bool:
+        if self.fails:
+            raise RuntimeError("connection reset")
+        return all(key in self.held for key in keys)
+
+    def get(self, key: str) -> bytes:
+        return self.held[key]
+
+    def set(self, key: str, value: str) -> None:
+        self.held[key] = value.encode()
+
+
+class Rank:
+    """One rank with a watch: what it waits for, and what it was told."""
+
+    def __init__(self, store: Store, look: Callable[[float], LighthousePage | PageNotSeen] | None) -> None:
+        self.step = object()
+        self.lost: list[tuple[object, str]] = []
+        self.wait: Wait | None = None
+        self.watch = SilenceWatch(
+            lambda: self.wait,
+            look,
+            store,
+            lambda step, words: self.lost.append((step, words)),
+            group="g000",
+            groups=3,
+            heartbeat=HEARTBEAT,
+        )
+
+    def waits(self, seconds: float = 0.0, quorum: int = 7) -> None:
+        self.wait = Wait(self.step, time.monotonic() - seconds, quorum, MEMBERS)
+
+
+def test_the_first_rank_looks_only_while_it_waits_for_long_and_tells_the_other_ranks(until: Until) -> None:
+    looks: list[float] = []
+
+    def look(within: float) -> LighthousePage:
+        looks.append(within)
+        return page(g000_a=0.1, g001_b=5.0, g002_c=0.1)
+
+    store = Store()
+    first, second = Rank(store, look), Rank(store, None)
+    try:
+        first.waits(-60.0)
+        second.waits(60.0, quorum=6)
+        time.sleep(0.5)
+        assert not looks and not second.lost, "a wait that is short asks nobody"
+        first.waits(HEARTBEAT)
+        second.waits(60.0)
+        until(lambda: first.lost and second.lost, "both are told")
+        assert first.lost[0] == (first.step, "g001 sends no heartbeats to the lighthouse any more")
+        assert second.lost[0] == (second.step, first.lost[0][1])
+        store.fails = True  # the store of a group that ends
+        first.lost.clear()
+        second.waits(60.0, quorum=8)
+        until(lambda: first.lost, "the watch goes on")
+    finally:
+        first.watch.close()
+        second.watch.close()
+    until(lambda: not any(one.name == "silence" for one in threading.enumerate()), "the end of the watches")
+
+
+def test_the_address_of_a_group_is_the_one_from_which_it_reaches_the_lighthouse_or_that_a_person_has_named() -> None:
+    found = GroupNetwork("http://127.0.0.1:4711", {})
+    assert (found.host, found.interface, found.host_in_url) == ("127.0.0.1", "lo", "127.0.0.1")
+    assert isinstance(found.look(0.5), PageNotSeen)
+    assert GroupNetwork("http://192.0.2.7:4711", {"GLOO_SOCKET_IFNAME": "lo"}).host == "127.0.0.1"
+    assert GroupNetwork("http://192.0.2.7:4711", {"NCCL_SOCKET_IFNAME": "^docker"}).interface != "docker"
+    nowhere = GroupNetwork("http://[4711", {})
+    assert nowhere.host and isinstance(nowhere.look(0.5), PageNotSeen)
