@@ -54,6 +54,7 @@ def _shape(command: Any) -> Any:
         click.option("--gpus-per-node", type=click.IntRange(0, 1000), default=8, show_default=True, help="Made up."),
         click.option("--accounting", is_flag=True, help="mariadbd and slurmdbd too, so that sacct works."),
         click.option("--prefix", default="", metavar="DIR", help="Where packages were unpacked with dpkg -x."),
+        click.option("--hosts", is_flag=True, help="Each node a host with a network of its own; needs root."),
         click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="A slurm.conf line; repeatable."),
     ]
     for option in reversed(options):
@@ -82,6 +83,7 @@ def up(directory: Path | None, **shape: Any) -> None:
     made = Sandbox.up(directory, **shape)
     where = "" if directory is None else f" --dir {shlex.quote(str(made.directory))}"
     nodes = f"{made.shape.nodes} nodes with {made.shape.gpus_per_node} GPUs each"
+    nodes += f", each a host in {made.subnet}.0/24" if made.shape.hosts else ""
     click.echo(f"up in {time.monotonic() - began:.1f}s: {nodes}, in {made.directory}")
     click.echo(f'  eval "$(ftsupervise sandbox env{where})"   then sinfo, sbatch, squeue as on any cluster')
     click.echo(f"  ftsupervise sandbox down{where}   removes it")
@@ -139,7 +141,12 @@ _DONE = {
     "pause": "paused: it does not answer",
     "cont": "answers again",
     "crash": "crashed, with all processes of its jobs",
+    "cut": "its network cable is out",
+    "plug": "its network cable is in again",
 }
+
+
+_BACK = {"stop": "start", "kill": "start", "crash": "start", "pause": "cont", "cut": "plug"}
 
 
 def _undo(what: str, words: str, directory: Path | None) -> str:
@@ -159,10 +166,11 @@ def node(name: str, action: Any, directory: Path | None) -> None:
     pause  slurmd hangs              cont   and goes on
     crash  a power cut: slurmd and all its jobs' processes end at one moment;
            start brings it back
+    cut    its network cable is out  plug   and in again (up --hosts only)
     """
     Sandbox.at(directory).node(name, action)
-    back = f"{name} start" if action in ("stop", "kill", "crash") else f"{name} cont" if action == "pause" else ""
-    click.echo(f"{name}: {_DONE[action]}{_undo('node', back, directory)}")
+    back = _BACK.get(action, "")
+    click.echo(f"{name}: {_DONE[action]}{_undo('node', f'{name} {back}' if back else '', directory)}")
 
 
 @sandbox.command()
@@ -171,8 +179,7 @@ def node(name: str, action: Any, directory: Path | None) -> None:
 def controller(action: Any, directory: Path | None) -> None:
     """Start, stop or break slurmctld. Paused, it makes every Slurm command hang."""
     Sandbox.at(directory).controller(action)
-    back = "start" if action in ("stop", "kill") else "cont" if action == "pause" else ""
-    click.echo(f"slurmctld: {_DONE[action]}{_undo('controller', back, directory)}")
+    click.echo(f"slurmctld: {_DONE[action]}{_undo('controller', _BACK.get(action, ''), directory)}")
 
 
 @sandbox.command("exec", hidden=True)

@@ -18,12 +18,13 @@ from typing import Any, Literal
 from ftsupervise.errors import AlreadyRunning, Error, NotFound, Refused, SchedulerUnavailable
 from ftsupervise.host.ownership import user_name
 from ftsupervise.host.processes import Process, signal_exactly, wait_gone
-from ftsupervise.sandbox import conf, daemons, place
+from ftsupervise.sandbox import conf, daemons, hosts, place, programs
 from ftsupervise.sandbox.conf import Layout, Shape
+from ftsupervise.sandbox.hosts import Network
 
-NODE_ACTIONS = ("start", "stop", "kill", "pause", "cont", "crash")
+NODE_ACTIONS = ("start", "stop", "kill", "pause", "cont", "crash", "cut", "plug")
 CONTROLLER_ACTIONS = ("start", "stop", "kill", "restart", "pause", "cont")
-NodeAction = Literal["start", "stop", "kill", "pause", "cont", "crash"]
+NodeAction = Literal["start", "stop", "kill", "pause", "cont", "crash", "cut", "plug"]
 ControllerAction = Literal["start", "stop", "kill", "restart", "pause", "cont"]
 
 _STOP_SECONDS = 15.0  # a clean stop takes 2; after this it is killed
@@ -39,6 +40,7 @@ class Sandbox:
     made: bool = False  # the directory is ours to remove, not only what is in it
     owner: str = ""  # the mark of the process it ends with (keeper.py); "": it stays up until it is taken down
     marks: bool = False  # ... which is this process: commands started with ``env`` die with it too
+    subnet: str = ""  # that of its hosts, with Shape.hosts
 
     # ------------------------------------------------------------------------------------------------ up and down
 
@@ -56,13 +58,15 @@ class Sandbox:
         if shape.get("prefix"):
             shape["prefix"] = os.path.realpath(shape["prefix"])
         form = Shape(**{**shape, "overrides": tuple(shape.get("overrides", ()))})
-        daemons.require_programs(form.prefix, accounting=form.accounting)
+        programs.require_programs(form.prefix, accounting=form.accounting)
+        if form.hosts:
+            hosts.require_hosts()
         layout = Layout(place.real(directory))
         end = time.monotonic() + timeout
         for tries_left in (2, 1, 0):
             try:
                 return cls._up(layout, form, end, owner)
-            except daemons.PortTaken:
+            except (daemons.PortTaken, hosts.SubnetTaken):
                 if not tries_left:
                     raise
         raise AssertionError("unreachable")
@@ -73,7 +77,8 @@ class Sandbox:
         _refuse_foreign(layout)
         with place.alone(layout):
             made |= _clear_leftovers(layout)
-            sandbox = cls(layout.root, shape, daemons.free_ports(shape.ports), made, owner, marks=bool(owner))
+            port, subnet = daemons.free_ports(shape.ports), hosts.free_subnet() if shape.hosts else ""
+            sandbox = cls(layout.root, shape, port, made, owner, marks=bool(owner), subnet=subnet)
             try:
                 sandbox._write_files()
                 sandbox._start(end)
@@ -92,8 +97,8 @@ class Sandbox:
         try:
             record = json.loads(place.believed(root, "sandbox.json", "slurm.conf"))
             shape = {**record["shape"], "overrides": tuple(record["shape"]["overrides"])}
-            made, owner = bool(record["made"]), str(record.get("owner", ""))
-            return cls(root, Shape(**shape), int(record["port"]), made, owner)
+            made, owner, subnet = bool(record["made"]), str(record.get("owner", "")), str(record.get("subnet", ""))
+            return cls(root, Shape(**shape), int(record["port"]), made, owner, subnet=subnet)
         except FileNotFoundError:
             raise NotFound(f"there is no sandbox in {root}", hint=f"{_typed('up', root)}   makes one") from None
         except (ValueError, KeyError, TypeError, AttributeError):
@@ -109,7 +114,7 @@ class Sandbox:
             return cls.at(directory)
         except NotFound:
             rest = cls(place.real(directory), Shape(nodes=conf.MOST_NODES), 0)
-            if not rest.layout.record.exists() and not rest.alive:
+            if not rest.layout.record.exists() and not rest.alive and not rest.network.names():
                 raise
             return rest
 
@@ -133,15 +138,15 @@ class Sandbox:
         """Return a whole environment for commands that shall see this cluster: ``base`` (ours) without any outer Slurm's."""
         own = os.environ if base is None else base
         mark = {place.MARK_OWNER: self.owner} if self.marks else {}
-        return place.scrub(own) | {"PATH": daemons.search_path(self.shape.prefix)} | self.exports(own) | mark
+        return place.scrub(own) | {"PATH": programs.search_path(self.shape.prefix)} | self.exports(own) | mark
 
     def exports(self, base: Mapping[str, str] | None = None) -> dict[str, str]:
         """Return only the variables that make the difference to ``base`` (ours)."""
         exports = {"SLURM_CONF": str(self.layout.slurm_conf), place.ENV_DIRECTORY: str(self.directory)}
         if self.shape.prefix:
-            exports["PATH"] = daemons.search_path(self.shape.prefix)
+            exports["PATH"] = programs.search_path(self.shape.prefix)
             before = (os.environ if base is None else base).get("LD_LIBRARY_PATH", "")
-            exports["LD_LIBRARY_PATH"] = daemons.libraries(self.shape.prefix, before)
+            exports["LD_LIBRARY_PATH"] = programs.libraries(self.shape.prefix, before)
         return exports
 
     def run(self, command: Sequence[str], *, timeout: float = 60.0) -> str:
@@ -177,15 +182,20 @@ class Sandbox:
         """Do something to one node.
 
         start, stop (clean), kill: its slurmd only, jobs live on. pause, cont: slurmd hangs, goes on. crash: slurmd and
-        all processes of jobs there end at one moment, as in a power cut; ``start`` brings the node back.
+        all processes of jobs there end at one moment, as in a power cut; ``start`` brings the node back. cut, plug: the
+        network cable of the node's host is pulled and put in again; all that runs there lives on.
         """
         if name not in self.shape.node_names:
             raise NotFound(f"there is no node {name!r}", hint=f"nodes: {conf.span('node-', 0, self.shape.nodes)}")
-        if action == "crash":
+        if action in ("cut", "plug"):
+            self._cable(name, action)
+        elif action == "crash":
             self._crash(name)
         elif action == "start":
             self._refuse_double(name, self._slurmd(name))
-            daemons.start_slurmds(self.layout, self.shape, [name], 20)
+            if self.shape.hosts:
+                self.network.boot(name)
+            self._start_slurmds([name], 20)
         else:
             _act(name, self._slurmd(name), action)
 
@@ -211,9 +221,14 @@ class Sandbox:
     def layout(self) -> Layout:
         return Layout(self.directory)
 
+    @property
+    def network(self) -> Network:
+        """Return the hosts of its nodes; none are there without Shape.hosts."""
+        return Network(self.directory, self.subnet)
+
     def processes(self) -> list[place.Member]:
         """Return all its processes, daemons and jobs, each with its node."""
-        return place.members(self.layout.slurm_conf, self.shape.node_names)
+        return place.members(self.layout.slurm_conf, self.shape.node_names, self.network.numbers())
 
     # ---------------------------------------------------------------------------------------------------- inside
 
@@ -229,8 +244,26 @@ class Sandbox:
     def _crash(self, node: str) -> None:
         if not self._slurmd(node):
             raise NotFound(f"{node} is not running", hint=_typed(f"node {node} start", self.directory))
+        if self.shape.hosts:
+            self.network.cable(node, "down")  # first: nothing that ends now can say so to another host
         left = place.power_cut(lambda: [m.process for m in self.processes() if m.node == node], 10)
+        if self.shape.hosts:
+            self.network.power_off(node)
         _complain(left)
+
+    def _cable(self, node: str, action: str) -> None:
+        if not self.shape.hosts:
+            raise Refused(
+                f"{node} has no network cable of its own: this sandbox was made without --hosts",
+                hint=f"{_typed('down', self.directory)}   then: {_typed('up --hosts', self.directory)}",
+            )
+        if self.network.namespace(node) not in self.network.names():
+            raise NotFound(f"{node} has crashed and is not running", hint=_typed(f"node {node} start", self.directory))
+        self.network.cable(node, "down" if action == "cut" else "up")
+
+    def _start_slurmds(self, nodes: Sequence[str], seconds: float) -> None:
+        network = self.network if self.shape.hosts else None
+        daemons.start_slurmds(self.layout, self.shape, nodes, seconds, network)
 
     def _refuse_double(self, name: str, running: list[Process]) -> None:
         if running:
@@ -240,15 +273,22 @@ class Sandbox:
         layout, shape = self.layout, self.shape
         # The record comes first: from now on all files here are known to be ours.
         record = {"shape": shape.as_json(), "port": self.port, "made": self.made, "owner": self.owner}
+        record |= {"subnet": self.subnet}
         place.write_new(layout.record, json.dumps(record, indent=1) + "\n", 0o644)
         for directory in (layout.bin, layout.state, layout.spool, layout.logs, layout.devices, layout.munge):
             directory.mkdir()
             directory.chmod(0o755)
         user = user_name()
         host = socket.gethostname().split(".")[0]
-        plugins = daemons.plugins(shape.prefix)
-        text = conf.slurm_conf(shape, layout, port=self.port, user=user, host=host, plugins=plugins)
+        plugins = programs.plugins(shape.prefix)
+        text = conf.slurm_conf(shape, layout, port=self.port, user=user, host=host, plugins=plugins, subnet=self.subnet)
         place.write_new(layout.slurm_conf, text, 0o644)
+        if shape.hosts:
+            layout.hosts.mkdir()
+            layout.hosts.chmod(0o755)
+            for node in shape.node_names:
+                text = conf.hosts_file(shape, node, subnet=self.subnet, host=host)
+                place.write_new(layout.hosts / node, text, 0o644)
         if shape.gpus_per_node:
             for n in range(shape.gpus_per_node):
                 (layout.devices / f"gpu{n}").symlink_to("/dev/null")
@@ -265,12 +305,14 @@ class Sandbox:
         def left() -> float:
             return max(1.0, end - time.monotonic())
 
+        if shape.hosts:
+            self.network.build(shape.node_names)
         daemons.start_munged(layout, shape, left())
         if shape.accounting:
             daemons.start_accounting(layout, shape, left())
         daemons.start_slurmctld(layout, shape, left(), clean=True)
         self._wait_controller(left())
-        daemons.start_slurmds(layout, shape, shape.node_names, left())
+        self._start_slurmds(shape.node_names, left())
         self.wait_ready(left())
 
     def _wait_controller(self, seconds: float) -> None:
@@ -291,6 +333,7 @@ class Sandbox:
 
     def _remove(self, *, timeout: float = 20.0) -> None:
         left = place.power_cut(lambda: [m.process for m in self.processes()], timeout)
+        self.network.remove()
         place.clear(self.layout)
         place.leave(self.layout, root_too=self.made)
         _complain(left)
@@ -319,6 +362,7 @@ def _clear_leftovers(layout: Layout) -> bool:
         made = Sandbox.at(layout.root).made
     except NotFound:
         made = False
+    old.network.remove()
     place.clear(layout)  # not the lock: we hold it
     return made
 

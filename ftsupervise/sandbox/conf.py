@@ -1,7 +1,8 @@
 """The files Slurm reads in a sandbox, as text. Pure: nothing here touches the machine.
 
 Most lines were found necessary the hard way; the reasons are beside them. Everything is
-written for one machine that plays many nodes: one slurmd per node name, told apart by their ports.
+written for one machine that plays many nodes: one slurmd per node name, told apart by their ports, or by their addresses
+where each node is a host of its own.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ _SAFE = re.compile(r"[A-Za-z0-9._/+-]+")
 # The longest Unix socket is <root>/spool/node-999/node-999_67108863.4294967291, and a socket's path ends at 107 bytes.
 LONGEST_ROOT = 60
 MOST_NODES = 999
+MOST_HOSTS = 250  # in one /24 network
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,7 @@ class Shape:
     message_timeout: int = 5  # how long commands wait for a controller that hangs
     cred_expire: int = 5  # how long a requeued job waits before it may start again (Slurm's default: 120)
     overrides: tuple[str, ...] = ()  # "Key=Value" lines for slurm.conf
+    hosts: bool = False  # each node a host of its own, with its own network (hosts.py)
 
     def __post_init__(self) -> None:
         for name, least in (("nodes", 1), ("cpus", 1), ("memory", 1), ("gpus_per_node", 0), ("slurmd_timeout", 1)):
@@ -47,6 +50,8 @@ class Shape:
                 raise UsageError(f"a sandbox needs {name.replace('_', ' ')} >= {least}, got {getattr(self, name)}")
         if self.nodes > MOST_NODES:
             raise UsageError(f"a sandbox has at most {MOST_NODES} nodes, got {self.nodes}")
+        if self.hosts and self.nodes > MOST_HOSTS:
+            raise UsageError(f"a sandbox with hosts has at most {MOST_HOSTS} nodes, got {self.nodes}")
         for line in self.overrides:
             if "\n" in line or not _SETTING.fullmatch(line):
                 raise UsageError(f"expected a slurm.conf setting such as KillWait=30, got {line!r}")
@@ -57,8 +62,11 @@ class Shape:
 
     @property
     def ports(self) -> int:
-        """Return the number of consecutive ports that the daemons listen on: slurmctld, slurmdbd, and one for each node."""
-        return 2 + self.nodes
+        """Return the number of consecutive ports that the daemons listen on: slurmctld, slurmdbd, and one for each node.
+
+        Hosts have addresses of their own, and one port does for all of them.
+        """
+        return 2 + (1 if self.hosts else self.nodes)
 
     def as_json(self) -> dict[str, object]:
         return asdict(self)
@@ -126,6 +134,10 @@ class Layout:
         return self.root / "dev"
 
     @property
+    def hosts(self) -> Path:
+        return self.root / "hosts"
+
+    @property
     def munge(self) -> Path:
         return self.root / "munge"
 
@@ -141,7 +153,7 @@ class Layout:
     def own(self) -> tuple[Path, ...]:
         """Return all files that a sandbox makes except its lock: ``down`` may remove them. The record goes last."""
         pids = (self.root / "slurmctld.pid", self.root / "slurmdbd.pid")
-        trees = (self.bin, self.state, self.spool, self.logs, self.devices, self.munge, self.database)
+        trees = (self.bin, self.state, self.spool, self.logs, self.devices, self.munge, self.database, self.hosts)
         return (self.slurm_conf, self.gres_conf, self.slurmdbd_conf, *pids, *trees, self.record)
 
 
@@ -150,16 +162,38 @@ def span(stem: str, first: int, count: int) -> str:
     return f"{stem}{first}" if count == 1 else f"{stem}[{first}-{first + count - 1}]"
 
 
-def slurm_conf(shape: Shape, layout: Layout, *, port: int, user: str, host: str, plugins: str = "") -> str:
-    """Return slurm.conf. ``port`` is the first of ``shape.ports`` free ones; ``plugins`` a directory, if not Slurm's own."""
+def address(subnet: str, node: str = "") -> str:
+    """Return the address of a node's host, or of this machine among the hosts."""
+    return f"{subnet}.{int(node.removeprefix('node-')) + 2 if node else 1}"
+
+
+def hosts_file(shape: Shape, node: str, *, subnet: str, host: str) -> str:
+    """Return /etc/hosts of a node's host, as Debian writes it: the own name leads to the loopback interface only."""
+    others = [f"{address(subnet, other)} {other}" for other in shape.node_names if other != node]
+    return "\n".join(["127.0.0.1 localhost", f"127.0.1.1 {node}", f"{address(subnet)} {host}", *others]) + "\n"
+
+
+def slurm_conf(
+    shape: Shape, layout: Layout, *, port: int, user: str, host: str, plugins: str = "", subnet: str = ""
+) -> str:
+    """Return slurm.conf.
+
+    ``port`` is the first of ``shape.ports`` free ones; ``plugins`` a directory, if not Slurm's own; ``subnet`` that of
+    the hosts.
+    """
     nodes = span("node-", 0, shape.nodes)
     gres = f" Gres=gpu:{shape.gpus_per_node}" if shape.gpus_per_node else ""
     ports = span("", port + 2, shape.nodes)  # pairs up with the names, one each
-    machine = f"NodeName={nodes} NodeHostname={host} NodeAddr=127.0.0.1 Port={ports}"
+    here = address(subnet) if shape.hosts else "127.0.0.1"
+    if shape.hosts:
+        addresses = span(f"{subnet}.", 2, shape.nodes)
+        machine = f"NodeName={nodes} NodeHostname={nodes} NodeAddr={addresses} Port={port + 2}"
+    else:
+        machine = f"NodeName={nodes} NodeHostname={host} NodeAddr=127.0.0.1 Port={ports}"
     partition = f"PartitionName={PARTITION} Nodes={nodes} Default=YES MaxTime=INFINITE DefaultTime=INFINITE"
     lines = [
         f"ClusterName={CLUSTER}",
-        f"SlurmctldHost={host}(127.0.0.1)",
+        f"SlurmctldHost={host}({here})",
         f"SlurmctldPort={port}",
         f"SlurmUser={user}",
         f"SlurmdUser={user}",
@@ -202,7 +236,7 @@ def slurm_conf(shape: Shape, layout: Layout, *, port: int, user: str, host: str,
         "MaxJobCount=20000",
         "PropagateResourceLimits=NONE",
         *(["GresTypes=gpu"] if gres else []),
-        *(_accounting(layout, port + 1) if shape.accounting else []),
+        *(_accounting(layout, here, port + 1) if shape.accounting else []),
         f"{machine} CPUs={shape.cpus} RealMemory={shape.memory}{gres} State=UNKNOWN",
         f"{partition} DefMemPerNode={min(1000, shape.memory)} State=UP",
     ]
@@ -221,10 +255,10 @@ def _key(line: str) -> str:
     return line.split("=", 1)[0].strip().lower()
 
 
-def _accounting(layout: Layout, port: int) -> list[str]:
+def _accounting(layout: Layout, here: str, port: int) -> list[str]:
     return [
         "AccountingStorageType=accounting_storage/slurmdbd",
-        "AccountingStorageHost=127.0.0.1",
+        f"AccountingStorageHost={here}",
         f"AccountingStoragePort={port}",
         # For slurmdbd the "password" is where munge listens; AuthInfo alone is ignored.
         f"AccountingStoragePass={layout.munge_socket}",

@@ -173,6 +173,7 @@ DAEMONS = {"munged", "slurmctld", "slurmscriptd", "slurmd", "slurmstepd", "slurm
 _FORGETFUL = {"slurmscriptd"}  # overwrites the environment it was started with, all but SLURM_CONF
 COMMANDS = {"srun", "sbatch", "salloc", "scancel", "squeue", "sinfo", "scontrol", "sacct", "sacctmgr", "sattach"}
 COMMANDS |= {"sbcast", "sdiag", "sprio", "sshare", "sstat", "strigger"}
+_STARTERS = {"ip", "nsenter", "unshare", "sh"}  # make hosts, and become the slurmd there
 
 
 @dataclass(frozen=True)
@@ -183,12 +184,17 @@ class Member:
     node: str
 
 
-def members(conf: Path, nodes: Collection[str]) -> list[Member]:
-    """Return every process of the sandbox with this slurm.conf, except ourselves and our ancestors."""
+def members(conf: Path, nodes: Collection[str], hosts: Mapping[tuple[int, int], str] | None = None) -> list[Member]:
+    """Return every process of the sandbox with this slurm.conf, except ourselves and our ancestors.
+
+    ``hosts``: its nodes by the device and number of their network namespaces. All that runs in one belongs to that node.
+    """
     seen = {process.pid: process for process in processes.living()}
     found: dict[int, Member] = {}
     for process in seen.values():
         node = _place(process, processes.environment(process.pid), str(conf), nodes)
+        if not node and hosts:
+            node = hosts.get(_network(process.pid), node)
         if node is not None:
             found[process.pid] = Member(process, node)
     for process, origin in _descendants(seen, set(found)):
@@ -207,7 +213,17 @@ def _place(process: Process, environ: dict[str, str], conf: str, nodes: Collecti
         return job_node
     if process.name in DAEMONS and (MARK in environ or process.name in _FORGETFUL):
         return environ.get(MARK_NODE, "")
+    if process.name in _STARTERS and MARK in environ:
+        return environ.get(MARK_NODE, "")
     return "" if process.name in COMMANDS else None
+
+
+def _network(pid: int) -> tuple[int, int]:
+    try:
+        found = os.stat(f"/proc/{pid}/ns/net")  # noqa: PTH116 - one for each process of this machine
+    except OSError:  # gone, or another account's
+        return 0, 0
+    return found.st_dev, found.st_ino
 
 
 def _by_log(pid: int, logs: Path) -> str | None:

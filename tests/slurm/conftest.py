@@ -19,7 +19,9 @@ from typing import Any
 
 import pytest
 
+from ftsupervise.errors import Error
 from ftsupervise.sandbox import Sandbox, missing, temporary
+from ftsupervise.sandbox.hosts import require_hosts
 from tests.slurm.ring_scene import EXAMPLE, Scene
 
 
@@ -51,7 +53,7 @@ def sandbox(slurm_installed: None, short_tmp: Path) -> Iterator[Sandbox]:
 
 
 @pytest.fixture
-def make_sandbox(slurm_installed: None) -> Iterator[Callable[..., Sandbox]]:
+def make_sandbox(slurm_installed: None, request: pytest.FixtureRequest) -> Iterator[Callable[..., Sandbox]]:
     """Makes sandboxes of any shape: ``make_sandbox(nodes=2)``. All are taken down after the test."""
     top = Path(tempfile.mkdtemp(prefix="fts-", dir="/tmp"))
     top.chmod(0o755)
@@ -59,9 +61,29 @@ def make_sandbox(slurm_installed: None) -> Iterator[Callable[..., Sandbox]]:
 
     try:
         with ExitStack() as made:
-            yield lambda **shape: made.enter_context(temporary(top / str(next(numbers)), **shape))
+
+            def make(**shape: Any) -> Sandbox:
+                if shape.get("hosts"):
+                    request.getfixturevalue("hosts_allowed")
+                return made.enter_context(temporary(top / str(next(numbers)), **shape))
+
+            yield make
     finally:
         shutil.rmtree(top, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def hosts_allowed() -> None:
+    """Skips, with one line, where this machine or account may not make network namespaces."""
+    try:
+        require_hosts()
+    except Error as error:
+        pytest.skip(error.message)
+    refused = subprocess.run(
+        ["unshare", "--net", "--mount", "--uts", "true"], capture_output=True, text=True, timeout=30
+    )
+    if refused.returncode:
+        pytest.skip(f"no hosts on this machine: {refused.stderr.strip()}")
 
 
 @pytest.fixture

@@ -27,10 +27,19 @@ def test_three_steps_lead_to_a_supervised_run_on_slurm(sandbox: Sandbox, tmp_pat
 
 
 def test_the_sandbox_does_what_the_manual_types(slurm_installed: None, short_tmp: Path) -> None:
-    place = short_tmp / "typed"
-    story = Story("sandbox", short_tmp / "cwd", {**os.environ, ENV_DIRECTORY: str(place)})
+    type_all("sandbox", short_tmp)
+
+
+@pytest.mark.root
+def test_so_does_the_sandbox_with_hosts(hosts_allowed: None, slurm_installed: None, short_tmp: Path) -> None:
+    type_all("hosts", short_tmp)
+
+
+def type_all(mark: str, short_tmp: Path) -> None:
+    place = short_tmp / f"typed-{mark}"
+    story = Story(mark, short_tmp / f"cwd-{mark}", {**os.environ, ENV_DIRECTORY: str(place)})
     try:
-        assert marked("run", "sandbox")
+        assert marked("run", mark)
         story.tell()
         assert not place.exists()
     finally:

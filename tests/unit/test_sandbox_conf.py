@@ -8,7 +8,16 @@ import pytest
 
 from ftsupervise.errors import UsageError
 from ftsupervise.sandbox import Shape
-from ftsupervise.sandbox.conf import LONGEST_ROOT, Layout, gres_conf, override, slurm_conf, slurmdbd_conf, span
+from ftsupervise.sandbox.conf import (
+    LONGEST_ROOT,
+    Layout,
+    gres_conf,
+    hosts_file,
+    override,
+    slurm_conf,
+    slurmdbd_conf,
+    span,
+)
 from ftsupervise.sandbox.daemons import PortTaken, explained
 
 LAYOUT = Layout(Path("/tmp/lab"))
@@ -29,6 +38,36 @@ def test_every_node_has_a_port_of_its_own_after_the_controllers() -> None:
 
 def test_one_node_is_not_written_as_a_range() -> None:
     assert conf(nodes=1)["NodeName"].startswith("node-0 NodeHostname=box NodeAddr=127.0.0.1 Port=20002 ")
+
+
+def hosts_conf(**shape: object) -> str:
+    return slurm_conf(Shape(hosts=True, **shape), LAYOUT, port=20000, user="ann", host="box", subnet="198.18.7")  # type: ignore[arg-type]
+
+
+def test_hosts_are_told_apart_by_their_addresses_and_listen_on_one_port() -> None:
+    text = hosts_conf(nodes=4, accounting=True)
+    assert "SlurmctldHost=box(198.18.7.1)\n" in text and "AccountingStorageHost=198.18.7.1\n" in text
+    assert "NodeName=node-[0-3] NodeHostname=node-[0-3] NodeAddr=198.18.7.[2-5] Port=20002 " in text
+    assert "127.0.0.1" not in text
+    assert "NodeName=node-0 NodeHostname=node-0 NodeAddr=198.18.7.2 Port=20002 " in hosts_conf(nodes=1)
+    assert (Shape(hosts=True).ports, Shape().ports) == (3, 6)
+
+
+def test_a_hosts_own_name_leads_to_itself_only_as_on_debian() -> None:
+    text = hosts_file(Shape(nodes=3, hosts=True), "node-1", subnet="198.18.7", host="box")
+    assert text.splitlines() == [
+        "127.0.0.1 localhost",
+        "127.0.1.1 node-1",
+        "198.18.7.1 box",
+        "198.18.7.2 node-0",
+        "198.18.7.4 node-2",
+    ]
+
+
+def test_hosts_are_as_many_as_their_network_has_addresses() -> None:
+    Shape(nodes=250, hosts=True)
+    with pytest.raises(UsageError, match="a sandbox with hosts has at most 250 nodes, got 251"):
+        Shape(nodes=251, hosts=True)
 
 
 def test_nodes_have_the_processors_memory_and_gpus_they_were_asked_to_have() -> None:
