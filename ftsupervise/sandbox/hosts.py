@@ -181,6 +181,10 @@ class Network:
             self._ip(["link del uplink"], self.switch, forgive=True)
         self._ip([f"netns del {name}" for name in names], forgive=True)
 
+    def unheard(self) -> str:
+        """Return what to check where the nodes do not reach slurmctld."""
+        return f"a firewall of this machine may refuse what comes in at {self.interface}: nft list ruleset"
+
     def enter(self, node: str, hosts: Path) -> list[str]:
         """Return the words before a command that runs it on the host of ``node``, with the file ``hosts`` as /etc/hosts."""
         own = ["unshare", "--mount", "--propagation", "slave", "--uts", "sh", "-c", _ON_HOST]

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from ftsupervise.errors import Error, NotFound, Refused
+from ftsupervise.errors import Error, NotFound, Refused, SchedulerUnavailable
 from ftsupervise.host.processes import living, process
 from ftsupervise.sandbox import Sandbox
 from ftsupervise.sandbox.hosts import Network
@@ -153,8 +153,15 @@ def test_slurm_calls_a_cut_node_down_and_takes_it_back(make_sandbox: Make, until
     def word() -> str:
         return sandbox.run(["sinfo", "-h", "-n", "node-1", "-o", "%T"]).strip()
 
-    sandbox.node("node-1", "cut")
+    typed = [sys.executable, "-m", "ftsupervise", "sandbox", "node", "node-1", "cut"]
+    done = subprocess.run(typed, env=sandbox.env(), capture_output=True, text=True, timeout=60)
+    undo = f"ftsupervise sandbox node node-1 plug --dir {sandbox.directory}"
+    assert done.stdout == f"node-1: its network cable is out; to undo it: {undo}\n", done
+    until(lambda: word().endswith("*"), "a node that does not answer")
     until(lambda: word().startswith("down"), "Slurm's verdict")
+    with pytest.raises(SchedulerUnavailable, match=r"not ready within 1 s: .*node-1 down\*") as caught:
+        sandbox.wait_ready(1)
+    assert f"firewall of this machine may refuse what comes in at {sandbox.network.interface}" in caught.value.hint
     sandbox.node("node-1", "plug")
     until(lambda: word() == "idle", "the node again")
     assert sandbox.run(["srun", "-N2", "echo", "well"]) == "well\nwell\n"
