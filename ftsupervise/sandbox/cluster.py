@@ -175,7 +175,8 @@ class Sandbox:
                 states = error.message
             if time.monotonic() >= end:
                 said = ", ".join(states.split("\n")).strip(", ")
-                raise SchedulerUnavailable(f"the sandbox was not ready within {timeout:.0f} s: {said}")
+                hint = self.network.unheard() if self.shape.hosts and "*" in said else ""  # Slurm's sign for no answer
+                raise SchedulerUnavailable(f"the sandbox was not ready within {timeout:.0f} s: {said}", hint=hint)
             time.sleep(0.05)
 
     def node(self, name: str, action: NodeAction) -> None:

@@ -1,4 +1,4 @@
-"""Hosts for the nodes of a sandbox: a network namespace with an address and a cable for each, and a host name.
+"""Hosts for the nodes of a sandbox: for each a network namespace with an address and a cable, a host name, and a /dev/shm.
 
 Without them all nodes are one host at 127.0.0.1, and what goes wrong only between hosts cannot be tried: an address found by
 host name, a pulled cable, a power cut that closes no connection.
@@ -6,7 +6,8 @@ host name, a pulled cable, a power cut that closes no connection.
 The namespaces have names (``ip netns``) that are made from the sandbox's directory, so ``down`` finds them whatever happened
 to the record. A bridge in a namespace of its own joins them, out of reach of this machine's firewall; one interface of this
 machine leads to it. Only root makes such names and interfaces: a namespace of our name is ours. The interface of our
-name is ours if its other end is on our switch, and it is removed from that end only.
+name is ours if its other end is on our switch, and it is removed from that end only. The memory that a power cut takes,
+/dev/shm, is a folder in this machine's /dev/shm, where anybody can make names: one that is not root's is not touched.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import ipaddress
 import json
 import os
 import random
+import shutil
 import subprocess
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -27,11 +29,12 @@ from ftsupervise.sandbox.programs import absent_programs, search_path
 
 _NAMES = Path("/run/netns")  # where `ip netns` keeps the names; only root may write there
 _INTERFACES = Path("/sys/class/net")
+_MEMORY = Path("/dev/shm")
 _RANGE = ipaddress.IPv4Network("198.18.0.0/15")  # RFC 2544: for trials between hosts, nobody's on the Internet
 _SECONDS = 30.0  # for one call of ``ip``; the longest, for 250 nodes, takes one
 
-# What runs a node's slurmd on its host: the host name and /etc/hosts are seen only by that slurmd and what it starts.
-_ON_HOST = 'hostname "$1" && mount --bind "$2" /etc/hosts && shift 2 && exec "$@"'
+# What runs a node's slurmd on its host: the host name and the mounts are seen only by that slurmd and what it starts.
+_ON_HOST = 'hostname "$1" && mount --bind "$2" /etc/hosts && mount --bind "$3" /dev/shm && shift 3 && exec "$@"'
 
 
 class SubnetTaken(Error):
@@ -90,6 +93,11 @@ class Network:
     def switch(self) -> str:
         return f"{self.interface}-switch"
 
+    @property
+    def memory(self) -> Path:
+        """Return the folder in this machine's memory that has the hosts' own."""
+        return _MEMORY / self.interface
+
     def namespace(self, node: str) -> str:
         return f"{self.interface}-{node}"
 
@@ -115,14 +123,20 @@ class Network:
     def build(self, nodes: Sequence[str]) -> None:
         """Make the switch, this machine's end of it, and a host for each node.
 
-        Raises Refused if an interface of this name is another's, SubnetTaken, and Error with the kernel's words.
+        Raises Refused if an interface or a folder of this name is another's, SubnetTaken, and Error with the kernel's
+        words.
         """
         if (_INTERFACES / self.interface).exists():
             raise Refused(
                 f"this machine has an interface {self.interface}, which is not this sandbox's",
                 hint="use another directory: --dir DIR",
             )
-        self._ip([f"netns add {self.switch}"])
+        self._ip([f"netns add {self.switch}"])  # first, and removed last: the rest is known by it
+        try:
+            self.memory.mkdir(0o755)
+        except OSError as error:
+            raise Refused(f"{self.memory} cannot be made: {error.strerror}", hint=f"ls -ld {self.memory}") from None
+        self.memory.chmod(0o755)  # whatever the umask says
         self._ip(["link add switch type bridge", "link set switch up"], self.switch)
         self._ip([f"link add {self.interface} type veth peer name uplink netns {self.switch}"])
         self._ip(["link set uplink master switch", "link set uplink up"], self.switch)
@@ -150,34 +164,38 @@ class Network:
         """
         self._ip([f"link del {node}"], self.switch)
         self._ip([f"netns del {self.namespace(node)}"])
+        shutil.rmtree(self.memory / node, ignore_errors=True)
 
     def remove(self) -> None:
         """Remove all that is there. Its processes have ended before; what another account runs there loses its network."""
         names = self.names()
         if not names or os.geteuid() != 0:
             return
+        try:
+            if self.memory.lstat().st_uid == 0:
+                shutil.rmtree(self.memory, ignore_errors=True)  # it follows no link
+        except OSError:  # none
+            pass
         if self.switch in names:
             # now, not when the kernel comes to it: an interface of this name must be gone when this returns
             self._ip(["link del uplink"], self.switch, forgive=True)
         self._ip([f"netns del {name}" for name in names], forgive=True)
 
+    def unheard(self) -> str:
+        """Return what to check where the nodes do not reach slurmctld."""
+        return f"a firewall of this machine may refuse what comes in at {self.interface}: nft list ruleset"
+
     def enter(self, node: str, hosts: Path) -> list[str]:
         """Return the words before a command that runs it on the host of ``node``, with the file ``hosts`` as /etc/hosts."""
-        mounts = ["unshare", "--mount", "--propagation", "slave", "--uts"]
-        return [
-            "nsenter",
-            f"--net={_NAMES / self.namespace(node)}",
-            *mounts,
-            "sh",
-            "-c",
-            _ON_HOST,
-            "sh",
-            node,
-            str(hosts),
-        ]
+        own = ["unshare", "--mount", "--propagation", "slave", "--uts", "sh", "-c", _ON_HOST]
+        seen = [node, str(hosts), str(self.memory / node)]
+        return ["nsenter", f"--net={_NAMES / self.namespace(node)}", *own, "sh", *seen]
 
     def _make(self, nodes: Sequence[str]) -> None:
         addresses = {node: conf.address(self.subnet, node) for node in nodes}
+        for node in nodes:
+            (self.memory / node).mkdir()
+            (self.memory / node).chmod(0o1777)
         self._ip([f"netns add {self.namespace(node)}" for node in nodes])
         self._ip(
             [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -13,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from ftsupervise.errors import Error, NotFound, Refused
+from ftsupervise.errors import Error, NotFound, Refused, SchedulerUnavailable
 from ftsupervise.host.processes import living, process
 from ftsupervise.sandbox import Sandbox
 from ftsupervise.sandbox.hosts import Network
@@ -76,7 +77,7 @@ def traces(directory: Path) -> list[str]:
     """Namespaces and interfaces of the sandbox that was in ``directory``."""
     network = Network(directory)
     there = [name for name in os.listdir("/sys/class/net") if name.startswith(network.interface)]
-    return [*network.names(), *there]
+    return [*network.names(), *there, *(["memory"] if network.memory.exists() else [])]
 
 
 def submit(sandbox: Sandbox, node: str, *words: str) -> str:
@@ -152,8 +153,15 @@ def test_slurm_calls_a_cut_node_down_and_takes_it_back(make_sandbox: Make, until
     def word() -> str:
         return sandbox.run(["sinfo", "-h", "-n", "node-1", "-o", "%T"]).strip()
 
-    sandbox.node("node-1", "cut")
+    typed = [sys.executable, "-m", "ftsupervise", "sandbox", "node", "node-1", "cut"]
+    done = subprocess.run(typed, env=sandbox.env(), capture_output=True, text=True, timeout=60)
+    undo = f"ftsupervise sandbox node node-1 plug --dir {sandbox.directory}"
+    assert done.stdout == f"node-1: its network cable is out; to undo it: {undo}\n", done
+    until(lambda: word().endswith("*"), "a node that does not answer")
     until(lambda: word().startswith("down"), "Slurm's verdict")
+    with pytest.raises(SchedulerUnavailable, match=r"not ready within 1 s: .*node-1 down\*") as caught:
+        sandbox.wait_ready(1)
+    assert f"firewall of this machine may refuse what comes in at {sandbox.network.interface}" in caught.value.hint
     sandbox.node("node-1", "plug")
     until(lambda: word() == "idle", "the node again")
     assert sandbox.run(["srun", "-N2", "echo", "well"]) == "well\nwell\n"
@@ -199,14 +207,48 @@ def test_a_power_cut_ends_also_what_forgot_where_it_came_from(make_sandbox: Make
     until(lambda: (seen := process(pid)) is None or seen.gone, "its end")
 
 
+def test_a_power_cut_takes_the_memory_of_a_host_which_a_restarted_slurmd_finds_again(make_sandbox: Make) -> None:
+    sandbox = make_sandbox(nodes=2, hosts=True)
+    name = f"kept-{os.getpid()}"
+
+    def on(node: str, *command: str) -> str:
+        return sandbox.run(["srun", "-w", node, *command])
+
+    on("node-1", "touch", f"/dev/shm/{name}")
+    assert name not in on("node-0", "ls", "/dev/shm") and not Path("/dev/shm", name).exists(), "each has its own"
+    sandbox.node("node-1", "stop")
+    sandbox.node("node-1", "start")
+    sandbox.wait_ready(60)
+    assert on("node-1", "ls", "/dev/shm").split() == [name]
+    sandbox.node("node-1", "crash")
+    sandbox.node("node-1", "start")
+    sandbox.wait_ready(60)
+    assert on("node-1", "ls", "/dev/shm") == ""
+
+
+def test_a_folder_of_its_name_in_memory_that_a_stranger_made_is_refused_and_left_alone(
+    slurm_installed: None, hosts_allowed: None, short_tmp: Path
+) -> None:
+    place = short_tmp / "laid"
+    laid = Network(place).memory
+    (laid / "his").mkdir(parents=True)
+    os.chown(laid, 65534, 65534)
+    try:
+        with pytest.raises(Refused, match=f"{laid} cannot be made: File exists"):
+            Sandbox.up(place, nodes=1, hosts=True)
+        assert (laid / "his").is_dir() and not Network(place).names() and not place.exists()
+    finally:
+        shutil.rmtree(laid)
+
+
 def test_taken_down_it_leaves_no_namespace_and_no_interface(make_sandbox: Make, short_tmp: Path) -> None:
     sandbox = make_sandbox(nodes=2, hosts=True)
     other = make_sandbox(nodes=2, hosts=True)
-    assert sandbox.subnet != other.subnet and len(traces(sandbox.directory)) == 4
+    assert sandbox.subnet != other.subnet and len(traces(sandbox.directory)) == 5
     sandbox.node("node-1", "crash")
     sandbox.down()
     assert traces(sandbox.directory) == []
-    assert len(traces(other.directory)) == 4
+    assert len(traces(other.directory)) == 5
     (other.layout.record).unlink()  # without its record it is found by its directory
     Sandbox.remains(other.directory).down()
     assert traces(other.directory) == []
