@@ -1,7 +1,7 @@
 """Tells another process that the main thread of this one goes on: a byte now and then, into a pipe that it has given us.
 
-Each wait of the main thread that has a bound sends one (``SignalQueue.wait``, ``bounded.run``, ``in_time``). So only a thread that
-stands where nothing ends its wait is silent. Without a pipe all of this is nothing.
+Each wait of the main thread that has a bound sends one (``SignalQueue.wait``, ``bounded.run``, ``in_time``). So a thread is
+silent only where nothing ends its wait. Without a pipe all of this does nothing.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import time
 from threading import get_ident, main_thread
 
 PULSE = b"\0"
-_EVERY = 5.0  # seconds: the longest part of a wait
+_EVERY = 2.0  # seconds: the longest part of a wait
 _LEAST = 1.0  # seconds between two bytes
 
 _fd = -1

@@ -12,37 +12,13 @@ from pathlib import Path
 
 from ftsupervise.host.processes import stat_fields
 
-# Numbers of the system calls in which no file system is waited for: locks, times, children, sockets, and poll.
+# The numbers of the system calls in which no file system is waited for: locks, times, children, sockets, and poll.
 _NO_DISK = {
-    "x86_64": (7, 23, 24, 34, 35, 42, 43, 44, 45, 46, 47, 61, 128, 130, 202, 219, 230, 232, 247, 270, 271, 281, 288)
-    + (299, 441, 449),
-    "aarch64": (
-        22,
-        72,
-        73,
-        95,
-        98,
-        101,
-        115,
-        124,
-        128,
-        133,
-        137,
-        202,
-        203,
-        206,
-        207,
-        211,
-        212,
-        242,
-        243,
-        260,
-        441,
-        449,
-    ),
+    "x86_64": "7 23 24 34 35 42 43 44 45 46 47 61 128 130 202 219 230 232 247 270 271 281 288 299 441 449",
+    "aarch64": "22 72 73 95 98 101 115 124 128 133 137 202 203 206 207 211 212 242 243 260 441 449",
 }
-# These wait for a pipe or a socket as often as for a disk. Numbers of read, write, readv, writev.
-_BY_FILE = {"x86_64": (0, 1, 19, 20), "aarch64": (63, 64, 65, 66)}
+# Those of read, write, readv and writev, which wait for a pipe or a socket as often as for a disk.
+_BY_FILE = {"x86_64": "0 1 19 20", "aarch64": "63 64 65 66"}
 
 
 class Standing(Enum):
@@ -86,14 +62,15 @@ def _of_thread(pid: int, thread: int, machine: str) -> Standing:
         return Standing.FREE
     if not call or call[0] == "running":
         return Standing.FREE
-    number = int(call[0])  # -1: it waits for a page of memory, which may be that of a file
-    if number in _BY_FILE[machine] and thread != pid and _is_pipe(f"/proc/{pid}/fd/{int(call[1], 16)}"):
+    number = call[0]  # "-1": it waits for a page of memory, which may be that of a file
+    if number in _BY_FILE[machine].split() and thread != pid and _is_pipe(f"/proc/{pid}/fd/{int(call[1], 16)}"):
         return Standing.FREE
-    return Standing.FREE if number in _NO_DISK[machine] else Standing.DISK
+    return Standing.FREE if number in _NO_DISK[machine].split() else Standing.DISK
 
 
 def _is_pipe(link: str) -> bool:
     try:
-        return os.readlink(link).startswith(("pipe:", "socket:", "anon_inode:"))  # the name only: no file is touched
+        name = str(Path(link).readlink())  # the name only: no file is touched
     except OSError:
         return False
+    return name.startswith(("pipe:", "socket:", "anon_inode:"))

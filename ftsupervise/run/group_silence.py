@@ -114,10 +114,13 @@ class SupervisorWatch:
         self._told = True
         return "SIGKILL does not end its supervisor: nothing is started in its place before it has ended"
 
-    def record(self, attempt: Path, *, unended: bool) -> None:
-        """Write down why it was ended, for the ledger where the attempt has no end there, and its stacks. Raises OSError."""
-        if unended:
-            write_json(attempt / LOST_END, LostEnd(self.ended_for))
+    def record(self, attempt: Path, why: str) -> None:
+        """Write down ``why`` the attempt has no end of its own in the ledger ("": it has one), and the stacks of a supervisor
+        that we have ended. Raises OSError."""
+        if why:
+            write_json(attempt / LOST_END, LostEnd(why))
+        if not self.ended_for:
+            return
         make_folder(attempt / "evidence")
         inside = self.pipe.stacks or "none: it did not answer the signal that asks for them\n"
         text = f"{self._evidence}\n== Python stacks (the main thread is the last one)\n{inside}"

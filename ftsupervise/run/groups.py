@@ -34,6 +34,7 @@ from ftsupervise.rundir.records import write_json
 from ftsupervise.rundir.switches import KILL, Stopped, read_switch, release_brake
 from ftsupervise.scheduler.allocation import Allocation
 from ftsupervise.scheduler.parse import is_srun, on_nodes
+from ftsupervise.units import signal_name
 
 _TICK = 0.5  # seconds between two looks at all groups
 _NODES_EVERY = 5.0  # seconds between two looks at the nodes
@@ -144,26 +145,34 @@ class GroupsOfJob:
 
     def _after_its_end(self, group: GroupProcess, code: int, over: str, now: datetime) -> None:
         group.orphaned = group.newest is not None and group.newest.ended is None
-        silent = group.watch.ended_for if group.watch is not None else ""
-        if silent:
-            self._record_silence(group)
+        why = group.watch.ended_for if group.watch is not None else ""
+        why = why or (f"its supervisor was killed by {signal_name(-code)}" if code < 0 else "")
+        if why:
+            self._record(group, why)
         if self._failed_of_waiting(now) and group.braked:
             self._release(group, now)
         fine = code == 0 and not group.has_failed
         if fine and not over and not group.leaves and not group.braked:
             group.move(GroupState.OVER, "its command has ended by itself", now)
         elif not over:
-            group.move(GroupState.WAITING, silent or f"its supervisor has ended (exit {code})", now)
+            group.move(GroupState.WAITING, why or f"its supervisor has ended (exit {code})", now)
 
-    def _record_silence(self, group: GroupProcess) -> None:
+    def _record(self, group: GroupProcess, why: str) -> None:
+        """Write down why its supervisor has not written the end of the attempt itself, and what it did before we ended it."""
         newest, watch = group.newest, group.watch
         if newest is None or watch is None:
             return
         folder, unended = group.rundir.attempt(newest.number), newest.ended is None
+
+        def record() -> bool:
+            watch.record(folder, why if unended else "")
+            return True
+
         try:
-            in_time(lambda: watch.record(folder, unended=unended), _WRITES)
+            if not in_time(record, _WRITES):
+                self.say(f"{group.row.name}: the end of its supervisor cannot be written: {folder} does not answer")
         except OSError as error:
-            self.say(f"{group.row.name}: the stacks of its supervisor cannot be written: {error.strerror}")
+            self.say(f"{group.row.name}: the end of its supervisor cannot be written: {error.strerror}")
 
     def _release(self, group: GroupProcess, now: datetime) -> None:
         who = "its supervisor: the group failed for want of others"

@@ -15,7 +15,9 @@ from ftsupervise.printable import printable
 from ftsupervise.rundir.paths import WARNING
 from ftsupervise.rundir.records import as_time, as_whole, parse_object, read_record
 
-LOST_END = "lost.json"  # in an attempt's directory, written by the attempt after it, or by the process that starts the groups
+LOST_END = (
+    "lost.json"  # in an attempt's directory, written by the attempt after it, or by the process that starts the groups
+)
 _NEAR_END = 60.0  # seconds: Slurm's limit loop is up to this early or late
 
 
