@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -49,7 +50,7 @@ class Groups:
         (folder / "loop.py").write_text(LOOP)
         (folder / "bad").mkdir()
 
-    def start(self, steps: int, *options: str) -> Program:
+    def start(self, steps: int, *options: str, env: Mapping[str, str] = {}) -> Program:
         us = [sys.executable, "-m", "ftsupervise", "groups", "run", "--count", "4", "--lighthouse", "none"]
         each = ["--in-place", "9", "--back-off", "0", "--warm", "off", "--guard-poll", "0.1", *options]
         words = [
@@ -62,7 +63,7 @@ class Groups:
             str(steps),
             str(self.folder / "bad"),
         ]
-        return self.run.start("--hang", "off", "--warm", "off", "--", *words)
+        return self.run.start("--hang", "off", "--warm", "off", "--", *words, **env)
 
     def type(self, *words: str) -> str:
         return typed(*words, env=outside_a_job(), code=0).stdout
