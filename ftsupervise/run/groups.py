@@ -40,6 +40,12 @@ _TICK = 0.5  # seconds between two looks at all groups
 _NODES_EVERY = 5.0  # seconds between two looks at the nodes
 _WRITES = 5.0  # seconds for a page to be written
 _NAMED = 4  # processes
+_BY_OTHERS = (
+    CauseKind.CANCELLED,
+    CauseKind.PREEMPTED,
+    CauseKind.INTERRUPTED,
+    CauseKind.WARNING,
+)  # we ask all groups at once
 
 
 class GroupsOfJob:
@@ -151,11 +157,16 @@ class GroupsOfJob:
             self._record(group, why)
         if self._failed_of_waiting(now) and group.braked:
             self._release(group, now)
-        fine = code == 0 and not group.has_failed
+        cause = group.newest.cause if group.newest is not None else None
+        if cause is not None and cause.kind in _BY_OTHERS and not (group.orphaned or group.leaves):
+            why = f"somebody has asked this group alone to stop: {cause.words()}"
+        fine = code == 0 and not group.has_failed and not why
         if fine and not over and not group.leaves and not group.braked:
             group.move(GroupState.OVER, "its command has ended by itself", now)
         elif not over:
             group.move(GroupState.WAITING, why or f"its supervisor has ended (exit {code})", now)
+            if why:
+                self.say(f"{group.row.name}: {why}")
 
     def _record(self, group: GroupProcess, why: str) -> None:
         """Write down why its supervisor has not written the end of the attempt itself, and what it did before we ended it."""

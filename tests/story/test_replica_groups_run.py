@@ -162,6 +162,11 @@ def test_the_next_copy_of_a_group_whose_supervisor_was_killed_starts_when_the_ra
     last = float((groups.folder / "bad" / "g001-1").read_text())
     assert groups.attempts("g001")[1].started.timestamp() > last, "never two copies"
     assert "its supervisor was killed by SIGKILL" in groups.attempts("g001")[0].words
+    asked = wait_until(lambda: groups.row("g003").pid, "the supervisor of g003")
+    (groups.folder / "loop.py").write_text(LOOP)
+    os.kill(asked, signal.SIGTERM)
+    wait_until(lambda: len(groups.attempts("g003")) == 2, "a group that somebody has asked to stop comes back")
+    wait_until(lambda: "g003: somebody has asked this group alone to stop" in groups.run.log(), "that is said")
     wait_until(lambda: "record: its supervisor was killed by SIGKILL" in groups.run.log(), "the log says so")
 
 
