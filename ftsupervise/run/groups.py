@@ -146,7 +146,7 @@ class GroupsOfJob:
         state, why = self._state(group, over)
         if group.move(state, why, now) and why:
             self.say(f"{group.row.name}: {state.value}: {why}")
-        if state is GroupState.WAITING and at >= group.due and (nodes := self._place(group, now)) is not None:
+        if state is GroupState.WAITING and at >= group.due and (nodes := self.place(group, now)) is not None:
             self._start(group, nodes, now, at)
 
     def _after_its_end(self, group: GroupProcess, code: int, over: str, now: datetime) -> None:
@@ -215,7 +215,7 @@ class GroupsOfJob:
             return group.row.state, group.row.why
         return GroupState.WAITING, group.row.why
 
-    def _place(self, group: GroupProcess, now: datetime) -> tuple[str, ...] | None:
+    def place(self, group: GroupProcess, now: datetime) -> tuple[str, ...] | None:
         """Choose its nodes, once it has enough of them and its older copy is gone for sure; () on this machine."""
         nodes: tuple[str, ...] | None = ()
         lost = self.nodes.lost()

@@ -67,16 +67,15 @@ def test_a_node_that_slurm_gives_up_after_the_end_of_its_group_is_asked_about_be
     job.nodes, job.lighthouse = nodes, lighthouse  # type: ignore[assignment]
     group = job.groups[1]
     group.take(GroupReading(Attempt(1, "88", NOW, ended=NOW, exit_code=1)), NOW)
-    job._after_its_end(group, 1, "", NOW)
-    assert group.row.state is GroupState.WAITING
-    assert job._place(group, NOW) == ("node-1",), "as far as anybody knows its node is well, and it has ended its ranks"
+    assert group.row.state is GroupState.WAITING and not group.lost, "as its node was well when its supervisor ended"
+    assert job.place(group, NOW) == ("node-1",), "as far as anybody knows its node is well, and it has ended its ranks"
     nodes.gone = frozenset(("node-1",))
-    assert job._place(group, NOW) is None
+    assert job.place(group, NOW) is None
     assert group.row.why == "its older copy on node-1 still answers"
     lighthouse.answer = None
-    assert job._place(group, NOW) is None
+    assert job.place(group, NOW) is None
     assert "may still run: the lighthouse does not answer" in group.row.why
     nodes.gone = frozenset()  # a node that is back may still run what it ran
-    assert job._place(group, NOW) is None
+    assert job.place(group, NOW) is None
     lighthouse.answer, nodes.gone = False, frozenset(("node-1",))
-    assert job._place(group, NOW) == ("node-3",)
+    assert job.place(group, NOW) == ("node-3",)
