@@ -108,8 +108,10 @@ def _run(run_dir: str | None, name: str | None, command: tuple[str, ...], **valu
     from ftsupervise.config.find_run import find_run
     from ftsupervise.errors import NotFound, UsageError
     from ftsupervise.run import options_of, supervisor
+    from ftsupervise.run.group_pulse import answer_parent
     from ftsupervise.rundir.paths import ENV_GROUP, ENV_RUN, RunDir
 
+    answer_parent(os.environ)
     try:
         rundir = RunDir(Path(run_dir).absolute()) if run_dir else find_run(None, launched=False)
     except NotFound as error:  # the words after the options are the command

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import IO
 
 from ftsupervise import host
+from ftsupervise.host import pulse
 from ftsupervise.host.processes import end_group
 
 _AT_LEAST = 1.0  # least seconds for a command
@@ -179,9 +180,12 @@ def _await_end(pid: int, seconds: float) -> None:
     except OSError:  # a kernel without it
         return
     try:
-        poll = select.poll()
+        poll, until = select.poll(), time.monotonic() + seconds
         poll.register(fd, select.POLLIN)
-        poll.poll(seconds * 1000)
+        while (rest := until - time.monotonic()) > 0:
+            pulse.beat()
+            if poll.poll((pulse.part(rest) or 0.0) * 1000):
+                return
     finally:
         os.close(fd)
 

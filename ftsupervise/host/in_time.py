@@ -4,15 +4,33 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from time import monotonic
 from typing import Generic, TypeVar
+
+from ftsupervise.host import pulse
 
 T = TypeVar("T")
 
 
-def in_time(work: Callable[[], T], seconds: float) -> T | None:
+def in_time(work: Callable[[], T], seconds: float, *, late: Callable[[T], object] | None = None) -> T | None:
     """Return what ``work`` returns, or None where it takes longer than ``seconds``, or there is no thread for it. Raises what
-    it raises in time."""
-    return OneAtATime[T]()(work, seconds)
+    it raises in time. ``late`` gets a result that comes after that: a descriptor, which nobody else would close."""
+    if late is None:
+        return OneAtATime[T]()(work, seconds)
+    lock, found, given_up = threading.Lock(), list[T](), False
+
+    def kept() -> None:
+        result = work()
+        with lock:
+            if not given_up:
+                found.append(result)
+                return
+        late(result)
+
+    OneAtATime[None]()(kept, seconds)
+    with lock:
+        given_up = True
+    return found[0] if found else None
 
 
 class OneAtATime(Generic[T]):
@@ -32,9 +50,14 @@ class OneAtATime(Generic[T]):
             except RuntimeError:  # the machine has no more threads at present
                 return None
             self._thread = thread
-        self._thread.join(max(0.0, seconds))
-        if self._thread.is_alive():
-            return None
+        until = monotonic() + max(0.0, seconds)
+        while True:
+            pulse.beat()
+            self._thread.join(pulse.part(max(0.0, until - monotonic())))
+            if not self._thread.is_alive():
+                break
+            if monotonic() >= until:
+                return None
         self._thread = None
         done, failed, self._done, self._failed = self._done, self._failed, [], []
         if failed:

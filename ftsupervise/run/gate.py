@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 
 from ftsupervise.errors import DiskFull, Error, NotFound, NotPermitted, from_os_error
-from ftsupervise.host import files
+from ftsupervise.host import files, pulse
 from ftsupervise.host.modes import FOLDER, make_folder, make_root
 from ftsupervise.model import Attempt, Claim, End
 from ftsupervise.nodes import incidents
@@ -173,8 +173,14 @@ class SignalQueue:
 
         Each comes once: a burst of thousands must not stand before the SIGTERM behind it.
         """
-        if not select.select([self._read], [], [], timeout)[0]:
-            return b""
+        until = None if timeout is None else time.monotonic() + timeout
+        while True:
+            pulse.beat()
+            rest = None if until is None else max(0.0, until - time.monotonic())
+            if select.select([self._read], [], [], pulse.part(rest))[0]:
+                break
+            if until is not None and time.monotonic() >= until:
+                return b""
         try:
             found = bytes(dict.fromkeys(os.read(self._read, 1 << 16)))  # all that a pipe holds
         except BlockingIOError:

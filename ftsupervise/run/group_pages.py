@@ -24,6 +24,7 @@ from ftsupervise.replicas.groups import (
 from ftsupervise.replicas.suspects import SuspectMember
 from ftsupervise.run.group_options import GroupOptions
 from ftsupervise.run.group_process import GroupProcess
+from ftsupervise.rundir.fence import is_sealed
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.progress import ProgressPage
 from ftsupervise.scheduler.allocation import Allocation
@@ -32,6 +33,9 @@ from ftsupervise.scheduler.parse import is_away
 _TABLE_EVERY = 2.0  # seconds between two tables
 _QUORUM_EVERY = 5.0  # seconds between two pages about the quorum that say the same
 _WITHIN = 1.0  # seconds for both to be written
+_LAST_WITHIN = 5.0  # seconds for the last ones, behind older ones that still hang
+_AGAIN = 0.1  # seconds between two tries
+_JUDGED = 3.0  # seconds for the past of the nodes to be read
 _NODES_EVERY = 5.0  # seconds between two looks at the nodes
 _STILL = 8.0  # seconds without a step after which a node that does not answer counts as lost under its group
 _FAR = 2  # steps: a group that much behind the first one is named
@@ -56,14 +60,18 @@ class NodesSeen:
         self._over.set()
 
     def _look_on(self) -> None:
+        judged = OneAtATime[dict[str, float]]()  # a run directory that does not answer hides no lost node
         while not self._over.wait(_NODES_EVERY):
-            found = self._allocation.how_they_are()
-            if found:  # no answer is no news
-                self._states = found
             try:
-                self.scores = {one.name: one.score for one in judge(*of_run_dir(self._rundir), _now()).nodes}
+                found = self._allocation.how_they_are()
+                self._states = found or self._states  # no answer is no news
+                scores = judged(self._judge, _JUDGED)
+                self.scores = self.scores if scores is None else scores
             except (OSError, Error):
                 continue
+
+    def _judge(self) -> dict[str, float]:
+        return {one.name: one.score for one in judge(*of_run_dir(self._rundir), _now()).nodes}
 
 
 class GroupPages:
@@ -106,6 +114,9 @@ class GroupPages:
                 write_table(self._asked.rundir, table, self._area)
             return quorum
 
+        if last:
+            self._put_the_last(put, quorum)
+            return
         try:
             if self._turn(put, _WITHIN) is not quorum:
                 return  # the directory does not answer, or has taken an older page only now: soon again
@@ -115,6 +126,30 @@ class GroupPages:
             self._quorum, self._quorum_written = quorum, at
         if table is not None:
             self._written = at
+
+    def _put_the_last(self, put: Callable[[], QuorumPage], quorum: QuorumPage) -> None:
+        """Write the pages that others will find when we have ended, once an older write that hangs is through."""
+        until, why = time.monotonic() + _LAST_WITHIN, f"{self._asked.rundir.replicas} does not answer"
+        begun = list[QuorumPage]()
+
+        def mine() -> QuorumPage:
+            begun.append(quorum)
+            return put()
+
+        while time.monotonic() < until:
+            try:
+                done = self._turn(mine, until - time.monotonic())
+            except OSError as error:
+                if not begun:  # it was the older one's
+                    continue
+                if self._area is not None and is_sealed(self._area):
+                    return  # the pages belong to a newer attempt
+                why = error.strerror or str(error)
+                break
+            if done is quorum:
+                return
+            time.sleep(_AGAIN if done is None else 0.0)
+        self._say(f"the last page of the groups could not be written: {why}; the one before stays")
 
     def _below_the_least(self, over: str, now: datetime) -> str:
         """Say why the groups that run wait; "" when they do not, or when nobody knows how the others are."""

@@ -13,21 +13,22 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 
-from ftsupervise.host.in_time import in_time
+from ftsupervise.host.in_time import OneAtATime, in_time
 from ftsupervise.host.modes import FOLDER, as_page, make_folder
-from ftsupervise.host.processes import die_with_parent, process
+from ftsupervise.host.processes import Process, die_with_parent, marked
 from ftsupervise.model import Attempt
 from ftsupervise.replicas.groups import GroupState, ReplicaGroup
 from ftsupervise.run.group_disk import GroupReading, read_group
+from ftsupervise.run.group_pulse import ENV_PULSE, STOPPED_FOR, is_stopped
+from ftsupervise.run.group_silence import SupervisorWatch, silence_bound
 from ftsupervise.rundir import ledger
-from ftsupervise.rundir.paths import RunDir
+from ftsupervise.rundir.paths import ENV_ATTEMPT_DIR, RunDir
 from ftsupervise.rundir.progress import ProgressPage
 
 _FIRST, _MOST = 1.0, 60.0  # seconds before a supervisor that ended is started again: doubled each time
 _LIVED = 60.0  # seconds after which it counts as the first time again
 _OPENS = 5.0  # seconds for the file of its output to be opened
-_STOPPED = "T"  # in /proc/PID/stat; a debugger's "t" is left alone
-_STOPPED_FOR = 2.0  # seconds: a whole job that Slurm suspends stops us too before that
+_ENVIRONMENTS = 2.0  # seconds for those of all processes of this host to be read
 
 
 class GroupProcess:
@@ -41,6 +42,9 @@ class GroupProcess:
         self.code: tuple[int, float] | None = None  # of its supervisor, and when that ended, until it was looked after
         self.due = 0.0  # monotonic: when it may be started
         self.lost: tuple[str, ...] = ()  # nodes that were lost under it: its older copy may still run there
+        self.orphaned = False  # its supervisor was killed: its ranks may still run
+        self.watch: SupervisorWatch | None = None  # of its newest supervisor
+        self._marked = OneAtATime[dict[str, list[Process]]]()
         self._pause, self._began = _FIRST, 0.0
         self._stopped: float | None = None  # monotonic: since when it was seen stopped
         self._ended = self._last_number()
@@ -88,23 +92,31 @@ class GroupProcess:
             make_folder(self.rundir.logs, FOLDER, parents=True)
             return as_page(self.rundir.logs / f"{log}.out")
 
-        fd = in_time(opened, _OPENS)
+        fd = in_time(opened, _OPENS, late=os.close)
         if fd is None:
             raise OSError(errno.ETIMEDOUT, f"{self.rundir.logs} does not answer")
+        watch = None
         try:
+            watch = SupervisorWatch(at, silence_bound(env))
             child = subprocess.Popen(
                 command,
-                env=dict(env),
+                env={**env, ENV_PULSE: str(watch.pipe.write)},
                 stdin=subprocess.DEVNULL,
                 stdout=fd,
                 stderr=fd,
                 start_new_session=True,
+                pass_fds=(watch.pipe.write,),
                 preexec_fn=die_with_parent(signal.SIGTERM),
             )
+        except BaseException:
+            if watch is not None:
+                watch.pipe.close()
+            raise
         finally:
             os.close(fd)
         child.returncode = 0  # reaped by us
-        self._began = at
+        watch.begin(child.pid)
+        self.watch, self.orphaned, self._began = watch, False, at
         self.row = self.row._replace(pid=child.pid)
         self.move(GroupState.RUNNING, "", now)
 
@@ -119,6 +131,8 @@ class GroupProcess:
         if pid == 0:
             return None
         self.row = self.row._replace(pid=0)
+        if self.watch is not None:
+            self.watch.pipe.close()
         if at - self._began > _LIVED:
             self._pause = _FIRST
         self.due = at + self._pause
@@ -134,17 +148,36 @@ class GroupProcess:
 
     def continued(self, at: float) -> bool:
         """Continue its supervisor once that has been stopped (SIGSTOP) for two seconds. True where that was done."""
-        found = process(self.row.pid) if self.row.pid else None
-        if found is None or found.state != _STOPPED:
+        if not self.row.pid or not is_stopped(self.row.pid):
             self._stopped = None
             return False
         if self._stopped is None:
             self._stopped = at
-        if at - self._stopped < _STOPPED_FOR:
+        if at - self._stopped < STOPPED_FOR:
             return False
         self._stopped = None
         self.signal(signal.SIGCONT)
         return True
+
+    def listen(self, at: float) -> str:
+        """Hear its supervisor, and end one that stands for ever. Returns a sentence where there is news."""
+        return self.watch.look(at) if self.row.pid and self.watch is not None else ""
+
+    def has_continued_us(self) -> bool:
+        """Tell whether its supervisor has continued this process, which was stopped; once."""
+        if self.watch is None:
+            return False
+        done, self.watch.pipe.has_continued_us = self.watch.pipe.has_continued_us, False
+        return done
+
+    def left_behind(self) -> list[int] | None:
+        """Return the processes of its attempts that run on this host, once its supervisor has ended; None where that cannot be
+        seen."""
+        found = self._marked(lambda: marked(ENV_ATTEMPT_DIR), _ENVIRONMENTS)
+        if found is None:
+            return None
+        mine = f"{self.rundir.attempts}{os.sep}"
+        return sorted(one.pid for folder, some in found.items() if folder.startswith(mine) for one in some)
 
     # ------------------------------------------------------------------------------------------------- its directory
 

@@ -26,6 +26,7 @@ from ftsupervise.run.group_lighthouse import GroupLighthouse
 from ftsupervise.run.group_options import GroupOptions
 from ftsupervise.run.group_pages import GroupPages, NodesSeen
 from ftsupervise.run.group_process import GroupProcess, log_name
+from ftsupervise.run.group_pulse import STOPPED_FOR
 from ftsupervise.run.progress_pages import ProgressWriter
 from ftsupervise.rundir import ledger
 from ftsupervise.rundir.paths import ENV_AREA, ENV_ATTEMPT, ENV_ATTEMPT_DIR, STOPPED
@@ -33,10 +34,18 @@ from ftsupervise.rundir.records import write_json
 from ftsupervise.rundir.switches import KILL, Stopped, read_switch, release_brake
 from ftsupervise.scheduler.allocation import Allocation
 from ftsupervise.scheduler.parse import is_srun, on_nodes
+from ftsupervise.units import signal_name
 
 _TICK = 0.5  # seconds between two looks at all groups
 _NODES_EVERY = 5.0  # seconds between two looks at the nodes
 _WRITES = 5.0  # seconds for a page to be written
+_NAMED = 4  # processes
+_BY_OTHERS = (
+    CauseKind.CANCELLED,
+    CauseKind.PREEMPTED,
+    CauseKind.INTERRUPTED,
+    CauseKind.WARNING,
+)  # we ask all groups at once
 
 
 class GroupsOfJob:
@@ -62,6 +71,7 @@ class GroupsOfJob:
         self.area = Path(env[ENV_AREA]) if env.get(ENV_AREA) else None
         self.attempt = Claim(int(env[ENV_ATTEMPT]), Path(env[ENV_ATTEMPT_DIR]))
         self.told = 0  # the signal that asked us to stop
+        self.continued = 0.0  # monotonic: when that was said of ourselves
         self.log = Sayings(self.attempt.folder / "run.log")
         self.disk = RunDirReader(asked.rundir, self.say)
         self.pages = GroupPages(asked, self.groups, self.nodes, self.say, self.area)
@@ -106,12 +116,17 @@ class GroupsOfJob:
     # ----------------------------------------------------------------------------------------------------------- one group
 
     def _keep_alive(self, group: GroupProcess) -> None:
-        """Do what needs no disk: reap its supervisor, or continue one that somebody has stopped."""
+        """Do what needs no disk: reap its supervisor, continue one that was stopped, and end one that stands for ever."""
         at = time.monotonic()
         code = group.ended(at)
         group.code = group.code if code is None else (code, at)
         if group.continued(at):
             self.say(f"{group.row.name}: its supervisor was stopped (SIGSTOP); it is continued")
+        if news := group.listen(at):
+            self.say(f"{group.row.name}: {news}")
+        if group.has_continued_us() and at - self.continued >= STOPPED_FOR:  # others may have done the same just then
+            self.continued = at
+            self.say(f"this process was stopped (SIGSTOP); the supervisor of {group.row.name} has continued it")
 
     def _look_after(self, group: GroupProcess, seen: GroupReading, over: str) -> None:
         now, at = _now(), time.monotonic()
@@ -131,19 +146,44 @@ class GroupsOfJob:
         state, why = self._state(group, over)
         if group.move(state, why, now) and why:
             self.say(f"{group.row.name}: {state.value}: {why}")
-        if state is GroupState.WAITING and at >= group.due and (nodes := self._place(group, now)) is not None:
+        if state is GroupState.WAITING and at >= group.due and (nodes := self.place(group, now)) is not None:
             self._start(group, nodes, now, at)
 
     def _after_its_end(self, group: GroupProcess, code: int, over: str, now: datetime) -> None:
-        gone = self.nodes.lost()
-        group.lost = tuple(node for node in group.row.nodes if node in gone)
+        group.orphaned = group.newest is not None and group.newest.ended is None
+        why = group.watch.ended_for if group.watch is not None else ""
+        why = why or (f"its supervisor was killed by {signal_name(-code)}" if code < 0 else "")
+        if why:
+            self._record(group, why)
         if self._failed_of_waiting(now) and group.braked:
             self._release(group, now)
-        fine = code == 0 and not group.has_failed
+        cause = group.newest.cause if group.newest is not None else None
+        if cause is not None and cause.kind in _BY_OTHERS and not (group.orphaned or group.leaves):
+            why = f"somebody has asked this group alone to stop: {cause.words()}"
+        fine = code == 0 and not group.has_failed and not why
         if fine and not over and not group.leaves and not group.braked:
             group.move(GroupState.OVER, "its command has ended by itself", now)
         elif not over:
-            group.move(GroupState.WAITING, f"its supervisor has ended (exit {code})", now)
+            group.move(GroupState.WAITING, why or f"its supervisor has ended (exit {code})", now)
+            if why:
+                self.say(f"{group.row.name}: {why}")
+
+    def _record(self, group: GroupProcess, why: str) -> None:
+        """Write down why its supervisor has not written the end of the attempt itself, and what it did before we ended it."""
+        newest, watch = group.newest, group.watch
+        if newest is None or watch is None:
+            return
+        folder, unended = group.rundir.attempt(newest.number), newest.ended is None
+
+        def record() -> bool:
+            watch.record(folder, why if unended else "")
+            return True
+
+        try:
+            if not in_time(record, _WRITES):
+                self.say(f"{group.row.name}: the end of its supervisor cannot be written: {folder} does not answer")
+        except OSError as error:
+            self.say(f"{group.row.name}: the end of its supervisor cannot be written: {error.strerror}")
 
     def _release(self, group: GroupProcess, now: datetime) -> None:
         who = "its supervisor: the group failed for want of others"
@@ -175,10 +215,11 @@ class GroupsOfJob:
             return group.row.state, group.row.why
         return GroupState.WAITING, group.row.why
 
-    def _place(self, group: GroupProcess, now: datetime) -> tuple[str, ...] | None:
+    def place(self, group: GroupProcess, now: datetime) -> tuple[str, ...] | None:
         """Choose its nodes, once it has enough of them and its older copy is gone for sure; () on this machine."""
         nodes: tuple[str, ...] | None = ()
         lost = self.nodes.lost()
+        group.lost = tuple(node for node in group.row.nodes if node in lost or node in group.lost)
         if self.nodes.all:
             free = self.nodes.all - {node for one in self.groups if one is not group for node in one.row.nodes}
             nodes = choose_nodes(group.row.nodes, sorted(free), self.asked.nodes_each, lost, self.nodes.scores)
@@ -186,12 +227,28 @@ class GroupsOfJob:
             gone = ", ".join(node for node in group.row.nodes if node in lost)
             self._wait(group, f"no node to take the place of {gone}" if gone else "too few nodes in this job", now)
             return None
-        heard = self.lighthouse.heard(group.row.name) if group.lost and self.lighthouse is not None else False
-        if heard is not False:
-            words = "still answers" if heard else "may still run: the lighthouse does not answer"
-            self._wait(group, f"its older copy on {', '.join(group.lost)} {words}", now)
+        if why := self._older_copy(group):
+            self._wait(group, why, now)
             return None
         return nodes
+
+    def _older_copy(self, group: GroupProcess) -> str:
+        """Say why its older copy may still run; "" when that is gone for sure. A supervisor that has ended by itself has ended
+        its ranks, but for those on a lost node."""
+        if group.orphaned:
+            left = group.left_behind()
+            if left is None:
+                return "its older copy may still run: the processes of this host cannot be seen"
+            if left:
+                more = " …" if len(left) > _NAMED else ""
+                return f"its older copy still ends: processes {' '.join(map(str, left[:_NAMED]))}{more}"
+        if self.lighthouse is None or not (group.lost or group.orphaned):
+            return ""
+        heard = self.lighthouse.heard(group.row.name)
+        if heard is False:
+            return ""
+        where = f" on {', '.join(group.lost)}" if group.lost else ""
+        return f"its older copy{where} {'still answers' if heard else 'may still run: the lighthouse does not answer'}"
 
     def _start(self, group: GroupProcess, nodes: tuple[str, ...], now: datetime, at: float) -> None:
         name, asked = group.row.name, self.asked
@@ -263,7 +320,8 @@ class GroupsOfJob:
         while any(group.alive and group.ended(time.monotonic()) is None for group in self.groups):
             self.signals.wait(_TICK)  # each supervisor has its own bound, and the one above us ends us by force
             for group in self.groups:
-                group.continued(time.monotonic())
+                if group.alive:
+                    self._keep_alive(group)
         readings = self.disk.read([group.known for group in self.groups])
         for number, group in enumerate(self.groups):
             group.take(readings[number] if readings is not None else group.seen, _now())

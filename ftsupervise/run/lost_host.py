@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from ftsupervise.host import bounded
 from ftsupervise.hostlist import expand_hostlist
 from ftsupervise.rundir import ledger
-from ftsupervise.rundir.lost_ends import LOST_HOST, LostHost
+from ftsupervise.rundir.lost_ends import LOST_END, LostEnd
 from ftsupervise.rundir.paths import ENV_GROUP_JOB, RunDir
 from ftsupervise.rundir.records import write_json
 from ftsupervise.scheduler.parse import is_away
@@ -44,7 +44,7 @@ def _note(rundir: RunDir, number: int, env: Mapping[str, str]) -> None:
             return
         words = fate_of(one.job_id, env)
         if words:
-            write_json(rundir.attempt(number) / LOST_HOST, LostHost(words))
+            write_json(rundir.attempt(number) / LOST_END, LostEnd(words))
     except OSError:  # it stays an end without a record
         return
 

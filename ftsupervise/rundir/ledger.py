@@ -20,7 +20,7 @@ from ftsupervise.model import Attempt, Cause, CauseKind, Claim, End
 from ftsupervise.rundir import kept
 from ftsupervise.rundir.causes import read_cause, read_failure
 from ftsupervise.rundir.fence import last_area
-from ftsupervise.rundir.lost_ends import end_as_asked, lost_host, stop_request, without_end
+from ftsupervise.rundir.lost_ends import end_as_asked, lost_end, stop_request, without_end
 from ftsupervise.rundir.outputs import own_outputs
 from ftsupervise.rundir.paths import ENV_JOB_ID, RESUMED, RunDir
 from ftsupervise.rundir.progress import read_progress
@@ -160,7 +160,7 @@ def _unrecorded(began: Attempt, rundir: RunDir, start: Mapping[str, object], bad
     cause = without_end(start)
     if stop_signal == signal.SIGTERM and cause is not None and cause.kind is CauseKind.LOST:
         cause = end_as_asked(start, at)
-    if cause is not None and cause.kind in (CauseKind.LOST, CauseKind.UNKNOWN) and (fate := lost_host(folder)):
+    if cause is not None and cause.kind in (CauseKind.LOST, CauseKind.UNKNOWN) and (fate := lost_end(folder)):
         cause = Cause(CauseKind.LOST, text=fate)
     since = began.started.timestamp()
     return began._replace(

@@ -15,20 +15,22 @@ from ftsupervise.printable import printable
 from ftsupervise.rundir.paths import WARNING
 from ftsupervise.rundir.records import as_time, as_whole, parse_object, read_record
 
-LOST_HOST = "lost.json"  # in an attempt's directory, written by the attempt after it
+LOST_END = (
+    "lost.json"  # in an attempt's directory, written by the attempt after it, or by the process that starts the groups
+)
 _NEAR_END = 60.0  # seconds: Slurm's limit loop is up to this early or late
 
 
-class LostHost(NamedTuple):
-    """Slurm's words on the host of an attempt that left no record of its end."""
+class LostEnd(NamedTuple):
+    """What others know of an attempt that left no record of its end: Slurm of its host, and we of a group's supervisor."""
 
     words: Annotated[str, 500] = ""
 
 
-def lost_host(folder: Path) -> str:
-    """Return what became of its host; "" where nobody has found that out."""
+def lost_end(folder: Path) -> str:
+    """Return what became of its host or its supervisor; "" where nobody has found that out."""
     try:
-        found = read_record(LostHost, folder / LOST_HOST, limit=16_000)
+        found = read_record(LostEnd, folder / LOST_END, limit=16_000)
     except (OSError, ValueError):
         return ""
     return "" if found is None else found.words

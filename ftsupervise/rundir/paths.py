@@ -9,7 +9,7 @@
                           steps.json (steps and loss over time, some 80 kB at most), last_hours.json (minute by minute)
       attempts/NNNN/      one per start of the command, claimed by mkdir: start.json, end.json, progress.json (all ranks as
                           one, every few seconds), run.log (what the supervisor said), resumed.json, warning, stopped.json,
-                          error.json, lost.json (Slurm on a lost host), copies.json, imports.json, tracker.json, evidence/
+                          error.json, lost.json (why it left no end), copies.json, imports.json, tracker.json, evidence/
       staging/NNNN/       shared files of an attempt are made here, then renamed; a plain file: sealed, a newer one has begun
       nodes/              incidents by node; exclude/NODE and trust/NODE: ``touch`` and ``rm``
       beats/              rank-N: one JSON line, rewritten whole by that rank only

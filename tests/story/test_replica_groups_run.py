@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -49,7 +50,7 @@ class Groups:
         (folder / "loop.py").write_text(LOOP)
         (folder / "bad").mkdir()
 
-    def start(self, steps: int, *options: str) -> Program:
+    def start(self, steps: int, *options: str, env: Mapping[str, str] = {}) -> Program:
         us = [sys.executable, "-m", "ftsupervise", "groups", "run", "--count", "4", "--lighthouse", "none"]
         each = ["--in-place", "9", "--back-off", "0", "--warm", "off", "--guard-poll", "0.1", *options]
         words = [
@@ -62,7 +63,7 @@ class Groups:
             str(steps),
             str(self.folder / "bad"),
         ]
-        return self.run.start("--hang", "off", "--warm", "off", "--", *words)
+        return self.run.start("--hang", "off", "--warm", "off", "--", *words, **env)
 
     def type(self, *words: str) -> str:
         return typed(*words, env=outside_a_job(), code=0).stdout
@@ -111,6 +112,11 @@ def test_a_killed_group_comes_back_a_stopped_supervisor_is_continued_and_no_othe
         lambda: "g003: its supervisor was stopped (SIGSTOP); it is continued" in groups.run.log(), "that is seen"
     )
     wait_until(lambda: process(stopped).state != "T", "it goes on")  # type: ignore[union-attr]
+    above = process(stopped).parent  # type: ignore[union-attr]
+    os.kill(above, signal.SIGSTOP)
+    wait_until(lambda: process(above).state != "T", "the process above goes on")  # type: ignore[union-attr]
+    ours = "this process was stopped (SIGSTOP); the supervisor of g00"
+    wait_until(lambda: ours in groups.run.log(), "that is said")
     root = str(groups.run.rundir.root)
     assert "group g001 of 4" in groups.type("logs", root, "--group", "g001", "-n", "0")
     wait_until(lambda: groups.row("g001").attempt == 2 and groups.row("g001").back is not None, "the table has it")
@@ -118,10 +124,50 @@ def test_a_killed_group_comes_back_a_stopped_supervisor_is_continued_and_no_othe
         lambda: (page := read_progress(groups.run.rundir, 1)) is not None and page.ranks == 4,
         "the progress of the whole run: a page every five seconds, the first one of those that had begun",
     )
+    assert groups.run.log().count(ours) == 1, "once"
     (groups.run.rundir.switches / "kill-switch").touch()
     assert member.wait(60) == 0
     assert all(groups.attempts(name)[-1].cause.kind is CauseKind.KILL_SWITCH for name in NAMES)  # type: ignore[union-attr]
     assert not groups.run.processes()
+
+
+STUBBORN = """\
+import os, signal, sys, time
+from pathlib import Path
+from ftsupervise import Guard
+
+guard, folder = Guard(), Path(sys.argv[2])
+if os.environ["FTSUPERVISE_ATTEMPT"] == "1":
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+for step in range(1, int(sys.argv[1])):
+    time.sleep(0.02)
+    (folder / f"{os.environ['FTSUPERVISE_GROUP']}-{os.environ['FTSUPERVISE_ATTEMPT']}").write_text(str(time.time()))
+    if guard.step(step).stop and os.environ["FTSUPERVISE_ATTEMPT"] != "1":
+        break
+guard.close()
+"""
+
+
+@pytest.mark.slow
+def test_the_next_copy_of_a_group_whose_supervisor_was_killed_starts_when_the_ranks_of_the_last_one_are_gone(
+    groups: Groups,
+) -> None:
+    (groups.folder / "loop.py").write_text(STUBBORN)
+    groups.start(100_000, "--grace", "4")
+    groups.train()
+    supervisor = wait_until(lambda: groups.row("g001").pid, "the supervisor of g001")
+    os.kill(supervisor, signal.SIGKILL)
+    wait_until(lambda: "g001: waits: its older copy still ends: processes" in groups.run.log(), "that is said")
+    groups.train(2, "g001")
+    last = float((groups.folder / "bad" / "g001-1").read_text())
+    assert groups.attempts("g001")[1].started.timestamp() > last, "never two copies"
+    assert "its supervisor was killed by SIGKILL" in groups.attempts("g001")[0].words
+    asked = wait_until(lambda: groups.row("g003").pid, "the supervisor of g003")
+    (groups.folder / "loop.py").write_text(LOOP)
+    os.kill(asked, signal.SIGTERM)
+    wait_until(lambda: len(groups.attempts("g003")) == 2, "a group that somebody has asked to stop comes back")
+    wait_until(lambda: "g003: somebody has asked this group alone to stop" in groups.run.log(), "that is said")
+    wait_until(lambda: "record: its supervisor was killed by SIGKILL" in groups.run.log(), "the log says so")
 
 
 def test_below_the_least_the_run_waits_and_goes_on_by_itself(groups: Groups) -> None:

@@ -16,6 +16,27 @@ def test_what_takes_too_long_is_none_and_an_error_in_time_is_raised() -> None:
         in_time(lambda: fail(), 10)
 
 
+def test_a_result_that_comes_too_late_is_handed_over_to_be_undone_and_one_in_time_is_not() -> None:
+    go, undone, after = threading.Event(), list[int](), threading.Event()
+
+    def slow() -> int:
+        go.wait(60)
+        return 7
+
+    def undo(result: int) -> None:
+        undone.append(result)
+        after.set()
+
+    assert in_time(lambda: 5, 10, late=undo) == 5
+    assert in_time(slow, 0.01, late=undo) is None
+    assert not undone
+    go.set()
+    assert after.wait(60)
+    assert undone == [7]
+    with pytest.raises(OSError, match="no such"):
+        in_time(lambda: fail(), 10, late=undo)
+
+
 def test_a_slow_call_is_not_made_twice_and_its_result_is_that_of_a_later_one() -> None:
     begun, go, turn = list[int](), threading.Event(), OneAtATime[int]()
 
