@@ -132,6 +132,11 @@ def test_a_lighthouse_that_was_stopped_is_not_said_to_be_there_and_the_next_one_
     until(
         lambda: (r := read_lighthouse(scene.home)) and r.down_since is None and r.address == second.address, "its page"
     )
+    second.stop()
+    third = scene.lighthouse()
+    assert (third.address, third.moved) == (second.address, second.moved), (
+        "the second may have told nobody that it moved"
+    )
 
 
 def test_a_port_that_is_taken_at_a_restart_is_waited_for(scene: Scene, until: Until) -> None:
