@@ -37,6 +37,7 @@ class SeenFromOutside(NamedTuple):
 
     waits: bool = False  # for other groups: its standstill is no hang
     hangs: bool = False  # the others wait for it
+    moved: bool = False  # the lighthouse is at another address than its ranks were started with: they find it no more
 
 
 class HangMonitor:
@@ -62,6 +63,8 @@ class HangMonitor:
         if now < self.due:
             return None
         outside = self._outside()
+        if outside.moved:
+            return HangVerdict(HangState.HUNG, moved=True)
         if outside.waits:  # that time counts as time in which we did not look
             self._planned = self.due if self._planned is None else self._planned
             self.due = now + self._detector.limits.period
@@ -150,6 +153,8 @@ def outliers(headers: Sequence[EvidenceHeader]) -> frozenset[int]:
 
 def cause_of(verdict: HangVerdict) -> Cause:
     """Return the cause for the ledger: rank 2 on node-1 is stopped; no progress for 9.1 s at step 30 (train)."""
+    if verdict.moved:
+        return Cause(CauseKind.MOVED)
     return Cause(
         CauseKind.HANG,
         at=tuple(NodeRanks(one.node, str(one.rank)) for one in verdict.outliers[:_NAMED]),

@@ -194,6 +194,7 @@ class SupervisedLighthouse:
                 thread.join(5.0)
         if self._process is not None:
             self._process.end()
+        if self.record.address and self.superseded is None:
             self._put(self.record._replace(down_since=_now(), trouble="its supervisor has ended"))
         self._files.close()
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
+from ftsupervise.model import CauseKind
 from ftsupervise.replicas.groups import GroupState, ReplicaGroup, group_names, read_table
 from ftsupervise.replicas.lighthouse_record import read_lighthouse
 from ftsupervise.replicas.stalls import StallPage, read_stalls
@@ -26,7 +27,7 @@ _STALLS = 50  # that are told
 
 
 class GroupFault(NamedTuple):
-    """The end of an attempt of one group that was a failure."""
+    """The end of an attempt of one group that was a failure, or that its lighthouse has left."""
 
     group: str
     attempt: int
@@ -128,7 +129,8 @@ def _faults(rundir: RunDir) -> Iterator[GroupFault]:
         try:
             newest = max(ledger.numbers(group), default=0)
             for one in ledger.backwards(group, first=max(1, newest - _EACH)):
-                if one.failure is not None and one.ended is not None:
+                moved = one.cause is not None and one.cause.kind is CauseKind.MOVED
+                if (one.failure is not None or moved) and one.ended is not None:
                     yield GroupFault(name, one.number, one.ended, one.why(), one.then, one.last_step, one.nodes)
         except OSError:
             continue

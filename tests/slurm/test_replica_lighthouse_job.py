@@ -136,8 +136,9 @@ def test_the_groups_outlive_the_node_of_their_lighthouse_and_follow_it_to_anothe
     assert third.address != second.address and third.moved is not None
     for name in NAMES:
         before, now = ledger(run.group(name))
-        assert before.cause is not None and before.cause.kind is CauseKind.HANG, before
-        assert "the lighthouse is at another address now" in before.words, before.words
+        assert before.cause is not None and before.cause.kind is CauseKind.MOVED and before.failure is None, before
+        why = "the lighthouse is at another address now; restarted in place: with that address"
+        assert re.search(rf"fault .* {name} at step \d+: {why}", here.status()), here.status()
         assert now.first_step is not None and saved < now.first_step <= step + 2, (saved, now, step)
 
     for node in here.free_nodes():
@@ -194,6 +195,7 @@ def test_groups_that_end_themselves_without_a_lighthouse_begin_again_with_the_ne
     first, saved = here.lighthouse(), checkpoints_in(run.checkpoints)[0].step
     array = first.job.partition("_")[0]
     here.scene.sandbox.run(["scancel", array])
+    until(lambda: here.lighthouse().down_since is not None, "its page to say that there is none", 30)
 
     until(lambda: "no job of it is in the queue: sbatch " in here.status(), "the status to say what to type", 120)
     until(lambda: all(ledger(run.group(name))[0].ended for name in NAMES), "all groups to give up", 300)

@@ -139,6 +139,16 @@ def test_a_lighthouse_that_was_stopped_is_not_said_to_be_there_and_the_next_one_
     )
 
 
+def test_a_lighthouse_that_ends_with_its_whole_job_is_said_to_be_gone(scene: Scene) -> None:
+    """Slurm signals all processes of a cancelled job, the lighthouse and its supervisor alike."""
+    for _ in range(5):
+        one = scene.lighthouse()
+        os.kill(one.record.pid, signal.SIGTERM)
+        one.stop()
+        page = read_lighthouse(scene.home)
+        assert page is not None and page.generation == one.record.generation and page.down_since is not None, page
+
+
 def test_a_port_that_is_taken_at_a_restart_is_waited_for(scene: Scene, until: Until) -> None:
     lighthouse = scene.lighthouse()
     groups = scene.groups(lighthouse)
