@@ -24,7 +24,7 @@ from ftsupervise.replicas.environment import environment_of, for_group
 from ftsupervise.replicas.groups import GroupState, name_of
 from ftsupervise.replicas.lighthouse_record import lighthouse_address
 from ftsupervise.run.gate import STOP, SignalQueue, reason_not_to_start
-from ftsupervise.run.group_disk import GroupReading, RunDirReader, Sayings, words_of_its_end
+from ftsupervise.run.group_disk import GroupReading, RunDirReader, Sayings, note_stop, words_of_its_end
 from ftsupervise.run.group_lighthouse import GroupLighthouse
 from ftsupervise.run.group_options import GroupOptions
 from ftsupervise.run.group_pages import GroupPages, NodesSeen
@@ -90,6 +90,8 @@ class GroupsApart:
             )
             return 0
         finally:
+            steps = [group.row.step for group in self.groups if group.row.step is not None]
+            note_stop(asked.rundir, self.attempt, told, self.disk.over or _asked(told), max(steps, default=None))
             writer.close()
             self.pages.write("ended", last=True)
             self.queue.close()
@@ -113,6 +115,10 @@ class GroupsApart:
         group.row = group.row._replace(nodes=nodes)
         if group.move(state, why, now):
             self.say(f"{group.row.name}: {state.value}{f': {why}' if why else ''}")
+
+
+def _asked(told: int) -> str:
+    return f"asked to stop ({signal.Signals(told).name})" if told else ""
 
 
 def state_apart(group: GroupProcess, jobs: Sequence[Job] | None, over: str, now: datetime) -> tuple[GroupState, str]:
