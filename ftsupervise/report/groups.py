@@ -84,7 +84,7 @@ def groups_of(
     fresh = abs((now - table.at).total_seconds()) < _FRESH
     lighthouse = _lighthouse(rundir)
     if lighthouse is not None and table.place == "jobs" and not fresh and not over:
-        from ftsupervise.replicas.lighthouse_job import lighthouse_job  # most runs with groups have one job
+        from ftsupervise.scheduler.lighthouse_job import lighthouse_job  # most runs with groups have one job
 
         lighthouse = lighthouse._replace(away=lighthouse_job(rundir, jobs).words)
     return GroupsSeen(

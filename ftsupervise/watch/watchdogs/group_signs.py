@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from ftsupervise.findings import Finding, Severity, Words
 from ftsupervise.replicas.groups import GroupState, GroupTable, ReplicaGroup, read_table
-from ftsupervise.replicas.lighthouse_job import lighthouse_job
 from ftsupervise.replicas.lighthouse_record import PAGE_NAME
+from ftsupervise.scheduler.lighthouse_job import lighthouse_job
 from ftsupervise.truth import Health
 from ftsupervise.units import show_duration
 
