@@ -59,6 +59,7 @@ class CauseKind(str, Enum):
     NO_START = "could not start"
     NOT_STARTED = "not started"
     HANG = "hang"
+    MOVED = "the lighthouse is at another address now"  # of a replica group
     FINISHED = "finished"
     KILL_SWITCH = "kill switch"
     WARNING = "warning signal"
@@ -181,8 +182,7 @@ class Cause(NamedTuple):
             told = self.signal == _SIGTERM and self.at  # by srun, with the others
             return f"{'ended' if told else 'killed'} by {_signal_name(self.signal)}"
         if self.kind is CauseKind.EXIT:
-            # what a shell, srun or torchrun make of a child killed by a signal
-            by = 0 if self.at else signal_in(self.code)
+            by = 0 if self.at else signal_in(self.code)  # what a shell, srun or torchrun make of a child's signal
             return f"exit {self.code}{f' (a process killed by {_signal_name(by)})' if by else ''}"
         if self.kind is CauseKind.MEMORY and not self.at:
             return "out of memory (the kernel or Slurm killed a process)"

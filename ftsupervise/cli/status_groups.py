@@ -41,6 +41,9 @@ def group_lines(seen: GroupsSeen, now: datetime) -> Iterator[str]:
             words = f"down for {ago(light.down_since, now)}: {printable(light.trouble)}"
             words = click.style(words, fg="red") if seen.fresh else words
         yield f"  quorum    lighthouse {printable(light.address)}, {words}"
+        if light.away:
+            wait = "without it no group makes a step, and they go on by themselves when it is back"
+            yield f"  quorum    {click.style('lighthouse away', fg='red')}: {printable(light.away)}; {wait}"
     yield from _stalls(seen, now)
     for fault in seen.faults[-_FAULTS:]:
         yield f"  fault     {_fault(fault, now)}"

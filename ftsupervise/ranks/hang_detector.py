@@ -81,6 +81,7 @@ class HangVerdict(NamedTuple):
     outliers: tuple[RankState, ...] = ()  # the ranks that differ from those that wait; () when none does
     how: Standstill | None = None
     sure: bool = False
+    moved: bool = False  # no hang: the group's lighthouse is at another address, where it has to begin again
 
 
 @dataclass

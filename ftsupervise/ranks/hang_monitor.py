@@ -26,6 +26,7 @@ _BOUND = WITHIN + 2.0  # seconds for the evidence in all, including the start of
 _RANKS = 64  # ranks whose evidence is recorded: the outliers first
 _COST, _CLOSER_COST = 10.0, 4.0  # share of time that checks may take; and when it may be a hang
 _NAMED = 4  # ranks
+_OLD = 6.0  # seconds: the others know the state of this attempt from a page that may be that old
 _FAR = 30.0  # most seconds between two checks, in case we were suspended within one
 
 RankStates = Callable[[], Sequence[RankState]]
@@ -36,7 +37,8 @@ class SeenFromOutside(NamedTuple):
     """The knowledge that others have of this attempt, who see more than its own ranks: the other replica groups of the run."""
 
     waits: bool = False  # for other groups: its standstill is no hang
-    hangs: bool = False  # the others wait for it
+    hangs: bool = False  # the others wait for it, or go on without it
+    moved: bool = False  # the lighthouse is at another address than its ranks were started with: they find it no more
 
 
 class HangMonitor:
@@ -52,6 +54,9 @@ class HangMonitor:
     ) -> None:
         self.due = time.monotonic()
         self._last = HangVerdict(HangState.FINE)  # while a rank reported
+        self._accused: tuple[float, int | None] | None = (
+            None  # since when the others say that it hangs, and its step then
+        )
         self._planned: float | None = None  # when the first of the checks was due that were left out
         self._detector, self._states, self._ask, self._outside = detector, states, ask, outside
         self._folder = folder / "evidence"
@@ -62,6 +67,8 @@ class HangMonitor:
         if now < self.due:
             return None
         outside = self._outside()
+        if outside.moved:
+            return HangVerdict(HangState.HUNG, moved=True)
         if outside.waits:  # that time counts as time in which we did not look
             self._planned = self.due if self._planned is None else self._planned
             self.due = now + self._detector.limits.period
@@ -70,7 +77,7 @@ class HangMonitor:
         verdict = self._detector.look(now, self._states(), planned)
         if verdict.phase:
             self._last = verdict
-        if outside.hangs:  # where no rank reports any more, the last reports count
+        if self._is_hung_for_others(outside, verdict, now):  # where no rank reports any more, the last reports count
             last = verdict if verdict.phase else self._last
             waited = max(last.waited, now - last.since) if last.since else 0.0
             verdict = last._replace(health=HangState.HUNG, how=last.how or Standstill.IDLE, waited=waited)
@@ -80,6 +87,16 @@ class HangMonitor:
         period = period if fine else min(period, CLOSER)
         self.due = now + min(_FAR, max(period, (_COST if fine else _CLOSER_COST) * took))
         return self._capture_evidence(verdict) if verdict.health is HangState.HUNG else None
+
+    def _is_hung_for_others(self, outside: SeenFromOutside, verdict: HangVerdict, now: float) -> bool:
+        """Believe the others at once of ranks that report nothing. Ranks that report have made a step since, or are hung if the
+        others still say so when they have seen a newer page."""
+        if not outside.hangs:
+            self._accused = None
+            return False
+        if self._accused is None or self._accused[1] != verdict.step:
+            self._accused = now, verdict.step
+        return not verdict.phase or verdict.waited >= _OLD or now - self._accused[0] >= _OLD
 
     def _capture_evidence(self, verdict: HangVerdict) -> HangVerdict | None:
         """Write the evidence and find the outliers. None when the run went on meanwhile. Bounded; raises nothing."""
@@ -150,6 +167,8 @@ def outliers(headers: Sequence[EvidenceHeader]) -> frozenset[int]:
 
 def cause_of(verdict: HangVerdict) -> Cause:
     """Return the cause for the ledger: rank 2 on node-1 is stopped; no progress for 9.1 s at step 30 (train)."""
+    if verdict.moved:
+        return Cause(CauseKind.MOVED)
     return Cause(
         CauseKind.HANG,
         at=tuple(NodeRanks(one.node, str(one.rank)) for one in verdict.outliers[:_NAMED]),

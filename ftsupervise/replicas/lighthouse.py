@@ -94,7 +94,6 @@ class SupervisedLighthouse:
     ) -> None:
         ip_address(place.host)  # a name could lead elsewhere at each restart
         self.place, self.record = place, LighthouseRecord()
-        self.moved = False  # groups may live that know another address
         self._say, self._env, self._python = say, env, python
         self._files = LighthouseFiles(place.home, say)
         self._process: LighthouseProcess | None = None
@@ -118,14 +117,17 @@ class SupervisedLighthouse:
             _end_older(before, str(self.place.home))
         ports = ports_of(f"{self.place.home}/lighthouse", 0)
         self._process, port = self._first_of([before.port, *ports] if here and before.port else ports, here)
+        address, now = self.place.address(port), _now()
+        moves = before.address not in ("", address)
         record = before._replace(
             host=self.place.host,
             port=port,
-            address=self.place.address(port),
+            address=address,
+            moved=now if moves else before.moved,
             pid=self._process.pid,
             job=self.place.job,
             node=self.place.node,
-            since=_now(),
+            since=now,
             min_replicas=self.place.least,
             generation=self._files.number,
             boot=processes.boot_id(),
@@ -135,8 +137,7 @@ class SupervisedLighthouse:
         )
         self._put(record)
         self._tell(f"the lighthouse of {self.place.groups} groups listens at {self.record.address}")
-        self.moved = before.address not in ("", self.record.address)
-        if self.moved:
+        if moves:
             self._tell(f"it was at {before.address} before: groups that were started with that address do not find it")
         for thread in self._threads:
             thread.start()
@@ -146,6 +147,12 @@ class SupervisedLighthouse:
     def address(self) -> str:
         """Each group has this in TORCHFT_LIGHTHOUSE; it is the same for as long as this lives."""
         return self.record.address
+
+    @property
+    def moved(self) -> datetime | None:
+        """When it began at its address, where the run's lighthouse was at another one before: groups that were started
+        earlier do not find it, and the lighthouse that moved may have ended before it could tell them."""
+        return self.record.moved
 
     def page(self) -> LighthousePage | PageNotSeen:
         """Its page as it was seen last, some seconds ago at most."""
@@ -187,6 +194,7 @@ class SupervisedLighthouse:
                 thread.join(5.0)
         if self._process is not None:
             self._process.end()
+        if self.record.address and self.superseded is None:
             self._put(self.record._replace(down_since=_now(), trouble="its supervisor has ended"))
         self._files.close()
 

@@ -42,6 +42,7 @@ class LighthouseRecord(NamedTuple):
     host: str = ""  # in numbers
     port: int = 0
     address: str = ""  # "http://HOST:PORT", as the groups get it
+    moved: datetime | None = None  # when it began there, after it was at another address; None: it never was
     pid: int = 0
     job: str = ""
     node: str = ""

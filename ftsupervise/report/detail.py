@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from ftsupervise.rundir.tracker import TrackerPage
 
 _FRESH = 60.0  # seconds: a page that young is of an attempt that runs, where the queue cannot be asked
+_NO_MORE = frozenset(("FINISHED", "STOPPED"))  # no group is to train
 _OVER = frozenset(("FINISHED", "STOPPED", "GONE", "NEW", "WAITING"))
 
 
@@ -70,7 +71,7 @@ def detail(rundir: RunDir, now: datetime, env: Mapping[str, str]) -> RunDetail:
     """Read one run in full. Raises NotFound, NotPermitted when the run directory cannot be read."""
     seen = gather(rundir, now, env)
     row = row_of(seen.run, QueueSeen(seen.jobs, seen.blind))
-    groups = _groups(rundir, now)
+    groups = _groups(seen, now)
     tracker = _tracker(rundir, seen.run.last.number if seen.run.last is not None else 0)
     avoided = avoided_nodes(rundir, now)
     spent = account_of(seen)
@@ -86,12 +87,13 @@ def _tracker(rundir: RunDir, newest: int) -> TrackerPage | None:
     return read_tracker(rundir, newest)
 
 
-def _groups(rundir: RunDir, now: datetime) -> GroupsSeen | None:
+def _groups(seen: Status, now: datetime) -> GroupsSeen | None:
+    rundir = seen.rundir
     if not os.path.lexists(rundir.replicas):  # what reads them is imported where there are some
         return None
     from ftsupervise.report.groups import groups_of
 
-    return groups_of(rundir, now)
+    return groups_of(rundir, now, seen.jobs, over=seen.verdict in _NO_MORE)
 
 
 def account_of(seen: Status) -> TimeAccount:

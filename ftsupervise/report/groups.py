@@ -6,15 +6,19 @@ stand in the groups' own ledgers.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import datetime
-from typing import Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
+from ftsupervise.model import CauseKind
 from ftsupervise.replicas.groups import GroupState, ReplicaGroup, group_names, read_table
 from ftsupervise.replicas.lighthouse_record import read_lighthouse
 from ftsupervise.replicas.stalls import StallPage, read_stalls
 from ftsupervise.rundir import ledger
 from ftsupervise.rundir.paths import RunDir
+
+if TYPE_CHECKING:
+    from ftsupervise.model import Job
 
 _FRESH = 30.0  # seconds: an older table is not of now
 _MOST = 1000  # groups that are read
@@ -23,7 +27,7 @@ _STALLS = 50  # that are told
 
 
 class GroupFault(NamedTuple):
-    """The end of an attempt of one group that was a failure."""
+    """The end of an attempt of one group that was a failure, or that its lighthouse has left."""
 
     group: str
     attempt: int
@@ -35,11 +39,14 @@ class GroupFault(NamedTuple):
 
 
 class LighthouseSeen(NamedTuple):
+    """``away``: why nobody writes of it, where it has a job of its own; "" while somebody does."""
+
     address: str
     since: datetime
     restarts: int
     down_since: datetime | None
     trouble: str
+    away: Annotated[str, 2000] = ""
 
 
 class GroupsSeen(NamedTuple):
@@ -63,15 +70,26 @@ class GroupsSeen(NamedTuple):
         return self.fresh and self.below is not None
 
 
-def groups_of(rundir: RunDir, now: datetime) -> GroupsSeen | None:
-    """None where the run has no groups, or nothing of them can be read. Raises nothing."""
+def groups_of(
+    rundir: RunDir, now: datetime, jobs: Sequence[Job] | None = None, *, over: bool = False
+) -> GroupsSeen | None:
+    """None where the run has no groups, or nothing of them can be read. Raises nothing.
+
+    ``jobs``: of the run in the queue, None where that could not be asked. ``over``: no group of it is to train any more.
+    """
     table = read_table(rundir)
     if table is None:
         return None
     page = read_stalls(rundir)
+    fresh = abs((now - table.at).total_seconds()) < _FRESH
+    lighthouse = _lighthouse(rundir)
+    if lighthouse is not None and table.place == "jobs" and not fresh and not over:
+        from ftsupervise.scheduler.lighthouse_job import lighthouse_job  # most runs with groups have one job
+
+        lighthouse = lighthouse._replace(away=lighthouse_job(rundir, jobs).words)
     return GroupsSeen(
         at=table.at,
-        fresh=abs((now - table.at).total_seconds()) < _FRESH,
+        fresh=fresh,
         wanted=table.wanted,
         least=table.least,
         running=table.running,
@@ -79,7 +97,7 @@ def groups_of(rundir: RunDir, now: datetime) -> GroupsSeen | None:
         rows=table.groups,
         spares=table.spares,
         slow=table.slow,
-        lighthouse=_lighthouse(rundir),
+        lighthouse=lighthouse,
         faults=tuple(sorted(_faults(rundir), key=lambda one: one.at)),
         stalls=page and page._replace(stalls=page.stalls[-_STALLS:]),
     )
@@ -111,7 +129,8 @@ def _faults(rundir: RunDir) -> Iterator[GroupFault]:
         try:
             newest = max(ledger.numbers(group), default=0)
             for one in ledger.backwards(group, first=max(1, newest - _EACH)):
-                if one.failure is not None and one.ended is not None:
+                moved = one.cause is not None and one.cause.kind is CauseKind.MOVED
+                if (one.failure is not None or moved) and one.ended is not None:
                     yield GroupFault(name, one.number, one.ended, one.why(), one.then, one.last_step, one.nodes)
         except OSError:
             continue

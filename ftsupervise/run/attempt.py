@@ -218,7 +218,8 @@ def run_to_end(to: Services, now: RunProgress) -> RunProgress:
     )
     if (follower := _follower(to, now)) is not None:
         asked = replace(asked, last_look=follower.close)
-    quorum = QuorumWatcher(to.options.rundir, mine.number)
+    moves = env.get(ENV_LIGHTHOUSE, "") if ENV_GROUP_JOB in env and ENV_SLOWEST_STEP in env else ""
+    quorum = QuorumWatcher(to.options.rundir, mine.number, moves)
     one = RunningCommand(asked, _monitor(to, mine, follower, quorum))
     to.reaper.set_attempt(mine.folder)
     used = placement.nodes or to.allocation.nodes

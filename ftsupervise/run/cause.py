@@ -28,6 +28,7 @@ _ASKED = frozenset(
         CauseKind.INTERRUPTED,
         CauseKind.PREEMPTED,
         CauseKind.SUPERSEDED,
+        CauseKind.MOVED,
     }
 )
 # The guard stopped the loop for one of these, which is a failure whatever the exit code.

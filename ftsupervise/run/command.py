@@ -191,7 +191,7 @@ class RunningCommand:
         if verdict is None:
             return
         hang = cause_of(verdict)
-        self.say(f"{hang.words()}; evidence in {self.asked.mine.folder / 'evidence'}")
+        self.say(hang.words() + ("" if verdict.moved else f"; evidence in {self.asked.mine.folder / 'evidence'}"))
         if not self.asked.options.end_hung:
             self.say("the hung command is left running: neither --hang nor --in-place was given")
             self.monitor, self.hang = None, verdict

@@ -88,6 +88,8 @@ def decide(situation: Situation, budgets: Budgets) -> RestartDecision:
     if situation.asked:
         return RestartDecision(NextAction.LEAVE, situation.asked)
     last = situation.attempts[-1]
+    if last.cause is not None and last.cause.kind is CauseKind.MOVED:  # no fault of this group, and no failure
+        return _again(situation, budgets, 0.0, 0, "with that address")
     if last.failure is None:
         idle = idle_streak(situation.attempts)
         if budgets.same_failure and len(idle) >= budgets.same_failure:
@@ -113,6 +115,12 @@ def decide(situation: Situation, budgets: Budgets) -> RestartDecision:
         return RestartDecision(
             NextAction.LEAVE, "no step on the nodes of this job: the next member takes over", times=same
         )
+    count = f"failure {same} of {budget}" if budgets.same_failure else ""
+    return _again(situation, budgets, delay(streak, budgets), same, count)
+
+
+def _again(situation: Situation, budgets: Budgets, pause: float, same: int, why: str) -> RestartDecision:
+    """Start it again here after ``pause`` seconds, if this job has a restart and time left for it."""
     if situation.restarts >= budgets.in_place:
         spent = (
             f"all {budgets.in_place} restarts in place are used up"
@@ -120,14 +128,11 @@ def decide(situation: Situation, budgets: Budgets) -> RestartDecision:
             else "no restart in place (--in-place 0)"
         )
         return RestartDecision(NextAction.LEAVE, f"{spent}: the next member takes over", times=same)
-    pause = delay(streak, budgets)
     need = time_needed(situation.attempts) + pause
     if situation.time_left is not None and situation.time_left < need:
         left = f"{max(0.0, situation.time_left):.0f} s are left of this job and a restart needs {need:.0f} s"
         return RestartDecision(NextAction.LEAVE, f"{left}: the next member takes over", times=same)
-    return RestartDecision(
-        NextAction.RESTART, f"failure {same} of {budget}" if budgets.same_failure else "", pause, same
-    )
+    return RestartDecision(NextAction.RESTART, why, pause, same)
 
 
 def _why_not_back(attempts: Sequence[Attempt], budgets: Budgets) -> tuple[str, int] | None:

@@ -10,18 +10,22 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import NamedTuple
 
-from ftsupervise.host.in_time import OneAtATime
-from ftsupervise.model import Attempt
+from ftsupervise.host.in_time import OneAtATime, in_time
+from ftsupervise.model import Attempt, CauseKind, Claim
 from ftsupervise.replicas.groups import leaves
+from ftsupervise.run.gate import PASS_ON
 from ftsupervise.rundir import ledger
-from ftsupervise.rundir.paths import RunDir, tell
+from ftsupervise.rundir.paths import STOPPED, RunDir, tell
 from ftsupervise.rundir.progress import ProgressPage, read_progress
-from ftsupervise.rundir.switches import KILL, read_brake, read_switch
+from ftsupervise.rundir.records import write_json
+from ftsupervise.rundir.switches import KILL, Stopped, read_brake, read_switch
 from ftsupervise.truth import Health
 
+_WRITES = 5.0  # seconds for a page to be written
 _WITHIN = 3.0  # seconds for one look at all groups
 
 
@@ -78,6 +82,25 @@ def why_over(run: RunDir) -> str:
         return "the run has finished"
     switch = read_switch(run, KILL)
     return f"kill switch{f', raised by {switch.who}' if switch.who else ''}" if switch.health is Health.BAD else ""
+
+
+def note_stop(run: RunDir, attempt: Claim, told: int, why: str, step: int | None) -> None:
+    """Write down why the groups of this attempt of the whole run stopped, for its ledger, as a guard does for its own attempt.
+    ``told``: the signal that asked for it, or 0."""
+
+    def note() -> None:
+        if told:
+            kind = CauseKind.WARNING if told in PASS_ON else CauseKind.TOLD
+        elif read_switch(run, KILL).up:
+            kind = CauseKind.KILL_SWITCH
+        else:
+            return
+        write_json(attempt.folder / STOPPED, Stopped(kind.value, why, step, datetime.now(timezone.utc)))
+
+    try:
+        in_time(note, _WRITES)
+    except OSError:  # a full disk: the command has ended by itself, then
+        return
 
 
 class RunDirReader:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping
-from datetime import datetime, timezone
 from pathlib import Path
 
 from ftsupervise.host.addresses import LOOPBACK, own_address
@@ -53,7 +52,7 @@ class GroupLighthouse:
         self._lighthouse = SupervisedLighthouse(place, python, say, env=env)
         self._lighthouse.start()
         self.address = self._lighthouse.address
-        self.moved = datetime.now(timezone.utc) if self._lighthouse.moved else None
+        self.moved = self._lighthouse.moved
         self.restarted: float | None = None  # monotonic: torchft may have lost a group's call then
         self.liars: Mapping[str, SuspectMember] = {}  # groups that report steps which no group can have made
         self._suspects, self._liars = SuspectWatch(), LiarWatch()

@@ -17,11 +17,11 @@ from ftsupervise.errors import Refused
 from ftsupervise.host.in_time import in_time
 from ftsupervise.host.modes import FOLDER, make_folder
 from ftsupervise.host.processes import own_command
-from ftsupervise.model import CauseKind, Claim
+from ftsupervise.model import Claim
 from ftsupervise.replicas.environment import environment_of, for_group, on_its_nodes
 from ftsupervise.replicas.groups import GroupState, choose_nodes, first_nodes
 from ftsupervise.run.gate import PASS_ON, STOP, SignalQueue
-from ftsupervise.run.group_disk import GroupReading, RunDirReader, Sayings, words_of_its_end
+from ftsupervise.run.group_disk import GroupReading, RunDirReader, Sayings, note_stop, words_of_its_end
 from ftsupervise.run.group_lighthouse import GroupLighthouse
 from ftsupervise.run.group_options import GroupOptions
 from ftsupervise.run.group_pages import GroupPages, NodesSeen
@@ -29,9 +29,8 @@ from ftsupervise.run.group_process import GroupProcess, log_name
 from ftsupervise.run.group_pulse import STOPPED_FOR
 from ftsupervise.run.progress_pages import ProgressWriter
 from ftsupervise.rundir import ledger
-from ftsupervise.rundir.paths import ENV_AREA, ENV_ATTEMPT, ENV_ATTEMPT_DIR, STOPPED
-from ftsupervise.rundir.records import write_json
-from ftsupervise.rundir.switches import KILL, Stopped, read_switch, release_brake
+from ftsupervise.rundir.paths import ENV_AREA, ENV_ATTEMPT, ENV_ATTEMPT_DIR
+from ftsupervise.rundir.switches import release_brake
 from ftsupervise.scheduler.allocation import Allocation
 from ftsupervise.scheduler.parse import is_srun, on_nodes
 from ftsupervise.units import signal_name
@@ -297,21 +296,8 @@ class GroupsOfJob:
 
     def _note_why(self) -> None:
         """Write down why the groups stopped, for the ledger of the whole run, as a guard does for its own attempt."""
-        steps, why = [group.row.step for group in self.groups if group.row.step is not None], self._over()
-
-        def note() -> None:
-            if self.told:
-                kind = CauseKind.WARNING if self.told in PASS_ON else CauseKind.TOLD
-            elif read_switch(self.asked.rundir, KILL).up:
-                kind = CauseKind.KILL_SWITCH
-            else:
-                return
-            write_json(self.attempt.folder / STOPPED, Stopped(kind.value, why, max(steps, default=None), _now()))
-
-        try:
-            in_time(note, _WRITES)
-        except OSError:  # a full disk: the command has ended by itself, then
-            return
+        steps = [group.row.step for group in self.groups if group.row.step is not None]
+        note_stop(self.asked.rundir, self.attempt, self.told, self._over(), max(steps, default=None))
 
     def _end_all(self) -> None:
         """End all supervisors, so that nothing of ours stays behind us, whatever went wrong."""

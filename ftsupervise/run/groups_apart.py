@@ -6,7 +6,6 @@ while it waits in the queue it is not dead. What is known of a group comes from 
 
 from __future__ import annotations
 
-import os
 import shlex
 import signal
 import threading
@@ -25,15 +24,15 @@ from ftsupervise.replicas.environment import environment_of, for_group
 from ftsupervise.replicas.groups import GroupState, name_of
 from ftsupervise.replicas.lighthouse_record import lighthouse_address
 from ftsupervise.run.gate import STOP, SignalQueue, reason_not_to_start
-from ftsupervise.run.group_disk import GroupReading, RunDirReader, Sayings, words_of_its_end
+from ftsupervise.run.group_disk import GroupReading, RunDirReader, Sayings, note_stop, words_of_its_end
 from ftsupervise.run.group_lighthouse import GroupLighthouse
 from ftsupervise.run.group_options import GroupOptions
 from ftsupervise.run.group_pages import GroupPages, NodesSeen
 from ftsupervise.run.group_process import GroupProcess
 from ftsupervise.run.progress_pages import ProgressWriter
 from ftsupervise.rundir import ledger, pinned
+from ftsupervise.rundir.launches import newest_script
 from ftsupervise.rundir.paths import ENV_AREA, ENV_ATTEMPT, ENV_ATTEMPT_DIR, ENV_GROUP_JOB, tell
-from ftsupervise.rundir.records import as_counts
 from ftsupervise.scheduler.allocation import Allocation
 from ftsupervise.scheduler.ownership import comment
 from ftsupervise.scheduler.slurm import Slurm
@@ -91,6 +90,8 @@ class GroupsApart:
             )
             return 0
         finally:
+            steps = [group.row.step for group in self.groups if group.row.step is not None]
+            note_stop(asked.rundir, self.attempt, told, self.disk.over or _asked(told), max(steps, default=None))
             writer.close()
             self.pages.write("ended", last=True)
             self.queue.close()
@@ -114,6 +115,10 @@ class GroupsApart:
         group.row = group.row._replace(nodes=nodes)
         if group.move(state, why, now):
             self.say(f"{group.row.name}: {state.value}{f': {why}' if why else ''}")
+
+
+def _asked(told: int) -> str:
+    return f"asked to stop ({signal.Signals(told).name})" if told else ""
 
 
 def state_apart(group: GroupProcess, jobs: Sequence[Job] | None, over: str, now: datetime) -> tuple[GroupState, str]:
@@ -144,18 +149,13 @@ def state_apart(group: GroupProcess, jobs: Sequence[Job] | None, over: str, now:
 
 def _to_submit(group: GroupProcess) -> str:
     """Name the script of this group alone: a new launch of the run would start a second copy of each group that runs."""
-    launches = group.rundir.launches
-    try:
-        newest = max(as_counts(os.listdir(launches)), default=0)
-    except OSError:
-        return ""
-    script = launches / f"{newest:04d}" / script_name(group.number)
-    return f": sbatch {shlex.quote(str(script))}" if script.is_file() else ""
+    script = newest_script(group.rundir, _submission(group.number))
+    return f": sbatch {shlex.quote(str(script))}" if script is not None else ""
 
 
-def script_name(number: int) -> str:
-    """Return the name of the script of group ``number`` in the folder of its launch. The first one is the lighthouse's."""
-    return f"train-{number + 2}.sbatch"
+def _submission(number: int) -> int:
+    """Return which submission of its launch is that of group ``number``. The first one is the lighthouse's."""
+    return number + 2
 
 
 class QueueOfGroups:
@@ -171,7 +171,7 @@ class QueueOfGroups:
         """Return the jobs of this group; None where the queue could not be asked."""
         if self._jobs is None:
             return None
-        mark = comment(self._name, f"{self._token}.{number + 2}")  # the first submission is the lighthouse's
+        mark = comment(self._name, f"{self._token}.{_submission(number)}")
         return tuple(
             job for job in self._jobs if job.comment == mark and job.user == self._user
         )  # anybody may write a comment

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import signal
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from ftsupervise.host import bounded
 from ftsupervise.hostlist import expand_hostlist
@@ -42,16 +42,16 @@ def _note(rundir: RunDir, number: int, env: Mapping[str, str]) -> None:
             or one.job_id in ("", ledger.job_id(env))
         ):
             return
-        words = fate_of(one.job_id, env)
+        words = fate_of(one.job_id, env, one.nodes)
         if words:
             write_json(rundir.attempt(number) / LOST_END, LostEnd(words))
     except OSError:  # it stays an end without a record
         return
 
 
-def fate_of(job: str, env: Mapping[str, str]) -> str:
+def fate_of(job: str, env: Mapping[str, str], began_on: Sequence[str] = ()) -> str:
     """Return why Slurm or our agents have ended ``job``: "its batch host node-0 was lost (down*)"; "" where that was not why,
-    or where Slurm does not say. Raises OSError where there are no Slurm commands."""
+    or where Slurm does not say. ``began_on``: its nodes, if known. Raises OSError where there are no Slurm commands."""
     shown = _answer(("scontrol", "--oneliner", "show", "job", job), env)
     fields = dict(_FIELDS.findall(shown))
     host, state = fields.get("BatchHost", "").removeprefix("(null)"), fields.get("JobState", "")
@@ -65,7 +65,10 @@ def fate_of(job: str, env: Mapping[str, str]) -> str:
         taken_out = False
     if taken_out or (away and state in _OF_A_LOST_HOST):
         return f"its batch host {host} was lost{f' ({now})' if away else ''}"
-    return "one of its nodes was lost, and Slurm ended the job (NODE_FAIL)" if state == "NODE_FAIL" else ""
+    if state != "NODE_FAIL":
+        return ""
+    which = f"its node {began_on[0]}" if len(began_on) == 1 else "one of its nodes"
+    return f"{which} was lost, and Slurm ended the job (NODE_FAIL)"
 
 
 def _answer(words: tuple[str, ...], env: Mapping[str, str]) -> str:

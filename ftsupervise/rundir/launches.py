@@ -12,7 +12,7 @@ from typing import Annotated, NamedTuple
 
 from ftsupervise.host.ownership import user_id, user_name
 from ftsupervise.rundir.paths import RunDir
-from ftsupervise.rundir.records import EPOCH, as_count, decode, read_json, time_of
+from ftsupervise.rundir.records import EPOCH, as_count, as_counts, decode, read_json, time_of
 
 NEWEST = 1000  # launches that are read: a writer of the folder can make any number of them
 
@@ -47,6 +47,17 @@ def launches(run_dir: RunDir, most: int = NEWEST) -> tuple[LaunchRecord, ...]:
     except FileNotFoundError:
         return ()
     return tuple(_launch(run_dir, name) for name in names[-most:])
+
+
+def newest_script(run_dir: RunDir, submission: int) -> Path | None:
+    """Return the script of this submission (from 1) of the newest launch, where that had several; None where there is none, or
+    it cannot be seen."""
+    try:
+        newest = max(as_counts(os.listdir(run_dir.launches)), default=0)
+        script = run_dir.launches / f"{newest:04d}" / f"train-{submission}.sbatch"
+        return script if script.is_file() else None
+    except OSError:
+        return None
 
 
 def of_this_account(run_dir: RunDir, records: Iterable[LaunchRecord]) -> tuple[LaunchRecord, ...]:

@@ -53,6 +53,13 @@ def run_in_comment(job: Job) -> str:
     return _read_comment(job.comment)[0]
 
 
+def link_of(job: Job) -> int:
+    """Return which submission of its launch ``job`` is, from 1, by the comment of our launches; 0 where it was the only one, or
+    for any other job."""
+    number = job.comment.rpartition(":")[2].partition(".")[2] if run_in_comment(job) else ""
+    return int(number) if number.isascii() and number.isdigit() and len(number) < 10 else 0
+
+
 def own_job_ids(env: Mapping[str, str]) -> frozenset[str]:
     """Return the ids of the job this process itself runs in, of an array member its own and the array's."""
     keys = ("SLURM_JOB_ID", "SLURM_JOBID", "SLURM_ARRAY_JOB_ID", "FTSUPERVISE_JOB_ID")

@@ -31,7 +31,8 @@ _OF_A_RANK = (
     b"ROCR_VISIBLE_DEVICES", b"HIP_VISIBLE_DEVICES", b"ZE_AFFINITY_MASK", b"KRB5CCNAME", b"TORCHELASTIC_", b"XDG_SESSION_ID",
 )  # fmt: skip
 _OF_A_RANK_WHOLE = {b"_", b"PWD", b"OLDPWD", b"SHLVL", b"RANK", b"LOCAL_RANK", b"WORLD_SIZE", b"LOCAL_WORLD_SIZE",
-                    b"NODE_RANK", b"GROUP_RANK", b"MASTER_ADDR", b"MASTER_PORT", b"HOSTNAME"}  # fmt: skip
+                    b"NODE_RANK", b"GROUP_RANK", b"MASTER_ADDR", b"MASTER_PORT", b"HOSTNAME",
+                    b"TORCHFT_LIGHTHOUSE"}  # fmt: skip
 # With these a thread pool depends on the CPUs themselves, not only on their number.
 _PINNED = (b"OMP_PROC_BIND", b"OMP_PLACES", b"GOMP_CPU_AFFINITY", b"KMP_AFFINITY")
 _PR_SET_MM_MAP = 14

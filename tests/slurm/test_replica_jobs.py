@@ -40,13 +40,13 @@ def on_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
 class Apart(Four):
     """Four groups with jobs of their own, on a node each; the lighthouse's job has another node."""
 
-    def begin(self, **launch: Any) -> None:
+    def begin(self, script: str = "ddp.py", **launch: Any) -> None:
         for path in EXAMPLES.glob("*.py"):
             shutil.copy(path, self.scene.folder)
         words = "--steps 100000 --step-time 0.1 --log-every 1 --save-every 50"
         groups = {"count": 4, "in": "jobs", "slowest_step": "5s"}
         given = {"nodes": 1, "jobs": MEMBERS, "exclusive": True, "replica_groups": groups, **launch}
-        self.scene.launch(f"{sys.executable} ddp.py {words}", **given)
+        self.scene.launch(f"{sys.executable} {script} {words}", **given)
 
     def node_is(self, node: str, state: str) -> None:
         self.scene.sandbox.run(["scontrol", "update", f"NodeName={node}", f"State={state}", "Reason=test"])

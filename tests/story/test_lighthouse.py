@@ -132,6 +132,22 @@ def test_a_lighthouse_that_was_stopped_is_not_said_to_be_there_and_the_next_one_
     until(
         lambda: (r := read_lighthouse(scene.home)) and r.down_since is None and r.address == second.address, "its page"
     )
+    second.stop()
+    third = scene.lighthouse()
+    assert (third.address, third.moved) == (second.address, second.moved), (
+        "the second may have told nobody that it moved"
+    )
+
+
+def test_a_lighthouse_that_ends_with_its_whole_job_is_said_to_be_gone(scene: Scene) -> None:
+    """Slurm signals all processes of a cancelled job, the lighthouse and its supervisor alike."""
+    for pause in (0.0, 0.001, 0.002, 0.004, 0.008, 0.016):
+        one = scene.lighthouse()
+        os.kill(one.record.pid, signal.SIGTERM)
+        time.sleep(pause)
+        one.stop()
+        page = read_lighthouse(scene.home)
+        assert page is not None and page.generation == one.record.generation and page.down_since is not None, page
 
 
 def test_a_port_that_is_taken_at_a_restart_is_waited_for(scene: Scene, until: Until) -> None:

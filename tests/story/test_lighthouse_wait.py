@@ -6,6 +6,7 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 from ftsupervise.host.modes import make_folder
+from ftsupervise.model import Cause, CauseKind
 from ftsupervise.replicas.environment import ENV_LIGHTHOUSE
 from ftsupervise.replicas.lighthouse_record import PAGE_NAME, LighthouseRecord
 from ftsupervise.run.lighthouse_wait import reason_to_wait, wait_for_lighthouse
@@ -79,5 +80,30 @@ def test_the_supervisor_of_such_a_group_starts_its_ranks_with_the_address_that_a
             a_run(tmp_path / "run", port)
             assert member.wait(60) == 0, member.said()
         assert f"it is at http://127.0.0.1:{port}" in member.said()
+    finally:
+        one.close()
+
+
+def test_the_supervisor_of_such_a_group_starts_its_ranks_again_when_the_lighthouse_is_at_another_address(
+    tmp_path: Path,
+) -> None:
+    """Its hang detector may be patient: the ranks would find nobody at the old address, and that is no failure of theirs."""
+    group = RunDir(tmp_path / "run").group("g007")
+    for folder in (group.switches, group.state, group.finished.parent, tmp_path / "here"):
+        make_folder(folder, parents=True)
+    one = SupervisedRun(group.root, tmp_path / "here")
+    told = {ENV_GROUP: "g007", ENV_GROUP_JOB: "1", ENV_SLOWEST_STEP: "1", ENV_LIGHTHOUSE: "http://127.0.0.1:1"}
+    options = ("--in-place", "5", "--same-failure", "1", "--hang", "3600", "--warm", "off", "--")
+    try:
+        with server(sent(answer(PAGE))) as old, server(sent(answer(PAGE))) as new:
+            a_run(tmp_path / "run", old)
+            member = one.start(*options, "sh", "-c", f"echo it is at ${ENV_LIGHTHOUSE}; sleep 1000", **told)
+            wait_until(lambda: f"it is at http://127.0.0.1:{old}" in member.said(), "its first attempt")
+            a_run(tmp_path / "run", old, down_since=NOW)
+            a_run(tmp_path / "run", new)
+            wait_until(lambda: f"it is at http://127.0.0.1:{new}" in member.said(), "its second attempt", 30)
+        first = one.attempts()[0]
+        assert first.cause == Cause(CauseKind.MOVED) and first.failure is None, first
+        assert "starting again in place: with that address" in member.said()
     finally:
         one.close()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ftsupervise.ranks.hang_detector import Detector, GapHistory, HangLimits, PhaseStats
-from ftsupervise.ranks.hang_monitor import HangMonitor
+from ftsupervise.ranks.hang_monitor import HangMonitor, SeenFromOutside
 from ftsupervise.truth import RankState
 
 
@@ -62,3 +62,31 @@ def test_many_ranks_make_the_looks_rare_and_not_the_alarm(tmp_path: Path) -> Non
     assert verdict is not None, "as if we had not run in between"
     assert verdict.waited < 45
     assert spent < 0.5 * (time.monotonic() - began)
+
+
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize("how", [pytest.param("steps", marks=SLOW), pytest.param("waits", marks=SLOW), "silent"])
+def test_the_word_of_the_others_counts_at_once_of_silent_ranks_and_of_those_that_report_when_it_lasts(
+    tmp_path: Path, how: str
+) -> None:
+    """The others know of this attempt by a page of some seconds ago: it may have made steps since."""
+    began = time.monotonic()
+
+    def pulses() -> list[RankState]:
+        now = time.monotonic()
+        step = 50 + int(10 * (now - began)) if how == "steps" else 50
+        heard = now if how != "silent" else began - 10
+        return [RankState(rank, "node-0", step, "train", heard, heard, now, rank + 1, "S", 1.0) for rank in (0, 1)]
+
+    past = GapHistory({"train": PhaseStats(0.05, 1000)})
+    outside = SeenFromOutside(hangs=True)
+    monitor = HangMonitor(Detector(HangLimits(floor=60.0), past), pulses, lambda *_: {}, tmp_path, lambda: outside)
+    verdict = None
+    while verdict is None and time.monotonic() - began < 8.5:
+        time.sleep(max(0.0, monitor.due - time.monotonic()))
+        verdict = monitor.alarm()
+    lasted = time.monotonic() - began
+    assert (verdict is None) == (how == "steps"), verdict
+    assert lasted > 5.5 if how == "waits" else lasted < 3 or how == "steps", lasted

@@ -41,6 +41,9 @@ def test_a_host_is_called_lost_only_where_slurm_says_so(tmp_path: Path, shown: s
         (tmp_path / name).write_text(f"#!/bin/sh\necho '{text}'\n")
         (tmp_path / name).chmod(0o755)
     assert fate_of("7", {"PATH": f"{tmp_path}:{os.environ['PATH']}"}) == words
+    if words == NODE_FAIL:
+        named = fate_of("7", {"PATH": f"{tmp_path}:{os.environ['PATH']}"}, ("node-0",))
+        assert named == "its node node-0 was lost, and Slurm ended the job (NODE_FAIL)", "it had no other"
 
 
 @pytest.mark.parametrize(("asked", "is_noted"), [(0, True), (signal.SIGHUP, True), (signal.SIGTERM, False)])

@@ -45,6 +45,16 @@ def test_three_times_the_same_without_progress_is_the_end() -> None:
     assert move(attempt(1), attempt(2), attempt(3))[0] is NextAction.STOP
 
 
+def test_a_group_whose_lighthouse_moves_begins_again_at_once_however_often_and_without_a_failure() -> None:
+    moved = Cause(CauseKind.MOVED)
+    assert failure(-9, moved) is None
+    night = [attempt(n, sign="", cause=moved) for n in range(1, 30)]
+    assert all(move(*night[:n]) == (NextAction.RESTART, 0) for n in range(1, 30))
+    assert move(*night, attempt(30), attempt(31))[0] is NextAction.RESTART, "two failures, and none of the moves"
+    for why in ({"restarts": 100}, {"asked": "kill switch"}, {"time_left": 5.0}):
+        assert move(*night, **why)[0] is NextAction.LEAVE, "the next member of its chain has more of it"
+
+
 def test_a_failure_whose_traceback_was_lost_on_the_way_is_still_the_same_failure() -> None:
     named = "ModuleNotFoundError"
     night = [attempt(1, error=named, detail="ModuleNotFoundError: no such"), attempt(2), attempt(3, error=named)]

@@ -13,8 +13,10 @@ from ftsupervise.config.watchdogs import IsRunning as Settings
 from ftsupervise.findings import Finding
 from ftsupervise.model import Job, JobState
 from ftsupervise.replicas.groups import GroupState, GroupTable, ReplicaGroup, write_table
+from ftsupervise.replicas.lighthouse_record import LighthouseRecord
 from ftsupervise.rundir.launches import LaunchRecord
 from ftsupervise.rundir.paths import RunDir
+from ftsupervise.rundir.records import write_json
 from ftsupervise.rundir.switches import KILL
 from ftsupervise.scheduler import ownership
 from ftsupervise.scheduler.ownership import RunIdentity, by_mark, candidates, own_job_ids
@@ -91,6 +93,27 @@ def test_nothing_is_said_of_the_groups_while_no_job_runs(tmp_path: Path) -> None
     assert not {"quorum", "g000"} & {one.subject for one in waiting}, "an old table is no blindness then"
     blind = look(tmp_path, blind="Slurm does not answer")
     assert [one.health for one in blind if one.subject == "quorum"] == [Health.UNKNOWN]
+
+
+def test_groups_whose_lighthouse_has_no_job_that_runs_make_no_step_and_that_is_said(tmp_path: Path) -> None:
+    (tmp_path / "replicas").mkdir()
+    rows = tuple(ReplicaGroup(f"g00{number}", GroupState.RUNNING, NOW) for number in range(3))
+    table = GroupTable(NOW - timedelta(minutes=10), wanted=3, least=2, groups=rows, place="jobs")
+    write_table(RunDir(tmp_path), table)
+    of_group = job("99_1", comment="ftsupervise:tr11:t0.2")
+    waits = job("88_2", JobState.PENDING, reason="Resources", comment="ftsupervise:tr11:t0.1")
+    runs = job("88_1", comment="ftsupervise:tr11:t0.1")
+
+    def quorum(*jobs: Job) -> Finding:
+        return {one.subject: one for one in look(tmp_path, *jobs)}["quorum"]
+
+    assert quorum(of_group, waits).health is Health.UNKNOWN, "these groups find each other by themselves"
+    write_json(tmp_path / "replicas" / "lighthouse.json", LighthouseRecord(port=20001))
+    found = quorum(of_group, waits)
+    words = "the groups have had no lighthouse for 10m: its job 88_2 waits in the queue (Resources)"
+    assert (found.health, found.summary) == (Health.BAD, words)
+    assert "no job of it is in the queue" in quorum(of_group).summary
+    assert quorum(of_group, runs).health is Health.UNKNOWN, "its host may be lost, and Slurm has not noticed"
 
 
 def test_of_an_old_table_nothing_is_known(tmp_path: Path) -> None:

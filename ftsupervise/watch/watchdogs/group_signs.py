@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 
 from ftsupervise.findings import Finding, Severity, Words
 from ftsupervise.replicas.groups import GroupState, GroupTable, ReplicaGroup, read_table
+from ftsupervise.replicas.lighthouse_record import PAGE_NAME
+from ftsupervise.scheduler.lighthouse_job import lighthouse_job
 from ftsupervise.truth import Health
 from ftsupervise.units import show_duration
 
@@ -24,6 +26,12 @@ _QUORUM = Words(
     "No group trains until enough of them run; then they go on by themselves.",
     _STATUS,
     "find out why the others are away: the status has a line for each group",
+    Severity.CRITICAL,
+)
+_LIGHTHOUSE = Words(
+    "No group makes a step without it. They wait, and go on by themselves when its job runs.",
+    _STATUS,
+    "see to it that its job starts: the status names it",
     Severity.CRITICAL,
 )
 _AWAY = Words(
@@ -46,11 +54,23 @@ def group_findings(look: Look, away_for: timedelta, *, over: bool, runs: bool) -
         if not runs:
             return
         since = show_duration(abs((look.now - table.at).total_seconds()))
+        if (away := _lighthouse_away(look, table)) is not None:
+            text = f"the groups have had no lighthouse for {since}: {away}"
+            yield look.finding("quorum", Health.BAD, text, _LIGHTHOUSE, since=table.at)
+            return
         yield look.finding("quorum", Health.UNKNOWN, f"there has been no news of the groups for {since}", _QUORUM)
         return
     yield _quorum(look, table, over=over)
     for group in table.groups:
         yield _of_one(look, group, away_for, over=over)
+
+
+def _lighthouse_away(look: Look, table: GroupTable) -> str | None:
+    """Say where the job of the lighthouse is, where it has one and that is known not to run."""
+    if table.place != "jobs" or not (look.rundir.replicas / PAGE_NAME).exists():
+        return None
+    job = lighthouse_job(look.rundir, look.jobs)
+    return job.words if job.runs is False else None
 
 
 def _quorum(look: Look, table: GroupTable, *, over: bool) -> Finding:
