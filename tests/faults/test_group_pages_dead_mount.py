@@ -107,3 +107,24 @@ def _open_files() -> list[str]:
         except OSError:
             continue
     return found
+
+
+class TwoNodes(Allocation):
+    """Slurm loses one of them after the first answer."""
+
+    def __init__(self) -> None:
+        super().__init__({"SLURM_JOB_ID": "88", "SLURM_JOB_NODELIST": "node-[0-1]"})
+        self.asked = 0
+
+    def how_they_are(self, *, ended: bool = False) -> dict[str, str]:
+        self.asked += 1
+        return {"node-0": "mixed", "node-1": "mixed" if self.asked < 2 else "down*"}
+
+
+def test_a_lost_node_is_seen_while_the_run_directory_does_not_answer(dead_mount: HungMount, tmp_path: Path) -> None:
+    one, slurm = Pages(dead_mount, tmp_path / "backing"), TwoNodes()
+    nodes = NodesSeen(slurm, one.run)
+    wait_until(lambda: slurm.asked, "Slurm is asked")
+    assert not nodes.lost()
+    wait_until(lambda: nodes.lost() == {"node-1"}, "and again, though the past of the nodes cannot be read")
+    nodes.close()
