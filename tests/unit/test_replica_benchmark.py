@@ -7,7 +7,7 @@ from pathlib import Path
 
 from benchmarks.replicas import losses, timeline
 from benchmarks.replicas.faults import arguments, plan, table
-from benchmarks.replicas.scene import KILL, LAUNCHERS, LIGHTHOUSE, NODE, Fault, Played
+from benchmarks.replicas.scene import KILL, LAUNCHERS, LIGHTHOUSE, ONCE, Fault, Played
 from tests.manual.blocks import marked
 
 ROOT = Path(__file__).parents[2]
@@ -17,7 +17,9 @@ def test_all_launchers_meet_the_same_faults_as_far_as_they_have_what_is_hit() ->
     ours, whole, alone = (plan(one, 2, 7) for one in LAUNCHERS)
     assert ours == alone
     assert whole == [one for one in ours if one[0] != LIGHTHOUSE]
-    assert ours[-1][0] == NODE and [kind for kind, _ in ours].count(NODE) == 1, "one node is spare"
+    kinds = [kind for kind, _ in ours]
+    assert tuple(kinds[-len(ONCE) :]) == ONCE and not set(kinds[: -len(ONCE)]) & set(ONCE), "each takes a spare node"
+    assert len({group for kind, group in ours if kind in ONCE} - {"g000"}) == len(ONCE)
 
 
 def test_the_stall_is_shown_beside_ours_of_the_same_run() -> None:
