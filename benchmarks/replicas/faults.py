@@ -25,7 +25,7 @@ from benchmarks.replicas.scene import (
     LAUNCHERS,
     LIGHTHOUSE,
     NAMES,
-    NODE,
+    ONCE,
     STOP,
     WORDS,
     Fault,
@@ -60,10 +60,11 @@ def main() -> None:
 
 
 def plan(launcher: Launcher, rounds: int, seed: int) -> list[tuple[str, str]]:
-    """The same faults of the same groups for all launchers, as far as they have what is hit. The node is last: one is spare."""
+    """The same faults of the same groups for all launchers, as far as they have what is hit. Those that take a spare node come
+    last."""
     draw = random.Random(seed)
     found = [(kind, draw.choice(NAMES)) for _ in range(rounds) for kind in draw.sample((KILL, STOP, LIGHTHOUSE), 3)]
-    found.append((NODE, draw.choice(NAMES)))
+    found += zip(ONCE, draw.sample(NAMES[1:], len(ONCE)), strict=True)  # the first one's node has the lighthouse
     return [(kind, "" if kind == LIGHTHOUSE else group) for kind, group in found if kind in launcher.faults]
 
 
@@ -106,7 +107,7 @@ def table(played: list[Played]) -> str:
     words = {one.mode: one.words for one in LAUNCHERS}
     lines = []
     ours = next((one for one in played if one.launcher == "groups"), None)
-    for kind in (KILL, STOP, LIGHTHOUSE, NODE):
+    for kind in (KILL, STOP, LIGHTHOUSE, *ONCE):
         lines += [WORDS[kind], f"{'':34} {'n':>3} {'stall':>8} {'/ ours':>7} {'back':>8} {'lost':>6}"]
         base = _middle([one.stall for one in ours.faults if one.kind == kind]) if ours else None
         for one in played:

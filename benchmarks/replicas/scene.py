@@ -1,4 +1,9 @@
-"""One launcher on a sandbox of five nodes, four of them with a group each; the faults, and what the stamps say of them."""
+"""One launcher on a sandbox of six hosts, four of them with a group each; the faults, and what the stamps say of them.
+
+With root each node is a host with a network of its own, so that a lost node is a power cut, and its cable can be pulled:
+neither closes a connection. Without root all nodes are this machine, whose kernel closes the connections of what ends, and
+there is no cable.
+"""
 
 from __future__ import annotations
 
@@ -20,29 +25,38 @@ from typing import NamedTuple
 from ftsupervise.replicas.lighthouse_record import read_lighthouse
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.sandbox import Sandbox, temporary
+from ftsupervise.sandbox.conf import address
 
 JOB = Path(__file__).with_name("job.py")
 NAMES = ("g000", "g001", "g002", "g003")
-KILL, STOP, LIGHTHOUSE, NODE = "SIGKILL", "SIGSTOP", "lighthouse", "node"
-WORDS = {KILL: "SIGKILL to a group", STOP: "SIGSTOP to a group", LIGHTHOUSE: "lighthouse killed", NODE: "node lost"}
+KILL, STOP, LIGHTHOUSE, NODE, CABLE = "SIGKILL", "SIGSTOP", "lighthouse", "node", "cable"
+WORDS = {
+    KILL: "SIGKILL to a group",
+    STOP: "SIGSTOP to a group",
+    LIGHTHOUSE: "lighthouse killed",
+    NODE: "node lost",
+    CABLE: "node cut off",
+}
+HOSTS = os.geteuid() == 0
+ONCE = (NODE, CABLE) if HOSTS else (NODE,)  # faults that take a spare node
 _YAML = """\
 name: bench
 scheduler: slurm
 launch:
   command: [{python}, {job}]
   nodes: {nodes}
-  spare_nodes: 1
+  spare_nodes: 2
   jobs: 1
   time: 60m
 {groups}"""
 # torchft alone, as a user would write it: each group in a loop of its own, the lighthouse too, all at their defaults
 _ALONE = """\
 #!/bin/bash
-#SBATCH --nodes=5 --no-kill --time=60 --no-requeue
-export TORCHFT_LIGHTHOUSE=http://127.0.0.1:$BENCH_PORT
+#SBATCH --nodes=6 --no-kill --time=60 --no-requeue
+export TORCHFT_LIGHTHOUSE=http://$BENCH_HOST:$BENCH_PORT
 lighthouse() {{
   while :; do
-    {bin}/torchft_lighthouse --bind 127.0.0.1:$BENCH_PORT --min_replicas 3 & echo $! > lighthouse.pid
+    {bin}/torchft_lighthouse --bind $BENCH_HOST:$BENCH_PORT --min_replicas 3 & echo $! > lighthouse.pid
     wait $!
   done
 }}
@@ -60,13 +74,13 @@ wait
 class Launcher:
     mode: str  # of job.py
     words: str
-    faults: tuple[str, ...] = (KILL, STOP, LIGHTHOUSE, NODE)
+    faults: tuple[str, ...] = (KILL, STOP, LIGHTHOUSE, *ONCE)
     bound: float = 60.0  # seconds: how long a recovery is waited for
 
 
 LAUNCHERS = (
     Launcher("groups", "replica groups, ftsupervise"),
-    Launcher("whole", "whole job restarts, ftsupervise", (KILL, STOP, NODE)),
+    Launcher("whole", "whole job restarts, ftsupervise", (KILL, STOP, *ONCE)),
     Launcher("torchft", "replica groups, torchft alone", bound=80.0),
 )
 
@@ -143,14 +157,16 @@ class Scene:
         self.launcher, self.sandbox, self.folder = launcher, sandbox, folder
         self.stamps = Stamps(folder / "events")
         self.rundir = RunDir(folder / "runs" / "bench")
+        self._cut = ""  # the node whose cable is out
         self.env = {
             **sandbox.env(),
             "BENCH_EVENTS": str(self.stamps.path),
             "BENCH_MODE": launcher.mode,
+            "BENCH_HOST": address(sandbox.subnet, "node-0") if HOSTS else "127.0.0.1",
             "BENCH_PORT": str(29000 + os.getpid() % 1000),
             "FTSUPERVISE_STATE_DIR": str(folder / "state"),
             "TMPDIR": str(folder),
-            "GLOO_SOCKET_IFNAME": "lo",
+            "GLOO_SOCKET_IFNAME": "eth0" if HOSTS else "lo",
             "OMP_NUM_THREADS": "1",
             "PYTHONWARNINGS": "ignore",
         }
@@ -185,7 +201,8 @@ class Scene:
         elif kind == LIGHTHOUSE:
             os.kill(self.lighthouse(), signal.SIGKILL)
         else:
-            self.sandbox.node(self.node(group), "crash")
+            self._cut = self.node(group)
+            self.sandbox.node(self._cut, "cut" if kind == CABLE else "crash")
         return Fault(kind, group, at)
 
     def end(self, group: str) -> None:
@@ -221,6 +238,8 @@ class Scene:
         if not self.stamps.until(over, self.launcher.bound):
             fault.note = f"not over after {self.launcher.bound:.0f} s"
         self._figures(fault, old, highest)
+        if fault.kind == CABLE:
+            self.sandbox.node(self._cut, "plug")
 
     def _figures(self, fault: Fault, old: dict[str, int], highest: int) -> None:
         stalls = []
@@ -256,7 +275,7 @@ def stage(launcher: Launcher) -> Iterator[Scene]:
     top = Path(tempfile.mkdtemp(prefix="fts-rep-", dir="/tmp"))
     (top / "run").mkdir()
     try:
-        with temporary(top / "slurm", nodes=5, gpus_per_node=0, kill_wait=30, slurmd_timeout=6) as sandbox:
+        with temporary(top / "slurm", nodes=6, gpus_per_node=0, kill_wait=30, slurmd_timeout=6, hosts=HOSTS) as sandbox:
             yield Scene(launcher, sandbox, top / "run")
     finally:
         if keep := os.environ.get("BENCH_KEEP"):

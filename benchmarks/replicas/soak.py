@@ -17,7 +17,7 @@ from benchmarks.replicas.scene import (
     LAUNCHERS,
     LIGHTHOUSE,
     NAMES,
-    NODE,
+    ONCE,
     STOP,
     Fault,
     Scene,
@@ -45,7 +45,7 @@ class Soaked(NamedTuple):
 
     def __str__(self) -> str:
         lines = [f"{len(self.faults)} faults, {self.steps} steps, effective {self.effective:.0%}"]
-        for kind in (KILL, STOP, LIGHTHOUSE, NODE):
+        for kind in (KILL, STOP, LIGHTHOUSE, *ONCE):
             found = [one for one in self.faults if one.kind == kind]
             stalls = sorted(one.stall for one in found if one.stall is not None)
             backs = sorted(one.back for one in found if one.back is not None)
@@ -71,7 +71,7 @@ def soak(seconds: float, seed: int = 1) -> Soaked:
         step = step_time(scene.stamps)
         end = time.monotonic() + seconds
         faults: list[tuple[Fault, datetime]] = []
-        spare = True
+        once = list(ONCE)
         while True:
             due = time.monotonic() + draw.uniform(20, 60)
             if due > end:
@@ -79,11 +79,9 @@ def soak(seconds: float, seed: int = 1) -> Soaked:
             while time.monotonic() < due:
                 time.sleep(0.2)
                 scene.stamps.look()
-            kind = draw.choice(
-                (KILL, KILL, STOP, STOP, LIGHTHOUSE, NODE) if spare else (KILL, KILL, STOP, STOP, LIGHTHOUSE)
-            )
-            group = "" if kind == LIGHTHOUSE else draw.choice(NAMES)
-            spare = spare and kind != NODE
+            kind = draw.choice((KILL, KILL, STOP, STOP, LIGHTHOUSE, *once))
+            group = "" if kind == LIGHTHOUSE else draw.choice(NAMES[1:] if kind in once else NAMES)
+            once = [one for one in once if one != kind]
             now = datetime.now(timezone.utc)
             fault = scene.hit(kind, group)
             scene.measure(fault)

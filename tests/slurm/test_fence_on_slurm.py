@@ -41,6 +41,12 @@ def outlive_their_slurmd(here: Scene, job: str, ranks: list[int], until: Until) 
     return ranks[1:]
 
 
+def are_cut_off(here: Scene, job: str, ranks: list[int], until: Until) -> list[int]:
+    """The network cable of node-1 is pulled: slurmd, agent and rank 1 live on there. What Slurm finds, it finds by itself."""
+    here.sandbox.node("node-1", "cut")
+    return ranks[1:]
+
+
 def are_stuck_in_completing(here: Scene, job: str, ranks: list[int], until: Until) -> list[int]:
     """Every slurmstepd of the job is stopped, as one in state D is; the job is cancelled, the next member starts. Its ring ends
     what it can reach once it sees that."""
@@ -59,8 +65,9 @@ def play(
     make: Callable[..., Sandbox], folder: Path, turn: int, trouble: Callable[..., list[int]], until: Until
 ) -> None:
     folder.mkdir()
-    here = Scene(folder, make(nodes=4), f"fence-{turn}")
-    spare = 1 if trouble is outlive_their_slurmd else 0
+    hosts = trouble is are_cut_off
+    here = Scene(folder, make(nodes=4, hosts=hosts), f"fence-{turn}")
+    spare = 0 if trouble is are_stuck_in_completing else 1
     # a rank that we stop is meant to outlive its attempt, not to be found
     job = here.launch(f"{sys.executable} {STUBBORN} {folder}", spare_nodes=spare, restart={"hang": None})
     until(lambda: all(number(folder / f"pid-1-{rank}") for rank in (0, 1)), "the first attempt")
@@ -116,9 +123,10 @@ def watch_the_newer(here: Scene, old: list[int], until: Until) -> None:
 
 
 TROUBLES = [outlive_their_slurmd, are_stuck_in_completing]
+BY_CABLE = pytest.param(are_cut_off, marks=[pytest.mark.root, pytest.mark.slow])
 
 
-@pytest.mark.parametrize("trouble", TROUBLES, ids=lambda one: one.__name__)
+@pytest.mark.parametrize("trouble", [*TROUBLES, BY_CABLE], ids=lambda one: one.__name__)
 def test_ranks_that_write_on_touch_nothing_of_the_newer_attempt_when_they(
     make_sandbox: Callable[..., Sandbox], short_tmp: Path, until: Until, trouble: Any
 ) -> None:

@@ -31,6 +31,7 @@ def test_the_sandbox_does_what_the_manual_types(slurm_installed: None, short_tmp
 
 
 @pytest.mark.root
+@pytest.mark.slow
 def test_so_does_the_sandbox_with_hosts(hosts_allowed: None, slurm_installed: None, short_tmp: Path) -> None:
     type_all("hosts", short_tmp)
 

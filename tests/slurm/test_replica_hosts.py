@@ -1,5 +1,6 @@
-"""Replica groups on hosts of their own, each with a network and a name that leads to 127.0.1.1, as Debian has it: a rank is killed,
-a host loses its power, another one is cut off and comes back.
+"""Replica groups on hosts of their own, each with a network and a name that leads to 127.0.1.1, as Debian has it.
+
+A rank is killed, a host loses its power, another one is cut off and comes back.
 """
 
 from __future__ import annotations

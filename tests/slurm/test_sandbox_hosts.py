@@ -43,7 +43,13 @@ if role == "listen":
         pathlib.Path(note).write_text("listens")
         held = server.accept()[0]
         time.sleep(300)
-with socket.create_connection((other, int(port)), 20) as link:
+for _ in range(200):
+    try:
+        link = socket.create_connection((other, int(port)), 20)
+        break
+    except ConnectionRefusedError:  # the listener is not there yet
+        time.sleep(0.1)
+with link:
     pathlib.Path(note).write_text("connected")
     while True:
         if pathlib.Path(note + ".say").exists():
@@ -78,16 +84,19 @@ def submit(sandbox: Sandbox, node: str, *words: str) -> str:
     return sandbox.run([*command, " ".join(words)]).strip()
 
 
-def connected(sandbox: Sandbox, folder: Path, until: Until, *, to: str) -> Path:
-    """A job on node-0 that is connected to a job on the node ``to``. Returns the file in which it writes what it hears."""
+def connected(sandbox: Sandbox, folder: Path, until: Until, *nodes: str) -> list[Path]:
+    """Jobs on node-0 that are connected to a job on each of ``nodes``. Returns the files in which they write what they
+    hear."""
     (folder / "talk.py").write_text(TALK)
     folder.chmod(0o755)
-    python, note = f"{sys.executable} {folder}/talk.py", folder / f"peer-of-{to}"
-    submit(sandbox, to, python, "listen", to, "4000", str(folder / f"{to}-listens"))
-    until((folder / f"{to}-listens").exists, "the listener")
-    submit(sandbox, "node-0", python, "connect", to, "4000", str(note))
-    until(lambda: note.exists() and note.read_text() == "connected", "the connection")
-    return note
+    python = f"{sys.executable} {folder}/talk.py"
+    notes = [folder / f"peer-of-{node}" for node in nodes]
+    for node, note in zip(nodes, notes, strict=True):
+        submit(sandbox, node, python, "listen", node, "4000", str(folder / f"{node}-listens"))
+        submit(sandbox, "node-0", python, "connect", node, "4000", str(note))
+    for note in notes:
+        until(lambda one=note: one.exists() and one.read_text() == "connected", "the connection")  # type: ignore[misc]
+    return notes
 
 
 def test_each_node_has_a_host_name_and_an_address_of_its_own(make_sandbox: Make) -> None:
@@ -125,7 +134,7 @@ def test_a_node_whose_cable_is_pulled_lives_on_unreached_until_it_is_in_again(
             return False
         return True
 
-    note = connected(sandbox, tmp_path, until, to="node-1")
+    [note] = connected(sandbox, tmp_path, until, "node-1")
     [pid] = [m.process.pid for m in sandbox.processes() if m.node == "node-1" and "listen" in words(m.process.pid)]
     assert answers()
     sandbox.node("node-1", "cut")
@@ -161,7 +170,7 @@ def test_a_power_cut_closes_no_connection_while_the_end_of_a_process_does(
     make_sandbox: Make, tmp_path: Path, until: Until
 ) -> None:
     sandbox = make_sandbox(nodes=3, hosts=True)
-    silent, told = (connected(sandbox, tmp_path, until, to=node) for node in ("node-1", "node-2"))
+    silent, told = connected(sandbox, tmp_path, until, "node-1", "node-2")
     sandbox.node("node-1", "crash")
     assert not [m for m in sandbox.processes() if m.node == "node-1"]
     [other] = [m.process.pid for m in sandbox.processes() if m.node == "node-2" and "listen" in words(m.process.pid)]
