@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 from collections.abc import Callable
 
 import pytest
 
+from ftsupervise.host.addresses import own_address
 from ftsupervise.integrations.torchft_network import GroupNetwork
 from ftsupervise.integrations.torchft_silence import SilenceWatch, Wait, silent_members
 from ftsupervise.replicas.lighthouse_page import GroupHeartbeat, LighthousePage, PageNotSeen, Unseen
@@ -147,5 +149,14 @@ def test_the_address_of_a_group_is_the_one_from_which_it_reaches_the_lighthouse_
     assert isinstance(found.look(0.5), PageNotSeen)
     assert GroupNetwork("http://192.0.2.7:4711", {"GLOO_SOCKET_IFNAME": "lo"}).host == "127.0.0.1"
     assert GroupNetwork("http://192.0.2.7:4711", {"NCCL_SOCKET_IFNAME": "^docker"}).interface != "docker"
+    assert GroupNetwork("http://192.0.2.7:4711", {"NCCL_SOCKET_IFNAME": "^docker,lo"}).interface != "lo", (
+        "both are excluded"
+    )
+    assert GroupNetwork("http://192.0.2.7:4711", {"NCCL_SOCKET_IFNAME": "l"}).interface == "lo", "NCCL takes beginnings"
+    assert GroupNetwork("http://192.0.2.7:4711", {"NCCL_SOCKET_IFNAME": "=l"}).interface != "lo"
+    gone = GroupNetwork("http://192.0.2.7:4711", {"GLOO_SOCKET_IFNAME": "gone0,lo"})
+    assert gone.interface == "lo", "one of them is there"
+    by_name = GroupNetwork(f"http://{socket.gethostname()}:4711", {})
+    assert by_name.host == own_address([]), "where the name of this host leads to loopback too"
     nowhere = GroupNetwork("http://[4711", {})
     assert nowhere.host and isinstance(nowhere.look(0.5), PageNotSeen)
