@@ -66,19 +66,23 @@ class ProcessGroupGloo(_Gloo):  # type: ignore[misc] # torchft is not installed 
         return None if connecting is None else connecting[0]
 
     def configure(self, *arguments: Any, **named: Any) -> None:
+        self.abort(errored=False)
         self._queue.close()
         self._queue = _Reductions()
-        super().configure(*arguments, **named)
+        self._pg = self._connect(_Gloo(self._timeout), arguments, named)
 
-    def _create_pg(self, store: Any, rank: int, world_size: int) -> Any:
+    def _connect(self, made: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        """Also the way to the others' store is given up: a group that is stopped takes the connection, and does not answer."""
         thread, given_up = OneThread("connect"), threading.Event()
         self._connecting = (time.monotonic(), given_up)
         try:
-            made = thread.submit(super()._create_pg, store, rank, world_size)
-            while not concurrent.futures.wait([made], _LOOK).done:
+            done = thread.submit(made.configure, *arguments, **named)
+            while not concurrent.futures.wait([done], _LOOK).done:
                 if given_up.is_set():
                     raise RuntimeError("the groups do not connect: another one is silent")
-            return made.result()
+            done.result()
+            self._replica_id, self._rank, self._quorum_id = made._replica_id, made._rank, made._quorum_id
+            return made._pg
         finally:
             self._connecting = None
             thread.shutdown()

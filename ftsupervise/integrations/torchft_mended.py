@@ -89,6 +89,7 @@ class Fence:
         self._inside, self._again, self._doubts = client, timedelta(seconds=again), doubts
         self.members: tuple[str, ...] = ()  # of the last quorum: "g002:3f0c…"
         self.quorum = 0  # its id, the same in all groups
+        self.step = 0  # the highest of its members
         self.closed = False
         self._seen: tuple[int, tuple[str, ...]] | None = None
 
@@ -117,7 +118,7 @@ class Fence:
         ):  # behind the others: they have met without this group, and it looks the same
             self._seen = seen
             self.quorum = zlib.crc32(repr((seen, quorum.max_step)).encode())
-        quorum.quorum_id = self.quorum
+        quorum.quorum_id, self.step = self.quorum, quorum.max_step
         return quorum
 
 
@@ -145,6 +146,7 @@ class MendedManager(_Manager):  # type: ignore[misc] # torchft is not installed 
         self._turn = threading.RLock()  # held while the step that runs changes, or fails
         self._step_that_runs: object = None
         self._reducing_since: float | None = None
+        self._reduced = False  # all reductions of this step are over: nothing of it hangs on the other groups any more
         super().__init__(**options)
         self._client: Any = Fence(self._client, again, doubts)
         self._executor.shutdown(wait=False)
@@ -160,25 +162,27 @@ class MendedManager(_Manager):  # type: ignore[misc] # torchft is not installed 
         )
 
     def _waits(self) -> Wait | None:
-        """What this rank waits for, in a reduction or on the way to it."""
+        """What this rank waits for, in a reduction or on the way to it; or another rank of its group, which has not ended or
+        failed as this one has: the first rank looks for all of them."""
+        step = self._step_that_runs
         since = self._reducing_since or getattr(self._pg, "connecting_since", None)
-        if since is None or self._errored is not None:
+        if since is None:
             return None
-        return Wait(self._step_that_runs, since, self._client.quorum, self._client.members)
+        return Wait(step, since, f"{self._client.quorum}/{self._client.step}", self._client.members)
 
     def _lost(self, step: object, words: str) -> None:
         with self._turn:
-            if step is not self._step_that_runs:
+            if step is not self._step_that_runs or self._reduced or self.errored() is not None:
                 return
             self.report_error(PeerSilent(words))
         self._tell(f"{words}: this step is not committed, and the next one is made without it")
 
     def report_error(self, error: Exception) -> None:
-        with self._turn:
+        with self._turn:  # until the abort is over: it must not meet the connections of the next step
             first = self.errored() is None
             super().report_error(error)
-        if first:
-            self._pg.abort()
+            if first:
+                self._pg.abort()
 
     def wait_quorum(self) -> None:
         future, waited = self._quorum_future, 0.0
@@ -202,7 +206,7 @@ class MendedManager(_Manager):  # type: ignore[misc] # torchft is not installed 
     def start_quorum(self, *arguments: Any, **named: Any) -> None:
         if not self.left:
             with self._turn:
-                self._step_that_runs, self._reducing_since = object(), None
+                self._step_that_runs, self._reducing_since, self._reduced = object(), None, False
             super().start_quorum(*arguments, **named)
 
     def allreduce(self, tensor: Any, *arguments: Any, **named: Any) -> Any:
@@ -215,6 +219,8 @@ class MendedManager(_Manager):  # type: ignore[misc] # torchft is not installed 
 
     def should_commit(self, timeout: Any = None) -> bool:
         self.wait_quorum()
+        with self._turn:
+            self._reduced = True
         try:
             return not self.left and bool(super().should_commit(timeout))
         finally:

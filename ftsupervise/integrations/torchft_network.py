@@ -8,11 +8,12 @@ reaches the lighthouse; a person who has named an interface for gloo or NCCL mea
 from __future__ import annotations
 
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from importlib import import_module
+from ipaddress import ip_address
 from urllib.parse import urlsplit
 
-from ftsupervise.host.addresses import own_address, resolve
+from ftsupervise.host.addresses import LOOPBACK, own_address, resolve
 from ftsupervise.replicas.lighthouse_page import LighthousePage, PageNotSeen, Unseen
 from ftsupervise.replicas.lighthouse_page import look as look_at
 
@@ -26,12 +27,15 @@ class GroupNetwork:
     def __init__(self, lighthouse: str, env: Mapping[str, str]) -> None:
         try:
             parts = urlsplit(lighthouse)
-            self._lighthouse, self._port = resolve(parts.hostname or ""), parts.port or 80
+            told, self._port = parts.hostname or "", parts.port or 80
         except ValueError:
-            self._lighthouse, self._port = "", 0
+            told, self._port = "", 0
+        self._lighthouse = resolve(told) if told else ""
         addresses = _addresses()
-        named = next((one for name in _named(env) for one in addresses.get(name, ())), "")
+        named = next((addresses[name][0] for name in _named(env, addresses) if addresses[name]), "")
         self.host = named or own_address([self._lighthouse] if self._lighthouse else ())
+        if not named and self.host == LOOPBACK and not _is_loopback(told):
+            self.host = own_address(())  # the name of this host, which leads to itself here, and to this host elsewhere
         self.interface = next((name for name, found in addresses.items() if self.host in found), "")
 
     @property
@@ -45,10 +49,22 @@ class GroupNetwork:
         return look_at(self._lighthouse, self._port, within)
 
 
-def _named(env: Mapping[str, str]) -> list[str]:
-    """The interfaces that a person has named. NCCL's prefixes and exclusions ("^docker") are none."""
-    names = ",".join((env.get(ENV_GLOO, ""), env.get(ENV_NCCL, "").removeprefix("=")))
-    return [name for name in names.split(",") if name]
+def _named(env: Mapping[str, str], interfaces: Iterable[str]) -> list[str]:
+    """The ``interfaces`` that a person has named. NCCL takes what a name begins with, "=eth0" for that one alone, and "^docker"
+    for all others, which names none."""
+    gloo, nccl = env.get(ENV_GLOO, "").split(","), env.get(ENV_NCCL, "")
+    exact, excludes = nccl.startswith("="), nccl.startswith("^")
+    begins = [] if excludes else [name for name in nccl.removeprefix("=").split(",") if name]
+    found = [name for name in gloo if name in interfaces]
+    return found + [one for name in begins for one in interfaces if one == name or (not exact and one.startswith(name))]
+
+
+def _is_loopback(host: str) -> bool:
+    """A person has said this host, and means it: all groups are here."""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host in ("", "localhost")
 
 
 def _addresses() -> dict[str, list[str]]:

@@ -6,7 +6,7 @@ or whose cable is cut closes none: the others would wait for the whole timeout o
 
 While a reduction or the way to it takes longer than a heartbeat may, the first rank looks at the lighthouse's page, and tells
 the other ranks of its group through their store. What is not seen makes nobody silent; neither does a page on which this group
-is silent itself, for then the page is late, or our own network is.
+is silent itself, nor one that took long to come: then the lighthouse is late, or our own network is.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Collection
+from math import inf
 from typing import Any, NamedTuple
 
 from ftsupervise.replicas.lighthouse_page import LighthousePage, PageNotSeen, group_of
@@ -30,21 +31,26 @@ class PeerSilent(RuntimeError):
 
 
 class Wait(NamedTuple):
-    """What this group waits for: the step it belongs to, since when (monotonic seconds), and the members of the quorum."""
+    """What this group waits for: the step it belongs to, since when (monotonic seconds), and the members of the quorum.
+    ``attempt``: at this step, by the name that all ranks of the group have for it."""
 
     step: object
     since: float
-    quorum: int
+    attempt: str
     members: tuple[str, ...]
 
 
 def silent_members(
     page: LighthousePage | PageNotSeen, own: str, members: Collection[str], heartbeat: float
 ) -> tuple[str, ...]:
-    """The ``members`` that the lighthouse has heard of, and hears of no more. ``own``: our group. Pure."""
+    """The ``members`` that the lighthouse has heard of, and hears of no more. ``own``: our group. Pure.
+
+    Two names of the lighthouse may look the same here, for one of them is a stranger's: the later heartbeat counts."""
     if not isinstance(page, LighthousePage):
         return ()
-    ages = {one.replica: one.age for one in page.heartbeats}
+    ages: dict[str, float] = {}
+    for one in page.heartbeats:
+        ages[one.replica] = min(one.age, ages.get(one.replica, inf))
     mine = [age for replica, age in ages.items() if replica in members and group_of(replica) == own]
     if not mine or min(mine) > heartbeat / 2:
         return ()
@@ -85,11 +91,16 @@ class SilenceWatch:
                 self._lost(wait.step, words)
 
     def _seen(self, wait: Wait) -> str:
-        key = f"ftsupervise/silent/{wait.quorum}"
+        key = f"ftsupervise/silent/{wait.attempt}"
         try:
             if self._look is None:
                 return self._store.get(key).decode() if self._store.check([key]) else ""
-            names = silent_members(self._look(_PAGE), self._group, wait.members, self._heartbeat)
+            began = time.monotonic()
+            page = self._look(_PAGE)
+            late = (
+                time.monotonic() - began > self._heartbeat / 2
+            )  # written before some heartbeats that are there by now
+            names = () if late else silent_members(page, self._group, wait.members, self._heartbeat)
             if not names:
                 return ""
             words = f"{', '.join(map(group_of, names))} sends no heartbeats to the lighthouse any more"

@@ -36,7 +36,7 @@ _NAMED = re.compile(r'([^"<>]*)">\s*<b>([^<>]*)</b>')
 _FIELD = re.compile(r"<br/>\s*([A-Za-z ]{1,20}):\s([^<>]*)(?=<br/>)")
 _LISTED = re.compile(r'[^"<>]*">([^<>]*)</li>')
 _QUORUM_ID = re.compile(r"\s*Current quorum_id:\s*(-?[0-9]{1,20})\s*<br>\s*Next quorum status:([^<>]*)<h3>")
-_SEEN = re.compile(r"\s*(.*): seen ([^\s]{1,40}) ago\s*", re.S)
+_SEEN = re.compile(r"(.*): seen ([^\s]{1,40}) ago", re.S)  # of text without space around it, which would make it slow
 _AGE = re.compile(r"Quorum age:\s*([^\s<>]{1,40})\s*<")
 _DURATION = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,12})?)(ns|µs|us|ms|s)")
 _UNITS = {"ns": 1e-9, "µs": 1e-6, "us": 1e-6, "ms": 1e-3, "s": 1.0}
@@ -225,7 +225,7 @@ def _member(part: str) -> QuorumMember | None:
 
 def _heartbeat(part: str) -> GroupHeartbeat | None:
     listed = _LISTED.match(part)
-    found = _SEEN.fullmatch(listed[1]) if listed else None
+    found = _SEEN.fullmatch(listed[1].strip()) if listed else None
     age = _seconds(found[2]) if found else None
     return None if found is None or age is None else GroupHeartbeat(_clean(found[1]), age)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -88,14 +89,24 @@ def test_a_reduction_that_is_given_up_fails_at_once_and_what_comes_late_reaches_
     assert time.monotonic() - began < TIMEOUT / 2
 
 
-def test_the_attempt_to_connect_to_a_group_that_does_not_come_is_given_up(store: Any) -> None:
+class Stopped:
+    """The store of a group that is stopped: the kernel takes the connection, and no answer comes."""
+
+    def __init__(self) -> None:
+        self._socket = socket.create_server(("127.0.0.1", 0))
+        self.port = self._socket.getsockname()[1]
+
+
+@pytest.mark.parametrize("stopped", [False, True], ids=["it does not come", "it holds the store, and is stopped"])
+def test_the_attempt_to_connect_to_a_group_that_is_not_there_is_given_up(store: Any, stopped: bool) -> None:
     from ftsupervise.integrations.torchft_gloo import ProcessGroupGloo
 
     group, said = ProcessGroupGloo(timedelta(seconds=TIMEOUT)), list[str]()
+    met = Stopped() if stopped else store
 
     def connect() -> None:
         try:
-            meet(group, store, 0, 1)
+            meet(group, met, 0, 1)
         except RuntimeError as error:
             said.append(str(error))
 

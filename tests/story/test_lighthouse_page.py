@@ -141,6 +141,7 @@ def test_a_name_is_never_resolved(host: str) -> None:
         '<li class="heartbeat">' + ": seen " * 500_000 + "</li>",
         "Quorum age:" * 350_000,
         '<li class="heartbeat">g000: seen ' + "9" * 400_000 + "s ago</li>",
+        ('<li class="heartbeat">' + " " * 9_900 + "</li>") * 190,
     ],
 )
 def test_a_page_made_to_be_slow_to_read_is_read_fast(bomb: str) -> None:
