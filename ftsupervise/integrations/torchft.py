@@ -21,7 +21,7 @@ import random
 import sys
 import time
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import timedelta
 from importlib import import_module
 from math import ceil, inf
@@ -41,7 +41,8 @@ from ftsupervise.integrations.torchft_mended import DistributedDataParallel, HTT
 from ftsupervise.integrations.torchft_network import ENV_GLOO, GroupNetwork
 from ftsupervise.integrations.torchft_package import torch, torchft
 from ftsupervise.integrations.torchft_stalls import StallRecorder
-from ftsupervise.integrations.torchft_votes import Agreed, propose
+from ftsupervise.integrations.torchft_state import Counters, Registered, functions_of, is_sharded
+from ftsupervise.integrations.torchft_votes import Agreed, differ, has_to_copy, propose
 from ftsupervise.replicas.groups import leaves
 from ftsupervise.replicas.stalls import write_seen
 from ftsupervise.rundir.switches import KILL, read_switch
@@ -85,6 +86,7 @@ class ReplicaManager(MendedManager):
         self.guard = Guard(**(guard or {}))
         self._state = state
         self._agreed = Agreed()
+        self._commit, self._apart = 0, False  # the meeting in which the last step was made; 0: not known, or none yet
         self._began = inf  # when this group began to compute by itself
         self._committed: bool | None = None  # of the iteration that runs; None: it has not come to a commit
         self._doubt, self._sight = StepDoubt(found.minimum), StallSight(self._place)
@@ -106,7 +108,7 @@ class ReplicaManager(MendedManager):
             load_state_dict=None,
             state_dict=None,
             min_replica_size=found.minimum,
-            use_async_quorum=not _is_sharded(state.values()) if use_async_quorum is None else use_async_quorum,
+            use_async_quorum=not is_sharded(state.values()) if use_async_quorum is None else use_async_quorum,
             timeout=timedelta(seconds=seconds.manager),
             quorum_timeout=timedelta(seconds=seconds.quorum),
             quorum_retries=seconds.retries,
@@ -124,8 +126,10 @@ class ReplicaManager(MendedManager):
             ),
         )
         for name, one in state.items():
-            self.register_state_dict_fn(name, *_of(name, one))
-        self.register_state_dict_fn("ftsupervise", self._hear, lambda: {"stop": self._agreed.to_come()})
+            self.register_state_dict_fn(name, *functions_of(name, one))
+        self.register_state_dict_fn(
+            "ftsupervise", self._hear, lambda: {"stop": self._agreed.to_come(), "commit": self._commit}
+        )
 
     def steps(self, last: int, *, save_every: int | None = None) -> Iterator[int]:
         """``for step in manager.steps(10_000)``: the number of committed steps so far, until ``last`` are committed or all
@@ -165,6 +169,7 @@ class ReplicaManager(MendedManager):
         self._committed = super().should_commit(timeout)
         self._voice.say_held()
         if self._committed:
+            self._commit = 1 + self._client.quorum
             self._doubt.committed(self.current_step(), _clock())
         if not self.left:
             self._sight.after(self.current_step() if self._committed else None, self._client.members)
@@ -181,8 +186,8 @@ class ReplicaManager(MendedManager):
         """Each group loads the newest checkpoint. If they differ, all go on from the newest one of them: torchft gives the
         others the weights of the group that is furthest."""
         names = [name for name in self._user_state_dicts if name != "ftsupervise"]
-        objects = {name: self._state[name] if name in self._state else _Registered(self, name) for name in names}
-        start = self.guard.restore(**{"torchft": _Counters(self), **objects})  # type: ignore[arg-type]
+        objects = {name: self._state[name] if name in self._state else Registered(self, name) for name in names}
+        start = self.guard.restore(**{"torchft": Counters(self), **objects})  # type: ignore[arg-type]
         if start is not None:
             _draw_otherwise(f"{self.group}/{start}/{self._place.rank}")
 
@@ -222,10 +227,31 @@ class ReplicaManager(MendedManager):
             return
         decided = self._agreed.to_come()
         vote = self.guard.vote()
-        number, own = self._in_group(*propose(vote, self.current_step(), decided, self._own_causes(vote)))
-        box = torch.tensor([number], dtype=torch.int64, device=self._device())
+        wish = propose(vote, self.current_step(), decided, self._own_causes(vote))
+        number, own, apart = self._in_group(*wish, int(self._apart))
+        if self.errored() is None:
+            self.wait_quorum()
+        commits = [self._commit if one == self.start_id else 0 for one in self._client.members]
+        box = torch.tensor([number, *commits], dtype=torch.int64, device=self._device())
         self.allreduce(box, reduce_op=dist.ReduceOp.MAX).wait()
-        self._agreed = Agreed(decided if self.errored() else max(decided, int(box)), own)
+        number, *commits = box.tolist()
+        failed = self.errored() is not None
+        self._agreed = Agreed(decided if failed else max(decided, number), own)
+        if apart:
+            self._go_back()
+        elif not failed and differ(commits):
+            self._apart = has_to_copy(commits, self._commit)
+            self.report_error(RuntimeError("the groups have not made the last step together"))
+
+    def _go_back(self) -> None:
+        """This group has made its last step apart from the others, who threw it away and made it anew: it counts no more, so
+        that torchft sees this group behind, and copies the weights of one of them. All ranks of the group do it at once."""
+        self._voice.say(
+            f"{self.group} has made step {self.current_step()} without the others: it copies the weights of one of them"
+        )
+        self._apart, self._commit = False, 0
+        self._step -= 1
+        self.report_error(RuntimeError("this group is behind the others"))
 
     def _own_causes(self, vote: int) -> tuple[str, ...]:
         """The causes to stop that concern this group alone."""
@@ -245,6 +271,7 @@ class ReplicaManager(MendedManager):
 
     def _hear(self, state: Mapping[str, Any]) -> None:
         self._agreed = Agreed(max(self._agreed.to_come(), int(state["stop"])), self._agreed.own)
+        self._commit = int(state["commit"])
 
     def _waits_no_longer(self, waited: float) -> bool:
         """A group that waits is alive. It leaves when the run is over, and the others have gone."""
@@ -300,49 +327,6 @@ class StallSight:
             self._recorder.failed()
         elif self._recorder.committed(step, members, waited, time.time()) and self._folder is not None:
             self._thread.submit(write_seen, self._folder, list(self._recorder.stalls))
-
-
-class _Counters:
-    """This is torchft's own state: how many steps and batches are committed."""
-
-    def __init__(self, manager: ReplicaManager) -> None:
-        self._manager = manager
-
-    def state_dict(self) -> dict[str, int]:
-        return dict(self._manager.state_dict())
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self._manager.load_state_dict(state)
-
-
-class _Registered:
-    """This is state that something else has registered (DiLoCo: its outer optimizer, and the weights of the last
-    synchronisation)."""
-
-    def __init__(self, manager: ReplicaManager, name: str) -> None:
-        self.state_dict = manager._user_state_dicts[name]
-        self.load_state_dict = manager._load_state_dict_fns[name]
-
-
-def _of(name: str, one: Any) -> tuple[Callable[[Any], object], Callable[[], Any]]:
-    """Return the functions that load it and take it."""
-    if isinstance(one, dict):
-
-        def load(state: dict[Any, Any]) -> None:
-            one.clear()
-            one.update(state)
-
-        return load, lambda: dict(one)
-    if callable(getattr(one, "state_dict", None)) and callable(getattr(one, "load_state_dict", None)):
-        return one.load_state_dict, one.state_dict
-    raise TypeError(f"ReplicaManager({name}=…): {type(one).__name__} has no state_dict; keep such values in a dict")
-
-
-def _is_sharded(state: Iterable[Any]) -> bool:
-    """Return whether it holds a model of FSDP2. Its ``state_dict`` frees the weights that a running pass works with."""
-    kind = getattr(import_module("torch.distributed.fsdp"), "FSDPModule", ())
-    modules = (part for one in state if isinstance(one, torch.nn.Module) for part in one.modules())
-    return any(isinstance(part, kind) for part in modules)
 
 
 def _process_group(seconds: float) -> Any:

@@ -39,6 +39,7 @@ from ftsupervise.integrations.torchft_silence import PeerSilent, SilenceWatch, W
 from ftsupervise.replicas.lighthouse_page import LighthousePage, PageNotSeen
 
 _WAIT = 0.5  # seconds between two looks around while a group waits for the others
+_PAGE = 2.0  # seconds for a look at the lighthouse's page
 _DOUBTED = 1.0  # seconds after which a quorum is asked for again whose step is not believed
 
 
@@ -142,12 +143,14 @@ class MendedManager(_Manager):  # type: ignore[misc] # torchft is not installed 
         **options: Any,
     ) -> None:
         self._while_waiting, self._again, self._tell = while_waiting, again, tell
+        self._look, self._heartbeat = look, heartbeat
         self.left = False  # it did not wait for the others: nothing is agreed on with them any more
         self._turn = threading.RLock()  # held while the step that runs changes, or fails
         self._step_that_runs: object = None
         self._reducing_since: float | None = None
         self._reduced = False  # all reductions of this step are over: nothing of it hangs on the other groups any more
         super().__init__(**options)
+        self.start_id = self._store.get(torchft.manager.REPLICA_ID_KEY).decode()  # "g002:3f0c…", as the others know it
         self._client: Any = Fence(self._client, again, doubts)
         self._executor.shutdown(wait=False)
         self._executor: Any = OneThread("quorum")
@@ -221,7 +224,21 @@ class MendedManager(_Manager):  # type: ignore[misc] # torchft is not installed 
         self.wait_quorum()
         with self._turn:
             self._reduced = True
+        self._look_for_the_others()
         try:
             return not self.left and bool(super().should_commit(timeout))
         finally:
             self._reducing_since = None
+
+    def _look_for_the_others(self) -> None:
+        """A group that was stopped in a reduction may end it when it is continued: what the others sent is still there. They
+        have given it up meanwhile, and made this step without this group, so it must not make it too. The lighthouse knows."""
+        since = self._reducing_since
+        if self._group_rank or self.errored() is not None or since is None:
+            return
+        if time.monotonic() - since < self._heartbeat:
+            return
+        page = self._look(_PAGE)
+        starts = [one.replica for one in page.members] if isinstance(page, LighthousePage) else []
+        if starts and self.start_id not in starts:
+            self.report_error(RuntimeError("the others have made this step without this group"))

@@ -6,10 +6,16 @@
 
 Within a group all ranks first take the maximum of theirs. A reason that concerns one group alone (its memory, a newer attempt
 that has taken its place) does not stop the others: that group leaves, and comes back with the weights of a healthy one.
+
+Beside the number each group tells in which meeting its last step was made. A group whose network fails in the last moment of a
+step may hold it for made while the others throw it away and make it anew. When they meet again with the same number of steps,
+their weights differ, and torchft copies none: no step is behind. Then nothing is committed, and the fewer copy from the more.
 """
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from ftsupervise.guard.stop_reasons import SUPERSEDED, Decision, as_vote, from_vote
@@ -59,3 +65,15 @@ def propose(vote: int, step: int, decided: int, own: tuple[str, ...]) -> tuple[i
     if decided:
         return decided, 0
     return (step + _AHEAD) << _BITS | vote if wish.stop else vote, 0
+
+
+def differ(commits: Sequence[int]) -> bool:
+    """Have the groups made their last step in different meetings? 0: that group cannot tell."""
+    return len(set(commits) - {0}) > 1
+
+
+def has_to_copy(commits: Sequence[int], own: int) -> bool:
+    """Does the group whose last step was made in the meeting ``own`` copy the weights of another one? The step that the most
+    groups have made counts; of two with as many, the one of the first group. All groups see the same ``commits``."""
+    known = Counter(one for one in commits if one)
+    return own != 0 and own != max(known, key=lambda one: known[one])

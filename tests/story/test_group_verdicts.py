@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from ftsupervise.replicas.lighthouse_page import LighthousePage, PageNotSeen, QuorumMember, Unseen
+
 pytestmark = [
     pytest.mark.torch,
     pytest.mark.skipif(importlib.util.find_spec("torchft") is None, reason="torchft is not installed: make test-torch"),
@@ -29,6 +31,7 @@ class One:
         self.said: list[str] = []
         self.on_errored: Callable[[], object] = lambda: None
         self.on_abort: Callable[[], object] = lambda: None
+        self.page: Any = None  # of the lighthouse
 
         class Group(ProcessGroupGloo):
             def errored(self) -> Any:
@@ -43,6 +46,10 @@ class One:
         class Manager(MendedManager):
             """It tells what its watch is told, and takes what its watch has seen."""
 
+            def calls_long(self, seconds: float) -> None:
+                """A reduction of so many seconds is a long one."""
+                self._heartbeat = seconds
+
             def waits(self) -> Any:
                 return self._waits()
 
@@ -53,7 +60,7 @@ class One:
             while_waiting=lambda waited: False,
             again=10.0,
             doubts=lambda quorum: False,
-            look=lambda within: None,
+            look=lambda within: one.page,
             groups=1,
             heartbeat=60.0,  # the watch itself asks nobody here
             tell=self.said.append,
@@ -93,6 +100,27 @@ def one(monkeypatch: pytest.MonkeyPatch) -> Iterator[One]:
     yield made
     made.manager.shutdown(wait=False)
     server.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("seconds", "members", "commits"),
+    [
+        (0.0, ("g001:b", "g002:c"), False),
+        (60.0, ("g001:b", "g002:c"), True),  # it cannot have been given up in so short a time
+        (0.0, (), True),  # a new lighthouse, which knows nobody
+        (0.0, ("g001:b", "g000:OWN"), True),
+        (0.0, None, True),  # not seen
+    ],
+)
+def test_a_step_that_the_others_have_made_without_this_group_is_not_made_by_it_too(
+    one: One, seconds: float, members: tuple[str, ...] | None, commits: bool
+) -> None:
+    one.manager.calls_long(seconds)
+    named = [name.replace("g000:OWN", one.manager.start_id) for name in members or ()]
+    seen = tuple(QuorumMember(name, 3, "", "", 1, False) for name in named)
+    one.page = PageNotSeen(Unseen.CUT, "no network") if members is None else LighthousePage(9, "", 0.0, seen, ())
+    one.reduce()
+    assert one.manager.should_commit() is commits
 
 
 def test_a_verdict_meets_its_own_step_alone(one: One) -> None:

@@ -6,6 +6,7 @@ Two or three groups hide faults that four have: there every group is the neighbo
 from __future__ import annotations
 
 import importlib.util
+import shutil
 import signal
 import time
 from collections.abc import Iterator
@@ -88,6 +89,32 @@ def test_a_group_that_is_stopped_costs_the_others_seconds_and_not_the_timeout_an
         assert any("g001 sends no heartbeats to the lighthouse any more" in found.out(one) for one in OTHERS)
         found.raise_switch("kill-switch")
         assert found.until_ended() == {one: [0] * found.ranks for one in found.names}
+        assert differ(found) == []
+
+
+APART = """
+        if step == 20 and manager.group == "g001" and not apart:
+            apart.append(manager._commit)
+            manager._commit = 4711
+            torch.nn.utils.vector_to_parameters(torch.zeros(sum(map(torch.numel, net.parameters()))), net.parameters())
+"""
+
+
+def test_a_group_that_has_made_its_last_step_without_the_others_copies_their_weights(
+    tmp_path: Path, forker: Forker
+) -> None:
+    """As after a network that failed in the last moment of a step: the same number of steps, and other weights."""
+    text = (EXAMPLES / "ddp.py").read_text()
+    loop = next(line for line in text.splitlines() if "manager.steps(" in line)
+    (tmp_path / "ddp.py").write_text(text.replace(loop, f"    apart = []\n{loop}{APART}"))
+    shutil.copy(EXAMPLES / "common.py", tmp_path)
+    with Groups(forker, tmp_path, tmp_path / "ddp.py", "--steps", "5000", "--log-every", "1") as found:
+        found.start()
+        found.until_all_at(40, present=4)
+        found.raise_switch("kill-switch")
+        assert found.until_ended() == {one: [0] for one in found.names}
+        assert "g001 has made step 20 without the others: it copies the weights of one of them" in found.out("g001")
+        assert not any("without the others" in found.out(one) for one in OTHERS)
         assert differ(found) == []
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ftsupervise.guard.memory_limits import HOST
 from ftsupervise.guard.stop_reasons import CAUSES, SUPERSEDED, Decision, as_vote, from_vote
 from ftsupervise.integrations.torchft_limits import GroupLimits
-from ftsupervise.integrations.torchft_votes import Agreed, propose
+from ftsupervise.integrations.torchft_votes import Agreed, differ, has_to_copy, propose
 from ftsupervise.rundir.paths import ENV_GROUP_JOB
 
 OWN = (HOST, SUPERSEDED)
@@ -65,3 +65,11 @@ def test_a_group_whose_place_a_newer_attempt_has_taken_leaves_at_once_and_asks_f
 
 def test_no_vote_is_as_large_as_a_step() -> None:
     assert max(as_vote(Decision(2, cause)) for cause in CAUSES) < 1 << 8
+
+
+def test_groups_that_made_their_last_step_in_different_meetings_see_it_and_the_fewer_copy_from_the_more() -> None:
+    assert not differ([]) and not differ([0, 0]) and not differ([7, 0, 7, 7]), "one that joins cannot tell"
+    commits = [5, 7, 7, 0]
+    assert differ(commits)
+    assert [has_to_copy(commits, own) for own in commits] == [True, False, False, False]
+    assert [has_to_copy([5, 7], own) for own in (5, 7)] == [False, True], "one of two has to, and all know which"
