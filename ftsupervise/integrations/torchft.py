@@ -80,7 +80,6 @@ class ReplicaManager(MendedManager):
     ) -> None:
         self.limits = found = GroupLimits.from_environment(os.environ)
         self.stopped: Decision | None = None  # why the loop ended before the last step
-        self.group, self.index, self.groups = found.group, found.number, found.groups
         self._place = place(os.environ, None, None, None)
         self._voice = Voice(self._place.rank, self._place.world)
         self.guard = Guard(**(guard or {}))
@@ -130,6 +129,21 @@ class ReplicaManager(MendedManager):
         self.register_state_dict_fn(
             "ftsupervise", self._hear, lambda: {"stop": self._agreed.to_come(), "commit": self._commit}
         )
+
+    @property
+    def group(self) -> str:
+        """The name of this group, "g002"."""
+        return self.limits.group
+
+    @property
+    def index(self) -> int:
+        """Its number, from 0."""
+        return self.limits.number
+
+    @property
+    def groups(self) -> int:
+        """How many groups are wanted."""
+        return self.limits.groups
 
     def steps(self, last: int, *, save_every: int | None = None) -> Iterator[int]:
         """``for step in manager.steps(10_000)``: the number of committed steps so far, until ``last`` are committed or all
