@@ -71,7 +71,7 @@ def sandbox() -> None:
     ftsupervise sandbox node node-1 crash  what does my run do when a node dies?
     ftsupervise sandbox down
     ftsupervise sandbox -- make test       up if none is, run it there, down again
-    ftsupervise sandbox up --hosts         as root: each node a host, with a cable to pull
+    ftsupervise sandbox up --hosts         each node a host, with a cable (root)
     """
 
 
