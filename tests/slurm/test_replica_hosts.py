@@ -43,11 +43,11 @@ class Hosts:
     def __init__(self, scene: Scene) -> None:
         self.scene, self.rundir = scene, scene.rundir
 
-    def begin(self, name: str = "ddp") -> None:
+    def begin(self, name: str = "ddp", nodes: int = 1) -> None:
         for path in EXAMPLES.glob("*.py"):
             shutil.copy(path, self.scene.folder)
         words = "--steps 100000 --step-time 0.1 --log-every 1 --save-every 50"
-        groups = {"count": 4, "slowest_step": "5s"}
+        groups = {"count": 4, "slowest_step": "5s", "nodes_each": nodes}
         self.scene.launch(
             f"{sys.executable} {name}.py {words}", nodes=1, spare_nodes=2, jobs=1, exclusive=True, replica_groups=groups
         )
@@ -104,4 +104,28 @@ def test_a_group_on_another_host_is_killed_loses_its_power_and_is_cut_off_and_th
     assert failures["g001"][0] is FailureKind.SIGNAL and len(failures["g000"]) == 1
     assert failures["g002"][0] is failures["g003"][0] is FailureKind.NODE
     assert max(stall for stall, _ in seconds.values()) < TIMEOUT - 3, seconds
+    assert {step: of for step, of in told(here.scene).items() if len(set(of.values())) > 1} == {}
+
+
+def test_groups_of_two_hosts_lose_the_second_host_of_one_of_them(
+    scene: Callable[..., Scene], until: Until, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its first rank lives on, and its heartbeats with it: the others wait until its supervisor has ended it."""
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth0")  # for the process group inside a group, which is torch's own
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    here = Hosts(scene(nodes=10, hosts=True))
+    here.begin("hsdp", nodes=2)
+    until(lambda: reached(here.scene) >= 5, "the fifth step of all groups", 240)
+    first, second = here.row("g002").nodes
+    at = time.monotonic()
+    stall = here.stall("g002", lambda: here.scene.sandbox.node(second, "cut"))
+    until(lambda: len(ledger(here.rundir.group("g002"))) > 1, "the next attempt of g002", 180)
+    step = max(told(here.scene))
+    until(lambda: reached(here.scene) > step, "g002 is back with the others", 180)
+    print(f"the others stood for {stall:.1f} s, g002 is back after {time.monotonic() - at:.0f} s", flush=True)
+    assert here.row("g002").nodes[0] == first and second not in here.row("g002").nodes
+    here.scene.type("kill", "--yes")
+    until(lambda: not here.scene.queue(), "the end of the job", 180)
+    assert stall < 20, stall
+    assert [len(ledger(here.rundir.group(name))) for name in NAMES] == [1, 1, 2, 1]
     assert {step: of for step, of in told(here.scene).items() if len(set(of.values())) > 1} == {}
