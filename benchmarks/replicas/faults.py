@@ -81,7 +81,11 @@ def play(launcher: Launcher, faults: list[tuple[str, str]]) -> Played:
             if not scene.stamps.until(lambda: scene.all_train(time.monotonic() - 4), launcher.bound):
                 out.note = "a group was not back before the next fault"
             time.sleep(4)
-            fault = scene.hit(kind, group)
+            try:
+                fault = scene.hit(kind, group)
+            except ProcessLookupError:
+                print(f"  {WORDS[kind]:20} {group:5} not played: the group was not there any more", flush=True)
+                continue
             scene.measure(fault)
             if fault.note and kind == STOP:  # as a person would
                 scene.end(group)
@@ -92,6 +96,9 @@ def play(launcher: Launcher, faults: list[tuple[str, str]]) -> Played:
         scene.stamps.look()
         out.effective = effective(scene.stamps, out.step, time.monotonic())
         out.steps, out.differ = max(one.step for one in scene.stamps.steps()), differing(scene.stamps)
+    print(
+        f"  effective {out.effective:.0%}, {out.differ} steps differ, by hand {out.manual} times {out.note}", flush=True
+    )
     return out
 
 

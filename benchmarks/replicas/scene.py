@@ -194,9 +194,12 @@ class Scene:
         return min(reached) > 0 and max(reached) - min(reached) <= 2 and time.monotonic() - steps[-1].at < 1.5
 
     def hit(self, kind: str, group: str) -> Fault:
+        """Raises ProcessLookupError where the group has no process any more."""
         at = time.monotonic()
         if kind in (KILL, STOP):
             pid = self.stamps.pid(group)
+            if not pid:  # 0 would be ourselves
+                raise ProcessLookupError(f"{group} has made no step")
             os.kill(pid, getattr(signal, kind))
         elif kind == LIGHTHOUSE:
             os.kill(self.lighthouse(), signal.SIGKILL)
@@ -218,8 +221,11 @@ class Scene:
         return record.pid
 
     def node(self, group: str) -> str:
-        """The node of a group, by the environment of its process."""
-        text = Path(f"/proc/{self.stamps.pid(group)}/environ").read_bytes().split(b"\0")
+        """The node of a group, by the environment of its process. Raises ProcessLookupError."""
+        try:
+            text = Path(f"/proc/{self.stamps.pid(group)}/environ").read_bytes().split(b"\0")
+        except FileNotFoundError:
+            raise ProcessLookupError(f"{group} has no process") from None
         return next(one for one in text if one.startswith(b"SLURMD_NODENAME=")).decode().partition("=")[2]
 
     def measure(self, fault: Fault) -> None:
