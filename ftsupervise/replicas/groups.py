@@ -181,11 +181,14 @@ def choose_nodes(
 ) -> tuple[str, ...] | None:
     """The nodes for the next start of a group: its own that are fit, then free ones, the better ones first. None: too few.
 
-    ``unfit``: nodes that are lost, or not to be used. ``scores``: how bad the past of a node is.
+    ``free``: nodes that no other group has, its own among them or not. ``unfit``: nodes that are lost, or not to be used.
+    ``scores``: how bad the past of a node is.
     """
     bad = [node for node in own if scores.get(node, 0.0) > 0]
     stay = [node for node in own if node not in unfit and node not in bad]
-    come = sorted((node for node in free if node not in unfit), key=lambda node: scores.get(node, 0.0))
+    come = sorted(
+        (node for node in free if node not in unfit and node not in own), key=lambda node: scores.get(node, 0.0)
+    )
     doubtful = sorted((node for node in bad if node not in unfit), key=lambda node: scores[node])
     ranked = [*stay, *sorted([*come, *doubtful], key=lambda node: scores.get(node, 0.0))]
     return tuple(ranked[:each]) if len(ranked) >= each else None

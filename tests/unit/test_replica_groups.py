@@ -89,6 +89,10 @@ def test_a_page_of_the_groups_that_a_stranger_may_write_is_not_believed(tmp_path
 def test_a_group_keeps_its_nodes_and_takes_a_spare_for_the_lost_one() -> None:
     assert first_nodes(NODES, 2, 2) == {"g000": ("node-1", "node-2"), "g001": ("node-3", "node-4")}
     assert choose_nodes(("node-1", "node-2"), ("node-5",), 2, {"node-2"}) == ("node-1", "node-5")
+    free = ("node-1", "node-2", "node-5")  # its own are among them
+    assert choose_nodes(("node-1", "node-2"), free, 2, {"node-2"}) == ("node-1", "node-5"), "and none is taken twice"
+    assert choose_nodes(("node-1", "node-2"), free, 2, (), {"node-1": 0.5}) == ("node-2", "node-5")
+    assert choose_nodes(("node-1", "node-2"), free[:2], 2, {"node-2"}) is None
     assert choose_nodes(("node-1",), (), 1, ()) == ("node-1",)
     assert choose_nodes(("node-1",), (), 1, {"node-1"}) is None
 
