@@ -262,7 +262,7 @@ class GroupsOfJob:
         words = ["run", "--run-dir", str(group.rundir.root), "--name", f"{asked.name}-{name}", *asked.settings]
         words += ["--launched", asked.launched] if asked.launched else []
         env = on_its_nodes(for_group(self.env, given), nodes)
-        if len(nodes) > 1 and group.row.attempt:  # Slurm keeps the step of a lost node, and with it all nodes of that step
+        if len(nodes) > 1 and group.row.attempt:  # Slurm may keep the step of a lost node, and its other nodes with it
             env.setdefault("SLURM_OVERLAP", "1")
         try:
             group.start(own_command(*words, "--", *command), env, log_name(asked.name, self.job), now, at)
