@@ -91,7 +91,7 @@ class ReplicaManager(MendedManager):
         self._doubt, self._sight = StepDoubt(found.minimum), StallSight(self._place)
         network = GroupNetwork(found.lighthouse, os.environ)
         if network.interface:
-            os.environ.setdefault(ENV_GLOO, network.interface)  # gloo asks for the host's name, else
+            os.environ.setdefault(ENV_GLOO, network.interface)  # otherwise gloo takes the one of the host's name
         address, port = _store(self._place.rank, self._place.world, network.host)
         seconds = found.timeouts
         super().__init__(

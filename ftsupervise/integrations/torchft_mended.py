@@ -159,14 +159,14 @@ class MendedManager(_Manager):  # type: ignore[misc] # torchft is not installed 
             look if self._group_rank == 0 else None,
             self._store,
             self._lost,
-            group=options["replica_id"],
+            own=self.start_id,
             groups=groups,
             heartbeat=heartbeat,
         )
 
     def _waits(self) -> Wait | None:
-        """What this rank waits for, in a reduction or on the way to it; or another rank of its group, which has not ended or
-        failed as this one has: the first rank looks for all of them."""
+        """Return what this rank waits for, in a reduction or on the way to it. A rank that has failed or ended its reductions
+        still waits for the other ranks of its group: the first one looks for all of them."""
         step = self._step_that_runs
         since = self._reducing_since or getattr(self._pg, "connecting_since", None)
         if since is None:
@@ -224,15 +224,15 @@ class MendedManager(_Manager):  # type: ignore[misc] # torchft is not installed 
         self.wait_quorum()
         with self._turn:
             self._reduced = True
-        self._look_for_the_others()
+        self._check_that_it_is_a_member()
         try:
             return not self.left and bool(super().should_commit(timeout))
         finally:
             self._reducing_since = None
 
-    def _look_for_the_others(self) -> None:
-        """A group that was stopped in a reduction may end it when it is continued: what the others sent is still there. They
-        have given it up meanwhile, and made this step without this group, so it must not make it too. The lighthouse knows."""
+    def _check_that_it_is_a_member(self) -> None:
+        """Fail this step where the lighthouse has a newer quorum without this group: the others have given it up and make the
+        step anew. It was stopped in a reduction, and has ended that when it was continued, with what the others had sent."""
         since = self._reducing_since
         if self._group_rank or self.errored() is not None or since is None:
             return

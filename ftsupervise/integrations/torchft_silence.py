@@ -31,8 +31,8 @@ class PeerSilent(RuntimeError):
 
 
 class Wait(NamedTuple):
-    """What this group waits for: the step it belongs to, since when (monotonic seconds), and the members of the quorum.
-    ``attempt``: at this step, by the name that all ranks of the group have for it."""
+    """A rank waits for the ``members`` of its quorum, in a ``step`` of its own, ``since`` then (monotonic seconds). ``attempt``
+    names this try of the step for all ranks of the group."""
 
     step: object
     since: float
@@ -43,7 +43,7 @@ class Wait(NamedTuple):
 def silent_members(
     page: LighthousePage | PageNotSeen, own: str, members: Collection[str], heartbeat: float
 ) -> tuple[str, ...]:
-    """The ``members`` that the lighthouse has heard of, and hears of no more. ``own``: our group. Pure.
+    """Return the ``members`` that the lighthouse has heard of, and hears of no more. ``own``: this start of our group. Pure.
 
     Two names of the lighthouse may look the same here, for one of them is a stranger's: the later heartbeat counts."""
     if not isinstance(page, LighthousePage):
@@ -51,8 +51,7 @@ def silent_members(
     ages: dict[str, float] = {}
     for one in page.heartbeats:
         ages[one.replica] = min(one.age, ages.get(one.replica, inf))
-    mine = [age for replica, age in ages.items() if replica in members and group_of(replica) == own]
-    if not mine or min(mine) > heartbeat / 2:
+    if ages.get(own, inf) > heartbeat / 2:
         return ()
     return tuple(sorted(one for one in members if ages.get(one, 0.0) > _LATE * heartbeat))
 
@@ -60,7 +59,7 @@ def silent_members(
 class SilenceWatch:
     """A thread of each rank. ``waits``: what this rank waits for; None while it waits for nobody. ``look``: the lighthouse's
     page, within so many seconds; None on the other ranks of a group. ``store``: of this group. ``lost``: called with the step
-    and a sentence when a member is silent."""
+    and a sentence when a member is silent. ``own``: this start of our group, as the lighthouse has it."""
 
     def __init__(
         self,
@@ -69,12 +68,12 @@ class SilenceWatch:
         store: Any,
         lost: Callable[[object, str], None],
         *,
-        group: str,
+        own: str,
         groups: int,
         heartbeat: float,
     ) -> None:
         self._waits, self._look, self._store, self._lost = waits, look, store, lost
-        self._group, self._heartbeat = group, heartbeat
+        self._own, self._heartbeat = own, heartbeat
         self._every = max(LOOK_EVERY, groups / _LOOKS) if look else LOOK_EVERY
         self._over = threading.Event()
         threading.Thread(target=self._follow, name="silence", daemon=True).start()
@@ -97,10 +96,8 @@ class SilenceWatch:
                 return self._store.get(key).decode() if self._store.check([key]) else ""
             began = time.monotonic()
             page = self._look(_PAGE)
-            late = (
-                time.monotonic() - began > self._heartbeat / 2
-            )  # written before some heartbeats that are there by now
-            names = () if late else silent_members(page, self._group, wait.members, self._heartbeat)
+            late = time.monotonic() - began > self._heartbeat / 2  # heartbeats may have come since it was written
+            names = () if late else silent_members(page, self._own, wait.members, self._heartbeat)
             if not names:
                 return ""
             words = f"{', '.join(map(group_of, names))} sends no heartbeats to the lighthouse any more"

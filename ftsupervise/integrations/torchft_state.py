@@ -1,4 +1,4 @@
-"""What a group that joins gets from a healthy one, and what checkpoints hold: how it is taken and loaded."""
+"""Takes and loads the state of a group: a group that joins gets it from a healthy one, and checkpoints hold it."""
 
 from __future__ import annotations
 

@@ -68,12 +68,12 @@ def propose(vote: int, step: int, decided: int, own: tuple[str, ...]) -> tuple[i
 
 
 def differ(commits: Sequence[int]) -> bool:
-    """Have the groups made their last step in different meetings? 0: that group cannot tell."""
+    """Return whether the groups have made their last step in different meetings. 0: that group cannot tell."""
     return len(set(commits) - {0}) > 1
 
 
 def has_to_copy(commits: Sequence[int], own: int) -> bool:
-    """Does the group whose last step was made in the meeting ``own`` copy the weights of another one? The step that the most
-    groups have made counts; of two with as many, the one of the first group. All groups see the same ``commits``."""
+    """Return whether the group whose last step was made in the meeting ``own`` copies the weights of another one. The step that
+    most groups have made counts; of two with as many, the one of the first group. All groups see the same ``commits``."""
     known = Counter(one for one in commits if one)
     return own != 0 and own != max(known, key=lambda one: known[one])

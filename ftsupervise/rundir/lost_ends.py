@@ -22,7 +22,7 @@ _NEAR_END = 60.0  # seconds: Slurm's limit loop is up to this early or late
 
 
 class LostEnd(NamedTuple):
-    """What others know of an attempt that left no record of its end: Slurm of its host, and we of a group's supervisor."""
+    """Others know why an attempt left no record of its end: Slurm knows of its host, and we know of a group's supervisor."""
 
     words: Annotated[str, 500] = ""
 

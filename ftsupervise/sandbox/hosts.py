@@ -33,7 +33,7 @@ _MEMORY = Path("/dev/shm")
 _RANGE = ipaddress.IPv4Network("198.18.0.0/15")  # RFC 2544: for trials between hosts, nobody's on the Internet
 _SECONDS = 30.0  # for one call of ``ip``; the longest, for 250 nodes, takes one
 
-# What runs a node's slurmd on its host: the host name and the mounts are seen only by that slurmd and what it starts.
+# A shell sets the host name and the mounts of a node's host, and becomes its slurmd: only that and its children see them.
 _ON_HOST = 'hostname "$1" && mount --bind "$2" /etc/hosts && mount --bind "$3" /dev/shm && shift 3 && exec "$@"'
 
 

@@ -93,7 +93,7 @@ def test_what_the_buddy_on_another_host_held_is_where_the_spare_begins(
 def test_a_run_whose_batch_host_loses_its_power_goes_on_in_the_next_member(
     scene: Callable[..., Scene], until: Until
 ) -> None:
-    """Nobody tells the agents of the other nodes that their supervisor is gone: they ask Slurm when they have waited for it."""
+    """The agents of the other nodes hear nothing when their supervisor is gone: they wait for it, and then ask Slurm."""
     here = scene(nodes=3, hosts=True)
     here.train(LONG, spare_nodes=1, jobs=2)
     until(lambda: here.trains(1), "the first attempt")

@@ -26,7 +26,7 @@ def page(**ages: float) -> LighthousePage:
 
 
 def test_a_member_that_the_lighthouse_hears_of_no_more_is_silent() -> None:
-    assert silent_members(page(g000_a=0.1, g001_b=1.2, g002_c=0.1), "g000", MEMBERS, HEARTBEAT) == ("g001:b",)
+    assert silent_members(page(g000_a=0.1, g001_b=1.2, g002_c=0.1), "g000:a", MEMBERS, HEARTBEAT) == ("g001:b",)
 
 
 @pytest.mark.parametrize(
@@ -42,16 +42,18 @@ def test_a_member_that_the_lighthouse_hears_of_no_more_is_silent() -> None:
     ],
 )
 def test_what_is_not_seen_for_sure_makes_nobody_silent(seen: LighthousePage | PageNotSeen) -> None:
-    assert silent_members(seen, "g000", MEMBERS, HEARTBEAT) == ()
+    assert silent_members(seen, "g000:a", MEMBERS, HEARTBEAT) == ()
 
 
 def test_of_two_names_that_look_the_same_the_later_heartbeat_counts_so_that_no_stranger_makes_a_member_silent() -> None:
     member, stranger = page(g000_a=0.1, g001_b=0.1), page(g001_b=70.0)
     assert (
-        silent_members(member._replace(heartbeats=member.heartbeats + stranger.heartbeats), "g000", MEMBERS, 0.9) == ()
+        silent_members(member._replace(heartbeats=member.heartbeats + stranger.heartbeats), "g000:a", MEMBERS, 0.9)
+        == ()
     )
     assert (
-        silent_members(member._replace(heartbeats=stranger.heartbeats + member.heartbeats), "g000", MEMBERS, 0.9) == ()
+        silent_members(member._replace(heartbeats=stranger.heartbeats + member.heartbeats), "g000:a", MEMBERS, 0.9)
+        == ()
     )
 
 
@@ -86,7 +88,7 @@ class Rank:
             look,
             store,
             lambda step, words: self.lost.append((step, words)),
-            group="g000",
+            own="g000:a",
             groups=3,
             heartbeat=HEARTBEAT,
         )
