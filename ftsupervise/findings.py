@@ -132,6 +132,7 @@ class EventKind(Enum):
     RESUMED = "resumed"
     STOPPED = "stopped"
     FINISHED = "finished"
+    DAMAGED = "damaged"  # a checkpoint was not loaded
 
 
 @dataclass(frozen=True)
@@ -147,7 +148,7 @@ class Alert:
     fired: datetime | None = None
     good_since: datetime | None = None  # it fires, but the last looks were good
     ended: datetime | None = None
-    incident: int = 0  # counts the firings; part of the dedup key
+    incident: int = 0  # its number, which no other incident of this alert ever has; part of every key
     notified: datetime | None = None  # the last message of this incident
     notified_severity: Severity | None = None  # the worst of them
     notified_to: tuple[str, ...] = ()  # receivers
@@ -161,6 +162,7 @@ class Alert:
     acked_at: datetime | None = None
     ack_note: str = ""
     muted: str = ""  # why nobody is notified at present: a silence, or what inhibits it
+    muted_until: datetime | None = None  # the last check at which it fired and was muted
     blind_since: datetime | None = None  # nobody could see it since
 
 
@@ -175,6 +177,7 @@ class Notice:
     alert_id: str = ""
     since: datetime | None = None
     count: int = 1  # the how-manieth telling of this incident
+    incident: int = 0
     event: EventKind | None = None
     note: str = ""  # one sentence more: "flapping", "no longer checked", "nobody has acknowledged it for 1h"
     post: str = ""  # id of the message (to the same receiver) that was the first of this incident

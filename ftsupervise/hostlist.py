@@ -7,6 +7,7 @@ import re
 _PIECE = re.compile(r"([^\[\]]*)(?:\[([^\[\]]*)\])?")
 _RANGE = re.compile(r"([0-9]{1,12})(?:-([0-9]{1,12}))?")
 _NUMBERED = re.compile(r"(.*?)([0-9]{1,18})")
+_COUNT = re.compile(r"([0-9]{1,9})(?:\(x([0-9]{1,9})\))?")
 _MOST = 200_000  # nodes in all; the largest cluster has a tenth of it
 _LONGEST = 300  # characters of a name; DNS allows 253
 _LIMIT = 4_000_000  # characters of a list
@@ -21,6 +22,18 @@ def expand_hostlist(text: str) -> tuple[str, ...]:
     for part in _split_outside_brackets(text):
         names += _expand(part, _MOST - len(names))
     return tuple(names)
+
+
+def expand_counts(text: str) -> tuple[int, ...]:
+    """ "2(x3),1" (SLURM_TASKS_PER_NODE) -> 2 2 2 1. Raises ValueError for what is no such list, or too long."""
+    found: list[int] = []
+    for item in text.split(","):
+        match = _COUNT.fullmatch(item)
+        times = int(match[2] or 1) if match else 0
+        if not match or len(found) + times > _MOST:
+            raise ValueError(f"not a list of counts: {text[:100]!r}")
+        found += [int(match[1])] * times
+    return tuple(found)
 
 
 def _split_outside_brackets(text: str) -> list[str]:

@@ -318,6 +318,7 @@ class JobState(Enum):
     REQUEUED = "REQUEUED"
     REQUEUE_HOLD = "REQUEUE_HOLD"
     REQUEUE_FED = "REQUEUE_FED"
+    EXPEDITING = "EXPEDITING"  # it has lost a node, and begins again as soon as there are enough
     SPECIAL_EXIT = "SPECIAL_EXIT"
     RESIZING = "RESIZING"
     SIGNALING = "SIGNALING"
@@ -364,6 +365,7 @@ _WAITING = frozenset(
         JobState.REQUEUED,
         JobState.REQUEUE_HOLD,
         JobState.REQUEUE_FED,
+        JobState.EXPEDITING,
         JobState.SPECIAL_EXIT,
         JobState.RESV_DEL_HOLD,
     }

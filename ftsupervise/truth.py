@@ -149,6 +149,12 @@ class Resumed(NamedTuple):
     set_aside_step: int | None = None
     more_aside: int = 0  # others that were set aside with it
     skipped: tuple[SkippedBatches, ...] = ()  # on the way to here, the last at this very step
+    damaged: tuple[
+        Annotated[str, 2000], ...
+    ] = ()  # checkpoints whose bytes were not those that were saved, with the reason
+    refused: Annotated[str, 2000] = (
+        ""  # why the attempt could not begin, and a new start is no use before a person has acted
+    )
 
     @property
     def skip(self) -> int:
@@ -164,7 +170,10 @@ class Resumed(NamedTuple):
         others = f" and {self.more_aside} more were" if self.more_aside else " was"
         more = [f"{self.set_aside}{others} set aside"] if self.set_aside else []
         more += [f"{len(self.passed)} newer passed over"] if self.passed else []
+        more += [f"{len(self.damaged)} damaged"] if self.damaged else []
         more += [f"{self.skip} batches are skipped"] if self.skip else []
+        if self.refused:
+            return f"refused: {self.refused}"
         said = f"from {self.checkpoint}" if self.checkpoint else "from the beginning"
         return said + (f" ({'; '.join(more)})" if more else "")
 
@@ -179,6 +188,7 @@ class Beginning(NamedTuple):
     copies: int = 0  # ranks whose snapshot came from another node
     again: int | None = None  # steps that are made again
     why: Annotated[str, 2000] = ""  # the memory was not used, or not its newest step
+    made: int | None = None  # the attempt that made the snapshot
 
     def words(self) -> str:
         """Return "from step 118 in memory (2 steps are made again)"."""

@@ -185,6 +185,31 @@ def format_slurm_time(value: timedelta) -> str:
     return f"{days}-{clock}" if days else clock
 
 
+def signal_number(word: str) -> int:
+    """15 of "TERM", "SIGTERM", "term" or "15". Raises ValueError for what is no signal."""
+    import signal
+
+    name = word.strip().upper().removeprefix("SIG")
+    if name.isascii() and name.isdigit():
+        number = int(name)
+        if number not in signal.valid_signals():
+            raise ValueError(f"there is no signal {word}")
+        return number
+    found = getattr(signal, f"SIG{name}", None) if name.isalnum() else None
+    if not isinstance(found, signal.Signals):
+        raise ValueError(f"there is no signal {word}")
+    return int(found)
+
+
+def parse_warning(text: str) -> tuple[int, float | None]:
+    """The signal of "TERM@600", as in sbatch's --signal, and the seconds before the end, None where they are left out.
+    Raises ValueError."""
+    word, at, lead = text.removeprefix("B:").partition("@")
+    if at and not (lead.isascii() and lead.isdigit()):
+        raise ValueError(f'"{lead}" is no number of seconds: TERM@600')
+    return signal_number(word), float(lead) if at else None
+
+
 def signal_name(number: int) -> str:
     """ "SIGTERM" of 15."""
     import signal

@@ -1,6 +1,6 @@
 """The tables of threats and faults in ``docs/``: read them, run the test of each row, print each row with its result.
 
-python tests/matrix.py            both tables (``make faults``)
+python tests/matrix.py            all tables (``make faults``)
 python tests/matrix.py security   one of them
 """
 
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
-PAGES = {"security": ROOT / "docs" / "security.md", "faults": ROOT / "docs" / "faults.md"}
+PAGES = {name: ROOT / "docs" / f"{name}.md" for name in ("security", "faults", "chain", "resume")}
 _ROW = re.compile(r"\| (?P<what>.+?) \| (?P<answer>.+?) \| `(?P<file>tests/[\w/]+\.py)::(?P<test>test_\w+)` \|")
 _SIGNS = {"passed": "ok", "failed": "FAILED", "skipped": "skipped", "missing": "DID NOT RUN"}
 
@@ -28,7 +28,7 @@ class Row(NamedTuple):
 
 
 def rows(page: Path) -> list[Row]:
-    """The rows of the table in ``page``: the threat or fault, what is done about it, and its test."""
+    """The rows of the table in ``page``: the threat or fault, what is done about it (all cells between), and its test."""
     return [Row(**match.groupdict()) for match in map(_ROW.fullmatch, page.read_text("utf-8").splitlines()) if match]
 
 

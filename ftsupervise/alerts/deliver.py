@@ -27,7 +27,7 @@ from ftsupervise.alerts import outbox
 from ftsupervise.alerts.journal import Journal
 from ftsupervise.alerts.last_day import AboutRun
 from ftsupervise.alerts.outbox import JournalState, Message
-from ftsupervise.alerts.receivers import Broken, Doubtful, Parcel, Partly, Send, TryLater, Unsendable, sender
+from ftsupervise.alerts.receivers import NOTHING, Broken, Doubtful, Parcel, Partly, Send, TryLater, Unsendable, sender
 from ftsupervise.alerts.record import About, advance
 from ftsupervise.alerts.self_monitor import hand_over, receiver_finding, reroute
 from ftsupervise.findings import AlertState, EventKind, Notice, Severity
@@ -252,6 +252,8 @@ def _outcome(state: JournalState, attempt: _Attempt, who: str, now: datetime, fr
     message, error, home = attempt.message, attempt.error, attempt.journal.home
     if error is None:
         receipt = attempt.receipt or {}
+        if NOTHING in receipt:  # nothing was sent: that says nothing about the receiver
+            return outbox.drop(state, message)
         state = outbox.sent(state, message, receipt, now)
         return _say(state, attempt, now) if "refused" in receipt else state
     if not outbox.mine(state, message, who):

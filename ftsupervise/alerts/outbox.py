@@ -43,6 +43,7 @@ class Message:
     due: datetime
     more: dict[str, int] = field(default_factory=dict)  # notices that are not spelled out: "disk fired" -> 137
     where: str = ""  # the argument that names this run in commands
+    source: str = ""  # tells the alerts of this journal from those of another run of the same name
     note: str = ""  # one sentence about the delivery itself
     listed: int = LISTED
     tries: int = 0
@@ -108,7 +109,8 @@ class JournalState:
     posts: dict[str, Message] = field(default_factory=dict)  # sent; firing alerts point here
     receivers: dict[str, ReceiverState] = field(default_factory=dict)
     silences: tuple[Silence, ...] = ()
-    announced: dict[str, datetime] = field(default_factory=dict)
+    announced: dict[str, datetime] = field(default_factory=dict)  # the newest events, by their dedup keys
+    announced_through: int = 0  # events of attempts up to this number were announced, whatever is left of their keys
 
     def receiver(self, name: str) -> ReceiverState:
         return self.receivers.get(name) or ReceiverState()
@@ -118,6 +120,11 @@ def message_id(home: str, receiver: str, run: str, notices: tuple[Notice, ...]) 
     """Return a stable id: two watchers that see the same transitions make the same one."""
     parts = [home, receiver, run, *sorted(n.key for n in notices)]
     return sha256("\0".join(parts).encode("utf-8", "surrogatepass")).hexdigest()[:20]
+
+
+def source_of(home: str) -> str:
+    """Return a short word for the journal at ``home``: the runs of two people may have one name."""
+    return sha256(home.encode("utf-8", "surrogatepass")).hexdigest()[:8]
 
 
 def put(state: JournalState, message: Message) -> JournalState:

@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from ftsupervise.alerts.journal import Journal
-from ftsupervise.alerts.outbox import LISTED, LISTED_FOR_MACHINES, JournalState, Message, message_id, put
+from ftsupervise.alerts.outbox import LISTED, LISTED_FOR_MACHINES, JournalState, Message, message_id, put, source_of
 from ftsupervise.alerts.self_monitor import about_itself, journal_finding, receiver_finding, reroute
 from ftsupervise.alerts.step import alert_id, due_at, explained_by, inhibitor, policy_of, receivers_of, silenced, step
-from ftsupervise.alerts.wording import clean, one_line
+from ftsupervise.alerts.wording import ENDS, clean, one_line
 from ftsupervise.findings import Alert, AlertState, EventKind, Finding, Notice, Reason
 from ftsupervise.truth import Health
 
@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from ftsupervise.config.alerting import Alerts
 
 NOT_ASKED = timedelta(days=3)
-_ANNOUNCED_KEPT = 500
+_ANNOUNCED_KEPT = 1000  # dedup keys of events
+_BEHIND = 400  # attempts: an event may come this late and is announced still
 _NOTIFYING = (Reason.FIRED, Reason.ESCALATED, Reason.REPEATED, Reason.RESOLVED, Reason.UNWATCHED)
 
 
@@ -100,20 +101,32 @@ def record(
 
 
 def announce(
-    journal: Journal, settings: Alerts, event: EventKind, dedup: str, raw: Finding, where: str | None = None
+    journal: Journal,
+    settings: Alerts,
+    event: EventKind,
+    dedup: str,
+    raw: Finding,
+    where: str | None = None,
+    *,
+    attempt: int = 0,
 ) -> bool:
-    """Announce an event (``raw``: of ``event_finding``) once; returns False if ``dedup`` has been announced before."""
+    """Announce an event (``raw``: of ``event_finding``) once; returns False if ``dedup`` has been announced before.
+
+    ``attempt``: the number of the attempt that it is about. A run may have many thousands: the keys of the newest are
+    kept, and of those before it is known that they were announced.
+    """
     finding, at = clean(raw), raw.at
     about = About(settings, at, raw.run, journal.home, place_of(journal) if where is None else where)
     fresh = False
 
     def make(state: JournalState) -> JournalState:
         nonlocal fresh
-        fresh = dedup not in state.announced
+        fresh = not was_announced(state, dedup, attempt)
         if not fresh:
             return state
         recent = dict(list(state.announced.items())[-_ANNOUNCED_KEPT:])
-        state = replace(state, announced={**recent, dedup: at})
+        through = max(state.announced_through, attempt - _BEHIND)
+        state = replace(state, announced={**recent, dedup: at}, announced_through=through)
         notice = Notice(key=f"event {dedup}", reason=Reason.ANNOUNCED, finding=finding, at=at, since=at, event=event)
         for name in receivers_of(settings, finding, at):
             state = enqueue(state, name, [notice], about)
@@ -121,6 +134,11 @@ def announce(
 
     journal.change(make)
     return fresh
+
+
+def was_announced(state: JournalState, dedup: str, attempt: int) -> bool:
+    """Return whether the event ``dedup``, of the attempt of this number (0: of none), has been announced."""
+    return dedup in state.announced or 0 < attempt <= state.announced_through
 
 
 def place_of(journal: Journal) -> str:
@@ -148,7 +166,7 @@ def advance(
     settings, now = about.settings, about.now
     by_id, run = _worst(findings), one_line(about.run, 100)
     known = [] if partial else [i for i, a in state.alerts.items() if a.finding.run == run and i not in by_id]
-    causes = _causes(state, by_id, context)
+    causes = _causes(state, by_id, context, about)
     spoke = {finding.watchdog for finding in by_id.values()}
     alerts = dict(state.alerts)
     parcels: dict[str, list[Notice]] = {}
@@ -179,7 +197,7 @@ def advance(
 
 
 def _notified(alert: Alert, reason: Reason, receivers: tuple[str, ...]) -> Alert:
-    if reason in (Reason.RESOLVED, Reason.UNWATCHED):
+    if reason in ENDS:
         return replace(alert, posts={})
     return replace(alert, notified_to=tuple(dict.fromkeys((*alert.notified_to, *receivers))))
 
@@ -196,20 +214,25 @@ def _worst(findings: Sequence[Finding]) -> dict[str, Finding]:
     return out
 
 
-def _causes(state: JournalState, by_id: dict[str, Finding], context: Sequence[Finding]) -> list[Finding]:
-    """Return the findings that are wrong now (bad in this tick, or firing and not seen to be good) and can explain others."""
+def _causes(state: JournalState, by_id: dict[str, Finding], context: Sequence[Finding], about: About) -> list[Finding]:
+    """Return the findings that are wrong now (bad in this tick, or firing and not seen to be good) and can explain others.
+
+    What nobody has looked at for ``forget_after`` explains nothing any more: its watchdog may be switched off.
+    """
     now_bad = [f for f in (*by_id.values(), *context) if f.health is Health.BAD]
     still = [
         a.finding
         for i, a in state.alerts.items()
-        if a.state is AlertState.FIRING and (i not in by_id or by_id[i].health is Health.UNKNOWN)
+        if a.state is AlertState.FIRING
+        and (i not in by_id or by_id[i].health is Health.UNKNOWN)
+        and about.now - a.seen < about.settings.forget_after
     ]
     return [f for f in (*now_bad, *still) if explained_by(f)]
 
 
 def _whom(alert: Alert, reason: Reason, settings: Alerts, now: datetime) -> tuple[str, ...]:
     others = tuple(name for name in settings.named if not about_itself(alert.finding, name))
-    if reason in (Reason.RESOLVED, Reason.UNWATCHED):
+    if reason in ENDS:
         return tuple(name for name in alert.notified_to if name in others)
     wanted = receivers_of(settings, alert.finding, now, escalated=alert.escalated)
     if reason is Reason.ESCALATED:
@@ -229,14 +252,18 @@ def _notice(alert: Alert, reason: Reason, now: datetime, newest: Finding | None)
     elif alert.flapping:
         note = "It is flapping: you will be notified of its end once it has been calm for a while."
     end = alert.ended if reason is Reason.RESOLVED and alert.ended else now
+    finding = alert.finding
+    if reason in ENDS and alert.notified_severity is not None:  # whoever was woken is told the end at the same hour
+        finding = replace(finding, severity=max(finding.severity, alert.notified_severity))
     return Notice(
         key=f"{alert.id}.{alert.incident}.{reason.value}.{alert.notifications}",
         reason=reason,
-        finding=alert.finding,
+        finding=finding,
         at=end,
         alert_id=alert.id,
         since=alert.since,
         count=alert.notifications,
+        incident=alert.incident,
         note=one_line(note, 500),
     )
 
@@ -253,6 +280,7 @@ def enqueue(state: JournalState, receiver: str, notices: Sequence[Notice], about
         created=about.now,
         due=due,
         where=about.where,
+        source=source_of(about.home),
         listed=LISTED_FOR_MACHINES if about.settings.named[receiver].kind == "webhook" else LISTED,
     )
     return put(state, message)

@@ -141,6 +141,7 @@ def hand_over(
         due=now,
         more=message.more,
         where=message.where,
+        source=message.source,
         note=f"This was for {message.receiver}, which does not take it.",
     )
     alerts = dict(state.alerts)

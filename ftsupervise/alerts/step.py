@@ -58,6 +58,25 @@ def alert_id(finding: Finding) -> str:
     return sha256("\0".join(finding.key).encode("utf-8", "surrogatepass")).hexdigest()[:8]
 
 
+def _number_of_new_incident(alert: Alert, now: datetime) -> int:
+    """Return the number of the incident that begins now: the hour since 1970, or one more than the one before.
+
+    It is part of every key by which mailboxes, pagers and journals drop what they have had. So no number comes twice,
+    not even when the alert has been forgotten or the journal was lost; and watches that could not see each other's
+    journal count alike.
+    """
+    return max(alert.incident + 1, _hour(now))
+
+
+def _hour(now: datetime) -> int:
+    return int(now.timestamp() // 3600)
+
+
+def _forgettable(alert: Alert, now: datetime) -> bool:
+    """Return whether its next incident has a number of its own also when nothing is remembered of this one."""
+    return alert.incident < _hour(now)
+
+
 def flap_share(checks: str) -> float:
     """Return Nagios's percent state change as a share 0–1: 21 alternating checks are 1.0, one newest change 0.0625."""
     recent = checks[-CHECKS:]
@@ -93,7 +112,7 @@ def step(
     if alert.state is AlertState.FIRING:
         return _still(alert, policy, now, muted) if bad or enough else _over(alert, policy, now, muted)
     if not bad:
-        if "-" not in alert.checks:
+        if "-" not in alert.checks and _forgettable(alert, now):
             return None, Reason.NOTHING
         waiting = enough and alert.state is AlertState.PENDING
         quiet = alert if waiting else replace(alert, state=AlertState.QUIET, since=None, muted="")
@@ -113,9 +132,10 @@ def _bad(
         alert,
         state=AlertState.FIRING,
         fired=now,
+        muted_until=None,
         good_since=None,
         ended=None,
-        incident=alert.incident + 1,
+        incident=_number_of_new_incident(alert, now),
         notified=None,
         notified_severity=None,
         notified_to=(),
@@ -131,9 +151,9 @@ def _bad(
 
 def _still(alert: Alert, policy: Policy, now: datetime, muted: str) -> tuple[Alert, Reason]:
     """Return the notice about an alert that still fires, if there is news that people have not been sent."""
-    alert = replace(alert, good_since=None, muted=muted)
+    alert = replace(_by_this_clock(alert, now), good_since=None, muted=muted)
     if muted:
-        return alert, Reason.HELD if alert.notified is None else Reason.NOTHING
+        return replace(alert, muted_until=now), Reason.HELD if alert.notified is None else Reason.NOTHING
     severity = alert.finding.severity
     if alert.notified is None or alert.notified_severity is None:
         return _notify(alert, now), Reason.FIRED
@@ -141,12 +161,21 @@ def _still(alert: Alert, policy: Policy, now: datetime, muted: str) -> tuple[Ale
         return replace(_notify(alert, now), acked_by="", acked_at=None, ack_note=""), Reason.ESCALATED
     if alert.acked_by:
         return alert, Reason.NOTHING
-    waited = now - (alert.fired or now)
+    waited = now - max(alert.fired or now, alert.muted_until or alert.fired or now)  # a silence gives people time
     if policy.escalate_after is not None and not alert.escalated and waited >= policy.escalate_after:
         return replace(_notify(alert, now), escalated=True), Reason.ESCALATED
     if policy.repeat is not None and now - alert.notified >= policy.repeat:
         return _notify(alert, now), Reason.REPEATED
     return alert, Reason.NOTHING
+
+
+def _by_this_clock(alert: Alert, now: datetime) -> Alert:
+    """Return the alert without times from the future: a clock that was days ahead must not stop reminders for days."""
+    ahead = now + SKEW
+    if all(at is None or at <= ahead for at in (alert.fired, alert.notified, alert.muted_until)):
+        return alert
+    fired, notified, muted = (at and min(at, now) for at in (alert.fired, alert.notified, alert.muted_until))
+    return replace(alert, fired=fired, notified=notified, muted_until=muted)
 
 
 def _notify(alert: Alert, now: datetime) -> Alert:
@@ -176,7 +205,7 @@ def _unwatched(alert: Alert, policy: Policy, now: datetime) -> tuple[Alert | Non
         return replace(_end(alert, alert.seen), seen=now), (
             Reason.NOTHING if alert.notified is None else Reason.UNWATCHED
         )
-    return None, Reason.NOTHING
+    return (None if _forgettable(alert, now) else alert), Reason.NOTHING
 
 
 def _flapping(alert: Alert, policy: Policy) -> Alert:

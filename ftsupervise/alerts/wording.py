@@ -43,6 +43,9 @@ _LIMITS = {
     "do": 400,
 }
 LATE = timedelta(minutes=10)
+STANDS = timedelta(
+    days=7
+)  # a service that ends alerts by itself is to keep one this long; each reminder begins it anew
 
 WORDS = {
     Reason.FIRED: "FIRING",
@@ -85,6 +88,7 @@ class Item:
     severity: str
     run: str
     name: str  # "disk /scratch"
+    watchdog: str
     summary: str
     value: str
     limit: str
@@ -98,11 +102,13 @@ class Item:
     silence: str
     note: str
     detail: str
-    key: str  # PagerDuty's dedup key: the same from trigger to resolve
+    key: str  # PagerDuty's dedup key: the same from trigger to resolve, and no other incident has it
+    incident: str  # the part of it that is unique
     alert_id: str
     over: bool
     at: str  # ISO 8601
     since_iso: str
+    until_iso: str  # when a service may end it by itself
 
 
 @dataclass(frozen=True)
@@ -190,6 +196,7 @@ def _item(notice: Notice, message: Message, ended: datetime | None) -> Item:
         severity=found.severity.word,
         run=found.run,
         name=" ".join(part for part in (found.watchdog, found.subject) if part) if not event else "",
+        watchdog=found.watchdog,
         summary=found.summary,
         value=found.value,
         limit=found.limit,
@@ -203,12 +210,19 @@ def _item(notice: Notice, message: Message, ended: datetime | None) -> Item:
         silence=command(f"alerts silence {notice.alert_id} --for 4h", message.where) if acting else "",
         note=one_line(notice.note, 500),
         detail="" if ends else found.detail,
-        key=_cut(f"{found.run}/{found.watchdog}/{notice.alert_id}", 255),
+        key=_dedup_key(notice, message),
+        incident=f"{message.source}-{notice.alert_id}-{notice.incident}",
         alert_id=notice.alert_id,
         over=over,
         at=at.isoformat(),
         since_iso=(notice.since or at).isoformat(),
+        until_iso=(at + STANDS).isoformat(),
     )
+
+
+def _dedup_key(notice: Notice, message: Message) -> str:
+    end = f"/{message.source}-{notice.alert_id}-{notice.incident}"
+    return _cut(f"{notice.finding.run}/{notice.finding.watchdog}", 255 - len(end)) + end
 
 
 def in_short(seen: View, limit: int = 2900) -> str:

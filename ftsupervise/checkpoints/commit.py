@@ -21,6 +21,8 @@ from ftsupervise.rundir.records import time_of
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
+    from ftsupervise.rundir.lineage import Lineage
+
 _SYNCED_AT_ONCE = 4  # files at least: they wait for the disk, not for a processor
 _SMALL = 4 << 20  # bytes whose digests are taken sooner than a thread is begun
 
@@ -38,6 +40,12 @@ class Origin(NamedTuple):
     run: str = ""
     attempt: int | None = None
     metrics: dict[str, float] = {}  # noqa: RUF012 - never changed
+    run_id: str = ""
+    run_dir: str = ""
+
+    def written_by(self, me: Lineage | None) -> Origin:
+        """Return it with the run that wrote the checkpoint."""
+        return self if me is None else self._replace(run=me.name or self.run, run_id=me.id, run_dir=me.root)
 
 
 def commit(
@@ -70,7 +78,7 @@ def commit(
     step = origin.step if origin.step is not None else found.step
     world = origin.world if origin.world is not None else found.world
     known = origin._replace(step=step, world=world, at=origin.at or newest_write(contents))
-    manifest = manifest_from(entries, known, found.layout)
+    manifest = manifest_from(entries, known, found.layout)._replace(adopted=True)
     write_manifest(checkpoint, manifest)
     return manifest
 
@@ -89,6 +97,8 @@ def manifest_from(entries: Iterable[FileEntry], origin: Origin, layout: Checkpoi
         user=user_name(),
         at=origin.at,
         metrics=origin.metrics,
+        run_id=origin.run_id,
+        run_dir=origin.run_dir,
     )
 
 

@@ -9,7 +9,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import NamedTuple
 
-from ftsupervise.checkpoints.manifest import FOLDER_NAME
+from ftsupervise.checkpoints.manifest import FOLDER_NAME, records_beside
 from ftsupervise.host.modes import is_shared, may_be_changed, stranger
 from ftsupervise.host.ownership import distrust
 
@@ -106,11 +106,12 @@ def distrust_contents(checkpoint: Path, contents: Contents, accounts: Collection
         judged[key] = None
         if reason := _distrust(holder, one.facts, f"{root}/{path}", accounts):
             return reason
-    return distrust_record(root, accounts)
+    return distrust_record(root, accounts, [] if contents.folders else [one.name for one in records_beside(checkpoint)])
 
 
-def distrust_record(root: Path, accounts: Collection[int] = ()) -> str:
-    """Return the same for our own folder in ``root`` and the manifests there; "" also where there is none."""
+def distrust_record(root: Path, accounts: Collection[int] = (), names: Collection[str] = ()) -> str:
+    """Return the same for our own folder in ``root`` and the manifests there, or only those of these ``names``; "" also where
+    there is none."""
     above = os.stat(root)  # noqa: PTH116
     try:
         folder = os.lstat(root / FOLDER_NAME)
@@ -120,11 +121,14 @@ def distrust_record(root: Path, accounts: Collection[int] = ()) -> str:
         return f"{root / FOLDER_NAME} is {_kind(folder.st_mode)}"
     if reason := _distrust(above, folder, f"{root / FOLDER_NAME}", accounts):
         return reason
-    with os.scandir(root / FOLDER_NAME) as entries:
-        for entry in entries:
-            facts = entry.stat(follow_symlinks=False)
-            if stat.S_ISREG(facts.st_mode) and (reason := _distrust(folder, facts, entry.path, accounts)):
-                return reason
+    for name in names or os.listdir(root / FOLDER_NAME):
+        path = f"{root}/{FOLDER_NAME}/{name}"
+        try:
+            facts = os.lstat(path)
+        except FileNotFoundError:
+            continue
+        if stat.S_ISREG(facts.st_mode) and (reason := _distrust(folder, facts, path, accounts)):
+            return reason
     return ""
 
 

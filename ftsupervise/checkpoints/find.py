@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import fnmatch
 import os
+import shlex
 import stat
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple
@@ -16,10 +17,16 @@ from typing import NamedTuple
 from ftsupervise.checkpoints.layouts import step_of
 from ftsupervise.checkpoints.manifest import ManifestHead, manifest_of, read_head
 from ftsupervise.checkpoints.verify import CheckpointState, Scope, Verdict, verify
+from ftsupervise.errors import Refused
+from ftsupervise.printable import printable
+from ftsupervise.rundir.lineage import Belongs, Lineage, belongs, read_lineage, whose
+from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.records import time_of
 
 _UNFINISHED = ("tmp", ".tmp", "incomplete", "partial", ".part", "staging")
-_FILES = (".ckpt", ".pt", ".pth", ".safetensors")  # a checkpoint that is one file
+_WITHIN = (".tmp", "orbax-checkpoint-tmp")
+ONE_FILE = (".ckpt", ".pt", ".pth", ".safetensors")  # a checkpoint that is one file
+PREVIOUS = "previous-"  # + the name of one that its program writes over: what it was before (previous.py)
 _MOST = 100_000  # entries of a folder that are looked at
 
 
@@ -32,6 +39,10 @@ class Found(NamedTuple):
     head: ManifestHead | None = None  # None: it has no manifest, or one that cannot be read
     committed: bool = False  # it has a manifest, be it damaged
 
+    def belongs(self, me: Lineage | None) -> Belongs:
+        """Return whose it is, as the run ``me`` sees it."""
+        return belongs(me, self.head, self.path.parent)
+
 
 class Choice(NamedTuple):
     """The newest good one, and what was passed over on the way to it, newest first."""
@@ -43,20 +54,49 @@ class Choice(NamedTuple):
 def unfinished(name: str) -> bool:
     """Return whether the name says that it is not whole yet."""
     low = name.lower()
-    return low.startswith((".", "tmp", "_tmp")) or any(low.endswith(mark) for mark in _UNFINISHED) or ".tmp" in low
+    if low.startswith((".", "tmp", "_tmp")) or any(mark in low for mark in _WITHIN):
+        return True
+    return any(low.endswith(mark) for mark in _UNFINISHED)
 
 
-def checkpoints_in(folder: Path, *, pattern: str = "*") -> tuple[Found, ...]:
+def checkpoints_in(folder: Path, *, pattern: str = "*", run: Lineage | None = None) -> tuple[Found, ...]:
     """Return the checkpoints in ``folder``, newest first; () where there is no such folder.
 
     Every folder counts whose name matches and does not say that it is unfinished, and every file of a checkpoint's
-    kind. Raises OSError where the folder cannot be read.
+    kind. ``run``: without those of other runs that it has not taken over. Raises OSError where the folder cannot be read.
     """
     try:
         found = [_found(Path(folder, entry.name), facts) for entry, facts in _entries(folder, pattern)]
     except FileNotFoundError:
         return ()
+    found = [one for one in found if one.belongs(run) is not Belongs.ANOTHERS]
     return tuple(sorted(found, key=_age, reverse=True))
+
+
+def runs_in(found: Iterable[Found]) -> tuple[ManifestHead, ...]:
+    """Return one manifest's head for each run that wrote some of them, newest first; those without a run are left out."""
+    heads = [one.head for one in found if one.head is not None]
+    known = {head.run_id or head.run: head for head in reversed(heads)}
+    return tuple(head for key, head in reversed(known.items()) if key)
+
+
+def others_in(folder: Path, pattern: str, rundir: RunDir, name: str) -> tuple[ManifestHead, ...]:
+    """Return the other runs whose checkpoints lie in ``folder`` and that the run called ``name`` has not taken over: a
+    manifest's head of each. Raises OSError."""
+    me = read_lineage(rundir)
+    me = me._replace(id=me.id or "new", names=(*me.names, name))
+    return runs_in(one for one in checkpoints_in(folder, pattern=pattern) if one.belongs(me) is Belongs.ANOTHERS)
+
+
+def others_refused(folder: Path, others: Sequence[ManifestHead]) -> Refused:
+    """Return the error for a run that would save where others have."""
+    who = ", ".join(whose(one) for one in others[:5])
+    taken = " ".join(f"--take-over {shlex.quote(one.run or one.run_id)}" for one in others[:5])
+    return Refused(
+        printable(f"{folder} holds checkpoints of {'other runs' if len(others) > 1 else 'another run'}: {who}"),
+        hint="give this run a folder of its own (checkpoints: {path: ...}); "
+        f"to go on from what is there: ftsupervise launch {taken}",
+    )
 
 
 def _entries(folder: Path, pattern: str) -> Iterator[tuple[os.DirEntry[str], os.stat_result]]:
@@ -70,7 +110,7 @@ def _entries(folder: Path, pattern: str) -> Iterator[tuple[os.DirEntry[str], os.
                 facts = entry.stat(follow_symlinks=False)
             except FileNotFoundError:  # removed meanwhile
                 continue
-            a_file = stat.S_ISREG(facts.st_mode) and entry.name.endswith(_FILES)
+            a_file = stat.S_ISREG(facts.st_mode) and entry.name.endswith(ONE_FILE)
             if stat.S_ISDIR(facts.st_mode) or a_file:
                 yield entry, facts
 
@@ -83,12 +123,16 @@ def _found(path: Path, facts: os.stat_result) -> Found:
     if head is None:
         return Found(path, step_of(path.name), time_of(facts), None, os.path.lexists(manifest_of(path)))
     step = head.step if head.step is not None else step_of(path.name)
-    return Found(path, step, head.at or time_of(facts), head, True)
+    at = head.at or time_of(facts)
+    if stat.S_ISREG(facts.st_mode):  # it may have been written again since
+        at = max(at, time_of(facts))
+    return Found(path, step, at, head, True)
 
 
-def _age(found: Found) -> tuple[int, int, datetime, str]:
+def _age(found: Found) -> tuple[int, int, datetime, bool, str]:
     attempt = found.head.attempt if found.head is not None else None
-    return (-1 if found.step is None else found.step, -1 if attempt is None else attempt, found.at, found.path.name)
+    number, kept = -1 if attempt is None else attempt, found.path.name.startswith(PREVIOUS)
+    return (-1 if found.step is None else found.step, number, found.at, not kept, found.path.name)
 
 
 def choose(
@@ -144,8 +188,22 @@ def sizes_back(folder: str, pattern: str, run_dir: str) -> list[tuple[str, str, 
     Each has path, state, the first things that are wrong, whether there is a manifest, errno. The owner of ``run_dir``
     is trusted too. Raises OSError.
     """
-    seen = look_back(Path(folder), Scope(accounts=(Path(run_dir).stat().st_uid,)), pattern=pattern)
+    scope = Scope(accounts=(Path(run_dir).stat().st_uid,), run=read_lineage(RunDir(run_dir)))
+    seen = [one for one in look_back(Path(folder), scope, pattern=pattern) if one.state is not CheckpointState.ANOTHERS]
     return [(str(one.path), one.state.value, list(one.wrong[:3]), one.manifest, one.error) for one in seen]
+
+
+def names_of_other_runs(folder: str, pattern: str, run_dir: str, known: Collection[str]) -> list[str]:
+    """Return the names of the checkpoints of other runs, in plain values, for a caller at the other end of a pipe; those
+    ``known`` are not looked at. Raises OSError.
+    """
+    me = read_lineage(RunDir(run_dir))
+    found = [
+        _found(Path(folder, entry.name), facts)
+        for entry, facts in _entries(Path(folder), pattern)
+        if entry.name not in known
+    ]
+    return [one.path.name for one in found if one.belongs(me) is Belongs.ANOTHERS]
 
 
 def newest(folder: Path, scope: Scope = Scope(), *, pattern: str = "*") -> Verdict | None:  # noqa: B008 - a frozen value

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from itertools import islice
 from pathlib import Path
 
+from ftsupervise.checkpoints.find import ONE_FILE, Found
+from ftsupervise.checkpoints.manifest import FOLDER_NAME
+from ftsupervise.checkpoints.memory_kept import anchors
 from ftsupervise.checkpoints.offload import being_copied
 from ftsupervise.checkpoints.restore import RESTORING
 from ftsupervise.checkpoints.staged import A_DAY, left_alone, names_in, unchanged
 from ftsupervise.model import Attempt, CauseKind
 from ftsupervise.rundir import fence
 from ftsupervise.rundir.ledger import backwards
+from ftsupervise.rundir.lineage import Belongs, Lineage, whose
 from ftsupervise.rundir.paths import RunDir
 
 _BACK = 20  # newest attempts that are looked at
@@ -23,7 +27,7 @@ def in_use(rundir: RunDir | None, folder: Path, now: float) -> dict[str, str]:
 
     ``now``: epoch seconds. Raises OSError where that cannot be seen.
     """
-    found = _copied(folder, now)
+    found = {**_copied(folder, now), **anchors(folder)}
     if rundir is None:
         return found
     try:
@@ -34,6 +38,19 @@ def in_use(rundir: RunDir | None, folder: Path, now: float) -> dict[str, str]:
         if one.resumed is not None and one.resumed.checkpoint and (place == 0 or _may_live(one)):
             found[one.resumed.checkpoint] = f"attempt {one.number} began from it"
     return found
+
+
+def of_others(found: Collection[Found], run: Lineage | None) -> dict[str, str]:
+    """Return name -> a clause, for each that is not known to be of this ``run``, where another run saves there too.
+
+    Where all of them are of one run, or nothing says whose they are, none is spared.
+    """
+    whole = [one for one in found if one.belongs(run) in (Belongs.ANOTHERS, Belongs.TAKEN)]
+    spared = {one.path.name: f"{whose(one.head)} wrote it, and only that run removes it" for one in whole if one.head}
+    if whole:
+        unknown = "nothing says which run wrote it, and another run has saved here"
+        spared |= {one.path.name: unknown for one in found if one.belongs(run) is Belongs.UNKNOWN}
+    return spared
 
 
 def _may_live(one: Attempt) -> bool:
@@ -59,7 +76,15 @@ def leftovers(rundir: RunDir | None, folder: Path, now: float) -> tuple[str, ...
     if rundir is not None and rundir.attempts.is_dir():  # without an attempt nothing was staged
         found += _staged(fence.staging(rundir, folder))
     found += left_alone(folder, now)
+    found += _of_nothing(folder)
     return tuple(sorted(str(path.relative_to(folder)) for path in found if unchanged(path, now)))
+
+
+def _of_nothing(folder: Path) -> list[Path]:
+    """Return the manifests beside checkpoints of one file that their program has removed."""
+    pages = [folder / FOLDER_NAME / name for name in names_in(folder / FOLDER_NAME)]
+    manifests = [page for page in pages if page.name.endswith(tuple(f"{kind}.json" for kind in ONE_FILE))]
+    return [page for page in manifests if not os.path.lexists(folder / page.name.removesuffix(".json"))]
 
 
 def _staged(areas: Path) -> Iterator[Path]:

@@ -21,6 +21,7 @@ from ftsupervise.checkpoints.digest import best_algorithm, hasher, in_parallel, 
 from ftsupervise.checkpoints.find import checkpoints_in
 from ftsupervise.checkpoints.manifest import FOLDER_NAME, FileEntry, make_record_folder, read_manifest
 from ftsupervise.host import files
+from ftsupervise.rundir.lineage import Lineage
 from ftsupervise.rundir.records import read_record, write_json
 
 _FICLONE = 0x40049409
@@ -46,10 +47,11 @@ class Base(NamedTuple):
     entries: dict[str, FileEntry]
 
 
-def base_for(folder: Path, every: int) -> Base | None:
-    """Return the newest committed checkpoint of ``folder``; None where the next is to be written in full. Raises OSError."""
+def base_for(folder: Path, every: int, run: Lineage | None = None) -> Base | None:
+    """Return the newest committed checkpoint of ``folder`` that is not another ``run``'s; None where the next is to be
+    written in full. Raises OSError."""
     newest = (
-        next((one for one in checkpoints_in(folder) if one.committed and one.path.is_dir()), None)
+        next((one for one in checkpoints_in(folder, run=run) if one.committed and one.path.is_dir()), None)
         if every > 1
         else None
     )

@@ -3,8 +3,8 @@
 | layout | sign that it is complete |
 |---|---|
 | torch DCP | ``.metadata``, written last, and every shard that it names, as long as it says |
-| DeepSpeed | ``latest`` beside it, written after all ranks; ranks without a gap |
-| Megatron | ``latest_checkpointed_iteration.txt`` beside it, written after all ranks |
+| DeepSpeed | ``latest`` beside it, and as many ranks as its own states or its neighbours say, without a gap |
+| Megatron | ``latest_checkpointed_iteration.txt`` beside it, and ranks likewise |
 | Lightning | a ``.ckpt`` file with its end, or a folder with ``.metadata`` |
 | Hugging Face | ``trainer_state.json``, written last, and every shard of the index |
 | any other | none: only a manifest says so |
@@ -17,12 +17,18 @@ import os
 import pickletools
 import re
 import struct
+import zipfile
+import zlib
 from collections import deque
+from collections.abc import Callable, Collection, Iterator
+from itertools import product
+from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ftsupervise.checkpoints.contents import Contents
+from ftsupervise.checkpoints.contents import Contents, contents_of
 from ftsupervise.checkpoints.manifest import CheckpointLayout as Layout
+from ftsupervise.checkpoints.manifest import read_manifest
 from ftsupervise.host import files
 
 _METADATA = ".metadata"
@@ -42,6 +48,10 @@ _STEPS = (
 )
 _ZIP, _ZIP_END = b"PK\x03\x04", b"PK\x05\x06"
 _ZIP_END_SIZE = 22  # bytes of the record at a zip's end, without a comment
+_PIECE = 1 << 20  # bytes
+_NEIGHBOURS = 3  # committed checkpoints beside one whose files are compared with it
+_MODEL_PARALLEL = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "expert_model_parallel_size")
+_BETWEEN = ("FRAME", "MARK", "PROTO", "MEMOIZE", "BINPUT", "LONG_BINPUT")  # between a name and its value
 _TORCH = (".pt", ".pth", ".ckpt", ".bin")
 
 
@@ -217,7 +227,14 @@ def _deepspeed(checkpoint: Path, contents: Contents) -> Recognised:
     mine, newest = step_of(checkpoint.name), step_of(said)
     if said != checkpoint.name and (mine is None or newest is None or mine > newest):
         return Recognised(Layout.DEEPSPEED, False, f"{_LATEST} still names {said[:80]}", world=world)
-    return Recognised(Layout.DEEPSPEED, True, _LATEST, world=world)
+    parts = [int(match[2]) for name in names if name.endswith("_optim_states.pt") and (match := _RANKS.search(name))]
+    states = next((one for one in sorted(names) if "mp_rank" in one and one.endswith("_model_states.pt")), None)
+    wanted = numbers_in(checkpoint / states, ("dp_world_size",)) if states and parts else {}
+    if ranks := wanted.get("dp_world_size"):
+        whole = max(parts) + 1 >= ranks
+        why = _LATEST if whole else f"{max(parts) + 1} of {ranks} ranks have written their part"
+        return Recognised(Layout.DEEPSPEED, whole, why, world=world)
+    return Recognised(Layout.DEEPSPEED, *_as_its_neighbours(checkpoint, contents, said), world=world)
 
 
 def _gap(names: list[str]) -> str:
@@ -242,8 +259,107 @@ def _megatron(checkpoint: Path, contents: Contents) -> Recognised:
     if any(path.endswith(".distcp") for path in contents.files):
         complete, why = _metadata(checkpoint, contents)
         return Recognised(Layout.MEGATRON, complete, why)
-    folders = [path for path in contents.folders if path.startswith("mp_rank_")]
-    return Recognised(Layout.MEGATRON, not (gap := _gap(folders)), gap or _ITERATION)
+    folders = sorted(path for path in contents.folders if re.fullmatch(r"mp_rank(_\d+)+", path))
+    if gap := _grid_gap(folders, contents):
+        return Recognised(Layout.MEGATRON, False, gap)
+    first = next(
+        (path for path in sorted(contents.files) if path.endswith(("/model_optim_rng.pt", "/model_rng.pt"))), None
+    )
+    found = numbers_in(checkpoint / first, _MODEL_PARALLEL) if first else {}
+    if "tensor_model_parallel_size" in found:
+        ranks, least = prod(found.values()), prod(found[name] for name in _MODEL_PARALLEL[:2] if name in found)
+        whole = len(folders) >= ranks or (None if len(folders) >= least else False)
+        short = f"{len(folders)} of {ranks} model-parallel ranks have written their part"
+        return Recognised(Layout.MEGATRON, whole, _ITERATION if whole else short)
+    named = f"iter_{int(said):07d}" if said.isdigit() else said
+    return Recognised(Layout.MEGATRON, *_as_its_neighbours(checkpoint, contents, named))
+
+
+def _grid_gap(folders: list[str], contents: Contents) -> str:
+    """Return what is missing of mp_rank_TT[_PPP][_EEE], whose numbers begin at 0 and form a grid, each with the same files."""
+    places = {tuple(map(int, name.split("_")[2:])): name for name in folders}
+    if not places:
+        return "it holds no mp_rank_00"
+    kinds = {
+        name: frozenset(path.partition("/")[2] for path in contents.files if path.startswith(f"{name}/"))
+        for name in folders
+    }
+    every = frozenset[str]().union(*kinds.values())
+    if lacks := next((f"{name}/{min(every - found)}" for name, found in kinds.items() if every - found), ""):
+        return f"{lacks} is missing"
+    deepest = max(map(len, places))
+    sides = [max(place[axis] for place in places if len(place) > axis) + 1 for axis in range(deepest)]
+    if any(len(place) != deepest for place in places):
+        return "its ranks are numbered in two ways"
+    missing = next((place for place in product(*map(range, sides)) if place not in places), None)
+    if missing is None:
+        return ""
+    return f"mp_rank_{missing[0]:02d}{''.join(f'_{number:03d}' for number in missing[1:])} is missing"
+
+
+def _as_its_neighbours(checkpoint: Path, contents: Contents, named: str) -> tuple[bool | None, str]:
+    """Judge by the files of others beside it, where nothing in the checkpoint says how many ranks have written it.
+
+    The one that its program has ``named`` is whole unless a neighbour has more files than it. An older one may have been left
+    behind torn, and is whole when it has the files of the named one, or of one that is committed.
+    """
+    mine = frozenset(contents.files)
+    others = list(_files_of_neighbours(checkpoint, named))
+    if any(mine == other for _, other in others):
+        return True, "it has the same files as the others"
+    if more := next((name for name, other in others if mine < other), ""):
+        return None, f"{more} has files that it lacks: it may be torn, or of fewer ranks"
+    if checkpoint.name == named:
+        return True, "it is named as the newest"
+    return None, f"{named[:80]} has come since, and none beside it has the same files: it may be torn"
+
+
+def _files_of_neighbours(checkpoint: Path, named: str) -> Iterator[tuple[str, frozenset[str]]]:
+    """Yield the files of the one that is ``named``, and of the nearest ones that have a manifest. Raises OSError."""
+    whole = checkpoint.parent / named
+    if named != checkpoint.name and "/" not in named and whole.is_dir():
+        yield named, frozenset(contents_of(whole).files)
+    mine, form = step_of(checkpoint.name) or 0, re.sub(r"\d+", "", checkpoint.name)
+    with os.scandir(checkpoint.parent) as entries:
+        names = [one.name for one in entries if one.name != checkpoint.name and re.sub(r"\d+", "", one.name) == form]
+    read = 0
+    for name in sorted(names, key=lambda name: abs((step_of(name) or 0) - mine)):
+        try:
+            manifest = read_manifest(checkpoint.parent / name)
+        except (OSError, ValueError):  # a damaged one says nothing about its neighbour
+            continue
+        if manifest is not None:
+            yield name, frozenset(one.path for one in manifest.files)
+            read += 1
+        if read >= _NEIGHBOURS:
+            return
+
+
+def numbers_in(path: Path, names: Collection[str]) -> dict[str, int]:
+    """Return the whole numbers that stand right behind ``names`` in the pickle of a file of torch: the first of each.
+
+    The pickle is not executed. {} for another kind of file, one that is damaged, or too large. Raises OSError.
+    """
+    found: dict[str, int] = {}
+    if not is_archive(path):
+        return found
+    last: object = None
+    try:
+        with os.fdopen(files.open_regular(path), "rb") as raw, zipfile.ZipFile(raw) as archive:
+            record = next((one for one in archive.infolist() if one.filename.endswith("/data.pkl")), None)
+            if record is None or record.file_size > _WALKED:
+                return found
+            for instruction, argument, _ in pickletools.genops(archive.read(record)):
+                if instruction.name in _BETWEEN:
+                    continue
+                if isinstance(argument, int) and not isinstance(argument, bool) and last in names:
+                    found.setdefault(str(last), argument)
+                last = argument if isinstance(argument, str) else None
+                if len(found) == len(names):
+                    break
+    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, ValueError, RuntimeError):
+        return found
+    return found
 
 
 def _lightning(checkpoint: Path, contents: Contents) -> Recognised:
@@ -306,6 +422,35 @@ def cut_short(path: Path, size: int) -> str:
         return "" if _ZIP_END in os.pread(fd, _SMALL, max(0, size - _SMALL)) else "is cut short: its archive has no end"
     finally:
         os.close(fd)
+
+
+def is_archive(path: Path) -> bool:
+    """Return whether a file is an archive as torch.save makes it. Raises OSError."""
+    if path.suffix not in _TORCH:
+        return False
+    fd = files.open_regular(path)
+    try:
+        return os.pread(fd, 4, 0) == _ZIP
+    finally:
+        os.close(fd)
+
+
+def damaged_archive(path: Path, progress: Callable[[int], object]) -> str:
+    """Return what is wrong with an archive by its own checksums, as a clause; "" where nothing is. Every byte is read.
+
+    Raises OSError.
+    """
+    fd = files.open_regular(path)
+    with os.fdopen(fd, "rb") as raw:
+        try:
+            with zipfile.ZipFile(raw) as archive:
+                for record in archive.infolist():
+                    with archive.open(record) as content:
+                        while piece := content.read(_PIECE):
+                            progress(len(piece))
+        except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, ValueError, RuntimeError) as error:
+            return f"is not whole: {error}"
+    return ""
 
 
 def _safetensors(fd: int, size: int) -> str:

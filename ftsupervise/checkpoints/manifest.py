@@ -75,6 +75,9 @@ class Manifest(NamedTuple):
     at: datetime | None = None
     metrics: dict[str, float] = {}  # noqa: RUF012 - never changed; reported by the loop: the best K are kept by one of them
     version: int = VERSION
+    run_id: str = ""  # see rundir/lineage.py; "": written before runs had one, or of no run
+    run_dir: str = ""  # the run directory, as it lay then
+    adopted: bool = False  # another program wrote it, and may write it again; ``at`` is then its newest write
 
     @property
     def size(self) -> int:
@@ -96,6 +99,9 @@ class ManifestHead(NamedTuple):
     at: datetime | None = None
     metrics: dict[str, float] = {}  # noqa: RUF012 - never changed
     version: int = VERSION
+    run_id: str = ""
+    run_dir: str = ""
+    adopted: bool = False
     listed: int = 0  # files
     size: int = 0  # bytes of all
 
@@ -109,6 +115,12 @@ def manifest_of(checkpoint: Path) -> Path:
     if checkpoint.is_file():
         return checkpoint.parent / FOLDER_NAME / f"{checkpoint.name}.json"
     return checkpoint / FOLDER_NAME / MANIFEST
+
+
+def records_beside(checkpoint: Path) -> tuple[Path, ...]:
+    """Return the pages about a checkpoint of one file, which go where it goes: its manifest, and the list of its copies."""
+    page = checkpoint.parent / FOLDER_NAME / f"{checkpoint.name}.json"
+    return (page, page.with_suffix(".copies"))
 
 
 # --------------------------------------------------------------------------------------------------------------- reading

@@ -3,12 +3,15 @@
 A job that is killed at its limit, or leaves because a node is bad, has made steps since the last checkpoint that only the
 memory holds. Where the loop has not saved them, each node writes the newest snapshot that all ranks hold into one folder:
 
-    CHECKPOINTS/.snapshot-00000118-0003/rank-N         one slot, as in memory (memory_slots.py), with its digest
-    CHECKPOINTS/.snapshot-00000118-0003/snapshot.json  written last: step, attempt, world
+    CHECKPOINTS/.snapshot-00000118-0003-RUN/rank-N         one slot, as in memory (memory_slots.py), with its digest
+    CHECKPOINTS/.snapshot-00000118-0003-RUN/snapshot.json  written last: step, attempt, world, run
 
 The folder is made in the staging area of the attempt and gets its name by one rename, so it is whole or not there, and nothing
 of it appears once a newer attempt has begun. It is no checkpoint: only the same loop with the same number of ranks can load it,
 and it goes when there is a newer checkpoint.
+
+RUN is the id of the run, for several may keep theirs in one folder: none begins from another's, or removes it. A run directory
+that was copied or brought back has the same id; so the page also says when its attempt began, as the ledger does.
 """
 
 from __future__ import annotations
@@ -17,10 +20,13 @@ import os
 import re
 import shutil
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple
 
-from ftsupervise.checkpoints import digest
+from ftsupervise.checkpoints import digest, memory_state
+from ftsupervise.checkpoints.memory_choice import Begun
+from ftsupervise.checkpoints.memory_doubts import Beside
 from ftsupervise.checkpoints.memory_folder import rank_file
 from ftsupervise.checkpoints.memory_slots import (
     ALGORITHMS,
@@ -33,10 +39,11 @@ from ftsupervise.checkpoints.memory_slots import (
 )
 from ftsupervise.checkpoints.memory_slots import PAGE as PAGE_SIZE
 from ftsupervise.checkpoints.memory_sums import as_bytes
+from ftsupervise.rundir.lineage import Lineage
 from ftsupervise.rundir.records import read_record, write_json
 
 PAGE = "snapshot.json"
-_NAME = re.compile(r"\.snapshot-([0-9]{8,18})-([0-9]{4,9})")
+_NAME = re.compile(r"\.snapshot-([0-9]{8,18})-([0-9]{4,9})(?:-([0-9a-f]{1,40}(?:\.g[0-9]{3,9})?))?")
 
 
 class KeptPage(NamedTuple):
@@ -45,6 +52,14 @@ class KeptPage(NamedTuple):
     step: int
     attempt: int  # that made it
     world: int
+    beside: Beside = Beside()
+    run: str = ""  # its name
+    run_id: str = ""
+    run_dir: str = ""
+    began: datetime | None = None  # when that attempt did, as its ledger has it
+    line: tuple[Begun, ...] = ()  # the attempts that led to it, oldest first, and where each began
+    code: str = ""  # the version of the loop's code, where it names one
+    at: datetime | None = None
 
 
 class KeptSnapshot(NamedTuple):
@@ -53,20 +68,31 @@ class KeptSnapshot(NamedTuple):
     path: Path
     step: int
     attempt: int
+    run: str = ""  # the id of its run, and its replica group's name
+
+    @property
+    def id(self) -> SnapshotId:
+        return SnapshotId(self.step, self.attempt)
 
 
-def name_of(one: SnapshotId) -> str:
-    return f".snapshot-{one.step:08d}-{one.attempt:04d}"
+def name_of(one: SnapshotId, run: str) -> str:
+    return f".snapshot-{one.step:08d}-{one.attempt:04d}-{run}"
 
 
-def all_in(checkpoints: Path) -> list[KeptSnapshot]:
-    """Return the kept snapshots in ``checkpoints``, oldest first. Raises OSError."""
+def run_of(me: Lineage, group: str = "") -> str:
+    """Return by which word the names of a run's kept snapshots end. ``group``: its replica group, for each keeps its own."""
+    return f"{me.id}.{group}" if group else me.id
+
+
+def all_in(checkpoints: Path, run: str | None = None) -> list[KeptSnapshot]:
+    """Return the kept snapshots in ``checkpoints``, oldest first; ``run``: of this one alone. Raises OSError."""
     try:
         names = os.listdir(checkpoints)
     except FileNotFoundError:
         return []
     found = ((name, _NAME.fullmatch(name)) for name in names)
-    kept = [KeptSnapshot(checkpoints / name, int(by[1]), int(by[2])) for name, by in found if by]
+    kept = [KeptSnapshot(checkpoints / name, int(by[1]), int(by[2]), by[3] or "") for name, by in found if by]
+    kept = [one for one in kept if run is None or one.run == run]
     return sorted(kept, key=lambda one: (one.step, one.attempt))
 
 
@@ -78,9 +104,29 @@ def read_page(folder: Path) -> KeptPage:
     return found
 
 
-def write_page(folder: Path, one: SnapshotId, world: int) -> None:
+def write_page(folder: Path, page: KeptPage) -> None:
     """Write the page: all ranks have written theirs. Raises OSError."""
-    write_json(folder / PAGE, KeptPage(one.step, one.attempt, world))
+    write_json(folder / PAGE, page)
+
+
+def code_of(folder: Path) -> str:
+    """Return the version of the loop's code that it was made by, "" where the loop names none. Raises OSError, ValueError."""
+    with open_slots(rank_file(str(folder), 0)) as file:
+        header = file.valid(0)
+        return "" if header is None else memory_state.code_of(file.meta(0, header))
+
+
+def anchors(checkpoints: Path) -> dict[str, str]:
+    """Return the checkpoints that kept snapshots go on from: name -> a clause. Raises OSError."""
+    found = {}
+    for one in all_in(checkpoints):
+        try:
+            found[read_page(one.path).beside.anchor.checkpoint] = (
+                f"the kept snapshot of step {one.step} goes on from it"
+            )
+        except ValueError:
+            continue
+    return found
 
 
 def remove(kept: KeptSnapshot) -> None:

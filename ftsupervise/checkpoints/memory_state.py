@@ -206,6 +206,14 @@ def parse(description: bytes) -> tuple[Node, tuple[StoredArray, ...]]:
         raise ValueError(f"the description of a snapshot is damaged: {error}") from None
 
 
+def code_of(description: bytes) -> str:
+    """Return the version of the code that the loop named when it was described; "": none. Raises ValueError."""
+    tree = json.loads(description.partition(b"\n")[0])
+    inner = tree.get("dict", tree) if isinstance(tree, dict) else {}
+    code = inner.get("code", "") if isinstance(inner, dict) else ""
+    return code if isinstance(code, str) else ""
+
+
 class _Walk:
     """One pass over a state: its tree, and the arrays that it came by."""
 

@@ -28,12 +28,8 @@ class Summing:
         self._thread: threading.Thread | None = None
 
     def take(self, file: SlotFile, slot: int, header: SlotHeader, data: memoryview) -> None:
-        """Take the digest of the committed snapshot, unless a newer one comes first.
-
-        Without xxhash none is taken: crc32 takes as long as four copies.
-        """
-        if ALGORITHMS[self._algorithm] != digest.XXH3:
-            return
+        """Take the digest of the committed snapshot, unless a newer one comes first. Without xxhash it is crc32, which takes
+        as long as four copies: beside the loop, and zlib lets go of the interpreter's lock."""
         with self._news:
             self._next = file, slot, header, data
             if self._thread is None:

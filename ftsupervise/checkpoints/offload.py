@@ -115,8 +115,10 @@ def offload(
     rate: float | None = None,
     workers: int = WORKERS,
     progress: Callable[[int], object] = lambda size: None,
+    again: bool = False,
 ) -> OffloadReport:
-    """Copy ``checkpoint`` into ``store`` and read the copy back. A copy that is there already is left as it is.
+    """Copy ``checkpoint`` into ``store`` and read the copy back. A copy that is there already is left as it is; ``again``:
+    every byte of it is read back once more, and what is not as it was sent is sent again.
 
     ``rate``: bytes a second at most, reading back not counted. ``progress`` hears of bytes as they are sent and read back:
     twice the checkpoint's size in all. Raises NotFound for a checkpoint without a manifest, CopyDamaged when a file here or
@@ -133,13 +135,15 @@ def offload(
     folder, there = _folder_for(manifest, checkpoint.name, store)
     job = _Job(checkpoint, manifest, store, folder, RateLimit(rate), progress)
     if there:
-        if any((one.url, one.folder) == (store.url, folder) for one in copies_of(checkpoint, manifest)) and holds(
-            store, folder, manifest
+        if (
+            not again
+            and any((one.url, one.folder) == (store.url, folder) for one in copies_of(checkpoint, manifest))
+            and holds(store, folder, manifest)
         ):
             progress(2 * manifest.size)
             return OffloadReport(checkpoint.name, folder, 0, manifest.size)
         store.remove(f"{folder}/{_MANIFEST}")  # until every file was read back it is no copy
-    return _copy(job, now, workers)
+    return _copy(job, now, workers, again=again)
 
 
 def holds(store: Store, folder: str, manifest: Manifest) -> bool:
@@ -192,17 +196,18 @@ def manifest_in(store: Store, folder: str) -> Manifest | None:
     return parse_manifest(b"".join(parts), f"{store.url}/{folder}/{_MANIFEST}")
 
 
-def _copy(job: _Job, now: Callable[[], datetime], workers: int) -> OffloadReport:
+def _copy(job: _Job, now: Callable[[], datetime], workers: int, *, again: bool) -> OffloadReport:
     there = job.store.sizes(job.folder)
     missing = [entry for entry in job.manifest.files if there.get(entry.path) != entry.size]
     lying = [entry for entry in job.manifest.files if there.get(entry.path) == entry.size]
     job.progress(sum(entry.size for entry in lying))
-    proved = _under_way(job) & {entry.path for entry in lying}
+    proved = set[str]() if again else _under_way(job) & {entry.path for entry in lying}
     job.progress(sum(entry.size for entry in lying if entry.path in proved))
     _remember(job, None, proved)  # from now on it is being copied
     try:
         unproved = [entry for entry in lying if entry.path not in proved]
         wrong = _each(job, workers, proved, {_send: missing, _read_back: unproved})
+        missing += wrong
         wrong = _each(job, workers, proved, {_send: wrong})
     except BaseException:
         _remember(job, None, proved)

@@ -118,6 +118,7 @@ def restore(
         _drop_others(partial, copy.manifest)
         if not copy.is_file:
             write_manifest(partial, copy.manifest)
+        _as_old_as_it_is(partial, copy)
         for here, _, _ in os.walk(partial, topdown=False):
             sync_directory(Path(here))
         if os.path.lexists(target):
@@ -132,6 +133,16 @@ def restore(
             os.rename(partial, target)
         sync_directory(folder)
     return target
+
+
+def _as_old_as_it_is(partial: Path, copy: FoundCopy) -> None:
+    """Give the files, and the folder, the time at which the checkpoint was made: an old one is no new progress."""
+    if copy.manifest.at is None:
+        return
+    at = copy.manifest.at.timestamp()
+    for entry in copy.manifest.files:
+        os.utime(partial / entry.path, (at, at), follow_symlinks=False)
+    os.utime(partial, (at, at))
 
 
 @contextmanager

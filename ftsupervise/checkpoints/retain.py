@@ -13,13 +13,14 @@ import stat
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from enum import Enum
 from pathlib import Path
 from typing import NamedTuple
 
 from ftsupervise.checkpoints.contents import contents_of
 from ftsupervise.checkpoints.extents import Range, length_without, shared_ranges
-from ftsupervise.checkpoints.manifest import root_of
+from ftsupervise.checkpoints.manifest import records_beside, root_of
 from ftsupervise.host.rate import RateLimit
 from ftsupervise.rundir.paths import sync_directory
 
@@ -57,6 +58,7 @@ class Candidate(NamedTuple):
     metrics: Mapping[str, float] = {}
     copied: bool = False
     used_by: str = ""  # a clause, when it is in use
+    others: str = ""  # a clause, when it is another run's, or may be: it counts for no rule
 
 
 class RetentionPlan(NamedTuple):
@@ -74,13 +76,15 @@ def plan(candidates: Iterable[Candidate], policy: Retention) -> RetentionPlan:
     ``candidates``: all of one folder. Only a verified one goes, and only that counts for a rule.
     """
     ordered = sorted(candidates, key=_age, reverse=True)
-    verified = [one for one in ordered if one.verified]
+    verified = [one for one in ordered if one.verified and not one.others]
     reasons: dict[str, list[str]] = {one.name: [] for one in ordered}
     for one in verified[:ALWAYS]:
         reasons[one.name].append(f"one of the {ALWAYS} newest that are verified")
     stepped = any(one.step is not None for one in verified)
     for one in ordered:
-        if one.verified is False:
+        if one.others:
+            reasons[one.name].append(one.others)
+        elif one.verified is False:
             reasons[one.name].append("not whole: ftsupervise checkpoints verify says why")
         elif one.verified is None:
             reasons[one.name].append("no manifest says what it is: ftsupervise checkpoints commit writes one")
@@ -180,11 +184,17 @@ def remove(folder: Path, names: Iterable[str]) -> tuple[str, ...]:
             aside = folder / (label if turn == 1 else f"{label}~{turn}")
             if os.path.lexists(aside):  # an earlier removal of the same name is still under way
                 continue
+            one_file = (folder / name).is_file()
             try:
                 os.rename(folder / name, aside)
             except FileNotFoundError:  # another one was faster
                 break
             gone.append(name)
+            for page in (
+                records_beside(folder / name) if one_file else ()
+            ):  # else the next one of that name is judged by it
+                with suppress(FileNotFoundError):
+                    os.rename(page, folder / f"{aside.name}{page.suffix}")
             break
     if gone:
         sync_directory(folder)

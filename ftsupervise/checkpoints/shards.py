@@ -15,6 +15,7 @@ import re
 import stat
 import time
 from collections.abc import Collection, Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
@@ -147,10 +148,39 @@ def _names(folder: Path) -> list[str]:
         return []
 
 
+def enter(checkpoint: Path, rank: int) -> None:
+    """Leave the mark of a rank that writes here too, before it writes. Raises OSError."""
+    make_record_folder(checkpoint / FOLDER_NAME)
+    _mark_of(checkpoint, rank).touch()
+
+
+def leave(checkpoint: Path, rank: int) -> None:
+    """Take the mark away: this rank has written nothing."""
+    with suppress(OSError):
+        _mark_of(checkpoint, rank).unlink()
+        (checkpoint / FOLDER_NAME).rmdir()
+        checkpoint.rmdir()
+
+
+def others_write(checkpoint: Path) -> bool:
+    """Return whether a rank has left its mark here."""
+    return any(name.endswith(".here") for name in _names(checkpoint / FOLDER_NAME))
+
+
+def await_lists(checkpoint: Path, ranks: Collection[int]) -> None:
+    """Wait until each of ``ranks`` has left its list. Raises FileNotFoundError where one has not within PATIENCE."""
+    for _ in _lists(checkpoint, ranks):
+        continue
+
+
+def _mark_of(checkpoint: Path, rank: int) -> Path:
+    return checkpoint / FOLDER_NAME / f"rank-{rank:05d}.here"
+
+
 def remove_lists(checkpoint: Path) -> None:
     """Remove the lists when they are joined. A list that cannot be removed stays: it harms no one."""
     for name in _names(checkpoint / FOLDER_NAME):
-        if re.fullmatch(r"rank-\d{5,}\.json|\.tmp-.*", name):
+        if re.fullmatch(r"rank-\d{5,}\.(?:json|here)|\.tmp-.*", name):
             try:
                 path = checkpoint / FOLDER_NAME / name
                 if stat.S_ISREG(os.lstat(path).st_mode):

@@ -17,11 +17,13 @@ from typing import NamedTuple
 
 from ftsupervise.checkpoints.contents import Contents, contents_of, distrust_contents, distrust_folder
 from ftsupervise.checkpoints.digest import CannotJudge, Hashed, hash_file, hash_link, hasher, in_parallel, path_below
-from ftsupervise.checkpoints.layouts import Recognised, recognise, step_of
-from ftsupervise.checkpoints.manifest import CheckpointLayout, FileEntry, Manifest, read_manifest, root_of
+from ftsupervise.checkpoints.layouts import Recognised, damaged_archive, is_archive, recognise, step_of
+from ftsupervise.checkpoints.manifest import CheckpointLayout, FileEntry, Manifest, ManifestHead, read_manifest, root_of
+from ftsupervise.rundir.lineage import Belongs, Lineage, belongs, whose
 from ftsupervise.rundir.records import EPOCH, time_of
 from ftsupervise.units import show_size
 
+_MOMENT = 0.001  # seconds: a manifest knows times to the microsecond
 _NAMED = 3  # wrong files that a sentence names
 
 
@@ -36,6 +38,7 @@ class CheckpointState(str, Enum):
     MISSING = "missing"  # a file is not there
     WRONG_WORLD = "wrong world"  # written by another number of ranks
     NOT_TRUSTED = "not trusted"  # a stranger may have written it
+    ANOTHERS = "another run's"  # and this run may not go on from it
     UNSEEN = "unseen"  # it could not be read, or nothing says what it should be
 
 
@@ -96,6 +99,7 @@ class Scope(NamedTuple):
     world: int | None = None  # the ranks that it must have been written by; None: any number
     accounts: Collection[int] = ()
     progress: Callable[[int], object] = lambda done: None  # called with the bytes of each piece that was read
+    run: Lineage | None = None  # the run that would go on from it; None: any run's is good
 
 
 def verify(checkpoint: Path, scope: Scope = Scope()) -> Verdict:  # noqa: B008 - a frozen value
@@ -137,6 +141,7 @@ def _verify(checkpoint: Path, scope: Scope) -> Verdict:
         return seen._replace(state=CheckpointState.DAMAGED, wrong=(str(error),), manifest=True)
     if manifest is None:
         return _by_layout(seen, recognise(checkpoint, contents), scope)
+    plain = seen
     seen = seen._replace(
         manifest=True,
         layout=manifest.layout,
@@ -146,7 +151,49 @@ def _verify(checkpoint: Path, scope: Scope) -> Verdict:
         files=len(manifest.files),
         size=manifest.size,
     )
-    return _by_manifest(seen, contents, manifest, scope)
+    if belongs(scope.run, manifest, checkpoint.parent) is Belongs.ANOTHERS:
+        return seen._replace(state=CheckpointState.ANOTHERS, wrong=(f"{whose(manifest)} wrote it",))
+    newer = written_since(contents, manifest) if _may_be_rewritten(contents, manifest) else frozenset()
+    again = bool(newer) and len(newer) == len(contents.files)
+    if again and scope.thoroughness is Thoroughness.SIZES:
+        return _rewritten(plain, contents, scope)
+    found = _by_manifest(seen, contents, manifest, scope, newer)
+    return _rewritten(plain, contents, scope) if again and not found.good and not found.error else found
+
+
+def written_since(contents: Contents, manifest: Manifest | ManifestHead) -> frozenset[str]:
+    """Return the files that were written after the newest write that the manifest knows of."""
+    if manifest.at is None:
+        return frozenset()
+    last = manifest.at.timestamp() + _MOMENT
+    return frozenset(path for path, one in contents.files.items() if not one.is_link and one.facts.st_mtime > last)
+
+
+def _may_be_rewritten(contents: Contents, manifest: Manifest) -> bool:
+    """Return whether another program may have saved it again under the same name, and would say that it is complete."""
+    if not contents.folders:
+        return True
+    adopted = manifest.adopted or manifest.layout in (CheckpointLayout.DEEPSPEED, CheckpointLayout.MEGATRON)
+    return adopted and manifest.layout is not CheckpointLayout.FILES
+
+
+def _rewritten(seen: Verdict, contents: Contents, scope: Scope) -> Verdict:
+    """Judge a checkpoint that its program has saved again since its manifest was written: by its own sign, as one without a
+    manifest. A file of torch has the checksums of its archive besides: all are compared, unless only sizes are asked for."""
+    found = recognise(seen.path, contents)
+    if contents.folders or found.complete is False:
+        return _by_layout(seen, found, scope)
+    if not is_archive(seen.path):
+        return seen._replace(
+            wrong=("it was written again since its manifest, and nothing in it says that it is whole",)
+        )
+    if scope.thoroughness is Thoroughness.SIZES:
+        return seen._replace(state=CheckpointState.COMPLETE, layout=found.layout, step=found.step)
+    if wrong := damaged_archive(seen.path, scope.progress):
+        return seen._replace(state=CheckpointState.DAMAGED, wrong=(f"{seen.path.name} {wrong}",))
+    return seen._replace(
+        state=CheckpointState.COMPLETE, checked=Thoroughness.FULL, layout=found.layout, step=found.step
+    )
 
 
 def _by_layout(seen: Verdict, found: Recognised, scope: Scope) -> Verdict:
@@ -165,7 +212,10 @@ def _of_world(seen: Verdict, scope: Scope) -> Verdict:
     return seen._replace(state=CheckpointState.WRONG_WORLD, wrong=(wrong,))
 
 
-def _by_manifest(seen: Verdict, contents: Contents, manifest: Manifest, scope: Scope) -> Verdict:
+def _by_manifest(
+    seen: Verdict, contents: Contents, manifest: Manifest, scope: Scope, newer: Collection[str]
+) -> Verdict:
+    """``newer``: files that were written since, whose digests are compared unless only sizes are asked for."""
     missing, changed = [], []
     for entry in manifest.files:
         found = contents.files.get(entry.path)
@@ -180,6 +230,8 @@ def _by_manifest(seen: Verdict, contents: Contents, manifest: Manifest, scope: S
     if changed:
         return seen._replace(state=CheckpointState.TRUNCATED, wrong=tuple(changed))
     wanted = _chosen(manifest.files, scope.thoroughness)
+    if newer and scope.thoroughness in (Thoroughness.QUICK, Thoroughness.SAMPLED):
+        wanted += [entry for entry in manifest.files if entry.path in newer and entry not in wanted]
     if wanted:
         hasher(manifest.algorithm)  # raises before the first file where it cannot be computed
     root = root_of(seen.path)

@@ -76,7 +76,7 @@ def committed(place: CheckpointPlace, *, every: bool) -> tuple[Path, ...]:
     """Return the newest with a manifest, or each, newest first."""
     from ftsupervise.checkpoints.find import checkpoints_in
 
-    found = [one.path for one in checkpoints_in(place.folder, pattern=place.pattern) if one.committed]
+    found = [one.path for one in checkpoints_in(place.folder, pattern=place.pattern, run=place.run) if one.committed]
     return tuple(found if every else found[:1])
 
 
@@ -90,6 +90,7 @@ def committed(place: CheckpointPlace, *, every: bool) -> tuple[Path, ...]:
 )
 @click.option("--all", "every", is_flag=True, help="Each checkpoint that has a manifest, not only the newest.")
 @click.option("--rate", callback=_rate, metavar="SIZE", help="Bytes a second at most, such as 200MB.")
+@click.option("--again", is_flag=True, help="Read every byte of a copy that exists already, and mend it.")
 @patience
 @click.option("-q", "--quiet", is_flag=True, help="Do not mention copies that exist already.")
 @click.option("--json", "as_json", is_flag=True, help="For programs.")
@@ -98,6 +99,7 @@ def offload(
     places: tuple[str, ...],
     every: bool,
     rate: int | None,
+    again: bool,
     seconds: float,
     quiet: bool,
     as_json: bool,
@@ -117,7 +119,8 @@ def offload(
         if not as_json and (report.sent or not quiet):
             say(copied(url, report))
 
-    failed = copy_each(_to_copy(place, every=every), found, rate, Patient(seconds, as_json), print_copy)
+    wanted, patient = _to_copy(place, every=every), Patient(seconds, as_json)
+    failed = copy_each(wanted, found, rate, patient, print_copy, again=again)
     if as_json:
         listed = [{"place": url, **report._asdict()} for url, report in reports]
         print_json({"copies": listed, "failed": [why for why, _ in failed]})
@@ -125,7 +128,13 @@ def offload(
 
 
 def copy_each(
-    wanted: Iterable[Path], found: tuple[CopyTarget, ...], rate: int | None, patient: Patient, on_copy: Any
+    wanted: Iterable[Path],
+    found: tuple[CopyTarget, ...],
+    rate: int | None,
+    patient: Patient,
+    on_copy: Any,
+    *,
+    again: bool = False,
 ) -> list[tuple[str, bool]]:
     """Copy each checkpoint to each place, one after the other, each in a child of its own. Returns what failed, and whether
     that was for want of an answer: then the place is left alone, and the others have their turn."""
@@ -136,7 +145,7 @@ def copy_each(
             if target in dead:
                 continue
             try:
-                report = _copy_one(path, target, rate, patient)
+                report = _copy_one(path, target, rate, patient, again=again)
             except (Error, OSError, ValueError) as error:
                 failed.append((f"{path.name} to {target.url}: {error}", isinstance(error, NoAnswer)))
                 if isinstance(error, NoAnswer):
@@ -146,11 +155,11 @@ def copy_each(
     return failed
 
 
-def _copy_one(path: Path, target: CopyTarget, rate: int | None, patient: Patient) -> OffloadReport:
+def _copy_one(path: Path, target: CopyTarget, rate: int | None, patient: Patient, *, again: bool) -> OffloadReport:
     from ftsupervise.checkpoints.offload import offload as copy
 
     return patiently(
-        lambda progress: copy(path, target.open(), now=now, rate=rate, progress=progress.moved),
+        lambda progress: copy(path, target.open(), now=now, rate=rate, progress=progress.moved, again=again),
         patient,
         doing="copied",
         places=(path, target.open()),
@@ -225,7 +234,9 @@ def restore(
     copies, unseen = _look_for_copies(found, patient)
     for one in unseen:
         say(f"{one.where} could not be seen: {one.why}", err=True)
-    wanted = [(source, copy) for source, copy in copies if name is None or copy.name == name]
+    wanted = [
+        (source, copy) for source, copy in copies if copy.name == name or (name is None and _may_take(place, copy))
+    ]
     if not wanted:
         _no_copy(name, found, blind=bool(unseen))
     newest = wanted[0][1].name
@@ -246,6 +257,13 @@ def restore(
     assert problem is not None
     kind = NoAnswer if isinstance(problem, NoAnswer) else Error
     raise kind(f"no copy of {newest} could be used", hint="--name NAME restores another checkpoint") from problem
+
+
+def _may_take(place: CheckpointPlace, copy: FoundCopy) -> bool:
+    """Return whether it is no copy of another run's checkpoint, which only its name brings back."""
+    from ftsupervise.rundir.lineage import Belongs, belongs
+
+    return belongs(place.run, copy.manifest, place.folder) is not Belongs.ANOTHERS
 
 
 def _look_for_copies(

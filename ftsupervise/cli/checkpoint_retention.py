@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ftsupervise.cli.checkpoints import CheckpointPlace
 from ftsupervise.cli.output import say
-from ftsupervise.errors import UsageError
+from ftsupervise.errors import Refused, UsageError
 from ftsupervise.printable import printable
 from ftsupervise.units import count
 
 if TYPE_CHECKING:
     from ftsupervise.checkpoints.find import Found
     from ftsupervise.checkpoints.retain import Candidate, Retention, RetentionPlan
+    from ftsupervise.checkpoints.verify import Verdict
+    from ftsupervise.probe.watched import WorkProgress
+
+_TELL = 2000  # checkpoints between two lines of progress
 
 
 class RetentionResult(NamedTuple):
@@ -27,21 +32,27 @@ class RetentionResult(NamedTuple):
 
 
 def retention_of(
-    place: CheckpointPlace, policy: Retention, progress: Callable[[int], object], *, dry_run: bool = False
+    place: CheckpointPlace,
+    policy: Retention,
+    progress: WorkProgress,
+    *,
+    dry_run: bool = False,
+    tell: Callable[[str], object] = lambda text: None,
 ) -> RetentionResult:
     """Plan what goes by ``policy`` and remove it, unless it is a ``dry_run``. ``progress`` hears of bytes that are read and
-    removed. Raises OSError."""
+    removed, ``tell`` now and then how far it is. Raises OSError."""
     from ftsupervise.checkpoints import retain
     from ftsupervise.checkpoints.in_use import leftovers
 
-    planned = _plan(place, policy, progress)
+    require_one_run(place)
+    planned = _plan(place, policy, progress, tell)
     left = leftovers(place.rundir, place.folder, time.time())
     if dry_run:
         return RetentionResult(planned, left)
     retain.remove(place.folder, left)
     gone = retain.remove(place.folder, [one.name for one in planned.remove])
     planned = planned._replace(remove=tuple(one for one in planned.remove if one.name in gone))
-    return RetentionResult(planned, left, gone, retain.sweep(place.folder, progress=progress))
+    return RetentionResult(planned, left, gone, retain.sweep(place.folder, progress=progress.moved))
 
 
 def show_plan(planned: Any, left: tuple[str, ...], *, dry_run: bool, freed: int) -> None:
@@ -84,33 +95,67 @@ def policy_of(place: CheckpointPlace, rules: dict[str, Any]) -> Retention:
     return policy
 
 
-def _plan(place: CheckpointPlace, policy: Retention, progress: Callable[[int], object]) -> RetentionPlan:
+def require_one_run(place: CheckpointPlace) -> None:
+    """Raise Refused for a folder that holds checkpoints of several runs, where none of them was named."""
+    from ftsupervise.checkpoints.find import checkpoints_in, runs_in
+    from ftsupervise.rundir.lineage import whose
+
+    if place.rundir is None and len(runs := runs_in(checkpoints_in(place.folder, pattern=place.pattern))) > 1:
+        raise Refused(
+            printable(
+                f"{place.folder} holds checkpoints of {len(runs)} runs: {', '.join(whose(one) for one in runs[:5])}"
+            ),
+            hint="name the run whose checkpoints are meant: ftsupervise checkpoints prune RUN",
+        )
+
+
+def _plan(
+    place: CheckpointPlace, policy: Retention, progress: WorkProgress, tell: Callable[[str], object]
+) -> RetentionPlan:
     """The plan by ``policy``, from the sizes of the files. Where something goes by it, it is made again after every byte of the
     newest checkpoints was read, until two are verified."""
     from ftsupervise.checkpoints.retain import ALWAYS, plan, would_free
 
-    planned = plan(_candidates(place, policy, 0, progress), policy)
+    known: dict[Path, Verdict] = {}
+    planned = plan(_candidates(place, policy, 0, progress, known, tell), policy)
     if planned.remove:
-        planned = plan(_candidates(place, policy, ALWAYS, progress), policy)
+        planned = plan(_candidates(place, policy, ALWAYS, progress, known, tell), policy)
     return planned._replace(frees=would_free(place.folder, [one.name for one in planned.remove]))
 
 
 def _candidates(
-    place: CheckpointPlace, policy: Retention, in_full: int, progress: Callable[[int], object]
+    place: CheckpointPlace,
+    policy: Retention,
+    in_full: int,
+    progress: WorkProgress,
+    known: dict[Path, Verdict],
+    tell: Callable[[str], object],
 ) -> tuple[Candidate, ...]:
     """All checkpoints of a folder as retention sees them: the newest ones read in full until ``in_full`` are verified, of the
-    others the sizes compared."""
+    others the sizes compared, once (``known``)."""
     from ftsupervise.checkpoints.find import checkpoints_in
-    from ftsupervise.checkpoints.in_use import in_use
+    from ftsupervise.checkpoints.in_use import in_use, of_others
+    from ftsupervise.checkpoints.retain import Candidate
     from ftsupervise.checkpoints.verify import CheckpointState, Scope, Thoroughness, verify
 
     used = in_use(place.rundir, place.folder, time.time())
     found = checkpoints_in(place.folder, pattern=place.pattern)
+    spared = of_others(found, place.run)
     whole = 0
-    made = []
+    made: list[Candidate] = []
     for one in found:
+        if one.path.name in spared:
+            made.append(
+                Candidate(one.path.name, one.step, one.at.timestamp(), None, None, others=spared[one.path.name])
+            )
+            continue
         thoroughness = Thoroughness.FULL if whole < in_full else Thoroughness.SIZES
-        verdict = verify(one.path, Scope(thoroughness, accounts=place.accounts, progress=progress))
+        verdict = known.get(one.path)
+        if verdict is None or thoroughness is Thoroughness.FULL:
+            verdict = verify(one.path, Scope(thoroughness, accounts=place.accounts, progress=progress.moved))
+            known[one.path] = verdict
+            if made and len(made) % _TELL == 0:
+                tell(f"{len(made)} of {len(found)} checkpoints are compared")
         whole += verdict.state is CheckpointState.VERIFIED
         unknown = verdict.state in (CheckpointState.UNSEEN, CheckpointState.COMPLETE)
         made.append(

@@ -10,11 +10,19 @@ import click
 
 from ftsupervise.cli.checkpoint_answers import Patient, folders_of, look, patience, patiently
 from ftsupervise.cli.checkpoint_copies import committed, copied, copy_each, raise_failed, targets
-from ftsupervise.cli.checkpoints import CheckpointPlace, checkpoints, find, print_json
+from ftsupervise.cli.checkpoints import (
+    CheckpointPlace,
+    checkpoints,
+    find,
+    keep_if_written_over,
+    print_json,
+    run_to_note,
+)
 from ftsupervise.cli.output import plain, say
 from ftsupervise.errors import Error, NoAnswer, UsageError
 
 if TYPE_CHECKING:
+    from ftsupervise.checkpoints.find import Found
     from ftsupervise.checkpoints.offload import OffloadReport
     from ftsupervise.probe import Probe
     from ftsupervise.probe.watched import WorkProgress
@@ -53,7 +61,9 @@ def prune(run: str | None, dry_run: bool, seconds: float, as_json: bool, **rules
         )
     policy = policy_of(place, rules)
     done = patiently(
-        lambda progress: retention_of(place, policy, progress.moved, dry_run=dry_run),
+        lambda progress: retention_of(
+            place, policy, progress, dry_run=dry_run, tell=_quiet if as_json else progress.line
+        ),
         Patient(seconds, as_json),
         doing="read" if dry_run else "read and removed",
         places=(place.folder,),
@@ -74,6 +84,10 @@ def prune(run: str | None, dry_run: bool, seconds: float, as_json: bool, **rules
     show_plan(done.planned, done.leftovers, dry_run=dry_run, freed=done.freed)
 
 
+def _quiet(text: str) -> None:
+    """Print nothing: the output is for a program."""
+
+
 # ---------------------------------------------------------------------------------------------------------------- upkeep
 
 
@@ -81,8 +95,9 @@ def prune(run: str | None, dry_run: bool, seconds: float, as_json: bool, **rules
 @click.argument("runs", nargs=-1, metavar="[RUN]...")
 @click.option("--all", "everything", is_flag=True, help="Every run this account has launched.")
 @patience
+@click.option("--no-copies", is_flag=True, help="Leave checkpoints.offload to another call.")
 @click.option("-q", "--quiet", is_flag=True, help="Print only what was done.")
-def upkeep(runs: tuple[str, ...], everything: bool, seconds: float, quiet: bool) -> None:
+def upkeep(runs: tuple[str, ...], everything: bool, seconds: float, no_copies: bool, quiet: bool) -> None:
     """Do for each RUN what its settings ask for: adopt checkpoints that another program completed (checkpoints.adopt), copy
     (checkpoints.offload), remove (checkpoints.retain). Made for the crontab: ftsupervise cron add checkpoints.
 
@@ -97,7 +112,10 @@ def upkeep(runs: tuple[str, ...], everything: bool, seconds: float, quiet: bool)
     with Probe() as probe:
         for run in _all_runs() if everything else runs or (None,):
             try:
-                _keep_up(_find_in_time(run, probe), Patient(seconds, quiet=True), quiet=quiet)
+                place = _find_in_time(run, probe)
+                if no_copies and place.settings is not None:
+                    place = place._replace(settings=place.settings.model_copy(update={"offload": None}))
+                _keep_up(place, Patient(seconds, quiet=True), quiet=quiet)
             except (Error, OSError, ValueError) as error:
                 failed.append(f"{run or 'this run'}: {error}")
     if failed:
@@ -162,7 +180,7 @@ def _keep_up(place: CheckpointPlace, patient: Patient, *, quiet: bool) -> None:
     if settings.retain is not None:
         policy = settings.retain.policy
         done = patiently(
-            lambda progress: retention_of(place, policy, progress.moved), patient, doing="", places=(place.folder,)
+            lambda progress: retention_of(place, policy, progress), patient, doing="", places=(place.folder,)
         )
         if done.removed or done.leftovers or not quiet:
             show_plan(done.planned, done.leftovers, dry_run=False, freed=done.freed)
@@ -179,17 +197,36 @@ def _to_copy(place: CheckpointPlace, progress: WorkProgress) -> tuple[Path, ...]
 
 
 def _adopt(place: CheckpointPlace, progress: WorkProgress) -> None:
-    """Commit the checkpoints that their own program calls complete; the others may be under way."""
-    from ftsupervise.checkpoints.commit import NotComplete, commit
-    from ftsupervise.checkpoints.contents import contents_of
+    """Commit the checkpoints that their own program calls complete, also those that it has written again since; the others may
+    be under way. Of one that it writes over again and again, what is committed is kept."""
+    from ftsupervise.checkpoints.commit import NotComplete, Origin, commit
     from ftsupervise.checkpoints.find import checkpoints_in
-    from ftsupervise.checkpoints.layouts import recognise
 
+    origin = Origin().written_by(run_to_note(place))
     for one in checkpoints_in(place.folder, pattern=place.pattern):
-        if one.committed or not recognise(one.path, contents_of(one.path)).complete:
+        if not _calls_itself_complete(one, place):
             continue
         try:
-            commit(one.path)
+            manifest = commit(one.path, origin, progress=progress.moved)
         except NotComplete:  # it changes while it is read
             continue
         progress.line(f"{one.path.name} is committed")
+        keep_if_written_over(one.path, manifest, progress)
+
+
+def _calls_itself_complete(one: Found, place: CheckpointPlace) -> bool:
+    """Return whether it is complete by its own sign, and has no manifest, or was written again since."""
+    from ftsupervise.checkpoints.contents import contents_of
+    from ftsupervise.checkpoints.layouts import recognise
+    from ftsupervise.checkpoints.verify import CheckpointState, Scope, Thoroughness, verify, written_since
+
+    if not one.committed:
+        return recognise(one.path, contents_of(one.path)).complete is True
+    if (
+        one.head is None
+        or not (one.head.adopted or one.path.is_file())
+        or not written_since(contents_of(one.path), one.head)
+    ):
+        return False
+    verdict = verify(one.path, Scope(Thoroughness.QUICK, accounts=place.accounts, run=place.run))
+    return verdict.state is CheckpointState.COMPLETE

@@ -16,10 +16,12 @@ from ftsupervise.units import count
 
 if TYPE_CHECKING:
     from ftsupervise.checkpoints.find import Found
+    from ftsupervise.checkpoints.hidden import HiddenEntry
     from ftsupervise.checkpoints.manifest import Manifest
     from ftsupervise.checkpoints.verify import Verdict
     from ftsupervise.config.checkpointing import CheckpointSettings
     from ftsupervise.probe.watched import WorkProgress
+    from ftsupervise.rundir.lineage import Lineage
     from ftsupervise.rundir.paths import RunDir
 
 SCHEMA_VERSION = 1
@@ -36,6 +38,13 @@ class CheckpointPlace(NamedTuple):
     settings: CheckpointSettings | None = None  # of the run, where it has some
     rundir: RunDir | None = None
 
+    @property
+    def run(self) -> Lineage | None:
+        """The run that was named; None where it was a folder. Raises OSError."""
+        from ftsupervise.rundir.lineage import read_lineage
+
+        return None if self.rundir is None else read_lineage(self.rundir)
+
 
 @click.group(cls=DefaultGroup)
 def checkpoints() -> None:
@@ -49,6 +58,7 @@ def checkpoints() -> None:
     ftsupervise checkpoints prune --dry-run   which old ones may go
     ftsupervise checkpoints offload           copy the newest one elsewhere
     ftsupervise checkpoints restore           bring the newest copy back
+    ftsupervise checkpoints anew              set all aside: the next attempt begins at step 0
 
     RUN, where it is named, is a directory, an ftsupervise.yaml, or a name; default: ./ftsupervise.yaml. A directory that is no
     run is one of checkpoints, or a checkpoint.
@@ -61,25 +71,109 @@ def checkpoints() -> None:
 @checkpoints.command("list")
 @click.argument("run", required=False)
 @click.option("--json", "as_json", is_flag=True, help="For programs.")
-def list_checkpoints(run: str | None, as_json: bool) -> None:
-    """List the checkpoints of RUN, newest first (the default). Nothing is read but the first lines of their manifests."""
-    from ftsupervise.checkpoints.find import checkpoints_in
+@click.option("--unread", is_flag=True, hidden=True, help="Only look whether the folder answers.")
+def list_checkpoints(run: str | None, as_json: bool, unread: bool) -> None:
+    """List the checkpoints of RUN, newest first (the default), and whatever else lies there: snapshots that a job has kept,
+    checkpoints that were set aside, and those that are being written, brought back or removed.
+
+    Nothing is read but the first lines of manifests.
+    """
+    from ftsupervise.checkpoints.find import checkpoints_in, runs_in
+    from ftsupervise.checkpoints.hidden import hidden_in
     from ftsupervise.checkpoints.quarantine import quarantined
 
     place = find(run)
+    if unread:
+        os.path.lexists(place.folder) and os.listdir(place.folder)
+        return
     found = checkpoints_in(place.folder, pattern=place.pattern)
     aside = quarantined(place.folder)
+    hidden = hidden_in(place.folder, _users(place))
     if as_json:
         listed = [plain({"path": one.path, "step": one.step, "at": one.at, "manifest": one.head}) for one in found]
-        print_json({"folder": str(place.folder), "checkpoints": listed, "set_aside": [plain(one) for one in aside]})
+        print_json(
+            {
+                "folder": str(place.folder),
+                "checkpoints": listed,
+                "set_aside": [plain(one) for one in aside],
+                "hidden": [plain(one) for one in hidden],
+            }
+        )
         return
     if not found:
         say(f"{place.folder} holds no checkpoint")
     width = max((len(one.path.name) for one in found), default=0)
+    me = place.run
+    several = me is None and len(runs_in(found)) > 1
     for one in found:
-        say(f"{printable(one.path.name):{width}}  {_line(one)}")
+        say(f"{printable(one.path.name):{width}}  {_line(one)}{_whose(one, me, several)}")
     for each in aside:
         say(printable(f"set aside: {each.path}, because {each.reason}"))
+    for entry in hidden:
+        say(printable(f"{entry.kind}: {entry.path}{_of_what(entry)}: {entry.use}"))
+
+
+def _users(place: CheckpointPlace) -> dict[Path, str]:
+    from ftsupervise.run.kept_snapshots import KeptSnapshots
+
+    return {} if place.rundir is None else KeptSnapshots(place.rundir, place.folder).users()
+
+
+def _of_what(entry: HiddenEntry) -> str:
+    if entry.world is None:
+        return ""
+    code = f", code {entry.code}" if entry.code else ""
+    return f", step {entry.step} of {count(entry.world, 'rank')}, by attempt {entry.attempt}{code}"
+
+
+def _whose(one: Found, run: Lineage | None, several: bool) -> str:
+    """Return whose it is, where it is another run's, or the folder holds those of several."""
+    from ftsupervise.rundir.lineage import Belongs, whose
+
+    if one.head is None or not (one.head.run_id or one.head.run):
+        return ""
+    belongs = one.belongs(run)
+    if several or belongs is Belongs.ANOTHERS:
+        return printable(f"  of {whose(one.head)}")
+    return printable(f"  taken over from {whose(one.head)}") if belongs is Belongs.TAKEN else ""
+
+
+@checkpoints.command()
+@click.argument("run", required=False)
+@click.option("--reason", default="a new start", metavar="TEXT", help="Why, for those who find them set aside.")
+def anew(run: str | None, reason: str) -> None:
+    """Begin RUN anew: set all its checkpoints aside, so that the next attempt begins at step 0.
+
+    Nothing is deleted: they lie in .quarantine, and moving one back brings it back. Without this a run that has saved and finds
+    nothing that it may use stops (exit code 93) and does not begin again over what is there.
+    """
+    from datetime import datetime, timezone
+
+    from ftsupervise.checkpoints.find import checkpoints_in
+    from ftsupervise.checkpoints.quarantine import set_aside
+    from ftsupervise.host.ownership import user_name
+    from ftsupervise.rundir import ledger
+    from ftsupervise.rundir.beginnings import Anew, note_anew
+    from ftsupervise.rundir.lineage import read_lineage
+    from ftsupervise.rundir.switches import read_brake
+
+    place, now = find(run), datetime.now(timezone.utc)
+    if place.one is not None:
+        raise UsageError(f"{place.one} is one checkpoint", hint="name the run, or the folder of all its checkpoints")
+    last = ledger.newest(place.rundir) if place.rundir is not None else None
+    if last is not None and place.rundir is not None and last.ended is None and last.cause is None:
+        raise Refused(
+            f"attempt {last.number} of {place.rundir.root} is running", hint=f"ftsupervise kill {place.rundir.root}"
+        )
+    known = read_lineage(place.rundir) if place.rundir is not None else None
+    mine = checkpoints_in(place.folder, pattern=place.pattern, run=known)
+    for one in mine:
+        set_aside(one.path, f"{reason}, by {user_name()}", now)
+    if place.rundir is not None:
+        note_anew(place.rundir, Anew(last.number if last is not None else 0, now, user_name(), len(mine)))
+    say(printable(f"{count(len(mine), 'checkpoint')} of {place.folder} set aside: the next attempt begins at step 0"))
+    if place.rundir is not None and read_brake(place.rundir) is not None:
+        say(printable(f"the brake is on: ftsupervise clear --brake {place.rundir.root}"))
 
 
 def _line(one: Found) -> str:
@@ -118,9 +212,8 @@ def verify(run: str | None, every: bool, thoroughness: str, world: int | None, s
     from ftsupervise.checkpoints.verify import verify as judge
 
     place = find(run)
-    wanted = (
-        (place.one,) if place.one else tuple(one.path for one in checkpoints_in(place.folder, pattern=place.pattern))
-    )
+    found = checkpoints_in(place.folder, pattern=place.pattern, run=place.run)
+    wanted = (place.one,) if place.one else tuple(one.path for one in found)
     if not wanted:
         raise NotFound(f"{place.folder} holds no checkpoint", hint="the run has not saved yet, or it saves elsewhere")
 
@@ -174,7 +267,7 @@ def commit(
 
     place = find(run)
     wanted = _to_commit(place, again=again, single=step is not None or bool(metrics) or again)
-    origin = Origin(step=step, world=world, metrics=_numbers(metrics))
+    origin = Origin(step=step, world=world, metrics=_numbers(metrics)).written_by(run_to_note(place))
 
     def adopt_all(progress: WorkProgress) -> tuple[dict[Path, Manifest], list[str]]:
         done: dict[Path, Manifest] = {}
@@ -182,6 +275,7 @@ def commit(
         for path in wanted:
             try:
                 done[path] = adopt(path, origin, by_its_sign=place.one is None, progress=progress.moved)
+                keep_if_written_over(path, done[path], progress)
             except NotComplete as error:
                 refused.append(str(error))
         return done, refused
@@ -195,6 +289,15 @@ def commit(
         say(f"{place.folder}: nothing to commit")
     if refused:
         raise Refused("\n".join(refused), hint="wait until the save is over, or remove it")
+
+
+def run_to_note(place: CheckpointPlace) -> Lineage | None:
+    """Return the run that wrote what is adopted there; None where no run was named, or another one has saved there too."""
+    from ftsupervise.checkpoints.find import checkpoints_in
+    from ftsupervise.checkpoints.in_use import of_others
+
+    me = place.run
+    return None if me is None or of_others(checkpoints_in(place.folder, pattern=place.pattern), me) else me
 
 
 def _to_commit(place: CheckpointPlace, *, again: bool, single: bool) -> tuple[Path, ...]:
@@ -213,6 +316,25 @@ def _to_commit(place: CheckpointPlace, *, again: bool, single: bool) -> tuple[Pa
         )
     found = checkpoints_in(place.folder, pattern=place.pattern)
     return (place.one,) if place.one else tuple(one.path for one in found if not one.committed)
+
+
+def keep_if_written_over(checkpoint: Path, manifest: Manifest, progress: WorkProgress) -> None:
+    """Keep a copy of one that its program writes over, and say so, or why not."""
+    from ftsupervise.checkpoints.previous import is_written_over, keep
+
+    if not is_written_over(checkpoint):
+        return
+    try:
+        kept = keep(checkpoint, manifest)
+    except OSError as error:
+        progress.line(f"{checkpoint.name} has no copy that outlives the next write: {error.strerror}")
+        return
+    if kept is None:
+        progress.line(
+            f"{checkpoint.name} has no copy that outlives the next write: no room for twice its size, or it changed"
+        )
+    else:
+        progress.line(f"{kept.name} outlives the next write of {checkpoint.name}")
 
 
 def _committed(checkpoint: Path, manifest: Manifest) -> str:

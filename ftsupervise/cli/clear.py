@@ -85,6 +85,28 @@ def _release_groups(rundir: RunDir) -> None:
             say(f"The brake of group {group.root.name} is off: {was.words()}")
 
 
+def _release_unseen(rundir: RunDir, done: list[str]) -> list[str]:
+    """Release the jobs that a member has held without a page, as their comments say; return them. Raises OSError,
+    SchedulerUnavailable."""
+    from ftsupervise.rundir.launches import launches, of_this_account
+    from ftsupervise.scheduler import open_scheduler
+    from ftsupervise.scheduler.ownership import comment_without_hold, token_of, why_held
+
+    records = of_this_account(rundir, launches(rundir))
+    tokens, found = {one.token for one in records} - {""}, list[str]()
+    if not tokens:
+        return found
+    scheduler = open_scheduler(records[-1].scheduler or "auto")
+    for job in scheduler.queue():
+        if why_held(job) and token_of(job) in tokens:
+            scheduler.remark(job.id, comment_without_hold(job))
+            if job.base_id not in (*done, *found):
+                scheduler.release(job.base_id)
+                found.append(job.base_id)
+                say(f"Job {job.base_id} may start again.")
+    return found
+
+
 def _release(rundir: RunDir, name: str) -> None:
     from datetime import datetime, timezone
 
@@ -101,6 +123,11 @@ def _release(rundir: RunDir, name: str) -> None:
             open_scheduler(kind_of_job(job)).release(job)
             let_go(rundir, job)
             say(f"Job {job} may start again.")
+        try:
+            held += _release_unseen(rundir, held)
+        except SchedulerUnavailable:
+            if was is None:  # otherwise the page names all that is held
+                raise
     except OSError as error:
         raise from_os_error(error, f"release the brake of {name}") from None
     except SchedulerUnavailable as error:

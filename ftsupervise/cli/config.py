@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 import click
 
 from ftsupervise.cli.output import plain, say
+from ftsupervise.errors import ConfigError
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from ftsupervise.config.schema import Run
+
+_ASKING = 5.0  # seconds for what Slurm is asked
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -42,21 +46,64 @@ def check(runs: tuple[str, ...]) -> None:
     """
     from ftsupervise.config.find_run import settings_of
     from ftsupervise.config.load import load
-    from ftsupervise.errors import ConfigError
 
     wrong: list[str] = []
     for run in runs or (None,):
         try:
             path = settings_of(run)
             found = load(path)
+            doubts = launch_doubts(found, path)
         except ConfigError as error:
             wrong.append(str(error))
             continue
         say(f"{path}: fine. Run {found.name}, in {found.run_dir}")
-        for sentence in without_receivers(found):
+        for sentence in _requeued(found):
+            say(sentence)
+        for sentence in (*doubts, *without_receivers(found)):
             say(f"note: {sentence}", err=True)
     if wrong:
         raise ConfigError("\n".join(wrong))
+
+
+def launch_doubts(run: Run, path: Path) -> tuple[str, ...]:
+    """Return what a person has to know before this run is launched. Raises ConfigError where launch would refuse it."""
+    import sys
+
+    from ftsupervise.launch.doubts import doubts
+    from ftsupervise.launch.plan import plan
+    from ftsupervise.probe import Probe
+    from ftsupervise.scheduler import LOCAL, SLURM
+
+    kind = LOCAL if run.scheduler == LOCAL else SLURM  # the file may be checked where there is no Slurm
+    workdir = path.absolute().parent
+    try:
+        made = plan(run, kind=kind, token="0" * 12, workdir=workdir, python=sys.executable)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error.message}", hint=error.hint) from None
+    with Probe() as probe:
+        return (*made.notes, *doubts(run, workdir, probe.text))
+
+
+def _requeued(run: Run) -> tuple[str, ...]:
+    """Return what Slurm does with a member that has lost a node, and why; () on another scheduler."""
+    import time
+
+    from ftsupervise import host
+    from ftsupervise.launch.plan import requeue_of
+    from ftsupervise.launch.submit import expedited_requeue
+    from ftsupervise.scheduler import SLURM, is_configured, kind_of
+
+    if run.scheduler == "auto" and not is_configured(os.environ):  # finding out takes seconds where there is no cluster
+        return ()
+    kind, before = kind_of(run.scheduler), host.answer_by
+    if kind != SLURM:
+        return ()
+    host.answer_by = before or time.monotonic() + _ASKING
+    try:
+        choice = requeue_of(run.launch, expedites=expedited_requeue(run, kind))
+    finally:
+        host.answer_by = before
+    return (f"  {choice.option}: {choice.why}",)
 
 
 def without_receivers(run: Run) -> tuple[str, ...]:

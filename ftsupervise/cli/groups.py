@@ -28,16 +28,19 @@ def _run(command: tuple[str, ...], **values: Any) -> None:
     The words before a second -- are options of each group's `ftsupervise run`. Groups are started again by themselves, on
     other nodes of the job where theirs are lost. Ends when the run has finished, is asked to stop, or no group can go on.
     """
+    from ftsupervise.guard.settings import warning_signal
     from ftsupervise.run.gate import SignalQueue
     from ftsupervise.run.group_options import group_options
     from ftsupervise.run.groups import GroupsOfJob
     from ftsupervise.run.groups_apart import GroupsApart
+    from ftsupervise.run.lines import lines_aside
 
     settings, rest = _parted(command)
     asked = group_options(os.environ, values, settings, rest)
-    signals = SignalQueue()
+    signals = SignalQueue(warning_signal(os.environ))
     try:
-        code = (GroupsApart if asked.apart else GroupsOfJob)(asked, os.environ, signals).go()
+        with lines_aside():
+            code = (GroupsApart if asked.apart else GroupsOfJob)(asked, os.environ, signals).go()
     finally:
         signals.close()
     sys.exit(code)

@@ -6,7 +6,7 @@ import os
 import sys
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -31,6 +31,12 @@ _ASKING = 10.0  # seconds for all that Slurm is asked before something is submit
 @click.option("--jobs", type=click.IntRange(1, 1000), help="Members of the chain, instead of launch.jobs.")
 @click.option("--exclude", metavar="NODES", default="", help="Nodes to exclude, besides launch.exclude.")
 @click.option("--again", is_flag=True, help="Submit even though the run is in the queue already.")
+@click.option(
+    "--take-over",
+    metavar="RUN",
+    multiple=True,
+    help="Go on from the checkpoints that another run left in this run's folder; may be repeated. They are never removed.",
+)
 @click.option("--trust", is_flag=True, help="Launch from settings that another account may write; this is remembered.")
 @click.option("--scheduler", type=click.Choice(["auto", *SCHEDULERS]), help="Instead of the configuration's.")
 def launch(
@@ -39,9 +45,9 @@ def launch(
     after: str,
     jobs: int | None,
     exclude: str,
-    again: bool,
     trust: bool,
     scheduler: str | None,
+    **consent: Any,
 ) -> None:
     """Submit RUN as a chain of jobs. RUN is a directory, an ftsupervise.yaml, or a name; default: ./ftsupervise.yaml.
 
@@ -54,6 +60,7 @@ def launch(
     from ftsupervise import host
     from ftsupervise.cli.config import settings_to_act_on
     from ftsupervise.config.find_run import launch_file
+    from ftsupervise.launch.submit import expedited_requeue
 
     before = host.answer_by
     host.answer_by = before or time.monotonic() + _ASKING  # a person waits; sbatch is given its own time
@@ -65,13 +72,15 @@ def launch(
             settings = settings.model_copy(update={"launch": settings.launch.model_copy(update={"jobs": jobs})})
         if scheduler is not None:  # run.yaml records it too, so that a watch asks the right queue
             settings = settings.model_copy(update={"scheduler": scheduler})
-        plan = _plan(settings, config, kind_of(settings.scheduler), after.strip(), exclude)
-        for sentence in _doubts(settings):
+        kind = kind_of(settings.scheduler)
+        expedites = None if dry_run else expedited_requeue(settings, kind)
+        plan = _plan(settings, config, kind, after.strip(), exclude, expedites)
+        for sentence in _doubts(settings, plan.workdir):
             say(f"note: {sentence}", err=True)
         if dry_run:
-            _show(plan, settings)
+            _show(plan, settings, consent["take_over"])
             return
-        done, warnings = _carry_out(plan, settings, again)
+        done, warnings = _carry_out(plan, settings, **consent)
     finally:
         host.answer_by = before
     from ftsupervise.launch.folders import handed_over
@@ -82,12 +91,12 @@ def launch(
         say(f"note: Slurm warns: {printable(words)}", err=True)
 
 
-def _plan(run: Run, config: Path, kind: str, after: str, exclude: str) -> Plan:
+def _plan(run: Run, config: Path, kind: str, after: str, exclude: str, expedites: bool | None) -> Plan:
     import re
     from dataclasses import replace
 
     from ftsupervise.errors import UsageError
-    from ftsupervise.launch.plan import plan
+    from ftsupervise.launch.plan import plan, requeued
     from ftsupervise.nodes.exclude import that_fit, to_avoid
 
     if after and not is_job_id(after):
@@ -112,12 +121,14 @@ def _plan(run: Run, config: Path, kind: str, after: str, exclude: str) -> Plan:
         exclude=(exclude,) if exclude else (),
         avoid=avoid,
     )
+    made = requeued(made, run.launch, expedites=expedites)
     return replace(made, config=config.absolute(), own_workdir=workdir.stat().st_uid == os.geteuid())
 
 
-def _doubts(run: Run) -> tuple[str, ...]:
+def _doubts(run: Run, workdir: Path) -> tuple[str, ...]:
     """Return notes about well-formed settings that will not work as intended: now, not at 3 a.m."""
     from ftsupervise.alerts.receivers import missing_secrets
+    from ftsupervise.launch.doubts import doubts
     from ftsupervise.launch.submit import without_secrets
     from ftsupervise.probe import Probe
     from ftsupervise.watch.watchdogs.preflight import complaints
@@ -125,11 +136,11 @@ def _doubts(run: Run) -> tuple[str, ...]:
     _, out = without_secrets(os.environ, run)
     left = f"not given to the jobs, as they hold secrets: {', '.join(out)} (launch.take_along names what they need)"
     with Probe() as probe:
-        found = complaints(run, probe, datetime.now(timezone.utc))
+        found = (*complaints(run, probe, datetime.now(timezone.utc)), *doubts(run, workdir, probe.text))
     return (*found, *missing_secrets(run.alerts), *((left,) if out else ()))
 
 
-def _show(plan: Plan, run: Run) -> None:
+def _show(plan: Plan, run: Run, take_over: tuple[str, ...]) -> None:
     from ftsupervise.cli.config import without_receivers
     from ftsupervise.launch.script import render
 
@@ -141,32 +152,34 @@ def _show(plan: Plan, run: Run) -> None:
         click.echo(script, nl=not script.endswith("\n"))
     for note in (*plan.notes, *without_receivers(run)):
         say(f"note: {note}", err=True)
-    if refused := _refusal(plan):
+    if refused := _refusal(plan, run, take_over):
         say(f"note: launch would refuse at present: {refused}", err=True)
     say(f"dry run: nothing was submitted, {plan.run_dir} was not touched", err=True)
 
 
-def _refusal(plan: Plan) -> str:
+def _refusal(plan: Plan, run: Run, take_over: tuple[str, ...]) -> str:
     """Return why a launch would be refused now, by the run directory; "" if it would not."""
     from ftsupervise.errors import Error
-    from ftsupervise.launch.submit import check_may_start
+    from ftsupervise.launch.submit import check_checkpoints, check_may_start
     from ftsupervise.rundir.paths import RunDir
 
     try:
         check_may_start(RunDir(plan.run_dir), plan.name)
+        check_checkpoints(RunDir(plan.run_dir), run, take_over)
     except Error as error:
         return str(error)
     return ""
 
 
-def _carry_out(plan: Plan, run: Run, again: bool) -> tuple[Launched, list[str]]:
+def _carry_out(plan: Plan, run: Run, again: bool, take_over: tuple[str, ...]) -> tuple[Launched, list[str]]:
     """Print what was submitted, and the scheduler's warnings."""
     from ftsupervise.errors import SchedulerUnavailable
     from ftsupervise.launch.submit import launch_run
 
     scheduler = open_scheduler(plan.kind)
     try:
-        done = launch_run(plan, run, scheduler, again=again, now=datetime.now(timezone.utc), env=dict(os.environ))
+        now, env = datetime.now(timezone.utc), dict(os.environ)
+        done = launch_run(plan, run, scheduler, again=again, now=now, env=env, take_over=take_over)
         return done, sorted(scheduler.warnings)
     except SchedulerUnavailable as error:
         if run.scheduler == "auto":  # Slurm's commands are installed; that does not make this machine part of a cluster

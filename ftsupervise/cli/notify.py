@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import datetime, timedelta, timezone
+from datetime import datetime, timezone
 from typing import TYPE_CHECKING, NamedTuple
 
 import click
@@ -29,6 +29,8 @@ def notify() -> None:
 def test(config: str | None, only: tuple[str, ...], as_json: bool) -> None:
     """Send a real message through every receiver now. Exit code 1 if one of them did not accept it.
 
+    A pager (PagerDuty, Alertmanager) gets an alert of severity info, and its end.
+
     RUN is a directory, an ftsupervise.yaml, or a name; default: ./ftsupervise.yaml.
     """
     run, now = _run(config), datetime.now(timezone.utc)
@@ -45,25 +47,28 @@ def test(config: str | None, only: tuple[str, ...], as_json: bool) -> None:
         tried.append(one := _try(run, name, now))
         if not as_json:
             for line in one.lines():
-                click.echo(line, err=not one.taken)
+                click.echo(line, err=not one.delivered)
     if as_json:
         records = [plain(one) for one in tried]
         say_json({"schema_version": 1, "run": run.name, "receivers": records})
-    if not all(one.taken for one in tried):
+    if not all(one.delivered for one in tried):
         raise click.exceptions.Exit(1)
 
 
 class _Tried(NamedTuple):
-    """The answer of one receiver. ``why``: why it did not take the message for everybody; ``before``: its earlier trouble."""
+    """The answer of one receiver. ``to``: who or what accepted the message, in words; ``why``: why not everybody has it;
+    ``before``: its earlier trouble.
+    """
 
     receiver: str
-    taken: bool
+    delivered: bool
+    to: str = ""
     why: str = ""
     before: str = ""
     in_use_again: bool = False
 
     def lines(self) -> Iterator[str]:
-        yield f"{self.receiver}: {self.why or 'taken'}"
+        yield f"{self.receiver}: {self.why or self.to}"
         if self.before:
             again = (
                 "; it is in use again, and its waiting messages go out at the next tick" if self.in_use_again else ""
@@ -72,20 +77,24 @@ class _Tried(NamedTuple):
 
 
 def _try(run: Run, name: str, now: datetime) -> _Tried:
-    from ftsupervise.alerts.receivers import Broken, Parcel, Partly, TryLater, Unsendable, sender
+    from ftsupervise.alerts.receivers import Broken, Parcel, Partly, TryLater, Unsendable, delivered_to, sender
 
     receiver = run.alerts.named[name]
-    parcel = Parcel(_test_message(run, name, now), now, templates=run.alerts.templates)
     before = _held(run, name, now)
-    try:
-        refused = sender(receiver.kind)(parcel, receiver.settings).get("refused", "")
-    except Partly as error:
-        refused = "; ".join(part for part in (error.refused, f"{error} (a watch tries again)") if part)
-    except (TryLater, Broken, Unsendable) as error:
-        return _Tried(name, False, f"{_lasting(error)}: {error}", before)
+    to, refused = delivered_to(receiver), ""
+    for message in _test_messages(run, name, now):
+        try:
+            receipt = sender(receiver.kind)(Parcel(message, now, templates=run.alerts.templates), receiver.settings)
+        except Partly as error:
+            refused = "; ".join(part for part in (error.refused, f"{error} (a watch tries again)") if part)
+        except (TryLater, Broken, Unsendable) as error:
+            return _Tried(name, False, why=f"{_lasting(error)}: {error}", before=before)
+        else:
+            refused = receipt.get("refused", "")
+            to += f" ({receipt['answer']})" if receipt.get("answer") and "(" not in to else ""
     _free(run, name, now)
-    why = f"taken, but not for everybody: {refused}" if refused else ""
-    return _Tried(name, not refused, why, before, in_use_again=bool(before))
+    why = f"delivered, but not to everybody: {refused}" if refused else ""
+    return _Tried(name, not refused, to, why, before, in_use_again=bool(before))
 
 
 def _lasting(error: Exception) -> str:
@@ -142,16 +151,24 @@ def _run(argument: str | None) -> Run:
     return load_settings(settings_of(argument))
 
 
-def _test_message(run: Run, receiver: str, now: datetime) -> Message:
-    from ftsupervise.alerts.outbox import Message, message_id
+def _test_messages(run: Run, name: str, now: datetime) -> Iterator[Message]:
+    """Yield one message for people; for a pager, which has no use for news, an alert and its end."""
+    from ftsupervise.alerts.outbox import Message, message_id, source_of
+    from ftsupervise.alerts.step import alert_id
     from ftsupervise.findings import Finding, Notice, Reason, Severity
     from ftsupervise.truth import Health
 
     summary = "this is a test: messages of ftsupervise reach you here"
-    finding = Finding(run.name, "test", receiver, Health.OK, Severity.INFO, summary, now)
-    notice = Notice(key=f"test {now.isoformat()}", reason=Reason.ANNOUNCED, finding=finding, at=now)
-    ident = message_id("test", receiver, run.name, (notice,))
-    return Message(ident, receiver, run.name, (notice,), created=now, due=now + timedelta(0))
+    settings = run.alerts.named[name].settings
+    pager = getattr(settings, "shape", "json") in ("pagerduty", "alertmanager")
+    finding = Finding(run.name, "test", name, Health.BAD if pager else Health.OK, Severity.INFO, summary, now)
+    ident, number = alert_id(finding) if pager else "", int(now.timestamp())
+    for reason in (Reason.FIRED, Reason.RESOLVED) if pager else (Reason.ANNOUNCED,):
+        key = f"test {reason.value} {now.isoformat()}"
+        notice = Notice(key, reason, finding, now, alert_id=ident, since=now if pager else None, incident=number)
+        source = source_of(str(run.run_dir or ""))
+        message = message_id("test", name, run.name, (notice,))
+        yield Message(message, name, run.name, (notice,), created=now, due=now, source=source)
 
 
 def _journals(run: Run) -> list[Journal]:

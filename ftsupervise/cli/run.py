@@ -58,6 +58,15 @@ def _warm(_ctx: click.Context, _param: click.Parameter, value: str) -> Any:
         raise click.BadParameter(str(error)) from None
 
 
+def _warning(_ctx: click.Context, _param: click.Parameter, value: str) -> tuple[int, float | None]:
+    from ftsupervise.units import parse_warning
+
+    try:
+        return parse_warning(value)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
+
+
 def _budgets(_ctx: click.Context, _param: click.Parameter, value: tuple[str, ...]) -> dict[str, int]:
     from ftsupervise.model import FailureKind
     from ftsupervise.rundir.records import as_count
@@ -81,10 +90,12 @@ def option_of(setting: Setting) -> click.Option:
         given["type"] = _Number(setting)
     elif form is Form.COUNT:
         given["type"] = _Count(setting)
-    elif form in (Form.CHOICE, Form.CHOICES):
+    elif form in (Form.CHOICE, Form.CHOICES, Form.SET):
         given.update(type=click.Choice(setting.choices), multiple=form is Form.CHOICES)
     elif form is Form.COUNTS:
         given.update(multiple=True, default=(), callback=_budgets)
+    elif form is Form.SIGNAL:
+        given["callback"] = _warning
     elif form is Form.MODULES:
         given["callback"] = _warm
     if given["default"] is ...:

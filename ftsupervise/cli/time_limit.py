@@ -57,6 +57,8 @@ def applies(args: Sequence[str]) -> bool:
         return False
     if words[0] == "report" and "--mail" in args:  # the cron's; each conversation with a mail server has its bound
         return False
+    if words[:2] == ["checkpoints", "prune"]:  # it compares all of them, be it a dry run
+        return False
     if "--dry-run" in args or words[:2] in (["notify", "preview"], ["sandbox", "env"], ["sandbox", "list"]):
         return True
     if words[0] == "checkpoints":
@@ -70,8 +72,10 @@ def acts(args: Sequence[str]) -> bool:
     ``cron ensure --run`` is typed by running jobs, every few minutes: no person waits for it, and it is not done twice.
     """
     words = [word for word in args if not word.startswith("-")]
-    if {"--help", "-h", "--dry-run", "-n", "--run"} & set(args):
+    if {"--help", "-h"} & set(args):
         return False
+    if {"--dry-run", "-n", "--run"} & set(args):
+        return words[:2] == ["checkpoints", "prune"]
     if words[:1] == ["launch"] or words[:2] == ["notify", "test"]:
         return True
     if words[:1] == ["sandbox"]:
@@ -141,7 +145,7 @@ def _dry(args: Sequence[str]) -> list[str]:
         return ["sandbox", "env", *(f"--dir={folder}" for folder in _folders(args))]
     if args[0] == "checkpoints":
         named = (word for before, word in pairwise(args[1:]) if not before.startswith("--") or before in _BARE)
-        return ["checkpoints", "list", *(word for word in named if not word.startswith("-"))]
+        return ["checkpoints", "list", "--unread", *(word for word in named if not word.startswith("-"))]
     if args[0] != "notify":
         return [*args, "--dry-run"]
     runs = [word for before, word in pairwise(args[1:]) if before != "--receiver"]

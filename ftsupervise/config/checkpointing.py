@@ -12,8 +12,8 @@ from ftsupervise.config.fields import Share, Size, Strict, declared
 
 
 class RetainSettings(Strict):
-    """Checkpoints to keep; the others may be removed by ``ftsupervise checkpoints prune``. The two newest verified ones, and
-    each one in use, are always kept."""
+    """Checkpoints to keep; the others are removed while the run trains, and by ``ftsupervise checkpoints prune``. The two
+    newest verified ones, and each one in use, are always kept."""
 
     last: Annotated[int, Field(ge=ALWAYS)] = ALWAYS
     """Keep this many of the newest."""

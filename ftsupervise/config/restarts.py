@@ -32,6 +32,7 @@ class Restart(Strict):
     budgets: dict[Kind, Annotated[int, Field(ge=1, le=1000)]] = declared("launch.restart.budgets")
     back_off: Duration = declared("launch.restart.back_off")
     stop_within: Annotated[Duration, Positive] = declared("launch.restart.stop_within")
+    space_wait: Duration = declared("launch.restart.space_wait")
     warm: Annotated[_Warm | None, off_is_null(_Warm | None | Off)] = declared("launch.restart.warm")
     hang: Annotated[HangSettings | None, off_is_null(HangSettings | None | Off)] = HangSettings()
     """When a command that stands still is ended; null: never."""

@@ -230,8 +230,9 @@ class Launch(Strict):
     distributed: Literal["auto", "never"] = declared("launch.distributed")
     heartbeat: HeartbeatSettings | None = None
     """How to see the progress of a command without the guard; null: it is not followed inside the job."""
-    requeue: bool = False
-    """Let Slurm put a job that lost a node back in the queue; otherwise the next member of the chain takes over."""
+    requeue: bool | None = None
+    """Let Slurm put a job that lost a node back in the queue (true), or have the next member take over (false).
+    null: Slurm starts it again at once, ahead of others, where the cluster offers that; otherwise as false."""
     output: Annotated[Annotated[str, Field(min_length=1)] | None, JobFile()] = None
     """File the jobs write to, in sbatch's patterns. Default: logs/%x-%A_%a.out in the run directory; one job
     that is no array: logs/%x-%j.out."""

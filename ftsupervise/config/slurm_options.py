@@ -13,6 +13,7 @@ from typing import Annotated
 from pydantic import AfterValidator, BeforeValidator, WithJsonSchema
 
 from ftsupervise.config.fields import Matching
+from ftsupervise.units import signal_name
 
 _NAME = r"[A-Za-z0-9_][A-Za-z0-9_.+@-]*"
 _NODE = r"[A-Za-z0-9][A-Za-z0-9._-]*(?:\[[0-9]+(?:-[0-9]+)?(?:,[0-9]+(?:-[0-9]+)?)*\][A-Za-z0-9._-]*)*"
@@ -66,19 +67,28 @@ Module = Annotated[
 VariableName = Annotated[str, Matching(r"[A-Za-z_][A-Za-z0-9_]*", "a variable name", "OMP_NUM_THREADS")]
 SrunOption = Annotated[str, Matching(r"-[\s\S]*", "an option that begins with '-'", "--cpu-bind=none")]
 
+# faults of a program, the end of a child, job control of a terminal
+_NOT_A_WARNING = (
+    *("SEGV", "BUS", "FPE", "ILL", "TRAP", "SYS", "ABRT", "IOT", "PIPE", "CHLD", "CLD"),
+    *("CONT", "TSTP", "TTIN", "TTOU"),
+)
 _CAUGHT = {one.name.removeprefix("SIG") for one in signal.Signals} - {"KILL", "STOP"}
 
 
 def _signal(value: object) -> object:
-    """ "USR1", "SIGUSR1", "usr1", "10" and 10 are one signal; the names' own form is kept for sbatch."""
+    """ "USR1", "SIGUSR1", "usr1", "10" and 10 are one signal, kept as sbatch has it: USR1."""
     if not isinstance(value, (str, int)) or isinstance(value, bool):
         return value
     word = str(value).upper().removeprefix("SIG")
     number = int(word) if re.fullmatch(r"[0-9]{1,3}", word) else None
     if word in ("KILL", "STOP") or number in (signal.SIGKILL, signal.SIGSTOP):
         raise ValueError("no program can answer this signal; take USR1, USR2 or TERM")
-    if word not in _CAUGHT and not (number and number <= 64):
+    if number in signal.valid_signals():
+        word = signal_name(number).removeprefix("SIG") if number in set(signal.Signals) else word
+    elif word not in _CAUGHT:
         raise ValueError('expected a signal such as "USR1", "USR2" or "TERM"')
+    if word in _NOT_A_WARNING:
+        raise ValueError(f"programs get {word} for reasons of their own; take USR1, USR2 or TERM")
     return word
 
 

@@ -45,6 +45,8 @@ _SHARED: dict[str, tuple[str, ...]] = {
 _WHOLE = re.compile(r"\$+\{[^{}]*\}")
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^{}]*))?\}")
 _PART = re.compile(r"(?P<dollars>\$+)(?P<rest>\{[^{}]*\}|[A-Za-z_][A-Za-z0-9_]*)")
+_SLURMS_OWN = re.compile(r"\$\{?(SLURMD?_\w+)")
+_IN_THE_JOB = re.compile(r"\$\{\w+(?::-[\w.,:/+@=-]*)?\}")
 
 # Text that a shell reads on the node: its variables are the shell's, and are left to it. Lists are no shell code.
 SHELL: frozenset[KeyPath] = frozenset(
@@ -315,6 +317,8 @@ class _Filling:
         """The value of ``$NAME``, ``${NAME}``, ``${NAME:-default}`` or ``$$…``."""
         if text.startswith("$$"):
             return text[1:]
+        if slurms := _SLURMS_OWN.match(text):
+            return self._slurms_own(text, slurms[1])
         if self.secret and not self.file:
             return text  # no setting holds a secret: the error about that comes later, without a look at the variable
         if not text.startswith("${") and self.secret:
@@ -344,6 +348,20 @@ class _Filling:
             return self._problem(text, f"${{{name}}} holds the control character {found}")
         self.variable = self.variable or name
         return filled
+
+    def _slurms_own(self, text: str, name: str) -> str:
+        """A variable of Slurm's has its value in the job: the job script expands it in ``launch.env``."""
+        if self.path[:2] == ("launch", "env"):
+            if text.startswith("${") and not _IN_THE_JOB.fullmatch(text):
+                return self._problem(
+                    text, f"write ${name}, ${{{name}}} or ${{{name}:-default}} for Slurm's own variable"
+                )
+            return text
+        ways = {"command": "write the command as text, which the job's shell reads", "output": "write %j or %A_%a"}
+        way = ways.get(str(self.path[1]) if self.path[:1] == ("launch",) and len(self.path) > 1 else "")
+        return self._problem(
+            text, f"{name} has a value in the job only; {way or 'only launch.env and shell code can use it'}"
+        )
 
     def _problem(self, text: str, words: str) -> str:
         self.problems.append(Problem(self.place.file, self.place.line, self.place.column, self.path, words))

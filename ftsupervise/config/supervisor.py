@@ -24,8 +24,10 @@ class Form(Enum):
     TOKEN = "TOKEN"
     CHOICE = ""
     CHOICES = " "  # the flag is given once for each
+    SET = "  "  # a section: on where it is set
     COUNTS = "KIND=N"  # the flag is given once for each kind of failure
     MODULES = "M"
+    SIGNAL = "SIGNAL[@S]"
 
 
 class Setting(NamedTuple):
@@ -56,6 +58,7 @@ class Setting(NamedTuple):
 
 _SECONDS = Form.SECONDS
 _RESTART, _HANG, _LOSS = "launch.restart", "launch.restart.hang", "guard.loss"
+RETAIN = "checkpoints.retain"
 _NONFINITE = ("warn", "stop", "resume")
 WITHIN = {"start": "before the first start in each job", "failure": "after each failure, before the next start"}
 
@@ -69,12 +72,17 @@ SETTINGS = (
         help="Pass the warning signal on? auto: only to processes that handle it. A file warns the guards in any case.",
     ),
     Setting(
+        "--warning", "", "warning", Form.SIGNAL, "USR1",
+        help="The signal by which Slurm warns before the end, and how many seconds before it, as in sbatch's "
+        "--signal=B:TERM@600. launch passes launch.signal on.",
+    ),
+    Setting(
         "--grace", "", "grace", _SECONDS, 25.0, least=0,
         help="How long the command may take to stop, when the job is asked to, before it is killed.",
     ),
     Setting(
-        "--space-wait", "", "space_wait", _SECONDS, 600.0, least=0,
-        help="How long to wait when the disk is full, before leaving with exit code 73, or the run directory is gone (66).",
+        "--space-wait", f"{_RESTART}.space_wait", "space_wait", _SECONDS, 600.0, least=0,
+        help="How long to wait when the disk is full (then exit code 73), or the run directory cannot be used or is gone (66).",
     ),
     Setting(
         "--in-place", f"{_RESTART}.in_place", "budgets.in_place", Form.COUNT, 100, least=0, most=100_000, bare=0, always=True,
@@ -234,10 +242,11 @@ SETTINGS = (
         "in the run directory.",
     ),
     Setting(
-        "--verify", "checkpoints.verify", "guard.VERIFY", Form.CHOICE, "quick", choices=("sizes", "quick", "sampled", "full"),
+        "--verify", "checkpoints.verify", "guard.VERIFY", Form.CHOICE, "full", choices=("sizes", "quick", "sampled", "full"),
         bare=None,
-        help="What guard.latest() compares with the manifest: the sizes of all files, also the digests of small ones (some "
-        "milliseconds), of a tenth of them, or of every byte.",
+        help="What guard.latest() compares with the manifest: every byte, which takes as long as reading them once; or less: "
+        "the sizes of all files, also the digests of small ones (some milliseconds), or of a tenth of them. guard.restore() "
+        "compares every byte while it loads, whatever stands here.",
     ),
     Setting(
         "--incremental", "checkpoints.incremental", "guard.INCREMENTAL", Form.COUNT, 0, least=0, most=1000,
@@ -248,6 +257,10 @@ SETTINGS = (
         "--quarantine-after", "checkpoints.quarantine_after", "budgets.quarantine_after", Form.COUNT, 2, least=0, most=1000,
         help="A checkpoint is set aside after this many attempts in a row that began from it and failed in the same way, and "
         "the run goes on from the one before. Fewer than same_failure, so that the brake does not come first. 0: never.",
+    ),
+    Setting(
+        "--retain", RETAIN, "retain", Form.SET, None, choices=("off", "on"), bare="off",
+        help="on: while the run trains, the checkpoints that checkpoints.retain does not keep are removed.",
     ),
 )  # fmt: skip
 BY_KEY = {setting.key: setting for setting in SETTINGS if setting.key}

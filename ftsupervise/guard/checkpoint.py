@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shlex
 import stat
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -21,12 +22,16 @@ from ftsupervise.guard.settings import RankContext, Voice
 from ftsupervise.host import files
 from ftsupervise.host.modes import SHARED, make_folder, mode_inside
 from ftsupervise.rundir import fence
+from ftsupervise.rundir.anchor import Anchor, write_anchor
 from ftsupervise.rundir.paths import ENV_RUN, sync_directory, write_whole
+from ftsupervise.rundir.records import time_of
 
 if TYPE_CHECKING:
     from ftsupervise.checkpoints.commit import Origin
     from ftsupervise.checkpoints.contents import FileFacts
     from ftsupervise.checkpoints.manifest import FileEntry
+    from ftsupervise.guard.resume import Wanted
+    from ftsupervise.rundir.lineage import Lineage
 
 _REMOVED = ".removed-"  # on its way out
 _EXCHANGE = 2  # renameat2's RENAME_EXCHANGE
@@ -44,8 +49,12 @@ class Checkpoints:
         self.folder = place.checkpoints
         self._area = place.staging or place.checkpoints / fence.STAGING / fence.area_alone(place.world)
         self._superseded, self._voice, self._place = superseded, voice, place
+        self._known: Lineage | None = None
         self._kept = False  # the folder's own name is durable
         self._skip: int | None = None  # not asked yet
+        self._newest = ""  # name of the checkpoint that this rank has committed last
+        self._began_anew: datetime | None = None  # when this loop was told that there is nothing to go on from
+        self._before = 0  # identity of the checkpoint of that name when this rank came into the block
         self._sweeps = place.staging is None and place.rank == 0  # no newer attempt will
 
     def stage(self, name: str) -> Path:
@@ -58,6 +67,7 @@ class Checkpoints:
             raise ValueError(f"{name!r} is not a name for a checkpoint: give no path and no leading dot")
         staged = self._area / name
         try:
+            self._require_trusted()
             if self._sweeps:
                 self._clear(staged)
             make_folder(staged, parents=True)
@@ -80,16 +90,61 @@ class Checkpoints:
         if not self.over():
             _delete(staged)
 
-    def latest(self, world: int | None, *, begun: bool) -> Path | None:
-        """Return the newest one that is good to go on from; None when there is none. Raises OSError where they cannot
-        be read.
-        """
-        from ftsupervise.guard.resume import latest
+    def give_up(self, staged: Path, *, shared: bool = False, why: OSError | None = None) -> None:
+        """Delete what was written of a save that failed: a disk that is full gets its space back. Say so once.
 
-        found = latest(self._place, world, self._voice, self.over, begun=begun)
+        Where others may be writing there (``shared``, or they have left their marks), these are the files that bear this
+        rank's number; otherwise rank 0 deletes all. ``why``: behind the barrier, the reason that it leaves to the others.
+        """
+        if self.over():
+            return
+        try:
+            self._delete_own(staged, shared=shared, behind=why is not None)
+            if why is not None and not self._place.rank:
+                make_folder(_failed(staged).parent, parents=True)
+                _tell_failure(staged, why)
+        except OSError:  # the save's own error is what the loop gets to see
+            return
+        self._voice.once("a checkpoint could not be saved: what was written of it is deleted")
+
+    def _delete_own(self, staged: Path, *, shared: bool, behind: bool) -> None:
+        from ftsupervise.checkpoints import shards
+
+        if not self._place.rank and not shared and (behind or not shards.others_write(staged)):
+            _delete(staged)
+            return
+        for one in shards.own_files(staged, self._place.rank) if staged.is_dir() else ():
+            _delete(staged / one.path)
+
+    def latest(self, world: int | None, *, begun: bool, wanted: Wanted | None = None) -> Path | None:
+        """Return the newest one that is good to go on from; None when there is none. Raises OSError where they cannot
+        be read, CannotResume where there must be one.
+
+        ``wanted``: what the caller can load; default: any.
+        """
+        from ftsupervise.guard.resume import Wanted, latest
+
+        found = latest(self._place, world, self._voice, self.over, begun=begun, wanted=wanted or Wanted())
         if not begun:
             self._skip = found.skip
+            self._began_anew = datetime.now(timezone.utc) if found.path is None else None
         return found.path
+
+    def _require_trusted(self) -> None:
+        """Raise OSError where nothing in the folder would be believed at the next start."""
+        from ftsupervise.checkpoints.contents import distrust_folder
+        from ftsupervise.host.ownership import remedy
+
+        owner = () if self._place.rundir is None else (self._place.rundir.root.stat().st_uid,)
+        try:
+            reason = distrust_folder(self.folder, owner)
+        except FileNotFoundError:
+            return
+        if reason:
+            todo = remedy(self.folder.stat(), self.folder)
+            raise PermissionError(
+                errno.EPERM, f"{reason}, so the next start would not go on from what is saved there (type: {todo})"
+            )
 
     def skip(self) -> int:
         """Return the batches to skip from the checkpoint that this attempt went on from. See ``Guard.skip``."""
@@ -115,7 +170,7 @@ class Checkpoints:
         try:
             own = tuple(shards.own_files(staged, self._place.rank))
             self._close(staged / one.path for one in own)
-            shared = share(staged, own, base_for(self.folder, self._place.incremental))
+            shared = share(staged, own, base_for(self.folder, self._place.incremental, self._run()))
             rest = _without(own, shared)
             shards.leave_list(staged, self._place.rank, (*shared, *entries_of(staged, rest)))
             if self._place.rank == 0:  # of a commit of that name before
@@ -141,14 +196,64 @@ class Checkpoints:
         ``ranks``: those that meet at the barrier; None: all. Raises OSError.
         """
         commits = self._place.rank == 0
+        if barrier is None and not commits:
+            return self._finish_beside(staged, step, beat)
         if barrier is None:
-            return self.commit(staged, step, metrics, ()) if commits else True
+            from ftsupervise.checkpoints.shards import await_lists, others_write
+
+            if self._place.world == 1 or not others_write(staged):
+                return self.commit(staged, step, metrics, ())
+            self.list_own(staged)
+            await_lists(staged, range(self._place.world))
+            return self.commit(staged, step, metrics, range(self._place.world))
         before = self.identity(staged.name)
         self.list_own(staged)
         barrier()
         if commits:
             return self.commit(staged, step, metrics, range(self._place.world) if ranks is None else ranks)
         return self.is_committed(staged, before, beat)
+
+    def enter(self, staged: Path) -> None:
+        """Tell rank 0 that this rank is in the block too, where no barrier will. Raises OSError."""
+        from ftsupervise.checkpoints.shards import enter
+
+        if self._place.rank and self._place.world > 1:
+            try:
+                self._before = self.identity(staged.name)
+                enter(staged, self._place.rank)
+            except OSError:
+                if not self.over():
+                    raise
+
+    def _finish_beside(self, staged: Path, step: int | None, beat: Callable[[], object]) -> bool:
+        """Leave the list of this rank for rank 0, which has seen its mark and waits. Raises OSError where rank 0 has not."""
+        from ftsupervise.checkpoints import shards
+        from ftsupervise.checkpoints.contents import contents_of
+        from ftsupervise.checkpoints.manifest import read_head
+        from ftsupervise.checkpoints.quarantine import set_aside
+
+        try:
+            wrote = bool(contents_of(staged).files)
+        except FileNotFoundError:
+            wrote = False
+        if self._place.world == 1 or self.over():
+            return not self.over()
+        if not wrote:  # rank 0 alone saves, or it has not begun yet
+            shards.leave(staged, self._place.rank)
+            return True
+        self.list_own(staged)
+        done = self.is_committed(staged, self._before, beat)
+        if done is not None:
+            return done
+        target, why = self.folder / staged.name, f"rank {self._place.rank} had not written its part"
+        head = read_head(target)
+        if head is not None and (head.step, head.attempt) == (step, self._place.attempt):
+            set_aside(target, why, datetime.now(timezone.utc), area=self._place.staging)
+        raise OSError(
+            errno.EIO,
+            f"{why} when rank 0 committed: where several ranks write, give guard.checkpoint(…, barrier=…)",
+            str(target),
+        )
 
     def commit(self, staged: Path, step: int | None, metrics: Mapping[str, float], ranks: Collection[int]) -> bool:
         """Write the manifest of the staged folder, and make it the checkpoint of that name, replacing an existing one.
@@ -158,12 +263,14 @@ class Checkpoints:
         """
         target = self.folder / staged.name
         try:
-            self._seal(staged, self._origin(step, metrics), ranks)
+            origin = self._origin(step, metrics)
+            self._seal(staged, origin, ranks)
             if not self._kept:
                 self._kept = _keep_names(self.folder)
             done = self._move(staged, target)
             if done:
                 sync_directory(self.folder)
+                self._note_newest(Anchor(target.name, step, origin.at))
             return done
         except OSError as error:
             if not self.over():
@@ -171,6 +278,15 @@ class Checkpoints:
                 raise
             self._voice.once(f"this attempt saves nothing any more ({error.strerror})")
             return False
+
+    def _note_newest(self, newest: Anchor) -> None:
+        """Note for the supervisor from which checkpoint the snapshots go on now. Without the page it goes by what it sees."""
+        self._newest = newest.checkpoint
+        if self._place.attempt_dir is not None:
+            try:
+                write_anchor(self._place.attempt_dir, newest)
+            except OSError:
+                return
 
     def identity(self, name: str) -> int:
         """Return an identity of the folder that is the checkpoint ``name`` now; 0: there is none.
@@ -217,7 +333,7 @@ class Checkpoints:
         contents = contents_of(staged)
         self._close(staged / path for path in (*contents.files, *contents.folders))
         joined = shards.join(staged, contents, ranks)
-        base = base_for(self.folder, self._place.incremental)
+        base = base_for(self.folder, self._place.incremental, self._run())
         shared = share(staged, joined.rest, base)
         contents = contents_of(staged) if shared else contents
         if contents.irregular:
@@ -265,7 +381,28 @@ class Checkpoints:
 
         place, at = self._place, datetime.now(timezone.utc)
         numbers = {str(name): value for name in metrics if (value := float(metrics[name])) - value == 0.0}
-        return Origin(at, step, place.world, os.environ.get(ENV_RUN, ""), place.attempt, numbers)
+        origin = Origin(at, step, place.world, os.environ.get(ENV_RUN, ""), place.attempt, numbers)
+        return origin.written_by(self._run())
+
+    def _run(self) -> Lineage | None:
+        """Return the run that saves here; None where no supervisor knows of it. Raises OSError."""
+        if self._known is None and self._place.rundir is not None:
+            from ftsupervise.rundir.lineage import read_lineage
+
+            self._known = read_lineage(self._place.rundir)
+        return self._known
+
+    def _require_ours(self, path: Path) -> None:
+        """Raise FileExistsError where ``path`` is a checkpoint of another run, OSError where that cannot be seen."""
+        from ftsupervise.checkpoints.manifest import read_head
+        from ftsupervise.rundir.lineage import Belongs, belongs, whose
+
+        try:
+            head = read_head(path)
+        except ValueError:  # a damaged manifest names no run
+            return
+        if head is not None and belongs(self._run(), head, path.parent) in (Belongs.ANOTHERS, Belongs.TAKEN):
+            raise FileExistsError(errno.EEXIST, f"is a checkpoint of {whose(head)}, and stays", str(path))
 
     def _close(self, paths: Iterable[Path]) -> None:
         """Let no other account write a part of the checkpoint, whatever the umask was: the next attempt loads it."""
@@ -281,8 +418,34 @@ class Checkpoints:
             finally:
                 os.close(fd)
 
+    def _require_resumed(self, target: Path) -> None:
+        """Raise OSError where a run that began anew would replace what was saved before it."""
+        from ftsupervise.checkpoints.manifest import read_head
+
+        if self._began_anew is None:
+            return
+        try:
+            head = read_head(target)
+        except (OSError, ValueError):
+            head = None
+        at = head.at if head is not None and head.at is not None else time_of(target.stat())
+        if at < self._began_anew:
+            raise FileExistsError(
+                errno.EEXIST,
+                "was saved before this loop began, which did not go on from it: it is not replaced (move it away, or type: "
+                f"ftsupervise checkpoints anew {shlex.quote(str(self._root()))})",
+                str(target),
+            )
+
+    def _root(self) -> Path:
+        return self.folder if self._place.rundir is None else self._place.rundir.root
+
     def remove(self, path: Path) -> bool:
-        """Remove an old checkpoint. False: a newer attempt has begun and owns it now. Raises OSError."""
+        """Remove an old checkpoint. False: a newer attempt has begun and owns it now. Raises OSError, also for one of another
+        run."""
+        from ftsupervise.checkpoints.manifest import records_beside
+
+        self._require_ours(path)
         aside = self._area / f"{_REMOVED}{path.name}-{os.getpid()}"
         try:
             make_folder(self._area, parents=True)
@@ -292,6 +455,10 @@ class Checkpoints:
                 raise
             return False
         if done:
+            if path.name == self._newest:  # the program itself has done so: nobody takes the run back
+                self._note_newest(Anchor())
+            for page in records_beside(path) if aside.is_file() else ():
+                page.unlink(missing_ok=True)
             _delete(aside)
         return done
 
@@ -301,6 +468,8 @@ class Checkpoints:
         except OSError as error:
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                 raise
+        self._require_ours(target)
+        self._require_resumed(target)
         if not _exchange(staged, target):
             raise FileExistsError(
                 errno.EEXIST, "is there already, and this file system cannot exchange two", str(target)

@@ -290,6 +290,8 @@ class Decider:
             heart.miss_the_watch(now)
         reads = self._reads or not self._shared
         self._look_outside(now, shared_directory=reads)
+        if not reads and self.outside.asks_for_the_end(now):
+            self.side.do("end", self.outside.attempt.look_for_deadline)
         want = self.outside.reasons(now, shared_directory=reads)
         if self.outside.switches.problem:
             heart.facts["problem"] = self.outside.switches.problem

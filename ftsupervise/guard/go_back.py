@@ -6,15 +6,15 @@ checkpoints into the quarantine: they belong to a way that the run has left.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import NamedTuple
 
 from ftsupervise.checkpoints.divergence import GoBack, go_back
-from ftsupervise.checkpoints.find import Choice, Found, checkpoints_in, choose
-from ftsupervise.checkpoints.verify import Scope
+from ftsupervise.checkpoints.find import Choice, Found, checkpoints_in
 from ftsupervise.guard.settings import RankContext, Voice
 from ftsupervise.model import Attempt
 from ftsupervise.rundir import ledger
+from ftsupervise.rundir.lineage import Lineage
 from ftsupervise.truth import SkippedBatches
 
 _BACK = 60  # attempts that are asked for their first loss
@@ -29,17 +29,19 @@ class WayBack(NamedTuple):
     skipped: tuple[SkippedBatches, ...]
 
 
-def way_back(place: RankContext, scope: Scope, voice: Voice) -> WayBack | None:
+def way_back(
+    place: RankContext, pick: Callable[[Collection[str]], Choice], run: Lineage | None, voice: Voice
+) -> WayBack | None:
     """Return the way back; None where there was no trouble with the loss, or the ledger cannot be read.
 
-    Raises OSError as ``choose`` does.
+    ``pick``: the newest good one without those of these names. Raises OSError as ``choose`` does.
     """
     try:
         found = go_back(_before(place), place.loss_back)
     except OSError as error:
         voice.once(f"cannot read the ledger ({error.strerror}): it is not known whether the loss diverged before")
         return None
-    return None if found is None else _choose(place, scope, found)
+    return None if found is None else _choose(place, pick, run, found)
 
 
 def first_loss(place: RankContext) -> float | None:
@@ -63,18 +65,20 @@ def _before(place: RankContext) -> Iterator[Attempt]:
     return ledger.backwards(place.rundir, place.attempt)
 
 
-def _choose(place: RankContext, scope: Scope, found: GoBack) -> WayBack:
+def _choose(
+    place: RankContext, pick: Callable[[Collection[str]], Choice], run: Lineage | None, found: GoBack
+) -> WayBack:
     """Return the newest that is old enough; else the oldest.
 
     From the beginning only where that is near, or there is none at all.
     """
-    there = checkpoints_in(place.checkpoints)
-    choice = choose(place.checkpoints, scope, without=_names(there, found.newest))
+    there = checkpoints_in(place.checkpoints, run=run)
+    choice = pick(_names(there, found.newest))
     if choice.verdict is None:
         older = [one for one in there if one.step is not None and one.step < found.before]
         near = found.before <= max(place.loss_back, 1)
         for one in reversed(older or ([] if near else there)):
-            choice = choose(place.checkpoints, scope, without=[other.path.name for other in there if other is not one])
+            choice = pick([other.path.name for other in there if other is not one])
             if choice.verdict is not None:
                 break
     step = choice.verdict.step if choice.verdict is not None else None

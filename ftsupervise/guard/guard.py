@@ -5,6 +5,7 @@ A step in which nothing is due costs one comparison with the clock; see decider.
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import time
@@ -47,7 +48,8 @@ class Guard:
     gpu_memory   the same for the GPUs that this process computes on.
     stop_before  seconds before the job's end at which to save and stop, besides Slurm's own signal.
     run_for      seconds after which to save and stop, whatever the job's limit.
-    signals      what counts as Slurm's warning; SIGTERM (preemption, scancel, the time limit) is one by default.
+    signals      what counts as Slurm's warning; default: that of ``launch.signal`` (SIGUSR1), and SIGTERM (preemption, scancel,
+                 the time limit).
 
     Raises ValueError for arguments that make no sense; nothing else, and nothing at all once constructed. It takes more
     arguments than other functions here, because each is a setting that a person may write in a training script by its name.
@@ -64,13 +66,14 @@ class Guard:
         gpu_memory: float | None = None,
         stop_before: float | timedelta | None = None,
         run_for: float | timedelta | None = None,
-        signals: tuple[int, ...] = (signal.SIGUSR1, signal.SIGTERM),
+        signals: tuple[int, ...] | None = None,
         rank: int | None = None,
         world: int | None = None,
         beat_every: float = 2.0,
     ) -> None:
         limits, problems = settings.limits(os.environ, poll, memory, stop_before, run_for, gpu_memory)
         self._place = place = settings.place(os.environ, run_dir, rank, world)
+        signals = (settings.warning_signal(os.environ), signal.SIGTERM) if signals is None else signals
         self._agree = agree or None
         self._voice = Voice(place.rank, place.world)
         self._decider = Decider(place, limits, signals, self._voice, agree, agree_every)
@@ -138,7 +141,8 @@ class Guard:
         ``$FTSUPERVISE_CHECKPOINT_DIR/NAME`` (``step-00000100``), whole and by one rename, and ``saved(step)`` is called.
 
         Several ranks may write one checkpoint: each enters the block, and rank 0 commits when ``barrier``, which each calls
-        once after its part, says that all have written theirs. Where rank 0 alone saves, it alone enters, with no barrier.
+        once after its part, says that all have written theirs. Without a barrier it waits for the others where one has entered
+        before it is through; a rank that comes later raises. Where rank 0 alone saves, it alone enters, with no barrier.
         ``ranks``: which ones enter, where not all do. ``metrics``: what it is worth (``{"loss": 2.31}``), for the manifest.
 
         Before the barrier each rank takes the digests of its files while these are synced, and rank 0 joins them into the
@@ -147,18 +151,27 @@ class Guard:
 
         Nothing is committed when the block raises. Once a newer attempt has begun nothing is either: a rank that Slurm has
         lost sight of runs on beside its successor, and what it stages is thrown away; the next ``step()`` says STOP.
-        Raises OSError when the checkpoint cannot be staged or committed (a full disk).
+        Raises OSError when the checkpoint cannot be staged or committed (a full disk). What was written of it is deleted at
+        once, so that the next save finds the space that this one has taken.
         """
         with self.phase(SAVE):
             staged = self._checkpoints.stage(name or f"step-{whole(step) or 0:08d}")
+            if barrier is None:
+                self._checkpoints.enter(staged)
             try:
                 yield staged
             except Exception:  # a write into a sealed folder fails in as many ways as there are libraries
                 if not self._checkpoints.over():
+                    self._checkpoints.give_up(staged, shared=barrier is not None)
                     raise
                 self._is_over()
                 return
-            done = self._checkpoints.finish(staged, whole(step), metrics or {}, barrier, ranks, self.beat)
+            try:
+                done = self._checkpoints.finish(staged, whole(step), metrics or {}, barrier, ranks, self.beat)
+            except OSError as error:
+                if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                    self._checkpoints.give_up(staged, why=None if barrier is None else error)
+                raise
         if done:
             self.saved(step)
         elif done is None:
@@ -181,7 +194,13 @@ class Guard:
         return self._checkpoints.latest(world, begun=self._heart.step is not None)
 
     def restore(
-        self, *, warm_up: Callable[[], object] | None = None, folder: str | Path | None = None, **state: object
+        self,
+        *,
+        warm_up: Callable[[], object] | None = None,
+        folder: str | Path | None = None,
+        code: str = "",
+        strict: bool = True,
+        **state: object,
     ) -> int | None:
         """``start = guard.restore(model=model, optimizer=optimizer)`` before the loop: it says what each ``snapshot()`` and
         ``save()`` hold. It loads the newest snapshot that all ranks hold in memory, or else the newest good checkpoint that
@@ -191,20 +210,27 @@ class Guard:
                  place. The global generators of random numbers are kept without being named.
         warm_up  a forward and backward pass, run twice before the state is loaded: DistributedDataParallel sums the gradients
                  of its first pass in another order, so that without it the run goes on with other last bits.
+        code     a word for the version of your code (``code="v2"``): a snapshot that code of another version made is not
+                 loaded, and the run goes on from a checkpoint
+        strict   False: what was saved with another shape or by code that named other keys is left out, and each difference is
+                 said once; what is left out stays as the program made it. By default all of it must fit
         folder   of a loop that uses ``snapshot_folder``: where to write the files of the snapshot
 
         Raises TypeError for what has no state (a number: keep it in a dict), OSError where the checkpoints cannot be read, and
         RuntimeError where this loop cannot load what all ranks begin from.
         """
         if folder is not None:
-            return self._snapshots().restore_folder(Path(folder))
+            return self._snapshots().restore_folder(Path(folder), code)
         from ftsupervise.guard.loop_checkpoints import LoopCheckpoints
         from ftsupervise.guard.loop_state import LoopState
 
-        loop = LoopState(state)
-        self._loop = LoopCheckpoints(loop, self._place, self._checkpoints, self._voice, self._agree)
+        loop = LoopState(state, code, strict=strict)
+        self._loop = LoopCheckpoints(loop, self._place, self._checkpoints, self._voice, self._agree, self.beat)
         start = self._snapshots().restore(loop, warm_up)
-        return start if start is not None else self._loop.restore(self.latest, warm_up)
+        if start is not None:
+            return start
+        begun = self._heart.step is not None
+        return self._loop.restore(lambda wanted: self._checkpoints.latest(None, begun=begun, wanted=wanted), warm_up)
 
     def save(
         self,
@@ -241,6 +267,7 @@ class Guard:
             barrier = lambda: agree(0)  # noqa: E731
         with self.checkpoint(number, barrier=barrier if self._place.world > 1 else None, metrics=metrics) as folder:
             loop.write(folder, number)
+        loop.note_saved(number)
 
     def snapshot(self, step: int) -> bool:
         """Call after each step, on every rank, before the next one's first collective: every few steps it copies the state

@@ -8,17 +8,49 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable, Mapping
+from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from ftsupervise.checkpoints.digest import CannotJudge
+from ftsupervise.checkpoints.layouts import step_of
 from ftsupervise.guard import loop_files
 from ftsupervise.guard.checkpoint import Checkpoints
 from ftsupervise.guard.loop_files import SavedRank
 from ftsupervise.guard.loop_state import LoopState
+from ftsupervise.guard.resume import CannotResume, Wanted, refuse, set_damaged_aside, wait_for
 from ftsupervise.guard.settings import RankContext, Voice
 
 _OVER = "a newer attempt has begun"
-_NONE, _FAULT, _STEPS = 0, 1, 2  # what rank 0 tells as a vote: there is none, it could not see, or a step and 2
+_NONE, _FAULT, _REFUSED, _STEPS = (
+    0,
+    1,
+    2,
+    3,
+)  # what rank 0 tells as a vote: none, it could not see, none may be used; or a step
+
+Latest = Callable[[Wanted], Path | None]
+
+
+class _Kind(Enum):
+    """How the reading of a checkpoint went, the worst last: what one rank has seen holds for all."""
+
+    FINE = 0
+    MISFIT = 1  # it is as it was saved, and this loop cannot take it
+    DAMAGED = 2
+    UNSEEN = 3
+
+
+class _Outcome(NamedTuple):
+    kind: _Kind = _Kind.FINE
+    words: str = ""
+
+
+class _Read(NamedTuple):
+    """The state of rank 0 and of this rank, every byte compared."""
+
+    first: SavedRank
+    state: SavedRank
 
 
 class LoopCheckpoints:
@@ -31,75 +63,135 @@ class LoopCheckpoints:
         checkpoints: Checkpoints,
         voice: Voice,
         agree: Callable[[int], int] | None,
+        beat: Callable[[], object] = lambda: None,
     ) -> None:
         self._loop, self._place, self._checkpoints, self._voice, self._agree = loop, place, checkpoints, voice, agree
+        self._beat, self._tells, self._noted = beat, False, False
 
     # ----------------------------------------------------------------------------------------------------------- restore
 
-    def restore(self, latest: Callable[[], Path | None], one_pass: Callable[[], object] | None) -> int | None:
+    def restore(self, latest: Latest, one_pass: Callable[[], object] | None) -> int | None:
         """Return the step of the newest good checkpoint that ``guard.save`` wrote, loaded; None when there is none.
 
-        Raises OSError where the checkpoints cannot be read, RuntimeError where this loop cannot load the one that was
-        chosen.
+        Nothing is loaded before each rank has compared every byte that it loads with the manifest. One that is damaged is set
+        aside, and all ranks take the one before. Raises OSError where the checkpoints cannot be read, RuntimeError where this
+        loop cannot load the one that was chosen, CannotResume where there must be one.
         """
-        newest = self._newest(latest)
-        if newest is None:
-            return None
-        try:
-            return self._load(newest, one_pass)
-        except ValueError as error:
-            raise RuntimeError(f"{newest} cannot be loaded: {error}") from error
+        self._tells = self._place.world == 1 or self._agree is not None or self._ranks() is not None
+        wanted = Wanted(lambda path: loop_files.file_of(path, 0).is_file(), compares=True)
+        while True:
+            newest = self._newest(lambda now=wanted: latest(now))  # type: ignore[misc]
+            if newest is None:
+                return None
+            read, mine = self._read(newest)
+            outcome = self._worst(mine)
+            if outcome.kind is _Kind.DAMAGED:
+                wanted = self._without(wanted, newest, outcome.words)
+                continue
+            if outcome.kind is _Kind.UNSEEN:
+                raise OSError(errno.EIO, f"no rank begins: {outcome.words}", str(newest))
+            if outcome.kind is _Kind.MISFIT:
+                words = f"{newest} cannot be loaded: {outcome.words}"
+                refuse(self._place, words, self._voice)
+                raise RuntimeError(words)
+            assert read is not None
+            return self._load(newest, read, one_pass)
 
     def _newest(self, latest: Callable[[], Path | None]) -> Path | None:
         """Return the newest one, the same on all ranks."""
         place, ranks = self._place, self._ranks()
         if place.world == 1 or (ranks is None and self._agree is None):
-            return self._ours(latest())
-        found: Path | OSError | None = None
+            return latest()
+        found: Path | OSError | CannotResume | None = None
         if place.rank == 0:
             try:
-                found = self._ours(latest())
-            except OSError as error:
+                found = latest()
+            except (OSError, CannotResume) as error:
                 found = error
-        found = ranks.from_rank_0(found) if ranks is not None else self._by_vote(found)
-        if isinstance(found, OSError):
+        found = _opened(ranks.from_rank_0(_sealed(found))) if ranks is not None else self._by_vote(found)
+        if isinstance(found, (OSError, CannotResume)):
             raise found
         return found
 
-    def _by_vote(self, found: Path | OSError | None) -> Path | OSError | None:
+    def _by_vote(self, found: Path | OSError | CannotResume | None) -> Path | OSError | CannotResume | None:
         """Return what rank 0 found; it tells the others the step alone."""
         assert self._agree is not None
-        vote = _FAULT if isinstance(found, OSError) else _NONE
+        vote = {OSError: _FAULT, CannotResume: _REFUSED}.get(type(found), _FAULT) if found is not None else _NONE
         if isinstance(found, Path):
-            try:
-                vote = _STEPS + loop_files.read(found, 0).step
-            except (OSError, ValueError) as error:
-                vote, found = _FAULT, OSError(errno.EIO, str(error))
+            vote = _STEPS + (step_of(found.name) or 0)
         told = int(self._agree(vote))
         if self._place.rank == 0:
             return found
         if told == _FAULT:
             return OSError(errno.EIO, "rank 0 cannot read the checkpoints")
+        if told == _REFUSED:
+            return CannotResume("rank 0 finds nothing that this run may go on from")
         return None if told == _NONE else self._place.checkpoints / name_of(told - _STEPS)
 
-    def _ours(self, newest: Path | None) -> Path | None:
-        if newest is None or loop_files.file_of(newest, 0).is_file():
-            return newest
-        self._voice.once(f"checkpoint {newest.name} was not written by guard.save(): load it yourself (guard.latest())")
-        return None
+    def _read(self, newest: Path) -> tuple[_Read | None, _Outcome]:
+        """Return what this rank loads, every byte compared, and how that went."""
+        try:
+            if self._place.rank:
+                wait_for(newest)
+            read = self._compared(newest)
+            reason = self._loop.why_not(read.state.description)
+            return read, _Outcome(_Kind.MISFIT, reason) if reason else _Outcome()
+        except loop_files.Damaged as error:
+            return None, _Outcome(_Kind.DAMAGED, str(error))
+        except CannotJudge as error:
+            return None, _Outcome(_Kind.UNSEEN, self._who(str(error)))
+        except OSError as error:
+            return None, _Outcome(_Kind.UNSEEN, self._who(f"{error.strerror or error}: {error.filename or newest}"))
+        except ValueError as error:
+            return None, _Outcome(_Kind.MISFIT, str(error))
 
-    def _load(self, newest: Path, one_pass: Callable[[], object] | None) -> int:
+    def _compared(self, newest: Path) -> _Read:
+        rank, world = self._place.rank, self._place.world
+        first = loop_files.read(newest, 0, self._beat)
+        if first.world != world:
+            if rank == 0 or not self._tells:
+                self._require_whole(newest, first.world)
+            return _Read(first, first)
+        return _Read(first, loop_files.read(newest, rank, self._beat) if rank else first)
+
+    def _who(self, why: str) -> str:
+        return why if self._place.world == 1 else f"rank {self._place.rank}: {why}"
+
+    def _worst(self, mine: _Outcome) -> _Outcome:
+        """Return the worst outcome of all ranks, the same on each; where they cannot tell each other, this rank's."""
+        ranks = self._ranks()
+        if self._place.world == 1 or not self._tells:
+            return mine
+        if ranks is not None:
+            told = [_Outcome(_Kind(kind), words) for kind, words in ranks.of_all((mine.kind.value, mine.words))]
+            return max(told, key=lambda one: one.kind.value)
+        assert self._agree is not None
+        kind = _Kind(int(self._agree(mine.kind.value)))
+        return mine if kind is mine.kind else _Outcome(kind, "as another rank says")
+
+    def _without(self, wanted: Wanted, newest: Path, why: str) -> Wanted:
+        """Go on without a damaged one. Raises OSError where the other ranks cannot be told."""
+        if self._place.rank == 0 or not self._tells:
+            self._voice.once(f"checkpoint {newest.name} is damaged: {why}; it is not loaded")
+        if not self._tells:
+            set_damaged_aside(self._place, newest.name, why, self._voice)
+            raise OSError(
+                errno.EIO, f"{why}; start again: the ranks cannot tell each other to take another", str(newest)
+            )
+        words = f"{newest.name} is damaged: {why}"
+        return wanted._replace(without=(*wanted.without, newest.name), damaged=(*wanted.damaged, words))
+
+    def _load(self, newest: Path, read: _Read, one_pass: Callable[[], object] | None) -> int:
         rank, world, loop = self._place.rank, self._place.world, self._loop
-        first = loop_files.read(newest, 0)
-        same = first.world == world
-        state = loop_files.read(newest, rank) if same and rank else first
-        if not same:
-            self._require_whole(newest, first.world)
-        if reason := loop.why_not(state.description):
-            raise RuntimeError(f"{newest} cannot be loaded: {reason}")
+        first, state = read
         loop.warm_up(one_pass)
-        loop.load(state.description, lambda at: state.data if at in state.own else first.data)
-        if not same:
+        try:
+            loop.load(state.description, lambda at: state.data if at in state.own else first.data)
+        except ValueError as error:
+            raise RuntimeError(f"{newest} cannot be loaded: {error}") from error
+        for words in loop.left(state.description):
+            self._voice.once(f"strict=False: {words}")
+        if first.world != world:
             loop.begin_other_streams(first.description, rank, world)
             if rank == 0:
                 self._voice.once(
@@ -109,14 +201,14 @@ class LoopCheckpoints:
         return first.step
 
     def _require_whole(self, newest: Path, saved: int) -> None:
-        """Raise RuntimeError where a rank that wrote it kept a part of the model for itself."""
+        """Raise ValueError where a rank that wrote it kept a part of the model for itself."""
         bound: set[str] = set()
         for rank in range(1, saved):
-            state: SavedRank = loop_files.read(newest, rank)
+            state: SavedRank = loop_files.read(newest, rank, self._beat)
             bound.update(self._loop.bound_to_ranks(state.description, state.own))
         if bound:
-            raise RuntimeError(
-                f"{newest} was saved by {saved} ranks, each with a part of its own of {', '.join(sorted(bound))}: begin with "
+            raise ValueError(
+                f"it was saved by {saved} ranks, each with a part of its own of {', '.join(sorted(bound))}: begin with "
                 f"{saved} ranks, or save with torch's DCP (AsyncCheckpoints), which loads with any number of ranks"
             )
 
@@ -166,7 +258,21 @@ class LoopCheckpoints:
                 if place.rank == 0:
                     checkpoints.discard(checkpoints.stage(name))
                 raise OSError(errno.EIO, f"step {step} was not saved: {failed}")
+        self.note_saved(step)
         return True
+
+    def note_saved(self, step: int) -> None:
+        """Note once, on rank 0, that there is a checkpoint for ``restore``: a later start must find one."""
+        place = self._place
+        if self._noted or place.rank or place.rundir is None:
+            return
+        from ftsupervise.rundir.beginnings import note_restorable
+
+        self._noted = True
+        try:
+            note_restorable(place.rundir, step, place.attempt)
+        except OSError as error:
+            self._voice.once(f"cannot note in {place.rundir.state} that guard.save() has saved: {error.strerror}")
 
     def _outcome(self, work: Callable[[], object]) -> str:
         """Return why it failed; "" when it did not."""
@@ -181,6 +287,18 @@ class LoopCheckpoints:
 
     def _ranks(self) -> Any:
         return self._loop.ranks(self._place.rank, self._place.world)
+
+
+def _sealed(found: Path | OSError | CannotResume | None) -> tuple[str, Any]:
+    """Return what rank 0 found, as it travels."""
+    if isinstance(found, CannotResume):
+        return "refused", found.words
+    return "found", found
+
+
+def _opened(told: tuple[str, Any]) -> Path | OSError | CannotResume | None:
+    how, what = told
+    return CannotResume(what) if how == "refused" else what
 
 
 def name_of(step: int) -> str:

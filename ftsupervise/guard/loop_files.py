@@ -7,15 +7,18 @@ rank is the description that snapshots have (``checkpoints/memory_state.py``), a
 
 from __future__ import annotations
 
+import errno
 import json
 import mmap
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from ftsupervise.checkpoints.digest import CRC32, best_algorithm, hash_buffer
+from ftsupervise.checkpoints.digest import CRC32, CannotJudge, best_algorithm, hash_buffer, hasher
+from ftsupervise.checkpoints.manifest import Manifest, read_manifest
 from ftsupervise.checkpoints.memory_state import ALIGNED, PAGE, Described, StoredArray, parse
 from ftsupervise.host import files
 
@@ -25,6 +28,13 @@ if TYPE_CHECKING:
 _MAGIC = b"ftsupervise loop state 1\n"
 _HEADER = PAGE  # bytes, the magic included
 _PIECE = 1 << 30  # bytes written at once: the kernel takes 2 GiB at most
+_HASHED = 1 << 19  # bytes whose digest is taken at once
+_FETCHED = 1 << 25  # bytes that are fetched from the disk at once, before their digest is taken
+_POPULATE_READ = 22  # madvise: fetch the pages, without a fault for each
+
+
+class Damaged(ValueError):
+    """The file has other bytes than were committed."""
 
 
 class FirstArray(NamedTuple):
@@ -88,26 +98,61 @@ def write(
         os.close(fd)
 
 
-def read(checkpoint: Path, rank: int) -> SavedRank:
-    """Return the state of a rank, with its bytes mapped, not read.
+def read(checkpoint: Path, rank: int, beat: Callable[[], object] = lambda: None) -> SavedRank:
+    """Return the state of a rank. Every byte of it was compared with the manifest, in the memory where it lies now.
 
-    Raises OSError, FileNotFoundError where there is none, and ValueError for one that is damaged or of another version.
+    Raises Damaged for one that is not what was committed, CannotJudge where the digest cannot be taken here, ValueError for
+    one of another version, OSError, FileNotFoundError where there is none.
     """
-    path = file_of(checkpoint, rank)
+    manifest, path = _manifest(checkpoint), file_of(checkpoint, rank)
+    entry = next((one for one in manifest.files if one.path == path.name), None)
+    if entry is None:
+        raise Damaged(f"{path} is not in the manifest")
     fd = files.open_regular(path)
     try:
-        size = os.fstat(fd).st_size
-        head = os.pread(fd, _HEADER, 0)
-        if not head.startswith(_MAGIC):
-            raise ValueError(f"{path} is not the state of a loop, or of another version of ftsupervise")
+        before = os.fstat(fd)
+        if before.st_size != entry.size or not entry.size:
+            raise Damaged(f"{path} has {before.st_size} bytes of {entry.size}")
         # private pages: what a program does with the arrays does not reach the file
-        whole = memoryview(mmap.mmap(fd, size, access=mmap.ACCESS_COPY))
+        mapped = mmap.mmap(fd, before.st_size, access=mmap.ACCESS_COPY)
+        found, after = _digest(mapped, manifest.algorithm, beat), os.fstat(fd)
     finally:
         os.close(fd)
+    if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
+        raise OSError(errno.EBUSY, "changed while it was read", str(path))
+    if found != entry.digest:
+        raise Damaged(f"{path} has other bytes than were committed")
+    if mapped[: len(_MAGIC)] != _MAGIC:
+        raise ValueError(f"{path} is not the state of a loop, or of another version of ftsupervise")
     try:
-        return _parsed(head[len(_MAGIC) :].partition(b"\n")[0], whole, rank)
+        return _parsed(mapped[len(_MAGIC) : _HEADER].partition(b"\n")[0], memoryview(mapped), rank)
     except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{path} is damaged: {error}") from None
+        raise Damaged(f"{path} is damaged: {error}") from None
+
+
+def _manifest(checkpoint: Path) -> Manifest:
+    try:
+        manifest = read_manifest(checkpoint)
+    except CannotJudge:
+        raise
+    except ValueError as error:
+        raise Damaged(str(error)) from None
+    if manifest is None:
+        raise FileNotFoundError(errno.ENOENT, "has no manifest", str(checkpoint))
+    return manifest
+
+
+def _digest(mapped: mmap.mmap, algorithm: str, beat: Callable[[], object]) -> str:
+    """Return the digest of the mapped pages, fetched as they are needed: what is loaded from them is what was compared."""
+    sums, view, size = hasher(algorithm), memoryview(mapped), len(mapped)
+    for begin in range(0, size, _FETCHED):
+        end = min(begin + _FETCHED, size)
+        with suppress(OSError, ValueError):  # an older kernel: the pages come one by one
+            mapped.madvise(_POPULATE_READ, begin, end - begin)
+        for at in range(begin, end, _HASHED):
+            sums.update(view[at : min(at + _HASHED, end)])
+        beat()
+    return sums.hexdigest()
 
 
 def _parsed(header: bytes, whole: memoryview, rank: int) -> SavedRank:

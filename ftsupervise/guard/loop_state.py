@@ -10,14 +10,17 @@ from __future__ import annotations
 import json
 import random
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from hashlib import blake2b
 from importlib import import_module
+from itertools import islice
 from typing import Any, NamedTuple
 
 from ftsupervise.checkpoints.memory_arrays import Bytes, NumPyArrays
 from ftsupervise.checkpoints.memory_state import (
     Arrays,
+    CannotKeep,
     Described,
     Describer,
     Node,
@@ -29,6 +32,8 @@ from ftsupervise.checkpoints.memory_state import (
 
 # Loaded by name, where the program itself has loaded the framework: the guard imports none, and starts without them.
 _INTEGRATIONS = {"torch": "ftsupervise.integrations.torch"}
+_KEYS = 2000  # of the dicts of a loop: more of them are data, and not compared with those of the code
+_NAMED = 5  # differences that a sentence names
 _WARM_UPS = 2  # DDP rebuilds its buckets after the first pass, and uses them from the second on
 
 Places = tuple[memoryview, list[list[Any]]]  # of the loose arrays, by framework
@@ -48,7 +53,9 @@ class LoopState:
     Raises TypeError for what can be neither asked for its state nor changed in place, such as a number.
     """
 
-    def __init__(self, named: Mapping[str, object]) -> None:
+    def __init__(self, named: Mapping[str, object], code: str = "", *, strict: bool = True) -> None:
+        self.code = code  # the version of the loop's code, where it names one
+        self._strict = strict  # what does not fit the code is refused; else it keeps what the code has made
         self._integrations = [import_module(name).FRAMEWORK for at, name in _INTEGRATIONS.items() if at in sys.modules]
         self._frameworks: list[Arrays] = [
             *(row for one in self._integrations for row in one.arrays),
@@ -57,11 +64,34 @@ class LoopState:
         ]
         self._parts = {name: self._part(name, target) for name, target in named.items()}
         self._describer = Describer(self._frameworks)
+        # What the code makes before anything is loaded: what a training changes later is no change of the code.
+        in_place = [(name, part.target) for name, part in self._parts.items() if part.put is None]
+        made = [row for name, target in in_place for row in islice(self._outline(target, name), _KEYS)]
+        self._made = dict(made) if len(made) < _KEYS else {key: text for key, text in made if key in self._parts}
+
+    def _outline(self, value: Any, path: str) -> Iterator[tuple[str, str]]:
+        """Yield the keys of a value that is changed in place, and of its arrays the kind, type and shape."""
+        if type(value) is dict:
+            for key, one in value.items():
+                at = f"{path}[{key!r}]"
+                yield at, ""
+                yield from self._outline(one, at)
+        elif type(value) not in (bytes, bytearray):
+            for framework in self._frameworks:
+                if framework.owns(value):
+                    with suppress(CannotKeep):  # the first snapshot says so
+                        yield path, _words(framework.describe(value))
+                    return
 
     def describe(self) -> Described:
         """Return the state as it is now. Raises CannotKeep for a value of no known kind."""
         return self._describer.describe(
-            {"parts": {name: part.take() for name, part in self._parts.items()}, "rng": self._generators()}
+            {
+                "parts": {name: part.take() for name, part in self._parts.items()},
+                "rng": self._generators(),
+                "code": self.code,
+                "made": self._made,
+            }
         )
 
     def places(self, described: Described, buffer: memoryview) -> Places:
@@ -103,22 +133,52 @@ class LoopState:
         unknown = {row.kind for row in rows} - {framework.kind for framework in self._frameworks}
         if unknown:
             return f"it holds arrays of {_names(unknown)}, which the program has not loaded"
+        if not self._strict:
+            return ""
+        found = self._misfits(tree, rows)
+        more = f" (and {len(found) - _NAMED} more)" if len(found) > _NAMED else ""
+        return f"{'; '.join(found[:_NAMED])}{more} (to begin all the same: restore(…, strict=False))" if found else ""
+
+    def left(self, description: bytes) -> tuple[str, ...]:
+        """Return what ``strict=False`` leaves out, or loads as another type: clauses. ValueError for a damaged one."""
+        return () if self._strict else tuple(self._misfits(*parse(description)))
+
+    def _misfits(self, tree: dict[str, Any], rows: tuple[StoredArray, ...]) -> list[str]:
+        """Return the differences between what was saved and what the code makes, as clauses."""
+        parts, found = tree["dict"]["parts"]["dict"], []
         for name, part in self._parts.items():
             for one in self._integrations:
                 if one.copies(part.target):
-                    shapes = build(parts[name], lambda at: rows[at].shape, self._frameworks)
-                    if reason := one.why_not(part.target, shapes):
-                        return f"of {name}, {reason}"
-        return ""
+                    saved = build(parts[name], lambda at: (rows[at].shape, rows[at].dtype), self._frameworks)
+                    found += [f"of {name}, {reason}" for reason in one.misfits(part.target, saved).values()]
+        return [*found, *self._changed(tree, rows).values()]
+
+    def _changed(self, tree: dict[str, Any], rows: tuple[StoredArray, ...]) -> dict[str, str]:
+        """Return what the code makes otherwise than the code that saved, of what is changed in place: path -> a clause."""
+        parts, found = tree["dict"]["parts"]["dict"], {}
+        if "made" in tree["dict"]:
+            before = build(tree["dict"]["made"], lambda at: None, self._frameworks)
+            for path, words in self._made.items():
+                if path not in before:
+                    found[path] = f"{path} is in the loop only"
+                elif before[path] != words:
+                    found[path] = f"{path} is {words or 'no array'} in the loop, and was {before[path] or 'no array'}"
+        for name in self._made.keys() & self._parts.keys():  # an array that the loop named has the place that it has
+            saved = build(parts[name], lambda at: _words(rows[at]), self._frameworks)
+            if saved != self._made[name]:
+                found[name] = f"{name} is {self._made[name]} in the loop, and {saved} in what was saved"
+        return found
 
     def load(self, description: bytes, buffer: Callable[[int], memoryview]) -> None:
         """Put a state back into the loop's objects, the generators last. ``buffer``: where the n-th array lies, at its offset.
         Raises what their loading raises."""
         tree, rows = parse(description)
-        saved = _Saved(rows, buffer, self._frameworks)
+        saved = _Saved(
+            rows, buffer, self._frameworks, frozenset() if self._strict else frozenset(self._changed(tree, rows))
+        )
         parts = tree["dict"]["parts"]["dict"]
         for name, part in self._parts.items():
-            self._put(part, parts[name], saved)
+            self._put(name, part, parts[name], saved)
         self._set_generators(saved.own(tree["dict"]["rng"]))
 
     def warm_up(self, one_pass: Callable[[], object] | None) -> None:
@@ -166,9 +226,9 @@ class LoopState:
         """
         return next((one for one in self._integrations if world > 1 and one.rank_and_world() == (rank, world)), None)
 
-    def _put(self, part: _Part, node: Node, saved: _Saved) -> None:
+    def _put(self, name: str, part: _Part, node: Node, saved: _Saved) -> None:
         if part.put is None:
-            saved.merge(part.target, saved.views(node))
+            saved.merge(part.target, saved.views(node), name)
             return
         for one in self._integrations:
             if one.copies(part.target):
@@ -179,9 +239,12 @@ class LoopState:
                 break
         else:
             state = saved.own(node)
+        put = part.put
         for one in self._integrations:
+            if not self._strict:
+                put = one.lenient(part.target, state) or put
             one.adopt(part.target, state)
-        part.put(state)
+        put(state)
 
     def _part(self, name: str, target: Any) -> _Part:
         if callable(getattr(target, "state_dict", None)) and callable(getattr(target, "load_state_dict", None)):
@@ -229,8 +292,13 @@ class _Saved:
     """The arrays of one snapshot, where they lie."""
 
     def __init__(
-        self, rows: tuple[StoredArray, ...], buffer: Callable[[int], memoryview], frameworks: list[Arrays]
+        self,
+        rows: tuple[StoredArray, ...],
+        buffer: Callable[[int], memoryview],
+        frameworks: list[Arrays],
+        keep: frozenset[str] = frozenset(),
     ) -> None:
+        self._keep = keep  # paths of what stays as the code has made it
         self._rows, self._buffer, self._frameworks = rows, buffer, frameworks
         self._by_kind = {one.kind: one for one in frameworks}
         self._seen: dict[int, tuple[Any, StoredArray]] = {}  # by identity; kept, so that no identity is used again
@@ -256,16 +324,19 @@ class _Saved:
             return type(value)(self.settle(one) for one in value)
         return value
 
-    def merge(self, live: Any, saved: Any) -> Any:
+    def merge(self, live: Any, saved: Any, path: str) -> Any:
         """Return ``live`` with the saved values, in place as far as possible."""
+        if path in self._keep:
+            return live
         if type(live) is dict and type(saved) is dict:
-            merged = {key: self.merge(live.get(key), one) for key, one in saved.items()}
+            merged = {key: self.merge(live.get(key), one, f"{path}[{key!r}]") for key, one in saved.items()}
+            kept = {key: one for key, one in live.items() if key not in saved and f"{path}[{key!r}]" in self._keep}
             live.clear()
-            live.update(merged)
+            live.update({**merged, **kept})
             return live
         if type(live) is list and type(saved) is list:
             old = [*live[: len(saved)], *[None] * (len(saved) - len(live))]
-            live[:] = [self.merge(one, other) for one, other in zip(old, saved, strict=True)]
+            live[:] = [self.merge(one, other, "") for one, other in zip(old, saved, strict=True)]
             return live
         if id(saved) in self._seen:
             view, row = self._seen[id(saved)]
@@ -282,6 +353,10 @@ class _Saved:
         row = self._rows[at]
         framework = self._by_kind[row.kind]
         return framework.clone(framework.view(self._buffer(at), row), row)
+
+
+def _words(row: StoredArray) -> str:
+    return f"{row.kind} {row.dtype} {row.shape}"
 
 
 def _names(words: Any) -> str:

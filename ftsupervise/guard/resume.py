@@ -1,26 +1,66 @@
 """The checkpoint that an attempt goes on from: the newest good one, unless the ledger speaks against it.
 
 Every rank comes to the same choice by itself, from the ledger of the attempts before and from what is there. Rank 0 alone
-moves what is set aside and writes down what was chosen.
+moves what is set aside and writes down what was chosen. A run that has saved and finds nothing that it may use does not begin
+anew: it stops with ``CannotResume``, and the supervisor holds the chain until a person has acted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import errno
+import os
+import shlex
+import time
+from collections.abc import Callable, Collection
+from contextlib import suppress
 from datetime import datetime, timezone
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 from ftsupervise.checkpoints.find import Choice, checkpoints_in, choose
+from ftsupervise.checkpoints.manifest import manifest_of
 from ftsupervise.checkpoints.quarantine import set_aside
 from ftsupervise.checkpoints.suspicion import Suspicion, suspect
-from ftsupervise.checkpoints.verify import Scope, Thoroughness
+from ftsupervise.checkpoints.verify import CheckpointState, Scope, Thoroughness, Verdict
 from ftsupervise.guard.go_back import way_back
 from ftsupervise.guard.settings import RankContext, Voice
+from ftsupervise.host.ownership import remedy
 from ftsupervise.rundir import ledger, switches
+from ftsupervise.rundir.beginnings import saved_before
+from ftsupervise.rundir.lineage import Lineage, read_lineage
 from ftsupervise.rundir.paths import ENV_GUARD
 from ftsupervise.rundir.resumed import read_resumed, write_resumed
 from ftsupervise.truth import Resumed, SkippedBatches
+
+GIVEN_UP = 93  # the exit code that says: starting it again is no use before a person has acted
+_TRACKERS = ("latest", "latest_checkpointed_iteration.txt")  # beside the checkpoints of DeepSpeed and of Megatron
+FOLLOW_WITHIN = 900.0  # seconds in which the other ranks wait for rank 0, which may read every byte of a checkpoint
+SEEN_WITHIN = 60.0  # seconds until a rank sees what another one sees: a network file system shows new names late
+
+
+class CannotResume(SystemExit):
+    """The run has saved, and there is nothing that it may go on from: it does not begin anew. ``words``: why, and what to type.
+
+    It ends the process with exit code 93, and an ``except Exception`` does not take it for "there is none".
+    """
+
+    def __init__(self, words: str) -> None:
+        super().__init__(GIVEN_UP)
+        self.words = words
+
+    def __str__(self) -> str:
+        return self.words
+
+
+class Wanted(NamedTuple):
+    """What the caller can load. ``only``: checkpoints that it can; ``without``: names that it does not want any more.
+    ``compares``: it compares every byte itself while it loads."""
+
+    only: Callable[[Path], bool] | None = None
+    without: tuple[str, ...] = ()
+    compares: bool = False
+    damaged: tuple[str, ...] = ()  # those of them whose bytes are not what was saved, each with the reason
 
 
 class Chosen(NamedTuple):
@@ -30,18 +70,36 @@ class Chosen(NamedTuple):
     skip: int
 
 
-def latest(place: RankContext, world: int | None, voice: Voice, over: Callable[[], bool], *, begun: bool) -> Chosen:
-    """Return the newest one that is good to go on from. Raises OSError where they cannot be read.
+def latest(
+    place: RankContext,
+    world: int | None,
+    voice: Voice,
+    over: Callable[[], bool],
+    *,
+    begun: bool,
+    wanted: Wanted = Wanted(),  # noqa: B008 - a frozen value
+) -> Chosen:
+    """Return the newest one that is good to go on from. Raises OSError where they cannot be read, CannotResume where the run
+    has saved and may use nothing of it.
 
     ``over`` tells whether a newer attempt has begun. ``begun``: the loop has made a step, so the attempt began from
-    another one long ago.
+    another one long ago. In a supervised run rank 0 chooses, and the other ranks read on its page what.
     """
-    scope = _scope(place, world, voice)
-    back = None if begun else way_back(place, scope, voice)
+    if not begun and _follows(place):
+        return _follow(place)
+    scope = _scope(place, world, voice, wanted)
+    foreign: list[Verdict] = []
+
+    def pick(without: Collection[str]) -> Choice:
+        return _pick(place, scope, wanted, without, foreign)
+
+    back = None if begun else way_back(place, pick, scope.run, voice)
     if back is None:
-        return _newest(place, scope, voice, over, begun=begun)
+        may = partial(_anew, place, world, foreign=foreign, wanted=wanted)
+        return _newest(place, pick, scope.run, voice, over, begun=begun, why_not_anew=may, wanted=wanted)
     path = back.choice.verdict.path if back.choice.verdict is not None else None
-    resumed = _resumed(place.checkpoints, back.choice)._replace(skipped=back.skipped)
+    resumed = _resumed(place.checkpoints, back.choice, scope.run)
+    resumed = resumed._replace(skipped=back.skipped, damaged=wanted.damaged)
     resumed = resumed._replace(why=f"{resumed.why}; {back.why}")
     if place.rank == 0:
         _tell_passed(back.choice, voice)
@@ -56,27 +114,178 @@ def latest(place: RankContext, world: int | None, voice: Voice, over: Callable[[
     return Chosen(path, resumed.skip)
 
 
-def _newest(place: RankContext, scope: Scope, voice: Voice, over: Callable[[], bool], *, begun: bool) -> Chosen:
-    choice = choose(place.checkpoints, scope)
+def _pick(place: RankContext, scope: Scope, wanted: Wanted, without: Collection[str], foreign: list[Verdict]) -> Choice:
+    """Return the newest good one that the caller can load. ``foreign``: good ones that it cannot are added there."""
+    left = {*without, *wanted.without}
+    while True:
+        choice = choose(place.checkpoints, scope, without=left)
+        if choice.verdict is None or wanted.only is None or wanted.only(choice.verdict.path):
+            return choice
+        foreign.append(choice.verdict)
+        left.add(choice.verdict.path.name)
+
+
+def _newest(
+    place: RankContext,
+    pick: Callable[[Collection[str]], Choice],
+    run: Lineage | None,
+    voice: Voice,
+    over: Callable[[], bool],
+    *,
+    begun: bool,
+    why_not_anew: Callable[[Choice], str],
+    wanted: Wanted,
+) -> Chosen:
+    choice = pick(())
     suspicion = None if begun else _suspicion(place, voice)
     aside: Suspicion | None = None
     if suspicion is not None and _is(suspicion, choice):
-        other = choose(place.checkpoints, scope, without=(suspicion.checkpoint.checkpoint,))
+        other = pick((suspicion.checkpoint.checkpoint,))
         if other.verdict is not None:
             choice, aside = other, suspicion
     path = choice.verdict.path if choice.verdict is not None else None
-    resumed = _resumed(place.checkpoints, choice)
+    resumed = _resumed(place.checkpoints, choice, run)
+    damaged = {**dict(zip(wanted.without, wanted.damaged, strict=True)), **_damaged(choice)} if not begun else {}
+    resumed = resumed._replace(damaged=tuple(damaged.values()))
     if not begun:
         resumed = resumed._replace(skipped=_still_skipped(place, resumed.step or 0))
+        if path is None:
+            resumed = resumed._replace(refused=why_not_anew(choice))
     if place.rank == 0:
         _tell_passed(choice, voice)
         if not begun and place.attempt_dir is not None and not over():
+            for name in damaged if path is not None else ():
+                _set_aside(place, name, damaged[name], voice)
             suspect_is_out = aside is not None and _set_aside(place, aside.checkpoint.checkpoint, aside.words(), voice)
             if suspect_is_out and aside is not None:
                 gone = aside.checkpoint
                 resumed = resumed._replace(set_aside=gone.checkpoint, set_aside_step=gone.step)
             _write(place.attempt_dir, resumed, voice)
+    if resumed.refused:
+        voice.say(resumed.refused)
+        raise CannotResume(resumed.refused)
     return Chosen(path, 0 if begun else resumed.skip)
+
+
+# ------------------------------------------------------------------------------------------ whether it may begin anew
+
+
+def _anew(place: RankContext, world: int | None, choice: Choice, foreign: Collection[Verdict], wanted: Wanted) -> str:
+    """Return why the run may not begin anew, with what to type; "" where it may. Raises OSError where that cannot be seen."""
+    if world is not None:  # asked for those of so many ranks alone
+        return ""
+    found = next(filter(None, (_saved_there(place, one) for one in choice.passed)), "")
+    if not found and wanted.damaged:
+        found = wanted.damaged[0]
+    if not found:
+        found = _on_record(place, foreign, wanted)
+    if not found:
+        return ""
+    again = f"ftsupervise checkpoints anew {_word(place)}"
+    look = f"ftsupervise checkpoints verify --all {shlex.quote(str(place.checkpoints))}"
+    return (
+        f"nothing in {place.checkpoints} may be used to go on, and this run has saved before: {found}. It does not begin again "
+        f"at step 0 over that. Look: {look}; to begin anew: {again}"
+    )
+
+
+def _word(place: RankContext) -> str:
+    return shlex.quote(str(place.rundir.root if place.rundir is not None else place.checkpoints))
+
+
+def _saved_there(place: RankContext, verdict: Verdict) -> str:
+    """Return what is wrong with a checkpoint that this run has committed; "" where it is none."""
+    if verdict.state is CheckpointState.NOT_TRUSTED:
+        try:
+            found = os.lstat(manifest_of(verdict.path))
+            above = verdict.path.parent.stat()
+        except OSError:
+            return ""
+        if found.st_uid not in (os.geteuid(), 0, *_owner(place)):  # a stranger's: none of ours
+            return ""
+        return f"{verdict.words()} (type: {remedy(above, verdict.path.parent)})"
+    return verdict.words() if verdict.manifest and verdict.state is not CheckpointState.ANOTHERS else ""
+
+
+def _on_record(place: RankContext, foreign: Collection[Verdict], wanted: Wanted) -> str:
+    """Return what the ledger or a program's own tracker says was saved; "" where nothing was."""
+    names = ", ".join(one.path.name for one in foreign)
+    if place.rundir is not None:
+        saved = saved_before(place.rundir, place.attempt)
+        if wanted.only is not None and saved.restorable is not None:
+            others = f"; {names} is good, but guard.save() did not write it" if names else ""
+            return f"guard.save() has saved step {saved.restorable}, and no checkpoint of it is good{others}"
+        # a loop of restore() may keep checkpoints of its own elsewhere, and say saved()
+        if saved.step is not None and not foreign and wanted.only is None:
+            return f"attempt {saved.attempt} has saved step {saved.step}, and it is not there any more"
+    for name in () if foreign else _TRACKERS:
+        path = place.checkpoints / name
+        try:
+            if path.is_file() and path.stat().st_size and path.stat().st_uid in (os.geteuid(), *_owner(place)):
+                return f"{path} names a checkpoint that is not there or not good"
+        except OSError:
+            continue
+    return ""
+
+
+def _owner(place: RankContext) -> tuple[int, ...]:
+    return () if place.rundir is None else (place.rundir.root.stat().st_uid,)
+
+
+# ------------------------------------------------------------------------------------------------ following rank 0
+
+
+def _follows(place: RankContext) -> bool:
+    """Return whether this rank reads from rank 0's page what to begin from. Not where a launcher starts ranks again within
+    an attempt: an older page would be read."""
+    return place.rank > 0 and place.attempt_dir is not None and "TORCHELASTIC_RUN_ID" not in os.environ
+
+
+def _follow(place: RankContext) -> Chosen:
+    assert place.attempt_dir is not None
+    until, page = time.monotonic() + FOLLOW_WITHIN, place.attempt_dir
+    while (found := read_resumed(page)) is None:
+        _wait(until, page, "rank 0 has not told what this attempt begins from: call guard.latest() on rank 0 too")
+    if found.refused:
+        raise CannotResume(found.refused)
+    if not found.checkpoint:
+        return Chosen(None, 0)
+    path = place.checkpoints / found.checkpoint
+    wait_for(path)
+    return Chosen(path, found.skip)
+
+
+def wait_for(path: Path) -> None:
+    """Wait until this rank sees a checkpoint that rank 0 has chosen. Raises OSError where it does not."""
+    until = time.monotonic() + SEEN_WITHIN
+    while not os.path.lexists(manifest_of(path)):
+        _wait(until, path.parent, f"rank 0 begins from {path.name}, and this rank does not see it")
+
+
+def _wait(until: float, folder: Path, why: str) -> None:
+    if time.monotonic() > until:
+        raise OSError(errno.ETIMEDOUT, why, str(folder))
+    with suppress(OSError):
+        os.listdir(folder)  # a client of a network file system asks the server then
+    time.sleep(0.1)
+
+
+def _damaged(choice: Choice) -> dict[str, str]:
+    """Return those that were passed over because they have other bytes than were committed: name -> the reason."""
+    return {one.path.name: one.words() for one in choice.passed if one.state is CheckpointState.DAMAGED}
+
+
+def set_damaged_aside(place: RankContext, name: str, why: str, voice: Voice) -> None:
+    """Put a checkpoint aside whose bytes are not those that were saved. A loop without a supervisor passes it over."""
+    if place.attempt_dir is not None:
+        _set_aside(place, name, why, voice)
+
+
+def refuse(place: RankContext, why: str, voice: Voice) -> None:
+    """Record that no attempt can begin before a person has acted, so that the supervisor starts none."""
+    if place.attempt_dir is not None and place.rank == 0:
+        before = read_resumed(place.attempt_dir) or Resumed(at=datetime.now(timezone.utc))
+        _write(place.attempt_dir, before._replace(refused=why), voice)
 
 
 def skip_of(attempt_dir: Path) -> int | None:
@@ -85,14 +294,18 @@ def skip_of(attempt_dir: Path) -> int | None:
     return None if found is None else found.skip
 
 
-def _scope(place: RankContext, world: int | None, voice: Voice) -> Scope:
-    owner = () if place.rundir is None else (place.rundir.root.stat().st_uid,)
+def _scope(place: RankContext, world: int | None, voice: Voice, wanted: Wanted) -> Scope:
     try:
         thoroughness = Thoroughness(place.verify)
     except ValueError:
         voice.once(f"{ENV_GUARD}VERIFY={place.verify!r} is not understood: every byte is verified")
         thoroughness = Thoroughness.FULL
-    return Scope(thoroughness, world, owner)
+    if wanted.compares:
+        thoroughness = Thoroughness.SIZES
+    elif place.rank and thoroughness is Thoroughness.FULL:  # rank 0 reads every byte for all
+        thoroughness = Thoroughness.QUICK
+    run = None if place.rundir is None else read_lineage(place.rundir)
+    return Scope(thoroughness, world, _owner(place), run=run)
 
 
 def _suspicion(place: RankContext, voice: Voice) -> Suspicion | None:
@@ -159,12 +372,12 @@ def _write(attempt_dir: Path, resumed: Resumed, voice: Voice) -> None:
         voice.once(f"cannot write which checkpoint this attempt began from: {error.strerror}")
 
 
-def _resumed(folder: Path, choice: Choice) -> Resumed:
+def _resumed(folder: Path, choice: Choice, run: Lineage | None) -> Resumed:
     passed = tuple(one.words() for one in choice.passed[:10])
     verdict = choice.verdict
     if verdict is None:
         return Resumed(at=datetime.now(timezone.utc), why="there is no good one", passed=passed)
-    names = [one.path.name for one in checkpoints_in(folder)]
+    names = [one.path.name for one in checkpoints_in(folder, run=run)]
     behind = len(names) - 1 - names.index(verdict.path.name) if verdict.path.name in names else 0
     return Resumed(
         verdict.path.name,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 from collections import deque
@@ -41,7 +42,7 @@ class RankContext(NamedTuple):
     checkpoints: Path
     area: Path | None = None  # see fence.py; None: there is none
     staging: Path | None = None
-    verify: str = "quick"  # how a checkpoint is verified before the run goes on from it
+    verify: str = "full"  # how a checkpoint is verified before the run goes on from it
     incremental: int = (
         0  # each n-th checkpoint is written in full, the others share files with the one before; 0: all are full
     )
@@ -81,7 +82,7 @@ def place(
         checkpoints=Path(env.get(ENV_CHECKPOINT_DIR) or "checkpoints").absolute(),
         area=Path(env[ENV_AREA]) if own and env.get(ENV_AREA) else None,
         staging=Path(env[ENV_STAGING]) if own and env.get(ENV_STAGING) else None,
-        verify=env.get(ENV_GUARD + "VERIFY") or "quick",
+        verify=env.get(ENV_GUARD + "VERIFY") or "full",
         incremental=_int(env, (ENV_GUARD + "INCREMENTAL",)) or 0,
         quarantine_after=(_int(env, (ENV_GUARD + "QUARANTINE_AFTER",)) or 0) if own else 0,
         loss_back=100 if (back := _int(env, (ENV_GUARD + "LOSS_BACK",))) is None else back,
@@ -126,6 +127,16 @@ def limits(
         gpu_memory=setting("GPU_MEMORY", gpu_memory, 1.0) or None,
     )
     return found, problems
+
+
+def warning_signal(env: Mapping[str, str]) -> int:
+    """Return the signal by which Slurm warns, as the supervisor names it (``launch.signal``): SIGUSR1 unless it is another."""
+    name = env.get(f"{ENV_GUARD}SIGNAL", "")
+    found = getattr(signal, name, None)
+    if isinstance(found, signal.Signals):
+        return int(found)
+    number = name.removeprefix("signal ")  # a real-time signal has no name
+    return int(number) if number.isdecimal() and int(number) in signal.valid_signals() else signal.SIGUSR1
 
 
 def whole(step: Any) -> int | None:

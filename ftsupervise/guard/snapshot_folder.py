@@ -24,15 +24,15 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM)
 class FolderState:
     """The files below ``folder``, to be copied into a slot."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, code: str = "") -> None:
+        self._folder, self._code = folder, code
 
     def describe(self) -> Described:
         """Describe the files. Raises OSError."""
         found = sorted(path for path in self._folder.rglob("*") if path.is_file() and not path.is_symlink())
         rows = [(path.relative_to(self._folder).as_posix(), path.stat().st_size) for path in found]
         total = sum(size for _, size in rows)
-        text = json.dumps({"files": rows}).encode()
+        text = json.dumps({"files": rows, "code": self._code}).encode()
         return Described(text, b"", (), tuple(found), total)
 
     def places(self, described: Described, buffer: memoryview) -> memoryview:

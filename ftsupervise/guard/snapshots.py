@@ -50,6 +50,7 @@ class Snapshots:
         self._place, self._agree, self._voice, self._outside = place, agree, voice, outside
         self._pid = os.getpid()
         self._named = os.environ.get(ENV_SNAPSHOTS, "")
+        self._code = ""  # the version of the loop's code, where it names one
         self._every = _setting("SNAPSHOT_EVERY", EVERY, 0, 1_000_000)
         self._loop: LoopState | None = None
         self._memory: SnapshotMemory | None = None
@@ -84,7 +85,7 @@ class Snapshots:
 
     def restore(self, loop: LoopState, one_pass: Callable[[], object] | None) -> int | None:
         """See ``Guard.restore``."""
-        self._loop = loop
+        self._loop, self._code = loop, loop.code
         ranks = loop.ranks(self._place.rank, self._place.world)
         if self._agree is None and ranks is not None:
             self._agree = lambda vote: max(ranks.of_all(vote))
@@ -92,6 +93,8 @@ class Snapshots:
         def load(found: SnapshotId, slot: int) -> None:
             description, data = self._content(slot)
             loop.load(description, lambda at: data)
+            for words in loop.left(description):
+                self._voice.once(f"strict=False: {words}")
 
         return self.begin(loop.why_not, lambda: loop.warm_up(one_pass), load)
 
@@ -110,11 +113,12 @@ class Snapshots:
         self._look_on_the_disk()
         held = self._held()
         step = self._chosen([one.step for one in held])
-        found, reason = None, ""
+        found, reason, code = None, "", ""
         if step is not None:
             found = max((one for one in held if one.step == step), default=None)
             reason = self._unusable(held, found, why_not) if found else f"this rank does not hold step {step}"
-        if step is None or not self._all_can(step, found is not None and not reason, reason):
+            code = self._other_code(held, found) if found and not reason else ""
+        if step is None or not self._all_can(step, found is not None and not reason, reason, code):
             self._give_up_newer(None)
             return None
         assert found is not None
@@ -195,13 +199,24 @@ class Snapshots:
         except (OSError, ValueError, LookupError) as error:
             return str(error)
 
-    def _all_can(self, step: int, fine: bool, reason: str) -> bool:
-        """Return whether every rank can begin there.
+    def _other_code(self, held: Mapping[SnapshotId, int], found: SnapshotId) -> str:
+        """Return that code of another version made it, as a clause; all ranks of an attempt name the same."""
+        from ftsupervise.checkpoints.memory_state import code_of
+
+        made = code_of(self._content(held[found])[0])
+        return "" if made == self._code else f"code {made!r} made it, and this is code {self._code!r}"
+
+    def _all_can(self, step: int, fine: bool, reason: str, code: str) -> bool:
+        """Return whether every rank can begin there; no rank can where other ``code`` made it.
 
         Raises RuntimeError where this one cannot, and has no way to tell the others.
         """
-        if reason:
-            self._voice.once(f"the snapshot of step {step} cannot be used: {reason}")
+        if reason or code:
+            self._voice.once(f"the snapshot of step {step} cannot be used: {reason or code}")
+        if code:
+            fine = False
+            if self._agree is None:
+                return False
         if self._agree is not None:
             return not int(self._agree(0 if fine else 1))
         if not fine and self._place.world > 1:
@@ -283,11 +298,12 @@ class Snapshots:
         with staging(self._memory, size, self._voice.once) as folder:
             yield folder
             if folder is not None:
-                state = FolderState(folder)
+                state = FolderState(folder, self._code)
                 self.write(step, state.describe, state, size)
 
-    def restore_folder(self, into: Path) -> int | None:
+    def restore_folder(self, into: Path, code: str) -> int | None:
         """See ``Guard.restore``."""
+        self._code = code
         from ftsupervise.guard.snapshot_folder import unpack, why_not
 
         def load(found: SnapshotId, slot: int) -> None:

@@ -19,7 +19,7 @@ from ftsupervise.guard.settings import Limits, RankContext, Voice
 from ftsupervise.host import files
 from ftsupervise.printable import printable
 from ftsupervise.rundir.fence import newer
-from ftsupervise.rundir.paths import WARNING, RunDir
+from ftsupervise.rundir.paths import DEADLINE, WARNING, RunDir
 from ftsupervise.rundir.switches import KILL, SAVE, Identity, clear_answered, look_at_switch
 from ftsupervise.truth import DIVERGES, NOT_A_NUMBER, Health
 
@@ -118,10 +118,12 @@ class Signals:
         self.pid = os.getpid()
         self._wake = wake
         self._previous: dict[int, Any] = {}
-        self._numbers = tuple(numbers)
+        self._numbers = tuple(dict.fromkeys(numbers))
+        self._over = False  # a later guard may still call the handler, or have it as the one before its own
 
     def listen(self) -> str:
         """Install the handlers; return "", or why it cannot be done (only the main thread of a process may)."""
+        self._over = False
         try:
             for number in self._numbers:
                 self._previous[number] = signal.signal(number, self._on_signal)
@@ -131,14 +133,23 @@ class Signals:
         return ""
 
     def ignore(self) -> None:
-        """Restore the former handler of each signal, unless ours was replaced since."""
-        for number, previous in self._previous.items():
+        """Restore the former handler of each signal, unless ours was replaced since: then ours does from now on what the
+        former one would."""
+        self._over = True
+        for number in self._previous:
             try:
                 if signal.getsignal(number) == self._on_signal:
-                    signal.signal(number, signal.SIG_DFL if previous is None else previous)
+                    signal.signal(number, self._before(number))
             except ValueError:  # not in the main thread
                 continue
-        self._previous.clear()
+
+    def _before(self, number: int) -> Any:
+        """Return the handler that was there before ours, and before those of guards that were closed since."""
+        previous = self._previous.get(number)
+        owner = getattr(previous, "__self__", None)
+        if isinstance(owner, Signals) and owner._over and owner is not self:
+            return owner._before(number)
+        return signal.SIG_DFL if previous is None else previous
 
     def last_words(self) -> None:
         """Ignore a late warning at the interpreter's end, which takes our handlers away.
@@ -146,17 +157,22 @@ class Signals:
         A warning that was seen already in the file, and comes once more as a signal, must not kill a process that
         leaves in order. SIGTERM may.
         """
-        for number in self._previous:
+        for number in () if self._over else self._previous:
             if number != signal.SIGTERM and signal.getsignal(number) == self._on_signal:
                 signal.signal(number, signal.SIG_IGN)
 
     def taken(self) -> list[str]:
         """Return the names of the signals whose handler was replaced."""
-        return [signal.Signals(n).name for n in self._previous if signal.getsignal(n) != self._on_signal]
+        replaced = (n for n in self._previous if not self._over and signal.getsignal(n) != self._on_signal)
+        return [_name(n) for n in replaced]
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        previous = self._previous.get(number)
-        if os.getpid() != self.pid:
+        previous = self._before(number)
+        if self._over:
+            if previous is signal.SIG_DFL and signal.getsignal(number) == self._on_signal:
+                signal.signal(number, signal.SIG_DFL)  # it was put back by a library that had replaced it
+                os.kill(os.getpid(), number)
+        elif os.getpid() != self.pid:
             if number == signal.SIGTERM and not callable(previous):
                 signal.signal(number, signal.SIG_DFL)
                 os.kill(os.getpid(), number)
@@ -165,6 +181,10 @@ class Signals:
             self._wake()
         if callable(previous):
             previous(number, frame)
+
+
+def _name(number: int) -> str:
+    return signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
 
 
 _CONTINUE = Decision.CONTINUE
@@ -260,6 +280,9 @@ class AttemptFiles:
         self._number, self._voice = place.attempt, voice
         self._folder = str(place.attempt_dir or "")
         self._attempts = str(place.attempt_dir.parent) if place.attempt_dir else ""
+        self.deadline: float | None = (
+            None  # the end of the job, epoch seconds, where it was moved since the attempt began
+        )
         self.newer: int | None = None  # an attempt that has begun after ours: from then on nothing of ours is written
         self._warning = _CONTINUE
 
@@ -267,9 +290,19 @@ class AttemptFiles:
         """Look at them, in the side thread; return whether they have changed."""
         before = self.says
         if self._folder:
+            before_that = self.deadline
             self._warning = self._look_for_warning()
             self.superseded()
+            if self.deadline != before_that:
+                return True
         return self.says.cause != before.cause
+
+    def look_for_deadline(self) -> None:
+        """Read the end of the job where it was moved, in the side thread."""
+        try:
+            self.deadline = float(_first_line(Path(self._folder, DEADLINE)))
+        except ValueError:  # there is none, or not yet a whole one
+            return
 
     @property
     def says(self) -> Decision:
@@ -281,7 +314,10 @@ class AttemptFiles:
     def _look_for_warning(self) -> Decision:
         """Look for the file that ``ftsupervise run`` drops for ranks that Slurm's signal cannot reach."""
         try:
-            if not files.among(self._folder, (WARNING,)):
+            found = files.among(self._folder, (WARNING, DEADLINE))
+            if DEADLINE in found:
+                self.look_for_deadline()
+            if WARNING not in found:
                 return _CONTINUE
         except OSError as error:
             self._voice.later(f"cannot check for the warning in {self._folder}: {error.strerror}")
@@ -324,7 +360,9 @@ class StopReasons:
             voice.once(problem)
         self.loss = LossWatch(policy, place.rank, voice.say, first_loss)
         self.switches = SwitchReader(place.rundir, voice)
-        self.end, self._end_cause = _find_end(limits, place.rank)
+        self._ends = _find_ends(limits, place.rank)
+        self.end, self._end_cause = min(self._ends)
+        self._before, self._deadline = limits.stop_before, self.attempt.deadline
 
     def look(self, *, shared_directory: bool) -> None:
         """Look at the memory, and into the run directory, in the side thread. What has changed is answered at the next step."""
@@ -339,6 +377,18 @@ class StopReasons:
         if changed:
             self._wake()
 
+    def asks_for_the_end(self, now: float) -> bool:
+        """Return whether the job's end is the next reason to stop: somebody may have moved it."""
+        return now >= self.end and self._end_cause == _TIME_LIMIT
+
+    def _follow_the_end(self) -> None:
+        moved, before = self.attempt.deadline, self._before
+        if moved is not None and before is not None and moved != self._deadline:
+            self._deadline = moved
+            self._ends = [one for one in self._ends if one[1] != _TIME_LIMIT]
+            self._ends.append((time.monotonic() + moved - time.time() - before, _TIME_LIMIT))
+            self.end, self._end_cause = min(self._ends)
+
     def look_at_memory(self) -> bool:
         """Look at the memory of the host and the job; return whether it has run short."""
         before, self._memory_says = self._memory_says, _of(self.memory.check_host(time.monotonic()))
@@ -346,6 +396,7 @@ class StopReasons:
 
     def reasons(self, now: float, *, shared_directory: bool) -> Decision:
         """Return the strongest reason known. ``shared_directory``: whether this rank looks there."""
+        self._follow_the_end()
         if self.memory.has_gpu:
             self._gpu_says = _of(self.memory.check_gpu(now))
         want = max(self._sure_reasons(now), self.attempt.says, self._memory_says, self._gpu_says)
@@ -361,9 +412,9 @@ class StopReasons:
     def _sure_reasons(self, now: float) -> Decision:
         """Return the reasons that need no check: signals received, and the clock."""
         if self.signals.got == signal.SIGTERM:
-            return Decision(2, "asked to stop (SIGTERM)", "SIGTERM: preempted, cancelled or at the time limit")
+            return Decision(2, "asked to stop (SIGTERM)", "SIGTERM: the job ends soon, or is preempted or cancelled")
         if self.signals.got:
-            return Decision(2, "warning signal", f"warning signal {signal.Signals(self.signals.got).name}")
+            return Decision(2, "warning signal", f"warning signal {_name(self.signals.got)}")
         return _CONTINUE if now < self.end else Decision(2, self._end_cause)
 
 
@@ -371,8 +422,11 @@ def _of(short: Shortage | None) -> Decision:
     return _CONTINUE if short is None else Decision(2, short.cause, short.words)
 
 
-def _find_end(limits: Limits, rank: int) -> tuple[float, str]:
-    """Return the monotonic time at which to stop, and its cause; infinity if there is none."""
+_TIME_LIMIT = "time limit"
+
+
+def _find_ends(limits: Limits, rank: int) -> list[tuple[float, str]]:
+    """Return the monotonic times at which to stop, with their causes; infinity if there is none."""
     now, ends = time.monotonic(), [(inf, "")]
     if limits.run_for is not None:
         ends.append((now + limits.run_for, "run time reached"))
@@ -381,8 +435,8 @@ def _find_end(limits: Limits, rank: int) -> tuple[float, str]:
         if end is None and rank == 0:
             end = scheduler.ask_slurm_for_the_deadline(os.environ)
         if end is not None:
-            ends.append((now + end - time.time() - limits.stop_before, "time limit"))
-    return min(ends)
+            ends.append((now + end - time.time() - limits.stop_before, _TIME_LIMIT))
+    return ends
 
 
 def _words(what: str, who: str, why: str) -> str:

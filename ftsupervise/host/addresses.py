@@ -7,14 +7,18 @@ often as not. The kernel knows from which address it would send to another node.
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterable
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable
 from ipaddress import ip_address
+from time import monotonic
 
 from ftsupervise.host.in_time import in_time
 
 LOOPBACK = "127.0.0.1"
 _ELSEWHERE = "192.0.2.1"  # a host that is nowhere (RFC 5737): it has the route of all that have none of their own
-_RESOLVE = 2.0  # seconds for a name
+_RESOLVE = 2.0  # seconds for names
+_AT_ONCE = 32  # names that are looked up at the same time
 
 
 def own_address(nodes: Iterable[str]) -> str:
@@ -40,16 +44,78 @@ def resolve(name: str) -> str:
     """Return the first address of ``name``, IPv4 if it has one; "" where it has none, or the name server does not
     answer in time.
     """
+    if _is_address(name):
+        return name
+    return (in_time(lambda: _ask(name), _RESOLVE) or "").partition("%")[0]
+
+
+def _is_address(name: str) -> bool:
     try:
-        return str(ip_address(name))
+        return bool(ip_address(name))
     except ValueError:
-        pass
+        return False
+
+
+def _ask(name: str) -> str:
+    """Return the first address of ``name``, IPv4 if it has one; "" where it has none. It may take long."""
     try:
-        answer = in_time(lambda: socket.getaddrinfo(name, None, type=socket.SOCK_STREAM), _RESOLVE)
+        answer = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
         return ""
-    found = sorted((str(one[4][0]) for one in answer or ()), key=lambda one: ":" in one)
-    return found[0].partition("%")[0] if found else ""
+    return min((str(one[4][0]) for one in answer), key=lambda one: ":" in one, default="")
+
+
+class Names:
+    """Looks names up beside the caller, all at once, and remembers what it found. A name server that is slow or silent holds up
+    only the first who asks for a name, and nobody for longer than the bound.
+    """
+
+    def __init__(self, ask: Callable[[str], str] = _ask) -> None:
+        """``ask`` returns the address of a name, "" where it has none. It may take long."""
+        self._ask = ask
+        self._known: dict[str, str] = {}  # "": it has no address
+        self._slow: set[str] = set()  # not known in time: nobody waits for them again
+        self._under_way: set[str] = set()
+        self._queue = deque[str]()
+        self._threads = 0
+        self._news = threading.Condition()
+
+    def look_up(self, names: Iterable[str], seconds: float = _RESOLVE) -> dict[str, str]:
+        """Return name -> address, "" for one that has none; without those for which that is not known in time."""
+        wanted = list(dict.fromkeys(names))
+        found = {name: name for name in wanted if _is_address(name)}
+        until = monotonic() + seconds
+        with self._news:
+            new = [name for name in wanted if name not in found and not self._known.get(name)]
+            self._begin([name for name in new if name not in self._under_way])
+            while (rest := until - monotonic()) > 0 and not self._under_way.isdisjoint(set(new) - self._slow):
+                self._news.wait(rest)
+            self._slow.update(self._under_way.intersection(new))
+            return found | {name: self._known[name] for name in wanted if name in self._known}
+
+    def _begin(self, names: Iterable[str]) -> None:
+        for name in names:
+            self._under_way.add(name)
+            self._queue.append(name)
+            if self._threads < _AT_ONCE:
+                try:
+                    threading.Thread(target=self._work, name="names", daemon=True).start()
+                except RuntimeError:  # the machine has no more threads at present: those that run do it, or nobody
+                    continue
+                self._threads += 1
+
+    def _work(self) -> None:
+        while True:
+            with self._news:
+                if not self._queue:
+                    self._threads -= 1
+                    return
+                name = self._queue.popleft()
+            address = self._ask(name)
+            with self._news:
+                self._known[name] = address
+                self._under_way.discard(name)
+                self._news.notify_all()
 
 
 def _towards(address: str) -> str:

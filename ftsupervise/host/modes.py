@@ -86,7 +86,7 @@ def make_folder(folder: Path, mode: int | None = None, *, parents: bool = False)
     except FileNotFoundError:
         if not parents or folder.parent == folder:
             raise
-        make_folder(folder.parent, FOLDER, parents=True)
+        make_folder(folder.parent, mode if mode is None else FOLDER, parents=True)
         make_folder(folder, mode)
     except FileExistsError:
         if not folder.is_dir():

@@ -21,7 +21,8 @@ _TICK = 1 / os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 _SHELLS = ("sh", "bash", "dash", "zsh", "ksh")  # one with a trap hears the signal, and so do those it waits for
-_SRUN = "srun"  # blocks all signals, passes USR1 on to every rank; SIGTERM makes it kill them at once, unsaved
+# srun passes these on to every rank. Of the others it dies, or it kills its ranks at once, unsaved.
+_SRUN, _SRUN_PASSES = "srun", (10, 12)  # USR1, USR2
 # Programs that hear a warning signal only to tear everything down; the ranks below them are told directly.
 _LAUNCHERS = (
     *("torchrun", "torch.distributed.run", "torch.distributed.launch", "accelerate", "deepspeed", "ft_launcher"),
@@ -221,7 +222,7 @@ def who_hears(pid: int, number: int) -> list[int]:
     while queue:
         one = queue.pop(0)
         names = _names(one)
-        tears_down = names.intersection(_LAUNCHERS) or (_SRUN in names and number == _SIGTERM)
+        tears_down = names.intersection(_LAUNCHERS) or (_SRUN in names and number not in _SRUN_PASSES)
         hears = not tears_down and _handles(one, number)
         if hears:
             found.append(one)

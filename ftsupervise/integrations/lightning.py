@@ -12,6 +12,7 @@ Both are kept here, for all ranks: a run that is interrupted in the middle of an
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -19,7 +20,7 @@ from importlib import import_module
 from typing import Any
 
 from ftsupervise.guard import Decision
-from ftsupervise.guard.settings import Voice
+from ftsupervise.guard.settings import Voice, warning_signal
 from ftsupervise.integrations.needed import needed
 from ftsupervise.integrations.training import (
     SupervisedTraining,
@@ -35,7 +36,6 @@ _lightning = needed("lightning.pytorch", "pytorch_lightning", package="lightning
 _Callback: Any = _lightning.Callback
 FILE = "lightning.ckpt"  # in the folder of a checkpoint; a folder where the strategy shards
 _END = object()
-_SIGNALS = (signal.SIGUSR1, signal.SIGTERM)
 
 
 class LightningGuard(_Callback):  # type: ignore[misc] # Lightning is not installed where mypy runs
@@ -96,7 +96,7 @@ class LightningGuard(_Callback):  # type: ignore[misc] # Lightning is not instal
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         self._run = SupervisedTraining(trainer.global_rank, trainer.world_size, **self._choice)
-        self._handlers = {number: signal.getsignal(number) for number in _SIGNALS}
+        self._handlers = {number: signal.getsignal(number) for number in {warning_signal(os.environ), signal.SIGTERM}}
 
     def on_sanity_check_start(self, trainer: Any, pl_module: Any) -> None:
         self._take_signals_back()

@@ -8,7 +8,8 @@ long as one memcpy of the same bytes; ``torch.save`` into the same memory takes 
 from __future__ import annotations
 
 import sys
-from collections.abc import Hashable, Mapping, Sequence, Set
+from collections.abc import Callable, Hashable, Mapping, Sequence, Set
+from functools import partial
 from typing import Any
 
 import torch
@@ -152,22 +153,41 @@ class TorchFramework:
         """Seed the generators of the processor and of all GPUs."""
         torch.manual_seed(seed)
 
-    def why_not(self, target: object, names: Mapping[str, tuple[int, ...] | None]) -> str:
-        """Return why a module cannot take the saved state, by the names and shapes of its tensors, as a clause; "" when
-        it can.
-        """
+    def misfits(self, target: object, saved: Mapping[str, tuple[tuple[int, ...], str] | None]) -> dict[str, str]:
+        """Return the tensors of a module that are not as they were saved: name -> a clause. ``saved``: shapes and types."""
         if not isinstance(target, torch.nn.Module):
-            return ""
+            return {}
         live = {
-            key: tuple(_local(one).shape) if isinstance(one, torch.Tensor) else None
+            key: (tuple(_local(one).shape), _NAMES[one.dtype]) if isinstance(one, torch.Tensor) else None
             for key, one in target.state_dict().items()
         }
-        for key in sorted(live.keys() ^ names.keys()):
-            return f"{key!r} is in {'the loop' if key in live else 'what was saved'} only"
-        for key, shape in live.items():
-            if shape is not None and shape != names[key]:
-                return f"{key!r} has the shape {shape} in the loop, and {names[key]} in what was saved"
-        return ""
+        found = {
+            key: f"{key!r} is in {'the loop' if key in live else 'what was saved'} only"
+            for key in sorted(live.keys() ^ saved.keys())
+        }
+        for key, one in live.items():
+            other = saved.get(key)
+            if one is None or not isinstance(other, tuple) or one == other:
+                continue
+            if one[0] != other[0]:
+                found[key] = f"{key!r} has the shape {one[0]} in the loop, and {other[0]} in what was saved"
+            else:
+                found[key] = f"{key!r} has the type {one[1]} in the loop, and {other[1]} in what was saved"
+        return found
+
+    def lenient(self, target: object, state: Any) -> Callable[[Any], object] | None:
+        """Take what does not fit the shapes of ``target`` out of ``state``; return how the rest is loaded (None: as ever)."""
+        if isinstance(target, torch.nn.Module):
+            for key, live in target.state_dict().items():
+                if isinstance(live, torch.Tensor) and key in state and state[key].shape != _local(live).shape:
+                    del state[key]
+            return partial(target.load_state_dict, strict=False)
+        if isinstance(target, torch.optim.Optimizer):
+            parameters = [_local(one) for group in target.param_groups for one in group["params"]]
+            for index, entries in list(state["state"].items()):
+                if index < len(parameters) and any(_other_shape(parameters[index], one) for one in entries.values()):
+                    del state["state"][index]
+        return None
 
     def copies(self, target: object) -> bool:
         """Return whether its ``load_state_dict`` copies the tensors that it is given.
@@ -187,7 +207,7 @@ class TorchFramework:
         """Turn the saved parts of sharded tensors into what ``load_state_dict`` of ``target`` takes."""
         if isinstance(target, torch.nn.Module):
             for key, live in target.state_dict().items():
-                if _is_sharded(live):
+                if _is_sharded(live) and key in state:
                     _local(live).copy_(state[key])
                     state[key] = live
         elif isinstance(target, torch.optim.Optimizer):
@@ -236,6 +256,11 @@ class TorchFramework:
         found: list[Any] = [None] * torch.distributed.get_world_size()
         torch.distributed.all_gather_object(found, value)
         return found
+
+
+def _other_shape(parameter: Any, moment: Any) -> bool:
+    """Return whether a moment is that of a parameter of another shape."""
+    return isinstance(moment, torch.Tensor) and moment.dim() == parameter.dim() > 0 and moment.shape != parameter.shape
 
 
 def _like(parameter: Any, value: Any) -> Any:

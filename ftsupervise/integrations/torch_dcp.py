@@ -25,6 +25,7 @@ from torch.distributed.checkpoint.api import CheckpointException  # a BaseExcept
 
 from ftsupervise.guard import Guard
 from ftsupervise.guard.background import BackgroundCheckpoint
+from ftsupervise.guard.resume import CannotResume
 from ftsupervise.scheduler import deadline_from_environment
 
 LEAVE = 5.0  # seconds before the end of the job at which nobody waits for a write any more
@@ -119,15 +120,19 @@ class AsyncCheckpoints:
 
     def latest(self, world: int | None = None) -> Path | None:
         """Return ``guard.latest()`` of rank 0, on every rank: all begin from the same one. Raises OSError, on every rank."""
-        found: Path | OSError | None = None
+        found: Path | OSError | str | None = None
         if self._rank == 0:
             try:
                 found = self._guard.latest(world)
             except OSError as error:
                 found = error
+            except CannotResume as error:
+                found = error.words
         answer = self._gather(found, self._loop)[0]
         if isinstance(answer, OSError):
             raise answer
+        if isinstance(answer, str):
+            raise CannotResume(answer)
         return Path(answer) if answer is not None else None
 
     def __enter__(self) -> AsyncCheckpoints:

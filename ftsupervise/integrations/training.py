@@ -20,13 +20,15 @@ from typing import Any, NamedTuple
 
 from ftsupervise.checkpoints.commit import NotComplete, Origin, commit
 from ftsupervise.checkpoints.find import checkpoints_in
-from ftsupervise.checkpoints.in_use import in_use
+from ftsupervise.checkpoints.in_use import in_use, of_others
 from ftsupervise.checkpoints.retain import Candidate, Retention, plan
 from ftsupervise.checkpoints.verify import verify
 from ftsupervise.guard import Decision, Guard, settings
 from ftsupervise.guard.checkpoint import Checkpoints
+from ftsupervise.guard.resume import CannotResume
 from ftsupervise.guard.settings import RankContext, Voice
 from ftsupervise.integrations.needed import needed
+from ftsupervise.rundir.lineage import Lineage, read_lineage
 from ftsupervise.rundir.paths import ENV_RUN, ENV_RUN_DIR
 
 torch, dist = needed("torch", package="torch"), needed("torch.distributed", package="torch")
@@ -117,7 +119,7 @@ class SupervisedTraining:
         if self.rank == 0:
             origin = Origin(None, step, self.world, os.environ.get(ENV_RUN, ""), self._context.attempt)
             try:
-                commit(checkpoint, origin)
+                commit(checkpoint, origin.written_by(self._run()))
             except (NotComplete, OSError) as error:
                 self._voice.once(f"{checkpoint} has no manifest: {error}")
         self.guard.saved(step)
@@ -132,11 +134,13 @@ class SupervisedTraining:
             return
         folder, now = self._context.checkpoints, time.time()
         try:
-            used = in_use(self._context.rundir, folder, now)
+            used, run = in_use(self._context.rundir, folder, now), self._run()
+            found = checkpoints_in(folder)
         except OSError:  # it cannot be seen which are in use: none goes
             return
         if spare:
             used[spare] = "the best so far"
+        spared = of_others(found, run)
         rows = [
             Candidate(
                 one.path.name,
@@ -147,11 +151,15 @@ class SupervisedTraining:
                 {},
                 False,
                 used.get(one.path.name, ""),
+                spared.get(one.path.name, ""),
             )
-            for one in checkpoints_in(folder)
+            for one in found
         ]
         for old in plan(rows, Retention(last=self._keep)).remove:
             self.guard.remove(folder / old.name)
+
+    def _run(self) -> Lineage | None:
+        return None if self._context.rundir is None else read_lineage(self._context.rundir)
 
     def ended(self, step: int, *, finished: bool) -> None:
         """Note that the loop is over: ``finished`` says that the training is complete, unless the guard has ended it."""
@@ -178,7 +186,8 @@ def newest(rank: int, folder: Path | None = None) -> Newest:
     """Return the result of ``guard.latest()``, before there is a guard.
 
     Where the ranks can already talk, all take that of rank 0. ``folder``: where to look; default: where the guard
-    commits. Raises OSError where the checkpoints cannot be read: to begin anew then would cost all steps.
+    commits. Raises OSError where the checkpoints cannot be read: to begin anew then would cost all steps; CannotResume
+    where the run has saved and may use nothing of it.
     """
     context = settings.place(os.environ, None, rank, None)
     if folder is not None:
@@ -191,9 +200,13 @@ def newest(rank: int, folder: Path | None = None) -> Newest:
             found[0] = tuple(_look(context))
         except OSError as error:
             found[0] = error
+        except CannotResume as error:
+            found[0] = error.words
     dist.broadcast_object_list(found)
     if isinstance(found[0], OSError):
         raise found[0]
+    if isinstance(found[0], str):
+        raise CannotResume(found[0])
     return Newest(*found[0])
 
 

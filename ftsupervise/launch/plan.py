@@ -7,32 +7,31 @@ array with ``%1`` starts the next member beside a shrunken one, so runs with spa
 
 from __future__ import annotations
 
+import os
 import re
-import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ftsupervise.errors import ConfigError
 from ftsupervise.host import processes
 from ftsupervise.hostlist import expand_hostlist
-from ftsupervise.launch.words import in_groups, in_its_job, words_of, words_of_the_whole
+from ftsupervise.launch.shell_code import Kind, in_a_shell, understand, words_before_a_program
+from ftsupervise.launch.words import in_groups, in_its_job, warning_option, words_of_one, words_of_the_whole
 from ftsupervise.rundir.paths import whole_run
 from ftsupervise.scheduler import SLURM
 from ftsupervise.scheduler.ownership import comment
-from ftsupervise.scheduler.parse import is_srun, srun
+from ftsupervise.scheduler.parse import srun, srun_options
 from ftsupervise.units import format_slurm_time
 
 if TYPE_CHECKING:
     from ftsupervise.config.schema import Launch, Run
     from ftsupervise.nodes.incidents import JudgedNode
 
+EXPEDITED, PLAIN, NEVER = "--requeue=expedite", "--requeue", "--no-requeue"
+_KNOWN_AT_LAUNCH = ("%%", "%x", "%u")  # sbatch's patterns that are the same for all jobs of a chain
 PREVIOUS = "ID-OF-THE-JOB-BEFORE"  # stands in a daisy chain's plan until the job before has its id
-_WARN = timedelta(minutes=10)
-_BUILTINS = re.compile(r"exec|cd|export|source|\.|eval|set|unset|ulimit|umask|trap|time|if|for|while|case|test|\[|\{")
-_PLAIN_SHELL = re.compile(r"[A-Za-z0-9_@%+=:,./ -]*")
 # Key of ``launch`` -> option of sbatch, where the value is passed on as it stands.
 _PLAIN = (
     ("partition", "partition"),
@@ -52,6 +51,7 @@ _PLAIN = (
 )
 _TASKS = ("--ntasks", "-n", "--ntasks-per-node")
 _NODES = ("--nodes", "-N", "--nodelist", "-w", *_TASKS)
+_ONE_SRUN = 'write one srun and its program alone: command: "srun python train.py --lr $LR"'
 
 
 @dataclass(frozen=True)
@@ -82,6 +82,7 @@ class Plan:
     notes: tuple[str, ...] = ()  # notes for the person
     config: Path | None = None  # the settings file, to be found again by the run's name
     groups: tuple[PlannedGroup, ...] = ()  # each with a chain of its own, after that of the lighthouse
+    assignments: tuple[str, ...] = ()  # NAME=value before the command, as the person wrote them before their srun
     least_nodes: int = 0  # without the spare ones; 0: there are none
     own_workdir: bool = False  # the token of this launch: a job that finds another account's folder there does nothing
 
@@ -100,8 +101,11 @@ class Plan:
         return self.token if self.submissions == 1 else f"{self.token}.{index + 1}"
 
     def link(self, index: int, previous: str = PREVIOUS) -> tuple[str, ...]:
-        """Return the options of submission ``index`` (from 0); ``previous`` is the id of the one before."""
-        before = self.after if index == 0 or self.groups else previous
+        """Return the options of submission ``index`` (from 0); ``previous``: the ids of those before, with colons between them.
+
+        It waits for all of them: one that waits for the last alone would begin beside the first when that one is cancelled.
+        """
+        before = self.after if index == 0 or self.groups else ":".join(filter(None, (self.after, previous)))
         own = self.token_of(index)  # a token of its own, so that each can be found again
         given = self.part(index).options
         if index and self.least_nodes:  # a successor does not wait for spare nodes: a lost node may be why it begins
@@ -154,6 +158,7 @@ def plan(
         avoided=avoided,
         notes=_notes(launch, kind, avoid),
         groups=of_groups,
+        assignments=understand(launch.command).assignments,
         least_nodes=launch.job_nodes if launch.spare_nodes else 0,
     )
 
@@ -167,6 +172,8 @@ def _check_that_it_fits(run: Run, kind: str) -> None:
             f"run_dir: {run.run_dir} is the path of a replica group of the run in {whole}: it would obey the switches there",
             hint="give the directory another name than groups/g and digits",
         )
+    if kind == SLURM:
+        _check_output(run)
     if launch.replica_groups is None or launch.replica_groups.in_ != "jobs":
         return
     if kind != SLURM:
@@ -179,6 +186,83 @@ def _check_that_it_fits(run: Run, kind: str) -> None:
             "launch.spare_nodes: a replica group with a job of its own cannot have spare nodes yet",
             hint="its next member takes over on other nodes; in: allocation has spare nodes",
         )
+
+
+def _check_output(run: Run) -> None:
+    """Raises ConfigError for a path of the jobs' output that Slurm cannot open: a member then ends before anything starts."""
+    given = {"launch.output": run.launch.output, "launch.error": run.launch.error}
+    if run.launch.output is None:
+        given["run_dir"] = str(run.run_dir)
+    for key, path in given.items():
+        if path is not None and "\\" in path:
+            raise ConfigError(
+                f"{key}: {path} holds a backslash, and Slurm then fills in no pattern (%j, %x) and drops the backslash",
+                hint="give it a name without a backslash",
+            )
+        folder = "" if path is None or key == "run_dir" else path.rpartition("/")[0]
+        differs = [one for one in re.findall(r"%%|%\d*[A-Za-z]", folder) if one not in _KNOWN_AT_LAUNCH]
+        if differs:
+            name = f"{folder.partition(differs[0])[0]}%x-%A_%a.out"
+            raise ConfigError(
+                f"{key}: the folder {folder} differs from job to job ({differs[0]}), and Slurm before 24.11 makes no folder: "
+                "its members would end before anything starts",
+                hint=f"put the job's number into the file's name, such as {name}",
+            )
+
+
+def output_folders(run: Run) -> tuple[Path, ...]:
+    """Return the folders that the jobs' output needs beside the run directory's own: Slurm makes none of them."""
+    import pwd
+
+    values = {"%%": "%", "%x": run.name}
+    found = []
+    for path in (run.launch.output, run.launch.error):
+        folder = "" if path is None else path.rpartition("/")[0]
+        if "%u" in folder:
+            values["%u"] = pwd.getpwuid(os.geteuid()).pw_name
+        if folder:
+            found.append(Path(re.sub(r"%%|%[xu]", lambda one: values.get(one[0], one[0]), folder)))
+    return tuple(dict.fromkeys(found))
+
+
+class Requeue(NamedTuple):
+    """What Slurm does with a member that has lost a node: the option of sbatch, and why."""
+
+    option: str
+    why: str
+
+
+def wants_expedited(launch: Launch) -> bool:
+    """Return whether the run is better off with expedited requeue: the loss of a node ends its job, and nobody has decided
+    otherwise."""
+    return launch.requeue is None and launch.replica_groups is None and not _outlives_a_node(launch)
+
+
+def requeue_of(launch: Launch, *, expedites: bool | None) -> Requeue:
+    """Return the choice. ``expedites``: whether the cluster offers expedited requeue; None: it has not been asked."""
+    if launch.requeue is not None:
+        return Requeue(PLAIN if launch.requeue else NEVER, f"launch.requeue is {str(launch.requeue).lower()}")
+    if not wants_expedited(launch):
+        why = (
+            "each group begins again by itself"
+            if launch.replica_groups
+            else "the job goes on without a node that it loses"
+        )
+        return Requeue(NEVER, why)
+    if expedites:
+        return Requeue(EXPEDITED, "a member that loses a node begins again at once on its other nodes and a free one")
+    where = "SlurmctldParameters has no enable_expedited_requeue, or Slurm is older than 25.11"
+    asked = where if expedites is False else f"not asked yet; {EXPEDITED} where scontrol show config offers it"
+    return Requeue(NEVER, f"the next member takes over after the loss of a node ({asked})")
+
+
+def requeued(made: Plan, launch: Launch, *, expedites: bool | None) -> Plan:
+    """Return the plan ``made`` for a cluster of which that is known; it was made for one that does not offer it."""
+    if expedites is False or made.kind != SLURM or not wants_expedited(launch):
+        return made
+    choice = requeue_of(launch, expedites=expedites)
+    options = tuple(choice.option if option == NEVER else option for option in made.options)
+    return replace(made, options=options, notes=(f"{choice.option}: {choice.why}", *made.notes))
 
 
 def _notes(launch: Launch, kind: str, avoid: Sequence[JudgedNode]) -> tuple[str, ...]:
@@ -195,7 +279,7 @@ def _notes(launch: Launch, kind: str, avoid: Sequence[JudgedNode]) -> tuple[str,
             "no launch.time: the partition's default limit applies, and the warning before it may come too late "
             'to save; set it, such as time: "20:00:00"'
         )
-    notes += _of_spares(launch, kind)
+    notes += _of_its_sruns(launch, kind)
     notes += [f"{node.name} is excluded: {node.why} (ftsupervise nodes)" for node in avoid]
     return tuple(notes)
 
@@ -203,7 +287,7 @@ def _notes(launch: Launch, kind: str, avoid: Sequence[JudgedNode]) -> tuple[str,
 def _supervisor(run: Run, token: str, python: str) -> tuple[str, ...]:
     """The command line of the supervisor, up to the command that it runs."""
     groups = run.launch.replica_groups
-    settings = words_of(run) if groups is None else words_of_the_whole(run)
+    settings = words_of_one(run) if groups is None else words_of_the_whole(run)
     own = processes.own_command(
         "run", "--run-dir", str(run.run_dir), "--launched", token, *settings, "--", python=python
     )
@@ -224,19 +308,11 @@ def _of_the_lighthouse(options: Sequence[str]) -> list[str]:
     return [*(one for one in options if one.partition("=")[0] not in none), "--nodes=1", "--ntasks=1", *memory]
 
 
-def warning_lead(launch: Launch) -> timedelta:
-    """Return the time from the warning to the limit: ``warn``, else 10 minutes, but at most half the limit."""
-    if launch.warn is not None:
-        return launch.warn
-    return min(_WARN, launch.time / 2) if launch.time else _WARN
-
-
 def _options(run: Run, *, array: bool, token: str, workdir: Path, exclude: tuple[str, ...]) -> list[str]:
     launch = run.launch
     assert run.run_dir is not None
     number = "%A_%a" if array and launch.jobs > 1 else "%j"  # outside of an array Slurm makes %a 4294967294
     output = launch.output or f"{str(run.run_dir).replace('%', '%%')}/logs/%x-{number}.out"
-    lead = max(1, int(warning_lead(launch).total_seconds()))
     options = [
         f"--job-name={run.name}",
         f"--comment={comment(run.name, token)}",
@@ -245,8 +321,8 @@ def _options(run: Run, *, array: bool, token: str, workdir: Path, exclude: tuple
         *((f"--error={launch.error}",) if launch.error else ()),
         "--open-mode=append",
         f"--nodes={launch.job_nodes + launch.spare_nodes}",
-        f"--signal=B:{launch.signal}@{lead}",
-        "--requeue" if launch.requeue else "--no-requeue",
+        f"--signal=B:{warning_option(launch)}",
+        requeue_of(launch, expedites=False).option,
     ]
     if array and launch.jobs > 1:
         options.append(f"--array=1-{launch.jobs}%1")
@@ -271,28 +347,77 @@ def _options(run: Run, *, array: bool, token: str, workdir: Path, exclude: tuple
 def train_command(launch: Launch, kind: str) -> list[str]:
     """Return the command as an argv: through srun on Slurm, as it stands on this machine.
 
-    A string with shell in it gets a bash that outlives the warning signal (a bash without a trap dies of it and takes
-    the rank along), and that fails with any part of a pipe: ``train.py | tee log`` fails when train.py does.
+    One srun of the person's becomes ours, with its options kept. Code that calls srun in another way runs once in the job,
+    around its sruns: another srun around it would never end.
     """
-    words = _words(launch.command)
-    container = _words(launch.container) if launch.container else []
-    own_srun = is_srun(words)
-    if kind != SLURM and own_srun:
-        raise ConfigError(
-            f"launch.command starts with srun, but the scheduler is not Slurm (scheduler: {kind})",
-            hint="leave srun out: ftsupervise adds it on Slurm (launch.srun_options)",
-        )
-    if kind != SLURM or own_srun or not launch.srun:
+    found = understand(launch.command, launch.signal)
+    words, container = list(found.words), _container(launch)
+    if kind != SLURM:
+        if found.kind is Kind.SRUN:
+            raise ConfigError(
+                f"launch.command starts with srun, but the scheduler is not Slurm (scheduler: {kind})",
+                hint="leave srun out: ftsupervise adds it on Slurm (launch.srun_options)",
+            )
         return [*container, *words]
-    through = srun(*launch.srun_options)
+    if found.kind is Kind.AROUND:
+        return _around(launch, words, container)
+    if found.kind is Kind.SRUN:
+        at = srun_options(words)[1]
+        theirs, program = words[1 : at - (words[at - 1] == "--")], words[at:]
+        if not launch.srun:
+            return [words[0], *theirs, *container, *program]
+        return [words[0], *_ours(launch, theirs), *theirs, *container, *program]
+    if not launch.srun:
+        return [*container, *words]
+    return [*srun(*_ours(launch, launch.srun_options)), *container, *words]
+
+
+def _ours(launch: Launch, given: Sequence[str]) -> list[str]:
+    """Return the options that an srun gets from us, before those ``given``: of two equal ones srun takes the last."""
+    found = list(launch.srun_options)
+    if not _has(
+        [*found, *given], "--kill-on-bad-exit", "-K"
+    ):  # without it srun waits for ranks that wait for a dead one
+        found.insert(0, "--kill-on-bad-exit=1")
     if _outlives_a_node(launch):
         # sbatch's own numbers, which srun would take over, count the spare nodes and the lost ones too
-        through.append(f"--nodes={launch.command_nodes}")
-        if not _has(launch.srun_options, *_TASKS):
-            through.append(f"--ntasks={_ranks(launch)}")
-    if launch.cpus_per_task is not None:
-        through.append(f"--cpus-per-task={launch.cpus_per_task}")  # srun has not taken it over from sbatch since 22.05
-    return [*through, *container, *words]
+        if not _has(given, "--nodes", "-N"):
+            found.append(f"--nodes={launch.command_nodes}")
+        if not _has(given, *_TASKS):
+            found.append(f"--ntasks={_ranks(launch)}")
+    if launch.cpus_per_task is not None and not _has(given, "--cpus-per-task", "-c"):
+        found.append(f"--cpus-per-task={launch.cpus_per_task}")  # srun has not taken it over from sbatch since 22.05
+    return found
+
+
+def _container(launch: Launch) -> list[str]:
+    if not launch.container:
+        return []
+    if not isinstance(launch.container, str):
+        return list(launch.container)
+    try:
+        return list(words_before_a_program(launch.container))
+    except ValueError:
+        raise ConfigError(
+            "launch.container: its words stand before those of the command, so they cannot be more than one command",
+            hint="write the words alone, such as apptainer exec --nv image.sif; other lines go to launch.setup",
+        ) from None
+
+
+def _around(launch: Launch, words: list[str], container: list[str]) -> list[str]:
+    """Return the command for code that calls srun itself. Raises ConfigError for settings that only our srun could carry."""
+    wanted = {"container": bool(container), "replica_groups": launch.replica_groups is not None}
+    for key in (key for key, given in wanted.items() if given):
+        raise ConfigError(
+            f"launch.command calls srun inside shell code, which launch.{key} cannot reach",
+            hint=f"{_ONE_SRUN}; the other lines go to launch.setup",
+        )
+    code = words[-1]
+    stops = any(re.fullmatch(r"-K1?|--kill-on-bad-exit(=1)?", option) for option in launch.srun_options)
+    if not isinstance(launch.command, str) or not launch.srun or not stops:
+        return words
+    body = code.removeprefix(in_a_shell("", launch.signal)[-1])
+    return list(in_a_shell(body, launch.signal, "export SLURM_KILL_BAD_EXIT=${SLURM_KILL_BAD_EXIT:-1}\n"))
 
 
 def _outlives_a_node(launch: Launch) -> bool:
@@ -307,34 +432,27 @@ def _ranks(launch: Launch) -> int:
 
 
 def _has(words: Sequence[str], *options: str) -> bool:
-    """Return whether one of these srun options is among ``words``: --ntasks=8, --ntasks 8, -n8."""
+    """Return whether one of these srun options is among ``words``: --ntasks=8, --ntasks 8, -n8, -n $N."""
     short = tuple(one for one in options if not one.startswith("--"))
-    return any(word.partition("=")[0] in options or (word[:2] in short and word[2:].isdigit()) for word in words)
+    return any(word.partition("=")[0] in options or (word[:2] in short and word[2:3] not in "=") for word in words)
 
 
-def _of_spares(launch: Launch, kind: str) -> list[str]:
-    """Return the problem of a command that would take spare nodes for itself."""
-    words = _words(launch.command)
-    if (
-        not launch.spare_nodes
-        or launch.replica_groups is not None
-        or kind != SLURM
-        or "FTSUPERVISE_NODES" in " ".join(words)
-    ):
+def _of_its_sruns(launch: Launch, kind: str) -> list[str]:
+    """Return what a person has to know of a command that calls srun in its own way, or not through ours."""
+    found = understand(launch.command)
+    if kind != SLURM or launch.replica_groups is not None:
         return []
-    if is_srun(words) and _has(words, *_NODES):
-        return []
-    if is_srun(words) or not launch.srun:
-        how = f"--nodes={launch.nodes} --ntasks={_ranks(launch)}"
-        said = "spare_nodes: the command asks for no number of nodes, and may take the spare ones too"
-        return [f"{said}; its srun needs {how} (or leave srun to ftsupervise)"]
-    return []
-
-
-def _words(command: str | tuple[str, ...]) -> list[str]:
-    if not isinstance(command, str):
-        return list(command)
-    first = command.split()[0]
-    if _PLAIN_SHELL.fullmatch(command.strip()) and "=" not in first and not _BUILTINS.fullmatch(first):
-        return shlex.split(command)
-    return ["bash", "-c", f"set -o pipefail\ntrap : USR1 USR2\n{command}"]
+    notes = []
+    if found.kind is Kind.AROUND and launch.srun:
+        notes.append(
+            "launch.command calls srun itself, inside shell code: the code runs once in the job, and launch.srun_options "
+            f"are not added to its sruns. To have ftsupervise place the ranks, {_ONE_SRUN}"
+        )
+    own = found.kind is Kind.AROUND or not launch.srun
+    if not launch.spare_nodes or not own or "FTSUPERVISE_NODES" in " ".join(found.words):
+        return notes
+    if found.kind is Kind.SRUN and _has(found.words, *_NODES):
+        return notes
+    how = f"--nodes={launch.nodes} --ntasks={_ranks(launch)}"
+    said = "spare_nodes: the command asks for no number of nodes, and may take the spare ones too"
+    return [*notes, f"{said}; its srun needs {how} (or leave srun to ftsupervise)"]

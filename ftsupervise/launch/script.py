@@ -6,6 +6,7 @@ there), one that reaches the shell through ``quote``. StrictUndefined: a misspel
 
 from __future__ import annotations
 
+import re
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,7 +14,10 @@ from typing import TYPE_CHECKING
 from ftsupervise import __version__, secrecy
 from ftsupervise.errors import ConfigError, from_os_error
 from ftsupervise.host import ownership
+from ftsupervise.hostlist import expand_hostlist
 from ftsupervise.launch.plan import Plan
+from ftsupervise.launch.shell_code import ShellWord
+from ftsupervise.scheduler.ownership import comment
 from ftsupervise.scheduler.parse import quote
 
 if TYPE_CHECKING:
@@ -28,17 +32,23 @@ def render(plan: Plan, launch: Launch, options: tuple[str, ...]) -> str:
     environment = jinja2.Environment(
         undefined=jinja2.StrictUndefined, trim_blocks=True, keep_trailing_newline=True, autoescape=False
     )
-    environment.filters.update(quote=_shell_quote, sbatch=_sbatch_quote)
+    environment.filters.update(quote=_shell_quote, sbatch=_sbatch_quote, expanded=_expanded)
+    before, after = around_modules(launch.setup or "") if launch.modules else ("", launch.setup or "")
     try:
+        fit_node = environment.from_string(_packaged("fit_node.sh.j2")).render(_of_the_node(plan, options))
         script = environment.from_string(source).render(
             name=plan.name,
             token=plan.token,
             version=__version__,
             options=options,
+            fit_node=fit_node,
+            assignments="".join(f"{one} " for one in plan.assignments),
             command=plan.command,
             env=launch.env,
             modules=launch.modules,
             setup=launch.setup,
+            setup_before_modules=before,
+            setup_after_modules=after,
             run_dir=str(plan.run_dir),
             workdir=str(plan.workdir),
             own_workdir=plan.own_workdir,
@@ -61,11 +71,44 @@ def render(plan: Plan, launch: Launch, options: tuple[str, ...]) -> str:
     return script
 
 
+def _of_the_node(plan: Plan, options: tuple[str, ...]) -> dict[str, object]:
+    """Return what the first lines of the script ask of a node, and how they know the members that wait behind this one."""
+    given = {key: value for key, _, value in (option.partition("=") for option in options)}
+    mine = given.get("--comment") or comment(plan.name, plan.token)
+    if plan.chain == "daisy" and plan.members > 1:  # each link has a number of its own
+        mine = f"{mine.rpartition('.')[0]}.*"
+    return {
+        "run_dir": str(plan.run_dir),
+        "python": plan.command[0],
+        "needed": (str(plan.workdir), plan.command[0], plan.command[2]),
+        "mine": mine,
+        "excluded": len(expand_hostlist(given.get("--exclude", ""))),
+    }
+
+
+_PURGES = re.compile(r"[ \t]*(?:module|ml)[ \t]+(?:-{1,2}[\w-]+[ \t]+)*(?:purge|reset|restore)\b")
+
+
+def around_modules(setup: str) -> tuple[str, str]:
+    """Return the lines of ``launch.setup`` that run before ``launch.modules`` are loaded, and those after.
+
+    Modules come first, so that setup can use them; up to its last ``module purge`` (reset, restore) setup comes before them,
+    or it would unload them again.
+    """
+    lines = setup.splitlines(keepends=True)
+    last = max((index for index, line in enumerate(lines, 1) if _PURGES.match(line)), default=0)
+    return "".join(lines[:last]), "".join(lines[last:])
+
+
+def _packaged(name: str) -> str:
+    from importlib import resources
+
+    return (resources.files("ftsupervise.templates") / name).read_text("utf-8")
+
+
 def _template(own: Path | None) -> tuple[str, str]:
     if own is None:
-        from importlib import resources
-
-        return (resources.files("ftsupervise.templates") / "train.sbatch.j2").read_text("utf-8"), "train.sbatch.j2"
+        return _packaged("train.sbatch.j2"), "train.sbatch.j2"
     try:
         return ownership.read_trusted(own, follow=True).decode("utf-8"), str(own)
     except OSError as error:
@@ -75,10 +118,25 @@ def _template(own: Path | None) -> tuple[str, str]:
 
 
 def _shell_quote(value: object) -> str:
+    """Quote a word for the job's shell; a ``ShellWord`` stands as the person wrote it, and that shell expands it."""
     text = str(value)
     if "\0" in text:
         raise ValueError(f"a NUL byte cannot stand in a job script: {text!r}")
-    return shlex.quote(text)
+    return text if isinstance(value, ShellWord) else shlex.quote(text)
+
+
+_SLURMS = re.compile(r"\$(?:(SLURMD?_\w+)|\{(SLURMD?_\w+)(?::-([\w.,:/+@=-]*))?\})")
+
+
+def _expanded(value: object) -> str:
+    """Quote the value of a variable, but for Slurm's own variables in it, which have their values in the job alone."""
+    text, parts, at = str(value), [], 0
+    for found in _SLURMS.finditer(text):
+        default = "" if found[3] is None else f":-{found[3]}"
+        parts += [_shell_quote(text[at : found.start()]) if found.start() > at else ""]
+        parts += [f'"${{{found[1] or found[2]}{default}}}"']
+        at = found.end()
+    return "".join(parts) + (_shell_quote(text[at:]) if at < len(text) or not parts else "")
 
 
 def _sbatch_quote(value: object) -> str:

@@ -9,13 +9,14 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ftsupervise import host, secrecy
+from ftsupervise.checkpoints.find import others_in, others_refused
 from ftsupervise.errors import (
     CannotWrite,
     ConfigError,
@@ -27,25 +28,30 @@ from ftsupervise.errors import (
     from_os_error,
 )
 from ftsupervise.host import files
-from ftsupervise.host.modes import SCRIPT, claim_folder, make_folder, make_own
+from ftsupervise.host.modes import FOLDER, SCRIPT, claim_folder, make_folder, make_own
 from ftsupervise.host.ownership import shown_user, user_name
 from ftsupervise.launch.folders import make_folders, pin, require_own
-from ftsupervise.launch.plan import Plan
+from ftsupervise.launch.plan import Plan, output_folders, wants_expedited
 from ftsupervise.launch.script import render
 from ftsupervise.model import Job
 from ftsupervise.nodes.exclude import write_exclusions
+from ftsupervise.probe.errand import within
 from ftsupervise.rundir.launches import LaunchRecord, launches, people
 from ftsupervise.rundir.ledger import newest
+from ftsupervise.rundir.lineage import TakenOver, keep_lineage
+from ftsupervise.rundir.lineage import take_over as note_taken
 from ftsupervise.rundir.paths import RunDir, state_dir, write_whole
 from ftsupervise.rundir.records import as_counts, write_json
-from ftsupervise.scheduler import kind_of_job
+from ftsupervise.scheduler import SLURM, kind_of_job
 from ftsupervise.scheduler.ownership import comment, identify, jobs_of_run
+from ftsupervise.scheduler.slurm import Slurm
 
 if TYPE_CHECKING:
     from ftsupervise.config.schema import Launch, Run, Sharing
     from ftsupervise.scheduler import Scheduler
 
 _FRESH = timedelta(minutes=5)
+_LOOK = 10.0  # seconds to read whose checkpoints lie in the folder
 
 README = """\
 The run directory of {name}, kept by ftsupervise. Everything here can be read with ls and cat.
@@ -89,8 +95,18 @@ def prepare(run_dir: RunDir, name: str, config_text: str, share: Sharing | None 
         if not os.path.lexists(run_dir.root / "README"):
             write_whole(run_dir.root / "README", README.format(name=name))
         write_whole(run_dir.config, config_text, mode=0o644)
+        keep_lineage(run_dir, name)
     except OSError as error:
         raise _not_mine(run_dir, from_os_error(error, f"write the run directory {run_dir.root}")) from None
+
+
+def _make_output_folders(run: Run) -> None:
+    """Make the folders of ``launch.output`` and ``launch.error``. Raises CannotWrite, NotPermitted."""
+    for folder in output_folders(run):
+        try:
+            make_folder(folder, FOLDER, parents=True)
+        except OSError as error:
+            raise from_os_error(error, f"make {folder}, the folder of the jobs' output") from None
 
 
 def _not_mine(run_dir: RunDir, error: Error) -> Error:
@@ -153,6 +169,37 @@ def check_may_start(run_dir: RunDir, name: str) -> None:
         )
 
 
+def check_checkpoints(run_dir: RunDir, run: Run, take_over: Collection[str] = ()) -> tuple[TakenOver, ...]:
+    """Refuse to launch where other runs have saved, but for those that are to be taken over; return these.
+
+    ``take_over``: names or ids. A folder that does not answer keeps no launch back: the run itself asks it again.
+    """
+    folder = run.checkpoints.path or run_dir.checkpoints
+    try:
+        found = within(
+            _LOOK, lambda: others_in(folder, run.checkpoints.pattern, run_dir, run.name), key=f"runs in {folder}"
+        )
+    except TimeoutError:
+        return ()
+    except OSError as error:
+        raise from_os_error(error, f"read the checkpoints in {folder}") from None
+    taken = tuple(one for one in found if take_over and {one.run, one.run_id} & {*take_over})
+    if rest := [one for one in found if one not in taken]:
+        raise others_refused(folder, rest)
+    if unknown := [one for one in take_over if all(one not in (each.run, each.run_id) for each in taken)]:
+        raise NotFound(
+            f"{folder} holds no checkpoint of another run called {unknown[0]}",
+            hint=f"ftsupervise checkpoints list {_quoted(folder)}",
+        )
+    return tuple(TakenOver(one.run_id, one.run) for one in taken)
+
+
+def _note_taken(run_dir: RunDir, others: tuple[TakenOver, ...], now: datetime) -> None:
+    if others:
+        by = f"{user_name()}@{os.uname().nodename}"
+        note_taken(run_dir, tuple(one._replace(at=now, by=by) for one in others))
+
+
 def check_queue(plan: Plan, scheduler: Scheduler, *, again: bool) -> None:
     """Refuse what would be a second chain, or an attachment to nothing (Slurm takes an unknown id as satisfied)."""
     if plan.after:
@@ -206,7 +253,14 @@ def _after_a_broken_launch(records: tuple[LaunchRecord, ...], live: tuple[Job, .
 
 
 def launch_run(
-    plan: Plan, run: Run, scheduler: Scheduler, *, again: bool, now: datetime, env: Mapping[str, str]
+    plan: Plan,
+    run: Run,
+    scheduler: Scheduler,
+    *,
+    again: bool,
+    now: datetime,
+    env: Mapping[str, str],
+    take_over: Collection[str] = (),
 ) -> Launched:
     """Do the whole launch: check that it may start, adopt an earlier one, make the directory, submit, register its name."""
     from ftsupervise.config.load import dump
@@ -214,6 +268,7 @@ def launch_run(
     run_dir = RunDir(plan.run_dir)
     require_own(run_dir)
     check_may_start(run_dir, plan.name)
+    others = check_checkpoints(run_dir, run, take_over)
     done = unanswered(plan, scheduler)
     if done is None:
         check_queue(plan, scheduler, again=again)
@@ -228,6 +283,8 @@ def launch_run(
                 hint="take it out of the settings: ftsupervise config show",
             )
         prepare(run_dir, plan.name, settings, run.share)
+        _make_output_folders(run)
+        _note_taken(run_dir, others, now)
         given, _ = without_secrets(env, run)
         done = submit(plan, run.launch, scheduler, again=again, now=now, env=given)
     register(run_dir, plan.name)
@@ -275,7 +332,7 @@ def submit(
     host.answer_by = None  # no deadline from here on: an sbatch that is cut off may have been accepted
     try:
         for index in range(plan.submissions):
-            options = plan.link(index, ids[-1] if ids else "")
+            options = plan.link(index, ":".join(ids))
             path = folder / ("train.sbatch" if plan.submissions == 1 else f"train-{index + 1}.sbatch")
             script = render(plan.part(index), launch, options)
             write_whole(path, script, mode=SCRIPT)
@@ -294,6 +351,17 @@ def submit(
         _record_quietly(folder / "launch.json", record._replace(state="rejected"))
         raise
     return Launched(tuple(ids), number, run_dir, found_again)
+
+
+def expedited_requeue(run: Run, kind: str) -> bool | None:
+    """Return whether the cluster offers expedited requeue; None where it does not answer. False, unasked, where it is of
+    no use."""
+    if kind != SLURM or not wants_expedited(run.launch):
+        return False
+    try:
+        return Slurm().expedites()
+    except SchedulerUnavailable:
+        return None
 
 
 def _record(plan: Plan, number: int, owner: int, now: datetime) -> LaunchRecord:

@@ -8,21 +8,43 @@ from keyword import iskeyword
 from typing import TYPE_CHECKING, Any
 
 from ftsupervise.config.grouping import GROUP_SETTINGS
-from ftsupervise.config.supervisor import BY_KEY, Form, Setting
+from ftsupervise.config.supervisor import BY_KEY, RETAIN, Form, Setting
 from ftsupervise.host import processes
 
 if TYPE_CHECKING:
-    from ftsupervise.config.schema import Run
+    from ftsupervise.config.schema import Launch, Run
 
 # The supervisor of a run of replica groups supervises the process that starts the groups: it has no ranks of its own,
 # no hang detector and nothing to keep warm. Each group's supervisor has these.
-_WHOLE = ("in_place", "same_failure", "back_off", "stop_within")
+_WARN = timedelta(minutes=10)
+_WHOLE = (*(f"launch.restart.{word}" for word in ("in_place", "same_failure", "back_off", "stop_within")), RETAIN)
+
+
+def warning_lead(launch: Launch) -> timedelta:
+    """Return the time from the warning to the limit: ``warn``, else 10 minutes, but at most half the limit."""
+    if launch.warn is not None:
+        return launch.warn
+    return min(_WARN, launch.time / 2) if launch.time else _WARN
+
+
+def warning_option(launch: Launch) -> str:
+    """Return when and by what signal Slurm warns, as in sbatch's --signal: USR1@600."""
+    return f"{launch.signal}@{max(1, int(warning_lead(launch).total_seconds()))}"
+
+
+def _warning(run: Run) -> list[str]:
+    return [] if run.launch.signal == "USR1" else ["--warning", warning_option(run.launch)]
+
+
+def words_of_one(run: Run) -> list[str]:
+    """Return the options of the supervisor of a run without replica groups."""
+    return [*words_of(run), *_warning(run)]
 
 
 def words_of_the_whole(run: Run) -> list[str]:
-    settings = [BY_KEY[f"launch.restart.{word}"] for word in _WHOLE]
+    settings = [BY_KEY[key] for key in _WHOLE]
     none = ("--hang", "off", "--warm", "off", "--snapshot-every", "off", "--distributed", "never")
-    return [*words_of(run, settings), *none]
+    return [*words_of(run, settings), *_warning(run), *none]
 
 
 def in_groups(run: Run, token: str, python: str) -> list[str]:
@@ -31,8 +53,9 @@ def in_groups(run: Run, token: str, python: str) -> list[str]:
     assert groups is not None
     own = processes.own_command("groups", "run", "--launched", token, python=python)
     own += words_of(run, [one for one in GROUP_SETTINGS if one.key])
-    each = [one for one in BY_KEY.values() if one.key != _HANG or _says_when_it_hangs(run)]
-    return [*own, "--", *words_of(run, each), "--"]
+    left_out = {RETAIN} if _says_when_it_hangs(run) else {RETAIN, _HANG}  # the run's supervisor removes for all groups
+    each = [one for one in BY_KEY.values() if one.key not in left_out]
+    return [*own, "--", *words_of(run, each), *_warning(run), "--"]
 
 
 def in_its_job(run: Run, token: str, python: str, number: int) -> list[str]:
@@ -87,6 +110,8 @@ def _texts(form: Form, value: Any) -> list[str]:
         return list(value)
     if form is Form.COUNTS:
         return [f"{kind}={number}" for kind, number in value.items()]
+    if form is Form.SET:
+        return ["on"]
     if form is Form.MODULES:
         return [value if isinstance(value, str) else ",".join(value) or "off"]
     return [f"{value:g}" if isinstance(value, float) else str(value)]

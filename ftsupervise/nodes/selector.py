@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from ftsupervise.config.supervisor import default
 from ftsupervise.host import files, processes
-from ftsupervise.model import Cause, Claim, End, Failure, FailureKind
+from ftsupervise.model import Cause, CauseKind, Claim, End, Failure, FailureKind
 from ftsupervise.nodes import health, incidents
 from ftsupervise.nodes.judging import NodeJudge
 from ftsupervise.rundir.ledger import job_id
@@ -260,10 +260,12 @@ def known_as(host: str, nodes: Collection[str]) -> str:
 
 def speaks_of(failure: Failure, cause: Cause) -> str:
     """Return the kind of incident (``incidents.WEIGHTS``); "" if it speaks against no node."""
-    if failure.kind is FailureKind.SIGNAL:
-        by = cause.killed_by
-        return "" if by in _ASKED else "crashed" if by in _CRASHES else "killed"
-    return {FailureKind.MEMORY: "memory", FailureKind.HANG: "hang"}.get(failure.kind, "")
+    by = cause.killed_by
+    if failure.kind is FailureKind.SIGNAL or (failure.kind is FailureKind.HANG and cause.kind is not CauseKind.HANG):
+        return "" if not by or by in _ASKED else "crashed" if by in _CRASHES else "killed"
+    if failure.kind is FailureKind.MEMORY:  # words of the program alone are its own error
+        return "memory" if by == signal.SIGKILL or cause.kind is not CauseKind.EXIT else ""
+    return "hang" if failure.kind is FailureKind.HANG else ""
 
 
 def _host() -> str:

@@ -47,6 +47,7 @@ class ObservedAttempt:
     log: Path | None = None
     away: frozenset[str] = frozenset()  # nodes that get no agent
     killed: bool = False  # by us
+    unkilled: dict[str, float] = field(default_factory=dict)  # node -> when its agent was last asked to kill, in vain
     dying: list[RankExit] = field(default_factory=list)  # ranks that were already exiting when we killed the others
 
 
@@ -140,7 +141,8 @@ class AgentStep:
 
     @property
     def pids(self) -> frozenset[int]:
-        return frozenset((self._process.pid,)) if self._process is not None else frozenset()
+        one = self._process
+        return frozenset((one.pid,)) if one is not None and processes.lives(one.pid, one.start) else frozenset()
 
     def begin(self) -> None:
         """Prepare for a new attempt: no pause comes before the next start."""
@@ -306,19 +308,22 @@ class Agents:
             now.killed = True
             return frozenset()
         done: set[str] = set()
+        asked_at = monotonic()
         for node, text in self.ask(dict.fromkeys(nodes, f"kill {attempt_dir}"), timeout).items():
             killed, dying = read_killed(text, node)
             now.dying += dying
             done.update({node} if killed else ())
+        now.unkilled.update(dict.fromkeys(set(nodes) - done, asked_at))
         return frozenset(done)
 
     def kill_survivors(self, attempt_dir: Path, nodes: Sequence[str]) -> None:
         """Do the same as ``kill`` on nodes that Slurm has lost but whose agent still reports; a silent agent is not
-        waited for.
+        waited for, nor is one that has been asked in vain and has said nothing since.
         """
-        reporting = set(nodes) - set(self.table.silent(nodes, _ALIVE * self.table.every)) if self.remote else ()
-        if reporting:
-            self.kill(attempt_dir, sorted(reporting), AT_ONCE)
+        now, table, asked = monotonic(), self.table, self._attempt.unkilled
+        within = {node: min(_ALIVE * table.every, now - asked.get(node, 0.0)) for node in nodes if self.remote}
+        if reporting := sorted(node for node, seconds in within.items() if not table.silent([node], seconds)):
+            self.kill(attempt_dir, reporting, AT_ONCE)
 
     def first_failure_before_kill(self, reported: RankExit) -> RankExit:
         """Return the rank that failed first.

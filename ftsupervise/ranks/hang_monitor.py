@@ -15,6 +15,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import NamedTuple
 
+from ftsupervise.host.in_time import OneAtATime
 from ftsupervise.host.modes import make_folder
 from ftsupervise.model import Cause, CauseKind, NodeRanks, Standstill
 from ftsupervise.ranks.evidence import BETWEEN, WITHIN, EvidenceHeader, parse_header
@@ -22,6 +23,7 @@ from ftsupervise.ranks.hang_detector import CLOSER, JITTER, Detector, HangLimits
 from ftsupervise.rundir.paths import write_whole
 from ftsupervise.truth import RankState
 
+_WRITE = 2.0  # seconds for one page of it
 _BOUND = WITHIN + 2.0  # seconds for the evidence in all, including the start of its process
 _RANKS = 64  # ranks whose evidence is recorded: the outliers first
 _COST, _CLOSER_COST = 10.0, 4.0  # share of time that checks may take; and when it may be a hang
@@ -60,6 +62,7 @@ class HangMonitor:
         self._planned: float | None = None  # when the first of the checks was due that were left out
         self._detector, self._states, self._ask, self._outside = detector, states, ask, outside
         self._folder = folder / "evidence"
+        self._turn = OneAtATime[None]()
 
     def alarm(self) -> HangVerdict | None:
         """Return the hang, if there is one, after its evidence was written. Costs nothing before the check is due."""
@@ -127,9 +130,12 @@ class HangMonitor:
         return found
 
     def _write(self, name: str, text: str) -> None:
-        try:
+        def write() -> None:
             make_folder(self._folder)
             write_whole(self._folder / name, text)
+
+        try:
+            self._turn(write, _WRITE)  # the ranks may hang because this place does
         except OSError:  # the disk is full, or cannot be reached: the ranks wait for us
             pass
 

@@ -3,6 +3,8 @@
 evidence PID…    the state of those ranks, as text (``evidence.py``)
 kill DIR         SIGKILL for every process of the attempt in DIR on this node; answers how many took it, and for each rank
                  that was dying before (from an agent only; as ``pack_exits``, in hexadecimal)
+tasks DIR        the living tasks of the attempt in DIR on this node, one a line: "88.0 3 node-[0-1] 1(x2)" is rank 3 of the
+                 step 88.0, which has one task on each of two nodes
 ping             "here"
 port N N …       the first of these TCP ports that is free on this node; "" when none is
 snapshots…       what lies in this node's memory, and what shall (``snapshot_relay.py``)
@@ -155,6 +157,8 @@ def answer(question: str, node: str) -> str:
         return "here"
     if verb == "kill":
         return str(kill_all(rest, node))
+    if verb == "tasks":
+        return tasks_of(rest, node)
     numbers = [number for word in rest.split() if (number := as_count(word)) is not None]
     if len(numbers) < max(1, len(rest.split())):
         return f"no such question: {verb}"
@@ -199,6 +203,21 @@ def kill_all(attempt_dir: str, node: str) -> int:
             ended.add((one.pid, one.start))
             processes.signal_exactly(one, signal.SIGKILL)
     return len(ended)
+
+
+def tasks_of(attempt_dir: str, node: str) -> str:
+    """Return the living tasks of the attempt here, as the answer to "tasks" has them. Steps within a step have theirs, too."""
+    from ftsupervise.host import processes
+    from ftsupervise.rundir.paths import ENV_ATTEMPT_DIR
+
+    found = []
+    for one in processes.marked(ENV_ATTEMPT_DIR).get(attempt_dir, []):
+        env = processes.environment(one.pid)
+        if env.get("SLURM_TASK_PID") == str(one.pid) and node in ("", env.get("SLURMD_NODENAME") or node):
+            step = f"{env.get('SLURM_JOB_ID', '')}.{env.get('SLURM_STEP_ID', '')}"
+            rank, tasks = env.get("SLURM_PROCID", ""), env.get("SLURM_STEP_TASKS_PER_NODE", "-")
+            found.append(f"{step} {rank} {env.get('SLURM_STEP_NODELIST', '-')} {tasks}")
+    return "\n".join(found)
 
 
 def _is_on(pid: int, node: str) -> bool:

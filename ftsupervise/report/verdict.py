@@ -23,8 +23,12 @@ def verdict_of(run: RunReading, jobs: tuple[Job, ...] | None, blind: str) -> tup
     if verdict == "RUNNING":
         word, because = pace_word(run)
         return (word, because) if word else (verdict, "; ".join(filter(None, (why, because))))
-    if verdict == "WAITING" and why == _HELD:
-        why = f"{_HELD}: {_how_to_let_go(run)}"
+    if verdict == "WAITING":
+        from ftsupervise.scheduler.ownership import why_held
+
+        by_member = next(filter(None, map(why_held, jobs or ())), "")
+        if by_member or why == _HELD:  # Slurm shows a dependency before a hold
+            why = f"{_HELD}: {_how_to_let_go(run, by_member)}"
     if verdict == "GONE" and not run.attempts:
         why += f": read what they wrote: tail {logs_pattern(run.rundir, run.name)}"
     if not run.finished and verdict in ("WAITING", "GONE", "NEW") and run.brake:
@@ -47,8 +51,8 @@ def _first(run: RunReading, jobs: tuple[Job, ...] | None, blind: str) -> tuple[s
         return "STOPPED", by
     waiting = [job for job in jobs if job.state.waiting]
     if waiting:
-        held = waiting[0].state.value != "PENDING"
-        return "WAITING", waiting[0].state.value if held else waiting[0].reason
+        first = min(waiting, key=lambda job: job.state.value != "EXPEDITING")  # in front of all others
+        return "WAITING", first.reason if first.state.value == "PENDING" else first.state.value
     if run.last is not None and lives_here(run.last):
         return "RUNNING", f"attempt {run.last.number}, outside the queue"
     if run.records and not run.attempts:
@@ -78,6 +82,8 @@ def output_of(rundir: RunDir, name: str) -> str:
     return starred(output, name) if isinstance(output, str) else f"{rundir.logs}/*"
 
 
-def _how_to_let_go(run: RunReading) -> str:
+def _how_to_let_go(run: RunReading, by_member: str) -> str:
+    if by_member:
+        return f"held by a member of the chain: {by_member}; repair it, then: ftsupervise clear --brake {run.rundir.quoted()}"
     how = f"ftsupervise clear --brake {run.rundir.quoted()}" if run.held_by_us else "scontrol release JOBID"
     return f"on hold{' since the brake' if run.held_by_us else ''}; let it go: {how}"

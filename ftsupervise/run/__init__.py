@@ -17,6 +17,7 @@ from ftsupervise.nodes.selector import NodePolicy
 from ftsupervise.ranks.hang_detector import HangLimits
 from ftsupervise.run.decide import Budgets
 from ftsupervise.rundir.paths import RunDir
+from ftsupervise.units import signal_name
 from ftsupervise.warm.restarts import WarmSettings
 
 
@@ -29,13 +30,15 @@ class Options:
     name: str
     launched: str = ""  # the token of the launch whose job this is; "" in a script of one's own
     forward: str = "auto"  # the warning signal: "auto", "always" or "never"; the file is written in any case
-    warning: int = signal.SIGUSR1
+    warning: int = signal.SIGUSR1  # before the end of the job, by Slurm
+    lead: float | None = None  # that long before it; None: not known
     grace: float = default("grace")  # between our passing on a SIGTERM and SIGKILL; Slurm's own KillWait is 30 s
     space_wait: float = default("space_wait")  # for a full disk, before an attempt and after the last one
     stop_within: float = default("stop_within")  # for a command to stop after the kill switch was raised
     look_every: float = 1.0  # between two checks of the kill switch and the fence
     checkpoints: str | None = None  # folder for them, unless the environment names one; None: in the run directory
     snapshot_copies: float = default("snapshot_copies")  # share of a node's cores; 0: none
+    retain: str = "off"  # "on": what checkpoints.retain does not keep is removed while the run trains
     distributed: str = default("distributed")  # "auto" or "never": the names that torch.distributed reads
     heartbeat_log: str = ""  # the regular expression that finds steps in a log; "": none is read
     heartbeat_file: Path | None = None  # that log, or without one a file that the command touches
@@ -54,6 +57,9 @@ def options_of(rundir: RunDir, command: tuple[str, ...], name: str, values: Mapp
         part, _, word = setting.value.rpartition(".")
         if values[setting.parameter] is not None:
             parts[part][word] = values[setting.parameter]
+    if "warning" in parts[""]:
+        parts[""]["warning"], parts[""]["lead"] = parts[""]["warning"]
+    told = parts[""].get("warning", signal.SIGUSR1)
     if "heartbeat_file" in parts[""]:
         parts[""]["heartbeat_file"] = Path(parts[""]["heartbeat_file"]).expanduser().absolute()
     hang, care, budgets = parts["hang"], parts["care"], Budgets(**parts["budgets"])
@@ -69,6 +75,7 @@ def options_of(rundir: RunDir, command: tuple[str, ...], name: str, values: Mapp
         hang=None if hang.get("floor") == "off" else HangLimits(**hang),
         end_hung="floor" in hang or budgets.in_place > 0,
         guard={
+            **({"SIGNAL": signal_name(told)} if told != signal.SIGUSR1 else {}),
             **{key: str(value) for key, value in parts["guard"].items()},
             "QUARANTINE_AFTER": str(budgets.set_aside_after),
             "LOSS_BACK": str(budgets.loss_back),

@@ -22,10 +22,11 @@ from ftsupervise.replicas.lighthouse_record import lighthouse_address
 from ftsupervise.run import Options, fencing, gate, rendezvous
 from ftsupervise.run.cause import with_lost_nodes
 from ftsupervise.run.command import RunningCommand
-from ftsupervise.run.decide import NextAction, RestartDecision
-from ftsupervise.run.exit_analysis import CommandSpec
+from ftsupervise.run.decide import NextAction, RestartDecision, Situation
+from ftsupervise.run.exit_analysis import CommandSpec, Ours, RanksKilled
 from ftsupervise.run.fencing import OrphanReaper
 from ftsupervise.run.gate import PendingWrites, SignalQueue, shut, wait_for_space
+from ftsupervise.run.job_end import EndFollower, JobEnd
 from ftsupervise.run.lighthouse_wait import wait_for_lighthouse
 from ftsupervise.run.log_follower import LogFollower
 from ftsupervise.run.lost_host import note_lost_host
@@ -33,7 +34,7 @@ from ftsupervise.run.progress_pages import ProgressWriter, seen_by
 from ftsupervise.run.quorum import QuorumWatcher
 from ftsupervise.run.snapshots import SnapshotKeeper
 from ftsupervise.run.states import State
-from ftsupervise.rundir import ledger
+from ftsupervise.rundir import ledger, members
 from ftsupervise.rundir.fence import superseded
 from ftsupervise.rundir.heartbeat_page import ENV_PAGES
 from ftsupervise.rundir.paths import (
@@ -66,6 +67,7 @@ from ftsupervise.warm.restarts import WarmStart
 # The command's environment: its run, its attempt, its folders, and the needs of its launchers.
 
 ENV_ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
+_GONE_AT_ONCE = 0.1  # seconds for the agent of a node whose slurmd is gone to finish a kill
 
 
 def _for_launchers(given: dict[str, str], outer: Mapping[str, str], mine: Claim) -> None:
@@ -79,6 +81,10 @@ def _for_launchers(given: dict[str, str], outer: Mapping[str, str], mine: Claim)
         given[ENV_ERROR_FILE] = str(mine.folder / ERROR_FILE)
 
 
+def _here(to: Services) -> str:
+    return to.env.get("SLURMD_NODENAME", "") or os.uname().nodename
+
+
 def _meet(to: Services, now: RunProgress, given: dict[str, str]) -> bool:
     """Set where the ranks meet; return whether those of an srun get the names that torch reads."""
     options, mine, command = to.options, now.claim, now.placement.command
@@ -86,13 +92,12 @@ def _meet(to: Services, now: RunProgress, given: dict[str, str]) -> bool:
     if nodes is None:
         tell(mine.folder / "run.log", "only srun knows which node rank 0 is on: the ranks get no address to meet at")
         return False
-    here = to.env.get("SLURMD_NODENAME", "") or os.uname().nodename
     run = str(options.rundir.root)
     point = rendezvous.meeting_point(
         run,
         mine.number,
         nodes,
-        here,
+        _here(to),
         to.allocation.address,
         to.agents.ask,
         known_outside=options.rundir.whole is not None,
@@ -115,7 +120,7 @@ class Services:
     env: Mapping[str, str]
     signals: SignalQueue
     reaper: OrphanReaper
-    end: float | None  # of the job, epoch seconds
+    job: JobEnd
     allocation: Allocation
     steps: frozenset[str]  # that ran before us
     agents: Agents
@@ -137,10 +142,12 @@ class RunProgress(NamedTuple):
     ended: End = End(Cause(CauseKind.UNKNOWN))  # the last attempt
     verdict: RestartDecision = RestartDecision(NextAction.LEAVE, "")  # on it
     node_states: Mapping[str, str] = {}  # as of the last failure
+    situation: Situation | None = None  # in which it was decided
     restarts: int = 0
     crowded: bool = False  # a step that does not end holds its CPUs: the next one has to share them
     asked_to_stop: bool = False  # there may be seconds left
     why: str = ""  # there are no fit nodes
+    unstarted: bool = False  # it ends without an attempt, which counts as a failure does
     code: int = 0
 
     @property
@@ -160,14 +167,14 @@ def begin(to: Services, now: RunProgress, wait: Callable[[float], bool]) -> tupl
     mine = _claim(to, now, wait)
     if mine is None:
         return now, False
+    members.forget(rundir, ledger.job_id(to.env))
     log = mine.folder / "run.log"
-    where = {ENV_CHECKPOINT_DIR: to.options.checkpoints or str(rundir.checkpoints), **to.env}
     try:
         keep_reached(rundir, mine.number - 1)
     except OSError:  # the account of a lost attempt then ends with its last page
         pass
     note_lost_host(rundir, mine.number - 1, to.env)
-    now = now._replace(claim=mine, fence=fencing.begin(rundir, mine.number, where, partial(tell, log)))
+    now = now._replace(claim=mine, fence=fencing.begin(rundir, mine.number, _where(to), partial(tell, log)))
     newer = superseded(rundir, mine.number)
     why = f"attempt {newer} has begun meanwhile" if newer is not None else shut(to.options)
     if why := why or gate.another_place(rundir, mine.folder, to.options.launched):
@@ -176,26 +183,32 @@ def begin(to: Services, now: RunProgress, wait: Callable[[float], bool]) -> tupl
     return now, not why
 
 
+def _where(to: Services) -> dict[str, str]:
+    """Return the environment with the folder of the checkpoints, as the command has it."""
+    return {ENV_CHECKPOINT_DIR: to.options.checkpoints or str(to.options.rundir.checkpoints), **to.env}
+
+
 def _claim(to: Services, now: RunProgress, wait: Callable[[float], bool]) -> Claim | None:
     """Return the next attempt and write its first page, once there is space.
 
     Raises DiskFull when there is none for too long.
     """
     rundir, found = to.options.rundir, list[Claim | None]()
+    past = fencing.last_number(rundir, _where(to)) if now.fence is None else 0
 
     def claim() -> None:
         to.pending.settle()
         if not found:
             after = now.fence.number if now.fence is not None else None
-            found.append(ledger.claim(rundir) if after is None else ledger.claim_after(rundir, after))
+            found.append(ledger.claim(rundir, past) if after is None else ledger.claim_after(rundir, after))
         if found[0] is not None:
             command, nodes = now.placement.command, now.placement.nodes
             at = datetime.now(timezone.utc)
-            ledger.write_start(found[0], to.env, command, at, to.end, in_place=now.restarts, nodes=nodes)
+            ledger.write_start(found[0], to.env, command, at, to.job.at, in_place=now.restarts, nodes=nodes)
 
     begun = False
     try:
-        begun = wait_for_space(claim, to.options.space_wait, wait)
+        begun = wait_for_space(claim, to.options.space_wait, wait, partial(gate.may_pass, to.options))
     finally:
         if not begun and found and found[0] is not None:
             ledger.give_back(found[0])
@@ -211,11 +224,28 @@ def run_to_end(to: Services, now: RunProgress) -> RunProgress:
     shared = to.agents.begin(mine.number, mine.folder / "run.log", away)
     kill_ranks = partial(_kill_ranks, to, mine, placement.nodes)
     env = _env(to, now, shared)
-    in_rank = partial(rendezvous.in_each_rank, names=_meet(to, now, env))
+    names = _meet(to, now, env)
+
+    def in_rank(command: tuple[str, ...]) -> tuple[str, ...]:
+        return rendezvous.in_each_rank(rendezvous.exported(command, env, to.env), names=names)
+
     to.warm.begin(mine.number, env)
     asked = CommandSpec(
-        to.options, mine, placement.command, to.end, to.signals, to.warm, to.agents, kill_ranks, in_rank
+        to.options,
+        mine,
+        placement.command,
+        to.job,
+        to.signals,
+        to.warm,
+        to.agents,
+        Ours(to.allocation.job, nodes=frozenset(placement.nodes or to.allocation.nodes) or None),
+        _here(to),
+        to.allocation.states,
+        kill_ranks,
+        in_rank,
     )
+    tell_ranks = partial(to.allocation.tell_ranks, without=now.foreign, attempts=to.options.rundir.attempts)
+    asked = replace(asked, tell_ranks=tell_ranks)
     if (follower := _follower(to, now)) is not None:
         asked = replace(asked, last_look=follower.close)
     moves = env.get(ENV_LIGHTHOUSE, "") if ENV_GROUP_JOB in env and ENV_SLOWEST_STEP in env else ""
@@ -226,11 +256,14 @@ def run_to_end(to: Services, now: RunProgress) -> RunProgress:
     in_order = [node for node in to.allocation.nodes if node in used]  # as Slurm numbers the ranks
     env.update(to.snapshots.begin(mine, in_order, mine.folder / "run.log"))
     area = now.fence.area if now.fence is not None else None
+    before = float(to.options.guard.get("STOP_BEFORE", "0") or 0)
+    end = EndFollower(to.job, mine.folder, before, partial(tell, mine.folder / "run.log"))
     pages = ProgressWriter(to.options.rundir, mine, area, lambda: seen_by(to.agents.table, one.hang))
     try:
         ended = one.run_to_end(env)
     finally:
         waits = quorum.seen().waits
+        end.close()
         pages.close()
         quorum.close()
     to.snapshots.ended(ended, to.agents.table.newest())
@@ -275,8 +308,9 @@ def _env(to: Services, now: RunProgress, pages: str) -> dict[str, str]:
     if options.rundir.whole is not None and ENV_LIGHTHOUSE in given and ENV_GROUP_JOB in given:
         # it may have moved with its job since this one began
         given[ENV_LIGHTHOUSE] = lighthouse_address(RunDir(options.rundir.whole).replicas) or given[ENV_LIGHTHOUSE]
-    if to.end is not None:
-        given[ENV_DEADLINE] = f"{to.end:.0f}"
+    given.pop(ENV_DEADLINE, None)
+    if to.job.at is not None:
+        given[ENV_DEADLINE] = f"{to.job.at:.0f}"
     if now.crowded:
         given.setdefault("SLURM_OVERLAP", "1")
     if options.budgets.in_place and calls_srun(options.command, to.nodes.text):
@@ -287,19 +321,30 @@ def _env(to: Services, now: RunProgress, pages: str) -> dict[str, str]:
     return given
 
 
-def _kill_ranks(to: Services, mine: Claim, nodes: tuple[str, ...]) -> bool:
-    """Send SIGKILL to the attempt's processes on all nodes: by the agents, and by a step where there is none."""
+def _kill_ranks(to: Services, mine: Claim, nodes: tuple[str, ...]) -> RanksKilled:
+    """Send SIGKILL to the attempt's processes on all nodes: by the agents, and by a step where there is none.
+
+    A node without a slurmd, and with an agent that does not answer, is lost: nobody waits for it.
+    """
     left = set(nodes or to.allocation.nodes)
-    left -= to.agents.kill(mine.folder, sorted(left), AT_ONCE)
-    if not left:  # all nodes are there; otherwise Slurm and we learn later what happened to one
-        to.allocation.ask_ahead()
-    if to.agents.remote:
-        silent = to.allocation.silent() if left else frozenset()
-        if left and not left <= silent:  # the agent of a lost node is not waited for
+    asked = to.allocation.ask_silent() if to.agents.remote else None
+    left -= to.agents.kill(mine.folder, sorted(left), _GONE_AT_ONCE if asked else AT_ONCE)
+    if left and asked and not left <= asked(0):  # the answer of a node that is well may take longer
+        left -= to.agents.kill(mine.folder, sorted(left), AT_ONCE - _GONE_AT_ONCE)
+    if not left:
+        to.allocation.ask_ahead(asked)
+        return RanksKilled.ALL
+    if asked:
+        silent = asked()
+        if not left <= silent:  # it may have been lost since
+            silent = to.allocation.silent()
+        if not left <= silent:  # the agent of a lost node is not waited for
             left -= to.agents.kill(mine.folder, sorted(left - silent))
         if left <= silent:
-            return not left
-    return to.allocation.kill_ranks(mine.folder, tuple(n for n in to.allocation.nodes if n in left))
+            to.allocation.ask_ahead(lambda: silent, steps=bool(left))
+            return RanksKilled.BUT_LOST if left else RanksKilled.ALL
+    by_step = to.allocation.kill_ranks(mine.folder, tuple(n for n in to.allocation.nodes if n in left))
+    return RanksKilled.ALL if by_step else RanksKilled.SOME
 
 
 def _follower(to: Services, now: RunProgress) -> LogFollower | None:

@@ -9,10 +9,13 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import threading
 import time
 from datetime import datetime, timezone
+from functools import partial
 
 from ftsupervise.host import bounded, processes
+from ftsupervise.host.in_time import in_time
 from ftsupervise.host.memory import OomKillCounter
 from ftsupervise.model import Cause, CauseKind, End, Reached
 from ftsupervise.ranks.hang_detector import HangVerdict
@@ -21,9 +24,11 @@ from ftsupervise.ranks.protocol import RankExit
 from ftsupervise.ranks.rank_table import first_failure
 from ftsupervise.run import exit_analysis
 from ftsupervise.run.cause import cause, failure
-from ftsupervise.run.exit_analysis import CommandSpec, Touched
+from ftsupervise.run.exit_analysis import CommandSpec, Ours, RanksKilled
 from ftsupervise.run.fencing import RunDirWatcher
 from ftsupervise.run.gate import STOP
+from ftsupervise.run.hints import HintChecker
+from ftsupervise.run.job_end import Announcement
 from ftsupervise.run.progress_pages import seen_by
 from ftsupervise.run.states import AttemptEvent, AttemptProgress, AttemptState, Ending
 from ftsupervise.rundir.paths import ERROR_FILE, shown, tell, warn
@@ -32,12 +37,13 @@ from ftsupervise.units import signal_name
 
 _STRAGGLERS = 5.0  # seconds for processes that the command left running, when we were not asked to stop
 _RANKS_GONE = 2.0  # seconds for srun to notice that all its ranks were killed
-_SRUN_GONE = 0.3  # the same when a node is lost: srun would wait for it as long as Slurm does
+_SRUN_GONE = 0.3  # the same when not all of them can be reached
 _UNKILLABLE = 5.0  # seconds a process may take to die of SIGKILL before it is left behind
 _NEAR_END = 60.0  # Slurm's limit loop is up to this early or late
 _LISTEN = 0.1  # seconds between two reads of srun's output; the agents report deaths at once
 _VICTIMS = 0.03  # seconds for the other ranks after the first death: to report an error, not to save
-_OUTLIVED = 60.0  # seconds after which a rank's death no longer explains the command's end; KillWait is 30 s
+_WRITE = 0.25  # seconds for a page while ranks run: its disk may hang, and a signal for them may be next
+_READ = 1.0  # seconds for what was printed before we ended any rank
 _HOPELESS = 5.0  # seconds between SIGTERM and SIGKILL for a command that did not stop when asked
 
 
@@ -56,11 +62,13 @@ class RunningCommand:
         self.death: RankExit | None = None  # of the rank that failed first
         self.pid = 0
         # the batch script started them before it became us
-        self.others = frozenset(processes.below(os.getpid())) - asked.warm.tree()
-        self.touched: Touched | None = None  # since when we have signalled or killed its processes
+        there, warm = processes.below(os.getpid()), asked.warm.tree()
+        self.others = {pid: start for pid in there if pid not in warm and (start := processes.identity(pid))}
+        self.touched: float | None = None  # monotonic: since when we may have caused any death
         self.left_behind: list[int] = []
         self.died_at: float | None = None  # when we first saw that it is over; None: it was not started
         self.output = exit_analysis.Output()
+        self.hints: HintChecker | None = None
         self.kills = OomKillCounter()
         self.watcher: RunDirWatcher | None = None
 
@@ -83,6 +91,8 @@ class RunningCommand:
             do[self.now.state]()
         if self.watcher is not None:
             self.watcher.close()
+        if self.hints is not None:
+            self.hints.close()
         self.asked.last_look()
         return self._end(began, time.monotonic() - started)
 
@@ -132,10 +142,11 @@ class RunningCommand:
     def read_the_last_events(self) -> None:
         """Read the deaths and signals that arrived just before the command's end."""
         self._read_deaths()  # also those that were still arriving when we began to end it
-        if self.death is not None and self.death.at < self._died_at() - _OUTLIVED:
+        if self.death is not None and self.death.at < self._died_at() - exit_analysis.OUTLIVED:
             self.death = None  # the command ended for another reason since: its output shows it
         for number in self.asked.signals.wait(0):
             self._on_signal(number)
+        self._judge_the_announcement(_READ)
 
     def _died_at(self) -> float:
         return (self.now.ending.died_at if self.now.ending is not None else None) or time.monotonic()
@@ -145,7 +156,7 @@ class RunningCommand:
         now = time.monotonic()
         if self.now.ending is not None:
             return max(0.0, self.now.ending.kill_at - now)
-        bounds = [_LISTEN] if self._listens else []
+        bounds = [_LISTEN] if self._listens or self.asked.job.announced is not None else []
         bounds += [self.monitor.due - now] if self.monitor is not None else []
         stop_at = self._stop_at()
         bounds += [stop_at - now] if stop_at is not None else []
@@ -163,6 +174,7 @@ class RunningCommand:
 
     def _check(self) -> None:
         """React to a newer attempt, the kill switch, a dead rank or a hang."""
+        self._judge_the_announcement()
         self.asked.warm.act()
         if self.now.state not in _ON or self.watcher is None:
             return
@@ -175,7 +187,7 @@ class RunningCommand:
             late = f"the command did not stop within {self.asked.options.stop_within:g} s"
             self._end_it(Cause(CauseKind.KILL_SWITCH, text=late))
             return
-        death = self.reported_death() or (self.output.next_death() if self._listens else None)
+        death = self.reported_death() or (self._confirmed_death() if self._listens else None)
         if death is not None:
             now = time.monotonic()
             since = self.death.at if self.death is not None else now
@@ -214,23 +226,37 @@ class RunningCommand:
         self._read_deaths()
         return self.death.cause() if self.death is not None and self.asked.restarts and not self.now.warned else None
 
+    def _confirmed_death(self) -> Cause | None:
+        """Return the first end of a rank, or loss of a node, that srun has reported and an agent or Slurm has confirmed."""
+        said = self.output.next_hints_within(self.asked.ours, _LISTEN / 2)
+        if self.hints is None:
+            if not said or (agents := self.asked.agents) is None:
+                return None
+            to = self.asked
+            self.hints = HintChecker(to.ours, to.mine.folder, to.here, agents.ask, to.states, to.signals.wake)
+        self.hints.take(said, self.output.read_to)
+        self.output.settle(self.hints.settled)
+        return self.hints.confirmed
+
     def _read_deaths(self) -> None:
         """Find the rank that failed first, from deaths before we ended any rank, however late their nodes report them."""
         news = self.asked.agents.table.deaths() if self.asked.agents is not None else []
-        self.crashes += [one for one in news if one.crash and (self.touched is None or one.at < self.touched.at)]
+        self.crashes += [one for one in news if one.crash and (self.touched is None or one.at < self.touched)]
         if not self.now.warned and (self.asked.restarts or self.asked.ends_with_a_rank):
             self.death = first_failure(self.crashes)
 
     def _touch(self) -> None:
         """Note that we may have caused any death from here on."""
         if self.touched is None:
-            self.touched = Touched(time.monotonic(), self.output.since() or "")
+            self.touched = time.monotonic()
+            self.output.note_before()
 
     def _end_it(self, why: Cause) -> None:
         """End the command because of something we saw."""
+        self._tell_to_leave(signal.SIGTERM)
         self._move(AttemptEvent.MUST_END, ending=Ending(time.monotonic() + _HOPELESS, why))
         self.say(f"{why.words()}: SIGTERM, then SIGKILL after {_HOPELESS:g} s")
-        self._tell_to_leave(signal.SIGTERM, why.words())
+        self._write_the_warning(why.words())
 
     def _reap(self) -> None:
         for pid, status in bounded.reap():
@@ -254,12 +280,14 @@ class RunningCommand:
     def _end_by_force(self) -> None:
         """End every process of the command. What SIGKILL does not end is reported and left behind, never waited for."""
         if processes.sruns(self._ours()):
-            reached_all = self.asked.kill_ranks()
-            if self._gone_within(_RANKS_GONE if reached_all else _SRUN_GONE):  # srun reports their end and exits
-                return
-            processes.send(processes.sruns(self._ours()), signal.SIGTERM)
-            if self._gone_within(_STRAGGLERS if reached_all else _SRUN_GONE):
-                return
+            killed = self.asked.kill_ranks()
+            if killed is not RanksKilled.BUT_LOST:  # else srun would wait for the lost nodes as long as Slurm does
+                everywhere = killed is RanksKilled.ALL
+                if self._gone_within(_RANKS_GONE if everywhere else _SRUN_GONE):  # srun reports their end and exits
+                    return
+                processes.send(processes.sruns(self._ours()), signal.SIGTERM)
+                if self._gone_within(_STRAGGLERS if everywhere else _SRUN_GONE):
+                    return
         for _ in range(10):  # until no new process is found: they may fork meanwhile
             if not processes.send(self._ours(), signal.SIGKILL):
                 break
@@ -273,9 +301,14 @@ class RunningCommand:
         aside = self.asked.agents.pids if self.asked.agents is not None else frozenset()
         warm = self.asked.warm
         # a question to Slurm that another thread has asked ahead is no process of the command: its answer is needed
-        ours = processes.below(os.getpid(), without=self.others | aside | warm.apart() | bounded.awaited())
+        ours = processes.below(os.getpid(), without=self._still_there() | aside | warm.apart() | bounded.awaited())
         ours = [pid for pid in ours if pid != warm.serving()]
         return [pid for pid in ours if pid not in bounded.awaited()] if ours else []
+
+    def _still_there(self) -> frozenset[int]:
+        """Return those of ``others`` that live. The number of one that has ended may be a rank's by now."""
+        self.others = {pid: start for pid, start in self.others.items() if processes.lives(pid, start)}
+        return frozenset(self.others)
 
     def _gone_within(self, seconds: float) -> bool:
         until = time.monotonic() + seconds
@@ -293,33 +326,62 @@ class RunningCommand:
     def _on_signal(self, number: int) -> None:
         if number in (0, signal.SIGCHLD):
             return
-        if number in STOP:
+        if number == self.asked.options.warning and not (number in STOP and (self.now.warned or self.now.ending)):
+            self._on_warning(number)
+        elif number in STOP:
             self._on_stop(number)
-        elif number == self.asked.options.warning:
-            self._move(AttemptEvent.WARNING)
-            self.say(f"{signal_name(number)}: the job ends soon; the command is asked to save and stop")
-            warn(self.asked.mine.folder, f"{signal_name(number)} at {_now():%Y-%m-%d %H:%M:%S} UTC", self.say, number)
-            self._forward(number)
         elif number == signal.SIGCONT:
             processes.send(self._ours(), number)
         else:
             self._forward(number)
 
-    def _on_stop(self, number: int) -> None:
-        now, ending = time.monotonic(), self.now.ending
+    def _on_warning(self, number: int) -> None:
+        """Slurm announces the end. Where it does so by a signal that is also the end's own, it is asked which of the two this
+        was. The ranks are told at once in either case, and the time until SIGKILL counts from then."""
+        if number in STOP:
+            self._touch()
+        self._forward(number)
+        at = time.monotonic()
+        self._move(AttemptEvent.WARNING)
+        self.say(f"{signal_name(number)}: the job ends soon; the command is asked to save and stop")
+        self._write_the_warning(_at(number), number)
+        if number in STOP:
+            self.asked.job.announced = Announcement(self.asked.job, self.asked.options.lead, at)
+            self._judge_the_announcement()
+
+    def _judge_the_announcement(self, within: float = 0.0) -> None:
+        """Begin the grace where the signal was no announcement."""
+        one = self.asked.job.announced
+        if one is not None and (was_the_end := one.was_the_end(within)) is not None:
+            self.asked.job.announced = None
+            if was_the_end:
+                self._on_stop(self.asked.options.warning, one.since)
+
+    def _on_stop(self, number: int, since: float | None = None) -> None:
+        """``since``: monotonic, when the ranks were told, if they were."""
+        ending = self.now.ending
         if ending is not None and ending.by:
-            self._move(AttemptEvent.STOP, ending=ending._replace(kill_at=now) if number == signal.SIGINT else None)
+            at_once = ending._replace(kill_at=time.monotonic()) if number == signal.SIGINT else None
+            self._move(AttemptEvent.STOP, ending=at_once)
             return
-        kill_at = now + self.asked.options.grace
+        self.asked.job.announced = None
+        if since is None:
+            self._tell_to_leave(number)
+            since = time.monotonic()
+        kill_at = since + self.asked.options.grace
         self._move(AttemptEvent.STOP, ending=(ending or Ending(kill_at))._replace(by=number, kill_at=kill_at))
+        self.asked.signals.stopped_at = self.asked.signals.stopped_at or since
         self.say(
             f"{signal_name(number)}: passed on to the command; SIGKILL in {self.asked.options.grace:g} s for the rest"
         )
-        self._tell_to_leave(number, f"{signal_name(number)} at {_now():%Y-%m-%d %H:%M:%S} UTC", stop_signal=number)
+        self._write_the_warning(_at(number), number)
 
-    def _tell_to_leave(self, number: int, why: str, stop_signal: int = 0) -> None:
+    def _write_the_warning(self, why: str, number: int = 0) -> None:
+        """Write the file that warns the guards. The signal has gone out before: this disk may hang."""
+        in_time(partial(warn, self.asked.mine.folder, why, self.say, number), _WRITE)
+
+    def _tell_to_leave(self, number: int) -> None:
         self._touch()
-        warn(self.asked.mine.folder, why, self.say, stop_signal)
         everyone = self._ours()
         processes.send(everyone, signal.SIGCONT)  # a stopped process takes no SIGTERM
         takers = self._handlers(number)
@@ -333,8 +395,10 @@ class RunningCommand:
             return
         if self.asked.options.forward == "always":
             processes.send([self.pid], number)
-        else:
-            processes.send(self._handlers(number), number)
+            return
+        processes.send(self._handlers(number), number)
+        if number not in (signal.SIGUSR1, signal.SIGUSR2) and processes.sruns(self._ours()):
+            threading.Thread(target=self.asked.tell_ranks, args=(number,), name="tell", daemon=True).start()
 
     def _handlers(self, number: int) -> list[int]:
         return [pid for root in (self.pid, *self.asked.warm.ranks()) for pid in processes.who_hears(root, number)]
@@ -345,21 +409,24 @@ class RunningCommand:
         rundir, ending, code = self.asked.options.rundir, self.now.ending, self.now.code or 0
         stop_signal = ending.by if ending is not None else 0
         said = self.output.since() if code else ""
-        output = said or ""
-        death = exit_analysis.first_death(output)
+        output, lately = said or "", (self.output.lately() or "") if code else ""
+        ours = self._ours_alone()
+        death = exit_analysis.first_death(lately, ours)
         if code and self.death is not None and (death is None or death.of_ranks):  # srun's own order says little
-            agents, before = self.asked.agents, output if self.touched is None else self.touched.output
+            agents, before = self.asked.agents, lately if self.touched is None else self.output.before(_READ)
             one, failed = (
                 (agents.first_failure_before_kill(self.death), agents.table.failed) if agents else (self.death, ())
             )
-            death = exit_analysis.cause_of(one, output, failed, before=before)
+            death = exit_analysis.cause_of(one, lately, failed, before=before, ours=ours)
         stopped, seen = exit_analysis.why_stopped(self.asked.mine.folder, self._reached())
+        if self.now.warned and not stop_signal and stopped is not None and stopped.kind is CauseKind.TOLD:
+            stopped = Cause(CauseKind.WARNING)  # by SIGTERM
         why = cause(
             code,
             finished=rundir.has_finished(),
             stopped=stopped,
             stop_signal=stop_signal,
-            past_end=self.asked.end is not None and time.time() > self.asked.end - _NEAR_END,
+            past_end=self.asked.job.at is not None and time.time() > self.asked.job.at - _NEAR_END,
             death=death,
             ended=ending.cause if ending is not None else None,
         )
@@ -382,9 +449,15 @@ class RunningCommand:
             newer=newer,
             note=f"left behind: {self.left_behind}" if self.left_behind else "",
             died_at=self.died_at,
-            gone=exit_analysis.blamed(said or ""),
-            hardware=exit_analysis.hardware(said or ""),
+            gone=exit_analysis.blamed(lately, ours),
+            hardware=exit_analysis.hardware(lately),
         )
+
+    def _ours_alone(self) -> Ours:
+        """Return whom a line of Slurm's must be about, by all that is known now. A lost node is no finding of the output's."""
+        ours = self.asked.ours if self.hints is None else self.hints.ours
+        began = ours.began or (self.asked.agents is not None and bool(self.asked.agents.table.newest()))
+        return ours._replace(began=began, lost=ours.lost or frozenset())
 
     def _reached(self) -> Reached:
         """Return the steps reached, by the heartbeat pages, which are read more often, and by the beats."""
@@ -395,5 +468,5 @@ class RunningCommand:
         tell(self.asked.mine.folder / "run.log", text)
 
 
-def _now() -> datetime:
-    return datetime.now(timezone.utc)
+def _at(number: int) -> str:
+    return f"{signal_name(number)} at {datetime.now(timezone.utc):%Y-%m-%d %H:%M:%S} UTC"

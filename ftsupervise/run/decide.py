@@ -10,23 +10,30 @@ checkpoint aside begins from another state, and gets its own chance.
 
 A command that leaves with 0 has not failed, and the next member goes on. Where it does so again and again at once, without a
 step or a checkpoint, it is a failure that hides (``|| true``, a wrong path), and is counted as one.
+
+Whatever ends them, no more than three members in a row are used up without progress: ``used_up`` counts members, not failures,
+those too whose end nobody wrote down. What somebody asked for (cancelled, preempted, kill switch) counts neither way.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from ftsupervise.checkpoints.divergence import go_back
 from ftsupervise.checkpoints.suspicion import suspect
 from ftsupervise.config.supervisor import default
 from ftsupervise.model import Attempt, Cause, CauseKind, FailureKind
+from ftsupervise.units import show_duration
 
 _MOST_DELAY = 300.0
 _TOTAL = 4  # this many times the budget of different failures without progress is no better than the same one
 _PATIENT = {FailureKind.NODE: 10}  # kinds whose budget is larger, because time cures them
 _LIVED = 600.0  # seconds: an attempt whose steps are unknown has made progress when it ran for this long
+_MEMBERS = 3  # in a row may be used up without progress, where no budget allows more
+TOO_SHORT = "the time limit is too short for the start"
+_AT_THE_END = (CauseKind.WARNING, CauseKind.TIME_LIMIT, CauseKind.TOLD)  # causes of an end that the job's limit brought
 IDLE = "a finished run has to say so: guard.finished(step), or the file state/finished"
 _LEAST_TIME = 30.0  # seconds of the job that must be left
 _UNKNOWN_START = 60.0  # seconds from start to first step, while none is known
@@ -61,6 +68,11 @@ class Budgets:
             return given
         return max(self.same_failure, _PATIENT.get(kind, 0))
 
+    def members(self, last: Attempt) -> int:
+        """Return how many members in a row may be used up without progress, the last one as ``last`` was; 0: any number."""
+        given = self.of_kind.get(last.failure.kind.value) if last.failure is not None else None
+        return (given or max(self.same_failure, _MEMBERS)) if self.same_failure else 0
+
 
 @dataclass(frozen=True)
 class Situation:
@@ -69,8 +81,10 @@ class Situation:
 
     attempts: Sequence[Attempt]
     restarts: int = 0  # made in this job so far
-    asked: str = ""  # why no restart is allowed here: warned, asked to stop, kill switch, finished, superseded
+    asked: str = ""  # why no restart is allowed here: asked to stop, kill switch, finished, superseded
+    over: str = ""  # why no restart is possible here, whatever the failure: the job ends soon
     time_left: float | None = None  # seconds until the job is ended; None: no limit is known
+    warned_after: float | None = None  # seconds from the start of the last attempt to its warning
 
 
 @dataclass(frozen=True)
@@ -87,9 +101,47 @@ def decide(situation: Situation, budgets: Budgets) -> RestartDecision:
     """Return the next move."""
     if situation.asked:
         return RestartDecision(NextAction.LEAVE, situation.asked)
+    verdict = RestartDecision(NextAction.LEAVE, situation.over) if situation.over else _decide(situation, budgets)
+    return before_leaving(verdict, situation, budgets)
+
+
+def before_leaving(verdict: RestartDecision, situation: Situation, budgets: Budgets) -> RestartDecision:
+    """Return ``verdict``, or a stop where it would leave and too many members have been used up already."""
+    if verdict.move is not NextAction.LEAVE or situation.asked:
+        return verdict
+    return stop_before(situation.attempts, budgets, situation.warned_after) or verdict
+
+
+def stop_before(
+    attempts: Sequence[Attempt], budgets: Budgets, warned_after: float | None = None
+) -> RestartDecision | None:
+    """Return a stop where too many members in a row were used up without progress; None where the next one may try."""
+    spent = used_up(attempts)
+    most = budgets.members(spent[-1]) if spent else 0
+    if not most or len(spent) < most:
+        return None
+    if all(one.failure is None and one.cause is not None and one.cause.kind in _AT_THE_END for one in spent):
+        lived = min(_lived(one) for one in spent) if warned_after is None else warned_after
+        ready = [one.ready for one in spent if one.ready is not None]
+        takes = f"takes {show_duration(round(max(ready)))}" if ready else "is not over by then"
+        why = f"{len(spent)} members in a row left nothing to resume from: the start {takes}, and the time limit"
+        why += f" less the warning is {show_duration(round(lived))} (launch.time, launch.warn)"
+        return RestartDecision(NextAction.STOP, why, times=len(spent), failure=TOO_SHORT)
+    ways = dict.fromkeys(_way(one) for one in spent)
+    found = _stop(f"{len(spent)} members in a row were used up without a new step", len(spent), spent)
+    return replace(found, failure=", ".join(ways))
+
+
+def _way(one: Attempt) -> str:
+    return one.failure.words() if one.failure is not None else one.words
+
+
+def _decide(situation: Situation, budgets: Budgets) -> RestartDecision:
     last = situation.attempts[-1]
     if last.cause is not None and last.cause.kind is CauseKind.MOVED:  # no fault of this group, and no failure
         return _again(situation, budgets, 0.0, 0, "with that address")
+    if last.resumed is not None and last.resumed.refused and last.failure is not None:
+        return _stop("it cannot go on from what it has saved", 1, [last], last.resumed.refused)
     if last.failure is None:
         idle = idle_streak(situation.attempts)
         if budgets.same_failure and len(idle) >= budgets.same_failure:
@@ -191,18 +243,85 @@ def _stop(why: str, times: int, alike: Sequence[Attempt], detail: str = "") -> R
 def since_progress(attempts: Sequence[Attempt]) -> list[Attempt]:
     """Return the failures at the end of the ledger without progress between them, oldest first."""
     streak: list[Attempt] = []
-    best: int | None = None
-    for one in attempts:
-        place = _place(one)
-        if _moved(one, place, best):
+    for one, progress in _walk(attempts):
+        if progress:
             streak.clear()
-            best = place if place is not None else best
-        elif one.resumed is not None and one.resumed.set_aside:  # it begins from another state than all before
-            streak.clear()
-            best = place if place is not None else one.resumed.step
         if one.failure:
             streak.append(one)
     return streak
+
+
+def used_up(attempts: Sequence[Attempt]) -> list[Attempt]:
+    """Return the members at the end of the ledger that were used up without progress, each by its last attempt."""
+    spent: dict[str, Attempt] = {}
+    moved: set[str] = set()
+    for one, progress in _walk(attempts):
+        if progress:
+            spent.clear()
+            if _gained(one):
+                moved.add(one.job_id)
+        if one.job_id and one.job_id not in moved and _counts(one):
+            spent.pop(one.job_id, None)
+            spent[one.job_id] = one
+    return list(spent.values())
+
+
+def _counts(one: Attempt) -> bool:
+    """Return whether an attempt without progress speaks against its member: what was asked for does not."""
+    if one.failure is not None or one.cause is None:
+        return one.failure is not None
+    if one.cause == Cause(CauseKind.EXIT, code=0):
+        return one.last_step is None and one.saved is None and _lived(one) < _LIVED
+    if one.cause.kind not in _AT_THE_END:
+        return False
+    if one.ready is None:  # of a loop that does not tell its steps a long life says nothing
+        return one.last_step is None and (one.worked is not None or _lived(one) < _LIVED)
+    return _lived(one) < 2 * one.ready
+
+
+def _walk(attempts: Sequence[Attempt]) -> Iterator[tuple[Attempt, bool]]:
+    """Yield each attempt, and whether those before it count no more: it has made progress, or begins a line of its own.
+
+    Somebody may take the run back to an older checkpoint on purpose; progress is then counted from there. That is believed
+    once, until the run is further than it ever was: checkpoints that get lost again and again are no person's choice.
+    """
+    best: int | None = None  # the latest place to resume from, in this line
+    saved: int | None = None  # the latest of these that lies on a disk
+    peak, taken_back, sent_back = -1, False, False
+    for one in attempts:
+        place, begins, progress = _place(one), _begins(one), False
+        if begins is not None and saved is not None and begins < saved and not taken_back and not sent_back:
+            best = saved = begins
+            progress = taken_back = True
+        if _moved(one, place, best):
+            best, progress = place if place is not None else best, True
+        elif one.resumed is not None and one.resumed.set_aside:  # it begins from another state than all before
+            best = saved = place if place is not None else one.resumed.step
+            progress = True
+        sent_back = one.trouble is not None and one.trouble.stops  # the next one goes back because of its loss
+        known = [n for n in (one.saved, begins, saved) if n is not None]
+        saved = max(known, default=None)
+        if best is not None and best > peak:
+            peak, taken_back = best, False
+        yield one, progress
+
+
+def _begins(one: Attempt) -> int | None:
+    """Return the step of the checkpoint that it began from, as far as that is the newest one it was offered; None: unknown,
+    or it began from another one for a reason of our own."""
+    if one.resumed is not None:
+        ours = one.resumed.passed or one.resumed.set_aside or one.resumed.skipped
+        return None if ours else one.resumed.step or 0
+    if one.first_step is None or (one.begins is not None and one.begins.source in ("memory", "kept")):
+        return None
+    return one.first_step - 1
+
+
+def _gained(one: Attempt) -> bool:
+    """Return whether the progress is its own, and not what the attempt before it has left."""
+    if one.saved is not None:
+        return one.saved > (_begins(one) or 0)
+    return _place(one) is None
 
 
 def delay(streak: Sequence[Attempt], budgets: Budgets) -> float:
@@ -225,8 +344,13 @@ def _place(one: Attempt) -> int | None:
 
 def _moved(one: Attempt, place: int | None, best: int | None) -> bool:
     if place is not None:
-        return best is None or place > best
-    return one.last_step is None and _lived(one) >= _LIVED
+        return place > (best or 0)
+    return one.last_step is None and _worked(one) >= _LIVED
+
+
+def _worked(one: Attempt) -> float:
+    """Return the seconds in which it may have made progress: ranks with a guard that stands at its start make none."""
+    return _lived(one) if one.worked is None else one.worked
 
 
 def _lived(one: Attempt) -> float:

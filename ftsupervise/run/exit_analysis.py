@@ -1,7 +1,9 @@
 """Finds the rank that died first. srun's own exit code often names a victim: when one rank is killed it ends the others with
 SIGTERM and exits with 143. Its messages in the job's output say more, in the order of events. Pure, but for reading.
 
-The lines are Slurm's own, as seen on 22.05 to 26.05.
+The lines are Slurm's own, as seen on 22.05 to 26.05. Anybody may print such a line: an evaluation with an srun of its own, a
+log that is quoted. So a line is a hint: it must be about our job, our step and our nodes (``Ours``), and while the command
+runs ``hints.py`` has it confirmed.
 """
 
 from __future__ import annotations
@@ -10,11 +12,17 @@ import os
 import re
 import signal
 import stat
-from collections.abc import Callable, Collection, Iterable, Sequence
+import threading
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
+from functools import partial
 from pathlib import Path
+from time import monotonic
 from typing import NamedTuple
 
+from ftsupervise.host.in_time import OneAtATime
 from ftsupervise.model import Cause, CauseKind, Claim, NodeRanks, Reached, ended
 from ftsupervise.printable import OUR_LINE, printable, printable_lines
 from ftsupervise.ranks.agent_pool import Agents
@@ -22,7 +30,9 @@ from ftsupervise.ranks.protocol import RankExit
 from ftsupervise.run import Options
 from ftsupervise.run.cause import HARDWARE
 from ftsupervise.run.gate import SignalQueue
+from ftsupervise.run.job_end import JobEnd
 from ftsupervise.rundir.causes import read_cause
+from ftsupervise.rundir.log_lines import LINE
 from ftsupervise.rundir.records import read_json
 from ftsupervise.rundir.switches import read_stopped
 from ftsupervise.scheduler.parse import is_srun
@@ -35,14 +45,17 @@ _TASK = re.compile(
     re.M,
 )
 _NODE = re.compile(r"^srun: error: Node failure on (?P<node>\S+)", re.M)
-_LAUNCH = re.compile(r"^srun: error: Task launch for StepId=\S+ failed on node (?P<node>[^\s:]+)", re.M)
-_REFUSED = re.compile(r"^srun: error: Unable to create step for job \S+: (?P<why>.+)$", re.M)
+_LAUNCH = re.compile(r"^srun: error: Task launch for StepId=(?P<step>\S+) failed on node (?P<node>[^\s:]+)", re.M)
+_REFUSED = re.compile(r"^srun: error: Unable to create step for job (?P<job>\S+): (?P<why>.+)$", re.M)
 # slurmstepd's own lines begin so; "slurmstepd-node-0: " where several slurmds share a host; since 26.05, and with a log format
 # of the site's, only the time; or nothing at all
 _STEPD = r"(?:slurmstepd(?:-\S+)?: |\[\d{4}-\d\d-\d\dT\S+\] )?error: "
-_OOM = re.compile(rf"^{_STEPD}Detected \d+ oom[-_]kill event", re.M)
+_OOM = re.compile(
+    rf"^{_STEPD}Detected \d+ oom[-_]kill event(?:.*?\bstep(?:Id=| )(?P<step>\d\w*(?:\.\w+)?))?", re.M | re.I
+)
 _DUE_TO = re.compile(
-    rf"^{_STEPD}\*\*\* (?:JOB|STEP) \S+ .*CANCELLED AT \S+ DUE (?:TO|to) ([A-Z][A-Za-z0-9 ]+?)(?:,| \*\*\*)", re.M
+    rf"^{_STEPD}\*\*\* (?:JOB|STEP) (?P<step>\S+) .*CANCELLED AT \S+ DUE (?:TO|to) (?P<why>[A-Z][A-Za-z0-9 ]+?)(?:,| \*\*\*)",
+    re.M,
 )
 _NO_CAUSE = ("TASK FAILURE", "SIGNAL ")  # the task's own line explains the first; the second is scancel's
 # torchrun's agent always exits with 1; this block names the cause
@@ -66,43 +79,93 @@ _REASONS = {"time limit": CauseKind.TIME_LIMIT, "node failure": CauseKind.NODE, 
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]{0,2000}(?:\x07|\x1b\\)|[@-Z\\^_])")
 _OURS = re.compile(rf"^{OUR_LINE}.*\n?", re.M)
 _READ = 256_000  # bytes read: the messages stand near the end
+OUTLIVED = 60.0  # seconds after which a rank's death no longer explains the command's end; KillWait is 30 s
+_NOTED = 5.0  # seconds between two notes of how long the output is
 
 
-def first_death(output: str) -> Cause | None:
-    """Return the cause by Slurm's lines in ``output``, such as rank 1 on node-1, killed by SIGKILL; None if no line
-    names one.
+class Ours(NamedTuple):
+    """Whom a line of Slurm's must be about to be believed. "" and None: that is unknown, and any will do."""
+
+    job: str = ""
+    step: str = ""  # "88.0"
+    nodes: frozenset[str] | None = None
+    lost: frozenset[str] | None = None  # nodes that Slurm or their agents have given up
+    began: bool = False  # true if tasks of ours have been seen: our srun had its step
+
+    def has_step(self, step: str | None) -> bool:
+        """Return whether ``step`` ("88", "88.0", "88.batch") is ours, or may be."""
+        if not step or not self.job:
+            return True
+        job, _, number = step.partition(".")
+        of_job = "_" in job or job.partition("+")[0] == self.job  # (by its array's number: that is not known here)
+        return of_job and (not number.isdigit() or not self.step or self.step == step)
+
+    def has_node(self, node: str) -> bool:
+        return self.nodes is None or bool({node, node.partition(".")[0]} & self.nodes)
+
+
+def hints(output: str, ours: Ours) -> list[Cause]:
+    """Return what Slurm's lines in ``output`` say of our tasks and nodes, in their order. A task that was asked to stop may be
+    about to save: it is left out."""
+    found = [(match.start(), _task(match)) for match in _TASK.finditer(output)]
+    found = [one for one in found if not _asked_to_stop(one[1])]
+    lost = [(match.start(), Cause(CauseKind.NODE, (NodeRanks(match["node"]),))) for match in _NODE.finditer(output)]
+    found += [*lost, *((match.start(), _unlaunched(match)) for match in _launches(output, ours))]
+    return [cause for _, cause in sorted(found, key=lambda one: one[0]) if ours.has_node(cause.at[0].node)]
+
+
+def first_death(output: str, ours: Ours = Ours()) -> Cause | None:  # noqa: B008 - a frozen value
+    """Return the cause by Slurm's lines about ``ours`` in ``output``, such as rank 1 on node-1, killed by SIGKILL; None if no
+    line names one.
     """
     for due in _DUE_TO.finditer(output):
-        if not due[1].startswith(_NO_CAUSE):
-            said = due[1].lower()
+        if ours.has_step(due["step"]) and not due["why"].startswith(_NO_CAUSE):
+            said = due["why"].lower()
             return Cause(_REASONS[said]) if said in _REASONS else Cause(CauseKind.OTHER, text=said)
-    for kind, pattern in ((CauseKind.NODE, _NODE), (CauseKind.LAUNCH, _LAUNCH)):
-        if node := pattern.search(output):
-            return Cause(kind, (NodeRanks(node["node"]),))
-    if refused := _REFUSED.search(output):
+    for node in (match["node"] for match in _NODE.finditer(output)):
+        if ours.has_node(node) and (ours.lost is None or node in ours.lost):
+            return Cause(CauseKind.NODE, (NodeRanks(node),))
+    if launch := next(_launches(output, ours), None):
+        return _unlaunched(launch)
+    if not ours.began and (refused := _REFUSED.search(output)) and ours.has_step(refused["job"]):
         return Cause(CauseKind.NO_STEP, text=refused["why"].strip())
-    if _OOM.search(output):
+    if any(ours.has_step(match["step"]) for match in _OOM.finditer(output)):
         return Cause(CauseKind.MEMORY)
     if workers := list(_TORCHRUN.finditer(output)):  # one of each node's agent: the earliest that was not asked to stop
         worker = min(workers, key=lambda one: (int(one["code"]) == -signal.SIGTERM, one["time"]))
         return ended(int(worker["code"]), worker["host"], worker["rank"])
-    deaths = _tasks(output)
+    deaths = [one for one in _tasks(output) if ours.has_node(one.at[0].node)]
     # the first that was not just ended along with the others
     first = next((one for one in deaths if not _asked_to_stop(one)), deaths[0] if deaths else None)
     return _crash(deaths) or first if first is not None and first.kind is CauseKind.EXIT else first
 
 
-def cause_of(death: RankExit, output: str, failed: Collection[int] = (), *, before: str = "") -> Cause:
+def _launches(output: str, ours: Ours) -> Iterator[re.Match[str]]:
+    return (one for one in _LAUNCH.finditer(output) if ours.has_step(one["step"]) and ours.has_node(one["node"]))
+
+
+def _unlaunched(match: re.Match[str]) -> Cause:
+    return Cause(CauseKind.LAUNCH, (NodeRanks(match["node"]),))
+
+
+def cause_of(
+    death: RankExit,
+    output: str,
+    failed: Collection[int] = (),
+    *,
+    before: str = "",
+    ours: Ours = Ours(),  # noqa: B008
+) -> Cause:
     """Describe how ``death`` ended. Prefer srun's line for that rank (it reports OOM kills); otherwise use the node agent's.
 
     If the rank itself reported an error, blame instead the first rank that exited without reporting one, as by
     ``os._exit(7)``: the others failed because of it. ``failed``: the ranks that reported an error. ``before``: the output
     before we ended any rank; a rank that was killed first there was not killed by us.
     """
-    deaths, rank = _tasks(output), str(death.rank)
+    deaths, rank = [one for one in _tasks(output) if ours.has_node(one.at[0].node)], str(death.rank)
     if death.failed and death.code is not None and death.code > 0:
         reported = {rank, *map(str, failed)}
-        killed = _killed_first(_tasks(before), reported)
+        killed = _killed_first([one for one in _tasks(before) if ours.has_node(one.at[0].node)], reported)
         return _crash(deaths, reported) or killed or _left_first(deaths, reported) or death.cause()
     said = (one for one in deaths if one.at == (NodeRanks(death.node, rank),))
     return next(said, death.cause())
@@ -160,9 +223,11 @@ def hardware(output: str) -> str:
     return found[0].strip() if found is not None else ""
 
 
-def blamed(output: str) -> tuple[str, ...]:
-    """Return the nodes that failed or accepted no task, by Slurm's lines."""
-    return tuple(dict.fromkeys(match["node"] for found in (_NODE, _LAUNCH) for match in found.finditer(output)))
+def blamed(output: str, ours: Ours = Ours()) -> tuple[str, ...]:  # noqa: B008
+    """Return the nodes that failed or accepted no task, by Slurm's lines about ``ours``."""
+    failed = (node for match in _NODE.finditer(output) if ours.has_node(node := match["node"]))
+    gone = [node for node in failed if ours.lost is None or node in ours.lost]
+    return tuple(dict.fromkeys((*gone, *(match["node"] for match in _launches(output, ours)))))
 
 
 def root_error(path: Path) -> str:
@@ -228,26 +293,76 @@ class Output:
         self._fd = fd
         self._start = self._read = self._size()
         self._rest = b""
+        self._settled = 0  # Slurm's lines before it are left out
+        self._sizes: deque[tuple[float, int]] = deque()  # when it had which size
+        self._turn = OneAtATime[list[Cause]]()
+        self._reading: threading.Thread | None = None
+        self._before = ""
+
+    def note_before(self) -> None:
+        """Read what was printed by now, beside: the file may lie on a dead mount, and the ranks are about to be signalled. What
+        srun says of that comes a moment later."""
+
+        def read() -> None:
+            self._before = self.lately() or ""
+
+        self._reading = threading.Thread(target=read, name="output", daemon=True)
+        self._reading.start()
+
+    def before(self, seconds: float) -> str:
+        """Return what was printed before that, waiting ``seconds`` for it at most."""
+        if self._reading is not None:
+            self._reading.join(seconds)
+        return self._before
 
     @property
     def is_file(self) -> bool:
         return self._start is not None
 
-    def next_death(self) -> Cause | None:
-        """Return the first death that srun has reported since the last call, or None.
+    def next_hints_within(self, ours: Ours, seconds: float) -> list[Cause]:
+        """Return ``next_hints()``; none where the file does not answer within ``seconds``."""
+        return self._turn(partial(self.next_hints, ours), seconds) or []
+
+    def next_hints(self, ours: Ours) -> list[Cause]:
+        """Return what srun's lines have said of our tasks and nodes since the last call, to be confirmed.
 
         Costs one fstat when nothing was written.
         """
         size = self._size()
         if size is None or self._read is None or size <= self._read:
-            return None
-        data = self._rest + (self._bytes(max(self._read, size - _READ), size) or b"")
+            return []
+        self._note(size)
+        data = self._bytes(max(self._read, size - _READ), size) or b""
         self._read = size
-        whole, _, self._rest = data.rpartition(b"\n")
-        if b"srun: error: " not in whole:
-            return None
-        death = first_death(plain(whole))
-        return None if death is None or _asked_to_stop(death) else death
+        end = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1  # each state of a progress bar is a line
+        if not end:
+            self._rest = (self._rest + data)[:LINE]
+            return []
+        whole, self._rest = self._rest + data[:end], data[end:][:LINE]
+        return hints(plain(whole), ours) if b"srun: error: " in whole else []
+
+    @property
+    def read_to(self) -> int:
+        """Return how far ``next_hints`` has read."""
+        return self._read or 0
+
+    def settle(self, at: int) -> None:
+        """Leave out Slurm's lines before ``at`` from now on: what they said of our ranks was found untrue."""
+        self._settled = max(self._settled, at)
+
+    def _note(self, size: int) -> None:
+        now = monotonic()
+        if not self._sizes or now >= self._sizes[-1][0] + _NOTED:
+            self._sizes.append((now, size))
+            while len(self._sizes) > 1 and self._sizes[1][0] <= now - OUTLIVED:
+                self._sizes.popleft()
+
+    def lately(self) -> str | None:
+        """Return ``since()`` without what was said long before the last look: the command has outlived it."""
+        begin = self._settled
+        if self._sizes and self._sizes[0][0] <= self._sizes[-1][0] - OUTLIVED:
+            begin = max(begin, self._sizes[0][1])
+        return self._from(begin)
 
     def since(self) -> str | None:
         """Return the last part of the output since the start, as plain lines and without our own, which repeat the
@@ -255,12 +370,16 @@ class Output:
 
         None when it goes to a terminal or a pipe, or cannot be read.
         """
+        return self._from(0)
+
+    def _from(self, begin: int) -> str | None:
         size = self._size()
         if size is None or self._start is None:
             return None
-        if size <= self._start:
+        begin = max(begin, self._start, size - _READ)
+        if size <= begin:
             return ""
-        data = self._bytes(max(self._start, size - _READ), size)
+        data = self._bytes(begin, size)
         return None if data is None else _OURS.sub("", plain(data))
 
     def _bytes(self, begin: int, end: int) -> bytes | None:
@@ -287,11 +406,12 @@ class Output:
 # The command of one attempt, and how it is being ended.
 
 
-class Touched(NamedTuple):
-    """The time ``at`` (monotonic) from which we may have caused a death, and the command's output until then."""
+class RanksKilled(Enum):
+    """Where the ranks of a command have been sent SIGKILL."""
 
-    at: float
-    output: str
+    ALL = "on all nodes"
+    BUT_LOST = "on all nodes but those that are lost"
+    SOME = "not on all nodes"
 
 
 @dataclass(frozen=True)
@@ -301,14 +421,19 @@ class CommandSpec:
     options: Options
     mine: Claim
     command: tuple[str, ...]
-    end: float | None  # of the job, epoch seconds
+    job: JobEnd
     signals: SignalQueue
     warm: WarmStart
     agents: Agents | None = None
+    ours: Ours = Ours()  # noqa: RUF009 - a frozen value: whom a line of Slurm's must be about
+    here: str = ""  # our own node
+    states: Callable[[], Mapping[str, str]] = dict  # node -> what Slurm thinks of it
     # SIGKILL for the ranks on other nodes, which no signal of ours reaches
-    kill_ranks: Callable[[], bool] = lambda: True
+    kill_ranks: Callable[[], RanksKilled] = lambda: RanksKilled.ALL
     # the argv to start, so that each rank has the names by which it finds the others
     in_each_rank: Callable[[tuple[str, ...]], tuple[str, ...]] = tuple
+    # a signal for the ranks of its sruns, which these do not pass on
+    tell_ranks: Callable[[int], None] = lambda _: None
     last_look: Callable[[], None] = lambda: None  # once it is over, before its progress is recorded
 
     @property

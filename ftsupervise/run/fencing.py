@@ -7,25 +7,32 @@ the guard's check for a newer attempt separates the two, and the log says so.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
+from typing import NamedTuple
 
+from ftsupervise.host.in_time import in_time
 from ftsupervise.host.processes import SHELL_MARKED, end_child
 from ftsupervise.model import CauseKind
 from ftsupervise.run.gate import SignalQueue
 from ftsupervise.rundir import fence, heartbeat_page, switches
 from ftsupervise.rundir.fence import superseded
-from ftsupervise.rundir.ledger import ledger, numbers
+from ftsupervise.rundir.ledger import ledger, newest, numbers
 from ftsupervise.rundir.paths import ENV_AREA, ENV_ATTEMPT_DIR, ENV_CHECKPOINT_DIR, ENV_STAGING, RunDir
 from ftsupervise.rundir.switches import KILL, read_switch
+from ftsupervise.truth import Beat
 
 _BOUND = 60.0  # seconds for one file system
+_QUICKLY = 5.0  # seconds for one listing
+_MISSED = 5.0  # seconds without a beat, beside two of its intervals, after which nobody is left of an attempt that ends
+_ASKED = (CauseKind.CANCELLED, CauseKind.TIME_LIMIT, CauseKind.PREEMPTED, CauseKind.INTERRUPTED)  # by a signal
 _LATELY = 120.0  # seconds after its last beat in which a rank may still be running
 
 
@@ -49,21 +56,34 @@ def begin(rundir: RunDir, number: int, env: Mapping[str, str], say: Callable[[st
         known = numbers(rundir)
     except OSError:
         known = []
-    area = _one("the run directory", lambda: rundir.staging, number, known, swept, say)
+    area = _one(rundir, "the run directory", lambda: rundir.staging, number, known, swept, say)
     for folder in swept:
         try:
             if switches.put_back(rundir, folder):
                 say("an older attempt was lowering the save switch; the switch is up again")
         except OSError as error:
             say(f"cannot check what an older attempt left in {folder}: {error.strerror}")
-    checkpoints = Path(env.get(ENV_CHECKPOINT_DIR) or rundir.checkpoints).absolute()
-    staging = _one("the checkpoints", lambda: fence.staging(rundir, checkpoints), number, known, swept, say)
+    areas = lambda: fence.staging(rundir, _checkpoints(rundir, env))  # noqa: E731
+    staging = _one(rundir, "the checkpoints", areas, number, known, swept, say)
     if swept:
         threading.Thread(target=sweep, args=(swept,), name="sweep", daemon=True).start()
     return FenceToken(number, area, staging)
 
 
-def at_work(rundir: RunDir, job: str, lives: Callable[[str], bool | None], now: datetime) -> int | None:
+def _checkpoints(rundir: RunDir, env: Mapping[str, str]) -> Path:
+    return Path(env.get(ENV_CHECKPOINT_DIR) or rundir.checkpoints).absolute()
+
+
+def last_number(rundir: RunDir, env: Mapping[str, str]) -> int:
+    """Return the last attempt that has left a staging area beside the checkpoints, also one of an older numbering: the run
+    directory was made anew, and they were kept. 0 where there is none, or the file system does not answer in time."""
+    try:
+        return in_time(lambda: fence.last_area(fence.staging(rundir, _checkpoints(rundir, env))), _QUICKLY) or 0
+    except OSError:
+        return 0
+
+
+def at_work(rundir: RunDir, job: str, lives: Callable[[str, datetime], bool | None], now: datetime) -> int | None:
     """Return the newest attempt, if it may still be running; None when it is over.
 
     It is over when its end is on record, or its supervisor is gone and no rank of it has beaten lately. ``lives`` asks
@@ -81,18 +101,72 @@ def at_work(rundir: RunDir, job: str, lives: Callable[[str], bool | None], now: 
         return last.number
     if last.cause.kind is CauseKind.LOST or last.cause.late or not last.job_id or last.job_id == job:
         return None
-    return None if lives(last.job_id) is False else last.number
+    return None if lives(last.job_id, last.started) is False else last.number
+
+
+def may_still_save(
+    rundir: RunDir, job: str, state_of: Callable[[str, datetime], str | None], now: datetime
+) -> Leaving | None:
+    """Return the newest attempt, if it may be about to save: nobody begins over it meanwhile. None where it is over.
+
+    An attempt whose job runs is not over, however early Slurm has started ours. One whose job ends, because somebody cancelled
+    or preempted it or its time is over, may save until its ranks are gone; and its supervisor may keep what only the memory
+    holds when its end is already on record. ``state_of`` asks Slurm for the state of a job. ``job`` is our own.
+    """
+    try:
+        last = newest(rundir)
+    except OSError:
+        return None
+    if last is None or not last.job_id or last.job_id == job:
+        return None
+    if last.ended and (
+        last.cause is None or last.cause.kind not in _ASKED or now - last.ended > timedelta(seconds=_LATELY)
+    ):
+        return None
+    state = state_of(last.job_id, last.started)
+    if state == "" or state == "PENDING":
+        return None
+    runs = state == "RUNNING"
+    beats = _beats(rundir, last.number)
+    if not last.ended and beats is not None and (beats or runs):
+        heard = max((*(one.at for one in beats), last.started, *((last.heard,) if last.heard else ())))
+        slowest = max((_seconds(one.facts.get("every", "")) for one in beats), default=0.0)
+        if abs((now - heard).total_seconds()) > (_LATELY if runs else 2 * slowest + _MISSED):
+            return None  # nobody is left who could save
+    return Leaving(last.number, last.job_id, runs and not last.ended)
+
+
+def _seconds(text: str) -> float:
+    return float(text) if re.fullmatch(r"\d{1,6}(\.\d{1,6})?", text) else 0.0
+
+
+class Leaving(NamedTuple):
+    """An attempt that may be about to save."""
+
+    number: int
+    job: str
+    runs: bool  # nobody has asked it to stop, as far as we know
+
+    def words(self) -> str:
+        how = "is still running" if self.runs else "was asked to stop and may be about to save"
+        return f"attempt {self.number} {how} in job {self.job}; waiting for its end"
 
 
 def _beats_lately(rundir: RunDir, number: int, now: datetime) -> bool:
+    found = _beats(rundir, number)
+    return found is None or any(abs((now - one.at).total_seconds()) < _LATELY for one in found)
+
+
+def _beats(rundir: RunDir, number: int) -> list[Beat] | None:
+    """Return the beats of the ranks of an attempt; None when they cannot be read."""
     try:
-        found = [one for one in heartbeat_page.read_beats(rundir) if one.facts.get("attempt") == str(number)]
+        return [one for one in heartbeat_page.read_beats(rundir) if one.facts.get("attempt") == str(number)]
     except OSError:
-        return True
-    return any(abs((now - one.at).total_seconds()) < _LATELY for one in found)
+        return None
 
 
 def _one(
+    rundir: RunDir,
     what: str,
     place: Callable[[], Path],
     number: int,
@@ -120,6 +194,11 @@ def _one(
     worker.join(_BOUND)
     if worker.is_alive():
         say(f"{what} cannot be sealed against older attempts: no answer within {_BOUND:.0f} s")
+    if found == [None] and superseded(rundir, number) is None:
+        say(
+            f"{what}: the staging area {number:04d} is sealed, though no newer attempt has begun: an older run of other "
+            "numbers has been here; nothing but the guard's own check keeps this attempt's writes apart from a newer one's"
+        )
     for error in trouble:
         say(f"{what} cannot be sealed against older attempts: {error.strerror}: {error.filename or ''}".rstrip(": "))
     return found[0] if found else None

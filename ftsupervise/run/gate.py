@@ -13,19 +13,23 @@ from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
 
-from ftsupervise.errors import DiskFull, Error, NotFound, NotPermitted, from_os_error
+from ftsupervise.checkpoints.find import others_in, others_refused
+from ftsupervise.errors import DiskFull, Error, NotFound, NotPermitted, Refused, from_os_error
 from ftsupervise.host import files, pulse
 from ftsupervise.host.modes import FOLDER, make_folder, make_root
 from ftsupervise.model import Attempt, Claim, End
 from ftsupervise.nodes import incidents
+from ftsupervise.probe.errand import within
 from ftsupervise.run import Options
 from ftsupervise.rundir import ledger, pinned
 from ftsupervise.rundir.launches import launches
+from ftsupervise.rundir.lineage import keep_lineage
 from ftsupervise.rundir.paths import ENV_GROUP_JOB, RunDir, for_the_group, tell
 from ftsupervise.rundir.switches import BRAKE, KILL, SAVE, read_brake, read_finished, read_switch
 from ftsupervise.scheduler import LOCAL, kind_of_job, open_scheduler
-from ftsupervise.scheduler.ownership import identify_to_change, jobs_of_run, own_job_ids
+from ftsupervise.scheduler.ownership import held_comment, identify_to_change, jobs_of_run, own_job_ids, token_of
 
+_LOOK = 20.0  # seconds to read whose checkpoints lie in the folder
 _ROOM = 16_384  # bytes
 _STALE, _STALE_LOOK = 60.0, 2.0  # seconds that a network file system may show a folder as it was, and between two looks
 
@@ -66,6 +70,22 @@ def prepare(rundir: RunDir, *, launched: bool = False) -> None:
         raise from_os_error(error, f"use the run directory {rundir.root}") from None
 
 
+def require_own_checkpoints(rundir: RunDir, name: str, folder: Path) -> None:
+    """Give the run its id, and raise Refused where other runs have saved in ``folder`` that it has not taken over.
+
+    A folder that does not answer keeps no attempt back. Raises CannotWrite, NotPermitted.
+    """
+    try:
+        keep_lineage(rundir, name)
+        others = within(_LOOK, lambda: others_in(folder, "*", rundir, name), key=f"runs in {folder}")
+    except TimeoutError:
+        return
+    except OSError as error:
+        raise from_os_error(error, f"see whose checkpoints lie in {folder}") from None
+    if others:
+        raise others_refused(folder, others)
+
+
 def require_there(rundir: RunDir) -> None:
     try:
         rundir.launches.stat()  # not the directory itself: Slurm 24.11 and later make that for a job's output
@@ -74,6 +94,8 @@ def require_there(rundir: RunDir) -> None:
             f"the run directory {rundir.root} is not on {os.uname().nodename}: launch made it, so it is not created again",
             hint=f"its file system is not mounted, or it was moved or removed: findmnt -T {rundir.root}; ls -la {rundir.root}",
         ) from None
+    except OSError as error:
+        raise from_os_error(error, f"look into the run directory {rundir.root}") from None
 
 
 def _close_output(rundir: RunDir) -> None:
@@ -89,6 +111,26 @@ def _close_output(rundir: RunDir) -> None:
             ):
                 os.fchmod(fd, stat.S_IMODE(found.st_mode) & ~0o022)
         except OSError:
+            continue
+
+
+def keep_output_folders() -> None:
+    """Make the folders of this job's output again where somebody has removed them, on the same file system.
+
+    Slurm makes none, and without them the next members end before anything of them starts. Never raises.
+    """
+    for fd in (1, 2):
+        try:
+            found = os.fstat(fd)
+            path = Path(str(Path(f"/proc/self/fd/{fd}").readlink()).removesuffix(" (deleted)"))
+            folder = path.parent
+            if not stat.S_ISREG(found.st_mode) or not path.is_absolute() or folder.is_dir():
+                continue
+            there = next(above for above in folder.parents if above.is_dir())
+            if there.stat().st_dev == found.st_dev:  # else its file system is gone, and this is the disk beneath it
+                make_folder(folder, FOLDER, parents=True)
+                tell(None, f"{folder}, the folder of the jobs' output, was removed: made again for the next member")
+        except (OSError, StopIteration):
             continue
 
 
@@ -161,10 +203,15 @@ PASS_ON = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT)
 class SignalQueue:
     """Signals as bytes in a pipe, so that they are waited for together with everything else and none is lost."""
 
-    def __init__(self) -> None:
+    def __init__(self, warning: int = signal.SIGUSR1) -> None:
+        """``warning``: announces the end of the job. Where it is one of ``STOP``, the first one does not ask to stop."""
         self._read, self._write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._old_fd = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
-        self._old = {n: signal.signal(n, lambda *_: None) for n in (*STOP, *PASS_ON, signal.SIGCHLD)}
+        self._old = {n: signal.signal(n, lambda *_: None) for n in {*STOP, *PASS_ON, warning, signal.SIGCHLD}}
+        self._announces = warning if warning in STOP else 0
+        self.ends = frozenset(
+            {*STOP, signal.SIGUSR1, signal.SIGUSR2, warning}
+        )  # each says that the job is about to end
         self.stopped_at: float | None = None  # monotonic: the first time that we were asked to stop
 
     def wait(self, timeout: float | None) -> bytes:
@@ -185,8 +232,11 @@ class SignalQueue:
             found = bytes(dict.fromkeys(os.read(self._read, 1 << 16)))  # all that a pipe holds
         except BlockingIOError:
             return b""
-        if self.stopped_at is None and any(number in STOP for number in found):
-            self.stopped_at = time.monotonic()
+        for number in found:
+            if number == self._announces:
+                self._announces = 0
+            elif self.stopped_at is None and number in STOP:
+                self.stopped_at = time.monotonic()
         return found
 
     def wake(self) -> None:
@@ -206,12 +256,14 @@ class SignalQueue:
 
 # The waits before, between and after attempts: a back-off, a full disk, a run directory that is not mounted.
 #
-# A full disk would burn a chain of members in seconds, and the end of an attempt that found no space would be forgotten: the
+# A full disk, a read-only file system or an expired ticket would burn a chain of members in seconds, and the end of an attempt
+# that could not be written would be forgotten: the
 # next attempt would count it as lost. So both wait, with a bound, and stop waiting when asked to stop.
 
 _LOOK = 3.0  # seconds between two checks of a full disk
 _LAST = 10.0  # seconds for the last pages when we were asked to stop
 _FULL = (errno.ENOSPC, errno.EDQUOT)
+_MAY_PASS = (*_FULL, errno.EROFS, errno.EIO, errno.EACCES, errno.EKEYEXPIRED, errno.ENOKEY)
 
 
 def shut(options: Options) -> str:
@@ -244,21 +296,41 @@ def wait_unless_stopped(
             return False
 
 
-def wait_for_space(do: Callable[[], object], seconds: float, pause: Callable[[float], bool]) -> bool:
-    """Repeat ``do`` every few seconds while the disk is full or the run directory is not mounted.
+def passes(error: Error) -> bool:
+    """Return whether a full disk or a missing mount is to blame, which passes: every caller waits for that."""
+    return isinstance(error, (DiskFull, RunDirGone))
 
-    Returns False when ``pause`` was ended; it has reported why. Raises DiskFull or RunDirGone when that lasts longer
-    than ``seconds``, and at once whatever else ``do`` raises.
+
+def may_pass(options: Options, error: Error) -> bool:
+    """Return whether a member waits for the end of ``error``: the next one would come to the same run directory.
+
+    What ``launch`` could use was read-only, did not answer or needed a new ticket only meanwhile, unless the folder is a
+    stranger's now.
+    """
+    ours = options.launched and not isinstance(error, Refused) and not pinned.is_strangers(options.rundir)
+    return passes(error) or bool(ours)
+
+
+def wait_for_space(
+    do: Callable[[], object],
+    seconds: float,
+    pause: Callable[[float], bool],
+    passing: Callable[[Error], bool] = passes,
+) -> bool:
+    """Repeat ``do`` every few seconds while the disk is full, the run directory is not mounted, or what else is ``passing``.
+
+    Returns False when ``pause`` was ended; it has reported why. Raises such an error when it lasts longer than ``seconds``, and
+    at once whatever else ``do`` raises.
     """
     until, waits_for = time.monotonic() + seconds, ""
     while True:
         try:
             do()
-        except (DiskFull, RunDirGone) as error:
+        except Error as error:
             rest = until - time.monotonic()
-            if rest <= 0:
+            if rest <= 0 or not passing(error):
                 raise
-            what = "it" if isinstance(error, RunDirGone) else "space"
+            what = "space" if isinstance(error, DiskFull) else "it" if isinstance(error, RunDirGone) else "a change"
             if waits_for != what:
                 tell(None, f"{error.message}; waiting up to {seconds:g} s for {what} ({error.hint})")
                 waits_for = what
@@ -266,7 +338,8 @@ def wait_for_space(do: Callable[[], object], seconds: float, pause: Callable[[fl
                 return False
         else:
             if waits_for:
-                tell(None, "there is space again" if waits_for == "space" else "the run directory is there again")
+                now = {"space": "there is space again", "it": "the run directory is there again"}
+                tell(None, now.get(waits_for, "the run directory can be used again"))
             return True
 
 
@@ -286,7 +359,7 @@ class PendingWrites:
         log = mine.folder / "run.log"
         write = partial(ledger.write_end, mine, ended, then, now)
         problem = self.write(f"the end of attempt {mine.number} ({ended.cause.words()}; {then})", write, log)
-        if problem is not None and problem.errno in _FULL:
+        if problem is not None and problem.errno in _MAY_PASS:
             self.ends[mine.number] = ledger.as_attempt(mine, ended, now)
 
     def write(self, what: str, page: Callable[[], object], log: Path | None) -> OSError | None:
@@ -295,7 +368,8 @@ class PendingWrites:
         try:
             page()
         except OSError as error:
-            kept = "; it is written as soon as there is space" if error.errno in _FULL else ""
+            when = "there is space" if error.errno in _FULL else "it can be"
+            kept = f"; it is written as soon as {when}" if error.errno in _MAY_PASS else ""
             tell(log, f"cannot write {what}: {error.strerror or error}{kept}")
             if kept:
                 self._pages[what] = page
@@ -303,12 +377,13 @@ class PendingWrites:
         return None
 
     def settle(self) -> None:
-        """Write the kept pages. Raises DiskFull while there is no space; another error is reported and its page dropped."""
+        """Write the kept pages. Raises CannotWrite, DiskFull, NotPermitted while there is no space, or the directory cannot be
+        written; another error is reported and its page dropped."""
         for what, page in list(self._pages.items()):
             try:
                 page()
             except OSError as error:
-                if error.errno in _FULL:
+                if error.errno in _MAY_PASS:
                     raise from_os_error(error, f"write {what}") from None
                 tell(None, f"cannot write {what}: {error.strerror or error}")
             else:
@@ -327,12 +402,13 @@ class PendingWrites:
         listen = partial(wait_unless_stopped, signals=signals, options=options, ask=lambda _: "")
         seconds, pause = (min(_LAST, options.space_wait), _sleep) if asked_to_stop else (options.space_wait, listen)
         try:
-            if wait_for_space(self.settle, seconds, pause):
+            if wait_for_space(self.settle, seconds, pause, lambda _: True):
                 return
             self.settle()
-        except DiskFull:
+        except Error as error:
+            why = "for lack of space" if isinstance(error, DiskFull) else f"({error.message})"
             for what in self._pages:
-                tell(None, f"not written for lack of space: {what}")
+                tell(None, f"not written {why}: {what}")
 
 
 def _sleep(seconds: float) -> bool:
@@ -363,11 +439,56 @@ def hold_pending(rundir: RunDir, env: Mapping[str, str]) -> tuple[tuple[str, ...
     return tuple(dict.fromkeys(held)), ""
 
 
-def keep_the_brake_on(rundir: RunDir, env: Mapping[str, str]) -> None:
-    """Hold the waiting jobs again when a member started in spite of the brake. Never raises."""
+def keep_the_brake_on(options: Options, env: Mapping[str, str]) -> None:
+    """Hold the waiting jobs again when a member started in spite of the brake, and this one with them. Never raises."""
     try:
-        on = read_brake(rundir)
+        on = read_brake(options.rundir)
     except OSError:
         return
     if on is not None:
-        hold_pending(rundir, env)
+        hold_pending(options.rundir, env)
+        if not options.rundir.has_finished() and not read_switch(options.rundir, KILL).up:
+            put_back(options, env)
+
+
+def may_go_back(options: Options, env: Mapping[str, str]) -> bool:
+    """Return whether this job may be put back into the queue: a script of somebody's own may have more to do."""
+    return bool(options.launched and ledger.job_id(env)) and options.rundir.whole is None
+
+
+def put_back(options: Options, env: Mapping[str, str]) -> bool:
+    """Put this job back into the queue, on hold, where nothing was started: no member is used up by that. Never raises."""
+    mine = ledger.job_id(env)
+    if not may_go_back(options, env):
+        return False
+    tell(None, f"job {mine} goes back into the queue, on hold, if the cluster allows it")
+    try:
+        return open_scheduler(kind_of_job(mine), env).put_back(mine)
+    except (Error, OSError):
+        return False
+
+
+def hold_unseen(options: Options, env: Mapping[str, str], why: str) -> None:
+    """Hold the chain, this job too, where the run directory cannot be used: only the scheduler can keep the members then.
+
+    Its jobs are those that the same launch has submitted, by the token in their comments; the comment says why. Never raises.
+    """
+    mine = ledger.job_id(env)
+    if not may_go_back(options, env):
+        return
+    try:
+        scheduler = open_scheduler(kind_of_job(mine), env)
+        queue = [job for job in scheduler.queue() if token_of(job) == options.launched.partition(".")[0]]
+        waiting = [job for job in queue if job.state.waiting]
+        for job in waiting:
+            scheduler.hold(job.base_id)
+            scheduler.remark(job.id, held_comment(job, why))
+        held = ", ".join(dict.fromkeys(job.base_id for job in waiting))
+        tell(None, f"{why}; on hold: {held or 'no other member'}")
+        tell(None, f"when the run directory can be used again: ftsupervise clear --brake {options.rundir.quoted()}")
+        for job in queue:
+            if job.id == mine:
+                scheduler.remark(job.id, held_comment(job, why))
+                put_back(options, env)
+    except (Error, OSError) as error:
+        tell(None, f"cannot hold the waiting members: {str(error).partition(chr(10))[0]}")

@@ -6,20 +6,17 @@ does not answer, the last answer holds, and nothing is started.
 
 from __future__ import annotations
 
-import queue
-import threading
 import time
 from collections.abc import Callable, Sequence
 from datetime import datetime, timezone
-from pathlib import Path
 from typing import NamedTuple
 
 from ftsupervise.host.in_time import OneAtATime, in_time
 from ftsupervise.model import Attempt, CauseKind, Claim
 from ftsupervise.replicas.groups import leaves
-from ftsupervise.run.gate import PASS_ON
+from ftsupervise.run.gate import STOP
 from ftsupervise.rundir import ledger
-from ftsupervise.rundir.paths import STOPPED, RunDir, tell
+from ftsupervise.rundir.paths import STOPPED, RunDir
 from ftsupervise.rundir.progress import ProgressPage, read_progress
 from ftsupervise.rundir.records import write_json
 from ftsupervise.rundir.switches import KILL, Stopped, read_brake, read_switch
@@ -90,7 +87,7 @@ def note_stop(run: RunDir, attempt: Claim, told: int, why: str, step: int | None
 
     def note() -> None:
         if told:
-            kind = CauseKind.WARNING if told in PASS_ON else CauseKind.TOLD
+            kind = CauseKind.TOLD if told in STOP else CauseKind.WARNING
         elif read_switch(run, KILL).up:
             kind = CauseKind.KILL_SWITCH
         else:
@@ -130,24 +127,3 @@ class RunDirReader:
             return None
         self.begun, self.over, readings = found
         return readings
-
-
-class Sayings:
-    """Writes lines into a run.log, in order and in a thread of its own."""
-
-    def __init__(self, log: Path) -> None:
-        self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
-        self._log = log
-        self._thread = threading.Thread(target=self._write, name="sayings", daemon=True)
-        self._thread.start()
-
-    def say(self, text: str) -> None:
-        self._lines.put(text)
-
-    def close(self, seconds: float = 2.0) -> None:
-        self._lines.put(None)
-        self._thread.join(seconds)
-
-    def _write(self) -> None:
-        while (text := self._lines.get()) is not None:
-            tell(self._log, text)

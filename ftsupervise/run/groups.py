@@ -20,8 +20,8 @@ from ftsupervise.host.processes import own_command
 from ftsupervise.model import CauseKind, Claim
 from ftsupervise.replicas.environment import environment_of, for_group, on_its_nodes
 from ftsupervise.replicas.groups import GroupState, choose_nodes, first_nodes
-from ftsupervise.run.gate import PASS_ON, STOP, SignalQueue
-from ftsupervise.run.group_disk import GroupReading, RunDirReader, Sayings, note_stop, words_of_its_end
+from ftsupervise.run.gate import PASS_ON, SignalQueue
+from ftsupervise.run.group_disk import GroupReading, RunDirReader, note_stop, words_of_its_end
 from ftsupervise.run.group_lighthouse import GroupLighthouse
 from ftsupervise.run.group_options import GroupOptions
 from ftsupervise.run.group_pages import GroupPages, NodesSeen
@@ -29,7 +29,7 @@ from ftsupervise.run.group_process import GroupProcess, log_name
 from ftsupervise.run.group_pulse import STOPPED_FOR
 from ftsupervise.run.progress_pages import ProgressWriter
 from ftsupervise.rundir import ledger
-from ftsupervise.rundir.paths import ENV_AREA, ENV_ATTEMPT, ENV_ATTEMPT_DIR
+from ftsupervise.rundir.paths import ENV_AREA, ENV_ATTEMPT, ENV_ATTEMPT_DIR, tell
 from ftsupervise.rundir.switches import release_brake
 from ftsupervise.scheduler.allocation import Allocation
 from ftsupervise.scheduler.parse import is_srun, on_nodes
@@ -71,7 +71,7 @@ class GroupsOfJob:
         self.attempt = Claim(int(env[ENV_ATTEMPT]), Path(env[ENV_ATTEMPT_DIR]))
         self.told = 0  # the signal that asked us to stop
         self.continued = 0.0  # monotonic: when that was said of ourselves
-        self.log = Sayings(self.attempt.folder / "run.log")
+        self.log = self.attempt.folder / "run.log"
         self.disk = RunDirReader(asked.rundir, self.say)
         self.pages = GroupPages(asked, self.groups, self.nodes, self.say, self.area)
 
@@ -107,10 +107,9 @@ class GroupsOfJob:
             self.nodes.close()
             if self.lighthouse is not None:
                 self.lighthouse.stop()
-            self.log.close()
 
     def say(self, text: str) -> None:
-        self.log.say(text)
+        tell(self.log, text)
 
     # ----------------------------------------------------------------------------------------------------------- one group
 
@@ -280,7 +279,7 @@ class GroupsOfJob:
     def _over(self) -> str:
         """Say why no group is started any more; "" while they are."""
         if self.told:
-            return f"asked to stop ({signal.Signals(self.told).name})"
+            return f"asked to stop ({signal_name(self.told)})"
         return self.disk.over
 
     def _may_go_on(self) -> bool:
@@ -289,10 +288,10 @@ class GroupsOfJob:
         return any(group.row.state is GroupState.WAITING or group.code is not None for group in self.groups)
 
     def _on_signal(self, number: int) -> None:
-        if number in STOP or number in PASS_ON:
+        if number in self.signals.ends or number in PASS_ON:
             if number != signal.SIGCONT:
                 self.told = self.told or number
-                self.say(f"{signal.Signals(number).name}: passed on to the groups; none is started any more")
+                self.say(f"{signal_name(number)}: passed on to the groups; none is started any more")
             for group in self.groups:
                 group.signal(number)
 

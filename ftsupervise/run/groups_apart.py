@@ -7,7 +7,6 @@ while it waits in the queue it is not dead. What is known of a group comes from 
 from __future__ import annotations
 
 import shlex
-import signal
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -23,8 +22,8 @@ from ftsupervise.model import Claim, Job
 from ftsupervise.replicas.environment import environment_of, for_group
 from ftsupervise.replicas.groups import GroupState, name_of
 from ftsupervise.replicas.lighthouse_record import lighthouse_address
-from ftsupervise.run.gate import STOP, SignalQueue, reason_not_to_start
-from ftsupervise.run.group_disk import GroupReading, RunDirReader, Sayings, note_stop, words_of_its_end
+from ftsupervise.run.gate import SignalQueue, reason_not_to_start
+from ftsupervise.run.group_disk import GroupReading, RunDirReader, note_stop, words_of_its_end
 from ftsupervise.run.group_lighthouse import GroupLighthouse
 from ftsupervise.run.group_options import GroupOptions
 from ftsupervise.run.group_pages import GroupPages, NodesSeen
@@ -36,6 +35,7 @@ from ftsupervise.rundir.paths import ENV_AREA, ENV_ATTEMPT, ENV_ATTEMPT_DIR, ENV
 from ftsupervise.scheduler.allocation import Allocation
 from ftsupervise.scheduler.ownership import comment
 from ftsupervise.scheduler.slurm import Slurm
+from ftsupervise.units import signal_name
 
 _TICK = 1.0  # seconds between two looks at all groups
 _QUEUE_EVERY = 20.0  # seconds between two looks at the queue
@@ -58,7 +58,7 @@ class GroupsApart:
         self.attempt = Claim(int(env[ENV_ATTEMPT]), Path(env[ENV_ATTEMPT_DIR]))
         self.queue = QueueOfGroups(asked)
         self.pages = GroupPages(asked, self.groups, NodesSeen(Allocation({}), asked.rundir), self.say, self.area)
-        self.log = Sayings(self.attempt.folder / "run.log")
+        self.log = self.attempt.folder / "run.log"
         self.disk = RunDirReader(asked.rundir, self.say)
         self._allocation = allocation
 
@@ -84,10 +84,8 @@ class GroupsApart:
                     until = time.monotonic() + _LAST if until is None else until
                     if not self._running() or time.monotonic() > until:
                         return 0
-                told = next((n for n in self.signals.wait(_TICK) if n in (*STOP, signal.SIGUSR1, signal.SIGUSR2)), 0)
-            self.say(
-                f"{signal.Signals(told).name}: this job ends; the groups train on, and the next member serves them"
-            )
+                told = next((n for n in self.signals.wait(_TICK) if n in self.signals.ends), 0)
+            self.say(f"{signal_name(told)}: this job ends; the groups train on, and the next member serves them")
             return 0
         finally:
             steps = [group.row.step for group in self.groups if group.row.step is not None]
@@ -97,10 +95,9 @@ class GroupsApart:
             self.queue.close()
             if lighthouse is not None:
                 lighthouse.stop()
-            self.log.close()
 
     def say(self, text: str) -> None:
-        self.log.say(text)
+        tell(self.log, text)
 
     def _running(self) -> int:
         return sum(1 for group in self.groups if group.row.state in (GroupState.RUNNING, GroupState.UNKNOWN))
@@ -118,7 +115,7 @@ class GroupsApart:
 
 
 def _asked(told: int) -> str:
-    return f"asked to stop ({signal.Signals(told).name})" if told else ""
+    return f"asked to stop ({signal_name(told)})" if told else ""
 
 
 def state_apart(group: GroupProcess, jobs: Sequence[Job] | None, over: str, now: datetime) -> tuple[GroupState, str]:

@@ -9,22 +9,30 @@ appears any more.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime, timezone
+from math import inf
 from pathlib import Path
-from time import monotonic, time
+from time import monotonic, sleep, time
 from typing import NamedTuple
 
 from ftsupervise.checkpoints import memory_kept
-from ftsupervise.checkpoints.memory_kept import KeptSnapshot
+from ftsupervise.checkpoints.memory_doubts import DOUBT, Beside, against, beside, put_there, steps_in, taken_back
+from ftsupervise.checkpoints.memory_kept import KeptPage, KeptSnapshot
 from ftsupervise.checkpoints.memory_slots import SnapshotId
 from ftsupervise.host.in_time import in_time
 from ftsupervise.model import Attempt
-from ftsupervise.rundir import fence, ledger
+from ftsupervise.rundir import fence, ledger, switches
+from ftsupervise.rundir.anchor import Anchor
+from ftsupervise.rundir.beginnings import begun_anew
+from ftsupervise.rundir.lineage import Lineage, read_lineage
 from ftsupervise.rundir.paths import RunDir
 
 _KEEP = 120.0  # seconds for the memory to go to the disk
 _KILL_WAIT = 28.0  # seconds from Slurm's SIGTERM: its SIGKILL comes after 30
 _LOOK = 10.0  # seconds for the file system to show the kept snapshot
+_LATE = 2.0  # seconds in which a checkpoint that is missed may still show itself
+_ANSWER = 1.0  # seconds for a listing
 
 
 class Target(NamedTuple):
@@ -39,55 +47,125 @@ class KeptSnapshots:
 
     def __init__(self, rundir: RunDir, checkpoints: Path) -> None:
         self._rundir, self._checkpoints = rundir, checkpoints
-        self._found: KeptSnapshot | None = None
-        self._looked = False
+        self._there: bool | None = None  # None: not looked yet
+        self._known: Lineage | None = None
+        self._doubts: dict[SnapshotId, int] = {}  # of this job, whose ends may not be on record yet
 
-    def candidate(self, saved: int | None, refused: Collection[int]) -> KeptSnapshot | None:
-        """Return the snapshot that the next attempt may begin from.
+    def doubt(self, one: SnapshotId, weight: int) -> None:
+        """Note that an attempt began from ``one`` and left nothing newer in memory."""
+        self._doubts[one] = self._doubts.get(one, 0) + weight
+
+    def candidate(self, before: int, saved: int | None) -> tuple[KeptSnapshot | None, Beside, str]:
+        """Return the snapshot that attempt ``before`` may begin from and what lay beside it; or why the newest is not used.
 
         ``saved``: the newest step on the disk, as this job knows.
         """
-        if not self._looked:
-            self._looked = True
-            self._found = in_time(self._look, _LOOK)
-        found = self._found
-        if found is None or found.step in refused or (saved is not None and saved >= found.step):
-            return None
+        if self._there is False:
+            return None, Beside(), ""
+        found = in_time(lambda: self._look(before, saved), _LOOK)
+        if found is None:
+            return None, Beside(), "the disk of the checkpoints does not answer"
         return found
 
-    def _look(self) -> KeptSnapshot | None:
+    def _look(self, before: int, saved: int | None) -> tuple[KeptSnapshot | None, Beside, str]:
+        why = ""
         try:
-            kept = memory_kept.all_in(self._checkpoints)
-            attempts = ledger.ledger(self._rundir) if kept else ()
-        except OSError:
-            return None
-        return next((one for one in reversed(kept) if may_begin_from(one, attempts)), None)
+            kept = self._mine()
+            self._there = bool(kept)
+            names = self._names() if kept else {}
+            first = switches.counts_from(self._rundir) if kept else 1
+            for one in reversed(kept):
+                page = memory_kept.read_page(one.path)
+                speaks = (
+                    self._against(one, page, names, first, before)
+                    or ("attempts have failed from it" if self._doubts.get(one.id, 0) >= DOUBT else "")
+                    or ("a newer checkpoint was saved since" if saved is not None and saved >= one.step else "")
+                )
+                if not speaks:
+                    return one, page.beside, ""
+                why = why or f"the snapshot of step {one.step}, kept on the disk, is not used: {speaks}"
+        except (OSError, ValueError) as error:
+            return None, Beside(), f"a snapshot kept on the disk is not used: {error}"
+        return None, Beside(), why
+
+    def _against(
+        self, one: KeptSnapshot, page: KeptPage, names: Mapping[str, int | None], first: int, before: int | None = None
+    ) -> str:
+        attempts = tuple(reversed([*ledger.backwards(self._rundir, before, one.attempt)]))
+        return (
+            _of_another(page, attempts)
+            or ("somebody has begun the run anew since" if one.attempt <= begun_anew(self._rundir) else "")
+            or taken_back(self._checkpoints, names, page.beside.anchor)
+            or put_there(names, one.step, page.beside)
+            or against(one.id, attempts, first)
+        )
+
+    def users(self) -> dict[Path, str]:
+        """Return what the next attempt does with each of this run's: path -> a clause. For people. Raises OSError."""
+        kept, found = self._mine(), dict[Path, str]()
+        names, first = (self._names(), switches.counts_from(self._rundir)) if kept else ({}, 1)
+        for one in reversed(kept):
+            try:
+                why = self._against(one, memory_kept.read_page(one.path), names, first)
+            except ValueError as error:
+                why = str(error)
+            if not why and found:
+                why = "a newer one is used"
+            found[one.path] = f"it is not used: {why}" if why else "the next attempt begins from it"
+        return found
+
+    def beside(self, step: int, was: Anchor) -> tuple[Beside, str] | None:
+        """Return what lies beside a snapshot of ``step`` now, and that its anchor ``was`` is gone, "" if not; None where the
+        disk does not answer, or cannot be read.
+        """
+
+        def look() -> tuple[Beside, str]:
+            names = self._names()
+            return beside(self._checkpoints, names, step, was), taken_back(self._checkpoints, names, was)
+
+        until = monotonic() + _LATE
+        while True:
+            try:
+                found = in_time(look, _ANSWER)
+            except OSError:
+                return None
+            if found is None or not found[1] or monotonic() > until:
+                return found
+            sleep(0.2)  # a network file system may show a moment later what another node has just committed
 
     def write(
-        self, one: SnapshotId, world: int, to: Target, ask: Callable[[str, float], Mapping[str, str]]
+        self, page: KeptPage, to: Target, ask: Callable[[str, float], Mapping[str, str]]
     ) -> tuple[Path | None, str]:
         """Return where it is kept now, or why not.
 
         ``ask(folder, seconds)`` has all nodes write what they hold: node -> "done", or why not.
         """
-        staged = to.staging / memory_kept.name_of(one).removeprefix(".")
-        target = self._checkpoints / memory_kept.name_of(one)
+        one = SnapshotId(page.step, page.attempt)
+        staged = to.staging / f"snapshot-{one.step}-{one.attempt}"
+        target: Path | None = None
 
         def prepare() -> str:
+            nonlocal target
+            if not self._me().id:
+                return f"{self._rundir.lineage} gives this run no id"
+            target = self._checkpoints / memory_kept.name_of(one, self._run())
             staged.mkdir(mode=0o700)
             return ""
 
         def commit() -> str:
-            memory_kept.write_page(staged, one, world)
+            assert target is not None
+            memory_kept.write_page(staged, self._complete(page, staged))
             _sync(staged)
             if not fence.move(staged, target, to.staging):
                 return "a newer attempt has begun"
             _sync(self._checkpoints)
+            self._there = True
             self._remove(but=target)
             return ""
 
         for work in (prepare, lambda: _wrong(ask(str(staged), to.until - monotonic())), commit):
-            problem = in_time(lambda work=work: _said(work), to.until - monotonic())  # type: ignore[misc]
+            left = to.until - monotonic()
+            problem = in_time(lambda work=work: _said(work), left) if left > 0 else None  # type: ignore[misc]
             if problem is None:
                 return None, "there was too little time"
             if problem:
@@ -96,22 +174,51 @@ class KeptSnapshots:
 
     def superseded_by(self, saved: int | None) -> None:
         """Remove older kept snapshots: a checkpoint of step ``saved`` is on the disk."""
-        if saved is not None and self._found is not None and self._found.step <= saved:
-            gone, self._found = self._found, None
-            in_time(lambda: memory_kept.remove(gone), _LOOK)
+        if saved is not None and self._there:
+            in_time(lambda: self._remove(until=saved), _LOOK)
 
     def finished(self) -> None:
         """Remove all: the run is complete."""
         in_time(self._remove, _LOOK)
 
-    def _remove(self, but: Path | None = None) -> None:
+    def _remove(self, but: Path | None = None, until: float = inf) -> None:
         try:
-            kept = memory_kept.all_in(self._checkpoints)
-        except OSError:
+            for one in self._mine():
+                if (
+                    one.path != but
+                    and one.step <= until
+                    and not _of_another(memory_kept.read_page(one.path), self._attempt(one.attempt))
+                ):
+                    memory_kept.remove(one)
+        except (OSError, ValueError):
             return
-        for one in kept:
-            if one.path != but:
-                memory_kept.remove(one)
+
+    def _me(self) -> Lineage:
+        """Raises OSError."""
+        if self._known is None or not self._known.id:
+            self._known = read_lineage(self._rundir)
+        return self._known
+
+    def _run(self) -> str:
+        return memory_kept.run_of(self._me(), self._rundir.root.name if self._rundir.whole is not None else "")
+
+    def _mine(self) -> list[KeptSnapshot]:
+        """Return this run's, oldest first. Raises OSError."""
+        return memory_kept.all_in(self._checkpoints, self._run())
+
+    def _names(self) -> dict[str, int | None]:
+        """Return the checkpoints in the folder, but those of other runs. Raises OSError."""
+        return steps_in(self._checkpoints, self._me())
+
+    def _attempt(self, number: int) -> tuple[Attempt, ...]:
+        return tuple(ledger.backwards(self._rundir, number + 1, number))
+
+    def _complete(self, page: KeptPage, staged: Path) -> KeptPage:
+        """Return the page with the run that keeps it. Raises OSError, ValueError."""
+        me, made = self._me(), self._attempt(page.attempt)
+        code = memory_kept.code_of(staged)
+        page = page._replace(run=me.name, run_id=me.id, run_dir=me.root, code=code, at=datetime.now(timezone.utc))
+        return page._replace(began=made[0].started if made else None)
 
 
 def keep_until(stopped_at: float | None, end: float | None) -> float:
@@ -128,16 +235,12 @@ def keep_until(stopped_at: float | None, end: float | None) -> float:
     return min(bounds)
 
 
-def may_begin_from(kept: KeptSnapshot, attempts: Collection[Attempt]) -> bool:
-    """Return whether it is still the run's newest state. Pure.
-
-    It is not once a newer step was saved, or a later attempt has made its steps again from an older one: it is an
-    abandoned future then.
-    """
-    if any(one.saved is not None and one.saved >= kept.step for one in attempts):
-        return False
-    later = [one for one in attempts if one.number > kept.attempt and one.last_step is not None]
-    return all(one.first_step is not None and one.first_step > kept.step for one in later)
+def _of_another(page: KeptPage, attempts: Sequence[Attempt]) -> str:
+    """Return that the attempt which made a snapshot is not the one in this ledger, as a clause; "" where it is."""
+    made = next((one for one in attempts if one.number == page.attempt), None)
+    if made is not None and page.began == made.started:
+        return ""
+    return f"the ledger does not know the attempt {page.attempt} that made it: the run directory is a copy, or was made anew"
 
 
 def _said(work: Callable[[], str]) -> str:

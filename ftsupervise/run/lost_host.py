@@ -35,14 +35,12 @@ def note_lost_host(rundir: RunDir, number: int, env: Mapping[str, str]) -> None:
 def _note(rundir: RunDir, number: int, env: Mapping[str, str]) -> None:
     try:
         one = next(ledger.backwards(rundir, before=number + 1, first=number), None)
-        if (
-            one is None
-            or one.ended is not None
-            or one.stop_signal not in _NO_ORDER
-            or one.job_id in ("", ledger.job_id(env))
-        ):
+        if one is None or one.ended is not None or one.stop_signal not in _NO_ORDER or not one.job_id:
             return
-        words = fate_of(one.job_id, env, one.nodes)
+        if one.job_id != ledger.job_id(env):
+            words = fate_of(one.job_id, env, one.nodes)
+        else:  # in this very job, which Slurm has begun again
+            words = lost_from(one.nodes, env) if env.get("SLURM_RESTART_COUNT", "0") != "0" else ""
         if words:
             write_json(rundir.attempt(number) / LOST_END, LostEnd(words))
     except OSError:  # it stays an end without a record
@@ -69,6 +67,19 @@ def fate_of(job: str, env: Mapping[str, str], began_on: Sequence[str] = ()) -> s
         return ""
     which = f"its node {began_on[0]}" if len(began_on) == 1 else "one of its nodes"
     return f"{which} was lost, and Slurm ended the job (NODE_FAIL)"
+
+
+def lost_from(nodes: Sequence[str], env: Mapping[str, str]) -> str:
+    """Return which of ``nodes``, the first of them its batch host, a job has lost before Slurm began it again; "" if none."""
+    if not nodes:
+        return ""
+    listed = ("sinfo", "-h", "-N", "-n", ",".join(nodes), "-o", "%N %T")
+    states = dict(line.split(None, 1) for line in _answer(listed, env).splitlines() if " " in line)
+    away = [node for node in nodes if is_away(states.get(node, ""))]
+    if not away:
+        return ""
+    what = "batch host" if away[0] == nodes[0] else "node"
+    return f"its {what} {away[0]} was lost ({states[away[0]]}), and Slurm began the job again"
 
 
 def _answer(words: tuple[str, ...], env: Mapping[str, str]) -> str:

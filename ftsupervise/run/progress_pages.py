@@ -6,6 +6,7 @@ A thread of its own writes, because a file system may hang: the training and the
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections import Counter, deque
@@ -80,7 +81,7 @@ class ProgressWriter:
         self._marks: tuple[TimeMark, ...] = ()
         self._usual: float | None = None
         self._training = HourOfTraining()
-        self._write_steps_at = 0.0
+        self._write_steps_at = self._touch_at = 0.0
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="progress", daemon=True)
         self._thread.start()
@@ -98,9 +99,18 @@ class ProgressWriter:
             page = self._seen_now()
             if page is not None:
                 self._write(page, began, last=over)
+            elif began >= self._touch_at:  # no rank reports: should we be lost, the log says until when we lived
+                self._touch_at = began + _STEPS_EVERY
+                self._touch()
             if over:
                 return
             pause = max(_EVERY, _COST * (time.monotonic() - began))
+
+    def _touch(self) -> None:
+        try:
+            os.utime(self._mine.folder / "run.log")
+        except OSError:
+            return
 
     def _write(self, page: ProgressPage, now: float, *, last: bool) -> None:
         if self._record is None:

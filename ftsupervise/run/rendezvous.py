@@ -9,12 +9,12 @@ attempts before has had: a leftover rank of one of them never meets the new ones
 from __future__ import annotations
 
 import re
-import socket
+import shutil
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
-from ftsupervise.host.in_time import in_time
+from ftsupervise.host.addresses import Names
 from ftsupervise.host.ports import first_free, ports_of
 from ftsupervise.hostlist import expand_hostlist
 from ftsupervise.nodes.selector import calls_srun
@@ -23,7 +23,7 @@ from ftsupervise.rundir.records import as_count
 from ftsupervise.scheduler.parse import is_srun, srun_options
 
 _LOOPBACK = "127.0.0.1"
-_RESOLVE = 2.0  # seconds for the name of a node; then it is trusted
+_NAMES = Names()  # of nodes; one that is not known in time is trusted
 _ASK = 2.0  # seconds for the agent of another node, which may just be starting
 _AGAIN = 0.1
 
@@ -84,11 +84,7 @@ def _ask_node(node: str, ports: Sequence[int], ask: Ask) -> int | None:
 
 def _reachable(node: str, address: Callable[[str], str]) -> str:
     """Return the name of a node where it can be resolved, else the address by which Slurm reaches it."""
-    try:
-        in_time(lambda: socket.getaddrinfo(node, None, type=socket.SOCK_STREAM), _RESOLVE)
-    except OSError:
-        return address(node) or node
-    return node
+    return address(node) or node if _NAMES.look_up([node]).get(node) == "" else node
 
 
 # Finds the node on which rank 0 runs, when a person's srun has chosen its nodes.
@@ -160,7 +156,40 @@ def in_each_rank(command: tuple[str, ...], *, names: bool) -> tuple[str, ...]:
     if at == len(command) or not (names or node):
         return command
     script = f'{_NODE}{_RANK if names else ""}exec "$@"'
-    return (*command[:at], "sh", "-c", script, "ftsupervise-rank", *command[at:])
+    return (*command[:at], "/bin/sh", "-c", script, "ftsupervise-rank", *command[at:])
+
+
+# What an srun hands on to its ranks, where it is told not to hand on all: ours goes with it.
+
+_EXPORT_ENV = "SLURM_EXPORT_ENV"
+
+
+def exported(command: tuple[str, ...], env: dict[str, str], outer: Mapping[str, str]) -> tuple[str, ...]:
+    """Return an srun ``command`` whose ``--export`` hands on our variables too. SLURM_EXPORT_ENV is completed in ``env``.
+
+    Without them a rank has no fence, no beats and no run. ``outer``: the environment before we set any. A program that would no
+    longer be found without a PATH is named by its path, as srun itself finds it.
+    """
+    if not is_srun(command):
+        return command
+    options, at = srun_options(command)
+    given = [value for name, value in options if name == "--export"]
+    asked = given[-1] if given else env.get(_EXPORT_ENV, "")
+    names = {word.partition("=")[0] for word in asked.split(",")}
+    if not asked or "ALL" in names:
+        return command
+    ours = [key for key in env if not key.startswith("SLURM_") and env[key] != outer.get(key)]
+    ours += [key for key in env if key.startswith("FTSUPERVISE_") and key not in ours]
+    theirs = [] if asked in ("NONE", "NIL") else [asked]
+    whole = ",".join([*theirs, *(key for key in ours if key not in names)])
+    if "PATH" not in names and at < len(command):
+        found = shutil.which(command[at], path=env.get("PATH")) or command[at]
+        command = (*command[:at], found, *command[at + 1 :])
+    if not given:
+        env[_EXPORT_ENV] = whole
+        return command
+    end = at - (command[at - 1] == "--")
+    return (*command[:end], f"--export={whole}", *command[end:])  # of two equal options, srun takes the last
 
 
 # torchrun reads each of its options from PET_…, too.

@@ -18,9 +18,11 @@ from typing import NamedTuple
 
 from ftsupervise.checkpoints import memory_folder
 from ftsupervise.checkpoints.memory_choice import Begun, HeldSnapshot, MemoryChoice, Source, choose
+from ftsupervise.checkpoints.memory_doubts import DOUBT, Beside, spoils, weight
+from ftsupervise.checkpoints.memory_kept import KeptPage
 from ftsupervise.checkpoints.memory_pins import SLOTS
 from ftsupervise.checkpoints.memory_slots import SnapshotId
-from ftsupervise.model import Claim, End, FailureKind
+from ftsupervise.model import Claim, End
 from ftsupervise.ranks.agent_pool import Agents, SnapshotPlace
 from ftsupervise.ranks.snapshot_relay import (
     DONE,
@@ -37,15 +39,16 @@ from ftsupervise.ranks.snapshot_relay import (
 from ftsupervise.ranks.snapshot_ring import CopyState
 from ftsupervise.run.kept_snapshots import KeptSnapshots, Target
 from ftsupervise.rundir import kept, ledger
+from ftsupervise.rundir.anchor import Anchor, read_anchor
 from ftsupervise.rundir.paths import ENV_GUARD, ENV_SNAPSHOT_KEPT, ENV_SNAPSHOT_STEP, ENV_SNAPSHOTS, tell
-from ftsupervise.truth import NOT_A_NUMBER, Beginning, RankState
+from ftsupervise.rundir.resumed import read_resumed
+from ftsupervise.truth import Beginning, RankState
 
 _ASK = 1.5  # seconds for all nodes to say what they hold
 _TELL = 5.0  # seconds for all nodes to give up what is newer
 _COMPARE = 20.0  # seconds for all nodes to compare them with their digests: 20 GB or more for each thread
 _FETCH = 60.0  # seconds for snapshots to come from other nodes; the disk is used if they take longer
-_DOUBT = 2  # a snapshot is not used again after this many; the program's own failures count twice
-_BY_OTHERS = (FailureKind.SIGNAL, FailureKind.NODE, FailureKind.MEMORY, FailureKind.DISK, FailureKind.LOST)
+_LINE = 20  # attempts that led to a kept snapshot and are named on its page
 _WRITE = 2.0  # seconds between two pages about the copies
 ENV_SLOTS = f"{ENV_GUARD}SNAPSHOT_SLOTS"
 
@@ -63,7 +66,9 @@ class _Last(NamedTuple):
     nodes: tuple[str, ...] = ()
     homes: Mapping[int, str] = {}
     reached: int | None = None
-    from_kept: bool = False  # it began from a snapshot that an older job had kept
+    from_kept: SnapshotId | None = None  # it began from this snapshot, which an older job had kept
+    folder: Path = Path()
+    anchor: Anchor = Anchor()  # the checkpoint that the state in memory goes on from
 
 
 class SnapshotKeeper:
@@ -98,15 +103,23 @@ class SnapshotKeeper:
         env = {ENV_SNAPSHOTS: self._folder}
         if self._copies:
             env[ENV_SLOTS] = str(SLOTS)
-        spoilt = bool(self._spoilt)
-        chosen, told = self._choose(tuple(nodes), log), False
+        self._require_anchor()
+        chosen, told, anchor = self._choose(tuple(nodes), log), False, self._last.anchor
+        spoilt, self._spoilt = bool(self._spoilt), ""
         if chosen is None or chosen.source is not Source.MEMORY:
-            older = None if spoilt else self._kept.candidate(self._saved, self._refused_kept())
-            if older is not None:
+            self._doubts.clear()
+            if self._last.from_kept is not None:
+                self._kept.doubt(self._last.from_kept, self._weight)
+            older, was, why = self._kept.candidate(mine.number, self._saved)
+            if why:
+                tell(log, why)
+            if older is not None and not spoilt:
                 why = chosen.why if chosen is not None else ""
                 chosen = MemoryChoice(Source.KEPT, older.step, older.attempt, why=why)
                 env[ENV_SNAPSHOT_KEPT] = str(older.path)
-        from_kept = chosen is not None and chosen.source is Source.KEPT
+                anchor = was.anchor
+        kept_one = chosen is not None and chosen.source is Source.KEPT
+        from_kept = SnapshotId(chosen.step, chosen.attempt) if chosen is not None and kept_one else None
         if chosen is not None and chosen.source in (Source.MEMORY, Source.KEPT):
             env[ENV_SNAPSHOT_STEP] = str(chosen.step)
         if chosen is not None:
@@ -114,18 +127,18 @@ class SnapshotKeeper:
         began = chosen.step if chosen is not None else -1
         self._lineage.append(Begun(mine.number, began))
         self._agents.ring.begin(mine.number, began if told else -1)
-        self._last = _Last(mine.number, tuple(nodes), from_kept=from_kept)
+        self._last = _Last(mine.number, tuple(nodes), from_kept=from_kept, folder=mine.folder, anchor=anchor)
         if self._copies:
             self._pages = _CopiesPage(mine, self._agents)
         return env
 
-    def _refused_kept(self) -> frozenset[int]:
-        """Count an attempt before that began from a kept one and left nothing in memory against it; return the steps that are
-        refused."""
-        if self._last.from_kept:
-            began = self._lineage[-1].step
-            self._doubts[began] = self._doubts.get(began, 0) + self._weight
-        return frozenset(step for step, count in self._doubts.items() if count >= _DOUBT)
+    def _require_anchor(self) -> None:
+        """Give up all snapshots in memory where somebody has taken away the checkpoint that they go on from."""
+        if self._spoilt or not self._last.anchor.checkpoint or (self._agents.remote and not self._agents.ring.active):
+            return
+        found = self._kept.beside(0, self._last.anchor)
+        if found is not None and found[1]:
+            self._spoilt, self._saved, self._last = found[1], None, self._last._replace(anchor=Anchor())
 
     def finished(self) -> None:
         """Note that the run is complete."""
@@ -135,12 +148,16 @@ class SnapshotKeeper:
         """Keep on the disk what the loop has not saved: the job ends. Bounded by ``to.until``."""
         if not self._folder or not self._last.number or (self._agents.remote and not self._agents.ring.active):
             return
+        self._require_anchor()
         if self._spoilt:
             tell(log, f"the snapshots in memory are not kept on the disk: {self._spoilt}")
             return
-        refused = {step for step, count in self._doubts.items() if count >= _DOUBT}
         held = self._held(log)
-        chosen = choose(held, self._lineage, disk=self._saved, refused=refused)
+
+        def chosen_without(refused: Collection[int]) -> MemoryChoice:
+            return choose(held, self._lineage, disk=self._saved, refused=refused)
+
+        chosen = chosen_without(self._doubted(chosen_without, held))
         if chosen.source is not Source.MEMORY or (self._saved is not None and self._saved >= chosen.step):
             return
         began, one = monotonic(), SnapshotId(chosen.step, chosen.attempt)
@@ -156,7 +173,10 @@ class SnapshotKeeper:
             answers = self._agents.ask(questions, seconds)
             return {node: answers.get(node, "no answer") for node in questions}
 
-        path, problem = self._kept.write(one, chosen.world, to, ask)
+        found = self._kept.beside(one.step, self._last.anchor)
+        there = found[0] if found is not None else Beside(self._last.anchor)
+        page = KeptPage(one.step, one.attempt, chosen.world, there, line=tuple(self._lineage[-_LINE:]))
+        path, problem = self._kept.write(page, to, ask)
         if path is None:
             tell(log, f"step {one.step} is in memory only, and was not kept on the disk: {problem}")
         else:
@@ -171,17 +191,25 @@ class SnapshotKeeper:
         if self._pages is not None:
             self._pages.close()
             self._pages = None
-        saved = ended.reached.saved
-        if saved is not None:
-            self._saved = max(saved, self._saved if self._saved is not None else saved)
-            self._kept.superseded_by(self._saved)
-        if (trouble := ended.reached.trouble) is not None and (trouble.stops or trouble.kind == NOT_A_NUMBER):
+        self._note_disk(ended.reached.saved)
+        if spoils(trouble := ended.reached.trouble) and trouble is not None:
             self._spoilt, self._saved = f"{trouble.kind}: {trouble.words}", None
             self._doubts.clear()
         homes = {one.rank: one.node for one in states}
         self._last = self._last._replace(homes=homes, reached=ended.reached.last)
-        by_others = ended.failure is not None and ended.failure.kind in _BY_OTHERS
-        self._weight = 1 if by_others else _DOUBT
+        self._weight = weight(ended.failure)
+
+    def _note_disk(self, saved: int | None) -> None:
+        """Note what the attempt that has ended leaves on the disk, as it says itself."""
+        resumed, newest = read_resumed(self._last.folder), read_anchor(self._last.folder)
+        if resumed is not None:  # what was newer then is set aside, or no good
+            anchor = Anchor(resumed.checkpoint, resumed.step, resumed.committed)
+            self._saved, self._last = resumed.step, self._last._replace(anchor=anchor)
+        if newest is not None:
+            self._last = self._last._replace(anchor=newest)
+        if saved is not None:
+            self._saved = max(saved, self._saved if self._saved is not None else saved)
+            self._kept.superseded_by(self._saved)
 
     def close(self) -> None:
         """Remove the snapshots in this node's memory; the agents do it on theirs."""
@@ -216,9 +244,8 @@ class SnapshotKeeper:
         if self._spoilt:
             spoilt = MemoryChoice(Source.START, why=self._spoilt)
             self._carry_out(spoilt, held, places or {})
-            self._spoilt = ""
             return spoilt
-        refused = self._doubted(chosen_without)
+        refused = self._doubted(chosen_without, seen)
         while True:
             chosen = chosen_without(refused)
             problem, damaged = self._carry_out(chosen, held, places or {})
@@ -230,15 +257,21 @@ class SnapshotKeeper:
             else:
                 refused.add(chosen.step)
 
-    def _doubted(self, chosen_without: Callable[[Collection[int]], MemoryChoice]) -> set[int]:
-        """Return the steps from which attempts came to no newer one too often: such a state may be poisoned."""
-        refused = {step for step, count in self._doubts.items() if count >= _DOUBT}
+    def _doubted(
+        self, chosen_without: Callable[[Collection[int]], MemoryChoice], held: Sequence[HeldSnapshot]
+    ) -> set[int]:
+        """Return the steps that are refused: all where attempts came from one to no newer one too often. Such a state may be
+        poisoned, and the ones before it too; the next attempt begins from the disk.
+        """
+        refused = {step for step, count in self._doubts.items() if count >= DOUBT}
         best, began = chosen_without(refused), self._lineage[-1].step
         if best.source is not Source.MEMORY or best.step > max(self._doubts, default=-1) > -1:
             self._doubts.clear()
         if best.source is Source.MEMORY and best.step == began:
             self._doubts[began] = self._doubts.get(began, 0) + self._weight
-        return {step for step, count in self._doubts.items() if count >= _DOUBT} | refused
+            if self._doubts[began] >= DOUBT:
+                return {one.step for one in held}
+        return refused
 
     def ask_ahead(self) -> None:
         """Ask the nodes what they hold, for the ``begin`` that may follow: the ranks have ended."""
@@ -341,7 +374,7 @@ class SnapshotKeeper:
         step = chosen.step if chosen.step >= 0 else None
         reached = self._last.reached
         again = max(0, reached - step) if step is not None and reached is not None else None
-        begins = Beginning(chosen.source.value, step, chosen.copies, again, chosen.why)
+        begins = Beginning(chosen.source.value, step, chosen.copies, again, chosen.why, chosen.attempt or None)
         tell(log, f"attempt {mine.number} begins {begins.words()}")
         try:
             ledger.write_beginning(mine, begins)

@@ -21,7 +21,9 @@ class State(Enum):
     PLACE = "place"  # choose the nodes to start on
     PREDECESSOR = "predecessor"  # no node is fit, and an older attempt may be running: wait for its end
     UNSTARTED = "unstarted"  # no fit nodes: record an attempt that did not start, so that the brake counts it
-    BACK_OFF = "back-off"  # a new member of a chain that fails waits as a restart in place would
+    BACK_OFF = (
+        "back-off"  # look at what became of the members before; a chain that fails waits as a restart in place would
+    )
     CLAIM = "claim"
     ATTEMPT = "attempt"  # the command runs
     JUDGE = "judge"
@@ -49,9 +51,9 @@ NEXT: dict[State, dict[Outcome, State]] = {
         Outcome.OLDER: State.PREDECESSOR,
         Outcome.NO_NODES: State.UNSTARTED,
     },
-    State.PREDECESSOR: {Outcome.DONE: State.PLACE, Outcome.OVER: State.EXIT},
+    State.PREDECESSOR: {Outcome.DONE: State.PLACE, Outcome.OVER: State.EXIT, Outcome.STOP: State.BRAKE},
     State.UNSTARTED: {Outcome.DONE: State.JUDGE, Outcome.OVER: State.EXIT},
-    State.BACK_OFF: {Outcome.DONE: State.CLAIM, Outcome.OVER: State.EXIT},
+    State.BACK_OFF: {Outcome.DONE: State.CLAIM, Outcome.OVER: State.EXIT, Outcome.STOP: State.BRAKE},
     State.CLAIM: {Outcome.DONE: State.ATTEMPT, Outcome.OVER: State.EXIT},
     State.ATTEMPT: {Outcome.DONE: State.JUDGE},
     State.JUDGE: {
@@ -59,7 +61,12 @@ NEXT: dict[State, dict[Outcome, State]] = {
         Outcome.LEAVE: State.MAKE_WAY,
         Outcome.STOP: State.RECORD,
     },
-    State.REPLACE: {Outcome.DONE: State.RECORD, Outcome.NO_NODES: State.MAKE_WAY},
+    State.REPLACE: {
+        Outcome.DONE: State.RECORD,
+        Outcome.NO_NODES: State.MAKE_WAY,
+        Outcome.STOP: State.RECORD,
+        Outcome.OVER: State.RECORD,
+    },
     State.MAKE_WAY: {Outcome.DONE: State.RECORD},
     State.RECORD: {
         Outcome.RESTART: State.PAUSE,
@@ -94,7 +101,7 @@ class AttemptEvent(Enum):
     STARTED = "the command runs"
     NOT_STARTED = "the command cannot be started"
     WARNING = "Slurm's warning signal"
-    STOP = "a signal that asks us to stop"
+    STOP = "a signal that asks us to stop, or the one that announces the end, where Slurm says that it is here"
     MUST_END = "a newer attempt has begun, or the command ignores the kill switch"
     RANK_DIED = "a rank has died"
     HUNG = "a rank hangs"

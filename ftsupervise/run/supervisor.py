@@ -6,6 +6,7 @@ reasons; this module gathers the facts and acts.
 
 from __future__ import annotations
 
+import os
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
@@ -14,7 +15,6 @@ from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
 
-from ftsupervise import scheduler
 from ftsupervise.errors import Error
 from ftsupervise.host import processes
 from ftsupervise.host.processes import die_with_parent, end_child
@@ -25,17 +25,34 @@ from ftsupervise.ranks.hang_detector import GapHistory
 from ftsupervise.ranks.hang_monitor import report_interval
 from ftsupervise.run import Options, attempt, fencing, gate
 from ftsupervise.run.attempt import RunProgress, Services
-from ftsupervise.run.decide import NextAction, RestartDecision, Situation, decide, delay, since_progress
+from ftsupervise.run.decide import (
+    NextAction,
+    RestartDecision,
+    Situation,
+    before_leaving,
+    decide,
+    delay,
+    since_progress,
+    stop_before,
+    used_up,
+)
 from ftsupervise.run.fencing import OrphanReaper
 from ftsupervise.run.gate import PendingWrites, SignalQueue, shut, wait_for_space, wait_unless_stopped
+from ftsupervise.run.job_end import JobEnd
 from ftsupervise.run.kept_snapshots import KeptSnapshots, Target, keep_until
+from ftsupervise.run.lines import lines_aside
 from ftsupervise.run.snapshots import SnapshotKeeper, place_for
 from ftsupervise.run.states import NEXT, Outcome, State
-from ftsupervise.rundir import ledger, switches
+from ftsupervise.rundir import ledger, members, switches
 from ftsupervise.rundir.fence import is_sealed, superseded
+from ftsupervise.rundir.launches import launches
 from ftsupervise.rundir.ledger import ledger as read_ledger
+from ftsupervise.rundir.ledger import newest
+from ftsupervise.rundir.ledger import numbers as read_numbers
+from ftsupervise.rundir.lost_ends import last_sign, stop_request
 from ftsupervise.rundir.paths import ENV_CHECKPOINT_DIR, tell, whole_run
 from ftsupervise.scheduler.allocation import Allocation
+from ftsupervise.scheduler.parse import is_away
 from ftsupervise.units import signal_name
 from ftsupervise.warm.restarts import WarmSettings, WarmStart
 
@@ -46,27 +63,25 @@ from ftsupervise.warm.restarts import WarmSettings, WarmStart
 
 ENV_EVERY = "FTSUPERVISE_KEEPER_SECONDS"
 _EVERY = 300
+UPKEEP_EVERY = "FTSUPERVISE_UPKEEP_SECONDS"
+_UPKEEP = 600
 # short sleeps: one that outlives the killed shell ends in seconds
-_LOOP = """every=$1; shift
+_LOOP = """every=$1; longest=$2; shift 2
 while :; do
   slept=0
   while [ "$slept" -lt "$every" ]; do sleep 1 || exit; slept=$((slept + 1)); done
-  timeout --foreground -k 10 120 "$@"
+  timeout --foreground -k 10 "$longest" "$@"
 done"""
 
 
-class CronKeepalive:
-    """The shell that keeps the cron alive; nothing where there is no Slurm that could keep one."""
+class Repeated:
+    """A command that a shell beside the run begins again and again, until the run is over."""
 
-    def __init__(self, run_dir: Path, env: Mapping[str, str], command: Sequence[str] = ()) -> None:
+    def __init__(self, words: Sequence[str], env: Mapping[str, str], every: str, longest: int) -> None:
         self.pid: int | None = None
-        if not env.get("SLURM_JOB_ID") or whole_run(run_dir) is not None:  # a replica group's run sees to it
-            return
-        every = env.get(ENV_EVERY, "")
-        words = command or processes.own_command("cron", "ensure", "--run", str(run_dir))
         try:
             shell = subprocess.Popen(
-                ["sh", "-c", _LOOP, "ftsupervise-keeper", every if every.isdigit() else str(_EVERY), *words],
+                ["sh", "-c", _LOOP, "ftsupervise-keeper", every, str(longest), *words],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
@@ -87,14 +102,46 @@ class CronKeepalive:
         self.pid = None
 
 
+class CronKeepalive(Repeated):
+    """The shell that keeps the cron alive; nothing where there is no Slurm that could keep one."""
+
+    def __init__(self, run_dir: Path, env: Mapping[str, str], command: Sequence[str] = ()) -> None:
+        self.pid = None
+        if not env.get("SLURM_JOB_ID") or whole_run(run_dir) is not None:  # a replica group's run sees to it
+            return
+        words = command or processes.own_command("cron", "ensure", "--run", str(run_dir))
+        super().__init__(words, env, _seconds(env, ENV_EVERY, _EVERY), 120)
+
+
+class CheckpointUpkeep(Repeated):
+    """The shell that removes what ``checkpoints.retain`` does not keep, while the run trains; nothing where no rule is set."""
+
+    def __init__(self, options: Options, env: Mapping[str, str]) -> None:
+        self.pid = None
+        if options.retain == "off":
+            return
+        words = processes.own_command("checkpoints", "upkeep", "--no-copies", "--quiet", str(options.rundir.root))
+        super().__init__(["nice", "-n", "19", *words], env, _seconds(env, UPKEEP_EVERY, _UPKEEP), 3600)
+
+
+def _seconds(env: Mapping[str, str], name: str, default: int) -> str:
+    given = env.get(name, "")
+    return given if given.isdigit() else str(default)
+
+
 _NOT_NOW = 75
+_SHORT = 3600.0  # seconds of the job that may be too few for another start
 _THEN = {
     NextAction.RESTART: "restarted in place",
     NextAction.LEAVE: "left to the next job",
     NextAction.STOP: "stopped by the brake",
 }
 _OUTCOME = {NextAction.RESTART: Outcome.RESTART, NextAction.LEAVE: Outcome.LEAVE, NextAction.STOP: Outcome.STOP}
-_OLDER, _OLDER_LOOK = 600.0, 5.0  # seconds for an older attempt to end
+_AFTER_KILL = 10.0  # seconds after Slurm's SIGKILL in which an older attempt may still be ending
+_LEAVING_LOOK = 0.3  # seconds between two looks at an older attempt that ends
+_OLDER = float(os.environ.get("FTSUPERVISE_OLDER_SECONDS", "600"))  # seconds for an older attempt to end
+_OLDER_LOOK = 5.0
+_LOST_LOOK = 5.0  # seconds between two looks at a lost node
 
 
 def run(options: Options, env: Mapping[str, str]) -> int:
@@ -102,50 +149,90 @@ def run(options: Options, env: Mapping[str, str]) -> int:
 
     Raises CannotWrite, NotPermitted or NotFound before the command starts; after that no error that a person can cause.
     """
-    signals = SignalQueue()
+    with lines_aside():
+        return _run(options, env)
+
+
+def _run(options: Options, env: Mapping[str, str]) -> int:
+    signals = SignalQueue(options.warning)
     try:
-        pause = partial(wait_unless_stopped, signals=signals, options=options)
-        launched, until_ready = bool(options.launched), partial(wait_for_space, seconds=options.space_wait, pause=pause)
-        if launched and not until_ready(partial(gate.require_there, options.rundir)):
-            return 0
-        gate.require_the_launched(options, pause)
-        if not until_ready(partial(gate.prepare, options.rundir, launched=launched)):
-            return 0
-        closed = gate.reason_not_to_start(options.rundir)
-        if closed:
-            tell(None, closed)
-            gate.keep_the_brake_on(options.rundir, env)
-            return 0
-        for odd in gate.odd_switches(options.rundir):
-            tell(None, odd)
-        code = _go(options, env, signals)
+        code = _pass_the_gate(options, env, signals)
+        if code is None:
+            code = _go(options, env, signals)
+    except Exception as error:  # a fault of the run directory's, or of ours: the next member would meet it too
+        if isinstance(error, Error) or members.at_the_gate(options.rundir, ledger.job_id(env)):
+            what = error.message if isinstance(error, Error) else f"{type(error).__name__}: {error}"
+            gate.hold_unseen(options, env, what)
+        raise
     finally:
         signals.close()
     return code if code >= 0 else 128 - code
 
 
+def _pass_the_gate(options: Options, env: Mapping[str, str], signals: SignalQueue) -> int | None:
+    """Return None when the run may start, else the exit code. Raises CannotWrite, NotPermitted or NotFound."""
+    pause, passing = partial(wait_unless_stopped, signals=signals, options=options), partial(gate.may_pass, options)
+    until_ready = partial(wait_for_space, seconds=options.space_wait, pause=pause, passing=passing)
+    launched, rundir, closed = bool(options.launched), options.rundir, list[str]()
+    if launched and not until_ready(partial(gate.require_there, rundir)):
+        return 0
+    gate.require_the_launched(options, pause)
+    if not until_ready(partial(gate.prepare, rundir, launched=launched)):
+        return 0
+    if not until_ready(lambda: closed.append(gate.reason_not_to_start(rundir))):
+        return 0
+    if why := closed[-1]:
+        tell(None, why)
+        gate.keep_the_brake_on(options, env)
+        return 0
+    if not until_ready(partial(gate.require_own_checkpoints, rundir, options.name, _checkpoints(options, env))):
+        return 0
+    for odd in gate.odd_switches(rundir):
+        tell(None, odd)
+    return None
+
+
 def _go(options: Options, env: Mapping[str, str], signals: SignalQueue) -> int:
-    keeper = CronKeepalive(options.rundir.root, env)
+    keepers = (CronKeepalive(options.rundir.root, env), CheckpointUpkeep(options, env))
     reaper = OrphanReaper(options.grace)
-    supervisor = None
+    supervisor, job = None, ledger.job_id(env)
     try:
+        _write_arrival(options, job)
         supervisor = Supervisor(_services(options, env, signals, reaper))
-        return supervisor.go()
+        code = supervisor.go()
+        if not supervisor.now.unstarted:
+            members.forget(options.rundir, job)
+        return code
     finally:
         if supervisor is not None:
             supervisor.to.agents.close()
             supervisor.to.snapshots.close()
             supervisor.to.pending.settle_at_last(options, signals, asked_to_stop=supervisor.now.asked_to_stop)
             supervisor.to.warm.stop()
-        keeper.stop()
+        for keeper in keepers:
+            keeper.stop()
         reaper.stop()
+        gate.keep_output_folders()
+
+
+def _checkpoints(options: Options, env: Mapping[str, str]) -> Path:
+    return Path(env.get(ENV_CHECKPOINT_DIR) or options.checkpoints or options.rundir.checkpoints).absolute()
+
+
+def _write_arrival(options: Options, job: str) -> None:
+    """Write the page by which the next member learns of this one, should it end before it has an attempt."""
+    if not job:
+        return
+    try:
+        members.begin(options.rundir, job, _now(), max(read_numbers(options.rundir), default=0))
+    except OSError as error:
+        tell(None, f"cannot write that job {job} has begun: {error.strerror or error}")
 
 
 def _services(options: Options, env: Mapping[str, str], signals: SignalQueue, reaper: OrphanReaper) -> Services:
     allocation = Allocation(env)
     asked = options.warm if options.budgets.in_place else WarmSettings()
     place = place_for(ledger.job_id(env), options.snapshot_copies, options.guard)
-    checkpoints = Path(env.get(ENV_CHECKPOINT_DIR) or options.checkpoints or options.rundir.checkpoints).absolute()
     often, guardless = report_interval(options.hang), bool(options.heartbeat_log or options.heartbeat_file)
     silence = None if guardless else SILENT
     agents = Agents(options.rundir, allocation, env, signals.wake, silence=silence, often=often, snapshots=place)
@@ -154,14 +241,14 @@ def _services(options: Options, env: Mapping[str, str], signals: SignalQueue, re
         env=dict(env),
         signals=signals,
         reaper=reaper,
-        end=scheduler.deadline_from_environment(env) or scheduler.ask_slurm_for_the_deadline(env),
+        job=JobEnd(env),
         allocation=allocation,
         steps=allocation.steps(),
         agents=agents,
         nodes=NodeSelector(options.rundir, options.name, options.command, options.care, env, allocation),
         warm=WarmStart(asked, options.command, allocation, options.rundir, partial(tell, None)),
         snapshots=SnapshotKeeper(
-            place, agents, env.get("SLURMD_NODENAME", ""), KeptSnapshots(options.rundir, checkpoints)
+            place, agents, env.get("SLURMD_NODENAME", ""), KeptSnapshots(options.rundir, _checkpoints(options, env))
         ),
         pending=PendingWrites(),
         past=GapHistory(),
@@ -174,6 +261,7 @@ class Supervisor:
     def __init__(self, to: Services) -> None:
         self.to = to
         self.now = RunProgress(State.PLACE, Placement(to.options.command, ()), to.steps)
+        self._kept = 0  # the attempt whose memory has been written to the disk
 
     def go(self) -> int:
         do = {
@@ -199,12 +287,18 @@ class Supervisor:
     def _keep_the_memory(self) -> None:
         """Write what only the memory holds to the disk, in the time that is left: the job ends."""
         now, to = self.now, self.to
-        if now.fence is None or now.fence.staging is None or now.ended.newer is not None:
+        if (
+            now.fence is None
+            or now.fence.staging is None
+            or now.ended.newer is not None
+            or self._kept == now.claim.number
+        ):
             return
+        self._kept = now.claim.number
         if to.options.rundir.has_finished():
             to.snapshots.finished()
             return
-        until = keep_until(to.signals.stopped_at, to.end)
+        until = keep_until(to.signals.stopped_at, to.job.at)
         to.snapshots.keep(now.claim, Target(now.fence.staging, until), now.claim.folder / "run.log")
 
     # ------------------------------------------------------------------------------------------------------- placing
@@ -224,11 +318,32 @@ class Supervisor:
             if not reported:
                 reported = True
                 tell(None, f"not started: {why}; attempt {older} may still be running; waiting for its end")
-            if time.monotonic() >= until or not self._wait(_OLDER_LOOK):
+            over = time.monotonic() >= until
+            if over or not self._wait(_OLDER_LOOK):
                 tell(None, f"not started: {why}; no attempt begins while attempt {older} may still be running")
                 self.now = self.now._replace(code=_NOT_NOW)
-                return Outcome.OVER
+                return self._end_unstarted(f"{why}, and attempt {older} may still be running") if over else Outcome.OVER
         return Outcome.DONE
+
+    def _end_unstarted(self, why: str) -> Outcome:
+        """Leave a page that the next member counts, since no attempt can. Stop the chain when too many have left so."""
+        job = ledger.job_id(self.to.env)
+        if not job:
+            return Outcome.OVER
+        try:
+            members.end(self.to.options.rundir, job, why, self._reached())
+        except (OSError, ValueError) as error:
+            tell(None, f"cannot write why job {job} ends: {error}")
+        self.now = self.now._replace(unstarted=True)
+        return Outcome.STOP if self._stops_before() else Outcome.OVER
+
+    def _reached(self) -> int | None:
+        """Return the last step of the newest attempt; None where that is not known."""
+        try:
+            last = newest(self.to.options.rundir)
+        except OSError:
+            return None
+        return None if last is None else last.last_step
 
     def _older_at_work(self) -> int | None:
         return fencing.at_work(self.to.options.rundir, self.to.nodes.job, self.to.allocation.lives, _now())
@@ -244,18 +359,59 @@ class Supervisor:
         return Outcome.DONE
 
     def _replace(self) -> Outcome:
-        """Choose fit nodes to restart on; where there are none the next member takes over."""
+        """Choose fit nodes to restart on; where there are none Slurm begins this member again, or the next takes over."""
         found = self.to.nodes.next(self.now.ended, self.now.node_states)
+        if isinstance(found, str) and (within := self._begun_again_within()) is not None:
+            found = self._wait_for_slurm(found, within)
+            if isinstance(found, str) and self.now.asked_to_stop:
+                words = "asked to stop while Slurm was to begin this member again"
+                self.now = self.now._replace(verdict=RestartDecision(NextAction.LEAVE, words))
+                self._say_verdict()
+                return Outcome.OVER
         if not isinstance(found, str):
             self.now = self.now._replace(placement=found)
             return Outcome.DONE
-        self.now = self.now._replace(verdict=RestartDecision(NextAction.LEAVE, found, times=self.now.verdict.times))
+        verdict = RestartDecision(NextAction.LEAVE, found, times=self.now.verdict.times)
+        if self.now.situation is not None:
+            verdict = before_leaving(verdict, self.now.situation, self.to.options.budgets)
+        self.now = self.now._replace(verdict=verdict)
         self._say_verdict()
-        return Outcome.NO_NODES
+        return Outcome.STOP if verdict.move is NextAction.STOP else Outcome.NO_NODES
+
+    def _begun_again_within(self) -> float | None:
+        """Return the seconds in which Slurm begins this member again because of a lost node; None where it does not."""
+        failure = self.now.ended.failure
+        lost = (
+            failure is not None
+            and failure.kind is FailureKind.NODE
+            and any(map(is_away, self.now.node_states.values()))
+        )
+        return self.to.allocation.begins_again() if lost else None
+
+    def _wait_for_slurm(self, why: str, within: float) -> Placement | str:
+        """Keep the job, and with it its other nodes, until Slurm ends it to begin it again with a free node beside them. Other
+        jobs wait, and would have the nodes if we left. Return where to go on if the lost node is back before, else why not.
+        """
+        until = time.monotonic() + within
+        words = "other jobs wait for the nodes that are left: they are kept until Slurm begins this member again"
+        tell(self.now.log, words)
+        self.to.pending.end(self.now.claim, self.now.ended, words)  # for people: this may take SlurmdTimeout and more
+        self._keep_the_memory()
+        while time.monotonic() < until and self._wait(_LOST_LOOK, log=True):
+            states = self.to.allocation.how_they_are()
+            if states and not any(map(is_away, states.values())):
+                self.now = self.now._replace(node_states=states)
+                return self.to.nodes.next(self.now.ended, states)
+        return why
 
     # --------------------------------------------------------------------------------------------------- one attempt
 
     def _wait_out_failures_before(self) -> Outcome:
+        """Look at what became of the members before this one, however they ended, before it takes the run."""
+        if not self._older_has_left():
+            return Outcome.OVER
+        if self._stops_before():
+            return Outcome.STOP
         streak = since_progress(self._counted(1 << 60))
         last = streak[-1] if streak else None
         if last is None or last.ended is None:
@@ -265,6 +421,53 @@ class Supervisor:
         if rest > 0.05:
             tell(None, f"{len(streak)} failures without progress: waiting {rest:.0f} s")
         return Outcome.DONE if self._wait(rest) else Outcome.OVER
+
+    def _older_has_left(self) -> bool:
+        """Wait for an attempt that was asked to stop and may be about to save, and for one that Slurm still runs. Return False
+        when we are asked to stop meanwhile."""
+        rundir, until, told = self.to.options.rundir, None, ""
+        while older := fencing.may_still_save(rundir, self.to.nodes.job, self.to.allocation.state_of, _now()):
+            if told != older.words():
+                told = older.words()
+                tell(None, told)
+            if older.runs:
+                until = None
+            elif until is None:
+                until = time.monotonic() + self.to.allocation.kill_wait() + _AFTER_KILL
+            elif time.monotonic() >= until:
+                tell(None, f"attempt {older.number} had its time to save: this one begins")
+                return True
+            if not self._wait(_LEAVING_LOOK if until is not None else _OLDER_LOOK):
+                return False
+        return True
+
+    def _stops_before(self) -> bool:
+        """Return whether this member must not start, because too many before it were used up without a new step."""
+        budgets, before = self.to.options.budgets, self._since_launch()
+        if not ledger.job_id(self.to.env) or not stop_before(before, budgets):
+            return False
+        asked = self._cancelled(used_up(before))
+        verdict = stop_before([one for one in before if one.job_id not in asked], budgets)
+        if verdict is None:
+            return False
+        tell(None, f"nothing is started: {verdict.why} ({verdict.failure})")
+        self.now = self.now._replace(verdict=verdict, code=_NOT_NOW)
+        return True
+
+    def _cancelled(self, spent: Sequence[Attempt]) -> frozenset[str]:
+        """Return those jobs among these of which the scheduler still knows that somebody cancelled or preempted them. No record
+        of an end says so of a job that was killed at once."""
+        unseen = {one.job_id for one in spent if one.failure is not None and one.failure.kind is FailureKind.LOST}
+        return frozenset(job for job in unseen if self.to.allocation.was_cancelled(job))
+
+    def _since_launch(self) -> list[Attempt]:
+        """Return what counts since the newest launch: a person who launches again has looked at what was."""
+        try:
+            last = launches(self.to.options.rundir, most=1)
+        except OSError:
+            last = ()
+        counted = self._counted(1 << 60, at_work=self._older_at_work())
+        return [one for one in counted if not last or one.started >= last[0].at]
 
     def _claim(self) -> Outcome:
         now, begun = attempt.begin(self.to, self.now, self._wait)
@@ -295,29 +498,54 @@ class Supervisor:
         reach = f", last step {ended.reached.last}" if ended.reached.last is not None else ""
         words = ended.cause.words()
         tell(now.log, words if unstarted else f"attempt {now.claim.number} ended: {words}{reach}")
-        attempts = [*self._counted(now.claim.number), ledger.as_attempt(now.claim, ended, _now())]
-        left = None if self.to.end is None else self.to.end - time.time()
-        verdict = decide(Situation(attempts, now.restarts, self._why_not(), left), self.to.options.budgets)
+        mine = ledger.as_attempt(now.claim, ended, _now())._replace(job_id=ledger.job_id(self.to.env))
+        attempts = [*self._counted(now.claim.number), mine]
+        left = self.to.job.left()
+        budgets, over = self.to.options.budgets, self._job_ends()
+        situation = Situation(attempts, now.restarts, self._why_not(), over, left, self._warned_after())
+        verdict = decide(situation, budgets)
+        if verdict.move is NextAction.LEAVE and not (situation.asked or over) and left is not None and left < _SHORT:
+            self.to.job.ask()  # somebody may have moved the limit
+            situation = replace(situation, time_left=self.to.job.left())
+            verdict = decide(situation, budgets)
         if unstarted and verdict.move is NextAction.RESTART:
             verdict = replace(verdict, move=NextAction.LEAVE, why="the next member takes over")
-        self.now = now._replace(verdict=verdict)
+            verdict = before_leaving(verdict, situation, budgets)
+        self.now = now._replace(verdict=verdict, situation=situation)
         self._say_verdict()
         if ended.failure is not None and not unstarted:
             self._look_after_nodes(verdict.move)
         return _OUTCOME[verdict.move]
 
-    def _counted(self, before: int) -> list[Attempt]:
-        """Return the ledger since the brake was released. An attempt without an end was lost, unless asked to stop."""
+    def _counted(self, before: int, at_work: int | None = None) -> list[Attempt]:
+        """Return the ledger since the brake was released, and the members that ended before they had an attempt.
+
+        An attempt without an end was lost, unless asked to stop. ``at_work``: that one may be running.
+        """
         try:
             first = switches.counts_from(self.to.options.rundir)
             found = [one for one in read_ledger(self.to.options.rundir) if first <= one.number < before]
         except OSError:
             return []
-        lost = Failure(FailureKind.LOST, CauseKind.LOST.value)
-        return [
-            one if one.ended or one.stop_signal else self.to.pending.ends.get(one.number) or one._replace(failure=lost)
-            for one in found
+        nexts = [*(one.started for one in found[1:]), None][: len(found)]
+        attempts = [
+            self._with_end(one, after) for one, after in zip(found, nexts, strict=True) if one.number != at_work
         ]
+        return sorted([*attempts, *self._without_attempt()], key=lambda one: (one.number, one.started))
+
+    def _without_attempt(self) -> list[Attempt]:
+        """Return the members that ended before they had an attempt; this one only where it does."""
+        mine, rundir, lives = ledger.job_id(self.to.env), self.to.options.rundir, self.to.allocation.lives
+        found = members.without_attempt(rundir, self._reached(), lives) if mine else ()
+        return [one for one in found if one.job_id != mine or self.now.unstarted]
+
+    def _with_end(self, one: Attempt, before: datetime | None) -> Attempt:
+        if one.ended:
+            return one
+        if one.number in self.to.pending.ends:
+            return self.to.pending.ends[one.number]
+        lost = None if one.stop_signal else Failure(FailureKind.LOST, CauseKind.LOST.value)
+        return one._replace(failure=lost, ended=last_sign(self.to.options.rundir.attempt(one.number), one, before))
 
     def _why_not(self) -> str:
         """Return why no restart is allowed here, whatever the failure was; "" if there is no such reason."""
@@ -328,13 +556,21 @@ class Supervisor:
             return f"attempt {newer} has begun meanwhile: this one is over"
         if ended.stop_signal:
             return f"asked to stop ({signal_name(ended.stop_signal)})"
-        if ended.warned or ended.cause.kind in (CauseKind.WARNING, CauseKind.TIME_LIMIT):
-            return "the job ends soon: the next member takes over"
         try:
             return gate.reason_not_to_start(self.to.options.rundir)
         except Error as error:  # an unreadable gate does not stop a restart: the ledger decides
             tell(None, f"cannot check the gate: {error.message}")
             return ""
+
+    def _job_ends(self) -> str:
+        if self.now.ended.warned or self.now.ended.cause.kind in (CauseKind.WARNING, CauseKind.TIME_LIMIT):
+            return "the job ends soon: the next member takes over"
+        return ""
+
+    def _warned_after(self) -> float | None:
+        """Return the seconds from the start of this attempt to its warning."""
+        at = stop_request(self.now.claim.folder)[2] if self.now.ended.warned else None
+        return None if at is None else self.now.ended.seconds - (_now() - at).total_seconds()
 
     def _say_verdict(self) -> None:
         verdict = self.now.verdict
@@ -348,7 +584,8 @@ class Supervisor:
 
     def _look_after_nodes(self, move: NextAction) -> None:
         log = self.now.log
-        enough = self.to.end is None or self.to.end - time.time() > 2 * self.to.options.care.health_timeout
+        left = self.to.job.left()
+        enough = left is None or left > 2 * self.to.options.care.health_timeout
         if move is not NextAction.STOP and enough:
             self.to.nodes.examine(FAILURE, log)
         if move is not NextAction.LEAVE:
@@ -377,7 +614,7 @@ class Supervisor:
             failure=verdict.failure or ended.cause.words(),
             why=verdict.why,
             times=verdict.times,
-            attempt=self.now.claim.number,
+            attempt=self.now.claim.number or max(read_numbers(self.to.options.rundir), default=0),
             step=ended.reached.last,
             detail=verdict.detail,
             at=_now().isoformat(),
@@ -393,6 +630,10 @@ class Supervisor:
             tell(log, f"on hold: {', '.join(held)}")
             self.to.pending.write("the brake", partial(write, on._replace(held=held)), log)
         tell(log, f"fix the cause, then: ftsupervise clear --brake {self.to.options.rundir.root}")
+        if not self.now.claim.number and gate.may_go_back(self.to.options, self.to.env):  # it has only looked
+            with_mine = tuple(dict.fromkeys([*held, ledger.job_id(self.to.env).partition("_")[0]]))
+            self.to.pending.write("the brake", partial(write, on._replace(held=with_mine)), log)
+            gate.put_back(self.to.options, self.to.env)  # Slurm ends us at once
         return Outcome.DONE
 
 

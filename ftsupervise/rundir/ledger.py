@@ -229,10 +229,10 @@ def _young(folder: Path) -> bool:
 # ------------------------------------------------------------------------------------------------------------- writing
 
 
-def claim(rundir: RunDir) -> Claim:
-    """Claim the next attempt number by mkdir and return it. Raises CannotWrite, NotPermitted."""
+def claim(rundir: RunDir, past: int = 0) -> Claim:
+    """Claim the next attempt number by mkdir and return it: one after ``past``, too. Raises CannotWrite, NotPermitted."""
     try:
-        number = 1 + max([*numbers(rundir), last_area(rundir.staging)])
+        number = 1 + max([*numbers(rundir), last_area(rundir.staging), past])
         while True:
             try:
                 return _make(rundir, number)

@@ -5,15 +5,15 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Mapping
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
 from ftsupervise.host import files, processes
-from ftsupervise.model import Cause, CauseKind
+from ftsupervise.model import Attempt, Cause, CauseKind
 from ftsupervise.printable import printable
 from ftsupervise.rundir.paths import WARNING
-from ftsupervise.rundir.records import as_time, as_whole, parse_object, read_record
+from ftsupervise.rundir.records import as_time, as_whole, parse_object, read_record, time_of
 
 LOST_END = (
     "lost.json"  # in an attempt's directory, written by the attempt after it, or by the process that starts the groups
@@ -42,6 +42,21 @@ def without_end(start: Mapping[str, object]) -> Cause | None:
     pid = start.get("pid")
     lives = isinstance(pid, int) and processes.identity(pid) == start.get("pid_start")
     return None if lives and start.get("boot_id") == processes.boot_id() else Cause(CauseKind.LOST)
+
+
+def last_sign(folder: Path, attempt: Attempt, before: datetime | None) -> datetime:
+    """Return the newest sign of life of an attempt that left no record of its end. ``before``: the next one's start.
+
+    That is its supervisor's last page, its last line in the log, or the last output of its job.
+    """
+    signs = [attempt.started, *filter(None, (attempt.heard,))]
+    signs += [attempt.started + timedelta(seconds=n) for n in (attempt.ready, attempt.worked) if n is not None]
+    for path in (folder / "run.log", *(Path(part.path) for part in attempt.outputs)):
+        try:
+            signs.append(time_of(path.stat()))
+        except OSError:
+            continue
+    return max(attempt.started, max(min(sign, before) if before is not None else sign for sign in signs))
 
 
 def end_as_asked(start: Mapping[str, object], at: datetime | None) -> Cause:

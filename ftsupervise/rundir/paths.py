@@ -6,10 +6,14 @@
       launches/NNNN/      one per submission: train.sbatch (or train-1.sbatch, ...), launch.json (ids, token, options)
       switches/           kill-switch, save-switch: ``touch`` raises, ``rm`` clears; the one directory the group may write
       state/              finished (the run is done; queued members burn through), brake (stopped: ftsupervise clear --brake),
-                          steps.json (steps and loss over time, some 80 kB at most), last_hours.json (minute by minute)
+                          members/JOB.json (a member that has no attempt yet, or ended without one),
+                          lineage.json (the id of this run, by which its checkpoints are known),
+                          steps.json (steps and loss over time, some 80 kB at most), last_hours.json (minute by minute),
+                          restorable.json (guard.save has saved), anew.json (a person: the run begins anew)
       attempts/NNNN/      one per start of the command, claimed by mkdir: start.json, end.json, progress.json (all ranks as
-                          one, every few seconds), run.log (what the supervisor said), resumed.json, warning, stopped.json,
-                          error.json, lost.json (why it left no end), copies.json, imports.json, tracker.json, evidence/
+                          one, every few seconds), run.log (what the supervisor said), resumed.json, warning, deadline,
+                          stopped.json, error.json, lost.json (why it left no end), anchor.json (the newest checkpoint that
+                          it committed), copies.json, imports.json, tracker.json, evidence/
       staging/NNNN/       shared files of an attempt are made here, then renamed; a plain file: sealed, a newer one has begun
       nodes/              incidents by node; exclude/NODE and trust/NODE: ``touch`` and ``rm``
       beats/              rank-N: one JSON line, rewritten whole by that rank only
@@ -39,6 +43,9 @@ from ftsupervise.printable import log_line, printable
 
 FINISHED = "finished"
 WARNING = "warning"  # in an attempt's directory: the job is about to be ended, and why
+DEADLINE = (
+    "deadline"  # in an attempt's directory: the end of the job, epoch seconds, where that was moved since it began
+)
 ERROR_FILE = "error.json"  # in an attempt's directory: the first error, as torchrun's agent writes it
 TRACKER = "tracker.json"  # in an attempt's directory: the page of the run in an experiment tracker (tracker.py)
 RESUMED = "resumed.json"  # in an attempt's directory: the checkpoint that it went on from (resumed.py)
@@ -118,6 +125,7 @@ class RunDir:
         self.checkpoints = shared / "checkpoints"
         self.config = root / "run.yaml"
         self.finished = shared / "state" / FINISHED
+        self.lineage = shared / "state" / "lineage.json"
 
     def __repr__(self) -> str:
         return f"RunDir({str(self.root)!r})"
@@ -216,23 +224,42 @@ def sync_directory(directory: Path) -> None:
         os.close(fd)
 
 
-# The supervisor's lines: on stderr, which is the job's output, and in the attempt's own log. Neither may fail the command.
+# The supervisor's lines: on stderr, which is the job's output, and in the attempt's own log. Neither may fail the command, nor
+# hold up who writes them: they may lie on a dead mount, and a signal for the ranks may be next.
+
+Line = Callable[[], object]
+_aside: Callable[[Line, Line | None], None] | None = (
+    None  # writes a line to the output, and one to a log (run/lines.py)
+)
+
+
+def tell_by(aside: Callable[[Line, Line | None], None] | None) -> None:
+    """Have ``aside`` write the lines of this process from here on; None: ``tell`` writes them itself."""
+    global _aside
+    _aside = aside
 
 
 def tell(log: Path | None, text: str) -> None:
     """Write ``text`` as one printable line: parts of it come from a job, a health command or Slurm."""
     text = printable(text)
-    try:
-        print(log_line(text), file=sys.stderr, flush=True)
-    except (OSError, ValueError, AttributeError):
-        pass
-    if log is None:
+    line, at = log_line(text), datetime.now(timezone.utc).isoformat(timespec="milliseconds")
+
+    def to_the_output() -> None:
+        print(line, file=sys.stderr, flush=True)
+
+    def to_the_log() -> None:
+        if log is not None:
+            with os.fdopen(as_page(log), "a", encoding="utf-8") as file:
+                file.write(f"{at} {text}\n")
+
+    if _aside is not None:
+        _aside(to_the_output, to_the_log if log is not None else None)
         return
-    try:
-        with os.fdopen(as_page(log), "a", encoding="utf-8") as file:
-            file.write(f"{datetime.now(timezone.utc).isoformat(timespec='milliseconds')} {text}\n")
-    except OSError:
-        return
+    for write in (to_the_output, to_the_log):
+        try:
+            write()
+        except (OSError, ValueError, AttributeError):  # a full disk, or an output that is closed
+            pass
 
 
 def warn(folder: Path, words: str, say: Callable[[str], None], signal: int = 0) -> None:

@@ -194,7 +194,8 @@ class Brake(NamedTuple):
         step = f" at step {self.step}" if self.step is not None else ""
         detail = f": {self.detail}" if self.detail else ""
         where = f"; see attempts/{self.attempt:04d}/evidence, and launch.restart.hang if it was only slow"
-        return f"{self.failure}{step}, {self.why} (attempt {self.attempt}){detail}{where if self.failure == 'hang' else ''}"
+        last = f" (attempt {self.attempt})" if self.attempt else ""
+        return f"{self.failure}{step}, {self.why}{last}{detail}{where if self.failure == 'hang' else ''}"
 
 
 class Released(NamedTuple):
@@ -229,12 +230,14 @@ def release_brake(rundir: RunDir, *, who: str, now: datetime) -> Brake | None:
     The jobs that it held stand in ``still_held`` until each has been released, however often that takes.
     """
     from ftsupervise.rundir.ledger import numbers  # here: a quick command has no need of the ledger
+    from ftsupervise.rundir.members import forget_all
 
     found = read_brake(rundir)
     if found is not None:
         held = tuple(dict.fromkeys([*still_held(rundir), *found.held]))
         last = max(numbers(rundir), default=0)
         write_json(rundir.state / RELEASED, Released(last, who, now.isoformat(), held))
+        forget_all(rundir)
     try:
         os.unlink(rundir.state / BRAKE)
     except FileNotFoundError:
@@ -256,6 +259,15 @@ def let_go(rundir: RunDir, job: str) -> None:
     """Note that the job has been released. Raises OSError."""
     before = _released(rundir)
     write_json(rundir.state / RELEASED, before._replace(held=tuple(one for one in before.held if one != job)))
+
+
+def nothing_held(rundir: RunDir) -> None:
+    """Note that none of the jobs that the brake held waits any more; the brake stays on. Raises OSError."""
+    on, before = read_brake(rundir), _released(rundir)
+    if on is not None and on.held:
+        write_brake(rundir, on._replace(held=()))
+    if before.held:
+        write_json(rundir.state / RELEASED, before._replace(held=()))
 
 
 def counts_from(rundir: RunDir) -> int:

@@ -51,6 +51,15 @@ class Scheduler(Protocol):
     def release(self, job_id: str) -> None:
         """Undo ``hold``."""
 
+    def put_back(self, job_id: str) -> bool:
+        """Put a running job, the caller's own, back into the queue, on hold: it ends, and runs again once it is released.
+
+        Returns False where it cannot be.
+        """
+
+    def remark(self, job_id: str, comment: str) -> None:
+        """Change the comment of a job's waiting part. A job that is gone already is no error."""
+
     def describe(self, job_id: str) -> Job | None:
         """Return one job, also shortly after its end; None if the scheduler says there is no such job."""
 
@@ -80,9 +89,12 @@ def _slurm_here(env: Mapping[str, str]) -> bool:
 
     if not shutil.which("sbatch", path=env.get("PATH")):
         return False
-    if env.get("SLURM_CONF") or env.get("SLURM_CONF_SERVER") or any(map(os.path.exists, _CONFIGURED)):
-        return True
-    return "Slurmctld" in bounded.run(["scontrol", "ping"], timeout=5, env=env).stdout
+    return is_configured(env) or "Slurmctld" in bounded.run(["scontrol", "ping"], timeout=5, env=env).stdout
+
+
+def is_configured(env: Mapping[str, str]) -> bool:
+    """Return whether the environment or a file says where the Slurm cluster of this machine is."""
+    return bool(env.get("SLURM_CONF") or env.get("SLURM_CONF_SERVER")) or any(map(os.path.exists, _CONFIGURED))
 
 
 SLURM = "slurm"  # the only one with srun, partitions and nodes to be excluded
@@ -128,6 +140,7 @@ def open_scheduler(kind: str = "auto", env: Mapping[str, str] | None = None) -> 
 # asked once.
 
 _END_TIME = re.compile(r"\bEndTime=(\S+)")
+_JOB_STATE = re.compile(r"\bJobState=(\w+)")
 
 
 def deadline_from_environment(env: Mapping[str, str]) -> float | None:
@@ -142,8 +155,21 @@ def deadline_from_environment(env: Mapping[str, str]) -> float | None:
     return None
 
 
+class JobNow(NamedTuple):
+    """What Slurm says of the job that this process belongs to."""
+
+    end: float | None  # epoch seconds; None: it has no limit
+    ending: bool  # it is cancelled, preempted or past its limit: its processes are being ended
+
+
 def ask_slurm_for_the_deadline(env: Mapping[str, str], *, timeout: float = 8.0) -> float | None:
-    """Epoch seconds at which this job ends, as ``scontrol show job`` says; None if there is no limit or no answer.
+    """Epoch seconds at which this job ends, as ``scontrol show job`` says; None if there is no limit or no answer."""
+    now = ask_slurm_about_the_job(env, timeout=timeout)
+    return None if now is None else now.end
+
+
+def ask_slurm_about_the_job(env: Mapping[str, str], *, timeout: float = 8.0) -> JobNow | None:
+    """Return how it is with this job, as ``scontrol show job`` says; None without an answer, and outside of Slurm.
 
     Asked in a child that is abandoned when it hangs. One request to the controller: ask once per job, not per rank.
     """
@@ -158,7 +184,14 @@ def ask_slurm_for_the_deadline(env: Mapping[str, str], *, timeout: float = 8.0) 
         )
     except OSError:  # no scontrol here
         return None
-    return parse_end_time(answer.stdout) if answer.code == 0 else None
+    return parse_job_now(answer.stdout, job) if answer.code == 0 else None
+
+
+def parse_job_now(text: str, job: str) -> JobNow | None:
+    """Parse the answer: that about an array's own number has a line for each of its members."""
+    lines = [line for line in text.splitlines() if f"JobId={job} " in line]
+    state = _JOB_STATE.search(lines[0]) if lines else None
+    return None if state is None else JobNow(parse_end_time(lines[0]), state[1] not in ("RUNNING", "SUSPENDED"))
 
 
 def parse_end_time(text: str) -> float | None:

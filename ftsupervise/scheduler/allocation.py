@@ -12,11 +12,13 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import TypeVar
 
 from ftsupervise.host import bounded, processes
+from ftsupervise.host.addresses import Names
 from ftsupervise.host.processes import SHELL_MARKED
 from ftsupervise.hostlist import compress_hostlist, expand_hostlist
 from ftsupervise.rundir.paths import ENV_ATTEMPT_DIR, ENV_GROUP, ENV_GROUP_JOB
@@ -44,13 +46,24 @@ def addresses(shown: str, port: int) -> dict[str, tuple[str, int]]:
     return found
 
 
-def silent(where: Mapping[str, tuple[str, int]], patience: float = _PATIENCE) -> tuple[str, ...]:
-    """Return the nodes that refuse or do not answer. () when none answers: then the network of this host is at fault."""
+_NAMES = Names()  # of the nodes: they stay while we hold them
+
+
+def silent(
+    where: Mapping[str, tuple[str, int]], patience: float = _PATIENCE, names_by: Names = _NAMES
+) -> tuple[str, ...]:
+    """Return the nodes that refuse or do not answer. () when none answers: then the network of this host is at fault.
+
+    A name that cannot be looked up, or not in time, says nothing about the node.
+    """
     names = list(where)
-    answered: set[str] = set()
+    at = names_by.look_up((host for host, _ in where.values()), patience)
+    answered = {name for name in names if not at.get(where[name][0])}
+    unknown = len(answered)
     for begin in range(0, len(names), _AT_ONCE):
-        answered |= _try({name: where[name] for name in names[begin : begin + _AT_ONCE]}, patience)
-    return tuple(name for name in names if name not in answered) if answered else ()
+        some = [name for name in names[begin : begin + _AT_ONCE] if name not in answered]
+        answered |= _try({name: (at[where[name][0]], where[name][1]) for name in some}, patience)
+    return tuple(name for name in names if name not in answered) if len(answered) > unknown else ()
 
 
 def _try(where: Mapping[str, tuple[str, int]], patience: float) -> set[str]:
@@ -60,10 +73,12 @@ def _try(where: Mapping[str, tuple[str, int]], patience: float) -> set[str]:
     try:
         for name, (host, port) in where.items():
             try:
-                family, kind, proto, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+                only_numbers = socket.AI_NUMERICHOST | socket.AI_NUMERICSERV
+                found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=only_numbers)[0]
+                family, kind, proto, _, address = found
                 one = socket.socket(family, kind | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC, proto)
-            except OSError:
-                answered.add(name)  # a name that cannot be looked up says nothing about the node
+            except OSError:  # no descriptor is left: that says nothing about the node
+                answered.add(name)
                 continue
             waiting[one.fileno()] = (name, one)
             if one.connect_ex(address) in (0, errno.EINPROGRESS):
@@ -84,6 +99,7 @@ def _try(where: Mapping[str, tuple[str, int]], patience: float) -> set[str]:
 
 _TELL = 2.0  # seconds for a command whose answer is not needed
 _ASK = 10.0  # seconds for one question
+_LONGEST = 3 * _ASK  # for the answer to some that are asked one after the other
 _OF_THE_JOB = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_CLUSTERS", "SLURM_JWT", ENV_GROUP, ENV_GROUP_JOB)
 # Every process that inherited the attempt's environment, in whatever session or group; not srun, which reports their end.
 KILL_MARKED = f"""mark=${{1:?}}; for p in $({SHELL_MARKED}); do
@@ -91,6 +107,9 @@ read -r c < /proc/$p/comm && [ "$c" != srun ] && kill -9 $p; done 2>/dev/null; t
 AGENTS = "ftsupervise-agents"  # names of the steps that are ours and not the run's
 STANDBYS = "ftsupervise-standbys"
 _STEP = re.compile(r"^StepId=(\S+) .*\bSrunHost:Pid=([^:\s]+):(\d+)", re.M)
+_GIVEN_UP = 3.0  # SlurmdTimeouts until Slurm has given up a node that does not answer: 1.5 to 2.3 were seen
+_CLOCKS = 60.0  # seconds by which the clocks of two hosts may differ
+_KILL_WAIT = 30.0  # seconds: Slurm's usual KillWait
 _ENDING = 15.0  # seconds for a step to be gone after SIGKILL
 
 T = TypeVar("T")
@@ -105,7 +124,7 @@ class Allocation:
         self.job = env.get("SLURM_JOB_ID", "")
         self._env = {k: v for k, v in env.items() if not k.startswith(("SQUEUE_", "SINFO_", "SCANCEL_"))}
         self._silent: frozenset[str] = frozenset()
-        self._steps: Callable[[], frozenset[str]] | None = None  # as they are, for the end_steps that follows
+        self._steps: Callable[[], Mapping[str, str]] | None = None  # as they are, for the end_steps that follows
         self._ahead: Callable[[], dict[str, str]] | None = None  # for the how_they_are that follows
         self._addresses: dict[str, tuple[str, int]] = {}
         here = env.get("SLURMD_NODENAME", "")
@@ -125,7 +144,7 @@ class Allocation:
         if not self.elsewhere:
             return {}
         words = ("sinfo", "-h", "-N", "-n", self._env["SLURM_JOB_NODELIST"], "-o", "%N|%T")
-        asked = _beside(self._held)
+        asked = _beside(self._held, None)
         code, out = self._ask(*words)
         held = asked()
         pairs = (line.strip().partition("|") for line in out.splitlines()) if code == 0 else ()
@@ -147,28 +166,55 @@ class Allocation:
 
         A replica group has only some of the job's nodes, and the steps on the others belong to other groups.
         """
+        return frozenset(self._steps_and_nodes())
+
+    def _steps_and_nodes(self) -> dict[str, str]:
         if not self.job:
-            return frozenset()
+            return {}
         code, out = self._ask("squeue", "-s", "-h", "-j", self.job, "-o", "%i|%N|%j")
         lines = (line.strip().split("|", 2) for line in out.splitlines() if line.count("|") > 1) if code == 0 else ()
-        found = (step for step, nodes, name in lines if name not in (AGENTS, STANDBYS) and self._has_one_of(nodes))
-        return frozenset(step for step in found if step and not step.endswith((".batch", ".extern", ".interactive")))
+        ours = {
+            step: nodes for step, nodes, name in lines if name not in (AGENTS, STANDBYS) and self._has_one_of(nodes)
+        }
+        aside = (".batch", ".extern", ".interactive")
+        return {step: nodes for step, nodes in ours.items() if step and not step.endswith(aside)}
 
     def _has_one_of(self, nodes: str) -> bool:
-        try:
-            return not self.nodes or not nodes or not set(self.nodes).isdisjoint(expand_hostlist(nodes))
-        except ValueError:
-            return True
+        return not self.nodes or not nodes or _one_of(self.nodes, nodes, unknown=True)
 
-    def lives(self, job: str) -> bool | None:
-        """Return whether Slurm has this job, waiting, running or completing. None when that is unknown."""
+    def state_of(self, job: str, began: datetime | None = None) -> str | None:
+        """Return "RUNNING", "COMPLETING" … of a job that Slurm still has, "" when it has ended; None when that is unknown.
+
+        ``began``: when something was known to run in it. A job of that number that has started later is another one.
+        """
         try:
-            done = bounded.run(["squeue", "-h", "-j", job, "-o", "%T"], timeout=_ASK, env=self._env)
+            env = {**self._env, "SLURM_TIME_FORMAT": "%s"}
+            done = bounded.run(["squeue", "-h", "-j", job, "-o", "%T|%S"], timeout=_ASK, env=env)
             if is_answer(done, lambda words: bounded.run(words, timeout=_ASK, env=self._env)):
-                return bool(done.stdout.strip())
+                rows = (line.strip().partition("|") for line in done.stdout.splitlines())
+                return next((state for state, _, start in rows if _may_be_of(start, began)), "")
         except OSError:
             return None
-        return False if done.code == 1 and "Invalid job id" in done.stderr else None
+        return "" if done.code == 1 and "Invalid job id" in done.stderr else None
+
+    def lives(self, job: str, began: datetime | None = None) -> bool | None:
+        """Return whether Slurm has this job, waiting, running or completing. None when that is unknown."""
+        state = self.state_of(job, began)
+        return None if state is None else bool(state)
+
+    def kill_wait(self) -> float:
+        """Return the seconds between Slurm's SIGTERM and its SIGKILL."""
+        _, out = self._ask("scontrol", "show", "config")
+        found = re.search(r"^KillWait\s*=\s*(\d+)", out, re.M)
+        return float(found[1]) if found else _KILL_WAIT
+
+    def was_cancelled(self, job: str) -> bool:
+        """Return whether Slurm says that this job was cancelled or preempted; False also where it does not know.
+
+        It knows for the few minutes in which it keeps an ended job.
+        """
+        _, shown = self._ask("scontrol", "--oneliner", "show", "job", job)
+        return re.search(r"\bJobState=(?:CANCELLED|PREEMPTED)\b", shown) is not None
 
     def of_others(self, attempts: Path) -> frozenset[str]:
         """Return steps with a living srun that were started beside the run. Such a step has an srun on this host without an
@@ -190,19 +236,27 @@ class Allocation:
     def how_they_are(self, *, ended: bool = False) -> dict[str, str]:
         """Return ``states()``, with "silent*" for the ``silent()`` ones. All questions are asked at the same time, because
         the restart waits for the answers. ``ended``: the steps too, for the ``end_steps`` that follows."""
-        if ended:
-            self._steps = _beside(self.steps)
+        if ended and self._steps is None:
+            self._steps = _beside(self._steps_and_nodes, dict[str, str]())
         ahead, self._ahead = self._ahead, None
-        return (ahead or self._ask_how_they_are())()
+        return (ahead or self._ask_how_they_are(self.ask_silent()))()
 
-    def ask_ahead(self) -> None:
-        """Ask now what the next ``how_they_are`` answers: the ranks are dead, and srun takes its time to end."""
+    def ask_ahead(self, silent: Callable[[], frozenset[str]] | None = None, *, steps: bool = False) -> None:
+        """Ask now what the next ``how_they_are`` answers: the ranks are dead, and srun takes its time to end.
+
+        ``silent``: what tells the silent nodes, where they have been asked already. ``steps``: ask for them too.
+        """
         if self.elsewhere:
-            self._ahead = self._ask_how_they_are()
+            self._steps = _beside(self._steps_and_nodes, dict[str, str]()) if steps else None
+            self._ahead = self._ask_how_they_are(silent or self.ask_silent())
 
-    def _ask_how_they_are(self) -> Callable[[], dict[str, str]]:
-        silent, states = _beside(self.silent), _beside(self.states)
+    def _ask_how_they_are(self, silent: Callable[[], frozenset[str]]) -> Callable[[], dict[str, str]]:
+        states = _beside(self.states, dict[str, str]())
         return lambda: {**states(), **dict.fromkeys(silent(), "silent*")}
+
+    def ask_silent(self) -> Callable[..., frozenset[str]]:
+        """Ask ``silent()`` beside the caller. Returns a function that waits for the answer, that many seconds at most."""
+        return _beside(self.silent, frozenset())
 
     @property
     def last_silent(self) -> frozenset[str]:
@@ -215,6 +269,24 @@ class Allocation:
         if where:
             self._silent = frozenset(silent(where)) & frozenset(self.nodes)
         return self._silent
+
+    def begins_again(self) -> float | None:
+        """Return the seconds within which Slurm gives up a lost node of ours and begins this job again, ahead of others
+        (expedited requeue); None where it does not, or where no other job waits for nodes: the next member begins sooner.
+        """
+        if not self.job:
+            return None
+        config, rivals = _beside(self._config, ""), _beside(self._rivals, False)
+        code, shown = self._ask("scontrol", "show", "job", "-o", self.job)
+        timeout = re.search(r"^SlurmdTimeout\s*=\s*(\d+)", config(), re.M)
+        expedited = code == 0 and re.search(r"\bExpeditedRequeue=Yes\b", shown)
+        return _GIVEN_UP * float(timeout[1]) + _ASK if expedited and timeout and rivals() else None
+
+    def _rivals(self) -> bool:
+        """Return whether other jobs wait for nodes of our partition."""
+        words = ("squeue", "-h", "-t", "PENDING", "-p", self._env.get("SLURM_JOB_PARTITION", ""), "-o", "%r")
+        code, out = self._ask(*words)
+        return code == 0 and not {"Resources", "Priority"}.isdisjoint(line.strip() for line in out.splitlines())
 
     def kill_ranks(self, attempt_dir: Path, nodes: tuple[str, ...]) -> bool:
         """Send SIGKILL to every process of an attempt on ``nodes`` (all), through a small step beside theirs. Bounded.
@@ -265,16 +337,17 @@ class Allocation:
         left. A step on a node that does not answer ends only when Slurm gives that node up; this does not wait for it."""
         until = time.monotonic() + (_ENDING if not self._silent else 0.3)
         told: frozenset[str] = frozenset()
-        asked, self._steps = self._steps or self.steps, None
-        while left := asked() - without:
-            asked = self.steps
-            if not left <= told and (theirs := self.of_others(attempts) & left):
+        asked, self._steps = self._steps or self._steps_and_nodes, None
+        while left := {step: nodes for step, nodes in asked().items() if step not in without}:
+            asked = self._steps_and_nodes
+            if not left.keys() <= told and (theirs := self.of_others(attempts) & left.keys()):
                 without |= theirs
                 continue
-            if left - told and not self._silent:
+            if left.keys() - told and not self._silent:
                 self._ask("scancel", "--signal=KILL", *sorted(left))
-                told = told | left
-            if time.monotonic() >= until:
+                told = told | left.keys()
+            stuck = self._silent and all(_one_of(self._silent, nodes, unknown=False) for nodes in left.values())
+            if stuck or time.monotonic() >= until:
                 return tuple(sorted(left))
             time.sleep(0.05)
         return ()
@@ -283,6 +356,12 @@ class Allocation:
         """Send SIGKILL to every step but those in ``without``; wait for none of them."""
         if left := self.steps() - without:
             self._ask("scancel", "--signal=KILL", *sorted(left))
+
+    def tell_ranks(self, number: int, without: frozenset[str], attempts: Path) -> None:
+        """Send a signal that srun does not pass on to the tasks of every step but those in ``without`` and those of others."""
+        left = self.steps() - without
+        if left and (left := left - self.of_others(attempts)):
+            self._ask("scancel", f"--signal={number}", *sorted(left))
 
     def tell_step(self, step: str) -> None:
         """Send SIGTERM to the tasks of one step, on all its nodes."""
@@ -305,9 +384,11 @@ class Allocation:
         if code == 0:
             self._addresses = addresses(shown, self._usual_port())
 
+    def _config(self) -> str:
+        return self._ask("scontrol", "show", "config")[1]
+
     def _usual_port(self) -> int:
-        _, out = self._ask("scontrol", "show", "config")
-        found = re.search(r"^SlurmdPort\s*=\s*(\d+)", out, re.M)
+        found = re.search(r"^SlurmdPort\s*=\s*(\d+)", self._config(), re.M)
         return int(found[1]) if found else DEFAULT_PORT
 
     def _ask(self, *words: str, timeout: float = _ASK) -> tuple[int | None, str]:
@@ -318,17 +399,31 @@ class Allocation:
         return done.code, done.stdout
 
 
-def _beside(question: Callable[[], T]) -> Callable[[], T]:
-    """Ask in a thread. Returns a function that waits for the answer."""
+def _beside(question: Callable[[], T], unknown: T) -> Callable[..., T]:
+    """Ask in a thread. Returns a function that waits for the answer: so many seconds at most, by default for longer than all
+    bounds of one question. ``unknown`` is the answer where there is none until then."""
     found: list[T] = []
     thread = threading.Thread(target=lambda: found.append(question()), name="asking", daemon=True)
     thread.start()
 
-    def answer() -> T:
-        thread.join()
-        return found[0]
+    def answer(seconds: float = _LONGEST) -> T:
+        thread.join(seconds)
+        return found[0] if found else unknown
 
     return answer
+
+
+def _one_of(some: Collection[str], nodes: str, *, unknown: bool) -> bool:
+    """Return whether one of ``some`` is in the host list ``nodes``."""
+    try:
+        return not set(some).isdisjoint(expand_hostlist(nodes))
+    except ValueError:
+        return unknown
+
+
+def _may_be_of(start: str, began: datetime | None) -> bool:
+    """Return whether a job that has started at ``start`` (epoch seconds) may be the one in which something ran at ``began``."""
+    return began is None or not start.isdigit() or int(start) <= began.timestamp() + _CLOCKS
 
 
 def _short(host: str) -> str:

@@ -32,6 +32,7 @@ from ftsupervise.units import parse_slurm_time
 
 PREFIX = SCHEDULERS[LOCAL].prefix
 Marks = Callable[[], dict[str, list[Process]]]
+AGAIN = "again"  # in a job's folder: the member that runs is to run once more
 ENV_OF = "FTSUPERVISE_LOCAL_OF"  # FOLDER:MEMBER in the environment of every process of a member
 
 
@@ -128,7 +129,7 @@ class Local:
         except ValueError as error:
             raise SubmitRejected(f"{script_path}: --time: {error}") from None
         warn_signal, _, lead = options.get("signal", "").removeprefix("B:").partition("@")
-        after = options.get("dependency", "").partition(":")[2]
+        after = options.get("dependency", "").rpartition(":")[2]  # of several the last, which waits for the others
         if after and self.describe(after) is None:
             raise SubmitRejected(f"{script_path}: --dependency: there is no local job {after}")
         base = clean_environment(self._env if env is None else env)
@@ -178,6 +179,19 @@ class Local:
 
     def release(self, job_id: str) -> None:
         self._change(job_id, lambda folder: (folder / "hold").unlink(missing_ok=True))
+
+    def put_back(self, job_id: str) -> bool:
+        self.hold(job_id)
+        self._change(job_id, lambda folder: write_whole(folder / AGAIN, "", mode=0o600))
+        return True
+
+    def remark(self, job_id: str, comment: str) -> None:
+        def write(folder: Path) -> None:
+            job = read_job(folder)
+            if job is not None:
+                write_json(folder / "job.json", job._replace(comment=comment), mode=0o600)
+
+        self._change(job_id, write)
 
     # -------------------------------------------------------------------------------------------------------- inside
 

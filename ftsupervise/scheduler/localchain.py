@@ -19,8 +19,9 @@ from ftsupervise.host import processes
 from ftsupervise.host.modes import as_page, make_folder
 from ftsupervise.model import JobState
 from ftsupervise.rundir.paths import ENV_JOB_ID
-from ftsupervise.rundir.records import as_count, write_json
-from ftsupervise.scheduler.local import ENV_OF, PREFIX, LocalState, read_job, read_state
+from ftsupervise.rundir.records import write_json
+from ftsupervise.scheduler.local import AGAIN, ENV_OF, PREFIX, LocalState, read_job, read_state
+from ftsupervise.units import signal_number
 
 _ENDING = 5.0  # seconds for what a member left behind to be gone after SIGKILL
 _KILL_WAIT = float(os.environ.get("FTSUPERVISE_LOCAL_KILL_WAIT", "30"))
@@ -67,6 +68,8 @@ class LocalChain:
             if self.cancelled() == f"member {member}":
                 continue
             last = self._member(member)
+            while self._back_in_the_queue():
+                last = self._member(member)
             if self.cancelled() == f"member {member}":
                 (self.folder / "cancel").unlink(missing_ok=True)
         return self.write(state=JobState.CANCELLED if self.cancelled() == "all" else last)
@@ -94,6 +97,15 @@ class LocalChain:
             self.write(state=JobState.PENDING)
         while (self.folder / "hold").exists() and self.cancelled() not in ("all", "pending"):
             time.sleep(0.2)
+
+    def _back_in_the_queue(self) -> bool:
+        """Return whether the member that has just ended had put itself back, and may run again now."""
+        again = self.folder / AGAIN
+        if not again.exists():
+            return False
+        self._wait_while_held()
+        again.unlink(missing_ok=True)
+        return not self.cancelled()
 
     def _member(self, member: int) -> JobState:
         members = self.job.members
@@ -160,9 +172,7 @@ class LocalChain:
 
 
 def _signal_shell(shell: subprocess.Popen[bytes], name: str) -> None:
-    number = as_count(name)
-    named = getattr(signal, f"SIG{name.removeprefix('SIG')}", signal.SIGUSR1)
-    shell.send_signal(named if number is None else number)
+    shell.send_signal(signal_number(name))
 
 
 def _terminate(shell: subprocess.Popen[bytes], mark: str) -> None:

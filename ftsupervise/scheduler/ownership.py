@@ -1,8 +1,9 @@
 """Says whether a job belongs to a run. The one answer for all rooms: watch, status, launch, the brake and the excluded nodes.
 
-A job is a run's when one of the run's own people submitted it and a launch of the run did so (the launch's token stands in the
-comment, or its id on the launch's page), or when the run's newest attempt runs in it. Two runs may have the same name, in two
-directories: their tokens differ.
+A job is a run's when one of the run's own people submitted it and a launch of the run did so (the launch's token stands in
+the comment, or, where no token stands there, its id on the launch's page), or when the run's newest attempt runs in it. Two
+runs may have the same name, in two directories: their tokens differ. A number alone is no identity: a cluster that was built
+anew gives the same ones out again, and the job that has it now may be another run's.
 
 For some jobs this is unknown: somebody submitted them by hand under the run's name, a launch was attached to them, or the page
 of the launch cannot be read. They count where the question is whether the run is alive, and are never changed.
@@ -15,12 +16,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime, timedelta
 from enum import Enum
 from typing import NamedTuple
 
 from ftsupervise.host.files import read_bounded
 from ftsupervise.host.ownership import user_name
-from ftsupervise.model import Attempt, Job
+from ftsupervise.model import Attempt, Job, JobState
+from ftsupervise.printable import printable
 from ftsupervise.rundir.launches import LaunchRecord, of_this_account, people
 from ftsupervise.rundir.ledger import newest
 from ftsupervise.rundir.paths import RunDir
@@ -28,6 +31,8 @@ from ftsupervise.scheduler.parse import directives
 
 _MARK = "ftsupervise"
 _CRON = "ftsupervise-cron:"
+_CLOCKS = timedelta(minutes=1)  # by which the clocks of two hosts may differ
+_HELD = " held: "  # in a comment: what follows is the reason for which a member has put the job on hold
 
 
 class Ownership(Enum):
@@ -43,7 +48,7 @@ def comment(name: str, token: str) -> str:
 
 def _read_comment(text: str) -> tuple[str, str]:
     """Return (the run's name, the launch's token without the number of a link); ("", "") for a comment that is not ours."""
-    mark, _, rest = text.partition(":")
+    mark, _, rest = text.partition(_HELD)[0].partition(":")
     name, _, token = rest.rpartition(":")
     return (name, token.partition(".")[0]) if mark == _MARK else ("", "")
 
@@ -56,8 +61,29 @@ def run_in_comment(job: Job) -> str:
 def link_of(job: Job) -> int:
     """Return which submission of its launch ``job`` is, from 1, by the comment of our launches; 0 where it was the only one, or
     for any other job."""
-    number = job.comment.rpartition(":")[2].partition(".")[2] if run_in_comment(job) else ""
+    number = job.comment.partition(_HELD)[0].rpartition(":")[2].partition(".")[2] if run_in_comment(job) else ""
     return int(number) if number.isascii() and number.isdigit() and len(number) < 10 else 0
+
+
+def token_of(job: Job) -> str:
+    """Return the token of the launch that submitted ``job``; "" for any other job."""
+    return _read_comment(job.comment)[1]
+
+
+def held_comment(job: Job, why: str) -> str:
+    """Return the comment of ``job`` with the reason for which a member has put it on hold, where no page could be written."""
+    text = " ".join(printable(why, 300).split())
+    return f"{job.comment.partition(_HELD)[0]}{_HELD}{text}"
+
+
+def comment_without_hold(job: Job) -> str:
+    """Return the comment of ``job`` as its launch made it."""
+    return job.comment.partition(_HELD)[0]
+
+
+def why_held(job: Job) -> str:
+    """Return that reason; "" where there is none."""
+    return printable(job.comment.partition(_HELD)[2], 400)
 
 
 def own_job_ids(env: Mapping[str, str]) -> frozenset[str]:
@@ -79,6 +105,7 @@ class RunIdentity(NamedTuple):
     complete: bool = False  # true if there are launches, and all could be read
     watch: frozenset[str] = frozenset()
     places: Callable[[], frozenset[str]] = frozenset
+    attempt: tuple[str, datetime] | None = None  # the job of the newest attempt, and when that began
 
     def ownership(self, job: Job, *, watch_has_the_name: bool = False) -> Ownership:
         """Return whether ``job`` is this run's, may be, or is not.
@@ -88,8 +115,10 @@ class RunIdentity(NamedTuple):
         name, token = _read_comment(job.comment)
         if job.comment.startswith(_CRON):
             return Ownership.NOT_OURS
-        if job.user in self.users and (token in self.tokens or _is(job, self.submitted)):
+        if job.user in self.users and token in self.tokens:
             return Ownership.OURS
+        if job.user in self.users and not token and _is(job, self.submitted):  # else its number was given out anew
+            return Ownership.UNKNOWN if self._began_before(job) else Ownership.OURS
         if _is(job, self.attached):  # its owner attached it, and it may be anybody's job
             return Ownership.UNKNOWN
         if job.user not in self.users or _is(job, self.watch):
@@ -98,6 +127,16 @@ class RunIdentity(NamedTuple):
             return Ownership.UNKNOWN if name == self.name and not self.complete else Ownership.NOT_OURS
         by_hand = job.name == self.name and not watch_has_the_name and self._has_place(job.directory)
         return Ownership.UNKNOWN if by_hand else Ownership.NOT_OURS
+
+    def _began_before(self, job: Job) -> bool:
+        """Return whether the newest attempt began in a job of that number before this one has started.
+
+        It may be another one, of a cluster whose numbers began anew, or the same one that was requeued.
+        """
+        if self.attempt is None or job.start_time is None or job.state is not JobState.RUNNING:
+            return False
+        job_id, began = self.attempt
+        return _is(job, frozenset((job_id,))) and job.start_time > began + _CLOCKS
 
     def _has_place(self, directory: str) -> bool:
         """Return whether a job with this working directory was submitted for the run.
@@ -136,6 +175,7 @@ def identify(
         attached=frozenset(record.after.partition("_")[0] for record in launches) - watch - {""},
         complete=bool(launches) and all(record.token or not record.written for record in launches),
         watch=watch,
+        attempt=None if attempt is None else (attempt.job_id, attempt.started),
         places=lambda: frozenset(_launched_from(rundir, record.number) for record in launches) - {""},
     )
 

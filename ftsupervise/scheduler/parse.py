@@ -262,7 +262,19 @@ def is_srun(command: Sequence[str]) -> bool:
 _SRUN_FLAGS = frozenset("EHIkKlOQsuvXZ")  # srun's short options without a value
 _SRUN_LONG_FLAGS = (
     *("contiguous", "disable-status", "exact", "exclusive", "hold", "immediate", "interactive", "kill-on-bad-exit"),
-    *("label", "nice", "no-allocate", "no-kill", "overcommit", "overlap", "oversubscribe", "preserve-env", "quiet"),
+    *(
+        "label",
+        "multi-prog",
+        "nice",
+        "no-allocate",
+        "no-kill",
+        "overcommit",
+        "overlap",
+        "oversubscribe",
+        "preserve-env",
+        "pty",
+        "quiet",
+    ),
     *("reboot", "send-libs", "spread-job", "unbuffered", "use-min-nodes", "verbose", "wait-all-nodes", "whole"),
 )
 
@@ -306,6 +318,17 @@ def with_fewer(command: Sequence[str], nodes: int, usual: int) -> tuple[str, ...
 def on_nodes(command: Sequence[str], nodes: Sequence[str]) -> tuple[str, ...]:
     """Return an srun ``command`` that starts on ``nodes``."""
     return (command[0], f"--nodelist={compress_hostlist(tuple(nodes))}", *command[1:])
+
+
+_EXPEDITES = re.compile(r"^SlurmctldParameters\s*=\s*(?:\S*,)?enable_expedited_requeue(?:,|\s|$)", re.M | re.I)
+_VERSION = re.compile(r"^SLURM_VERSION\s*=\s*(\d+)\.(\d+)", re.M)
+_SINCE = (25, 11)  # an older Slurm refuses --requeue=expedite, whatever its settings say
+
+
+def offers_expedited_requeue(shown: str) -> bool:
+    """Return whether the cluster that prints this as ``scontrol show config`` takes ``sbatch --requeue=expedite``."""
+    version = _VERSION.search(shown)
+    return bool(version and (int(version[1]), int(version[2])) >= _SINCE and _EXPEDITES.search(shown))
 
 
 class ShownJob(NamedTuple):

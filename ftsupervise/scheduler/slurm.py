@@ -37,6 +37,7 @@ from ftsupervise.scheduler.parse import (
     complaints,
     is_no_answer,
     most_alive,
+    offers_expedited_requeue,
     parse_inventory,
     parse_queue,
 )
@@ -120,6 +121,10 @@ class Slurm:
             raise self._blind("scontrol show job", done)
         return re.search(r"\bRequeue=[1-9]", done.stdout) is not None
 
+    def expedites(self) -> bool:
+        """Return whether the cluster takes ``--requeue=expedite``. Raises SchedulerUnavailable."""
+        return offers_expedited_requeue(self._answer(["scontrol", "show", "config"]).stdout)
+
     def drained(self, reason: str) -> tuple[str, ...]:
         """Return the nodes that are drained for ``reason``, as sinfo's %E has it. Raises SchedulerUnavailable."""
         done = self._answer(["sinfo", "-h", "-a", "-N", "-o", "%N|%T|%E"])
@@ -171,7 +176,7 @@ class Slurm:
         )
 
     def cancel(self, job_id: str, *, only_pending: bool = False) -> None:
-        done = self._ask(["scancel", *(["--state=PENDING"] if only_pending else []), job_id])
+        done = self._ask(["scancel", *(["--state=PENDING"] if only_pending else []), _waiting(job_id)])
         text = done.stderr + done.stdout
         if "denied" in text or done.code == 210:
             raise NotPermitted(f"job {job_id} belongs to somebody else", hint="raise the kill switch: ftsupervise kill")
@@ -184,14 +189,24 @@ class Slurm:
     def release(self, job_id: str) -> None:
         self._control("release", job_id)
 
+    def put_back(self, job_id: str) -> bool:
+        """As the port says. Seen on 22.05: a job without ``--requeue`` may be requeued once its owner has allowed it."""
+        self._control("update", f"JobId={job_id}", "Requeue=1")
+        try:
+            return self._control("requeuehold", job_id)
+        except SchedulerUnavailable:  # the cluster requeues no job (JobRequeue=0), or it is no batch job
+            return False
+
+    def remark(self, job_id: str, comment: str) -> None:
+        self._control("update", f"JobId={_waiting(job_id)}", f"Comment={comment}")
+
     def exclude(self, job_id: str, nodes: Sequence[str]) -> bool:
         """Exclude ``nodes``, and no others, for a waiting job: its ExcNodeList. False when it does not wait any more.
 
         Seen on 22.05: ``JobId=88_[2-5]`` takes the members that wait (the plain id of an array of which one runs is answered
         with an error, and changed all the same); an empty list clears; one unknown node and the whole list is refused.
         """
-        waiting = re.sub(r"%\d+\]$", "]", job_id)
-        return self._control("update", f"JobId={waiting}", f"ExcNodeList={compress_hostlist(tuple(nodes))}")
+        return self._control("update", f"JobId={_waiting(job_id)}", f"ExcNodeList={compress_hostlist(tuple(nodes))}")
 
     def _control(self, word: str, job_id: str, *more: str) -> bool:
         """Run scontrol; return False when the job is gone, or no longer waits. Raises NotPermitted, SchedulerUnavailable."""
@@ -259,6 +274,11 @@ def is_answer(done: bounded.CompletedCommand, ask: Callable[[list[str]], bounded
         return True
     other = ask(["scontrol", "ping"])
     return other.code == 0 and said <= complaints(other.stderr)
+
+
+def _waiting(job_id: str) -> str:
+    """Return the id of the members that wait, as ``scontrol update`` takes it: "88_[3-10%1]" -> "88_[3-10]"."""
+    return re.sub(r"%\d+\]$", "]", job_id)
 
 
 def new_format() -> SqueueFormat:

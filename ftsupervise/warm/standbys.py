@@ -259,7 +259,7 @@ class Standbys:
 
     def apart(self) -> frozenset[int]:
         """Return the standby whose ``tree()`` is not the attempt's; none where it serves here, with the ranks below it."""
-        return frozenset() if self._serves_here() else frozenset({self._process.pid})
+        return frozenset({self._process.pid}) if self.alive and not self._serves_here() else frozenset()
 
     def serving(self) -> int:
         """Return a standby that serves here; 0 where there is none."""

@@ -31,7 +31,7 @@ _LOCK = 2.0  # seconds that another tick of this account, on this host, may hold
 
 
 class EventLine(NamedTuple):
-    """``event``: fired, escalated, repeated, resolved, unwatched; or started, resumed, stopped, finished."""
+    """``event``: fired, escalated, repeated, resolved, unwatched; or started, resumed, stopped, finished, damaged."""
 
     at: datetime
     run: str

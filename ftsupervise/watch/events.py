@@ -24,6 +24,7 @@ class Event:
     at: datetime
     summary: str
     meaning: str = ""
+    attempt: int = 0  # the number of the attempt that it is about; 0: of none
 
 
 def events(attempts: Sequence[Attempt], *, finished_at: datetime | None, raised: str = "") -> tuple[Event, ...]:
@@ -34,6 +35,7 @@ def events(attempts: Sequence[Attempt], *, finished_at: datetime | None, raised:
     found: list[Event] = []
     for before, attempt in zip([None, *attempts], attempts, strict=False):
         found += _begin(before, attempt)
+        found += _damaged(attempt)
         found += _end(attempt, raised if attempt is attempts[-1] else "")
     if finished_at is not None:
         last = attempts[-1] if attempts else None
@@ -43,7 +45,10 @@ def events(attempts: Sequence[Attempt], *, finished_at: datetime | None, raised:
         if attempts:
             total = f" after {show_duration(max(0.0, (finished_at - attempts[0].started).total_seconds()))}"
         text = f"done{step}{total}{count}"
-        found.append(Event(EventKind.FINISHED, "finished", finished_at, text, "Members still queued leave at once."))
+        number = last.number if last else 0
+        dedup = f"finished-{number}"  # a run that was trained on finishes once more
+        means = "Members still queued leave at once."
+        found.append(Event(EventKind.FINISHED, dedup, finished_at, text, means, number))
     return tuple(found)
 
 
@@ -53,7 +58,7 @@ def _begin(before: Attempt | None, attempt: Attempt) -> list[Event]:
     where = f"job {attempt.job_id}" if attempt.job_id else f"host {attempt.host}"
     nodes = f" on {len(attempt.nodes)} nodes" if len(attempt.nodes) > 1 else ""
     if before is None:
-        return [Event(EventKind.STARTED, "started", attempt.started, f"{where}{nodes}")]
+        return [Event(EventKind.STARTED, "started", attempt.started, f"{where}{nodes}", attempt=attempt.number)]
     if attempt.first_step is None:
         return []  # it has not come as far as a step; when it has, it has taken over
     lost = ""
@@ -65,7 +70,17 @@ def _begin(before: Attempt | None, attempt: Attempt) -> list[Event]:
     step = f" at step {before.last_step}" if before.last_step is not None else ""
     ended = f"attempt {before.number} ended{step} ({before.why() or 'cause unknown'})"
     text = f"attempt {attempt.number} ({where}) goes on from step {attempt.first_step},{gap or ' where'} {ended}{lost}"
-    return [Event(EventKind.RESUMED, f"resumed-{attempt.number}", attempt.started, text)]
+    return [Event(EventKind.RESUMED, f"resumed-{attempt.number}", attempt.started, text, attempt=attempt.number)]
+
+
+def _damaged(attempt: Attempt) -> list[Event]:
+    """Return an event where an attempt has found that a checkpoint is not what was saved, before it loaded it."""
+    resumed = attempt.resumed
+    if resumed is None or not resumed.damaged:
+        return []
+    text = f"{'; '.join(resumed.damaged)}; attempt {attempt.number} begins {resumed.words()}"
+    meaning = "It is kept in .quarantine and was not loaded. Look at the disk and the memory of what wrote and read it."
+    return [Event(EventKind.DAMAGED, f"damaged-{attempt.number}", resumed.at or attempt.started, text, meaning)]
 
 
 def _end(attempt: Attempt, raised: str) -> list[Event]:
@@ -76,4 +91,5 @@ def _end(attempt: Attempt, raised: str) -> list[Event]:
     words = ", ".join(filter(None, ("kill switch", raised, attempt.note)))
     text = f"attempt {attempt.number} saved and stopped{step}: {words}"
     meaning = "Queued members leave at once; nothing trains until the switch is cleared and the run launched again."
-    return [Event(EventKind.STOPPED, f"ended-{attempt.number}", attempt.ended or attempt.started, text, meaning)]
+    dedup, at = f"ended-{attempt.number}", attempt.ended or attempt.started
+    return [Event(EventKind.STOPPED, dedup, at, text, meaning, attempt.number)]

@@ -16,7 +16,7 @@ from ftsupervise.alerts.deliver import Delivered, deliver
 from ftsupervise.alerts.journal import Journal
 from ftsupervise.alerts.last_day import AboutRun
 from ftsupervise.alerts.outbox import due
-from ftsupervise.alerts.record import announce, record
+from ftsupervise.alerts.record import announce, record, was_announced
 from ftsupervise.alerts.wording import event_finding
 from ftsupervise.errors import Error
 from ftsupervise.findings import Finding
@@ -324,10 +324,13 @@ def _notify(
 ) -> tuple[RunReport, list[EventLine]]:
     recorded = record(journal, seen.findings, seen.run.alerts, now, run_name=seen.run.name, context=context)
     said, news = [], [of_notice(notice, seen.rundir) for notice in recorded.notices]
+    known = journal.read()
     for event in _events(seen):
+        if was_announced(known, event.dedup, event.attempt):
+            continue
         look = f"ftsupervise status {seen.rundir.quoted()}"
         finding = event_finding(seen.run.name, event.kind, event.summary, now, look=look, meaning=event.meaning)
-        if announce(journal, seen.run.alerts, event.kind, event.dedup, finding):
+        if announce(journal, seen.run.alerts, event.kind, event.dedup, finding, attempt=event.attempt):
             said.append(f"{event.kind.value}: {event.summary}")
             news.append(of_event(event.kind.value, finding, seen.rundir, event.at))
     shown = tuple(finding for finding in seen.findings if finding.health is not Health.OK)

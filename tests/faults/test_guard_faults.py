@@ -276,3 +276,40 @@ def test_a_v2_job_cgroup_is_read_without_its_file_pages(tmp_path: Path) -> None:
         "memory.high of the job 96.9% used, limit 95%; beyond memory.high the kernel slows the job down"
     )
     limits.close()
+
+
+_FAILS_FOR_SPACE = """
+import os
+from ftsupervise import Guard
+guard = Guard()
+def save(step, size, kind=None):
+    try:
+        with guard.checkpoint(step) as folder:
+            (folder / "a").write_bytes(b"a" * 4096)
+            with open(folder / "state", "wb", buffering=0) as file:
+                for _ in range(size // 4096):
+                    try:
+                        file.write(os.urandom(4096))
+                    except OSError as error:
+                        raise (kind or OSError)(f"file write failed: {error}")
+        print(f"step {step} is saved", flush=True)
+    except Exception as error:
+        print(f"step {step}: {type(error).__name__}", flush=True)
+for step, size, kind in ((1, 40_960, None), (2, 400_960, None), (3, 400_960, RuntimeError), (4, 40_960, None)):
+    guard.step(step)
+    save(step, size, kind)
+guard.finished(4)
+"""
+
+
+def test_a_save_that_finds_no_space_gives_back_what_it_has_taken_and_the_next_one_is_made(
+    run: SupervisedRun, tmp_path: Path
+) -> None:
+    (tmp_path / "saves.py").write_text(_FAILS_FOR_SPACE)
+    one = start(run, sys.executable, str(tmp_path / "saves.py"))
+    assert one.wait(60) == 0, one.said()
+    said = one.said()
+    assert re.findall(r"^step (\d.*)$", said, re.M) == ["1 is saved", "2: OSError", "3: RuntimeError", "4 is saved"], (
+        said
+    )
+    assert said.count("a checkpoint could not be saved: what was written of it is deleted") == 1

@@ -65,12 +65,14 @@ class SupervisedRun:
         self.rundir, self.folder = RunDir(root), folder
         self.members: list[Program] = []
 
-    def start(self, *words: str, **env: str) -> Program:
-        """``start("--in-place", "5", "--", "train")``; without options the words are the command."""
-        argv = [sys.executable, "-m", "ftsupervise", "run", "--run-dir", str(self.rundir.root)]
+    def start(self, *words: str, shell: str = "", cwd: str = "", **env: str) -> Program:
+        """``start("--in-place", "5", "--", "train")``; without options the words are the command. ``shell``: a job script
+        around it, with ``"$@"``."""
+        argv = ["sh", "-c", shell, "job"] if shell else []
+        argv += [sys.executable, "-m", "ftsupervise", "run", "--run-dir", str(self.rundir.root)]
         argv += words if "--" in words else ("--", *words)
         out = self.folder / f"out-{len(self.members)}"
-        self.members.append(Program(argv, self.folder, outside_a_job(**env), out))
+        self.members.append(Program(argv, Path(cwd or self.folder), outside_a_job(**env), out))
         return self.members[-1]
 
     def attempts(self) -> tuple[Attempt, ...]:

@@ -22,6 +22,7 @@ import pytest
 from ftsupervise.errors import Error
 from ftsupervise.sandbox import Sandbox, missing, temporary
 from ftsupervise.sandbox.hosts import require_hosts
+from tests.neighbours.newest_slurm import CannotUnpack, unpack
 from tests.slurm.ring_scene import EXAMPLE, Scene
 
 
@@ -50,6 +51,15 @@ def sandbox(slurm_installed: None, short_tmp: Path) -> Iterator[Sandbox]:
     """Four nodes with eight GPUs each, shared: leave nodes, controller and the jobs of others alone."""
     with temporary(short_tmp / "shared") as shared:  # gone also when pytest is killed
         yield shared
+
+
+@pytest.fixture(scope="session")
+def newest_slurm(short_tmp: Path) -> str:
+    """The prefix of Debian's newest Slurm, unpacked; skips, with one line, where it cannot be had."""
+    try:
+        return str(unpack(short_tmp / "newest"))
+    except CannotUnpack as error:
+        pytest.skip(str(error))
 
 
 @pytest.fixture

@@ -39,11 +39,11 @@ class Scene:
         return RunDir(self.folder / "runs" / self.name)
 
     def launch(self, command: str, **launch: Any) -> str:
-        restart = json.dumps({"back_off": "1s", **launch.pop("restart", {})})
+        restart, more = json.dumps({"back_off": "1s", **launch.pop("restart", {})}), launch.pop("more", "")
         lines = {"command": command, "nodes": 2, "tasks_per_node": 1, "jobs": 3, **launch}
         text = "".join(f"  {key}: {json.dumps(value)}\n" for key, value in lines.items())
         (self.folder / "ftsupervise.yaml").write_text(
-            f"name: {self.name}\nlaunch:\n  restart: {restart}\n{text}guard:\n  poll: 100ms\n"
+            f"name: {self.name}\nlaunch:\n  restart: {restart}\n{text}guard:\n  poll: 100ms\n{more}"
         )
         said = self.type("launch")
         found = re.search(r"submitted as job (\d+)", said)

@@ -1,5 +1,5 @@
-"""Twenty random faults in one run: it finishes, with the weights of an undisturbed one, the ledger names each of them, and the
-account of its time closes and agrees with what the training has measured itself.
+"""Random faults in one run, and things that are none: it finishes, with the weights of an undisturbed one, the ledger names
+each fault, and the account of its time closes and agrees with what the training has measured itself.
 
 pytest -s tests/slurm/test_ring_soak.py -m slow         FTSUPERVISE_TEST_SEED=8 for another night
 """
@@ -33,7 +33,7 @@ Until = Callable[..., Any]
 # The example, with a thread that does what a file asks of this rank: the user's own code going wrong. Rank 0 measures itself, a
 # line for each step and each save with its seconds.
 TROUBLED = """
-import json, os, sys, threading, time
+import json, os, subprocess, sys, threading, time
 from contextlib import contextmanager
 from pathlib import Path
 import ftsupervise
@@ -46,6 +46,15 @@ def trouble():
             continue
         what = asked.read_text()
         asked.unlink()
+        if what == "quote":
+            for line in ("node-1: task 1: Exited with exit code 1", "node-0: task 0: Killed", "Node failure on node-1"):
+                print("srun: error:", line, file=sys.stderr, flush=True)
+            continue
+        if what == "evaluate":
+            node = os.environ["SLURMD_NODENAME"]
+            words = ["srun", "--overlap", "--exact", "--mem=0", "-N1", "-n1", "-w", node, "sh", "-c", "exit 3"]
+            subprocess.run(words, env={k: v for k, v in os.environ.items() if k != "SLURM_DISTRIBUTION"})
+            continue
         if what == "disk":
             print("OSError: [Errno 28] No space left on device: 'step-1.npz'", file=sys.stderr, flush=True)
         os._exit(7 if what == "exit" else 1)
@@ -94,6 +103,27 @@ class Night:
         path = self.here.rundir.root / f"trouble-{self.rank()[0]}"
         path.with_suffix(".new").write_text(what)
         path.with_suffix(".new").replace(path)
+
+    def harmless(self, what: str) -> None:
+        """Nothing may come of it: the same attempt trains on."""
+        number, at = self.here.attempts()[-1].number, _step(self.here)
+        self.trouble(what)
+        self.until(lambda: _step(self.here) >= at + 60, f"steps after {what!r}", 120)
+        assert self.here.attempts()[-1].number == number, (
+            f"{what!r} has ended a healthy attempt: {_how_it_is(self.here)}"
+        )
+
+    def cancelled_while_saving(self) -> None:
+        """The switch asks for a save, and the job is cancelled in the same moment."""
+        self.here.type("save", "--why", "soak", str(self.here.rundir.root))
+        self.here.sandbox.run(["scancel", self.job()])
+
+    def longer(self) -> None:
+        """A person gives the job more time."""
+        number, at = self.here.attempts()[-1].number, _step(self.here)
+        self.here.sandbox.run(["scontrol", "update", f"JobId={self.job()}", "TimeLimit=+10"])
+        self.until(lambda: _step(self.here) >= at + 60, "steps after it", 120)
+        assert self.here.attempts()[-1].number == number, _how_it_is(self.here)
 
     def node(self) -> str:
         """One that this attempt trains on, but not the batch host: losing that is a fault of its own."""
@@ -145,6 +175,8 @@ class Night:
         self.here.sandbox.wait_ready(60)
 
 
+GOES_ON = ""  # the attempt trains on, and the ledger says nothing
+
 FAULTS: dict[str, tuple[Callable[[Night], None], str]] = {
     # name: (what is done, what the ledger says of it, as a regular expression on "kind|failure|cause")
     "a rank killed": (lambda night: night.signal(signal.SIGKILL), r"signal\|killed by SIGKILL"),
@@ -163,6 +195,10 @@ FAULTS: dict[str, tuple[Callable[[Night], None], str]] = {
         lambda night: night.here.sandbox.run(["scancel", night.job()]) and None,
         r"cancelled or preempted",
     ),
+    "the job cancelled while it saves": (Night.cancelled_while_saving, r"cancelled or preempted"),
+    "lines of another srun": (lambda night: night.harmless("quote"), GOES_ON),
+    "an evaluation with its own srun fails": (lambda night: night.harmless("evaluate"), GOES_ON),
+    "the time limit extended": (Night.longer, GOES_ON),
     "the batch host loses power": (Night.batch_host_dies, r"ended without a record|unknown|node failure"),
 }
 
@@ -199,11 +235,15 @@ def test_twenty_random_faults_and_the_weights_are_those_of_an_undisturbed_run(
             with capsys.disabled():
                 print(f"\n  {count:2} {name}: {_how_it_is(here)}")
             raise
+        found.append(name)
+        if expected == GOES_ON:
+            with capsys.disabled():
+                print(f"\n  {count:2} {name:40} attempt {before.number} trains on", end="", flush=True)
+            continue
         after = until(lambda b=before: _trains_after(here, b), f"training after {name!r}", 300)
         took = time.monotonic() - began
         page = until(lambda b=before: _page(here, b.number), f"the page of attempt {before.number}", 60)
         told = f"{page.failure.kind.value if page.failure else ''}|{page.sign}|{page.words}"
-        found.append(name)
         if not re.search(expected, told):
             wrong.append(f"{name}: the ledger says {told}")
         with capsys.disabled():

@@ -7,6 +7,7 @@ import re
 import signal
 import sys
 from collections.abc import Callable
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -119,12 +120,20 @@ def test_after_the_loss_of_a_node_the_spare_begins_from_what_the_buddy_held(
     assert second.begins.again is not None
     assert second.begins.again >= first.last_step - second.begins.step
     assert f"rank 1 on node-2 goes on after step {second.begins.step} from memory" in here.log()
+    killed, again = _at(here, 1, "SIGKILL"), _at(here, 2, "attempt 2 of")
+    assert (again - killed).total_seconds() < 1.2, "the agent, the srun and the step of a lost node are not waited for"
     print(f"steps made again: {second.begins.again}")
     until(lambda: not here.queue(), "the end of the job")
     # the crashed node's memory is this host's, and nobody was left to free it: the next job on the node does
     until(lambda: {place.name for place in places(here)} <= {"node-1"}, "the other nodes' memory to be free")
     memory_folder.remove_leftovers()
     until(lambda: not places(here), "the lost node's memory to be free")
+
+
+def _at(here: Scene, attempt: int, words: str) -> datetime:
+    """When an attempt's log first said this."""
+    log = (here.rundir.attempt(attempt) / "run.log").read_text()
+    return next(datetime.fromisoformat(line.split()[0]) for line in log.splitlines() if words in line)
 
 
 def _step(here: Scene) -> int:

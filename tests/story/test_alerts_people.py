@@ -138,7 +138,7 @@ def test_notify_test_sends_a_real_message_and_says_what_became_of_it(mail: MailS
     absent = {"name": "away", "command": {"argv": ["/no/such/program"]}}
     config = configured(tmp_path, [mailbox(mail), broken, absent])
     result = type_in("notify", "test", config)
-    assert result.exit_code == 1 and "email: taken" in result.output and "old: will not work" in result.output
+    assert result.exit_code == 1 and "email: delivered to " in result.output and "old: will not work" in result.output
     assert "away: refused" in result.output and "/no/such/program: no such program" in result.output
     assert "this is a test" in mail.mails[0].get_content()
     assert type_in("notify", "test", config, "--receiver", "email").exit_code == 0
@@ -321,7 +321,7 @@ def test_given_up_is_said_where_people_look(mail: MailServer, journal: Journal, 
         assert "refused 2 times in a row" in said and "given up" not in said
     mail.mood = "ok"
     said = type_in("notify", "test", config).output
-    assert "email: taken" in said and "it is in use again" in said
+    assert "email: delivered to " in said and "it is in use again" in said
     assert "  receiver  " not in status_says(journal) and "receiver email: " not in alerts_cli(journal)
 
 

@@ -109,6 +109,49 @@ def test_a_rank_that_left_no_list_makes_the_checkpoint_torn_and_nothing_is_commi
     assert verify(checkpoints / "step-00000002", FULL).good
 
 
+def test_without_a_barrier_the_commit_waits_for_the_ranks_that_have_entered(
+    checkpoints: Path, ranks: list[Guard]
+) -> None:
+    entered, failed = threading.Barrier(4), list[BaseException]()
+
+    def save(number: int) -> None:
+        try:
+            with ranks[number].checkpoint(1) as folder:
+                entered.wait()
+                time.sleep(0.3 * number)
+                (folder / f"rank-{number}.bin").write_bytes(os.urandom(1000))
+        except OSError as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=save, args=(number,)) for number in range(4)]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join()
+    made = read_manifest(checkpoints / "step-00000001")
+    assert made is not None and len(made.files) == 4 and not failed
+    assert [one.name for one in (checkpoints / "step-00000001" / FOLDER_NAME).iterdir()] == ["manifest.json"]
+
+
+def test_without_a_barrier_a_rank_that_comes_too_late_raises_and_the_part_is_no_checkpoint(
+    checkpoints: Path, ranks: list[Guard], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ftsupervise.guard.checkpoint.COMMIT_WITHIN", 0.3)
+    with ranks[0].checkpoint(1) as folder:
+        (folder / "rank-0.bin").write_bytes(b"one of two")
+    with (
+        pytest.raises(OSError, match=r"rank 1 had not written its part when rank 0 committed: .*barrier="),
+        ranks[1].checkpoint(1) as folder,
+    ):
+        (folder / "rank-1.bin").write_bytes(b"the other")
+    assert not (checkpoints / "step-00000001").exists()
+    with ranks[0].checkpoint(2) as folder:
+        (folder / "all.bin").write_bytes(b"rank 0 alone saves")
+    with ranks[1].checkpoint(2):
+        pass  # and the others are in the block all the same
+    assert verify(checkpoints / "step-00000002", FULL).good
+
+
 def test_no_rank_leaves_the_block_before_rank_0_has_committed(
     checkpoints: Path, ranks: list[Guard], capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -272,8 +315,11 @@ def test_the_attempt_says_which_checkpoint_it_went_on_from_and_which_it_passed_o
     assert found.words() == "from step-00000001 (1 newer passed over)"
 
 
-def test_latest_reads_small_files_unasked_and_no_more_of_them_than_it_may(checkpoints: Path) -> None:
+def test_a_quick_look_reads_small_files_and_no_more_of_them_than_it_may(
+    checkpoints: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A loader's tables are small. The files it looks at are the same for each rank."""
+    monkeypatch.setenv("FTSUPERVISE_GUARD_VERIFY", "quick")
     with Guard(signals=(), rank=0, world=1) as guard:
         for step in (1, 2):
             with guard.checkpoint(step) as folder:
@@ -286,10 +332,10 @@ def test_latest_reads_small_files_unasked_and_no_more_of_them_than_it_may(checkp
         assert guard.latest() == checkpoints / "step-00000001"
 
 
-def test_latest_reads_every_byte_where_the_settings_say_so(
+def test_latest_reads_every_byte_unless_the_settings_say_less(
     checkpoints: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for word, found in (("sizes", 2), ("", 2), ("full", 1), ("everything", 1)):
+    for word, found in (("sizes", 2), ("quick", 2), ("", 1), ("full", 1), ("everything", 1)):
         monkeypatch.setenv("FTSUPERVISE_GUARD_VERIFY", word)
         with Guard(signals=(), rank=0, world=1) as guard:
             for step in (1, 2):

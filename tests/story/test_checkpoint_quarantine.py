@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import threading
 from collections.abc import Sequence
 from datetime import datetime, timezone
 from pathlib import Path
@@ -158,8 +159,13 @@ def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scene:
 def test_every_rank_passes_the_suspect_over_whether_rank_0_has_moved_it_or_not(scene: Scene) -> None:
     scene.fail()
     mine = scene.begin()
-    assert scene.choose(rank=1, world=2) == "step-00000020" and not scene.aside(), "rank 0 alone moves it"
+    asked: list[str] = []
+    other = threading.Thread(target=lambda: asked.append(scene.choose(rank=1, world=2)))
+    other.start()
+    assert not scene.aside() and not asked, "it waits for rank 0, which alone moves it"
     assert scene.choose(rank=0, world=2) == "step-00000020" and scene.aside() == ["step-00000030"]
+    other.join(60)
+    assert asked == ["step-00000020"]
     assert scene.choose(rank=1, world=2) == "step-00000020"
     page = json.loads((mine.folder / "resumed.json").read_text())
     assert (page["checkpoint"], page["set_aside"], page["older"]) == ("step-00000020", "step-00000030", 1)

@@ -28,12 +28,19 @@ def made(folder: Path, step: int, *, files: int = 3, size: int = 2000, world: in
     return path
 
 
+def rot(path: Path, raw: bytes) -> None:
+    """Change the bytes as a disk does that rots: nobody wrote them, so the time of the last write stays."""
+    before = path.stat()
+    path.write_bytes(raw)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
 def test_each_kind_of_damage_has_its_name(tmp_path: Path) -> None:
     ones = [made(tmp_path, step) for step in range(6)]
     shard = ones[0] / "sub" / "shard-1"
     raw = bytearray(shard.read_bytes())
     raw[77] ^= 4
-    shard.write_bytes(raw)
+    rot(shard, bytes(raw))
     os.truncate(ones[1] / "sub" / "shard-1", 1999)
     (ones[2] / "sub" / "shard-1").unlink()
     manifest = bytearray(manifest_of(ones[3]).read_bytes())
@@ -50,7 +57,7 @@ def test_each_kind_of_damage_has_its_name(tmp_path: Path) -> None:
 
 def test_a_sample_sees_a_flipped_bit_sooner_or_later(tmp_path: Path) -> None:
     one = made(tmp_path, 1, files=20)
-    (one / "sub" / "shard-7").write_bytes(b"x" * 2000)
+    rot(one / "sub" / "shard-7", b"x" * 2000)
     verdicts = [verify(one, Scope(Thoroughness.SAMPLED)) for _ in range(200)]
     assert any(not one.good for one in verdicts) and any(one.good for one in verdicts)
 
@@ -91,7 +98,7 @@ def test_a_checkpoint_that_is_one_file_has_its_manifest_beside_it(tmp_path: Path
     assert manifest_of(one) == tmp_path / ".ftsupervise" / "epoch=1-step=20.ckpt.json"
     assert verify(one, FULL).state is State.VERIFIED
     assert [found.path for found in checkpoints_in(tmp_path)] == [one]
-    one.write_bytes(b"Weights" * 100)
+    rot(one, b"Weights" * 100)
     assert verify(one, FULL).state is State.DAMAGED
 
 

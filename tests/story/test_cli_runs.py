@@ -324,8 +324,8 @@ def test_notify_says_for_programs_what_each_receiver_did(tmp_path: Path) -> None
     done = type_in(tmp_path, env, "notify", "test", "--json")
     assert done.returncode == 1
     told = {one["receiver"]: one for one in json.loads(done.stdout)["receivers"]}
-    assert told["file"]["taken"] is True and told["file"]["why"] == ""
-    assert told["command"]["taken"] is False and told["command"]["why"]
+    assert told["file"]["delivered"] is True and told["file"]["why"] == ""
+    assert told["command"]["delivered"] is False and told["command"]["why"]
     seen = json.loads(type_in(tmp_path, env, "notify", "preview", "--json").stdout)["messages"]
     assert len(seen) > 2 and all(one["title"] and one["text"] for one in seen)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from datetime import datetime, timezone
 from pathlib import Path
@@ -72,9 +73,13 @@ def test_every_rank_takes_the_same_whether_rank_0_has_set_the_newer_ones_aside_o
     one = scene(tmp_path, monkeypatch, 100, 200, 300, 400)
     one.trouble(410)
     folder = one.begin()
-    assert one.choose(rank=1, world=2) == "step-00000300" and not one.aside()
+    asked: list[str] = []
+    other = threading.Thread(target=lambda: asked.append(one.choose(rank=1, world=2)))
+    other.start()
+    assert not one.aside() and not asked, "it waits for rank 0"
     assert one.choose(rank=0, world=2) == "step-00000300" and one.aside() == ["step-00000400"]
-    assert one.choose(rank=1, world=2) == one.choose(rank=0, world=2) == "step-00000300"
+    other.join(60)
+    assert asked == [one.choose(rank=1, world=2)] == [one.choose(rank=0, world=2)] == ["step-00000300"]
     written = read_resumed(folder)
     assert written is not None and written.set_aside == "step-00000400", "asked twice, it still says so"
     assert written.skip == 110

@@ -186,6 +186,48 @@ def test_whoever_had_the_signal_before_still_hears_it_and_gets_it_back(make: Mak
         signal.signal(signal.SIGUSR1, before)
 
 
+@pytest.mark.parametrize("reads", [True, False])
+def test_a_limit_that_somebody_moves_moves_the_end_of_the_loop_of_every_rank(
+    rundir: RunDir, make: Make, monkeypatch: pytest.MonkeyPatch, reads: bool
+) -> None:
+    monkeypatch.setenv("FTSUPERVISE_DEADLINE", f"{time.time() + 3:.3f}")
+    (rundir.attempt(1) / "deadline").write_text(f"{time.time() + 1000:.0f}\n")
+    guard = make(stop_before=2.5, **({} if reads else {"agree": int, "rank": 1, "world": 2}))
+    until = time.monotonic() + 1.0
+    while time.monotonic() < until:  # beyond the end that the attempt began with
+        assert not guard.step(1).stop
+        time.sleep(0.02)
+    (rundir.attempt(1) / "deadline").write_text(f"{time.time() + 1:.0f}\n")
+    decision, until = guard.step(2), time.monotonic() + 10
+    while reads and not decision.stop and time.monotonic() < until:
+        time.sleep(0.02)
+        decision = guard.step(2)
+    assert (decision.cause == "time limit") == reads, "rank 0 sees a shorter one for all"
+
+
+TWO_GUARDS = """import os, signal, sys
+from ftsupervise import Guard
+first, second = Guard(poll=0), Guard(poll=0)
+first.step(1), second.step(1)
+first.close()
+if sys.argv[1] == "between":
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert second.step(2).stop
+    sys.exit(7)
+second.close()
+assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+os.kill(os.getpid(), signal.SIGTERM)
+"""
+
+
+@pytest.mark.parametrize(("when", "code"), [("between", 7), ("after", -signal.SIGTERM)])
+def test_two_guards_closed_in_the_order_of_their_making_give_sigterm_back(
+    when: str, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("FTSUPERVISE_RUN_DIR", raising=False)
+    assert subprocess.run([sys.executable, "-c", TWO_GUARDS, when], cwd=tmp_path, timeout=60).returncode == code
+
+
 def test_a_handler_installed_over_ours_is_told_and_left_alone(
     rundir: RunDir, make: Make, capsys: pytest.CaptureFixture[str]
 ) -> None:

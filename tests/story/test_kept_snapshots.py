@@ -5,24 +5,39 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import sys
 from collections.abc import Iterator
 from datetime import datetime, timezone
 from pathlib import Path
+from threading import Timer
 from time import monotonic
 
 import pytest
 
 from ftsupervise import Guard
 from ftsupervise.checkpoints import memory_kept
-from ftsupervise.checkpoints.memory_kept import KeptSnapshot
+from ftsupervise.checkpoints.in_use import in_use
+from ftsupervise.checkpoints.memory_choice import Begun
+from ftsupervise.checkpoints.memory_doubts import Beside, against
+from ftsupervise.checkpoints.memory_kept import KeptPage, KeptSnapshot
 from ftsupervise.checkpoints.memory_slots import SnapshotId, open_slots
 from ftsupervise.model import Attempt
 from ftsupervise.ranks.snapshot_relay import keep
-from ftsupervise.run.kept_snapshots import KeptSnapshots, Target, may_begin_from
+from ftsupervise.run.kept_snapshots import KeptSnapshots, Target
 from ftsupervise.rundir import fence
-from ftsupervise.rundir.paths import ENV_RESTART, ENV_SNAPSHOT_KEPT, ENV_SNAPSHOT_STEP, ENV_SNAPSHOTS, RunDir
+from ftsupervise.rundir.anchor import Anchor
+from ftsupervise.rundir.lineage import Lineage, keep_lineage, read_lineage
+from ftsupervise.rundir.paths import (
+    ENV_CHECKPOINT_DIR,
+    ENV_RESTART,
+    ENV_SNAPSHOT_KEPT,
+    ENV_SNAPSHOT_STEP,
+    ENV_SNAPSHOTS,
+    RunDir,
+)
 from tests.neighbours.patience import wait_until
-from tests.neighbours.supervised import SupervisedRun
+from tests.neighbours.supervised import Program, SupervisedRun
+from tests.neighbours.typed import typed
 from tests.story.test_snapshot_slots import made, write
 from tests.story.test_snapshots_in_a_run import ranks
 
@@ -106,6 +121,7 @@ def areas(tmp_path: Path) -> tuple[KeptSnapshots, Path, Path]:
     rundir = RunDir(tmp_path / "run")
     rundir.attempts.mkdir(parents=True)
     rundir.checkpoints.mkdir()
+    keep_lineage(rundir, "run")
     return KeptSnapshots(rundir, rundir.checkpoints), fence.staging(rundir, rundir.checkpoints), rundir.checkpoints
 
 
@@ -121,7 +137,7 @@ def test_once_a_newer_attempt_has_begun_nothing_is_kept(memory: Path, tmp_path: 
         fence.seal(where, 2, [1])
         return {"here": done}
 
-    path, why = kept.write(SnapshotId(8, 1), 1, Target(area, monotonic() + 30), ask)
+    path, why = kept.write(KeptPage(8, 1, 1), Target(area, monotonic() + 30), ask)
     assert path is None and why
     assert memory_kept.all_in(checkpoints) == []
 
@@ -135,7 +151,7 @@ def test_a_node_that_does_not_answer_or_has_too_little_time_leaves_nothing(memor
     ):
         area = fence.open_area(where, number)
         assert area is not None
-        path, why = kept.write(SnapshotId(8, 1), 2, Target(area, monotonic() + seconds), lambda *_, say=answers: say)
+        path, why = kept.write(KeptPage(8, 1, 2), Target(area, monotonic() + seconds), lambda *_, say=answers: say)
         assert path is None and word in why
     assert memory_kept.all_in(checkpoints) == []
 
@@ -162,7 +178,7 @@ def test_a_rank_loads_what_was_kept_and_ranks_of_another_number_do_not(
     guard.restore(state=state)
     wait_until(lambda: guard.snapshot(8), "the memory")
     assert keep(str(memory / "here"), f"8/0 0 {tmp_path}") == "done"
-    memory_kept.write_page(tmp_path, SnapshotId(8, 0), 1)
+    memory_kept.write_page(tmp_path, KeptPage(8, 0, 1))
     guard.finished(8)
     monkeypatch.setenv(ENV_SNAPSHOT_KEPT, str(tmp_path))
     monkeypatch.setenv(ENV_SNAPSHOT_STEP, "8")
@@ -189,8 +205,225 @@ NOW = datetime(2026, 1, 1, tzinfo=timezone.utc)
         ([Attempt(4, "2", NOW, first_step=101, last_step=105)], False),  # it went back behind it
         ([Attempt(4, "2", NOW, last_step=130)], False),  # nobody knows where it began
         ([Attempt(2, "1", NOW, first_step=1, last_step=90, saved=80)], True),
-        ([Attempt(2, "1", NOW, first_step=1, last_step=130, saved=118)], False),
+        ([Attempt(3, "1", NOW, first_step=1, last_step=130, saved=118)], False),
     ],
 )
 def test_a_kept_snapshot_is_used_while_it_is_the_runs_newest_state(later: list[Attempt], use: bool) -> None:
-    assert may_begin_from(KeptSnapshot(Path("x"), 118, 3), later) is use
+    assert (against(SnapshotId(118, 3), later) == "") is use
+
+
+# --------------------------------------------------------------------------- what somebody threw away does not come back
+
+# Trains to step 40 with a checkpoint every 10. Each attempt leaves its own mark on each step that it makes.
+TRAIN = """
+import math, os, signal, sys
+from ftsupervise import Guard
+attempt = int(os.environ["FTSUPERVISE_ATTEMPT"])
+guard = Guard(poll=0.02)
+state = {"step": 0, "made": []}
+guard.restore(state=state, code="{code}")
+print("attempt", attempt, "begins after", state["step"], flush=True)
+{first}
+for step in range(state["step"] + 1, 41):
+    state["step"] = step
+    state["made"].append([step, attempt])
+    {fault}
+    if guard.step(step).stop:
+        break
+    if step % 10 == 0:
+        guard.save(step)
+    while step % 2 == 0 and not guard.snapshot(step):
+        pass
+else:
+    guard.finished(40)
+"""
+
+
+def train(run: SupervisedRun, *words: str, first: str = "", fault: str = "", code: str = "", **env: str) -> Program:
+    text = TRAIN.replace("{first}", first or "pass").replace("{fault}", fault or "pass").replace("{code}", code)
+    one = run.start(
+        "--in-place", "0", "--back-off", "0", "--warm", "off", *words, "--", sys.executable, "-c", text, **env
+    )
+    one.wait(60)
+    return one
+
+
+KILL_AT_36 = "if attempt == 1 and step == 36: os.kill(os.getpid(), 9)"
+
+
+def begins(run: SupervisedRun) -> list[tuple[str, int | None]]:
+    return [(one.begins.source if one.begins else "", one.first_step) for one in run.attempts()]
+
+
+def test_who_deletes_checkpoints_to_go_back_is_not_overruled_by_a_kept_snapshot(run: SupervisedRun) -> None:
+    one = train(run, fault=KILL_AT_36)
+    assert [kept.step for kept in kept_in(run)] == [34], one.said()
+    for step in (20, 30):
+        shutil.rmtree(run.rundir.checkpoints / f"step-{step:08d}")
+    two = train(run)
+    assert "attempt 2 begins after 10" in two.said()
+    assert (
+        "the snapshot of step 34, kept on the disk, is not used: step-00000030, the checkpoint behind it" in two.said()
+    )
+    assert kept_in(run) == []
+
+
+def test_a_checkpoint_that_somebody_moved_aside_takes_the_snapshots_in_memory_with_it(run: SupervisedRun) -> None:
+    aside = "if attempt == 1 and step == 34: os.rename(guard.latest(), '{}')".format(run.folder / "aside")
+    one = train(run, "--in-place", "1", fault=f"{aside}\n    {KILL_AT_36}")
+    assert "attempt 2 begins after 20" in one.said(), one.said()
+    assert "step-00000030, the checkpoint behind it, is not there any more" in one.said()
+
+
+def test_a_file_system_that_cannot_be_listed_does_not_say_that_a_checkpoint_is_gone(tmp_path: Path) -> None:
+    kept, _, checkpoints = areas(tmp_path)
+    checkpoints.rmdir()
+    checkpoints.symlink_to(checkpoints)
+    was = Anchor("step-00000030", 30)
+    assert kept.beside(34, was) is None
+    checkpoints.unlink()
+    assert kept.beside(34, was) == (Beside(was), "step-00000030, the checkpoint behind it, is not there any more")
+
+
+def test_a_checkpoint_that_shows_itself_late_is_not_taken_for_a_deleted_one(tmp_path: Path) -> None:
+    kept, _, checkpoints = areas(tmp_path)
+    was = Anchor("step-00000030", 30)
+    late = Timer(0.5, lambda: (checkpoints / "step-00000030").mkdir())
+    late.start()
+    assert kept.beside(34, was) == (Beside(was), "")
+    late.join()
+
+
+def test_a_copy_that_somebody_brought_back_is_newer_than_a_kept_snapshot(run: SupervisedRun) -> None:
+    train(run, fault=KILL_AT_36)
+    shutil.copytree(run.rundir.checkpoints / "step-00000030", run.rundir.checkpoints / "step-00000050")
+    two = train(run)
+    assert "kept on the disk, is not used: step-00000050 is newer" in two.said()
+
+
+def test_a_kept_snapshot_from_which_the_program_crashed_is_not_tried_by_each_member(run: SupervisedRun) -> None:
+    train(run, fault=KILL_AT_36)
+    crash = "if state['step'] == 34: sys.exit(7)"
+    two = train(run, first=crash)
+    assert "attempt 2 begins after 34" in two.said()
+    three = train(run, first=crash)
+    assert "attempt 3 begins after 30" in three.said(), three.said()
+    assert "is not used: attempt 2, which began from it, failed: exit 7" in three.said()
+
+
+def test_a_snapshot_in_memory_from_which_the_program_crashed_is_not_kept(run: SupervisedRun) -> None:
+    one = train(run, "--in-place", "1", first="if state['step'] == 34: sys.exit(7)", fault=KILL_AT_36)
+    assert "attempt 2 begins after 34" in one.said(), one.said()
+    assert kept_in(run) == []
+
+
+def test_a_poisoned_kept_snapshot_does_not_defeat_what_is_done_about_the_loss(run: SupervisedRun) -> None:
+    """The loss is no number from step 36 on wherever step 34 was made by attempt 1: only going back helps."""
+    train(run, fault=KILL_AT_36)
+    poison = "guard.loss(math.nan if step >= 36 and [34, 1] in state['made'] else 1.0)"
+    words = ("--loss-nonfinite", "resume", "--loss-back", "5")
+    two = train(run, *words, fault=poison)
+    assert "attempt 2 begins after 34" in two.said()
+    three = train(run, *words, fault=poison)
+    assert "attempt 3 begins after 30" in three.said(), three.said()
+    assert "is not used: attempt 2 came to trouble with its loss: loss is not a number" in three.said()
+    assert run.rundir.has_finished()
+
+
+def test_retention_leaves_the_checkpoint_alone_that_a_kept_snapshot_goes_on_from(run: SupervisedRun) -> None:
+    train(run, fault=KILL_AT_36)
+    assert in_use(None, run.rundir.checkpoints, 0.0) == {
+        "step-00000030": "the kept snapshot of step 34 goes on from it"
+    }
+
+
+# ------------------------------------------------------------------------------------------------- whose snapshot it is
+
+
+def test_two_runs_in_one_folder_never_touch_each_others_kept_snapshots(run: SupervisedRun) -> None:
+    """Neither has saved a checkpoint yet; with one of another run there, the second would not begin at all."""
+    kill_at_9 = "if step == 9: os.kill(os.getpid(), 9)"
+    train(run, fault=kill_at_9)
+    other = SupervisedRun(run.folder / "other", run.folder)
+    try:
+        one = train(other, fault=kill_at_9, **{ENV_CHECKPOINT_DIR: str(run.rundir.checkpoints)})
+        assert "attempt 1 begins after 0" in one.said(), one.said()
+        assert [kept.step for kept in kept_in(run)] == [8, 8]
+        two = train(run)
+        assert "attempt 2 begins after 8" in two.said()
+        assert run.rundir.has_finished()
+        (left,) = kept_in(run)
+        assert memory_kept.read_page(left.path).run_dir == str(other.rundir.root)
+    finally:
+        other.close()
+
+
+def test_a_snapshot_of_an_attempt_that_the_ledger_does_not_know_is_neither_used_nor_removed(run: SupervisedRun) -> None:
+    """As where a run directory was brought back from a copy that is older, and has made that attempt again."""
+    train(run, fault=KILL_AT_36)
+    start = run.rundir.attempt(1) / "start.json"
+    start.write_text(start.read_text().replace('"at": "20', '"at": "19'))
+    two = train(run)
+    assert "attempt 2 begins after 30" in two.said(), two.said()
+    assert "is not used: the ledger does not know the attempt 1 that made it" in two.said()
+    assert [kept.step for kept in kept_in(run)] == [34]
+
+
+def test_a_kept_snapshot_says_who_made_it_from_what_and_by_which_code(run: SupervisedRun) -> None:
+    train(run, fault=KILL_AT_36, code="v1")
+    (kept,) = kept_in(run)
+    page = memory_kept.read_page(kept.path)
+    lineage = read_lineage(run.rundir)
+    assert (page.step, page.attempt, page.world, page.code) == (34, 1, 1, "v1")
+    assert (page.run, page.run_id, page.run_dir) == (lineage.name, lineage.id, str(run.rundir.root))
+    assert kept.path.name.endswith(lineage.id)
+    assert page.beside.anchor.checkpoint == "step-00000030"
+    assert page.began == run.attempts()[0].started
+    assert page.line == (Begun(1, -1),)
+
+
+def test_code_of_another_version_goes_on_from_a_checkpoint_and_not_from_a_snapshot(run: SupervisedRun) -> None:
+    train(run, fault=KILL_AT_36, code="v1")
+    two = train(run, code="v2")
+    assert "the snapshot of step 34 cannot be used: code 'v1' made it, and this is code 'v2'" in two.said()
+    assert "attempt 2 begins after 30" in two.said()
+
+
+def test_each_replica_group_of_a_run_keeps_its_own_snapshots() -> None:
+    me = Lineage("0123456789abcdef")
+    names = [memory_kept.name_of(SnapshotId(8, 1), memory_kept.run_of(me, group)) for group in ("", "g000", "g001")]
+    assert len(set(names)) == 3
+
+
+def test_a_folder_of_files_is_not_given_back_to_code_of_another_version(
+    memory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    named = {"SLURMD_NODENAME": "here", ENV_SNAPSHOTS: str(memory), ENV_RESTART: "0", "RANK": "0", "WORLD_SIZE": "1"}
+    for name, value in named.items():
+        monkeypatch.setenv(name, value)
+    (memory / "here").mkdir(mode=0o700)
+
+    def snapshot(guard: Guard) -> bool:
+        with guard.snapshot_folder(8, size=100) as folder:
+            if folder is not None:
+                (folder / "state").write_text("eight")
+        with open_slots(memory / "here" / "rank-0") as file:
+            return bool(file.held())
+
+    guard = Guard()
+    assert guard.restore(folder=tmp_path / "into", code="v1") is None
+    wait_until(lambda: snapshot(guard), "the memory")
+    guard.close()
+    assert Guard().restore(folder=tmp_path / "into", code="v2") is None
+    assert "code 'v1' made it, and this is code 'v2'" in capfd.readouterr().err
+    assert Guard().restore(folder=tmp_path / "into", code="v1") is None, "what was refused is given up"
+
+
+def test_who_begins_a_run_anew_is_not_overruled_by_a_snapshot_of_before(run: SupervisedRun) -> None:
+    """Where nothing was saved yet there is no checkpoint behind the snapshot that could be missed."""
+    train(run, fault="if attempt == 1 and step == 9: os.kill(os.getpid(), 9)")
+    assert [kept.step for kept in kept_in(run)] == [8]
+    typed("checkpoints", "anew", str(run.rundir.root), "--reason", "another tokenizer", folder=run.folder, code=0)
+    two = train(run)
+    assert "attempt 2 begins after 0" in two.said(), two.said()
+    assert "is not used: somebody has begun the run anew since" in two.said()

@@ -18,6 +18,7 @@ from ftsupervise.rundir.heartbeat_page import read_beats
 from ftsupervise.rundir.ledger import claim, claim_after
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.switches import Brake, write_brake
+from tests.neighbours.supervised import SupervisedRun
 
 
 @pytest.fixture
@@ -221,3 +222,27 @@ def test_an_attempt_whose_place_was_taken_is_not_started(tmp_path: Path) -> None
     shutil.rmtree(rundir.attempts)
     rundir.attempts.mkdir()
     assert claim(rundir).number == 4, "numbers that are sealed are not used again"
+
+
+def test_a_run_directory_made_anew_numbers_its_attempts_past_those_whose_areas_lie_beside_the_checkpoints(
+    run: SupervisedRun,
+) -> None:
+    """Otherwise the area of its first attempt is sealed already, and nothing of it is fenced."""
+    for _ in range(2):
+        assert run.start("--", "true").wait(60) == 0
+    shutil.rmtree(run.rundir.attempts)
+    shutil.rmtree(run.rundir.staging)
+    assert (
+        run.start("--", "sh", "-c", 'test -d "$FTSUPERVISE_STAGING" && test -d "$FTSUPERVISE_STAGING_AREA"').wait(60)
+        == 0
+    )
+    assert [one.number for one in run.attempts()] == [3]
+
+
+def test_a_fence_that_is_off_because_its_area_is_sealed_says_so(rundir: RunDir) -> None:
+    said: list[str] = []
+    rundir.staging.mkdir()
+    (rundir.staging / "0001").touch()
+    token = fencing.begin(rundir, 1, {}, said.append)
+    assert token.area is None and token.staging is not None
+    assert [line for line in said if "staging area 0001 is sealed, though no newer attempt has begun" in line]

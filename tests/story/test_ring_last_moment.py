@@ -19,8 +19,9 @@ from ftsupervise.ranks.rank_table import first_failure
 from ftsupervise.run import Options, gate, supervisor
 from ftsupervise.run.command import RunningCommand
 from ftsupervise.run.decide import Budgets
-from ftsupervise.run.exit_analysis import CommandSpec, Touched
+from ftsupervise.run.exit_analysis import CommandSpec
 from ftsupervise.run.gate import SignalQueue, wait_unless_stopped
+from ftsupervise.run.job_end import JobEnd
 from ftsupervise.run.states import AttemptProgress, AttemptState, Ending
 from ftsupervise.rundir.ledger import ledger
 from ftsupervise.rundir.paths import RunDir
@@ -87,7 +88,7 @@ def test_who_raised_for_another_ones_end_is_not_named_though_heard_of_first(tmp_
     nobody: Any = SimpleNamespace(tree=frozenset)
     signals: Any = None
     asked = options(tmp_path, "srun", "train", in_place=in_place)
-    one = RunningCommand(CommandSpec(asked, mine, asked.command, None, signals, nobody, agents))
+    one = RunningCommand(CommandSpec(asked, mine, asked.command, JobEnd(), signals, nobody, agents))
     said = [one.reported_death() for _ in range(2)]
     assert one.death == killed
     assert (said == [None, None]) == (in_place == 0), "where nobody starts it again, nobody ends it for that either"
@@ -112,7 +113,7 @@ def test_a_rank_that_the_command_has_outlived_is_not_what_it_ended_of(
     nobody: Any = SimpleNamespace(tree=frozenset)
     signals: Any = SimpleNamespace(wait=lambda _: b"")
     asked = options(tmp_path, "srun", "train", in_place=0)
-    one = RunningCommand(CommandSpec(asked, mine, asked.command, None, signals, nobody, agents))
+    one = RunningCommand(CommandSpec(asked, mine, asked.command, JobEnd(), signals, nobody, agents))
     for seconds, named in ((3600.0, False), (5.0, True)):
         one.crashes = [RankExit(1, "node-1", 11, monotonic() - seconds, 1, False, False, True)]
         one.read_the_last_events()
@@ -133,10 +134,10 @@ def test_a_rank_that_was_killed_is_named_though_its_node_is_heard_of_only_while_
     nobody: Any = SimpleNamespace(tree=frozenset)
     signals: Any = SimpleNamespace(wait=lambda _: b"")
     asked = options(tmp_path, "srun", "train", in_place=5)
-    one = RunningCommand(CommandSpec(asked, mine, asked.command, None, signals, nobody, agents))
+    one = RunningCommand(CommandSpec(asked, mine, asked.command, JobEnd(), signals, nobody, agents))
     assert one.reported_death() == raised.cause()
     one.now = AttemptProgress(AttemptState.KILLING, Ending(now - 11.8, died_at=now - 11.8))
-    one.touched = Touched(now - 11.7, "")
+    one.touched = now - 11.7
     one.read_the_last_events()
     assert one.death == killed
     assert ours not in one.crashes, "we have killed it"
@@ -149,7 +150,7 @@ def test_however_long_it_takes_to_end_the_others_the_rank_that_they_were_ended_f
     nobody: Any = SimpleNamespace(tree=frozenset)
     signals: Any = SimpleNamespace(wait=lambda _: b"")
     asked = options(tmp_path, "srun", "train", in_place=5)
-    one = RunningCommand(CommandSpec(asked, mine, asked.command, None, signals, nobody, agents))
+    one = RunningCommand(CommandSpec(asked, mine, asked.command, JobEnd(), signals, nobody, agents))
     began = monotonic() - 90.0
     one.crashes = [RankExit(1, "node-1", 11, began, -9, False, False, True)]
     one.now = AttemptProgress(AttemptState.KILLING, Ending(began + 0.1, died_at=began + 0.1))

@@ -55,7 +55,7 @@ def beat(rundir: RunDir, at: datetime) -> None:
 
 
 def at_work(rundir: RunDir, lives: bool | None = None) -> int | None:
-    return fencing.at_work(rundir, "8", lambda _: lives, NOW)
+    return fencing.at_work(rundir, "8", lambda *_: lives, NOW)
 
 
 def test_an_attempt_is_over_when_its_end_is_on_record_or_nothing_of_it_is_left(rundir: RunDir) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import shutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -64,7 +65,12 @@ def flip(file: SlotFile, slot: int, bit: int) -> None:
     os.pwrite(file.fd, bytes([byte ^ 1 << bit % 8]), at)
 
 
-def test_each_flipped_bit_is_seen_and_none_where_nothing_changed(place: Path) -> None:
+@pytest.mark.parametrize("without", [(), ("xxhash",)], ids=["xxhash", "crc32"])
+def test_each_flipped_bit_is_seen_and_none_where_nothing_changed(
+    place: Path, monkeypatch: pytest.MonkeyPatch, without: tuple[str, ...]
+) -> None:
+    for package in without:  # as in an environment of the ranks where it is not installed
+        monkeypatch.setitem(sys.modules, package, None)
     taken({"weights": bytearray(random.Random(1).randbytes(SIZE)), "done": 0}, 2)
     file, slot = summed(place, 2)
     header = file.valid(slot)

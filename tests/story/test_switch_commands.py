@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ftsupervise.rundir.paths import RunDir
-from ftsupervise.rundir.switches import KILL, SAVE, read_switch
+from ftsupervise.rundir.switches import KILL, SAVE, read_brake, read_switch
 from tests.neighbours.typed import typed
 
 
@@ -120,3 +123,20 @@ def test_they_import_nothing_they_do_not_need(rundir: RunDir, words: tuple[str, 
         "ssl",
         "subprocess",
     }
+
+
+def test_kill_ends_the_process_of_a_local_chain_that_the_brake_holds(tmp_path: Path, until: Callable[..., Any]) -> None:
+    (tmp_path / "ftsupervise.yaml").write_text(
+        "name: held\nscheduler: local\nlaunch: {command: sh -c 'exit 3', jobs: 5, restart: {back_off: 1s, same_failure: 2}}\n"
+    )
+    run = RunDir(tmp_path / "runs" / "held")
+    env = {"FTSUPERVISE_STATE_DIR": str(tmp_path / "state")}
+    typed("launch", folder=tmp_path, code=0, **env)
+    brake = until(lambda: (found := read_brake(run)) and found.held and found, "the brake, and the chain on hold")
+    (state,) = (tmp_path / "state").rglob("state.json")
+    until(lambda: json.loads(state.read_text())["state"] == "PENDING", "the member to have ended")
+    said = typed("kill", "--yes", str(run.root), folder=tmp_path, code=0, **env).stdout
+    assert f"Members of held that the brake held were ended: {brake.held[0]}" in said
+    until(
+        lambda: json.loads(state.read_text())["state"] in ("COMPLETED", "FAILED", "CANCELLED"), "the end of the chain"
+    )

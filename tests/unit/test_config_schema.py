@@ -45,7 +45,7 @@ launch:
   warn: 15m
   exclude: ["node-[1-4,7]", node-9]
   restart:
-    {in_place: 5, same_failure: 4, budgets: {node: 20}, back_off: 5s, stop_within: 5m, warm: auto,
+    {in_place: 5, same_failure: 4, budgets: {node: 20}, back_off: 5s, stop_within: 5m, space_wait: 1m, warm: auto,
      hang: {at_least: 20s, factor: 4, start: 1h, unknown: 20m}}
   distributed: never
   replica_groups: null

@@ -5,21 +5,24 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
 from ftsupervise.cli.run import run as run_command
+from ftsupervise.config.checkpointing import CheckpointSettings
 from ftsupervise.config.replicas import ReplicaGroups
 from ftsupervise.config.restarts import HangSettings, Restart
 from ftsupervise.config.schema import Launch, Run
 from ftsupervise.config.supervisor import SETTINGS, Setting
 from ftsupervise.errors import ConfigError, Refused
 from ftsupervise.host.processes import START
-from ftsupervise.launch.plan import plan, train_command, warning_lead
+from ftsupervise.launch.plan import plan, requeued, train_command
 from ftsupervise.launch.script import render
 from ftsupervise.launch.submit import check_queue
+from ftsupervise.launch.words import warning_lead
 from ftsupervise.rundir.launches import LaunchRecord
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.records import write_json
@@ -39,9 +42,11 @@ def make(launch: dict[str, Any], **more: Any) -> Run:
     )
 
 
-def planned(launch: dict[str, Any], kind: str = "slurm", nodes: Any = None, **more: Any) -> Any:
+def planned(
+    launch: dict[str, Any], kind: str = "slurm", nodes: Any = None, settings: Any = MappingProxyType({}), **more: Any
+) -> Any:
     return plan(
-        make(launch, **({"nodes": nodes} if nodes else {})),
+        make(launch, **settings, **({"nodes": nodes} if nodes else {})),
         kind=kind,
         token="t0",
         workdir=Path("/home/ada/tr11"),
@@ -58,6 +63,31 @@ def test_the_default_is_an_array_of_ten_one_at_a_time() -> None:
     assert "--comment=ftsupervise:tr11:t0" in options
     assert "--no-requeue" in options
     assert not any(option.startswith("--dependency") for option in options)
+
+
+@pytest.mark.parametrize(
+    ("launch", "expedites", "option", "noted"),
+    [
+        ({}, True, "--requeue=expedite", "--requeue=expedite: a member that loses a node begins again at once"),
+        ({"chain": "daisy"}, True, "--requeue=expedite", "--requeue=expedite: "),
+        ({}, False, "--no-requeue", ""),
+        ({}, None, "--no-requeue", "not asked yet; --requeue=expedite where scontrol show config offers it"),
+        ({"spare_nodes": 1}, True, "--no-requeue", ""),
+        ({"nodes": 4, "min_nodes": 2}, True, "--no-requeue", ""),
+        ({"requeue": False}, True, "--no-requeue", ""),
+        ({"requeue": True}, True, "--requeue", ""),
+    ],
+)
+def test_a_job_that_a_lost_node_would_end_is_requeued_ahead_of_others_where_the_cluster_offers_it(
+    launch: dict[str, Any], expedites: bool | None, option: str, noted: str
+) -> None:
+    settings = {"time": "1h", **launch}
+    found = requeued(planned(settings), make(settings).launch, expedites=expedites)
+    assert [one for one in found.link(0) if "requeue" in one] == [option]
+    notes = [note for note in found.notes if "requeue" in note]
+    assert noted in "".join(notes) and bool(notes) is bool(noted)
+    here = planned(settings, "local")
+    assert requeued(here, make(settings).launch, expedites=expedites) == here
 
 
 def test_the_keys_that_people_have_in_their_scripts_reach_sbatch() -> None:
@@ -109,7 +139,7 @@ def test_a_daisy_chain_hangs_each_job_on_the_one_before() -> None:
     assert chain.submissions == 3
     assert not any(option.startswith("--array") for option in chain.options)
     assert chain.link(0)[-1] == "--dependency=afterany:87"
-    assert chain.link(1, "90")[-1] == "--dependency=afterany:90"
+    assert chain.link(1, "90")[-1] == "--dependency=afterany:87:90", "all before it: one of them may be cancelled"
 
 
 def test_a_plan_shows_each_link_of_a_daisy_chain_with_the_token_it_is_submitted_under() -> None:
@@ -153,9 +183,9 @@ def test_a_standby_is_the_default_and_can_be_left_out_or_told_what_to_import(war
     assert words in text if words else "--warm" not in text
 
 
-def test_an_own_srun_stays_as_it_is_and_is_refused_where_there_is_none() -> None:
-    launch = make({"command": "srun -K1 python train.py"}).launch
-    assert train_command(launch, "slurm") == ["srun", "-K1", "python", "train.py"]
+def test_an_own_srun_becomes_ours_with_its_options_behind_ours_and_is_refused_where_there_is_none() -> None:
+    launch = make({"command": "srun -K0 python train.py"}).launch
+    assert train_command(launch, "slurm") == ["srun", "--kill-on-bad-exit=1", "-K0", "python", "train.py"]
     with pytest.raises(ConfigError, match="starts with srun"):
         train_command(launch, "local")
 
@@ -240,7 +270,9 @@ def test_whatever_the_settings_take_the_ring_in_the_job_takes(restart: Any, node
     ("launch", "noted"),
     [
         ({}, False),
-        ({"command": "srun python t.py"}, True),
+        ({"command": "srun python t.py"}, False),
+        ({"command": "srun python t.py", "srun": False}, True),
+        ({"command": "srun python t.py | tee log"}, True),
         ({"command": "srun --nodes=2 python t.py"}, False),
         ({"command": "srun -n 16 python t.py"}, False),
         ({"command": "bash run.sh", "srun": False}, True),
@@ -254,7 +286,14 @@ def test_who_would_take_the_spare_nodes_for_work_is_told(launch: Any, noted: boo
 
 def test_tasks_that_the_person_counts_are_not_counted_again() -> None:
     launch = {"nodes": 2, "spare_nodes": 1, "srun_options": ("--ntasks-per-node=8",)}
-    assert " ".join(planned(launch).command).endswith("srun --ntasks-per-node=8 --nodes=2 python train.py")
+    words = "srun --kill-on-bad-exit=1 --ntasks-per-node=8 --nodes=2 python train.py"
+    assert " ".join(planned(launch).command).endswith(words)
+
+
+@pytest.mark.parametrize("own", ["-K0", "--kill-on-bad-exit=0"])
+def test_srun_ends_with_a_dead_rank_whatever_options_are_given_but_its_own_word_on_that(own: str) -> None:
+    assert "srun --kill-on-bad-exit=1 --mpi=pmix python" in " ".join(planned({"srun_options": ("--mpi=pmix",)}).command)
+    assert f"srun {own} python" in " ".join(planned({"srun_options": (own,)}).command)
 
 
 @pytest.mark.parametrize("setting", [one for one in SETTINGS if one.off is not None], ids=lambda one: one.flag)
@@ -322,3 +361,15 @@ def test_a_launch_of_groups_that_broke_off_is_ended_before_another_one(tmp_path:
     with pytest.raises(Refused) as error:
         check_queue(again, Slurm(env=queue.env), again=False)
     assert error.value.hint == "that launch broke off after 2 of its chains: scancel 88 89; then launch again"
+
+
+@pytest.mark.parametrize(
+    "launch", [{}, {"replica_groups": ReplicaGroups(count=4), "restart": SLOW}], ids=["one", "groups"]
+)
+def test_the_supervisor_of_a_run_is_told_that_checkpoints_are_retained_and_that_of_a_group_is_not(launch: Any) -> None:
+    asks = CheckpointSettings.model_validate_json('{"retain": {"last": 5}}')
+    words = planned(launch, settings={"checkpoints": asks}).command
+    assert words.count("--retain") == 1
+    assert words[words.index("--retain") + 1] == "on"
+    assert words.index("--retain") < words.index("--")
+    assert "--retain" not in planned(launch).command

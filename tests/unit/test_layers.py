@@ -245,15 +245,6 @@ print(*sorted({n.split('.')[0] for n in set(sys.modules) - before}))"""
     assert set(done.stdout.split()) - {"ftsupervise"} <= set(sys.stdlib_module_names)
 
 
-def test_files_stay_short_enough_to_be_seen_whole() -> None:
-    long = {
-        str(path.relative_to(ROOT)): lines
-        for path in [*PACKAGE.rglob("*.py"), *(ROOT / "tests").rglob("*.py")]
-        if (lines := len(path.read_text("utf-8").splitlines())) > 400
-    }
-    assert not long
-
-
 def frozen(node: ast.ClassDef) -> bool:
     """Is it a value: a NamedTuple, a frozen dataclass, a section of the settings?"""
     how = [ast.unparse(one) for one in (*node.bases, *node.decorator_list)]

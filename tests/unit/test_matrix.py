@@ -14,7 +14,7 @@ def names_in(path: Path) -> set[str]:
     return {node.name for node in ast.walk(ast.parse(path.read_text("utf-8"))) if isinstance(node, ast.FunctionDef)}
 
 
-@pytest.mark.parametrize(("name", "least"), [("security", 40), ("faults", 60)])
+@pytest.mark.parametrize(("name", "least"), [("security", 40), ("faults", 60), ("chain", 20), ("resume", 30)])
 def test_each_table_has_its_rows_and_each_row_a_test_that_exists(name: str, least: int) -> None:
     table = rows(PAGES[name])
     assert len(table) >= least
@@ -44,4 +44,4 @@ def test_a_row_is_read_as_it_stands(tmp_path: Path) -> None:
 
 def test_a_table_that_does_not_exist_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["nonsense"]) == 64
-    assert "no such table: nonsense; there are security, faults" in capsys.readouterr().out
+    assert "no such table: nonsense; there are security, faults, chain, resume" in capsys.readouterr().out

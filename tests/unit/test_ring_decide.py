@@ -9,7 +9,17 @@ import pytest
 
 from ftsupervise.model import Attempt, Cause, CauseKind, Failure, FailureKind, NodeRanks, ended
 from ftsupervise.run.cause import failure
-from ftsupervise.run.decide import Budgets, NextAction, Situation, decide, since_progress, time_needed
+from ftsupervise.run.decide import (
+    TOO_SHORT,
+    Budgets,
+    NextAction,
+    Situation,
+    decide,
+    since_progress,
+    stop_before,
+    time_needed,
+    used_up,
+)
 
 T0 = datetime(2026, 11, 21, 2, tzinfo=timezone.utc)
 ON = Budgets(in_place=100)
@@ -192,3 +202,102 @@ def test_a_command_that_leaves_with_0_after_a_step_or_a_checkpoint_or_a_long_lif
         assert move(*quiet[:2], third, *quiet[3:5])[0] is NextAction.LEAVE
     never = quiet[2]._replace(cause=Cause(CauseKind.NOT_STARTED, text="the kill switch is up"))
     assert move(*quiet[:2], never, quiet[3])[0] is NextAction.STOP, "one that nothing was started for is no progress"
+
+
+def lost(number: int, **more: object) -> Attempt:
+    """One of a member of its own, whose supervisor was killed a second after its start."""
+    began = T0 + timedelta(minutes=number)
+    one = attempt(number, CauseKind.LOST.value, "lost", job_id=f"88_{number}", ended=began + timedelta(seconds=1))
+    return one._replace(**more)  # type: ignore[arg-type]
+
+
+WARNED = Cause(CauseKind.WARNING)
+
+
+def warned(number: int, seconds: float = 29.0, **more: object) -> Attempt:
+    one = lost(number, failure=None, cause=WARNED, **more)
+    return one._replace(ended=one.started + timedelta(seconds=seconds))
+
+
+def test_three_members_that_were_lost_in_a_row_stop_the_next_before_it_claims_the_run() -> None:
+    night = [lost(n) for n in (1, 2, 3)]
+    assert stop_before(night[:2], ON) is None
+    verdict = stop_before(night, ON)
+    assert verdict is not None and (verdict.move, verdict.times) == (NextAction.STOP, 3)
+    assert verdict.failure == "ended without a record"
+    assert stop_before(night, Budgets(same_failure=0)) is None, "no brake: a person's word"
+    assert stop_before(night[:1], Budgets(of_kind={"lost": 1})) is not None
+    assert stop_before(night, Budgets(of_kind={"lost": 5})) is None
+
+
+def test_attempts_of_one_job_use_up_one_member() -> None:
+    night = [lost(n, job_id="88_1") for n in range(1, 9)]
+    assert len(used_up(night)) == 1
+    assert not used_up([one._replace(job_id="") for one in night]), "outside a job there is no chain"
+
+
+def test_members_that_end_in_different_ways_are_three_too() -> None:
+    night = [attempt(1, "exit 1", job_id="88_1"), lost(2), attempt(3, "node failure", "node", job_id="88_3")]
+    verdict = decide(Situation(night), Budgets())
+    assert (verdict.move, verdict.failure) == (NextAction.STOP, "exit 1, ended without a record, node failure")
+    assert decide(Situation(night[:2]), Budgets()).move is NextAction.LEAVE
+    assert decide(Situation(night), ON).move is NextAction.RESTART, "a restart in place uses no member up"
+    assert decide(Situation(night, asked="asked to stop (SIGTERM)"), Budgets()).move is NextAction.LEAVE
+
+
+def test_what_somebody_asked_for_uses_no_member_up_and_does_not_make_the_others_good() -> None:
+    cancelled = Cause(CauseKind.CANCELLED, signal=15)
+    asked = [lost(n, failure=None, cause=cancelled, stop_signal=15) for n in (2, 3, 4)]
+    assert not used_up(asked)
+    assert [one.number for one in used_up([lost(1), *asked, lost(5)])] == [1, 5]
+
+
+def test_a_member_that_saved_a_later_step_or_ran_for_hours_without_telling_is_not_used_up() -> None:
+    assert not used_up([lost(1), lost(2), lost(3, first_step=1, last_step=120, saved=100)])
+    assert [one.number for one in used_up([lost(1, first_step=1, saved=100), lost(2), lost(3)])] == [2, 3]
+    day = timedelta(hours=20)
+    assert not used_up([lost(1), lost(2), lost(3, ended=T0 + timedelta(minutes=3) + day)])
+    later = lost(3, first_step=101, last_step=101)
+    assert [one.number for one in used_up([lost(1), lost(2, first_step=1, last_step=150), later])] == [3], "2 left 100"
+
+
+def test_a_guarded_loop_that_stands_at_its_start_for_half_an_hour_makes_no_progress() -> None:
+    hangs = [lost(n, ended=T0 + timedelta(minutes=n + 31), worked=20.0) for n in (1, 2, 3)]
+    assert len(used_up(hangs)) == 3
+
+
+def test_a_time_limit_too_short_for_the_start_is_said_with_both_numbers() -> None:
+    night = [warned(n, ready=28.6, first_step=1, last_step=1) for n in (1, 2, 3)]
+    over = "the job ends soon: the next member takes over"
+    assert decide(Situation(night[:2], over=over), ON) == decide(Situation(night[:1], over=over), ON)
+    verdict = decide(Situation(night, over=over, warned_after=28.0), ON)
+    assert (verdict.move, verdict.failure) == (NextAction.STOP, TOO_SHORT)
+    assert "the start takes 29s, and the time limit less the warning is 28s" in verdict.why
+    unready = decide(Situation([warned(n, last_step=None) for n in (1, 2, 3)], over=over, warned_after=28.0), ON)
+    assert "the start is not over by then, and the time limit less the warning is 28s" in unready.why
+
+
+def test_members_that_were_warned_and_saved_or_trained_for_most_of_their_time_go_on() -> None:
+    over = "the job ends soon"
+    for one in (
+        [warned(n, ready=28.6, first_step=n, last_step=n, saved=n) for n in range(1, 9)],
+        [warned(n, 4000, ready=28.6, first_step=1, last_step=5000) for n in range(1, 9)],
+        [warned(n, 4000) for n in range(1, 9)],
+    ):
+        assert decide(Situation(one, over=over), ON).move is NextAction.LEAVE
+
+
+def test_a_run_that_somebody_took_back_makes_progress_from_there_and_the_failure_before_counts_no_more() -> None:
+    before = [attempt(1, first_step=1, last_step=1050, saved=1000)]
+    before += [attempt(n, first_step=1001, last_step=1050) for n in (2,)]
+    back = attempt(3, first_step=501, last_step=720, saved=700)
+    assert len(since_progress([*before, back])) == 1, "those before it count no more"
+    again = [attempt(4, first_step=701, last_step=820, saved=800), attempt(5, first_step=801, last_step=920, saved=900)]
+    assert move(*before, back, *again)[0] is NextAction.RESTART
+    still = [attempt(n, first_step=901, last_step=950) for n in (6, 7)]
+    assert move(*before, back, *again, *still)[0] is NextAction.STOP
+
+
+def test_a_run_whose_checkpoints_get_lost_again_and_again_is_not_taken_back_each_time() -> None:
+    night = [attempt(n, first_step=1, last_step=150, saved=100, job_id=f"88_{n}") for n in range(1, 9)]
+    assert decide(Situation(night[:4]), ON).move is NextAction.STOP, "one of them was believed"

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import socket
+import time
 from pathlib import Path
 
 import pytest
 
+from ftsupervise.host.addresses import Names
 from ftsupervise.nodes.selector import Placement, place, text_of, wanted
 from ftsupervise.scheduler.allocation import addresses, silent
 from ftsupervise.scheduler.parse import is_away
@@ -108,3 +110,26 @@ def test_who_refuses_is_silent_but_never_all() -> None:
         other.close()
         assert silent({"a": lives, "b": dead}, 1.0) == ("b",)
         assert silent({"b": dead}, 1.0) == ()
+
+
+def test_a_name_server_that_is_slow_holds_the_question_up_once_and_only_for_its_bound() -> None:
+    """Four names at 1.5 s each took 6 s at every restart, name after name."""
+
+    def slowly(name: str) -> str:
+        time.sleep(0.3 if name != "never" else 3600)
+        return "" if name == "unknown" else "127.0.0.1"
+
+    with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as other:
+        port, dead = one.getsockname()[1], other.getsockname()[1]
+        other.close()
+        where = {name: (name, port) for name in ("a", "b", "c", "unknown", "never")} | {"d": ("d", dead)}
+        names, began = Names(slowly), time.monotonic()
+        assert silent(where, 1.0, names) == ("d",), "of a name without an address nothing is known"
+        assert 0.3 <= time.monotonic() - began < 1.2, "all at once, within the bound"
+        began = time.monotonic()
+        assert silent(where, 1.0, names) == ("d",)
+        assert time.monotonic() - began < 0.9, "what was not known in time is not waited for again"
+
+
+def test_when_no_node_can_be_looked_up_none_is_silent() -> None:
+    assert silent({"a": ("a", 1), "b": ("b", 1)}, 1.0, Names(lambda name: "")) == ()

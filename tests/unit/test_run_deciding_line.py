@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 from ftsupervise.model import Attempt, Cause, CauseKind, Failure, FailureKind, ended
 from ftsupervise.printable import log_line
 from ftsupervise.run.cause import failure
-from ftsupervise.run.exit_analysis import Output, plain, root_error
+from ftsupervise.run.exit_analysis import Ours, Output, plain, root_error
 from ftsupervise.watch.events import events
 
 NOW = datetime(2026, 11, 22, 3, tzinfo=timezone.utc)
@@ -84,6 +85,28 @@ def test_the_output_of_a_job_is_plain_and_one_that_cannot_be_seen_is_not_empty(t
         assert seen.since() == "loss\n"
     with Path("/dev/null").open("wb") as nowhere:
         assert Output(nowhere.fileno()).since() is None
+
+
+@pytest.mark.parametrize("bar", [b"#" * 64, b"step 7 #####\r", b"\xe2\x96\x88" * 20])
+def test_output_without_a_newline_is_not_kept_and_what_srun_says_behind_it_is_still_found(
+    bar: bytes, tmp_path: Path
+) -> None:
+    with (tmp_path / "out").open("wb", buffering=0) as file:
+        seen = Output(file.fileno())
+        tracemalloc.start()
+        try:
+            for _ in range(64):
+                file.write(bar * (200_000 // len(bar)))
+                assert not seen.next_hints(Ours())
+            _, most = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert most < 3_000_000  # of 13 MB
+        file.write(b"\rsrun: error: node-0: task 3: Kil")
+        assert not seen.next_hints(Ours())
+        file.write(b"led\n")
+        found = next(iter(seen.next_hints(Ours())), None)
+    assert found is not None and found.words() == "rank 3 on node-0 killed by SIGKILL"
 
 
 def test_the_error_file_of_a_rank_is_printable(tmp_path: Path) -> None:

@@ -229,3 +229,28 @@ def test_a_quoted_directive_reads_back_or_is_refused(value: str) -> None:
 def test_directives_end_at_the_first_command() -> None:
     script = "#!/bin/bash\n# a comment\n#SBATCH --time=10 --nodes=2\n\ntrue\n#SBATCH --nodes=9\n"
     assert parse.directives(script) == {"time": "10", "nodes": "2"}
+
+
+@pytest.mark.parametrize(
+    ("parameters", "version", "offered"),
+    [
+        ("enable_expedited_requeue", "26.05.5", True),
+        ("cloud_dns,enable_expedited_requeue,idle_on_node_suspend", "25.11.0", True),
+        ("enable_expedited_requeue", "24.11.5", False),
+        ("no_enable_expedited_requeue", "26.05.5", False),
+        ("(null)", "26.05.5", False),
+    ],
+)
+def test_a_cluster_offers_expedited_requeue_where_its_settings_and_its_version_do(
+    parameters: str, version: str, offered: bool
+) -> None:
+    shown = (
+        f"SlurmctldDebug          = info\nSlurmctldParameters     = {parameters}\nSLURM_VERSION           = {version}\n"
+    )
+    assert parse.offers_expedited_requeue(shown) is offered
+    assert not parse.offers_expedited_requeue(shown.replace("SlurmctldParameters", "SlurmdParameters"))
+
+
+def test_a_job_that_is_to_begin_again_after_the_loss_of_a_node_waits() -> None:
+    state = parse.parse_state("EXPEDITING")
+    assert state is JobState.EXPEDITING and state.waiting and not state.ended

@@ -1,6 +1,6 @@
 """One file for each way to reach people, one line here for each file.
 
-A receiver is ``send(parcel, settings) -> receipt``: it returns when the other side has said that it took the message,
+A receiver is ``send(parcel, settings) -> receipt``: it returns when the other side has accepted the message,
 else raises one of the three errors below. It keeps no state, never sleeps, retries nothing: when to try again is the
 outbox's affair. Its errors never carry a secret.
 """
@@ -22,7 +22,7 @@ from ftsupervise.alerts.last_day import AboutRun
 from ftsupervise.alerts.outbox import Message
 
 if TYPE_CHECKING:
-    from ftsupervise.config.alerting import Alerts
+    from ftsupervise.config.alerting import Alerts, Receiver
 
 MODULES = {
     "email": "ftsupervise.alerts.receivers.email",
@@ -85,6 +85,9 @@ class Unsendable(Exception):
 
 
 Send = Callable[[Parcel, Any], dict[str, str]]
+NOTHING = (
+    "nothing"  # in a receipt: this kind of message is none for this receiver, so nothing was sent and nothing is known
+)
 
 
 def sender(kind: str) -> Send:
@@ -96,6 +99,24 @@ def sender(kind: str) -> Send:
     import_module("jinja2.sandbox")  # wording.py renders with it
     send: Send = import_module(MODULES[kind]).send
     return send
+
+
+def delivered_to(receiver: Receiver) -> str:
+    """Return who or what has a message when ``send`` has returned, without a secret: "delivered to …"."""
+    settings: Any = receiver.settings
+    if receiver.kind == "email":
+        return f"delivered to {settings.host} for {', '.join(settings.to)}"
+    if receiver.kind == "slack":
+        return f"delivered to Slack{f', channel {settings.channel}' if settings.channel else ''}"
+    if receiver.kind == "webhook":
+        service = {"pagerduty": "PagerDuty", "alertmanager": "Alertmanager"}.get(settings.shape, "the webhook")
+        host = redact(settings.url) if settings.url is not None else ""
+        return f"delivered to {service}{f' at {host}' if host else ''}"
+    if receiver.kind == "apprise":
+        return "delivered to every address, as Apprise says"
+    if receiver.kind == "command":
+        return f"delivered to {settings.argv[0]}, which ended with 0"
+    return f"written to {settings.path}"
 
 
 # Secrets are read when a message is sent, from a file only its owner can read or from the environment. They live in local

@@ -23,7 +23,7 @@ except ImportError:  # an extra
 
 
 def send(parcel: Parcel, settings: Apprise) -> dict[str, str]:
-    """Send the message. It counts as taken when every address took it."""
+    """Send the message. It is delivered when Apprise says so of every address."""
     if apprise is None:
         raise Broken("Apprise is not installed; type: pip install 'ftsupervise[apprise]'")
     logging.getLogger("apprise").setLevel(logging.CRITICAL + 1)  # it logs addresses

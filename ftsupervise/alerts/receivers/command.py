@@ -1,6 +1,6 @@
 """Starts a program of the user's own: the text is on its standard input, the subject of the message in its environment.
 
-No shell is used: names that strangers chose arrive as text, never as code. Exit code 0 means taken; 75 (EX_TEMPFAIL)
+No shell is used: names that strangers chose arrive as text, never as code. Exit code 0 means delivered; 75 (EX_TEMPFAIL)
 and everything else means "try again", but 64, 65, 77 and 78 (EX_USAGE, EX_DATAERR, EX_NOPERM, EX_CONFIG), by which it
 says that it will never work. A program that is not there or cannot be run (126, 127) may be on a file system that is
 away for a moment.

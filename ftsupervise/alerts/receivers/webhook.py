@@ -16,6 +16,7 @@ import requests
 
 from ftsupervise.alerts.outbox import RETRY_AFTER_MOST
 from ftsupervise.alerts.receivers import (
+    NOTHING,
     Broken,
     Doubtful,
     Parcel,
@@ -25,7 +26,7 @@ from ftsupervise.alerts.receivers import (
     redact,
     safe_address,
 )
-from ftsupervise.alerts.wording import Item, View, render, view
+from ftsupervise.alerts.wording import ENDS, Item, View, one_line, render, view
 
 if TYPE_CHECKING:
     from ftsupervise.config.alerting import Webhook
@@ -74,18 +75,25 @@ _LARGEST = 512_000  # PagerDuty's own limit
 
 
 def send(parcel: Parcel, settings: Webhook) -> dict[str, str]:
-    """Send the message. It counts as taken when every request was answered with 2xx, and not with a web page."""
+    """Send the message. It is delivered when every request was answered with 2xx, and not with a web page.
+
+    Returns the service's own word, where it has one. News, which is no alert, is not for a pager: then nothing is sent.
+    """
     key = read_secret(settings, "key")
     url = str(settings.url) if settings.url is not None else read_secret(settings, "url")
     url = url or PAGERDUTY
     if not (settings.plain_http and url.startswith("http://")):
         safe_address(url, "url (or set plain_http)")
     seen = view(parcel.message, parcel.now, about_run=parcel.about_run)
-    for body in compose(seen, settings, parcel):
+    bodies = compose(seen, settings, parcel)
+    if not bodies and settings.shape != "json":
+        return {NOTHING: "it is no alert"}
+    said = ""
+    for body in bodies:
         if settings.shape == "pagerduty":
             body["routing_key"] = key
-        _post(url, body, key if settings.shape != "pagerduty" else "", settings, parcel)
-    return {}
+        said = _post(url, body, key if settings.shape != "pagerduty" else "", settings, parcel)
+    return {"answer": _word(said)} if settings.shape == "pagerduty" and _word(said) else {}
 
 
 def compose(seen: View, settings: Webhook, parcel: Parcel) -> list[Any]:
@@ -97,7 +105,7 @@ def compose(seen: View, settings: Webhook, parcel: Parcel) -> list[Any]:
 
 
 def _action(item: Item) -> str:
-    return "resolve" if item.reason in ("resolved", "unwatched") else "trigger"
+    return "resolve" if item.reason in {reason.value for reason in ENDS} else "trigger"
 
 
 def _json(seen: View, settings: Webhook, parcel: Parcel, **more: Any) -> Any:
@@ -112,7 +120,27 @@ def _json(seen: View, settings: Webhook, parcel: Parcel, **more: Any) -> Any:
         raise Broken(f"the webhook's template does not make JSON: {error}") from None
 
 
-def _post(url: str, body: Any, bearer: str, settings: Webhook, parcel: Parcel) -> None:
+def _word(said: str) -> str:
+    """Return what PagerDuty calls its answer, such as "Event processed"; "" where it is none of its own."""
+    try:
+        answer = json.loads(said)
+    except ValueError:
+        return ""
+    return one_line(str(answer.get("message") or answer.get("status") or ""), 100) if isinstance(answer, dict) else ""
+
+
+def _refusal(said: str) -> str:
+    """Return why PagerDuty did not process the event, although it answered with 2xx; "" if it did, or did not say."""
+    try:
+        answer = json.loads(said)
+    except ValueError:
+        return ""
+    status = answer.get("status", "success") if isinstance(answer, dict) else "success"
+    return "" if status == "success" else f"{status}: {_word(said)}"
+
+
+def _post(url: str, body: Any, bearer: str, settings: Webhook, parcel: Parcel) -> str:
+    """Post ``body`` and return the beginning of the answer."""
     seconds = settings.timeout.total_seconds()
     headers = {"User-Agent": "ftsupervise", "Idempotency-Key": parcel.message.id}
     if bearer:
@@ -136,6 +164,9 @@ def _post(url: str, body: Any, bearer: str, settings: Webhook, parcel: Parcel) -
             if answer.status_code >= 300:
                 why = redact(said or answer.reason, hidden)
                 raise failure(answer.status_code, why, answer.headers.get("Retry-After"), parcel.now)
+            if settings.shape == "pagerduty" and (refusal := _refusal(said)):
+                raise Doubtful(f"HTTP {answer.status_code}, but {redact(refusal, hidden)}")
+            return said
     except (requests.RequestException, OSError) as error:
         raise TryLater(f"{type(error).__name__}: {redact(_cause(error), hidden)}") from None
 

@@ -57,7 +57,9 @@ def written(look: Look, memory: dict[str, Any], *, newest: int = 4) -> tuple[Wri
     if not isinstance(got, Listing):
         return got
     entries = [e for e in got.entries if (e.is_dir or e.is_file) and fnmatch.fnmatchcase(e.name, pattern)]
-    entries = sorted((e for e in entries if not unfinished(e.name)), key=lambda one: one.mtime)
+    others = _of_others(look, entries, memory)
+    entries = [e for e in entries if not unfinished(e.name) and e.name not in others]
+    entries = sorted(entries, key=lambda one: one.mtime)
     known: dict[str, list[Any]] = memory.get("sizes", {})
     sizes: dict[str, list[Any]] = {}
     walks = 0
@@ -70,6 +72,23 @@ def written(look: Look, memory: dict[str, Any], *, newest: int = 4) -> tuple[Wri
             _measure(look, folder, entry, before, sizes)
     memory["sizes"] = sizes
     return tuple(_one(entry, sizes.get(entry.name)) for entry in entries)
+
+
+def _of_others(look: Look, entries: list[Entry], memory: dict[str, Any]) -> frozenset[str]:
+    """Return the names of the checkpoints of other runs in the same folder. Asked once of each name, or when it has changed;
+    in a folder that only this run has, never."""
+    if folder_of(look) == look.rundir.checkpoints:
+        return frozenset()
+    there = {entry.name: entry.mtime for entry in entries}
+    known: dict[str, list[Any]] = {k: v for k, v in memory.get("others", {}).items() if there.get(k) == v[0]}
+    if asked := there.keys() - known.keys():
+        folder, root = folder_of(look), str(look.rundir.root)
+        words = (str(folder), look.run.checkpoints.pattern, root, sorted(known))
+        got = look.probe.call(folder, "checkpoints.find:names_of_other_runs", *words)
+        if not isinstance(got, (Missing, NotSeen)):
+            known |= {name: [there[name], name in got] for name in asked}
+    memory["others"] = known
+    return frozenset(name for name, (_, other) in known.items() if other)
 
 
 def _measure(look: Look, folder: Path, entry: Entry, before: list[Any] | None, sizes: dict[str, list[Any]]) -> None:

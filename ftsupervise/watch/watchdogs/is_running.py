@@ -17,6 +17,7 @@ from ftsupervise.findings import Finding, Severity, Words
 from ftsupervise.model import Job, JobState
 from ftsupervise.rundir.ledger import lives_here
 from ftsupervise.rundir.switches import KILL, SAVE, read_brake, read_switch
+from ftsupervise.scheduler.ownership import why_held
 from ftsupervise.scheduler.parse import array_size, is_held, reason_word
 from ftsupervise.truth import Health
 from ftsupervise.units import show_duration
@@ -185,18 +186,25 @@ def _completing(look: Look, job: Job, bound: timedelta) -> Finding:
 
 def _waiting(look: Look, waiting: list[Job], bound: timedelta | None) -> Finding:
     hopeless = [job for job in waiting if _never_starts(job)]
-    job = (hopeless if len(hopeless) == len(waiting) else [j for j in waiting if j not in hopeless])[0]
+    ones = hopeless if len(hopeless) == len(waiting) else [j for j in waiting if j not in hopeless]
+    job = min(
+        ones, key=lambda job: job.state is not JobState.EXPEDITING
+    )  # one that begins again is in front of all others
     if len(hopeless) == len(waiting):
         what, do = _NEVER.get(_reason(job), ("it is held", "scontrol release JOBID"))
+        if why := next(filter(None, map(why_held, waiting)), ""):
+            what = f"held by a member of the chain: {why}"
+            do = f"repair it, then: ftsupervise clear --brake {shlex.quote(str(look.rundir.root))}"
         text = f"job {job.id} waits for something that never comes: {job.reason or job.state.value} ({what})"
         names = {"job": job.base_id, "do": do.replace("JOBID", job.base_id)}
         return look.finding("job", Health.BAD, text, WORDS["never"], names=names, since=job.submit_time)
     age = look.now - job.submit_time if job.submit_time else timedelta(0)
     waited = show_duration(max(0.0, age.total_seconds()))
+    again = " to begin again after the loss of a node" if job.state is JobState.EXPEDITING else ""
     return look.finding(
         "job",
         Health.of(bound is not None and age > bound),
-        f"job {job.id} has been waiting in the queue for {waited}{f' ({job.reason})' if job.reason else ''}",
+        f"job {job.id} has been waiting in the queue for {waited}{again}{f' ({job.reason})' if job.reason else ''}",
         WORDS["waiting"],
         names={"job": job.base_id},
         value=waited,
@@ -214,7 +222,7 @@ def _reason(job: Job) -> str:
 
 
 def _never_starts(job: Job) -> bool:
-    return _reason(job) in _NEVER or is_held(job.reason) or job.state in _HELD
+    return _reason(job) in _NEVER or is_held(job.reason) or job.state in _HELD or bool(why_held(job))
 
 
 def _successor(look: Look, jobs: tuple[Job, ...]) -> Finding:

@@ -1,0 +1,71 @@
+"""Settings of a launch that are well-formed and will not work as intended: ``config check`` and ``launch`` say so."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ftsupervise.launch.plan import output_folders
+from ftsupervise.launch.shell_code import Kind, calls_srun, expands, program_words, understand
+from ftsupervise.scheduler import LOCAL
+
+if TYPE_CHECKING:
+    from ftsupervise.config.schema import Run
+
+_EACH_JOB = (
+    "SLURM_ARRAY_TASK_ID", "SLURM_ARRAY_JOB_ID", "SLURM_JOB_ID", "SLURM_JOBID", "SLURM_JOB_START_TIME", "SLURM_RESTART_COUNT",
+)  # fmt: skip
+# Where the number of the job is only told, or names what lives no longer than the job.
+_HARMLESS = re.compile(r"--(?:jobid|rdzv[-_]id)(?:\s+|=)\S+|^\s*echo\b.*$|(?:MASTER_)?PORT=.*$", re.M)
+Read = Callable[[Path], object]  # the bytes of a file, or anything else where it cannot be read in time
+_SCRIPT = re.compile(rb"#!\s*\S*(?:/|env\s+)(?:ba|da|k|z)?sh\b")
+
+
+def doubts(run: Run, workdir: Path, read: Read) -> tuple[str, ...]:
+    """Return a sentence for each. What cannot be read in time is passed over."""
+    return (*_nested(run, workdir, read), *_differs_in_each_job(run), *_no_folder(run))
+
+
+def _nested(run: Run, workdir: Path, read: Read) -> Iterator[str]:
+    """A script that calls srun, started by the srun that is added to the command: it would wait for ever."""
+    found = understand(run.launch.command)
+    if not run.launch.srun or run.scheduler == LOCAL or found.kind is Kind.AROUND:
+        return
+    for word in program_words(found)[:50]:
+        path = workdir / word
+        data = read(path) if not word.startswith("-") and "\n" not in word else b""
+        if not isinstance(data, bytes) or not (_SCRIPT.match(data) or path.suffix == ".sh"):
+            continue
+        if calls_srun(data.decode("utf-8", "replace")):
+            yield (
+                f"launch.command: {word} calls srun itself, and the srun around it would wait for it for ever; write "
+                "srun: false, and the script runs once in the job"
+            )
+
+
+def _differs_in_each_job(run: Run) -> Iterator[str]:
+    """A number that differs in each job of the chain: every member would train something else, or find no checkpoint."""
+    launch = run.launch
+    texts = {"launch.command": launch.command, "launch.setup": launch.setup or ""}
+    texts |= {f"launch.env.{name}": value for name, value in launch.env.items()}
+    for key, text in texts.items():
+        said = _HARMLESS.sub("", text if isinstance(text, str) else "\n".join(text))
+        for name in expands(said, _EACH_JOB):
+            yield (
+                f"{key}: {name} differs in each job of the chain, so what it names (a seed, a shard, a folder of checkpoints) "
+                "is another one after each restart; $FTSUPERVISE_CHECKPOINT_DIR is the same in all of them"
+            )
+    path = run.checkpoints.path
+    if path is not None and re.search(r"%[jAaJ]|\bSLURM_", str(path)):
+        yield f"checkpoints.path: {path} is taken as it stands; no job's number is filled in"
+
+
+def _no_folder(run: Run) -> Iterator[str]:
+    """A folder of the jobs' output that is not there and cannot be made."""
+    for folder in output_folders(run):
+        there = next((one for one in (folder, *folder.parents) if one.exists()), None)
+        if there is not None and (not there.is_dir() or not os.access(there, os.W_OK | os.X_OK)):
+            yield f"launch.output: {folder} cannot be made or written, because of {there}; Slurm could not open the file there"

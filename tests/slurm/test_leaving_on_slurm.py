@@ -1,0 +1,74 @@
+"""Asked to stop is allowed to save: the next member, on free nodes, begins when its predecessor has left."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.slurm.ring_scene import Scene
+
+pytestmark = pytest.mark.slurm
+Until = Callable[..., Any]
+
+_SAVES_LONG = """
+import os, time
+from ftsupervise import Guard
+guard = Guard()
+found = guard.latest()
+step = int(found.name.removeprefix("step-")) if found else 0
+print("begins behind", step, flush=True)
+while True:
+    step += 1
+    time.sleep(0.05)
+    decision = guard.step(step)
+    if decision.save:
+        print("saves", step, flush=True)
+        with guard.checkpoint(step) as folder:
+            (folder / "state").write_text(str(step))
+            time.sleep(6)
+        print("saved", step, flush=True)
+    if decision.stop:
+        break
+"""
+
+
+def test_the_member_after_a_cancelled_one_waits_for_its_save_and_goes_on_from_it(
+    scene: Callable[..., Scene], until: Until
+) -> None:
+    here = scene(nodes=2, kill_wait=30)
+    (here.folder / "saves.py").write_text(_SAVES_LONG)
+    job = here.launch(f"{sys.executable} saves.py", jobs=3, nodes=1)
+    until(lambda: here.trains(1, 1) and (here.attempts()[-1].last_step or 0) > 20, "steps of the first member")
+    here.sandbox.run(["scancel", f"{job}_1"])
+    until(lambda: here.trains(2, 1), "the second member", 90)
+    first, second = here.attempts()
+    assert (first.job_id, second.job_id) == (f"{job}_1", f"{job}_2")
+    assert first.words == "cancelled or preempted (SIGTERM)", here.log()
+    saved = re.search(r"^saved (\d+)$", here.log(), re.M)
+    assert saved and f"begins behind {saved[1]}\n" in here.log(), here.log()
+    assert second.first_step == int(saved[1]) + 1
+    assert f"attempt 1 was asked to stop and may be about to save in job {job}_1; waiting for its end" in here.log()
+
+
+def test_a_link_that_is_cancelled_lets_nobody_begin_beside_the_one_that_runs(
+    scene: Callable[..., Scene], until: Until
+) -> None:
+    here = scene(nodes=2, kill_wait=30)
+    (here.folder / "saves.py").write_text(_SAVES_LONG)
+    first = int(here.launch(f"{sys.executable} saves.py", jobs=3, nodes=1, chain="daisy"))
+    until(lambda: here.trains(1, 1), "the first member")
+    here.sandbox.run(["scancel", str(first + 1)])
+    until(lambda: str(first + 1) not in here.queue(), "one link less")
+    asked = ["squeue", "-h", "-j", str(first + 2), "-o", "%T %E"]
+    assert f"PENDING afterany:{first}(unfulfilled)" in here.sandbox.run(asked)
+    # as with a chain of an older version: Slurm starts it beside the one that runs
+    here.sandbox.run(["scontrol", "update", f"JobId={first + 2}", "Dependency="])
+    until(lambda: "attempt 1 is still running in job" in here.log(), "that it waits", 90)
+    assert len(here.attempts()) == 1
+    here.sandbox.run(["scancel", str(first)])
+    until(lambda: here.trains(2, 1), "the next one", 90)
+    assert here.attempts()[1].first_step != 1, "nothing is lost"

@@ -1,0 +1,120 @@
+"""Signals on real Slurm: whichever announces the end reaches the ranks, and one that also is the end's own is told apart."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ftsupervise.host import processes
+from ftsupervise.sandbox import Sandbox
+from tests.slurm.ring_scene import EXAMPLE, Scene
+
+pytestmark = pytest.mark.slurm
+Until = Callable[..., Any]
+# A rank without our guard: it notes what it hears, and saves until it is let go.
+RANK = """import os, signal, sys, time
+from pathlib import Path
+here = Path(sys.argv[1])
+rank = os.environ["SLURM_PROCID"]
+def note(number, _):
+    with (here / f"heard-{rank}").open("a") as file:
+        file.write(signal.Signals(number).name + " ")
+for name in ("USR1", "USR2", "TERM", "ALRM"):
+    signal.signal(getattr(signal, f"SIG{name}"), note)
+(here / f"up-{rank}").touch()
+while not (here / "go").exists():
+    time.sleep(0.05)
+"""
+
+
+@pytest.fixture
+def here(sandbox: Sandbox, short_tmp: Path, request: pytest.FixtureRequest) -> Iterator[Scene]:
+    name = f"signals-{abs(hash(request.node.name)) % 100_000}"
+    folder = short_tmp / name
+    shutil.copytree(EXAMPLE, folder)
+    shutil.rmtree(folder / "runs", ignore_errors=True)
+    one = Scene(folder, sandbox, name)
+    yield one
+    sandbox.run(["scancel", "--name", name])
+    for log in (*one.rundir.root.glob("attempts/*/run.log"), *one.rundir.logs.glob("*.out")):
+        print(f"--- {log}\n{log.read_text(errors='replace')[-3000:]}")
+
+
+def warn(here: Scene, job: str, name: str) -> None:
+    """As slurmctld does before the limit: the batch shell alone gets it, and the job's state stays RUNNING."""
+    with suppress(Exception):  # 22.05 exits with 229 after it has done so
+        here.sandbox.run(["scancel", "--batch", f"--signal={name}", job])
+
+
+def heard(here: Scene) -> list[str]:
+    return [path.read_text() if path.exists() else "" for path in (here.folder / f"heard-{rank}" for rank in "01")]
+
+
+def log(here: Scene) -> str:
+    return (here.rundir.attempt(1) / "run.log").read_text()
+
+
+@pytest.mark.parametrize("name", ["USR2", "TERM", "ALRM"])
+def test_whichever_signal_announces_the_end_reaches_every_rank_and_leaves_it_the_time_to_save(
+    here: Scene, name: str, until: Until
+) -> None:
+    (here.folder / "rank.py").write_text(RANK)
+    job = here.launch(f"{sys.executable} rank.py {here.folder}", signal=name, warn="10m", time="1h", jobs=1)
+    until(lambda: all((here.folder / f"up-{rank}").exists() for rank in "01"), "the ranks", 60)
+    warn(here, job, name)
+    until(lambda: heard(here) == [f"SIG{name} "] * 2, "the announcement at both ranks", 30)
+    until(lambda: "the job ends soon" in log(here), "what the supervisor says")
+    assert "SIGKILL in" not in log(here), "the ranks have ten minutes, not 25 s"
+    (here.folder / "go").touch()
+    until(lambda: here.attempts()[0].ended, "the end", 60)
+    assert (here.attempts()[0].exit_code, here.attempts()[0].stop_signal) == (0, 0)
+
+
+def test_a_sigterm_of_scancel_starts_the_grace_though_sigterm_announces_the_end_too(here: Scene, until: Until) -> None:
+    (here.folder / "rank.py").write_text(RANK)
+    job = here.launch(f"{sys.executable} rank.py {here.folder}", signal="TERM", warn="10m", time="1h", jobs=1)
+    until(lambda: all((here.folder / f"up-{rank}").exists() for rank in "01"), "the ranks", 60)
+    here.sandbox.run(["scancel", job])
+    until(lambda: "SIGTERM: passed on to the command; SIGKILL in 25 s" in log(here), "the grace", 30)
+    (here.folder / "go").touch()
+    until(lambda: here.attempts()[0].ended, "the end", 60)
+    assert here.attempts()[0].words == "cancelled or preempted (SIGTERM)"
+
+
+@pytest.mark.parametrize("name", ["USR2", "TERM"])
+def test_the_guard_answers_the_signal_that_announces_the_end_and_the_next_member_goes_on(
+    here: Scene, name: str, until: Until
+) -> None:
+    job = here.train("--steps 100000 --step-time 0.02 --save-every 1000000", signal=name, warn="10m", time="1h", jobs=2)
+    until(lambda: here.trains(1), "the first member", 60)
+    warn(here, f"{job}_1", name)
+    until(lambda: here.trains(2), "the second member", 90)
+    first, second = here.attempts()
+    assert first.words == "warning signal"
+    assert first.saved is not None and second.first_step == first.last_step + 1  # type: ignore[operator]
+
+
+def test_a_limit_that_is_extended_while_the_job_runs_lets_the_attempt_and_its_restarts_go_on(
+    here: Scene, until: Until
+) -> None:
+    """Two minutes are fewer than a restart is thought to need beside the warning; the guard would stop after half of them."""
+    words = "--steps 100000 --step-time 0.02 --save-every 20"
+    launch = f"{sys.executable} train.py --log-every 1 {words}"
+    job = here.launch(launch, warn="10s", time="2m", jobs=1, restart={"same_failure": 0})
+    first = until(lambda: here.trains(1), "the first attempt", 60)
+    here.sandbox.run(["scontrol", "update", f"JobId={job}", "TimeLimit=60"])
+    until(lambda: (here.rundir.attempt(1) / "deadline").exists(), "the ranks are told", 90)
+    assert float((here.rundir.attempt(1) / "deadline").read_text()) > time.time() + 1800
+    os.kill(first[1], signal.SIGKILL)
+    until(lambda: here.trains(2), "the restart in place", 60)
+    environ = processes.environment(here.trains(2)[0])
+    assert float(environ["FTSUPERVISE_DEADLINE"]) > time.time() + 1800

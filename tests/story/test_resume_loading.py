@@ -1,0 +1,380 @@
+"""What is loaded is what was saved, and a run that has saved does not begin anew over what is there."""
+
+from __future__ import annotations
+
+import random
+import re
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy
+import pytest
+
+from ftsupervise import Guard
+from ftsupervise.checkpoints.quarantine import quarantined
+from ftsupervise.guard import resume
+from ftsupervise.guard.loop_files import file_of
+from ftsupervise.guard.resume import CannotResume
+from ftsupervise.rundir.paths import RunDir
+from ftsupervise.rundir.resumed import read_resumed
+from ftsupervise.rundir.switches import read_brake
+from ftsupervise.watch.events import events
+from tests.neighbours.supervised import SupervisedRun
+
+SIZE = 20_000
+# Saves by guard.save every 10 steps; ends at step LAST.
+TRAIN = """
+import os, sys
+from ftsupervise import Guard
+guard = Guard(poll=0.02)
+state = {"weights": bytearray(5000), "tokens": 0}
+start = guard.restore(state=state)
+assert state["tokens"] == (start or 0) and set(state["weights"]) <= {(start or 0) % 251}, "another state was loaded"
+last = int(sys.argv[1])
+for step in range((start or 0) + 1, last + 1):
+    guard.step(step)
+    state["weights"][:] = bytes([step % 251]) * 5000
+    state["tokens"] = step
+    if step % 10 == 0:
+        guard.save(step)
+if last == 40:
+    guard.finished(last)
+sys.exit(0 if last == 40 else 3)
+"""
+
+
+@pytest.fixture
+def checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name in ("FTSUPERVISE_RUN_DIR", "FTSUPERVISE_ATTEMPT_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("FTSUPERVISE_CHECKPOINT_DIR", str(tmp_path / "ckpt"))
+    return tmp_path / "ckpt"
+
+
+def content(step: int) -> bytes:
+    return random.Random(step).randbytes(SIZE)
+
+
+def saved(*steps: int, more: Callable[[Guard], object] = lambda guard: None) -> None:
+    with Guard(signals=(), rank=0, world=1) as guard:
+        state = {"weights": bytearray(SIZE), "tokens": 0}
+        assert guard.restore(state=state) is None
+        for step in steps:
+            state.update(weights=bytearray(content(step)), tokens=step)
+            guard.save(step)
+        more(guard)
+
+
+def restored() -> tuple[int | None, dict[str, Any]]:
+    with Guard(signals=(), rank=0, world=1) as guard:
+        state: dict[str, Any] = {"weights": bytearray(SIZE), "tokens": 0}
+        return guard.restore(state=state), state
+
+
+def flip(path: Path, at: int, bit: int = 0) -> None:
+    with path.open("r+b") as file:
+        file.seek(at)
+        (old,) = file.read(1)
+        file.seek(at)
+        file.write(bytes([old ^ 1 << bit]))
+
+
+def test_whatever_bit_flips_the_state_before_it_is_loaded_and_never_another(
+    checkpoints: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    saved(10, 20)
+    newest = file_of(checkpoints / "step-00000020", 0)
+    whole, draw = newest.read_bytes(), random.Random(1)
+    for _ in range(60):
+        flip(newest, draw.randrange(len(whole)), draw.randrange(8))
+        step, state = restored()
+        assert (step, state["tokens"], bytes(state["weights"])) == (10, 10, content(10))
+        newest.write_bytes(whole)
+    assert restored()[0] == 20
+    assert "rank-00000.state has other bytes than were committed; it is not loaded" in capsys.readouterr().err
+
+
+def test_where_the_only_one_is_damaged_nothing_is_loaded_and_the_run_stops(checkpoints: Path) -> None:
+    saved(10)
+    flip(file_of(checkpoints / "step-00000010", 0), 9000)
+    state = {"weights": bytearray(SIZE), "tokens": 0}
+    with Guard(signals=(), rank=0, world=1) as guard, pytest.raises(SystemExit) as stopped:
+        guard.restore(state=state)
+    assert stopped.value.code == 93 and "to begin anew: ftsupervise checkpoints anew" in str(stopped.value)
+    assert state == {"weights": bytearray(SIZE), "tokens": 0}, "it is as the program made it"
+
+
+def test_two_ranks_take_the_one_before_when_one_of_them_cannot_compare_its_part(
+    checkpoints: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def save(guard: Guard, rank: int, state: dict[str, Any]) -> None:
+        for step in (10, 20):
+            state.update(rank=rank, tokens=step, weights=bytearray(content(step + rank)))
+            guard.save(step)
+
+    assert together(save) == [None, None]
+    flip(file_of(checkpoints / "step-00000020", 1), 9000)
+    seen: list[tuple[int, bytes]] = []
+    assert together(lambda guard, rank, state: seen.append((state["rank"], bytes(state["weights"])))) == [10, 10]
+    assert sorted(seen) == [(0, content(10)), (1, content(11))]
+
+
+class Agreement:
+    """The maximum over the votes of two ranks that are threads here."""
+
+    def __init__(self) -> None:
+        self._votes = [0, 0]
+        self._meet = threading.Barrier(2, timeout=60)
+
+    def of(self, rank: int) -> Callable[[int], int]:
+        def agree(vote: int) -> int:
+            self._votes[rank] = vote
+            self._meet.wait()
+            most = max(self._votes)
+            self._meet.wait()
+            return most
+
+        return agree
+
+
+def together(then: Callable[[Guard, int, dict[str, Any]], object], seen_by_1: Path | None = None) -> list[Any]:
+    """Two ranks, in threads, that agree by a function; what each restored, or raised."""
+    agreement, found = Agreement(), list[Any]([None, None])
+    guards = [Guard(signals=(), rank=0, world=2, agree=agreement.of(0))]
+    with pytest.MonkeyPatch.context() as patch:
+        if seen_by_1 is not None:
+            patch.setenv("FTSUPERVISE_CHECKPOINT_DIR", str(seen_by_1))
+        guards.append(Guard(signals=(), rank=1, world=2, agree=agreement.of(1)))
+
+    def train(rank: int) -> None:
+        with guards[rank] as guard:
+            state: dict[str, Any] = {"weights": bytearray(SIZE), "tokens": 0, "rank": rank}
+            try:
+                found[rank] = guard.restore(state=state)
+            except (OSError, RuntimeError, CannotResume) as error:
+                found[rank] = error
+            else:
+                then(guard, rank, state)
+
+    threads = [threading.Thread(target=train, args=(rank,)) for rank in (0, 1)]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join(60)
+    return found
+
+
+def test_a_rank_that_does_not_see_the_choice_waits_and_then_no_rank_begins(
+    checkpoints: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    together(lambda guard, rank, state: guard.save(5))
+    seen_by_1 = tmp_path / "as-another-client-sees-it"
+    seen_by_1.mkdir()
+    threading.Timer(1.0, shutil.copytree, (checkpoints, seen_by_1), {"dirs_exist_ok": True}).start()
+    assert together(lambda guard, rank, state: None, seen_by_1) == [5, 5], "it has waited"
+    shutil.rmtree(seen_by_1)
+    seen_by_1.mkdir()
+    monkeypatch.setattr(resume, "SEEN_WITHIN", 0.3)
+    first, second = together(lambda guard, rank, state: None, seen_by_1)
+    assert isinstance(first, OSError) and isinstance(second, OSError), "all stop"
+    assert "rank 0 begins from step-00000005, and this rank does not see it" in str(second)
+
+
+def test_the_newest_one_that_guard_save_wrote_is_loaded_whatever_newer_one_lies_there(checkpoints: Path) -> None:
+    def export(guard: Guard) -> None:
+        with guard.checkpoint(30, "best") as folder:
+            (folder / "weights").write_bytes(b"best")
+
+    saved(10, 20, more=export)
+    assert restored()[0] == 20
+
+
+def test_a_folder_that_everybody_may_write_is_refused_at_the_first_save(checkpoints: Path) -> None:
+    checkpoints.mkdir()
+    checkpoints.chmod(0o777)
+    with Guard(signals=(), rank=0, world=1) as guard:
+        guard.restore(state={})
+        with pytest.raises(PermissionError, match=r"everybody may write .*type: chmod go-w"):
+            guard.save(10)
+    assert not list(checkpoints.glob("step-*"))
+
+
+def test_a_run_whose_folder_was_opened_to_everybody_stops_and_replaces_nothing(checkpoints: Path) -> None:
+    saved(10, 20, 30)
+    before = {path: path.read_bytes() for path in checkpoints.rglob("*.state")}
+    checkpoints.chmod(0o777)
+    with Guard(signals=(), rank=0, world=1) as guard, pytest.raises(CannotResume, match="chmod go-w"):
+        guard.restore(state={})
+    checkpoints.chmod(0o755)
+    assert {path: path.read_bytes() for path in checkpoints.rglob("*.state")} == before
+    assert restored()[0] == 30
+
+
+def test_a_run_that_began_anew_replaces_nothing_that_was_there(checkpoints: Path) -> None:
+    saved(10)
+    shutil.move(checkpoints, checkpoints.with_name("away"))
+    with Guard(signals=(), rank=0, world=1) as guard:
+        assert guard.restore(state={}) is None
+        shutil.copytree(checkpoints.with_name("away"), checkpoints, dirs_exist_ok=True)  # it was not mounted
+        with pytest.raises(FileExistsError, match="was saved before this loop began"):
+            guard.save(10)
+        guard.save(20)
+        guard.save(20)
+    assert len(list(checkpoints.glob("step-*"))) == 2
+
+
+@pytest.mark.parametrize("harm", ["deleted", "flipped", "opened"])
+def test_a_run_that_has_saved_stops_once_and_says_what_to_type(run: SupervisedRun, harm: str) -> None:
+    first = run.start("--in-place", "0", "--warm", "off", "--", sys.executable, "-c", TRAIN, "15")
+    assert first.wait(120) == 3
+    folder = run.rundir.checkpoints
+    if harm == "deleted":
+        shutil.rmtree(folder / "step-00000010")
+    elif harm == "flipped":
+        flip(file_of(folder / "step-00000010", 0), 9000)
+    else:
+        folder.chmod(0o777)
+    words = ("--in-place", "20", "--back-off", "0", "--warm", "off", "--", sys.executable, "-c", TRAIN, "40")
+    second = run.start(*words)
+    assert second.wait(120) == 93, second.said()
+    assert len(run.attempts()) == 2, "it is not started again and again"
+    assert "to begin anew: ftsupervise checkpoints anew" in second.said()
+    brake = read_brake(run.rundir)
+    assert brake is not None and "it cannot go on from what it has saved" in brake.why
+    folder.chmod(0o755)
+    cli(run.rundir, "checkpoints", "anew")
+    cli(run.rundir, "clear", "--brake")
+    third = run.start(*words)
+    assert third.wait(120) == 0, third.said()
+    assert [one.name for one in quarantined(folder)] == ([] if harm == "deleted" else ["step-00000010"])
+    assert run.attempts()[-1].first_step == 1
+
+
+def cli(rundir: RunDir, *words: str) -> str:
+    argv = [sys.executable, "-m", "ftsupervise", *words, str(rundir.root)]
+    return subprocess.run(argv, check=True, capture_output=True, text=True).stdout
+
+
+def test_a_damaged_checkpoint_is_set_aside_once_and_people_hear_of_it(run: SupervisedRun) -> None:
+    first = run.start("--in-place", "0", "--warm", "off", "--", sys.executable, "-c", TRAIN, "25")
+    assert first.wait(120) == 3
+    folder = run.rundir.checkpoints
+    flip(file_of(folder / "step-00000020", 0), 9000)
+    second = run.start("--in-place", "20", "--back-off", "0", "--warm", "off", "--", sys.executable, "-c", TRAIN, "40")
+    assert second.wait(120) == 0, second.said()
+    (aside,) = quarantined(folder)
+    assert aside.name == "step-00000020" and "other bytes than were committed" in aside.reason
+    begun = run.attempts()[-1]
+    assert begun.resumed is not None and begun.resumed.checkpoint == "step-00000010" and begun.first_step == 11
+    (event,) = (one for one in events(run.attempts(), finished_at=None) if one.kind.value == "damaged")
+    assert "step-00000020 is damaged" in event.summary and "from step-00000010" in event.summary
+
+
+def test_another_rank_reads_on_rank_0_s_page_what_the_attempt_begins_from(
+    checkpoints: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Guard(signals=(), rank=0, world=1) as guard:
+        for step in (1, 2):
+            with guard.checkpoint(step) as folder:
+                (folder / "weights").write_bytes(bytes([step]) * 2_000_000)
+    flip(checkpoints / "step-00000002" / "weights", 1_000_000)
+    rundir = RunDir(tmp_path / "run")
+    rundir.attempt(1).mkdir(parents=True)
+    for name, value in (("RUN_DIR", rundir.root), ("ATTEMPT_DIR", rundir.attempt(1)), ("ATTEMPT", 1)):
+        monkeypatch.setenv(f"FTSUPERVISE_{name}", str(value))
+    monkeypatch.setattr(resume, "FOLLOW_WITHIN", 0.3)
+    with Guard(signals=(), rank=1, world=2) as other:
+        with pytest.raises(OSError, match="rank 0 has not told"):
+            other.latest()
+        with Guard(signals=(), rank=0, world=2) as first:
+            assert first.latest() == checkpoints / "step-00000001", "rank 0 has read every byte"
+        assert other.latest() == checkpoints / "step-00000001"
+        found = read_resumed(rundir.attempt(1))
+        assert found is not None and found.passed == (
+            "step-00000002 is damaged: weights has other bytes than were committed",
+        )
+        shutil.rmtree(checkpoints / "step-00000001")
+        monkeypatch.setattr(resume, "SEEN_WITHIN", 0.3)
+        with pytest.raises(OSError, match="rank 0 begins from step-00000001, and this rank does not see it"):
+            other.latest()
+
+
+def test_a_program_s_own_tracker_that_names_what_is_gone_keeps_the_run_from_beginning_anew(checkpoints: Path) -> None:
+    checkpoints.mkdir()
+    (checkpoints / "latest_checkpointed_iteration.txt").write_text("300")
+    with (
+        Guard(signals=(), rank=0, world=1) as guard,
+        pytest.raises(CannotResume, match=r"latest_checkpointed_iteration\.txt"),
+    ):
+        guard.latest()
+    (checkpoints / "latest_checkpointed_iteration.txt").unlink()
+    with Guard(signals=(), rank=0, world=1) as guard:
+        assert guard.latest() is None
+
+
+class Grown(NamedTuple):
+    """A change of the code, and what the message names."""
+
+    state: Callable[[], dict[str, Any]]
+    named: str
+
+
+def made(shape: int = 4, dtype: str = "f8", **more: object) -> dict[str, Any]:
+    return {"table": numpy.zeros(shape, dtype), "counters": {"tokens": 0, "w": numpy.zeros(3), **more}}
+
+
+@pytest.mark.parametrize(
+    "grown",
+    [
+        Grown(lambda: made(5), r"table is numpy <f8 \(5,\) in the loop, and numpy <f8 \(4,\) in what was saved"),
+        Grown(lambda: made(dtype="f4"), r"table is numpy <f4 \(4,\) in the loop"),
+        Grown(lambda: made(epochs=0), r"counters\['epochs'\] is in the loop only"),
+        Grown(
+            lambda: made(w=numpy.zeros(7)), r"counters\['w'\] is numpy <f8 \(7,\) in the loop, and was numpy <f8 \(3,\)"
+        ),
+    ],
+    ids=["shape", "dtype", "new-key", "shape-in-a-dict"],
+)
+def test_what_no_longer_fits_the_code_is_named_and_with_strict_false_the_rest_is_loaded(
+    checkpoints: Path, grown: Grown, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with Guard(signals=(), rank=0, world=1) as guard:
+        state = made()
+        guard.restore(**state)
+        state["table"] += 1
+        state["counters"].update(tokens=7, later="made by the training")
+        guard.save(10)
+    now = grown.state()
+    with Guard(signals=(), rank=0, world=1) as guard:
+        with pytest.raises(RuntimeError, match=grown.named):
+            guard.restore(**now)
+        assert not now["table"].any() and now["counters"]["tokens"] == 0, "nothing was loaded"
+        assert guard.restore(strict=False, **now) == 10
+    assert re.search(f"strict=False: {grown.named}", capsys.readouterr().err)
+    assert now["counters"]["tokens"] == 7 and now["counters"]["later"] == "made by the training"
+    assert now["counters"].keys() - {"later"} == grown.state()["counters"].keys(), "new keys stay"
+    assert now["table"].shape == grown.state()["table"].shape
+
+
+def test_what_the_training_itself_has_changed_comes_back_without_a_word(checkpoints: Path) -> None:
+    """It drops keys, and its arrays and buffers grow: the code is the same."""
+
+    def fresh() -> dict[str, Any]:
+        return {"todo": {"a": 1, "b": 2, "losses": numpy.zeros(0)}, "log": bytearray()}
+
+    with Guard(signals=(), rank=0, world=1) as guard:
+        state = fresh()
+        guard.restore(**state)
+        del state["todo"]["a"]
+        state["todo"]["losses"] = numpy.ones(30)
+        state["log"] += b"grown"
+        guard.save(10)
+    now = fresh()
+    with Guard(signals=(), rank=0, world=1) as guard:
+        assert guard.restore(**now) == 10
+    assert now["todo"].keys() == {"b", "losses"} and now["todo"]["losses"].sum() == 30 and now["log"] == b"grown"
