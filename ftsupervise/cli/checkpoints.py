@@ -58,7 +58,7 @@ def checkpoints() -> None:
     ftsupervise checkpoints prune --dry-run   which old ones may go
     ftsupervise checkpoints offload           copy the newest one elsewhere
     ftsupervise checkpoints restore           bring the newest copy back
-    ftsupervise checkpoints anew              set all aside: the next attempt begins at step 0
+    ftsupervise checkpoints anew              set all aside, and begin at step 0
 
     RUN, where it is named, is a directory, an ftsupervise.yaml, or a name; default: ./ftsupervise.yaml. A directory that is no
     run is one of checkpoints, or a checkpoint.

@@ -40,7 +40,7 @@ def test_check_says_fine_and_where_the_run_lives(tmp_path: Path, environ: dict[s
     (tmp_path / "ftsupervise.yaml").write_text(MINIMAL)
     done = config("check", environ=environ, cwd=tmp_path)
     assert done.returncode == 0
-    assert done.stderr.startswith("note: alerts.receivers is empty: nobody is notified when x stops")
+    assert "\nnote: alerts.receivers is empty: nobody is notified when x stops" in f"\n{done.stderr}"
     assert done.stdout == f"ftsupervise.yaml: fine. Run x, in {tmp_path}/runs/x\n"
 
 

@@ -50,8 +50,10 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory with a ``python`` that writes down its arguments; the canary would appear beside it."""
     folder = tmp_path_factory.mktemp("stage")
     python = folder / "python"
-    python.write_text('#!/bin/bash\nprintf "%s\\0" "$0" "$@" > "$STAGE/argv"\nenv -0 > "$STAGE/env"\n')
+    fit = '[ "$2" != -c ] || { echo fit; exit; }'  # the script's question whether the interpreter starts here
+    python.write_text(f'#!/bin/bash\n{fit}\nprintf "%s\\0" "$0" "$@" > "$STAGE/argv"\nenv -0 > "$STAGE/env"\n')
     python.chmod(0o755)
+    (folder / "w").mkdir()
     return folder
 
 

@@ -56,7 +56,6 @@ def job(tmp_path: Path) -> Iterator[GroupsOfJob]:
     for number, group in enumerate(one.groups):
         group.row = group.row._replace(nodes=(f"node-{number}",), attempt=1)
     yield one
-    one.log.close()
     signals.close()
 
 
