@@ -174,7 +174,9 @@ def _anew(place: RankContext, world: int | None, choice: Choice, foreign: Collec
     """Return why the run may not begin anew, with what to type; "" where it may. Raises OSError where that cannot be seen."""
     if world is not None:  # asked for those of so many ranks alone
         return ""
-    found = next(filter(None, (_saved_there(place, one) for one in choice.passed)), "")
+    # what restore() could not have loaded anyhow says nothing, where there is a good one that the loop loads by itself
+    passed = [one for one in choice.passed if not foreign or wanted.only is None or wanted.only(one.path)]
+    found = next(filter(None, (_saved_there(place, one) for one in passed)), "")
     if not found and wanted.damaged:
         found = wanted.damaged[0]
     if not found:

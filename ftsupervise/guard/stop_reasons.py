@@ -134,11 +134,12 @@ class Signals:
 
     def ignore(self) -> None:
         """Restore the former handler of each signal, unless ours was replaced since: then ours does from now on what the
-        former one would."""
+        former one would. A process that SIGTERM asked to stop, and that leaves now, hears it no more: scancel tells it
+        twice, by its step and by its supervisor, and the second one would end it by a signal after all."""
         self._over = True
         for number in self._previous:
             try:
-                if signal.getsignal(number) == self._on_signal:
+                if signal.getsignal(number) == self._on_signal and not self._told_again(number):
                     signal.signal(number, self._before(number))
             except ValueError:  # not in the main thread
                 continue
@@ -155,11 +156,18 @@ class Signals:
         """Ignore a late warning at the interpreter's end, which takes our handlers away.
 
         A warning that was seen already in the file, and comes once more as a signal, must not kill a process that
-        leaves in order. SIGTERM may.
+        leaves in order. SIGTERM may, unless it is what asked the process to leave.
         """
-        for number in () if self._over else self._previous:
-            if number != signal.SIGTERM and signal.getsignal(number) == self._on_signal:
+        for number in self._previous:
+            warns = not self._over and number != signal.SIGTERM
+            if (warns or self._told_again(number)) and signal.getsignal(number) == self._on_signal:
                 signal.signal(number, signal.SIG_IGN)
+
+    def _told_again(self, number: int) -> bool:
+        """Return whether ``number`` is the SIGTERM that asked this process to stop, which nothing else in it answers."""
+        return (
+            number == self.got == signal.SIGTERM and self._before(number) is signal.SIG_DFL and os.getpid() == self.pid
+        )
 
     def taken(self) -> list[str]:
         """Return the names of the signals whose handler was replaced."""
@@ -169,6 +177,8 @@ class Signals:
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         previous = self._before(number)
         if self._over:
+            if self._told_again(number):
+                return
             if previous is signal.SIG_DFL and signal.getsignal(number) == self._on_signal:
                 signal.signal(number, signal.SIG_DFL)  # it was put back by a library that had replaced it
                 os.kill(os.getpid(), number)

@@ -14,14 +14,18 @@ import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
+from ftsupervise.errors import SchedulerUnavailable
 from ftsupervise.host import bounded, processes
 from ftsupervise.host.addresses import Names
+from ftsupervise.host.in_time import in_time
 from ftsupervise.host.processes import SHELL_MARKED
 from ftsupervise.hostlist import compress_hostlist, expand_hostlist
 from ftsupervise.rundir.paths import ENV_ATTEMPT_DIR, ENV_GROUP, ENV_GROUP_JOB
+from ftsupervise.scheduler import LOCAL, kind_of_job
 from ftsupervise.scheduler.parse import parse_shown_job, srun
 from ftsupervise.scheduler.slurm import is_answer
 
@@ -187,6 +191,11 @@ class Allocation:
 
         ``began``: when something was known to run in it. A job of that number that has started later is another one.
         """
+        if kind_of_job(job) == LOCAL:
+            try:
+                return in_time(partial(_state_of_local, job, self._env), _ASK)
+            except SchedulerUnavailable:
+                return None
         try:
             env = {**self._env, "SLURM_TIME_FORMAT": "%s"}
             done = bounded.run(["squeue", "-h", "-j", job, "-o", "%T|%S"], timeout=_ASK, env=env)
@@ -419,6 +428,17 @@ def _one_of(some: Collection[str], nodes: str, *, unknown: bool) -> bool:
         return not set(some).isdisjoint(expand_hostlist(nodes))
     except ValueError:
         return unknown
+
+
+def _state_of_local(job: str, env: Mapping[str, str]) -> str | None:
+    """Return the state of a member of a chain on this machine; "" where its chain has gone on without it."""
+    from ftsupervise.scheduler.local import Local
+
+    local = Local(env)
+    found = local.describe(job)
+    if found is None:
+        return "" if local.describe(job.partition("_")[0]) is not None else None
+    return "" if found.state.ended else found.state.value
 
 
 def _may_be_of(start: str, began: datetime | None) -> bool:

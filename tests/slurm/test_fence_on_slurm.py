@@ -114,7 +114,7 @@ def watch_the_newer(here: Scene, old: list[int], until: Until) -> None:
     }
     assert there == book
     # the supervisor of the newest attempt records steps and times here, once a minute and at its end; no rank writes here
-    assert set(os.listdir(here.rundir.state)) <= {"steps.json", "last_hours.json"}
+    assert set(os.listdir(here.rundir.state)) <= {"steps.json", "last_hours.json", "lineage.json", "members"}
     assert (here.rundir.attempt(2) / "start.json").read_text() == page
     learned = here.rundir.attempt(2) / "imports.json"
     assert not learned.exists() or json.loads(learned.read_text())["attempt"] == 2

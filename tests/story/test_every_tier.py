@@ -41,17 +41,19 @@ def save(path):
     name, keys, position, has, kept = np.random.get_state()
     (path / "generator.txt").write_text(" ".join(map(str, [name, position, has, repr(float(kept)), *keys])))
 
-source = "memory" if guard.restore(weights=weights, place=place) is not None else "nothing"
-if source == "nothing":
+source = "copy"
+copies, _ = copies_in([far])
+if copies and not any(folder.glob("step-*")):  # or the guard would stop: it had saved, and finds nothing
+    load(restore(copies[0], folder, now=now))
+elif guard.restore(weights=weights, place=place) is not None:
+    source = "memory"
+else:
     newest = guard.latest()
-    source = "disk"
-    copies, _ = copies_in([far])
+    source = "disk" if newest else "nothing"
     here = int(newest.name.split("-")[1]) if newest else -1
     if copies and copies[0].manifest.step > here:
         newest, source = restore(copies[0], folder, now=now), "copy"
-    if newest is None:
-        source = "nothing"
-    else:
+    if newest is not None:
         load(newest)
 print(f"attempt {attempt} begins after step {place['step']} from {source}", flush=True)
 

@@ -228,6 +228,27 @@ def test_two_guards_closed_in_the_order_of_their_making_give_sigterm_back(
     assert subprocess.run([sys.executable, "-c", TWO_GUARDS, when], cwd=tmp_path, timeout=60).returncode == code
 
 
+TOLD_TWICE = """import atexit, os, signal, subprocess, sys
+from ftsupervise import Guard
+atexit.register(os.kill, os.getpid(), signal.SIGTERM)
+guard = Guard(poll=0)
+guard.step(1)
+os.kill(os.getpid(), signal.SIGTERM)
+assert guard.step(2).stop
+guard.close()
+os.kill(os.getpid(), signal.SIGTERM)
+sys.exit(subprocess.run([sys.executable, "-c", "import os; os.kill(os.getpid(), 15)"]).returncode + 15)
+"""
+
+
+def test_a_second_sigterm_does_not_kill_a_process_that_leaves_because_of_the_first_nor_spare_its_children(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("FTSUPERVISE_RUN_DIR", raising=False)
+    done = subprocess.run([sys.executable, "-c", TOLD_TWICE], cwd=tmp_path, timeout=60, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
 def test_a_handler_installed_over_ours_is_told_and_left_alone(
     rundir: RunDir, make: Make, capsys: pytest.CaptureFixture[str]
 ) -> None:
