@@ -21,6 +21,8 @@ def advice_of(found: RunDetail, advised: Mapping[str, str]) -> Iterator[str]:
     verdict, run = found.status.verdict, found.status.rundir.quoted()
     if verdict == "HUNG":
         yield from _hung(found, run)
+    elif verdict in ("STALLED", "SILENT"):
+        yield from _stalled(found, run)
     elif verdict == "SLOW":
         yield from _slow(found, run)
     elif verdict == "WAITING" and mostly_waits(found.row):
@@ -49,6 +51,15 @@ def _hung(found: RunDetail, run: str) -> Iterator[str]:
         if found.row.members_left == 0:
             then = f"no other waits, so launch it again: it goes on{saved}"
         yield f"scancel {job.id}   (ends this job; {then})"
+
+
+def _stalled(found: RunDetail, run: str) -> Iterator[str]:
+    if full := found.status.run.full:
+        yield f"make room, it goes on by itself then: {printable(full)}"
+        yield f"ftsupervise checkpoints prune --dry-run {run} --last 2   (the checkpoints that can go)"
+    if found.log is not None:
+        yield f"ftsupervise logs {run}   (what its job wrote last)"
+    yield f"ftsupervise check hang {run}   (every sign of progress, with its age)"
 
 
 def _slow(found: RunDetail, run: str) -> Iterator[str]:

@@ -155,7 +155,11 @@ def _saved(found: RunDetail) -> Iterator[str]:
     if row.saved is not None:
         when = f", {ago(row.saved_at, now)} ago" if row.saved_at is not None else ""
         behind = found.status.step - row.saved if found.status.step is not None else 0
-        lost = f"; {count(behind, 'step')} would be made again" if behind > 0 and found.status.verdict == "HUNG" else ""
+        lost = (
+            f"; {count(behind, 'step')} would be made again"
+            if behind > 0 and found.status.verdict in ("HUNG", "STALLED", "SILENT")
+            else ""
+        )
         yield f"  saved     step {row.saved}{when}{lost}"
 
 

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 COLOURS = {
     "RUNNING": "green",
     "HUNG": "red",
+    "STALLED": "red",
+    "SILENT": "red",
     "SLOW": "yellow",
     "FINISHED": "green",
     "GONE": "red",
@@ -83,7 +85,7 @@ def cells(row: RunRow, now: datetime) -> tuple[Cell, ...]:
         Cell(ago(row.saved_at, now)),
         Cell(str(row.restarts) if row.restarts else ""),
         Cell(str(row.firing) if row.firing else "", "red"),
-        Cell(left, "yellow" if left == "0" and row.verdict in ("RUNNING", "SLOW", "HUNG") else ""),
+        Cell(left, "yellow" if left == "0" and row.verdict in ("RUNNING", "SLOW", "STALLED", "SILENT", "HUNG") else ""),
         _watch(row, now),
         _note(row, now),
     )
@@ -128,7 +130,10 @@ def _note(row: RunRow, now: datetime) -> Cell:
     if row.verdict == "SLOW" and row.rate is not None and row.usual:
         return Cell(_slowness(row, now), "yellow")
     if row.verdict not in ("RUNNING", "FINISHED", "NEW") and row.why:
-        return Cell(printable(reason_of(row)), COLOURS.get(row.verdict, "") if row.verdict in ("HUNG", "SLOW") else "")
+        return Cell(
+            printable(reason_of(row)),
+            COLOURS.get(row.verdict, "") if row.verdict in ("HUNG", "STALLED", "SILENT", "SLOW") else "",
+        )
     if row.alerts:
         return Cell(printable(f"{row.alerts[0].watchdog}: {row.alerts[0].summary}"), "red")
     if row.watch_late:
@@ -160,6 +165,8 @@ def _waits(row: RunRow, now: datetime) -> Cell:
 _LOOK = 5  # runs for which the lines below the table say what to type
 _DO = {
     "HUNG": ("where, and how to end it", "status {run}"),
+    "STALLED": ("what its job wrote last", "logs {run}"),
+    "SILENT": ("what its job wrote last", "logs {run}"),
     "SLOW": ("since when, and on which nodes", "status {run}"),
     "GONE": ("what its last job wrote", "logs {run}"),
     "STOPPED": ("what failed", "logs {run} --errors"),
@@ -168,6 +175,8 @@ _DO = {
 }
 _NO_LOG = {
     "GONE": ("what is known of its last job", "status {run}"),
+    "STALLED": ("what it waits for", "status {run}"),
+    "SILENT": ("since when", "status {run}"),
     "STOPPED": ("what failed", "status {run}"),
 }
 

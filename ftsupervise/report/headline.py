@@ -76,6 +76,10 @@ def headline_of(now: RunPresent) -> Headline:
     worst = now.row.alerts[0] if now.row.alerts else None
     if verdict == "HUNG":
         return _hung(now)
+    if verdict in ("STALLED", "SILENT"):
+        what = "it stands" if verdict == "STALLED" else "how it is cannot be seen"
+        sentence, do = f"Its job runs, and {what}: {now.row.why}.", "Read what its job wrote last:"
+        return Headline(verdict, "bad", sentence, do, f"ftsupervise logs {now.where}")
     if verdict == "SLOW":
         return _slow(now)
     if worst is not None:

@@ -21,7 +21,21 @@ from ftsupervise.report.account import Ettr, TimeAccount
 from ftsupervise.report.row import RunRow
 
 MOST = 120  # samples of a run
-STATES = ("running", "hung", "slow", "waiting", "stopping", "stopped", "finished", "gone", "new", "unknown", "other")
+STATES = (
+    "running",
+    "hung",
+    "stalled",
+    "silent",
+    "slow",
+    "waiting",
+    "stopping",
+    "stopped",
+    "finished",
+    "gone",
+    "new",
+    "unknown",
+    "other",
+)
 _LABEL = 200  # characters of a label's value
 _WORDS = ("absent", "unknown", "up")
 

@@ -1,12 +1,16 @@
-"""Says whether a run whose job is RUNNING hangs or trains far slower than usual: HUNG or SLOW, and why; else nothing.
+"""Says whether a run whose job is RUNNING hangs, stands, is not heard or trains far slower than usual: HUNG, STALLED, SILENT or
+SLOW, and why; else nothing.
 
 ``status`` repeats what others have found: the watch by its *hang* and *throughput* watchdogs, the supervisor by its hang
 detector. A hang holds until the run is seen to make progress after it, or is started again; the age of an old word is shown.
 Where no watch judges, the same rules (``rundir/stalls.py``, ``rundir/step_rates.py``) are applied to the supervisor's page.
+STALLED and SILENT need no bound of what is usual: no attempt has begun, or no step was made, or nothing was heard at all, for
+longer than such news ever takes.
 """
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import NamedTuple
 
 from ftsupervise.report.reading import RunReading
@@ -14,12 +18,16 @@ from ftsupervise.rundir.watched import FiringAlert
 from ftsupervise.units import show_duration
 
 FRESH = 180.0  # seconds: an older page does not say how the run is now
+_SILENT = (
+    90.0  # seconds: supervisor and ranks write every few seconds, their clocks differ, a file system shows it late
+)
+_STEP_TIMES = 10.0  # without a step, of a run whose phases are told
 _OLD = 900.0  # seconds after which the age of a word is shown
 _PATIENCE = 600.0  # seconds: no bound of the hang watchdog is shorter by default
 
 
 class PaceWord(NamedTuple):
-    word: str  # "HUNG", "SLOW", or "" for neither
+    word: str  # "HUNG", "STALLED", "SILENT", "SLOW", or "" for none
     why: str = ""
 
 
@@ -35,6 +43,9 @@ def pace_word(run: RunReading) -> PaceWord:
     fresh = page is not None and abs((run.at - page.at).total_seconds()) < FRESH
     if fresh and judged.isdisjoint({"hang"}) and (stands := _stands(run, moved)):
         return PaceWord("HUNG", stands)
+    halt = _stalled(run) or PaceWord("STALLED", _told(run, moved) if judged.isdisjoint({"hang"}) else "")
+    if halt.why:
+        return halt._replace(why=f"{halt.why}; {run.full}") if run.full else halt
     if found is not None and slow is not None:
         return PaceWord("SLOW", f"{slow.summary}{_age(run, found.at.timestamp())}")
     if page is not None and fresh and judged.isdisjoint({"throughput"}) and page.steady is not None and page.usual:
@@ -43,9 +54,59 @@ def pace_word(run: RunReading) -> PaceWord:
         if is_slow(page.steady, page.usual):
             share = f"{100 * page.steady / page.usual:.0f} %"
             return PaceWord("SLOW", f"{3600 * page.steady:,.4g} steps in its last hour, {share} of what is usual")
-    if page is not None and not fresh:
-        return PaceWord("", f"not heard from for {show_duration(round((run.at - page.at).total_seconds()))}")
-    return PaceWord("")
+    return PaceWord("", _no_step(run, moved))
+
+
+def heard(run: RunReading) -> datetime | None:
+    """Return when its supervisor or a rank of its newest attempt has written last; None where none has."""
+    signs = [beat.at for beat in run.beats]
+    if run.page is not None:
+        signs.append(run.page.at)
+    return max(signs, default=None)
+
+
+def moves(run: RunReading) -> bool:
+    """Return whether the rate of its last minute says how it trains now: it is heard, and its steps come."""
+    at = heard(run)
+    return at is not None and _since(run, at) < _SILENT and not _no_step(run, _moved(run))
+
+
+def _stalled(run: RunReading) -> PaceWord | None:
+    """Return the word for a run whose job runs and that is not at work or not heard; None where it is, or nothing tells."""
+    last = run.last
+    if last is None:
+        return None
+    if last.ended is not None:
+        since = _since(run, last.ended)
+        words = f"attempt {last.number} ended {show_duration(since)} ago, and none has begun since"
+        return PaceWord("STALLED", words) if since > _SILENT else None
+    at = heard(run)
+    if at is None:  # without a guard and before the first page there is nothing to hear
+        return None
+    since = _since(run, max(at, last.started))
+    if since > _SILENT:
+        reached = f" (step {run.page.step:,})" if run.page is not None and run.page.step is not None else ""
+        return PaceWord("SILENT", f"nothing was heard of attempt {last.number} for {show_duration(since)}{reached}")
+    return None
+
+
+def _told(run: RunReading, moved: float | None) -> str:
+    """Return the words for no step in training, of a loop that tells its other phases."""
+    return _no_step(run, moved) if run.page is not None and run.page.saving > 0 and run.page.usual else ""
+
+
+def _no_step(run: RunReading, moved: float | None) -> str:
+    """Return the words for a run in training that makes no step for much longer than its steps take."""
+    page = run.page
+    if page is None or moved is None or page.step is None or page.phase not in ("train", ""):
+        return ""
+    still = run.at.timestamp() - moved
+    bound = max(_SILENT, _STEP_TIMES / page.usual if page.usual else 0.0)
+    return f"no step for {show_duration(round(still))}, at step {page.step:,}" if still > bound else ""
+
+
+def _since(run: RunReading, at: datetime) -> int:
+    return round(max(0.0, (run.at - at).total_seconds()))
 
 
 def _anew(run: RunReading) -> bool:

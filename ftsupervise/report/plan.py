@@ -61,7 +61,7 @@ def _of_jobs(report: ReportFacts, step: int | None) -> Iterator[PlanRow]:
     each = f" of at most {show_duration(limit)} each" if limit else ""
     ran = len(dict.fromkeys(one.job_id for one in report.detail.status.attempts if one.job_id))
     waits = "" if row.members_left is None else f", {row.members_left:,} more in the queue"
-    over = row.members_left == 0 and report.detail.status.verdict in ("RUNNING", "SLOW", "HUNG")
+    over = row.members_left == 0 and report.detail.status.verdict in ("RUNNING", "SLOW", "STALLED", "SILENT", "HUNG")
     yield PlanRow("Jobs", f"{count(launch.jobs, 'job')}{each}", f"{count(ran, 'job')} started{waits}", over)
     if not limit or not row.last_step or step is None or step >= row.last_step or not report.usual:
         return

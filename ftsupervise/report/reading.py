@@ -5,6 +5,7 @@ Nothing here asks a scheduler. A file that hangs hangs this too: the callers bou
 
 from __future__ import annotations
 
+import os
 from datetime import datetime, timedelta
 from itertools import islice
 from typing import NamedTuple
@@ -26,6 +27,7 @@ from ftsupervise.truth import Beat, SwitchState
 _DAY = timedelta(days=1)
 _FEW_ATTEMPTS = 40  # that are read for a row of a run that may wait
 _FEW_LAUNCHES = 20  # that are read for a row: the jobs of older ones have ended
+_NO_ROOM = 65_536  # bytes: none of our pages is larger
 _MOST_STARTS = 200  # attempts that are counted as restarts of the last day
 
 
@@ -53,6 +55,7 @@ class RunReading(NamedTuple):
     restarts: int  # in the last day
     watch: WatchSeen = WatchSeen()
     braked: Brake | None = None  # ``brake`` as a record
+    full: str = ""  # which of its file systems has no room left, in words
 
     @property
     def last(self) -> Attempt | None:
@@ -87,7 +90,22 @@ def read_run(rundir: RunDir, now: datetime, *, row: bool = False) -> RunReading:
         held_by_us=_held_by_us(rundir),
         restarts=_restarts(rundir, claimed, now),
         watch=watch_seen(rundir, now),
+        full=_full(rundir),
     )
+
+
+def _full(rundir: RunDir) -> str:
+    """Return what is full: who stands there may be unable to write that he waits for space."""
+    for folder in (rundir.root, rundir.checkpoints):
+        try:
+            seen = os.statvfs(folder)
+        except OSError:
+            continue
+        if seen.f_bavail * seen.f_frsize < _NO_ROOM:
+            return f"no space is left in {folder}"
+        if seen.f_files and not seen.f_favail:
+            return f"no more files can be made in {folder} (its inodes are used up)"
+    return ""
 
 
 def _newest_few(rundir: RunDir) -> tuple[Attempt, ...]:

@@ -6,6 +6,7 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from ftsupervise.report import step_of
+from ftsupervise.report.pace_word import moves
 from ftsupervise.report.queues import QueueSeen
 from ftsupervise.report.reading import RunReading
 from ftsupervise.report.verdict import verdict_of
@@ -66,12 +67,13 @@ def row_of(run: RunReading, queue: QueueSeen) -> RunRow:
         step = next((one.last_step for one in reversed(run.attempts) if one.last_step is not None), None)
     beat = max((beat.at for beat in run.beats), default=None)
     runs = verdict not in ("FINISHED", "STOPPED", "GONE", "NEW", "WAITING")
-    rate = (page.rate if page is not None else None) if runs else None
+    going = runs and verdict not in ("HUNG", "STALLED", "SILENT") and moves(run)
+    rate = page.rate if page is not None and going else None
     usual = page.usual if page is not None else None
     goal = _goal(run)
     pace = pace_of(rate, usual)
     left = goal - step if goal is not None and step is not None else None
-    done = now + timedelta(seconds=min(left / pace, 3e8)) if left is not None and left > 0 and pace and runs else None
+    done = now + timedelta(seconds=min(left / pace, 3e8)) if left is not None and left > 0 and pace and going else None
     waiting = [job for job in queue.jobs or () if job.state.waiting]
     return RunRow(
         name=run.name,
@@ -178,7 +180,7 @@ def need_of(row: RunRow) -> int:
     its state is not known. 2: it loses time. ``FINE``. 4: it is over."""
     if row.verdict in ("FINISHED", "NEW"):
         return 4
-    if row.verdict == "HUNG":
+    if row.verdict in ("HUNG", "STALLED", "SILENT"):
         return 0
     critical = any(one.severity == "critical" for one in row.alerts)
     if row.verdict in ("UNKNOWN", "GONE") or row.braked or critical or row.watch_late:

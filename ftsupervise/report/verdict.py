@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ftsupervise.errors import Error
-from ftsupervise.report.pace_word import pace_word
+from ftsupervise.report.pace_word import heard, pace_word
 from ftsupervise.report.reading import RunReading
 from ftsupervise.rundir.ledger import lives_here
 from ftsupervise.rundir.paths import RunDir
@@ -14,14 +14,17 @@ if TYPE_CHECKING:
     from ftsupervise.model import Job
 
 _HELD = "JobHeldUser"  # Slurm's word
+_LATELY = 60.0  # seconds: a run that was heard then runs, whatever the queue says or does not
 
 
 def verdict_of(run: RunReading, jobs: tuple[Job, ...] | None, blind: str) -> tuple[str, str]:
-    """RUNNING, HUNG, SLOW, STOPPING, WAITING, STOPPED, FINISHED, GONE, NEW or UNKNOWN, or Slurm's word for another state of a
-    job; why."""
+    """RUNNING, HUNG, STALLED, SILENT, SLOW, STOPPING, WAITING, STOPPED, FINISHED, GONE, NEW or UNKNOWN, or Slurm's word for
+    another state of a job; why."""
     verdict, why = _first(run, jobs, blind)
     if verdict == "RUNNING":
         word, because = pace_word(run)
+        if jobs is None and word:
+            because = f"{because}; {why}"
         return (word, because) if word else (verdict, "; ".join(filter(None, (why, because))))
     if verdict == "WAITING":
         from ftsupervise.scheduler.ownership import why_held
@@ -40,13 +43,16 @@ def _first(run: RunReading, jobs: tuple[Job, ...] | None, blind: str) -> tuple[s
     if run.finished:
         return "FINISHED", ""
     if jobs is None:
-        return "UNKNOWN", blind
+        at = heard(run) if run.last is not None and run.last.ended is None else None
+        lately = at is not None and abs((run.at - at).total_seconds()) < _LATELY
+        return ("RUNNING", f"its ranks are heard; {blind}") if lately else ("UNKNOWN", blind)
     kill = run.switches[0]
     running = [job for job in jobs if not job.state.waiting and not job.state.ended]
     by = f"kill switch{f', raised by {kill.who}' if kill.who else ''}{f': {kill.why}' if kill.why else ''}"
     if running:
         word = running[0].state.value
-        return ("STOPPING", by) if kill.up else (word, f"job {running[0].id}")
+        begun = "" if run.attempts or word != "RUNNING" else ", no attempt has begun yet"
+        return ("STOPPING", by) if kill.up else (word, f"job {running[0].id}{begun}")
     if kill.up:
         return "STOPPED", by
     waiting = [job for job in jobs if job.state.waiting]

@@ -119,10 +119,16 @@ def test_all_runs_are_shown_by_one_request_those_that_are_only_in_the_queue_too(
 
 def test_where_slurm_does_not_answer_runs_are_unknown_with_their_age(desk: Desk) -> None:
     desk.queue.change(away=True)
+    page = ProgressPage(at=datetime.now(timezone.utc) - timedelta(minutes=5), ranks=512, step=1000)
+    write_progress(desk.folder / "runs/pretrain/attempts/0001", page)
     done = desk.type("status")
     assert done.returncode == 0
     assert [row.verdict for row in read_rows(desk.type("status", "--json").stdout)] == ["UNKNOWN", "UNKNOWN"]
     assert "last seen" in done.stdout
+    write_progress(desk.folder / "runs/pretrain/attempts/0001", page._replace(at=datetime.now(timezone.utc)))
+    heard = {row.name: (row.verdict, row.why) for row in read_rows(desk.type("status", "--json").stdout)}
+    assert heard["ablation"][0] == "UNKNOWN" and heard["pretrain"][0] == "RUNNING"
+    assert heard["pretrain"][1].startswith("its ranks are heard; ")
 
 
 def test_the_run_of_this_directory_stands_first_and_is_shown_in_full_by_a_dot(desk: Desk) -> None:

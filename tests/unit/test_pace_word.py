@@ -9,12 +9,15 @@ import pytest
 
 from ftsupervise.model import Attempt, Job, JobState
 from ftsupervise.report.pace_word import pace_word
+from ftsupervise.report.queues import QueueSeen
 from ftsupervise.report.reading import RunReading, WatchSeen
+from ftsupervise.report.row import row_of
 from ftsupervise.report.verdict import verdict_of
 from ftsupervise.run.progress_pages import HourOfTraining
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.progress import ProgressPage
 from ftsupervise.rundir.watched import FiringAlert, WatchFound
+from ftsupervise.truth import Health, SwitchState
 
 NOW = datetime(2026, 11, 22, 12, tzinfo=timezone.utc)
 JOB = Job("88_1", "88", "train", "ada", JobState.RUNNING)
@@ -72,10 +75,14 @@ def test_a_hang_that_the_watch_saw_is_no_word_on_the_attempt_that_has_begun_sinc
 
 
 def test_a_standstill_is_judged_here_only_where_no_watch_does() -> None:
-    assert pace_word(seen(moved=50)).word == "", "the watch knows longer pauses of this run"
+    patient = pace_word(seen(moved=50))
+    assert patient == ("", "no step for 50m, at step 700"), "the watch knows longer pauses of this run"
     assert pace_word(seen(moved=50, tick=None)) == ("HUNG", "no progress for 50m, at step 700")
     assert pace_word(seen(moved=50, tick=90, late=True)).word == "HUNG", "the watch has died"
-    assert pace_word(seen(moved=9, tick=None)).word == ""
+    assert pace_word(seen(moved=9, tick=None)) == ("STALLED", "no step for 9m, at step 700")
+    assert pace_word(seen(moved=1, tick=None)) == ("", ""), "its steps take 10 s"
+    untold = ProgressPage(at=NOW, ranks=8, step=700, phase="train", usual=0.1)
+    assert pace_word(seen(moved=9, tick=None, page=untold)) == ("", "no step for 9m, at step 700"), "it may evaluate"
     save = ProgressPage(at=NOW, ranks=8, step=700, phase="save", usual=0.1, saving=20.0)
     assert pace_word(seen(moved=50, tick=None, page=save)).word == "", "a save may take an hour"
 
@@ -83,8 +90,36 @@ def test_a_standstill_is_judged_here_only_where_no_watch_does() -> None:
 def test_a_run_that_cannot_be_heard_keeps_its_word_with_its_age() -> None:
     silent = ProgressPage(at=ago(50), ranks=8, step=700, phase="train", usual=0.1, saving=20.0)
     run = seen(moved=50, tick=None, page=silent)
-    assert pace_word(run) == ("", "not heard from for 50m")
+    assert pace_word(run) == ("SILENT", "nothing was heard of attempt 1 for 50m (step 700)")
+    full = "no space is left in /scratch"
+    assert pace_word(run._replace(full=full)).why.endswith(f"for 50m (step 700); {full}")
     assert not pace_word(run._replace(page=None)).why
+
+
+def test_a_job_that_runs_between_two_attempts_stands() -> None:
+    run = seen(tick=None)
+    over = run._replace(attempts=(Attempt(1, "88_1", ago(600), ended=ago(1)),))
+    assert pace_word(over).word == "", "a restart takes a while"
+    over = run._replace(attempts=(Attempt(1, "88_1", ago(600), ended=ago(3)),))
+    assert pace_word(over) == ("STALLED", "attempt 1 ended 3m ago, and none has begun since")
+
+
+def test_a_run_whose_ranks_are_heard_runs_though_slurm_does_not_answer() -> None:
+    run = seen(tick=None)
+    assert verdict_of(run, None, "squeue failed") == ("RUNNING", "its ranks are heard; squeue failed")
+    page = ProgressPage(at=ago(3), ranks=8, step=700, phase="train")
+    assert verdict_of(seen(tick=None, page=page), None, "squeue failed") == ("UNKNOWN", "squeue failed")
+
+
+def test_rate_and_the_time_of_the_end_are_shown_of_a_run_that_moves() -> None:
+    page = ProgressPage(at=ago(0.1), ranks=8, step=700, phase="train", rate=0.1, usual=0.1, saving=20.0, last_step=800)
+    switches = (SwitchState("kill-switch", Health.OK), SwitchState("save-switch", Health.OK))
+    queue = QueueSeen((JOB,))
+    row = row_of(seen(tick=None, page=page)._replace(switches=switches), queue)
+    assert row.rate == 0.1 and row.done_at is not None
+    for word, stands in {"STALLED": page, "SILENT": page._replace(at=ago(9))}.items():
+        row = row_of(seen(tick=None, page=stands, moved=9)._replace(switches=switches), queue)
+        assert (row.verdict, row.rate, row.done_at) == (word, None, None)
 
 
 def test_what_the_hang_detector_has_left_alone_is_hung() -> None:

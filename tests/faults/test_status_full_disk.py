@@ -1,0 +1,47 @@
+"""``status`` of a run whose directory has no room left: nobody can write how it is, and it is not called well."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+
+from ftsupervise.host import processes
+from ftsupervise.rundir.paths import RunDir
+from ftsupervise.rundir.progress import ProgressPage, write_progress
+from ftsupervise.rundir.records import write_json
+from tests.neighbours.supervised import outside_a_job
+from tests.neighbours.typed import typed
+
+
+def test_a_run_of_which_nothing_is_heard_on_a_full_disk_is_not_running_and_shows_no_rate(
+    mounted: Callable[..., Path], tmp_path: Path
+) -> None:
+    place = mounted("-t", "tmpfs", "-o", "size=1m", "small")
+    rundir, now = RunDir(place / "run"), datetime.now(timezone.utc)
+    for part in ("switches", "watch", "beats", "logs", "launches", "state", "attempts/0001", "nodes", "checkpoints"):
+        (rundir.root / part).mkdir(parents=True)
+    rundir.config.write_text("name: run\nscheduler: local\n")
+    me = processes.process(os.getpid())
+    assert me is not None
+    start = {"attempt": 1, "at": (now - timedelta(hours=2)).isoformat(), "host": os.uname().nodename}
+    start |= {"pid": me.pid, "pid_start": me.start, "boot_id": processes.boot_id()}
+    write_json(rundir.attempt(1) / "start.json", start)
+    page = ProgressPage(now, 8, 4600, 4600, phase="train", rate=1.0, usual=1.0, last_step=4800)
+    env = outside_a_job(FTSUPERVISE_STATE_DIR=str(tmp_path / "state"))
+
+    def status() -> str:
+        return typed("status", str(rundir.root), folder=tmp_path, env=env, code=0).stdout
+
+    write_progress(rundir.attempt(1), page)
+    assert status().startswith("run: RUNNING") and "  rate " in status()
+    write_progress(rundir.attempt(1), page._replace(at=now - timedelta(seconds=204)))
+    with suppress(OSError), (place / "others").open("wb", buffering=0) as file:
+        while True:
+            file.write(b"x" * 4096)
+    said = status()
+    assert said.startswith("run: SILENT (nothing was heard of attempt 1 for 3m 2"), said
+    assert f"no space is left in {rundir.root}" in said and "make room" in said
+    assert "  rate " not in said and " in 3m" not in said
