@@ -27,8 +27,13 @@ def advice_of(found: RunDetail, advised: Mapping[str, str]) -> Iterator[str]:
         yield from _slow(found, run)
     elif verdict == "WAITING" and mostly_waits(found.row):
         yield from _waits(found)
-    elif verdict == "GONE" and found.log is not None:
-        yield f"ftsupervise logs {run} --errors   (what failed)"
+    elif verdict == "GONE":
+        yield from _gone(found, run)
+    elif verdict == "STOPPED" and not found.row.braked:
+        waits = any(job.state.waiting for job in found.status.jobs or ())
+        yield f"ftsupervise clear {run}   (lowers the switch{'; the jobs that wait go on' if waits else ''})"
+        if not waits:
+            yield _launch(found)
     if found.row.braked and found.log is not None:
         yield f"ftsupervise logs {run} --errors   (what failed)"
     if verdict not in _OVER:
@@ -60,6 +65,20 @@ def _stalled(found: RunDetail, run: str) -> Iterator[str]:
     if found.log is not None:
         yield f"ftsupervise logs {run}   (what its job wrote last)"
     yield f"ftsupervise check hang {run}   (every sign of progress, with its age)"
+
+
+def _gone(found: RunDetail, run: str) -> Iterator[str]:
+    last = found.status.run.last
+    asked = last is not None and last.ended is not None and last.failure is None
+    if not asked and found.log is not None:
+        yield f"ftsupervise logs {run} --errors   (what failed)"
+    yield _launch(found)
+
+
+def _launch(found: RunDetail) -> str:
+    """Return what launches it again, and where it goes on."""
+    saved = "" if found.row.saved is None else f"   (it goes on from step {found.row.saved})"
+    return f"ftsupervise launch {found.status.rundir.quoted()}{saved}"
 
 
 def _slow(found: RunDetail, run: str) -> Iterator[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime, timezone
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -47,7 +48,7 @@ def lines_of(found: RunDetail, width: int = 80, advised: Mapping[str, str] = Map
     why = reason_of(row)
     lines = [f"{seen.name}: {head}{_alarm(found)}{f' ({why})' if why else ''}{step}"]
     lines += [f"  do        {words}" for words in advice_of(found, advised)]
-    lines += [*_queue(found), *_progress(found), *_groups(found), *_memory(seen), *_saved(found)]
+    lines += [*_queue(found), *_last_event(seen), *_progress(found), *_groups(found), *_memory(seen), *_saved(found)]
     for switch in seen.run.switches:
         if switch.up or switch.problem:
             by = f", by {switch.who}" if switch.who else ""
@@ -101,6 +102,23 @@ def _until(job: Job, seen: Status) -> str:
     return f", {show_duration((job.end_time - seen.at).total_seconds())} left"
 
 
+def _last_event(seen: Status) -> Iterator[str]:
+    """Say what happened to it last, with its time: the start or the end of an attempt, a switch, an alert."""
+    events = [(one.started, f"attempt {one.number} began") for one in seen.attempts[-1:]]
+    events += [
+        (one.ended, f"attempt {one.number} ended: {one.words or 'nobody knows how'}")
+        for one in seen.attempts[-2:]
+        if one.ended is not None
+    ]
+    switches = (one for one in seen.run.switches if one.up and one.since is not None)
+    events += [(one.since, f"{one.name} raised{f' by {one.who}' if one.who else ''}") for one in switches if one.since]
+    alerts = seen.run.watch.found.alerts if seen.run.watch.found is not None else ()
+    events += [(one.since, f"{one.severity} {printable(one.watchdog)}") for one in alerts if one.since is not None]
+    if events:
+        at, what = max(events)
+        yield f"  last      {_clock(at)} UTC, {ago(at, seen.at)} ago: {what}"
+
+
 def _progress(found: RunDetail) -> Iterator[str]:
     seen, row, page = found.status, found.row, found.status.run.page
     reached = "no step yet" if seen.step is None else f"step {seen.step}"
@@ -122,6 +140,8 @@ def _progress(found: RunDetail) -> Iterator[str]:
         behind = (newest - oldest.at).total_seconds()
         if behind > 60:
             yield f"  progress  rank {oldest.rank} is {show_duration(behind)} behind the others (step {oldest.step})"
+    if row.loss_trouble:
+        yield f"  loss      {click.style(printable(row.loss_trouble), fg='red')}"
     if row.rate is not None:
         usual = f", usually {show_rate(row.usual)}" if row.usual is not None else ""
         done = ""
@@ -200,18 +220,57 @@ def _running_nodes(seen: Status) -> set[str]:
 def _attempts(seen: Status) -> list[str]:
     from ftsupervise.report.detail import attempts_of
 
-    shown = attempts_of(seen)[-5:]
+    alike = _alike(attempts_of(seen))[-5:]
     lines = []
-    if earlier := seen.run.not_read + len(seen.attempts) - len(shown):
+    if earlier := seen.run.not_read + len(seen.attempts) - sum(map(len, alike)):
         unread = f", of which {seen.run.not_read} were not read" if seen.run.not_read else ""
         noun = "earlier one" if earlier == 1 else "earlier ones"
         lines.append(f"  attempt   ({earlier} {noun}{unread}: ls {seen.rundir.attempts})")
-    return lines + [f"  attempt   {_attempt(attempt, seen)}" for attempt in shown]
+    return lines + [f"  attempt   {_attempt(same, seen)}" for same in alike]
 
 
-def _attempt(attempt: Attempt, seen: Status) -> str:
+def _alike(attempts: Sequence[Attempt]) -> list[list[Attempt]]:
+    """Return them in groups of neighbours that ended in the same way: equal errors are shown once."""
+    found: list[list[Attempt]] = []
+    for one in attempts:
+        if found and one.ended is not None and _how(one) == _how(found[-1][-1]):
+            found[-1].append(one)
+        else:
+            found.append([one])
+    return found
+
+
+def _how(one: Attempt) -> tuple[object, ...]:
+    return one.job_id, one.words, one.line, one.last_step, one.held, one.kept, _begins(one), one.ended is None
+
+
+def _attempt(same: Sequence[Attempt], seen: Status) -> str:
+    attempt = same[-1]
     end = attempt.ended or seen.at
     lasted = show_duration(max(0.0, (end - attempt.started).total_seconds()))
+    steps = _begins(attempt)
+    if attempt.held is not None:
+        steps += f", every buddy holds step {attempt.held}"
+    if attempt.kept is not None:
+        steps += f", step {attempt.kept} kept on the disk"
+    job, at = f"(job {attempt.job_id or '-'})", _clock(same[0].started)
+    if attempt.ended is None and attempt.cause is None:
+        return f"{attempt.number} {job} {at} running for {lasted}{steps}"
+    cause = attempt.words or "ended"
+    line = f": {attempt.line}" if attempt.line else ""  # last: it may be long
+    if attempt.ended is None:
+        return f"{attempt.number} {job} {at} {cause}{steps}{line}"
+    if len(same) > 1:
+        return f"{same[0].number}-{attempt.number} {job} {at} {len(same)} times {cause}{steps}{line}"
+    return f"{attempt.number} {job} {at} {cause} after {lasted}{steps}{line}"
+
+
+def _clock(at: datetime) -> str:
+    return f"{at.astimezone(timezone.utc):%m-%d %H:%M:%S}"
+
+
+def _begins(attempt: Attempt) -> str:
+    """Return what it went on from and how far it came, in words."""
     steps = "" if attempt.last_step is None else f", to step {attempt.last_step}"
     if attempt.resumed is not None and attempt.begins is None:
         steps = f", {attempt.resumed.words()}{steps}"
@@ -219,17 +278,7 @@ def _attempt(attempt: Attempt, seen: Status) -> str:
         also = attempt.resumed is not None and attempt.begins.source == "start"
         more = f", {attempt.resumed.words()}" if also and attempt.resumed is not None else ""
         steps = f"{more}, {attempt.begins.words()}{steps}"
-    if attempt.held is not None:
-        steps += f", every buddy holds step {attempt.held}"
-    if attempt.kept is not None:
-        steps += f", step {attempt.kept} kept on the disk"
-    if attempt.ended is None and attempt.cause is None:
-        return f"{attempt.number} (job {attempt.job_id or '-'}) running for {lasted}{steps}"
-    cause = attempt.words or "ended"
-    line = f": {attempt.line}" if attempt.line else ""  # last: it may be long
-    if attempt.ended is None:
-        return f"{attempt.number} (job {attempt.job_id or '-'}) {cause}{steps}{line}"
-    return f"{attempt.number} (job {attempt.job_id or '-'}) {cause} after {lasted}{steps}{line}"
+    return steps
 
 
 def _time(found: RunDetail, width: int) -> Iterator[str]:
@@ -250,8 +299,7 @@ def _time(found: RunDetail, width: int) -> Iterator[str]:
     meta, byterobust, hour = of.ettr_meta(), of.ettr_byterobust(), of.ettr_last()
     if meta is not None and byterobust is not None:
         last = f", of the last hour {ratio(hour)}" if hour is not None and of.total > 7200 else ""
-        yield f"  ETTR      {ratio(meta)} by Meta's definition (train / all time but braked and held)"
-        yield f"            {ratio(byterobust)} by ByteRobust's (train / all time since the first start){last}"
+        yield f"  ETTR      {ratio(meta)} as Meta counts, {ratio(byterobust)} as ByteRobust counts{last}"
     if of.blind:
         yield f"            {count(len(of.blind), 'attempt')} had no guard in the loop: what those did is unknown"
 

@@ -136,6 +136,8 @@ def _note(row: RunRow, now: datetime) -> Cell:
         )
     if row.alerts:
         return Cell(printable(f"{row.alerts[0].watchdog}: {row.alerts[0].summary}"), "red")
+    if row.loss_trouble:
+        return Cell(printable(row.loss_trouble), "red")
     if row.watch_late:
         return Cell(f"no tick of the watch for {ago(row.watched_at, now) or 'long'}", "red")
     if row.groups_away:

@@ -88,6 +88,11 @@ def headline_of(now: RunPresent) -> Headline:
         command = "" if now.do else f"ftsupervise check {worst.watchdog} {now.where}"
         sentence = f"It runs, and the alert {worst.watchdog} fires: {worst.summary}."
         return Headline(verdict, tone, sentence, do, command)
+    if now.row.loss_trouble:
+        do = "See since when; guard.loss in the settings can stop such a run, or take it back:"
+        return Headline(
+            verdict, "bad", f"It runs, and its {now.row.loss_trouble}.", do, f"ftsupervise report {now.where}"
+        )
     if now.stood >= STALL:
         phase = f", in phase {now.row.phase}" if now.row.phase else ""
         sentence = f"It has made no step for {show_duration(round(now.stood))}{phase}."

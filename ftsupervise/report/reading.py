@@ -58,6 +58,14 @@ class RunReading(NamedTuple):
     full: str = ""  # which of its file systems has no room left, in words
 
     @property
+    def bad_loss(self) -> str:
+        """Return what is wrong with the loss that the newest attempt reports, in words; "" where nothing is seen to be."""
+        first = next((beat for beat in self.beats if beat.trouble is not None), None)
+        if first is None or first.trouble is None:
+            return ""
+        return f"{first.trouble.kind}: {first.trouble.words} (rank {first.rank})"
+
+    @property
     def last(self) -> Attempt | None:
         return self.attempts[-1] if self.attempts else None
 

@@ -35,6 +35,7 @@ class RunRow(NamedTuple):
     usual: float | None = None
     done_at: datetime | None = None  # when the last step will be made, at ``pace_of`` its rates
     loss: float | None = None
+    loss_trouble: Annotated[str, 600] = ""  # what is wrong with it, where something is
     phase: str = ""
     seen_at: datetime | None = None  # the newest sign of its ranks
     saved: int | None = None  # the step of the newest checkpoint
@@ -86,6 +87,7 @@ def row_of(run: RunReading, queue: QueueSeen) -> RunRow:
         usual=usual,
         done_at=done,
         loss=_loss(run),
+        loss_trouble=run.bad_loss if runs else "",
         phase=page.phase if page is not None and runs else "",
         seen_at=max((at for at in (beat, page.at if page is not None else None) if at is not None), default=None),
         saved=_newest_saved(run),
@@ -186,7 +188,7 @@ def need_of(row: RunRow) -> int:
     if row.verdict in ("UNKNOWN", "GONE") or row.braked or critical or row.watch_late:
         return 1
     on_hold = row.verdict == "WAITING" and row.waits_since is None and not row.elsewhere
-    if row.verdict == "SLOW" or row.firing or row.groups_away or on_hold or mostly_waits(row):
+    if row.verdict == "SLOW" or row.firing or row.loss_trouble or row.groups_away or on_hold or mostly_waits(row):
         return 2
     return FINE
 

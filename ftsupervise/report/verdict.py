@@ -63,7 +63,10 @@ def _first(run: RunReading, jobs: tuple[Job, ...] | None, blind: str) -> tuple[s
         return "RUNNING", f"attempt {run.last.number}, outside the queue"
     if run.records and not run.attempts:
         return "GONE", "no job of it is in the queue, and none has begun an attempt"
-    return ("GONE", "no job of it is in the queue") if run.attempts else ("NEW", "nothing was launched yet")
+    if run.last is None:
+        return "NEW", "nothing was launched yet"
+    how = f": attempt {run.last.number}, {run.last.words}" if run.last.ended is not None and run.last.words else ""
+    return "GONE", f"no job of it is in the queue{how}"
 
 
 def logs_pattern(rundir: RunDir, name: str) -> str:

@@ -13,11 +13,12 @@ from typing import Any
 
 import pytest
 
+from ftsupervise.host import processes
 from ftsupervise.report import gather
 from ftsupervise.rundir.heartbeat_page import write_beat
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.records import write_json
-from ftsupervise.truth import Beat
+from ftsupervise.truth import Beat, LossTrouble
 from tests.neighbours.typed import typed
 
 Until = Callable[..., Any]
@@ -101,3 +102,41 @@ def test_a_run_that_never_began_names_the_log_that_its_settings_name(rundir: Run
     rundir.config.write_text("name: wrapped\n")
     seen = gather(rundir, NOW, {"FTSUPERVISE_STATE_DIR": str(rundir.root / "state")})
     assert seen.why.endswith(f"tail {rundir.logs}/*")
+
+
+def test_equal_ends_are_shown_once_with_their_times_and_after_a_cancel_nothing_failed(
+    rundir: RunDir, tmp_path: Path
+) -> None:
+    (tmp_path / "ftsupervise.yaml").write_text(SETTINGS)
+    rundir.config.write_text(SETTINGS)
+    failed = {"cause": "exit 1", "parts": {"kind": "exit", "code": 1}, "kind": "code", "failure": "exit 1"}
+    for number in (1, 2, 3):
+        attempt(rundir, number, number, **failed, last_step=7, detail="ValueError: no such shape")
+    parts = {"kind": "cancelled or preempted", "signal": 15}
+    attempt(rundir, 4, 9, cause="cancelled or preempted (SIGTERM)", parts=parts, last_step=90, saved=80)
+    said = type_in(tmp_path, "status", ".").stdout
+    lines = [line for line in said.splitlines() if line.startswith("  attempt")]
+    assert lines == [
+        "  attempt   1-3 (job -) 11-22 12:01:00 3 times exit 1, to step 7: ValueError: no such shape",
+        "  attempt   4 (job -) 11-22 12:09:00 cancelled or preempted (SIGTERM) after 0s, to step 90",
+    ]
+    assert "  last      11-22 12:09:00 UTC, " in said and "attempt 4 ended: cancelled or preempted (SIGTERM)" in said
+    assert said.startswith("wrapped: GONE (no job of it is in the queue: attempt 4, cancelled or preempted (SIGTERM))")
+    assert "what failed" not in said and f"ftsupervise launch {rundir.root}   (it goes on from step 80)" in said
+
+
+def test_a_loss_that_is_no_number_is_said_with_its_numbers(rundir: RunDir, tmp_path: Path) -> None:
+    (tmp_path / "ftsupervise.yaml").write_text(SETTINGS)
+    rundir.config.write_text(SETTINGS)
+    rundir.attempt(1).mkdir()
+    me, now = processes.process(os.getpid()), datetime.now(timezone.utc)
+    assert me is not None
+    start = {"at": (now - timedelta(minutes=1)).isoformat(), "host": os.uname().nodename, "job_id": ""}
+    start |= {"pid": me.pid, "pid_start": me.start, "boot_id": processes.boot_id()}
+    write_json(rundir.attempt(1) / "start.json", start)
+    trouble = LossTrouble(since=61, step=170, words="nan at step 170, since step 61")
+    write_beat(rundir, Beat(0, 170, "train", now, 1, "n", {"loss": "nan", "attempt": "1"}, trouble))
+    words = "loss is not a number: nan at step 170, since step 61 (rank 0)"
+    assert f"  loss      {words}" in type_in(tmp_path, "status", ".").stdout
+    found = json.loads(type_in(tmp_path, "status", ".", "--json").stdout)
+    assert (found["verdict"], found["loss_trouble"]) == ("running", words)
