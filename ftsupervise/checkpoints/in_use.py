@@ -1,4 +1,5 @@
-"""The checkpoints that are in use now, which retention leaves alone, and the leftovers of interrupted work."""
+"""What retention asks of each checkpoint: whether it is in use, of which kind and whose it is; and the leftovers of interrupted
+work."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from itertools import islice
 from pathlib import Path
 
 from ftsupervise.checkpoints.find import ONE_FILE, Found
-from ftsupervise.checkpoints.manifest import FOLDER_NAME
+from ftsupervise.checkpoints.manifest import FOLDER_NAME, CheckpointLayout, loop_file
 from ftsupervise.checkpoints.memory_kept import anchors
 from ftsupervise.checkpoints.offload import being_copied
 from ftsupervise.checkpoints.restore import RESTORING
@@ -38,6 +39,14 @@ def in_use(rundir: RunDir | None, folder: Path, now: float) -> dict[str, str]:
         if one.resumed is not None and one.resumed.checkpoint and (place == 0 or _may_live(one)):
             found[one.resumed.checkpoint] = f"attempt {one.number} began from it"
     return found
+
+
+def kind_of(one: Found) -> str:
+    """Return the kind of a checkpoint, by what can load it, as people call it."""
+    if loop_file(one.path, 0).is_file():
+        return "guard.save"
+    layout = one.head.layout if one.head is not None else CheckpointLayout.FILES
+    return "other files" if layout is CheckpointLayout.FILES else layout.value
 
 
 def of_others(found: Collection[Found], run: Lineage | None) -> dict[str, str]:

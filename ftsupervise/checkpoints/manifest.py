@@ -117,6 +117,12 @@ def manifest_of(checkpoint: Path) -> Path:
     return checkpoint / FOLDER_NAME / MANIFEST
 
 
+def loop_file(checkpoint: Path, rank: int) -> Path:
+    """Return the file of a rank in a checkpoint that ``guard.save`` wrote: only one with that of rank 0 can be restored by
+    ``guard.restore``."""
+    return checkpoint / f"rank-{rank:05d}.state"
+
+
 def records_beside(checkpoint: Path) -> tuple[Path, ...]:
     """Return the pages about a checkpoint of one file, which go where it goes: its manifest, and the list of its copies."""
     page = checkpoint.parent / FOLDER_NAME / f"{checkpoint.name}.json"

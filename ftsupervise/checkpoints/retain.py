@@ -1,9 +1,10 @@
 """The rules that keep checkpoints, the plan of what goes, and its removal.
 
-``plan`` decides and touches nothing. Kept are always the two newest that were verified, each one in use, and each one younger
-than the newest verified; with fewer than two verified ones nothing goes at all. What is removed is renamed first
-(``.removing-NAME``), so that no reader finds half of it, and deleted then. A removal that was interrupted goes on at the next
-call.
+``plan`` decides and touches nothing. Kept are always the two newest of each kind that were verified, each one in use, and each
+one younger than the newest verified; with fewer than two verified ones nothing goes at all. Each kind is counted apart, because
+what loads one kind cannot load another: ``guard.restore`` loads what ``guard.save`` wrote, and no export. What is removed is
+renamed first (``.removing-NAME``), so that no reader finds half of it, and deleted then. A removal that was interrupted goes on
+at the next call.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from ftsupervise.host.rate import RateLimit
 from ftsupervise.rundir.paths import sync_directory
 
 REMOVING = ".removing-"  # + the name; it has gone, and what is left of it is being deleted
-ALWAYS = 2  # newest verified checkpoints that are never removed
+ALWAYS = 2  # newest verified checkpoints of each kind that are never removed
 FILES_A_SECOND = 500.0  # deletions: a metadata server is everybody's
 
 
@@ -37,7 +38,7 @@ class Better(str, Enum):
 
 
 class Retention(NamedTuple):
-    """The rules that keep checkpoints; a verified one that no rule keeps may go."""
+    """The rules that keep checkpoints, for each kind of them; a verified one that no rule keeps may go."""
 
     last: int = ALWAYS  # the newest ones
     every: int | None = None  # steps: of each stretch of so many steps the first one
@@ -59,6 +60,7 @@ class Candidate(NamedTuple):
     copied: bool = False
     used_by: str = ""  # a clause, when it is in use
     others: str = ""  # a clause, when it is another run's, or may be: it counts for no rule
+    kind: str = ""  # of the program that wrote it, which loads no other kind
 
 
 class RetentionPlan(NamedTuple):
@@ -78,8 +80,9 @@ def plan(candidates: Iterable[Candidate], policy: Retention) -> RetentionPlan:
     ordered = sorted(candidates, key=_age, reverse=True)
     verified = [one for one in ordered if one.verified and not one.others]
     reasons: dict[str, list[str]] = {one.name: [] for one in ordered}
-    for one in verified[:ALWAYS]:
-        reasons[one.name].append(f"one of the {ALWAYS} newest that are verified")
+    kinds = [[one for one in verified if one.kind == kind] for kind in dict.fromkeys(one.kind for one in verified)]
+    for one in (one for alike in kinds for one in alike[:ALWAYS]):
+        reasons[one.name].append(f"one of the {ALWAYS} newest{_of_kind(one, kinds)} that are verified")
     stepped = any(one.step is not None for one in verified)
     for one in ordered:
         if one.others:
@@ -96,8 +99,10 @@ def plan(candidates: Iterable[Candidate], policy: Retention) -> RetentionPlan:
             reasons[one.name].append("newer than the newest that is verified")
         elif policy.copied and not one.copied:
             reasons[one.name].append("no copy elsewhere yet")
-    for name, reason in _by_rule([one for one in verified if one.step is not None or not stepped], policy):
-        reasons[name].append(reason)
+    for alike in kinds:
+        counted = [one for one in alike if one.step is not None or not stepped]
+        for one, reason in _by_rule(counted, policy, _of_kind(alike[0], kinds)):
+            reasons[one.name].append(reason)
     if len(verified) < ALWAYS:
         why = f"{len(verified)} of {len(ordered)} checkpoints verified; nothing is removed before {ALWAYS} are"
         return RetentionPlan({name: tuple(said) or (why,) for name, said in reasons.items()}, (), why)
@@ -111,23 +116,30 @@ def _age(one: Candidate) -> tuple[int, float, str]:
     return (-1 if one.step is None else one.step, one.at, one.name)
 
 
-def _by_rule(whole: Sequence[Candidate], policy: Retention) -> Iterator[tuple[str, str]]:
-    for one in whole[: max(policy.last, ALWAYS)]:
-        yield one.name, f"one of the last {max(policy.last, ALWAYS)}"
+def _of_kind(one: Candidate, kinds: Sequence[object]) -> str:
+    """Return the kind of ``one``, where there are several, as words behind a noun."""
+    return f" of {one.kind}" if len(kinds) > 1 and one.kind else ""
+
+
+def _by_rule(whole: Sequence[Candidate], policy: Retention, kind: str) -> Iterator[tuple[Candidate, str]]:
+    """Yield those of one kind that a rule keeps, each with the rule. ``whole``: newest first."""
+    last = max(policy.last, ALWAYS)
+    for one in whole[:last]:
+        yield one, f"one of the last {last}{kind}"
     if policy.every:
         first: dict[int, Candidate] = {}
-        for one in whole:  # newest first, so the first of each stretch is what remains
+        for one in whole:  # so the first of each stretch is what remains
             if one.step is not None:
                 first[one.step // policy.every] = one
         for one in first.values():
-            yield one.name, f"one every {policy.every} steps"
+            yield one, f"one every {policy.every} steps"
     if policy.best:
         measured = [one for one in whole if policy.metric in one.metrics]
         sign = 1.0 if policy.better is Better.LOW else -1.0
         measured.sort(key=lambda one: sign * one.metrics[policy.metric])
         for one in measured[: policy.best]:
             value = one.metrics[policy.metric]
-            yield one.name, f"one of the best {policy.best} by {policy.metric} ({value:g})"
+            yield one, f"one of the best {policy.best}{kind} by {policy.metric} ({value:g})"
 
 
 def would_free(folder: Path, names: Collection[str]) -> int:

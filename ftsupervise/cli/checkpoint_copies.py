@@ -73,11 +73,15 @@ def targets(
 
 
 def committed(place: CheckpointPlace, *, every: bool) -> tuple[Path, ...]:
-    """Return the newest with a manifest, or each, newest first."""
+    """Return the newest of each kind with a manifest, or each one, newest first."""
     from ftsupervise.checkpoints.find import checkpoints_in
+    from ftsupervise.checkpoints.in_use import kind_of
 
-    found = [one.path for one in checkpoints_in(place.folder, pattern=place.pattern, run=place.run) if one.committed]
-    return tuple(found if every else found[:1])
+    found = [one for one in checkpoints_in(place.folder, pattern=place.pattern, run=place.run) if one.committed]
+    if not every:  # what loads one kind cannot load another
+        newest = {kind_of(one): one for one in reversed(found)}
+        found = [one for one in found if one in newest.values()]
+    return tuple(one.path for one in found)
 
 
 # --------------------------------------------------------------------------------------------------------------- offload

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -113,7 +114,7 @@ def _plan(
     place: CheckpointPlace, policy: Retention, progress: WorkProgress, tell: Callable[[str], object]
 ) -> RetentionPlan:
     """The plan by ``policy``, from the sizes of the files. Where something goes by it, it is made again after every byte of the
-    newest checkpoints was read, until two are verified."""
+    newest checkpoints was read, until two of each kind are verified."""
     from ftsupervise.checkpoints.retain import ALWAYS, plan, would_free
 
     known: dict[Path, Verdict] = {}
@@ -131,17 +132,17 @@ def _candidates(
     known: dict[Path, Verdict],
     tell: Callable[[str], object],
 ) -> tuple[Candidate, ...]:
-    """All checkpoints of a folder as retention sees them: the newest ones read in full until ``in_full`` are verified, of the
-    others the sizes compared, once (``known``)."""
+    """All checkpoints of a folder as retention sees them: the newest ones of each kind read in full until ``in_full`` are
+    verified, of the others the sizes compared, once (``known``)."""
     from ftsupervise.checkpoints.find import checkpoints_in
-    from ftsupervise.checkpoints.in_use import in_use, of_others
+    from ftsupervise.checkpoints.in_use import in_use, kind_of, of_others
     from ftsupervise.checkpoints.retain import Candidate
     from ftsupervise.checkpoints.verify import CheckpointState, Scope, Thoroughness, verify
 
     used = in_use(place.rundir, place.folder, time.time())
     found = checkpoints_in(place.folder, pattern=place.pattern)
     spared = of_others(found, place.run)
-    whole = 0
+    whole = Counter[str]()
     made: list[Candidate] = []
     for one in found:
         if one.path.name in spared:
@@ -149,18 +150,19 @@ def _candidates(
                 Candidate(one.path.name, one.step, one.at.timestamp(), None, None, others=spared[one.path.name])
             )
             continue
-        thoroughness = Thoroughness.FULL if whole < in_full else Thoroughness.SIZES
+        kind = kind_of(one)
+        thoroughness = Thoroughness.FULL if whole[kind] < in_full else Thoroughness.SIZES
         verdict = known.get(one.path)
         if verdict is None or thoroughness is Thoroughness.FULL:
             verdict = verify(one.path, Scope(thoroughness, accounts=place.accounts, progress=progress.moved))
             known[one.path] = verdict
             if made and len(made) % _TELL == 0:
                 tell(f"{len(made)} of {len(found)} checkpoints are compared")
-        whole += verdict.state is CheckpointState.VERIFIED
+        whole[kind] += verdict.state is CheckpointState.VERIFIED
         unknown = verdict.state in (CheckpointState.UNSEEN, CheckpointState.COMPLETE)
         made.append(
             _candidate(one, None if unknown else verdict.good, verdict.size, policy)._replace(
-                used_by=used.get(one.path.name, "")
+                used_by=used.get(one.path.name, ""), kind=kind
             )
         )
     return tuple(made)

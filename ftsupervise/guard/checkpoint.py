@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from ftsupervise.checkpoints.commit import Origin
     from ftsupervise.checkpoints.contents import FileFacts
     from ftsupervise.checkpoints.manifest import FileEntry
-    from ftsupervise.guard.resume import Wanted
+    from ftsupervise.guard.resume import Unread, Wanted
     from ftsupervise.rundir.lineage import Lineage
 
 _REMOVED = ".removed-"  # on its way out
@@ -54,7 +54,9 @@ class Checkpoints:
         self._skip: int | None = None  # not asked yet
         self._newest = ""  # name of the checkpoint that this rank has committed last
         self._began_anew: datetime | None = None  # when this loop was told that there is nothing to go on from
+        self.unread: Unread | None = None  # what restore() found and cannot load, until latest() is asked for it
         self._before = 0  # identity of the checkpoint of that name when this rank came into the block
+        self._asked = False  # the loop has asked for the newest of any kind, and loads it itself
         self._sweeps = place.staging is None and place.rank == 0  # no newer attempt will
 
     def stage(self, name: str) -> Path:
@@ -125,10 +127,21 @@ class Checkpoints:
         from ftsupervise.guard.resume import Wanted, latest
 
         found = latest(self._place, world, self._voice, self.over, begun=begun, wanted=wanted or Wanted())
+        self._asked = self._asked or wanted is None
+        self.unread = None if self._asked or begun else found.unread
         if not begun:
             self._skip = found.skip
             self._began_anew = datetime.now(timezone.utc) if found.path is None else None
         return found.path
+
+    def require_gone_on(self, step: int | None) -> None:
+        """At the first step, or the first save: raise CannotResume where the loop has begun anew over what it had saved."""
+        unread, self.unread = self.unread, None
+        if unread is None or step is None or (unread.step is not None and step > unread.step):
+            return
+        from ftsupervise.guard.resume import not_gone_on
+
+        raise not_gone_on(self._place, unread, step, self._voice)
 
     def _require_trusted(self) -> None:
         """Raise OSError where nothing in the folder would be believed at the next start."""

@@ -108,6 +108,8 @@ class Guard:
             if count <= agreement.free and now < decider.next and agreed is None:
                 decider.stepped = now
                 return _CONTINUE
+        if self._checkpoints.unread is not None:
+            self._checkpoints.require_gone_on(step)
         return decider.decide(step, agreed, self._heart)
 
     def check(self) -> Decision:
@@ -204,7 +206,8 @@ class Guard:
     ) -> int | None:
         """``start = guard.restore(model=model, optimizer=optimizer)`` before the loop: it says what each ``snapshot()`` and
         ``save()`` hold. It loads the newest snapshot that all ranks hold in memory, or else the newest good checkpoint that
-        ``save()`` wrote, the same on all ranks, and returns its step. None: there is neither.
+        ``save()`` wrote, the same on all ranks, and returns its step. None: there is neither. Where ``checkpoint()`` wrote what
+        lies there, load it yourself then: ``latest()`` names it. A loop that does not, and begins at an older step, is stopped.
 
         state    objects with ``state_dict`` and ``load_state_dict``; dicts, lists, arrays and generators, which are changed in
                  place. The global generators of random numbers are kept without being named.
@@ -250,6 +253,7 @@ class Guard:
             raise ValueError(
                 "guard.save(step): call restore(model=…, optimizer=…) before the loop: it says what is saved"
             )
+        self._checkpoints.require_gone_on(number)
         if loop.is_together():
             with self.phase("save"):
                 done = loop.save(number, metrics or {})

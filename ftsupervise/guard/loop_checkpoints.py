@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from ftsupervise.checkpoints.digest import CannotJudge
 from ftsupervise.checkpoints.layouts import step_of
+from ftsupervise.checkpoints.manifest import loop_file
 from ftsupervise.guard import loop_files
 from ftsupervise.guard.checkpoint import Checkpoints
 from ftsupervise.guard.loop_files import SavedRank
@@ -78,7 +79,7 @@ class LoopCheckpoints:
         loop cannot load the one that was chosen, CannotResume where there must be one.
         """
         self._tells = self._place.world == 1 or self._agree is not None or self._ranks() is not None
-        wanted = Wanted(lambda path: loop_files.file_of(path, 0).is_file(), compares=True)
+        wanted = Wanted(lambda path: loop_file(path, 0).is_file(), compares=True)
         while True:
             newest = self._newest(lambda now=wanted: latest(now))  # type: ignore[misc]
             if newest is None:

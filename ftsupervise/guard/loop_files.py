@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from ftsupervise.checkpoints.digest import CRC32, CannotJudge, best_algorithm, hash_buffer, hasher
-from ftsupervise.checkpoints.manifest import Manifest, read_manifest
+from ftsupervise.checkpoints.manifest import Manifest, loop_file, read_manifest
 from ftsupervise.checkpoints.memory_state import ALIGNED, PAGE, Described, StoredArray, parse
 from ftsupervise.host import files
 
@@ -58,10 +58,6 @@ class SavedRank(NamedTuple):
         return parse(self.description)[1]
 
 
-def file_of(checkpoint: Path, rank: int) -> Path:
-    return checkpoint / f"rank-{rank:05d}.state"
-
-
 def first_arrays(loop: LoopState, described: Described) -> list[FirstArray]:
     """Return the arrays of this rank as rank 0 describes them to the others: where it would write them, were it rank 0."""
     rows, _ = _pack(described.arrays, frozenset(range(len(described.arrays))))
@@ -87,7 +83,9 @@ def write(
     header = {"step": step, "rank": rank, "world": world, "description": len(description), "size": size}
     head = _MAGIC + _json(header) + b"\n"
     begin = _page(_HEADER + len(description))
-    fd = os.open(file_of(checkpoint, rank), os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+    fd = os.open(
+        loop_file(checkpoint, rank), os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644
+    )
     try:
         _write_at(fd, memoryview(head), 0)
         _write_at(fd, memoryview(description), _HEADER)
@@ -104,7 +102,7 @@ def read(checkpoint: Path, rank: int, beat: Callable[[], object] = lambda: None)
     Raises Damaged for one that is not what was committed, CannotJudge where the digest cannot be taken here, ValueError for
     one of another version, OSError, FileNotFoundError where there is none.
     """
-    manifest, path = _manifest(checkpoint), file_of(checkpoint, rank)
+    manifest, path = _manifest(checkpoint), loop_file(checkpoint, rank)
     entry = next((one for one in manifest.files if one.path == path.name), None)
     if entry is None:
         raise Damaged(f"{path} is not in the manifest")

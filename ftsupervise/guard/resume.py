@@ -63,11 +63,20 @@ class Wanted(NamedTuple):
     damaged: tuple[str, ...] = ()  # those of them whose bytes are not what was saved, each with the reason
 
 
+class Unread(NamedTuple):
+    """A good checkpoint that this run has committed and its caller cannot load. ``step`` None: it is not known."""
+
+    name: str
+    step: int | None
+
+
 class Chosen(NamedTuple):
-    """``path`` None: there is none, and the training begins anew. ``skip``: batches that the loop should skip now."""
+    """``path`` None: there is none, and the training begins anew. ``skip``: batches that the loop should skip now. ``unread``:
+    the newest that there is where the caller can load none of them."""
 
     path: Path | None
     skip: int
+    unread: Unread | None = None
 
 
 def latest(
@@ -96,7 +105,9 @@ def latest(
     back = None if begun else way_back(place, pick, scope.run, voice)
     if back is None:
         may = partial(_anew, place, world, foreign=foreign, wanted=wanted)
-        return _newest(place, pick, scope.run, voice, over, begun=begun, why_not_anew=may, wanted=wanted)
+        found = _newest(place, pick, scope.run, voice, over, begun=begun, why_not_anew=may, wanted=wanted)
+        unread = next((Unread(one.path.name, one.step) for one in foreign if one.manifest), None)
+        return found._replace(unread=unread if found.path is None else None)
     path = back.choice.verdict.path if back.choice.verdict is not None else None
     resumed = _resumed(place.checkpoints, back.choice, scope.run)
     resumed = resumed._replace(skipped=back.skipped, damaged=wanted.damaged)
@@ -191,6 +202,20 @@ def _anew(place: RankContext, world: int | None, choice: Choice, foreign: Collec
     )
 
 
+def not_gone_on(place: RankContext, unread: Unread, step: int, voice: Voice) -> CannotResume:
+    """Record that this run begins over what it had saved, and return the error that says so: ``restore()`` could not load
+    ``unread``, nobody asked ``latest()`` for it, and the first step of the loop is ``step``."""
+    words = (
+        f"{place.checkpoints / unread.name} is good and this run has saved it, but guard.save() did not write it, so "
+        f"guard.restore() does not load it, and the loop begins at step {step}. It does not begin again over that. To load it "
+        "once in the program: guard.latest() names it, after guard.restore(); "
+        f"to begin anew: ftsupervise checkpoints anew {_word(place)}"
+    )
+    refuse(place, words, voice)
+    voice.say(words)
+    return CannotResume(words)
+
+
 def _word(place: RankContext) -> str:
     return shlex.quote(str(place.rundir.root if place.rundir is not None else place.checkpoints))
 
@@ -217,7 +242,8 @@ def _on_record(place: RankContext, foreign: Collection[Verdict], wanted: Wanted)
         if wanted.only is not None and saved.restorable is not None:
             others = f"; {names} is good, but guard.save() did not write it" if names else ""
             return f"guard.save() has saved step {saved.restorable}, and no checkpoint of it is good{others}"
-        # a loop of restore() may keep checkpoints of its own elsewhere, and say saved()
+        # a loop of restore() may keep checkpoints of its own elsewhere, and say saved(); or load by latest() what restore()
+        # cannot: where it does neither, its first step says so (``not_gone_on``)
         if saved.step is not None and not foreign and wanted.only is None:
             return f"attempt {saved.attempt} has saved step {saved.step}, and it is not there any more"
     for name in () if foreign else _TRACKERS:

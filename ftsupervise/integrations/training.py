@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from ftsupervise.checkpoints.commit import NotComplete, Origin, commit
 from ftsupervise.checkpoints.find import checkpoints_in
-from ftsupervise.checkpoints.in_use import in_use, of_others
+from ftsupervise.checkpoints.in_use import in_use, kind_of, of_others
 from ftsupervise.checkpoints.retain import Candidate, Retention, plan
 from ftsupervise.checkpoints.verify import verify
 from ftsupervise.guard import Decision, Guard, settings
@@ -152,6 +152,7 @@ class SupervisedTraining:
                 False,
                 used.get(one.path.name, ""),
                 spared.get(one.path.name, ""),
+                kind_of(one),
             )
             for one in found
         ]

@@ -16,9 +16,9 @@ import numpy
 import pytest
 
 from ftsupervise import Guard
+from ftsupervise.checkpoints.manifest import loop_file
 from ftsupervise.checkpoints.quarantine import quarantined
 from ftsupervise.guard import resume
-from ftsupervise.guard.loop_files import file_of
 from ftsupervise.guard.resume import CannotResume
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.resumed import read_resumed
@@ -88,7 +88,7 @@ def test_whatever_bit_flips_the_state_before_it_is_loaded_and_never_another(
     checkpoints: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     saved(10, 20)
-    newest = file_of(checkpoints / "step-00000020", 0)
+    newest = loop_file(checkpoints / "step-00000020", 0)
     whole, draw = newest.read_bytes(), random.Random(1)
     for _ in range(60):
         flip(newest, draw.randrange(len(whole)), draw.randrange(8))
@@ -101,7 +101,7 @@ def test_whatever_bit_flips_the_state_before_it_is_loaded_and_never_another(
 
 def test_where_the_only_one_is_damaged_nothing_is_loaded_and_the_run_stops(checkpoints: Path) -> None:
     saved(10)
-    flip(file_of(checkpoints / "step-00000010", 0), 9000)
+    flip(loop_file(checkpoints / "step-00000010", 0), 9000)
     state = {"weights": bytearray(SIZE), "tokens": 0}
     with Guard(signals=(), rank=0, world=1) as guard, pytest.raises(SystemExit) as stopped:
         guard.restore(state=state)
@@ -118,7 +118,7 @@ def test_two_ranks_take_the_one_before_when_one_of_them_cannot_compare_its_part(
             guard.save(step)
 
     assert together(save) == [None, None]
-    flip(file_of(checkpoints / "step-00000020", 1), 9000)
+    flip(loop_file(checkpoints / "step-00000020", 1), 9000)
     seen: list[tuple[int, bytes]] = []
     assert together(lambda guard, rank, state: seen.append((state["rank"], bytes(state["weights"])))) == [10, 10]
     assert sorted(seen) == [(0, content(10)), (1, content(11))]
@@ -236,7 +236,7 @@ def test_a_run_that_has_saved_stops_once_and_says_what_to_type(run: SupervisedRu
     if harm == "deleted":
         shutil.rmtree(folder / "step-00000010")
     elif harm == "flipped":
-        flip(file_of(folder / "step-00000010", 0), 9000)
+        flip(loop_file(folder / "step-00000010", 0), 9000)
     else:
         folder.chmod(0o777)
     words = ("--in-place", "20", "--back-off", "0", "--warm", "off", "--", sys.executable, "-c", TRAIN, "40")
@@ -264,7 +264,7 @@ def test_a_damaged_checkpoint_is_set_aside_once_and_people_hear_of_it(run: Super
     first = run.start("--in-place", "0", "--warm", "off", "--", sys.executable, "-c", TRAIN, "25")
     assert first.wait(120) == 3
     folder = run.rundir.checkpoints
-    flip(file_of(folder / "step-00000020", 0), 9000)
+    flip(loop_file(folder / "step-00000020", 0), 9000)
     second = run.start("--in-place", "20", "--back-off", "0", "--warm", "off", "--", sys.executable, "-c", TRAIN, "40")
     assert second.wait(120) == 0, second.said()
     (aside,) = quarantined(folder)
@@ -378,3 +378,69 @@ def test_what_the_training_itself_has_changed_comes_back_without_a_word(checkpoi
     with Guard(signals=(), rank=0, world=1) as guard:
         assert guard.restore(**now) == 10
     assert now["todo"].keys() == {"b", "losses"} and now["todo"]["losses"].sum() == 30 and now["log"] == b"grown"
+
+
+def by_hand(guard: Guard, *steps: int) -> None:
+    for step in steps:
+        with guard.checkpoint(step) as folder:
+            (folder / "weights").write_bytes(content(step))
+
+
+def test_a_loop_that_changes_from_guard_checkpoint_to_guard_save_does_not_begin_again_at_step_0(
+    checkpoints: Path,
+) -> None:
+    with Guard(signals=(), rank=0, world=1) as guard:
+        by_hand(guard, 10, 20)
+    for first in (Guard.step, Guard.save):
+        with Guard(signals=(), rank=0, world=1) as guard:
+            assert guard.restore(state={"tokens": 0}) is None
+            with pytest.raises(CannotResume, match=r"step-00000020 is good .* guard\.latest\(\) names it") as stopped:
+                first(guard, 1)
+            assert stopped.value.code == 93 and "to begin anew: ftsupervise checkpoints anew" in str(stopped.value)
+    with Guard(signals=(), rank=0, world=1) as guard:
+        assert guard.restore(state={"tokens": 0}) is None
+        assert guard.latest() == checkpoints / "step-00000020", "it loads that one itself, once"
+        guard.step(21)
+        guard.save(21)
+    assert sorted(one.name for one in checkpoints.glob("step-*"))[-1] == "step-00000021"
+    with Guard(signals=(), rank=0, world=1) as guard:
+        assert guard.restore(state={"tokens": 0}) == 21
+
+
+def test_a_loop_that_goes_on_from_a_checkpoint_elsewhere_is_not_stopped(checkpoints: Path) -> None:
+    with Guard(signals=(), rank=0, world=1) as guard:
+        by_hand(guard, 10)
+    with Guard(signals=(), rank=0, world=1) as guard:
+        assert guard.restore(state={"tokens": 0}) is None
+        guard.step(11)
+        guard.save(11)
+    assert (checkpoints / "step-00000011").is_dir()
+
+
+CHANGED = """
+from ftsupervise import Guard
+guard = Guard()
+if not list(guard_folder.glob("step-*")):
+    with guard.checkpoint(10) as folder:
+        (folder / "weights").write_bytes(b"w")
+    raise SystemExit(3)
+state = {"tokens": 0}
+for step in range((guard.restore(state=state) or 0) + 1, 20):
+    guard.step(step)
+    guard.save(step)
+"""
+
+
+def test_the_supervisor_holds_the_chain_of_a_loop_that_would_begin_again_over_what_it_has_saved(
+    run: SupervisedRun,
+) -> None:
+    text = f"from pathlib import Path\nguard_folder = Path({str(run.rundir.checkpoints)!r})\n{CHANGED}"
+    (run.folder / "train.py").write_text(text)
+    words = ("--in-place", "3", "--back-off", "0", "--warm", "off", "--", sys.executable, "train.py")
+    assert run.start("--in-place", "0", *words[4:]).wait(60) == 3
+    member = run.start(*words)
+    assert member.wait(60) == 93, member.said()
+    assert len(run.attempts()) == 2, "it is not started again and again"
+    assert [one.name for one in run.rundir.checkpoints.glob("step-*")] == ["step-00000010"]
+    brake = read_brake(run.rundir)
+    assert brake is not None and "guard.save() did not write it" in member.said()

@@ -150,3 +150,39 @@ def test_a_copy_that_has_rotted_is_read_again_when_asked_and_mended(tmp_path: Pa
     assert offload(one, store, now=now).sent == 0, "nobody asked"
     assert offload(one, store, now=now, again=True).sent == len(raw)
     assert copy.read_bytes() == (one / "weights.pt").read_bytes()
+
+
+def weights(guard: Guard, step: int, name: str | None = None) -> None:
+    with guard.checkpoint(step, name) as at:
+        (at / "weights").write_bytes(b"w")
+
+
+def test_neither_an_export_nor_a_checkpoint_of_its_own_making_takes_the_place_of_what_guard_restore_can_load(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FTSUPERVISE_CHECKPOINT_DIR", str(tmp_path / "ckpt"))
+    with Guard(signals=(), rank=0, world=1) as guard:
+        guard.restore(state={"tokens": 0})
+        for step in (10, 20, 30):
+            guard.save(step)
+        for step in (40, 50, 60):
+            weights(guard, step, f"export-{step}")
+    there = [["step-00000020", "step-00000030"], ["export-50", "export-60"]]
+    shown = typed("checkpoints", "prune", "ckpt", "--last", "2", folder=tmp_path)
+    assert shown.returncode == 0, shown.stderr
+    assert "one of the last 2 of guard.save" in shown.stdout and "one of the last 2 of other files" in shown.stdout
+    assert sorted(one.path.name for one in checkpoints_in(tmp_path / "ckpt")) == sorted(sum(there, []))
+    with Guard(signals=(), rank=0, world=1) as guard:
+        assert guard.restore(state={"tokens": 0}) == 30
+
+
+def test_the_newest_of_each_kind_is_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FTSUPERVISE_CHECKPOINT_DIR", str(tmp_path / "ckpt"))
+    with Guard(signals=(), rank=0, world=1) as guard:
+        guard.restore(state={"tokens": 0})
+        for step in (10, 20):
+            guard.save(step)
+        weights(guard, 30, "export-30")
+    done = typed("checkpoints", "offload", "ckpt", "--to", str(tmp_path / "far"), folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert sorted(one.name for one in copies_in([FolderStore(tmp_path / "far")])[0]) == ["export-30", "step-00000020"]
