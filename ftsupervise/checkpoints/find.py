@@ -88,12 +88,18 @@ def others_in(folder: Path, pattern: str, rundir: RunDir, name: str) -> tuple[Ma
     return runs_in(one for one in checkpoints_in(folder, pattern=pattern) if one.belongs(me) is Belongs.ANOTHERS)
 
 
-def others_refused(folder: Path, others: Sequence[ManifestHead]) -> Refused:
-    """Return the error for a run that would save where others have."""
+def others_refused(folder: Path, others: Sequence[ManifestHead], rundir: RunDir) -> Refused:
+    """Return the error for a run that would save where others have. Raises OSError."""
+    me = read_lineage(rundir)
+    why = ""
+    if any(one.run_id in me.copied for one in others):
+        why = f"; {me.root} is a copy of that run's directory, and a copy is a run of its own"
+    elif any(one.run_dir == me.root for one in others):
+        why = "; its directory lay here before, and was moved or deleted"
     who = ", ".join(whose(one) for one in others[:5])
     taken = " ".join(f"--take-over {shlex.quote(one.run or one.run_id)}" for one in others[:5])
     return Refused(
-        printable(f"{folder} holds checkpoints of {'other runs' if len(others) > 1 else 'another run'}: {who}"),
+        printable(f"{folder} holds checkpoints of {'other runs' if len(others) > 1 else 'another run'}: {who}{why}"),
         hint="give this run a folder of its own (checkpoints: {path: ...}); "
         f"to go on from what is there: ftsupervise launch {taken}",
     )

@@ -185,7 +185,7 @@ def check_checkpoints(run_dir: RunDir, run: Run, take_over: Collection[str] = ()
         raise from_os_error(error, f"read the checkpoints in {folder}") from None
     taken = tuple(one for one in found if take_over and {one.run, one.run_id} & {*take_over})
     if rest := [one for one in found if one not in taken]:
-        raise others_refused(folder, rest)
+        raise others_refused(folder, rest, run_dir)
     if unknown := [one for one in take_over if all(one not in (each.run, each.run_id) for each in taken)]:
         raise NotFound(
             f"{folder} holds no checkpoint of another run called {unknown[0]}",

@@ -83,7 +83,7 @@ def require_own_checkpoints(rundir: RunDir, name: str, folder: Path) -> None:
     except OSError as error:
         raise from_os_error(error, f"see whose checkpoints lie in {folder}") from None
     if others:
-        raise others_refused(folder, others)
+        raise others_refused(folder, others, rundir)
 
 
 def require_there(rundir: RunDir) -> None:

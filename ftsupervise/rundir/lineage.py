@@ -1,5 +1,5 @@
 """Which run a checkpoint belongs to: ``state/lineage.json`` holds an id that is made once and stays when the run directory is
-moved or renamed.
+moved or renamed. A copy of a run directory is another run: it lies elsewhere and has another inode, so it has another id.
 
 Two runs may save into one folder, be it only because a settings file was copied with another ``name``. A run never goes on
 from another's checkpoints and never removes them, unless a person said so (``ftsupervise launch --take-over``): then it may go
@@ -54,6 +54,8 @@ class Lineage(NamedTuple):
     taken: tuple[TakenOver, ...] = ()
     root: Annotated[str, _PATH] = ""  # the run directory, as it lies now
     checkpoints: Annotated[str, _PATH] = ""  # the folder that nobody else's run has
+    inode: int = 0  # of the run directory; 0: not noted. No device: each node numbers a network file system its own way
+    copied: tuple[str, ...] = ()  # the ids of the runs that this run directory is a copy of
 
     @property
     def name(self) -> str:
@@ -72,17 +74,22 @@ class Belongs(Enum):
 def belongs(me: Lineage | None, page: Owned | None, folder: Path) -> Belongs:
     """Return whose a checkpoint in ``folder`` is; ``page``: the head of its manifest, None where it has none.
 
-    A run directory that was deleted and made anew under the same name in the same place is the same run.
+    A copy of a run directory has the checkpoints that were copied with it. A run directory that was made anew, in the place of
+    one that was deleted or moved, is another run: nothing tells the two apart.
     """
     if me is None or not me.id or page is None or not (page.run_id or page.run):
         return Belongs.UNKNOWN
     if page.run_id:
-        if page.run_id == me.id or (page.run in me.names and page.run_dir == me.root):
+        if page.run_id == me.id or (page.run_id in me.copied and _lies_in(folder, me.root)):
             return Belongs.OURS
         return Belongs.TAKEN if any(one.id == page.run_id for one in me.taken) else Belongs.ANOTHERS
     if page.run in me.names or str(folder) == me.checkpoints:  # written before runs had an id
         return Belongs.UNKNOWN
     return Belongs.TAKEN if any(one.name == page.run for one in me.taken) else Belongs.ANOTHERS
+
+
+def _lies_in(folder: Path, root: str) -> bool:
+    return os.path.realpath(folder).startswith(f"{root}/")
 
 
 def whose(page: Owned) -> str:
@@ -92,6 +99,12 @@ def whose(page: Owned) -> str:
 
 def read_lineage(rundir: RunDir) -> Lineage:
     """Return the identity of the run; one without an id where it has none yet. Raises OSError where it cannot be read."""
+    root = os.path.realpath(rundir.whole or rundir.root)
+    return _here(_noted(rundir), root, _inode(root))._replace(root=root, checkpoints=str(rundir.checkpoints))
+
+
+def _noted(rundir: RunDir) -> Lineage:
+    """Return the page as it was written."""
     path = rundir.lineage
     try:
         folder = os.stat(path.parent)  # noqa: PTH116
@@ -100,20 +113,46 @@ def read_lineage(rundir: RunDir) -> Lineage:
         found = None
     except ValueError as error:
         raise OSError(errno.EIO, f"does not say which run this is: {error}", str(path)) from None
-    root = os.path.realpath(rundir.whole or rundir.root)
-    return (found or Lineage())._replace(root=root, checkpoints=str(rundir.checkpoints))
+    return found or Lineage()
+
+
+def _inode(root: str) -> int:
+    try:
+        return os.stat(root).st_ino  # noqa: PTH116
+    except FileNotFoundError:
+        return 0
+
+
+def _here(noted: Lineage, root: str, inode: int) -> Lineage:
+    """Return the run whose directory is ``root`` where its page is ``noted``: another one where the page came with a copy.
+
+    A directory that was moved keeps its inode; one that was restored, or whose file system numbers it anew, keeps its path.
+    """
+    if not (noted.id and noted.inode and inode) or noted.inode == inode or noted.root == root:
+        return noted._replace(inode=noted.inode or inode)
+    from hashlib import sha256
+
+    anew = sha256(f"{noted.id} {inode} {root}".encode(errors="surrogateescape")).hexdigest()[
+        :16
+    ]  # the same for all readers
+    return noted._replace(id=anew, copied=(*noted.copied, noted.id), inode=inode)
 
 
 def keep_lineage(rundir: RunDir, name: str) -> Lineage:
-    """Give the run an id where it has none, and note its ``name`` where that is new; return its identity. Raises OSError."""
+    """Give the run an id where it has none, and note its ``name`` and place where they are new; return its identity.
+
+    Raises OSError.
+    """
     me = read_lineage(rundir)
     if not me.id:
+        make_folder(rundir.lineage.parent, parents=True)
+        me = read_lineage(rundir)  # its inode
         _make(rundir, me._replace(id=os.urandom(8).hex(), names=(name,)))
         me = read_lineage(rundir)
-    if name not in me.names:
-        me = me._replace(names=(*me.names, name))
-        write_json(rundir.lineage, me)
-    return me
+    now = me._replace(names=me.names if name in me.names else (*me.names, name))
+    if now != _noted(rundir):
+        write_json(rundir.lineage, now)
+    return now
 
 
 def take_over(rundir: RunDir, runs: tuple[TakenOver, ...]) -> None:
@@ -128,7 +167,6 @@ def take_over(rundir: RunDir, runs: tuple[TakenOver, ...]) -> None:
 def _make(rundir: RunDir, me: Lineage) -> None:
     """Write the page unless another process is faster: its id holds then."""
     folder = rundir.lineage.parent
-    make_folder(folder, parents=True)
     fd, temporary = files.create_temporary(folder, _PAGE, PAGE)
     os.close(fd)
     try:

@@ -17,7 +17,7 @@ from ftsupervise.checkpoints.find import names_of_other_runs, sizes_back
 from ftsupervise.checkpoints.manifest import read_manifest
 from ftsupervise.checkpoints.verify import verify
 from ftsupervise.cli import ftsupervise
-from ftsupervise.rundir.lineage import keep_lineage, read_lineage
+from ftsupervise.rundir.lineage import Belongs, belongs, keep_lineage, read_lineage
 from ftsupervise.rundir.paths import RunDir
 from tests.neighbours.supervised import SupervisedRun
 from tests.neighbours.typed import typed
@@ -113,17 +113,45 @@ def test_a_checkpoint_of_another_run_is_neither_replaced_nor_removed_by_the_loop
     assert (runs.shared / "step-00000010/weights").read_bytes().startswith(b"a 10")
 
 
-def test_a_run_whose_directory_was_moved_or_made_anew_in_its_place_keeps_its_checkpoints(runs: Runs) -> None:
+def test_a_run_whose_directory_was_moved_keeps_its_checkpoints_and_a_new_one_in_its_place_does_not_take_them(
+    runs: Runs,
+) -> None:
     runs.save("a", 10)
     root = runs.rundir("a").root
     moved = root.rename(root.with_name("elsewhere"))
+    assert runs.latest("a") is None, "the run that was moved may still train"
     runs.patch.setenv("FTSUPERVISE_RUN_DIR", str(moved))
     with Guard(signals=(), rank=0, world=1) as guard:
         assert guard.latest() == runs.shared / "step-00000010"
-    shutil.rmtree(moved)
-    before = read_manifest(runs.shared / "step-00000010")
-    assert runs.latest("a") == "step-00000010", "under its name, in its place"
-    assert before is not None and before.run_id != read_lineage(runs.rundir("a")).id
+    refused = typed("launch", "a.yaml", folder=runs.folder)
+    assert refused.returncode == 75 and "its directory lay here before, and was moved or deleted" in refused.stderr
+    (root / "run.yaml").unlink()
+    assert typed("launch", "a.yaml", "--take-over", "a", folder=runs.folder).returncode == 0
+    assert runs.latest("a") == "step-00000010"
+
+
+def test_a_copy_of_a_run_directory_is_another_run(runs: Runs) -> None:
+    runs.save("a", 10, 20, 30)
+    first = runs.rundir("a")
+    with_it = first.checkpoints / "step-00000030"
+    shutil.copytree(runs.shared / with_it.name, with_it)
+    shutil.copytree(first.root, root := first.root.with_name("copy"))
+    (root / "run.yaml").write_text((root / "run.yaml").read_text().replace(str(first.root), str(root)))
+    (runs.folder / "copy.yaml").write_text((root / "run.yaml").read_text())
+    runs.type_it("prune", str(root))
+    assert runs.there() == [10, 20, 30]
+    refused = typed("launch", "copy.yaml", folder=runs.folder)
+    assert refused.returncode == 75 and f"{root} is a copy of that run's directory" in refused.stderr
+    assert "--take-over a" in refused.stderr
+    seen, kept = read_lineage(RunDir(root)), keep_lineage(RunDir(root), "a")
+    assert seen.id == kept.id == read_lineage(RunDir(root)).id != read_lineage(first).id
+    head = read_manifest(with_it)
+    assert belongs(kept, head, root / "checkpoints") is Belongs.OURS, "what was copied with it is its own"
+    assert belongs(kept, head, runs.shared) is Belongs.ANOTHERS
+    moved = root.rename(root.with_name("later"))
+    assert keep_lineage(RunDir(moved), "a").id == kept.id
+    runs.type_it("prune", str(first.root))
+    assert runs.there() == [20, 30]
 
 
 def without_an_id(checkpoint: Path, run: str, step: int) -> None:
