@@ -14,7 +14,7 @@ import os
 import re
 import stat
 import time
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, NamedTuple
@@ -25,6 +25,8 @@ from ftsupervise.checkpoints.manifest import FOLDER_NAME, FileEntry, escaped, ma
 from ftsupervise.rundir.records import Exact, read_record, write_json
 
 PATIENCE = 30.0  # seconds for the lists of other nodes to be seen here
+BESIDE = 900.0  # seconds for a rank that has begun to write its part
+_HERE, _FAILED = "here", "failed"  # endings of the marks of ranks that write without a barrier
 _NUMBERED = (
     re.compile(r"__(\d+)_\d+\.distcp"),
     re.compile(r"(?:rank|zero_pp_rank)[_=-]?(\d+)"),
@@ -151,36 +153,66 @@ def _names(folder: Path) -> list[str]:
 def enter(checkpoint: Path, rank: int) -> None:
     """Leave the mark of a rank that writes here too, before it writes. Raises OSError."""
     make_record_folder(checkpoint / FOLDER_NAME)
+    _mark_of(checkpoint, rank, _FAILED).unlink(missing_ok=True)
     _mark_of(checkpoint, rank).touch()
 
 
 def leave(checkpoint: Path, rank: int) -> None:
-    """Take the mark away: this rank has written nothing."""
+    """Take the mark away: this rank has written nothing. The folders stay, for rank 0 may be about to write into them."""
     with suppress(OSError):
         _mark_of(checkpoint, rank).unlink()
-        (checkpoint / FOLDER_NAME).rmdir()
-        checkpoint.rmdir()
+
+
+def fail(checkpoint: Path, rank: int) -> None:
+    """Say that this rank could not write its part, so that rank 0 does not commit without it."""
+    with suppress(OSError):
+        _mark_of(checkpoint, rank).rename(_mark_of(checkpoint, rank, _FAILED))
 
 
 def others_write(checkpoint: Path) -> bool:
     """Return whether a rank has left its mark here."""
-    return any(name.endswith(".here") for name in _names(checkpoint / FOLDER_NAME))
+    return any(name.endswith(f".{_HERE}") for name in _names(checkpoint / FOLDER_NAME))
 
 
-def await_lists(checkpoint: Path, ranks: Collection[int]) -> None:
-    """Wait until each of ``ranks`` has left its list. Raises FileNotFoundError where one has not within PATIENCE."""
-    for _ in _lists(checkpoint, ranks):
-        continue
+def await_others(checkpoint: Path, world: int, beat: Callable[[], object]) -> tuple[int, ...]:
+    """Wait for the ranks that are at work here, on rank 0. Return those that have left a list; all of them, once one of them
+    has written files that bear its number.
+
+    Raises FileNotFoundError where one has failed, or all must have a list and one has left neither that nor a mark within
+    PATIENCE, or is not through within BESIDE.
+    """
+    quiet = began = time.monotonic()
+    through: dict[int, bool] = {}  # rank -> has it files of its own?
+    while True:
+        names = set(_names(checkpoint / FOLDER_NAME))
+        for rank in (one for one in range(1, world) if one not in through and list_of(checkpoint, one).name in names):
+            if (found := _read(list_of(checkpoint, rank), rank)) is not None:
+                through[rank] = bool(found.files)
+        left = [rank for rank in range(1, world) if rank not in through]
+        busy = any(_mark_of(checkpoint, rank).name in names for rank in left)
+        failed = [rank for rank in left if _mark_of(checkpoint, rank, _FAILED).name in names]
+        if failed:
+            words = f"rank {failed[0]} could not write its part: the checkpoint is torn"
+            raise FileNotFoundError(errno.ENOENT, words, str(checkpoint))
+        if not left or not (busy or any(through.values())):
+            return tuple(through)
+        now = time.monotonic()
+        quiet = now if busy else quiet
+        if now - quiet > PATIENCE or now - began > BESIDE:
+            words = f"rank {left[0]} left no list of its files: the checkpoint is torn"
+            raise FileNotFoundError(errno.ENOENT, words, str(checkpoint))
+        beat()
+        time.sleep(0.05)
 
 
-def _mark_of(checkpoint: Path, rank: int) -> Path:
-    return checkpoint / FOLDER_NAME / f"rank-{rank:05d}.here"
+def _mark_of(checkpoint: Path, rank: int, word: str = _HERE) -> Path:
+    return checkpoint / FOLDER_NAME / f"rank-{rank:05d}.{word}"
 
 
 def remove_lists(checkpoint: Path) -> None:
     """Remove the lists when they are joined. A list that cannot be removed stays: it harms no one."""
     for name in _names(checkpoint / FOLDER_NAME):
-        if re.fullmatch(r"rank-\d{5,}\.(?:json|here)|\.tmp-.*", name):
+        if re.fullmatch(r"rank-\d{5,}\.(?:json|here|failed)|\.tmp-.*", name):
             try:
                 path = checkpoint / FOLDER_NAME / name
                 if stat.S_ISREG(os.lstat(path).st_mode):

@@ -24,6 +24,7 @@ from ftsupervise.rundir.records import EPOCH, time_of
 from ftsupervise.units import show_size
 
 _MOMENT = 0.001  # seconds: a manifest knows times to the microsecond
+_TELLING = 4096  # bytes: a smaller file may be a table of names and shapes
 _NAMED = 3  # wrong files that a sentence names
 
 
@@ -155,10 +156,26 @@ def _verify(checkpoint: Path, scope: Scope) -> Verdict:
         return seen._replace(state=CheckpointState.ANOTHERS, wrong=(f"{whose(manifest)} wrote it",))
     newer = written_since(contents, manifest) if _may_be_rewritten(contents, manifest) else frozenset()
     again = bool(newer) and len(newer) == len(contents.files)
-    if again and scope.thoroughness is Thoroughness.SIZES:
-        return _rewritten(plain, contents, scope)
     found = _by_manifest(seen, contents, manifest, scope, newer)
-    return _rewritten(plain, contents, scope) if again and not found.good and not found.error else found
+    if not again or found.error or (found.good and scope.thoroughness is not Thoroughness.SIZES):
+        return found
+    if not found.good and _is_copy(seen.path, contents, manifest, scope):
+        return found  # copied with new times, and then harmed
+    return _rewritten(plain, contents, scope)
+
+
+def _is_copy(checkpoint: Path, contents: Contents, manifest: Manifest, scope: Scope) -> bool:
+    """Return whether one of its files still is what the manifest says, though all are newer: a program that saves again writes
+    other weights into each. Small files may be the same each time."""
+    same = (
+        entry
+        for entry in sorted(manifest.files, key=lambda entry: entry.size)
+        if entry.size >= _TELLING and not entry.link and (found := contents.files.get(entry.path)) is not None
+        if found.facts.st_size == entry.size
+    )
+    root = root_of(checkpoint)
+    hashed = ((entry, _hash(root, entry, manifest.algorithm, scope)) for entry in same)
+    return any(not isinstance(one, OSError) and one.digest == entry.digest for entry, one in hashed)
 
 
 def written_since(contents: Contents, manifest: Manifest | ManifestHead) -> frozenset[str]:

@@ -55,6 +55,8 @@ class Checkpoints:
         self._newest = ""  # name of the checkpoint that this rank has committed last
         self._began_anew: datetime | None = None  # when this loop was told that there is nothing to go on from
         self.unread: Unread | None = None  # what restore() found and cannot load, until latest() is asked for it
+        self._born, self._told = datetime.now(timezone.utc), False  # told by latest() what to go on from
+        self.first: int | None = None  # the first step of this loop
         self._before = 0  # identity of the checkpoint of that name when this rank came into the block
         self._asked = False  # the loop has asked for the newest of any kind, and loads it itself
         self._sweeps = place.staging is None and place.rank == 0  # no newer attempt will
@@ -117,6 +119,8 @@ class Checkpoints:
             return
         for one in shards.own_files(staged, self._place.rank) if staged.is_dir() else ():
             _delete(staged / one.path)
+        if self._place.rank and not shared:
+            shards.fail(staged, self._place.rank)
 
     def latest(self, world: int | None, *, begun: bool, wanted: Wanted | None = None) -> Path | None:
         """Return the newest one that is good to go on from; None when there is none. Raises OSError where they cannot
@@ -130,6 +134,7 @@ class Checkpoints:
         self._asked = self._asked or wanted is None
         self.unread = None if self._asked or begun else found.unread
         if not begun:
+            self._told = True
             self._skip = found.skip
             self._began_anew = datetime.now(timezone.utc) if found.path is None else None
         return found.path
@@ -212,13 +217,12 @@ class Checkpoints:
         if barrier is None and not commits:
             return self._finish_beside(staged, step, beat)
         if barrier is None:
-            from ftsupervise.checkpoints.shards import await_lists, others_write
+            from ftsupervise.checkpoints.shards import await_others
 
-            if self._place.world == 1 or not others_write(staged):
-                return self.commit(staged, step, metrics, ())
-            self.list_own(staged)
-            await_lists(staged, range(self._place.world))
-            return self.commit(staged, step, metrics, range(self._place.world))
+            others = await_others(staged, self._place.world, beat)
+            if others:
+                self.list_own(staged)
+            return self.commit(staged, step, metrics, (0, *others) if others else ())
         before = self.identity(staged.name)
         self.list_own(staged)
         barrier()
@@ -432,23 +436,39 @@ class Checkpoints:
                 os.close(fd)
 
     def _require_resumed(self, target: Path) -> None:
-        """Raise OSError where a run that began anew would replace what was saved before it."""
+        """Raise OSError where a run that began anew would replace what was saved before it.
+
+        It began anew where it was told that there is nothing to go on from, or where it asked nobody and its first step is not
+        beyond any checkpoint of its own. A loop that loads by itself what it finds, and is past that step, has gone on.
+        """
+        from ftsupervise.checkpoints.layouts import step_of
         from ftsupervise.checkpoints.manifest import read_head
 
-        if self._began_anew is None:
+        begun = self._began_anew if self._told else self._born
+        if begun is None or (self.first is None and not self._told):
             return
         try:
             head = read_head(target)
         except (OSError, ValueError):
             head = None
         at = head.at if head is not None and head.at is not None else time_of(target.stat())
-        if at < self._began_anew:
+        step = head.step if head is not None and head.step is not None else step_of(target.name)
+        if at < begun and not self._went_on(step):
             raise FileExistsError(
                 errno.EEXIST,
                 "was saved before this loop began, which did not go on from it: it is not replaced (move it away, or type: "
                 f"ftsupervise checkpoints anew {shlex.quote(str(self._root()))})",
                 str(target),
             )
+
+    def _went_on(self, step: int | None) -> bool:
+        """Return whether the loop's first step is beyond ``step``; where nobody was asked, beyond any step that is there."""
+        from ftsupervise.checkpoints.layouts import step_of
+
+        if self.first is None:
+            return False
+        steps = [step] if self._told else [step, *map(step_of, os.listdir(self.folder))]
+        return any(one is not None and one < self.first for one in steps)
 
     def _root(self) -> Path:
         return self.folder if self._place.rundir is None else self._place.rundir.root

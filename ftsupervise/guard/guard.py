@@ -168,6 +168,7 @@ class Guard:
                     raise
                 self._is_over()
                 return
+            self._checkpoints.first = whole(self._heart.facts.get("first"))
             try:
                 done = self._checkpoints.finish(staged, whole(step), metrics or {}, barrier, ranks, self.beat)
             except OSError as error:

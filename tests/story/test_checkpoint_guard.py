@@ -109,6 +109,72 @@ def test_a_rank_that_left_no_list_makes_the_checkpoint_torn_and_nothing_is_commi
     assert verify(checkpoints / "step-00000002", FULL).good
 
 
+def test_ranks_that_enter_and_write_nothing_take_no_folder_away_from_rank_0(
+    checkpoints: Path, ranks: list[Guard]
+) -> None:
+    inside, left = threading.Event(), threading.Event()
+
+    def watch() -> None:
+        with ranks[1].checkpoint(1):
+            inside.set()
+            left.wait(10)
+
+    other = threading.Thread(target=watch)
+    with ranks[0].checkpoint(1) as folder:
+        with ranks[2].checkpoint(1):
+            pass
+        (folder / "weights").write_bytes(b"w")
+        other.start()
+        inside.wait(10)
+        threading.Timer(0.2, left.set).start()  # it leaves without a file while rank 0 waits to commit
+    other.join()
+    assert verify(checkpoints / "step-00000001", FULL).good
+
+
+def test_rank_0_commits_nothing_without_the_part_of_a_rank_that_could_not_write_it(
+    checkpoints: Path, ranks: list[Guard]
+) -> None:
+    with pytest.raises(FileNotFoundError, match="rank 1 could not write its part"), ranks[0].checkpoint(1) as folder:
+        with pytest.raises(OSError, match="full"), ranks[1].checkpoint(1):
+            raise OSError(28, "the disk is full")
+        (folder / "rank-0.bin").write_bytes(b"w")
+    assert not list(checkpoints.glob("step-*"))
+
+
+@pytest.mark.parametrize("first", [1, 21])
+def test_a_loop_that_asks_nobody_replaces_a_step_only_where_it_has_gone_on(checkpoints: Path, first: int) -> None:
+    def train(begin: int, *saves: int) -> None:
+        with Guard(signals=(), rank=0, world=1) as guard:
+            for step in range(begin, max(saves) + 1):
+                guard.step(step)
+                if step in saves:
+                    with guard.checkpoint(step) as folder:
+                        (folder / "weights").write_bytes(f"{begin}".encode())
+
+    train(1, 10, 20, 30)
+    if first == 21:  # its own loader took step 20
+        train(first, 30)
+        assert (checkpoints / "step-00000030" / "weights").read_bytes() == b"21"
+    else:
+        with pytest.raises(FileExistsError, match="which did not go on from it: it is not replaced"):
+            train(first, 10)
+        assert (checkpoints / "step-00000010" / "weights").read_bytes() == b"1"
+
+
+def test_a_loop_with_a_loader_of_its_own_writes_its_one_checkpoint_again_and_again(checkpoints: Path) -> None:
+    for begin in (1, 11):
+        with Guard(signals=(), rank=0, world=1) as guard:
+            assert guard.restore(state={"tokens": 0}) is None, "guard.save() did not write it"
+            if begin > 1:
+                assert guard.latest() == checkpoints / "last"
+            for step in range(begin, begin + 10):
+                guard.step(step)
+                if step % 5 == 0:
+                    with guard.checkpoint(step, "last") as folder:
+                        (folder / "weights").write_bytes(f"{step}".encode())
+    assert (checkpoints / "last" / "weights").read_bytes() == b"20"
+
+
 def test_without_a_barrier_the_commit_waits_for_the_ranks_that_have_entered(
     checkpoints: Path, ranks: list[Guard]
 ) -> None:

@@ -120,6 +120,26 @@ def test_a_copy_with_new_times_is_still_what_its_manifest_says(tmp_path: Path) -
     assert verify(one, QUICK).state is State.VERIFIED
 
 
+@pytest.mark.parametrize("write, name", [(deepspeed, "global_step100"), (megatron, "iter_0000100")])
+@pytest.mark.parametrize("harm", ["flipped", "missing"])
+def test_a_copy_with_new_times_that_is_harmed_is_no_good(tmp_path: Path, write: object, name: str, harm: str) -> None:
+    assert callable(write)
+    one = write(tmp_path / name)
+    assert len(list(one.rglob("*.pt"))) > 1
+    commit(one)
+    for path in one.rglob("*"):
+        os.utime(path)
+    victim = max(one.rglob("*.pt"), key=lambda path: path.stat().st_size)
+    if harm == "missing":
+        victim.unlink()
+        assert verify(one).state is State.MISSING
+    else:
+        raw = bytearray(victim.read_bytes())
+        raw[len(raw) // 2] ^= 1
+        victim.write_bytes(raw)
+    assert not verify(one, QUICK).good
+
+
 @pytest.mark.parametrize("by", ["prune", "the loop"])
 def test_the_manifest_of_one_file_goes_with_it(tmp_path: Path, by: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FTSUPERVISE_CHECKPOINT_DIR", str(tmp_path))
