@@ -42,6 +42,18 @@ _FAILED = "failed"  # beside the lists of the ranks: why rank 0 could not commit
 _REASON = 4096  # bytes
 
 
+class _LoopBeginning:
+    """What is known of how this loop began."""
+
+    def __init__(self) -> None:
+        self.born = datetime.now(timezone.utc)  # its guard
+        self.told = False  # by latest() or restore() what to go on from
+        self.anew: datetime | None = None  # when it was told that there is nothing
+        self.by_itself = False  # it has asked for the newest of any kind, and loads that itself
+        self.unread: Unread | None = None  # what restore() found and cannot load, until latest() is asked for it
+        self.first: int | None = None  # its first step
+
+
 class Checkpoints:
     """The checkpoints of this run, as seen by one attempt. ``superseded`` says whether a newer one is known to have begun."""
 
@@ -53,12 +65,8 @@ class Checkpoints:
         self._kept = False  # the folder's own name is durable
         self._skip: int | None = None  # not asked yet
         self._newest = ""  # name of the checkpoint that this rank has committed last
-        self._began_anew: datetime | None = None  # when this loop was told that there is nothing to go on from
-        self.unread: Unread | None = None  # what restore() found and cannot load, until latest() is asked for it
-        self._born, self._told = datetime.now(timezone.utc), False  # told by latest() what to go on from
-        self.first: int | None = None  # the first step of this loop
+        self.begins = _LoopBeginning()
         self._before = 0  # identity of the checkpoint of that name when this rank came into the block
-        self._asked = False  # the loop has asked for the newest of any kind, and loads it itself
         self._sweeps = place.staging is None and place.rank == 0  # no newer attempt will
 
     def stage(self, name: str) -> Path:
@@ -131,17 +139,18 @@ class Checkpoints:
         from ftsupervise.guard.resume import Wanted, latest
 
         found = latest(self._place, world, self._voice, self.over, begun=begun, wanted=wanted or Wanted())
-        self._asked = self._asked or wanted is None
-        self.unread = None if self._asked or begun else found.unread
+        begins = self.begins
+        begins.by_itself = begins.by_itself or wanted is None
+        begins.unread = None if begins.by_itself or begun else found.unread
         if not begun:
-            self._told = True
+            begins.told = True
             self._skip = found.skip
-            self._began_anew = datetime.now(timezone.utc) if found.path is None else None
+            begins.anew = datetime.now(timezone.utc) if found.path is None else None
         return found.path
 
     def require_gone_on(self, step: int | None) -> None:
         """At the first step, or the first save: raise CannotResume where the loop has begun anew over what it had saved."""
-        unread, self.unread = self.unread, None
+        unread, self.begins.unread = self.begins.unread, None
         if unread is None or step is None or (unread.step is not None and step > unread.step):
             return
         from ftsupervise.guard.resume import not_gone_on
@@ -444,8 +453,9 @@ class Checkpoints:
         from ftsupervise.checkpoints.layouts import step_of
         from ftsupervise.checkpoints.manifest import read_head
 
-        begun = self._began_anew if self._told else self._born
-        if begun is None or (self.first is None and not self._told):
+        begins = self.begins
+        begun = begins.anew if begins.told else begins.born
+        if begun is None or (begins.first is None and not begins.told):
             return
         try:
             head = read_head(target)
@@ -465,10 +475,11 @@ class Checkpoints:
         """Return whether the loop's first step is beyond ``step``; where nobody was asked, beyond any step that is there."""
         from ftsupervise.checkpoints.layouts import step_of
 
-        if self.first is None:
+        first = self.begins.first
+        if first is None:
             return False
-        steps = [step] if self._told else [step, *map(step_of, os.listdir(self.folder))]
-        return any(one is not None and one < self.first for one in steps)
+        steps = [step] if self.begins.told else [step, *map(step_of, os.listdir(self.folder))]
+        return any(one is not None and one < first for one in steps)
 
     def _root(self) -> Path:
         return self.folder if self._place.rundir is None else self._place.rundir.root

@@ -108,7 +108,7 @@ class Guard:
             if count <= agreement.free and now < decider.next and agreed is None:
                 decider.stepped = now
                 return _CONTINUE
-        if self._checkpoints.unread is not None:
+        if self._checkpoints.begins.unread is not None:
             self._checkpoints.require_gone_on(step)
         return decider.decide(step, agreed, self._heart)
 
@@ -168,7 +168,7 @@ class Guard:
                     raise
                 self._is_over()
                 return
-            self._checkpoints.first = whole(self._heart.facts.get("first"))
+            self._checkpoints.begins.first = whole(self._heart.facts.get("first"))
             try:
                 done = self._checkpoints.finish(staged, whole(step), metrics or {}, barrier, ranks, self.beat)
             except OSError as error:
