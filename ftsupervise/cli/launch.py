@@ -210,6 +210,8 @@ def _tell(done: Launched, plan: Plan, run: Run, handed: tuple[str, ...]) -> None
     say(f"  watch          ftsupervise watch --every 60s {_short(where)}")
     say(f"  save now       touch {_short(where)}/switches/save-switch")
     say(f"  stop           touch {_short(where)}/switches/kill-switch   (saves first; anyone in the group may)")
+    if done.known_as not in ("", plan.name):
+        say(f"  note: another run is called {plan.name}; from elsewhere this one is called {done.known_as}")
     for note in (*plan.notes, *handed, *without_receivers(run)):
         say(f"  note: {note}")
 

@@ -10,8 +10,9 @@ import os
 import re
 import shlex
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,6 +29,7 @@ from ftsupervise.errors import (
     from_os_error,
 )
 from ftsupervise.host import files
+from ftsupervise.host.in_time import in_time
 from ftsupervise.host.modes import FOLDER, SCRIPT, claim_folder, make_folder, make_own
 from ftsupervise.host.ownership import shown_user, user_name
 from ftsupervise.launch.folders import make_folders, pin, require_own
@@ -52,6 +54,7 @@ if TYPE_CHECKING:
 
 _FRESH = timedelta(minutes=5)
 _LOOK = 10.0  # seconds to read whose checkpoints lie in the folder
+_ANSWER = 4.0  # seconds for the directory of another run of the same name
 
 README = """\
 The run directory of {name}, kept by ftsupervise. Everything here can be read with ls and cat.
@@ -72,6 +75,7 @@ class Launched:
     number: int
     run_dir: RunDir
     found_again: bool = False
+    known_as: str = ""  # on this account: another run may have its name
 
 
 def prepare(run_dir: RunDir, name: str, config_text: str, share: Sharing | None = None) -> None:
@@ -121,17 +125,51 @@ def _not_mine(run_dir: RunDir, error: Error) -> Error:
     return error
 
 
-def register(run_dir: RunDir, name: str) -> None:
-    """Let ``ftsupervise status NAME`` find the run from anywhere. Best effort: a name is a convenience."""
-    link = state_dir() / "runs" / name
+def register(run_dir: RunDir, name: str) -> str:
+    """Let ``ftsupervise status NAME`` find the run from anywhere; return the name under which this account knows it.
+
+    A second run of that name is known as NAME@FOLDER, after the folders above it: a run is its directory, and takes no other
+    one's place. Best effort: a name is a convenience.
+    """
+    folder, root = state_dir() / "runs", run_dir.root
     try:
         make_own(state_dir())
-        make_folder(link.parent)
-        temp = link.with_name(f".{link.name}.{os.getpid()}")
-        temp.symlink_to(run_dir.root)
-        temp.replace(link)
+        make_folder(folder)
+        known = {one.name: one.readlink() for one in folder.iterdir() if one.is_symlink()}
+        if (mine := next((one for one in _names(name, root) if known.get(one) == root), "")) != "":
+            return mine
+        free = next(one for one in _names(name, root) if one not in known or _is_gone(known[one]))
+        temp = folder / f".{free}.{os.getpid()}"
+        temp.symlink_to(root)
+        temp.replace(folder / free)
+    except (OSError, StopIteration):
+        return name
+    return free
+
+
+def _names(name: str, root: Path) -> Iterator[str]:
+    """Yield the names by which the run may be known: NAME, NAME@FOLDER, NAME@ABOVE-FOLDER, ..., short enough for a file."""
+    yield name
+    above = [re.sub(r"[^A-Za-z0-9._-]", "_", part) for part in root.parent.parts[1:] if part != "runs"]
+    for count in range(1, len(above) + 1):
+        yield f"{name}@{'-'.join(above[-count:])}"[:200]
+    yield f"{name}@{sha256(os.fsencode(root)).hexdigest()[:12]}"
+
+
+def _is_gone(place: Path) -> bool:
+    """Return whether nothing is there; a place that does not answer is not gone."""
+
+    def look() -> bool:
+        try:
+            place.lstat()
+        except (FileNotFoundError, NotADirectoryError):
+            return True
+        return False
+
+    try:
+        return in_time(look, _ANSWER) is True
     except OSError:
-        return
+        return False
 
 
 def check_may_start(run_dir: RunDir, name: str) -> None:
@@ -287,9 +325,9 @@ def launch_run(
         _note_taken(run_dir, others, now)
         given, _ = without_secrets(env, run)
         done = submit(plan, run.launch, scheduler, again=again, now=now, env=given)
-    register(run_dir, plan.name)
+    known_as = register(run_dir, plan.name)
     pin(run_dir, done.number)
-    return done
+    return replace(done, known_as=known_as)
 
 
 def without_secrets(env: Mapping[str, str], run: Run) -> tuple[dict[str, str], tuple[str, ...]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -87,3 +88,31 @@ def test_a_run_directory_that_vanishes_is_an_alert_and_is_not_made_anew(two: Pat
         subprocess.run([*ft, "kill", "--yes"], cwd=two / "a", env=env, check=False, timeout=60, capture_output=True)
         code = "from ftsupervise.scheduler.local import Local\nfor j in Local().queue(): Local().cancel(j.base_id)"
         subprocess.run([sys.executable, "-c", code], env=env, check=True, timeout=60)
+
+
+def test_a_second_run_of_the_same_name_takes_no_other_one_s_place(two: Path) -> None:
+    def type_it(*words: str, folder: Path = two) -> str:
+        done = typed(*words, folder=folder, FTSUPERVISE_STATE_DIR=str(two / "state"), HOME=str(two))
+        assert done.returncode in (0, 1, 2), done.stderr
+        return done.stdout
+
+    settings = "name: train\nscheduler: local\nlaunch: {command: 'true', jobs: 1}\n" + MESSAGES
+    for project in ("a", "b"):
+        (two / project / "ftsupervise.yaml").write_text(settings)
+    assert "another run" not in type_it("launch", folder=two / "a")
+    assert "note: another run is called train; from elsewhere this one is called train@b" in type_it(
+        "launch", folder=two / "b"
+    )
+    links = {one.name: one.readlink() for one in (two / "state/runs").iterdir()}
+    assert links == {"train": two / "a/runs/train", "train@b": two / "b/runs/train"}
+    listed = type_it("list")
+    assert str(two / "a/runs/train") in listed and "train@b" in listed and str(two / "b/runs/train") in listed
+    assert str(two / "b/runs/train") in type_it("status", "train@b", "--json")
+    type_it("watch", "--all")
+    assert all((two / project / "runs/train/watch").is_dir() for project in ("a", "b"))
+    shutil.rmtree(two / "a" / "runs")
+    (two / "c").mkdir()
+    (two / "c/ftsupervise.yaml").write_text(settings)
+    assert "another run" not in type_it("launch", folder=two / "c"), "a run that is gone leaves its name"
+    assert (two / "state/runs/train").readlink() == two / "c/runs/train"
+    assert (two / "state/runs/train@b").readlink() == two / "b/runs/train"
