@@ -126,6 +126,7 @@ class RankState(NamedTuple):
     state: str = ""  # one letter as in /proc/PID/stat, "X" when the process is gone, "" when nobody could look
     cpu: float | None = None  # seconds of CPU it has used so far, None when nobody could look
     leaving: bool = False
+    read: bool = False  # nobody in the loop told it: it was read from the output, and proves nothing alone
 
 
 class SkippedBatches(NamedTuple):

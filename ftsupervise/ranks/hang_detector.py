@@ -9,6 +9,7 @@
                  asleep (S or D), without CPU for 0.4 of the bound: at the bound
                  using CPU, runnable, or not to be seen: at three times the bound, six floors at least. It may compile,
                  or evaluate without reporting; a collective that spins looks the same
+    only read  what was read from the output, without a word from the loop, hangs only where the processes stand still too
 
 Silence of a rank is no evidence: only time in which all ranks *reported* no progress counts, and only time in which we
 ourselves ran on time. An alarm at the place of the last one waits three times longer each time, so a run that is only slow
@@ -30,6 +31,7 @@ from ftsupervise.truth import RankState
 START = "start"
 FINISHED = "finished"
 _LEAVING, _SILENT = "leaving", "silent"  # in place of a phase
+_UNTOLD = ""  # of a command that tells nothing: each sign of life is progress
 
 _KNOWN_GAPS, _KNOWN_VISITS = 10, 3  # a phase is known after so many gaps, or so many ends
 _SURE_GAPS, _SURE_VISITS = 100, 30  # the factor is used unchanged after so many gaps
@@ -217,7 +219,7 @@ class Detector:
         if phase == START:
             return limits.start * again
         gaps = self.past.phases.get(phase)
-        if gaps is None or not gaps.known or phase in (_LEAVING, _SILENT):
+        if gaps is None or not gaps.known or phase in (_LEAVING, _SILENT, _UNTOLD):
             return max(limits.unknown, limits.factor * gaps.largest if gaps else 0.0) * again
         bound = max(limits.floor, limits.factor * gaps.largest * (1 if gaps.sure else 2))
         if self.seen_here.get(phase, 0) < _FIRST_GAPS:
@@ -292,6 +294,8 @@ class Detector:
         if at_work:
             few = at_work if 2 * len(at_work) <= len(active) else ()
             verdict = verdict._replace(outliers=behind or few, how=Standstill.BUSY)
+            if any(one.read for one in active):
+                return verdict
             least = _SLOWER * self.limits.floor
             return self._hung_after(verdict, max(least, _BUSY * so_far.bound))
         return self._hung_after(

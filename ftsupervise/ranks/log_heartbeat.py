@@ -21,18 +21,27 @@ from typing import NamedTuple
 
 from ftsupervise.host import files, processes
 from ftsupervise.rundir import heartbeat_page
-from ftsupervise.rundir.log_lines import STEP, last_step, whole
+from ftsupervise.rundir.log_lines import last_step, lines, whole
 from ftsupervise.rundir.paths import ENV_ATTEMPT_DIR, RunDir
 from ftsupervise.rundir.records import as_count
+from ftsupervise.rundir.step_reader import StepReader
 from ftsupervise.truth import Beat
 
 USUAL = "auto"  # in place of a regular expression: the usual forms of a step
-LOOKED, SAYS = b".", b"!"  # on the pipe to the supervisor: it has looked; the text of the line follows
+# on the pipe to the supervisor: it has looked; the text of the line follows; what the processes do
+LOOKED, SAYS, PROCESSES = b".", b"!", b"@"
 _EVERY = 1.0  # seconds between two looks
 _MOST = 262_144  # bytes of a log that are read at a look
 _NUMBER = 4096  # bytes of a file whose content may be a step
 
 _SOURCE = "launch.heartbeat"  # a fact of its beats
+_SEARCH = 5.0  # seconds between two searches for processes
+_GRACE = 30.0  # seconds before a sign of life is a beat, where nobody asked: the guard may report by then
+_WINDOW = 10.0  # seconds over which processes count as idle
+_IDLE = 0.05  # share of a core
+_QUIET = 1000  # bytes in a second: less is an idle thread's own talk
+# their work is done by processes that are not to be seen here
+_AWAY = frozenset(("docker", "podman", "ssh", "kubectl", "mpirun", "mpiexec", "orted", "pdsh", "ray"))
 
 Key = tuple[int, ...]
 
@@ -41,13 +50,20 @@ class ProgressSign(NamedTuple):
     """Progress since the last look. ``step``: None when none is told."""
 
     step: int | None
+    first: int | None = None  # the step that was shown first, where more than one was needed to be sure
+    total: int | None = None  # the last step to be made, where the lines say so
 
 
 class FollowedLog:
     """The steps in the lines that are added to a log: an open file, or a path whose file may be rotated or cut."""
 
-    def __init__(self, pattern: re.Pattern[str], path: Path | None, fd: int = 0) -> None:
-        """Pass over the earlier lines: earlier attempts wrote them. Raises OSError when ``fd`` is no file."""
+    def __init__(self, pattern: re.Pattern[str] | None, path: Path | None, fd: int = 0) -> None:
+        """Pass over the earlier lines: earlier attempts wrote them. Raises OSError when ``fd`` is no file.
+
+        ``pattern``: a person's own; None: what behaves like a step.
+        """
+        self.reader = StepReader() if pattern is None else None
+        self.grown = 0  # how often lines of the command were added
         self._pattern, self._path = pattern, path
         self._fd = -1 if path is not None else fd
         self._at = 0
@@ -66,6 +82,8 @@ class FollowedLog:
         if not found or found[-1] == self._step:
             return None
         self._step = found[-1]
+        if self.reader is not None:
+            return ProgressSign(self._step, self.reader.first, self.reader.total)
         return ProgressSign(self._step)
 
     def _read(self) -> int | None:
@@ -77,7 +95,12 @@ class FollowedLog:
         begin = max(self._at, size - _MOST)
         data = os.pread(self._fd, min(_MOST, size - begin), begin)
         self._at = whole(data, begin)
-        return last_step(data[: self._at - begin], self._pattern)
+        added = data[: self._at - begin]
+        self.grown += any(True for _ in lines(added))
+        if self.reader is not None:
+            self.reader.feed(added)
+            return self.reader.step
+        return None if self._pattern is None else last_step(added, self._pattern)
 
     def _rotated(self) -> bool:
         """Return whether the path names another file by now. That is read from its beginning."""
@@ -137,8 +160,8 @@ class TouchedFile:
 class BeatsOfCommand:
     """Writes the progress as the beat of rank 0."""
 
-    def __init__(self, rundir: RunDir, attempt: int, area: Path | None) -> None:
-        self._rundir, self._attempt, self._area = rundir, attempt, area
+    def __init__(self, rundir: RunDir, attempt: int, area: Path | None, asked: bool = True) -> None:
+        self._rundir, self._attempt, self._area, self._asked = rundir, attempt, area, asked
         self._facts = {"every": f"{_EVERY:g}", "attempt": str(attempt), "source": _SOURCE}
         self._step: int | None = None
         self._pid = 0
@@ -146,13 +169,16 @@ class BeatsOfCommand:
     def write(self, seen: ProgressSign) -> None:
         """Write a beat. Raises OSError, and GuardIsThere."""
         self._pid = self._pid or self._of_the_command()
-        self._look_for_a_guard()
+        self.look_for_a_guard()
         if seen.step is not None:
             self._step = seen.step
             if "first" not in self._facts:
-                self._facts |= {"first": str(seen.step), "first_at": f"{time.time():.3f}"}
+                first = seen.step if seen.first is None else seen.first
+                self._facts |= {"first": str(first), "first_at": f"{time.time():.3f}"}
+            if seen.total is not None:
+                self._facts["last_step"] = str(seen.total)
         at, host = datetime.now(timezone.utc), os.uname().nodename
-        beat = Beat(0, self._step, "train", at, self._pid, host, dict(self._facts))
+        beat = Beat(0, self._step, "train" if self._asked else "", at, self._pid, host, dict(self._facts))
         heartbeat_page.write_beat(self._rundir, beat, self._area)
 
     def _of_the_command(self) -> int:
@@ -160,10 +186,74 @@ class BeatsOfCommand:
         mine = processes.marked(ENV_ATTEMPT_DIR).get(str(self._rundir.attempt(self._attempt)), [])
         return min(mine, key=lambda one: one.start).pid if mine else os.getpid()
 
-    def _look_for_a_guard(self) -> None:
+    def look_for_a_guard(self) -> None:
+        """Raises OSError, and GuardIsThere."""
         beats = heartbeat_page.read_beats(self._rundir)
         if any(one.facts.get("attempt") == str(self._attempt) and "source" not in one.facts for one in beats):
             raise GuardIsThere
+
+
+class ProcessesSeen(NamedTuple):
+    """What the processes of an attempt on this node do, all together."""
+
+    state: str  # T: one is stopped; R: one runs; D: one waits for a device; S: all sleep
+    cpu: float  # seconds that they have used
+    moved: int  # bytes that they have read and written
+
+
+class LifeOfCommand:
+    """Looks at the processes of the attempt here: they show a standstill that the output cannot."""
+
+    def __init__(self, mark: str) -> None:
+        """``mark``: the value of the attempt in their environment."""
+        self._mark, self._began = mark, time.monotonic()
+        self._processes: list[processes.Process] = []
+        self._found = 0.0  # when they were last searched for
+        self._used: dict[tuple[int, int], tuple[float, int]] = {}  # process -> CPU seconds, bytes
+        self._last: tuple[float, ProcessesSeen] | None = None  # at the last sign of life
+        self._grown = 0
+
+    def look(self) -> ProcessesSeen | None:
+        """Return what they do now; None where they cannot be seen, or may do their work elsewhere."""
+        now = time.monotonic()
+        if now - self._found >= _SEARCH:
+            self._processes = processes.marked(ENV_ATTEMPT_DIR).get(self._mark, [])
+            self._found = time.monotonic()
+        states = set()
+        for one in self._processes:
+            seen = processes.process_stat(one.pid)
+            if one.name in _AWAY:
+                return None
+            if seen is not None and seen.start == one.start and not seen.gone:
+                states.add(seen.state)
+                self._used[(one.pid, one.start)] = (seen.cpu, _moved(one.pid))
+        if not states:
+            return None
+        state = next((letter for letter in "TRD" if letter in states), "S")
+        used = self._used.values()
+        return ProcessesSeen(state, sum(cpu for cpu, _ in used), sum(moved for _, moved in used))
+
+    def sign(self, log: FollowedLog | TouchedFile, doing: ProcessesSeen | None) -> ProgressSign | None:
+        """Return a sign of life since the last one: output, or CPU time and traffic while none is stopped."""
+        now = time.monotonic()
+        grown = log.grown if isinstance(log, FollowedLog) else 0
+        alive, self._grown = grown != self._grown, grown
+        if doing is not None and self._last is not None and doing.state != "T":
+            at, before = self._last
+            seconds = now - at
+            alive = alive or doing.cpu - before.cpu >= _IDLE * seconds or doing.moved - before.moved >= _QUIET * seconds
+        if doing is not None and (alive or self._last is None or now - self._last[0] >= _WINDOW):
+            self._last = now, doing
+        return ProgressSign(None) if alive and now - self._began >= _GRACE else None
+
+
+def _moved(pid: int) -> int:
+    """Return the bytes that it has read and written so far, on disks, pipes and sockets."""
+    try:
+        text = Path(f"/proc/{pid}/io").read_text("ascii")
+    except OSError:
+        return 0
+    return sum(int(line.split()[1]) for line in text.splitlines()[:2])
 
 
 class GuardIsThere(Exception):
@@ -171,22 +261,34 @@ class GuardIsThere(Exception):
 
 
 def follow(
-    look: Callable[[], ProgressSign | None], beats: BeatsOfCommand, tell: Callable[[bytes], None], every: float
+    one: FollowedLog | TouchedFile,
+    beats: BeatsOfCommand,
+    life: LifeOfCommand,
+    tell: Callable[[bytes], None],
+    every: float,
+    *,
+    asked: bool = True,
 ) -> None:
     """Look again and again, until the ranks beat by themselves, and once more after a SIGTERM. Raises BrokenPipeError once the
     supervisor has gone."""
-    told, last = "", False
+    told, last, look = "", False, one.look
     woken, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.set_wakeup_fd(wake)
     signal.signal(signal.SIGTERM, lambda *_: None)
     while True:
         try:
             seen = look()
+            tell(LOOKED)
+            doing = life.look()
+            if doing is not None:
+                tell(PROCESSES + f"{doing.state} {doing.cpu:.2f}\n".encode())
+            if seen is None and not asked:
+                seen = life.sign(one, doing)
             if seen is not None:
                 beats.write(seen)
-            tell(LOOKED)
         except GuardIsThere:
-            tell(SAYS + b"the loop has a guard, which is believed instead of launch.heartbeat\n")
+            if asked:
+                tell(SAYS + b"the loop has a guard, which is believed instead of launch.heartbeat\n")
             return
         except OSError as error:
             if isinstance(error, BrokenPipeError):
@@ -202,12 +304,13 @@ def follow(
 def source(pattern: str, path: str) -> FollowedLog | TouchedFile:
     """Return the source that the words of the command line name. Raises OSError, ValueError."""
     if pattern:
-        return FollowedLog(STEP if pattern == USUAL else re.compile(pattern), Path(path) if path else None)
+        return FollowedLog(None if pattern == USUAL else re.compile(pattern), Path(path) if path else None)
     return TouchedFile(Path(path))
 
 
 def main() -> int:
     pattern, path, run, attempt, area = sys.argv[1:6]
+    asked = bool(pattern or path)
 
     def tell(data: bytes) -> None:
         try:
@@ -216,13 +319,16 @@ def main() -> int:
             return
 
     try:
-        one = source(pattern, path)
+        one = source(pattern if asked else USUAL, path)
     except OSError as error:
+        if not asked:  # a terminal or a pipe: somebody sees it
+            return 0
         tell(SAYS + f"launch.heartbeat cannot look: {error.strerror or error}\n".encode())
         return 1
-    beats = BeatsOfCommand(RunDir(run), int(attempt), Path(area) if area else None)
+    beats = BeatsOfCommand(RunDir(run), int(attempt), Path(area) if area else None, asked)
+    life = LifeOfCommand(str(RunDir(run).attempt(int(attempt))))
     try:
-        follow(one.look, beats, tell, _EVERY)
+        follow(one, beats, life, tell, _EVERY, asked=asked)
     except BrokenPipeError:  # the supervisor has gone
         return 0
     return 0

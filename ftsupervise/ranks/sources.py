@@ -158,6 +158,8 @@ class BeatPoller:
                 stepped = before[2] if before[0].step == beat.step else now
             self._known[beat.rank] = (beat, at, stepped)
         return [
-            RankState(beat.rank, beat.host, beat.step, beat.phase, stepped, at, now, beat.pid)
+            RankState(
+                beat.rank, beat.host, beat.step, beat.phase, stepped, at, now, beat.pid, read="source" in beat.facts
+            )
             for beat, at, stepped in self._known.values()
         ]

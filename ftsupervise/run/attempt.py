@@ -16,7 +16,7 @@ from ftsupervise.model import Cause, CauseKind, Claim, End, FailureKind
 from ftsupervise.nodes.selector import NodeSelector, Placement, calls_srun, text_of
 from ftsupervise.ranks.agent_pool import AT_ONCE, Agents
 from ftsupervise.ranks.hang_detector import Detector, GapHistory
-from ftsupervise.ranks.hang_monitor import HangMonitor, RankStates
+from ftsupervise.ranks.hang_monitor import HangMonitor
 from ftsupervise.replicas.environment import ENV_LIGHTHOUSE
 from ftsupervise.replicas.lighthouse_record import lighthouse_address
 from ftsupervise.run import Options, fencing, gate, rendezvous
@@ -246,8 +246,8 @@ def run_to_end(to: Services, now: RunProgress) -> RunProgress:
     )
     tell_ranks = partial(to.allocation.tell_ranks, without=now.foreign, attempts=to.options.rundir.attempts)
     asked = replace(asked, tell_ranks=tell_ranks)
-    if (follower := _follower(to, now)) is not None:
-        asked = replace(asked, last_look=follower.close)
+    follower = _follower(to, now)
+    asked = replace(asked, last_look=follower.close)
     moves = env.get(ENV_LIGHTHOUSE, "") if ENV_GROUP_JOB in env and ENV_SLOWEST_STEP in env else ""
     quorum = QuorumWatcher(to.options.rundir, mine.number, moves)
     one = RunningCommand(asked, _monitor(to, mine, follower, quorum))
@@ -347,21 +347,21 @@ def _kill_ranks(to: Services, mine: Claim, nodes: tuple[str, ...]) -> RanksKille
     return RanksKilled.ALL if by_step else RanksKilled.SOME
 
 
-def _follower(to: Services, now: RunProgress) -> LogFollower | None:
+def _follower(to: Services, now: RunProgress) -> LogFollower:
     options, mine = to.options, now.claim
-    if not options.heartbeat_log and options.heartbeat_file is None:
-        return None
     area = now.fence.area if now.fence is not None else None
     say = partial(tell, mine.folder / "run.log")
-    return LogFollower(options.heartbeat_log, options.heartbeat_file, options.rundir, mine.number, area, say)
+    asked = (options.heartbeat_log, options.heartbeat_file)
+    return LogFollower(*asked, options.rundir, mine.number, area, say, elsewhere=bool(to.allocation.elsewhere))
 
 
-def _monitor(to: Services, mine: Claim, follower: LogFollower | None, quorum: QuorumWatcher) -> HangMonitor | None:
+def _monitor(to: Services, mine: Claim, follower: LogFollower, quorum: QuorumWatcher) -> HangMonitor | None:
     if to.options.hang is None:
         return None
     newest = to.agents.table.newest
-    states: RankStates = newest if follower is None else lambda: follower.believed(newest())
-    return HangMonitor(Detector(to.options.hang, to.past), states, to.agents.ask, mine.folder, quorum.seen)
+    return HangMonitor(
+        Detector(to.options.hang, to.past), lambda: follower.believed(newest()), to.agents.ask, mine.folder, quorum.seen
+    )
 
 
 def _may_come_of_its_start(ended: End) -> bool:

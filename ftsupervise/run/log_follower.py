@@ -15,7 +15,7 @@ from pathlib import Path
 from time import monotonic
 
 from ftsupervise.host import processes
-from ftsupervise.ranks.log_heartbeat import LOOKED, SAYS
+from ftsupervise.ranks.log_heartbeat import LOOKED, PROCESSES, SAYS
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.truth import RankState
 
@@ -25,7 +25,11 @@ _END = 1.0  # seconds for it to end
 
 
 class LogFollower:
-    """The follower of one attempt. Start it before the command, whose processes are told from it by that."""
+    """The follower of one attempt. Start it before the command, whose processes are told from it by that.
+
+    ``log`` and ``file`` empty: nobody has asked for it. It reads the output all the same, until a guard reports.
+    ``elsewhere``: there are nodes beside this one.
+    """
 
     def __init__(
         self,
@@ -36,8 +40,11 @@ class LogFollower:
         area: Path | None,
         say: Callable[[str], None],
         silent: float = _SILENT,
+        elsewhere: bool = False,
     ) -> None:
         self._say, self._silent, self._looked, self._ended = say, silent, monotonic(), False
+        self._asked, self._elsewhere = bool(log or file), elsewhere
+        self._processes: tuple[str, float | None] = ("", None)  # the state of those here, and their CPU seconds
         self._rest, self._reported = b"", False
         self._process: processes.Process | None = None
         words = (log, str(file or ""), str(rundir.root), str(attempt), str(area or ""))
@@ -70,11 +77,12 @@ class LogFollower:
         """
         self._hear()
         if not self._ended and monotonic() - self._looked < self._silent:
-            return states
-        if not self._reported:
+            state, cpu = self._processes
+            return [one._replace(state=state, cpu=cpu) if one.read else one for one in states]
+        if not self._reported and self._asked:
             self._reported = True
             self._say("launch.heartbeat is not read at present: until it is, no hang is noticed")
-        return [one for one in states if one.state]
+        return [one for one in states if not one.read]
 
     def _hear(self) -> None:
         while not self._ended:
@@ -89,7 +97,15 @@ class LogFollower:
             *said, rest = (self._rest + data).split(b"\n")
             self._rest = rest.lstrip(LOOKED)[-4096:]
             for line in said:
+                if line.lstrip(LOOKED).startswith(PROCESSES):
+                    self._note(line.lstrip(LOOKED).removeprefix(PROCESSES).decode("ascii", "replace").split())
+                    continue
                 self._say(line.lstrip(LOOKED).removeprefix(SAYS).decode("utf-8", "replace"))
+
+    def _note(self, words: Sequence[str]) -> None:
+        """Take what the processes do here. Ranks on other nodes cannot be seen from here."""
+        seen = len(words) == 2 and not self._elsewhere
+        self._processes = (words[0], float(words[1])) if seen else ("", None)
 
     def close(self) -> None:
         """Let it take a last look and end; bounded."""

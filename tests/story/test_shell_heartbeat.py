@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -13,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from ftsupervise.ranks.log_heartbeat import FollowedLog, ProgressSign, TouchedFile, source
+from ftsupervise.ranks.log_heartbeat import FollowedLog, LifeOfCommand, ProgressSign, TouchedFile, source
 from ftsupervise.run.log_follower import LogFollower
 from ftsupervise.rundir.heartbeat_page import read_beats
 from ftsupervise.rundir.paths import RunDir
@@ -154,6 +156,49 @@ def test_the_steps_of_a_shell_loop_are_in_the_ledger(run: SupervisedRun, how: tu
     assert beat.facts["first_at"]
 
 
+def test_the_output_is_read_without_a_setting(run: SupervisedRun) -> None:
+    loop = LOOP.format(last=9, sign="echo iter $i: loss 2.5", then="exit 3")
+    assert run.start("--", "sh", "-c", loop).wait(60) == 3
+    (one,) = run.attempts()
+    assert one.last_step is not None
+    assert 4 <= one.last_step <= 9
+    (beat,) = read_beats(run.rundir)
+    assert beat.facts["source"] == "launch.heartbeat"
+
+
+def test_a_busy_command_whose_steps_were_only_read_is_not_hung_and_a_stopped_one_is() -> None:
+    from ftsupervise.ranks.hang_detector import Detector, GapHistory, HangLimits, HangState
+
+    for read, state, hung in (
+        (False, "R", True),
+        (True, "R", False),
+        (True, "", False),
+        (True, "T", True),
+        (True, "S", True),
+    ):
+        one = Detector(HangLimits(floor=1.0, unknown=2.0), GapHistory())
+        found = set()
+        for look in range(1000):
+            now = look / 20
+            cpu = now if state == "R" else 0.0
+            rank = RankState(0, "here", 5, "train", 0.0, 0.0, now, 1, state, cpu, read=read)
+            found.add(one.look(now, [rank]).health)
+        assert (HangState.HUNG in found) is hung, (read, state)
+
+
+def test_a_stopped_process_is_seen_without_a_step(until: Until) -> None:
+    mark = "/nowhere/attempts/0001"
+    child = subprocess.Popen(["sleep", "1000"], env={**os.environ, "FTSUPERVISE_ATTEMPT_DIR": mark})
+    try:
+        life = LifeOfCommand(mark)
+        until(lambda: (seen := life.look()) is not None and seen.state == "S", "that it sleeps", 20)
+        child.send_signal(signal.SIGSTOP)
+        until(lambda: (seen := life.look()) is not None and seen.state == "T", "that it is stopped", 20)
+    finally:
+        child.kill()
+        child.wait()
+
+
 def test_a_loop_that_stops_printing_is_ended_as_hung_and_one_that_never_did_is_not(
     run: SupervisedRun, until: Until
 ) -> None:
@@ -173,10 +218,11 @@ def test_a_follower_that_does_not_look_is_not_believed(tmp_path: Path, until: Un
     (tmp_path / "log").touch()
     said: list[str] = []
     follower = LogFollower("auto", tmp_path / "log", rundir, 1, None, said.append, silent=3.0)
-    beat = RankState(0, "here", 5, "train", 0.0, 0.0, 0.0, 1)
-    rank = beat._replace(rank=1, state="S")
+    beat = RankState(0, "here", 5, "train", 0.0, 0.0, 0.0, 1, read=True)
+    rank = beat._replace(rank=1, state="S", read=False)
+    numbers = itertools.count()
     try:
-        until(lambda: append(tmp_path / "log", "step 5\nstep 6\n") or read_beats(rundir), "a beat", 60)
+        until(lambda: append(tmp_path / "log", f"step {next(numbers)}\n") or read_beats(rundir), "a beat", 60)
         assert follower.believed([beat, rank]) == [beat, rank]
         (pid,) = followers(rundir)
         os.kill(pid, signal.SIGSTOP)

@@ -1,0 +1,257 @@
+"""Finds the step of a training that nobody here wrote, in whatever it prints. Pure, with bounded memory.
+
+A number is a step only when it behaves like one: lines of the same shape show it again and again, it grows, and the next is
+near the last. So a total, a printed configuration, an epoch counter, an evaluation's bar and Slurm's own lines are none. A
+format that looks right but cannot be told from something else gives no step: unknown is an answer, a wrong step is none.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from ftsupervise.rundir.log_lines import LINE, LOSS, lines
+
+_NUMBER = r"(?P<step>\d{1,3}(?:,\d{3})+|\d{1,15})"
+_END = r"(?![\d]*[.\w]\d)(?!\w)"  # "10.0" is Slurm's step or a float, "45ms" a duration
+_GROWN = 4  # values, each greater than the one before, after which it is a step
+_FAR = 50  # largest increments: a number further away is another thing
+_MOST = 128  # shapes of lines that are remembered
+_SHAPE = 160  # characters of one
+
+
+class Format(NamedTuple):
+    """How one kind of program writes its step. ``example``: a line of it, as its program wrote it."""
+
+    name: str
+    pattern: re.Pattern[str]
+    example: str
+    rank: int  # the lower, the sooner believed where several are seen
+    of_epoch: int | None = None  # the step is one of its epoch: epochs count from this number
+    bar: bool = False  # it may be the bar of anything: something else must say that it trains
+
+
+def _form(
+    name: str, pattern: str, example: str, rank: int, *, of_epoch: int | None = None, bar: bool = False
+) -> Format:
+    return Format(name, re.compile(pattern.replace("NUMBER", _NUMBER + _END), re.I), example, rank, of_epoch, bar)
+
+
+# The more exact one first: the first that fits a line is taken.
+FORMATS = (
+    _form(
+        "Megatron",
+        r"(?<![a-z])iteration\s+NUMBER\s*/\s*(?P<total>\d+)\s*\|\s*consumed",
+        " iteration     1000/  500000 | consumed samples:       256000 | elapsed time per iteration (ms): 512.3 | "
+        "learning rate: 1.500E-04 | global batch size:   256 | lm loss: 2.345678E+00 |",
+        0,
+    ),
+    _form(
+        "DeepSpeed",
+        r"\[Rank \d+\]\s+step=NUMBER,\s*skipped=",
+        "[2024-05-01 10:00:00,123] [INFO] [logging.py:96:log_dist] [Rank 0] step=10, skipped=0, lr=[1e-05], mom=[(0.9, 0.999)]",
+        0,
+    ),
+    _form(
+        "Keras",
+        r"^NUMBER/(?P<total>\d+) (?:\[[=>.]*\]|[━ ]+)",
+        "45/100 ━━━━━━━━━━━━━━━━━━━━ 2s 45ms/step - accuracy: 0.9012 - loss: 0.3123",
+        2,
+        of_epoch=1,
+    ),
+    _form(
+        "Lightning",
+        r"^Epoch (?P<epoch>\d+):\s+\d+%\|[^|]*\|\s*NUMBER/(?P<total>\d+) \[",
+        "Epoch 3:  45%|████▌     | 45/100 [00:08<00:10,  5.21it/s, v_num=0, train_loss=0.312]",
+        2,
+        of_epoch=0,
+    ),
+    _form(
+        "torchvision",
+        r"^Epoch: \[(?P<epoch>\d+)\]\s+\[\s*NUMBER/(?P<total>\d+)\]",
+        "Epoch: [3]  [ 100/1251]  eta: 0:10:21  lr: 0.000100  loss: 2.1234 (2.4321)  time: 0.5012  data: 0.0012",
+        2,
+        of_epoch=0,
+    ),
+    _form(
+        "timm",
+        r"^Train: (?P<epoch>\d+) \[\s*NUMBER/(?P<total>\d+) ",
+        "Train: 3 [ 100/1251 (  8%)]  Loss: 6.93 (6.95)  Time: 0.501s,  510.98/s  LR: 1.000e-05  Data: 0.012 (0.020)",
+        2,
+        of_epoch=0,
+    ),
+    _form(
+        "PyTorch's word_language_model",
+        r"^\| epoch\s+(?P<epoch>\d+)\s+\|\s+NUMBER/\s*(?P<total>\d+) batches",
+        "| epoch   4 |    50/  132 batches | lr 20.00 | ms/batch 12.34 | loss  5.12 | ppl   167.34",
+        2,
+        of_epoch=1,
+    ),
+    _form(
+        "tqdm",
+        r"^\d+%\|[^|]*\|\s*NUMBER/(?P<total>[\d,]+) \[",
+        "  3%|▎         | 281/10000 [00:01<00:50, 195.31it/s]",
+        3,
+        bar=True,
+    ),
+    _form(
+        "nanoGPT, and whatever says step or iteration",
+        r"(?<![a-z])(?:global[ _-]?step|train[ _-]?step|num_updates|step|iteration|iter)s?['\"]?\s*[:=#\]]?\s*['\"]?NUMBER",
+        "iter 787: loss 2.3456, time 123.45ms, mfu 12.34%",
+        1,
+    ),
+)
+
+_EPOCH = re.compile(r"^Epoch (\d+)/(\d+)\s*$")  # Keras says it on a line of its own
+_ANNOUNCED = re.compile(r"(?:total (?:optimization|training|train) steps|max_steps)\W{1,4}([\d,]+)", re.I)
+_SLURM = re.compile(r"(?:\d+: ?)?(?:srun|slurmstepd|slurmd|sbatch|salloc|scancel)(?:-\S+)?:|\*\*\* (?:STEP|JOB) ", re.I)
+_LABEL = re.compile(r"(?:\[?(?:default|rank)?\s?(\d{1,6})\]?: ?|\[rank(\d{1,6})\]:? ?)")
+_NUMBERS = re.compile(r"[-+]?(?:\d[\d,]*(?:\.\d*)?(?:e[-+]?\d+)?|\bnan\b|\binf(?:inity)?\b)", re.I)
+_BAR = re.compile(r"[█▏▎▍▌▋▊▉━#=>.]{2,}|\s+")
+# what else has steps, or a bar
+_OTHER = re.compile(
+    r"(?<![a-z])(?:eval|valid|val[ _]|test|sampl|generat|warm|download|load|token|mapp|filter|prepro|predict|sanity|"
+    r"resum|restor|checkpoint|sav(?:ed|ing)|total|max|num_train|num_steps|until|every)",
+    re.I,
+)
+_TRAINS = re.compile(r"(?<!eval_)(?<!val_)(?<!eval )(?<!val )loss", re.I)
+
+
+@dataclass
+class _Series:
+    """The numbers that lines of one shape show."""
+
+    form: Format
+    total: int | None
+    first: int
+    last: int
+    grown: int = 1  # values, each greater than the one before
+    increment: int = 0  # the largest that was near
+    fell: bool = False
+    trains: bool = False  # something beside the bar says that it trains
+    within: int = 0  # how often a faster counter began anew while this one stood
+
+    @property
+    def sure(self) -> bool:
+        return self.grown >= _GROWN and not self.fell and (self.trains or not self.form.bar) and not self._is_outer
+
+    @property
+    def _is_outer(self) -> bool:
+        return self.within >= 2 and self.within + 2 >= self.grown
+
+    def add(self, value: int) -> bool:
+        """Take the next number. Returns whether the count began anew."""
+        by = value - self.last
+        if by > 0:
+            if self.grown >= 2 and by > _FAR * self.increment:
+                return False
+            self.increment = max(self.increment, by)
+            self.grown += 1
+            self.last = value
+        elif -by > self.increment:  # another rank may be one line behind
+            self.fell, self.last = True, value
+            return True
+        return False
+
+
+@dataclass
+class StepReader:
+    """Reads the output of one attempt, piece by piece."""
+
+    seen: int = 0  # lines read
+    _series: dict[tuple[str, ...], _Series] = field(default_factory=dict)
+    _epoch: int | None = None
+    _announced: set[int] = field(default_factory=set)
+    _chosen: _Series | None = None
+
+    @property
+    def step(self) -> int | None:
+        """The newest step; None while no number behaves like one."""
+        return None if self._chosen is None else self._chosen.last
+
+    @property
+    def first(self) -> int | None:
+        """The first step that was shown."""
+        return None if self._chosen is None else self._chosen.first
+
+    @property
+    def total(self) -> int | None:
+        """The last step to be made, where its lines say so."""
+        if self._chosen is None or self._chosen.form.of_epoch is not None:
+            return None
+        return self._chosen.total
+
+    @property
+    def format(self) -> str:
+        return "" if self._chosen is None else self._chosen.form.name
+
+    def feed(self, data: bytes) -> None:
+        """Read whole lines."""
+        for line in lines(data):
+            self.seen += 1
+            self._read(line)
+        if self._chosen is None or not self._chosen.sure:
+            self._chosen = None
+        better = min(
+            (one for one in self._series.values() if one.sure),
+            key=lambda one: (one.form.rank, -one.grown),
+            default=None,
+        )
+        if better is not None and (self._chosen is None or better.form.rank < self._chosen.form.rank):
+            self._chosen = better
+
+    def _read(self, line: str) -> None:
+        if _SLURM.match(line):
+            return
+        label = _LABEL.match(line)
+        text = line[label.end() :] if label is not None else line
+        if (found := _EPOCH.match(text)) is not None:
+            self._epoch = int(found[1])
+        if (found := _ANNOUNCED.search(text)) is not None and len(self._announced) < 16:
+            self._announced.add(_whole(found[1]))
+        fits = next(_fits(text.strip()), None)
+        if fits is None:
+            if LOSS.search(text) is not None and _TRAINS.search(text) is not None:
+                for one in self._series.values():
+                    one.trains = one.trains or (one.form.bar and one.grown > 1 and one.last != one.total)
+            return
+        form, match = fits
+        value, total = _whole(match["step"]), _whole(match["total"]) if "total" in match.groupdict() else None
+        if form.of_epoch is not None:
+            epoch = int(match["epoch"]) if "epoch" in match.groupdict() else self._epoch
+            if epoch is None or epoch < form.of_epoch or total is None or value > total:
+                return
+            value += (epoch - form.of_epoch) * total
+        self._add(form, label[0] if label is not None else "", text, value, total)
+
+    def _add(self, form: Format, label: str, text: str, value: int, total: int | None) -> None:
+        key = (form.name, label, str(total or ""), "" if total is not None else _shape(text))
+        one = self._series.pop(key, None)
+        if one is None:
+            one = _Series(form, total, value, value)
+        elif one.add(value):
+            for other in self._series.values():
+                other.within += 1
+        one.trains = one.trains or total in self._announced or (form.bar and _TRAINS.search(text) is not None)
+        self._series[key] = one  # the newest last
+        while len(self._series) > _MOST:
+            gone = next(other for other in self._series if self._series[other] is not self._chosen)
+            del self._series[gone]
+
+
+def _fits(text: str) -> Iterator[tuple[Format, re.Match[str]]]:
+    for form in FORMATS:
+        match = form.pattern.search(text)
+        if match is not None and _OTHER.search(text[: match.start("step")]) is None:
+            yield form, match
+
+
+def _shape(text: str) -> str:
+    """Return the line without what changes in it from step to step."""
+    return _BAR.sub(" ", _NUMBERS.sub("0", text[:LINE]))[:_SHAPE]
+
+
+def _whole(text: str) -> int:
+    return int(text.replace(",", ""))

@@ -1,0 +1,214 @@
+"""The step of a training that nobody here wrote: shown true, or not shown."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Iterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ftsupervise.rundir.step_reader import FORMATS, StepReader
+
+
+def read(lines: Iterable[str]) -> StepReader:
+    reader = StepReader()
+    for line in lines:
+        reader.feed(line.encode() + b"\n")
+    return reader
+
+
+def bar(step: int, total: int, before: str = "", after: str = "") -> str:
+    return f"{before}{100 * step // total:3d}%|{'█' * (10 * step // total):10}| {step}/{total} [00:01<00:50, 195.31it/s{after}]"
+
+
+@pytest.mark.parametrize("form", FORMATS, ids=lambda form: form.name)
+def test_a_real_line_of_each_program_is_taken_by_its_own_format(form: object) -> None:
+    assert form in FORMATS
+    fits = next(one for one in FORMATS if one.pattern.search(form.example.strip()))  # type: ignore[attr-defined]
+    assert fits is form
+
+
+# what a program prints, and the steps that may be shown of it
+def nanogpt() -> Iterator[str]:
+    yield "max_iters = 600000"
+    yield "number of parameters: 10.65M"
+    for at in range(0, 1000, 10):
+        if at % 250 == 0:
+            yield f"step {at}: train loss 2.{at}, val loss 2.{at + 1}"
+            yield "saving checkpoint to out-shakespeare-char"
+        yield f"iter {at}: loss 2.{at:04d}, time {at % 97}.45ms, mfu 12.34%"
+
+
+def trainer() -> Iterator[str]:
+    yield "***** Running training *****"
+    yield "  Num examples = 2,318"
+    yield "  Total optimization steps = 281,400"
+    for at in range(0, 4000, 3):
+        yield bar(at, 281_400)
+        if at % 500 < 3:
+            yield f"{{'loss': 6.{at}, 'grad_norm': 1.5, 'learning_rate': 4.99e-05, 'epoch': {at / 290:.2f}}}"
+            for done in range(0, 51, 10):
+                yield bar(done, 50)
+            yield f"{{'eval_loss': 6.{at}, 'eval_runtime': 3.2, 'eval_steps_per_second': 15.1, 'epoch': 1.0}}"
+
+
+def lightning() -> Iterator[str]:
+    for epoch in range(3):
+        for at in range(0, 101, 5):
+            yield bar(at, 100, f"Epoch {epoch}: ", ", v_num=0, train_loss=0.312")
+        for at in range(11):
+            yield bar(at, 10, "Validation DataLoader 0: ")
+
+
+def keras() -> Iterator[str]:
+    for epoch in range(1, 4):
+        yield f"Epoch {epoch}/3"
+        for at in range(1, 101, 3):
+            yield f"\x1b[1m{at}/100\x1b[0m ━━━━━━━━━━ 2s 45ms/step - accuracy: 0.9{at} - loss: 0.{at}"
+
+
+def megatron() -> Iterator[str]:
+    for at in range(100, 3000, 100):
+        yield (
+            f" iteration {at:8d}/  500000 | consumed samples: {at * 256} | elapsed time per iteration (ms): 5{at}.3 | "
+            f"lm loss: 2.{at}E+00 | number of skipped iterations:   0 | number of nan iterations:   0 |"
+        )
+
+
+def deepspeed() -> Iterator[str]:
+    for at in range(10, 500, 10):
+        yield f"[2024-05-01 10:00:00,123] [INFO] [logging.py:96:log_dist] [Rank 0] step={at}, skipped=0, lr=[1e-05], mom=[0.9]"
+
+
+def ranks() -> Iterator[str]:
+    for at in range(1000, 1100):
+        for rank in range(4):
+            yield f"{rank}: step {at:,} | loss 2.{at}"
+
+
+def language_model() -> Iterator[str]:
+    for epoch in range(1, 5):
+        for at in range(10, 132, 10):
+            yield f"| epoch {epoch:3d} | {at:5d}/  132 batches | lr 20.00 | ms/batch {at}.34 | loss  5.12 | ppl   167.34"
+        yield f"| end of epoch   {epoch} | time:  3.47s | valid loss  5.53 | valid ppl   252.0"
+
+
+@pytest.mark.parametrize(
+    ("program", "first", "last"),
+    [
+        (nanogpt, 0, 990),
+        (trainer, 0, 3999),
+        (lightning, 0, 300),
+        (keras, 1, 300),
+        (megatron, 100, 2900),
+        (deepspeed, 10, 490),
+        (ranks, 1000, 1099),
+        (language_model, 10, 526),
+    ],
+)
+def test_the_step_of_a_known_program_is_found(program: object, first: int, last: int) -> None:
+    reader = read(program())  # type: ignore[operator]
+    assert (reader.first, reader.step) == (first, last)
+
+
+def slurm() -> Iterator[str]:
+    for at in range(1, 20):
+        yield f"slurmstepd: error: *** STEP {at}.0 ON node-0 CANCELLED AT 2026-05-01T10:00:{at:02d} ***"
+        yield f"srun: Job step {at} aborted"
+        yield f"2026-11-22T01:02:{at:02d}Z ftsupervise: attempt {at}, at step {at}"
+
+
+def epochs_named_iteration() -> Iterator[str]:
+    for epoch in range(1, 8):
+        yield f"Iteration {epoch}"
+        for at in range(1, 60):
+            yield f"batch step {at} loss 0.{at}"
+
+
+def configuration() -> Iterator[str]:
+    for _ in range(3):
+        yield from (
+            "max_iters: 100000",
+            "warmup_iters=100",
+            "global_step: 100",
+            "'logging_steps': 500",
+            "total steps 900",
+        )
+        yield "  Total optimization steps = 281,400"
+
+
+def other_bars() -> Iterator[str]:
+    for at in range(0, 101, 2):
+        yield bar(at, 100)
+    for name in ("Running tokenizer on dataset: ", "Downloading shards: ", "Loading checkpoint shards: ", "Map: "):
+        for at in range(0, 1001, 50):
+            yield bar(at, 1000, name)
+
+
+def a_recipe() -> Iterator[str]:
+    yield from (f"Step {at}/8 : {word}" for at, word in enumerate(("FROM a", "RUN b", "COPY c"), 1))
+    yield from (f"step {at}: {word}" for at, word in enumerate(("read", "sort", "merge", "write", "check"), 1))
+
+
+def evaluation() -> Iterator[str]:
+    for at in range(100):
+        yield f"eval step {at} loss 2.{at}"
+        yield f"[validation] iter {at}"
+        yield f"2026-05-01 10:{at % 60:02d}:00 INFO 45ms/step loss 2.{at}"
+
+
+STRANGE = (slurm, configuration, other_bars, a_recipe, evaluation)
+
+
+@pytest.mark.parametrize("program", STRANGE)
+def test_what_is_no_step_is_not_shown_as_one(program: object) -> None:
+    reader = StepReader()
+    for line in program():  # type: ignore[operator]
+        reader.feed(line.encode() + b"\n")
+        assert reader.step is None, line
+
+
+def test_a_count_that_begins_anew_with_each_epoch_is_shown_only_while_it_is_true() -> None:
+    reader, anew = StepReader(), False
+    for line in epochs_named_iteration():
+        reader.feed(line.encode() + b"\n")
+        anew = anew or (line.startswith("batch step 1 loss") and reader.seen > 2)
+        assert not anew or reader.step is None, line
+    assert anew
+
+
+def test_two_hundred_hours_of_logs_show_no_wrong_step() -> None:
+    """A line a minute and more, of trainings with other things in between: each step shown was printed as one before."""
+    dice = random.Random(27)
+    noise = [line for program in STRANGE for line in program()]
+    for made in range(20):  # ten hours each
+        reader, step, size = StepReader(), dice.choice((0, 5, 1690, 100_000)), dice.choice((1, 10, 100))
+        shown = {
+            0: "iter {}: loss {:.4f}, time 12.3ms",
+            1: "step {} | loss {:.3f}",
+            2: "{{'global_step': {}, 'loss': {:.2f}}}",
+        }
+        form = shown[made % 3]
+        printed: set[int] = set()
+        for _ in range(600):
+            step += size
+            printed.add(step)
+            reader.feed(form.format(step, dice.random()).encode() + b"\n")
+            for line in dice.sample(noise, dice.randrange(4)):
+                reader.feed(line.encode() + b"\n")
+            assert reader.step is None or reader.step == step, (form, step, reader.step)
+        assert reader.step == step
+
+
+def test_a_jump_far_away_is_not_the_step() -> None:
+    reader = read([*(f"step {at} loss 2.1" for at in range(100)), "step 281400 loss 2.1"])
+    assert reader.step == 99
+
+
+@given(st.lists(st.binary(max_size=300), max_size=50))
+def test_nothing_in_a_log_makes_the_step_reader_fail(pieces: list[bytes]) -> None:
+    reader = StepReader()
+    for piece in pieces:
+        reader.feed(piece)
