@@ -57,7 +57,7 @@ def check(runs: tuple[str, ...]) -> None:
             wrong.append(str(error))
             continue
         say(f"{path}: fine. Run {found.name}, in {found.run_dir}")
-        for sentence in _requeued(found):
+        for sentence in (*_requeued(found), *what_is_seen(found)):
             say(sentence)
         for sentence in (*doubts, *without_receivers(found)):
             say(f"note: {sentence}", err=True)
@@ -104,6 +104,16 @@ def _requeued(run: Run) -> tuple[str, ...]:
     finally:
         host.answer_by = before
     return (f"  {choice.option}: {choice.why}",)
+
+
+def what_is_seen(run: Run) -> tuple[str, ...]:
+    """Return what is seen of a command that may have no guard, and what is not: two lines."""
+    asked = run.launch.heartbeat
+    where = f"{asked.file}" if asked is not None and asked.file is not None else "its output"
+    return (
+        f"  without the guard, seen: steps in {where}; processes on the first node that are stopped or stand still",
+        "  without the guard, not seen: a loop that spins, ranks on other nodes, a save on demand",
+    )
 
 
 def without_receivers(run: Run) -> tuple[str, ...]:

@@ -44,6 +44,8 @@ def lines_of(found: RunDetail, width: int = 80, advised: Mapping[str, str] = Map
     step = "" if row.step is None else f", step {row.step}"
     if row.step is not None and row.last_step:
         step += f" of {row.last_step} ({100 * row.step / row.last_step:.0f} %)"
+    if step and any("source" in beat.facts for beat in seen.beats):
+        step += ", read from its output"
     head = click.style(seen.verdict, fg=COLOURS.get(seen.verdict, "cyan"), bold=True)
     why = reason_of(row)
     lines = [f"{seen.name}: {head}{_alarm(found)}{f' ({why})' if why else ''}{step}"]
