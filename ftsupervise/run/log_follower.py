@@ -22,6 +22,7 @@ from ftsupervise.truth import RankState
 _SILENT = 5.0  # seconds without a look after which nothing is known of the command
 _OURS = ("FTSUPERVISE_", "SLURM_")  # what marks a process as the attempt's own
 _END = 1.0  # seconds for it to end
+_BRIEF = 2.0  # seconds: a command that lasts no longer has no steps that would be waited for
 
 
 class LogFollower:
@@ -45,7 +46,7 @@ class LogFollower:
         self._say, self._silent, self._looked, self._ended = say, silent, monotonic(), False
         self._asked, self._elsewhere = bool(log or file), elsewhere
         self._processes: tuple[str, float | None] = ("", None)  # the state of those here, and their CPU seconds
-        self._rest, self._reported = b"", False
+        self._rest, self._reported, self._began = b"", False, monotonic()
         self._process: processes.Process | None = None
         words = (log, str(file or ""), str(rundir.root), str(attempt), str(area or ""))
         self._pipe, write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -110,7 +111,8 @@ class LogFollower:
     def close(self) -> None:
         """Let it take a last look and end; bounded."""
         if self._process is not None:
-            processes.signal_exactly(self._process, signal.SIGTERM)
+            brief = not self._asked and monotonic() - self._began < _BRIEF
+            processes.signal_exactly(self._process, signal.SIGKILL if brief else signal.SIGTERM)
             for one in processes.wait_gone([self._process], _END):
                 processes.signal_exactly(one, signal.SIGKILL)
         self._hear()

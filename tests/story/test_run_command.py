@@ -114,7 +114,11 @@ def test_a_kill_switch_shuts_the_gate_and_says_who_and_why(run: SupervisedRun) -
 def test_attempts_started_at_the_same_moment_get_numbers_of_their_own(run: SupervisedRun) -> None:
     many = [run.start("true") for _ in range(6)]
     assert {m.wait(60) for m in many} <= {0, 143}, "a slow one is told to leave for the newer ones"
-    assert [a.number for a in run.attempts()] == [1, 2, 3, 4, 5, 6]
+    numbers = [a.number for a in run.attempts()]
+    assert numbers == list(range(1, len(numbers) + 1))
+    assert len(numbers) >= 3, "the brake may come on after three that ended without a step"
+    said = "".join(m.said() for m in many)
+    assert all(said.count(f"attempt {number} of run: true") == 1 for number in numbers)
 
 
 def test_the_warning_reaches_a_command_that_hears_it_and_the_file_is_there(run: SupervisedRun) -> None:
