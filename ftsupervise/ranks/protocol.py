@@ -176,6 +176,7 @@ def read_states(body: bytes, node: str, seen: float) -> list[RankState]:
                     _LETTERS[state],
                     None if flags & _NO_CPU else cpu * 0.01,
                     flags & _LEAVING != 0,
+                    False,
                 ),
             )
             for rank, pid, step, stepped, beaten, cpu, state, flags, phase in _RANK.iter_unpack(body[at:])
