@@ -394,9 +394,13 @@ class RunningCommand:
         if self.asked.options.forward == "never":
             return
         if self.asked.options.forward == "always":
+            self.now = self.now._replace(heard=True)
             processes.send([self.pid], number)
             return
-        processes.send(self._handlers(number), number)
+        takers = self._handlers(number)
+        if takers:
+            self.now = self.now._replace(heard=True)
+        processes.send(takers, number)
         if number not in (signal.SIGUSR1, signal.SIGUSR2) and processes.sruns(self._ours()):
             threading.Thread(target=self.asked.tell_ranks, args=(number,), name="tell", daemon=True).start()
 
@@ -446,6 +450,7 @@ class RunningCommand:
             worked=None if seen.active_at is None else max(0.0, seen.active_at - began),
             stop_signal=stop_signal,
             warned=self.now.warned,
+            heard=self.now.heard,
             newer=newer,
             note=f"left behind: {self.left_behind}" if self.left_behind else "",
             died_at=self.died_at,
