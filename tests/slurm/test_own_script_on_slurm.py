@@ -46,3 +46,25 @@ def test_a_member_that_leaves_with_0_holds_the_others_until_somebody_says_that_i
     until(lambda: not here.queue().strip(), "the end of the members", 60)
     mark = read_finished(here.rundir)
     assert len(here.attempts()) == 1 and mark is not None and mark.step == 40
+
+
+@pytest.mark.parametrize("command", ["{python} own.py", "cd . && {python} own.py | cat"], ids=["program", "shell code"])
+def test_a_script_that_does_not_catch_the_warning_is_not_killed_by_it(
+    scene: Callable[..., Scene], until: Until, command: str
+) -> None:
+    """srun hands SIGUSR1 on to its ranks, and a Python without a handler dies of it: minutes of each job were lost."""
+    here = scene(nodes=1)
+    (here.folder / "own.py").write_text(nano(100_000))
+    (here.folder / "deaths").write_text("0")
+    job = here.launch(command.format(python=sys.executable), nodes=1, jobs=1)
+    until(lambda: "iter 10:" in here.log(), "steps", 60)
+    here.sandbox.run(["scancel", "--batch", "--signal=USR1", job])
+    log = here.rundir.attempt(1) / "run.log"
+    until(lambda: "the job ends soon" in log.read_text(), "the warning", 30)
+    assert "nothing in the command catches it, so nothing is sent" in log.read_text()
+    now = int(here.log().rpartition("iter ")[2].partition(":")[0])
+    until(lambda: f"iter {now + 40}:" in here.log(), "that it trains on", 60)
+    assert here.attempts()[0].ended is None
+    here.sandbox.run(["scancel", job])
+    until(lambda: here.attempts()[0].ended is not None, "its end", 60)
+    assert "cancelled or preempted" in here.attempts()[0].words

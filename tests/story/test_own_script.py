@@ -95,3 +95,10 @@ def test_an_exit_with_0_finishes_the_run_where_the_settings_say_so(
     until(lambda: not Local().queue(), "the end of the chain", 90)
     assert len(ledger(rundir)) == 1 and (mark := read_finished(rundir)) is not None and mark.step == 40
     assert read_brake(rundir) is None
+
+
+def test_the_switches_say_that_nothing_in_it_hears_them(launch: Launch, until: Until, tmp_path: Path) -> None:
+    rundir = launch(nano(100_000), 0)
+    until(lambda: any(one.source == "output" for one in ledger(rundir)), "steps that are read", 60)
+    assert "hears a save, and the switch stays up." in typed("save", folder=tmp_path, env=env(tmp_path)).stdout
+    assert "ended by SIGTERM after launch.restart" in typed("kill", "--yes", folder=tmp_path, env=env(tmp_path)).stdout
