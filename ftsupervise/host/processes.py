@@ -233,9 +233,9 @@ def who_hears(pid: int, number: int) -> list[int]:
 
 
 def is_heard(takers: list[int], number: int, ranks: list[int]) -> bool:
-    """Return whether something acts on the signal, which has its handler in one of ``takers`` (``who_hears``).
+    """Return whether something acts on the signal, which one of ``takers`` handles (``who_hears``) or hands on to ranks (srun).
 
-    srun has one for its ranks, and would kill those that have none: ``ranks``, as far as they are on this host, are asked
+    srun would kill those that have no handler: ``ranks``, as far as they are on this host, are asked
     themselves. Where none is here, they may hear it. Our own shell around a command has one only to outlive the signal.
     """
     others = [pid for pid in takers if _SRUN not in _names(pid)]

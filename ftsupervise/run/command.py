@@ -402,7 +402,8 @@ class RunningCommand:
             return
         takers = self._handlers(number)
         if number == self.asked.options.warning and number not in STOP:
-            if not processes.is_heard(takers, number, self._ranks_elsewhere()):
+            through = [*takers, *processes.sruns(self._ours())]
+            if not processes.is_heard(through, number, self._ranks_elsewhere()):
                 return
             self.now = self.now._replace(heard=True)
         processes.send(takers, number)

@@ -84,6 +84,13 @@ FORMATS = (
         of_epoch=0,
     ),
     _form(
+        "MMDetection",
+        r"\bEpoch \[(?P<epoch>\d+)\]\[NUMBER/(?P<total>\d+)\]",
+        "2020-05-08 18:56:16,649 - mmdet - INFO - Epoch [1][2400/7517]\tlr: 0.00125, eta: 4:33:09, time: 0.595, loss: 0.4890",
+        2,
+        of_epoch=1,
+    ),
+    _form(
         "PyTorch's word_language_model",
         r"^\| epoch\s+(?P<epoch>\d+)\s+\|\s+NUMBER/\s*(?P<total>\d+) batches",
         "| epoch   4 |    50/  132 batches | lr 20.00 | ms/batch 12.34 | loss  5.12 | ppl   167.34",
@@ -96,6 +103,12 @@ FORMATS = (
         "  3%|▎         | 281/10000 [00:01<00:50, 195.31it/s]",
         3,
         bar=True,
+    ),
+    _form(
+        "whatever says global step, beside the step of an epoch too",
+        r"(?<![a-z])global[ _-]?steps?['\"]?\s*[:=#\]]?\s*['\"]?NUMBER",
+        "Training, Epoch: 0, Step: 2, Global_Step: 2, Loss: distogram=4.159 loss=160.364",
+        1,
     ),
     _form(
         "nanoGPT, and whatever says step or iteration",
