@@ -106,7 +106,8 @@ def decide(situation: Situation, budgets: Budgets) -> RestartDecision:
     if situation.asked:
         return RestartDecision(NextAction.LEAVE, situation.asked)
     verdict = RestartDecision(NextAction.LEAVE, situation.over) if situation.over else _decide(situation, budgets)
-    if verdict.move is NextAction.RESTART and (held := _begins_anew(situation.attempts, budgets, situation.first)):
+    repeats = verdict.move is NextAction.RESTART or (verdict.move is NextAction.STOP and verdict.times > 1)
+    if repeats and (held := _begins_anew(situation.attempts, budgets, situation.first)):
         return held
     return before_leaving(verdict, situation, budgets)
 
