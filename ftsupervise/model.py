@@ -10,7 +10,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
-from ftsupervise.truth import Beginning, LossTrouble, OutputPart, Resumed
+from ftsupervise.truth import Beginning, LeftCheckpoint, LossTrouble, OutputPart, Resumed
 from ftsupervise.units import show_duration
 
 
@@ -224,6 +224,11 @@ class Reached(NamedTuple):
     trouble: LossTrouble | None = None  # with the loss, that was not over when it ended
     first_loss: float | None = None
     because: tuple[NodeRanks, str] | None = None  # the rank that asked to stop, and its words
+    source: str = ""  # who told the steps: one of ``SOURCES``; "": not known
+    epoch: int | None = None  # at the first step, where the output says so
+
+
+GUARD, OUTPUT, NOBODY = SOURCES = ("guard", "output", "nobody")  # who tells the steps of an attempt
 
 
 class Claim(NamedTuple):
@@ -246,6 +251,7 @@ class End(NamedTuple):
     braked: bool = False  # the brake comes on after it
     stop_signal: int = 0  # that asked us to stop
     warned: bool = False
+    heard: bool = False  # a process of it catches the signal that warned it
     newer: int | None = None  # the attempt that has taken our place
     note: str = ""
     died_at: float | None = None  # monotonic time at which the end was first seen
@@ -284,6 +290,9 @@ class Attempt(NamedTuple):
     heard: datetime | None = None  # of one without an end: its supervisor's last page
     trouble: LossTrouble | None = None  # with the loss, that was not over when it ended
     first_loss: float | None = None  # the first that any rank reported
+    source: str = ""  # who told the steps: one of ``SOURCES``; "": not known
+    epoch: int | None = None  # at the first step, where the output says so
+    written: LeftCheckpoint | None = None  # None where it has a guard, or nobody has looked
 
     @property
     def words(self) -> str:

@@ -179,6 +179,17 @@ class Resumed(NamedTuple):
         return said + (f" ({'; '.join(more)})" if more else "")
 
 
+class LeftCheckpoint(NamedTuple):
+    """The newest thing like a checkpoint that an attempt without a guard wrote, and where it was kept from a start over it."""
+
+    path: Annotated[str, 4096] = ""
+    step: int | None = None  # as its name says
+    at: datetime | None = None  # when it was last written
+    size: int = 0
+    kept: Annotated[str, 4096] = ""  # "": it was not kept
+    how: Annotated[str, 300] = ""  # in which way, or why not
+
+
 class Beginning(NamedTuple):
     """The place where an attempt begins, as its supervisor chose it. ``words()`` renders it for people."""
 

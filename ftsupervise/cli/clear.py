@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 import click
@@ -18,20 +19,43 @@ if TYPE_CHECKING:
 @RUNS
 @click.option("--switch", type=click.Choice(["kill", "save", "both"]), default="both", show_default=True)
 @click.option("--brake", is_flag=True, help="Release the brake, and let the members that were held start.")
-def clear(runs: tuple[str, ...], switch: str, brake: bool) -> None:
+@click.option("--finished", is_flag=True, help="The training is complete: the members that were held leave at once.")
+def clear(runs: tuple[str, ...], switch: str, brake: bool, finished: bool) -> None:
     """Lower the switches again. This starts nothing: a run that has stopped goes on with ftsupervise launch.
 
     RUN is a directory, an ftsupervise.yaml, or a name; default: ./ftsupervise.yaml.
 
     With --brake: release the brake, which repeated failures without progress put on. Earlier failures no longer
     count. If jobs of the chain are held, they start again; if none is left, launch again (ftsupervise launch).
+
+    With --finished: the answer to "is it finished?" for a command without the guard that has left with 0.
     """
-    for rundir, name in find(runs, brake=brake):
-        if brake:
+    for rundir, name in find(runs, brake=brake or finished):
+        if finished:
+            _finish(rundir, name)
+        if brake or finished:
             _release(rundir, name)
             _release_groups(rundir)
         else:
             _take_down(rundir, name, switch)
+
+
+def _finish(rundir: RunDir, name: str) -> None:
+    """Write the finished mark, as a loop with a guard does. It comes first: a member that is let go must find it."""
+    from datetime import datetime, timezone
+
+    from ftsupervise.errors import from_os_error
+    from ftsupervise.rundir.ledger import newest
+    from ftsupervise.rundir.switches import Finished, write_finished
+
+    try:
+        last = newest(rundir)
+        step, number = (None, None) if last is None else (last.last_step, last.number)
+        if not rundir.has_finished():
+            write_finished(rundir, Finished(step, number, os.uname().nodename, datetime.now(timezone.utc)))
+    except OSError as error:
+        raise from_os_error(error, f"write {rundir.finished}") from None
+    say(f"{name} is finished.")
 
 
 def _take_down(rundir: RunDir, name: str, switch: str) -> None:

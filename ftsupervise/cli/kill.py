@@ -9,7 +9,7 @@ import click
 
 from ftsupervise.cli import time_limit
 from ftsupervise.cli.output import say
-from ftsupervise.cli.switches import DELAY, RUNS, WHY, find, is_up, put_up
+from ftsupervise.cli.switches import DELAY, RUNS, WHY, find, is_up, no_guard_reports, put_up
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -42,7 +42,15 @@ def kill(runs: tuple[str, ...], why: str, yes: bool, confirm: str | None) -> Non
     _make_sure([name for _, name in found], yes, confirm)
     for rundir, name in found:
         put_up(rundir, KILL, why)
-        say(f"The kill switch of {name} is up. It saves and stops {DELAY}.")
+        if no_guard_reports(rundir):
+            say(
+                f"The kill switch of {name} is up. No guard reports in it: unless its command looks at the switch, it is"
+            )
+            say(
+                "ended by SIGTERM after launch.restart.stop_within (10 minutes unless set), with what it has saved by then."
+            )
+        else:
+            say(f"The kill switch of {name} is up. It saves and stops {DELAY}.")
         say("Members of its chain that start later leave within seconds.")
         say(f"Undo:  ftsupervise clear {rundir.quoted()}")
         _end_held(rundir, name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from ftsupervise.cli.output import say
-from ftsupervise.cli.switches import DELAY, RUNS, WHY, find, is_up, put_up
+from ftsupervise.cli.switches import DELAY, RUNS, WHY, find, is_up, no_guard_reports, put_up
 
 
 @click.command()
@@ -22,5 +22,11 @@ def save(runs: tuple[str, ...], why: str) -> None:
         if is_up(rundir, SAVE, name):
             continue
         put_up(rundir, SAVE, why)
-        say(f"The save switch of {name} is up. It saves {DELAY}, and takes the switch down.")
+        if no_guard_reports(rundir):
+            say(
+                f"The save switch of {name} is up. No guard reports in it: unless its command looks at the switch, nothing"
+            )
+            say("hears a save, and the switch stays up.")
+        else:
+            say(f"The save switch of {name} is up. It saves {DELAY}, and takes the switch down.")
         say(f"Undo:  ftsupervise clear {rundir.quoted()} --switch save")

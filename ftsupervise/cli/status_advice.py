@@ -41,7 +41,10 @@ def advice_of(found: RunDetail, advised: Mapping[str, str]) -> Iterator[str]:
         for name in list(dict.fromkeys(names))[:_MOST]:
             look = f"ftsupervise check {printable(name)} {run}   (what fires, with its figures)"
             yield f"{printable(name)}: {printable(advised[name])}" if advised.get(name) else look
-    if found.row.braked:
+    if found.row.braked and found.row.asks:
+        yield f"ftsupervise clear --finished {run}   (if it is finished; the jobs that are held leave at once)"
+        yield f"ftsupervise clear --brake {run}   (if it is not, and the next one goes on)"
+    elif found.row.braked:
         held = any(job.state.waiting for job in found.status.jobs or ())
         then = "the jobs that are held start again" if held else "then launch again: ftsupervise launch"
         yield f"ftsupervise clear --brake {run}   (once that is mended; {then})"

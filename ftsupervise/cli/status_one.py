@@ -50,7 +50,15 @@ def lines_of(found: RunDetail, width: int = 80, advised: Mapping[str, str] = Map
     why = reason_of(row)
     lines = [f"{seen.name}: {head}{_alarm(found)}{f' ({why})' if why else ''}{step}"]
     lines += [f"  do        {words}" for words in advice_of(found, advised)]
-    lines += [*_queue(found), *_last_event(seen), *_progress(found), *_groups(found), *_memory(seen), *_saved(found)]
+    lines += [
+        *_queue(found),
+        *_last_event(seen),
+        *_progress(found),
+        *_groups(found),
+        *_memory(seen),
+        *_saved(found),
+        *_resumes(seen),
+    ]
     for switch in seen.run.switches:
         if switch.up or switch.problem:
             by = f", by {switch.who}" if switch.who else ""
@@ -183,6 +191,19 @@ def _saved(found: RunDetail) -> Iterator[str]:
             else ""
         )
         yield f"  saved     step {row.saved}{when}{lost}"
+
+
+def _resumes(seen: Status) -> Iterator[str]:
+    """Say that a script without the guard has begun anew."""
+    from ftsupervise.rundir.starting_over import since_a_person, starts_over
+
+    try:
+        found = starts_over(since_a_person(seen.attempts, seen.rundir))
+    except OSError:
+        return
+    if found and not seen.rundir.has_finished():
+        kept = next((one.written.kept for one in seen.attempts if one.written is not None and one.written.kept), "")
+        yield f"  resume    {click.style(found[-1].words(), fg='red')}{f'; kept: {printable(kept)}' if kept else ''}"
 
 
 def _alerts(found: RunDetail) -> Iterator[str]:

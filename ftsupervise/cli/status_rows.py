@@ -197,7 +197,10 @@ def advice(
         known = _NO_LOG if row.verdict in _NO_LOG and not has_log(row) else _DO
         what, typed = known.get(row.verdict) or (alerts if row.firing else ("what is wrong", "status {run}"))
         lines.append((f"  ftsupervise {typed.format(run=_argument(row))}", f"{row.verdict}: {what}"))
-        if row.braked:
+        if row.braked and row.asks:
+            lines.append((f"  ftsupervise clear --finished {_argument(row)}", "if it is finished"))
+            lines.append((f"  ftsupervise clear --brake {_argument(row)}", "if it is not, and goes on"))
+        elif row.braked:
             lines.append((f"  ftsupervise clear --brake {_argument(row)}", "to go on, once that is mended"))
     size = max(len(typed) for typed, _ in lines)
     more = len(urgent) - _LOOK

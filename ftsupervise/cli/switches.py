@@ -59,6 +59,18 @@ def is_up(rundir: RunDir, switch: str, name: str) -> bool:
     return state.up
 
 
+def no_guard_reports(rundir: RunDir) -> bool:
+    """Return whether the steps of the attempt that runs are only read from its output; False where that cannot be seen."""
+    from ftsupervise.model import OUTPUT
+    from ftsupervise.rundir.ledger import newest
+
+    try:
+        last = newest(rundir)
+    except OSError:
+        return False
+    return last is not None and last.ended is None and last.source == OUTPUT
+
+
 def put_up(rundir: RunDir, switch: str, why: str) -> None:
     from datetime import datetime, timezone
 

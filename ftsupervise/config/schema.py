@@ -230,6 +230,8 @@ class Launch(Strict):
     distributed: Literal["auto", "never"] = declared("launch.distributed")
     heartbeat: HeartbeatSettings | None = None
     """How to see the progress of a command without the guard; null: it is not followed inside the job."""
+    resume: Annotated[str, Field(max_length=1000)] = declared("launch.resume")
+    finished_by: Literal["ask", "exit 0", "mark"] = declared("launch.finished_by")
     requeue: bool | None = None
     """Let Slurm put a job that lost a node back in the queue (true), or have the next member take over (false).
     null: Slurm starts it again at once, ahead of others, where the cluster offers that; otherwise as false."""

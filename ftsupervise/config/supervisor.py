@@ -25,6 +25,7 @@ class Form(Enum):
     CHOICE = ""
     CHOICES = " "  # the flag is given once for each
     SET = "  "  # a section: on where it is set
+    WORDS = "WORDS"
     COUNTS = "KIND=N"  # the flag is given once for each kind of failure
     MODULES = "M"
     SIGNAL = "SIGNAL[@S]"
@@ -61,6 +62,8 @@ _RESTART, _HANG, _LOSS = "launch.restart", "launch.restart.hang", "guard.loss"
 RETAIN = "checkpoints.retain"
 _NONFINITE = ("warn", "stop", "resume")
 WITHIN = {"start": "before the first start in each job", "failure": "after each failure, before the next start"}
+
+FINISHED_BY = ("ask", "exit 0", "mark")
 
 SETTINGS = (
     Setting(
@@ -117,6 +120,17 @@ SETTINGS = (
         "--heartbeat-file", "launch.heartbeat.file", "heartbeat_file", Form.FILE, None,
         help="The log of that, where it is not the job's output. Without heartbeat.log: a file that the command touches while "
         "it makes progress, or writes its step into.",
+    ),
+    Setting(
+        "--resume", "launch.resume", "resume", Form.WORDS, "",
+        help="For a script that has to be told to resume: what is added to its command when there is a checkpoint to go on "
+        "from, such as \"--resume {checkpoint}\", or a variable, \"RESUME={checkpoint}\". Shell code has the words in "
+        "$FTSUPERVISE_RESUME.",
+    ),
+    Setting(
+        "--finished-by", "launch.finished_by", "finished_by", Form.CHOICE, "ask", choices=FINISHED_BY, bare="mark", always=True,
+        help="What a command without the guard means that leaves with 0. ask: the next members wait, held, until a person says "
+        "whether it is finished; exit 0: it is finished; mark: only state/finished says so, and the next member goes on.",
     ),
     Setting(
         "--warm", f"{_RESTART}.warm", "warm", Form.MODULES, "auto", off="off",

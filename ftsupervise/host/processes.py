@@ -28,6 +28,7 @@ _LAUNCHERS = (
     *("torchrun", "torch.distributed.run", "torch.distributed.launch", "accelerate", "deepspeed", "ft_launcher"),
     "client.py",  # our own passes on what it gets, but its rank is asked itself
 )
+OUTLIVES = "set -o pipefail\ntrap : "  # begins the code of our own shell around a command (launch/shell_code.py)
 # For a shell: the processes with the word "$mark" (NAME=VALUE) in their environment. Zombies have none.
 SHELL_MARKED = """grep -lszxF -- "$mark" /proc/[0-9]*/environ 2>/dev/null | tr -c '0-9\\n' ' '"""
 
@@ -231,6 +232,31 @@ def who_hears(pid: int, number: int) -> list[int]:
     return found
 
 
+def is_heard(takers: list[int], number: int, ranks: list[int]) -> bool:
+    """Return whether something acts on the signal, which one of ``takers`` handles (``who_hears``) or hands on to ranks (srun).
+
+    srun would kill those that have no handler: ``ranks``, as far as they are on this host, are asked
+    themselves. Where none is here, they may hear it. Our own shell around a command has one only to outlive the signal.
+    """
+    others = [pid for pid in takers if _SRUN not in _names(pid)]
+    if any(not _only_outlives(pid) for pid in others):
+        return True
+    if len(others) == len(takers) or not ranks:
+        return bool(takers) and len(others) < len(takers)
+    return any(
+        _handles(pid, number) and not _only_outlives(pid) and not _names(pid).intersection(_LAUNCHERS) for pid in ranks
+    )
+
+
+def _only_outlives(pid: int) -> bool:
+    """Return whether it is our shell around a command that sets no trap of its own."""
+    words = _words(pid)
+    header, _, code = (words[2] if len(words) > 2 else "").partition("\n")[2].partition("\n")
+    return (
+        words[1:2] == ["-c"] and words[2].startswith(OUTLIVES) and header.startswith("trap : ") and "trap" not in code
+    )
+
+
 def sruns(pids: list[int]) -> list[int]:
     return [pid for pid in pids if _SRUN in _names(pid)]
 
@@ -372,11 +398,17 @@ def _status(pid: int) -> list[str]:
         return []
 
 
+def _words(pid: int) -> list[str]:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()[: 1 << 16].decode("utf-8", "replace").split("\0")
+    except OSError:
+        return []
+
+
 def _names(pid: int) -> set[str]:
     """Return the name of the program; for an interpreter also that of the script or module it runs."""
-    try:
-        words = Path(f"/proc/{pid}/cmdline").read_bytes()[:4096].decode("utf-8", "replace").split("\0")
-    except OSError:
+    words = _words(pid)
+    if not words:
         return set()
     first = words[:3] if os.path.basename(words[0]).startswith("python") else words[:1]
     return {os.path.basename(word) for word in first}

@@ -26,7 +26,8 @@ _SCRIPT = re.compile(rb"#!\s*\S*(?:/|env\s+)(?:ba|da|k|z)?sh\b")
 
 def doubts(run: Run, workdir: Path, read: Read) -> tuple[str, ...]:
     """Return a sentence for each. What cannot be read in time is passed over."""
-    return (*_nested(run, workdir, read), *_differs_in_each_job(run), *_no_folder(run))
+    of_files = (*_nested(run, workdir, read), *_leaves_with_0(run, workdir, read))
+    return (*of_files, *_differs_in_each_job(run), *_no_folder(run))
 
 
 def _nested(run: Run, workdir: Path, read: Read) -> Iterator[str]:
@@ -44,6 +45,20 @@ def _nested(run: Run, workdir: Path, read: Read) -> Iterator[str]:
                 f"launch.command: {word} calls srun itself, and the srun around it would wait for it for ever; write "
                 "srun: false, and the script runs once in the job"
             )
+
+
+def _leaves_with_0(run: Run, workdir: Path, read: Read) -> Iterator[str]:
+    """A Python script without the guard: nothing says what it means when it leaves with 0."""
+    if "finished_by" in run.launch.model_fields_set or run.launch.replica_groups is not None:
+        return
+    for word in program_words(understand(run.launch.command))[:50]:
+        data = read(workdir / word) if word.endswith(".py") and "\n" not in word else b""
+        if isinstance(data, bytes) and data and b"ftsupervise" not in data:
+            yield (
+                f"{word} has no guard: when it leaves with 0 the next members wait, held, until you say if it is finished; "
+                'launch: {finished_by: "exit 0"} says that it is then, and mark that it never is'
+            )
+            return
 
 
 def _differs_in_each_job(run: Run) -> Iterator[str]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -172,6 +173,7 @@ def _check_that_it_fits(run: Run, kind: str) -> None:
             f"run_dir: {run.run_dir} is the path of a replica group of the run in {whole}: it would obey the switches there",
             hint="give the directory another name than groups/g and digits",
         )
+    _check_resume(launch)
     if kind == SLURM:
         _check_output(run)
     if launch.replica_groups is None or launch.replica_groups.in_ != "jobs":
@@ -185,6 +187,23 @@ def _check_that_it_fits(run: Run, kind: str) -> None:
         raise ConfigError(
             "launch.spare_nodes: a replica group with a job of its own cannot have spare nodes yet",
             hint="its next member takes over on other nodes; in: allocation has spare nodes",
+        )
+
+
+def _check_resume(launch: Launch) -> None:
+    """Raises ConfigError for words that would reach no program."""
+    if not launch.resume:
+        return
+    try:
+        shlex.split(launch.resume)
+    except ValueError as error:
+        raise ConfigError(f"launch.resume: {error}", hint="write words, as in a shell: --resume {checkpoint}") from None
+    found = understand(launch.command)
+    of_a_shell = found.kind in (Kind.CODE, Kind.AROUND) or "-c" in found.words[:3]
+    if of_a_shell and "FTSUPERVISE_RESUME" not in " ".join(found.words):
+        raise ConfigError(
+            "launch.resume: launch.command is shell code, so nothing says which of its programs gets the words",
+            hint="write $FTSUPERVISE_RESUME where they belong: command: python train.py $FTSUPERVISE_RESUME | tee log",
         )
 
 

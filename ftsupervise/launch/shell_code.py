@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
+from ftsupervise.host.processes import OUTLIVES
 from ftsupervise.scheduler.parse import is_srun, srun_options
 
 
@@ -95,7 +96,7 @@ def in_a_shell(code: str, warning: str = "USR1", more: str = "") -> tuple[str, .
     """Return a bash that outlives the warning signal (a bash without a trap dies of it and takes the rank along), and that
     fails with any part of a pipe: ``train.py | tee log`` fails when train.py does."""
     trapped = " ".join(dict.fromkeys(("USR1", "USR2", warning)))
-    return ("bash", "-c", f"set -o pipefail\ntrap : {trapped}\n{more}{code}")
+    return ("bash", "-c", f"{OUTLIVES}{trapped}\n{more}{code}")
 
 
 def calls_srun(code: str) -> bool:

@@ -53,7 +53,8 @@ def in_groups(run: Run, token: str, python: str) -> list[str]:
     assert groups is not None
     own = processes.own_command("groups", "run", "--launched", token, python=python)
     own += words_of(run, [one for one in GROUP_SETTINGS if one.key])
-    left_out = {RETAIN} if _says_when_it_hangs(run) else {RETAIN, _HANG}  # the run's supervisor removes for all groups
+    left_out = {RETAIN, *_OF_A_SCRIPT}  # the run's supervisor removes for all groups
+    left_out |= set() if _says_when_it_hangs(run) else {_HANG}
     each = [one for one in BY_KEY.values() if one.key not in left_out]
     return [*own, "--", *words_of(run, each), *_warning(run), "--"]
 
@@ -69,6 +70,7 @@ def in_its_job(run: Run, token: str, python: str, number: int) -> list[str]:
 
 
 _HANG = "launch.restart.hang.at_least"
+_OF_A_SCRIPT = ("launch.resume", "launch.finished_by")  # without a guard, which every group has
 
 
 def _says_when_it_hangs(run: Run) -> bool:

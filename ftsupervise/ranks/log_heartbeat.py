@@ -52,15 +52,18 @@ class ProgressSign(NamedTuple):
     step: int | None
     first: int | None = None  # the step that was shown first, where more than one was needed to be sure
     total: int | None = None  # the last step to be made, where the lines say so
+    epoch: int | None = None  # at that first step, where the lines say so
 
 
 class FollowedLog:
     """The steps in the lines that are added to a log: an open file, or a path whose file may be rotated or cut."""
 
-    def __init__(self, pattern: re.Pattern[str] | None, path: Path | None, fd: int = 0) -> None:
+    def __init__(
+        self, pattern: re.Pattern[str] | None, path: Path | None, fd: int = 0, begin: int | None = None
+    ) -> None:
         """Pass over the earlier lines: earlier attempts wrote them. Raises OSError when ``fd`` is no file.
 
-        ``pattern``: a person's own; None: what behaves like a step.
+        ``pattern``: a person's own; None: what behaves like a step. ``begin``: the size of that file when the attempt began.
         """
         self.reader = StepReader() if pattern is None else None
         self.grown = 0  # how often lines of the command were added
@@ -72,7 +75,7 @@ class FollowedLog:
             found = os.fstat(fd)
             if not stat.S_ISREG(found.st_mode):
                 raise OSError(0, "the job's output is not a file")
-            self._at = found.st_size
+            self._at = found.st_size if begin is None else min(begin, found.st_size)
         elif self._open(path):
             self._at = os.fstat(self._fd).st_size
 
@@ -83,7 +86,7 @@ class FollowedLog:
             return None
         self._step = found[-1]
         if self.reader is not None:
-            return ProgressSign(self._step, self.reader.first, self.reader.total)
+            return ProgressSign(self._step, self.reader.first, self.reader.total, self.reader.epoch)
         return ProgressSign(self._step)
 
     def _read(self) -> int | None:
@@ -175,6 +178,7 @@ class BeatsOfCommand:
             if "first" not in self._facts:
                 first = seen.step if seen.first is None else seen.first
                 self._facts |= {"first": str(first), "first_at": f"{time.time():.3f}"}
+                self._facts |= {} if seen.epoch is None else {"epoch": str(seen.epoch)}
             if seen.total is not None:
                 self._facts["last_step"] = str(seen.total)
         at, host = datetime.now(timezone.utc), os.uname().nodename
@@ -301,15 +305,15 @@ def follow(
         last = bool(select.select([woken], [], [], every)[0])
 
 
-def source(pattern: str, path: str) -> FollowedLog | TouchedFile:
+def source(pattern: str, path: str, begin: int | None = None) -> FollowedLog | TouchedFile:
     """Return the source that the words of the command line name. Raises OSError, ValueError."""
     if pattern:
-        return FollowedLog(None if pattern == USUAL else re.compile(pattern), Path(path) if path else None)
+        return FollowedLog(None if pattern == USUAL else re.compile(pattern), Path(path) if path else None, begin=begin)
     return TouchedFile(Path(path))
 
 
 def main() -> int:
-    pattern, path, run, attempt, area = sys.argv[1:6]
+    pattern, path, run, attempt, area, begin = sys.argv[1:7]
     asked = bool(pattern or path)
 
     def tell(data: bytes) -> None:
@@ -319,7 +323,7 @@ def main() -> int:
             return
 
     try:
-        one = source(pattern if asked else USUAL, path)
+        one = source(pattern if asked else USUAL, path, as_count(begin))
     except OSError as error:
         if not asked:  # a terminal or a pipe: somebody sees it
             return 0

@@ -144,6 +144,9 @@ def _braked(brake: Brake, last: Attempt | None) -> tuple[str, str]:
     """Return why the brake is on, with the error in the program's own words where they are known; and what to do first."""
     if brake.failure == Brake().failure:
         return f"The brake was put on by hand: {brake.why}.", "To let it start again:"
+    if brake.asks:
+        do = "Type this if it is not finished, and clear --finished in place of --brake if it is:"
+        return f"Is it finished? The command left with 0 {brake.why}.", do
     detail = masked(printable(brake.detail or (last.line if last is not None else ""), 300))
     says_all = last is not None and last.failure is not None and last.failure.kind in _SAID_BY_THE_PROGRAM
     what = detail if detail and says_all else ": ".join(filter(None, (brake.failure, detail)))

@@ -176,7 +176,7 @@ def _brake(rundir: RunDir) -> Brake | None:
 
 
 def _brake_words(on: Brake | None, rundir: RunDir) -> str:
-    return f"brake: {on.words()}; fix the cause, then: ftsupervise clear --brake {rundir.quoted()}" if on else ""
+    return f"brake: {on.words()}; {on.what_to_type(rundir.quoted())}" if on else ""
 
 
 def _held_by_us(rundir: RunDir) -> bool:

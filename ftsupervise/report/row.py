@@ -55,6 +55,7 @@ class RunRow(NamedTuple):
     queue_share: float | None = None  # of its time, of a run that waits: 0-1
     elsewhere: bool = False  # this account's state directory does not know it: only its directory names it
     braked: bool = False  # it is stopped, by its brake
+    asks: bool = False  # and that only asks whether it is finished
     reason: Annotated[str, 1000] = ""  # ``why`` without what to type, where that is in it
     here: bool = False  # of the directory, or the job, in which this was asked
 
@@ -104,6 +105,7 @@ def row_of(run: RunReading, queue: QueueSeen) -> RunRow:
         watched_next=run.watch.next_tick,
         watch_late=run.watch.late,
         braked=run.braked is not None and (verdict, why) == ("STOPPED", run.brake),
+        asks=run.braked is not None and run.braked.asks,
         reason=f"brake: {run.braked.words()}" if run.braked is not None and why == run.brake else "",
         **_waits(run, waiting, verdict),
     )

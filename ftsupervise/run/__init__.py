@@ -40,6 +40,8 @@ class Options:
     snapshot_copies: float = default("snapshot_copies")  # share of a node's cores; 0: none
     retain: str = "off"  # "on": what checkpoints.retain does not keep is removed while the run trains
     distributed: str = default("distributed")  # "auto" or "never": the names that torch.distributed reads
+    resume: str = ""  # words for a command that has a checkpoint to go on from, with {checkpoint}; "": none
+    finished_by: str = "mark"  # what an exit with 0 means that no guard explains: "ask", "exit 0" or "mark"
     heartbeat_log: str = ""  # the regular expression that finds steps in a log; "": none is read
     heartbeat_file: Path | None = None  # that log, or without one a file that the command touches
     warm: WarmSettings = field(default_factory=WarmSettings)

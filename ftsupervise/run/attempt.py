@@ -19,7 +19,7 @@ from ftsupervise.ranks.hang_detector import Detector, GapHistory
 from ftsupervise.ranks.hang_monitor import HangMonitor
 from ftsupervise.replicas.environment import ENV_LIGHTHOUSE
 from ftsupervise.replicas.lighthouse_record import lighthouse_address
-from ftsupervise.run import Options, fencing, gate, rendezvous
+from ftsupervise.run import Options, fencing, gate, rendezvous, start_over
 from ftsupervise.run.cause import with_lost_nodes
 from ftsupervise.run.command import RunningCommand
 from ftsupervise.run.decide import NextAction, RestartDecision, Situation
@@ -177,6 +177,8 @@ def begin(to: Services, now: RunProgress, wait: Callable[[float], bool]) -> tupl
     now = now._replace(claim=mine, fence=fencing.begin(rundir, mine.number, _where(to), partial(tell, log)))
     newer = superseded(rundir, mine.number)
     why = f"attempt {newer} has begun meanwhile" if newer is not None else shut(to.options)
+    if not why and not start_over.keep_before(place_of(to), mine.number, wait, partial(tell, log)):
+        why = "asked to stop before it was started"
     if why := why or gate.another_place(rundir, mine.folder, to.options.launched):
         tell(log, why)
         to.pending.end(mine, End(Cause(CauseKind.NOT_STARTED, text=why)), "left")
@@ -186,6 +188,12 @@ def begin(to: Services, now: RunProgress, wait: Callable[[float], bool]) -> tupl
 def _where(to: Services) -> dict[str, str]:
     """Return the environment with the folder of the checkpoints, as the command has it."""
     return {ENV_CHECKPOINT_DIR: to.options.checkpoints or str(to.options.rundir.checkpoints), **to.env}
+
+
+def place_of(to: Services) -> start_over.ScriptPlace:
+    """Return where the command may save."""
+    folder = Path(_where(to)[ENV_CHECKPOINT_DIR]).absolute()
+    return start_over.ScriptPlace(to.options.rundir, folder, to.options.command)
 
 
 def _claim(to: Services, now: RunProgress, wait: Callable[[float], bool]) -> Claim | None:
@@ -224,6 +232,8 @@ def run_to_end(to: Services, now: RunProgress) -> RunProgress:
     shared = to.agents.begin(mine.number, mine.folder / "run.log", away)
     kill_ranks = partial(_kill_ranks, to, mine, placement.nodes)
     env = _env(to, now, shared)
+    added = start_over.resumption(place_of(to), to.options.resume, mine.number)
+    env.update(added.env)
     names = _meet(to, now, env)
 
     def in_rank(command: tuple[str, ...]) -> tuple[str, ...]:
@@ -233,7 +243,7 @@ def run_to_end(to: Services, now: RunProgress) -> RunProgress:
     asked = CommandSpec(
         to.options,
         mine,
-        placement.command,
+        start_over.with_words(placement.command, added.words),
         to.job,
         to.signals,
         to.warm,
@@ -258,13 +268,18 @@ def run_to_end(to: Services, now: RunProgress) -> RunProgress:
     area = now.fence.area if now.fence is not None else None
     before = float(to.options.guard.get("STOP_BEFORE", "0") or 0)
     end = EndFollower(to.job, mine.folder, before, partial(tell, mine.folder / "run.log"))
-    pages = ProgressWriter(to.options.rundir, mine, area, lambda: seen_by(to.agents.table, one.hang))
+    seen = start_over.FirstStep(
+        lambda: seen_by(to.agents.table, one.hang),
+        partial(start_over.tell_a_start_over, place_of(to), mine.number, one.say),
+    )
+    pages = ProgressWriter(to.options.rundir, mine, area, seen)
     try:
         ended = one.run_to_end(env)
     finally:
         waits = quorum.seen().waits
         end.close()
         pages.close()
+        seen.over()
         quorum.close()
     to.snapshots.ended(ended, to.agents.table.newest())
     to.reaper.set_attempt(None)

@@ -31,7 +31,7 @@ from ftsupervise.run.hints import HintChecker
 from ftsupervise.run.job_end import Announcement
 from ftsupervise.run.progress_pages import seen_by
 from ftsupervise.run.states import AttemptEvent, AttemptProgress, AttemptState, Ending
-from ftsupervise.rundir.paths import ERROR_FILE, shown, tell, warn
+from ftsupervise.rundir.paths import ENV_ATTEMPT_DIR, ERROR_FILE, shown, tell, warn
 from ftsupervise.rundir.reached import reached
 from ftsupervise.units import signal_name
 
@@ -343,7 +343,10 @@ class RunningCommand:
         self._forward(number)
         at = time.monotonic()
         self._move(AttemptEvent.WARNING)
-        self.say(f"{signal_name(number)}: the job ends soon; the command is asked to save and stop")
+        asked = "the command is asked to save and stop"
+        if not self.now.heard and number not in STOP:
+            asked = "nothing in the command catches it, so nothing is sent: it trains on to the end of the job"
+        self.say(f"{signal_name(number)}: the job ends soon; {asked}")
         self._write_the_warning(_at(number), number)
         if number in STOP:
             self.asked.job.announced = Announcement(self.asked.job, self.asked.options.lead, at)
@@ -394,11 +397,24 @@ class RunningCommand:
         if self.asked.options.forward == "never":
             return
         if self.asked.options.forward == "always":
+            self.now = self.now._replace(heard=True)
             processes.send([self.pid], number)
             return
-        processes.send(self._handlers(number), number)
+        takers = self._handlers(number)
+        if number == self.asked.options.warning and number not in STOP:
+            through = [*takers, *processes.sruns(self._ours())]
+            if not processes.is_heard(through, number, self._ranks_elsewhere()):
+                return
+            self.now = self.now._replace(heard=True)
+        processes.send(takers, number)
         if number not in (signal.SIGUSR1, signal.SIGUSR2) and processes.sruns(self._ours()):
             threading.Thread(target=self.asked.tell_ranks, args=(number,), name="tell", daemon=True).start()
+
+    def _ranks_elsewhere(self) -> list[int]:
+        """Return the processes of the attempt on this host that are not below us: the ranks that an srun has started."""
+        ours = set(processes.below(os.getpid()))
+        marked = processes.marked(ENV_ATTEMPT_DIR).get(str(self.asked.mine.folder), [])
+        return [one.pid for one in marked if one.pid not in ours]
 
     def _handlers(self, number: int) -> list[int]:
         return [pid for root in (self.pid, *self.asked.warm.ranks()) for pid in processes.who_hears(root, number)]
@@ -446,6 +462,7 @@ class RunningCommand:
             worked=None if seen.active_at is None else max(0.0, seen.active_at - began),
             stop_signal=stop_signal,
             warned=self.now.warned,
+            heard=self.now.heard,
             newer=newer,
             note=f"left behind: {self.left_behind}" if self.left_behind else "",
             died_at=self.died_at,

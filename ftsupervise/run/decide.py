@@ -17,14 +17,16 @@ those too whose end nobody wrote down. What somebody asked for (cancelled, preem
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from ftsupervise.checkpoints.divergence import go_back
 from ftsupervise.checkpoints.suspicion import suspect
 from ftsupervise.config.supervisor import default
-from ftsupervise.model import Attempt, Cause, CauseKind, FailureKind
+from ftsupervise.model import GUARD, Attempt, Cause, CauseKind, FailureKind
+from ftsupervise.rundir.starting_over import ADVICE, NOT_RESUMED, must_hold, starts_over
+from ftsupervise.rundir.switches import LEFT
 from ftsupervise.units import show_duration
 
 _MOST_DELAY = 300.0
@@ -85,6 +87,8 @@ class Situation:
     over: str = ""  # why no restart is possible here, whatever the failure: the job ends soon
     time_left: float | None = None  # seconds until the job is ended; None: no limit is known
     warned_after: float | None = None  # seconds from the start of the last attempt to its warning
+    first: int = 0  # the first attempt of the newest launch
+    asks: bool = False  # a person has to say whether a command is finished that has left with 0
 
 
 @dataclass(frozen=True)
@@ -102,6 +106,9 @@ def decide(situation: Situation, budgets: Budgets) -> RestartDecision:
     if situation.asked:
         return RestartDecision(NextAction.LEAVE, situation.asked)
     verdict = RestartDecision(NextAction.LEAVE, situation.over) if situation.over else _decide(situation, budgets)
+    repeats = verdict.move is NextAction.RESTART or (verdict.move is NextAction.STOP and verdict.times > 1)
+    if repeats and (held := _begins_anew(situation.attempts, budgets, situation.first)):
+        return held
     return before_leaving(verdict, situation, budgets)
 
 
@@ -109,17 +116,26 @@ def before_leaving(verdict: RestartDecision, situation: Situation, budgets: Budg
     """Return ``verdict``, or a stop where it would leave and too many members have been used up already."""
     if verdict.move is not NextAction.LEAVE or situation.asked:
         return verdict
-    return stop_before(situation.attempts, budgets, situation.warned_after) or verdict
+    return stop_before(situation.attempts, budgets, situation.warned_after, situation.first) or verdict
 
 
 def stop_before(
-    attempts: Sequence[Attempt], budgets: Budgets, warned_after: float | None = None
+    attempts: Sequence[Attempt], budgets: Budgets, warned_after: float | None = None, first: int = 0
 ) -> RestartDecision | None:
-    """Return a stop where too many members in a row were used up without progress; None where the next one may try."""
-    spent = used_up(attempts)
+    """Return a stop where too many members in a row were used up without progress; None where the next one may try.
+
+    ``first``: the first attempt of the newest launch.
+    """
+    if held := _begins_anew(attempts, budgets, first):
+        return held
+    again = starts_over([one for one in attempts if one.number >= first])
+    spent = used_up(attempts, {one.attempt for one in again})
     most = budgets.members(spent[-1]) if spent else 0
     if not most or len(spent) < most:
         return None
+    if all(one.number in {each.attempt for each in again} for one in spent):
+        why = f"{len(spent)} members in a row began anew: {again[-1].words()}; {again[-1].why('')}"
+        return RestartDecision(NextAction.STOP, why, times=len(spent), failure=NOT_RESUMED, detail=ADVICE)
     if all(one.failure is None and one.cause is not None and one.cause.kind in _AT_THE_END for one in spent):
         lived = min(_lived(one) for one in spent) if warned_after is None else warned_after
         ready = [one.ready for one in spent if one.ready is not None]
@@ -130,6 +146,15 @@ def stop_before(
     ways = dict.fromkeys(_way(one) for one in spent)
     found = _stop(f"{len(spent)} members in a row were used up without a new step", len(spent), spent)
     return replace(found, failure=", ".join(ways))
+
+
+def _begins_anew(attempts: Sequence[Attempt], budgets: Budgets, first: int) -> RestartDecision | None:
+    """Return a stop where a script without the guard has begun anew for the second time, with a checkpoint left each time."""
+    again = starts_over([one for one in attempts if one.number >= first]) if budgets.same_failure else ()
+    if not must_hold(again):
+        return None
+    why = f"{again[-1].words()} ({_times(len(again))}); {again[-1].why('')}"
+    return RestartDecision(NextAction.STOP, why, times=len(again), failure=NOT_RESUMED, detail=ADVICE)
 
 
 def _way(one: Attempt) -> str:
@@ -143,6 +168,9 @@ def _decide(situation: Situation, budgets: Budgets) -> RestartDecision:
     if last.resumed is not None and last.resumed.refused and last.failure is not None:
         return _stop("it cannot go on from what it has saved", 1, [last], last.resumed.refused)
     if last.failure is None:
+        if situation.asks and may_be_finished(last):
+            lived = f"after {show_duration(round(_lived(last)))}, and nothing says that it is finished"
+            return RestartDecision(NextAction.STOP, lived, times=1, failure=LEFT)
         idle = idle_streak(situation.attempts)
         if budgets.same_failure and len(idle) >= budgets.same_failure:
             return _stop(f"{_times(len(idle))} in a row without a step or a new checkpoint", len(idle), idle, IDLE)
@@ -233,6 +261,12 @@ def idle_streak(attempts: Sequence[Attempt]) -> list[Attempt]:
     return streak[::-1]
 
 
+def may_be_finished(one: Attempt) -> bool:
+    """Return whether a command without the guard has left with 0 by itself, and may have trained."""
+    trained = one.last_step is not None or one.written is not None or _lived(one) >= _LIVED
+    return one.cause == Cause(CauseKind.EXIT, code=0) and one.source != GUARD and one.resumed is None and trained
+
+
 def _stop(why: str, times: int, alike: Sequence[Attempt], detail: str = "") -> RestartDecision:
     failures = [one.failure for one in alike if one.failure is not None]
     detail = detail or next((one.detail for one in reversed(failures) if one.detail), "")
@@ -251,8 +285,11 @@ def since_progress(attempts: Sequence[Attempt]) -> list[Attempt]:
     return streak
 
 
-def used_up(attempts: Sequence[Attempt]) -> list[Attempt]:
-    """Return the members at the end of the ledger that were used up without progress, each by its last attempt."""
+def used_up(attempts: Sequence[Attempt], anew: Collection[int] = ()) -> list[Attempt]:
+    """Return the members at the end of the ledger that were used up without progress, each by its last attempt.
+
+    ``anew``: attempts that have begun at the beginning again, which is no progress however long they lived.
+    """
     spent: dict[str, Attempt] = {}
     moved: set[str] = set()
     for one, progress in _walk(attempts):
@@ -260,10 +297,15 @@ def used_up(attempts: Sequence[Attempt]) -> list[Attempt]:
             spent.clear()
             if _gained(one):
                 moved.add(one.job_id)
-        if one.job_id and one.job_id not in moved and _counts(one):
+        if one.job_id and one.job_id not in moved and (_counts(one) or (one.number in anew and not _asked(one))):
             spent.pop(one.job_id, None)
             spent[one.job_id] = one
     return list(spent.values())
+
+
+def _asked(one: Attempt) -> bool:
+    """Return whether somebody has ended it."""
+    return one.failure is None and (one.cause is None or one.cause.kind not in (CauseKind.EXIT, *_AT_THE_END))
 
 
 def _counts(one: Attempt) -> bool:
@@ -288,6 +330,7 @@ def _walk(attempts: Sequence[Attempt]) -> Iterator[tuple[Attempt, bool]]:
     best: int | None = None  # the latest place to resume from, in this line
     saved: int | None = None  # the latest of these that lies on a disk
     peak, taken_back, sent_back = -1, False, False
+    written: int | None = None  # the latest checkpoint of a script without a guard, as its name says
     for one in attempts:
         place, begins, progress = _place(one), _begins(one), False
         if begins is not None and saved is not None and begins < saved and not taken_back and not sent_back:
@@ -298,6 +341,8 @@ def _walk(attempts: Sequence[Attempt]) -> Iterator[tuple[Attempt, bool]]:
         elif one.resumed is not None and one.resumed.set_aside:  # it begins from another state than all before
             best = saved = place if place is not None else one.resumed.step
             progress = True
+        if one.written is not None and one.written.step is not None and one.written.step > (written or 0):
+            written, progress = one.written.step, True
         sent_back = one.trouble is not None and one.trouble.stops  # the next one goes back because of its loss
         known = [n for n in (one.saved, begins, saved) if n is not None]
         saved = max(known, default=None)

@@ -48,7 +48,7 @@ class LogFollower:
         self._processes: tuple[str, float | None] = ("", None)  # the state of those here, and their CPU seconds
         self._rest, self._reported, self._began = b"", False, monotonic()
         self._process: processes.Process | None = None
-        words = (log, str(file or ""), str(rundir.root), str(attempt), str(area or ""))
+        words = (log, str(file or ""), str(rundir.root), str(attempt), str(area or ""), _size(1))
         self._pipe, write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         output = _readable(1)
         try:
@@ -117,6 +117,14 @@ class LogFollower:
                 processes.signal_exactly(one, signal.SIGKILL)
         self._hear()
         os.close(self._pipe)
+
+
+def _size(fd: int) -> str:
+    """Return the size of the file that ``fd`` is, where it is one: the first lines may be there before anybody reads."""
+    try:
+        return str(os.fstat(fd).st_size)
+    except OSError:
+        return ""
 
 
 def _readable(fd: int) -> int | None:

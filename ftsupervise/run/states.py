@@ -160,6 +160,7 @@ class AttemptProgress(NamedTuple):
     ending: Ending | None = None
     warned: bool = False  # by Slurm, at whatever time
     code: int | None = None  # of the command; -N for a signal N
+    heard: bool = False  # a process of the command catches the warning
 
     def after(self, event: AttemptEvent, *, ending: Ending | None = None, code: int | None = None) -> AttemptProgress:
         """Return the progress in the next state, with the facts of ``event``: there is no other way to another state.
@@ -171,4 +172,5 @@ class AttemptProgress(NamedTuple):
             self.ending if ending is None else ending,
             self.warned or event is AttemptEvent.WARNING,
             self.code if code is None else code,
+            self.heard,
         )

@@ -23,7 +23,7 @@ from ftsupervise.nodes.selector import FAILURE, NodeSelector, Placement
 from ftsupervise.ranks.agent_pool import SILENT, Agents
 from ftsupervise.ranks.hang_detector import GapHistory
 from ftsupervise.ranks.hang_monitor import report_interval
-from ftsupervise.run import Options, attempt, fencing, gate
+from ftsupervise.run import Options, attempt, fencing, gate, start_over
 from ftsupervise.run.attempt import RunProgress, Services
 from ftsupervise.run.decide import (
     NextAction,
@@ -499,10 +499,15 @@ class Supervisor:
         words = ended.cause.words()
         tell(now.log, words if unstarted else f"attempt {now.claim.number} ended: {words}{reach}")
         mine = ledger.as_attempt(now.claim, ended, _now())._replace(job_id=ledger.job_id(self.to.env))
+        if now.claim.number and not unstarted:
+            mine = mine._replace(written=start_over.note_written(attempt.place_of(self.to), mine))
+            self._finish_by_its_exit(mine)
         attempts = [*self._counted(now.claim.number), mine]
         left = self.to.job.left()
         budgets, over = self.to.options.budgets, self._job_ends()
-        situation = Situation(attempts, now.restarts, self._why_not(), over, left, self._warned_after())
+        asks = self.to.options.finished_by == "ask"
+        first = min((one.number for one in start_over.of_this_launch(self.to.options.rundir)), default=0)
+        situation = Situation(attempts, now.restarts, self._why_not(), over, left, self._warned_after(), first, asks)
         verdict = decide(situation, budgets)
         if verdict.move is NextAction.LEAVE and not (situation.asked or over) and left is not None and left < _SHORT:
             self.to.job.ask()  # somebody may have moved the limit
@@ -516,6 +521,22 @@ class Supervisor:
         if ended.failure is not None and not unstarted:
             self._look_after_nodes(verdict.move)
         return _OUTCOME[verdict.move]
+
+    def _finish_by_its_exit(self, mine: Attempt) -> None:
+        """Write the finished mark where the settings say that an exit with 0 means it."""
+        ended, options = self.now.ended, self.to.options
+        if options.finished_by != "exit 0" or mine.cause != Cause(CauseKind.EXIT, code=0) or ended.stop_signal:
+            return
+        if ended.warned and ended.heard:  # it has left because it was asked to
+            return
+        record = switches.Finished(mine.last_step, mine.number, os.uname().nodename, _now())
+        area = self.now.fence.area if self.now.fence is not None else None
+        what = "that the run is finished"
+        if (
+            self.to.pending.write(what, partial(switches.write_finished, options.rundir, record, area), self.now.log)
+            is None
+        ):
+            tell(self.now.log, "it left with 0: the run is finished (launch.finished_by)")
 
     def _counted(self, before: int, at_work: int | None = None) -> list[Attempt]:
         """Return the ledger since the brake was released, and the members that ended before they had an attempt.
@@ -563,7 +584,11 @@ class Supervisor:
             return ""
 
     def _job_ends(self) -> str:
-        if self.now.ended.warned or self.now.ended.cause.kind in (CauseKind.WARNING, CauseKind.TIME_LIMIT):
+        ended = self.now.ended
+        if (ended.warned and (ended.heard or ended.code)) or ended.cause.kind in (
+            CauseKind.WARNING,
+            CauseKind.TIME_LIMIT,
+        ):
             return "the job ends soon: the next member takes over"
         return ""
 
@@ -629,7 +654,7 @@ class Supervisor:
         if held:
             tell(log, f"on hold: {', '.join(held)}")
             self.to.pending.write("the brake", partial(write, on._replace(held=held)), log)
-        tell(log, f"fix the cause, then: ftsupervise clear --brake {self.to.options.rundir.root}")
+        tell(log, on.what_to_type(self.to.options.rundir.quoted()))
         if not self.now.claim.number and gate.may_go_back(self.to.options, self.to.env):  # it has only looked
             with_mine = tuple(dict.fromkeys([*held, ledger.job_id(self.to.env).partition("_")[0]]))
             self.to.pending.write("the brake", partial(write, on._replace(held=with_mine)), log)

@@ -34,10 +34,11 @@ from ftsupervise.rundir.records import (
     decode,
     encode,
     read_json,
+    read_record,
     time_of,
     write_json,
 )
-from ftsupervise.truth import Beginning, LossTrouble, OutputPart, Resumed
+from ftsupervise.truth import Beginning, LeftCheckpoint, LossTrouble, OutputPart, Resumed
 
 
 class _Outputs(NamedTuple):
@@ -46,7 +47,7 @@ class _Outputs(NamedTuple):
 
 T = TypeVar("T")
 
-START, COPIES = "start.json", "copies.json"  # pages of an attempt
+START, COPIES, WRITTEN = "start.json", "copies.json", "written.json"  # pages of an attempt
 NEWEST = 1000  # attempts that are read
 _LONGEST = 2000  # characters of a text in a page
 
@@ -122,6 +123,7 @@ def _attempt(rundir: RunDir, number: int) -> Attempt:
         resumed=_resumed(folder),
         begins=_part(Beginning, start.get("begins")),
         kept=kept.read_kept(folder),
+        written=_written(folder),
         outputs=decode(_Outputs, {"parts": start.get("outputs")}, lenient=True).parts,
     )
     return _recorded(began, end) if end is not None else _unrecorded(began, rundir, start, bad_end)
@@ -148,6 +150,8 @@ def _recorded(began: Attempt, end: Mapping[str, object]) -> Attempt:
         hardware=as_text(end.get("hardware"), _LONGEST),
         trouble=_part(LossTrouble, end.get("trouble")),
         first_loss=as_number(end.get("first_loss")),
+        source=as_text(end.get("source"), _LONGEST),
+        epoch=as_whole(end.get("epoch")),
     )
 
 
@@ -177,6 +181,8 @@ def _unrecorded(began: Attempt, rundir: RunDir, start: Mapping[str, object], bad
         heard=None if page is None else page.at,
         trouble=seen.trouble,
         first_loss=seen.first_loss,
+        source=seen.source,
+        epoch=seen.epoch,
     )
 
 
@@ -193,6 +199,20 @@ def _resumed(folder: Path) -> Resumed | None:
     from ftsupervise.rundir.resumed import read_resumed
 
     return read_resumed(folder)
+
+
+def _written(folder: Path) -> LeftCheckpoint | None:
+    if not os.path.lexists(folder / WRITTEN):
+        return None
+    try:
+        return read_record(LeftCheckpoint, folder / WRITTEN)
+    except (OSError, ValueError):
+        return None
+
+
+def write_written(folder: Path, written: LeftCheckpoint) -> None:
+    """Write what an attempt without a guard has written like a checkpoint. Raises OSError."""
+    write_json(folder / WRITTEN, written, sync=False)
 
 
 def _page(path: Path) -> tuple[dict[str, object] | None, str]:
@@ -350,6 +370,8 @@ def write_end(mine: Claim, ended: End, then: str, now: datetime) -> None:
         "saving": None if ended.reached.saving is None else round(ended.reached.saving, 2),
         "worked": None if ended.worked is None else round(ended.worked, 2),
         "first_loss": ended.reached.first_loss,
+        "source": ended.reached.source,
+        "epoch": ended.reached.epoch,
         "trouble": encode(ended.reached.trouble, sparse=True) if ended.reached.trouble else None,
         "seconds": round(ended.seconds, 1),
         "note": ended.note,
@@ -378,5 +400,8 @@ def as_attempt(mine: Claim, ended: End, now: datetime) -> Attempt:
         hardware=ended.hardware,
         trouble=ended.reached.trouble,
         first_loss=ended.reached.first_loss,
+        source=ended.reached.source,
+        epoch=ended.reached.epoch,
         resumed=_resumed(mine.folder),
+        written=_written(mine.folder),
     )

@@ -13,7 +13,9 @@
       attempts/NNNN/      one per start of the command, claimed by mkdir: start.json, end.json, progress.json (all ranks as
                           one, every few seconds), run.log (what the supervisor said), resumed.json, warning, deadline,
                           stopped.json, error.json, lost.json (why it left no end), anchor.json (the newest checkpoint that
-                          it committed), copies.json, imports.json, tracker.json, evidence/
+                          it committed), written.json (what a script without the guard saved), copies.json,
+                          imports.json, tracker.json, evidence/
+      kept/NNNN/          what such a script had saved last, kept from a start that may write over it; two of them at most
       staging/NNNN/       shared files of an attempt are made here, then renamed; a plain file: sealed, a newer one has begun
       nodes/              incidents by node; exclude/NODE and trust/NODE: ``touch`` and ``rm``
       beats/              rank-N: one JSON line, rewritten whole by that rank only

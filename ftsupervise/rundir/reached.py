@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from typing import TypeVar
 
-from ftsupervise.model import NodeRanks, Reached
+from ftsupervise.model import GUARD, NOBODY, OUTPUT, NodeRanks, Reached
 from ftsupervise.rundir import heartbeat_page
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.progress import ProgressPage, read_progress, write_progress
@@ -28,7 +28,7 @@ def reached(rundir: RunDir, number: int, page: ProgressPage | None, *, every_bea
     try:
         mine = [beat for beat in heartbeat_page.read_beats(rundir) if beat.facts.get("attempt") == str(number)]
     except OSError:
-        mine = []
+        return Reached() if page is None else _of_page(page)
     return _of_beats(mine) if page is None else _newer(_of_beats(mine), _of_page(page))
 
 
@@ -71,9 +71,18 @@ def counted(beats: Sequence[Beat]) -> Tally:
     )
 
 
+def _source(beats: Sequence[Beat]) -> str:
+    """Return who told the steps."""
+    if not beats:
+        return NOBODY
+    return OUTPUT if all("source" in beat.facts for beat in beats) else GUARD
+
+
 def _of_beats(beats: Sequence[Beat]) -> Reached:
     tally = counted(beats)
     return Reached(tally.first, tally.last, tally.saved, tally.first_at, tally.saving)._replace(
+        source=_source(beats),
+        epoch=max(_facts(beats, "epoch"), default=None),
         trouble=_earliest([beat.trouble for beat in beats if beat.trouble is not None]),
         first_loss=max(filter(None, (_moment(beat.facts.get("first_loss")) for beat in beats)), default=None),
         because=next(
@@ -93,8 +102,15 @@ def _newer(one: Reached, other: Reached) -> Reached:
     last, saved = _latest(one.last, other.last), _latest(one.saved, other.saved)
     times = (_latest(one.first_at, other.first_at), _latest(one.saving, other.saving))
     active = _latest(one.active_at, other.active_at)
+    source = "" if one.source == NOBODY and other.last is not None else one.source
     return one._replace(
-        first=min(firsts, default=None), last=last, saved=saved, first_at=times[0], saving=times[1], active_at=active
+        source=source,
+        first=min(firsts, default=None),
+        last=last,
+        saved=saved,
+        first_at=times[0],
+        saving=times[1],
+        active_at=active,
     )
 
 

@@ -18,6 +18,7 @@ _NUMBER = r"(?P<step>\d{1,3}(?:,\d{3})+|\d{1,15})"
 _END = r"(?![\d]*[.\w]\d)(?!\w)"  # "10.0" is Slurm's step or a float, "45ms" a duration
 _GROWN = 4  # values, each greater than the one before, after which it is a step
 _FAR = 50  # largest increments: a number further away is another thing
+_JUMP = 5  # times the next increment: the first value was no step that was made
 _MOST = 128  # shapes of lines that are remembered
 _SHAPE = 160  # characters of one
 
@@ -83,6 +84,13 @@ FORMATS = (
         of_epoch=0,
     ),
     _form(
+        "MMDetection",
+        r"\bEpoch \[(?P<epoch>\d+)\]\[NUMBER/(?P<total>\d+)\]",
+        "2020-05-08 18:56:16,649 - mmdet - INFO - Epoch [1][2400/7517]\tlr: 0.00125, eta: 4:33:09, time: 0.595, loss: 0.4890",
+        2,
+        of_epoch=1,
+    ),
+    _form(
         "PyTorch's word_language_model",
         r"^\| epoch\s+(?P<epoch>\d+)\s+\|\s+NUMBER/\s*(?P<total>\d+) batches",
         "| epoch   4 |    50/  132 batches | lr 20.00 | ms/batch 12.34 | loss  5.12 | ppl   167.34",
@@ -97,6 +105,12 @@ FORMATS = (
         bar=True,
     ),
     _form(
+        "whatever says global step, beside the step of an epoch too",
+        r"(?<![a-z])global[ _-]?steps?['\"]?\s*[:=#\]]?\s*['\"]?NUMBER",
+        "Training, Epoch: 0, Step: 2, Global_Step: 2, Loss: distogram=4.159 loss=160.364",
+        1,
+    ),
+    _form(
         "nanoGPT, and whatever says step or iteration",
         r"(?<![a-z])(?:global[ _-]?step|train[ _-]?step|num_updates|step|iteration|iter)s?['\"]?\s*[:=#\]]?\s*['\"]?NUMBER",
         "iter 787: loss 2.3456, time 123.45ms, mfu 12.34%",
@@ -105,6 +119,7 @@ FORMATS = (
 )
 
 _EPOCH = re.compile(r"^Epoch (\d+)/(\d+)\s*$")  # Keras says it on a line of its own
+_NAMED = re.compile(r"(?<![a-z])epoch\W{0,4}(\d{1,9})\b", re.I)
 _ANNOUNCED = re.compile(r"(?:total (?:optimization|training|train) steps|max_steps)\W{1,4}([\d,]+)", re.I)
 _SLURM = re.compile(r"(?:\d+: ?)?(?:srun|slurmstepd|slurmd|sbatch|salloc|scancel)(?:-\S+)?:|\*\*\* (?:STEP|JOB) ", re.I)
 _LABEL = re.compile(r"(?:\[?(?:default|rank)?\s?(\d{1,6})\]?: ?|\[rank(\d{1,6})\]:? ?)")
@@ -132,6 +147,7 @@ class _Series:
     fell: bool = False
     trains: bool = False  # something beside the bar says that it trains
     within: int = 0  # how often a faster counter began anew while this one stood
+    epoch: int | None = None  # that the output named last before the first value
 
     @property
     def sure(self) -> bool:
@@ -147,6 +163,10 @@ class _Series:
         if by > 0:
             if self.grown >= 2 and by > _FAR * self.increment:
                 return False
+            if (
+                self.grown == 2 and self.increment > _JUMP * by
+            ):  # Trainer's bar shows 0, then the step that it goes on from
+                self.first = self.last
             self.increment = max(self.increment, by)
             self.grown += 1
             self.last = value
@@ -163,6 +183,7 @@ class StepReader:
     seen: int = 0  # lines read
     _series: dict[tuple[str, ...], _Series] = field(default_factory=dict)
     _epoch: int | None = None
+    _named: int | None = None  # the last epoch that any line named
     _announced: set[int] = field(default_factory=set)
     _chosen: _Series | None = None
 
@@ -175,6 +196,11 @@ class StepReader:
     def first(self) -> int | None:
         """The first step that was shown."""
         return None if self._chosen is None else self._chosen.first
+
+    @property
+    def epoch(self) -> int | None:
+        """The epoch that the output had named when it showed that step."""
+        return None if self._chosen is None else self._chosen.epoch
 
     @property
     def total(self) -> int | None:
@@ -211,6 +237,8 @@ class StepReader:
             self._epoch = int(found[1])
         if (found := _ANNOUNCED.search(text)) is not None and len(self._announced) < 16:
             self._announced.add(_whole(found[1]))
+        if (found := _NAMED.search(text)) is not None:
+            self._named = int(found[1])
         fits = next(_fits(text.strip()), None)
         if fits is None:
             if LOSS.search(text) is not None and _TRAINS.search(text) is not None:
@@ -230,7 +258,7 @@ class StepReader:
         key = (form.name, label, str(total or ""), "" if total is not None else _shape(text))
         one = self._series.pop(key, None)
         if one is None:
-            one = _Series(form, total, value, value)
+            one = _Series(form, total, value, value, epoch=self._named)
         elif one.add(value):
             for other in self._series.values():
                 other.within += 1

@@ -174,6 +174,7 @@ def _identity(path: Path) -> Identity:
 # Light (standard library): the gate, ``status`` and the watch read it.
 
 BRAKE = "brake"
+LEFT = "it left with 0"  # a brake that asks a question: is the run finished?
 RELEASED = "brake-released"
 Mark = TypeVar("Mark", "Brake", "Released", "Finished", "Stopped")
 
@@ -189,6 +190,17 @@ class Brake(NamedTuple):
     detail: str = ""  # the line of the output that says most
     held: tuple[str, ...] = ()  # jobs put on hold
     at: str = ""
+
+    @property
+    def asks(self) -> bool:
+        """Return whether nothing has failed: a person has to say whether the run is finished."""
+        return self.failure == LEFT
+
+    def what_to_type(self, run: str) -> str:
+        """Return what releases it. ``run``: the run directory, as a shell takes it."""
+        if self.asks:
+            return f"finished: ftsupervise clear --finished {run}; not finished: ftsupervise clear --brake {run}"
+        return f"fix the cause, then: ftsupervise clear --brake {run}"
 
     def words(self) -> str:
         step = f" at step {self.step}" if self.step is not None else ""
@@ -295,6 +307,11 @@ class Stopped(NamedTuple):
     step: int | None = None
     at: datetime | None = None
     then: str = ""  # what the settings say about a loss that stopped it: "stop", "resume"
+
+
+def write_finished(rundir: RunDir, mark: Finished, area: Path | None = None) -> None:
+    """Write the mark. Raises OSError; also when ``area``, the attempt's own, has been sealed by a newer one."""
+    write_json(rundir.finished, mark, area=area)
 
 
 def read_finished(rundir: RunDir) -> Finished | None:

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from ftsupervise.findings import EventKind
-from ftsupervise.model import Attempt, CauseKind
+from ftsupervise.model import OUTPUT, Attempt, CauseKind
+from ftsupervise.rundir.starting_over import StartOver, starts_over
 from ftsupervise.units import show_duration
 
 
@@ -33,8 +34,8 @@ def events(attempts: Sequence[Attempt], *, finished_at: datetime | None, raised:
     ``raised``: a person's name and reason for the kill switch that is up now; the newest attempt has answered it.
     """
     found: list[Event] = []
-    for before, attempt in zip([None, *attempts], attempts, strict=False):
-        found += _begin(before, attempt)
+    for index, (before, attempt) in enumerate(zip([None, *attempts], attempts, strict=False)):
+        found += _begin(before, attempt, starts_over(attempts[: index + 1]) if attempt.source == OUTPUT else ())
         found += _damaged(attempt)
         found += _end(attempt, raised if attempt is attempts[-1] else "")
     if finished_at is not None:
@@ -52,7 +53,7 @@ def events(attempts: Sequence[Attempt], *, finished_at: datetime | None, raised:
     return tuple(found)
 
 
-def _begin(before: Attempt | None, attempt: Attempt) -> list[Event]:
+def _begin(before: Attempt | None, attempt: Attempt, anew: Sequence[StartOver]) -> list[Event]:
     if not attempt.host:
         return []  # claimed, and nothing was started: a full disk, or a job that died at once
     where = f"job {attempt.job_id}" if attempt.job_id else f"host {attempt.host}"
@@ -61,6 +62,9 @@ def _begin(before: Attempt | None, attempt: Attempt) -> list[Event]:
         return [Event(EventKind.STARTED, "started", attempt.started, f"{where}{nodes}", attempt=attempt.number)]
     if attempt.first_step is None:
         return []  # it has not come as far as a step; when it has, it has taken over
+    if anew and anew[-1].attempt == attempt.number:
+        text = f"{anew[-1].words()} ({where})"
+        return [Event(EventKind.RESUMED, f"resumed-{attempt.number}", attempt.started, text, attempt=attempt.number)]
     lost = ""
     if before.last_step is not None and attempt.first_step <= before.last_step:
         lost = f"; {before.last_step - attempt.first_step + 1} steps are done again"

@@ -294,3 +294,22 @@ def test_a_kill_switch_that_is_not_obeyed_is_told_at_the_gate(run: SupervisedRun
     one = run.start("true")
     assert one.wait(30) == 0
     assert "kill-switch is a symbolic link; it is not obeyed" in one.said()
+
+
+def test_a_command_that_does_not_catch_the_warning_trains_on_and_its_end_by_itself_is_no_answer_to_it(
+    run: SupervisedRun,
+) -> None:
+    code = "import time; print('ready', flush=True); time.sleep(3)"
+    one = run.start("--finished-by", "exit 0", "--", sys.executable, "-c", code)
+    one.until_said("ready")
+    one.send_signal(signal.SIGUSR1)
+    one.until_said("nothing in the command catches it, so nothing is sent: it trains on to the end of the job")
+    assert one.wait(30) == 0
+    assert run.rundir.has_finished(), "nobody had asked it to leave"
+
+
+def test_a_command_that_leaves_because_it_was_warned_is_not_finished(run: SupervisedRun) -> None:
+    one = run.start("--finished-by", "exit 0", "--", sys.executable, "-c", hears(signal.SIGUSR1))
+    one.until_said("ready")
+    one.send_signal(signal.SIGUSR1)
+    assert one.wait(30) == 0 and not run.rundir.has_finished()

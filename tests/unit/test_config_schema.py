@@ -25,6 +25,8 @@ share: {group: physics, watch: true, nodes: true, launch: false}
 run_dir: /scratch/train-10b
 launch:
   command: [python, train.py, --size, 10b]
+  resume: --resume {checkpoint}
+  finished_by: exit 0
   srun: true
   srun_options: [--kill-on-bad-exit=1, --cpu-bind=none]
   jobs: 20

@@ -17,6 +17,13 @@ WORDS = Words(
     Severity.CRITICAL,
 )
 
+QUESTION = Words(
+    "Nothing trains. A command without the guard has left with 0: it is finished, or it was to go on. The members wait, held.",
+    "ftsupervise logs {run_dir}",
+    "finished: ftsupervise clear --finished {run_dir}; not finished: ftsupervise clear --brake {run_dir}; for the next time: "
+    "launch.finished_by",
+)
+
 
 def check(look: Look, settings: object) -> Iterator[Finding]:
     try:
@@ -28,5 +35,9 @@ def check(look: Look, settings: object) -> Iterator[Finding]:
         yield look.finding("chain", Health.OK, "the brake is off", WORDS)
         return
     held = f"; held: {', '.join(on.held)}" if on.held else ""
-    text = f"stopped by the brake: {on.words()}{held}"
-    yield look.finding("chain", Health.BAD, text, WORDS, since=as_time(on.at), value=on.failure)
+    if on.asks and look.rundir.finished.exists():
+        yield look.finding("chain", Health.OK, "the run is finished", QUESTION)
+        return
+    text = f"{'is it finished? ' if on.asks else 'stopped by the brake: '}{on.words()}{held}"
+    words = QUESTION if on.asks else WORDS
+    yield look.finding("chain", Health.BAD, text, words, since=as_time(on.at), value=on.failure)

@@ -1,4 +1,7 @@
-"""Checks that the run has recovered from its last failure. It is bad from the death of an attempt until a later one trains."""
+"""Checks that the run has recovered from its last failure. It is bad from the death of an attempt until a later one trains.
+
+Of a script without the guard it is bad, too, while its attempts begin anew in place of resuming.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from ftsupervise.config.find_run import outputs
 from ftsupervise.findings import Finding, Words
-from ftsupervise.model import Attempt, CauseKind
+from ftsupervise.model import OUTPUT, Attempt, CauseKind
 from ftsupervise.rundir.launches import launches
+from ftsupervise.rundir.starting_over import ADVICE, since_a_person, starts_over
 from ftsupervise.truth import Health
 from ftsupervise.watch import Look
 
@@ -22,9 +26,17 @@ WORDS = Words(
     "read {output} if the next attempt fails too",
 )
 
+NOT_RESUMED = Words(
+    "Each start trains again what was trained before; after the second one with a checkpoint that was left the chain is held.",
+    "ftsupervise status {run_dir}",
+    "{advice}; what was left is kept in {run_dir}/kept",
+)
+
 
 def check(look: Look, settings: Settings) -> Iterator[Finding]:
     attempts = look.attempts
+    if any(one.source == OUTPUT for one in attempts):
+        yield _resumes(look)
     seen = [a for a in attempts if a.cause is not None and a.cause.kind is not CauseKind.UNKNOWN]
     failed = [a for a in seen if a.cause is not None and not a.cause.orderly]
     if not failed or look.rundir.finished.exists():
@@ -40,6 +52,19 @@ def check(look: Look, settings: Settings) -> Iterator[Finding]:
         step = f" at step {last.last_step}" if last.last_step is not None else ""
         text = f"attempt {last.number} failed{step} ({last.why()}) and none has trained since"
         yield _finding(look, True, text, value=last.words, since=last.ended)
+
+
+def _resumes(look: Look) -> Finding:
+    """Find whether a script without a guard has begun anew."""
+    if look.rundir.finished.exists():
+        return look.finding("resume", Health.OK, "it has finished", NOT_RESUMED, names={"advice": ADVICE})
+    found = starts_over(since_a_person(look.attempts, look.rundir))
+    command = look.run.launch.command
+    text = "no attempt has begun anew"
+    if found:
+        why = found[-1].why(command if isinstance(command, str) else " ".join(command))
+        text = f"{found[-1].words()}; {why}"
+    return look.finding("resume", Health.of(bool(found)), text, NOT_RESUMED, names={"advice": ADVICE})
 
 
 def _starting(look: Look, attempts: tuple[Attempt, ...], failed: Attempt, patience: timedelta) -> str:

@@ -1,0 +1,219 @@
+"""Finds what a script without a guard has saved, and keeps it from a start that writes over it.
+
+Nobody has said where it saves. So the folder of the checkpoints, the working folder and the folders that its command names are
+searched for files of a checkpoint's kind that are newer than the attempt; every search has a bound, and follows no link.
+
+What is kept lies in the run directory, ``kept/NNNN/NAME``: a script that begins anew may empty its own folder first. It is a
+reflink, or has bytes of its own, because a program that writes over a file changes each hard link of it too. Hard links, which
+outlive a removal only, are the last resort where the bytes take too long or too much room.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import shutil
+import stat
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from ftsupervise.checkpoints.find import unfinished
+from ftsupervise.checkpoints.layouts import step_of
+from ftsupervise.host import files
+from ftsupervise.host.modes import make_folder
+from ftsupervise.rundir.records import time_of
+from ftsupervise.truth import LeftCheckpoint
+
+_SURE = (".pt", ".pth", ".ckpt", ".safetensors", ".keras", ".msgpack", ".pdparams", ".weights", ".distcp")
+_PERHAPS = (".h5", ".hdf5", ".npz", ".pkl", ".bin", ".tar", ".rds", ".jld2")  # of data too
+_WORDS = ("ckpt", "checkpoint", "model", "weight", "state", "param", "optim", "snapshot", "backup")
+_NOT_IN = frozenset(("node_modules", "__pycache__", "site-packages", "wandb", "mlruns"))
+_DEEP = 4  # folders below each that is searched
+_MOST = 20_000  # entries in all
+_FICLONE = 0x40049409
+_PIECE = 8 << 20  # bytes
+_ROOM = 2  # times its size must be free
+KEPT = 2  # attempts whose checkpoint is kept
+
+
+class CopyStopped(Exception):
+    """It was asked to stop, or its time is over."""
+
+
+def find_written(
+    folders: Iterable[Path], since: float, until: float, without: Iterable[Path] = ()
+) -> LeftCheckpoint | None:
+    """Return the checkpoint that was written last between two times (epoch seconds); None where there is none.
+
+    A folder whose name has a step is one checkpoint, with all that lies in it. What cannot be read is passed over.
+    """
+    newest: tuple[float, Path] | None = None
+    for path, at in _candidates(folders, since, until, frozenset(map(os.path.realpath, without))):
+        if newest is None or at > newest[0]:
+            newest = at, path
+    if newest is None:
+        return None
+    path = newest[1]
+    try:
+        size = sum(found.st_size for _, found in _files(path))
+        return LeftCheckpoint(str(path), step_of(path.name), time_of(path.stat()), size)
+    except OSError:
+        return None
+
+
+def _candidates(
+    folders: Iterable[Path], since: float, until: float, without: frozenset[str]
+) -> Iterator[tuple[Path, float]]:
+    left, seen = _MOST, set[str]()
+    waiting = [(folder, 0) for folder in folders]
+    while waiting:
+        folder, depth = waiting.pop(0)
+        real = os.path.realpath(folder)
+        if real in seen or real in without:
+            continue
+        seen.add(real)
+        try:
+            with os.scandir(folder) as entries:
+                for entry in entries:
+                    left -= 1
+                    if left < 0:
+                        return
+                    if entry.is_dir(follow_symlinks=False):
+                        if depth < _DEEP and entry.name not in _NOT_IN and not unfinished(entry.name):
+                            waiting.append((folder / entry.name, depth + 1))
+                        continue
+                    if not _like_a_checkpoint(folder.name, entry.name) or unfinished(entry.name):
+                        continue
+                    found = entry.stat(follow_symlinks=False)
+                    if stat.S_ISREG(found.st_mode) and since <= found.st_mtime <= until:
+                        yield _whole(folder, entry.name, depth), found.st_mtime
+        except OSError:
+            continue
+
+
+def _like_a_checkpoint(folder: str, name: str) -> bool:
+    if name.endswith(_SURE):
+        return True
+    return name.endswith(_PERHAPS) and (
+        step_of(folder) is not None or any(word in f"{folder}/{name}".lower() for word in _WORDS)
+    )
+
+
+def _whole(folder: Path, name: str, depth: int) -> Path:
+    """Return the checkpoint that a file belongs to: the outermost folder above it whose name has a step, or itself."""
+    above = [folder, *folder.parents][:depth]
+    return next((one for one in reversed(above) if step_of(one.name) is not None), folder / name)
+
+
+def _files(path: Path) -> Iterator[tuple[Path, os.stat_result]]:
+    """Yield the regular files of a checkpoint. Raises OSError."""
+    if not path.is_dir():
+        yield path, path.stat()
+        return
+    for folder, _, names in os.walk(path, onerror=_raise):
+        for name in names:
+            path = Path(folder, name)
+            found = path.lstat()
+            if stat.S_ISREG(found.st_mode):
+                yield path, found
+
+
+def _raise(error: OSError) -> None:
+    raise error
+
+
+class Kept(NamedTuple):
+    path: Path
+    how: str
+
+
+def keep(written: LeftCheckpoint, folder: Path, seconds: float, stopped: Callable[[], bool] = lambda: False) -> Kept:
+    """Keep a checkpoint in ``folder``, whole or not at all, and return where and how.
+
+    Bytes are copied for ``seconds`` at most. Raises OSError; CopyStopped when ``stopped`` says so meanwhile.
+    """
+    source, until = Path(written.path), time.monotonic() + seconds
+    make_folder(folder, parents=True)
+    target, half = folder / source.name, folder / f".tmp-{source.name}"
+    _remove(half)
+    how = "a copy"
+    try:
+        _copy(source, half, until, stopped)
+    except CopyStopped:
+        _remove(half)
+        if stopped():
+            raise
+        how = _link(source, half)
+    except BaseException:
+        _remove(half)
+        raise
+    _remove(target)
+    os.rename(half, target)
+    return Kept(target, how)
+
+
+def _link(source: Path, half: Path) -> str:
+    for path, _ in _files(source):
+        to = half / path.relative_to(source) if source.is_dir() else half
+        to.parent.mkdir(parents=True, exist_ok=True)
+        os.link(path, to)
+    return "hard links, which outlive its removal, and not a program that writes into the same files"
+
+
+def _copy(source: Path, half: Path, until: float, stopped: Callable[[], bool]) -> None:
+    every, room = list(_files(source)), None
+    if source.is_dir():
+        half.mkdir()
+    for path, found in every:
+        to = half / path.relative_to(source) if source.is_dir() else half
+        to.parent.mkdir(parents=True, exist_ok=True)
+        into = os.open(to, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        out = files.open_regular(path)
+        try:
+            if not _cloned(out, into):
+                if room is None:
+                    free = os.fstatvfs(into)
+                    room = free.f_bavail * free.f_frsize >= _ROOM * sum(one.st_size for _, one in every)
+                if not room:
+                    raise CopyStopped
+                offset = 0
+                while piece := os.pread(out, _PIECE, offset):
+                    if stopped() or time.monotonic() > until:
+                        raise CopyStopped
+                    offset += os.pwrite(into, piece, offset)
+            os.utime(into, ns=(found.st_atime_ns, found.st_mtime_ns))
+            os.fchmod(into, found.st_mode & 0o777)
+        finally:
+            os.close(out)
+            os.close(into)
+
+
+def _cloned(source: int, target: int) -> bool:
+    try:
+        fcntl.ioctl(target, _FICLONE, source)
+    except OSError as error:
+        if error.errno not in (errno.EOPNOTSUPP, errno.ENOTTY, errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EPERM):
+            raise
+        return False
+    return True
+
+
+def drop_older(folder: Path, best: int) -> None:
+    """Remove what was kept of older attempts but for that of attempt ``best`` and the newest, two in all. Raises OSError."""
+    numbers = sorted((int(name) for name in os.listdir(folder) if name.isdecimal()), reverse=True)
+    stay = sorted(numbers, key=lambda number: number != best)[:KEPT]  # the newest first, behind the best
+    for number in numbers:
+        if number not in stay:
+            _remove(folder / f"{number:04d}")
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        with suppress(FileNotFoundError):
+            os.unlink(path)

@@ -1,0 +1,222 @@
+"""What a script without a guard has reached is not destroyed by a start from the beginning, and the start is told.
+
+Nobody knows of such a script whether it resumes, before it has. Until then the newest checkpoint of the attempt before is kept
+(``checkpoints/written.py``), and where an attempt begins is compared with what was reached (``rundir/starting_over.py``).
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import threading
+import time
+from collections.abc import Callable, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import NamedTuple
+
+from ftsupervise.checkpoints.written import CopyStopped, drop_older, find_written, keep
+from ftsupervise.model import GUARD, Attempt
+from ftsupervise.probe.errand import within
+from ftsupervise.rundir import ledger
+from ftsupervise.rundir.beginnings import begun_anew
+from ftsupervise.rundir.paths import RunDir
+from ftsupervise.rundir.progress import ProgressPage
+from ftsupervise.rundir.starting_over import ADVICE, resumes, since_a_person, starts_over
+from ftsupervise.truth import LeftCheckpoint
+
+KEPT = "kept"  # the folder in the run directory
+_SEARCH = 5.0  # seconds
+_COPY = 120.0  # seconds for the bytes of one checkpoint
+_LOOK = 0.2  # seconds between two looks whether it is done
+_SLACK = 1.0  # seconds by which the times of a file system may be off
+_RECENT = 50  # attempts whose checkpoint may be gone on from
+_BRIEF = 2.0  # seconds: a command that ended sooner has trained nothing
+_SHELLS = ("bash", "sh", "dash", "ksh", "zsh")
+
+
+class ScriptPlace(NamedTuple):
+    """Where a run may save, and what it runs."""
+
+    rundir: RunDir
+    checkpoints: Path
+    command: tuple[str, ...]
+
+    def folders(self) -> list[Path]:
+        """Return the folders to search: that of the checkpoints, those that the command names, the working folder."""
+        words = [part for word in self.command for part in _split(word)]
+        named = [Path(text) for word in words for text in (word, word.partition("=")[2]) if text]
+        there = [path for path in named if path.is_dir() and path.resolve() != Path("/")]
+        return [self.checkpoints, *there, Path.cwd()]
+
+
+def _split(word: str) -> list[str]:
+    """Return the words of shell code, or the word."""
+    try:
+        return shlex.split(word, comments=True)
+    except ValueError:
+        return word.split()
+
+
+def note_written(place: ScriptPlace, one: Attempt) -> LeftCheckpoint | None:
+    """Find what an attempt without a guard has saved since its first step, and write its page. None: nothing was found, or it
+    has a guard, which says itself what it saves. Never raises."""
+    if one.source == GUARD or one.resumed is not None or one.saved is not None:
+        return None
+    if one.written is not None:
+        return one.written
+    began, now = one.started.timestamp() + (one.ready or 0.0) - _SLACK, time.time()
+    until = now if one.ended is None else one.ended.timestamp() + _SLACK
+    if until - began < _BRIEF and one.last_step is None:
+        return None
+    ours = [path for path in place.rundir.root.glob("*") if path != place.rundir.checkpoints]
+    try:
+        found = within(
+            _SEARCH, lambda: find_written(place.folders(), began, until, ours), key="checkpoints of a script"
+        )
+        if isinstance(found, LeftCheckpoint):
+            ledger.write_written(place.rundir.attempt(one.number), found)
+            return found
+    except (OSError, TimeoutError):  # the search is a hint
+        pass
+    return None
+
+
+def of_this_launch(rundir: RunDir, before: int | None = None) -> list[Attempt]:
+    """Return the attempts that count for where it begins: a person who launches again, or releases the brake, has looked."""
+    try:
+        found = list(islice(ledger.backwards(rundir, before), ledger.NEWEST))
+        return since_a_person(found[::-1], rundir)
+    except OSError:
+        return []
+
+
+def keep_before(place: ScriptPlace, number: int, wait: Callable[[float], bool], say: Callable[[str], object]) -> bool:
+    """Keep the newest checkpoint of the attempt before ``number``, unless the run has shown that it resumes. Return False when
+    ``wait`` was ended meanwhile."""
+    try:
+        last = next(ledger.backwards(place.rundir, number), None)
+    except OSError:
+        return True
+    if last is None or last.source == GUARD or resumes(before := of_this_launch(place.rundir, number)):
+        return True
+    written = note_written(place, last)
+    if written is None or (written.kept and os.path.lexists(written.kept)):
+        return True
+    best = max((*before, last), key=lambda one: one.last_step if one.last_step is not None else -1)
+    work = _Keeping(place.rundir, last.number, written, best.number)
+    until = time.monotonic() + 2 * _COPY
+    while work.thread.is_alive() and time.monotonic() < until:
+        if not wait(_LOOK):
+            work.stop.set()
+            return False
+    work.stop.set()
+    say(work.words or f"{written.path} could not be kept before this start: its file system does not answer")
+    return True
+
+
+class _Keeping:
+    """Keeps one checkpoint, in a thread: its file system may hang."""
+
+    def __init__(self, rundir: RunDir, number: int, written: LeftCheckpoint, best: int) -> None:
+        self.stop, self.words = threading.Event(), ""
+        self._args = (rundir, number, written, best)
+        self.thread = threading.Thread(target=self._run, name="keep", daemon=True)
+        self.thread.start()
+
+    def _run(self) -> None:
+        rundir, number, written, best = self._args
+        folder = rundir.root / KEPT
+        try:
+            kept = keep(written, folder / f"{number:04d}", _COPY, self.stop.is_set)
+            ledger.write_written(rundir.attempt(number), written._replace(kept=str(kept.path), how=kept.how))
+            self.words = (
+                f"{written.path} is kept until this attempt has shown that it resumes: {kept.path} ({kept.how})"
+            )
+            drop_older(folder, best)
+        except CopyStopped:
+            return
+        except OSError as error:
+            self.words = f"{written.path} could not be kept before this start: {error.strerror or error}"
+
+
+def tell_a_start_over(place: ScriptPlace, number: int, say: Callable[[str], object]) -> None:
+    """Say that attempt ``number`` has begun anew, as soon as its first step is known. Never raises."""
+    found = starts_over(of_this_launch(place.rundir, number + 1))
+    if found and found[-1].attempt == number:
+        say(f"{found[-1].words()}; {found[-1].why(' '.join(place.command))}; {ADVICE}")
+
+
+class FirstStep:
+    """Passes the progress on, and calls ``tell`` once: when the first step is known, or at the end."""
+
+    def __init__(self, seen: Callable[[], ProgressPage | None], tell: Callable[[], object]) -> None:
+        self._seen, self._tell = seen, [tell]
+
+    def __call__(self) -> ProgressPage | None:
+        page = self._seen()
+        if page is not None and page.first is not None:
+            self.over()
+        return page
+
+    def over(self) -> None:
+        if self._tell:
+            self._tell.pop()()
+
+
+# Words for a script that has to be told to resume: ``launch.resume``.
+
+ENV_RESUME = "FTSUPERVISE_RESUME"  # the words, for shell code; "" where there is nothing to resume from
+
+
+class Resumption(NamedTuple):
+    """What is added to a command that begins where there is something to go on from."""
+
+    words: tuple[str, ...] = ()
+    env: tuple[tuple[str, str], ...] = ()
+
+
+def resumption(place: ScriptPlace, asked: str, number: int) -> Resumption:
+    """Return ``launch.resume`` for the newest checkpoint that attempt ``number`` finds; empty where there is none."""
+    if not asked:
+        return Resumption()
+    try:
+        before = list(islice(ledger.backwards(place.rundir, number, begun_anew(place.rundir) + 1), _RECENT))
+    except OSError:
+        before = []
+    path = _newest(place, before)
+    if path is None:
+        return Resumption((), ((ENV_RESUME, ""),))
+    filled = [word.replace("{checkpoint}", str(path)) for word in shlex.split(asked)]
+    variables, words = list[tuple[str, str]](), list[str]()
+    for word in filled:
+        name, equals, value = word.partition("=")
+        if equals and not words and name.isidentifier():
+            variables.append((name, value))
+        else:
+            words.append(word)
+    return Resumption(tuple(words), (*variables, (ENV_RESUME, shlex.join(words))))
+
+
+def _newest(place: ScriptPlace, before: Sequence[Attempt]) -> Path | None:
+    """Return what the newest attempt wrote whose checkpoint is there, or has been kept; else the newest in its folder.
+
+    ``before``: the newest first.
+    """
+    for one in before:
+        for text in (one.written.path, one.written.kept) if one.written is not None else ():
+            if text and os.path.lexists(text):
+                return Path(text)
+    from ftsupervise.checkpoints.find import checkpoints_in
+
+    try:
+        found = within(_SEARCH, lambda: [str(one.path) for one in checkpoints_in(place.checkpoints)[:1]])
+    except (OSError, TimeoutError):
+        return None
+    return Path(found[0]) if found else None
+
+
+def with_words(command: Sequence[str], words: Sequence[str]) -> tuple[str, ...]:
+    """Return the command with the words added; shell code takes them from the variable."""
+    takes_code = any(Path(word).name in _SHELLS for word in command) and "-c" in command
+    return (*command, *(() if takes_code else words))

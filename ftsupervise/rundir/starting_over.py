@@ -1,0 +1,127 @@
+"""Tells whether a script without a guard resumes, by where the attempts in its ledger begin.
+
+A step that was read from the output is a hint. So it makes people look, and holds a chain only where the disk agrees: the
+attempt before had left a checkpoint from which this one did not go on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from ftsupervise.model import GUARD, OUTPUT, Attempt
+from ftsupervise.rundir.launches import launches
+from ftsupervise.rundir.paths import RunDir
+from ftsupervise.rundir.switches import counts_from
+
+NOT_RESUMED = "it does not resume"
+ADVICE = "launch: {resume: '--your-flag {checkpoint}'} adds a flag when there is something to go on from"
+_NEAR = 0.02  # share of what was reached: so close to the beginning is the beginning
+_FEW = 3  # steps that are made again are no start over
+HOLDS = 2  # starts over, each with a checkpoint that was left, after which the chain is held
+
+
+class StartOver(NamedTuple):
+    """Attempt ``attempt`` has begun at the beginning, though an earlier one had come further."""
+
+    attempt: int
+    step: int  # its first
+    before: int  # the attempt that had come furthest
+    reached: int
+    checkpoint: str = ""  # the newest that was left before it; "": none was found
+    other: str = ""  # the folder that this attempt writes into, where that is another one
+
+    def words(self) -> str:
+        return (
+            f"attempt {self.attempt} began at step {self.step:,}, attempt {self.before} had reached {self.reached:,}: "
+            f"{NOT_RESUMED}"
+        )
+
+    def why(self, command: str) -> str:
+        """Return the likely reason, by what was left and by the text of the command; one clause."""
+        if not self.checkpoint:
+            return "no checkpoint was found that an attempt had left (does it save, and where? checkpoints.path)"
+        if "SLURM_JOB" in command or "SLURM_ARRAY" in command:
+            return f"the command names a folder by the number of its job, so each looks elsewhere than at {self.checkpoint}"
+        if self.other:
+            return f"{self.checkpoint} was left, and it writes into {self.other}"
+        if not any(word in command.lower() for word in _FLAGS):
+            return f"{self.checkpoint} was left, and no flag of the command says to go on from it"
+        return f"{self.checkpoint} was left, and the command did not go on from it"
+
+
+_FLAGS = ("resume", "from_checkpoint", "from-checkpoint", "init_from", "restore", "--load", "ckpt_path", "continue")
+
+
+def starts_over(attempts: Sequence[Attempt]) -> tuple[StartOver, ...]:
+    """Return the newest attempts in a row that began anew, oldest first; () where the last one that shows it goes on.
+
+    ``attempts``: those of one launch, in order. Attempts whose beginning is not known count neither way.
+    """
+    found: list[StartOver] = []
+    best: Attempt | None = None
+    origin: Attempt | None = None
+    left = ""
+    for one in attempts:
+        known = one.first_step is not None and one.last_step is not None
+        if _guarded(one):
+            found, best, origin = [], None, None
+        elif known and one.source == OUTPUT:
+            if best is not None and origin is not None:
+                again = _again(one, best, origin, left)
+                found = [*found, again] if again is not None else [] if _goes_on(one, best, origin) else found
+            if best is None or (one.last_step or 0) > (best.last_step or 0):
+                best = one
+            origin = origin if origin is not None and (origin.first_step or 0) <= (one.first_step or 0) else one
+        if one.written is not None:
+            left = one.written.path
+    return tuple(found)
+
+
+def resumes(attempts: Sequence[Attempt]) -> bool:
+    """Return whether an attempt has shown that it goes on from what one before it had left."""
+    best: Attempt | None = None
+    origin: Attempt | None = None
+    for one in attempts:
+        if _guarded(one):
+            return True
+        if one.source == OUTPUT and one.first_step is not None:
+            if best is not None and origin is not None and _goes_on(one, best, origin):
+                return True
+            best, origin = best or one, origin or one
+            best = one if (one.last_step or 0) > (best.last_step or 0) else best
+    return False
+
+
+def _guarded(one: Attempt) -> bool:
+    return one.resumed is not None or one.source == GUARD
+
+
+def _begins_at_the_beginning(one: Attempt, best: Attempt, origin: Attempt) -> bool:
+    begun, first, last = one.first_step or 0, origin.first_step or 0, best.last_step or 0
+    later = one.epoch is not None and origin.epoch is not None and one.epoch > origin.epoch  # the count is of its epoch
+    return begun - first <= _NEAR * (last - first) and not later
+
+
+def _goes_on(one: Attempt, best: Attempt, origin: Attempt) -> bool:
+    return not _begins_at_the_beginning(one, best, origin)
+
+
+def _again(one: Attempt, best: Attempt, origin: Attempt, left: str) -> StartOver | None:
+    begun, last = one.first_step or 0, best.last_step or 0
+    if not _begins_at_the_beginning(one, best, origin) or last - begun < _FEW:
+        return None
+    mine = one.written.path.rpartition("/")[0] if one.written is not None else ""
+    other = mine if left and mine and mine != left.rpartition("/")[0] else ""
+    return StartOver(one.number, begun, best.number, last, left, other)
+
+
+def since_a_person(attempts: Sequence[Attempt], rundir: RunDir) -> list[Attempt]:
+    """Return the attempts that count: a person who launches again, or releases the brake, has looked. Raises OSError."""
+    first, last = counts_from(rundir), launches(rundir, most=1)
+    return [one for one in attempts if one.number >= first and (not last or one.started >= last[0].at)]
+
+
+def must_hold(found: Sequence[StartOver]) -> bool:
+    """Return whether it has begun anew too often, with a checkpoint left each time."""
+    return len([one for one in found if one.checkpoint]) >= HOLDS

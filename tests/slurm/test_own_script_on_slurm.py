@@ -1,0 +1,70 @@
+"""A script without the guard in a chain on a real Slurm: begun anew it is held, and so it is until somebody says it is done."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from ftsupervise.rundir.switches import read_brake, read_finished
+from tests.neighbours.own_script import nano
+from tests.slurm.ring_scene import Scene
+from tests.slurm.test_chain_on_slurm import held
+
+pytestmark = pytest.mark.slurm
+Until = Callable[..., Any]
+
+
+def test_members_that_begin_anew_after_each_other_are_held_after_the_second_time_and_lose_nothing(
+    scene: Callable[..., Scene], until: Until
+) -> None:
+    here = scene(nodes=1)
+    (here.folder / "own.py").write_text(nano(1000))
+    (here.folder / "deaths").write_text("9")
+    here.launch(f"{sys.executable} own.py", nodes=1, jobs=8, restart={"in_place": 0, "back_off": "0s"})
+    until(lambda: read_brake(here.rundir) is not None and held(here), "the chain on hold", 180)
+    brake = read_brake(here.rundir)
+    assert brake is not None and brake.failure == "it does not resume" and "attempt 3 began at step 0" in brake.why
+    assert [one.first_step for one in here.attempts()] == [0, 0, 0]
+    assert (here.rundir.root / "kept/0001/ckpt.pt").read_text().startswith("40 by process")
+
+
+def test_a_member_that_leaves_with_0_holds_the_others_until_somebody_says_that_it_is_finished(
+    scene: Callable[..., Scene], until: Until
+) -> None:
+    here = scene(nodes=1)
+    (here.folder / "own.py").write_text(nano(40))
+    (here.folder / "deaths").write_text("0")
+    here.launch(f"{sys.executable} own.py", nodes=1, jobs=4)
+    until(lambda: read_brake(here.rundir) is not None and held(here), "the question", 120)
+    brake = read_brake(here.rundir)
+    assert brake is not None and brake.asks and len(here.attempts()) == 1
+    assert "is it finished? it left with 0" in here.type("check", "brake", code=1)
+    here.type("clear", "--finished")
+    until(lambda: not here.queue().strip(), "the end of the members", 60)
+    mark = read_finished(here.rundir)
+    assert len(here.attempts()) == 1 and mark is not None and mark.step == 40
+
+
+@pytest.mark.parametrize("command", ["{python} own.py", "cd . && {python} own.py | cat"], ids=["program", "shell code"])
+def test_a_script_that_does_not_catch_the_warning_is_not_killed_by_it(
+    scene: Callable[..., Scene], until: Until, command: str
+) -> None:
+    """srun hands SIGUSR1 on to its ranks, and a Python without a handler dies of it: minutes of each job were lost."""
+    here = scene(nodes=1)
+    (here.folder / "own.py").write_text(nano(100_000))
+    (here.folder / "deaths").write_text("0")
+    job = here.launch(command.format(python=sys.executable), nodes=1, jobs=1)
+    until(lambda: "iter 10:" in here.log(), "steps", 60)
+    here.sandbox.run(["scancel", "--batch", "--signal=USR1", job])
+    log = here.rundir.attempt(1) / "run.log"
+    until(lambda: "the job ends soon" in log.read_text(), "the warning", 30)
+    assert "nothing in the command catches it, so nothing is sent" in log.read_text()
+    now = int(here.log().rpartition("iter ")[2].partition(":")[0])
+    until(lambda: f"iter {now + 40}:" in here.log(), "that it trains on", 60)
+    assert here.attempts()[0].ended is None
+    here.sandbox.run(["scancel", job])
+    until(lambda: here.attempts()[0].ended is not None, "its end", 60)
+    assert "cancelled or preempted" in here.attempts()[0].words

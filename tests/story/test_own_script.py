@@ -1,0 +1,104 @@
+"""A script without the guard: what it has reached is not lost by a start from the beginning, and its end is asked for."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ftsupervise.rundir.ledger import ledger
+from ftsupervise.rundir.paths import RunDir
+from ftsupervise.rundir.switches import Brake, read_brake, read_finished
+from ftsupervise.scheduler.local import Local
+from tests.neighbours.own_script import nano
+from tests.neighbours.supervised import outside_a_job
+from tests.neighbours.typed import typed
+
+Until = Callable[..., Any]
+Launch = Callable[..., RunDir]
+
+
+@pytest.fixture
+def launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Launch]:
+    """``launch(program, deaths, key=value)``: a chain of local jobs that runs it."""
+    monkeypatch.setenv("FTSUPERVISE_STATE_DIR", str(tmp_path / "state"))
+
+    def one(program: str, deaths: int, **more: object) -> RunDir:
+        (tmp_path / "train.py").write_text(program)
+        (tmp_path / "deaths").write_text(str(deaths))
+        lines = "".join(f"  {key}: {value}\n" for key, value in more.items())
+        (tmp_path / "ftsupervise.yaml").write_text(
+            f"name: own\nscheduler: local\nlaunch:\n  command: {sys.executable} train.py\n  jobs: 4\n{lines}"
+            "  restart: {back_off: 0s}\n"
+        )
+        typed("launch", folder=tmp_path, env=env(tmp_path), code=0)
+        return RunDir(tmp_path / "runs" / "own")
+
+    yield one
+    local = Local()
+    for job in local.queue():
+        local.cancel(job.base_id)
+
+
+def env(folder: Path) -> dict[str, str]:
+    return outside_a_job(FTSUPERVISE_STATE_DIR=str(folder / "state"))
+
+
+def braked(rundir: RunDir) -> Brake | None:
+    """The brake, once all that is left of the chain is on hold."""
+    queue = Local().queue()
+    return read_brake(rundir) if queue and all(job.reason == "JobHeldUser" for job in queue) else None
+
+
+def test_a_script_that_begins_anew_is_told_what_it_reached_is_kept_and_the_second_time_holds_the_chain(
+    launch: Launch, until: Until, tmp_path: Path
+) -> None:
+    rundir = launch(nano(1000), 9)
+    first = until(lambda: next(iter((rundir.root / "kept").glob("0001/ckpt.pt")), None), "what attempt 1 had saved", 60)
+    saved = first.read_text()
+    until(lambda: "it does not resume" in (rundir.attempt(2) / "run.log").read_text(), "the word about it", 60)
+    said = (rundir.attempt(2) / "run.log").read_text()
+    assert "attempt 2 began at step 0, attempt 1 had reached 45: it does not resume" in said
+    assert "no flag of the command says to go on from it" in said and "launch: {resume: " in said
+    brake = until(lambda: braked(rundir), "the chain on hold", 120)
+    assert (brake.failure, len(ledger(rundir))) == ("it does not resume", 3)
+    assert "attempt 3 began at step 0" in brake.why
+    assert saved.startswith("40 by process")
+    assert first.read_text() == saved != (tmp_path / "out/ckpt.pt").read_text(), "two starts have written over it"
+    seen = typed("check", "recovery", folder=tmp_path, env=env(tmp_path))
+    assert "attempt 3 began at step 0, attempt 1 had reached 45: it does not resume" in seen.stdout
+
+
+def test_a_script_is_told_to_resume_and_its_end_with_0_is_asked_for_before_anybody_trains_over_it(
+    launch: Launch, until: Until, tmp_path: Path
+) -> None:
+    rundir = launch(nano(170), 3, resume="--init_from=resume")
+    brake = until(lambda: braked(rundir), "the question", 120)
+    attempts = ledger(rundir)
+    assert brake.asks and [one.first_step for one in attempts] == [0, 40, 80, 120]
+    assert "after " in brake.why and attempts[-1].last_step == 170
+    assert not (rundir.root / "kept/0003").exists(), "it has shown that it resumes"
+    seen = typed("status", folder=tmp_path, env=env(tmp_path))
+    assert "it left with 0" in seen.stdout and "ftsupervise clear --finished" in seen.stdout
+    typed("clear", "--finished", folder=tmp_path, env=env(tmp_path), code=0)
+    until(lambda: not Local().queue(), "the end of the members", 60)
+    assert len(ledger(rundir)) == 4 and (mark := read_finished(rundir)) is not None and mark.step == 170
+
+
+def test_an_exit_with_0_finishes_the_run_where_the_settings_say_so(
+    launch: Launch, until: Until, tmp_path: Path
+) -> None:
+    rundir = launch(nano(40), 0, finished_by='"exit 0"')
+    until(lambda: not Local().queue(), "the end of the chain", 90)
+    assert len(ledger(rundir)) == 1 and (mark := read_finished(rundir)) is not None and mark.step == 40
+    assert read_brake(rundir) is None
+
+
+def test_the_switches_say_that_nothing_in_it_hears_them(launch: Launch, until: Until, tmp_path: Path) -> None:
+    rundir = launch(nano(100_000), 0)
+    until(lambda: any(one.source == "output" for one in ledger(rundir)), "steps that are read", 60)
+    assert "hears a save, and the switch stays up." in typed("save", folder=tmp_path, env=env(tmp_path)).stdout
+    assert "ended by SIGTERM after launch.restart" in typed("kill", "--yes", folder=tmp_path, env=env(tmp_path)).stdout

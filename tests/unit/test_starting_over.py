@@ -1,0 +1,137 @@
+"""Where the attempts of a script without the guard begin: does it resume? Ledgers in, a word about them out."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta, timezone
+
+import pytest
+
+from ftsupervise.model import GUARD, NOBODY, OUTPUT, Attempt, Cause, CauseKind, Failure, FailureKind
+from ftsupervise.run.decide import Budgets, NextAction, Situation, decide, stop_before
+from ftsupervise.rundir.starting_over import must_hold, resumes, starts_over
+from ftsupervise.truth import LeftCheckpoint, Resumed
+
+BEGAN = datetime(2026, 11, 25, tzinfo=timezone.utc)
+Seen = tuple[int | None, int | None]
+
+
+def ledger_of(*seen: Seen, left: str = "out/ckpt.pt", source: str = OUTPUT, **more: object) -> list[Attempt]:
+    """An attempt for each pair of first and last step, 20 hours each, ended by the time limit."""
+    attempts = []
+    for number, (first, last) in enumerate(seen, 1):
+        at = BEGAN + timedelta(hours=20 * number)
+        one = Attempt(number, f"88_{number}", at, ended=at + timedelta(hours=20), first_step=first, last_step=last)
+        one = one._replace(source=source, cause=Cause(CauseKind.TIME_LIMIT), ready=60.0)
+        attempts.append(one._replace(written=LeftCheckpoint(left) if left else None, **more))  # type: ignore[arg-type]
+    return attempts
+
+
+def test_a_run_that_begins_at_0_again_does_not_resume() -> None:
+    (found,) = starts_over(ledger_of((0, 1690), (0, 12)))
+    assert found.words() == "attempt 2 began at step 0, attempt 1 had reached 1,690: it does not resume"
+
+
+@pytest.mark.parametrize(
+    "seen",
+    [
+        [(0, 1690), (1500, 3200), (3000, 3400)],
+        [(1, 280_000), (281, 290_000)][:1],  # one alone says nothing
+        [(10, 1690), (None, None), (1600, 1700)],  # one whose steps were not read
+        [(50, 52), (50, 53)],  # died right after the first line
+        [(0, 2), (0, 2), (0, 2)],
+    ],
+)
+def test_a_run_that_goes_on_or_of_which_too_little_is_known_is_left_alone(seen: list[Seen]) -> None:
+    assert starts_over(ledger_of(*seen)) == ()
+    assert stop_before(ledger_of(*seen)[:2], Budgets()) is None
+
+
+def test_a_guard_is_believed_and_not_where_its_attempt_begins() -> None:
+    assert starts_over(ledger_of((0, 900), (0, 12), source=GUARD)) == ()
+    assert starts_over(ledger_of((0, 900), (0, 12), resumed=Resumed())) == ()
+    assert starts_over(ledger_of((0, 900), (0, 12), source=NOBODY)) == ()
+    assert starts_over(ledger_of((0, 900), (0, 12), source="")) == ()
+
+
+def test_a_count_that_begins_anew_in_a_later_epoch_is_no_start_over() -> None:
+    first, second = ledger_of((0, 9000), (0, 40))
+    assert starts_over([first._replace(epoch=1), second._replace(epoch=3)]) == ()
+    assert starts_over([first._replace(epoch=1), second._replace(epoch=1)])
+
+
+def test_the_second_start_over_with_a_checkpoint_left_each_time_is_held_and_none_without_one() -> None:
+    attempts = ledger_of((0, 1690), (0, 800), (0, 700))
+    assert not must_hold(starts_over(attempts[:2])) and must_hold(starts_over(attempts))
+    found = stop_before(attempts, Budgets())
+    assert found is not None and found.failure == "it does not resume" and found.times == 2
+    assert "attempt 3 began at step 0, attempt 1 had reached 1,690" in found.why
+    unsaved = [one._replace(written=None) for one in attempts]
+    assert not must_hold(starts_over(unsaved)) and stop_before(unsaved, Budgets()) is None
+    assert stop_before(attempts, Budgets(same_failure=0)) is None, "no brake at all"
+
+
+def test_three_members_that_begin_anew_are_used_up_though_no_checkpoint_was_found() -> None:
+    attempts = ledger_of((1, 4), (1, 4), (1, 4), (1, 4), left="")
+    found = stop_before(attempts, Budgets())
+    assert found is not None and found.failure == "it does not resume"
+    assert "3 members in a row began anew: attempt 4 began at step 1, attempt 1 had reached 4" in found.why
+    assert stop_before(attempts[:3], Budgets()) is None
+
+
+def test_a_launch_after_it_begins_another_line() -> None:
+    attempts = ledger_of((0, 1690), (0, 800), (0, 700))
+    assert stop_before(attempts, Budgets(), None, 3) is None, "attempt 3 is the first of the new launch"
+
+
+def test_a_run_that_has_gone_on_once_has_shown_that_it_resumes() -> None:
+    assert resumes(ledger_of((0, 1690), (1500, 1600)))
+    assert not resumes(ledger_of((0, 1690), (0, 1600))) and not resumes(ledger_of((0, 1690)))
+
+
+@pytest.mark.parametrize(
+    ("command", "left", "why"),
+    [
+        ("python train.py", "out/ckpt.pt", "no flag of the command says to go on from it"),
+        ("python train.py --out=/s/$SLURM_JOB_ID", "/s/1/ckpt.pt", "names a folder by the number of its job"),
+        ("python train.py --resume last", "out/ckpt.pt", "the command did not go on from it"),
+        ("python train.py", "", "no checkpoint was found that an attempt had left"),
+    ],
+)
+def test_the_likely_reason_is_said(command: str, left: str, why: str) -> None:
+    assert why in starts_over(ledger_of((0, 1690), (0, 8), left=left))[-1].why(command)
+
+
+def test_another_folder_is_named() -> None:
+    first, second = ledger_of((0, 1690), (0, 800))
+    second = second._replace(written=LeftCheckpoint("/s/out-2/ckpt.pt"))
+    assert "and it writes into /s/out-2" in starts_over([first, second])[-1].why("python train.py --resume")
+
+
+# -------------------------------------------------------------------------------------------------------- the brake
+
+
+def failed(one: Attempt, code: int = 1) -> Attempt:
+    return one._replace(cause=Cause(CauseKind.EXIT, code=code), failure=Failure(FailureKind.CODE, f"exit {code}"))
+
+
+def test_a_newer_checkpoint_is_progress_though_no_step_was_read() -> None:
+    attempts = [failed(one) for one in ledger_of((None, None), (None, None), (None, None), (None, None))]
+    attempts = [one._replace(ended=one.started + timedelta(minutes=2)) for one in attempts]
+    saved = [
+        one._replace(written=LeftCheckpoint(f"out/checkpoint-{500 * one.number}", 500 * one.number)) for one in attempts
+    ]
+    in_place = Budgets(in_place=100)
+    assert decide(Situation(attempts), in_place).move is NextAction.STOP
+    assert decide(Situation(saved), in_place).move is NextAction.RESTART
+
+
+def test_an_exit_with_0_is_asked_about_once_it_may_have_trained_and_nobody_has_a_guard() -> None:
+    (one,) = ledger_of((0, 1690))
+    one = one._replace(cause=Cause(CauseKind.EXIT, code=0))
+    asked = decide(Situation([one], asks=True), Budgets())
+    assert asked.move is NextAction.STOP and asked.failure == "it left with 0"
+    assert decide(Situation([one]), Budgets()).move is NextAction.LEAVE
+    assert decide(Situation([one._replace(source=GUARD)], asks=True), Budgets()).move is NextAction.LEAVE
+    brief = one._replace(last_step=None, first_step=None, written=None, ended=one.started + timedelta(seconds=3))
+    assert decide(Situation([brief], asks=True), Budgets()).move is NextAction.LEAVE
+    assert decide(Situation([one], asks=True, over="the job ends soon"), Budgets()).move is NextAction.LEAVE
