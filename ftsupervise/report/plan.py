@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator
 
 from ftsupervise.report.account import Spent
 from ftsupervise.report.everything import PlanRow, ReportFacts
+from ftsupervise.report.incidents import steps_again
 from ftsupervise.report.slow import SLOW
 from ftsupervise.report.summary import reached
 from ftsupervise.units import count, show_duration, show_percent, show_rate
@@ -81,10 +83,12 @@ def _of_nodes(report: ReportFacts) -> Iterator[PlanRow]:
     if nodes is not None:
         spares = f" and {run.launch.spare_nodes} spare" if run.launch.spare_nodes else ""
         yield PlanRow("Nodes", f"{run.launch.nodes}{spares}", str(nodes), nodes < run.launch.nodes)
-    lost: Sequence[int] = [one.steps_lost for one in report.incidents if one.steps_lost is not None and not one.planned]
-    if lost:
-        words = f"{sum(lost):,} after {count(len(lost), 'fault')}, at most {max(lost):,} at once"
-        yield PlanRow("Steps made again", "0", words, sum(lost) > 0)
+    again: Counter[int] = Counter()
+    for owners in steps_again(report.detail.status.attempts).values():
+        again.update(owners)
+    if again:
+        words = f"{sum(again.values()):,} after {count(len(again), 'interruption')}, at most {max(again.values()):,} of one"
+        yield PlanRow("Steps made again", "0", words, True)
 
 
 def _first(report: ReportFacts) -> int | None:
