@@ -32,8 +32,11 @@
     return low > 0 && at - rows[low - 1][0] < rows[low][0] - at ? low - 1 : low;
   };
   const curve = (words) => (plot, share) => {
-    const rows = data[plot], span = data.end - data.begin;
-    const row = rows[nearest(rows, share * span)];
+    const rows = data[plot], span = data.end - data.begin, at = share * span;
+    const within = ([begin, end]) => begin < at && at < end;
+    if (plot === "loss" && data.bad.some(within)) return [share, `${stamp(data.begin + at)}\nthe loss is not a number`];
+    if (data.holes[plot].some(within)) return [share, `${stamp(data.begin + at)}\nno step was made`];
+    const row = rows[nearest(rows, at)];
     return [row[0] / span, `${stamp(data.begin + row[0])}\n${words(row[1])}`];
   };
   const readers = {

@@ -145,7 +145,7 @@ def _progress(found: RunDetail) -> Iterator[str]:
     if row.loss_trouble:
         yield f"  loss      {click.style(printable(row.loss_trouble), fg='red')}"
     if row.rate is not None:
-        usual = f", usually {show_rate(row.usual)}" if row.usual is not None else ""
+        usual = f", usually {show_rate(row.usual, row.rate)}" if row.usual is not None else ""
         done = ""
         if row.done_at is not None:
             left = show_duration(round((row.done_at - seen.at).total_seconds()))

@@ -93,6 +93,14 @@ class RunIncident(NamedTuple):
         return kind in _LOST or (kind is Spent.QUEUE and not self.planned)
 
 
+class AlikeIncidents(NamedTuple):
+    """Neighbours that ended in the same way at the same step: a report shows them as one, the newest with the sums of all."""
+
+    first: RunIncident
+    newest: RunIncident
+    times: int
+
+
 class CauseCost(NamedTuple):
     """All incidents of one kind."""
 
@@ -171,6 +179,27 @@ def _hang(one: Attempt, account: TimeAccount, stood: float, behind: str) -> RunI
     )
 
 
+def alike(found: Iterable[RunIncident]) -> tuple[AlikeIncidents, ...]:
+    """Return them with neighbours that are alike as one, oldest first."""
+    groups: list[AlikeIncidents] = []
+    for one in found:
+        last = groups[-1] if groups else None
+        if last is None or one.goes_on or _way(one) != _way(last.newest):
+            groups.append(AlikeIncidents(one, one, 1))
+            continue
+        spent: dict[Spent, float] = {}
+        for kind, seconds in (*last.newest.spent, *one.spent):
+            spent[kind] = spent.get(kind, 0.0) + seconds
+        lost = [steps for steps in (last.newest.steps_lost, one.steps_lost) if steps is not None]
+        together = one._replace(spent=tuple(spent.items()), steps_lost=sum(lost) if lost else None)
+        groups[-1] = AlikeIncidents(last.first, together, last.times + 1)
+    return tuple(groups)
+
+
+def _way(one: RunIncident) -> tuple[object, ...]:
+    return one.kind, one.planned, one.job_id, one.cause, one.ranks, one.nodes, one.step, one.evidence
+
+
 def costs_of(found: Iterable[RunIncident]) -> tuple[CauseCost, ...]:
     """The kinds of incidents, the costliest first."""
     groups: dict[tuple[str, bool], list[RunIncident]] = {}
@@ -203,9 +232,7 @@ def is_planned(one: Attempt) -> bool:
     return one.cause.orderly or one.cause.kind in _TAKEN or one.cause.kind is CauseKind.INTERRUPTED
 
 
-def _incident(
-    one: Attempt, after: Attempt | None, stepped: Attempt | None, costs: dict[Spent, float]
-) -> RunIncident:
+def _incident(one: Attempt, after: Attempt | None, stepped: Attempt | None, costs: dict[Spent, float]) -> RunIncident:
     """``stepped``: the next attempt that made a step."""
     cause = one.cause or Cause(CauseKind.UNKNOWN)
     where = cause.first

@@ -45,7 +45,7 @@ def plan_rows(report: ReportFacts) -> Iterator[PlanRow]:
         )
     if report.usual and row.rate is not None:
         yield PlanRow(
-            "Speed", f"{show_rate(report.usual)} (usual)", show_rate(row.rate), row.rate < SLOW * report.usual
+            "Speed", f"{show_rate(report.usual, row.rate)} (usual)", show_rate(row.rate), row.rate < SLOW * report.usual
         )
     if trained > 0 and report.slow:
         lost = sum(one.lost for one in report.slow)
@@ -87,7 +87,9 @@ def _of_nodes(report: ReportFacts) -> Iterator[PlanRow]:
     for owners in steps_again(report.detail.status.attempts).values():
         again.update(owners)
     if again:
-        words = f"{sum(again.values()):,} after {count(len(again), 'interruption')}, at most {max(again.values()):,} of one"
+        words = (
+            f"{sum(again.values()):,} after {count(len(again), 'interruption')}, at most {max(again.values()):,} of one"
+        )
         yield PlanRow("Steps made again", "0", words, True)
 
 

@@ -54,7 +54,7 @@ class WeekRow(NamedTuple):
     @property
     def needs_a_look(self) -> bool:
         """Should a person look at it now? ``status`` sorts its rows by the same rule."""
-        return bool(self.problem) or need_of(self.row) < FINE
+        return bool(self.problem) or need_of(self.row) < FINE or self.head.tone == "bad"
 
     @property
     def faults(self) -> int:

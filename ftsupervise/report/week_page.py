@@ -65,12 +65,13 @@ def tiles(week: WeekReport) -> tuple[Tile, ...]:
     lost = sum(one.lost for row in week.rows for one in row.incidents if not one.planned)
     steps = sum(row.steps or 0 for row in week.rows)
     unwell = sum(1 for one in week.rows if one.needs_a_look)
-    need = f"{unwell} {'needs' if unwell == 1 else 'need'} a look" if unwell else "all well"
+    well = "all well" if all(one.head.tone == "good" for one in week.rows) else "none needs a look"
+    need = f"{unwell} {'needs' if unwell == 1 else 'need'} a look" if unwell else well
     return (
         Tile(
             "Time spent training",
             ratio(week.goodput()),
-            f"of all time; Meta's ETTR, without the time they were stopped: {ratio(week.ettr())}",
+            f"ETTR: Meta {ratio(week.ettr())}",
         ),
         Tile("Runs", str(len(week.rows)), need, "watch" if unwell else "good"),
         Tile("Steps", f"{steps:,}", "made for the first time"),

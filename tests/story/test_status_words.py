@@ -136,7 +136,7 @@ def test_a_loss_that_is_no_number_is_said_with_its_numbers(rundir: RunDir, tmp_p
     write_json(rundir.attempt(1) / "start.json", start)
     trouble = LossTrouble(since=61, step=170, words="nan at step 170, since step 61")
     write_beat(rundir, Beat(0, 170, "train", now, 1, "n", {"loss": "nan", "attempt": "1"}, trouble))
-    words = "loss is not a number: nan at step 170, since step 61 (rank 0)"
+    words = "loss is not a number: 110 steps since step 61 (rank 0)"
     assert f"  loss      {words}" in type_in(tmp_path, "status", ".").stdout
     found = json.loads(type_in(tmp_path, "status", ".", "--json").stdout)
     assert (found["verdict"], found["loss_trouble"]) == ("running", words)
