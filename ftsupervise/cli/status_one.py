@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timezone
 from types import MappingProxyType
@@ -17,6 +18,8 @@ from ftsupervise.report.row import reason_of
 from ftsupervise.units import count, show_duration, show_percent, show_rate
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from ftsupervise.model import Attempt, Job
     from ftsupervise.report import Status
     from ftsupervise.report.account import Stretch
@@ -34,6 +37,7 @@ KINDS = {
     "held": ("h", "blue"),
     "unknown": ("?", ""),
 }
+_SPEAKS = frozenset(("STALLED", "SILENT", "HUNG", "GONE"))  # states in which the supervisor's last line is shown
 _A_DAY = 86400
 _FEWEST_SECONDS = 60  # a younger run has no timeline
 
@@ -58,6 +62,7 @@ def lines_of(found: RunDetail, width: int = 80, advised: Mapping[str, str] = Map
     lines += [*_alerts(found), *_nodes(found), *_attempts(seen), *_time(found, max(40, min(width, 100)))]
     lines += [f"  receiver  {printable(words)}" for words in seen.telling]
     if found.log is not None:
+        lines += _said(found.log) if seen.verdict in _SPEAKS else ()
         lines.append(f"  log       {printable(str(found.log))}")
     if found.tracker is not None:
         lines.append(f"  tracker   {found.tracker.url}")
@@ -65,9 +70,28 @@ def lines_of(found: RunDetail, width: int = 80, advised: Mapping[str, str] = Map
     return lines
 
 
+def _said(log: Path) -> Iterator[str]:
+    from ftsupervise.report.output import supervisors_last
+    from ftsupervise.secrecy import masked
+
+    if said := supervisors_last(log):
+        yield f"  said      {masked(printable(said, 500))}"
+
+
 def _alarm(found: RunDetail) -> str:
-    """Name the worst alert beside RUNNING, which would look well without it."""
-    if found.status.verdict != "RUNNING" or not found.row.alerts:
+    """Name beside RUNNING what is not well: it would look well without it."""
+    if found.status.verdict != "RUNNING":
+        return ""
+    words = _worst_alert(found)
+    if (trouble := found.status.run.loss_trouble) is not None:
+        words += f", {click.style(trouble.kind, fg='red', bold=True)}"
+    if found.row.watch_late:
+        words += f", {click.style('its watch is LATE', fg='red')}"
+    return words
+
+
+def _worst_alert(found: RunDetail) -> str:
+    if not found.row.alerts:
         return ""
     worst = found.row.alerts[0]
     critical = worst.severity == "critical"
@@ -183,6 +207,10 @@ def _saved(found: RunDetail) -> Iterator[str]:
             else ""
         )
         yield f"  saved     step {row.saved}{when}{lost}"
+    if found.aside:
+        reasons = Counter(one.reason for one in found.aside)
+        for reason, times in reasons.most_common(3):
+            yield f"  aside     {count(times, 'checkpoint')} set aside: {printable(reason, 200)}"
 
 
 def _alerts(found: RunDetail) -> Iterator[str]:
@@ -199,6 +227,8 @@ def _alerts(found: RunDetail) -> Iterator[str]:
         following = ""
         if row.watched_next is not None and row.watched_next > now:
             following = f", next in {show_duration(round((row.watched_next - now).total_seconds()))}"
+        elif row.watched_next is not None:
+            following = f", the next was due {ago(row.watched_next, now)} ago"
         late = ": " + click.style("LATE", fg="red") if row.watch_late else ""
         yield f"  watch     last tick {ago(row.watched_at, now)} ago{following}{late}"
     elif found.status.verdict not in ("FINISHED", "NEW", "STOPPED"):

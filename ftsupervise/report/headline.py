@@ -155,8 +155,10 @@ def _not_training(now: RunPresent) -> Headline:
         command = "ftsupervise launch"
     elif verdict == "GONE":
         sentence = f"It does not run, and no job waits to continue it: {why}."
-        do = "Read its last error, then start it again:"
-        command = f"ftsupervise logs --errors {now.where}; ftsupervise launch"
+        launch = f"ftsupervise launch {now.where}"
+        failed = now.last is None or now.last.failure is not None or now.last.ended is None
+        do = "Read its last error, then start it again:" if failed else "Start it again:"
+        command = f"ftsupervise logs --errors {now.where}; {launch}" if failed else launch
     elif now.row.braked and now.brake is not None:
         sentence, do = _braked(now.brake, now.last)
         command = f"ftsupervise clear --brake {now.where}"

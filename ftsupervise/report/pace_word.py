@@ -85,8 +85,7 @@ def _stalled(run: RunReading) -> PaceWord | None:
         return None
     since = _since(run, max(at, last.started))
     if since > _SILENT:
-        reached = f" (step {run.page.step:,})" if run.page is not None and run.page.step is not None else ""
-        return PaceWord("SILENT", f"nothing was heard of attempt {last.number} for {show_duration(since)}{reached}")
+        return PaceWord("SILENT", f"nothing was heard of attempt {last.number} for {show_duration(since)}")
     return None
 
 

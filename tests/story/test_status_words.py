@@ -121,7 +121,9 @@ def test_equal_ends_are_shown_once_with_their_times_and_after_a_cancel_nothing_f
         "  attempt   4 (job -) 11-22 12:09:00 cancelled or preempted (SIGTERM) after 0s, to step 90",
     ]
     assert "  last      11-22 12:09:00 UTC, " in said and "attempt 4 ended: cancelled or preempted (SIGTERM)" in said
-    assert said.startswith("wrapped: GONE (no job of it is in the queue: attempt 4, cancelled or preempted (SIGTERM))")
+    assert said.startswith(
+        "wrapped: GONE (no job of it is in the queue; attempt 4 ended: cancelled or preempted (SIGTERM))"
+    )
     assert "what failed" not in said and f"ftsupervise launch {rundir.root}   (it goes on from step 80)" in said
 
 

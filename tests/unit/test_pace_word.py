@@ -90,9 +90,9 @@ def test_a_standstill_is_judged_here_only_where_no_watch_does() -> None:
 def test_a_run_that_cannot_be_heard_keeps_its_word_with_its_age() -> None:
     silent = ProgressPage(at=ago(50), ranks=8, step=700, phase="train", usual=0.1, saving=20.0)
     run = seen(moved=50, tick=None, page=silent)
-    assert pace_word(run) == ("SILENT", "nothing was heard of attempt 1 for 50m (step 700)")
+    assert pace_word(run) == ("SILENT", "nothing was heard of attempt 1 for 50m")
     full = "no space is left in /scratch"
-    assert pace_word(run._replace(full=full)).why.endswith(f"for 50m (step 700); {full}")
+    assert pace_word(run._replace(full=full)).why.endswith(f"for 50m; {full}")
     assert not pace_word(run._replace(page=None)).why
 
 
@@ -106,7 +106,7 @@ def test_a_job_that_runs_between_two_attempts_stands() -> None:
 
 def test_a_run_whose_ranks_are_heard_runs_though_slurm_does_not_answer() -> None:
     run = seen(tick=None)
-    assert verdict_of(run, None, "squeue failed") == ("RUNNING", "its ranks are heard; squeue failed")
+    assert verdict_of(run, None, "squeue failed") == ("RUNNING", "its ranks are heard, Slurm does not answer")
     page = ProgressPage(at=ago(3), ranks=8, step=700, phase="train")
     assert verdict_of(seen(tick=None, page=page), None, "squeue failed") == ("UNKNOWN", "squeue failed")
 
