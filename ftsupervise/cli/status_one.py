@@ -333,7 +333,7 @@ def _time(found: RunDetail, width: int) -> Iterator[str]:
         last = f", of the last hour {ratio(hour)}" if hour is not None and of.total > 7200 else ""
         yield f"  ETTR      {ratio(meta)} as Meta counts, {ratio(byterobust)} as ByteRobust counts{last}"
     if of.blind:
-        yield f"            {count(len(of.blind), 'attempt')} had no guard in the loop: what those did is unknown"
+        yield f"            {count(len(of.blind), 'attempt')} reported nothing (no guard, or not yet): that time is unknown"
 
 
 def timeline(stretches: Sequence[Stretch], since: float, until: float, width: int) -> str:

@@ -41,7 +41,7 @@ _MEANINGS = {
     UNKNOWN: "Nothing on record says what happened.",
     SAVES: "The training waited for its checkpoints.",
     STANDS: "The job runs, and no rank makes a step.",
-    BLIND: "Without the guard it is not known whether it was training.",
+    BLIND: "Whether it was training is not known: without the guard, or before it, nothing is reported.",
     FIRST: "From the start of the command to its first step.",
     PLANNED: "Jobs that ended as planned (time limit, kill switch, preemption), and the starts after them.",
 }
@@ -116,7 +116,7 @@ def sentences(report: ReportFacts) -> Iterator[str]:
         yield f"At its {speed} speed step {row.last_step:,} is made in {left}, at {due(row.done_at)}."
     if of.blind:
         blind = "One attempt" if len(of.blind) == 1 else f"{len(of.blind)} attempts"
-        yield f"{blind} had no guard in the loop, so that what those did is not known."
+        yield f"{blind} reported nothing, as those without the guard: what was done then is not known."
 
 
 def cost_sentence(item: CostItem, total: float) -> str:
