@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from ftsupervise.printable import printable
+from ftsupervise.report.pace_word import left_behind
 from ftsupervise.report.row import mostly_waits
 from ftsupervise.truth import NOT_A_NUMBER, LossTrouble
 
@@ -39,6 +40,8 @@ def advice_of(found: RunDetail, advised: Mapping[str, str]) -> Iterator[str]:
             yield _launch(found)
     if verdict == "RUNNING" and found.status.run.loss_trouble is not None:
         yield from _bad_loss(found, found.status.run.loss_trouble, run)
+    if verdict == "RUNNING" and left_behind(found.status.run):
+        yield f"ftsupervise check hang {run}   (every sign of progress, with its age)"
     if verdict not in _OVER and found.row.watch_late:
         yield f"ftsupervise watch --every 60s {run}   (nobody is told of anything while no watch looks)"
     if found.status.jobs is None and verdict not in _OVER:

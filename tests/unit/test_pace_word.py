@@ -149,3 +149,12 @@ def test_the_rate_of_the_last_hour_counts_training_alone() -> None:
         rate = hour.rate(60.0 * minute, step, training=training)
         assert rate is None or minute > 120
     assert rate == pytest.approx(0.1, rel=0.3)
+
+
+def test_a_rank_that_the_others_do_not_wait_for_is_named_when_it_stays_behind() -> None:
+    page = ProgressPage(at=ago(0.1), ranks=8, step=700, ahead=706, slowest="rank 3 on node-1", phase="train", usual=0.5)
+    assert pace_word(seen(page=page)).why == "", "six steps are nothing"
+    run = seen(page=page._replace(ahead=1340))
+    assert pace_word(run) == ("", "rank 3 on node-1 is 640 steps behind the others, which go on without it")
+    run = run._replace(switches=(SwitchState("kill-switch", Health.OK), SwitchState("save-switch", Health.OK)))
+    assert verdict_of(run, (JOB,), "")[1].startswith("job 88_1; rank 3 on node-1 is 640 steps behind")
