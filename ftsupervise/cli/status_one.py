@@ -58,6 +58,7 @@ def lines_of(found: RunDetail, width: int = 80, advised: Mapping[str, str] = Map
     for switch in seen.run.switches:
         if switch.up or switch.problem:
             by = f", by {switch.who}" if switch.who else ""
+            by += f", since {_clock(switch.since)} UTC" if switch.since is not None else ""
             lines.append(f"  switch    {switch.problem or f'{switch.name} is up'}{by}")
     lines += [*_alerts(found), *_nodes(found), *_attempts(seen), *_time(found, max(40, min(width, 100)))]
     lines += [f"  receiver  {printable(words)}" for words in seen.telling]
@@ -216,7 +217,7 @@ def _saved(found: RunDetail) -> Iterator[str]:
 def _alerts(found: RunDetail) -> Iterator[str]:
     row, now = found.row, found.status.at
     for one in row.alerts[:5]:
-        since = f", for {ago(one.since, now)}" if one.since is not None else ""
+        since = f", since {_clock(one.since)} UTC, {ago(one.since, now)}" if one.since is not None else ""
         words = click.style(f"{one.severity} {one.watchdog}", fg="red")
         yield f"  alert     {words}: {printable(one.summary)}{since}"
     if row.firing > 5:

@@ -234,7 +234,7 @@ def _step(report: ReportFacts) -> Tile:
 def _speed(report: ReportFacts) -> Tile | None:
     rate, usual = report.detail.row.rate, report.usual
     if rate is None:
-        return Tile("Usual speed", show_rate(usual), "it does not run now") if usual else None
+        return Tile("Usual speed", show_rate(usual), "no step is made now") if usual else None
     if not usual:
         return Tile("Speed now", show_rate(rate))
     more = f"{100 * rate / usual:.0f} % of usual ({show_rate(usual, rate)})"

@@ -125,6 +125,11 @@ def test_equal_rows_are_one_and_tiles_hold_figures(account: Account) -> None:
     assert "| 2 to 6 |" in as_markdown(found)
 
 
+def test_status_says_which_checkpoints_were_set_aside_and_why(account: Account, tmp_path: Path) -> None:
+    said = account.type("status", str(account.folder / "night"), cwd=tmp_path).stdout
+    assert "  aside     7 checkpoints set aside: loss is not a number\n" in said
+
+
 def test_a_loss_that_was_no_number_is_drawn_with_its_steps_and_times(account: Account) -> None:
     text = page(account.report("night"))
     assert re.search(
