@@ -342,6 +342,7 @@ def incident_row(one: RunIncident) -> dict[str, Any]:
         "at": stamp(one.at),
         "at_seconds": round(one.at.timestamp()),
         "again": "",
+        "times": 1,
         "cause": cut(summary.cause_of(one)),
         "evidence": cut(one.evidence),
         "ranks": cut(ranks, 60),
@@ -364,7 +365,7 @@ def alike_row(found: AlikeIncidents) -> dict[str, Any]:
         return row
     first = found.first
     again = f"{found.times} times since {stamp(first.at)}"
-    return {**row, "again": again, "attempts": f"{first.attempt} to {found.newest.attempt}"}
+    return {**row, "again": again, "times": found.times, "attempts": f"{first.attempt} to {found.newest.attempt}"}
 
 
 def _by_note(rows: Iterable[CheckpointRow]) -> Iterator[list[CheckpointRow]]:

@@ -16,6 +16,10 @@ from ftsupervise.report.html import page
 from ftsupervise.report.markdown import as_markdown
 from ftsupervise.report.plan import plan_rows
 from ftsupervise.report.summary import headline, tiles
+from ftsupervise.report.week import week_of
+from ftsupervise.report.week_page import page as page_of_week
+from ftsupervise.report.week_page import tiles as tiles_of_week
+from tests.neighbours.prepared_account import NOW
 from tests.neighbours.prepared_account import PreparedAccount as Account
 
 Pages = list[tuple[dict[str, Any], dict[str, Any]]]
@@ -137,3 +141,13 @@ def test_a_loss_that_was_no_number_is_drawn_with_its_steps_and_times(account: Ac
         text,
     )
     assert len(re.findall(r'<path class="no-number" d="M[^"]+z"/>', text)) == 1
+
+
+def test_the_week_says_of_a_run_what_its_own_page_says(account: Account) -> None:
+    week = week_of({"night": account.folder / "night"}, NOW, account.env)
+    (row,) = week.rows
+    head = headline(account.report("night"))
+    assert (row.head.sentence, row.head.tone) == (head.sentence, head.tone)
+    runs = tiles_of_week(week)[1]
+    assert (runs.value, runs.more) == ("1", "none needs a look"), "all well is said of runs that are all well"
+    assert "5 times since " in page_of_week(week)
