@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 
 _MOST = 3  # alerts whose advice is shown
 _TOLD = frozenset(("hang", "throughput", "brake"))  # alerts that the verdict's own lines answer
+_USUAL = frozenset(
+    ("", "Priority", "Resources", "Dependency", "JobArrayTaskLimit", "BeginTime")
+)  # these end by waiting
 _OVER = frozenset(("FINISHED", "NEW"))
 
 
@@ -59,8 +62,10 @@ def advice_of(found: RunDetail, advised: Mapping[str, str]) -> Iterator[str]:
         yield f"ftsupervise clear --brake {run}   (once that is mended; {then})"
 
 
-def _never(reason: str) -> tuple[str, str] | None:
+def never_starts(reason: str) -> tuple[str, str] | None:
     """Return why a job with this reason of Slurm's never starts by waiting, and what to do; None where it may start."""
+    if reason in _USUAL:
+        return None
     from ftsupervise.scheduler.parse import is_held, reason_word
     from ftsupervise.watch.watchdogs.is_running import NEVER
 
@@ -131,7 +136,7 @@ def _slow(found: RunDetail, run: str) -> Iterator[str]:
 def _waits(found: RunDetail) -> Iterator[str]:
     waiting = [job for job in found.status.jobs or () if job.state.waiting]
     jobs = dict.fromkeys(job.id.partition("_")[0] for job in waiting)
-    never = next((words for job in waiting if (words := _never(job.reason)) is not None), None)
+    never = next((words for job in waiting if (words := never_starts(job.reason)) is not None), None)
     if never is not None:
         yield f"{never[1]}: {never[0]}, and it never starts by waiting"
         yield f"scontrol show job {next(iter(jobs))}   (all that it asks for)"

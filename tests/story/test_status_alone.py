@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.neighbours.prepared_trouble import trouble
+from tests.neighbours.typed import typed
 
 STANDS = ("  rate ", "% of usual")  # what is shown of a run that moves alone
 
@@ -89,3 +90,12 @@ def test_status_alone_says_what_happened_and_what_to_type(
         assert re.search(pattern, said), (pattern, said)
     if not re.match(r"\S+: RUNNING", said):
         assert not any(one in said for one in STANDS), said
+
+
+def test_the_table_of_all_runs_says_that_a_job_never_starts(tmp_path: Path) -> None:
+    one = trouble("waiting for ever", tmp_path)
+    said = typed("status", folder=tmp_path, env=dict(one.env)).stdout
+    assert (
+        "it never starts by waiting: it asks for more time than its QOS gives (QOSMaxWallDurationPerJobLimit)" in said
+    )
+    assert "ftsupervise status waits   WAITING: what to correct" in said
