@@ -107,7 +107,9 @@ def _bad_loss(found: RunDetail, trouble: LossTrouble, run: str) -> Iterator[str]
             if found.row.members_left == 0:
                 then = f"no other waits, so launch it again: it begins from a checkpoint{before}"
             yield f"scancel {job.id}   (ends this job; {then})"
-        yield "guard.loss: {nonfinite: resume} in the settings does that by itself"
+        else:
+            yield f"end its program and start it again: it begins from a checkpoint{before}"
+        yield "guard.loss: {nonfinite: resume} in the settings goes back by itself"
     else:
         yield f"ftsupervise check loss {run}   (its loss, and what was usual)"
 

@@ -244,7 +244,7 @@ def _incident(one: Attempt, after: Attempt | None, stepped: Attempt | None, cost
         kind=kind_of(one),
         planned=is_planned(one),
         job_id=one.job_id,
-        cause=cause.words(),
+        cause=_with_its_loss(one, cause.words()),
         ranks=f"{ranks} and {where.more} more" if ranks and where.more else ranks,
         nodes=tuple(nodes) or (one.nodes if len(one.nodes) == 1 else ()),
         blames=_blames(one, cause),
@@ -254,6 +254,13 @@ def _incident(one: Attempt, after: Attempt | None, stepped: Attempt | None, cost
         steps_lost=_steps_lost(one, stepped),
         spent=tuple((kind, costs[kind]) for kind in Spent if costs.get(kind)),
     )
+
+
+def _with_its_loss(one: Attempt, words: str) -> str:
+    """Return the words of a cause with what was wrong with the loss, where that is not the cause by itself."""
+    if one.trouble is None or one.trouble.kind in words:
+        return words
+    return f"{words}; {one.trouble.kind}: {one.trouble.words}"
 
 
 def _blames(one: Attempt, cause: Cause) -> bool:

@@ -54,6 +54,9 @@ def _lines(report: ReportFacts) -> Iterator[str]:
         if len(report.costs) <= _COSTS and (rest := summary.rest_sentence(report)):
             yield rest
             yield ""
+    if bad := summary.bad_loss_sentence(report.bad_losses):
+        yield plain(bad, 900)
+        yield ""
     yield from _time(of)
     yield from _groups(report)
     yield from _incidents(report.incidents)

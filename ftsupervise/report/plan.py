@@ -53,6 +53,7 @@ def plan_rows(report: ReportFacts) -> Iterator[PlanRow]:
     if run is not None:
         yield from _of_jobs(report, step)
         yield from _of_nodes(report)
+    yield from _again(report)
 
 
 def _of_jobs(report: ReportFacts, step: int | None) -> Iterator[PlanRow]:
@@ -83,6 +84,9 @@ def _of_nodes(report: ReportFacts) -> Iterator[PlanRow]:
     if nodes is not None:
         spares = f" and {run.launch.spare_nodes} spare" if run.launch.spare_nodes else ""
         yield PlanRow("Nodes", f"{run.launch.nodes}{spares}", str(nodes), nodes < run.launch.nodes)
+
+
+def _again(report: ReportFacts) -> Iterator[PlanRow]:
     again: Counter[int] = Counter()
     for owners in steps_again(report.detail.status.attempts).values():
         again.update(owners)

@@ -234,7 +234,9 @@ def _step(report: ReportFacts) -> Tile:
 def _speed(report: ReportFacts) -> Tile | None:
     rate, usual = report.detail.row.rate, report.usual
     if rate is None:
-        return Tile("Usual speed", show_rate(usual), "no step is made now") if usual else None
+        stands = report.detail.row.verdict in ("HUNG", "STALLED", "SILENT")
+        now = "no step is made now" if stands else "it does not run now"
+        return Tile("Usual speed", show_rate(usual), now) if usual else None
     if not usual:
         return Tile("Speed now", show_rate(rate))
     more = f"{100 * rate / usual:.0f} % of usual ({show_rate(usual, rate)})"

@@ -9,6 +9,7 @@ import pytest
 from ftsupervise.model import Attempt, Cause, CauseKind, Failure, FailureKind, NodeRanks
 from ftsupervise.report.account import Spent, account
 from ftsupervise.report.incidents import costs_of, incidents, spent_by_attempt, steps_again
+from ftsupervise.truth import LossTrouble
 from tests.unit.test_time_account import CRASH, at, crashed, random_history, trained
 
 
@@ -97,6 +98,14 @@ def test_steps_made_again_are_counted_from_steps_and_cost_the_end_that_undid_the
     assert dict(numbers.spent)[Spent.REDO] == pytest.approx(361, rel=0.01)
     assert dict(node.spent)[Spent.REDO] == pytest.approx(21, rel=0.01)
     assert spent.seconds()[Spent.REDO] == pytest.approx(382, rel=0.01)
+
+
+def test_an_end_with_a_bad_loss_says_so_though_the_program_ended_by_itself() -> None:
+    bad = LossTrouble(since=151, step=260, words="nan at step 260, since step 151")
+    one = ended(1, "7", 0, 1000, Cause(CauseKind.EXIT, code=3), failure=CRASH, trouble=bad, **trained(1, 260, 0, 1000))
+    two = Attempt(2, "7", at(1001), **trained(141, 200, 0, 60))  # type: ignore[arg-type]
+    (found,) = incidents([one, two], account([one, two], (), at(1100), running=True), running=True)
+    assert found.cause == "exit 3; loss is not a number: nan at step 260, since step 151"
 
 
 @pytest.mark.parametrize("seed", range(60))
