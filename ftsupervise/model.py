@@ -141,8 +141,11 @@ class Cause(NamedTuple):
         return self.then is None and (self.kind in _ORDERLY or (self.kind is CauseKind.EXIT and self.code == 0))
 
     def words(self) -> str:
-        """Return the words for people: "rank 1 on node-1 killed by SIGKILL (exit 137)"."""
-        said = self._words() + (f" (exit {self.left})" if self.left is not None else "")
+        """Return the words for people: "rank 1 on node-1 killed by SIGKILL (exit 137)". They hold one exit code, that of
+        the rank where it left with one, and not that of its launcher too."""
+        said = self._words() + (
+            f" (exit {self.left})" if self.left is not None and self.kind is not CauseKind.EXIT else ""
+        )
         said += ", and it did not leave in time" if self.late else ""
         if self.then is None:
             return said

@@ -148,9 +148,11 @@ def show_percent(share: float) -> str:
     return "> 99.9 %" if share >= 0.9995 else "< 0.01 %" if share < 0.0001 else f"{100 * share:.2f} %"
 
 
-def show_rate(rate: float) -> str:
-    """Steps a second for reading, or where they are slow seconds a step: 12.5 -> "12.5 steps/s", 0.1 -> "10 s a step"."""
-    return f"{1 / rate:.3g} s a step" if 0 < rate < 0.5 else f"{max(0.0, rate):.3g} steps/s"
+def show_rate(rate: float, beside: float | None = None) -> str:
+    """Steps a second for reading, or where they are slow seconds a step: 12.5 -> "12.5 steps/s", 0.1 -> "10 s a step". The unit
+    is that of ``beside``, a rate that it is compared with."""
+    slow = 0 < (beside or rate) < 0.5
+    return f"{1 / rate:.3g} s a step" if slow and rate > 0 else f"{max(0.0, rate):.3g} steps/s"
 
 
 def count(number: int, noun: str) -> str:

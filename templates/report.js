@@ -32,8 +32,11 @@
     return low > 0 && at - rows[low - 1][0] < rows[low][0] - at ? low - 1 : low;
   };
   const curve = (words) => (plot, share) => {
-    const rows = data[plot], span = data.end - data.begin;
-    const row = rows[nearest(rows, share * span)];
+    const rows = data[plot], span = data.end - data.begin, at = share * span;
+    const within = ([begin, end]) => begin < at && at < end;
+    if (plot === "loss" && data.bad.some(within)) return [share, `${stamp(data.begin + at)}\nthe loss is not a number`];
+    if (data.holes[plot].some(within)) return [share, `${stamp(data.begin + at)}\nno step was made`];
+    const row = rows[nearest(rows, at)];
     return [row[0] / span, `${stamp(data.begin + row[0])}\n${words(row[1])}`];
   };
   const readers = {
@@ -102,6 +105,8 @@
     const body = table.tBodies[0], rows = [...body.rows], tools = table.closest("section").querySelector(".tools");
     const words = rows.map((row) => row.textContent.toLowerCase());
     const button = document.createElement("button");
+    const times = (row) => Number(row.dataset.times ?? 1);  // equal ones are one row
+    const all = rows.reduce((sum, row) => sum + times(row), 0);
     let whole = false;
     button.className = "more";
     button.type = "button";
@@ -109,16 +114,17 @@
     const apply = () => {
       const wanted = tools ? tools.querySelector("input[type=search]").value.toLowerCase().split(/\s+/).filter(Boolean) : [];
       const kind = tools ? tools.querySelector("select").value : "", planned = !tools || tools.querySelector("input[type=checkbox]").checked;
-      let found = 0, shown = 0;
+      let found = 0, shown = 0, said = 0;
       rows.forEach((row, index) => {
         const fits = (!kind || row.dataset.kind === kind) && (planned || row.dataset.planned !== "1") && wanted.every((word) => words[index].includes(word));
         found += fits;
+        said += fits ? times(row) : 0;
         row.hidden = !fits || (!whole && shown >= MANY);
         shown += !row.hidden;
       });
       button.hidden = shown >= found;
       button.textContent = `Show all ${found.toLocaleString("en")}`;
-      if (tools) tools.querySelector("output").textContent = found === rows.length ? `${found.toLocaleString("en")} in all` : `${found.toLocaleString("en")} of ${rows.length.toLocaleString("en")}`;
+      if (tools) tools.querySelector("output").textContent = said === all ? `${all.toLocaleString("en")} in all` : `${said.toLocaleString("en")} of ${all.toLocaleString("en")}`;
     };
     button.addEventListener("click", () => { whole = true; apply(); });
     if (tools) tools.addEventListener("input", apply);

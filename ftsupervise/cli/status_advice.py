@@ -6,26 +6,33 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from ftsupervise.printable import printable
+from ftsupervise.report.pace_word import left_behind
 from ftsupervise.report.row import mostly_waits
+from ftsupervise.truth import NOT_A_NUMBER, LossTrouble
 
 if TYPE_CHECKING:
     from ftsupervise.report.detail import RunDetail
 
 _MOST = 3  # alerts whose advice is shown
 _TOLD = frozenset(("hang", "throughput", "brake"))  # alerts that the verdict's own lines answer
+_USUAL = frozenset(
+    ("", "Priority", "Resources", "Dependency", "JobArrayTaskLimit", "BeginTime")
+)  # these end by waiting
 _OVER = frozenset(("FINISHED", "NEW"))
 
 
 def advice_of(found: RunDetail, advised: Mapping[str, str]) -> Iterator[str]:
     """Yield what to type. ``advised``: name of an alert that fires -> what its watchdog says is to be done."""
     verdict, run = found.status.verdict, found.status.rundir.quoted()
+    if verdict not in _OVER:
+        yield from _full(found, run)
     if verdict == "HUNG":
         yield from _hung(found, run)
     elif verdict in ("STALLED", "SILENT"):
         yield from _stalled(found, run)
     elif verdict == "SLOW":
         yield from _slow(found, run)
-    elif verdict == "WAITING" and mostly_waits(found.row):
+    elif verdict == "WAITING":
         yield from _waits(found)
     elif verdict == "GONE":
         yield from _gone(found, run)
@@ -34,6 +41,14 @@ def advice_of(found: RunDetail, advised: Mapping[str, str]) -> Iterator[str]:
         yield f"ftsupervise clear {run}   (lowers the switch{'; the jobs that wait go on' if waits else ''})"
         if not waits:
             yield _launch(found)
+    if verdict == "RUNNING" and found.status.run.loss_trouble is not None:
+        yield from _bad_loss(found, found.status.run.loss_trouble, run)
+    if verdict == "RUNNING" and left_behind(found.status.run):
+        yield f"ftsupervise check hang {run}   (every sign of progress, with its age)"
+    if verdict not in _OVER and found.row.watch_late:
+        yield f"ftsupervise watch --every 60s {run}   (nobody is told of anything while no watch looks)"
+    if found.status.jobs is None and verdict not in _OVER:
+        yield "scontrol ping   (whether Slurm's controller answers; nothing is to be done to the run for that)"
     if found.row.braked and found.log is not None:
         yield f"ftsupervise logs {run} --errors   (what failed)"
     if verdict not in _OVER:
@@ -50,6 +65,19 @@ def advice_of(found: RunDetail, advised: Mapping[str, str]) -> Iterator[str]:
         yield f"ftsupervise clear --brake {run}   (once that is mended; {then})"
 
 
+def never_starts(reason: str) -> tuple[str, str] | None:
+    """Return why a job with this reason of Slurm's never starts by waiting, and what to do; None where it may start."""
+    if reason in _USUAL:
+        return None
+    from ftsupervise.scheduler.parse import is_held, reason_word
+    from ftsupervise.watch.watchdogs.is_running import NEVER
+
+    word = reason_word(reason).lower()
+    if is_held(reason):
+        return None  # the verdict says who holds it, and what lets it go
+    return next((words for name, words in NEVER.items() if name.lower() == word), None)
+
+
 def _hung(found: RunDetail, run: str) -> Iterator[str]:
     job = next((job for job in found.status.jobs or () if not job.state.waiting), None)
     yield f"ftsupervise check hang {run}   (every sign of progress, with its age)"
@@ -61,13 +89,32 @@ def _hung(found: RunDetail, run: str) -> Iterator[str]:
         yield f"scancel {job.id}   (ends this job; {then})"
 
 
-def _stalled(found: RunDetail, run: str) -> Iterator[str]:
+def _full(found: RunDetail, run: str) -> Iterator[str]:
     if full := found.status.run.full:
         yield f"make room, it goes on by itself then: {printable(full)}"
         yield f"ftsupervise checkpoints prune --dry-run {run} --last 2   (the checkpoints that can go)"
+
+
+def _stalled(found: RunDetail, run: str) -> Iterator[str]:
     if found.log is not None:
         yield f"ftsupervise logs {run}   (what its job wrote last)"
     yield f"ftsupervise check hang {run}   (every sign of progress, with its age)"
+
+
+def _bad_loss(found: RunDetail, trouble: LossTrouble, run: str) -> Iterator[str]:
+    if trouble.kind == NOT_A_NUMBER:
+        before = "" if trouble.since is None else f" from before step {trouble.since}"
+        job = next((job for job in found.status.jobs or () if not job.state.waiting), None)
+        if job is not None:
+            then = f"the next one begins from a checkpoint{before}"
+            if found.row.members_left == 0:
+                then = f"no other waits, so launch it again: it begins from a checkpoint{before}"
+            yield f"scancel {job.id}   (ends this job; {then})"
+        else:
+            yield f"end its program and start it again: it begins from a checkpoint{before}"
+        yield "guard.loss: {nonfinite: resume} in the settings goes back by itself"
+    else:
+        yield f"ftsupervise check loss {run}   (its loss, and what was usual)"
 
 
 def _gone(found: RunDetail, run: str) -> Iterator[str]:
@@ -92,6 +139,12 @@ def _slow(found: RunDetail, run: str) -> Iterator[str]:
 
 
 def _waits(found: RunDetail) -> Iterator[str]:
-    jobs = dict.fromkeys(job.id.partition("_")[0] for job in found.status.jobs or () if job.state.waiting)
-    if jobs:
+    waiting = [job for job in found.status.jobs or () if job.state.waiting]
+    jobs = dict.fromkeys(job.id.partition("_")[0] for job in waiting)
+    never = next((words for job in waiting if (words := never_starts(job.reason)) is not None), None)
+    if never is not None:
+        yield f"{never[1]}: {never[0]}, and it never starts by waiting"
+        yield f"scontrol show job {next(iter(jobs))}   (all that it asks for)"
+        yield f"scancel {' '.join(jobs)}   (takes it out of the queue, before it is launched again)"
+    elif jobs and mostly_waits(found.row):
         yield f"squeue --start --jobs {','.join(jobs)}   (when Slurm expects to start it)"

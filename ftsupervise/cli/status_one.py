@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timezone
 from types import MappingProxyType
@@ -17,6 +18,8 @@ from ftsupervise.report.row import reason_of
 from ftsupervise.units import count, show_duration, show_percent, show_rate
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from ftsupervise.model import Attempt, Job
     from ftsupervise.report import Status
     from ftsupervise.report.account import Stretch
@@ -34,6 +37,7 @@ KINDS = {
     "held": ("h", "blue"),
     "unknown": ("?", ""),
 }
+_SPEAKS = frozenset(("STALLED", "SILENT", "HUNG", "GONE"))  # states in which the supervisor's last line is shown
 _A_DAY = 86400
 _FEWEST_SECONDS = 60  # a younger run has no timeline
 
@@ -62,10 +66,12 @@ def lines_of(found: RunDetail, width: int = 80, advised: Mapping[str, str] = Map
     for switch in seen.run.switches:
         if switch.up or switch.problem:
             by = f", by {switch.who}" if switch.who else ""
+            by += f", since {_clock(switch.since)} UTC" if switch.since is not None else ""
             lines.append(f"  switch    {switch.problem or f'{switch.name} is up'}{by}")
     lines += [*_alerts(found), *_nodes(found), *_attempts(seen), *_time(found, max(40, min(width, 100)))]
     lines += [f"  receiver  {printable(words)}" for words in seen.telling]
     if found.log is not None:
+        lines += _said(found.log) if seen.verdict in _SPEAKS else ()
         lines.append(f"  log       {printable(str(found.log))}")
     if found.tracker is not None:
         lines.append(f"  tracker   {found.tracker.url}")
@@ -73,9 +79,28 @@ def lines_of(found: RunDetail, width: int = 80, advised: Mapping[str, str] = Map
     return lines
 
 
+def _said(log: Path) -> Iterator[str]:
+    from ftsupervise.report.output import supervisors_last
+    from ftsupervise.secrecy import masked
+
+    if said := supervisors_last(log):
+        yield f"  said      {masked(printable(said, 500))}"
+
+
 def _alarm(found: RunDetail) -> str:
-    """Name the worst alert beside RUNNING, which would look well without it."""
-    if found.status.verdict != "RUNNING" or not found.row.alerts:
+    """Name beside RUNNING what is not well: it would look well without it."""
+    if found.status.verdict != "RUNNING":
+        return ""
+    words = _worst_alert(found)
+    if (trouble := found.status.run.loss_trouble) is not None:
+        words += f", {click.style(trouble.kind, fg='red', bold=True)}"
+    if found.row.watch_late:
+        words += f", {click.style('its watch is LATE', fg='red')}"
+    return words
+
+
+def _worst_alert(found: RunDetail) -> str:
+    if not found.row.alerts:
         return ""
     worst = found.row.alerts[0]
     critical = worst.severity == "critical"
@@ -153,7 +178,7 @@ def _progress(found: RunDetail) -> Iterator[str]:
     if row.loss_trouble:
         yield f"  loss      {click.style(printable(row.loss_trouble), fg='red')}"
     if row.rate is not None:
-        usual = f", usually {show_rate(row.usual)}" if row.usual is not None else ""
+        usual = f", usually {show_rate(row.usual, row.rate)}" if row.usual is not None else ""
         done = ""
         if row.done_at is not None:
             left = show_duration(round((row.done_at - seen.at).total_seconds()))
@@ -191,6 +216,10 @@ def _saved(found: RunDetail) -> Iterator[str]:
             else ""
         )
         yield f"  saved     step {row.saved}{when}{lost}"
+    if found.aside:
+        reasons = Counter(one.reason for one in found.aside)
+        for reason, times in reasons.most_common(3):
+            yield f"  aside     {count(times, 'checkpoint')} set aside: {printable(reason, 200)}"
 
 
 def _resumes(seen: Status) -> Iterator[str]:
@@ -209,7 +238,7 @@ def _resumes(seen: Status) -> Iterator[str]:
 def _alerts(found: RunDetail) -> Iterator[str]:
     row, now = found.row, found.status.at
     for one in row.alerts[:5]:
-        since = f", for {ago(one.since, now)}" if one.since is not None else ""
+        since = f", since {_clock(one.since)} UTC, {ago(one.since, now)}" if one.since is not None else ""
         words = click.style(f"{one.severity} {one.watchdog}", fg="red")
         yield f"  alert     {words}: {printable(one.summary)}{since}"
     if row.firing > 5:
@@ -220,6 +249,8 @@ def _alerts(found: RunDetail) -> Iterator[str]:
         following = ""
         if row.watched_next is not None and row.watched_next > now:
             following = f", next in {show_duration(round((row.watched_next - now).total_seconds()))}"
+        elif row.watched_next is not None:
+            following = f", the next was due {ago(row.watched_next, now)} ago"
         late = ": " + click.style("LATE", fg="red") if row.watch_late else ""
         yield f"  watch     last tick {ago(row.watched_at, now)} ago{following}{late}"
     elif found.status.verdict not in ("FINISHED", "NEW", "STOPPED"):
@@ -324,7 +355,7 @@ def _time(found: RunDetail, width: int) -> Iterator[str]:
         last = f", of the last hour {ratio(hour)}" if hour is not None and of.total > 7200 else ""
         yield f"  ETTR      {ratio(meta)} as Meta counts, {ratio(byterobust)} as ByteRobust counts{last}"
     if of.blind:
-        yield f"            {count(len(of.blind), 'attempt')} had no guard in the loop: what those did is unknown"
+        yield f"            {count(len(of.blind), 'attempt')} reported nothing (no guard, or not yet): that time is unknown"
 
 
 def timeline(stretches: Sequence[Stretch], since: float, until: float, width: int) -> str:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
+from ftsupervise.cli.status_advice import never_starts
 from ftsupervise.printable import printable
 from ftsupervise.report.row import FINE, mostly_waits, need_of, reason_of
 from ftsupervise.units import count, show_duration
@@ -158,6 +159,8 @@ def _slowness(row: RunRow, now: datetime) -> str:
 
 
 def _waits(row: RunRow, now: datetime) -> Cell:
+    if (never := never_starts(row.why)) is not None:
+        return Cell(printable(f"it never starts by waiting: {never[0]} ({row.why})"), "red")
     much = mostly_waits(row)
     share = f"; {100 * row.queue_share:.0f} % of its time so far" if row.queue_share is not None and much else ""
     words = f"in the queue for {ago(row.waits_since, now)}{f' ({row.why})' if row.why else ''}{share}"
@@ -188,14 +191,16 @@ def advice(
 ) -> list[str]:
     """Return the lines below the table, which say what to type for the runs that need a look most. ``has_log``: does the
     output of this run go to a file?"""
-    urgent = sorted((row for row in rows if need_of(row) < FINE), key=need_of)
+    urgent = sorted((row for row in rows if need_of(row) < FINE or _stuck(row)), key=need_of)
     if not urgent:
         return []
     lines = []
     for row in urgent[:_LOOK]:
         alerts = f"{count(row.firing, 'alert')}, and what to do", "alerts {run}"
         known = _NO_LOG if row.verdict in _NO_LOG and not has_log(row) else _DO
-        what, typed = known.get(row.verdict) or (alerts if row.firing else ("what is wrong", "status {run}"))
+        what, typed = (("what to correct", "status {run}") if _stuck(row) else known.get(row.verdict)) or (
+            alerts if row.firing else ("what is wrong", "status {run}")
+        )
         lines.append((f"  ftsupervise {typed.format(run=_argument(row))}", f"{row.verdict}: {what}"))
         if row.braked and row.asks:
             lines.append((f"  ftsupervise clear --finished {_argument(row)}", "if it is finished"))
@@ -209,6 +214,10 @@ def advice(
     text += [printable(f"{typed.ljust(size)}   {what}") for typed, what in lines]
     text += [f"  and {more} more: ftsupervise status NAME"] if more > 0 else []
     return ["", *(_cut(line, width) if width else line for line in text)]
+
+
+def _stuck(row: RunRow) -> bool:
+    return row.verdict == "WAITING" and never_starts(row.why) is not None
 
 
 def _argument(row: RunRow) -> str:

@@ -15,7 +15,12 @@ from ftsupervise.report.slow import SlowPeriod, with_the_last_going_on
 
 QUEUE, UNKNOWN, SAVES, SLOW_STEPS = "waiting in the queue", "unknown", "saving checkpoints", "slow steps"
 BRAKED, HELD = "stopped by the brake", "stopped by a person, or not launched"
-PLANNED, FIRST, STANDS, BLIND = "planned restarts", "the first start", "no progress now", "training without the guard"
+PLANNED, FIRST, STANDS, BLIND = (
+    "planned restarts",
+    "the first start",
+    "no progress now",
+    "attempts that reported nothing",
+)
 _LEAST = 1.0  # seconds
 _APART = {
     Spent.QUEUE: QUEUE,

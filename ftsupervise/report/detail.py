@@ -20,6 +20,7 @@ from ftsupervise.rundir.steps import read_steps
 from ftsupervise.rundir.time_marks import read_marks
 
 if TYPE_CHECKING:
+    from ftsupervise.checkpoints.quarantine import Quarantined
     from ftsupervise.model import Attempt
     from ftsupervise.report.groups import GroupsSeen
     from ftsupervise.rundir.tracker import TrackerPage
@@ -51,6 +52,7 @@ class RunDetail(NamedTuple):
     drawn: DrawnTime  # the account, as pictures show it
     groups: GroupsSeen | None = None  # its replica groups, where it has some
     tracker: TrackerPage | None = None  # its page in an experiment tracker
+    aside: tuple[Quarantined, ...] = ()  # checkpoints that were set aside
 
     @property
     def time(self) -> TimeSpent:
@@ -76,7 +78,19 @@ def detail(rundir: RunDir, now: datetime, env: Mapping[str, str]) -> RunDetail:
     avoided = avoided_nodes(rundir, now)
     spent = account_of(seen)
     drawn = placed(spent.stretches, read_steps(rundir))
-    return RunDetail(seen, row, spent, avoided, _newest_log(seen), drawn, groups, tracker)
+    aside = _set_aside(rundir)
+    return RunDetail(seen, row, spent, avoided, _newest_log(seen), drawn, groups, tracker, aside)
+
+
+def _set_aside(rundir: RunDir) -> tuple[Quarantined, ...]:
+    if not os.path.lexists(rundir.checkpoints / ".quarantine"):  # what reads them is imported where there are some
+        return ()
+    from ftsupervise.checkpoints.quarantine import quarantined
+
+    try:
+        return quarantined(rundir.checkpoints)
+    except OSError:
+        return ()
 
 
 def _tracker(rundir: RunDir, newest: int) -> TrackerPage | None:

@@ -22,7 +22,7 @@ WIDE, HIGH = 1200, 100
 KINDS = tuple(Spent)
 _SAVE = KINDS.index(Spent.SAVE)
 _POINTS = 500  # of a line
-_GAP = 30  # times the usual distance of two points: the line breaks
+_GAP, _LEAST_GAP = 6, 90.0  # times the usual distance of two points, and seconds: a line breaks there
 _MOST_STRETCHES = 9000  # that a pointer can read
 _BUCKETS = 62  # bars, about
 _MINUTE, _HOUR, _DAY = 60.0, 3600.0, 86400.0
@@ -68,6 +68,7 @@ class Line(NamedTuple):
     ticks: tuple[Tick, ...]
     points: tuple[tuple[float, float], ...]  # epoch seconds, value
     plan: str = ""  # the path of what was planned
+    holes: tuple[tuple[float, float], ...] = ()  # epoch seconds, within an attempt: nothing is known between them
 
 
 class Axis(NamedTuple):
@@ -183,7 +184,7 @@ def step_line(
     record: StepRecord, axis: Axis, starts: Sequence[float] = (), plan: Sequence[tuple[float, float]] = ()
 ) -> Line | None:
     """``plan``: where the steps would have been without any loss, (epoch seconds, step)."""
-    points = [((one.number + 1) * record.every, float(one.step)) for one in record.spans]
+    points = [((one.number + 1) * record.every, float(one.step)) for one in record.spans if one.made]
     return _line(points, axis, starts, plan=plan)
 
 
@@ -191,7 +192,7 @@ def loss_line(record: StepRecord, axis: Axis, starts: Sequence[float] = ()) -> L
     points = [
         ((one.number + 1) * record.every, one.loss)
         for one in record.spans
-        if one.loss is not None and math.isfinite(one.loss)
+        if one.made and one.loss is not None and math.isfinite(one.loss)
     ]
     return _line(points, axis, starts)
 
@@ -209,7 +210,8 @@ def _line(
     zero: bool = False,
     plan: Sequence[tuple[float, float]] = (),
 ) -> Line | None:
-    """``zero``: the scale begins there; ``starts``: it breaks there. None where there is nothing to draw."""
+    """``zero``: the scale begins there; ``starts``: it breaks there. It leads through no time without points either. Return
+    None where nothing is to be drawn."""
     if len(points) < 2:
         return None
     every = max(1, -(-len(points) // _POINTS))
@@ -222,20 +224,25 @@ def _line(
     low, high = min(low, ticks[0]), max(high, ticks[-1])
     high = high if high > low else low + 1
     distances = sorted(later[0] - earlier[0] for earlier, later in pairwise(thinned))
-    gap = _GAP * distances[len(distances) // 2]
+    gap = max(_LEAST_GAP, _GAP * distances[len(distances) // 2])
     begins = sorted(starts) if len(starts) < len(thinned) / 8 else []  # of more there would be no line left
-    parts, before = [], None
+    parts, holes, before = [], [], None
     for at, value in thinned:
         y = round(HIGH * (1 - (value - low) / (high - low)), 2)
-        breaks = before is None or at - before > gap or bisect_left(begins, at) > bisect_left(begins, before)
-        parts.append(f"{'M' if breaks else 'L'}{axis.x(at):g} {y:g}")
+        restarted = before is not None and bisect_left(begins, at) > bisect_left(begins, before)
+        if before is not None and not restarted and at - before > gap:
+            holes.append((before, at))
+        breaks = before is None or restarted or at - before > gap
+        parts.append(
+            f"{'M' if breaks else 'L'}{axis.x(at):g} {y:g}{'h0' if breaks else ''}"
+        )  # h0: a point alone is a dot
         before = at
     marked = tuple(Tick(round(100 * (1 - (one - low) / (high - low)), 2), _number(one)) for one in ticks)
     drawn = "".join(
         f"{'L' if index else 'M'}{axis.x(at):g} {HIGH * (1 - (value - low) / (high - low)):.2f}"
         for index, (at, value) in enumerate(plan)
     )
-    return Line("".join(parts), low, high, marked, tuple(thinned), drawn)
+    return Line("".join(parts), low, high, marked, tuple(thinned), drawn, tuple(holes))
 
 
 # ------------------------------------------------------------------------------------------------------------ the scales

@@ -18,6 +18,7 @@ from ftsupervise.report.alert_rows import alert_rows
 from ftsupervise.report.costs import CostItem, cost_items
 from ftsupervise.report.detail import RunDetail, detail, runs_now
 from ftsupervise.report.incidents import RunIncident, incidents
+from ftsupervise.report.placing import BadLoss, bad_losses
 from ftsupervise.report.slow import SlowPeriod, paces_of, slow_periods
 from ftsupervise.rundir.launches import LaunchRecord
 from ftsupervise.rundir.paths import RunDir
@@ -50,6 +51,7 @@ class CheckpointRow(NamedTuple):
     at: datetime | None
     size: int | None = None
     note: str = ""  # "set aside, because …", "no manifest"
+    aside: bool = False
 
 
 class SettingRow(NamedTuple):
@@ -87,6 +89,7 @@ class ReportFacts(NamedTuple):
     settings: Listed  # SettingRow
     run: Run | None = None  # its settings, where they can be read
     folder: str = ""  # of its checkpoints
+    bad_losses: tuple[BadLoss, ...] = ()  # times in which its loss was no number
     groups: GroupsReport | None = None  # its replica groups, where it has some
 
     @property
@@ -127,6 +130,7 @@ def report_of(
         settings=settings,
         run=run,
         folder=str(folder),
+        bad_losses=bad_losses(attempts, record, found.status.run.loss_trouble, now.timestamp()),
         groups=_groups(rundir, found, now),
     )
 
@@ -269,6 +273,8 @@ def _checkpoints(folder: Path, run: Run | None) -> Listed:
         )
         for one in found[:_MOST_CHECKPOINTS]
     ]
-    aside = [CheckpointRow(one.name, None, one.at, None, f"set aside: {one.reason}") for one in quarantined(folder)]
+    aside = [
+        CheckpointRow(one.name, None, one.at, None, f"set aside: {one.reason}", True) for one in quarantined(folder)
+    ]
     more = f"{len(found) - _MOST_CHECKPOINTS} older ones are not listed" if len(found) > _MOST_CHECKPOINTS else ""
     return Listed((*rows, *aside), more)

@@ -6,23 +6,26 @@ They are made once, here, for the page of a run and for that of a week.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import datetime
 from typing import TYPE_CHECKING, NamedTuple
 
 from ftsupervise.model import FailureKind
 from ftsupervise.printable import printable
 from ftsupervise.report.account import Spent, TimeAccount
-from ftsupervise.report.incidents import STALL
+from ftsupervise.report.incidents import STALL, RunIncident
 from ftsupervise.report.row import RunRow
 from ftsupervise.report.slow import SLOW
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.switches import Brake
 from ftsupervise.secrecy import masked
-from ftsupervise.units import show_duration, show_percent
+from ftsupervise.units import count, show_duration, show_percent
 
 if TYPE_CHECKING:
     from ftsupervise.config.schema import Run
     from ftsupervise.model import Attempt, Job
 
+_A_DAY = 86400.0
+_MANY, _MUCH = 3, 0.05  # faults of the last day, or what they cost of it, that are worth a look at a run that trains
 _QUEUE_BOUND = 0.3  # of the time in the queue: worth a word on how to wait less
 _SAID_BY_THE_PROGRAM = (FailureKind.CODE, FailureKind.DISK)  # its line names the error better than "exit 1"
 _QUIET_TONES = {"FINISHED": "good", "UNKNOWN": "unknown", "NEW": "unknown"}
@@ -34,6 +37,13 @@ class Headline(NamedTuple):
     sentence: str
     next: str = ""  # what to do; "" where nothing needs to be done
     command: str = ""  # what to type for it, to be copied; "" where ``next`` says all
+
+
+class FaultsLately(NamedTuple):
+    """The faults of the last day."""
+
+    times: int
+    seconds: float  # that they cost
 
 
 class RunPresent(NamedTuple):
@@ -50,11 +60,17 @@ class RunPresent(NamedTuple):
     restarts_hangs: bool | None = None  # does the supervisor end a hang by itself? None: not known
     brake: Brake | None = None  # where it is on
     last: Attempt | None = None  # the newest
+    lately: FaultsLately | None = None
 
     @property
     def where(self) -> str:
         """The run, as an argument of a command."""
         return RunDir(self.row.directory).quoted()
+
+
+def faults_lately(found: Sequence[RunIncident], now: datetime) -> FaultsLately:
+    faults = [one for one in found if not one.planned and (now - one.at).total_seconds() < _A_DAY]
+    return FaultsLately(len(faults), sum(one.lost for one in faults))
 
 
 def job_that_runs(jobs: Sequence[Job] | None, last: Attempt | None) -> str:
@@ -103,12 +119,26 @@ def headline_of(now: RunPresent) -> Headline:
     if now.row.watch_late:
         sentence, command = "It runs, but its watch has stopped looking at it.", "ftsupervise watch --every 60s"
         return Headline(verdict, "watch", sentence, "Start it again:", f"{command} {now.where}")
+    return _well(now)
+
+
+def _well(now: RunPresent) -> Headline:
+    """It trains and nothing stands against it: how fast, and what the last day was like."""
+    sentence = f"It runs{f' ({now.row.why})' if now.row.why else ''}"
     if now.row.rate is not None and now.usual:
         share = now.row.rate / now.usual
+        sentence = "It trains at its usual speed"
         if share < SLOW:
-            return Headline(verdict, "good", f"It trains, at present at {100 * share:.0f} % of its usual speed.")
-        return Headline(verdict, "good", "It trains at its usual speed.")
-    return Headline(verdict, "good", f"It runs{f' ({now.row.why})' if now.row.why else ''}.")
+            sentence = f"It trains, at present at {100 * share:.0f} % of its usual speed"
+    late = now.lately
+    if late is None or not late.times:
+        return Headline(now.row.verdict, "good", f"{sentence}.")
+    cost = f" that cost {show_duration(round(late.seconds))}" if late.seconds >= 1 else ""
+    sentence += f", after {count(late.times, 'fault')} in the last day{cost}."
+    if late.times < _MANY and late.seconds < _MUCH * min(_A_DAY, now.account.total):
+        return Headline(now.row.verdict, "good", sentence)
+    command = f"ftsupervise logs --errors {now.where}"
+    return Headline(now.row.verdict, "watch", sentence, "Read what failed:", command)
 
 
 def _not_training(now: RunPresent) -> Headline:
@@ -125,13 +155,15 @@ def _not_training(now: RunPresent) -> Headline:
         command = "ftsupervise launch"
     elif verdict == "GONE":
         sentence = f"It does not run, and no job waits to continue it: {why}."
-        do = "Read its last error, then start it again:"
-        command = f"ftsupervise logs --errors {now.where}; ftsupervise launch"
+        launch = f"ftsupervise launch {now.where}"
+        failed = now.last is None or now.last.failure is not None or now.last.ended is None
+        do = "Read its last error, then start it again:" if failed else "Start it again:"
+        command = f"ftsupervise logs --errors {now.where}; {launch}" if failed else launch
     elif now.row.braked and now.brake is not None:
         sentence, do = _braked(now.brake, now.last)
         command = f"ftsupervise clear --brake {now.where}"
     elif verdict == "STOPPED":
-        sentence, do = f"It is stopped: {why}.", "To continue it:"
+        tone, sentence, do = "unknown", f"It is stopped: {why}.", "To continue it:"  # a person wanted that
         command = f"ftsupervise clear {now.where}; ftsupervise launch"
     elif verdict == "STOPPING":
         sentence = f"It is stopping: {why}."

@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from importlib import resources
 from typing import TYPE_CHECKING, Any
@@ -23,12 +23,12 @@ from ftsupervise.report.costs import CostItem
 from ftsupervise.report.drawing import KINDS, Axis, Line
 from ftsupervise.report.everything import CheckpointRow, NodeRow, ReportFacts, SettingRow
 from ftsupervise.report.group_stalls import stall_rows
-from ftsupervise.report.incidents import STALL, RunIncident, costs_of
-from ftsupervise.report.placing import gaps
+from ftsupervise.report.incidents import STALL, AlikeIncidents, RunIncident, alike, costs_of
+from ftsupervise.report.placing import TimeGap, gaps
 from ftsupervise.report.plan import plan_line, plan_rows
 from ftsupervise.report.summary import stamp
 from ftsupervise.secrecy import masked
-from ftsupervise.units import show_duration, show_percent, show_size
+from ftsupervise.units import count, show_duration, show_percent, show_size
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -46,6 +46,7 @@ MEANINGS = {
 }
 _LONGEST = 600  # characters of a text in a cell
 _COSTS = 8  # items that are listed
+_CHECKPOINTS = 8  # of the newest that are shown at first
 _FEW_FAULTS = 80  # that are drawn into the curves
 _GAP = 0.006  # of the axis: a shorter time without a step is not marked in the curves
 _TONES = {
@@ -129,6 +130,9 @@ def _view(report: ReportFacts, axis: Axis, lines: Sequence[tuple[str, str, str, 
     faults = drawing.marks((one.at.timestamp() for one in report.incidents if not one.planned), axis)
     few = faults.count("M") <= _FEW_FAULTS
     usual = [row for row in report.settings.rows if isinstance(row, SettingRow) and row.origin == "default"]
+    ends = alike(report.incidents)
+    known = [row for row in report.checkpoints.rows if isinstance(row, CheckpointRow)]
+    checkpoints = [_checkpoint(row) for row in known if not row.aside]
     return {
         "name": seen.name,
         "at": stamp(seen.at),
@@ -140,12 +144,17 @@ def _view(report: ReportFacts, axis: Axis, lines: Sequence[tuple[str, str, str, 
         "head": summary.headline(report),
         "said": tuple(summary.sentences(report)),
         "tiles": summary.tiles(report),
-        "costs": tuple(cost_row(one, of.total, report.costs[0].seconds) for one in report.costs[:_COSTS]),
+        "costs": tuple(
+            {**cost_row(one, of.total, report.costs[0].seconds), "anchor": _anchor(one, ends)}
+            for one in report.costs[:_COSTS]
+        ),
         "rest": summary.rest_sentence(report),
         "strip": drawing.strip(report.detail.drawn.stretches, axis),
         "loose": _loose(report),
         "gaps": drawing.shaded(gaps(report.detail.drawn.stretches, _GAP * (axis.end - axis.begin)), axis),
         "standstill": _standstill(report, axis),
+        "no_number": drawing.shaded((TimeGap(one.begin, one.end) for one in report.bad_losses), axis),
+        "bad_losses": summary.bad_loss_sentence(report.bad_losses),
         "flags": faults,
         "faults": faults if few else "",
         "time_words": ", ".join(
@@ -160,7 +169,7 @@ def _view(report: ReportFacts, axis: Axis, lines: Sequence[tuple[str, str, str, 
         "lines": [{"name": name, "title": title, "label": label, "line": line} for name, title, label, line in lines],
         "planned": any(line.plan for *_, line in lines),
         "slow": _slow(report),
-        "incidents": [incident_row(one) for one in reversed(report.incidents)],
+        "incidents": [alike_row(one) for one in reversed(ends)],
         "stalls": [{**one._asdict(), "at": stamp(one.at)} for one in stall_rows(report.detail.groups)],
         "incident_kinds": [(one.kind, one.times) for one in costs_of(report.incidents)],
         "nodes": [_node(row) for row in report.nodes.rows if isinstance(row, NodeRow)],
@@ -168,7 +177,9 @@ def _view(report: ReportFacts, axis: Axis, lines: Sequence[tuple[str, str, str, 
         "alerts": [_alert(row) for row in report.alerts.rows if isinstance(row, AlertRow)],
         "alerts_problem": report.alerts.problem,
         "folder": report.folder,
-        "checkpoints": [_checkpoint(row) for row in report.checkpoints.rows if isinstance(row, CheckpointRow)],
+        "checkpoints": checkpoints[:_CHECKPOINTS],
+        "older_checkpoints": checkpoints[_CHECKPOINTS:],
+        "set_aside": [_aside(rows) for rows in _by_note(row for row in known if row.aside)],
         "checkpoints_problem": report.checkpoints.problem,
         "plan": tuple(plan_rows(report)),
         "settings": [
@@ -205,7 +216,14 @@ def cost_row(one: CostItem, total: float, most: float) -> dict[str, Any]:
         "fault": one.fault,
         "wide": max(4, round(1000 * one.seconds / max(most, one.seconds))),
         "why": cut(summary.explained(one)),
+        "anchor": "",
     }
+
+
+def _anchor(one: CostItem, ends: Iterable[AlikeIncidents]) -> str:
+    """Return the row of the interruption that an item names; "" where it names none."""
+    number = one.example.attempt if one.example is not None else 0
+    return next((f"attempt-{of.newest.attempt}" for of in ends if of.first.attempt <= number <= of.newest.attempt), "")
 
 
 def kind_rows(seconds: Mapping[Spent, float]) -> list[dict[str, str]]:
@@ -317,11 +335,14 @@ def incident_row(one: RunIncident) -> dict[str, Any]:
     steps = one.steps_lost
     return {
         "attempt": one.attempt,
+        "attempts": str(one.attempt),
         "kind": one.kind,
         "planned": int(one.planned),
         "job": f"job {cut(one.job_id, 40)}" if one.job_id else "",
         "at": stamp(one.at),
         "at_seconds": round(one.at.timestamp()),
+        "again": "",
+        "times": 1,
         "cause": cut(summary.cause_of(one)),
         "evidence": cut(one.evidence),
         "ranks": cut(ranks, 60),
@@ -335,6 +356,30 @@ def incident_row(one: RunIncident) -> dict[str, Any]:
         "apart": summary.apart_words(one),
         "goes_on": one.goes_on,
     }
+
+
+def alike_row(found: AlikeIncidents) -> dict[str, Any]:
+    """A row of interruptions that are alike."""
+    row = incident_row(found.newest)
+    if found.times == 1:
+        return row
+    first = found.first
+    again = f"{found.times} times since {stamp(first.at)}"
+    return {**row, "again": again, "times": found.times, "attempts": f"{first.attempt} to {found.newest.attempt}"}
+
+
+def _by_note(rows: Iterable[CheckpointRow]) -> Iterator[list[CheckpointRow]]:
+    found: dict[str, list[CheckpointRow]] = {}
+    for row in rows:
+        found.setdefault(row.note, []).append(row)
+    yield from found.values()
+
+
+def _aside(rows: Sequence[CheckpointRow]) -> dict[str, Any]:
+    """Checkpoints that were set aside for one reason, as a row."""
+    names = ", ".join(row.name for row in rows[:2]) if len(rows) < 3 else f"{rows[0].name} to {rows[-1].name}"
+    latest = max((row.at for row in rows if row.at is not None), default=None)
+    return {"count": count(len(rows), "checkpoint"), "names": names, "at": stamp(latest), "note": cut(rows[0].note)}
 
 
 def _node(row: NodeRow) -> dict[str, Any]:
@@ -382,6 +427,11 @@ def _data(report: ReportFacts, axis: Axis, lines: Iterable[tuple[str, str, str, 
         "kinds": [kind.value for kind in KINDS],
         "stretches": drawing.readable(report.detail.drawn.stretches, axis),
         "buckets": [[one.text, *(round(seconds) for seconds in one.seconds)] for one in found],
+        "holes": {
+            name: [[round(begin - axis.begin), round(end - axis.begin)] for begin, end in line.holes]
+            for name, _, _, line in lines
+        },
+        "bad": [[round(one.begin - axis.begin), round(one.end - axis.begin)] for one in report.bad_losses],
         "ends": {str(one.attempt): one.kind for one in report.incidents if not one.goes_on},
         **curves,
     }

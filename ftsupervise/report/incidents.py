@@ -7,8 +7,9 @@ wait and start belongs to one of them.
     restart, queue,
     braked, held,
     unknown           until the next attempt begins
-    restart, redo     of the next attempt, until it makes steps that no earlier one made; of one that never made a step, all
-                      of its time is its own
+    restart           of the next attempt, until its first step; of one that never made a step, all of its time is its own
+    redo              of any later attempt: the steps that this end has undone (``steps_again``), however many attempts it
+                      takes to make them again
 
 One rule says what an interruption costs (``RunIncident.lost``): its detection, its restarts, the steps made again, and after a
 fault the queue too. All other time stands apart (``RunIncident.apart``): the queue after a planned end, which would have come
@@ -92,6 +93,14 @@ class RunIncident(NamedTuple):
         return kind in _LOST or (kind is Spent.QUEUE and not self.planned)
 
 
+class AlikeIncidents(NamedTuple):
+    """Neighbours that ended in the same way at the same step: a report shows them as one, the newest with the sums of all."""
+
+    first: RunIncident
+    newest: RunIncident
+    times: int
+
+
 class CauseCost(NamedTuple):
     """All incidents of one kind."""
 
@@ -116,9 +125,33 @@ def incidents(
             found.append(_hang(one, account, stood, behind))
         if runs or one.cause is None or one.cause.kind is CauseKind.FINISHED:
             continue
-        after = attempts[index + 1] if index + 1 < len(attempts) else None
-        found.append(_incident(one, after, costs.get(one.number, {})))
+        after = attempts[index + 1 : index + 2]
+        stepped = next((two for two in attempts[index + 1 :] if two.first_step is not None), None)
+        found.append(_incident(one, after[0] if after else None, stepped, costs.get(one.number, {})))
     return tuple(found)
+
+
+def steps_again(attempts: Sequence[Attempt]) -> dict[int, dict[int, int]]:
+    """Attempt -> the steps that it made again, by the attempt whose end had undone them: the last one before the run went
+    back, which may be several attempts ago."""
+    undone: list[tuple[int, int, int]] = []  # first and last step, and whose end undid them; the highest first
+    found: dict[int, dict[int, int]] = {}
+    top, whose = 0, 0  # the last step that stands, and who made it
+    for one in attempts:
+        if one.first_step is None or one.last_step is None:
+            continue
+        if whose and one.first_step <= top:
+            undone.append((one.first_step, top, whose))
+        top, whose = one.last_step, one.number
+        while undone and undone[-1][0] <= top:
+            low, high, owner = undone.pop()
+            again = min(high, top) - max(low, one.first_step) + 1
+            if again > 0:
+                of = found.setdefault(one.number, {})
+                of[owner] = of.get(owner, 0) + again
+            if high > top:
+                undone.append((top + 1, high, owner))
+    return found
 
 
 def standing(attempts: Sequence[Attempt], account: TimeAccount) -> float:
@@ -144,6 +177,27 @@ def _hang(one: Attempt, account: TimeAccount, stood: float, behind: str) -> RunI
         spent=((Spent.DETECT, stood),),
         goes_on=True,
     )
+
+
+def alike(found: Iterable[RunIncident]) -> tuple[AlikeIncidents, ...]:
+    """Return them with neighbours that are alike as one, oldest first."""
+    groups: list[AlikeIncidents] = []
+    for one in found:
+        last = groups[-1] if groups else None
+        if last is None or one.goes_on or _way(one) != _way(last.newest):
+            groups.append(AlikeIncidents(one, one, 1))
+            continue
+        spent: dict[Spent, float] = {}
+        for kind, seconds in (*last.newest.spent, *one.spent):
+            spent[kind] = spent.get(kind, 0.0) + seconds
+        lost = [steps for steps in (last.newest.steps_lost, one.steps_lost) if steps is not None]
+        together = one._replace(spent=tuple(spent.items()), steps_lost=sum(lost) if lost else None)
+        groups[-1] = AlikeIncidents(last.first, together, last.times + 1)
+    return tuple(groups)
+
+
+def _way(one: RunIncident) -> tuple[object, ...]:
+    return one.kind, one.planned, one.job_id, one.cause, one.ranks, one.nodes, one.step, one.evidence
 
 
 def costs_of(found: Iterable[RunIncident]) -> tuple[CauseCost, ...]:
@@ -178,7 +232,8 @@ def is_planned(one: Attempt) -> bool:
     return one.cause.orderly or one.cause.kind in _TAKEN or one.cause.kind is CauseKind.INTERRUPTED
 
 
-def _incident(one: Attempt, after: Attempt | None, costs: dict[Spent, float]) -> RunIncident:
+def _incident(one: Attempt, after: Attempt | None, stepped: Attempt | None, costs: dict[Spent, float]) -> RunIncident:
+    """``stepped``: the next attempt that made a step."""
     cause = one.cause or Cause(CauseKind.UNKNOWN)
     where = cause.first
     nodes = dict.fromkeys(place.node for place in where.at if place.node)
@@ -189,16 +244,23 @@ def _incident(one: Attempt, after: Attempt | None, costs: dict[Spent, float]) ->
         kind=kind_of(one),
         planned=is_planned(one),
         job_id=one.job_id,
-        cause=cause.words(),
+        cause=_with_its_loss(one, cause.words()),
         ranks=f"{ranks} and {where.more} more" if ranks and where.more else ranks,
         nodes=tuple(nodes) or (one.nodes if len(one.nodes) == 1 else ()),
         blames=_blames(one, cause),
         step=one.last_step,
         evidence=one.hardware or one.line or one.note,
         done=_done(one, after),
-        steps_lost=_steps_lost(one, after),
+        steps_lost=_steps_lost(one, stepped),
         spent=tuple((kind, costs[kind]) for kind in Spent if costs.get(kind)),
     )
+
+
+def _with_its_loss(one: Attempt, words: str) -> str:
+    """Return the words of a cause with what was wrong with the loss, where that is not the cause by itself."""
+    if one.trouble is None or one.trouble.kind in words:
+        return words
+    return f"{words}; {one.trouble.kind}: {one.trouble.words}"
 
 
 def _blames(one: Attempt, cause: Cause) -> bool:
@@ -229,6 +291,7 @@ def spent_by_attempt(attempts: Sequence[Attempt], account: TimeAccount) -> dict[
     """Attempt number -> seconds that its end cost, by kind; 0: the first wait and the first start. What was trained or saved,
     or may have been, is left out."""
     moved = {one.number for one in attempts if one.first_step is not None}
+    again = steps_again(attempts)
     before = {later.number: earlier.number for earlier, later in pairwise(attempts)}
     found: dict[int, dict[Spent, float]] = {}
     newest: int | None = None  # the attempt that runs, or has ended last, at this stretch
@@ -238,10 +301,15 @@ def spent_by_attempt(attempts: Sequence[Attempt], account: TimeAccount) -> dict[
         without_guard = one.attempt is not None and one.kind is Spent.UNKNOWN  # it may have been training
         if one.kind in (Spent.TRAIN, Spent.SAVE) or without_guard:
             continue
-        to_go_on = one.kind is Spent.REDO or (one.kind is Spent.RESTART and begins)
-        whose = (before.get(newest, 0) if to_go_on and newest in moved else newest) if newest is not None else 0
-        of = found.setdefault(whose, {})
-        of[one.kind] = of.get(one.kind, 0.0) + one.seconds
+        if one.kind is Spent.REDO and (owners := again.get(newest or 0)):
+            shares = {owner: steps / sum(owners.values()) for owner, steps in owners.items()}
+        else:
+            to_go_on = one.kind is Spent.REDO or (one.kind is Spent.RESTART and begins)
+            whose = (before.get(newest, 0) if to_go_on and newest in moved else newest) if newest is not None else 0
+            shares = {whose: 1.0}
+        for whose, share in shares.items():
+            of = found.setdefault(whose, {})
+            of[one.kind] = of.get(one.kind, 0.0) + share * one.seconds
     return found
 
 

@@ -14,7 +14,7 @@ from ftsupervise.report.account import Spent, TimeAccount
 from ftsupervise.report.alert_rows import AlertRow
 from ftsupervise.report.everything import NodeRow, ReportFacts
 from ftsupervise.report.group_stalls import stall_rows
-from ftsupervise.report.incidents import RunIncident
+from ftsupervise.report.incidents import RunIncident, alike
 from ftsupervise.report.plan import plan_rows
 from ftsupervise.report.summary import stamp
 from ftsupervise.units import show_duration, show_percent
@@ -54,6 +54,9 @@ def _lines(report: ReportFacts) -> Iterator[str]:
         if len(report.costs) <= _COSTS and (rest := summary.rest_sentence(report)):
             yield rest
             yield ""
+    if bad := summary.bad_loss_sentence(report.bad_losses):
+        yield plain(bad, 900)
+        yield ""
     yield from _time(of)
     yield from _groups(report)
     yield from _incidents(report.incidents)
@@ -121,15 +124,18 @@ def _incidents(found: Sequence[RunIncident]) -> Iterator[str]:
     yield "## Interruptions"
     yield ""
     rows = []
-    for one in list(reversed(found))[:_INCIDENTS]:
+    groups = alike(found)
+    for first, one, times in list(reversed(groups))[:_INCIDENTS]:
         evidence = f" {code(one.evidence)}" if one.evidence else ""
         cause = ": ".join(filter(None, (one.kind, summary.cause_of(one))))
         cost = "; ".join(filter(None, (show_duration(one.lost) if one.lost >= 1 else "", summary.apart_words(one))))
         where = ", ".join(one.nodes[:4])
-        rows.append((stamp(one.at), str(one.attempt), f"{plain(cause)}{evidence}", plain(where), plain(one.done), cost))
+        number = str(one.attempt) if times == 1 else f"{first.attempt} to {one.attempt}"
+        when = stamp(one.at) if times == 1 else f"{stamp(one.at)}, {times} times since {stamp(first.at)}"
+        rows.append((when, number, f"{plain(cause)}{evidence}", plain(where), plain(one.done), cost))
     yield from table(("when", "attempt", "cause and evidence", "where", "done", "cost"), rows)
-    if len(found) > _INCIDENTS:
-        yield f"{len(found) - _INCIDENTS} earlier ones are not listed."
+    if len(groups) > _INCIDENTS:
+        yield f"{sum(one.times for one in groups[:-_INCIDENTS])} earlier ones are not listed."
         yield ""
 
 

@@ -21,6 +21,8 @@ from ftsupervise.rundir.paths import RunDir
 _MOST_FILES = 10_000  # that a pattern may name
 _LAST = 8_000_000  # bytes that are read of the end of a part
 _LONGEST = 20_000  # characters of a line
+_END = 65_536  # bytes
+_OURS = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ ftsupervise: ")
 _RANK = re.compile(r"^(?:(\d+): ?|\[(?:default)?(\d+)\]:|\[rank ?(\d+)\][: ])")  # srun --label, torchrun, PyTorch
 _TELLING = re.compile(
     r"\b(?:[A-Za-z_.]*(?:Error|Exception|Interrupt|OutOfMemory)|error|fatal|fail(?:ed|ure)|killed|abort(?:ed)?|oom|xid|nan)\b"
@@ -118,6 +120,20 @@ def telling(lines: Iterable[str]) -> Iterator[str]:
         if inside or starts or _TELLING.search(line):
             yield line
         inside = starts
+
+
+def supervisors_last(path: Path) -> str:
+    """Return the last line that our supervisor wrote to this output, with its time: what it does, or waits for.
+
+    "" where the end of the file has none, or cannot be read.
+    """
+    try:
+        with os.fdopen(files.open_regular(path, follow=True), "rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - _END))
+            lines = file.read(_END).decode("utf-8", "replace").splitlines()
+    except OSError:
+        return ""
+    return next((line for line in reversed(lines) if _OURS.match(line)), "")[:_LONGEST]
 
 
 class Follower:

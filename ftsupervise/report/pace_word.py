@@ -22,6 +22,7 @@ _SILENT = (
     90.0  # seconds: supervisor and ranks write every few seconds, their clocks differ, a file system shows it late
 )
 _STEP_TIMES = 10.0  # without a step, of a run whose phases are told
+_FEW_STEPS = 10  # that a rank may be behind for other reasons
 _OLD = 900.0  # seconds after which the age of a word is shown
 _PATIENCE = 600.0  # seconds: no bound of the hang watchdog is shorter by default
 
@@ -54,7 +55,7 @@ def pace_word(run: RunReading) -> PaceWord:
         if is_slow(page.steady, page.usual):
             share = f"{100 * page.steady / page.usual:.0f} %"
             return PaceWord("SLOW", f"{3600 * page.steady:,.4g} steps in its last hour, {share} of what is usual")
-    return PaceWord("", _no_step(run, moved))
+    return PaceWord("", _no_step(run, moved) or left_behind(run))
 
 
 def heard(run: RunReading) -> datetime | None:
@@ -85,8 +86,7 @@ def _stalled(run: RunReading) -> PaceWord | None:
         return None
     since = _since(run, max(at, last.started))
     if since > _SILENT:
-        reached = f" (step {run.page.step:,})" if run.page is not None and run.page.step is not None else ""
-        return PaceWord("SILENT", f"nothing was heard of attempt {last.number} for {show_duration(since)}{reached}")
+        return PaceWord("SILENT", f"nothing was heard of attempt {last.number} for {show_duration(since)}")
     return None
 
 
@@ -103,6 +103,17 @@ def _no_step(run: RunReading, moved: float | None) -> str:
     still = run.at.timestamp() - moved
     bound = max(_SILENT, _STEP_TIMES / page.usual if page.usual else 0.0)
     return f"no step for {show_duration(round(still))}, at step {page.step:,}" if still > bound else ""
+
+
+def left_behind(run: RunReading) -> str:
+    """Return the words for a rank that is minutes of steps behind others that do not wait for it; "" where there is none."""
+    page = run.page
+    if page is None or not page.slowest or page.step is None or page.ahead is None or not page.usual:
+        return ""
+    steps = page.ahead - page.step
+    if steps < max(_FEW_STEPS, _SILENT * page.usual):
+        return ""
+    return f"{page.slowest} is {steps:,} steps behind the others, which go on without it"
 
 
 def _since(run: RunReading, at: datetime) -> int:

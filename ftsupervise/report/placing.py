@@ -11,8 +11,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import NamedTuple
 
+from ftsupervise.model import Attempt
 from ftsupervise.report.account import KEPT_OUT, Spent, Stretch
 from ftsupervise.rundir.steps import StepRecord
+from ftsupervise.truth import NOT_A_NUMBER, LossTrouble
 
 _ALL = 0.9  # of the saves on record: the rest is rounding
 _WORK = (Spent.REDO, Spent.TRAIN)
@@ -70,6 +72,41 @@ def gaps(stretches: Sequence[Stretch], least: float) -> tuple[TimeGap, ...]:
         else:
             found.append(TimeGap(one.begin, one.end))
     return tuple(one for one in found if one.end - one.begin >= least)
+
+
+class BadLoss(NamedTuple):
+    """A time in which the loss was no number. Epoch seconds."""
+
+    begin: float
+    end: float
+    attempt: int
+    trouble: LossTrouble
+    dated: bool  # the record of steps says when it began; else that is some minute since the attempt began
+
+    @property
+    def steps(self) -> int:
+        """How many steps had such a loss."""
+        first, last = self.trouble.since, self.trouble.step
+        return last - first + 1 if first is not None and last is not None else 0
+
+
+def bad_losses(
+    attempts: Sequence[Attempt], record: StepRecord, now: LossTrouble | None, until: float
+) -> tuple[BadLoss, ...]:
+    """The times in which the loss was no number: by the ledger, and by what the ranks say ``now``; ``until`` is that time."""
+    found: list[BadLoss] = []
+    for index, one in enumerate(attempts):
+        last = index == len(attempts) - 1
+        trouble = one.trouble or (now if last and one.ended is None else None)
+        if trouble is None or trouble.kind != NOT_A_NUMBER or trouble.since is None:
+            continue
+        low, high = one.started.timestamp(), one.ended.timestamp() if one.ended is not None else until
+        spans = [span for span in record.spans if low - record.every < span.number * record.every < high]
+        since = next((span.number * record.every for span in spans if span.step >= trouble.since), None)
+        newest = (spans[-1].number + 1) * record.every if spans else low  # the record is a minute older than the ranks
+        begin = newest if since is None else since
+        found.append(BadLoss(min(max(low, begin), high), high, one.number, trouble, since is not None))
+    return tuple(found)
 
 
 def _blocks(saves: Sequence[tuple[float, float]], begin: float, saved: Stretch) -> list[tuple[float, float]]:

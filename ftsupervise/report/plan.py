@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator
 
 from ftsupervise.report.account import Spent
 from ftsupervise.report.everything import PlanRow, ReportFacts
+from ftsupervise.report.incidents import steps_again
 from ftsupervise.report.slow import SLOW
 from ftsupervise.report.summary import reached
 from ftsupervise.units import count, show_duration, show_percent, show_rate
@@ -43,7 +45,7 @@ def plan_rows(report: ReportFacts) -> Iterator[PlanRow]:
         )
     if report.usual and row.rate is not None:
         yield PlanRow(
-            "Speed", f"{show_rate(report.usual)} (usual)", show_rate(row.rate), row.rate < SLOW * report.usual
+            "Speed", f"{show_rate(report.usual, row.rate)} (usual)", show_rate(row.rate), row.rate < SLOW * report.usual
         )
     if trained > 0 and report.slow:
         lost = sum(one.lost for one in report.slow)
@@ -51,6 +53,7 @@ def plan_rows(report: ReportFacts) -> Iterator[PlanRow]:
     if run is not None:
         yield from _of_jobs(report, step)
         yield from _of_nodes(report)
+    yield from _again(report)
 
 
 def _of_jobs(report: ReportFacts, step: int | None) -> Iterator[PlanRow]:
@@ -81,10 +84,17 @@ def _of_nodes(report: ReportFacts) -> Iterator[PlanRow]:
     if nodes is not None:
         spares = f" and {run.launch.spare_nodes} spare" if run.launch.spare_nodes else ""
         yield PlanRow("Nodes", f"{run.launch.nodes}{spares}", str(nodes), nodes < run.launch.nodes)
-    lost: Sequence[int] = [one.steps_lost for one in report.incidents if one.steps_lost is not None and not one.planned]
-    if lost:
-        words = f"{sum(lost):,} after {count(len(lost), 'fault')}, at most {max(lost):,} at once"
-        yield PlanRow("Steps made again", "0", words, sum(lost) > 0)
+
+
+def _again(report: ReportFacts) -> Iterator[PlanRow]:
+    again: Counter[int] = Counter()
+    for owners in steps_again(report.detail.status.attempts).values():
+        again.update(owners)
+    if again:
+        words = (
+            f"{sum(again.values()):,} after {count(len(again), 'interruption')}, at most {max(again.values()):,} of one"
+        )
+        yield PlanRow("Steps made again", "0", words, True)
 
 
 def _first(report: ReportFacts) -> int | None:

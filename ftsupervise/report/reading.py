@@ -6,13 +6,14 @@ Nothing here asks a scheduler. A file that hangs hangs this too: the callers bou
 from __future__ import annotations
 
 import os
-from datetime import datetime, timedelta
+from datetime import datetime, timedelta, timezone
 from itertools import islice
 from typing import NamedTuple
 
 from ftsupervise.errors import from_os_error
 from ftsupervise.host import files
 from ftsupervise.model import Attempt
+from ftsupervise.report.placing import bad_losses
 from ftsupervise.rundir.heartbeat_page import of_the_group, read_beats, watchers
 from ftsupervise.rundir.launches import NEWEST as ALL_LAUNCHES
 from ftsupervise.rundir.launches import LaunchRecord, launches
@@ -20,9 +21,11 @@ from ftsupervise.rundir.ledger import NEWEST, START, backwards, ledger, newest, 
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.progress import ProgressPage, read_progress
 from ftsupervise.rundir.reached import FEW
+from ftsupervise.rundir.steps import read_steps
 from ftsupervise.rundir.switches import KILL, SAVE, Brake, read_brake, read_switch, still_held
 from ftsupervise.rundir.watched import WatchFound, read_found
-from ftsupervise.truth import Beat, SwitchState
+from ftsupervise.truth import Beat, LossTrouble, SwitchState
+from ftsupervise.units import count
 
 _DAY = timedelta(days=1)
 _FEW_ATTEMPTS = 40  # that are read for a row of a run that may wait
@@ -58,12 +61,22 @@ class RunReading(NamedTuple):
     full: str = ""  # which of its file systems has no room left, in words
 
     @property
+    def loss_trouble(self) -> LossTrouble | None:
+        """Return what is wrong with the loss that the newest attempt reports; None where nothing is seen to be."""
+        return next((beat.trouble for beat in self.beats if beat.trouble is not None), None)
+
+    @property
     def bad_loss(self) -> str:
-        """Return what is wrong with the loss that the newest attempt reports, in words; "" where nothing is seen to be."""
-        first = next((beat for beat in self.beats if beat.trouble is not None), None)
-        if first is None or first.trouble is None:
+        """Return the same in words: of a loss that is no number, how many steps and since when; "" where nothing is wrong."""
+        trouble = self.loss_trouble
+        if trouble is None:
             return ""
-        return f"{first.trouble.kind}: {first.trouble.words} (rank {first.rank})"
+        bad = bad_losses(self.attempts, read_steps(self.rundir), trouble, self.at.timestamp())
+        if not bad or not bad[-1].steps or bad[-1].attempt != self.attempts[-1].number:
+            return f"{trouble.kind}: {trouble.words} (rank {trouble.rank})"
+        since = datetime.fromtimestamp(bad[-1].begin, timezone.utc)
+        when = f", about {since:%m-%d %H:%M} UTC" if bad[-1].dated else ""
+        return f"{trouble.kind}: {count(bad[-1].steps, 'step')} since step {trouble.since}{when} (rank {trouble.rank})"
 
     @property
     def last(self) -> Attempt | None:

@@ -5,11 +5,11 @@ The sentences are made once, here, for the page, the Markdown and the mail.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime, timezone
 from typing import NamedTuple
 
-from ftsupervise.report.account import KEPT_OUT, Spent, TimeAccount, ratio
+from ftsupervise.report.account import Spent, TimeAccount, ratio
 from ftsupervise.report.alert_rows import AlertRow
 from ftsupervise.report.costs import (
     BLIND,
@@ -27,8 +27,9 @@ from ftsupervise.report.costs import (
 )
 from ftsupervise.report.everything import ReportFacts
 from ftsupervise.report.group_stalls import stall_sentence
-from ftsupervise.report.headline import Headline, RunPresent, headline_of, job_that_runs, restarts_hangs
+from ftsupervise.report.headline import Headline, RunPresent, faults_lately, headline_of, job_that_runs, restarts_hangs
 from ftsupervise.report.incidents import STALL, RunIncident, standing
+from ftsupervise.report.placing import BadLoss
 from ftsupervise.report.row import pace_of
 from ftsupervise.report.slow import SLOW
 from ftsupervise.units import count, show_duration, show_percent, show_rate
@@ -40,7 +41,7 @@ _MEANINGS = {
     UNKNOWN: "Nothing on record says what happened.",
     SAVES: "The training waited for its checkpoints.",
     STANDS: "The job runs, and no rank makes a step.",
-    BLIND: "Without the guard it is not known whether it was training.",
+    BLIND: "Whether it was training is not known: without the guard, or before it, nothing is reported.",
     FIRST: "From the start of the command to its first step.",
     PLANNED: "Jobs that ended as planned (time limit, kill switch, preemption), and the starts after them.",
 }
@@ -72,6 +73,7 @@ def headline(report: ReportFacts) -> Headline:
             last=last,
             do=next((one.do for one in rows if worst and one.watchdog == worst), ""),
             restarts_hangs=restarts_hangs(run),
+            lately=faults_lately(report.incidents, seen.at),
         )
     )
 
@@ -111,10 +113,10 @@ def sentences(report: ReportFacts) -> Iterator[str]:
     if row.done_at is not None and _stands(report) < STALL:
         left = show_duration(round((row.done_at - report.detail.status.at).total_seconds()))
         speed = "usual" if pace_of(row.rate, row.usual) == row.usual else "present"
-        yield f"At its {speed} speed step {row.last_step:,} is made in {left}, at {stamp(row.done_at)}."
+        yield f"At its {speed} speed step {row.last_step:,} is made in {left}, at {due(row.done_at)}."
     if of.blind:
         blind = "One attempt" if len(of.blind) == 1 else f"{len(of.blind)} attempts"
-        yield f"{blind} had no guard in the loop, so that what those did is not known."
+        yield f"{blind} reported nothing, as those without the guard: what was done then is not known."
 
 
 def cost_sentence(item: CostItem, total: float) -> str:
@@ -168,7 +170,7 @@ def _example(item: CostItem) -> str:
     words = _MEANINGS.get(item.name, "")
     if item.slowest is not None:
         slowest, share = item.slowest, item.slowest.rate / item.slowest.usual
-        begin, end = (stamp(datetime.fromtimestamp(at, timezone.utc)) for at in (slowest.begin, slowest.end))
+        begin, end = (stamp(_utc(at)) for at in (slowest.begin, slowest.end))
         when = f"since {begin}, and still" if slowest.goes_on else f"from {begin} to {end}"
         return f"The costliest: {when}, at {100 * share:.0f} % of its usual speed."
     if item.name in (HELD, BRAKED) and item.example is not None:
@@ -213,11 +215,10 @@ def _effective(report: ReportFacts) -> Tile | None:
     share, meta, byterobust, last = of.goodput(), of.ettr_meta(), of.ettr_byterobust(), of.ettr_last()
     if share is None:
         return None
-    hour = f"; last hour {ratio(last)}" if last is not None and of.total > 7200 else ""
+    hour = f", last hour {ratio(last)}" if last is not None and of.total > 7200 else ""
     tone = "good" if share.least >= 0.9 else "watch" if share.most >= 0.6 else "bad"
-    apart = " without the time it was stopped" if any(of.seconds()[kind] >= 1 for kind in KEPT_OUT) else ""
-    ettr = f"ETTR (effective training time ratio): Meta's{apart} {ratio(meta)}, ByteRobust's {ratio(byterobust)}{hour}"
-    return Tile("Time spent training", ratio(share), f"of all time; {ettr}", tone)
+    ettr = f"ETTR: Meta {ratio(meta)}, ByteRobust {ratio(byterobust)}{hour}"
+    return Tile("Time spent training", ratio(share), ettr, tone)
 
 
 def _step(report: ReportFacts) -> Tile:
@@ -233,10 +234,12 @@ def _step(report: ReportFacts) -> Tile:
 def _speed(report: ReportFacts) -> Tile | None:
     rate, usual = report.detail.row.rate, report.usual
     if rate is None:
-        return Tile("Usual speed", show_rate(usual), "it does not run now") if usual else None
+        stands = report.detail.row.verdict in ("HUNG", "STALLED", "SILENT")
+        now = "no step is made now" if stands else "it does not run now"
+        return Tile("Usual speed", show_rate(usual), now) if usual else None
     if not usual:
         return Tile("Speed now", show_rate(rate))
-    more = f"{100 * rate / usual:.0f} % of usual ({show_rate(usual)})"
+    more = f"{100 * rate / usual:.0f} % of usual ({show_rate(usual, rate)})"
     return Tile("Speed now", show_rate(rate), more, "watch" if rate / usual < SLOW else "")
 
 
@@ -244,8 +247,8 @@ def _faults(report: ReportFacts) -> Tile:
     faults = [one for one in report.incidents if not one.planned]
     planned = len(report.incidents) - len(faults)
     lost = f"{show_duration(sum(one.lost for one in faults))} lost" if faults else "none so far"
-    now = "; one is not over" if any(one.goes_on for one in faults) else ""
-    besides = f"; also {count(planned, 'planned restart')}" if planned else ""
+    now = ", one not over" if any(one.goes_on for one in faults) else ""
+    besides = f", {count(planned, 'planned restart')}" if planned else ""
     tone = "bad" if now else "watch" if faults else "good"
     return Tile("Faults", str(len(faults)), f"{lost}{now}{besides}", tone)
 
@@ -256,8 +259,8 @@ def _saved(report: ReportFacts) -> Tile:
         return Tile("Newest checkpoint", "none", "no rank has reported a checkpoint")
     age = "" if row.saved_at is None else f"{show_duration(max(0.0, (now - row.saved_at).total_seconds()))} ago"
     behind = 0 if row.step is None else max(0, row.step - row.saved)
-    risk = f"{count(behind, 'step')} would be lost" if behind else ""
-    return Tile("Checkpoint at step", f"{row.saved:,}", "; ".join(filter(None, (age, risk))))
+    risk = f"{count(behind, 'step')} since" if behind else ""
+    return Tile("Checkpoint at step", f"{row.saved:,}", ", ".join(filter(None, (age, risk))))
 
 
 def _alerts(report: ReportFacts) -> Tile:
@@ -274,6 +277,22 @@ def _alerts(report: ReportFacts) -> Tile:
 # --------------------------------------------------------------------------------------------------------------- words
 
 
+def bad_loss_sentence(found: Sequence[BadLoss]) -> str:
+    """Return how many steps had a loss that was no number, and when; "" where none had."""
+    if not found:
+        return ""
+    when = [
+        f"{count(one.steps, 'step') if one.steps else 'steps'} of attempt {one.attempt} from {stamp(_utc(one.begin))}"
+        f" to {stamp(_utc(one.end))} ({one.trouble.words})"
+        for one in found[-_MOST_STEPS:]
+    ]
+    return f"The loss was not a number in {'; '.join(when)}."
+
+
+def _utc(epoch: float) -> datetime:
+    return datetime.fromtimestamp(epoch, timezone.utc)
+
+
 def _stands(report: ReportFacts) -> float:
     """Seconds for which the attempt that runs has made no progress."""
     return standing(report.detail.status.attempts, report.detail.account)
@@ -286,11 +305,11 @@ def reached(report: ReportFacts) -> int | None:
 
 
 def steps_words(row: AlertRow) -> str:
-    """ "fired 12:22, repeated 13:22, resolved 14:02", with the day where it changes."""
+    """ "fired 12:22:05, repeated 13:22:06, resolved 14:02:41", with the day where it changes."""
     found, day = [], f"{row.at:%Y-%m-%d}" if row.at is not None else ""
     for word, at in row.steps:
         new = f"{at:%Y-%m-%d}"
-        found.append(f"{word} {f'{new} ' if new != day else ''}{at:%H:%M}")
+        found.append(f"{word} {f'{new} ' if new != day else ''}{at:%H:%M:%S}")
         day = new
     if len(found) > _MOST_STEPS:
         found = [*found[:2], f"{len(found) - 4} more", *found[-2:]]
@@ -318,7 +337,13 @@ def definitions(of: TimeAccount) -> tuple[tuple[str, str, str], ...]:
 
 
 def stamp(at: datetime | None) -> str:
-    return "" if at is None else f"{at:%Y-%m-%d %H:%M} UTC"
+    """Return when something was."""
+    return "" if at is None else f"{at:%Y-%m-%d %H:%M:%S} UTC"
+
+
+def due(at: datetime) -> str:
+    """Return when something will be: nobody knows that to the second."""
+    return f"{at:%Y-%m-%d %H:%M} UTC"
 
 
 def was(number: int) -> str:

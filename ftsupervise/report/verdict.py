@@ -5,15 +5,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ftsupervise.errors import Error
+from ftsupervise.printable import printable
 from ftsupervise.report.pace_word import heard, pace_word
 from ftsupervise.report.reading import RunReading
 from ftsupervise.rundir.ledger import lives_here
 from ftsupervise.rundir.paths import RunDir
 
 if TYPE_CHECKING:
-    from ftsupervise.model import Job
+    from ftsupervise.model import Attempt, Job
 
 _HELD = "JobHeldUser"  # Slurm's word
+_MOST = 300  # characters of what an attempt ended with
 _LATELY = 60.0  # seconds: a run that was heard then runs, whatever the queue says or does not
 
 
@@ -45,7 +47,7 @@ def _first(run: RunReading, jobs: tuple[Job, ...] | None, blind: str) -> tuple[s
     if jobs is None:
         at = heard(run) if run.last is not None and run.last.ended is None else None
         lately = at is not None and abs((run.at - at).total_seconds()) < _LATELY
-        return ("RUNNING", f"its ranks are heard; {blind}") if lately else ("UNKNOWN", blind)
+        return ("RUNNING", "its ranks are heard, Slurm does not answer") if lately else ("UNKNOWN", blind)
     kill = run.switches[0]
     running = [job for job in jobs if not job.state.waiting and not job.state.ended]
     by = f"kill switch{f', raised by {kill.who}' if kill.who else ''}{f': {kill.why}' if kill.why else ''}"
@@ -65,8 +67,15 @@ def _first(run: RunReading, jobs: tuple[Job, ...] | None, blind: str) -> tuple[s
         return "GONE", "no job of it is in the queue, and none has begun an attempt"
     if run.last is None:
         return "NEW", "nothing was launched yet"
-    how = f": attempt {run.last.number}, {run.last.words}" if run.last.ended is not None and run.last.words else ""
-    return "GONE", f"no job of it is in the queue{how}"
+    return "GONE", f"no job of it is in the queue{_how_it_ended(run.last)}"
+
+
+def _how_it_ended(last: Attempt) -> str:
+    if last.ended is None or not last.words:
+        return ""
+    from ftsupervise.secrecy import masked  # a line of the output may stand in it
+
+    return f"; attempt {last.number} ended: {masked(printable(last.why(), _MOST))}"
 
 
 def logs_pattern(rundir: RunDir, name: str) -> str:

@@ -18,7 +18,7 @@ from ftsupervise.report.account import KEPT_OUT, Ettr, Spent, Stretch, TimeAccou
 from ftsupervise.report.costs import CostItem, cost_items
 from ftsupervise.report.detail import account_of, runs_now
 from ftsupervise.report.everything import believed_settings, harmless
-from ftsupervise.report.headline import Headline, RunPresent, headline_of, job_that_runs, restarts_hangs
+from ftsupervise.report.headline import Headline, RunPresent, faults_lately, headline_of, job_that_runs, restarts_hangs
 from ftsupervise.report.incidents import RunIncident, incidents, standing
 from ftsupervise.report.placing import placed
 from ftsupervise.report.queues import ask_queues
@@ -54,7 +54,7 @@ class WeekRow(NamedTuple):
     @property
     def needs_a_look(self) -> bool:
         """Should a person look at it now? ``status`` sorts its rows by the same rule."""
-        return bool(self.problem) or need_of(self.row) < FINE
+        return bool(self.problem) or need_of(self.row) < FINE or self.head.tone == "bad"
 
     @property
     def faults(self) -> int:
@@ -200,6 +200,7 @@ def _of_run(row: RunRow, begin: datetime, now: datetime, env: Mapping[str, str])
             brake=run.braked,
             last=run.last,
             restarts_hangs=restarts_hangs(believed_settings(rundir, env)) if hung else None,
+            lately=faults_lately(incidents(run.attempts, whole, running=running), now),
         )
     )
     if whole.until.timestamp() <= first:

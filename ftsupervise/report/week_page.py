@@ -8,8 +8,8 @@ from typing import Any
 from ftsupervise.report import drawing
 from ftsupervise.report.account import Spent, ratio
 from ftsupervise.report.drawing import Axis
-from ftsupervise.report.html import cost_row, cut, incident_row, kind_rows, rendered
-from ftsupervise.report.incidents import RunIncident
+from ftsupervise.report.html import alike_row, cost_row, cut, kind_rows, rendered
+from ftsupervise.report.incidents import AlikeIncidents, alike
 from ftsupervise.report.markdown import code, plain, table
 from ftsupervise.report.summary import Tile, cause_of, cost_sentence, stamp, was
 from ftsupervise.report.week import WeekReport, WeekRow
@@ -54,7 +54,7 @@ def page(week: WeekReport) -> str:
         "costs": [cost_row(one, total, costs[0].seconds) for one in costs[:_COSTS]],
         "runs": [_run(one, axis) for one in week.rows],
         "kinds": kind_rows(week.seconds),
-        "incidents": [{**incident_row(one), "run": name} for name, one in _costliest(week)],
+        "incidents": [{**alike_row(one), "run": name} for name, one in _costliest(week)],
         "nodes": week.nodes(),
     }
     return rendered("report.week.html.j2", view, None)
@@ -65,12 +65,13 @@ def tiles(week: WeekReport) -> tuple[Tile, ...]:
     lost = sum(one.lost for row in week.rows for one in row.incidents if not one.planned)
     steps = sum(row.steps or 0 for row in week.rows)
     unwell = sum(1 for one in week.rows if one.needs_a_look)
-    need = f"{unwell} {'needs' if unwell == 1 else 'need'} a look" if unwell else "all well"
+    well = "all well" if all(one.head.tone == "good" for one in week.rows) else "none needs a look"
+    need = f"{unwell} {'needs' if unwell == 1 else 'need'} a look" if unwell else well
     return (
         Tile(
             "Time spent training",
             ratio(week.goodput()),
-            f"of all time; Meta's ETTR, without the time they were stopped: {ratio(week.ettr())}",
+            f"ETTR: Meta {ratio(week.ettr())}",
         ),
         Tile("Runs", str(len(week.rows)), need, "watch" if unwell else "good"),
         Tile("Steps", f"{steps:,}", "made for the first time"),
@@ -108,9 +109,9 @@ def _run(one: WeekRow, axis: Axis) -> dict[str, Any]:
     }
 
 
-def _costliest(week: WeekReport) -> list[tuple[str, RunIncident]]:
-    found = [(row.row.name, one) for row in week.rows for one in row.incidents]
-    found.sort(key=lambda pair: -pair[1].lost)
+def _costliest(week: WeekReport) -> list[tuple[str, AlikeIncidents]]:
+    found = [(row.row.name, one) for row in week.rows for one in alike(row.incidents)]
+    found.sort(key=lambda pair: -pair[1].newest.lost)
     return found[:_INCIDENTS]
 
 
@@ -185,11 +186,11 @@ def _interruptions(week: WeekReport) -> Iterator[str]:
         yield ""
         rows_of = (
             (
-                stamp(one.at),
+                stamp(one.at) if times == 1 else f"{stamp(one.at)}, {times} times since {stamp(first.at)}",
                 plain(name),
                 f"{plain(': '.join(filter(None, (one.kind, cause_of(one)))))} {code(one.evidence)}".rstrip(),
                 show_duration(one.lost),
             )
-            for name, one in costliest[:10]
+            for name, (first, one, times) in costliest[:10]
         )
         yield from table(("when", "run", "cause and evidence", "cost"), rows_of)

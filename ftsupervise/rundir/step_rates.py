@@ -66,11 +66,16 @@ def _unbroken(record: StepRecord, starts: Sequence[float]) -> Iterator[list[Span
         before = part[-1] if part else one
         restarted = bisect_left(begins, one.number) > bisect_left(begins, before.number)
         if restarted or one.number - before.number > _GAP * usual or one.step < before.step:
-            yield part
+            yield _to_the_last_step(part)
             part = []
         part.append(one)
-    if part:
-        yield part
+    yield _to_the_last_step(part)
+
+
+def _to_the_last_step(part: list[Span]) -> list[Span]:
+    """Return it without the spans at its end in which no step was made: a standstill is no slow training."""
+    end = next((index for index in reversed(range(len(part))) if part[index].made), -1) + 1
+    return part[:end]
 
 
 def _pieces(part: list[Span], size: int) -> Iterator[list[Span]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from contextlib import suppress
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from ftsupervise.host import processes
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.progress import ProgressPage, write_progress
 from ftsupervise.rundir.records import write_json
+from tests.neighbours.prepared_trouble import fill, trouble
 from tests.neighbours.supervised import outside_a_job
 from tests.neighbours.typed import typed
 
@@ -38,10 +38,26 @@ def test_a_run_of_which_nothing_is_heard_on_a_full_disk_is_not_running_and_shows
     write_progress(rundir.attempt(1), page)
     assert status().startswith("run: RUNNING") and "  rate " in status()
     write_progress(rundir.attempt(1), page._replace(at=now - timedelta(seconds=204)))
-    with suppress(OSError), (place / "others").open("wb", buffering=0) as file:
-        while True:
-            file.write(b"x" * 4096)
+    fill(place)
     said = status()
     assert said.startswith("run: SILENT (nothing was heard of attempt 1 for 3m 2"), said
     assert f"no space is left in {rundir.root}" in said and "make room" in said
     assert "  rate " not in said and " in 3m" not in said
+
+
+def test_status_alone_says_that_a_run_stands_on_a_full_disk_since_when_and_what_to_type(
+    mounted: Callable[..., Path], tmp_path: Path
+) -> None:
+    """Its watch is six minutes late, its page three minutes old; the supervisor's last line says what it waits for."""
+    place = mounted("-t", "tmpfs", "-o", "size=4m", "small")
+    one = trouble("standing on a full disk", tmp_path, place)
+    fill(place)
+    said = one.status()
+    lines = said.splitlines()
+    assert lines[0].startswith("full: SILENT (nothing was heard of attempt 1 for 3m 2"), lines[0]
+    assert f"no space is left in {one.rundir.root})" in lines[0]
+    assert lines[1].startswith("  do        make room, it goes on by itself then")
+    assert lines[2].startswith("  do        ftsupervise checkpoints prune --dry-run ")
+    assert "  said      20" in said and "waiting up to 600 s for space" in said
+    assert "watch     last tick 6m ago, the next was due 5m ago" in said
+    assert "  rate " not in said

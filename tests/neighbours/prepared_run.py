@@ -27,7 +27,7 @@ from ftsupervise.rundir.records import write_json
 from ftsupervise.rundir.steps import StepRecord, added, write_steps
 from ftsupervise.rundir.time_marks import KEPT, TimeMark, write_marks
 from ftsupervise.rundir.watched import FiringAlert, WatchFound, write_found
-from ftsupervise.truth import Health
+from ftsupervise.truth import Health, LossTrouble
 
 MINUTE, HOUR, DAY = 60.0, 3600.0, 86400.0
 SETTINGS = """
@@ -62,7 +62,7 @@ class PreparedRun:
         self.sample = sample
         self.clock = 0.0  # seconds since the launch
         self.step = self.saved = 0
-        self.seen: list[tuple[float, int, int, float, float]] = []  # clock, step, made, loss, seconds in saves
+        self.seen: list[tuple[float, int, int, float | None, float]] = []  # clock, step, made, loss, seconds in saves
         self.pages: list[Callable[[datetime], None]] = []  # written when the begin is known
         self.number, self.job, self.member = 0, "", 0
         self.began = 0.0
@@ -71,6 +71,7 @@ class PreparedRun:
         self._marks: list[TimeMark] = []  # their times are clocks
         self._ready = self._saving = 0.0
         self._worked = 0.0
+        self._bad_since: int | None = None  # the first step with a loss that is no number
         self.random = Random(name)
 
     # ------------------------------------------------------------------------------------------------ the past
@@ -88,12 +89,13 @@ class PreparedRun:
             self.job_begins()
         self.number += 1
         self.began, self.step = self.clock, self.saved
-        self._first, self._saving = None, 0.0
+        self._first, self._saving, self._bad_since = None, 0.0, None
         self.clock += seconds
         self._ready, self._worked = seconds, seconds
         self.pages.append(self._start(self.number, self.job, self.began))
 
-    def train(self, seconds: float, *, speed: float = 1.0) -> None:
+    def train(self, seconds: float, *, speed: float = 1.0, number: bool = True) -> None:
+        """``number``: the loss is one."""
         rate = self.rate * speed
         end, partly = self.clock + seconds, 0.0
         while self.clock < end:
@@ -102,6 +104,8 @@ class PreparedRun:
             made, partly = int(partly), partly - int(partly)
             if made and self._first is None:
                 self._first, self._ready = self.step + 1, max(self._ready, self.clock - self.began)
+            if made and not number and self._bad_since is None:
+                self._bad_since = self.step + 1
             self.step += made
             self.clock += length
             saving = 20.0 if self.step - self.saved >= self.save_every else 0.0
@@ -112,7 +116,7 @@ class PreparedRun:
             if made:
                 self._worked = self.clock - self.began
                 loss = 1.9 + 9.0 / math.sqrt(1 + self.step / 300) + self.random.gauss(0, 0.03)
-                self.seen.append((self.clock, self.step, made, loss, saving))
+                self.seen.append((self.clock, self.step, made, loss if number else None, saving))
             self._mark()
 
     def stand(self, seconds: float) -> None:
@@ -120,6 +124,8 @@ class PreparedRun:
         end = self.clock + seconds
         while self.clock < end:
             self.clock = min(end, self.clock + MINUTE)
+            if self.seen:
+                self.seen.append((self.clock, self.step, 0, self.seen[-1][3], 0.0))
             self._mark()
 
     def _mark(self) -> None:
@@ -136,7 +142,7 @@ class PreparedRun:
             failure,
             more.pop("code", 1 if failure is not None else 0),
             self.clock - self.began,
-            reached._replace(saving=self._saving if made else None),
+            reached._replace(saving=self._saving if made else None, trouble=self.trouble()),
             self._ready if made else None,
             self._worked,
             **more,
@@ -170,6 +176,14 @@ class PreparedRun:
         self.end(Cause(CauseKind.TIME_LIMIT), None, after=20.0, then="left to the next job")
         self.job = ""
         self.queue(queue)
+
+    def trouble(self) -> LossTrouble | None:
+        """What its ranks say of the loss of this attempt."""
+        if self._bad_since is None:
+            return None
+        return LossTrouble(
+            since=self._bad_since, step=self.step, words=f"nan at step {self.step}, since step {self._bad_since}"
+        )
 
     def _start(self, number: int, job: str, at: float) -> Callable[[datetime], None]:
         nodes = compress_hostlist(tuple(f"node-{index:02}" for index in range(1, self.nodes + 1)))

@@ -15,6 +15,7 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
+from ftsupervise.checkpoints.quarantine import set_aside
 from ftsupervise.findings import Severity
 from ftsupervise.model import Cause, CauseKind, Failure, FailureKind, NodeRanks, Standstill
 from ftsupervise.replicas.groups import GroupState, GroupTable, ReplicaGroup, write_table
@@ -282,6 +283,47 @@ def groups(folder: Path, now: datetime) -> Story:
     return run.rundir, run.jobs(now, running=True)
 
 
+def night(folder: Path, now: datetime) -> Story:
+    """Nine faults in nine hours: a loss that was no number and was taken back, five starts that failed in the same way, a node
+    that was lost on the way back, two crashes; it has stood for ten minutes too. It trains at its usual speed since."""
+    run = PreparedRun(folder, "night", rate=0.5, save_every=500)
+    code = Failure(FailureKind.CODE, "exit 1", "RuntimeError: NCCL error: remote process exited", "RuntimeError")
+    rank = NodeRanks("node-09", "66")
+    run.queue(5 * MINUTE)
+    run.start(2 * MINUTE)
+    run.train(2 * HOUR)
+    run.stand(10 * MINUTE)
+    run.train(HOUR)
+    good = run.saved
+    run.train(40 * MINUTE, number=False)
+    bad = Failure(FailureKind.NUMBERS, "loss is not a number", f"nan at step {run.step}")
+    back = Cause(CauseKind.NOT_A_NUMBER, (NodeRanks("node-01", "0"),))
+    run.end(back, bad, after=10, then="restarted in place, from an older checkpoint")
+    run.saved = good
+    run.clock += 15
+    for _ in range(5):
+        run.start(30)
+        run.fault(Cause(CauseKind.EXIT, (rank,), code=1), code, after=5, pause=20)
+    run.start(2 * MINUTE)
+    run.train(20 * MINUTE)
+    lost = Failure(FailureKind.NODE, "node failure", "NODE_FAIL: node-17")
+    run.fault(Cause(CauseKind.NODE, (NodeRanks("node-17", "130"),)), lost, after=70)
+    for _ in range(2):
+        run.start(2 * MINUTE)
+        run.train(100 * MINUTE)
+        run.fault(Cause(CauseKind.EXIT, (rank,), code=1), code, after=8)
+    run.start(2 * MINUTE)
+    run.train(70 * MINUTE)
+    run.write(now, running=True, current=0.99)
+    for step in range(good + 500, good + 7 * 500 + 1, 500):
+        folder = run.rundir.checkpoints / f"step-{step:08d}"
+        folder.mkdir(exist_ok=True)
+        set_aside(folder, "loss is not a number", now - timedelta(hours=5))
+    for step in range(500, 60 * 500, 500):
+        (run.rundir.checkpoints / f"step-{step:08d}").mkdir(exist_ok=True)
+    return run.rundir, run.jobs(now, running=True)
+
+
 _FAULTS: tuple[tuple[Cause, Failure], ...] = (
     (Cause(CauseKind.NODE), Failure(FailureKind.NODE, "node failure", "NODE_FAIL")),
     (Cause(CauseKind.SIGNAL, signal=9), Failure(FailureKind.SIGNAL, "killed by SIGKILL", "slurmstepd: task 12 killed")),
@@ -350,6 +392,7 @@ EVERY: dict[str, Callable[[Path, datetime], Story]] = {
     **STORIES,
     "nine-days": nine_days,
     "groups": groups,
+    "night": night,
     "ninety-days": ninety_days,
     "hostile": hostile,
 }

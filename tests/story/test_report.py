@@ -326,8 +326,8 @@ def test_a_run_without_a_guard_or_without_any_attempt_has_a_report_too(tmp_path:
     found = report_of(RunDir(run), datetime.now(timezone.utc), account.env)
     assert [(one.kind, one.planned) for one in found.incidents] == [("left in order", True), ("program error", False)]
     said = " ".join(sentences(found))
-    assert "2 attempts had no guard in the loop" in said and "it trained" not in said
-    assert found.costs[-1].name == "training without the guard"
+    assert "2 attempts reported nothing" in said and "it trained" not in said
+    assert found.costs[-1].name == "attempts that reported nothing"
     assert "No step is on record" in page(found)
 
 

@@ -128,7 +128,7 @@ def test_where_slurm_does_not_answer_runs_are_unknown_with_their_age(desk: Desk)
     write_progress(desk.folder / "runs/pretrain/attempts/0001", page._replace(at=datetime.now(timezone.utc)))
     heard = {row.name: (row.verdict, row.why) for row in read_rows(desk.type("status", "--json").stdout)}
     assert heard["ablation"][0] == "UNKNOWN" and heard["pretrain"][0] == "RUNNING"
-    assert heard["pretrain"][1].startswith("its ranks are heard; ")
+    assert heard["pretrain"][1] == "its ranks are heard, Slurm does not answer"
 
 
 def test_the_run_of_this_directory_stands_first_and_is_shown_in_full_by_a_dot(desk: Desk) -> None:

@@ -121,7 +121,9 @@ def test_equal_ends_are_shown_once_with_their_times_and_after_a_cancel_nothing_f
         "  attempt   4 (job -) 11-22 12:09:00 cancelled or preempted (SIGTERM) after 0s, to step 90",
     ]
     assert "  last      11-22 12:09:00 UTC, " in said and "attempt 4 ended: cancelled or preempted (SIGTERM)" in said
-    assert said.startswith("wrapped: GONE (no job of it is in the queue: attempt 4, cancelled or preempted (SIGTERM))")
+    assert said.startswith(
+        "wrapped: GONE (no job of it is in the queue; attempt 4 ended: cancelled or preempted (SIGTERM))"
+    )
     assert "what failed" not in said and f"ftsupervise launch {rundir.root}   (it goes on from step 80)" in said
 
 
@@ -136,7 +138,7 @@ def test_a_loss_that_is_no_number_is_said_with_its_numbers(rundir: RunDir, tmp_p
     write_json(rundir.attempt(1) / "start.json", start)
     trouble = LossTrouble(since=61, step=170, words="nan at step 170, since step 61")
     write_beat(rundir, Beat(0, 170, "train", now, 1, "n", {"loss": "nan", "attempt": "1"}, trouble))
-    words = "loss is not a number: nan at step 170, since step 61 (rank 0)"
+    words = "loss is not a number: 110 steps since step 61 (rank 0)"
     assert f"  loss      {words}" in type_in(tmp_path, "status", ".").stdout
     found = json.loads(type_in(tmp_path, "status", ".", "--json").stdout)
     assert (found["verdict"], found["loss_trouble"]) == ("running", words)

@@ -8,8 +8,9 @@ import pytest
 
 from ftsupervise.model import Attempt, Cause, CauseKind, Failure, FailureKind, NodeRanks
 from ftsupervise.report.account import Spent, account
-from ftsupervise.report.incidents import costs_of, incidents, spent_by_attempt
-from tests.unit.test_time_account import at, crashed, random_history, trained
+from ftsupervise.report.incidents import costs_of, incidents, spent_by_attempt, steps_again
+from ftsupervise.truth import LossTrouble
+from tests.unit.test_time_account import CRASH, at, crashed, random_history, trained
 
 
 def ended(number: int, job: str, start: float, end: float, cause: Cause, **more: object) -> Attempt:
@@ -78,3 +79,47 @@ def test_an_orderly_end_is_planned_and_the_last_one_of_a_run_is_none() -> None:
     assert (one.kind, one.planned, one.steps_lost) == ("time limit", True, 0)
     assert one.lost == pytest.approx(100, abs=15), "the start of the next attempt"
     assert one.apart == ((Spent.QUEUE, 4000),), "it would have waited anyway"
+
+
+def test_steps_made_again_are_counted_from_steps_and_cost_the_end_that_undid_them() -> None:
+    """A rollback after bad numbers, a start that failed, and a node that was lost in the midst of the way back."""
+    bad = Failure(FailureKind.NUMBERS, "loss is not a number")
+    lost = Failure(FailureKind.NODE, "node failure", "NODE_FAIL: node-7")
+    attempts = [
+        ended(1, "7", 0, 1000, Cause(CauseKind.EXIT, code=1), failure=bad, **trained(1, 1000, 0, 1000)),
+        ended(2, "7", 1000, 1010, Cause(CauseKind.EXIT, code=1), failure=CRASH),
+        ended(3, "7", 1010, 1191, Cause(CauseKind.NODE), failure=lost, **trained(640, 820, 0, 181)),
+        Attempt(4, "7", at(1191), **trained(800, 1100, 0, 301)),  # type: ignore[arg-type]
+    ]
+    assert steps_again(attempts) == {3: {1: 181}, 4: {3: 21, 1: 180}}
+    spent = account(attempts, (), at(1492), running=True)
+    numbers, start, node = incidents(attempts, spent, running=True)
+    assert (numbers.steps_lost, start.steps_lost, node.steps_lost) == (361, None, 21)
+    assert dict(numbers.spent)[Spent.REDO] == pytest.approx(361, rel=0.01)
+    assert dict(node.spent)[Spent.REDO] == pytest.approx(21, rel=0.01)
+    assert spent.seconds()[Spent.REDO] == pytest.approx(382, rel=0.01)
+
+
+def test_an_end_with_a_bad_loss_says_so_though_the_program_ended_by_itself() -> None:
+    bad = LossTrouble(since=151, step=260, words="nan at step 260, since step 151")
+    one = ended(1, "7", 0, 1000, Cause(CauseKind.EXIT, code=3), failure=CRASH, trouble=bad, **trained(1, 260, 0, 1000))
+    two = Attempt(2, "7", at(1001), **trained(141, 200, 0, 60))  # type: ignore[arg-type]
+    (found,) = incidents([one, two], account([one, two], (), at(1100), running=True), running=True)
+    assert found.cause == "exit 3; loss is not a number: nan at step 260, since step 151"
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_steps_made_again_are_those_that_were_made_before_whoever_undid_them(seed: int) -> None:
+    random, attempts, top = Random(seed), list[Attempt](), 0
+    for number in range(1, 20):
+        if random.random() < 0.2:
+            attempts.append(crashed(number, "1", number, number + 1))
+            continue
+        first = max(1, top + 1 - random.choice((0, 0, 5, 40)))
+        top = first + random.randrange(30)
+        attempts.append(crashed(number, "1", number, number + 1, **trained(first, top, 0, 1)))
+    made: set[int] = set()
+    for one in attempts:
+        steps = set(range(one.first_step or 0, (one.last_step or -1) + 1))
+        assert sum(steps_again(attempts).get(one.number, {}).values()) == len(steps & made), one.number
+        made |= steps

@@ -90,9 +90,9 @@ def test_a_standstill_is_judged_here_only_where_no_watch_does() -> None:
 def test_a_run_that_cannot_be_heard_keeps_its_word_with_its_age() -> None:
     silent = ProgressPage(at=ago(50), ranks=8, step=700, phase="train", usual=0.1, saving=20.0)
     run = seen(moved=50, tick=None, page=silent)
-    assert pace_word(run) == ("SILENT", "nothing was heard of attempt 1 for 50m (step 700)")
+    assert pace_word(run) == ("SILENT", "nothing was heard of attempt 1 for 50m")
     full = "no space is left in /scratch"
-    assert pace_word(run._replace(full=full)).why.endswith(f"for 50m (step 700); {full}")
+    assert pace_word(run._replace(full=full)).why.endswith(f"for 50m; {full}")
     assert not pace_word(run._replace(page=None)).why
 
 
@@ -106,7 +106,7 @@ def test_a_job_that_runs_between_two_attempts_stands() -> None:
 
 def test_a_run_whose_ranks_are_heard_runs_though_slurm_does_not_answer() -> None:
     run = seen(tick=None)
-    assert verdict_of(run, None, "squeue failed") == ("RUNNING", "its ranks are heard; squeue failed")
+    assert verdict_of(run, None, "squeue failed") == ("RUNNING", "its ranks are heard, Slurm does not answer")
     page = ProgressPage(at=ago(3), ranks=8, step=700, phase="train")
     assert verdict_of(seen(tick=None, page=page), None, "squeue failed") == ("UNKNOWN", "squeue failed")
 
@@ -149,3 +149,12 @@ def test_the_rate_of_the_last_hour_counts_training_alone() -> None:
         rate = hour.rate(60.0 * minute, step, training=training)
         assert rate is None or minute > 120
     assert rate == pytest.approx(0.1, rel=0.3)
+
+
+def test_a_rank_that_the_others_do_not_wait_for_is_named_when_it_stays_behind() -> None:
+    page = ProgressPage(at=ago(0.1), ranks=8, step=700, ahead=706, slowest="rank 3 on node-1", phase="train", usual=0.5)
+    assert pace_word(seen(page=page)).why == "", "six steps are nothing"
+    run = seen(page=page._replace(ahead=1340))
+    assert pace_word(run) == ("", "rank 3 on node-1 is 640 steps behind the others, which go on without it")
+    run = run._replace(switches=(SwitchState("kill-switch", Health.OK), SwitchState("save-switch", Health.OK)))
+    assert verdict_of(run, (JOB,), "")[1].startswith("job 88_1; rank 3 on node-1 is 640 steps behind")

@@ -24,13 +24,15 @@ from ftsupervise.report.drawing import (
     nice,
     readable,
     shaded,
+    step_line,
     strip,
     time_ticks,
 )
-from ftsupervise.report.placing import gaps, placed
+from ftsupervise.report.placing import bad_losses, gaps, placed
 from ftsupervise.report.slow import paces_of, slow_periods
 from ftsupervise.rundir.step_rates import paces, usual_rate
 from ftsupervise.rundir.steps import StepRecord, added
+from ftsupervise.truth import LossTrouble
 from tests.unit.test_time_account import BEGIN, at, crashed, random_history, trained
 
 
@@ -142,6 +144,42 @@ def test_a_line_breaks_where_nothing_was_seen_and_leaves_out_what_is_no_number()
     assert line is not None and line.path.count("M") == 2
     assert "inf" not in line.path and "nan" not in line.path
     assert loss_line(StepRecord(), Axis(0, 1)) is None
+
+
+def standing_record(*parts: tuple[int, int]) -> StepRecord:
+    """Parts of (seconds, steps each 15 s), the loss always at hand: a supervisor writes also while no step is made."""
+    record, clock, step = StepRecord(), BEGIN.timestamp(), 0
+    for seconds, made in parts:
+        for _ in range(seconds // 15):
+            clock, step = clock + 15, step + made
+            record = added(record, clock, step, made, 2.0)
+    return record
+
+
+def test_no_line_leads_through_a_standstill_of_minutes() -> None:
+    record = standing_record((1800, 30), (300, 0), (1800, 30))
+    axis = Axis(BEGIN.timestamp(), BEGIN.timestamp() + 3900)
+    for line in (step_line(record, axis), loss_line(record, axis)):
+        assert line is not None and line.path.count("M") == 2
+        ((begin, end),) = line.holes
+        assert (begin - axis.begin, end - axis.begin) == (pytest.approx(1800, abs=16), pytest.approx(2115, abs=16))
+
+
+def test_a_standstill_that_ends_an_attempt_is_no_slow_training() -> None:
+    assert slow_periods(paces(standing_record((14_400, 30), (3000, 0)))) == ()
+
+
+def test_a_loss_that_was_no_number_has_its_time_and_its_steps() -> None:
+    bad = LossTrouble(since=2401, step=3600, words="nan at step 3600, since step 2401")
+    one = crashed(1, "7", 0, 1810, **trained(1, 3600, 0, 1800), trouble=bad)
+    two = Attempt(2, "7", at(1820), **trained(2001, 2100, 0, 100))  # type: ignore[arg-type]
+    record = standing_record((1800, 30))
+    (found,) = bad_losses([one, two], record, None, at(2000).timestamp())
+    assert (found.attempt, found.steps, found.dated) == (1, 1200, True)
+    assert (found.begin, found.end) == (pytest.approx(at(1200).timestamp(), abs=16), at(1810).timestamp())
+    now = bad._replace(since=2050, step=2100)
+    young = bad_losses([one, two], record, now, at(2000).timestamp())[-1]
+    assert (young.attempt, young.dated, young.end) == (2, False, at(2000).timestamp()), "not on record yet"
 
 
 # --------------------------------------------------------------------------------------------- saves where they were made

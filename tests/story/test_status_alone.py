@@ -1,0 +1,101 @@
+"""Who sees ``status`` and nothing else knows what happened to the run, and what to type: ten states, nine of them here.
+
+The tenth, a run that stands on a full disk, is in tests/faults/test_status_full_disk.py: it needs a disk that is full.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.neighbours.prepared_trouble import trouble
+from tests.neighbours.typed import typed
+
+STANDS = ("  rate ", "% of usual")  # what is shown of a run that moves alone
+
+
+@pytest.mark.parametrize(
+    ("name", "first", "todo", "also"),
+    [
+        (
+            "braked",
+            r"crash-loop: STOPPED \(brake: exit 1 \(ModuleNotFoundError\), the same failure 5 times",
+            [r"ftsupervise clear --brake \S+/crash-loop   \(once that is mended; the jobs that are held start again\)"],
+            [r"attempt   2-6 .* \d\d:\d\d:\d\d 5 times .*No module named 'webdataset'", r"last .*: critical brake"],
+        ),
+        (
+            "cancelled",
+            r"cancelled: GONE \(no job of it is in the queue; attempt 1 ended: cancelled or preempted \(SIGTERM\)\)",
+            [r"ftsupervise launch \S+/cancelled   \(it goes on from step \d+\)"],
+            [r"last      \d\d-\d\d \d\d:\d\d:\d\d UTC, 25m ago: attempt 1 ended"],
+        ),
+        (
+            "watch dead",
+            r"unwatched: RUNNING, its watch is LATE \(job 88_1\)",
+            [r"ftsupervise watch --every 60s \S+/unwatched   \(nobody is told of anything"],
+            [r"watch     last tick 47m ago, the next was due 46m ago: LATE", r"  rate "],
+        ),
+        (
+            "controller paused",
+            r"paused: RUNNING \(its ranks are heard, Slurm does not answer\)",
+            [r"scontrol ping   \(whether Slurm's controller answers"],
+            [r"queue     unknown: .*Unable to contact slurm controller", r"  rate "],
+        ),
+        (
+            "hung",
+            r"hang: HUNG \(no progress for 50m",
+            [
+                r"ftsupervise check hang \S+/hang",
+                r"scancel 88_1   \(ends this job; the next one goes on from step \d+\)",
+            ],
+            [r"rank 163 on node-21 is the furthest behind", r"saved .*\d+ steps would be made again"],
+        ),
+        (
+            "NaN",
+            r"nan: RUNNING, loss is not a number \(job 88_1\)",
+            [
+                r"scancel 88_1   \(ends this job; the next one begins from a checkpoint from before step (\d+)\)",
+                r"guard\.loss: \{nonfinite: resume\}",
+            ],
+            [r"loss      loss is not a number: \d+ steps since step \d+, about \d\d-\d\d \d\d:\d\d UTC \(rank 0\)"],
+        ),
+        (
+            "waiting for ever",
+            r"waits: WAITING \(QOSMaxWallDurationPerJobLimit\)",
+            [r"correct launch\.time: it asks for more time than its QOS gives, and it never starts by waiting"],
+            [r"queue     10 jobs left .*in the queue for 6h"],
+        ),
+        ("finished", r"finished: FINISHED", [], [r"last .*2h ago: attempt 1 ended: finished"]),
+        (
+            "gone",
+            r"gone: GONE \(no job of it .*; attempt 1 ended: rank 17 on node-03 exit 1: KeyError: 'lr_schedule'\)",
+            [r"ftsupervise logs \S+/gone --errors", r"ftsupervise launch \S+/gone   \(it goes on from step \d+\)"],
+            [r"last .*40m ago: attempt 1 ended"],
+        ),
+    ],
+)
+def test_status_alone_says_what_happened_and_what_to_type(
+    name: str, first: str, todo: list[str], also: list[str], tmp_path: Path
+) -> None:
+    said = trouble(name, tmp_path).status()
+    lines = said.splitlines()
+    assert re.match(first, lines[0]), lines[0]
+    does = [line.removeprefix("  do        ") for line in lines if line.startswith("  do ")]
+    assert len(does) >= len(todo) and (todo or not does), said
+    for pattern, words in zip(todo, does, strict=False):
+        assert re.match(pattern, words), said
+    for pattern in also:
+        assert re.search(pattern, said), (pattern, said)
+    if not re.match(r"\S+: RUNNING", said):
+        assert not any(one in said for one in STANDS), said
+
+
+def test_the_table_of_all_runs_says_that_a_job_never_starts(tmp_path: Path) -> None:
+    one = trouble("waiting for ever", tmp_path)
+    said = typed("status", folder=tmp_path, env=dict(one.env)).stdout
+    assert (
+        "it never starts by waiting: it asks for more time than its QOS gives (QOSMaxWallDurationPerJobLimit)" in said
+    )
+    assert "ftsupervise status waits   WAITING: what to correct" in said
