@@ -79,7 +79,8 @@ class TickOrders:
     scheduler: Callable[[str], Scheduler]  # by the name that stands in the settings
     only: Sequence[str] = ()
     send: bool = True
-    every: timedelta | None = None
+    every: timedelta | None = None  # until the next tick, where that is known
+    typed: bool = False  # by a person, once: nobody need miss the next one
     relieve: Callable[[Run, datetime], Sequence[str]] | None = None
     # the last day, to send with its messages
     draw: Callable[[RunDir, tuple[Job, ...] | None, datetime], AboutRun | None] | None = None
@@ -357,7 +358,7 @@ def _remember(seen: RunLook, report: RunReport, news: Sequence[EventLine], order
     try:
         write_found(seen.rundir, _found(seen, report, orders.now))
         write_memory(seen.rundir, seen.memory)
-        heartbeat_page.write_watcher(seen.rundir, orders.now, orders.every)
+        heartbeat_page.write_watcher(seen.rundir, orders.now, _every(seen, orders))
     except OSError as error:
         return [f"{seen.run.name}: cannot write {seen.rundir.watch}: {error.strerror}"]
     try:
@@ -365,6 +366,13 @@ def _remember(seen: RunLook, report: RunReport, news: Sequence[EventLine], order
     except OSError as error:
         return [f"{seen.run.name}: cannot write {events_path(seen.rundir)}: {error.strerror}"]
     return []
+
+
+def _every(seen: RunLook, orders: TickOrders) -> timedelta | None:
+    """Return how often this watch checks the run, as far as it is known, by which others see that it is late."""
+    if orders.every is not None:
+        return orders.every
+    return heartbeat_page.watch_interval(seen.rundir, orders.now, seen.run.watch.every, typed=orders.typed)
 
 
 def _found(seen: RunLook, report: RunReport, now: datetime) -> WatchFound:
@@ -375,7 +383,7 @@ def _found(seen: RunLook, report: RunReport, now: datetime) -> WatchFound:
     ]
     of = seen.run.watch
     judges = tuple(name for name, section in (("hang", of.hang), ("throughput", of.throughput)) if section is not None)
-    found = WatchFound(now, len(report.firing), tuple(firing), judges=judges)
+    found = WatchFound(now, len(report.firing), tuple(firing), judges=judges, every=of.every)
     ahead = [one for one in seen.findings if one.watchdog == "disk" and one.subject.endswith(" forecast") and one.value]
     disk = min(ahead, key=lambda one: (one.health is not Health.BAD, one.subject), default=None)
     if disk is not None:
