@@ -44,6 +44,7 @@ from ftsupervise.watch.roster import (
     QueuesRead,
     RunChecked,
     RunDirChecked,
+    RunIsNoMore,
     RunReport,
     SettingsRead,
     TickProgress,
@@ -134,7 +135,8 @@ class Tour:
         try:
             now = rosters.read(run.directory or name, known, trust=self.progress.roster.trust)
         except Error as error:
-            self.tell(SettingsRead(index, None, error))
+            gone = not self.progress.away and rosters.is_no_more(Path(self.progress.roster.place(index)))
+            self.tell(RunIsNoMore(index) if gone else SettingsRead(index, None, error))
         else:
             self.tell(SettingsRead(index, None if now is known else now))
 
@@ -149,9 +151,10 @@ class Tour:
         except OSError as error:
             self.tell(RunDirChecked(index, checks.unusable(run, error, self.orders.now)))
         else:
-            self.tell(
-                RunDirChecked(index, self._replaced(index) or checks.answers(run, self.orders.now), people(rundir))
-            )
+            found = self._replaced(index) or checks.answers(run, self.orders.now)
+            finished = rundir.finished.exists()
+            over = finished or read_switch(rundir, KILL).up
+            self.tell(RunDirChecked(index, found, people(rundir), finished=finished, over=over))
 
     def _replaced(self, index: int) -> Finding | None:
         """Report that another directory stands in the place of the run's; None if none does.
@@ -312,12 +315,24 @@ def bad_in_general(progress: TickProgress, now: datetime) -> list[Finding]:
     found = [settings_finding(label, why, now) for label, why in troubles]
     queue = slurm_queue(progress)
     if queue is not None and queue.jobs is None:
-        found.append(slurm_finding(queue, now, [run.name for run in progress.roster.runs]))
+        found.append(slurm_finding(queue, now, [run.name for run in unfinished(progress)]))
     return found
 
 
+def unfinished(progress: TickProgress) -> list[Run]:
+    """Return the runs of which jobs are of any concern."""
+    known = progress.roster.known
+    return [known[index].run for index in sorted(known) if not progress.runs[index].finished]
+
+
+def needed_queues(progress: TickProgress) -> list[QueueAnswer]:
+    """Return the answers of the schedulers on which a run depends that has not finished."""
+    words = dict.fromkeys(run.scheduler for run in unfinished(progress))
+    return [(progress.queues or {})[word] for word in words if word in (progress.queues or {})]
+
+
 def slurm_queue(progress: TickProgress) -> QueueAnswer | None:
-    return next((queue for queue in (progress.queues or {}).values() if queue.kind == SLURM), None)
+    return next((queue for queue in needed_queues(progress) if queue.kind == SLURM), None)
 
 
 def _notify(
