@@ -28,6 +28,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "status": ("status", "status", "Show how all runs or one run are doing; --watch goes on showing it."),
     "logs": ("logs", "logs", "Show the output of the run, wherever it goes; -f follows it across restarts."),
     "list": ("list", "list_runs", "List the runs that this account has launched, for scripts."),
+    "forget": ("forget", "forget", "Drop runs from list, status and the watch; nothing of them is deleted."),
     "report": ("report", "report", "Write a run as one HTML page that needs no network, or as Markdown."),
     "metrics": ("metrics", "metrics", "Print runs as metrics for Prometheus, or write them for its node_exporter."),
     "kill": ("kill", "kill", "Raise the kill switch: the run saves and stops at its next step."),

@@ -174,11 +174,28 @@ def remove(directory: Path | None, dry_run: bool) -> None:
         return
     slurm = cron_output.slurm(installed.environment) if installed.backend == "slurm" else None
     done = carry_out(place, installed, cron_output.now(), slurm)
+    _sign_off(installed.id)
     click.echo(f"cron in {place.root} is removed; its folders stay")
     if done.cancelled:
         click.echo(f"  cancelled  {' '.join(done.cancelled)}")
     if done.left:
         click.echo(f"  note: jobs may be left in the queue ({done.left}); they do nothing when they start")
+
+
+def _sign_off(cron: str) -> None:
+    """Take down the pages of the watches that this cron has run: nobody need miss them. Best effort."""
+    from ftsupervise.probe.errand import within
+    from ftsupervise.rundir.heartbeat_page import remove_watchers
+    from ftsupervise.rundir.paths import RunDir, state_dir
+
+    def go() -> None:
+        for run in (state_dir() / "runs").iterdir():
+            remove_watchers(RunDir(run.resolve()), f"cron-{cron}-")
+
+    try:
+        within(5.0, go)
+    except OSError:  # no run was ever launched, or their storage does not answer: the others say which file to remove
+        return
 
 
 @cron.command(short_help="Run one entry now; or keep time here.")

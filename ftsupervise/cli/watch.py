@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
+import sys
 import time
 from collections.abc import Sequence
 from datetime import datetime, timedelta, timezone
@@ -183,7 +185,7 @@ def _tick(roster: Roster, only: tuple[str, ...], every: timedelta | None, *, sen
     from ftsupervise.nodes.exclude import relieve
     from ftsupervise.report.day import about_run
     from ftsupervise.report.textfile import export
-    from ftsupervise.rundir.paths import state_dir
+    from ftsupervise.rundir.paths import ENV_WATCHER, state_dir
     from ftsupervise.scheduler import open_scheduler
     from ftsupervise.watch.tick import tick
     from ftsupervise.watch.tour import TickOrders
@@ -195,12 +197,21 @@ def _tick(roster: Roster, only: tuple[str, ...], every: timedelta | None, *, sen
         scheduler=open_scheduler,
         only=only,
         send=send,
-        every=every,
+        every=every or _of_the_crontab(),
+        typed=ENV_WATCHER not in os.environ and (sys.stdin.isatty() or "SLURM_JOB_ID" in os.environ),
         relieve=relieve,
         draw=about_run,
         export=export,
     )
     return tick(roster, orders)
+
+
+def _of_the_crontab() -> timedelta | None:
+    """Return how long it takes until the entry of our crontab that this is runs again; None if it is none."""
+    from ftsupervise.rundir.paths import ENV_WATCH_EVERY
+
+    seconds = os.environ.get(ENV_WATCH_EVERY, "")
+    return timedelta(seconds=int(seconds)) if re.fullmatch("[1-9][0-9]{0,8}", seconds) else None
 
 
 def _print(done: TickResult, shown: Shown, *, quiet: bool) -> None:

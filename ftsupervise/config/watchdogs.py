@@ -260,7 +260,8 @@ class Watch(Strict):
     """The checks from outside, and how often they are made."""
 
     every: Span = 5 * _M
-    """How often ``ftsupervise watch`` is meant to check."""
+    """How often the run is meant to be checked. A watch by a crontab is late after three times that, and after three of its own
+    intervals; a run that was checked by hand, longer ago than that, is watched by nobody."""
     metrics: Path | None = None
     """The directory of node_exporter's textfile collector, where each tick writes the run's metrics; null: nowhere."""
     is_running: IsRunning = IsRunning()

@@ -6,6 +6,7 @@ No entry runs twice at the same time: while its last run goes on, the new one is
 from __future__ import annotations
 
 import os
+import re
 import tempfile
 import time
 from collections.abc import Callable
@@ -21,7 +22,7 @@ from ftsupervise.crontab.history import EntryRun, RunEnd, RunStart, SlotEnd
 from ftsupervise.crontab.installation import CronDir, Installed, dir_option, stamp
 from ftsupervise.errors import Error, NotFound, Refused, SchedulerUnavailable
 from ftsupervise.model import Job, JobState
-from ftsupervise.rundir.paths import write_whole
+from ftsupervise.rundir.paths import ENV_WATCH_EVERY, ENV_WATCHER, write_whole
 from ftsupervise.units import show_duration
 
 if TYPE_CHECKING:
@@ -148,14 +149,32 @@ def _begin(slot: CronSlot, entry: CronEntry, missed: int) -> list[execute.Task]:
 def _task(slot: CronSlot, entry: CronEntry, folder: Path) -> execute.Task:
     """The task that executes an entry, with the environment that was recorded at install."""
     ours = {ENV_SLOT: slot.at.isoformat(), ENV_ENTRY: entry.name, ENV_DIR: str(slot.cron.root)}
-    env = {**slot.installed.whole_environment, **entry.env, **ours}
+    env = {**slot.installed.whole_environment, **entry.env, **ours, **_as_a_watch(slot, entry)}
     home = env.get("HOME", "/")
     return execute.Task(entry.key, entry.argv, env, folder, home if Path(home).is_dir() else "/", entry.stdin)
 
 
+def _as_a_watch(slot: CronSlot, entry: CronEntry) -> dict[str, str]:
+    """Return the name and the interval under which an entry checks runs, if it does: others miss it when it is late. The
+    node is no part of the name, for the next slot's job runs on another one."""
+    period = slot.installed.period
+    after = entry.schedule.next_after(slot.at, period)
+    if after is None:  # never again
+        return {}
+    seconds = max(period, after - slot.at).total_seconds()
+    name = watcher_of(slot.installed, entry.key)
+    return {ENV_WATCHER: name, ENV_WATCH_EVERY: f"{seconds:.0f}"}
+
+
+def watcher_of(installed: Installed, entry: str) -> str:
+    """Return the name of an entry as a watch."""
+    return f"cron-{installed.id}-{re.sub('[^A-Za-z0-9._-]', '_', entry)}"[:100]
+
+
 def _submit(slot: CronSlot, entry: CronEntry, folder: Path, start: RunStart) -> None:
     """Submit a dropped job script. An error becomes the end of its run."""
-    env = {**slot.installed.environment, ENV_SLOT: slot.at.isoformat(), ENV_ENTRY: entry.name}
+    ours = {ENV_SLOT: slot.at.isoformat(), ENV_ENTRY: entry.name, **_as_a_watch(slot, entry)}
+    env = {**slot.installed.environment, **ours}
     try:
         script, output = chain.prepare(entry, slot.installed, folder, start.job_comment, slot.cron.secrets)
         copy = folder / "job.sbatch"

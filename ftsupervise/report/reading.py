@@ -14,7 +14,7 @@ from ftsupervise.errors import from_os_error
 from ftsupervise.host import files
 from ftsupervise.model import Attempt
 from ftsupervise.report.placing import bad_losses
-from ftsupervise.rundir.heartbeat_page import of_the_group, read_beats, watchers
+from ftsupervise.rundir.heartbeat_page import AT_LEAST, LATE, of_the_group, read_beats, watchers
 from ftsupervise.rundir.launches import NEWEST as ALL_LAUNCHES
 from ftsupervise.rundir.launches import LaunchRecord, launches
 from ftsupervise.rundir.ledger import NEWEST, START, backwards, ledger, newest, numbers
@@ -40,6 +40,7 @@ class WatchSeen(NamedTuple):
     found: WatchFound | None = None
     next_tick: datetime | None = None
     late: bool = False
+    gone: bool = False  # it was checked by hand, too long ago for what is meant: nobody watches it
 
 
 class RunReading(NamedTuple):
@@ -144,6 +145,8 @@ def watch_seen(rundir: RunDir, now: datetime) -> WatchSeen:
     except OSError:
         there = []
     late = bool(there) and all(one.late_by(now) is not None for one in there)
+    if found is not None and not there and now - found.at > max(LATE * found.every, AT_LEAST):
+        return WatchSeen(found, late=True, gone=True)
     due = min((one.at + one.every for one in there if one.every is not None), default=None)
     return WatchSeen(found, due, late)
 

@@ -15,10 +15,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from ftsupervise.errors import Error, NotFound
+from ftsupervise.host.in_time import in_time
 from ftsupervise.report.queues import ask_queues
 from ftsupervise.report.reading import RunReading, read_run
 from ftsupervise.report.row import RunRow, members, need_of, row_of
 from ftsupervise.rundir.paths import RunDir, state_dir
+from ftsupervise.rundir.pinned import gone_for_good
 
 if TYPE_CHECKING:
     from ftsupervise.model import Job
@@ -28,6 +30,7 @@ _AT_MOST = 8.0  # seconds for all directories together
 _STUCK = 0.5  # seconds after which another thread takes the place of one that reads
 _THREADS, _MOST_THREADS = 4, 64
 _MOST_RUNS = 5000
+_LOOK = 4.0  # seconds in which it is found which runs were over and have been deleted
 
 
 class Overview(NamedTuple):
@@ -37,7 +40,16 @@ class Overview(NamedTuple):
 
 
 def my_runs() -> dict[str, Path]:
-    """Return name -> directory of every run that this account has launched. Raises Error. May hang."""
+    """Return name -> directory of every run that this account has launched, without those that were over and have been
+    deleted. Raises Error. May hang.
+    """
+    found = all_runs()
+    left = in_time(lambda: {name: at for name, at in found.items() if not gone_for_good(state_dir(), at)}, _LOOK)
+    return found if left is None else left
+
+
+def all_runs() -> dict[str, Path]:
+    """Return name -> directory of every run that this account has launched and not forgotten. Raises Error. May hang."""
     from ftsupervise.errors import from_os_error
 
     folder = state_dir() / "runs"

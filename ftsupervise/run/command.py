@@ -157,7 +157,7 @@ class RunningCommand:
         if self.now.ending is not None:
             return max(0.0, self.now.ending.kill_at - now)
         bounds = [_LISTEN] if self._listens or self.asked.job.announced is not None else []
-        bounds += [self.monitor.due - now] if self.monitor is not None else []
+        bounds += [self.monitor.due - now] if self.monitor is not None and self._may_hang else []
         stop_at = self._stop_at()
         bounds += [stop_at - now] if stop_at is not None else []
         return max(0.0, min(bounds)) if bounds else None
@@ -166,6 +166,12 @@ class RunningCommand:
     def _listens(self) -> bool:
         """Return whether this attempt reads srun's lines about its ranks."""
         return self.asked.options.budgets.in_place > 0 and self.asked.ends_with_a_rank and self.output.is_file
+
+    @property
+    def _may_hang(self) -> bool:
+        """Return whether the command is looked at for a hang: not while it is to stop anyway."""
+        raised = self.watcher is not None and self.watcher.seen.kill_since is not None
+        return self.now.state is AttemptState.RUNNING and not raised
 
     def _stop_at(self) -> float | None:
         """Return the time at which a command that ignores the kill switch is ended; None: not due."""
@@ -194,7 +200,7 @@ class RunningCommand:
             self._move(AttemptEvent.RANK_DIED, ending=Ending(max(now, since + _VICTIMS), died_at=now))
             self.say(f"{death.words()}: the other ranks have {_VICTIMS:g} s to leave")
             return
-        if self.now.state is AttemptState.RUNNING and self.watcher.seen.kill_since is None:
+        if self._may_hang:
             self._look_for_a_hang()
 
     def _look_for_a_hang(self) -> None:

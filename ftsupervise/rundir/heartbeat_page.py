@@ -13,6 +13,7 @@ Standard library only: the guard imports this inside the training loop.
 import json
 import mmap
 import os
+import re
 import signal
 import struct
 from collections.abc import Sequence
@@ -25,7 +26,7 @@ from typing import Any, NamedTuple
 
 from ftsupervise.host import files, processes
 from ftsupervise.host.modes import distrust_in, make_folder
-from ftsupervise.rundir.paths import RunDir, write_whole
+from ftsupervise.rundir.paths import ENV_WATCHER, RunDir, write_whole
 from ftsupervise.rundir.records import as_count, decode, encode, parse_object, read_json, read_record, write_json
 from ftsupervise.truth import Beat, HeartbeatSample
 
@@ -305,11 +306,14 @@ def parse_beat(data: bytes) -> Beat | None:
 # The watchers of a run: one small file for each in RUN/watch/watchers, rewritten at every tick.
 #
 # The run's guard and the other watchers read it, so that the death of a watch is noticed. Only a watcher that states its
-# interval (``every``) can be late; ``ftsupervise watch`` typed once states none.
+# interval (``every``) can be late. A repeating watch knows it, an entry of our crontab is told it by the tick that runs it, and
+# one from another crontab finds it in its own page. ``ftsupervise watch`` typed once states none.
 
 LATE = 3  # times its own interval, and …
 MOST_WATCHERS = 200  # watchers of one run that are read
 _LISTED = 10_000
+LONGEST = timedelta(days=1)  # the interval of a crontab
+_ENTRY = r"cron-[A-Za-z0-9._-]{1,100}"
 AT_LEAST = timedelta(minutes=10)  # … never sooner: a tick over a thousand runs, a node that is rebooted
 
 
@@ -333,7 +337,21 @@ def watcher_folder(rundir: RunDir) -> Path:
 
 
 def own_watcher() -> str:
-    return f"{os.uname().nodename}-{os.getuid()}"
+    """Return the name of this watch: its host and account, or the entry of our crontab, which runs on many hosts."""
+    entry = os.environ.get(ENV_WATCHER, "")
+    return entry if re.fullmatch(_ENTRY, entry) else f"{os.uname().nodename}-{os.getuid()}"
+
+
+def watch_interval(rundir: RunDir, now: datetime, meant: timedelta, *, typed: bool) -> timedelta | None:
+    """Return the interval that a watch states that is started anew for each check; None where it is not known.
+
+    A crontab starts it again and again: it is the time since its last check, or ``meant`` where that is longer. A person
+    who types it (``typed``) once promises nothing, and takes back no promise of a crontab on the same host.
+    """
+    before = _read(watcher_folder(rundir) / own_watcher(), rundir.watch.stat())
+    if typed or before is None:
+        return before.every if before is not None else None
+    return min(max(meant, now - before.at), LONGEST)
 
 
 def write_watcher(rundir: RunDir, now: datetime, every: timedelta | None) -> None:
@@ -348,6 +366,15 @@ def remove_watcher(rundir: RunDir) -> None:
     """Record that this watcher was stopped on purpose, so that it is not missed."""
     try:
         os.unlink(watcher_folder(rundir) / own_watcher())
+    except OSError:
+        return
+
+
+def remove_watchers(rundir: RunDir, beginning: str) -> None:
+    """The same for all whose names begin so."""
+    try:
+        for page in watcher_folder(rundir).glob(f"{beginning}*"):
+            page.unlink(missing_ok=True)
     except OSError:
         return
 

@@ -78,6 +78,10 @@ ENV_GROUP_JOB = "FTSUPERVISE_GROUP_JOB"  # set: that group has a job of its own
 ENV_MIN_REPLICAS = "FTSUPERVISE_MIN_REPLICAS"  # fewer replica groups do not train on
 ENV_SLOWEST_STEP = "FTSUPERVISE_SLOWEST_STEP"  # seconds between two collectives of the slowest replica group, at most
 ENV_JOB_ID = "FTSUPERVISE_JOB_ID"  # this job's name at the local scheduler; Slurm's jobs have SLURM_JOB_ID
+ENV_WATCHER = (
+    "FTSUPERVISE_WATCHER"  # of an entry of the crontab: the name of the watch that it may be, on whichever node
+)
+ENV_WATCH_EVERY = "FTSUPERVISE_WATCH_EVERY"  # … and the seconds until it runs again
 ENV_GUARD = "FTSUPERVISE_GUARD_"  # + POLL, MEMORY, STOP_BEFORE, RUN_FOR: the guard's settings, from `ftsupervise run`
 
 

@@ -32,6 +32,7 @@ class Pin(NamedTuple):
     owner: int
     token: str
     run_dir: str = ""
+    over: bool = False  # when it was last seen, it had finished, or a person had stopped it
 
 
 # -------------------------------------------------------------------------------------------------------------- in a job
@@ -126,6 +127,35 @@ def note(state: Path, root: Path, token: str = "") -> None:
     make_own(state)
     make_folder(page.parent, parents=True)
     write_json(page, Pin(root.stat().st_uid, token, str(root)), sync=False)
+
+
+def note_over(state: Path, root: Path, over: bool) -> None:
+    """Note whether the run is over: a directory that vanishes then is missed by nobody. Raises OSError."""
+    pin = noted(state, root)
+    if pin is None and not page_of(state, root).exists():
+        note(state, root)
+        pin = noted(state, root)
+    if pin is not None and pin.over != over:
+        write_json(page_of(state, root), pin._replace(over=over), sync=False)
+
+
+def gone_for_good(state: Path, root: Path) -> bool:
+    """Return whether a run that was over is not there any more. Its settings went with it, or name nothing. May hang."""
+    pin = noted(state, root)
+    if pin is None or not pin.over:
+        return False
+    try:
+        root.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def forget(state: Path, root: Path) -> None:
+    """Forget the run directory: nobody misses it any more. Raises OSError."""
+    page_of(state, root).unlink(missing_ok=True)
 
 
 def noted(state: Path, root: Path) -> Pin | None:

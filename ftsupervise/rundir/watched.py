@@ -3,7 +3,7 @@
 The journal of the alerts is the truth; this page is the part of it that can be read for a thousand runs in a second.
 """
 
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Annotated, NamedTuple
 
 from ftsupervise.host.modes import distrust_in
@@ -27,6 +27,7 @@ class WatchFound(NamedTuple):
     alerts: Annotated[tuple[FiringAlert, ...], MOST] = ()  # the worst of them
     disk: str = ""  # the forecast: "full in 3d 4h at 1.2 TB a day"
     disk_at: datetime = EPOCH  # when it was made
+    every: timedelta = timedelta(minutes=5)  # how often the run is meant to be checked
     judges: Annotated[tuple[str, ...], 2] = ()  # which of "hang" and "throughput" are switched on
 
 

@@ -47,7 +47,7 @@ WORDS = {
     "settings": Words(
         _SETTINGS,
         "ftsupervise config check{typed}",
-        "fix the file; the next tick reads it again",
+        "fix the file; the next tick reads it again{forget}",
         Severity.CRITICAL,
     ),
     "unanswered": Words(
@@ -122,7 +122,9 @@ def settings_finding(name: str, why: str, now: datetime) -> Finding:
     """Report whether the settings of a watched run could be read; ``why`` not, "" if they could."""
     text = f"cannot be read: {why.removeprefix(f'{name}: ')}" if why else "can be read"
     words = WORDS["unanswered" if isinstance(why, Unanswered) else "settings"]
-    names = {"run": name, "typed": "" if name == HERE else f" {shlex.quote(name)}"}
+    typed = "" if name == HERE else f" {shlex.quote(name)}"
+    forget = f"; if nobody needs the run any more: ftsupervise forget{typed}" if typed else ""
+    names = {"run": name, "typed": typed, "forget": forget}
     subject = f"settings of {name}"
     return words.finding(("", "watch", subject), Health.of(bool(why)), f"the {subject} {text}", now, names=names)
 
@@ -221,7 +223,8 @@ RUN_DIR_WORDS = {
     "missing": Words(
         "Switches, ledger, logs and perhaps checkpoints are not where the run keeps them.",
         "ls -la {above}; squeue --me",
-        "if it was moved, move it back or watch it where it is now; if it was deleted, look for a snapshot",
+        "if it was moved, move it back or watch it where it is now; if it was deleted, look for a snapshot; "
+        "if nobody needs it any more: ftsupervise forget {run_dir}",
         Severity.CRITICAL,
     ),
     "replaced": Words(
@@ -295,16 +298,20 @@ def launched_or_not(run: Run, gone: Finding, state: Path, away: str) -> Finding:
     if away:
         why = f"{run.run_dir} is not there; whether the run was ever launched cannot be looked up: {away}"
         return replace(gone, health=Health.UNKNOWN, summary=why)
+    if pinned.gone_for_good(state, Path(str(run.run_dir))):
+        why = "it was over, and its directory is gone"
+        return replace(gone, health=Health.UNKNOWN, severity=Severity.INFO, summary=why)
     if _was_launched(run, state):
         return gone
     return replace(gone, health=Health.UNKNOWN, severity=Severity.INFO, summary="it has not been launched yet")
 
 
-def remember(run: Run, state: Path) -> None:
-    """Note that its directory has been seen, so that one that vanishes is not taken for one that is still to come."""
+def remember(run: Run, state: Path, over: bool) -> None:
+    """Note that its directory has been seen, so that one that vanishes is not taken for one that is still to come; and
+    whether the run is ``over``, so that then it is not missed.
+    """
     try:
-        if not _page(run, state).exists():
-            pinned.note(state, Path(str(run.run_dir)))
+        pinned.note_over(state, Path(str(run.run_dir)), over)
     except OSError:
         return
 
@@ -323,10 +330,18 @@ def _page(run: Run, state: Path) -> Path:
 
 
 def _name_of(run: Run) -> str:
-    mark = hashlib.sha256(str(run.run_dir).encode("utf-8", "surrogateescape")).hexdigest()[:12]
-    return f"{run.name}-{mark}"
+    return f"{run.name}-{_mark_of(Path(str(run.run_dir)))}"
+
+
+def _mark_of(root: Path) -> str:
+    return hashlib.sha256(str(root).encode("utf-8", "surrogateescape")).hexdigest()[:12]
 
 
 def journal_of(run: Run, state: Path) -> Path:
     """Return the journal of the alert about this run's storage: one directory for each run directory."""
     return state / "watch" / "storage" / _name_of(run)
+
+
+def journals_of(root: Path, state: Path) -> tuple[Path, ...]:
+    """Return those of the run directory ``root``, whatever the run was called."""
+    return tuple((state / "watch" / "storage").glob(f"*-{_mark_of(root)}"))

@@ -23,7 +23,7 @@ from ftsupervise.truth import Health
 from ftsupervise.watch import checks
 from ftsupervise.watch.checks import host_finding, settings_finding, slurm_finding
 from ftsupervise.watch.roster import MessagesSent, RunDirChecked, RunReport, TickProgress
-from ftsupervise.watch.tour import BOUND, TickOrders, send, slurm_queue
+from ftsupervise.watch.tour import BOUND, TickOrders, needed_queues, send, slurm_queue, unfinished
 
 if TYPE_CHECKING:
     from ftsupervise.config.alerting import Alerts, DeadMan
@@ -126,7 +126,7 @@ def _in_general(orders: TickOrders, progress: TickProgress, away: str) -> list[t
     findings = [one for one in checked if one.health is Health.BAD or one.subject in known]
     queue = slurm_queue(progress)
     if queue is not None:
-        findings.append(slurm_finding(queue, orders.now, [run.name for run in runs]))
+        findings.append(slurm_finding(queue, orders.now, [run.name for run in unfinished(progress)]))
     host = host_finding(ownership.own_folder_taken(), orders.now)
     if host.health is Health.BAD or host.subject in known:
         findings.append(host)
@@ -146,7 +146,7 @@ def _of_storage(
             finding = checks.launched_or_not(run, finding, orders.state, away)
             _report(progress, say, RunDirChecked(index, finding))
         elif finding.health is Health.OK and not away:
-            checks.remember(run, orders.state)
+            checks.remember(run, orders.state, progress.runs[index].over)
         folder = checks.journal_of(run, orders.state)
         if finding.health is not Health.BAD and (away or not folder.is_dir()):
             if finding.health is Health.UNKNOWN:  # not launched yet: nothing to record, something to print
@@ -190,7 +190,7 @@ def _everybody(all_settings: Sequence[Alerts]) -> Alerts:
 
 def blind(progress: TickProgress) -> str:
     """Return why this tick could not see all that it was to check; "" if it could."""
-    unasked = [queue.blind for queue in (progress.queues or {}).values() if queue.jobs is None]
+    unasked = [queue.blind for queue in needed_queues(progress) if queue.jobs is None]
     silent = [finding.summary for _, finding in progress.stored() if finding.health is Health.BAD]
     return next(iter([*unasked, *silent]), "")
 

@@ -21,6 +21,7 @@ from ftsupervise.config.sources import is_by_hand
 from ftsupervise.errors import Error, about, from_os_error
 from ftsupervise.findings import Alert, Finding, Notice
 from ftsupervise.host.ownership import own_folder, private_folder
+from ftsupervise.rundir import pinned
 from ftsupervise.rundir.paths import state_dir
 from ftsupervise.rundir.records import Exact, read_record, write_json
 from ftsupervise.truth import Health
@@ -122,6 +123,16 @@ def read(name: str | None, known: KnownRun | None, *, trust: bool = False) -> Kn
         raise from_os_error(error, f"read the settings of {name or 'this directory'}") from None
 
 
+def is_no_more(link: Path) -> bool:
+    """Return whether ``link``, of the state directory, or a run directory itself, leads to a run that was over and has been
+    deleted. May hang."""
+    try:
+        root = link.readlink()
+    except OSError:
+        root = link.absolute()
+    return pinned.gone_for_good(state_dir(), root)
+
+
 def _stamp(path: Path) -> object:
     try:
         found = path.stat()
@@ -135,7 +146,8 @@ def _stamp(path: Path) -> object:
 def listed() -> tuple[str, ...]:
     """Return every run this account has launched. Raises Error. May hang."""
     try:
-        return tuple(sorted(one.name for one in (state_dir() / "runs").iterdir() if not one.name.startswith(".")))
+        links = [one for one in (state_dir() / "runs").iterdir() if not one.name.startswith(".")]
+        return tuple(sorted(one.name for one in links if not is_no_more(one)))
     except FileNotFoundError:
         return ()
     except OSError as error:
@@ -216,6 +228,8 @@ class WatchedRun:
     error: Error | None = None  # the same, for the person who ran the tick by hand
     storage: Finding | None = None  # how its directory is; OK: it can be used
     missing: bool = False  # its directory is not there
+    finished: bool = False  # it needs no job any more, so nobody need ask for any
+    over: bool = False  # it has finished, or a person has stopped it
     hung: bool = False  # a child hung on it: it is not touched again in this tick
     report: RunReport | None = None
     waits: bool = False  # all its jobs wait, and the nodes excluded for them have not been reviewed
@@ -289,15 +303,29 @@ class SettingsRead(NamedTuple):
             run.trouble, run.error = self.error.message, self.error
 
 
+class RunIsNoMore(NamedTuple):
+    """A run that was over has been deleted: it is simply gone."""
+
+    which: int
+
+    def into(self, progress: TickProgress) -> None:
+        run = progress.runs[self.which]
+        run.settled, run.sent, run.trouble, run.error = True, True, "", None
+        progress.roster.known.pop(self.which, None)
+
+
 class RunDirChecked(NamedTuple):
     which: int
     finding: Finding
     users: tuple[str, ...] = ()
     missing: bool = False
+    finished: bool = False
+    over: bool = False
 
     def into(self, progress: TickProgress) -> None:
         run = progress.runs[self.which]
         run.storage, run.missing = self.finding, run.missing or self.missing
+        run.finished, run.over = run.finished or self.finished, run.over or self.over
         progress.users.update(self.users)
 
 

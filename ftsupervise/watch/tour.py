@@ -44,6 +44,7 @@ from ftsupervise.watch.roster import (
     QueuesRead,
     RunChecked,
     RunDirChecked,
+    RunIsNoMore,
     RunReport,
     SettingsRead,
     TickProgress,
@@ -79,7 +80,8 @@ class TickOrders:
     scheduler: Callable[[str], Scheduler]  # by the name that stands in the settings
     only: Sequence[str] = ()
     send: bool = True
-    every: timedelta | None = None
+    every: timedelta | None = None  # until the next tick, where that is known
+    typed: bool = False  # by a person, once: nobody need miss the next one
     relieve: Callable[[Run, datetime], Sequence[str]] | None = None
     # the last day, to send with its messages
     draw: Callable[[RunDir, tuple[Job, ...] | None, datetime], AboutRun | None] | None = None
@@ -133,7 +135,8 @@ class Tour:
         try:
             now = rosters.read(run.directory or name, known, trust=self.progress.roster.trust)
         except Error as error:
-            self.tell(SettingsRead(index, None, error))
+            gone = not self.progress.away and rosters.is_no_more(Path(self.progress.roster.place(index)))
+            self.tell(RunIsNoMore(index) if gone else SettingsRead(index, None, error))
         else:
             self.tell(SettingsRead(index, None if now is known else now))
 
@@ -148,9 +151,10 @@ class Tour:
         except OSError as error:
             self.tell(RunDirChecked(index, checks.unusable(run, error, self.orders.now)))
         else:
-            self.tell(
-                RunDirChecked(index, self._replaced(index) or checks.answers(run, self.orders.now), people(rundir))
-            )
+            found = self._replaced(index) or checks.answers(run, self.orders.now)
+            finished = rundir.finished.exists()
+            over = finished or read_switch(rundir, KILL).up
+            self.tell(RunDirChecked(index, found, people(rundir), finished=finished, over=over))
 
     def _replaced(self, index: int) -> Finding | None:
         """Report that another directory stands in the place of the run's; None if none does.
@@ -311,12 +315,24 @@ def bad_in_general(progress: TickProgress, now: datetime) -> list[Finding]:
     found = [settings_finding(label, why, now) for label, why in troubles]
     queue = slurm_queue(progress)
     if queue is not None and queue.jobs is None:
-        found.append(slurm_finding(queue, now, [run.name for run in progress.roster.runs]))
+        found.append(slurm_finding(queue, now, [run.name for run in unfinished(progress)]))
     return found
 
 
+def unfinished(progress: TickProgress) -> list[Run]:
+    """Return the runs of which jobs are of any concern."""
+    known = progress.roster.known
+    return [known[index].run for index in sorted(known) if not progress.runs[index].finished]
+
+
+def needed_queues(progress: TickProgress) -> list[QueueAnswer]:
+    """Return the answers of the schedulers on which a run depends that has not finished."""
+    words = dict.fromkeys(run.scheduler for run in unfinished(progress))
+    return [(progress.queues or {})[word] for word in words if word in (progress.queues or {})]
+
+
 def slurm_queue(progress: TickProgress) -> QueueAnswer | None:
-    return next((queue for queue in (progress.queues or {}).values() if queue.kind == SLURM), None)
+    return next((queue for queue in needed_queues(progress) if queue.kind == SLURM), None)
 
 
 def _notify(
@@ -357,7 +373,7 @@ def _remember(seen: RunLook, report: RunReport, news: Sequence[EventLine], order
     try:
         write_found(seen.rundir, _found(seen, report, orders.now))
         write_memory(seen.rundir, seen.memory)
-        heartbeat_page.write_watcher(seen.rundir, orders.now, orders.every)
+        heartbeat_page.write_watcher(seen.rundir, orders.now, _every(seen, orders))
     except OSError as error:
         return [f"{seen.run.name}: cannot write {seen.rundir.watch}: {error.strerror}"]
     try:
@@ -365,6 +381,13 @@ def _remember(seen: RunLook, report: RunReport, news: Sequence[EventLine], order
     except OSError as error:
         return [f"{seen.run.name}: cannot write {events_path(seen.rundir)}: {error.strerror}"]
     return []
+
+
+def _every(seen: RunLook, orders: TickOrders) -> timedelta | None:
+    """Return how often this watch checks the run, as far as it is known, by which others see that it is late."""
+    if orders.every is not None:
+        return orders.every
+    return heartbeat_page.watch_interval(seen.rundir, orders.now, seen.run.watch.every, typed=orders.typed)
 
 
 def _found(seen: RunLook, report: RunReport, now: datetime) -> WatchFound:
@@ -375,7 +398,7 @@ def _found(seen: RunLook, report: RunReport, now: datetime) -> WatchFound:
     ]
     of = seen.run.watch
     judges = tuple(name for name, section in (("hang", of.hang), ("throughput", of.throughput)) if section is not None)
-    found = WatchFound(now, len(report.firing), tuple(firing), judges=judges)
+    found = WatchFound(now, len(report.firing), tuple(firing), judges=judges, every=of.every)
     ahead = [one for one in seen.findings if one.watchdog == "disk" and one.subject.endswith(" forecast") and one.value]
     disk = min(ahead, key=lambda one: (one.health is not Health.BAD, one.subject), default=None)
     if disk is not None:

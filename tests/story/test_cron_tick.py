@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 from datetime import timedelta
 from pathlib import Path
 
@@ -14,6 +15,8 @@ from ftsupervise.config.alerting import Alerts
 from ftsupervise.crontab import history
 from ftsupervise.crontab.status import gather
 from ftsupervise.model import JobState
+from ftsupervise.rundir.heartbeat_page import watchers
+from ftsupervise.rundir.paths import RunDir
 from tests.story.cron_folder import NINE, Folder, make
 
 P5 = timedelta(minutes=5)
@@ -271,3 +274,22 @@ def test_a_full_disk_does_not_keep_the_disk_watchdog_from_running(tmp_path: Path
         assert not folder.tick(NINE + timedelta(seconds=1), slot=NINE, job_id="9").claimed
     finally:
         subprocess.run(["umount", place], check=True)
+
+
+def test_a_watch_by_the_crontab_states_when_it_comes_again_and_one_name_on_all_nodes(
+    folder: Folder, tmp_path: Path
+) -> None:
+    """The watch of an entry whose chain has died is missed: three hours of slots, and then none."""
+    run = RunDir(tmp_path / "runs" / "r")
+    for place in (run.switches, run.watch, run.state, run.attempts):
+        place.mkdir(parents=True)
+    (run.root / "run.yaml").write_text(f"name: r\nscheduler: local\nlaunch: {{command: a}}\nrun_dir: {run.root}\n")
+    state = f"FTSUPERVISE_STATE_DIR={tmp_path}/state"
+    folder.drop("hourly", "watch", f"{state} {sys.executable} -m ftsupervise watch --quiet {run.root}; exit 0")
+    folder.tick(NINE)
+    folder.tick(NINE + timedelta(hours=1))
+    (page,) = watchers(run)
+    assert page.name == f"cron-{folder.installed.id}-hourly.watch"
+    assert page.every == timedelta(hours=1)
+    assert page.late_by(page.at + timedelta(hours=2)) is None
+    assert page.late_by(page.at + timedelta(hours=4)) is not None

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from ftsupervise.rundir.switches import KILL
+from tests.neighbours.patience import wait_until
 from tests.neighbours.supervised import SupervisedRun, alive
 
 Until = Callable[..., Any]
@@ -313,3 +314,20 @@ def test_a_command_that_leaves_because_it_was_warned_is_not_finished(run: Superv
     one.until_said("ready")
     one.send_signal(signal.SIGUSR1)
     assert one.wait(30) == 0 and not run.rundir.has_finished()
+
+
+def test_a_command_that_does_not_see_the_kill_switch_is_waited_for_at_no_cost(run: SupervisedRun) -> None:
+    """It was looked at for a hang as often as a processor can, for as long as the command took to stop."""
+    one = run.start("--hang", "1", "--", "sleep", "600")
+    wait_until(lambda: (run.rundir.attempt(1) / "start.json").exists(), "the attempt")
+    time.sleep(2)  # the hang would be looked for by now
+    (run.rundir.switches / "kill-switch").write_text('{"who": "alice", "why": "enough"}')
+    time.sleep(2)
+
+    def spent() -> float:
+        fields = Path(f"/proc/{one.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    before = spent()
+    time.sleep(3)
+    assert one.poll() is None and spent() - before < 0.5

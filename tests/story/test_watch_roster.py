@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from ftsupervise.rundir.paths import RunDir
 from tests.neighbours.typed import typed
 
 MESSAGES = "alerts:\n  receivers:\n    - file: {path: ../heard.jsonl}\n"
@@ -116,3 +117,79 @@ def test_a_second_run_of_the_same_name_takes_no_other_one_s_place(two: Path) -> 
     assert "another run" not in type_it("launch", folder=two / "c"), "a run that is gone leaves its name"
     assert (two / "state/runs/train").readlink() == two / "c/runs/train"
     assert (two / "state/runs/train@b").readlink() == two / "b/runs/train"
+
+
+def a_run(folder: Path, name: str, *, scheduler: str = "local") -> RunDir:
+    """A run that this account has launched, as it lies in the state directory."""
+    run = RunDir(folder / "runs" / name)
+    for place in (run.switches, run.watch, run.state, run.attempts):
+        place.mkdir(parents=True)
+    text = f"name: {name}\nscheduler: {scheduler}\nlaunch: {{command: a}}\nrun_dir: {run.root}\n" + MESSAGES
+    run.config.write_text(text.replace("../heard", str(folder / "heard")))
+    (folder / "state" / "runs").mkdir(parents=True, exist_ok=True)
+    (folder / "state" / "runs" / name).symlink_to(run.root)
+    return run
+
+
+def type_in(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    return typed(*words, folder=folder, FTSUPERVISE_STATE_DIR=str(folder / "state"), HOME=str(folder))
+
+
+def test_a_finished_run_that_is_deleted_is_simply_gone(tmp_path: Path) -> None:
+    """One that had not finished is missed; ``forget`` ends that. The night as a table: (what happens, exit code, is told)."""
+    done, going, _ = (a_run(tmp_path, name) for name in ("done", "going", "other"))
+    done.finished.write_text("")
+    going_on = type_in(tmp_path, "watch", "--all", "--quiet")
+    assert going_on.returncode == 2  # going has no job
+    shutil.rmtree(done.root)
+    for _ in range(2):
+        seen = type_in(tmp_path, "watch", "--all")
+        assert "done" not in seen.stdout + seen.stderr
+    assert not any("settings of done" in line or "is gone" in line for line in heard(tmp_path))
+    assert "done" not in type_in(tmp_path, "list").stdout + type_in(tmp_path, "status").stdout
+    named = type_in(tmp_path, "watch", "going", "done")
+    assert "settings of done" not in named.stdout + "\n".join(heard(tmp_path))
+    shutil.rmtree(going.root)
+    assert type_in(tmp_path, "watch", "--all").returncode == 2
+    assert any("settings of going cannot be read" in line for line in heard(tmp_path))
+    forgotten = type_in(tmp_path, "forget", "going")
+    assert forgotten.returncode == 0 and "going is forgotten" in forgotten.stdout, forgotten.stderr
+    assert type_in(tmp_path, "list").stdout.startswith("other\t")
+    seen = type_in(tmp_path, "watch", "--all")
+    assert "going" not in seen.stdout + seen.stderr
+
+
+def test_a_killed_run_that_is_deleted_is_missed_by_nobody(tmp_path: Path) -> None:
+    run = a_run(tmp_path, "unwanted")
+    assert type_in(tmp_path, "kill", "unwanted", "--yes").returncode == 0
+    type_in(tmp_path, "watch", "--all")
+    shutil.rmtree(run.root)
+    seen = type_in(tmp_path, "watch", "--all")
+    assert (seen.returncode, seen.stdout) == (0, "") and heard(tmp_path) == []
+
+
+def test_finished_runs_of_a_cluster_that_is_no_more_say_nothing(tmp_path: Path) -> None:
+    """After ``sandbox down``: nobody asks for jobs of what has finished, and the dead-man hears that all is well."""
+    for name in ("a", "b", "c"):
+        a_run(tmp_path, name, scheduler="slurm").finished.write_text("")
+    seen = type_in(tmp_path, "watch", "--all")
+    assert "DNS" not in seen.stdout and "Slurm" not in seen.stdout and "unknown" not in seen.stdout, seen.stdout
+    assert seen.returncode == 0
+    assert not any("slurm" in line for line in heard(tmp_path))
+
+
+def test_a_run_that_has_a_job_is_not_forgotten(two: Path, until: Callable[..., Any]) -> None:
+    assert type_in(two / "a", "launch").returncode == 0
+    assert type_in(two / "a", "forget", "b").returncode != 0  # nobody knows it
+    try:
+        until((two / "a/runs/a/attempts/0001/run.log").exists, "its job")
+        refused = type_in(two / "a", "forget", "a")
+        assert refused.returncode != 0 and "ftsupervise kill a" in refused.stderr
+        assert "a\t" in type_in(two / "a", "list").stdout
+    finally:
+        type_in(two / "a", "kill", "--yes")
+        code = "from ftsupervise.scheduler.local import Local\nfor j in Local().queue(): Local().cancel(j.base_id)"
+        env = {**os.environ, "FTSUPERVISE_STATE_DIR": str(two / "a" / "state")}
+        subprocess.run([sys.executable, "-c", code], env=env, check=True, timeout=60)
+    until(lambda: type_in(two / "a", "forget", "a").returncode == 0, "its job has left")
+    assert type_in(two / "a", "list").stdout == "" and (two / "a/runs/a/launches").is_dir()

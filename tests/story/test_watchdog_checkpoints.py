@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import time
 from collections.abc import Iterator
@@ -293,3 +294,44 @@ def test_a_save_in_the_background_that_failed_is_told_until_one_is_committed(tmp
     assert found.summary == "not saved: step 300: rank 1: No space left on device (as rank 0 says)"
     say("")
     assert scene.look("checkpoints")["save"].health is Health.OK
+
+
+def test_retention_does_not_blind_the_watchdog_to_saves_that_stop(tmp_path: Path, probe: Probe) -> None:
+    """A night as a table: a save each hour, of which the two newest are left, as retention leaves them; then none comes."""
+    scene = Scene(tmp_path / "run", "{checkpoints: {}}\ncheckpoints: {retain: {last: 2, every: 1000}}", probe)
+    scene.checkpoint(0, scene.now - 400 * HOUR)  # kept for its step
+    night: list[Health] = []
+    for hour in range(1, 14):
+        scene.now += HOUR
+        if hour <= 8:
+            scene.checkpoint(100 * hour, scene.now - 60)
+            if hour > 2:
+                shutil.rmtree(scene.rundir.checkpoints / f"step-{100 * (hour - 2)}")
+        night.append(scene.look("checkpoints")["age"].health)
+    assert night == [Health.OK] * 11 + [Health.BAD] * 2
+
+
+def test_a_checkpoint_that_is_written_over_is_new_each_time(tmp_path: Path, probe: Probe) -> None:
+    scene = Scene(tmp_path / "run", "{checkpoints: {}}", probe)
+    for _ in range(12):
+        scene.now += HOUR
+        (scene.rundir.checkpoints / "last.ckpt").write_bytes(b"w" * 1000)
+        os.utime(scene.rundir.checkpoints / "last.ckpt", (scene.now, scene.now))
+        found = scene.look("checkpoints")["age"]
+        assert found.health is Health.OK, found.summary
+    for _ in range(4):
+        scene.now += HOUR
+        found = scene.look("checkpoints")["age"]
+    assert found.health is Health.BAD and "one is usual every 1h" in found.summary
+
+
+def test_fewer_ranks_write_fewer_files_and_a_manifest_says_that_none_is_missing(tmp_path: Path, probe: Probe) -> None:
+    scene = Scene(tmp_path / "run", "{checkpoints: {}}", probe)
+    for number in range(5):
+        scene.checkpoint(number, scene.now - (4.5 - number) * HOUR, files=16)
+    scene.checkpoint(9, scene.now, files=8, size=2000)
+    commit(scene.rundir.checkpoints / "step-9")
+    os.utime(scene.rundir.checkpoints / "step-9", (scene.now, scene.now))
+    scene.now += HOUR
+    found = scene.look("checkpoints")["size"]
+    assert found.health is Health.OK, found.summary

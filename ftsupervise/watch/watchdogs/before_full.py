@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from ftsupervise.host import processes
 from ftsupervise.probe import Entry
-from ftsupervise.watch.watchdogs import checkpoints
+from ftsupervise.watch.watchdogs.own_checkpoints import folder_of
 
 if TYPE_CHECKING:
     from ftsupervise.watch import Look
@@ -48,7 +48,7 @@ def _allowed(look: Look, path: Path) -> bool:
     retain = look.run.checkpoints.retain
     if retain is None or not retain.before_full:
         return False
-    folder = checkpoints.folder_of(look)
+    folder = folder_of(look)
     here, there = look.probe.look(path), look.probe.look(folder)
     return isinstance(here, Entry) and isinstance(there, Entry) and here.device == there.device
 

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import fnmatch
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from ftsupervise.checkpoints.find import unfinished
 from ftsupervise.checkpoints.verify import CheckpointState
 from ftsupervise.findings import Finding, Severity, Words
-from ftsupervise.probe import Entry, Listing, Missing, NotSeen, Tree
+from ftsupervise.probe import Entry, Missing, NotSeen, Tree
 from ftsupervise.rundir.heartbeat_page import SAVE_FAILED
 from ftsupervise.rundir.records import as_text
 from ftsupervise.truth import Health
 from ftsupervise.units import show_duration, show_size
+from ftsupervise.watch.watchdogs.own_checkpoints import finished, folder_of
 from ftsupervise.watch.watchdogs.progress_signals import AT_WORK
 from ftsupervise.watch.watchdogs.run_signs import newest_beats, server_now
 
@@ -32,6 +31,7 @@ _GOOD = (CheckpointState.VERIFIED.value, CheckpointState.COMPLETE.value)
 _AGAIN = 3600.0  # seconds after which a checkpoint that is known is verified again
 VERIFY_WITHIN = 60.0  # seconds for a verification of sizes
 _WALKS = 2  # trees measured anew in one check
+_SAVES = 60  # saves whose times are remembered
 
 
 @dataclass(frozen=True)
@@ -45,21 +45,13 @@ class Written:
     empty: tuple[str, ...] = ()
 
 
-def folder_of(look: Look) -> Path:
-    """Return the folder in which the run writes its checkpoints."""
-    return look.run.checkpoints.path or look.rundir.checkpoints
-
-
 def written(look: Look, memory: dict[str, Any], *, newest: int = 4) -> tuple[Written, ...] | Missing | NotSeen:
     """Return the ``newest`` checkpoints with their sizes and all others without, oldest first. ``memory`` keeps the sizes."""
-    pattern, folder = look.run.checkpoints.pattern, folder_of(look)
-    got = look.probe.listing(folder, most=5000)
-    if not isinstance(got, Listing):
-        return got
-    entries = [e for e in got.entries if (e.is_dir or e.is_file) and fnmatch.fnmatchcase(e.name, pattern)]
-    others = _of_others(look, entries, memory)
-    entries = [e for e in entries if not unfinished(e.name) and e.name not in others]
-    entries = sorted(entries, key=lambda one: one.mtime)
+    entries = finished(look, memory)
+    if isinstance(entries, (Missing, NotSeen)):
+        return entries
+    folder = folder_of(look)
+    memory["made"] = _made(look, entries, memory.get("made"))
     known: dict[str, list[Any]] = memory.get("sizes", {})
     sizes: dict[str, list[Any]] = {}
     walks = 0
@@ -74,21 +66,18 @@ def written(look: Look, memory: dict[str, Any], *, newest: int = 4) -> tuple[Wri
     return tuple(_one(entry, sizes.get(entry.name)) for entry in entries)
 
 
-def _of_others(look: Look, entries: list[Entry], memory: dict[str, Any]) -> frozenset[str]:
-    """Return the names of the checkpoints of other runs in the same folder. Asked once of each name, or when it has changed;
-    in a folder that only this run has, never."""
-    if folder_of(look) == look.rundir.checkpoints:
-        return frozenset()
-    there = {entry.name: entry.mtime for entry in entries}
-    known: dict[str, list[Any]] = {k: v for k, v in memory.get("others", {}).items() if there.get(k) == v[0]}
-    if asked := there.keys() - known.keys():
-        folder, root = folder_of(look), str(look.rundir.root)
-        words = (str(folder), look.run.checkpoints.pattern, root, sorted(known))
-        got = look.probe.call(folder, "checkpoints.find:names_of_other_runs", *words)
-        if not isinstance(got, (Missing, NotSeen)):
-            known |= {name: [there[name], name in got] for name in asked}
-    memory["others"] = known
-    return frozenset(name for name, (_, other) in known.items() if other)
+def _made(look: Look, entries: tuple[Entry, ...], known: list[list[Any]] | None) -> list[list[Any]]:
+    """Return the saves that are known, oldest first, as [a word for it, when, the name]; also those that were removed since.
+
+    A folder is one save, whatever others write into it later; a file is one each time that it is written. What retention has
+    left is no row of saves, so at the first look only those count that it cannot have thinned out.
+    """
+    saves = [[f"{one.name} {one.inode}{'' if one.is_dir else f' {one.mtime}'}", one.mtime, one.name] for one in entries]
+    if not known:
+        retain = look.run.checkpoints.retain
+        return saves[-_SAVES if retain is None else -retain.last :]
+    words, newest = {word for word, *_ in known}, known[-1][1]
+    return [*known, *(one for one in saves if one[1] > newest and one[0] not in words)][-_SAVES:]
 
 
 def _measure(look: Look, folder: Path, entry: Entry, before: list[Any] | None, sizes: dict[str, list[Any]]) -> None:
@@ -117,9 +106,9 @@ def usual_size(ones: tuple[Written, ...]) -> int | None:
     return int(median(sizes)) if sizes else None
 
 
-def usual_cadence(ones: tuple[Written, ...]) -> float | None:
-    """The median time between two, in seconds; None while there are fewer than three."""
-    gaps = [b.mtime - a.mtime for a, b in pairwise(ones) if b.mtime > a.mtime]
+def usual_cadence(times: Sequence[float]) -> float | None:
+    """The median time between two saves, in seconds; None while there are fewer than three."""
+    gaps = [after - before for before, after in pairwise(times) if after > before]
     return median(gaps[-20:]) if len(gaps) >= 2 else None
 
 
@@ -184,19 +173,20 @@ def _age(look: Look, settings: Settings, ones: tuple[Written, ...], now: float) 
     """Judge the age by the declared or the usual cadence; the time the run spent waiting in the queue does not count."""
     at_work = look.jobs is None or any(job.state in AT_WORK for job in look.jobs)
     spent, before = look.memory.get("at_work", 0.0), look.memory.get("looked")
-    newest = ones[-1] if ones else None
-    if newest is not None and look.memory.get("newest") != newest.name:
-        spent = max(0.0, now - newest.mtime) if look.memory.get("newest") is None else 0.0
-        look.memory["newest"] = newest.name
+    made = look.memory.get("made", []) if ones else []
+    if made and look.memory.get("newest") != made[-1][0]:
+        spent = max(0.0, now - made[-1][1]) if look.memory.get("newest") is None else 0.0
+        look.memory["newest"] = made[-1][0]
     elif before is not None and at_work:
         spent += max(0.0, now - before)
     look.memory.update(at_work=spent, looked=now)
-    cadence = settings.cadence.total_seconds() if settings.cadence is not None else usual_cadence(ones)
-    name = newest.name if newest is not None else "none yet"
+    times = [at for _, at, _ in look.memory.get("made", [])]
+    cadence = settings.cadence.total_seconds() if settings.cadence is not None else usual_cadence(times)
+    name = made[-1][2] if made else "none yet"
     if cadence is None:
         return _finding(look, "age", False, f"newest checkpoint: {name}; too few to know their cadence")
     limit = settings.late * cadence
-    since = f"{show_duration(max(0.0, now - newest.mtime))} old" if newest is not None else "no checkpoint"
+    since = f"{show_duration(max(0.0, now - made[-1][1]))} old" if made else "no checkpoint"
     usual = show_duration(cadence)
     text = f"newest checkpoint {name}: {since}, {show_duration(spent)} of it at work; one is usual every {usual}"
     return _finding(look, "age", spent > limit, text, value=show_duration(spent), limit=show_duration(limit))
@@ -213,7 +203,7 @@ def _size(look: Look, settings: Settings, ones: tuple[Written, ...], now: float)
         wrong.append("is empty")
     elif usual is not None and newest.size < settings.smallest * usual:
         wrong.append(f"is {show_size(newest.size)} where {show_size(usual)} are usual")
-    if files and newest.files is not None and newest.files < median(files):
+    if files and newest.files is not None and newest.files < median(files) and not _known_whole(look, newest):
         wrong.append(f"has {newest.files} files where {median(files):.0f} are usual")
     before = next((one for one in reversed(ones[:-1]) if one.size), None)
     if newest.empty and not (before and before.empty):
@@ -222,6 +212,14 @@ def _size(look: Look, settings: Settings, ones: tuple[Written, ...], now: float)
     if wrong and young:
         text += f", but may not be complete yet ({show_duration(now - newest.mtime)} old)"
     return _finding(look, "size", bool(wrong) and not young, f"checkpoint {newest.name} {text}")
+
+
+def _known_whole(look: Look, newest: Written) -> bool:
+    """Return whether its manifest, or a sign of its own, says that nothing is missing: fewer ranks write fewer files."""
+    seen = _verdicts(look, newest)
+    return not isinstance(seen, str) and any(
+        Path(one["path"]).name == newest.name and one["state"] in _GOOD for one in seen
+    )
 
 
 def _whole(look: Look, settings: Settings, ones: tuple[Written, ...], now: float) -> Iterator[Finding]:

@@ -26,6 +26,7 @@ from ftsupervise.watch.watchdogs.disk_space import (
     level,
     remember,
 )
+from ftsupervise.watch.watchdogs.own_checkpoints import folder_of
 
 if TYPE_CHECKING:
     from ftsupervise.config.watchdogs import Disk as Settings
@@ -217,7 +218,7 @@ class WatchedPath:
     def _measured(self) -> float | None:
         """The usual size of this run's checkpoints, if they lie on the file system of the path."""
         probe = self.look.probe
-        here, there = probe.look(self.path), probe.look(checkpoints.folder_of(self.look))
+        here, there = probe.look(self.path), probe.look(folder_of(self.look))
         if not isinstance(here, Entry) or not isinstance(there, Entry) or here.device != there.device:
             return None
         ones = checkpoints.written(self.look, self.memory.setdefault("checkpoints", {}))

@@ -105,7 +105,9 @@ _HELD = {JobState.REQUEUE_HOLD, JobState.SPECIAL_EXIT, JobState.RESV_DEL_HOLD}
 
 
 def check(look: Look, settings: Settings) -> Iterator[Finding]:
-    if look.jobs is None:
+    if look.jobs is None and look.rundir.finished.exists():
+        yield look.finding("job", Health.OK, _over(look), WORDS["job"])
+    elif look.jobs is None:
         yield look.finding("job", Health.UNKNOWN, f"Slurm could not be asked: {look.blind}", WORDS["job"])
     else:
         yield _job(look, look.jobs, settings)

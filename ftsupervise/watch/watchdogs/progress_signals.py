@@ -16,6 +16,7 @@ from ftsupervise.rundir.stalls import Signal
 from ftsupervise.truth import Beat
 from ftsupervise.units import show_size
 from ftsupervise.watch.watchdogs import run_signs
+from ftsupervise.watch.watchdogs.own_checkpoints import folder_of, newest_save
 from ftsupervise.watch.watchdogs.run_signs import newest_beats, number, server_now
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ def gather(look: Look, settings: Hang, job: Job | None) -> Signs:
     if "step" in wanted or "log" in wanted:
         signals += _of_log(look, settings, wanted)
     if "checkpoint" in wanted:
-        signals += _checkpoint(look, now)
+        signals += _checkpoint(look, settings)
     if "gpu" in wanted:
         signals += _gpu(look, now)
     look.memory["looked"] = now
@@ -152,16 +153,16 @@ def _of_log(look: Look, settings: Hang, wanted: tuple[str, ...]) -> list[Signal]
     return signals
 
 
-def _checkpoint(look: Look, now: float) -> list[Signal]:
-    folder = look.run.checkpoints.path or look.rundir.checkpoints
-    got = look.probe.listing(folder, most=5000)
-    if isinstance(got, NotSeen):
-        return [Signal("checkpoint", None, blind=got.sentence)]
-    if isinstance(got, Missing) or not got.entries:
+def _checkpoint(look: Look, settings: Hang) -> list[Signal]:
+    """Return the sign that a checkpoint of this run was saved; whatever else moves in their folder is none."""
+    found = newest_save(look, look.memory.setdefault("saves", {}), settings.slow.total_seconds())
+    if isinstance(found, NotSeen):
+        return [Signal("checkpoint", None, blind=found.sentence)]
+    if found is None:
         return []
-    newest = max(got.entries, key=lambda entry: entry.mtime)
-    now = server_now(look, folder)
-    return [Signal("checkpoint", max(0.0, now - newest.mtime), f"checkpoint {newest.name}")]
+    name, at = found
+    now = server_now(look, folder_of(look))
+    return [Signal("checkpoint", max(0.0, now - at), f"checkpoint {name}")]
 
 
 def _gpu(look: Look, now: float) -> list[Signal]:
