@@ -228,3 +228,75 @@ def test_a_folder_that_is_held_is_the_one_that_was_judged(project: Project) -> N
 def modes(top: Path) -> dict[str, int]:
     """What its group and others may do with each entry below ``top``, and with itself."""
     return {str(one.relative_to(top)): stat.S_IMODE(one.lstat().st_mode) for one in (top, *top.rglob("*"))}
+
+
+@pytest.mark.parametrize("umask", [0, 0o022, 0o077])
+@pytest.mark.parametrize(("folder", "file"), [(0o700, 0o600), (0o750, 0o640), (0o755, 0o600)])
+def test_a_copy_and_what_is_brought_back_are_no_wider_than_their_source(
+    project: Project, umask: int, folder: int, file: int
+) -> None:
+    source = project.run / "checkpoints" / "step-5"
+    source.chmod(folder)
+    (source / "weights").chmod(file)
+    copies, back = project.home / "made" / "copies", project.home / "back"
+    done = project.type("checkpoints", "offload", "--to", str(copies), "thesis", umask=umask)
+    assert done.code == 0, done.said
+    shutil.rmtree(source)
+    done = project.type("checkpoints", "restore", "--from", str(copies), "thesis", umask=umask)
+    assert done.code == 0, done.said
+    done = project.type("checkpoints", "restore", "--from", str(copies), "--to", str(back), umask=umask)
+    assert done.code == 0, done.said
+    for top in (copies.parent, back, source):
+        assert top.exists()
+        for name, mode in modes(top).items():
+            allowed = file if name.endswith("weights") else folder
+            assert not mode & 0o077 & ~allowed, (top, name, oct(mode))
+
+
+@pytest.mark.parametrize("laid", ["runs/second", "runs"])
+def test_launch_follows_no_link_of_a_stranger_into_a_private_folder(project: Project, laid: str) -> None:
+    private = project.home / "private"
+    inner = private if laid == "runs/second" else private / "second"
+
+    def make() -> None:
+        for name in ("staging/0001", "logs", "state"):
+            (inner / name).mkdir(parents=True)
+        (inner / "staging" / "0001" / "half").write_text("mine")
+        for folder in (private, *private.rglob("*")):
+            folder.chmod(0o700 if folder.is_dir() else 0o600)
+
+    def lay() -> None:
+        where = project.project / laid
+        if where.is_dir():
+            where.rename(where.with_name("gone"))
+        where.symlink_to(private)
+
+    project.own(make)
+    project.own(lay, EVE)
+    before = modes(private)
+    (project.project / "ftsupervise.yaml").write_text(SETTINGS.replace("thesis", "second"))
+    done = project.type("launch", str(project.project / "ftsupervise.yaml"))
+    assert done.code == 77 and f"{project.project / laid} is a link of games to what belongs to daemon" in done.said, (
+        done
+    )
+    assert modes(private) == before and (inner / "staging" / "0001" / "half").read_text() == "mine"
+    shown = project.type("launch", "--dry-run", str(project.project / "ftsupervise.yaml"))
+    assert "launch would refuse at present" in shown.said and "is a link of games" in shown.said
+
+
+def test_a_folder_that_was_there_is_not_opened_by_a_launch_and_a_link_hides_no_open_folder(project: Project) -> None:
+    """Ada's own link: it is followed, and the folder in which eve could exchange it is named."""
+    place = project.home / "place"
+
+    def make() -> None:
+        (place / "logs").mkdir(parents=True)
+        place.chmod(0o700)
+        (place / "logs").chmod(0o700)
+        (project.project / "runs" / "second").symlink_to(place)
+
+    project.own(make)
+    (project.project / "ftsupervise.yaml").write_text(SETTINGS.replace("thesis", "second"))
+    done = project.type("launch", str(project.project / "ftsupervise.yaml"))
+    assert done.code == 0, done.said
+    assert f"the group games may write {project.project / 'runs'}" in done.said
+    assert stat.S_IMODE(place.stat().st_mode) == stat.S_IMODE((place / "logs").stat().st_mode) == 0o700
