@@ -300,3 +300,20 @@ def test_a_folder_that_was_there_is_not_opened_by_a_launch_and_a_link_hides_no_o
     assert done.code == 0, done.said
     assert f"the group games may write {project.project / 'runs'}" in done.said
     assert stat.S_IMODE(place.stat().st_mode) == stat.S_IMODE((place / "logs").stat().st_mode) == 0o700
+
+
+def test_no_output_is_written_where_others_may_lay_a_link(project: Project) -> None:
+    logs = project.project / "logs"
+    project.own(lambda: (logs.mkdir(), logs.chmod(0o2775)))
+    (project.project / "ftsupervise.yaml").write_text(
+        SETTINGS.replace("thesis", "second").replace("jobs: 1", f"jobs: 1, output: {logs}/%j.out")
+    )
+    words = ("launch", str(project.project / "ftsupervise.yaml"))
+    done = project.type(*words)
+    assert (
+        done.code == 77 and f"the group games may write {logs}" in done.said and "leave launch.output out" in done.said
+    )
+    assert "launch would refuse at present: launch.output" in project.type(*words, "--dry-run").said
+    assert not (project.project / "runs" / "second").exists()
+    project.own(lambda: logs.chmod(0o755))
+    assert project.type(*words).code == 0
