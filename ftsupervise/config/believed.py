@@ -114,7 +114,7 @@ def _harmless(run: Run, environ: Mapping[str, str], ours: frozenset[str]) -> Run
         section = getattr(run.watch, name)
         changed[name] = section and section.model_copy(update={"log": None, "pattern": None})
     watch = run.watch.model_copy(update=changed)
-    nodes = run.nodes.model_copy(update={"health": None})
+    nodes = run.nodes.model_copy(update={"health": None, "directory": None})
     output = {key: None for key in ("output", "error") if f"launch.{key}" in ours}
     launch = run.launch.model_copy(update={"template": None, **output})
     harmless = {"watch": watch, "nodes": nodes, "launch": launch, "alerts": own.alerts, "cron": own.cron}
@@ -186,6 +186,8 @@ def _held(run: Run) -> Iterator[str]:
                 yield f"watch.{name}.{key}: {printable(str(getattr(section, key)), 300)}"
     if run.watch.metrics is not None:
         yield f"watch.metrics: {printable(str(run.watch.metrics), 300)}"
+    if run.nodes.directory is not None:
+        yield f"nodes.directory: {printable(str(run.nodes.directory), 300)}"
     if run.nodes.health is not None:
         yield f"nodes.health.command: {printable(run.nodes.health.command, 300)}"
     for name, receiver in run.alerts.named.items():

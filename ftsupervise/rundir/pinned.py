@@ -159,9 +159,10 @@ def another_than_noted(rundir: RunDir, pin: Pin) -> str:
     )
 
 
-def require(state: Path, rundir: RunDir) -> None:
+def require(state: Path, rundir: RunDir, *, copies: bool = False) -> None:
     """Raise NotTrusted unless the folder at ``rundir`` is the very one that this account has launched there, if it has launched
-    one: what deletes, copies or overwrites for a run asks this. Raises OSError where that cannot be seen.
+    one: what deletes, copies or overwrites for a run asks this. ``copies``: a copy or a restore by its
+    owner will do, to be read. Raises OSError where that cannot be seen.
     """
     for root in dict.fromkeys((rundir.whole or rundir.root, (rundir.whole or rundir.root).resolve())):
         try:
@@ -174,10 +175,10 @@ def require(state: Path, rundir: RunDir) -> None:
             continue
         here = RunDir(root)
         why = another_than_noted(here, pin)
-        if not why and pin.inode not in (0, root.stat().st_ino):
+        if not (why or copies) and pin.inode not in (0, root.stat().st_ino):
             why = f"{ANOTHER}: {root} is a copy of the one that was launched"
         if why:
-            raise NotTrusted(f"{why}; nothing is done for the run", hint=hint(here))
+            raise NotTrusted(f"{why}; nothing is done with it", hint=hint(here))
 
 
 def require_own(state: Path, rundir: RunDir) -> None:

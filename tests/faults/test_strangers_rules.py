@@ -5,8 +5,10 @@ Real accounts: ``ada`` launches and keeps up her runs, ``eve`` is in her group, 
 
 from __future__ import annotations
 
+import ast
 import os
 import pwd
+import re
 import shutil
 import stat
 import subprocess
@@ -19,6 +21,9 @@ from typing import NamedTuple
 import pytest
 
 from ftsupervise.cli import checkpoint_copies, checkpoint_upkeep
+from ftsupervise.config.believed import load_believed
+from ftsupervise.config.load import leaves, loads, values
+from ftsupervise.config.strict_yaml import dotted
 from ftsupervise.host.ownership import held
 
 pytestmark = [pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="needs root to act as other accounts")]
@@ -35,6 +40,14 @@ for step in range(1, 6):
     (one / "weights").write_bytes(b"w" * step)
     commit(one)
 """
+ROOT = Path(__file__).parents[2]
+# What another account's settings may say: what the run is, what it would ask of Slurm and of its loop, and the limits of its
+# watchdogs. No command, no receiver, no path of ours, no expression, and nothing that removes, copies or sends.
+SHOWN = (
+    *("name", "run_dir", "scheduler", "share", "launch", "guard", "nodes.at_most", "watch"),
+    *("checkpoints.incremental", "checkpoints.pattern", "checkpoints.verify"),
+)
+NEVER = ("launch.template", "watch.exec", "watch.metrics", "watch.hang.log", "watch.loss.log", "watch.loss.pattern")
 READS = {"list", "verify"}  # what only shows
 ACTS = sorted((checkpoint_copies.checkpoints.commands | checkpoint_upkeep.checkpoints.commands).keys() - READS)
 
@@ -317,3 +330,35 @@ def test_no_output_is_written_where_others_may_lay_a_link(project: Project) -> N
     assert not (project.project / "runs" / "second").exists()
     project.own(lambda: logs.chmod(0o755))
     assert project.type(*words).code == 0
+
+
+def test_every_setting_of_a_stranger_is_one_that_may_only_be_shown(tmp_path: Path) -> None:
+    """Of the manual's full example, which has every key: a new setting has to be held back, or to stand in the list here."""
+    text = max(
+        re.findall(r"```yaml[^\n]*\n(.*?)```", (ROOT / "docs/configuration.md").read_text("utf-8"), re.S), key=len
+    )
+    path = tmp_path / "ftsupervise.yaml"
+    path.write_text(text)
+    os.chown(path, pwd.getpwnam(EVE).pw_uid, GROUP)
+    found = load_believed(path)
+    usual = leaves(values(loads("name: default\nlaunch: {command: default}\n")))
+    said = {dotted(key) for key, value in leaves(values(found.run)).items() if usual.get(key) != value}
+    assert found.why and said and {key for key in said if not key.startswith(SHOWN) or key.startswith(NEVER)} == set()
+
+
+def test_whoever_reads_settings_whole_is_known() -> None:
+    """Settings of another account come in by ``believed``. Who reads a file without it only shows what it says."""
+    whole = {"load", "loads", "loaded"}
+    known = {"cli/config.py", "config/believed.py", "report/everything.py"}
+    found = set()
+    for path in (ROOT / "ftsupervise").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.ImportFrom) and node.module == "ftsupervise.config.load":
+                found |= {path.relative_to(ROOT / "ftsupervise").as_posix() for one in node.names if one.name in whole}
+    assert found == known
+
+
+def test_a_report_by_name_lists_nothing_of_a_directory_that_was_put_in_the_runs_place(project: Project) -> None:
+    project.exchange("{}")
+    done = project.type("report", "thesis", "--markdown")
+    assert done.code == 77 and "was replaced by another" in done.said
