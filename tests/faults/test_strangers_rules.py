@@ -136,8 +136,10 @@ class Project:
 def project(python: str) -> Iterator[Project]:
     top = Path(tempfile.mkdtemp(prefix="fts-", dir="/tmp"))
     top.chmod(0o755)
-    yield Project(top, python)
-    shutil.rmtree(top, ignore_errors=True)  # a job may be ending
+    try:
+        yield Project(top, python)
+    finally:
+        shutil.rmtree(top, ignore_errors=True)  # a job may be ending
 
 
 def test_what_ones_own_settings_ask_for_is_done(project: Project) -> None:
