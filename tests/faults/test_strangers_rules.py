@@ -25,6 +25,7 @@ from ftsupervise.config.believed import load_believed
 from ftsupervise.config.load import leaves, loads, values
 from ftsupervise.config.strict_yaml import dotted
 from ftsupervise.host.ownership import held
+from tests.neighbours.patience import wait_until
 
 pytestmark = [pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="needs root to act as other accounts")]
 
@@ -75,6 +76,7 @@ class Project:
         os.chown(self.project / "ftsupervise.yaml", pwd.getpwnam(ADA).pw_uid, GROUP)
         done = self.type("launch", str(self.project / "ftsupervise.yaml"))
         assert done.code == 0, done.said
+        wait_until((self.run / "attempts" / "0001" / "end.json").exists, "the end of its job")
         self.save(self.run / "checkpoints")
         (self.project / "runs").chmod(0o2775)
 
@@ -364,3 +366,31 @@ def test_a_report_by_name_lists_nothing_of_a_directory_that_was_put_in_the_runs_
     project.exchange("{}")
     done = project.type("report", "thesis", "--markdown")
     assert done.code == 77 and "was replaced by another" in done.said
+
+
+@pytest.mark.parametrize("words", [["save"], ["kill"], ["clear"], ["clear", "--brake"], ["nodes", "exclude", "node-1"]])
+def test_nothing_that_is_typed_for_a_run_is_written_through_a_link_of_a_stranger(
+    project: Project, words: list[str]
+) -> None:
+    private = project.home / "private"
+
+    def make() -> None:
+        for name in ("switches", "state", "nodes"):
+            (private / name).mkdir(parents=True)
+        for name in ("switches/kill-switch", "switches/save-switch", "state/brake.json"):
+            (private / name).write_text("{}")
+
+    def lay() -> None:
+        project.run.rename(project.away)
+        for name in ("launches", "attempts", "watch"):
+            (project.run / name).mkdir(parents=True)
+        for name in ("switches", "state", "nodes"):
+            (project.run / name).symlink_to(private / name)
+
+    project.own(make)
+    project.own(lay, EVE)
+    before = modes(private)
+    more = ["--reason", "x"] if words[0] == "nodes" else []
+    done = project.type(*words, str(project.run), *more)
+    assert done.code == 77 and "is a link of games to what belongs to daemon" in done.said, done
+    assert modes(private) == before
