@@ -9,7 +9,7 @@ DOCS := .venv-docs
 PYTEST ?= -m pytest
 LOCKS := $(wildcard .ci/lock/*.txt)
 
-.PHONY: demo test test-torch quick soak faults lint lock bench docs clean slurm debian
+.PHONY: demo test test-torch quick soak faults threats lint lock bench docs clean slurm debian
 
 demo: .venv/.demo slurm
 	@$(BIN)/python examples/demo/demo.py
@@ -30,6 +30,9 @@ soak: .venv/.test $(TORCH)/.test debian  ## the long ones, those with torch too
 
 faults: .venv/.test debian    ## the tables of threats and faults: every row's test, and the tables with their results
 	@$(BIN)/python tests/matrix.py $(ARGS)
+
+threats: .venv/.test debian   ## the table of threats alone
+	@$(BIN)/python tests/matrix.py security $(ARGS)
 
 lint: .venv/.test
 	@$(BIN)/ruff check -q .

@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 
 from ftsupervise.checkpoints.digest import CRC32, CannotJudge, hash_buffer
 from ftsupervise.host import files
-from ftsupervise.host.modes import make_folder
+from ftsupervise.host.modes import make_folder, page_inside
 from ftsupervise.rundir.paths import sync_directory, write_whole
 from ftsupervise.rundir.records import decode, encode, parse_object
 
@@ -216,7 +216,7 @@ def write_manifest(checkpoint: Path, manifest: Manifest, *, sync: bool = True) -
     durable. Raises OSError."""
     path = manifest_of(checkpoint)
     make_record_folder(path.parent)
-    write_whole(path, encoded(manifest), sync=sync)
+    write_whole(path, encoded(manifest), sync=sync, mode=page_inside(path.parent))
     if sync:
         sync_directory(path.parent.parent)
 

@@ -32,13 +32,13 @@ from ftsupervise.checkpoints.manifest import (
     read_manifest,
     root_of,
 )
-from ftsupervise.checkpoints.stores import FolderStore, Store, file_pieces, inside
+from ftsupervise.checkpoints.stores import FolderStore, Store, file_pieces, inside, rights_of
 from ftsupervise.errors import Error, NotFound, UsageError
 from ftsupervise.host.files import TEMPORARY
 from ftsupervise.host.rate import RateLimit
 from ftsupervise.rundir.records import read_record, write_json
 
-_MANIFEST = f"{FOLDER_NAME}/{MANIFEST}"
+MANIFEST_PATH = f"{FOLDER_NAME}/{MANIFEST}"
 _GENERATIONS = 100  # checkpoints of one name in one store
 WORKERS = 4  # files under way at once
 _REMEMBER = 1 << 30  # bytes read back between two writes of what was
@@ -142,7 +142,7 @@ def offload(
         ):
             progress(2 * manifest.size)
             return OffloadReport(checkpoint.name, folder, 0, manifest.size)
-        store.remove(f"{folder}/{_MANIFEST}")  # until every file was read back it is no copy
+        store.remove(f"{folder}/{MANIFEST_PATH}")  # until every file was read back it is no copy
     return _copy(job, now, workers, again=again)
 
 
@@ -186,14 +186,14 @@ def manifest_in(store: Store, folder: str) -> Manifest | None:
     """Return the manifest of a whole copy; None where there is none. Raises ValueError for a damaged one, OSError."""
     parts, left = [], LIMIT
     try:
-        for piece in store.read(f"{folder}/{_MANIFEST}"):
+        for piece in store.read(f"{folder}/{MANIFEST_PATH}"):
             parts.append(piece)
             left -= len(piece)
             if left < 0:
                 raise ValueError(f"the manifest in {store.url}/{folder} is larger than {LIMIT} bytes")
     except FileNotFoundError:
         return None
-    return parse_manifest(b"".join(parts), f"{store.url}/{folder}/{_MANIFEST}")
+    return parse_manifest(b"".join(parts), f"{store.url}/{folder}/{MANIFEST_PATH}")
 
 
 def _copy(job: _Job, now: Callable[[], datetime], workers: int, *, again: bool) -> OffloadReport:
@@ -221,7 +221,10 @@ def _copy(job: _Job, now: Callable[[], datetime], workers: int, *, again: bool) 
     for name in there:
         if name.rpartition("/")[2].startswith(TEMPORARY):  # of a copy that was killed
             job.store.remove(f"{job.folder}/{name}")
-    job.store.write(f"{job.folder}/{_MANIFEST}", [encoded(job.manifest)])
+    top = root_of(job.checkpoint)
+    job.store.write(
+        f"{job.folder}/{MANIFEST_PATH}", [encoded(job.manifest)], rights_of(manifest_of(job.checkpoint), top)
+    )
     _remember(job, now())
     sent = sum(entry.size for entry in missing)
     return OffloadReport(job.checkpoint.name, job.folder, sent, job.manifest.size - sent)
@@ -248,7 +251,8 @@ def _each(
 
 def _send(job: _Job, entry: FileEntry) -> bool:
     """Send one file and read it back. Raises CopyDamaged when it is not what the manifest says here."""
-    job.store.write(f"{job.folder}/{inside(entry.path)}", _as_committed(job, entry))
+    top = root_of(job.checkpoint)
+    job.store.write(f"{job.folder}/{inside(entry.path)}", _as_committed(job, entry), rights_of(top / entry.path, top))
     return _read_back(job, entry)
 
 

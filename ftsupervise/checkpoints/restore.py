@@ -11,20 +11,20 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple
 
 from ftsupervise.checkpoints import digest
 from ftsupervise.checkpoints.manifest import FileEntry, Manifest, read_manifest, write_manifest
-from ftsupervise.checkpoints.offload import WORKERS, CopyDamaged, identity, manifest_in
+from ftsupervise.checkpoints.offload import MANIFEST_PATH, WORKERS, CopyDamaged, identity, manifest_in
 from ftsupervise.checkpoints.quarantine import set_aside
-from ftsupervise.checkpoints.stores import FolderStore, Store
+from ftsupervise.checkpoints.stores import FolderStore, Rights, Store
 from ftsupervise.checkpoints.verify import CheckpointState, Scope, Thoroughness, verify
 from ftsupervise.errors import AlreadyRunning, NotFound, NotPermitted
 from ftsupervise.host.files import TEMPORARY
-from ftsupervise.host.modes import make_folder
+from ftsupervise.host.modes import FOLDER, make_folder, no_wider, set_mode
 from ftsupervise.host.processes import locked_by_the_killed
 from ftsupervise.host.rate import RateLimit
 from ftsupervise.rundir.paths import sync_directory
@@ -108,11 +108,14 @@ def restore(
         progress(copy.manifest.size)
         return target
     partial = folder / f"{RESTORING}{copy.name}"
-    make_folder(partial, parents=True)
+    widest = _widest(copy, folder)
+    make_folder(partial, widest.folder, parents=True)
     with _alone(partial):
+        with suppress(OSError):  # a file system without modes
+            set_mode(partial, widest.folder)  # also where an earlier restore had begun
         limit = RateLimit(rate)
         for _ in digest.in_parallel(
-            lambda entry: _fetch(copy, entry, partial, limit, progress), copy.manifest.files, workers
+            lambda entry: _fetch(copy, entry, partial, limit, progress, widest), copy.manifest.files, workers
         ):
             pass
         _drop_others(partial, copy.manifest)
@@ -133,6 +136,17 @@ def restore(
             os.rename(partial, target)
         sync_directory(folder)
     return target
+
+
+def _widest(copy: FoundCopy, folder: Path) -> Rights:
+    """Return the rights that what is brought back may have at most: those of the copy, and of the folder that it goes to; where
+    neither says any, its owner's alone."""
+    of_copy = copy.store.rights(f"{copy.folder}/{MANIFEST_PATH}")
+    try:
+        above = folder.stat().st_mode
+    except FileNotFoundError:
+        above = 0o777 if isinstance(copy.store, FolderStore) else 0o700
+    return Rights(no_wider(of_copy.file & 0o666, above), no_wider(of_copy.folder & FOLDER, above))
 
 
 def _as_old_as_it_is(partial: Path, copy: FoundCopy) -> None:
@@ -200,7 +214,12 @@ def _move_over(source: Path, target: Path) -> None:
 
 
 def _fetch(
-    copy: FoundCopy, entry: FileEntry, partial: Path, limit: RateLimit, progress: Callable[[int], object]
+    copy: FoundCopy,
+    entry: FileEntry,
+    partial: Path,
+    limit: RateLimit,
+    progress: Callable[[int], object],
+    widest: Rights,
 ) -> None:
     if _has_digest(partial / entry.path, entry, copy.manifest.algorithm):
         progress(entry.size)
@@ -225,7 +244,9 @@ def _fetch(
         if entry.link:
             _make_link(partial / entry.path, b"".join(pieces()))
         else:
-            FolderStore(partial).write(entry.path, pieces())
+            of_copy = copy.store.rights(f"{copy.folder}/{entry.path}")
+            mode = no_wider(of_copy.file & 0o777, widest.folder)
+            FolderStore(partial).write(entry.path, pieces(), Rights(mode, no_wider(widest.folder, of_copy.folder)))
     except FileNotFoundError:
         raise NotFound(f"{copy.store.url}/{copy.folder} lacks {entry.path}", hint="restore another copy") from None
 

@@ -13,11 +13,11 @@ import stat
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from ftsupervise.errors import Error, NotFound, UsageError
 from ftsupervise.host import files
-from ftsupervise.host.modes import is_shared, make_folder
+from ftsupervise.host.modes import FOLDER, PAGE, is_shared, make_folder, no_wider
 from ftsupervise.host.ownership import distrust, distrust_route
 from ftsupervise.rundir.paths import write_whole
 from ftsupervise.secrecy import masked
@@ -33,6 +33,23 @@ def inside(name: str) -> str:
     return name
 
 
+class Rights(NamedTuple):
+    """The modes of a file that is made, and of the folders that are made for it."""
+
+    file: int
+    folder: int
+
+
+def rights_of(file: Path, top: Path) -> Rights:
+    """Return the rights that a copy of ``file`` may have: never wider than the file, its folder and ``top``, the checkpoint's.
+
+    Raises OSError.
+    """
+    found, above = file.lstat().st_mode, (file.parent.stat().st_mode, top.stat().st_mode)
+    mode = found & 0o777 | 0o600
+    return Rights(mode if stat.S_ISREG(found) else no_wider(PAGE, *above), no_wider(FOLDER, *above))
+
+
 class Store(Protocol):
     """A place for copies. All methods raise OSError when the place cannot be reached or refuses."""
 
@@ -44,8 +61,11 @@ class Store(Protocol):
     def sizes(self, folder: str) -> dict[str, int]:
         """Return the files below ``folder``, relative to it, with their sizes in bytes; {} where there is none."""
 
-    def write(self, name: str, pieces: Iterable[bytes]) -> None:
+    def write(self, name: str, pieces: Iterable[bytes], rights: Rights) -> None:
         """Make the file ``name`` of ``pieces``, replacing one that is there. An error in the pieces leaves nothing new."""
+
+    def rights(self, name: str) -> Rights:
+        """Return the rights of the file ``name`` and of its folder; all, where the place has none. Raises OSError."""
 
     def read(self, name: str) -> Iterator[bytes]:
         """Yield the file ``name``, piece by piece. Raises FileNotFoundError."""
@@ -109,10 +129,13 @@ class FolderStore:
                         sizes[Path(entry.path).relative_to(top).as_posix()] = size
         return sizes
 
-    def write(self, name: str, pieces: Iterable[bytes]) -> None:
+    def write(self, name: str, pieces: Iterable[bytes], rights: Rights) -> None:
         target = self.root / inside(name)
-        make_folder(target.parent, parents=True)
-        write_whole(target, pieces)
+        make_folder(target.parent, rights.folder, parents=True)
+        write_whole(target, pieces, mode=rights.file)
+
+    def rights(self, name: str) -> Rights:
+        return rights_of(self.root / inside(name), self.root / name.partition("/")[0])
 
     def read(self, name: str) -> Iterator[bytes]:
         return file_pieces(self.root / inside(name))
@@ -183,7 +206,10 @@ class ObjectStore:
         start = len(top.lstrip("/")) + 1
         return {str(name).lstrip("/")[start:]: int(entry["size"]) for name, entry in listed.items()}
 
-    def write(self, name: str, pieces: Iterable[bytes]) -> None:
+    def rights(self, name: str) -> Rights:
+        return Rights(0o666, 0o777)  # the store's own rules say who may read it
+
+    def write(self, name: str, pieces: Iterable[bytes], rights: Rights) -> None:
         path = f"{self._root}/{inside(name)}"
         if not _is_utf8(path):
             raise OSError(errno.EILSEQ, "the name is not UTF-8, so no object can have it", name)

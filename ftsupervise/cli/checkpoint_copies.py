@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from ftsupervise.cli.checkpoint_answers import Patient, must_answer, patience, patiently
-from ftsupervise.cli.checkpoints import CheckpointPlace, checkpoints, find, print_json
+from ftsupervise.cli.checkpoints import CheckpointPlace, checkpoints, find, print_json, refuse_held
 from ftsupervise.cli.output import say
 from ftsupervise.errors import Error, NoAnswer, NotFound, UsageError
 
@@ -63,6 +63,7 @@ def targets(
     """Return the places that are named, or those of the settings, and the bytes a second at most."""
     offload = place.settings.offload if place.settings is not None else None
     if not places and offload is None:
+        refuse_held(place)
         raise UsageError(
             "no place for copies is known",
             hint="give a PLACE, or write checkpoints: {offload: {to: /archive/run}} in ftsupervise.yaml",
@@ -113,7 +114,7 @@ def offload(
     A copy counts when every file of it has come back with its digest; one that was interrupted goes on where it was. Nothing is
     removed here: `prune` does that, with --copied only of what has a copy.
     """
-    place = find(run)
+    place = find(run, acts=True)
     found, rate = targets(place, places, rate)
     must_answer((one.open() for one in found), hint="nothing was copied; --to PLACE names only those that answer")
     reports: list[tuple[str, OffloadReport]] = []
@@ -230,7 +231,7 @@ def restore(
     from ftsupervise.checkpoints.offload import CopyDamaged
     from ftsupervise.errors import NotPermitted
 
-    place = CheckpointPlace(target) if run is None and target is not None and places else find(run)
+    place = CheckpointPlace(target) if run is None and target is not None and places else find(run, acts=True)
     found, _ = targets(place, places, rate)
     hint = "nothing was restored; --from PLACE and --to DIR name only those that answer"
     must_answer((one.open() for one in found), target, hint=hint)

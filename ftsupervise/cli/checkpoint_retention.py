@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ftsupervise.cli.checkpoints import CheckpointPlace
+from ftsupervise.cli.checkpoints import CheckpointPlace, refuse_held, require_launched
 from ftsupervise.cli.output import say
 from ftsupervise.errors import Refused, UsageError
 from ftsupervise.printable import printable
@@ -41,19 +41,27 @@ def retention_of(
     tell: Callable[[str], object] = lambda text: None,
 ) -> RetentionResult:
     """Plan what goes by ``policy`` and remove it, unless it is a ``dry_run``. ``progress`` hears of bytes that are read and
-    removed, ``tell`` now and then how far it is. Raises OSError."""
+    removed, ``tell`` now and then how far it is. The folder that was judged is the one in which something is removed, whatever
+    is put in its place meanwhile. Raises NotTrusted, OSError."""
     from ftsupervise.checkpoints import retain
     from ftsupervise.checkpoints.in_use import leftovers
+    from ftsupervise.host.ownership import held
 
     require_one_run(place)
-    planned = _plan(place, policy, progress, tell)
-    left = leftovers(place.rundir, place.folder, time.time())
-    if dry_run:
-        return RetentionResult(planned, left)
-    retain.remove(place.folder, left)
-    gone = retain.remove(place.folder, [one.name for one in planned.remove])
-    planned = planned._replace(remove=tuple(one for one in planned.remove if one.name in gone))
-    return RetentionResult(planned, left, gone, retain.sweep(place.folder, progress=progress.moved))
+    if not place.folder.is_dir():  # the run has not saved yet
+        return RetentionResult(_plan(place, policy, progress, tell), ())
+    with held(place.folder) as folder:
+        place = place._replace(folder=folder)
+        planned = _plan(place, policy, progress, tell)
+        left = leftovers(place.rundir, folder, time.time())
+        if dry_run:
+            return RetentionResult(planned, left)
+        if place.rundir is not None:
+            require_launched(place.rundir)  # once more: it took a while to read all that
+        retain.remove(folder, left)
+        gone = retain.remove(folder, [one.name for one in planned.remove])
+        planned = planned._replace(remove=tuple(one for one in planned.remove if one.name in gone))
+        return RetentionResult(planned, left, gone, retain.sweep(folder, progress=progress.moved))
 
 
 def show_plan(planned: Any, left: tuple[str, ...], *, dry_run: bool, freed: int) -> None:
@@ -84,6 +92,7 @@ def policy_of(place: CheckpointPlace, rules: dict[str, Any]) -> Retention:
         given["better"] = Better(given["better"])
     retain = place.settings.retain if place.settings is not None else None
     if retain is None and not given:
+        refuse_held(place)
         raise UsageError(
             "no rule says which checkpoints to keep, so none is removed",
             hint="give --last 3, or write checkpoints: {retain: {last: 3}} in ftsupervise.yaml",

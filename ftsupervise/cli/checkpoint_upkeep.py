@@ -16,6 +16,7 @@ from ftsupervise.cli.checkpoints import (
     find,
     keep_if_written_over,
     print_json,
+    refuse_held,
     run_to_note,
 )
 from ftsupervise.cli.output import plain, say
@@ -54,7 +55,7 @@ def prune(run: str | None, dry_run: bool, seconds: float, as_json: bool, **rules
     """
     from ftsupervise.cli.checkpoint_retention import policy_of, retention_of, show_plan
 
-    place = find(run)
+    place = find(run, acts=not dry_run)
     if place.one is not None:
         raise UsageError(
             f"{place.one} is one checkpoint", hint=f"name the folder: ftsupervise checkpoints prune {place.folder}"
@@ -138,7 +139,7 @@ def _find_in_time(run: str | None, probe: Probe) -> CheckpointPlace:
         within(_FIND, lambda: _try_to_find(run), key=f"checkpoints upkeep {Path.cwd()} {run or ''}")
     except TimeoutError as error:
         raise NoAnswer(f"the run or its settings do not answer: {error}", hint=hint) from None
-    place = find(run)
+    place = find(run, acts=True)
     offload = place.settings.offload if place.settings is not None else None
     for folder in (place.folder, *folders_of(open_store(url) for url in (offload.to if offload is not None else ()))):
         look(probe, folder, hint)
@@ -147,7 +148,7 @@ def _find_in_time(run: str | None, probe: Probe) -> CheckpointPlace:
 
 def _try_to_find(run: str | None) -> None:
     with suppress(Error, OSError, ValueError):  # the command itself meets the same error, and reports it
-        find(run)
+        find(run, acts=True)
 
 
 def _all_runs() -> tuple[str, ...]:
@@ -166,6 +167,7 @@ def _keep_up(place: CheckpointPlace, patient: Patient, *, quiet: bool) -> None:
     from ftsupervise.cli.checkpoint_retention import retention_of, show_plan
 
     settings, failed = place.settings, list[tuple[str, bool]]()
+    refuse_held(place)
     if settings is None:
         return
     wanted = patiently(lambda progress: _to_copy(place, progress), patient, doing="", places=(place.folder,))

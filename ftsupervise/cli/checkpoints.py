@@ -37,6 +37,7 @@ class CheckpointPlace(NamedTuple):
     accounts: tuple[int, ...] = ()  # user ids that are trusted there
     settings: CheckpointSettings | None = None  # of the run, where it has some
     rundir: RunDir | None = None
+    held: tuple[str, ...] = ()  # sentences: what another account's settings ask for, and is not done
 
     @property
     def run(self) -> Lineage | None:
@@ -82,7 +83,7 @@ def list_checkpoints(run: str | None, as_json: bool, unread: bool) -> None:
     from ftsupervise.checkpoints.hidden import hidden_in
     from ftsupervise.checkpoints.quarantine import quarantined
 
-    place = find(run)
+    place = find(run, acts=False)
     if unread:
         os.path.lexists(place.folder) and os.listdir(place.folder)
         return
@@ -157,7 +158,7 @@ def anew(run: str | None, reason: str) -> None:
     from ftsupervise.rundir.lineage import read_lineage
     from ftsupervise.rundir.switches import read_brake
 
-    place, now = find(run), datetime.now(timezone.utc)
+    place, now = find(run, acts=True), datetime.now(timezone.utc)
     if place.one is not None:
         raise UsageError(f"{place.one} is one checkpoint", hint="name the run, or the folder of all its checkpoints")
     last = ledger.newest(place.rundir) if place.rundir is not None else None
@@ -211,7 +212,7 @@ def verify(run: str | None, every: bool, thoroughness: str, world: int | None, s
     from ftsupervise.checkpoints.verify import CheckpointState, Scope, Thoroughness
     from ftsupervise.checkpoints.verify import verify as judge
 
-    place = find(run)
+    place = find(run, acts=False)
     found = checkpoints_in(place.folder, pattern=place.pattern, run=place.run)
     wanted = (place.one,) if place.one else tuple(one.path for one in found)
     if not wanted:
@@ -265,7 +266,7 @@ def commit(
     from ftsupervise.checkpoints.commit import NotComplete, Origin
     from ftsupervise.checkpoints.commit import commit as adopt
 
-    place = find(run)
+    place = find(run, acts=True)
     wanted = _to_commit(place, again=again, single=step is not None or bool(metrics) or again)
     origin = Origin(step=step, world=world, metrics=_numbers(metrics)).written_by(run_to_note(place))
 
@@ -363,8 +364,25 @@ def _numbers(given: tuple[str, ...]) -> dict[str, float]:
 # ----------------------------------------------------------------------------------------------------------------- parts
 
 
-def find(run: str | None) -> CheckpointPlace:
-    """The folder of checkpoints that is meant, or the one checkpoint. Raises NotFound, ConfigError."""
+def find(run: str | None, *, acts: bool) -> CheckpointPlace:
+    """The folder of checkpoints that is meant, or the one checkpoint.
+
+    ``acts``: something is written, removed or copied. Then the run has to be the one that was launched, settings that another
+    account may write do not count, and no link of another account is followed. Raises NotFound, ConfigError, NotTrusted.
+    """
+    from ftsupervise.errors import from_os_error
+    from ftsupervise.host.ownership import refuse_link
+
+    place = _found(run, acts=acts)
+    if acts:
+        try:
+            refuse_link(place.folder)
+        except OSError as error:
+            raise from_os_error(error, f"look at {place.folder}") from None
+    return place
+
+
+def _found(run: str | None, *, acts: bool) -> CheckpointPlace:
     from ftsupervise.config.find_run import find_run
 
     path = Path(run).absolute() if run is not None else None
@@ -374,18 +392,47 @@ def find(run: str | None) -> CheckpointPlace:
             return CheckpointPlace(path.parent, path, accounts=accounts)
         return CheckpointPlace(path, accounts=accounts)
     rundir = find_run(run)
-    section = _settings(rundir)
+    if acts:
+        require_launched(rundir)
+    section, held = _settings(rundir, acts=acts)
     accounts = (rundir.root.stat().st_uid,)
     if section is None:
-        return CheckpointPlace(rundir.checkpoints, accounts=accounts, rundir=rundir)
+        return CheckpointPlace(rundir.checkpoints, accounts=accounts, rundir=rundir, held=held)
     return CheckpointPlace(section.path or rundir.checkpoints, None, section.pattern, accounts, section, rundir)
 
 
-def _settings(rundir: RunDir) -> CheckpointSettings | None:
-    """Return the settings as the run was launched; None for a run directory without settings."""
+def refuse_held(place: CheckpointPlace) -> None:
+    """Raise NotTrusted where another account's settings ask for something that is not done for them."""
+    from ftsupervise.host.ownership import NotTrusted
+
+    if place.held:
+        raise NotTrusted("\n".join(place.held))
+
+
+def require_launched(rundir: RunDir) -> None:
+    """Raise NotTrusted unless it is the run directory that this account has launched, where it has launched one there."""
+    from ftsupervise.errors import from_os_error
+    from ftsupervise.rundir import pinned
+    from ftsupervise.rundir.paths import state_dir
+
+    try:
+        pinned.require(state_dir(), rundir)
+    except OSError as error:
+        raise from_os_error(error, f"look at the run directory {rundir.root}") from None
+
+
+def _settings(rundir: RunDir, *, acts: bool) -> tuple[CheckpointSettings | None, tuple[str, ...]]:
+    """Return the settings as the run was launched, and what is held back of them; None for a run directory without settings,
+    and for settings of others where this account ``acts``."""
     from ftsupervise.config.believed import load_believed
 
-    return load_believed(rundir.config).run.checkpoints if rundir.config.is_file() else None
+    if not rundir.config.is_file():
+        return None, ()
+    found = load_believed(rundir.config)
+    if not (acts and found.why):
+        return found.run.checkpoints, ()
+    asked = tuple(line for line in found.held if line.startswith("checkpoints."))
+    return None, found._replace(held=asked).sentences(rundir.config)
 
 
 def _is_run(path: Path) -> bool:

@@ -175,17 +175,13 @@ def schema() -> None:
 def settings_to_act_on(path: Path, verb: str, *, dry_run: bool, trust: bool = False, hint: str) -> Run:
     """The settings in ``path``, with which ``verb`` acts as this account. Raises NotTrusted for those that somebody else may
     write, unless they are only to be shown."""
-    from ftsupervise.config.believed import load_believed
+    from ftsupervise.config.believed import load_believed, load_to_act
     from ftsupervise.config.load import load
-    from ftsupervise.host.ownership import NotTrusted
 
-    found = load_believed(path, trust=trust, watched=False)
-    if not found.why:
-        return found.run
-    if dry_run:
-        say(f"note: {found.why}: {verb} would refuse it", err=True)
+    if dry_run and (why := load_believed(path, trust=trust, watched=False).why):
+        say(f"note: {why}: {verb} would refuse it", err=True)
         return load(path)
-    raise NotTrusted(f"{found.why}, and {verb} would run the commands in it as you", hint=hint)
+    return load_to_act(path, f"{verb} would run the commands in it as you", trust=trust, hint=hint)
 
 
 def load_settings(path: Path, *, trust: bool = False) -> Run:

@@ -160,10 +160,13 @@ def _show(plan: Plan, run: Run, take_over: tuple[str, ...]) -> None:
 def _refusal(plan: Plan, run: Run, take_over: tuple[str, ...]) -> str:
     """Return why a launch would be refused now, by the run directory; "" if it would not."""
     from ftsupervise.errors import Error
-    from ftsupervise.launch.submit import check_checkpoints, check_may_start
+    from ftsupervise.launch.folders import require_own
+    from ftsupervise.launch.submit import check_checkpoints, check_may_start, refuse_outputs
     from ftsupervise.rundir.paths import RunDir
 
     try:
+        require_own(RunDir(plan.run_dir))
+        refuse_outputs(run)
         check_may_start(RunDir(plan.run_dir), plan.name)
         check_checkpoints(RunDir(plan.run_dir), run, take_over)
     except Error as error:

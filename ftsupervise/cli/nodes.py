@@ -138,8 +138,11 @@ def apply(run: str | None) -> None:
 
 def _find(run: str | None) -> RunDir:
     from ftsupervise.config.find_run import find_run
+    from ftsupervise.host.ownership import refuse_link
 
-    return find_run(run)
+    found = find_run(run)
+    refuse_link(found.nodes)
+    return found
 
 
 def _find_after(run: str | None) -> RunDir:

@@ -115,8 +115,13 @@ def _mail(where: Mapping[str, Path]) -> None:
 
 def _read(root: Path) -> ReportFacts:
     from ftsupervise.report.everything import report_of
-    from ftsupervise.rundir.paths import RunDir
+    from ftsupervise.rundir import pinned
+    from ftsupervise.rundir.paths import RunDir, state_dir
 
+    try:
+        pinned.require(state_dir(), RunDir(root), copies=True)
+    except OSError as error:
+        raise from_os_error(error, f"look at the run directory {root}") from None
     return report_of(RunDir(root), datetime.now(timezone.utc), os.environ, time_limit.extend)
 
 

@@ -46,8 +46,22 @@ class Believed(NamedTuple):
         if not self.held:
             return ()
         head = f"{printable(self.why)}, so these settings of it are shown and not used:"
-        tail = f"to use them as they are now: --trust (it is remembered for this text of {printable(str(path))})"
+        where = printable(shlex.quote(str(path)))
+        tail = f"to use them as they are now: ftsupervise watch --trust {where} (it is remembered for this text)"
         return (head, *(f"  {line}" for line in self.held), tail)
+
+
+def load_to_act(path: Path, deed: str, *, trust: bool = False, hint: str = "") -> Run:
+    """The settings in ``path`` by which this account deletes, copies, overwrites, sends or runs something: its own, or those
+    that it has accepted (``--trust``). ``deed``: what would be done, behind "and".
+
+    Raises NotTrusted for those that another account wrote or may write, else as ``load_believed``.
+    """
+    found = load_believed(path, trust=trust, watched=False)
+    if found.why:
+        hint = hint or f"look at it: ftsupervise config show {shlex.quote(str(path))}"
+        raise ownership.NotTrusted(f"{found.why}, and {deed}", hint=hint)
+    return found.run
 
 
 def load_believed(
@@ -72,7 +86,8 @@ def load_believed(
             f"{why}, and the run directory it names is yours",
             hint=f"to look at that run by its own settings: ftsupervise watch {shlex.quote(str(run.run_dir))}",
         )
-    if link := _link_to_ours(run.run_dir):
+    places = dict.fromkeys((run.run_dir, *([path.absolute().parent] if path.name == sources.LAUNCHED else [])))
+    if link := next(filter(None, map(_link_to_ours, places)), None):
         raise ownership.NotTrusted(
             f"{link} is a link to a folder of yours, and the run is another account's, so nothing in it is read",
             hint=f"look at it: ls -l {shlex.quote(str(link))}",
@@ -99,12 +114,14 @@ def _harmless(run: Run, environ: Mapping[str, str], ours: frozenset[str]) -> Run
         section = getattr(run.watch, name)
         changed[name] = section and section.model_copy(update={"log": None, "pattern": None})
     watch = run.watch.model_copy(update=changed)
-    nodes = run.nodes.model_copy(update={"health": None})
+    nodes = run.nodes.model_copy(update={"health": None, "directory": None})
     output = {key: None for key in ("output", "error") if f"launch.{key}" in ours}
     launch = run.launch.model_copy(update={"template": None, **output})
     harmless = {"watch": watch, "nodes": nodes, "launch": launch, "alerts": own.alerts, "cron": own.cron}
-    if "checkpoints.path" in ours:
-        harmless["checkpoints"] = run.checkpoints.model_copy(update={"path": None})
+    path = None if "checkpoints.path" in ours else run.checkpoints.path
+    harmless["checkpoints"] = run.checkpoints.model_copy(
+        update={"path": path, "adopt": False, "retain": None, "offload": None}
+    )
     return run.model_copy(update=harmless)
 
 
@@ -169,6 +186,8 @@ def _held(run: Run) -> Iterator[str]:
                 yield f"watch.{name}.{key}: {printable(str(getattr(section, key)), 300)}"
     if run.watch.metrics is not None:
         yield f"watch.metrics: {printable(str(run.watch.metrics), 300)}"
+    if run.nodes.directory is not None:
+        yield f"nodes.directory: {printable(str(run.nodes.directory), 300)}"
     if run.nodes.health is not None:
         yield f"nodes.health.command: {printable(run.nodes.health.command, 300)}"
     for name, receiver in run.alerts.named.items():
@@ -179,6 +198,10 @@ def _held(run: Run) -> Iterator[str]:
     if rest != Alerts():
         changed = [key for key in Alerts.model_fields if getattr(rest, key) != getattr(Alerts(), key)]
         yield f"alerts: {', '.join(changed)}"
+    for key in ("adopt", "retain", "offload"):
+        if asked := getattr(run.checkpoints, key):
+            said = asked if asked is True else asked.model_dump_json(exclude_unset=True)
+            yield f"checkpoints.{key}: {printable(str(said), 300)}"
     if run.launch.template is not None:
         yield f"launch.template: {printable(str(run.launch.template), 300)}"
 

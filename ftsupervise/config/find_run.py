@@ -148,7 +148,9 @@ def _find_run(argument: str | None) -> RunDir:
         return run_dir_of_config(path)
     known = state_dir() / "runs" / argument if "/" not in argument and argument not in ("", ".", "..") else None
     if known is not None and known.is_dir():
-        return RunDir(known.resolve())
+        return RunDir(
+            known.parent / known.readlink()
+        )  # as it was launched: what it leads to now is judged by who uses it
     if kind := _odd_kind(path):
         raise ConfigError(
             f"{argument} is {kind}, not a regular file",

@@ -65,12 +65,26 @@ def is_shared(folder: os.stat_result) -> bool:
 
 
 def mode_inside(parent: Path) -> int:
-    """Return the mode of a folder that is made in ``parent``, a folder of ours: shared where that is shared."""
+    """Return the mode of a folder that is made in ``parent``, one of ours: shared where that is shared, and never wider."""
     try:
         found = parent.stat().st_mode
     except OSError:
         return FOLDER
-    return SHARED if found & stat.S_IWGRP and found & stat.S_ISGID else FOLDER
+    return SHARED if found & stat.S_IWGRP and found & stat.S_ISGID else no_wider(FOLDER, found)
+
+
+def no_wider(mode: int, *sources: int) -> int:
+    """Return ``mode`` without the rights that one of its ``sources`` does not give to the group and to others: those of a copy,
+    of a file that is brought back, of a folder made on the way. What its owner may do stays.
+    """
+    for source in sources:
+        mode &= ~0o077 | source
+    return mode
+
+
+def page_inside(parent: Path) -> int:
+    """Return the mode of a file that is made in ``parent``: never wider than that. Raises OSError."""
+    return no_wider(PAGE, parent.stat().st_mode)
 
 
 def make_folder(folder: Path, mode: int | None = None, *, parents: bool = False) -> None:
@@ -86,7 +100,7 @@ def make_folder(folder: Path, mode: int | None = None, *, parents: bool = False)
     except FileNotFoundError:
         if not parents or folder.parent == folder:
             raise
-        make_folder(folder.parent, mode if mode is None else FOLDER, parents=True)
+        make_folder(folder.parent, mode if mode is None else mode & FOLDER, parents=True)
         make_folder(folder, mode)
     except FileExistsError:
         if not folder.is_dir():
@@ -102,13 +116,13 @@ def make_own(folder: Path) -> None:
 def claim_folder(folder: Path, mode: int | None = None) -> None:
     """Make ``folder``, for one caller only: FileExistsError for all others. Without ``mode`` it is shared as its parent is."""
     wanted = mode_inside(folder.parent) if mode is None else mode
-    folder.mkdir(mode=FOLDER)  # never more than that, not for a moment
+    folder.mkdir(mode=wanted & FOLDER)  # never more than that, not for a moment
     try:
         set_mode(folder, wanted)
     except (FileNotFoundError, NotADirectoryError):  # ours, and already renamed by another process
         return
     except OSError:  # a file system without modes
-        if wanted != FOLDER:
+        if wanted & ~FOLDER:
             raise
 
 

@@ -14,6 +14,7 @@ import os
 import re
 import stat
 from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from ftsupervise.errors import NotPermitted
@@ -177,6 +178,97 @@ def _route(path: str) -> Iterator[tuple[str, os.stat_result]]:
         target = os.readlink(here)  # noqa: PTH115
         at = "/" if target.startswith("/") else at
         left += reversed(target.split("/"))
+
+
+# The path that is really used: what deletes, copies or overwrites opens its folder once, by ``held``, and works in that one.
+
+
+@contextmanager
+def held(folder: str | os.PathLike[str]) -> Iterator[Path]:
+    """Open ``folder``, and yield a path that leads to this very folder, whatever is put in its place meanwhile.
+
+    Each link on the way is judged as ``strangers_link`` does. Raises NotTrusted, OSError.
+    """
+    at = _descend(os.path.abspath(folder))  # noqa: PTH100 - links are followed one by one
+    try:
+        fd = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=at)
+    finally:
+        os.close(at)
+    try:
+        yield Path(f"/proc/self/fd/{fd}")
+    finally:
+        os.close(fd)
+
+
+def strangers_link(path: str | os.PathLike[str]) -> str:
+    """Return the link on the way to ``path`` by which another account leads to what is not its own, as a clause; "" when there
+    is none.
+
+    Whoever makes a link to a thing of his own could have put that thing there. A path that is not there is judged as far as it
+    goes. Raises OSError.
+    """
+    try:
+        os.close(_descend(os.path.abspath(path)))  # noqa: PTH100 - links are followed one by one
+    except (FileNotFoundError, NotADirectoryError):
+        return ""
+    except _StrangersLink as error:
+        return error.clause
+    return ""
+
+
+def refuse_link(path: str | os.PathLike[str]) -> None:
+    """Raise NotTrusted where ``strangers_link`` finds one. Raises OSError."""
+    try:
+        os.close(_descend(os.path.abspath(path)))  # noqa: PTH100 - links are followed one by one
+    except (FileNotFoundError, NotADirectoryError):
+        return
+
+
+class _StrangersLink(NotTrusted):
+    def __init__(self, clause: str, link: str) -> None:
+        super().__init__(
+            f"{clause}, so it is not followed", hint=f"look at it: ls -ld {link}; or name the folder itself"
+        )
+        self.clause = clause
+
+
+def _descend(path: str, at: int | None = None, above: str = "", left: int = _LINKS) -> int:
+    """Open ``path`` (O_PATH), component by component, each below the one that is open. Raises NotTrusted, OSError."""
+    only = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
+    above = "" if path.startswith("/") else above
+    here = os.open("/" if at is None or path.startswith("/") else ".", only | os.O_DIRECTORY, dir_fd=at)
+    try:
+        for part in path.split("/"):
+            if part in ("", "."):
+                continue
+            try:
+                inner = os.open(part, only | os.O_DIRECTORY, dir_fd=here)  # mounts what is mounted on demand
+            except NotADirectoryError:
+                inner = os.open(part, only, dir_fd=here)
+            if stat.S_ISLNK(os.fstat(inner).st_mode):
+                inner = _followed(inner, here, f"{above}/{part}", left)
+            os.close(here)
+            here, above = inner, f"{above}/{part}"
+    except BaseException:
+        os.close(here)
+        raise
+    return here
+
+
+def _followed(link: int, at: int, name: str, left: int) -> int:
+    """Return what the open ``link`` in the folder ``at`` leads to, open; ``link`` is closed."""
+    try:
+        if not left:
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), name)
+        target = _descend(os.readlink("", dir_fd=link), at, os.path.dirname(name), left - 1)  # noqa: PTH120
+        maker, owner = os.fstat(link).st_uid, os.fstat(target).st_uid
+        if maker not in (os.geteuid(), 0, owner):
+            os.close(target)
+            clause = f"{name} is a link of {shown_user(maker)} to what belongs to {shown_user(owner)}"
+            raise _StrangersLink(clause, name)
+        return target
+    finally:
+        os.close(link)
 
 
 def _harmless_group(found: os.stat_result, path: str | os.PathLike[str]) -> bool:

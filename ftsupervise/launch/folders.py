@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ftsupervise.errors import Refused, from_os_error
-from ftsupervise.host.modes import FOLDER, SHARED, make_folder, make_root, set_mode
+from ftsupervise.host.modes import FOLDER, SHARED, make_folder, make_root, no_wider, set_mode
 from ftsupervise.host.ownership import distrust, group_name
 from ftsupervise.nodes import incidents
 from ftsupervise.rundir import pinned
@@ -71,14 +71,15 @@ def _folders(run_dir: RunDir, share: Sharing | None) -> list[tuple[Path, bool]]:
 
 
 def _open(folder: Path, mode: int, group: int | None) -> None:
-    """Set group and mode of a folder of ours; only another person can open theirs."""
+    """Set group and mode of a folder of ours; only another person can open theirs. One that is not shared is never opened wider
+    than it is."""
     found = folder.lstat()
     # a link to another disk is left to its target's owner
     if found.st_uid != os.geteuid() or not stat.S_ISDIR(found.st_mode):
         return
     if group is not None:
         _give(folder, group)
-    set_mode(folder, mode)
+    set_mode(folder, mode if mode & 0o020 else no_wider(mode, found.st_mode))
 
 
 def _give(folder: Path, group: int) -> None:
@@ -139,7 +140,7 @@ def _open_above(root: Path) -> str:
     """Return a folder above ``root`` in which accounts other than its owner can rename entries, as a clause; "" if
     there is none.
     """
-    for folder in root.resolve().parents:
+    for folder in dict.fromkeys((*root.absolute().parents, *root.resolve().parents)):  # as typed, and as it resolves
         try:
             found = folder.stat()
         except OSError:

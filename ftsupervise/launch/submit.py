@@ -31,7 +31,7 @@ from ftsupervise.errors import (
 from ftsupervise.host import files
 from ftsupervise.host.in_time import in_time
 from ftsupervise.host.modes import FOLDER, SCRIPT, claim_folder, make_folder, make_own
-from ftsupervise.host.ownership import shown_user, user_name
+from ftsupervise.host.ownership import distrust, shown_user, strangers_link, user_name
 from ftsupervise.launch.folders import make_folders, pin, require_own
 from ftsupervise.launch.plan import Plan, output_folders, wants_expedited
 from ftsupervise.launch.script import render
@@ -102,6 +102,24 @@ def prepare(run_dir: RunDir, name: str, config_text: str, share: Sharing | None 
         keep_lineage(run_dir, name)
     except OSError as error:
         raise _not_mine(run_dir, from_os_error(error, f"write the run directory {run_dir.root}")) from None
+
+
+def refuse_outputs(run: Run) -> None:
+    """Refuse a folder of ``launch.output`` or ``launch.error`` in which others may lay a link by the name of the next job's
+    output: Slurm would append to whatever it leads to. Raises NotPermitted.
+    """
+    if run.share.launch:  # who may launch the run can do more than that
+        return
+    for folder in output_folders(run):
+        try:
+            why = strangers_link(folder) or distrust(folder.stat(), folder)
+        except OSError:  # it will be made, or that will say why not
+            continue
+        if why:
+            raise NotPermitted(
+                f"launch.output: {why}: a link laid there would have Slurm write into another file of yours",
+                hint=f"leave launch.output out (the run directory has logs/), or: chmod go-w {_quoted(folder)}",
+            )
 
 
 def _make_output_folders(run: Run) -> None:
@@ -305,6 +323,7 @@ def launch_run(
 
     run_dir = RunDir(plan.run_dir)
     require_own(run_dir)
+    refuse_outputs(run)
     check_may_start(run_dir, plan.name)
     others = check_checkpoints(run_dir, run, take_over)
     done = unanswered(plan, scheduler)

@@ -1,16 +1,19 @@
 """Checks that the folder under a run's name is still the one that was launched.
 
-An account that may write a folder above a run can rename the run away and put another in its place. Inode and device
-numbers differ between the nodes of a network file system, so neither is used. But no stranger can make a folder of the
-same owner in which this account's own page, ``launches/NNNN/launch.json``, holds the token of the launch. The token
-comes from a place where no stranger writes: a job has it in its command line, and the watch has it in the account's
-state directory.
+An account that may write a folder above a run can rename the run away and put another in its place. But no stranger can
+make a folder of the same owner in which this account's own page, ``launches/NNNN/launch.json``, holds the token of the
+launch. The token comes from a place where no stranger writes: a job has it in its command line, and the watch has it in the
+account's state directory.
 
-A copy or a restore by the owner is the same run. Without its ``launches/`` it is another: launch it again.
+For a job and for the watch a copy or a restore by the owner is the same run. Without its ``launches/`` it is another: launch
+it again. What deletes, copies or overwrites for a run (``require``) asks for the inode too, because a stranger may put an old
+copy of the owner's own in the place of the run. The device is not asked for: each node numbers a network file system its own
+way.
 """
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 from pathlib import Path
@@ -18,7 +21,7 @@ from typing import NamedTuple
 
 from ftsupervise.errors import NotFound, NotPermitted
 from ftsupervise.host.modes import is_shared, make_folder, make_own
-from ftsupervise.host.ownership import NotTrusted, in_group, read_trusted, shown_user
+from ftsupervise.host.ownership import NotTrusted, in_group, read_trusted, shown_user, strangers_link
 from ftsupervise.rundir.launches import LaunchRecord
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.records import as_counts, decode, parse_object, read_record, write_json
@@ -32,6 +35,7 @@ class Pin(NamedTuple):
     owner: int
     token: str
     run_dir: str = ""
+    inode: int = 0  # 0: not noted
     over: bool = False  # when it was last seen, it had finished, or a person had stopped it
 
 
@@ -44,6 +48,8 @@ def another(rundir: RunDir, token: str) -> str:
 
     Raises OSError where that cannot be seen, FileNotFoundError where there is no such folder.
     """
+    if link := strangers_link(rundir.root):
+        return f"{ANOTHER}: {link}"
     owner = rundir.root.stat().st_uid
     for number in sorted(_numbers(rundir), reverse=True):
         page = rundir.launches / f"{number:04d}" / "launch.json"
@@ -91,6 +97,8 @@ def is_strangers(rundir: RunDir) -> bool:
 
 
 def _strangers(rundir: RunDir) -> str:
+    if link := strangers_link(rundir.root):
+        return f"the run directory is not followed: {link}"
     found = rundir.root.stat()
     if found.st_uid in (os.geteuid(), 0) or (is_shared(found) and in_group(os.geteuid(), found.st_gid)):
         return ""
@@ -122,11 +130,16 @@ def page_of(state: Path, root: Path) -> Path:
 
 
 def note(state: Path, root: Path, token: str = "") -> None:
-    """Note the owner of the run directory ``root``, and the token of this launch. Raises OSError."""
-    page = page_of(state, root)
+    """Note the owner and the inode of the run directory ``root``, and the token of this launch. Raises OSError.
+
+    It is noted by its path as it was typed, and by what that resolves to: another day it may be found by either.
+    """
+    found = root.stat()
     make_own(state)
-    make_folder(page.parent, parents=True)
-    write_json(page, Pin(root.stat().st_uid, token, str(root)), sync=False)
+    for place in dict.fromkeys((root, root.resolve())):
+        page = page_of(state, place)
+        make_folder(page.parent, parents=True)
+        write_json(page, Pin(found.st_uid, token, str(place), found.st_ino), sync=False)
 
 
 def note_over(state: Path, root: Path, over: bool) -> None:
@@ -174,6 +187,28 @@ def another_than_noted(rundir: RunDir, pin: Pin) -> str:
     return _another_owner(rundir, rundir.root.stat().st_uid, pin.owner) or (
         another(rundir, pin.token) if pin.token else ""
     )
+
+
+def require(state: Path, rundir: RunDir, *, copies: bool = False) -> None:
+    """Raise NotTrusted unless the folder at ``rundir`` is the very one that this account has launched there, if it has launched
+    one: what deletes, copies or overwrites for a run asks this. ``copies``: a copy or a restore by its
+    owner will do, to be read. Raises OSError where that cannot be seen.
+    """
+    for root in dict.fromkeys((rundir.whole or rundir.root, (rundir.whole or rundir.root).resolve())):
+        try:
+            pin = read_record(Pin, page_of(state, root), limit=64_000)
+        except FileNotFoundError:
+            continue
+        except ValueError as error:
+            raise OSError(errno.EIO, f"does not say which run directory was launched: {error}", str(root)) from None
+        if pin is None:
+            continue
+        here = RunDir(root)
+        why = another_than_noted(here, pin)
+        if not (why or copies) and pin.inode not in (0, root.stat().st_ino):
+            why = f"{ANOTHER}: {root} is a copy of the one that was launched"
+        if why:
+            raise NotTrusted(f"{why}; nothing is done with it", hint=hint(here))
 
 
 def require_own(state: Path, rundir: RunDir) -> None:

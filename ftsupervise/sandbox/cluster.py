@@ -277,8 +277,10 @@ class Sandbox:
         record |= {"subnet": self.subnet}
         place.write_new(layout.record, json.dumps(record, indent=1) + "\n", 0o644)
         for directory in (layout.bin, layout.state, layout.spool, layout.logs, layout.devices, layout.munge):
-            directory.mkdir()
-            directory.chmod(0o755)
+            directory.mkdir(0o700)
+            directory.chmod(
+                0o700 if directory == layout.munge else 0o755
+            )  # nobody else gets credentials from its munged
         user = user_name()
         host = socket.gethostname().split(".")[0]
         plugins = programs.plugins(shape.prefix)

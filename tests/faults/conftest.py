@@ -7,6 +7,8 @@ import shutil
 import signal
 import subprocess
 import sys
+import sysconfig
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -123,3 +125,18 @@ def freezer(tmp_path: Path) -> Iterator[Callable[[int], None]]:
                 continue
         wait_until(lambda: not (group / "cgroup.procs").read_text().strip(), "the thawed to die")
         group.rmdir()
+
+
+@pytest.fixture(scope="session")
+def python() -> Iterator[str]:
+    """An interpreter that every account may run, with what this one has installed."""
+    plain = f"/usr/bin/python{sys.version_info[0]}.{sys.version_info[1]}"
+    if not os.access(plain, os.X_OK):
+        pytest.skip(f"needs {plain}: other accounts cannot run {sys.executable}")
+    top = Path(tempfile.mkdtemp(prefix="fts-", dir="/tmp"))
+    top.chmod(0o755)
+    subprocess.run([plain, "-m", "venv", "--without-pip", str(top / "venv")], check=True, timeout=60)
+    packages = next((top / "venv").glob("lib/python*/site-packages"))
+    (packages / "ours.pth").write_text(f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})\n")
+    yield str(top / "venv" / "bin" / "python")
+    shutil.rmtree(top)

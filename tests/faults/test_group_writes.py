@@ -8,8 +8,6 @@ import pwd
 import shutil
 import stat
 import subprocess
-import sys
-import sysconfig
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -47,21 +45,6 @@ def place() -> Iterator[Path]:
     top.chmod(0o755)
     yield top
     shutil.rmtree(top, ignore_errors=True)  # a job may be ending
-
-
-@pytest.fixture(scope="module")
-def python() -> Iterator[str]:
-    """An interpreter that every account may run, with what this one has installed."""
-    plain = f"/usr/bin/python{sys.version_info[0]}.{sys.version_info[1]}"
-    if not os.access(plain, os.X_OK):
-        pytest.skip(f"needs {plain}: other accounts cannot run {sys.executable}")
-    top = Path(tempfile.mkdtemp(prefix="fts-", dir="/tmp"))
-    top.chmod(0o755)
-    subprocess.run([plain, "-m", "venv", "--without-pip", str(top / "venv")], check=True, timeout=60)
-    packages = next((top / "venv").glob("lib/python*/site-packages"))
-    (packages / "ours.pth").write_text(f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})\n")
-    yield str(top / "venv" / "bin" / "python")
-    shutil.rmtree(top)
 
 
 @pytest.fixture

@@ -275,3 +275,21 @@ def test_the_quoted_words_of_a_script_reach_slurm_as_they_were(desk: Desk) -> No
         found = Slurm(desk.sandbox.env()).describe(job)
         assert found is not None
         assert found.comment == words
+
+
+def test_what_slurm_keeps_of_a_job_holds_no_secret(desk: Desk) -> None:
+    """``scontrol write batch_script`` and the spool of slurmctld, in which the script and the environment of a job lie."""
+    secret = "xoxb-1234567890-abcdefghijklmnop"
+    desk.settings(
+        "scheduler: slurm\nlaunch: {command: sleep 600, jobs: 2, sbatch: [--begin=now+1hour]}\n"
+        "alerts: {receivers: [slack: {channel: ops, token_env: OUR_TOKEN}]}\n"
+    )
+    env = {"OUR_TOKEN": secret, "SLACK_BOT_TOKEN": secret, "HARMLESS": "canary-of-the-environment"}
+    done = desk.type("launch", env=env)
+    assert done.returncode == 0, done.stderr
+    (job,) = {line.partition("_")[0] for line in desk.queue("%i")}
+    script = desk.sandbox.run(["scontrol", "write", "batch_script", job, "-"])
+    assert "#SBATCH" in script and secret not in script
+    kept = b"".join(path.read_bytes() for path in (desk.sandbox.directory / "state").rglob("*") if path.is_file())
+    assert b"canary-of-the-environment" in kept, "it is where the environment lies"
+    assert secret.encode() not in kept

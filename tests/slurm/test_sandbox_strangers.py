@@ -126,3 +126,24 @@ def test_a_program_in_the_current_directory_is_not_slurms(place: Path) -> None:
     done = subprocess.run(command, cwd=place, env=env, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     assert not (place / "ran").exists()
+
+
+def test_nobody_else_gets_a_credential_from_its_munged(place: Path) -> None:
+    """Even where all may enter the sandbox: the folder of the key and of the socket is closed by itself."""
+    place.mkdir(0o755)
+    with Sandbox.up(place, nodes=1):
+        place.chmod(0o755)
+        code = "import socket, sys; socket.socket(socket.AF_UNIX).connect(sys.argv[1])"
+        words = ["/usr/bin/python3", "-c", code, str(place / "munge" / "sock")]
+        assert subprocess.run(words, check=False, timeout=30).returncode == 0, "its owner does"
+        done = subprocess.run(
+            words,
+            user=STRANGER,
+            group=STRANGER,
+            extra_groups=[],
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=False,
+        )
+        assert "PermissionError" in done.stderr

@@ -41,6 +41,7 @@ class Twins:
 
     def __init__(self, top: Path, sandbox: Sandbox) -> None:
         self.sandbox, self.env = sandbox, sandbox.env()
+        (sandbox.directory / "munge").chmod(0o711)  # this one has a second user
         self.one, self.other = (self._launch(top / folder) for folder in ("one", "other"))
         (mark,) = (f"ftsupervise:{NAME}:{record.token}" for record in launches(self.one))
         words = ["sbatch", "--parsable", "--begin=now+1hour", "--output=/dev/null", "-J", NAME, f"--comment={mark}"]

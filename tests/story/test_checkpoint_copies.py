@@ -21,7 +21,7 @@ from ftsupervise.checkpoints.manifest import FOLDER_NAME, FileEntry, Manifest, r
 from ftsupervise.checkpoints.offload import CopyDamaged, copies_of, offload
 from ftsupervise.checkpoints.quarantine import quarantined
 from ftsupervise.checkpoints.restore import copies_in, restore
-from ftsupervise.checkpoints.stores import FolderStore, Store, inside, open_store
+from ftsupervise.checkpoints.stores import FolderStore, Rights, Store, inside, open_store
 from ftsupervise.checkpoints.verify import CheckpointState, Scope, Thoroughness, verify
 from ftsupervise.cli import ftsupervise
 from ftsupervise.errors import NotFound, NotPermitted, UsageError
@@ -165,7 +165,7 @@ def test_a_file_that_was_changed_at_the_far_end_is_sent_again_before_the_copy_co
     manifest = read_manifest(checkpoint)
     assert manifest is not None
     entry = manifest.files[-1]
-    store.write(f"{checkpoint.name}/{entry.path}", [b"x" * entry.size])
+    store.write(f"{checkpoint.name}/{entry.path}", [b"x" * entry.size], Rights(0o644, 0o755))
     offload(checkpoint, store, now=now)
     (copy,), _ = copies_in([store])
     assert content(restore(copy, tmp_path / "back", now=now)) == content(checkpoint)
@@ -187,7 +187,7 @@ def test_a_bit_that_flips_at_the_far_end_is_found_when_it_is_restored(store: Sto
     offload(checkpoint, store, now=now)
     data = bytearray(b"".join(store.read("step-00000100/shards/1.bin")))
     data[-1] ^= 1
-    store.write("step-00000100/shards/1.bin", [bytes(data)])
+    store.write("step-00000100/shards/1.bin", [bytes(data)], Rights(0o644, 0o755))
     (copy,), _ = copies_in([store])
     with pytest.raises(CopyDamaged, match=r"shards/1\.bin"):
         restore(copy, tmp_path / "back", now=now)

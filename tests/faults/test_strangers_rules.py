@@ -1,0 +1,396 @@
+"""A member of the group who may write the folder above a run puts his own in its place: nothing of his settings is done.
+
+Real accounts: ``ada`` launches and keeps up her runs, ``eve`` is in her group, ``nobody`` is a stranger to both.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import pwd
+import re
+import shutil
+import stat
+import subprocess
+import tempfile
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from ftsupervise.cli import checkpoint_copies, checkpoint_upkeep
+from ftsupervise.config.believed import load_believed
+from ftsupervise.config.load import leaves, loads, values
+from ftsupervise.config.strict_yaml import dotted
+from ftsupervise.host.ownership import held
+from tests.neighbours.patience import wait_until
+
+pytestmark = [pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="needs root to act as other accounts")]
+
+ADA, EVE = "daemon", "games"  # every Debian has them
+GROUP = pwd.getpwnam(EVE).pw_gid  # of both
+SETTINGS = "name: thesis\nscheduler: local\nlaunch: {command: 'true', jobs: 1}\nwatch: {disk: null, memory: null}\n"
+SAVE = """
+import pathlib, sys
+from ftsupervise.checkpoints.commit import commit
+for step in range(1, 6):
+    one = pathlib.Path(sys.argv[1], f"step-{step}")
+    one.mkdir()
+    (one / "weights").write_bytes(b"w" * step)
+    commit(one)
+"""
+ROOT = Path(__file__).parents[2]
+# What another account's settings may say: what the run is, what it would ask of Slurm and of its loop, and the limits of its
+# watchdogs. No command, no receiver, no path of ours, no expression, and nothing that removes, copies or sends.
+SHOWN = (
+    *("name", "run_dir", "scheduler", "share", "launch", "guard", "nodes.at_most", "watch"),
+    *("checkpoints.incremental", "checkpoints.pattern", "checkpoints.verify"),
+)
+NEVER = ("launch.template", "watch.exec", "watch.metrics", "watch.hang.log", "watch.loss.log", "watch.loss.pattern")
+READS = {"list", "verify"}  # what only shows
+ACTS = sorted((checkpoint_copies.checkpoints.commands | checkpoint_upkeep.checkpoints.commands).keys() - READS)
+
+
+class Typed(NamedTuple):
+    """The end of a command."""
+
+    code: int
+    said: str
+
+
+class Project:
+    """A project folder in which the group may write, ada's run in it with five checkpoints for her eyes alone, and a folder of
+    eve's."""
+
+    def __init__(self, top: Path, python: str) -> None:
+        self.top, self.python = top, python
+        self.home, self.project, self.eves = top / "home", top / "project", top / "eve"
+        for folder, mode, who in ((self.home, 0o700, ADA), (self.project, 0o2775, ADA), (self.eves, 0o777, EVE)):
+            folder.mkdir()
+            os.chown(folder, pwd.getpwnam(who).pw_uid, GROUP)
+            folder.chmod(mode)
+        self.run, self.away = self.project / "runs" / "thesis", self.project / "runs" / "away"
+        (self.project / "ftsupervise.yaml").write_text(SETTINGS)
+        os.chown(self.project / "ftsupervise.yaml", pwd.getpwnam(ADA).pw_uid, GROUP)
+        done = self.type("launch", str(self.project / "ftsupervise.yaml"))
+        assert done.code == 0, done.said
+        wait_until((self.run / "attempts" / "0001" / "end.json").exists, "the end of its job")
+        self.save(self.run / "checkpoints")
+        (self.project / "runs").chmod(0o2775)
+
+    def save(self, folder: Path) -> None:
+        """Ada makes five checkpoints there, for her eyes alone."""
+        argv = [self.python, "-c", SAVE, str(folder)]
+        subprocess.run(argv, user=ADA, group=GROUP, extra_groups=[], cwd="/", umask=0o077, check=True, timeout=60)
+
+    def type(self, *words: str, umask: int = 0o022, who: str = ADA) -> Typed:
+        env = {"PATH": os.environ["PATH"], "HOME": str(self.home), "FTSUPERVISE_STATE_DIR": str(self.home / "state")}
+        done = subprocess.run(
+            [self.python, "-m", "ftsupervise", *words],
+            cwd=self.home if who == ADA else "/", env=env, user=who, group=GROUP, extra_groups=[], umask=umask,
+            capture_output=True, text=True, timeout=120, check=False,
+        )  # fmt: skip
+        assert "Traceback" not in done.stderr, done.stderr
+        return Typed(done.returncode, done.stdout + done.stderr)
+
+    def own(self, act: Callable[[], object], who: str = ADA) -> None:
+        """Do it as that account."""
+        pid = os.fork()
+        if pid == 0:
+            code = 1
+            try:
+                os.setgroups([])
+                os.setgid(GROUP)
+                os.setuid(pwd.getpwnam(who).pw_uid)
+                os.umask(0)
+                act()
+                code = 0
+            except Exception:  # the end of this process says that it failed
+                traceback.print_exc()
+            finally:
+                os._exit(code)
+        assert os.waitpid(pid, 0)[1] == 0, f"{who} could not do it"
+
+    def exchange(self, section: str) -> None:
+        """Eve renames the run away and puts her own in its place, whose settings have this section of the checkpoints and
+        name a third directory, and whose checkpoints are a link to ada's."""
+
+        def do() -> None:
+            self.run.rename(self.away)
+            for name in ("switches", "launches", "state", "attempts", "watch"):
+                (self.run / name).mkdir(parents=True)
+            (self.eves / "run").mkdir()
+            (self.run / "checkpoints").symlink_to(self.away / "checkpoints")
+            (self.run / "run.yaml").write_text(f"{SETTINGS}run_dir: {self.eves}/run\ncheckpoints: {section}\n")
+
+        self.own(do, EVE)
+
+    def adas(self) -> dict[str, int]:
+        """Everything in her checkpoints, with its mode."""
+        top = self.away / "checkpoints"
+        top = top if top.exists() else self.run / "checkpoints"
+        return {str(one.relative_to(top)): one.lstat().st_mode for one in top.rglob("*")}
+
+
+@pytest.fixture
+def project(python: str) -> Iterator[Project]:
+    top = Path(tempfile.mkdtemp(prefix="fts-", dir="/tmp"))
+    top.chmod(0o755)
+    try:
+        yield Project(top, python)
+    finally:
+        shutil.rmtree(top, ignore_errors=True)  # a job may be ending
+
+
+def test_what_ones_own_settings_ask_for_is_done(project: Project) -> None:
+    """The counter-test: all the others would pass where nothing is ever done."""
+    settings = f"{SETTINGS}checkpoints: {{retain: {{last: 2}}, offload: {{to: {project.home}/copies}}}}\n"
+    (project.project / "ftsupervise.yaml").write_text(settings)
+    assert project.type("launch", "--again", str(project.project / "ftsupervise.yaml")).code == 0
+    done = project.type("checkpoints", "upkeep", "--all")
+    assert done.code == 0, done.said
+    assert {name for name in os.listdir(project.run / "checkpoints") if name.startswith("step")} == {"step-4", "step-5"}
+    assert (project.home / "copies" / "step-5" / "weights").read_bytes() == b"w" * 5
+
+
+@pytest.mark.parametrize("words", [["upkeep", "--all"], ["upkeep", "thesis"], ["upkeep", "{run}"], ["prune", "{run}"]])
+def test_the_hourly_upkeep_obeys_no_settings_of_a_stranger(project: Project, words: list[str]) -> None:
+    before = project.adas()
+    project.exchange(f"{{retain: {{last: 2}}, offload: {{to: {project.eves}}}, adopt: true}}")
+    done = project.type("checkpoints", *(word.format(run=project.run) for word in words))
+    assert project.adas() == before
+    assert os.listdir(project.eves) == ["run"], "nothing was copied"
+    assert done.code != 0 and "the run directory was replaced by another" in done.said
+
+
+@pytest.mark.parametrize("verb", ACTS)
+def test_no_command_about_checkpoints_acts_in_a_directory_that_was_put_in_the_runs_place(
+    project: Project, verb: str
+) -> None:
+    """Of click's own table: a new command has to show here that it asks, or to stand among those that only show."""
+    typed = {
+        "prune": ["--last", "2"],
+        "offload": ["--to", str(project.home / "copies")],
+        "restore": ["--from", str(project.eves / "copies")],
+    }
+    project.exchange("{}")
+    before = project.adas()
+    done = project.type("checkpoints", verb, str(project.run), *typed.get(verb, []))
+    assert done.code != 0 and "was replaced by another" in done.said, done
+    assert project.adas() == before and not (project.home / "copies").exists()
+
+
+def test_an_old_copy_of_ones_own_in_the_place_of_the_run_is_told_from_it(project: Project) -> None:
+    """It has the owner and the token of the run, so only its inode differs."""
+
+    def copied() -> None:
+        shutil.copytree(project.run, project.away.with_name("backup"), symlinks=True)
+
+    def exchanged() -> None:
+        project.run.rename(project.away)
+        project.away.with_name("backup").rename(project.run)
+
+    project.own(copied)
+    project.own(exchanged, EVE)
+    done = project.type("checkpoints", "prune", "--last", "2", "thesis")
+    assert done.code == 77 and "is a copy of the one that was launched" in done.said, done
+    assert len(list((project.run / "checkpoints").glob("step-*"))) == 5
+
+
+def test_settings_of_a_stranger_are_shown_and_what_is_typed_is_done(project: Project) -> None:
+    """Eve's own run, which she lets ada keep up: ada's rules count, and no place of eve's."""
+    run = project.eves / "runs" / "thesis"
+
+    def make() -> None:
+        for name in ("switches", "launches", "state", "attempts", "watch", "checkpoints"):
+            (run / name).mkdir(parents=True)
+        section = f"{{retain: {{last: 2}}, offload: {{to: {project.eves}/copies}}}}"
+        (run / "run.yaml").write_text(f"{SETTINGS}checkpoints: {section}\n")
+
+    project.own(make, EVE)
+    for verb in ("prune", "upkeep", "offload"):
+        done = project.type("checkpoints", verb, str(run))
+        assert done.code != 0 and "belongs to games" in done.said, (verb, done)
+        assert "checkpoints.retain" in done.said and "checkpoints.offload" in done.said and "--trust" in done.said
+    assert not (project.eves / "copies").exists()
+    done = project.type("checkpoints", "prune", "--last", "3", str(run))
+    assert "checkpoints verified" in done.said
+
+
+def test_no_checkpoint_is_removed_through_a_link_that_a_stranger_laid(project: Project) -> None:
+    """The run is ada's own, but its checkpoints lie in a folder of the group's, where eve exchanges them for a link."""
+    shared, other = project.project / "ckpt", project.home / "other"
+    project.own(lambda: (shared.mkdir(), other.mkdir()))
+    project.save(other)
+    settings = f"{SETTINGS}checkpoints: {{path: {shared}, retain: {{last: 2}}}}\n"
+    (project.project / "ftsupervise.yaml").write_text(settings)
+    assert project.type("launch", "--again", str(project.project / "ftsupervise.yaml")).code == 0
+    project.own(lambda: (shared.rename(project.project / "gone"), shared.symlink_to(other)), EVE)
+    done = project.type("checkpoints", "upkeep", "thesis")
+    assert f"{shared} is a link of games to what belongs to daemon" in done.said
+    assert len(list(other.glob("step-*"))) == 5
+
+
+def test_a_folder_that_is_held_is_the_one_that_was_judged(project: Project) -> None:
+    first = project.home / "first"
+    (first / "mine").mkdir(parents=True)
+    with held(first) as folder:
+        first.rename(project.home / "second")
+        first.mkdir()
+        assert os.listdir(folder) == ["mine"]
+
+
+def modes(top: Path) -> dict[str, int]:
+    """What its group and others may do with each entry below ``top``, and with itself."""
+    return {str(one.relative_to(top)): stat.S_IMODE(one.lstat().st_mode) for one in (top, *top.rglob("*"))}
+
+
+@pytest.mark.parametrize("umask", [0, 0o022, 0o077])
+@pytest.mark.parametrize(("folder", "file"), [(0o700, 0o600), (0o750, 0o640), (0o755, 0o600)])
+def test_a_copy_and_what_is_brought_back_are_no_wider_than_their_source(
+    project: Project, umask: int, folder: int, file: int
+) -> None:
+    source = project.run / "checkpoints" / "step-5"
+    source.chmod(folder)
+    (source / "weights").chmod(file)
+    copies, back = project.home / "made" / "copies", project.home / "back"
+    done = project.type("checkpoints", "offload", "--to", str(copies), "thesis", umask=umask)
+    assert done.code == 0, done.said
+    shutil.rmtree(source)
+    done = project.type("checkpoints", "restore", "--from", str(copies), "thesis", umask=umask)
+    assert done.code == 0, done.said
+    done = project.type("checkpoints", "restore", "--from", str(copies), "--to", str(back), umask=umask)
+    assert done.code == 0, done.said
+    for top in (copies.parent, back, source):
+        assert top.exists()
+        for name, mode in modes(top).items():
+            allowed = file if name.endswith("weights") else folder
+            assert not mode & 0o077 & ~allowed, (top, name, oct(mode))
+
+
+@pytest.mark.parametrize("laid", ["runs/second", "runs"])
+def test_launch_follows_no_link_of_a_stranger_into_a_private_folder(project: Project, laid: str) -> None:
+    private = project.home / "private"
+    inner = private if laid == "runs/second" else private / "second"
+
+    def make() -> None:
+        for name in ("staging/0001", "logs", "state"):
+            (inner / name).mkdir(parents=True)
+        (inner / "staging" / "0001" / "half").write_text("mine")
+        for folder in (private, *private.rglob("*")):
+            folder.chmod(0o700 if folder.is_dir() else 0o600)
+
+    def lay() -> None:
+        where = project.project / laid
+        if where.is_dir():
+            where.rename(where.with_name("gone"))
+        where.symlink_to(private)
+
+    project.own(make)
+    project.own(lay, EVE)
+    before = modes(private)
+    (project.project / "ftsupervise.yaml").write_text(SETTINGS.replace("thesis", "second"))
+    done = project.type("launch", str(project.project / "ftsupervise.yaml"))
+    assert done.code == 77 and f"{project.project / laid} is a link of games to what belongs to daemon" in done.said, (
+        done
+    )
+    assert modes(private) == before and (inner / "staging" / "0001" / "half").read_text() == "mine"
+    shown = project.type("launch", "--dry-run", str(project.project / "ftsupervise.yaml"))
+    assert "launch would refuse at present" in shown.said and "is a link of games" in shown.said
+
+
+def test_a_folder_that_was_there_is_not_opened_by_a_launch_and_a_link_hides_no_open_folder(project: Project) -> None:
+    """Ada's own link: it is followed, and the folder in which eve could exchange it is named."""
+    place = project.home / "place"
+
+    def make() -> None:
+        (place / "logs").mkdir(parents=True)
+        place.chmod(0o700)
+        (place / "logs").chmod(0o700)
+        (project.project / "runs" / "second").symlink_to(place)
+
+    project.own(make)
+    (project.project / "ftsupervise.yaml").write_text(SETTINGS.replace("thesis", "second"))
+    done = project.type("launch", str(project.project / "ftsupervise.yaml"))
+    assert done.code == 0, done.said
+    assert f"the group games may write {project.project / 'runs'}" in done.said
+    assert stat.S_IMODE(place.stat().st_mode) == stat.S_IMODE((place / "logs").stat().st_mode) == 0o700
+
+
+def test_no_output_is_written_where_others_may_lay_a_link(project: Project) -> None:
+    logs = project.project / "logs"
+    project.own(lambda: (logs.mkdir(), logs.chmod(0o2775)))
+    (project.project / "ftsupervise.yaml").write_text(
+        SETTINGS.replace("thesis", "second").replace("jobs: 1", f"jobs: 1, output: {logs}/%j.out")
+    )
+    words = ("launch", str(project.project / "ftsupervise.yaml"))
+    done = project.type(*words)
+    assert (
+        done.code == 77 and f"the group games may write {logs}" in done.said and "leave launch.output out" in done.said
+    )
+    assert "launch would refuse at present: launch.output" in project.type(*words, "--dry-run").said
+    assert not (project.project / "runs" / "second").exists()
+    project.own(lambda: logs.chmod(0o755))
+    assert project.type(*words).code == 0
+
+
+def test_every_setting_of_a_stranger_is_one_that_may_only_be_shown(tmp_path: Path) -> None:
+    """Of the manual's full example, which has every key: a new setting has to be held back, or to stand in the list here."""
+    text = max(
+        re.findall(r"```yaml[^\n]*\n(.*?)```", (ROOT / "docs/configuration.md").read_text("utf-8"), re.S), key=len
+    )
+    path = tmp_path / "ftsupervise.yaml"
+    path.write_text(text)
+    os.chown(path, pwd.getpwnam(EVE).pw_uid, GROUP)
+    found = load_believed(path)
+    usual = leaves(values(loads("name: default\nlaunch: {command: default}\n")))
+    said = {dotted(key) for key, value in leaves(values(found.run)).items() if usual.get(key) != value}
+    assert found.why and said and {key for key in said if not key.startswith(SHOWN) or key.startswith(NEVER)} == set()
+
+
+def test_whoever_reads_settings_whole_is_known() -> None:
+    """Settings of another account come in by ``believed``. Who reads a file without it only shows what it says."""
+    whole = {"load", "loads", "loaded"}
+    known = {"cli/config.py", "config/believed.py", "report/everything.py"}
+    found = set()
+    for path in (ROOT / "ftsupervise").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.ImportFrom) and node.module == "ftsupervise.config.load":
+                found |= {path.relative_to(ROOT / "ftsupervise").as_posix() for one in node.names if one.name in whole}
+    assert found == known
+
+
+def test_a_report_by_name_lists_nothing_of_a_directory_that_was_put_in_the_runs_place(project: Project) -> None:
+    project.exchange("{}")
+    done = project.type("report", "thesis", "--markdown")
+    assert done.code == 77 and "was replaced by another" in done.said
+
+
+@pytest.mark.parametrize("words", [["save"], ["kill"], ["clear"], ["clear", "--brake"], ["nodes", "exclude", "node-1"]])
+def test_nothing_that_is_typed_for_a_run_is_written_through_a_link_of_a_stranger(
+    project: Project, words: list[str]
+) -> None:
+    private = project.home / "private"
+
+    def make() -> None:
+        for name in ("switches", "state", "nodes"):
+            (private / name).mkdir(parents=True)
+        for name in ("switches/kill-switch", "switches/save-switch", "state/brake.json"):
+            (private / name).write_text("{}")
+
+    def lay() -> None:
+        project.run.rename(project.away)
+        for name in ("launches", "attempts", "watch"):
+            (project.run / name).mkdir(parents=True)
+        for name in ("switches", "state", "nodes"):
+            (project.run / name).symlink_to(private / name)
+
+    project.own(make)
+    project.own(lay, EVE)
+    before = modes(private)
+    more = ["--reason", "x"] if words[0] == "nodes" else []
+    done = project.type(*words, str(project.run), *more)
+    assert done.code == 77 and "is a link of games to what belongs to daemon" in done.said, done
+    assert modes(private) == before
