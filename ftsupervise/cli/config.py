@@ -176,10 +176,12 @@ def settings_to_act_on(path: Path, verb: str, *, dry_run: bool, trust: bool = Fa
     """The settings in ``path``, with which ``verb`` acts as this account. Raises NotTrusted for those that somebody else may
     write, unless they are only to be shown."""
     from ftsupervise.config.believed import load_believed
+    from ftsupervise.config.find_run import require_run_dir
     from ftsupervise.config.load import load
     from ftsupervise.host.ownership import NotTrusted
 
     found = load_believed(path, trust=trust, watched=False)
+    require_run_dir(found.run.run_dir)
     if not found.why:
         return found.run
     if dry_run:
@@ -191,8 +193,10 @@ def settings_to_act_on(path: Path, verb: str, *, dry_run: bool, trust: bool = Fa
 def load_settings(path: Path, *, trust: bool = False) -> Run:
     """The settings in ``path`` as far as they are trusted; commands in another account's file are only shown."""
     from ftsupervise.config.believed import load_believed
+    from ftsupervise.config.find_run import require_run_dir
 
     found = load_believed(path, trust=trust)
+    require_run_dir(found.run.run_dir)
     for line in found.sentences(path):
         say(line, err=True)
     return found.run

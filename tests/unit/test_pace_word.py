@@ -13,7 +13,7 @@ from ftsupervise.report.queues import QueueSeen
 from ftsupervise.report.reading import RunReading, WatchSeen
 from ftsupervise.report.row import row_of
 from ftsupervise.report.verdict import verdict_of
-from ftsupervise.run.progress_pages import HourOfTraining
+from ftsupervise.run.progress_pages import HourOfTraining, pause_after
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.progress import ProgressPage
 from ftsupervise.rundir.watched import FiringAlert, WatchFound
@@ -149,3 +149,9 @@ def test_the_rate_of_the_last_hour_counts_training_alone() -> None:
         rate = hour.rate(60.0 * minute, step, training=training)
         assert rate is None or minute > 120
     assert rate == pytest.approx(0.1, rel=0.3)
+
+
+def test_a_page_that_hung_is_followed_by_the_next_after_a_minute_at_most() -> None:
+    assert pause_after(0.01) == 5.0
+    assert pause_after(1.0) == 20.0, "a slow file system is not written to all the time"
+    assert pause_after(30.0) == pause_after(3600.0) == 60.0
