@@ -103,6 +103,8 @@ def main(argv: list[str] | None = None) -> NoReturn:
         time_limit.go_on_in_a_child(sys.argv[1:])  # returns in a child, whose output is no terminal
     elif argv is None and time_limit.acts(sys.argv[1:]):
         argv = time_limit.try_dry_run(sys.argv[1:])  # returns in a child too, which makes a dry run
+        if argv is None and (patience := time_limit.patience_of(sys.argv[1:])):
+            time_limit.go_on_in_a_child(sys.argv[1:], patience=patience)  # returns in a child, which does it
     time_limit.limit_slurm(sys.argv[1:] if argv is None else argv)
     try:
         with printable_streams(colours=colours):

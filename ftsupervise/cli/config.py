@@ -176,19 +176,25 @@ def settings_to_act_on(path: Path, verb: str, *, dry_run: bool, trust: bool = Fa
     """The settings in ``path``, with which ``verb`` acts as this account. Raises NotTrusted for those that somebody else may
     write, unless they are only to be shown."""
     from ftsupervise.config.believed import load_believed, load_to_act
+    from ftsupervise.config.find_run import require_run_dir
     from ftsupervise.config.load import load
 
     if dry_run and (why := load_believed(path, trust=trust, watched=False).why):
         say(f"note: {why}: {verb} would refuse it", err=True)
-        return load(path)
-    return load_to_act(path, f"{verb} would run the commands in it as you", trust=trust, hint=hint)
+        run = load(path)
+    else:
+        run = load_to_act(path, f"{verb} would run the commands in it as you", trust=trust, hint=hint)
+    require_run_dir(run.run_dir)
+    return run
 
 
 def load_settings(path: Path, *, trust: bool = False) -> Run:
     """The settings in ``path`` as far as they are trusted; commands in another account's file are only shown."""
     from ftsupervise.config.believed import load_believed
+    from ftsupervise.config.find_run import require_run_dir
 
     found = load_believed(path, trust=trust)
+    require_run_dir(found.run.run_dir)
     for line in found.sentences(path):
         say(line, err=True)
     return found.run

@@ -260,7 +260,7 @@ def ensure(directory: Path | None, run_dir: str | None, dry_run: bool) -> None:
 def tick(directory: Path | None, slot: int | None) -> None:
     """Run one slot; every back end calls this."""
     made_for = datetime.fromtimestamp(slot, timezone.utc) if slot is not None else None
-    done = cron_output.tick(_place(directory), made_for)
+    done = cron_output.tick(cron_output.answering_place(directory), made_for)
     for line in (*done.trouble, *done.notified) if done is not None else ():
         click.echo(line, err=True)
 

@@ -9,6 +9,8 @@ import shlex
 import sys
 import time
 from datetime import datetime, timezone
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -249,6 +251,45 @@ def jobs(env: Mapping[str, str]) -> Scheduler:
     return open_scheduler("auto", env)
 
 
+_HOME = 4.0  # seconds for a home directory to answer
+_ANSWER = 15.0  # seconds in which the folder of a cron must answer before a slot of it begins
+
+
+def answering_place(directory: Path | None) -> CronDir:
+    """Return the installed folder, once a child has read it as a slot does. Raises NoAnswer where it hangs: no slot begins
+    then, and while that child hangs none is sent after it. A slot that hangs could not be ended, and each would leave one more.
+    """
+    from ftsupervise.config.find_run import cron_directory
+    from ftsupervise.crontab import ENV_DIR
+    from ftsupervise.crontab.entries import find
+    from ftsupervise.crontab.installation import CronDir, read_installed
+    from ftsupervise.errors import NoAnswer
+    from ftsupervise.probe.errand import within
+
+    def read() -> str:
+        place = CronDir(cron_directory(directory))
+        installed = read_installed(place)
+        if installed is not None:
+            find(place, installed)
+        return str(place.root)
+
+    where = directory or os.environ.get(ENV_DIR) or "the folder of the cron"
+    try:
+        return CronDir(Path(within(_ANSWER, read, key=f"cron {where}")))
+    except TimeoutError as error:
+        raise NoAnswer(f"{where}: {error}", hint="no slot was begun; the next one tries again") from None
+
+
+def answers(home: Path) -> bool:
+    """Return whether a home directory is there and its file system answers; an entry begins in ``/`` otherwise."""
+    from ftsupervise.probe.errand import within
+
+    try:
+        return bool(within(_HOME, home.is_dir, key=f"home {home}"))
+    except TimeoutError:
+        return False
+
+
 def tick(place: CronDir, slot: datetime | None) -> CronTicked | None:
     from ftsupervise.crontab.installation import read_installed
     from ftsupervise.crontab.tick import tick as one
@@ -258,7 +299,9 @@ def tick(place: CronDir, slot: datetime | None) -> CronTicked | None:
         os.environ.setdefault(
             name, value
         )  # receivers need the proxy; a tick of crontab, or of Slurm, has only some of these variables
-    return one(place, slot=slot, now=now(), job_id=os.environ.get("SLURM_JOB_ID", ""), slurm=slurm, jobs=jobs)
+    return one(
+        place, slot=slot, now=now(), job_id=os.environ.get("SLURM_JOB_ID", ""), slurm=slurm, jobs=jobs, answers=answers
+    )
 
 
 def run_one(place: CronDir, name: str, *, again: bool, dry_run: bool) -> None:
@@ -278,7 +321,8 @@ def run_one(place: CronDir, name: str, *, again: bool, dry_run: bool) -> None:
             queue = jobs(installed.environment).queue()
         except Error:
             queue = None  # so that no run starts beside an earlier one that may still go on
-    slot = CronSlot(place, installed, at.replace(microsecond=0), at, "", queue, lambda: jobs(installed.environment))
+    scheduler = partial(jobs, installed.environment)
+    slot = CronSlot(place, installed, at.replace(microsecond=0), at, "", queue, scheduler, answers=answers)
     done = run_now(slot, entry, again=again, echo=_to_terminal)
     click.echo(f"{entry.name}: {done.words}; output in {done.folder}", err=True)
     raise SystemExit(done.code)

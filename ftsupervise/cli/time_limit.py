@@ -4,8 +4,11 @@ A process that reads a dead mount cannot be woken, and does not even die. So the
 and the typed process only passes on its output; a child that is silent for too long is left behind.
 Slurm's commands are given up earlier (``host.answer_by``), so that the rest is still printed.
 
-A command that acts (``launch``, ``notify test``, ``cron install`` …) is not left behind in the middle. It is tried first, as a
-dry run, by a child whose output is dropped: if that hangs the command would hang too, so it is not begun.
+A command that acts (``launch``, ``notify test``, ``cron install`` …) is tried first, as a dry run, by a child whose output is
+dropped: if that hangs the command would hang too, so it is not begun. Then it is done by a child as well, which is given up
+when nothing in it moves any more: what it writes may lie elsewhere than what it reads.
+
+``BOUNDS`` has every command of the program; docs/commands.md has the same table, and a test compares both with click's.
 
 Standard library only, and little of it: ``kill`` is typed in a hurry.
 """
@@ -19,26 +22,100 @@ import signal
 import struct
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from enum import Enum
 from itertools import pairwise
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 from ftsupervise import host
 from ftsupervise.errors import NoAnswer
 
 ANSWER = 12.0  # seconds
 _SLURM = 8.0  # … of which for Slurm's commands, all together
+_LAUNCH = 10.0  # seconds for all that ``launch`` asks Slurm before it submits, its dry run included
+_TRIAL = 4.0  # … of which for those of the dry run that comes first
 _MOST = 60.0  # more of them at most, where the machine is so busy that the child waits for its turn
 _GRACE = 0.3
+_ASIDE = 1.0  # seconds for a look at the notes of this host
 _UNSEEN = 3  # Nagios: could not see
 
-_QUICK = frozenset(
-    {"status", "logs", "list", "report", "metrics", "check", "kill", "save", "clear", "alerts", "nodes", "config"}
-)
-_QUICK_CRON = frozenset({"status", "list", "add"})
-_ACTING_CRON = frozenset({"install", "remove", "run", "ensure"})
-_ACTING_SANDBOX = frozenset({"up", "down", "node", "controller"})
-_ACTING_CHECKPOINTS = frozenset({"verify", "commit", "prune", "offload", "restore", "upkeep"})
+
+class Bounding(Enum):
+    """How a command is kept from hanging with what it reads."""
+
+    LOOKS = "looks, or raises a switch"  # by a child, which is left behind
+    ACTS = "is tried first"  # as a dry run; then done by a child, as long as something moves
+    WORKS = "is tried first; then its parts have bounds"  # in this process
+    STAYS = "its parts have bounds"  # a clock or a job starts it, or it goes on until it is ended
+
+
+class CommandBound(NamedTuple):
+    """``seconds``: within which it answers whatever hangs, with everything else as it usually is."""
+
+    kind: Bounding
+    seconds: float = 15.0
+    patience: float = 0.0  # seconds without a movement in which its work is given up
+
+
+_LOOKS = CommandBound(Bounding.LOOKS)
+_COPIES = CommandBound(Bounding.WORKS, 150.0)  # the patience of ``checkpoints`` is two minutes
+_PROGRAM = CommandBound(Bounding.STAYS, 60.0)
+BOUNDS: dict[str, CommandBound] = {
+    "launch": CommandBound(Bounding.ACTS, 45.0, 15.0),
+    "run": _PROGRAM,
+    "watch": _PROGRAM,
+    "check": _LOOKS,
+    "status": _LOOKS,
+    "logs": _LOOKS,
+    "list": _LOOKS,
+    "report": _LOOKS,
+    "metrics": _LOOKS,
+    "kill": _LOOKS,
+    "save": _LOOKS,
+    "clear": _LOOKS,
+    "cron add": _LOOKS,
+    "cron ensure": CommandBound(Bounding.ACTS, 45.0, 15.0),
+    "cron install": CommandBound(Bounding.ACTS, 45.0, 15.0),
+    "cron list": _LOOKS,
+    "cron remove": CommandBound(Bounding.ACTS, 45.0, 15.0),
+    "cron run": CommandBound(Bounding.WORKS, 45.0),
+    "cron status": _LOOKS,
+    "cron tick": _PROGRAM,
+    "groups join": _LOOKS,
+    "groups leave": _LOOKS,
+    "groups member": _PROGRAM,
+    "groups run": _PROGRAM,
+    "nodes apply": _LOOKS,
+    "nodes clear": _LOOKS,
+    "nodes exclude": _LOOKS,
+    "nodes list": _LOOKS,
+    "nodes trust": _LOOKS,
+    "checkpoints anew": _LOOKS,
+    "checkpoints commit": _COPIES,
+    "checkpoints list": _LOOKS,
+    "checkpoints offload": _COPIES,
+    "checkpoints prune": _COPIES,
+    "checkpoints restore": _COPIES,
+    "checkpoints upkeep": CommandBound(Bounding.STAYS, 150.0),
+    "checkpoints verify": _COPIES,
+    "alerts ack": _LOOKS,
+    "alerts list": _LOOKS,
+    "alerts silence": _LOOKS,
+    "alerts unsilence": _LOOKS,
+    "notify preview": _LOOKS,
+    "notify test": CommandBound(Bounding.ACTS, 90.0, 60.0),  # a mail server is waited for within one movement
+    "config check": _LOOKS,
+    "config schema": _LOOKS,
+    "config show": _LOOKS,
+    "sandbox controller": CommandBound(Bounding.WORKS, 60.0),
+    "sandbox down": CommandBound(Bounding.WORKS, 60.0),
+    "sandbox env": _LOOKS,
+    "sandbox exec": _PROGRAM,
+    "sandbox list": _LOOKS,
+    "sandbox node": CommandBound(Bounding.WORKS, 60.0),
+    "sandbox up": CommandBound(Bounding.WORKS, 60.0),
+}
+_LISTED = frozenset({"alerts", "nodes", "checkpoints"})  # what they do without a second word
 _BARE = frozenset(
     {"--all", "--sizes", "--quick", "--sample", "--full", "--again", "--json", "--quiet", "--copied", "--not-copied"}
 )
@@ -46,24 +123,41 @@ _UNTIL = struct.Struct("<d")  # monotonic seconds; 0: a person is being asked
 _ENDED = struct.Struct("<i")  # behind it: 1 + the exit code of the child, once it has said all; 0 before
 
 _board: mmap.mmap | None = None
+_began = 0.0  # monotonic seconds: when the dry run of this command began; 0: it had none
+
+
+def command_of(args: Sequence[str]) -> str:
+    """Return the command that ``args`` begin with, as ``BOUNDS`` names it; "" for none of ours."""
+    words = [word for word in args if not word.startswith("-")][:2]
+    for name in (" ".join(words), *words[:1]):
+        if name in BOUNDS:
+            return name
+    return f"{words[0]} list" if words and words[0] in _LISTED else ""
+
+
+def bound_of(args: Sequence[str]) -> CommandBound | None:
+    """Return the bound of what is typed; None for help, and for nothing of ours."""
+    if {"--help", "-h"} & set(args):
+        return None
+    return BOUNDS.get(command_of(args))
+
+
+def patience_of(args: Sequence[str]) -> float:
+    """Return the seconds without a movement in which a command that acts is given up; 0.0: its parts have their own bounds."""
+    found = bound_of(args)
+    return 0.0 if found is None else found.patience
 
 
 def applies(args: Sequence[str]) -> bool:
     """Return whether it is a command that reads and answers, or writes one file and is done."""
-    words = [word for word in args if not word.startswith("-")]
-    if not words or "--help" in args or "-h" in args:
+    found, name = bound_of(args), command_of(args)
+    if found is None or name == "checkpoints prune":  # it compares all of them, be it a dry run
         return False
-    if words[0] == "status" and {"--watch", "-w"} & set(args):  # it looks in a child of its own, again and again
+    if name == "status" and {"--watch", "-w"} & set(args):  # it looks in a child of its own, again and again
         return False
-    if words[0] == "report" and "--mail" in args:  # the cron's; each conversation with a mail server has its bound
+    if name == "report" and "--mail" in args:  # the cron's; each conversation with a mail server has its bound
         return False
-    if words[:2] == ["checkpoints", "prune"]:  # it compares all of them, be it a dry run
-        return False
-    if "--dry-run" in args or words[:2] in (["notify", "preview"], ["sandbox", "env"], ["sandbox", "list"]):
-        return True
-    if words[0] == "checkpoints":
-        return not _ACTING_CHECKPOINTS & set(words[1:2])
-    return words[0] in _QUICK or (words[0] == "cron" and bool(_QUICK_CRON & set(words[1:2])))
+    return found.kind is Bounding.LOOKS or "--dry-run" in args
 
 
 def acts(args: Sequence[str]) -> bool:
@@ -71,29 +165,25 @@ def acts(args: Sequence[str]) -> bool:
 
     ``cron ensure --run`` is typed by running jobs, every few minutes: no person waits for it, and it is not done twice.
     """
-    words = [word for word in args if not word.startswith("-")]
-    if {"--help", "-h"} & set(args):
+    found, name = bound_of(args), command_of(args)
+    if found is None:
         return False
     if {"--dry-run", "-n", "--run"} & set(args):
-        return words[:2] == ["checkpoints", "prune"]
-    if words[:1] == ["launch"] or words[:2] == ["notify", "test"]:
-        return True
-    if words[:1] == ["sandbox"]:
-        return bool(_ACTING_SANDBOX & set(words[1:2]))
-    if words[:1] == ["checkpoints"]:
-        return words[1:2] != ["upkeep"] and bool(_ACTING_CHECKPOINTS & set(words[1:2]))  # upkeep belongs to the cron
-    return words[:1] == ["cron"] and bool(_ACTING_CRON & set(words[1:2]))
+        return name == "checkpoints prune"
+    return found.kind in (Bounding.ACTS, Bounding.WORKS)
 
 
 def try_dry_run(args: Sequence[str]) -> list[str] | None:
     """Try a command that acts as a dry run, in a child. Returns in both: the words of the dry run in the child, None in this
     process when the child has come back. When that hangs, this process ends, with nothing begun."""
+    global _began
+    _began = time.monotonic()
     pid = os.fork()
     if not pid:
         null = os.open(os.devnull, os.O_RDWR)
         for fd in (0, 1, 2):
             os.dup2(null, fd)
-        host.answer_by = time.monotonic() + _SLURM
+        host.answer_by = time.monotonic() + _TRIAL
         return _dry(args)
     until = time.monotonic() + ANSWER
     try:
@@ -115,7 +205,9 @@ def limit_slurm(args: Sequence[str]) -> None:
     one_look = words[:1] == ["watch"] and not any(word.startswith("--every") for word in args)
     keeps_time = words[:2] in (["cron", "install"], ["cron", "remove"], ["cron", "ensure"])
     if host.answer_by is None and (one_look or keeps_time) and not _by_a_clock(args):
-        host.answer_by = time.monotonic() + _SLURM
+        host.answer_by = (_began or time.monotonic()) + _SLURM
+    if host.answer_by is None and words[:1] == ["launch"] and _began:
+        host.answer_by = _began + _LAUNCH
 
 
 def _by_a_clock(args: Sequence[str]) -> bool:
@@ -158,22 +250,26 @@ def _folders(args: Sequence[str]) -> list[str]:
     return after + [word.partition("=")[2] for word in args if word.startswith("--dir=")]
 
 
-def go_on_in_a_child(args: Sequence[str]) -> None:
-    """Go on in a child; this process passes on its output and ends as it does. Returns in the child only."""
+def go_on_in_a_child(args: Sequence[str], *, patience: float = 0.0) -> None:
+    """Go on in a child; this process passes on its output and ends as it does. Returns in the child only.
+
+    The child has ANSWER seconds; with ``patience`` as long as something in it moves within so many.
+    """
     global _board
     if (stuck := _stuck(args)) != "":
         _end(args, f"no answer: {stuck}")
     columns = _columns()
     board = mmap.mmap(-1, _UNTIL.size + _ENDED.size)
-    _UNTIL.pack_into(board, 0, time.monotonic() + ANSWER)
+    _UNTIL.pack_into(board, 0, time.monotonic() + (patience or ANSWER))
     out, err = os.pipe(), os.pipe()
     pid = os.fork()
     if pid:
         os.close(out[1])
         os.close(err[1])
-        _wait(args, pid, board, {out[0]: 1, err[0]: 2})
+        _wait(args, pid, board, {out[0]: 1, err[0]: 2}, _Movement(pid, patience))
     _board = board
-    host.answer_by = time.monotonic() + _SLURM
+    if not patience:
+        host.answer_by = time.monotonic() + _SLURM
     for (reader, writer), fd in ((out, 1), (err, 2)):
         os.close(reader)
         os.dup2(writer, fd)
@@ -219,7 +315,28 @@ def _columns() -> int:
         return 0
 
 
-def _wait(args: Sequence[str], pid: int, board: mmap.mmap, pipes: dict[int, int]) -> NoReturn:
+class _Movement:
+    """Tells when nothing has moved in a child for its patience: a process that waits for a dead mount is never scheduled."""
+
+    def __init__(self, pid: int, patience: float) -> None:
+        self._pid, self.patience = pid, patience
+        self._last, self._until = -1, 0.0
+
+    def over(self, until: float) -> float:
+        """Return until when it may go on: ``until``, or later where something has moved."""
+        if not self.patience or not until:
+            return until
+        now = time.monotonic()
+        if now >= self._until - self.patience / 2:  # half of the patience is over: look whether it has moved since
+            from ftsupervise.probe.watched import movements
+
+            seen = movements(self._pid)
+            if seen != self._last:
+                self._last, self._until = seen, now + self.patience
+        return max(until, self._until)
+
+
+def _wait(args: Sequence[str], pid: int, board: mmap.mmap, pipes: dict[int, int], movement: _Movement) -> NoReturn:
     def stop(number: int, _frame: object) -> None:
         raise SystemExit(128 + number)
 
@@ -230,7 +347,7 @@ def _wait(args: Sequence[str], pid: int, board: mmap.mmap, pipes: dict[int, int]
         while status is None:
             _pass_on(pipes, 0.05)
             status = _ended(pid)
-            until, ended = _UNTIL.unpack_from(board)[0], _ENDED.unpack_from(board, _UNTIL.size)[0]
+            until, ended = movement.over(_UNTIL.unpack_from(board)[0]), _ENDED.unpack_from(board, _UNTIL.size)[0]
             if status is None and ended and not _pass_on(pipes, _GRACE):
                 status = _ended(pid)
                 if status is None:  # it has printed everything, and a part of it hangs
@@ -238,7 +355,7 @@ def _wait(args: Sequence[str], pid: int, board: mmap.mmap, pipes: dict[int, int]
                     os._exit(ended - 1)
             if status is None and until > 0 and _is_over(until, pid):
                 left = _kill(pid, args)
-                _end(args, f"no answer within {ANSWER:.0f} s{left}")
+                _end(args, f"no answer within {movement.patience or ANSWER:.0f} s{left}")
         while _pass_on(pipes, 0.0):
             pass
         os._exit(status)
@@ -312,11 +429,36 @@ def _kill(pid: int, args: Sequence[str]) -> str:
         if _ended(pid) is not None:
             return ""
         time.sleep(0.01)
-    from ftsupervise.probe.errand import Notes
-
     since = time.clock_gettime(time.CLOCK_BOOTTIME) - ANSWER
-    Notes().write(pid, _key(args), " ".join(args), abandoned=True, since=since)
+
+    def note() -> str:
+        from ftsupervise.probe.errand import Notes
+
+        Notes().write(pid, _key(args), " ".join(args), abandoned=True, since=since)
+        return ""
+
+    _aside(note)
     return f"; process {pid} hangs on it and cannot be killed"
+
+
+def _aside(work: Callable[[], str]) -> str:
+    """Return what ``work`` returns, done by a child that is left behind where it hangs: its files may be on the dead place."""
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if not pid:
+        try:
+            os.write(writer, work().encode())
+        finally:
+            os._exit(0)
+    os.close(writer)
+    said = b""
+    if select.select([reader], [], [], _ASIDE)[0]:
+        said = os.read(reader, 4096)
+    os.close(reader)
+    until = time.monotonic() + _GRACE
+    while _ended(pid) is None and time.monotonic() < until:
+        time.sleep(0.002)
+    return said.decode("utf-8", "replace")
 
 
 def _key(args: Sequence[str]) -> str:
@@ -330,10 +472,14 @@ def _stuck(args: Sequence[str]) -> str:
     """
     if "check" not in [word for word in args if not word.startswith("-")][:1]:
         return ""
-    from ftsupervise.probe.errand import Notes
 
-    note = next((note for note in Notes().stuck() if note.key == _key(args)), None)
-    return "" if note is None else f"process {note.pid} has been hanging on it for {note.seconds:.0f} s"
+    def look() -> str:
+        from ftsupervise.probe.errand import Notes
+
+        note = next((note for note in Notes().stuck() if note.key == _key(args)), None)
+        return "" if note is None else f"process {note.pid} has been hanging on it for {note.seconds:.0f} s"
+
+    return _aside(look)
 
 
 def _end(args: Sequence[str], why: str, *, begun: bool = True) -> NoReturn:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -90,6 +90,17 @@ def _require_answer(argument: str | None) -> None:
         return
     places = [Path(argument or os.environ.get(ENV_RUN_DIR) or CONFIG_NAME)]
     places += [state_dir() / "runs" / argument] if argument and "/" not in argument else []
+    _require_places(places, argument or "")
+
+
+def require_run_dir(root: Path | None) -> None:
+    """Raise NoAnswer where a person waits and the run directory, which settings name, does not answer."""
+    if root is not None and host.answer_by is not None:
+        _require_places([root], "")
+
+
+def _require_places(places: Sequence[Path], named: str) -> None:
+    assert host.answer_by is not None
     seconds = min(WITHIN, max(1.0, host.answer_by - time.monotonic()))
     silent = places[0]
 
@@ -101,7 +112,7 @@ def _require_answer(argument: str | None) -> None:
 
     if in_time(look, seconds) is None:
         raise NoAnswer(
-            f"{argument or silent.absolute()} does not answer within {seconds:.0f} s: its file system hangs",
+            f"{named or silent.absolute()} does not answer within {seconds:.0f} s: its file system hangs",
             hint=f"nothing was done; try again when this answers: ls {_quoted(str(silent))}",
         )
 
@@ -115,6 +126,7 @@ def _is_there(place: Path) -> bool:
 
 def _find_launched(argument: str | None, launched: bool) -> RunDir:
     run_dir = _find_run(argument)
+    require_run_dir(run_dir.root)
     if launched and not run_dir.root.exists():
         raise NotFound(
             f"{run_dir.root.name} has not been launched yet: there is no {run_dir.root}",

@@ -21,6 +21,7 @@ from ftsupervise.crontab.entries import CronEntry, Due, EntryKind, due, find
 from ftsupervise.crontab.history import EntryRun, RunEnd, RunStart, SlotEnd
 from ftsupervise.crontab.installation import CronDir, Installed, dir_option, stamp
 from ftsupervise.errors import Error, NotFound, Refused, SchedulerUnavailable
+from ftsupervise.host.local_disks import temporary_folder
 from ftsupervise.model import Job, JobState
 from ftsupervise.rundir.paths import ENV_WATCH_EVERY, ENV_WATCHER, write_whole
 from ftsupervise.units import show_duration
@@ -31,7 +32,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CronSlot:
-    """One slot at work. ``queue``: the owner's jobs as Slurm lists them; None when it could not be asked."""
+    """One slot at work. ``queue``: the owner's jobs as Slurm lists them; None when it could not be asked. ``answers``: whether
+    a home directory is there, told within a bound.
+    """
 
     cron: CronDir
     installed: Installed
@@ -41,6 +44,7 @@ class CronSlot:
     queue: tuple[Job, ...] | None
     jobs: Callable[[], Scheduler]
     started: float = field(default_factory=time.monotonic)
+    answers: Callable[[Path], bool] = Path.is_dir
 
     def clock(self) -> datetime:
         return self.now + timedelta(seconds=time.monotonic() - self.started)
@@ -139,7 +143,7 @@ def _begin(slot: CronSlot, entry: CronEntry, missed: int) -> list[execute.Task]:
     try:
         folder = slot.claim(entry, start)
     except OSError:  # a full disk: the disk watchdog among the entries reports it
-        folder = Path(tempfile.mkdtemp(prefix="ftsupervise-cron-"))
+        folder = Path(tempfile.mkdtemp(prefix="ftsupervise-cron-", dir=temporary_folder()))
     if folder is not None and entry.kind is EntryKind.JOB:
         _submit(slot, entry, folder, start)
         return []
@@ -151,7 +155,7 @@ def _task(slot: CronSlot, entry: CronEntry, folder: Path) -> execute.Task:
     ours = {ENV_SLOT: slot.at.isoformat(), ENV_ENTRY: entry.name, ENV_DIR: str(slot.cron.root)}
     env = {**slot.installed.whole_environment, **entry.env, **ours, **_as_a_watch(slot, entry)}
     home = env.get("HOME", "/")
-    return execute.Task(entry.key, entry.argv, env, folder, home if Path(home).is_dir() else "/", entry.stdin)
+    return execute.Task(entry.key, entry.argv, env, folder, home if slot.answers(Path(home)) else "/", entry.stdin)
 
 
 def _as_a_watch(slot: CronSlot, entry: CronEntry) -> dict[str, str]:

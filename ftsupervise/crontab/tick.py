@@ -59,6 +59,7 @@ def tick(
     job_id: str = "",
     slurm: Callable[[Mapping[str, str]], Slurm],
     jobs: Callable[[Mapping[str, str]], Scheduler],
+    answers: Callable[[Path], bool] = Path.is_dir,
 ) -> CronTicked | None:
     """Do the work of the slot at ``now``; None when the cron was removed or belongs to another account.
 
@@ -90,7 +91,7 @@ def tick(
         first = full.errno in _FULL and _first_in_queue(installed, at, slot, job_id, queue)
     if not first:
         return CronTicked(at, False, extended, trouble=(str(full),) if full else ())
-    one = CronSlot(cron, installed, at, now, job_id, queue, lambda: jobs(installed.environment))
+    one = CronSlot(cron, installed, at, now, job_id, queue, lambda: jobs(installed.environment), answers=answers)
     return _run_slot(one, extended, controller, started)
 
 

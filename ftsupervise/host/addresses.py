@@ -21,15 +21,17 @@ _RESOLVE = 2.0  # seconds for names
 _AT_ONCE = 32  # names that are looked up at the same time
 
 
-def own_address(nodes: Iterable[str]) -> str:
+def own_address(nodes: Iterable[str], names_by: Names | None = None) -> str:
     """Return the address of this host at which ``nodes`` (names or addresses) reach it: 127.0.0.1 where all of them are
     this host.
 
-    Where no name of them can be resolved, it is the address by which this host reaches the outside.
+    Where no name of them can be resolved, it is the address by which this host reaches the outside. All names together cost one
+    bound, and one that was slow is not waited for again.
     """
-    found = ""
-    for node in nodes:
-        there = resolve(node)
+    found, wanted = "", tuple(nodes)
+    at = (names_by or _NODES).look_up(wanted)
+    for node in wanted:
+        there = at.get(node, "").partition("%")[0]
         here = _towards(there) if there else ""
         if here and not ip_address(here).is_loopback:
             return here
@@ -116,6 +118,9 @@ class Names:
                 self._known[name] = address
                 self._under_way.discard(name)
                 self._news.notify_all()
+
+
+_NODES = Names()
 
 
 def _towards(address: str) -> str:

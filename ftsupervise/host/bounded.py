@@ -3,6 +3,7 @@
 ``subprocess.run(timeout=…)`` kills the child at the bound and then waits for it again, this time for ever: a child in
 uninterruptible sleep (a hung mount, a stuck device) keeps its caller. Here the child has its own session, its output
 goes to memory files instead of pipes that a grandchild could hold open, and one that does not die is left behind and reported.
+One that writes without an end is ended while it writes: its output takes memory.
 """
 
 from __future__ import annotations
@@ -24,26 +25,38 @@ from ftsupervise.host.processes import end_group
 
 _AT_LEAST = 1.0  # least seconds for a command
 
-_OUTPUT_LIMIT = 64_000_000  # bytes of stdout kept: a queue of 100,000 jobs is 20 MB
+_OUTPUT_LIMIT = (
+    64_000_000  # bytes of stdout kept: a queue of 100,000 jobs is 20 MB; a command that writes more is ended
+)
+_LOOK = 0.02  # seconds from one look at the size of the output to the next
+_KEPT = 100_000  # bytes kept of stderr, and of the output of a command that wrote without an end
+_SENTENCE = 300  # characters of its own words in a message
 
 
 @dataclass(frozen=True)
 class CompletedCommand:
-    """The result of a command. ``code`` is None when it was ended at the bound; negative for a signal."""
+    """The result of a command. ``code`` is None when it was ended at the bound; negative for a signal.
+
+    ``endless``: the bound was that of its output, of which the beginning is here.
+    """
 
     argv: tuple[str, ...]
     code: int | None
     stdout: str
     stderr: str
     seconds: float
+    endless: bool = False
 
     @property
     def timed_out(self) -> bool:
         return self.code is None
 
     def words(self) -> str:
-        """Return the command's own complaint, for an error message."""
-        said = " ".join((self.stderr.strip() or self.stdout.strip()).split())
+        """Return the command's own complaint, for an error message: its first 300 characters."""
+        said = " ".join((self.stderr[:_KEPT].strip() or self.stdout[:_KEPT].strip()).split())
+        said = said if len(said) <= _SENTENCE else said[: _SENTENCE - 1] + "…"
+        if self.endless:
+            return f"it wrote without an end, and was ended after {self.seconds:.0f} s ({said})"
         if self.timed_out:
             return f"no answer within {self.seconds:.0f} s" + (f" ({said})" if said else "")
         return said or f"exit code {self.code}"
@@ -120,8 +133,9 @@ def run(
 ) -> CompletedCommand:
     """Run ``argv`` for at most ``timeout`` seconds (plus half a second to see it die).
 
-    ``output_limit``: bytes of its stdout that are kept; 0: none is, however much it writes. Raises FileNotFoundError or
-    PermissionError when it cannot be started at all. Never raises for what it does.
+    ``output_limit``: bytes of its stdout that are kept; 0: none is, however much it writes. One that writes more than 64 MB
+    to what is kept is ended as at the bound. Raises FileNotFoundError or PermissionError when it cannot be started at all.
+    Never raises for what it does.
     """
     started = time.monotonic()
     if host.answer_by is not None:
@@ -142,12 +156,15 @@ def run(
                 start_new_session=True,
             )
             _waited_for.add(child.pid)
+        written = (err.fileno(), out.fileno())
         try:
-            code = _wait(child, timeout)
+            code = _wait(child, timeout, written)
         finally:
             _waited_for.discard(child.pid)
-        seconds = time.monotonic() - started
-        return CompletedCommand(tuple(argv), code, _text(out, output_limit), _text(err, 100_000), seconds)
+        seconds, endless = time.monotonic() - started, _is_endless(written)
+        code = None if endless else code
+        stdout = _text(out, min(output_limit, _KEPT) if endless else output_limit)
+        return CompletedCommand(tuple(argv), code, stdout, _text(err, _KEPT), seconds, endless)
 
 
 def _memory_file() -> IO[bytes]:
@@ -155,11 +172,15 @@ def _memory_file() -> IO[bytes]:
     return os.fdopen(os.memfd_create("ftsupervise-output", os.MFD_CLOEXEC), "w+b")
 
 
-def _wait(child: subprocess.Popen[bytes], timeout: float) -> int | None:
+def _is_endless(written: Sequence[int]) -> bool:
+    return any(os.fstat(fd).st_size > _OUTPUT_LIMIT for fd in written)
+
+
+def _wait(child: subprocess.Popen[bytes], timeout: float, written: Sequence[int]) -> int | None:
     until = time.monotonic() + timeout
     try:
-        _await_end(child.pid, timeout)
-        return child.wait(max(0.0, until - time.monotonic()))
+        _await_end(child.pid, timeout, written)
+        return child.wait(0.0 if _is_endless(written) else max(0.0, until - time.monotonic()))
     except subprocess.TimeoutExpired:
         pass
     except BaseException:  # Ctrl-C must not leave the child behind
@@ -173,8 +194,8 @@ def _wait(child: subprocess.Popen[bytes], timeout: float) -> int | None:
     return None
 
 
-def _await_end(pid: int, seconds: float) -> None:
-    """Return when the child ends: ``Popen.wait`` with a timeout would look for it every 50 ms."""
+def _await_end(pid: int, seconds: float, written: Sequence[int]) -> None:
+    """Return when the child ends, or has written too much: ``Popen.wait`` with a timeout would look for it every 50 ms."""
     try:
         fd = os.pidfd_open(pid)
     except OSError:  # a kernel without it
@@ -182,9 +203,9 @@ def _await_end(pid: int, seconds: float) -> None:
     try:
         poll, until = select.poll(), time.monotonic() + seconds
         poll.register(fd, select.POLLIN)
-        while (rest := until - time.monotonic()) > 0:
+        while (rest := until - time.monotonic()) > 0 and not _is_endless(written):
             pulse.beat()
-            if poll.poll((pulse.part(rest) or 0.0) * 1000):
+            if poll.poll(min(pulse.part(rest) or 0.0, _LOOK) * 1000):
                 return
     finally:
         os.close(fd)

@@ -292,7 +292,8 @@ def _harmless_group(found: os.stat_result, path: str | os.PathLike[str]) -> bool
         return True
 
 
-# This account's own folder on this host, under $TMPDIR, for files that must not lie on a home directory that may hang.
+# This account's own folder on this host, for files that must not lie on a home directory that may hang: under $TMPDIR, or
+# where that lies on a file server, which may hang too, under /tmp (``local_disks.py``).
 #
 # Its name is predictable, so a stranger may have made it first. Then another one is made under an unguessable name, and
 # found again by its owner: a folder that belongs to this account was made by this account.
@@ -345,9 +346,9 @@ def is_private(folder: Path) -> bool:
 
 
 def _first() -> Path:
-    import tempfile
+    from ftsupervise.host.local_disks import temporary_folder
 
-    return Path(tempfile.gettempdir()) / f"ftsupervise-{os.geteuid()}"
+    return Path(temporary_folder()) / f"ftsupervise-{os.geteuid()}"
 
 
 def _free(first: Path) -> bool:

@@ -125,7 +125,7 @@ class _Pulse:
         self._switches, self._silent, self._looked = -1, 0.0, time.monotonic()
 
     def stopped(self) -> bool:
-        now, seen = time.monotonic(), _switches(self._pid)
+        now, seen = time.monotonic(), movements(self._pid)
         passed, self._looked = min(now - self._looked, 2 * _LOOK), now
         if seen != self._switches:
             self._switches, self._silent = seen, 0.0
@@ -134,8 +134,9 @@ class _Pulse:
         return self._silent > self._patience
 
 
-def _switches(pid: int) -> int:
-    """Return how often the threads of a process have been taken off a processor, and the number of threads."""
+def movements(pid: int) -> int:
+    """Return a number that changes when a thread of the process has run, or is about to: how often they have been taken off a
+    processor, with the number of them."""
     count = 0
     try:
         threads = os.listdir(f"/proc/{pid}/task")

@@ -27,7 +27,8 @@ from ftsupervise.rundir.time_marks import TimeMark, marked, read_marks, write_ma
 
 _EVERY = 5.0  # seconds between two pages
 _FIRST = 1.0  # seconds to the first one
-_COST = 20  # a page that takes T is followed by a pause of 20 T at least
+_COST = 20  # a page that takes T is followed by a pause of 20 T at least …
+_LONGEST = 60.0  # … seconds at most: one hang of the file system is not followed by minutes of silence
 _STEPS_EVERY = 60.0  # seconds between two writes of the steps of the run
 _WINDOW = 60.0  # seconds over which the rate is taken
 _LEAST = 10.0  # seconds: a shorter span says little
@@ -69,6 +70,11 @@ def seen_by(table: RankTable, left: HangVerdict | None = None) -> ProgressPage |
     )
 
 
+def pause_after(took: float) -> float:
+    """Return the seconds from a page that took ``took`` seconds to the next one."""
+    return max(_EVERY, min(_LONGEST, _COST * took))
+
+
 class ProgressWriter:
     """Writes for one attempt, from its start to ``close``. ``area``: its staging area. ``seen``: the progress as it is now."""
 
@@ -104,7 +110,7 @@ class ProgressWriter:
                 self._touch()
             if over:
                 return
-            pause = max(_EVERY, _COST * (time.monotonic() - began))
+            pause = pause_after(time.monotonic() - began)
 
     def _touch(self) -> None:
         try:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 from ftsupervise.errors import Error, NotPermitted, SchedulerUnavailable, SubmitRejected
@@ -18,6 +18,7 @@ from ftsupervise.host import bounded
 from ftsupervise.host.ownership import user_name
 from ftsupervise.hostlist import compress_hostlist
 from ftsupervise.model import Job, Submitted
+from ftsupervise.printable import printable
 from ftsupervise.rundir.paths import (
     ENV_ATTEMPT,
     ENV_ATTEMPT_DIR,
@@ -43,6 +44,8 @@ from ftsupervise.scheduler.parse import (
 )
 
 _OVERFLOW = 65534  # the uid of "nobody"
+_WARNINGS, _SENTENCE = 10, 300  # warnings of Slurm that are repeated, and characters of each
+_REFUSAL = 2000  # characters of a refusal by sbatch: a site's filter explains itself in several lines
 _KEEP = frozenset({"SLURM_CONF", "SLURM_CLUSTERS", "SLURM_CONF_SERVER", "SLURM_JWT"})
 
 _ATTEMPTS_OWN = frozenset(
@@ -154,10 +157,10 @@ class Slurm:
         if done.code == 0:
             match = re.search(r"^(\d+)(?:;(\S+))?$", done.stdout.strip(), re.M)
             if match:  # lines that a site's filter prints beside it are no warnings
-                self.warnings |= {words for words in complaints(done.stderr) if words.startswith(("error", "warning"))}
+                self._warn({words for words in complaints(done.stderr) if words.startswith(("error", "warning"))})
                 return Submitted(match[1])
         elif done.code is not None and not _AMBIGUOUS.search(done.stderr + done.stdout):
-            raise SubmitRejected(f"sbatch refused {script_path}:\n  {done.stderr.strip() or done.words()}")
+            raise SubmitRejected(f"sbatch refused {script_path}:\n  {done.stderr.strip()[:_REFUSAL] or done.words()}")
         return self._look_again(token, done, script_path)
 
     def _look_again(self, token: str, done: bounded.CompletedCommand, script_path: Path) -> Submitted:
@@ -232,8 +235,14 @@ class Slurm:
         """Return ``done`` if Slurm has answered. Raises SchedulerUnavailable."""
         if not is_answer(done, self._ask):
             raise self._blind(done.argv[0], done)
-        self.warnings |= complaints(done.stderr)
+        self._warn(complaints(done.stderr))
         return done
+
+    def _warn(self, said: Collection[str]) -> None:
+        """Remember what Slurm warns of: ten sentences at most. A command may complain without an end."""
+        for words in sorted(said):
+            if len(self.warnings) < _WARNINGS:
+                self.warnings.add(printable(words, _SENTENCE))
 
     def _run(self, argv: list[str], env: Mapping[str, str]) -> bounded.CompletedCommand:
         try:

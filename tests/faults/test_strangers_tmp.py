@@ -30,7 +30,7 @@ NOW = datetime(2026, 11, 23, tzinfo=timezone.utc)
 def shared_tmp(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     place = Path(tempfile.mkdtemp(prefix="fts-", dir="/tmp"))
     place.chmod(0o1777)
-    monkeypatch.setattr(tempfile, "tempdir", str(place))
+    monkeypatch.setenv("TMPDIR", str(place))
     yield place
     shutil.rmtree(place)
 

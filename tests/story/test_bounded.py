@@ -5,8 +5,11 @@ from __future__ import annotations
 import os
 import subprocess
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
+
+import pytest
 
 from ftsupervise.host import bounded
 
@@ -34,3 +37,18 @@ def test_who_reaps_all_children_takes_no_answer_away_from_a_command_that_is_wait
     assert os.waitstatus_to_exitcode(reaped.pop(mine.pid)) == 3
     assert reaped == {}
     assert [one.code for one in answers] == [7] * 5
+
+
+@pytest.mark.parametrize("to", ["", " >&2"])
+def test_a_command_that_writes_without_an_end_is_ended_while_it_writes_and_its_sentence_is_short(to: str) -> None:
+    began = time.monotonic()
+    done = bounded.run(["sh", "-c", f"exec yes 'a line of a filter that went wrong'{to}"], timeout=60)
+    assert time.monotonic() - began < 20, "it is ended for what it wrote, and not at its bound"
+    assert (done.code, done.endless) == (None, True)
+    assert len(done.stdout) + len(done.stderr) <= 200_000, "the beginning is enough"
+    assert "wrote without an end" in done.words() and len(done.words()) < 400
+
+
+def test_a_long_answer_is_no_endless_one() -> None:
+    done = bounded.run(["sh", "-c", "head -c 20000000 /dev/zero"], timeout=60)
+    assert (done.code, done.endless, len(done.stdout)) == (0, False, 20_000_000)

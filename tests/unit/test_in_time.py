@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import threading
+import time
 
 import pytest
 
+from ftsupervise.host import addresses
 from ftsupervise.host.in_time import OneAtATime, in_time
 
 
@@ -63,3 +65,17 @@ def test_without_a_thread_for_it_nothing_is_known_and_a_later_call_is_made() -> 
 
 def fail() -> int:
     raise OSError("no such thing")
+
+
+def test_four_names_and_a_slow_name_server_cost_one_bound_and_not_four() -> None:
+    silent = threading.Event()
+    names = addresses.Names(lambda name: str(silent.wait(60)))
+    try:
+        began = time.monotonic()
+        addresses.own_address([f"node-{number}" for number in range(4)], names)
+        assert time.monotonic() - began < 4.0
+        began = time.monotonic()
+        addresses.own_address([f"node-{number}" for number in range(4)], names)
+        assert time.monotonic() - began < 1.0, "nobody waits for them again"
+    finally:
+        silent.set()

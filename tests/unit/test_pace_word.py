@@ -13,7 +13,7 @@ from ftsupervise.report.queues import QueueSeen
 from ftsupervise.report.reading import RunReading, WatchSeen
 from ftsupervise.report.row import row_of
 from ftsupervise.report.verdict import verdict_of
-from ftsupervise.run.progress_pages import HourOfTraining
+from ftsupervise.run.progress_pages import HourOfTraining, pause_after
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.progress import ProgressPage
 from ftsupervise.rundir.watched import FiringAlert, WatchFound
@@ -158,3 +158,9 @@ def test_a_rank_that_the_others_do_not_wait_for_is_named_when_it_stays_behind() 
     assert pace_word(run) == ("", "rank 3 on node-1 is 640 steps behind the others, which go on without it")
     run = run._replace(switches=(SwitchState("kill-switch", Health.OK), SwitchState("save-switch", Health.OK)))
     assert verdict_of(run, (JOB,), "")[1].startswith("job 88_1; rank 3 on node-1 is 640 steps behind")
+
+
+def test_a_page_that_hung_is_followed_by_the_next_after_a_minute_at_most() -> None:
+    assert pause_after(0.01) == 5.0
+    assert pause_after(1.0) == 20.0, "a slow file system is not written to all the time"
+    assert pause_after(30.0) == pause_after(3600.0) == 60.0

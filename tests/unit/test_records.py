@@ -7,7 +7,6 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping
 from datetime import datetime, timedelta, timezone
 from enum import Enum, IntEnum
@@ -137,7 +136,7 @@ def test_what_the_watchdogs_remember_stays_readable(run: RunDir) -> None:
 
 
 def test_the_directories_that_a_host_remembers_stay_readable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
     remember({"first": "/there"})
     (page,) = (path for path in tmp_path.rglob("*.json") if "there" in path.read_text())
     shutil.copyfile(GOLDEN / "watch-runs.json", page)

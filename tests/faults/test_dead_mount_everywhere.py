@@ -1,0 +1,333 @@
+"""Every command that there is, with every place of its run, its account and its shell on a mount that hangs.
+
+The commands are those of click's table, so a new one is in here without a line: it answers within the bound that it has in
+``time_limit.BOUNDS``, leaves no process, and says what it said before when the mount answers again.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+import pytest
+
+from ftsupervise.cli import time_limit
+from ftsupervise.host import processes
+from tests.neighbours.commands import every_command
+from tests.neighbours.patience import wait_until
+from tests.neighbours.typed import typed
+
+from .conftest import HungMount
+
+pytestmark = pytest.mark.root
+
+AT_ONCE = 6  # commands that are typed at the same time: they wait, and hardly work
+SLACK = 3.0  # seconds on a busy machine, beside the wait for a processor
+
+
+@dataclass(frozen=True)
+class DeadPlace:
+    """``lies``: the part of a desk that lies on the mount; ``hangs``: what the mount does not answer, below DESK."""
+
+    name: str
+    lies: str
+    hangs: str = "all"
+
+
+PLACES = [
+    DeadPlace("the run directory", "run"),
+    DeadPlace("one directory of the run", "run", "all:DESK/r/launches"),
+    DeadPlace("the data of the pages of the run", "run", "read:DESK/r/watch"),
+    DeadPlace("writing into the run directory", "run", "write:DESK/r"),
+    DeadPlace("the settings file", "settings"),
+    DeadPlace("the data of the settings file", "settings", "read"),
+    DeadPlace("the state directory", "state"),
+    DeadPlace("the data of the state directory", "state", "read"),
+    DeadPlace("writing into the state directory", "state", "write"),
+    DeadPlace("the watched disk", "disk", "statfs getattr"),
+    DeadPlace("the cron folder", "cron"),
+    DeadPlace("the file of a receiver", "messages"),
+    DeadPlace("the checkpoints", "checkpoints"),
+    DeadPlace("the account's own settings", "config"),
+    DeadPlace("TMPDIR", "tmp"),
+    DeadPlace("HOME", "home"),
+    DeadPlace("the working directory", "work"),
+]
+WORDS = {  # what is typed for a parameter that has no default; "" for none
+    "action": {"sandbox controller": "stop", "sandbox node": "crash"},
+    "command": "true",
+    "group": "g000",
+    "key": "abc",
+    "name": {"sandbox node": "node-1", "cron run": "minutely/nothing"},
+    "names": {
+        "cron add": "watch-all",
+        **dict.fromkeys(("nodes clear", "nodes exclude", "nodes trust"), "node-1"),
+    },
+    "pattern": "*",
+    "silence_id": "abc",
+    "watchdog": "all",
+}
+OPTIONS = {
+    "cron": ["--dir", "CRON"],
+    "sandbox": ["--dir", "SANDBOX"],
+    "sandbox list": [],
+    "alerts silence": ["--for", "1h"],
+    "nodes exclude": ["--for", "1h"],
+    "cron install": ["--backend", "loop"],
+    "checkpoints upkeep": ["--patience", "5s"],
+    "launch": ["--scheduler", "slurm"],
+    "run": ["--run-dir", "RUN", "--space-wait", "2"],
+    "groups member": ["--number", "0", "--run-dir", "RUN", "--name", "r"],
+    "sandbox up": ["--prefix", "NOTHING"],
+    "sandbox exec": ["--prefix", "NOTHING"],
+    "kill": ["--yes"],
+}
+
+
+def _install_cron(folder: Path, real: dict[str, Path], seen: dict[str, Path]) -> None:
+    """A cron as ``cron install`` leaves it; it is made once, and copied."""
+    first = folder / "first-cron"
+    places = {name: first / name for name in ("home", "config", "state", "tmp", "cron")}
+    if not first.exists():
+        env = {**os.environ, "HOME": str(places["home"]), "XDG_CONFIG_HOME": str(places["config"])}
+        env |= {"FTSUPERVISE_STATE_DIR": str(places["state"]), "TMPDIR": str(places["tmp"])}
+        for place in places.values():
+            place.mkdir(parents=True)
+        words = ("cron", "install", "--backend", "loop", "--dir", places["cron"])
+        typed(*words, folder=first, env=env, code=0)
+        entry = places["cron"] / "cron.minutely" / "nothing"
+        entry.write_text("#!/bin/sh\n")
+        entry.chmod(0o755)
+    shutil.copytree(places["cron"], real["cron"], dirs_exist_ok=True)
+    record = real["cron"] / "state" / "installed.json"
+    text = record.read_text()
+    for name, place in places.items():
+        text = text.replace(str(place), str(seen[name]))
+    record.write_text(text)
+
+
+class Desk:
+    """One run, launched by this account, and a shell in a folder of its own: as a person types one command there."""
+
+    def __init__(self, folder: Path, mount: HungMount | None, lies: str, name: str) -> None:
+        self.folder, self.mark = folder / name, f"{folder.name}-{name}-{os.urandom(4).hex()}"
+        self.below = f"/{name}"  # of the mount
+        real: dict[str, Path] = {}
+        seen: dict[str, Path] = {}
+        for part in (
+            "run",
+            "settings",
+            "state",
+            "disk",
+            "cron",
+            "messages",
+            "checkpoints",
+            "config",
+            "tmp",
+            "home",
+            "work",
+        ):
+            on_mount = mount is not None and part == lies
+            real[part] = (folder / "backing" / name if on_mount else self.folder) / part
+            seen[part] = (mount.point / name if on_mount else self.folder) / part  # type: ignore[union-attr]
+            real[part].mkdir(parents=True)
+        self.seen = seen
+        self.run = seen["run"] / "r"
+        for part in ("switches", "watch/journal", "beats", "logs", "launches/0001", "state", "attempts", "nodes"):
+            (real["run"] / "r" / part).mkdir(parents=True)
+        (real["run"] / "r/launches/0001/launch.json").write_text(
+            '{"state": "submitted", "scheduler": "slurm", "job_ids": ["7"]}'
+        )
+        (real["run"] / "r/watch/memory.json").write_text("{}")
+        disk = f"watch: {{disk: [{{path: {seen['disk']}}}]}}"
+        copies = f"path: {seen['checkpoints']}/here, offload: {{to: {seen['checkpoints']}/there}}"
+        text = (
+            f"name: r\nscheduler: slurm\nlaunch: {{command: a}}\nrun_dir: {self.run}\n"
+            f"checkpoints: {{{copies}}}\n{disk}\n"
+            f"alerts: {{receivers: [{{file: {{path: {seen['messages']}/told.txt}}}}]}}\n"
+        )
+        for place in (real["settings"], real["work"]):
+            (place / "ftsupervise.yaml").write_text(text)
+        (real["run"] / "r/run.yaml").write_text(text)
+        (real["state"] / "runs").mkdir()
+        (real["state"] / "runs" / "r").symlink_to(self.run)
+        for name in ("here", "there"):
+            (real["checkpoints"] / name).mkdir()
+        _install_cron(folder, real, seen)
+        (real["config"] / "ftsupervise").mkdir()
+        (real["config"] / "ftsupervise/config.yaml").write_text("alerts: {repeat: 1h}\n")
+        self.settings = seen["settings"] / "ftsupervise.yaml"
+        programs = self.folder / "bin"
+        programs.mkdir()
+        for name in ("squeue", "sbatch", "scontrol", "sinfo", "scancel"):  # a queue in which nothing is
+            (programs / name).write_text("#!/bin/sh\n" + ("echo 8\n" if name == "sbatch" else ""))
+            (programs / name).chmod(0o755)
+        self.env = {
+            **{k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "FTSUPERVISE_", "XDG_"))},
+            "PATH": f"{programs}:/usr/bin:/bin",
+            "TMPDIR": str(seen["tmp"]),
+            "HOME": str(seen["home"]),
+            "FTSUPERVISE_STATE_DIR": str(seen["state"]),
+            "XDG_CONFIG_HOME": str(seen["config"]),
+            "FTSUPERVISE_TEST_MARK": self.mark,
+        }
+        if lies == "home":  # its state and settings are where they are without a word
+            for name in ("FTSUPERVISE_STATE_DIR", "XDG_CONFIG_HOME"):
+                del self.env[name]
+        self.by_name = lies in ("state", "home")
+        self.unnamed = lies == "work"
+
+    def words(self, name: str, command: click.Command) -> list[str]:
+        """What a person types who means this desk's run."""
+        group = name.split()[0]
+        options = [word for key in (group, name) for word in OPTIONS.get(key, [])] if OPTIONS.get(name) != [] else []
+        said = []
+        for one in command.params:
+            if not isinstance(one, click.Argument):
+                continue
+            known = WORDS.get(str(one.name), "")
+            word = known.get(name, "") if isinstance(known, dict) else known
+            if one.name in ("run", "runs", "config") and not self.unnamed:
+                word = "r" if self.by_name else str(self.settings if name != "config check" else self.run)
+            said += [word] if word else []
+        places = {"CRON": str(self.seen["cron"]), "SANDBOX": str(self.folder / "sandbox"), "RUN": str(self.run)}
+        places["NOTHING"] = str(self.folder / "bin")
+        return [*name.split(), *(places.get(word, word) for word in (*options, *said))]
+
+    def sit_down(self) -> subprocess.Popen[str]:
+        """A shell in the working directory, which waits for what is typed: it was there before the mount died."""
+        program = shutil.which("ftsupervise", path=str(Path(sys.executable).parent))
+        assert program is not None
+        shell = 'echo here; read -r go; out=$1; shift; exec "$@" > "$out" 2>&1'
+        one = subprocess.Popen(
+            ["sh", "-c", shell, "sh", str(self.folder / "said"), program, *self.typed],
+            cwd=self.seen["work"], env=self.env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            start_new_session=True,
+        )  # fmt: skip
+        assert one.stdout is not None
+        assert one.stdout.readline() == "here\n", "it sits there"
+        return one
+
+    typed: tuple[str, ...] = ()
+
+    def answer(self, shell: subprocess.Popen[str], bound: float) -> tuple[int | None, float]:
+        """(exit code, seconds) of what is typed into ``shell``; None as code: it does not come back."""
+        began = time.monotonic()
+        assert shell.stdin is not None
+        shell.stdin.write("\n")
+        shell.stdin.close()
+        try:
+            shell.wait(bound)
+        except subprocess.TimeoutExpired:
+            os.killpg(shell.pid, signal.SIGKILL)
+            return None, time.monotonic() - began
+        return shell.returncode, time.monotonic() - began
+
+    @property
+    def said(self) -> str:
+        path = self.folder / "said"
+        return path.read_text(errors="replace") if path.exists() else ""
+
+    def left(self) -> list[processes.Process]:
+        mark = f"FTSUPERVISE_TEST_MARK={self.mark}".encode()
+        found = []
+        for one in processes.living():
+            try:
+                if mark in Path(f"/proc/{one.pid}/environ").read_bytes().split(b"\0"):
+                    found.append(one)
+            except OSError:
+                continue
+        return found
+
+
+BEFORE: dict[
+    tuple[object, ...], set[int | None]
+] = {}  # the codes of a command on a well desk, the first time and the second
+
+
+def codes_before(folder: Path, lies: str, name: str, command: click.Command) -> set[int | None]:
+    """How the command ends where nothing hangs: the second time may differ, as that of ``launch`` does."""
+    desk = Desk(folder, None, lies, f"well-{name}".replace(" ", "-"))
+    key = (name, desk.by_name, desk.unnamed)
+    if key not in BEFORE:
+        desk.typed = tuple(desk.words(name, command))
+        BEFORE[key] = {desk.answer(desk.sit_down(), 100)[0] for _ in range(2)}
+    return BEFORE[key]
+
+
+def hangs_at(place: DeadPlace, desks: Sequence[Desk]) -> list[str]:
+    return [word.replace("DESK", desk.below) for desk in desks for word in place.hangs.split()]
+
+
+def type_all(
+    folder: Path, mount: HungMount, place: DeadPlace, commands: Sequence[tuple[str, click.Command]]
+) -> list[str]:
+    """Type each at a desk of its own while the place hangs, and once more when it answers; return what was wrong."""
+    desks = [(name, command, Desk(folder, mount, place.lies, name.replace(" ", "-"))) for name, command in commands]
+    for name, command, desk in desks:
+        desk.typed = tuple(desk.words(name, command))
+    shells = [desk.sit_down() for _, _, desk in desks]
+    wrong = []
+    mount.hang(*hangs_at(place, [desk for _, _, desk in desks]))
+    try:
+        bounds = [time_limit.BOUNDS[name].seconds + SLACK for name, _ in commands]
+        with ThreadPoolExecutor(len(desks)) as people:
+            asked = zip(desks, shells, bounds, strict=True)
+            ends = list(people.map(lambda one: one[0][2].answer(one[1], one[2]), asked))
+        for (name, _, desk), (code, seconds), bound in zip(desks, ends, bounds, strict=True):
+            told = f"{name}, {place.name}: {{}}; it ended with {code} after {seconds:.0f} s: {desk.said[-600:]}"
+            if code is None:
+                wrong.append(told.format(f"no answer within {bound:.0f} s"))
+            elif "Traceback" in desk.said:
+                wrong.append(told.format("a traceback"))
+            left = [one for one in desk.left() if one.state != "D"]
+            if code is not None and left:
+                wrong.append(told.format(f"{left} go on though they could be ended"))
+    finally:
+        mount.answer()
+    for name, command, desk in desks:
+        wait_until(lambda desk=desk: not desk.left(), f"the end of all that {name} began", 30)  # type: ignore[misc]
+        code, _ = desk.answer(desk.sit_down(), 100)
+        before = codes_before(folder, place.lies, name, command)
+        if code not in before:
+            wrong.append(f"{name}, {place.name} answers again: it ends with {code}, not {before}: {desk.said[-600:]}")
+    return wrong
+
+
+# The supervisor of a job whose own working directory hangs waits as its command would: that has the same one.
+WAITS = {("run", "work")}
+SOME = ("watch", "check", "status", "launch", "notify test", "cron tick", "cron run", "alerts list", "groups leave")
+
+
+@pytest.mark.parametrize(
+    "place", [pytest.param(place, id=place.name) for place in PLACES if place.lies in ("tmp", "home", "messages")]
+)
+def test_some_commands_answer_with_a_place_of_the_account_on_a_dead_mount(
+    tmp_path: Path, dead_mount: HungMount, place: DeadPlace
+) -> None:
+    only = ("notify test",) if place.lies == "messages" else SOME
+    assert type_all(tmp_path, dead_mount, place, [one for one in every_command() if one[0] in only]) == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("place", [pytest.param(place, id=place.name) for place in PLACES])
+def test_every_command_answers_within_its_bound_with_every_place_on_a_dead_mount(
+    tmp_path: Path, dead_mount: HungMount, place: DeadPlace
+) -> None:
+    commands = [one for one in every_command() if (one[0], place.lies) not in WAITS]
+    wrong = [
+        words
+        for begin in range(0, len(commands), AT_ONCE)
+        for words in type_all(tmp_path, dead_mount, place, commands[begin : begin + AT_ONCE])
+    ]
+    assert wrong == [], "\n\n".join(wrong)
