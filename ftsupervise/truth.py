@@ -158,6 +158,11 @@ class Resumed(NamedTuple):
     )
 
     @property
+    def begun(self) -> bool:
+        """Return whether the attempt began, from a checkpoint or anew. One that was refused is no part of the run's way."""
+        return not self.refused
+
+    @property
     def skip(self) -> int:
         """Return the batches to skip before the first step of this attempt."""
         return sum(one.batches for one in self.skipped if one.step == (self.step or 0))

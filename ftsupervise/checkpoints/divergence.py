@@ -77,7 +77,7 @@ def skipped_before(skipped: Sequence[SkippedBatches], step: int) -> tuple[Skippe
 def _last_to_begin(newest_first: Iterable[Attempt]) -> tuple[Attempt | None, Iterable[Attempt]]:
     source = iter(islice(newest_first, _BACK))
     for one in source:
-        if one.trouble is not None or one.resumed is not None or one.last_step is not None:
+        if one.trouble is not None or one.last_step is not None or (one.resumed is not None and one.resumed.begun):
             return one, source
     return None, ()
 

@@ -27,6 +27,9 @@ class WayBack(NamedTuple):
     choice: Choice
     aside: tuple[Found, ...]
     skipped: tuple[SkippedBatches, ...]
+    anew: bool = (
+        False  # nothing was saved before the trouble, and the beginning is not farther than it goes back anyhow
+    )
 
 
 def way_back(
@@ -74,9 +77,9 @@ def _choose(
     """
     there = checkpoints_in(place.checkpoints, run=run)
     choice = pick(_names(there, found.newest))
+    older = [one for one in there if one.step is not None and one.step < found.before]
+    near = found.before <= max(place.loss_back, 1)
     if choice.verdict is None:
-        older = [one for one in there if one.step is not None and one.step < found.before]
-        near = found.before <= max(place.loss_back, 1)
         for one in reversed(older or ([] if near else there)):
             choice = pick([other.path.name for other in there if other is not one])
             if choice.verdict is not None:
@@ -84,7 +87,7 @@ def _choose(
     step = choice.verdict.step if choice.verdict is not None else None
     begins = found.newest if choice.verdict is None else step or 0
     aside = tuple(one for one in there if one.step is not None and one.step > begins)
-    return WayBack(found.words(), choice, aside, found.skipping(step or 0))
+    return WayBack(found.words(), choice, aside, found.skipping(step or 0), near and not older)
 
 
 def _names(there: tuple[Found, ...], newest: int) -> list[str]:

@@ -103,8 +103,8 @@ def latest(
         return _pick(place, scope, wanted, without, foreign)
 
     back = None if begun else way_back(place, pick, scope.run, voice)
+    may = partial(_anew, place, world, foreign=foreign, wanted=wanted)
     if back is None:
-        may = partial(_anew, place, world, foreign=foreign, wanted=wanted)
         found = _newest(place, pick, scope.run, voice, over, begun=begun, why_not_anew=may, wanted=wanted)
         unread = next((Unread(one.path.name, one.step) for one in foreign if one.manifest), None)
         return found._replace(unread=unread if found.path is None else None)
@@ -112,6 +112,15 @@ def latest(
     resumed = _resumed(place.checkpoints, back.choice, scope.run)
     resumed = resumed._replace(skipped=back.skipped, damaged=wanted.damaged)
     resumed = resumed._replace(why=f"{resumed.why}; {back.why}")
+    if path is None and not back.anew:
+        resumed = resumed._replace(refused=may(back.choice))
+    if resumed.refused:
+        if place.rank == 0:
+            _tell_passed(back.choice, voice)
+            if place.attempt_dir is not None and not over():
+                _write(place.attempt_dir, resumed, voice)
+        voice.say(resumed.refused)
+        raise CannotResume(resumed.refused)
     if place.rank == 0:
         _tell_passed(back.choice, voice)
         if place.attempt_dir is not None and not over():
@@ -365,7 +374,8 @@ def _still_skipped(place: RankContext, step: int) -> tuple[SkippedBatches, ...]:
     if place.rundir is None or place.attempt is None:
         return ()
     try:
-        found = next((one.resumed for one in ledger.backwards(place.rundir, place.attempt) if one.resumed), None)
+        before = (one.resumed for one in ledger.backwards(place.rundir, place.attempt))
+        found = next((one for one in before if one is not None and one.begun), None)
     except OSError:
         return ()
     return () if found is None else tuple(one for one in found.skipped if one.step <= step)

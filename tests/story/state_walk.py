@@ -19,8 +19,12 @@ from pathlib import Path
 from time import monotonic
 from typing import Any, NamedTuple
 
+import numpy
+from click.testing import CliRunner
+
 from ftsupervise.checkpoints import memory_folder, memory_kept
 from ftsupervise.checkpoints.quarantine import set_aside
+from ftsupervise.cli import ftsupervise
 from ftsupervise.model import Cause, CauseKind, End, Failure, FailureKind, Reached
 from ftsupervise.ranks.agent_pool import Agents, SnapshotPlace
 from ftsupervise.run import fencing
@@ -51,6 +55,39 @@ class State(NamedTuple):
     step: int = 0
     token: str = ""
     anchor: int = 0
+    shape: int = 3
+
+
+class Shared:
+    """The folder of checkpoints, which several runs may share, as persons have left it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.opened = False  # everybody may write there
+        self.runs: list[Walk] = []
+        self.rotten: set[str] = set()  # checkpoints of which a bit has flipped
+        self.public: set[str] = set()  # checkpoints that everybody may write
+        path.mkdir(parents=True, exist_ok=True)
+
+    def close(self) -> None:
+        """Somebody does what the refusal says."""
+        self.opened = False
+        self.path.chmod(0o755)
+        for name in self.public:
+            if (self.path / name).exists():
+                (self.path / name).chmod(0o755)
+        self.public.clear()
+
+    def is_good(self, name: str) -> bool:
+        return not self.opened and name not in self.rotten | self.public
+
+    def now_there(self, name: str, by: Walk, number: int) -> None:
+        """A checkpoint has got this name, which was free, or another one's of the same run."""
+        for each in self.runs:
+            each.there.pop(name, None)
+        by.there[name] = number
+        self.rotten.discard(name)
+        self.public.discard(name)
 
 
 class Commit(NamedTuple):
@@ -60,10 +97,18 @@ class Commit(NamedTuple):
     state: State
 
 
+class Code(NamedTuple):
+    """The program as it stands: its own word for its version, how large an array it makes, and whether all must fit."""
+
+    version: str = "v1"
+    shape: int = 3
+    strict: bool = True
+
+
 class Rank:
     """The rank of one attempt, in a process of its own that is told what to do."""
 
-    def __init__(self, env: dict[str, str], attempt: int, code: str) -> None:
+    def __init__(self, env: dict[str, str], attempt: int, code: Code) -> None:
         ours, its = socket.socketpair()
         self.pid = os.fork()
         if not self.pid:
@@ -94,7 +139,7 @@ class Rank:
             self.pid = 0
 
 
-def _train(talk: socket.socket, env: dict[str, str], attempt: int, code: str) -> None:
+def _train(talk: socket.socket, env: dict[str, str], attempt: int, code: Code) -> None:
     for name in list(os.environ):
         if name.startswith(("FTSUPERVISE_", "SLURM_", "RANK", "WORLD")):
             del os.environ[name]
@@ -110,13 +155,17 @@ def _train(talk: socket.socket, env: dict[str, str], attempt: int, code: str) ->
             words.flush()
 
         guard = Guard(signals=(), rank=0, world=1)
-        state: dict[str, Any] = {"step": 0, "token": ""}
+        state: dict[str, Any] = {"step": 0, "token": "", "table": numpy.zeros(code.shape)}
+
+        def tell() -> None:
+            say(step=state["step"], token=state["token"], shape=len(state["table"]))
+
         try:
-            guard.restore(state=state, code=code)
+            guard.restore(state=state, code=code.version, strict=code.strict)
         except BaseException as error:  # CannotResume ends the process
             say(error=f"{type(error).__name__}: {error}", step=0, token="")
         else:
-            say(**state)
+            tell()
         for line in words:
             if line == "step\n":
                 state["step"] += 1
@@ -124,7 +173,7 @@ def _train(talk: socket.socket, env: dict[str, str], attempt: int, code: str) ->
                 guard.step(state["step"])
                 while not guard.snapshot(state["step"]):
                     pass
-                say(**state)
+                tell()
             elif line == "save\n":
                 try:
                     guard.save(state["step"])
@@ -136,20 +185,24 @@ def _train(talk: socket.socket, env: dict[str, str], attempt: int, code: str) ->
 class Walk:
     """One run, and what may come back. Several may share a folder of checkpoints."""
 
-    def __init__(self, root: Path, checkpoints: Path, top: str, dice: random.Random, *, saves: bool = True) -> None:
-        self.rundir, self.checkpoints, self.dice, self._top = RunDir(root), checkpoints, dice, top
-        self._saves = saves
+    def __init__(self, root: Path, folder: Shared, top: str, dice: random.Random) -> None:
+        self.rundir, self.folder, self.checkpoints = RunDir(root), folder, folder.path
+        self.dice, self._top = dice, top
+        folder.runs.append(self)
         self.rundir.attempts.mkdir(parents=True)
         self.rundir.beats.mkdir()
-        checkpoints.mkdir(parents=True, exist_ok=True)
         keep_lineage(self.rundir, root.name)
-        self.code = "v1"
+        (self.rundir.root / "run.yaml").write_text(
+            f"name: {root.name}\nscheduler: local\nlaunch: {{command: 'true'}}\nrun_dir: {root}\n"
+            f"checkpoints: {{path: {self.checkpoints}}}\n"
+        )
+        self.code = Code()
         # the model
         self.commits: dict[int, State] = {}  # every one ever made
         self.there: dict[str, int] = {}  # name -> the commit that lies under it
         self.copies: dict[str, int] = {}  # name -> the commit of which somebody has a copy elsewhere
-        self.memory: dict[int, tuple[State, int, str]] = {}  # step -> the snapshot of this job, its attempt, its code
-        self.kept: tuple[State, int, str, frozenset[str]] | None = None  # and what was newer beside it
+        self.memory: dict[int, tuple[State, int, Code]] = {}  # step -> the snapshot of this job, its attempt, its code
+        self.kept: tuple[State, int, Code, frozenset[str]] | None = None  # and what was newer beside it
         self.kept_doubts = self.doubts = 0
         self.trouble: int | None = None  # since which step the loss of the last attempt was no number
         self.now = State()
@@ -215,7 +268,8 @@ class Walk:
     def may(self) -> tuple[str, list[State]]:
         """Which states may come back, and from where: the only right ones."""
         self._look()
-        disk = sorted(((self.commits[n].step, self.commits[n]) for n in self.there.values()), key=lambda one: one[0])
+        good = [self.commits[n] for name, n in self.there.items() if self.folder.is_good(name)]
+        disk = sorted(((one.step, one) for one in good), key=lambda one: one[0])
         if self.trouble is not None:
             older = [state for step, state in disk if step < self.trouble]
             return "disk", [*(older or [state for _, state in disk]), State()]
@@ -223,14 +277,18 @@ class Walk:
         best = max(self.memory.values(), default=None, key=lambda one: one[0].step)
         ours = best is not None and self._stands(best[0]) and self.doubts < 2
         if best is not None and ours and (self.saved is None or best[0].step >= self.saved):
-            return ("memory", [best[0]]) if best[2] == self.code else ("disk", [newest])
+            return ("memory", [best[0]]) if self._takes(best[0], best[2]) else ("disk", [newest])
         if self.kept is not None and self.kept_doubts < 2:
             state, _, code, ahead = self.kept
             newer = [name for name, n in self.there.items() if self.commits[n].step >= state.step and name not in ahead]
             newer = [name for name in newer if self.there[name] != state.anchor]
             if self._stands(state) and not newer and (self.saved is None or state.step > self.saved):
-                return ("kept", [state]) if code == self.code else ("disk", [newest])
+                return ("kept", [state]) if self._takes(state, code) else ("disk", [newest])
         return "disk", [newest]
+
+    def _takes(self, state: State, made_by: Code) -> bool:
+        """Whether the program as it is now takes a snapshot of ``state``."""
+        return made_by.version == self.code.version and (state.shape == self.code.shape or not self.code.strict)
 
     def _stands(self, state: State) -> bool:
         return not state.anchor or state.anchor in self.there.values()
@@ -245,7 +303,11 @@ class Walk:
         source, right = self.may()
         story = "\n".join([*self.acts[-25:], self._log.read_text() if self._log.exists() else ""])
         if found.get("error", "").startswith("CannotResume") and State() in right:
-            self._begin_anew()
+            self._refused()
+            return
+        if found.get("error", "").startswith("RuntimeError") and source == "disk" and self.code.strict:
+            assert any(one.step and one.shape != self.code.shape for one in right), f"{found['error']}\n{story}"
+            self._does_not_fit()
             return
         assert "error" not in found, f"{found['error']}\n{story}"
         came = (found["step"], found["token"])
@@ -254,11 +316,14 @@ class Walk:
         )
         self.begun += 1
         one = next(one for one in right if (one.step, one.token) == came)
+        assert found["shape"] == self.code.shape, f"the array has the size {found['shape']}\n{story}"
+        assert one.shape == self.code.shape or not one.step or not self.code.strict, f"it does not fit\n{story}"
+        one = one._replace(shape=self.code.shape)
         went_back = self.trouble is not None
         assert one.token or went_back or not self.ever, f"it has begun at step 0 over what it had saved\n{story}"
         self.ever = self.ever and not (went_back and not one.token)
         if source == "disk":
-            number = next((n for n in self.there.values() if self.commits[n] == one), 0)
+            number = next((n for n in self.there.values() if self.commits[n].token == one.token), 0)
             one = one._replace(anchor=number)
             if self.trouble is not None:
                 self.kept = None
@@ -296,14 +361,30 @@ class Walk:
         if trouble is not None:
             self.trouble, self.memory, self.kept = trouble.since, {}, None
 
-    def _begin_anew(self) -> None:
-        """The run has saved, and nobody has left a checkpoint of it: it stops until a person says that it begins anew."""
+    def _refused(self) -> None:
+        """The run has saved, and may use nothing of it: it stops until a person mends that, or says that it begins anew."""
         assert self.commits, "it stops, and has never saved"
-        self.now, self.first, self.saved_now, self.began = State(), 1, None, ("start", State())
-        self._end(Failure(FailureKind.GIVEN_UP, "exit 93"))
-        note_anew(self.rundir, Anew(self.claim.number, NOW))
-        self.memory, self.kept, self.trouble, self.ever, self.saved = {}, None, None, False, None
+        self._stop()
+        if self.folder.opened or self.folder.public & self.there.keys():
+            self.folder.close()
+        else:
+            note_anew(self.rundir, Anew(self.claim.number, NOW))
+            self.kept, self.trouble, self.ever = None, None, False
         self._begin()
+
+    def _does_not_fit(self) -> None:
+        """The code has changed, and what was saved does not fit it: a person says that it may, or changes the code back."""
+        self._stop()
+        back = next(size for size in (3, 5) if size != self.code.shape)
+        self.code = self.code._replace(strict=False) if self.dice.random() < 0.5 else self.code._replace(shape=back)
+        self._begin()
+
+    def _stop(self) -> None:
+        """The attempt could not begin."""
+        self.now, self.first, self.saved_now, self.began = State(), 1, None, ("start", State())
+        trouble = self.trouble
+        self._end(Failure(FailureKind.GIVEN_UP, "exit 93"))
+        self.memory, self.saved, self.trouble = {}, None, trouble
 
     # ------------------------------------------------------------------------------------------- what the machine does
 
@@ -311,7 +392,7 @@ class Walk:
         assert self.rank is not None
         for _ in range(self.dice.randint(1, 4)):
             found = self.rank.do("step")
-            self.now = State(found["step"], found["token"], self.now.anchor)
+            self.now = State(found["step"], found["token"], self.now.anchor, found["shape"])
             self.memory[self.now.step] = (self.now, self.claim.number, self.rank.code)
             for old in sorted(self.memory)[:-2]:
                 del self.memory[old]
@@ -319,11 +400,17 @@ class Walk:
     def save(self) -> None:
         assert self.rank is not None
         name = f"step-{self.now.step:08d}"
-        if not self._saves or self.now.step < self.first or "error" in self.rank.do("save"):
+        if self.now.step < self.first:
             return
+        told = self.rank.do("save")
+        if "error" in told:
+            taken = any(name in each.there for each in self.folder.runs if each is not self)
+            assert self.folder.opened or taken, told["error"]
+            return
+        assert not self.folder.opened, "it has saved where nothing is believed"
         number = len(self.commits) + 1
         self.commits[number] = self.now._replace(anchor=number)
-        self.there[name] = number
+        self.folder.now_there(name, self, number)
         self.now = self.now._replace(anchor=number)
         if self.now.step in self.memory:  # the very state that was saved
             self.memory[self.now.step] = (self.now, *self.memory[self.now.step][1:])
@@ -414,6 +501,8 @@ class Walk:
 
     def copy_one(self) -> None:
         for name in self._newest(2)[-1:]:
+            if not self.folder.is_good(name):
+                continue
             copy = self.rundir.root / "copies" / name
             shutil.rmtree(copy, ignore_errors=True)
             shutil.copytree(self.checkpoints / name, copy)
@@ -424,11 +513,46 @@ class Walk:
         for name in sorted(self.copies):
             if not (self.checkpoints / name).exists():
                 shutil.copytree(self.rundir.root / "copies" / name, self.checkpoints / name)
-                self.there[name] = self.copies[name]
+                self.folder.now_there(name, self, self.copies[name])
                 return
 
     def change_the_code(self) -> None:
-        self.code = self.dice.choice(["v1", "v2"])
+        self.code = self.code._replace(version=self.dice.choice(["v1", "v2"]))
+
+    def change_the_shape(self) -> None:
+        self.code = Code(self.code.version, self.dice.choice([3, 3, 5]), self.dice.random() < 0.7)
+
+    def open_the_folder(self) -> None:
+        self.folder.opened = True
+        self.checkpoints.chmod(0o777)
+
+    def open_one(self) -> None:
+        for name in self._newest(1):
+            (self.checkpoints / name).chmod(0o777)
+            self.folder.public.add(name)
+
+    def close_the_folder(self) -> None:
+        self.folder.close()
+
+    def flip_a_bit(self) -> None:
+        """The machine does that: in the newest one, where its times say nothing."""
+        for name in self._newest(1):
+            path = self.checkpoints / name / "rank-00000.state"
+            facts, raw = path.stat(), bytearray(path.read_bytes())
+            raw[self.dice.randrange(len(raw))] ^= 1 << self.dice.randrange(8)
+            path.write_bytes(raw)
+            os.utime(path, ns=(facts.st_atime_ns, facts.st_mtime_ns))
+            self.folder.rotten.add(name)
+
+    def prune(self) -> None:
+        """All that the others have stays, and so do the two newest good ones of this run."""
+        self._look()
+        theirs = {name for each in self.folder.runs if each is not self for name in each.there}
+        mine = [name for name in sorted(self.there, reverse=True) if self.folder.is_good(name)][:2]
+        there = theirs & set(os.listdir(self.checkpoints))
+        done = CliRunner().invoke(ftsupervise, ["checkpoints", "prune", str(self.rundir.root), "--last", "2"])
+        assert done.exit_code != 2, done.output
+        assert there | set(mine) <= set(os.listdir(self.checkpoints)), done.output
 
     def delete_the_kept_snapshot(self) -> None:
         for one in memory_kept.all_in(self.checkpoints):
@@ -442,19 +566,25 @@ class Walk:
         self.keeper.close()
 
 
-MACHINE = ("steps",) * 8 + ("save",) * 4 + ("kill_a_rank",) * 2 + ("crash", "lose_the_loss", "kill_the_supervisor")
+MACHINE = (
+    *("steps",) * 8,
+    *("save",) * 4,
+    *("kill_a_rank",) * 2,
+    *("crash", "lose_the_loss", "kill_the_supervisor", "flip_a_bit"),
+)
 ENDS = ("end_the_job",) * 3 + ("crash_and_end_the_job",)
 PERSONS = (
     *("delete_the_newest", "delete_several", "delete_an_older_one", "set_the_newest_aside"),
     *("copy_one", "bring_a_copy_back", "change_the_code", "delete_the_kept_snapshot"),
+    *("change_the_shape", "open_the_folder", "open_one", "close_the_folder", "prune"),
 )
 
 
 def walk(root: Path, top: str, seed: int, acts: int) -> int:
     """Do ``acts`` things at random, and return how often the run began anew. A wrong state fails, with what was done before."""
     dice = random.Random(seed)
-    runs = [Walk(root / "a", root / "checkpoints", top, dice)]
-    runs.append(Walk(root / "b", root / "checkpoints", top, dice, saves=False))
+    folder = Shared(root / "checkpoints")
+    runs = [Walk(root / name, folder, top, dice) for name in "ab"]
     try:
         for number in range(acts):
             one = runs[0] if dice.random() < 0.8 else runs[1]

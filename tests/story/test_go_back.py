@@ -11,6 +11,7 @@ import pytest
 
 from ftsupervise import Guard
 from ftsupervise.checkpoints.quarantine import quarantined
+from ftsupervise.guard.resume import CannotResume
 from ftsupervise.model import Cause, CauseKind, End, Failure, FailureKind, Reached
 from ftsupervise.rundir import ledger
 from ftsupervise.rundir.paths import RunDir
@@ -124,3 +125,34 @@ def test_an_attempt_that_moved_a_checkpoint_back_may_use_it(tmp_path: Path, monk
     (one.rundir.checkpoints / ".quarantine" / "step-00000300").rename(one.rundir.checkpoints / "step-00000300")
     one.begin()
     assert one.choose() == "step-00000300", "a person has said so"
+
+
+def test_where_none_of_those_before_may_be_used_the_run_does_not_begin_anew_and_still_goes_back_afterwards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody has opened the folder: what was saved is there, and is not believed."""
+    one = scene(tmp_path, monkeypatch, 100, 200, 300, 400)
+    one.trouble(410)
+    one.rundir.checkpoints.chmod(0o777)
+    for _ in range(2):
+        folder = one.begin()
+        with pytest.raises(CannotResume, match=r"chmod go-w .* begin anew: ftsupervise checkpoints anew"):
+            one.choose()
+        written = read_resumed(folder)
+        assert written is not None and written.refused and not written.set_aside
+    assert len(list(one.rundir.checkpoints.glob("step-*"))) == 4, "nothing is set aside"
+    one.rundir.checkpoints.chmod(0o755)
+    one.begin()
+    assert one.choose() == "step-00000300" and one.aside() == ["step-00000400"], "the loss is not forgotten meanwhile"
+
+
+def test_where_all_of_those_before_are_damaged_the_run_does_not_begin_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = scene(tmp_path, monkeypatch, 20, 40)
+    one.trouble(50)
+    for path in one.rundir.checkpoints.glob("step-*/state"):
+        path.write_text("cut off, or longer")
+    one.begin()
+    with pytest.raises(CannotResume, match="this run has saved before: step-"):
+        one.choose()

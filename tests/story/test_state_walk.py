@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.story.state_walk import Walk, walk
+from tests.story.state_walk import Shared, Walk, walk
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def test_after_sixty_acts_of_persons_and_the_machine_only_the_right_state_comes_
     ],
 )
 def test_what_the_walk_has_found_stays_found(acts: str, top: str, tmp_path: Path) -> None:
-    one = Walk(tmp_path / "a", tmp_path / "checkpoints", top, random.Random(1))
+    one = Walk(tmp_path / "a", Shared(tmp_path / "checkpoints"), top, random.Random(1))
     try:
         for act in acts.split():
             getattr(one, act)()
