@@ -43,7 +43,7 @@ _SEAL = 16
 _RANK = struct.Struct("<IIqIIIBBBx")  # rank, pid, step, ages of step and beat, CPU in 1/100 s, state, flags, phase
 _EXIT = struct.Struct("<IIIiI")  # rank, pid, age, exit code, flags
 _CHUNK = struct.Struct("<HH")
-_NO_STEP, _LEAVING, _NO_CPU = 1, 2, 4
+_NO_STEP, _LEAVING, _NO_CPU, _READ = 1, 2, 4, 8
 _LIMIT = (1 << 32) - 1
 _LETTERS = ("", *(chr(code) for code in range(1, 256)))
 
@@ -134,7 +134,7 @@ def pack_states(states: Sequence[RankState], now: float, room: int = LARGEST - 1
             more = _RANK.size + 1 + len(name)
         size += more
         flags = (_NO_STEP if one.step is None else 0) | (_LEAVING if one.leaving else 0)
-        flags |= _NO_CPU if one.cpu is None else 0
+        flags |= (_NO_CPU if one.cpu is None else 0) | (_READ if one.read else 0)
         records.append(
             _RANK.pack(
                 one.rank,
@@ -176,6 +176,7 @@ def read_states(body: bytes, node: str, seen: float) -> list[RankState]:
                     _LETTERS[state],
                     None if flags & _NO_CPU else cpu * 0.01,
                     flags & _LEAVING != 0,
+                    flags & _READ != 0,
                 ),
             )
             for rank, pid, step, stepped, beaten, cpu, state, flags, phase in _RANK.iter_unpack(body[at:])

@@ -47,6 +47,7 @@ def steps(pulses: RankTable) -> list[int | None]:
         pulse(1, phase="häßlich " * 3),
         pulse(1)._replace(state="", cpu=None),
         pulse(1)._replace(leaving=True, state="X", cpu=0.0),
+        pulse(1)._replace(read=True),
     ],
 )
 def test_a_pulse_comes_through_as_it_was(one: RankState) -> None:
