@@ -52,20 +52,36 @@ def leave_out_the_current_directory() -> None:
 
 
 def main() -> None:
-    prepare()
-    if sys.argv[1:2] == ["-m"]:
-        from runpy import run_module
+    script = os.environ.pop("FTSUPERVISE_SCRIPT", "") if sys.argv[1:2] == ["run"] else ""  # a job script started it
+    try:
+        prepare()
+        if sys.argv[1:2] == ["-m"]:
+            from runpy import run_module
 
-        module = sys.argv[2]
-        del sys.argv[1:3]
-        run_module(module, run_name="__main__", alter_sys=True)
-    else:
+            module = sys.argv[2]
+            del sys.argv[1:3]
+            run_module(module, run_name="__main__", alter_sys=True)
+            return
         import gc
 
         gc.disable()  # until a command runs: nothing that a start makes is garbage
         from ftsupervise.cli import main as program
 
-        program()
+        if script:
+            import ftsupervise.cli.run
+            import ftsupervise.run.supervisor  # noqa: F401
+
+            os.environ.pop("FTSUPERVISE_TRIED", None)
+    except Exception as error:
+        if script:
+            _back_to_the_script(script, f"{type(error).__name__}: {error}")
+        raise
+    program()
+
+
+def _back_to_the_script(script: str, why: str) -> None:
+    """Give its place back to the job script, which knows what to do on a node that is not fit: its packages are not there."""
+    os.execv("/bin/bash", ["bash", script, "ftsupervise-unfit", " ".join(why.split())[:300], *sys.orig_argv])
 
 
 if __name__ == "__main__":

@@ -263,7 +263,8 @@ class SignalQueue:
 _LOOK = 3.0  # seconds between two checks of a full disk
 _LAST = 10.0  # seconds for the last pages when we were asked to stop
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-_MAY_PASS = (*_FULL, errno.EROFS, errno.EIO, errno.EACCES, errno.EKEYEXPIRED, errno.ENOKEY)
+_AWAY = (errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.ESHUTDOWN)  # of a network file system's server
+_MAY_PASS = (*_FULL, *_AWAY, errno.EROFS, errno.EACCES, errno.EKEYEXPIRED, errno.ENOKEY)
 
 
 def shut(options: Options) -> str:

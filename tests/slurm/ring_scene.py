@@ -9,17 +9,23 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+from ftsupervise.config.load import load
 from ftsupervise.host import processes
+from ftsupervise.launch.plan import plan
+from ftsupervise.launch.submit import launch_run
 from ftsupervise.model import Attempt
 from ftsupervise.rundir.heartbeat_page import read_beats
 from ftsupervise.rundir.ledger import ledger
 from ftsupervise.rundir.paths import ENV_RUN_DIR, RunDir
 from ftsupervise.sandbox import Sandbox
+from ftsupervise.scheduler.slurm import Slurm
 from tests.neighbours.supervised import outside_a_job
 from tests.neighbours.typed import typed
 
@@ -38,16 +44,43 @@ class Scene:
     def rundir(self) -> RunDir:
         return RunDir(self.folder / "runs" / self.name)
 
-    def launch(self, command: str, **launch: Any) -> str:
+    def launch(
+        self, command: str, *, python: Path | None = None, env: Mapping[str, str] | None = None, **launch: Any
+    ) -> str:
         restart, more = json.dumps({"back_off": "1s", **launch.pop("restart", {})}), launch.pop("more", "")
         lines = {"command": command, "nodes": 2, "tasks_per_node": 1, "jobs": 3, **launch}
         text = "".join(f"  {key}: {json.dumps(value)}\n" for key, value in lines.items())
         (self.folder / "ftsupervise.yaml").write_text(
             f"name: {self.name}\nlaunch:\n  restart: {restart}\n{text}guard:\n  poll: 100ms\n{more}"
         )
+        if python is not None:
+            return self._launch_with(python, env or {})
         said = self.type("launch")
         found = re.search(r"submitted as job (\d+)", said)
         return found[1] if found else re.findall(r"\d+", said)[0]
+
+    def breakable_python(self) -> Path:
+        """An interpreter that does not start on a node for which ``self.broken(node)`` is there: a home that is not mounted.
+        Where that file says "packages", it starts, and finds no package but ours."""
+        python = self.folder / "python"
+        lacks = "python: error while loading shared libraries: libpython3.so: cannot open shared object file"
+        python.write_text(
+            f'#!/bin/sh\nbroken="{self.folder}/broken-$SLURMD_NODENAME"\n'
+            f'[ -s "$broken" ] && exec {sys.executable} -S "$@"\n'
+            f'[ -e "$broken" ] && echo "{lacks}" >&2 && exit 127\nexec {sys.executable} "$@"\n'
+        )
+        python.chmod(0o755)
+        return python
+
+    def broken(self, node: str) -> Path:
+        return self.folder / f"broken-{node}"
+
+    def _launch_with(self, python: Path, more: Mapping[str, str]) -> str:
+        run = load(self.folder / "ftsupervise.yaml")
+        one = plan(run, kind="slurm", token="0123456789ab", workdir=self.folder, python=str(python))
+        env = {**os.environ, **self.sandbox.env(), **more}
+        now = datetime.now(timezone.utc)
+        return launch_run(replace(one, own_workdir=True), run, Slurm(env), again=False, now=now, env=env).job_ids[0]
 
     def train(self, words: str, **launch: Any) -> str:
         return self.launch(f"{sys.executable} train.py --log-every 1 {words}", **launch)

@@ -3,19 +3,12 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable
-from dataclasses import replace
-from datetime import datetime, timezone
 from typing import Any
 
 import pytest
 
-from ftsupervise.config.load import load
-from ftsupervise.launch.plan import plan
-from ftsupervise.launch.submit import launch_run
 from ftsupervise.rundir.switches import read_brake
-from ftsupervise.scheduler.slurm import Slurm
 from tests.slurm.ring_scene import Scene
 
 pytestmark = pytest.mark.slurm
@@ -24,24 +17,9 @@ MEMBERS = 8
 
 
 def launched(here: Scene, **launch: Any) -> str:
-    """Launch with an interpreter that does not start on the nodes that ``broken-NODE`` names; return the job's id."""
-    python = here.folder / "python"
-    python.write_text(
-        f'#!/bin/sh\n[ -e "{here.folder}/broken-$SLURMD_NODENAME" ] && '
-        'echo "python: error while loading shared libraries: libpython3.so: cannot open shared object file" >&2 && exit 127\n'
-        f'exec {sys.executable} "$@"\n'
-    )
-    python.chmod(0o755)
-    lines = {"command": "sleep 1", "jobs": MEMBERS, **launch}
-    text = "".join(f"  {key}: {value}\n" for key, value in lines.items())
-    config = here.folder / "ftsupervise.yaml"
-    config.write_text(f"name: {here.name}\nlaunch:\n{text}")
-    run = load(config)
-    one = plan(run, kind="slurm", token="0123456789ab", workdir=here.folder, python=str(python))
-    one = replace(one, own_workdir=True)
-    env = {**os.environ, **here.sandbox.env(), "FTSUPERVISE_UNFIT_SECONDS": "0"}
-    now = datetime.now(timezone.utc)
-    return launch_run(one, run, Slurm(env), again=False, now=now, env=env).job_ids[0]
+    """Launch with an interpreter that does not start on some nodes; return the job's id."""
+    shape: dict[str, Any] = {"command": "sleep 1", "jobs": MEMBERS, "nodes": 1}
+    return here.launch(python=here.breakable_python(), env={"FTSUPERVISE_UNFIT_SECONDS": "0"}, **{**shape, **launch})
 
 
 def waiting(here: Scene, what: str = "%i|%r|%x") -> list[str]:
@@ -53,8 +31,8 @@ def test_a_node_on_which_the_interpreter_does_not_start_costs_one_member_and_is_
     scene: Callable[..., Scene], until: Until, chain: str
 ) -> None:
     here = scene(nodes=2)
-    (here.folder / "broken-node-0").touch()
-    launched(here, chain=chain, command="'touch done; sleep 600'")
+    here.broken("node-0").touch()
+    launched(here, chain=chain, command="touch done; sleep 600")
     until((here.folder / "done").exists, "the next member, on the other node", 90)
     assert here.attempts()[0].nodes == ("node-1",)
     left = waiting(here)
@@ -66,11 +44,33 @@ def test_a_node_on_which_the_interpreter_does_not_start_costs_one_member_and_is_
     here.sandbox.run(["scancel", "-n", here.name])
 
 
+@pytest.mark.parametrize("nodes", [2, 4])
+def test_an_interpreter_that_does_not_find_its_packages_is_an_unfit_node_too(
+    scene: Callable[..., Scene], until: Until, nodes: int
+) -> None:
+    """The interpreter is the system's, and the home with the packages is not mounted, or is being made anew: it starts, and
+    nothing of ours does. On one node of two, or on all."""
+    here = scene(nodes=nodes)
+    broken = [here.broken(f"node-{number}") for number in range(1 if nodes == 2 else nodes)]
+    for one in broken:
+        one.write_text("packages")
+    launched(here, jobs=20, command="touch done; sleep 600")
+    if len(broken) == 1:
+        until((here.folder / "done").exists, "the next member, on the other node", 90)
+        assert read_brake(here.rundir) is None
+    else:
+        brake = until(lambda: read_brake(here.rundir), "the brake", 120)
+        assert "is not fit for this run: ModuleNotFoundError: No module named 'click'" in brake.failure, brake
+    assert len(waiting(here)) == (18 if nodes == 2 else 17), waiting(here)
+    assert "node-0 is not fit for this run: ModuleNotFoundError: No module named 'click'" in here.log()
+    here.sandbox.run(["scancel", "-n", here.name])
+
+
 def test_three_members_in_a_row_without_the_interpreter_hold_the_rest_and_clear_lets_it_go_on(
     scene: Callable[..., Scene], until: Until
 ) -> None:
     here = scene(nodes=4)
-    job = launched(here, jobs=20, command="'touch done; sleep 600'")
+    job = launched(here, jobs=20, command="touch done; sleep 600")
     (here.folder / "python").rename(here.folder / "away")
     brake = until(lambda: read_brake(here.rundir), "the brake", 120)
     left = waiting(here)
