@@ -15,8 +15,8 @@ from ftsupervise.cli.output import say
 @click.command()
 @click.argument("runs", nargs=-1, required=True, metavar="RUN...")
 def forget(runs: tuple[str, ...]) -> None:
-    """Drop each RUN from list, status and the watch of all runs, also one whose directory is gone. RUN is a name or a run
-    directory.
+    """Drop each RUN from list, status and the watch of all runs, also one whose directory is gone. RUN is a directory, an
+    ftsupervise.yaml, or a name.
 
     Nothing of the run itself is deleted: its directory, where it is still there, can be named, and launched again. A run
     that has a job is not forgotten; kill it first. Of a run that had finished and was deleted, nothing need be said.
@@ -33,6 +33,7 @@ def forget(runs: tuple[str, ...]) -> None:
 
 def _links(run: str) -> dict[str, Path]:
     """Return the names that this account has for the run, with its directory. Raises NotFound."""
+    from ftsupervise.config.find_run import run_dir_of_config
     from ftsupervise.errors import NotFound
     from ftsupervise.report.rows import all_runs
     from ftsupervise.rundir import pinned
@@ -40,6 +41,8 @@ def _links(run: str) -> dict[str, Path]:
 
     known = all_runs()
     root = Path(os.path.abspath(run))  # noqa: PTH100 - a link stays one
+    if root.is_file():
+        root = run_dir_of_config(root).root
     found = {name: at for name, at in known.items() if run == name or root == at}
     if found:
         return found

@@ -68,6 +68,7 @@ BOUNDS: dict[str, CommandBound] = {
     "status": _LOOKS,
     "logs": _LOOKS,
     "list": _LOOKS,
+    "forget": _LOOKS,
     "report": _LOOKS,
     "metrics": _LOOKS,
     "kill": _LOOKS,

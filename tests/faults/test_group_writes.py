@@ -24,7 +24,9 @@ TRAIN = """
 import os, pathlib, time
 from ftsupervise import Guard
 with Guard() as guard:
-    for step in range(3):
+    newest = guard.latest()
+    first = int(newest.name.removeprefix("step-")) + 1 if newest else 0
+    for step in range(first, first + 3):
         guard.step(step)
         with guard.checkpoint(step) as folder:
             (folder / "model").mkdir(exist_ok=True)

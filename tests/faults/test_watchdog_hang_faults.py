@@ -218,7 +218,7 @@ def test_a_file_in_the_place_of_the_beats_is_unknown_and_not_a_hang(tmp_path: Pa
     here.rundir.attempts.mkdir()
     here.beat(7)
     checkpoint = here.rundir.checkpoints / "step-7"
-    checkpoint.touch()
+    checkpoint.mkdir()
     assert here.look("hang")["progress"].health is Health.OK
     shutil.rmtree(here.rundir.beats)
     os.utime(checkpoint, (time.time() - 9 * 3600,) * 2)

@@ -45,7 +45,7 @@ class Scene:
         return RunDir(self.folder / "runs" / self.name)
 
     def launch(
-        self, command: str, *, python: Path | None = None, env: Mapping[str, str] | None = None, **launch: Any
+        self, command: str, *, python: Path | None = None, outside: Mapping[str, str] | None = None, **launch: Any
     ) -> str:
         restart, more = json.dumps({"back_off": "1s", **launch.pop("restart", {})}), launch.pop("more", "")
         lines = {"command": command, "nodes": 2, "tasks_per_node": 1, "jobs": 3, **launch}
@@ -54,7 +54,7 @@ class Scene:
             f"name: {self.name}\nlaunch:\n  restart: {restart}\n{text}guard:\n  poll: 100ms\n{more}"
         )
         if python is not None:
-            return self._launch_with(python, env or {})
+            return self._launch_with(python, outside or {})
         said = self.type("launch")
         found = re.search(r"submitted as job (\d+)", said)
         return found[1] if found else re.findall(r"\d+", said)[0]

@@ -95,7 +95,8 @@ def test_a_cluster_of_sixteen_comes_up_as_well(make_sandbox: Callable[..., Sandb
 
 @pytest.mark.root
 @pytest.mark.skipif(os.getuid() != 0, reason="needs root, to be a second user")
-def test_a_second_user_can_use_roots_sandbox(sandbox: Sandbox) -> None:
+def test_a_second_user_whom_root_lets_in_can_use_roots_sandbox(sandbox: Sandbox) -> None:
+    (sandbox.directory / "munge").chmod(0o711)
     asked = ["srun", "-n1", "--chdir=/tmp", "id", "-u"]
     done = subprocess.run(
         asked,

@@ -126,7 +126,7 @@ def test_every_argument_that_names_a_run_is_called_run_and_explained_in_the_same
         for argument in (p for p in command.params if isinstance(p, click.Argument)):
             if argument.name in ("run", "runs", "config", "path"):
                 seen += 1
-                assert argument.make_metavar(click.Context(command)).strip(".") == "[RUN]", words
+                assert argument.make_metavar(click.Context(command)).strip("[].") == "RUN", words
                 parent = ftsupervise.get_command(click.Context(ftsupervise), words[0])
                 texts = " ".join(f"{command.help} {parent.help if parent else ''}".split())
                 assert "a directory, an ftsupervise.yaml, or a name" in texts, words
