@@ -19,7 +19,9 @@ MEMBERS = 8
 def launched(here: Scene, **launch: Any) -> str:
     """Launch with an interpreter that does not start on some nodes; return the job's id."""
     shape: dict[str, Any] = {"command": "sleep 1", "jobs": MEMBERS, "nodes": 1}
-    return here.launch(python=here.breakable_python(), outside={"FTSUPERVISE_UNFIT_SECONDS": "0"}, **{**shape, **launch})
+    return here.launch(
+        python=here.breakable_python(), outside={"FTSUPERVISE_UNFIT_SECONDS": "0"}, **{**shape, **launch}
+    )
 
 
 def waiting(here: Scene, what: str = "%i|%r|%x") -> list[str]:
