@@ -68,9 +68,10 @@ def main() -> None:
         from ftsupervise.cli import main as program
 
         if script:
-            import ftsupervise.cli.run
             import ftsupervise.run.supervisor  # noqa: F401
+            from ftsupervise.cli.run import run
 
+            run.make_context("run", sys.argv[2:])  # another version may be installed by now, with other options
             os.environ.pop("FTSUPERVISE_TRIED", None)
     except Exception as error:
         if script:
@@ -80,7 +81,8 @@ def main() -> None:
 
 
 def _back_to_the_script(script: str, why: str) -> None:
-    """Give its place back to the job script, which knows what to do on a node that is not fit: its packages are not there."""
+    """Give its place back to the job script, which knows what to do where nothing can be started: no package is there, or they
+    are of another version than at launch."""
     os.execv("/bin/bash", ["bash", script, "ftsupervise-unfit", " ".join(why.split())[:300], *sys.orig_argv])
 
 

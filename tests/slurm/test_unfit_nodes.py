@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -20,7 +22,7 @@ def launched(here: Scene, **launch: Any) -> str:
     """Launch with an interpreter that does not start on some nodes; return the job's id."""
     shape: dict[str, Any] = {"command": "sleep 1", "jobs": MEMBERS, "nodes": 1}
     return here.launch(
-        python=here.breakable_python(), outside={"FTSUPERVISE_UNFIT_SECONDS": "0"}, **{**shape, **launch}
+        python=here.breakable_python(), outside={"FTSUPERVISE_UNFIT_SECONDS": "1"}, **{**shape, **launch}
     )
 
 
@@ -68,6 +70,53 @@ def test_an_interpreter_that_does_not_find_its_packages_is_an_unfit_node_too(
     here.sandbox.run(["scancel", "-n", here.name])
 
 
+@pytest.mark.parametrize(
+    "setup", ["source ./nothing.sh || exit 3", "set -euo pipefail\nmodule load nothing-of-that-name"]
+)
+def test_a_setup_that_ends_the_script_costs_three_members_at_most(
+    scene: Callable[..., Scene], until: Until, setup: str
+) -> None:
+    here = scene(nodes=4)
+    job = launched(here, jobs=20, command="touch done; sleep 600", setup=setup)
+    brake = until(lambda: read_brake(here.rundir), "the brake", 120)
+    left = waiting(here)
+    assert len(left) == 17 and all("JobHeldUser" in line for line in left), left
+    assert re.fullmatch(r"node-\d is not fit for this run: launch.setup ended with (3|127|1)", brake.failure), brake
+    (here.folder / "nothing.sh").touch()
+    assert f"Job {job} may start again" in here.type("clear", "--brake", ".")
+    if "exit 3" in setup:
+        until((here.folder / "done").exists, "the next member", 90)
+    here.sandbox.run(["scancel", "-n", here.name])
+
+
+def test_a_setup_that_ends_the_script_without_an_error_and_a_cancel_meanwhile_count_for_nothing(
+    scene: Callable[..., Scene], until: Until
+) -> None:
+    here = scene(nodes=2)
+    launched(here, jobs=4, setup="[ -e later ] && exit 0; touch later; sleep 60")
+    until((here.folder / "later").exists, "the setup of the first member", 60)
+    here.sandbox.run(["scancel", here.queue().split("_")[0].split()[0] + "_1"])
+    until(lambda: not here.queue(), "the end of the chain", 90)
+    assert read_brake(here.rundir) is None
+    assert "not fit" not in here.log(), here.log()
+
+
+def test_options_that_the_installed_version_does_not_know_cost_three_members(
+    scene: Callable[..., Scene], until: Until
+) -> None:
+    """Somebody has installed another version while the chain waits in the queue."""
+    here = scene(nodes=4)
+    python = here.folder / "python"
+    python.write_text(f'#!/bin/bash\nexec {sys.executable} "${{@/#--launched/--option-of-yore}}"\n')
+    python.chmod(0o755)
+    outside = {"FTSUPERVISE_UNFIT_SECONDS": "1"}
+    here.launch("sleep 600", python=python, jobs=20, nodes=1, outside=outside)
+    brake = until(lambda: read_brake(here.rundir), "the brake", 120)
+    assert re.search("NoSuchOption: .*--option-of-yore", brake.failure), brake
+    assert len(waiting(here)) == 17, waiting(here)
+    here.sandbox.run(["scancel", "-n", here.name])
+
+
 def test_three_members_in_a_row_without_the_interpreter_hold_the_rest_and_clear_lets_it_go_on(
     scene: Callable[..., Scene], until: Until
 ) -> None:
@@ -80,6 +129,7 @@ def test_three_members_in_a_row_without_the_interpreter_hold_the_rest_and_clear_
     assert all("JobHeldUser" in line for line in left), left
     assert brake.held == (job,)
     assert brake.failure.endswith(f"is not fit for this run: {here.folder}/python is not there")
+    until(lambda: "RUNNING" not in here.queue(), "the end of the third member")
     said = here.type("status", ".")
     assert "no member started in 3 in a row" in said and "is not there" in said, said
     (here.folder / "away").rename(here.folder / "python")
