@@ -114,9 +114,9 @@ def test_members_that_slurm_could_not_release_are_released_by_the_same_words_aga
 def test_a_chain_of_which_no_job_got_as_far_as_an_attempt_is_gone_and_not_new(
     type_it: Type, tmp_path: Path, until: Until
 ) -> None:
-    """As one whose environment has no ftsupervise: a launch would burn the next one."""
+    """As one whose setup leaves without an error: a launch would burn the next one."""
     (tmp_path / "ftsupervise.yaml").write_text(
-        "name: burnt\nscheduler: local\nlaunch:\n  command: echo never\n  setup: echo no such module >&2; exit 3\n  jobs: 2\n"
+        "name: burnt\nscheduler: local\nlaunch:\n  command: echo never\n  setup: exit 0\n  jobs: 2\n"
     )
     assert type_it("status", ".").returncode == 66 or "NEW" in type_it("status", ".").stdout
     assert type_it("launch").returncode == 0
@@ -124,3 +124,25 @@ def test_a_chain_of_which_no_job_got_as_far_as_an_attempt_is_gone_and_not_new(
     seen = type_it("status", ".").stdout
     assert "GONE" in seen and f"read what they wrote: tail {tmp_path}/runs/burnt/logs/" in seen, seen
     assert not ledger(RunDir(tmp_path / "runs" / "burnt"))
+
+
+def test_a_setup_that_fails_on_the_only_machine_holds_the_rest_at_once(
+    type_it: Type, tmp_path: Path, until: Until
+) -> None:
+    """As one whose environment has no such module: there is no other node to try. Mended, the chain goes on."""
+    (tmp_path / "ftsupervise.yaml").write_text(
+        "name: unset\nscheduler: local\nlaunch:\n  command: touch done\n"
+        "  setup: '[ -e module ] || { echo no such module >&2; exit 3; }'\n  jobs: 3\n"
+    )
+    assert type_it("launch", FTSUPERVISE_UNFIT_SECONDS="1").returncode == 0
+    rundir = RunDir(tmp_path / "runs" / "unset")
+    brake = until(lambda: read_brake(rundir), "the brake")
+    assert brake.failure.endswith("is not fit for this run: launch.setup ended with 3"), brake
+    until(lambda: [job.reason for job in Local().queue()] == ["JobHeldUser"], "the rest, held")
+    seen = type_it("status", ".").stdout
+    assert "launch.setup ended with 3" in seen and "ftsupervise clear --brake" in seen, seen
+    (tmp_path / "module").touch()
+    assert type_it("clear", "--brake", ".").returncode == 0
+    until(lambda: not Local().queue(), "the end of the chain")
+    assert (tmp_path / "done").exists()
+    assert ledger(rundir)
