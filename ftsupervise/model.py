@@ -87,9 +87,11 @@ class Standstill(str, Enum):
     BUSY = "uses CPU"
     IDLE = "uses no CPU"
 
-    def words(self) -> str:
-        still = {"stopped": "is stopped", "gone": "is gone", "uses CPU": "uses CPU and makes no step"}
-        return still.get(self.value, "makes no step")
+    def words(self, several: bool = False) -> str:
+        makes, be = ("make", "are") if several else ("makes", "is")
+        if self is Standstill.BUSY:
+            return f"use{'' if several else 's'} CPU and {makes} no step"
+        return f"{makes} no step" if self is Standstill.IDLE else f"{be} {self.value}"
 
 
 class NodeRanks(NamedTuple):
@@ -151,13 +153,17 @@ class Cause(NamedTuple):
             return said
         return f"{said}: {self.then.words()}" if self.kind is CauseKind.NODE else f"{said}, then {self.then.words()}"
 
+    @property
+    def _several(self) -> bool:
+        return len(self.at) + self.more > 1 or any(not one.ranks.isdigit() for one in self.at if one.ranks)
+
     def hang_words(self) -> str:
         """Say which ranks stand still and how, since when and where."""
-        where = f"at step {self.step}" if self.step is not None else "before the first step"
+        where = f"at step {self.step}" if self.step is not None else "before the first step" if self.phase else ""
         who = ", ".join(one.words() for one in self.at) + (f" and {self.more} more" if self.more else "")
-        stands = f"{who} {(self.how or Standstill.IDLE).words()}" if who else "all ranks wait"
+        stands = f"{who} {(self.how or Standstill.IDLE).words(self._several)}" if who else "all ranks wait"
         waited = f"{self.waited:.1f} s" if self.waited < 120 else show_duration(round(self.waited))
-        return f"{stands}; no progress for {waited} {where} ({self.phase})"
+        return " ".join(filter(None, (f"{stands}; no progress for {waited}", where, self.phase and f"({self.phase})")))
 
     def _words(self) -> str:
         kind, where = self.kind, ", ".join(one.words() for one in self.at)

@@ -204,10 +204,25 @@ def test_whom_a_failure_speaks_against(end: End, blames: tuple[str, str, str] | 
     assert [one[:3] for one in against(end, {})] == ([blames] if blames else [])
 
 
+def test_the_words_of_a_hang_agree_in_number_and_name_no_step_or_phase_that_is_not_known() -> None:
+    one, two = NodeRanks("node-1", "2"), NodeRanks("node-2", "0-1")
+    hang = Cause(CauseKind.HANG, (one,), how=Standstill.STOPPED, waited=6.0)
+    assert hang.hang_words() == "rank 2 on node-1 is stopped; no progress for 6.0 s"
+    told = hang._replace(phase="load")
+    assert told.hang_words() == "rank 2 on node-1 is stopped; no progress for 6.0 s before the first step (load)"
+    for at, how, words in (
+        ((two,), Standstill.GONE, "ranks 0-1 on node-2 are gone"),
+        ((one, two), Standstill.BUSY, "rank 2 on node-1, ranks 0-1 on node-2 use CPU and make no step"),
+        ((one,), Standstill.BUSY, "rank 2 on node-1 uses CPU and makes no step"),
+        ((two,), Standstill.IDLE, "ranks 0-1 on node-2 make no step"),
+    ):
+        assert hang._replace(at=at, how=how).hang_words() == f"{words}; no progress for 6.0 s"
+
+
 def test_a_hang_of_ranks_on_two_nodes_speaks_against_both() -> None:
     odd = tuple(RankState(rank, node, 30, "train", 0, 0, 0) for rank, node in ((2, "node-1"), (5, "node-2")))
     verdict = HangVerdict(HangState.HUNG, "train", 30, waited=9.1, outliers=odd, how=Standstill.STOPPED)
-    words = "hang: rank 2 on node-1, rank 5 on node-2 is stopped; no progress for 9.1 s at step 30 (train)"
+    words = "hang: rank 2 on node-1, rank 5 on node-2 are stopped; no progress for 9.1 s at step 30 (train)"
     found = against(end(FailureKind.HANG, cause_of(verdict)), {})
     assert found == [("node-1", "hang", "2", words), ("node-2", "hang", "5", words)]
 
