@@ -53,6 +53,7 @@ class ProgressSign(NamedTuple):
     first: int | None = None  # the step that was shown first, where more than one was needed to be sure
     total: int | None = None  # the last step to be made, where the lines say so
     epoch: int | None = None  # at that first step, where the lines say so
+    first_at: float | None = None  # when that first step was shown, in epoch seconds
 
 
 class FollowedLog:
@@ -86,7 +87,8 @@ class FollowedLog:
             return None
         self._step = found[-1]
         if self.reader is not None:
-            return ProgressSign(self._step, self.reader.first, self.reader.total, self.reader.epoch)
+            read = self.reader
+            return ProgressSign(self._step, read.first, read.total, read.epoch, read.first_at)
         return ProgressSign(self._step)
 
     def _read(self) -> int | None:
@@ -101,7 +103,7 @@ class FollowedLog:
         added = data[: self._at - begin]
         self.grown += any(True for _ in lines(added))
         if self.reader is not None:
-            self.reader.feed(added)
+            self.reader.feed(added, time.time())
             return self.reader.step
         return None if self._pattern is None else last_step(added, self._pattern)
 
@@ -177,7 +179,8 @@ class BeatsOfCommand:
             self._step = seen.step
             if "first" not in self._facts:
                 first = seen.step if seen.first is None else seen.first
-                self._facts |= {"first": str(first), "first_at": f"{time.time():.3f}"}
+                began = time.time() if seen.first_at is None else seen.first_at
+                self._facts |= {"first": str(first), "first_at": f"{began:.3f}"}
                 self._facts |= {} if seen.epoch is None else {"epoch": str(seen.epoch)}
             if seen.total is not None:
                 self._facts["last_step"] = str(seen.total)

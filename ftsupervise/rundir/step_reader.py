@@ -148,6 +148,7 @@ class _Series:
     trains: bool = False  # something beside the bar says that it trains
     within: int = 0  # how often a faster counter began anew while this one stood
     epoch: int | None = None  # that the output named last before the first value
+    at: float = 0.0  # when the first value was shown
 
     @property
     def sure(self) -> bool:
@@ -181,6 +182,7 @@ class StepReader:
     """Reads the output of one attempt, piece by piece."""
 
     seen: int = 0  # lines read
+    _now: float = 0.0
     _series: dict[tuple[str, ...], _Series] = field(default_factory=dict)
     _epoch: int | None = None
     _named: int | None = None  # the last epoch that any line named
@@ -198,6 +200,11 @@ class StepReader:
         return None if self._chosen is None else self._chosen.first
 
     @property
+    def first_at(self) -> float | None:
+        """The time at which it was shown: long before it was known for a step, where the steps are long."""
+        return None if self._chosen is None else self._chosen.at
+
+    @property
     def epoch(self) -> int | None:
         """The epoch that the output had named when it showed that step."""
         return None if self._chosen is None else self._chosen.epoch
@@ -213,8 +220,9 @@ class StepReader:
     def format(self) -> str:
         return "" if self._chosen is None else self._chosen.form.name
 
-    def feed(self, data: bytes) -> None:
-        """Read whole lines."""
+    def feed(self, data: bytes, now: float = 0.0) -> None:
+        """Read whole lines. ``now``: the time at which they were there."""
+        self._now = now
         for line in lines(data):
             self.seen += 1
             self._read(line)
@@ -258,7 +266,7 @@ class StepReader:
         key = (form.name, label, str(total or ""), "" if total is not None else _shape(text))
         one = self._series.pop(key, None)
         if one is None:
-            one = _Series(form, total, value, value, epoch=self._named)
+            one = _Series(form, total, value, value, epoch=self._named, at=self._now)
         elif one.add(value):
             for other in self._series.values():
                 other.within += 1

@@ -202,6 +202,15 @@ def test_two_hundred_hours_of_logs_show_no_wrong_step() -> None:
         assert reader.step == step
 
 
+def test_the_first_step_was_made_when_its_line_came_and_not_when_it_was_known_for_a_step() -> None:
+    """GloVe prints a line in two minutes: the time of its first three steps is no time of the start."""
+    reader = StepReader()
+    for number in range(1, 6):
+        reader.feed(f"11/26/26 - 03:56.13PM, iter: {number:03d}, cost: 0.034942\n".encode(), now=1000.0 + 120 * number)
+        assert reader.first_at == (1120.0 if number >= 4 else None)
+    assert (reader.first, reader.step) == (1, 5)
+
+
 def test_a_jump_far_away_is_not_the_step() -> None:
     reader = read([*(f"step {at} loss 2.1" for at in range(100)), "step 281400 loss 2.1"])
     assert reader.step == 99
