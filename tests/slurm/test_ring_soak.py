@@ -348,7 +348,7 @@ def _saves(here: Scene, number: int) -> list[int]:
 
 
 def _of_its_time(here: Scene) -> str:
-    """The account closes, and its goodput is the one that rank 0 has measured, within a point."""
+    """The account closes, and what rank 0 has measured is its goodput, within a point: unknown time may have been training."""
     attempts = here.attempts()
     found = account(attempts, launches(here.rundir), datetime.now(timezone.utc))
     seconds, total = found.seconds(), found.total
@@ -368,7 +368,7 @@ def _of_its_time(here: Scene) -> str:
     said = (
         f"{total:.0f} s: {said}; goodput {100 * goodput.least:.2f} to {100 * goodput.most:.2f} %; measured: {measured}"
     )
-    assert abs(goodput.least - own["train"] / total) < 0.01, said
+    assert goodput.least - 0.01 < own["train"] / total < goodput.most + 0.01, said
     return said
 
 
