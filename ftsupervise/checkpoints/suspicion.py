@@ -8,6 +8,7 @@ iterator.
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterable, Sequence
 from itertools import chain, islice
 from typing import NamedTuple
@@ -19,6 +20,8 @@ from ftsupervise.truth import Resumed
 _OF_THE_PROGRAM = frozenset(
     {FailureKind.CODE, FailureKind.SIGNAL, FailureKind.NUMBERS, FailureKind.MEMORY, FailureKind.HANG}
 )
+# from outside: no checkpoint makes its loader end in this way
+_SENT = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 # So many are set aside without progress. A failure that comes from an older one too lies in the program; a run may have
 # diverged before the older one was written.
 _MOST = {FailureKind.NUMBERS: 3}
@@ -64,6 +67,8 @@ def suspect(newest_first: Iterable[Attempt], after: int) -> Suspicion | None:
 def _counts(one: Attempt, newer: Sequence[Attempt]) -> bool:
     begun, failure = one.resumed, one.failure
     if begun is None or not begun.checkpoint or failure is None or failure.kind not in _OF_THE_PROGRAM or one.hardware:
+        return False
+    if failure.kind is FailureKind.SIGNAL and one.cause is not None and one.cause.first.killed_by in _SENT:
         return False
     if one.begins is not None and one.begins.source == "memory":
         return False

@@ -368,9 +368,10 @@ class Agent:
         self.link.close()
 
     def _clear(self) -> None:
-        """Remove the pages of the attempts that we know; a later start of the agents may look at what came since."""
+        """Remove this node's pages of the attempts that we know; a later start of the agents may look at what came since."""
         self.observer.close_fifo()
-        clear(self.config.base, before=max(self.exits.attempt, self.observer.attempt or 0) + 1)
+        newest = max(self.exits.attempt, self.observer.attempt or 0)
+        clear(self.config.base, before=newest + 1, keep=self.observer.living_elsewhere())
         remove_empty(self.config.base)
 
     def _all_gone_within(self, seconds: float) -> bool:

@@ -13,13 +13,14 @@ import os
 import select
 import stat
 import struct
+from pathlib import Path
 from time import monotonic
 
 from ftsupervise.host import processes
 from ftsupervise.host.processes import ProcessStat, process_stat
 from ftsupervise.host.shared_memory import is_private
 from ftsupervise.ranks.protocol import RankExit
-from ftsupervise.ranks.shm_dir import ExitFifo, newest_attempt
+from ftsupervise.ranks.shm_dir import ExitFifo, newest_attempt, was_removed
 from ftsupervise.ranks.tally import of_pages
 from ftsupervise.rundir import heartbeat_page
 from ftsupervise.truth import HeartbeatSample, RankState, Tally
@@ -69,7 +70,7 @@ class RankObserver:
     # ------------------------------------------------------------------------------------------------------- looking
 
     def check(self) -> list[RankState]:
-        """Return the state of each rank now. Finds new pages and drops removed ones. Never blocks."""
+        """Return the state of each rank now. Finds new pages; a rank whose page is removed is followed on. Never blocks."""
         if not self._all_found and not self._find_attempt():
             return []
         now = monotonic()
@@ -82,8 +83,12 @@ class RankObserver:
         return of_pages((one.sample for one in self._ranks.values()), monotonic())
 
     def keep_to_these(self) -> None:
-        """Search for no other pages from here on, and keep those that are removed."""
+        """Search for no other pages from here on."""
         self._all_found = True
+
+    def living_elsewhere(self) -> frozenset[str]:
+        """Return the names of the pages here whose ranks live on other nodes: those of a test cluster share this host."""
+        return frozenset(name for name in self._of_other_nodes if _lives(Path(self.base, str(self.attempt), name)))
 
     def close_fifo(self) -> None:
         """Close the exit FIFO and remove it."""
@@ -157,6 +162,8 @@ class RankObserver:
 
     def _find_attempt(self) -> bool:
         newest = newest_attempt(self.base)
+        if self._ranks and (newest or 0) < (self.attempt or 0) and was_removed(self.base):
+            return True  # our ranks live on without their pages' names
         if newest != self.attempt:
             self._drop_all()
             self.attempt, self._since = newest, monotonic()
@@ -174,7 +181,8 @@ class RankObserver:
             names = {entry.name: entry.inode() for entry in os.scandir(folder) if entry.name.startswith("rank-")}
         except OSError:
             names = {}
-        for name in [name for name, one in self._ranks.items() if names.get(name) != one.inode]:
+        # a removed page says nothing about its rank: only a new one takes its place
+        for name in [name for name, one in self._ranks.items() if names.get(name, one.inode) != one.inode]:
             self._drop(self._ranks.pop(name))
         for name, inode in names.items():
             if name not in self._ranks and self._of_other_nodes.get(name) != inode:
@@ -289,6 +297,13 @@ class RankObserver:
     def _forget(self, fd: int) -> None:
         if self._fds.pop(fd, None) is not None:
             self._poll.unregister(fd)
+
+
+def _lives(path: Path) -> bool:
+    """Return whether the process of the page there lives."""
+    page = heartbeat_page.read_page(path)
+    seen = process_stat(page.pid) if page is not None else None
+    return page is not None and seen is not None and seen.start == page.pid_start and not seen.gone
 
 
 def _task(pid: int) -> int:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from ftsupervise.host.shared_memory import SHARED_MEMORY, hold, is_private, make_private, names_in, remove_empty
 from ftsupervise.rundir.heartbeat_page import EXIT_FIFO
@@ -65,8 +65,14 @@ def newest_attempt(base: str) -> int | None:
         return None
 
 
-def clear(base: str, before: int | None = None) -> None:
-    """Remove the pages of attempts before ``before``, or all of them. A directory that is not ours alone stays."""
+def was_removed(base: str) -> bool:
+    """Return whether pages that were there may have been removed by a process of ours: nobody else could make or change it."""
+    return is_private(base) or not os.path.lexists(base)
+
+
+def clear(base: str, before: int | None = None, keep: Collection[str] = ()) -> None:
+    """Remove the pages of attempts before ``before``, or all of them, but none with a name of ``keep``. A directory that is not
+    ours alone stays."""
     if not is_private(base):
         return
     for name in names_in(base):
@@ -79,7 +85,7 @@ def clear(base: str, before: int | None = None) -> None:
             continue
         folder = f"{base}/{name}"
         if is_private(folder):
-            for page in names_in(folder):
+            for page in set(names_in(folder)) - set(keep):
                 _quietly(os.unlink, f"{folder}/{page}")
         _quietly(os.rmdir, folder)
     if before is None:

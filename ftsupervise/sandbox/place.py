@@ -265,13 +265,14 @@ def power_cut(choose: Callable[[], Collection[Process]], seconds: float) -> list
     """End all processes that ``choose`` names, as if at one moment; returns those that did not end within ``seconds``.
 
     All are stopped before any is killed: else one lives to report another's death, and the controller sees a failed job
-    instead of a lost node. The scan repeats until two in a row find no new process: /proc is read entry by entry, and a
+    instead of a lost node. The youngest is killed first: a stopped child that loses its parent is woken by the kernel (SIGHUP,
+    SIGCONT). The scan repeats until two in a row find no new process: /proc is read entry by entry, and a
     process that forks and ends meanwhile, or was just being started, can escape one scan.
     """
     end = time.monotonic() + seconds
     while True:
         held = _stop_all(choose, end)
-        for process in held:
+        for process in sorted(held, key=lambda one: (one.start, one.pid), reverse=True):
             processes.signal_exactly(process, signal.SIGKILL)
         left = processes.wait_gone(held, max(0.5, end - time.monotonic()))
         if not held or left or time.monotonic() >= end:

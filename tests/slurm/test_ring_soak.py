@@ -238,7 +238,8 @@ FAULTS: dict[str, tuple[Callable[[Night], None], str]] = {
     "the run directory read-only for a minute": (Night.read_only_for_a_minute, r"exit 1 \(OSError\)"),
 }
 ROOT = ("the run directory read-only for a minute",)
-
+# twice in the same way from the same checkpoint, and that is set aside
+OF_THE_PROGRAM = ("a rank crashes", "a rank leaves with exit 7", "a rank stopped")
 
 SLOW = ("a slurmd killed", "the batch host loses power")
 
@@ -269,6 +270,8 @@ def test_random_faults_and_the_weights_are_those_of_an_undisturbed_run(
     for count, name in enumerate(plan, 1):
         at = count * apart + luck.randrange(apart // 2)
         until(lambda at=at: _step(here) >= at, f"step {at} before {name!r}", 300)
+        if count > 1 and name == plan[count - 2] and name in OF_THE_PROGRAM:
+            until(lambda: _saves(here, here.attempts()[-1].number), f"a save before {name!r} again", 120)
         before, members = here.attempts()[-1], _waiting(here)
         if before.number != trained:
             wrong.append(f"before {name!r}: attempt {trained} ended though nothing was done: {_told(here, trained)}")
@@ -333,14 +336,19 @@ def _lost(here: Scene) -> list[str]:
     for one in here.attempts():
         if one.first_step is not None and one.first_step - 1 < saved:
             found.append(f"attempt {one.number} began with step {one.first_step}, and step {saved} was saved")
-        own = here.folder / f"own-{one.number}"
-        lines = [json.loads(line) for line in own.read_text().splitlines()] if own.exists() else []
-        saved = max([saved, *(step for what, step, _ in lines if what == "save")])
+        saved = max([saved, *_saves(here, one.number)])
     return found
 
 
+def _saves(here: Scene, number: int) -> list[int]:
+    """The steps that rank 0 of an attempt has saved, by its own file."""
+    own = here.folder / f"own-{number}"
+    lines = [json.loads(line) for line in own.read_text().splitlines()] if own.exists() else []
+    return [step for what, step, _ in lines if what == "save"]
+
+
 def _of_its_time(here: Scene) -> str:
-    """The account closes, and its goodput is the one that rank 0 has measured, within a point."""
+    """The account closes, and what rank 0 has measured is its goodput, within a point: unknown time may have been training."""
     attempts = here.attempts()
     found = account(attempts, launches(here.rundir), datetime.now(timezone.utc))
     seconds, total = found.seconds(), found.total
@@ -360,7 +368,7 @@ def _of_its_time(here: Scene) -> str:
     said = (
         f"{total:.0f} s: {said}; goodput {100 * goodput.least:.2f} to {100 * goodput.most:.2f} %; measured: {measured}"
     )
-    assert abs(goodput.least - own["train"] / total) < 0.01, said
+    assert goodput.least - 0.01 < own["train"] / total < goodput.most + 0.01, said
     return said
 
 

@@ -92,6 +92,13 @@ def test_a_fault_of_the_hardware_sets_no_checkpoint_aside(run: SupervisedRun) ->
     assert switches.read_brake(run.rundir) is not None and not quarantined(run.rundir.checkpoints)
 
 
+def test_a_rank_that_somebody_kills_again_and_again_sets_no_checkpoint_aside(run: SupervisedRun) -> None:
+    code = train(run, fault="if step == 23: os.kill(os.getpid(), 9)")
+    assert code != 0 and set(begun(run)[1:]) == {"step-00000020"} and len(begun(run)) >= 3
+    assert {one.sign for one in run.attempts()} == {"killed by SIGKILL"}
+    assert switches.read_brake(run.rundir) is not None and not quarantined(run.rundir.checkpoints)
+
+
 def test_a_bug_in_the_program_costs_one_checkpoint_its_place_and_the_brake_says_that_it_may_be_good(
     run: SupervisedRun,
 ) -> None:

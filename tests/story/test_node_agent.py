@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -241,6 +242,45 @@ def test_told_to_leave_by_slurm_it_stays_while_there_are_ranks_and_leaves_no_pag
     rank.kill()
     assert until(stage.pulses.deaths)[0].rank == 0
     assert agent.wait(20) == 0
+
+
+@pytest.mark.parametrize("gone_", ["1/rank-0", "1", "."])
+def test_a_rank_whose_page_is_removed_is_followed_on(stage: Stage, until: Until, gone_: str) -> None:
+    """A name in memory is gone, the rank is not: its steps and its death are told all the same."""
+    stage.agent()
+    rank = stage.rank(0)
+    until(lambda: stage.step(0))
+    place = Path(stage.base, gone_)
+    shutil.rmtree(place) if place.is_dir() else place.unlink()
+    time.sleep(0.2)
+    before = stage.step(0)
+    until(lambda: stage.step(0) > before + 20, "news all the same")
+    rank.kill()
+    assert until(stage.pulses.deaths)[0].pid == rank.pid
+
+
+@pytest.mark.parametrize("how", ["Slurm's SIGTERM", "the ring's word"])
+def test_an_agent_that_leaves_takes_no_page_of_another_node_with_it(stage: Stage, until: Until, how: str) -> None:
+    """The nodes of a test cluster share their memory. One without ranks is left, and the other one's agent is started again."""
+    agent, leaves = stage.agent(), stage.agent(SLURMD_NODENAME="node-2")
+    rank = stage.rank(0, SLURMD_NODENAME="node-1")
+    until(lambda: stage.step(0) and b"node-2" in stage.pulses.nodes)
+    time.sleep(0.3)  # both have seen it
+    if how == "Slurm's SIGTERM":
+        leaves.terminate()
+    else:
+        to = stage.pulses.nodes[b"node-2"].address
+        assert to is not None
+        stage.sock.sendto(stage.pulses.pack(protocol.BYE, 1, b"node-2", b""), to)
+    assert leaves.wait(20) == 0
+    assert Path(stage.base, "1", "rank-0").exists()
+    agent.kill()
+    agent.wait()
+    stage.pulses.restart(1)
+    stage.agent()
+    until(lambda: stage.step(0), "the new agent to find it")
+    rank.kill()
+    assert until(stage.pulses.deaths)[0].pid == rank.pid
 
 
 def test_it_ends_when_the_ring_says_so_and_when_the_ring_is_silent(stage: Stage, until: Until) -> None:
