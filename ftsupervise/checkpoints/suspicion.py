@@ -65,6 +65,8 @@ def _counts(one: Attempt, newer: Sequence[Attempt]) -> bool:
     begun, failure = one.resumed, one.failure
     if begun is None or not begun.checkpoint or failure is None or failure.kind not in _OF_THE_PROGRAM or one.hardware:
         return False
+    if not begun.begun:  # the program as it was then could not take it: that says nothing about the checkpoint
+        return False
     if one.begins is not None and one.begins.source == "memory":
         return False
     if one.saved is not None and (begun.step is None or one.saved > begun.step):

@@ -33,6 +33,7 @@ _KILL_WAIT = 28.0  # seconds from Slurm's SIGTERM: its SIGKILL comes after 30
 _LOOK = 10.0  # seconds for the file system to show the kept snapshot
 _LATE = 2.0  # seconds in which a checkpoint that is missed may still show itself
 _ANSWER = 1.0  # seconds for a listing
+_ANEW = "somebody has begun the run anew since"
 
 
 class Target(NamedTuple):
@@ -94,7 +95,7 @@ class KeptSnapshots:
         attempts = tuple(reversed([*ledger.backwards(self._rundir, before, one.attempt)]))
         return (
             _of_another(page, attempts)
-            or ("somebody has begun the run anew since" if one.attempt <= begun_anew(self._rundir) else "")
+            or (_ANEW if one.attempt <= begun_anew(self._rundir) else "")
             or taken_back(self._checkpoints, names, page.beside.anchor)
             or put_there(names, one.step, page.beside)
             or against(one.id, attempts, first)
@@ -113,6 +114,14 @@ class KeptSnapshots:
                 why = "a newer one is used"
             found[one.path] = f"it is not used: {why}" if why else "the next attempt begins from it"
         return found
+
+    def anew_since(self, attempt: int) -> str:
+        """Return that somebody has begun the run anew since ``attempt``, as a clause; "" where nobody is seen to."""
+        try:
+            found = in_time(lambda: begun_anew(self._rundir), _ANSWER)
+        except OSError:
+            return ""
+        return _ANEW if found is not None and found >= attempt else ""
 
     def beside(self, step: int, was: Anchor) -> tuple[Beside, str] | None:
         """Return what lies beside a snapshot of ``step`` now, and that its anchor ``was`` is gone, "" if not; None where the

@@ -204,6 +204,7 @@ class Walk:
         self.memory: dict[int, tuple[State, int, Code]] = {}  # step -> the snapshot of this job, its attempt, its code
         self.kept: tuple[State, int, Code, frozenset[str]] | None = None  # and what was newer beside it
         self.kept_doubts = self.doubts = 0
+        self.offered = False  # the supervisor has named what lies in memory to the attempt
         self.trouble: int | None = None  # since which step the loss of the last attempt was no number
         self.now = State()
         self.began: tuple[str, State] = ("start", State())
@@ -251,6 +252,10 @@ class Walk:
 
     def _end(self, failure: Failure | None = None, trouble: LossTrouble | None = None) -> None:
         """End the rank; its supervisor writes down how."""
+        self._write_end(failure, trouble)
+        self._after(failure, trouble)
+
+    def _write_end(self, failure: Failure | None = None, trouble: LossTrouble | None = None) -> None:
         assert self.rank is not None
         self.rank.kill()
         made = self.now.step >= self.first
@@ -261,13 +266,13 @@ class Walk:
         ended = End(cause, failure, reached=reached)
         ledger.write_end(self.claim, ended, "", datetime.now(timezone.utc))
         self.keeper.ended(ended, ())
-        self._after(failure, trouble)
 
     # ------------------------------------------------------------------------------------------------------ the model
 
     def may(self) -> tuple[str, list[State]]:
         """Which states may come back, and from where: the only right ones."""
         self._look()
+        self.offered = False
         good = [self.commits[n] for name, n in self.there.items() if self.folder.is_good(name)]
         disk = sorted(((one.step, one) for one in good), key=lambda one: one[0])
         if self.trouble is not None:
@@ -277,6 +282,7 @@ class Walk:
         best = max(self.memory.values(), default=None, key=lambda one: one[0].step)
         ours = best is not None and self._stands(best[0]) and self.doubts < 2
         if best is not None and ours and (self.saved is None or best[0].step >= self.saved):
+            self.offered = True
             return ("memory", [best[0]]) if self._takes(best[0], best[2]) else ("disk", [newest])
         if self.kept is not None and self.kept_doubts < 2:
             state, _, code, ahead = self.kept
@@ -369,7 +375,7 @@ class Walk:
             self.folder.close()
         else:
             note_anew(self.rundir, Anew(self.claim.number, NOW))
-            self.kept, self.trouble, self.ever = None, None, False
+            self.kept, self.trouble, self.ever, self.memory, self.saved = None, None, False, {}, None
         self._begin()
 
     def _does_not_fit(self) -> None:
@@ -380,11 +386,13 @@ class Walk:
         self._begin()
 
     def _stop(self) -> None:
-        """The attempt could not begin."""
+        """The attempt could not begin: everything is as it was before, and the brake ends the job, or a person is quicker."""
         self.now, self.first, self.saved_now, self.began = State(), 1, None, ("start", State())
-        trouble = self.trouble
-        self._end(Failure(FailureKind.GIVEN_UP, "exit 93"))
-        self.memory, self.saved, self.trouble = {}, None, trouble
+        self._write_end(Failure(FailureKind.GIVEN_UP, "exit 93"))
+        if not self.offered:
+            self.memory = {}
+        if self.dice.random() < 0.5:
+            self._hand_over()
 
     # ------------------------------------------------------------------------------------------- what the machine does
 
@@ -458,6 +466,11 @@ class Walk:
         self._leave()
 
     def _leave(self) -> None:
+        self._hand_over()
+        self._begin()
+
+    def _hand_over(self) -> None:
+        """The job ends, and another one follows."""
         assert self.fence.staging is not None
         self.keeper.keep(self.claim, Target(self.fence.staging, monotonic() + 30), self._log)
         self.keeper.close()
@@ -475,7 +488,6 @@ class Walk:
                 state = state._replace(anchor=lies[1])  # somebody has brought it back meanwhile: it counts from now on
             self.kept, self.kept_doubts = (state, attempt, code, ahead), self.doubts
         self._new_job()
-        self._begin()
 
     # ----------------------------------------------------------------------------------------------- what a person does
 

@@ -414,9 +414,12 @@ def test_a_folder_of_files_is_not_given_back_to_code_of_another_version(
     assert guard.restore(folder=tmp_path / "into", code="v1") is None
     wait_until(lambda: snapshot(guard), "the memory")
     guard.close()
-    assert Guard().restore(folder=tmp_path / "into", code="v2") is None
+    two = Guard()
+    assert two.restore(folder=tmp_path / "into", code="v2") is None
     assert "code 'v1' made it, and this is code 'v2'" in capfd.readouterr().err
-    assert Guard().restore(folder=tmp_path / "into", code="v1") is None, "what was refused is given up"
+    assert Guard().restore(folder=tmp_path / "into", code="v1") == 8, "it has not begun from anything else"
+    assert two.latest() is None
+    assert Guard().restore(folder=tmp_path / "into", code="v1") is None, "it has begun without it: it is given up"
 
 
 def test_who_begins_a_run_anew_is_not_overruled_by_a_snapshot_of_before(run: SupervisedRun) -> None:
