@@ -168,7 +168,8 @@ class Snapshots:
             from ftsupervise.guard.snapshot_kept import KeptRank, kept_for
 
             try:
-                self._kept = kept_for(Path(folder), self._place.world), None
+                owner = () if self._place.rundir is None else (self._place.rundir.root.stat().st_uid,)
+                self._kept = kept_for(Path(folder), self._place.world, owner), None
                 self._kept = self._kept[0], KeptRank(Path(folder), self._place.rank)
             except (OSError, ValueError) as error:
                 self._why_not_kept = str(error)

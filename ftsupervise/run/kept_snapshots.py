@@ -76,7 +76,11 @@ class KeptSnapshots:
             names = self._names() if kept else {}
             first = switches.counts_from(self._rundir) if kept else 1
             for one in reversed(kept):
-                page = memory_kept.read_page(one.path)
+                try:
+                    page = self._page(one)
+                except (OSError, ValueError) as error:
+                    why = why or f"the snapshot of step {one.step}, kept on the disk, is not used: {error}"
+                    continue
                 speaks = (
                     self._against(one, page, names, first, before)
                     or ("attempts have failed from it" if self._doubts.get(one.id, 0) >= DOUBT else "")
@@ -107,8 +111,8 @@ class KeptSnapshots:
         names, first = (self._names(), switches.counts_from(self._rundir)) if kept else ({}, 1)
         for one in reversed(kept):
             try:
-                why = self._against(one, memory_kept.read_page(one.path), names, first)
-            except ValueError as error:
+                why = self._against(one, self._page(one), names, first)
+            except (OSError, ValueError) as error:
                 why = str(error)
             if not why and found:
                 why = "a newer one is used"
@@ -193,14 +197,16 @@ class KeptSnapshots:
     def _remove(self, but: Path | None = None, until: float = inf) -> None:
         try:
             for one in self._mine():
-                if (
-                    one.path != but
-                    and one.step <= until
-                    and not _of_another(memory_kept.read_page(one.path), self._attempt(one.attempt))
-                ):
+                if one.path != but and one.step <= until and self._may_go(one):
                     memory_kept.remove(one)
-        except (OSError, ValueError):
+        except OSError:
             return
+
+    def _may_go(self, one: KeptSnapshot) -> bool:
+        try:
+            return not _of_another(self._page(one), self._attempt(one.attempt))
+        except (OSError, ValueError):  # somebody else's, as far as is known
+            return False
 
     def _me(self) -> Lineage:
         """Raises OSError."""
@@ -214,6 +220,10 @@ class KeptSnapshots:
     def _mine(self) -> list[KeptSnapshot]:
         """Return this run's, oldest first. Raises OSError."""
         return memory_kept.all_in(self._checkpoints, self._run())
+
+    def _page(self, one: KeptSnapshot) -> KeptPage:
+        """Raises OSError; ValueError where others than this account may write it."""
+        return memory_kept.read_trusted(one.path, (self._rundir.root.stat().st_uid,))
 
     def _names(self) -> dict[str, int | None]:
         """Return the checkpoints in the folder, but those of other runs. Raises OSError."""

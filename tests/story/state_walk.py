@@ -31,8 +31,7 @@ from ftsupervise.run import fencing
 from ftsupervise.run.kept_snapshots import KeptSnapshots, Target
 from ftsupervise.run.snapshots import SnapshotKeeper
 from ftsupervise.rundir import ledger
-from ftsupervise.rundir.beginnings import Anew, note_anew
-from ftsupervise.rundir.lineage import keep_lineage
+from ftsupervise.rundir.lineage import keep_lineage, read_lineage
 from ftsupervise.rundir.paths import (
     ENV_ATTEMPT,
     ENV_ATTEMPT_DIR,
@@ -221,10 +220,14 @@ class Walk:
     def _new_job(self) -> None:
         folder = memory_folder.new_folder("walk", self._top)
         wake = lambda: None  # noqa: E731
-        agents = Agents(self.rundir, Allocation({}), {}, wake, snapshots=SnapshotPlace(folder))
+        self.agents = Agents(self.rundir, Allocation({}), {}, wake, snapshots=SnapshotPlace(folder))
         kept = KeptSnapshots(self.rundir, self.checkpoints)
-        self.keeper = SnapshotKeeper(SnapshotPlace(folder), agents, "here", kept)
+        self.keeper = SnapshotKeeper(SnapshotPlace(folder), self.agents, "here", kept)
         self.memory, self.saved, self.doubts = {}, None, 0
+
+    def _close_job(self) -> None:
+        self.keeper.close()
+        self.agents.close()
 
     def _begin(self) -> None:
         claim = ledger.claim(self.rundir)
@@ -284,7 +287,7 @@ class Walk:
         if best is not None and ours and (self.saved is None or best[0].step >= self.saved):
             self.offered = True
             return ("memory", [best[0]]) if self._takes(best[0], best[2]) else ("disk", [newest])
-        if self.kept is not None and self.kept_doubts < 2:
+        if self.kept is not None and self.kept_doubts < 2 and not self.folder.opened and not self._kept_is_open():
             state, _, code, ahead = self.kept
             newer = [name for name, n in self.there.items() if self.commits[n].step >= state.step and name not in ahead]
             newer = [name for name in newer if self.there[name] != state.anchor]
@@ -374,7 +377,8 @@ class Walk:
         if self.folder.opened or self.folder.public & self.there.keys():
             self.folder.close()
         else:
-            note_anew(self.rundir, Anew(self.claim.number, NOW))
+            done = CliRunner().invoke(ftsupervise, ["checkpoints", "anew", str(self.rundir.root)])
+            assert done.exit_code == 0, done.output
             self.kept, self.trouble, self.ever, self.memory, self.saved = None, None, False, {}, None
         self._begin()
 
@@ -452,7 +456,7 @@ class Walk:
         made = self.now.step >= self.first
         page = {"at": datetime.now(timezone.utc).isoformat(), "ranks": 1, "first": self.first, "ahead": self.now.step}
         (self.claim.folder / "progress.json").write_text(json.dumps({**page, "saved": self.saved_now} if made else {}))
-        self.keeper.close()
+        self._close_job()
         self._after(Failure(FailureKind.SIGNAL, "lost"), None)
         self._new_job()
         self._begin()
@@ -473,7 +477,7 @@ class Walk:
         """The job ends, and another one follows."""
         assert self.fence.staging is not None
         self.keeper.keep(self.claim, Target(self.fence.staging, monotonic() + 30), self._log)
-        self.keeper.close()
+        self._close_job()
         self._look()
         best = max(self.memory.values(), default=None, key=lambda one: one[0].step)
         ours = best is not None and self._stands(best[0]) and self.doubts < 2
@@ -567,15 +571,27 @@ class Walk:
         assert there | set(mine) <= set(os.listdir(self.checkpoints)), done.output
 
     def delete_the_kept_snapshot(self) -> None:
-        for one in memory_kept.all_in(self.checkpoints):
-            if self.kept is not None and (one.step, one.attempt) == (self.kept[0].step, self.kept[1]):
-                memory_kept.remove(one)
-                self.kept = None
+        for one in self._kept_now():
+            memory_kept.remove(one)
+            self.kept = None
+
+    def open_the_kept_snapshot(self) -> None:
+        for one in self._kept_now():
+            one.path.chmod(0o777)
+            self.folder.public.add(one.path.name)
+
+    def _kept_now(self) -> list[memory_kept.KeptSnapshot]:
+        mine = memory_kept.all_in(self.checkpoints, read_lineage(self.rundir).id)
+        kept = self.kept
+        return [one for one in mine if kept is not None and (one.step, one.attempt) == (kept[0].step, kept[1])]
+
+    def _kept_is_open(self) -> bool:
+        return any(one.path.name in self.folder.public for one in self._kept_now())
 
     def close(self) -> None:
         if self.rank is not None:
             self.rank.kill()
-        self.keeper.close()
+        self._close_job()
 
 
 MACHINE = (
@@ -588,6 +604,7 @@ ENDS = ("end_the_job",) * 3 + ("crash_and_end_the_job",)
 PERSONS = (
     *("delete_the_newest", "delete_several", "delete_an_older_one", "set_the_newest_aside"),
     *("copy_one", "bring_a_copy_back", "change_the_code", "delete_the_kept_snapshot"),
+    "open_the_kept_snapshot",
     *("change_the_shape", "open_the_folder", "open_one", "close_the_folder", "prune"),
 )
 
