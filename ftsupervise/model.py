@@ -10,7 +10,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
-from ftsupervise.truth import Beginning, LeftCheckpoint, LossTrouble, OutputPart, Resumed
+from ftsupervise.truth import Beginning, LeftCheckpoint, LossTrouble, NotFrom, OutputPart, Resumed
 from ftsupervise.units import show_duration
 
 
@@ -290,6 +290,7 @@ class Attempt(NamedTuple):
     hardware: str = ""  # what a GPU or a node said of a fault of its own
     resumed: Resumed | None = None  # None where its loop did not ask the guard for a checkpoint
     begins: Beginning | None = None  # None where no rank of its job had a snapshot in memory
+    not_from: NotFrom | None = None  # the snapshot that it was to begin from, and did not
     held: int | None = None  # of one without an end: newest step whose snapshots every buddy holds
     kept: int | None = None  # step that was in memory only and was kept on the disk when its job ended
     saving: float | None = None  # seconds in saves; None where the loop does not say

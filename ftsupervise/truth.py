@@ -195,6 +195,18 @@ class LeftCheckpoint(NamedTuple):
     how: Annotated[str, 300] = ""  # in which way, or why not
 
 
+class NotFrom(NamedTuple):
+    """The snapshot that an attempt was to begin from and did not, as its guard recorded: its end says nothing against it."""
+
+    step: int | None = None
+    made: int | None = None  # the attempt that made it
+    why: Annotated[str, 2000] = ""  # a clause
+
+    def words(self) -> str:
+        """Return "the snapshot of step 34 was not used: code 'v1' made it, and this is code 'v2'"."""
+        return f"the snapshot of step {self.step} was not used: {self.why}"
+
+
 class Beginning(NamedTuple):
     """The place where an attempt begins, as its supervisor chose it. ``words()`` renders it for people."""
 

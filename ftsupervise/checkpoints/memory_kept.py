@@ -19,12 +19,14 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Iterator
+import stat
+from collections.abc import Collection, Iterator
 from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple
 
 from ftsupervise.checkpoints import digest, memory_state
+from ftsupervise.checkpoints.contents import distrust_folder
 from ftsupervise.checkpoints.memory_choice import Begun
 from ftsupervise.checkpoints.memory_doubts import Beside
 from ftsupervise.checkpoints.memory_folder import rank_file
@@ -39,6 +41,7 @@ from ftsupervise.checkpoints.memory_slots import (
 )
 from ftsupervise.checkpoints.memory_slots import PAGE as PAGE_SIZE
 from ftsupervise.checkpoints.memory_sums import as_bytes
+from ftsupervise.host.ownership import distrust, remedy, shown_user
 from ftsupervise.rundir.lineage import Lineage
 from ftsupervise.rundir.records import read_record, write_json
 
@@ -96,12 +99,39 @@ def all_in(checkpoints: Path, run: str | None = None) -> list[KeptSnapshot]:
     return sorted(kept, key=lambda one: (one.step, one.attempt))
 
 
+def read_trusted(folder: Path, accounts: Collection[int]) -> KeptPage:
+    """Read the page of one that an attempt may begin from. Raises as ``read_page``; ValueError also where another account than
+    this one may write there. ``accounts``: those that may own the folder above, besides."""
+    if reason := _distrust(folder, accounts) or _not_ours(os.lstat(folder / PAGE), folder / PAGE):
+        raise ValueError(reason)
+    return read_page(folder)
+
+
 def read_page(folder: Path) -> KeptPage:
-    """Read the page. Raises OSError; ValueError where it is none of ours, or another account may write there."""
+    """Read the page, whoever wrote it. Raises OSError; ValueError where it is none of ours."""
     found = read_record(KeptPage, folder / PAGE)
     if found is None:
         raise ValueError(f"{folder} has no {PAGE}")
     return found
+
+
+def _distrust(folder: Path, accounts: Collection[int]) -> str:
+    """Return why others than this account could have put a kept snapshot there, or changed it, as a clause; "" when none could.
+    The files of the ranks are judged when they are opened (``open_slots``). Raises OSError."""
+    facts = os.lstat(folder)
+    if not stat.S_ISDIR(facts.st_mode):
+        return f"{folder} is no folder"
+    reason, at = distrust_folder(folder.parent, accounts), folder.parent
+    if not reason:
+        reason, at = _not_ours(facts, folder), folder
+    return f"{reason} (type: {remedy(at.stat(), at)})" if reason else ""
+
+
+def _not_ours(facts: os.stat_result, path: Path) -> str:
+    """Return the same of one thing in it, which this account alone makes: nobody shares it."""
+    if facts.st_uid != os.geteuid():
+        return f"{path} belongs to {shown_user(facts.st_uid)}"
+    return distrust(facts, path)
 
 
 def write_page(folder: Path, page: KeptPage) -> None:

@@ -70,6 +70,8 @@ def _counts(one: Attempt, newer: Sequence[Attempt]) -> bool:
         return False
     if failure.kind is FailureKind.SIGNAL and one.cause is not None and one.cause.first.killed_by in _SENT:
         return False
+    if not begun.begun:  # the program as it was then could not take it: that says nothing about the checkpoint
+        return False
     if one.begins is not None and one.begins.source == "memory":
         return False
     if one.saved is not None and (begun.step is None or one.saved > begun.step):

@@ -194,7 +194,10 @@ class Guard:
         Call it on one rank and tell the others, or they may choose differently while another job removes one. Raises OSError
         where the checkpoints cannot be read: to begin anew then would cost all steps.
         """
-        return self._checkpoints.latest(world, begun=self._heart.step is not None)
+        found = self._checkpoints.latest(world, begun=self._heart.step is not None)
+        if self._in_memory is not None:
+            self._in_memory.begins_without()
+        return found
 
     def restore(
         self,
@@ -234,7 +237,9 @@ class Guard:
         if start is not None:
             return start
         begun = self._heart.step is not None
-        return self._loop.restore(lambda wanted: self._checkpoints.latest(None, begun=begun, wanted=wanted), warm_up)
+        start = self._loop.restore(lambda wanted: self._checkpoints.latest(None, begun=begun, wanted=wanted), warm_up)
+        self._snapshots().begins_without()
+        return start
 
     def save(
         self,

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import mmap
+from collections.abc import Collection
 from pathlib import Path
 
 from ftsupervise.checkpoints.memory_folder import rank_file
-from ftsupervise.checkpoints.memory_kept import read_page
+from ftsupervise.checkpoints.memory_kept import read_trusted
 from ftsupervise.checkpoints.memory_slots import SnapshotId, open_slots
 from ftsupervise.checkpoints.memory_sums import is_damaged
 
@@ -31,9 +32,10 @@ class KeptRank:
             self.data = memoryview(self._map)[at : at + file.room.data]
 
 
-def kept_for(folder: Path, world: int) -> SnapshotId:
-    """Return what is kept there, by the page that all ranks read. Raises OSError; ValueError for another number of ranks."""
-    page = read_page(folder)
+def kept_for(folder: Path, world: int, accounts: Collection[int]) -> SnapshotId:
+    """Return what is kept there, by the page that all ranks read. Raises OSError; ValueError for another number of ranks, or
+    where others than this account may write. ``accounts``: those that may own the folder above, besides."""
+    page = read_trusted(folder, accounts)
     if page.world != world:
         raise ValueError(
             f"{'1 rank' if page.world == 1 else f'{page.world} ranks'} made it, and {world} would begin from it"

@@ -6,6 +6,9 @@ Without a supervisor the ranks find it by ``agree``. Newer snapshots are given u
 are made again. A snapshot of another world size, a torn one, and one that a later attempt has gone back behind are
 never used.
 
+What the ranks do not take (other shapes, other code) is given up once they have begun from something else, and not before:
+where nothing else will do either, the next attempt is offered it again.
+
 Nothing here raises into the loop while it trains. Where there can be no snapshots the guard says once why; training
 goes on.
 """
@@ -25,11 +28,14 @@ from ftsupervise.checkpoints.memory_room import MOST, NoRoom
 from ftsupervise.checkpoints.memory_slots import SnapshotId
 from ftsupervise.checkpoints.memory_state import CannotKeep, Described
 from ftsupervise.guard.loop_state import LoopState
+from ftsupervise.guard.resume import refuse
 from ftsupervise.guard.settings import RankContext, Voice, whole
 from ftsupervise.guard.snapshot_memory import Copied, SnapshotMemory
 from ftsupervise.guard.stop_reasons import StopReasons
 from ftsupervise.host.shared_memory import is_private
+from ftsupervise.rundir.not_from import write_not_from
 from ftsupervise.rundir.paths import ENV_GUARD, ENV_RESTART, ENV_SNAPSHOT_KEPT, ENV_SNAPSHOT_STEP, ENV_SNAPSHOTS
+from ftsupervise.truth import NotFrom
 
 if TYPE_CHECKING:
     from ftsupervise.guard.snapshot_kept import KeptRank
@@ -56,6 +62,8 @@ class Snapshots:
         self._memory: SnapshotMemory | None = None
         self._kept: tuple[SnapshotId, KeptRank | None] | None = None  # on the disk; None: it is not there for this rank
         self._why = ""  # there are none
+        self._why_not_kept = ""
+        self._left = False  # those that are there were not taken, and are given up when the loop has begun without them
         # monotonic: the node's agent, which starts beside the first ranks of a job, makes the folder until then
         self._coming_until = time.monotonic() + _AGENT_WITHIN if os.environ.get(ENV_RESTART) == "0" else 0.0
         if self._every:
@@ -113,13 +121,16 @@ class Snapshots:
         self._look_on_the_disk()
         held = self._held()
         step = self._chosen([one.step for one in held])
-        found, reason, code = None, "", ""
+        found, reason, code, misfit = None, "", "", False
         if step is not None:
             found = max((one for one in held if one.step == step), default=None)
-            reason = self._unusable(held, found, why_not) if found else f"this rank does not hold step {step}"
+            reason, misfit = (
+                self._unusable(held, found, why_not) if found else (f"this rank does not hold step {step}", False)
+            )
             code = self._other_code(held, found) if found and not reason else ""
-        if step is None or not self._all_can(step, found is not None and not reason, reason, code):
-            self._give_up_newer(None)
+        if step is None or not self._all_can(step, found is not None and not reason, reason, code, misfit=misfit):
+            self._left = True
+            self._note_not_from(step, found, reason or code)
             return None
         assert found is not None
         self._give_up_newer(found)
@@ -132,6 +143,24 @@ class Snapshots:
             raise RuntimeError(f"the snapshot of step {step} could not be loaded: {error}") from error
         return found.step
 
+    def begins_without(self) -> None:
+        """Give up what was not taken: the loop has begun from something else, or anew."""
+        if self._left:
+            self._left = False
+            self._give_up_newer(None)
+
+    def _note_not_from(self, step: int | None, found: SnapshotId | None, why: str) -> None:
+        """Record, on rank 0, that this attempt does not begin from the snapshot that its supervisor named."""
+        said = os.environ.get(ENV_SNAPSHOT_STEP, "")
+        if self._place.rank or self._place.attempt_dir is None or not (said.isascii() and said.isdigit()):
+            return
+        made = found.attempt if found is not None else None
+        why = why or self._why_not_kept or f"another rank cannot begin from step {step}"
+        try:
+            write_not_from(self._place.attempt_dir, NotFrom(int(said), made, why[:2000]))
+        except OSError as error:
+            self._voice.once(f"cannot write that this attempt did not begin from step {said}: {error.strerror}")
+
     def _look_on_the_disk(self) -> None:
         """Map an older job's memory from the disk, where it was kept there."""
         folder = os.environ.get(ENV_SNAPSHOT_KEPT, "")
@@ -139,9 +168,11 @@ class Snapshots:
             from ftsupervise.guard.snapshot_kept import KeptRank, kept_for
 
             try:
-                self._kept = kept_for(Path(folder), self._place.world), None
+                owner = () if self._place.rundir is None else (self._place.rundir.root.stat().st_uid,)
+                self._kept = kept_for(Path(folder), self._place.world, owner), None
                 self._kept = self._kept[0], KeptRank(Path(folder), self._place.rank)
             except (OSError, ValueError) as error:
+                self._why_not_kept = str(error)
                 self._voice.once(f"{folder} cannot be used: {error}")
 
     def _content(self, slot: int) -> tuple[bytes, memoryview]:
@@ -189,15 +220,19 @@ class Snapshots:
                 return lowest
             bound = lowest - 1
 
-    def _unusable(self, held: Mapping[SnapshotId, int], found: SnapshotId, why_not: Callable[[bytes], str]) -> str:
+    def _unusable(
+        self, held: Mapping[SnapshotId, int], found: SnapshotId, why_not: Callable[[bytes], str]
+    ) -> tuple[str, bool]:
+        """Return why this rank cannot begin there, "" where it can; and whether that lies in the program as it is now."""
         try:
             memory, slot = self._memory, held[found]
             alone = slot != _ON_DISK and self._place.attempt is None  # else the supervisor or ``KeptRank`` has looked
             if alone and memory is not None and memory.is_damaged(slot):
-                return "it is damaged: its bytes are not those that were copied there"
-            return why_not(self._content(slot)[0])
+                return "it is damaged: its bytes are not those that were copied there", False
+            misfit = why_not(self._content(slot)[0])
+            return misfit, bool(misfit)
         except (OSError, ValueError, LookupError) as error:
-            return str(error)
+            return str(error) or type(error).__name__, False
 
     def _other_code(self, held: Mapping[SnapshotId, int], found: SnapshotId) -> str:
         """Return that code of another version made it, as a clause; all ranks of an attempt name the same."""
@@ -206,10 +241,11 @@ class Snapshots:
         made = code_of(self._content(held[found])[0])
         return "" if made == self._code else f"code {made!r} made it, and this is code {self._code!r}"
 
-    def _all_can(self, step: int, fine: bool, reason: str, code: str) -> bool:
+    def _all_can(self, step: int, fine: bool, reason: str, code: str, *, misfit: bool) -> bool:
         """Return whether every rank can begin there; no rank can where other ``code`` made it.
 
-        Raises RuntimeError where this one cannot, and has no way to tell the others.
+        Raises RuntimeError where this one cannot, and has no way to tell the others. Where the program is the reason
+        (``misfit``), no further attempt begins before a person has acted.
         """
         if reason or code:
             self._voice.once(f"the snapshot of step {step} cannot be used: {reason or code}")
@@ -220,7 +256,11 @@ class Snapshots:
         if self._agree is not None:
             return not int(self._agree(0 if fine else 1))
         if not fine and self._place.world > 1:
-            raise RuntimeError(f"all ranks begin from the snapshot of step {step}, and this one cannot: {reason}")
+            words = f"all ranks begin from the snapshot of step {step}, and this one cannot: {reason}"
+            if misfit:
+                self._note_not_from(step, None, reason)
+                refuse(self._place, words, self._voice)
+            raise RuntimeError(words)
         return fine
 
     def _give_up_newer(self, than: SnapshotId | None) -> None:
@@ -263,6 +303,7 @@ class Snapshots:
         number, memory = whole(step), self._memory
         if memory is None or number is None or self._outside.attempt.newer is not None or not self._outside.loss.sound:
             return False
+        self.begins_without()
         try:
             described = describe()
             if not memory.is_ready_for(described, size):

@@ -355,6 +355,8 @@ def _begins(one: Attempt) -> int | None:
     """Return the step of the checkpoint that it began from, as far as that is the newest one it was offered; None: unknown,
     or it began from another one for a reason of our own."""
     if one.resumed is not None:
+        if not one.resumed.begun:
+            return None
         ours = one.resumed.passed or one.resumed.set_aside or one.resumed.skipped
         return None if ours else one.resumed.step or 0
     if one.first_step is None or (one.begins is not None and one.begins.source in ("memory", "kept")):

@@ -33,6 +33,7 @@ _KILL_WAIT = 28.0  # seconds from Slurm's SIGTERM: its SIGKILL comes after 30
 _LOOK = 10.0  # seconds for the file system to show the kept snapshot
 _LATE = 2.0  # seconds in which a checkpoint that is missed may still show itself
 _ANSWER = 1.0  # seconds for a listing
+_ANEW = "somebody has begun the run anew since"
 
 
 class Target(NamedTuple):
@@ -75,7 +76,11 @@ class KeptSnapshots:
             names = self._names() if kept else {}
             first = switches.counts_from(self._rundir) if kept else 1
             for one in reversed(kept):
-                page = memory_kept.read_page(one.path)
+                try:
+                    page = self._page(one)
+                except (OSError, ValueError) as error:
+                    why = why or f"the snapshot of step {one.step}, kept on the disk, is not used: {error}"
+                    continue
                 speaks = (
                     self._against(one, page, names, first, before)
                     or ("attempts have failed from it" if self._doubts.get(one.id, 0) >= DOUBT else "")
@@ -94,7 +99,7 @@ class KeptSnapshots:
         attempts = tuple(reversed([*ledger.backwards(self._rundir, before, one.attempt)]))
         return (
             _of_another(page, attempts)
-            or ("somebody has begun the run anew since" if one.attempt <= begun_anew(self._rundir) else "")
+            or (_ANEW if one.attempt <= begun_anew(self._rundir) else "")
             or taken_back(self._checkpoints, names, page.beside.anchor)
             or put_there(names, one.step, page.beside)
             or against(one.id, attempts, first)
@@ -106,13 +111,21 @@ class KeptSnapshots:
         names, first = (self._names(), switches.counts_from(self._rundir)) if kept else ({}, 1)
         for one in reversed(kept):
             try:
-                why = self._against(one, memory_kept.read_page(one.path), names, first)
-            except ValueError as error:
+                why = self._against(one, self._page(one), names, first)
+            except (OSError, ValueError) as error:
                 why = str(error)
             if not why and found:
                 why = "a newer one is used"
             found[one.path] = f"it is not used: {why}" if why else "the next attempt begins from it"
         return found
+
+    def anew_since(self, attempt: int) -> str:
+        """Return that somebody has begun the run anew since ``attempt``, as a clause; "" where nobody is seen to."""
+        try:
+            found = in_time(lambda: begun_anew(self._rundir), _ANSWER)
+        except OSError:
+            return ""
+        return _ANEW if found is not None and found >= attempt else ""
 
     def beside(self, step: int, was: Anchor) -> tuple[Beside, str] | None:
         """Return what lies beside a snapshot of ``step`` now, and that its anchor ``was`` is gone, "" if not; None where the
@@ -184,14 +197,16 @@ class KeptSnapshots:
     def _remove(self, but: Path | None = None, until: float = inf) -> None:
         try:
             for one in self._mine():
-                if (
-                    one.path != but
-                    and one.step <= until
-                    and not _of_another(memory_kept.read_page(one.path), self._attempt(one.attempt))
-                ):
+                if one.path != but and one.step <= until and self._may_go(one):
                     memory_kept.remove(one)
-        except (OSError, ValueError):
+        except OSError:
             return
+
+    def _may_go(self, one: KeptSnapshot) -> bool:
+        try:
+            return not _of_another(self._page(one), self._attempt(one.attempt))
+        except (OSError, ValueError):  # somebody else's, as far as is known
+            return False
 
     def _me(self) -> Lineage:
         """Raises OSError."""
@@ -205,6 +220,10 @@ class KeptSnapshots:
     def _mine(self) -> list[KeptSnapshot]:
         """Return this run's, oldest first. Raises OSError."""
         return memory_kept.all_in(self._checkpoints, self._run())
+
+    def _page(self, one: KeptSnapshot) -> KeptPage:
+        """Raises OSError; ValueError where others than this account may write it."""
+        return memory_kept.read_trusted(one.path, (self._rundir.root.stat().st_uid,))
 
     def _names(self) -> dict[str, int | None]:
         """Return the checkpoints in the folder, but those of other runs. Raises OSError."""

@@ -40,6 +40,7 @@ from ftsupervise.ranks.snapshot_ring import CopyState
 from ftsupervise.run.kept_snapshots import KeptSnapshots, Target
 from ftsupervise.rundir import kept, ledger
 from ftsupervise.rundir.anchor import Anchor, read_anchor
+from ftsupervise.rundir.not_from import read_not_from
 from ftsupervise.rundir.paths import ENV_GUARD, ENV_SNAPSHOT_KEPT, ENV_SNAPSHOT_STEP, ENV_SNAPSHOTS, tell
 from ftsupervise.rundir.resumed import read_resumed
 from ftsupervise.truth import Beginning, RankState
@@ -133,12 +134,16 @@ class SnapshotKeeper:
         return env
 
     def _require_anchor(self) -> None:
-        """Give up all snapshots in memory where somebody has taken away the checkpoint that they go on from."""
-        if self._spoilt or not self._last.anchor.checkpoint or (self._agents.remote and not self._agents.ring.active):
+        """Give up all snapshots in memory where somebody has taken away the checkpoint that they go on from, or has begun the
+        run anew."""
+        if self._spoilt or not self._last.number or (self._agents.remote and not self._agents.ring.active):
             return
-        found = self._kept.beside(0, self._last.anchor)
-        if found is not None and found[1]:
-            self._spoilt, self._saved, self._last = found[1], None, self._last._replace(anchor=Anchor())
+        why = self._kept.anew_since(self._last.number)
+        if not why and self._last.anchor.checkpoint:
+            found = self._kept.beside(0, self._last.anchor)
+            why = found[1] if found is not None else ""
+        if why:
+            self._spoilt, self._saved, self._last = why, None, self._last._replace(anchor=Anchor())
 
     def finished(self) -> None:
         """Note that the run is complete."""
@@ -198,11 +203,24 @@ class SnapshotKeeper:
         homes = {one.rank: one.node for one in states}
         self._last = self._last._replace(homes=homes, reached=ended.reached.last)
         self._weight = weight(ended.failure)
+        self._note_not_from(ended.reached.first)
+
+    def _note_not_from(self, first: int | None) -> None:
+        """Correct where the attempt that has ended began, where its ranks did not take the snapshot: by its own pages. One that
+        has begun from nothing at all leaves everything as it was, and says nothing against the snapshot."""
+        if read_not_from(self._last.folder) is None or not self._lineage:
+            return
+        resumed, mine = read_resumed(self._last.folder), self._lineage.pop()
+        self._last, self._weight = self._last._replace(from_kept=None), 0
+        if resumed is not None and resumed.begun:
+            self._lineage.append(mine._replace(step=-1 if resumed.step is None else resumed.step))
+        elif first is not None:
+            self._lineage.append(mine._replace(step=first - 1))
 
     def _note_disk(self, saved: int | None) -> None:
         """Note what the attempt that has ended leaves on the disk, as it says itself."""
         resumed, newest = read_resumed(self._last.folder), read_anchor(self._last.folder)
-        if resumed is not None:  # what was newer then is set aside, or no good
+        if resumed is not None and resumed.begun:  # what was newer then is set aside, or no good
             anchor = Anchor(resumed.checkpoint, resumed.step, resumed.committed)
             self._saved, self._last = resumed.step, self._last._replace(anchor=anchor)
         if newest is not None:
@@ -264,7 +282,7 @@ class SnapshotKeeper:
         poisoned, and the ones before it too; the next attempt begins from the disk.
         """
         refused = {step for step, count in self._doubts.items() if count >= DOUBT}
-        best, began = chosen_without(refused), self._lineage[-1].step
+        best, began = chosen_without(refused), self._lineage[-1].step if self._lineage else -1
         if best.source is not Source.MEMORY or best.step > max(self._doubts, default=-1) > -1:
             self._doubts.clear()
         if best.source is Source.MEMORY and best.step == began:

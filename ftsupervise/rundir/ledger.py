@@ -22,7 +22,7 @@ from ftsupervise.rundir.causes import read_cause, read_failure
 from ftsupervise.rundir.fence import last_area
 from ftsupervise.rundir.lost_ends import end_as_asked, lost_end, stop_request, without_end
 from ftsupervise.rundir.outputs import own_outputs
-from ftsupervise.rundir.paths import ENV_JOB_ID, RESUMED, RunDir
+from ftsupervise.rundir.paths import ENV_JOB_ID, NOT_FROM, RESUMED, RunDir
 from ftsupervise.rundir.progress import read_progress
 from ftsupervise.rundir.reached import reached
 from ftsupervise.rundir.records import (
@@ -38,7 +38,7 @@ from ftsupervise.rundir.records import (
     time_of,
     write_json,
 )
-from ftsupervise.truth import Beginning, LeftCheckpoint, LossTrouble, OutputPart, Resumed
+from ftsupervise.truth import Beginning, LeftCheckpoint, LossTrouble, NotFrom, OutputPart, Resumed
 
 
 class _Outputs(NamedTuple):
@@ -114,14 +114,16 @@ def _attempt(rundir: RunDir, number: int) -> Attempt:
         return Attempt(
             number, "", _claimed_at(folder), cause=None if _young(folder) else Cause(CauseKind.UNKNOWN), note=note
         )
+    resumed, not_from = _resumed(folder), _not_from(folder)
     began = Attempt(
         number=number,
         job_id=as_text(start.get("job_id"), _LONGEST),
         started=as_time(start.get("at")) or _claimed_at(folder),
         host=as_text(start.get("host"), _LONGEST),
         nodes=_nodes(str(start.get("nodes") or "")),
-        resumed=_resumed(folder),
-        begins=_part(Beginning, start.get("begins")),
+        resumed=resumed,
+        begins=_begins(_part(Beginning, start.get("begins")), not_from, resumed),
+        not_from=not_from,
         kept=kept.read_kept(folder),
         written=_written(folder),
         outputs=decode(_Outputs, {"parts": start.get("outputs")}, lenient=True).parts,
@@ -199,6 +201,22 @@ def _resumed(folder: Path) -> Resumed | None:
     from ftsupervise.rundir.resumed import read_resumed
 
     return read_resumed(folder)
+
+
+def _not_from(folder: Path) -> NotFrom | None:
+    if not os.path.lexists(folder / NOT_FROM):
+        return None
+    from ftsupervise.rundir.not_from import read_not_from
+
+    return read_not_from(folder)
+
+
+def _begins(told: Beginning | None, not_from: NotFrom | None, resumed: Resumed | None) -> Beginning | None:
+    """Return where an attempt began: as its supervisor told it, unless its ranks did not take that snapshot."""
+    if told is None or not_from is None or not_from.step != told.step:
+        return told
+    step = resumed.step if resumed is not None and resumed.begun else None
+    return Beginning("start" if step is None else "disk", step, why=not_from.words())
 
 
 def _written(folder: Path) -> LeftCheckpoint | None:

@@ -31,8 +31,7 @@ from ftsupervise.run import fencing
 from ftsupervise.run.kept_snapshots import KeptSnapshots, Target
 from ftsupervise.run.snapshots import SnapshotKeeper
 from ftsupervise.rundir import ledger
-from ftsupervise.rundir.beginnings import Anew, note_anew
-from ftsupervise.rundir.lineage import keep_lineage
+from ftsupervise.rundir.lineage import keep_lineage, read_lineage
 from ftsupervise.rundir.paths import (
     ENV_ATTEMPT,
     ENV_ATTEMPT_DIR,
@@ -204,6 +203,7 @@ class Walk:
         self.memory: dict[int, tuple[State, int, Code]] = {}  # step -> the snapshot of this job, its attempt, its code
         self.kept: tuple[State, int, Code, frozenset[str]] | None = None  # and what was newer beside it
         self.kept_doubts = self.doubts = 0
+        self.offered = False  # the supervisor has named what lies in memory to the attempt
         self.trouble: int | None = None  # since which step the loss of the last attempt was no number
         self.now = State()
         self.began: tuple[str, State] = ("start", State())
@@ -220,10 +220,14 @@ class Walk:
     def _new_job(self) -> None:
         folder = memory_folder.new_folder("walk", self._top)
         wake = lambda: None  # noqa: E731
-        agents = Agents(self.rundir, Allocation({}), {}, wake, snapshots=SnapshotPlace(folder))
+        self.agents = Agents(self.rundir, Allocation({}), {}, wake, snapshots=SnapshotPlace(folder))
         kept = KeptSnapshots(self.rundir, self.checkpoints)
-        self.keeper = SnapshotKeeper(SnapshotPlace(folder), agents, "here", kept)
+        self.keeper = SnapshotKeeper(SnapshotPlace(folder), self.agents, "here", kept)
         self.memory, self.saved, self.doubts = {}, None, 0
+
+    def _close_job(self) -> None:
+        self.keeper.close()
+        self.agents.close()
 
     def _begin(self) -> None:
         claim = ledger.claim(self.rundir)
@@ -251,6 +255,10 @@ class Walk:
 
     def _end(self, failure: Failure | None = None, trouble: LossTrouble | None = None) -> None:
         """End the rank; its supervisor writes down how."""
+        self._write_end(failure, trouble)
+        self._after(failure, trouble)
+
+    def _write_end(self, failure: Failure | None = None, trouble: LossTrouble | None = None) -> None:
         assert self.rank is not None
         self.rank.kill()
         made = self.now.step >= self.first
@@ -261,13 +269,13 @@ class Walk:
         ended = End(cause, failure, reached=reached)
         ledger.write_end(self.claim, ended, "", datetime.now(timezone.utc))
         self.keeper.ended(ended, ())
-        self._after(failure, trouble)
 
     # ------------------------------------------------------------------------------------------------------ the model
 
     def may(self) -> tuple[str, list[State]]:
         """Which states may come back, and from where: the only right ones."""
         self._look()
+        self.offered = False
         good = [self.commits[n] for name, n in self.there.items() if self.folder.is_good(name)]
         disk = sorted(((one.step, one) for one in good), key=lambda one: one[0])
         if self.trouble is not None:
@@ -277,8 +285,9 @@ class Walk:
         best = max(self.memory.values(), default=None, key=lambda one: one[0].step)
         ours = best is not None and self._stands(best[0]) and self.doubts < 2
         if best is not None and ours and (self.saved is None or best[0].step >= self.saved):
+            self.offered = True
             return ("memory", [best[0]]) if self._takes(best[0], best[2]) else ("disk", [newest])
-        if self.kept is not None and self.kept_doubts < 2:
+        if self.kept is not None and self.kept_doubts < 2 and not self.folder.opened and not self._kept_is_open():
             state, _, code, ahead = self.kept
             newer = [name for name, n in self.there.items() if self.commits[n].step >= state.step and name not in ahead]
             newer = [name for name in newer if self.there[name] != state.anchor]
@@ -368,8 +377,9 @@ class Walk:
         if self.folder.opened or self.folder.public & self.there.keys():
             self.folder.close()
         else:
-            note_anew(self.rundir, Anew(self.claim.number, NOW))
-            self.kept, self.trouble, self.ever = None, None, False
+            done = CliRunner().invoke(ftsupervise, ["checkpoints", "anew", str(self.rundir.root)])
+            assert done.exit_code == 0, done.output
+            self.kept, self.trouble, self.ever, self.memory, self.saved = None, None, False, {}, None
         self._begin()
 
     def _does_not_fit(self) -> None:
@@ -380,11 +390,13 @@ class Walk:
         self._begin()
 
     def _stop(self) -> None:
-        """The attempt could not begin."""
+        """The attempt could not begin: everything is as it was before, and the brake ends the job, or a person is quicker."""
         self.now, self.first, self.saved_now, self.began = State(), 1, None, ("start", State())
-        trouble = self.trouble
-        self._end(Failure(FailureKind.GIVEN_UP, "exit 93"))
-        self.memory, self.saved, self.trouble = {}, None, trouble
+        self._write_end(Failure(FailureKind.GIVEN_UP, "exit 93"))
+        if not self.offered:
+            self.memory = {}
+        if self.dice.random() < 0.5:
+            self._hand_over()
 
     # ------------------------------------------------------------------------------------------- what the machine does
 
@@ -444,7 +456,7 @@ class Walk:
         made = self.now.step >= self.first
         page = {"at": datetime.now(timezone.utc).isoformat(), "ranks": 1, "first": self.first, "ahead": self.now.step}
         (self.claim.folder / "progress.json").write_text(json.dumps({**page, "saved": self.saved_now} if made else {}))
-        self.keeper.close()
+        self._close_job()
         self._after(Failure(FailureKind.SIGNAL, "lost"), None)
         self._new_job()
         self._begin()
@@ -458,9 +470,14 @@ class Walk:
         self._leave()
 
     def _leave(self) -> None:
+        self._hand_over()
+        self._begin()
+
+    def _hand_over(self) -> None:
+        """The job ends, and another one follows."""
         assert self.fence.staging is not None
         self.keeper.keep(self.claim, Target(self.fence.staging, monotonic() + 30), self._log)
-        self.keeper.close()
+        self._close_job()
         self._look()
         best = max(self.memory.values(), default=None, key=lambda one: one[0].step)
         ours = best is not None and self._stands(best[0]) and self.doubts < 2
@@ -475,7 +492,6 @@ class Walk:
                 state = state._replace(anchor=lies[1])  # somebody has brought it back meanwhile: it counts from now on
             self.kept, self.kept_doubts = (state, attempt, code, ahead), self.doubts
         self._new_job()
-        self._begin()
 
     # ----------------------------------------------------------------------------------------------- what a person does
 
@@ -555,15 +571,27 @@ class Walk:
         assert there | set(mine) <= set(os.listdir(self.checkpoints)), done.output
 
     def delete_the_kept_snapshot(self) -> None:
-        for one in memory_kept.all_in(self.checkpoints):
-            if self.kept is not None and (one.step, one.attempt) == (self.kept[0].step, self.kept[1]):
-                memory_kept.remove(one)
-                self.kept = None
+        for one in self._kept_now():
+            memory_kept.remove(one)
+            self.kept = None
+
+    def open_the_kept_snapshot(self) -> None:
+        for one in self._kept_now():
+            one.path.chmod(0o777)
+            self.folder.public.add(one.path.name)
+
+    def _kept_now(self) -> list[memory_kept.KeptSnapshot]:
+        mine = memory_kept.all_in(self.checkpoints, read_lineage(self.rundir).id)
+        kept = self.kept
+        return [one for one in mine if kept is not None and (one.step, one.attempt) == (kept[0].step, kept[1])]
+
+    def _kept_is_open(self) -> bool:
+        return any(one.path.name in self.folder.public for one in self._kept_now())
 
     def close(self) -> None:
         if self.rank is not None:
             self.rank.kill()
-        self.keeper.close()
+        self._close_job()
 
 
 MACHINE = (
@@ -576,6 +604,7 @@ ENDS = ("end_the_job",) * 3 + ("crash_and_end_the_job",)
 PERSONS = (
     *("delete_the_newest", "delete_several", "delete_an_older_one", "set_the_newest_aside"),
     *("copy_one", "bring_a_copy_back", "change_the_code", "delete_the_kept_snapshot"),
+    "open_the_kept_snapshot",
     *("change_the_shape", "open_the_folder", "open_one", "close_the_folder", "prune"),
 )
 

@@ -414,9 +414,12 @@ def test_a_folder_of_files_is_not_given_back_to_code_of_another_version(
     assert guard.restore(folder=tmp_path / "into", code="v1") is None
     wait_until(lambda: snapshot(guard), "the memory")
     guard.close()
-    assert Guard().restore(folder=tmp_path / "into", code="v2") is None
+    two = Guard()
+    assert two.restore(folder=tmp_path / "into", code="v2") is None
     assert "code 'v1' made it, and this is code 'v2'" in capfd.readouterr().err
-    assert Guard().restore(folder=tmp_path / "into", code="v1") is None, "what was refused is given up"
+    assert Guard().restore(folder=tmp_path / "into", code="v1") == 8, "it has not begun from anything else"
+    assert two.latest() is None
+    assert Guard().restore(folder=tmp_path / "into", code="v1") is None, "it has begun without it: it is given up"
 
 
 def test_who_begins_a_run_anew_is_not_overruled_by_a_snapshot_of_before(run: SupervisedRun) -> None:
@@ -427,3 +430,23 @@ def test_who_begins_a_run_anew_is_not_overruled_by_a_snapshot_of_before(run: Sup
     two = train(run)
     assert "attempt 2 begins after 0" in two.said(), two.said()
     assert "is not used: somebody has begun the run anew since" in two.said()
+
+
+@pytest.mark.parametrize("what", ["folder", "page", "state", "owner", "above"])
+def test_a_kept_snapshot_that_others_may_write_is_refused_with_a_word(run: SupervisedRun, what: str) -> None:
+    train(run, fault="if attempt == 1 and step == 9: os.kill(os.getpid(), 9)")
+    (kept,) = kept_in(run)
+    at = {"above": kept.path.parent, "page": kept.path / "snapshot.json", "state": kept.path / "rank-0"}.get(
+        what, kept.path
+    )
+    if what == "owner":
+        if os.geteuid():
+            pytest.skip("only root can give a folder away")
+        os.chown(at, 12345, -1)
+    else:
+        at.chmod(0o777)
+    two = train(run)
+    assert "attempt 2 begins after 8" not in two.said(), two.said()
+    word = {"owner": "belongs to uid 12345", "state": "not a file of ours alone"}.get(what, f"everybody may write {at}")
+    assert word in two.said(), two.said()
+    assert kept.path.exists() or what == "state", "it is left to whoever may have put it there"

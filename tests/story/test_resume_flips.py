@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import random
 import shutil
+import threading
 import zipfile
 from collections.abc import Callable, Iterator
 from datetime import datetime, timezone
@@ -227,6 +228,7 @@ class Run:
         keep_lineage(self.rundir, "flips")
         self.log = root / "log"
         self.saved: dict[int, bytes] = {}
+        self._open: list[tuple[SnapshotKeeper, Agents]] = []  # of jobs that have not ended
         names = {ENV_RUN_DIR: root, ENV_CHECKPOINT_DIR: self.rundir.checkpoints, "SLURMD_NODENAME": "here"}
         for name, value in {**names, "RANK": 0, "WORLD_SIZE": 1, f"{ENV_GUARD}SNAPSHOT_EVERY": 1}.items():
             patch.setenv(name, str(value))
@@ -240,7 +242,16 @@ class Run:
         folder = memory_folder.new_folder("flips", self._top)
         place = SnapshotPlace(folder)
         agents = Agents(self.rundir, Allocation({}), {}, lambda: None, snapshots=place)
-        return SnapshotKeeper(place, agents, "here", KeptSnapshots(self.rundir, self.rundir.checkpoints)), folder
+        keeper = SnapshotKeeper(place, agents, "here", KeptSnapshots(self.rundir, self.rundir.checkpoints))
+        self._open.append((keeper, agents))
+        return keeper, folder
+
+    def end_the_jobs(self) -> None:
+        """End what they have started: threads, files, pages in memory."""
+        while self._open:
+            keeper, agents = self._open.pop()
+            keeper.close()
+            agents.close()
 
     def begins(self, keeper: SnapshotKeeper, claim: Claim) -> tuple[Guard, dict[str, Any], int | None]:
         """A loop of the next attempt, which has begun as the supervisor says."""
@@ -292,8 +303,13 @@ def places_of(path: Path, attempt: int) -> SlotPlaces:
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
     top = Path(f"/dev/shm/ftsupervise-test-{os.getpid()}-{os.urandom(4).hex()}")
     top.mkdir(mode=0o700)
-    yield Run(tmp_path / "run", str(top), monkeypatch)
+    before = {*threading.enumerate()}
+    one = Run(tmp_path / "run", str(top), monkeypatch)
+    yield one
+    one.end_the_jobs()
     shutil.rmtree(top)
+    left = {*threading.enumerate()} - before
+    assert not [each.name for each in left if each.name in ("rank-reports", "beats")], "what the jobs started has ended"
 
 
 @short_and_long
@@ -307,7 +323,7 @@ def test_no_flipped_bit_of_a_snapshot_in_memory_is_loaded(run: Run, flips: int) 
         guard, _, step = run.begins(keeper, run.claim())
         assert step == 2
         guard.close()
-        keeper.close()
+        run.end_the_jobs()
 
 
 @short_and_long
@@ -318,7 +334,7 @@ def test_no_flipped_bit_of_a_kept_snapshot_is_loaded(run: Run, flips: int) -> No
     area = fence.open_area(fence.staging(run.rundir, run.rundir.checkpoints), made.number)
     assert area is not None
     keeper.keep(made, Target(area, monotonic() + 30), run.log)
-    keeper.close()
+    run.end_the_jobs()
     later = run.claim()
     (kept,) = memory_kept.all_in(run.rundir.checkpoints)
     page, file = kept.path / memory_kept.PAGE, Path(memory_folder.rank_file(str(kept.path), 0))
@@ -327,7 +343,7 @@ def test_no_flipped_bit_of_a_kept_snapshot_is_loaded(run: Run, flips: int) -> No
         keeper, _ = run.job()
         guard, _, step = run.begins(keeper, later)
         guard.close()
-        keeper.close()
+        run.end_the_jobs()
         return step
 
     places = [*places_of(file, made.number), (page, 0, page.stat().st_size)]

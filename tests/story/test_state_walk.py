@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.story.state_walk import Shared, Walk, walk
+from ftsupervise.rundir import ledger
+from tests.story.state_walk import Code, Shared, Walk, walk
 
 
 @pytest.fixture
@@ -47,6 +48,48 @@ def test_what_the_walk_has_found_stays_found(acts: str, top: str, tmp_path: Path
     finally:
         one.close()
     assert one.begun > 2
+
+
+@pytest.mark.parametrize(
+    "seed", range(4)
+)  # the job ends or not, and a person changes the code back or says strict=False
+def test_an_attempt_that_refuses_what_it_was_told_to_begin_from_leaves_it_for_the_next(
+    seed: int, top: str, tmp_path: Path
+) -> None:
+    one = Walk(tmp_path / "a", Shared(tmp_path / "checkpoints"), top, random.Random(seed))
+    try:
+        one.steps()
+        one.save()
+        one.steps()
+        reached, one.code = one.now, Code(shape=5)
+        one.kill_a_rank()  # neither the snapshot nor the checkpoint fits the code
+        assert (one.now.step, one.now.token) == (reached.step, reached.token)
+        found = [each.not_from.words() for each in ledger.ledger(one.rundir) if each.not_from is not None]
+        assert len(found) == 1 and f"the snapshot of step {reached.step} was not used: state['table'] is" in found[0]
+    finally:
+        one.close()
+
+
+def test_what_code_of_another_version_did_speaks_against_no_snapshot_that_it_refused(top: str, tmp_path: Path) -> None:
+    one = Walk(tmp_path / "a", Shared(tmp_path / "checkpoints"), top, random.Random(1))
+    try:
+        one.steps()
+        one.save()
+        one.steps()
+        reached, one.code = one.now, Code("v2")
+        one.end_the_job()
+        assert one.began[0] == "disk", "v1 made what was kept"
+        one.crash()
+        one.code = Code("v1")
+        one.crash()
+        assert one.began[0] == "kept" and one.now.token == reached.token
+        assert [each.begins and each.begins.source for each in ledger.ledger(one.rundir)][1:] == [
+            "disk",
+            "disk",
+            "kept",
+        ]
+    finally:
+        one.close()
 
 
 @pytest.mark.slow

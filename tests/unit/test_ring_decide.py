@@ -7,6 +7,7 @@ from datetime import datetime, timedelta, timezone
 
 import pytest
 
+from ftsupervise.checkpoints.suspicion import suspect
 from ftsupervise.model import Attempt, Cause, CauseKind, Failure, FailureKind, NodeRanks, ended
 from ftsupervise.run.cause import failure
 from ftsupervise.run.decide import (
@@ -20,6 +21,7 @@ from ftsupervise.run.decide import (
     time_needed,
     used_up,
 )
+from ftsupervise.truth import Resumed
 
 T0 = datetime(2026, 11, 21, 2, tzinfo=timezone.utc)
 ON = Budgets(in_place=100)
@@ -301,3 +303,16 @@ def test_a_run_that_somebody_took_back_makes_progress_from_there_and_the_failure
 def test_a_run_whose_checkpoints_get_lost_again_and_again_is_not_taken_back_each_time() -> None:
     night = [attempt(n, first_step=1, last_step=150, saved=100, job_id=f"88_{n}") for n in range(1, 9)]
     assert decide(Situation(night[:4]), ON).move is NextAction.STOP, "one of them was believed"
+
+
+def test_an_attempt_that_was_refused_is_neither_a_way_back_nor_a_witness_against_the_checkpoint() -> None:
+    good = Resumed("step-00000030", 30, T0)
+    refused = Resumed("step-00000030", 30, T0, refused="it does not fit")
+    night = [
+        attempt(1, saved=30, first_step=1, last_step=34),
+        attempt(2, resumed=Resumed(at=T0, refused="it does not fit")),
+        attempt(3, resumed=good),
+    ]
+    assert [one.number for one in since_progress(night)] == [1, 2, 3], "nobody took the run back to the beginning"
+    assert suspect([attempt(3, resumed=good), attempt(2, resumed=good)], 2) is not None
+    assert suspect([attempt(3, resumed=refused), attempt(2, resumed=refused)], 2) is None
