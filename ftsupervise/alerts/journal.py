@@ -30,8 +30,9 @@ from ftsupervise.alerts.generations import LEAP, Generation, numbers, render, si
 from ftsupervise.alerts.outbox import JournalState
 from ftsupervise.errors import CannotWrite
 from ftsupervise.findings import AlertState
+from ftsupervise.host import files
 from ftsupervise.host.modes import FOLDER, PAGE, make_folder, set_file_mode
-from ftsupervise.host.ownership import is_private, own_folder, private_folder, shown_user
+from ftsupervise.host.ownership import is_private, own_folder, private_folder, shown_user, strangers_link
 from ftsupervise.rundir.paths import sync_directory
 
 KEEP = 24  # generations, and …
@@ -184,10 +185,12 @@ class Journal:
     def _commit(self, state: JournalState, highest: int) -> None:
         if self.away:
             raise OSError(errno.ETIMEDOUT, self.away, str(self.directory))
-        # RUN/watch/journal, but never RUN: when its file system is away, that would be made on the disk beneath
-        make_folder(self.directory.parent, FOLDER)
-        make_folder(self.directory)
-        _, why = _folder(self.directory)
+        why = strangers_link(self.directory)
+        if not why:
+            # RUN/watch/journal, but never RUN: when its file system is away, that would be made on the disk beneath
+            make_folder(self.directory.parent, FOLDER)
+            make_folder(self.directory)
+            _, why = _folder(self.directory)
         if why:
             raise PermissionError(errno.EPERM, f"{why}, so nothing is written there", str(self.directory))
         self._link(self.directory, state, highest)
@@ -207,7 +210,7 @@ class Journal:
         base = -1 if self.away else _reached(here, highest)
         temp = directory / f".tmp-{socket.gethostname()}-{os.getpid()}-{os.urandom(4).hex()}"
         target = directory / f"{number:08d}.json"
-        fd = os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, PAGE)
+        fd = files.create_new(temp, PAGE)
         try:
             try:
                 set_file_mode(fd, PAGE)
@@ -264,13 +267,16 @@ def _private(directory: Path) -> bool:
 
 
 def _folder(directory: Path) -> tuple[os.stat_result | None, str]:
-    """Return the folder's stat (None if there is none that is trusted) and why it is not, as a clause. A link must be ours."""
+    """Return the folder's stat (None if there is none that is trusted) and why it is not, as a clause. A link must be ours, and
+    no link of another account on the way may lead to what is not its own: to the journal of another run."""
     try:
         found = os.lstat(directory)
         if stat.S_ISLNK(found.st_mode):
             if found.st_uid not in (os.geteuid(), 0):
                 return None, f"it is a link that {shown_user(found.st_uid)} has made"
             found = directory.stat()
+        if link := strangers_link(directory):
+            return None, link
     except OSError:
         return None, ""
     if not stat.S_ISDIR(found.st_mode):

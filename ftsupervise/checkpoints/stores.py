@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Protocol
 
 from ftsupervise.errors import Error, NotFound, UsageError
 from ftsupervise.host import files
-from ftsupervise.host.modes import FOLDER, PAGE, is_shared, make_folder, no_wider
+from ftsupervise.host.modes import FOLDER, PAGE, is_shared, make_folder, no_wider, rights_on_the_way
 from ftsupervise.host.ownership import distrust, distrust_route
 from ftsupervise.rundir.paths import write_whole
 from ftsupervise.secrecy import masked
@@ -41,11 +41,12 @@ class Rights(NamedTuple):
 
 
 def rights_of(file: Path, top: Path) -> Rights:
-    """Return the rights that a copy of ``file`` may have: never wider than the file, its folder and ``top``, the checkpoint's.
+    """Return the rights that a copy of ``file`` may have: never wider than the file, its folder, ``top``, the checkpoint's, and
+    what the folders above leave.
 
     Raises OSError.
     """
-    found, above = file.lstat().st_mode, (file.parent.stat().st_mode, top.stat().st_mode)
+    found, above = file.lstat().st_mode, (file.parent.stat().st_mode, top.stat().st_mode, rights_on_the_way(top))
     mode = found & 0o777 | 0o600
     return Rights(mode if stat.S_ISREG(found) else no_wider(PAGE, *above), no_wider(FOLDER, *above))
 

@@ -3,9 +3,13 @@
 Nobody has said where it saves. So the folder of the checkpoints, the working folder and the folders that its command names are
 searched for files of a checkpoint's kind that are newer than the attempt; every search has a bound, and follows no link.
 
+It may be unpickled, so a file of an account that is not trusted in the run directory is no checkpoint of the script. Other
+accounts may write the folder of the data, which the command names too.
+
 What is kept lies in the run directory, ``kept/NNNN/NAME``: a script that begins anew may empty its own folder first. It is a
 reflink, or has bytes of its own, because a program that writes over a file changes each hard link of it too. Hard links, which
-outlive a removal only, are the last resort where the bytes take too long or too much room.
+outlive a removal only, are the last resort where the bytes take too long or too much room. It can be read by nobody who could
+not reach its source.
 """
 
 from __future__ import annotations
@@ -24,7 +28,7 @@ from typing import NamedTuple
 from ftsupervise.checkpoints.find import unfinished
 from ftsupervise.checkpoints.layouts import step_of
 from ftsupervise.host import files
-from ftsupervise.host.modes import make_folder
+from ftsupervise.host.modes import FOLDER, make_folder, no_wider, rights_on_the_way, set_mode
 from ftsupervise.rundir.records import time_of
 from ftsupervise.truth import LeftCheckpoint
 
@@ -39,34 +43,42 @@ _PIECE = 8 << 20  # bytes
 _ROOM = 2  # times its size must be free
 KEPT = 2  # attempts whose checkpoint is kept
 
+Trusted = Callable[[os.stat_result], bool]
+
+
+def is_own(found: os.stat_result) -> bool:
+    """Return whether this account, or root, made the file."""
+    return found.st_uid in (os.geteuid(), 0)
+
 
 class CopyStopped(Exception):
     """It was asked to stop, or its time is over."""
 
 
 def find_written(
-    folders: Iterable[Path], since: float, until: float, without: Iterable[Path] = ()
+    folders: Iterable[Path], since: float, until: float, without: Iterable[Path] = (), trusted: Trusted = is_own
 ) -> LeftCheckpoint | None:
     """Return the checkpoint that was written last between two times (epoch seconds); None where there is none.
 
-    A folder whose name has a step is one checkpoint, with all that lies in it. What cannot be read is passed over.
+    A folder whose name has a step is one checkpoint, with all that lies in it. What cannot be read is passed over, and so is
+    what is not ``trusted``, by its stat.
     """
     newest: tuple[float, Path] | None = None
-    for path, at in _candidates(folders, since, until, frozenset(map(os.path.realpath, without))):
+    for path, at in _candidates(folders, since, until, frozenset(map(os.path.realpath, without)), trusted):
         if newest is None or at > newest[0]:
             newest = at, path
     if newest is None:
         return None
     path = newest[1]
     try:
-        size = sum(found.st_size for _, found in _files(path))
+        size = sum(found.st_size for _, found in _files(path, trusted))
         return LeftCheckpoint(str(path), step_of(path.name), time_of(path.stat()), size)
     except OSError:
         return None
 
 
 def _candidates(
-    folders: Iterable[Path], since: float, until: float, without: frozenset[str]
+    folders: Iterable[Path], since: float, until: float, without: frozenset[str], trusted: Trusted
 ) -> Iterator[tuple[Path, float]]:
     left, seen = _MOST, set[str]()
     waiting = [(folder, 0) for folder in folders]
@@ -89,8 +101,10 @@ def _candidates(
                     if not _like_a_checkpoint(folder.name, entry.name) or unfinished(entry.name):
                         continue
                     found = entry.stat(follow_symlinks=False)
-                    if stat.S_ISREG(found.st_mode) and since <= found.st_mtime <= until:
-                        yield _whole(folder, entry.name, depth), found.st_mtime
+                    if stat.S_ISREG(found.st_mode) and since <= found.st_mtime <= until and trusted(found):
+                        whole = _whole(folder, entry.name, depth)
+                        if trusted(whole.lstat()):
+                            yield whole, found.st_mtime
         except OSError:
             continue
 
@@ -109,8 +123,8 @@ def _whole(folder: Path, name: str, depth: int) -> Path:
     return next((one for one in reversed(above) if step_of(one.name) is not None), folder / name)
 
 
-def _files(path: Path) -> Iterator[tuple[Path, os.stat_result]]:
-    """Yield the regular files of a checkpoint. Raises OSError."""
+def _files(path: Path, trusted: Trusted) -> Iterator[tuple[Path, os.stat_result]]:
+    """Yield the regular files of a checkpoint that are ``trusted``. Raises OSError."""
     if not path.is_dir():
         yield path, path.stat()
         return
@@ -118,7 +132,7 @@ def _files(path: Path) -> Iterator[tuple[Path, os.stat_result]]:
         for name in names:
             path = Path(folder, name)
             found = path.lstat()
-            if stat.S_ISREG(found.st_mode):
+            if stat.S_ISREG(found.st_mode) and trusted(found):
                 yield path, found
 
 
@@ -131,23 +145,31 @@ class Kept(NamedTuple):
     how: str
 
 
-def keep(written: LeftCheckpoint, folder: Path, seconds: float, stopped: Callable[[], bool] = lambda: False) -> Kept:
-    """Keep a checkpoint in ``folder``, whole or not at all, and return where and how.
+def keep(
+    written: LeftCheckpoint,
+    folder: Path,
+    seconds: float,
+    stopped: Callable[[], bool] = lambda: False,
+    trusted: Trusted = is_own,
+) -> Kept:
+    """Keep what is ``trusted`` of a checkpoint in ``folder``, whole or not at all, and return where and how.
 
     Bytes are copied for ``seconds`` at most. Raises OSError; CopyStopped when ``stopped`` says so meanwhile.
     """
     source, until = Path(written.path), time.monotonic() + seconds
-    make_folder(folder, parents=True)
     target, half = folder / source.name, folder / f".tmp-{source.name}"
+    way = rights_on_the_way(source)
+    make_folder(folder, no_wider(FOLDER, way), parents=True)
+    set_mode(folder, no_wider(FOLDER, way))
     _remove(half)
     how = "a copy"
     try:
-        _copy(source, half, until, stopped)
+        _copy(source, half, until, stopped, trusted)
     except CopyStopped:
         _remove(half)
         if stopped():
             raise
-        how = _link(source, half)
+        how = _link(source, half, trusted)
     except BaseException:
         _remove(half)
         raise
@@ -156,24 +178,31 @@ def keep(written: LeftCheckpoint, folder: Path, seconds: float, stopped: Callabl
     return Kept(target, how)
 
 
-def _link(source: Path, half: Path) -> str:
-    for path, _ in _files(source):
-        to = half / path.relative_to(source) if source.is_dir() else half
-        to.parent.mkdir(parents=True, exist_ok=True)
-        os.link(path, to)
+def _link(source: Path, half: Path, trusted: Trusted) -> str:
+    for path, _ in _files(source, trusted):
+        os.link(path, _place_of(path, source, half), follow_symlinks=False)
     return "hard links, which outlive its removal, and not a program that writes into the same files"
 
 
-def _copy(source: Path, half: Path, until: float, stopped: Callable[[], bool]) -> None:
-    every, room = list(_files(source)), None
-    if source.is_dir():
-        half.mkdir()
-    for path, found in every:
-        to = half / path.relative_to(source) if source.is_dir() else half
-        to.parent.mkdir(parents=True, exist_ok=True)
-        into = os.open(to, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+def _place_of(path: Path, source: Path, half: Path) -> Path:
+    """Return the place of a file in the copy ``half``; the folders on the way are made, none wider than its source."""
+    if not source.is_dir():
+        return half
+    for above in reversed(path.relative_to(source).parents):
+        make_folder(half / above, no_wider(FOLDER, (source / above).stat().st_mode))
+    return half / path.relative_to(source)
+
+
+def _copy(source: Path, half: Path, until: float, stopped: Callable[[], bool], trusted: Trusted) -> None:
+    every, room = list(_files(source, trusted)), None
+    for path, _ in every:
         out = files.open_regular(path)
+        found = os.fstat(out)
+        into = -1
         try:
+            if not trusted(found):  # it was exchanged
+                raise PermissionError(errno.EPERM, "belongs to another account", str(path))
+            into = files.create_new(_place_of(path, source, half), 0o600)
             if not _cloned(out, into):
                 if room is None:
                     free = os.fstatvfs(into)
@@ -189,7 +218,8 @@ def _copy(source: Path, half: Path, until: float, stopped: Callable[[], bool]) -
             os.fchmod(into, found.st_mode & 0o777)
         finally:
             os.close(out)
-            os.close(into)
+            if into >= 0:
+                os.close(into)
 
 
 def _cloned(source: int, target: int) -> bool:

@@ -206,6 +206,7 @@ def _journals_of(run: str | None) -> list[Journal]:
     from ftsupervise.alerts.journal import Journal
     from ftsupervise.config.find_run import find_run
     from ftsupervise.crontab.installation import journal_of, journal_of_default
+    from ftsupervise.host.ownership import refuse_link
     from ftsupervise.rundir.paths import state_dir
 
     crons = [journal_of(run)] if run is not None else [journal_of_default(os.environ)]
@@ -224,6 +225,7 @@ def _journals_of(run: str | None) -> list[Journal]:
         if run is not None or not (kept or beside):
             raise
         return [*(Journal(path) for path in kept), *beside]
+    refuse_link(rundir.watch / "journal")
     mark = hashlib.sha256(str(rundir.root).encode("utf-8", "surrogateescape")).hexdigest()[:12]  # as watch.storage does
     kept = [path for path in kept if path.name == "journal" or path.name.endswith(f"-{mark}")]
     return [Journal(rundir.watch / "journal"), *(Journal(path) for path in kept), *beside]

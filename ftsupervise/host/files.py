@@ -27,9 +27,17 @@ def create_temporary(
     too. Raises OSError.
     """
     short = name.encode("utf-8", "surrogateescape")[:_NAME].decode("utf-8", "ignore")
-    flags = (os.O_RDWR if read else os.O_WRONLY) | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     path = f"{os.fspath(folder)}/{TEMPORARY}{short}-{os.getpid()}-{os.urandom(8).hex()}"
-    return os.open(path, flags, mode), path
+    return create_new(path, mode, read=read), path
+
+
+def create_new(path: str | os.PathLike[str], mode: int = 0o644, *, read: bool = False) -> int:
+    """Make the file ``path`` and return its descriptor, open for writing. ``mode`` is cut by the umask.
+
+    Raises OSError: EEXIST whatever lies there already, a link too.
+    """
+    flags = (os.O_RDWR if read else os.O_WRONLY) | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    return os.open(path, flags, mode)
 
 
 def open_append(path: str | os.PathLike[str], mode: int = 0o644) -> int:

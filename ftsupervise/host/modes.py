@@ -82,6 +82,16 @@ def no_wider(mode: int, *sources: int) -> int:
     return mode
 
 
+def rights_on_the_way(path: Path) -> int:
+    """Return what the folders above ``path`` leave of 0777: nothing for the group, or for others, where one of them keeps these
+    out. Raises OSError."""
+    left = 0o777
+    for folder in path.absolute().parents:
+        found = folder.stat().st_mode
+        left &= ~sum(7 * one for one in (0o001, 0o010) if not found & one)
+    return left
+
+
 def page_inside(parent: Path) -> int:
     """Return the mode of a file that is made in ``parent``: never wider than that. Raises OSError."""
     return no_wider(PAGE, parent.stat().st_mode)

@@ -11,6 +11,7 @@ from typing import Any
 from ftsupervise.config.grouping import least_of
 from ftsupervise.errors import Refused, UsageError, from_os_error
 from ftsupervise.host.modes import make_folder
+from ftsupervise.host.ownership import refuse_link
 from ftsupervise.replicas.groups import LEAVE, find_group, read_table
 from ftsupervise.replicas.timeouts import Timeouts, derive, problems
 from ftsupervise.run.hang_bounds import hang_bounds
@@ -86,7 +87,7 @@ def options_of_groups(
 
 def let_leave(run: RunDir, group: str) -> str:
     """Mark the group, and return a sentence that says so. Raises NotFound, CannotWrite, NotPermitted."""
-    mark = find_group(run, group).state / LEAVE
+    mark = _mark_of(run, group)
     if (table := read_table(run)) is not None and table.place == "jobs":
         raise Refused(
             f"{group} has jobs of its own, and `groups leave` cannot end them yet",
@@ -102,7 +103,7 @@ def let_leave(run: RunDir, group: str) -> str:
 
 
 def let_join(run: RunDir, group: str) -> str:
-    mark = find_group(run, group).state / LEAVE
+    mark = _mark_of(run, group)
     try:
         os.unlink(mark)
     except FileNotFoundError:
@@ -110,3 +111,10 @@ def let_join(run: RunDir, group: str) -> str:
     except OSError as error:
         raise from_os_error(error, f"remove {mark}") from None
     return f"{group} joins again as soon as it has nodes"
+
+
+def _mark_of(run: RunDir, group: str) -> Path:
+    """Return the group's mark. Raises NotTrusted where it would be written through a link of another account."""
+    mark = find_group(run, group).state / LEAVE
+    refuse_link(mark.parent)
+    return mark

@@ -114,7 +114,7 @@ class ProgressWriter:
 
     def _touch(self) -> None:
         try:
-            os.utime(self._mine.folder / "run.log")
+            os.utime(self._mine.folder / "run.log", follow_symlinks=False)
         except OSError:
             return
 

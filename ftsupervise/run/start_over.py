@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ftsupervise.checkpoints.written import CopyStopped, drop_older, find_written, keep
+from ftsupervise.host.modes import stranger
 from ftsupervise.model import GUARD, Attempt
 from ftsupervise.probe.errand import within
 from ftsupervise.rundir import ledger
@@ -49,6 +50,19 @@ class ScriptPlace(NamedTuple):
         there = [path for path in named if path.is_dir() and path.resolve() != Path("/")]
         return [self.checkpoints, *there, Path.cwd()]
 
+    def trusted(self) -> Callable[[os.stat_result], bool]:
+        """Return the check whether the owner of a file is trusted in the run directory: what is gone on from may be unpickled.
+        Raises OSError."""
+        whose = self.rundir.root.stat()
+        return lambda found: not stranger(whose, found)
+
+    def may_go_on_from(self, path: Path) -> bool:
+        """Return whether it is there and its owner is trusted. Raises OSError where that cannot be seen."""
+        try:
+            return self.trusted()(path.lstat())
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+
 
 def _split(word: str) -> list[str]:
     """Return the words of shell code, or the word."""
@@ -72,7 +86,9 @@ def note_written(place: ScriptPlace, one: Attempt) -> LeftCheckpoint | None:
     ours = [path for path in place.rundir.root.glob("*") if path != place.rundir.checkpoints]
     try:
         found = within(
-            _SEARCH, lambda: find_written(place.folders(), began, until, ours), key="checkpoints of a script"
+            _SEARCH,
+            lambda: find_written(place.folders(), began, until, ours, place.trusted()),
+            key="checkpoints of a script",
         )
         if isinstance(found, LeftCheckpoint):
             ledger.write_written(place.rundir.attempt(one.number), found)
@@ -104,7 +120,7 @@ def keep_before(place: ScriptPlace, number: int, wait: Callable[[float], bool], 
     if written is None or (written.kept and os.path.lexists(written.kept)):
         return True
     best = max((*before, last), key=lambda one: one.last_step if one.last_step is not None else -1)
-    work = _Keeping(place.rundir, last.number, written, best.number)
+    work = _Keeping(place, last.number, written, best.number)
     until = time.monotonic() + 2 * _COPY
     while work.thread.is_alive() and time.monotonic() < until:
         if not wait(_LOOK):
@@ -118,17 +134,17 @@ def keep_before(place: ScriptPlace, number: int, wait: Callable[[float], bool], 
 class _Keeping:
     """Keeps one checkpoint, in a thread: its file system may hang."""
 
-    def __init__(self, rundir: RunDir, number: int, written: LeftCheckpoint, best: int) -> None:
+    def __init__(self, place: ScriptPlace, number: int, written: LeftCheckpoint, best: int) -> None:
         self.stop, self.words = threading.Event(), ""
-        self._args = (rundir, number, written, best)
+        self._args = (place, number, written, best)
         self.thread = threading.Thread(target=self._run, name="keep", daemon=True)
         self.thread.start()
 
     def _run(self) -> None:
-        rundir, number, written, best = self._args
-        folder = rundir.root / KEPT
+        place, number, written, best = self._args
+        rundir, folder = place.rundir, place.rundir.root / KEPT
         try:
-            kept = keep(written, folder / f"{number:04d}", _COPY, self.stop.is_set)
+            kept = keep(written, folder / f"{number:04d}", _COPY, self.stop.is_set, place.trusted())
             ledger.write_written(rundir.attempt(number), written._replace(kept=str(kept.path), how=kept.how))
             self.words = (
                 f"{written.path} is kept until this attempt has shown that it resumes: {kept.path} ({kept.how})"
@@ -199,21 +215,24 @@ def resumption(place: ScriptPlace, asked: str, number: int) -> Resumption:
 
 
 def _newest(place: ScriptPlace, before: Sequence[Attempt]) -> Path | None:
-    """Return what the newest attempt wrote whose checkpoint is there, or has been kept; else the newest in its folder.
+    """Return what the newest attempt wrote whose checkpoint is there, or has been kept; else the newest in its folder. What
+    belongs to an account that is not trusted in the run directory is passed over.
 
     ``before``: the newest first.
     """
-    for one in before:
-        for text in (one.written.path, one.written.kept) if one.written is not None else ():
-            if text and os.path.lexists(text):
-                return Path(text)
-    from ftsupervise.checkpoints.find import checkpoints_in
+    texts = [text for one in before if one.written is not None for text in (one.written.path, one.written.kept) if text]
+
+    def look() -> str:
+        from ftsupervise.checkpoints.find import checkpoints_in
+
+        noted = next((text for text in texts if place.may_go_on_from(Path(text))), "")
+        there = () if noted else checkpoints_in(place.checkpoints)
+        return noted or next((str(one.path) for one in there if place.may_go_on_from(one.path)), "")
 
     try:
-        found = within(_SEARCH, lambda: [str(one.path) for one in checkpoints_in(place.checkpoints)[:1]])
-    except (OSError, TimeoutError):
-        return None
-    return Path(found[0]) if found else None
+        return Path(found) if (found := within(_SEARCH, look)) else None
+    except (OSError, TimeoutError):  # what was noted was judged then; to begin anew would cost all steps
+        return Path(texts[0]) if texts else None
 
 
 def with_words(command: Sequence[str], words: Sequence[str]) -> tuple[str, ...]:

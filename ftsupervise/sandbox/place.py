@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ftsupervise.errors import AlreadyRunning, NotPermitted, UsageError
-from ftsupervise.host import ownership, processes
+from ftsupervise.host import files, ownership, processes
 from ftsupervise.host.ownership import shown_user
 from ftsupervise.host.processes import Process
 from ftsupervise.sandbox.conf import Layout
@@ -132,7 +132,7 @@ def _lock(fd: int, path: Path) -> bool:
 
 
 def write_new(path: Path, data: str | bytes, mode: int) -> None:
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
+    fd = files.create_new(path, mode)
     with os.fdopen(fd, "wb") as file:
         os.fchmod(fd, mode)  # whatever the umask says
         file.write(data.encode() if isinstance(data, str) else data)

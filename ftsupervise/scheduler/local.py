@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ftsupervise.errors import NotPermitted, SchedulerUnavailable, SubmitRejected, from_os_error
-from ftsupervise.host import processes
+from ftsupervise.host import files, processes
 from ftsupervise.host.modes import make_own
 from ftsupervise.host.ownership import user_name
 from ftsupervise.host.processes import Process, lives, marked, signal_exactly
@@ -224,7 +224,7 @@ class Local:
     @staticmethod
     def _start(folder: Path, env: Mapping[str, str]) -> None:
         """Start the chain in a session of its own; it outlives this process and this terminal."""
-        with (folder / "chain.log").open("ab") as log:
+        with os.fdopen(files.open_append(folder / "chain.log", 0o600), "ab") as log:
             child = subprocess.Popen(
                 processes.own_command(str(folder), module="ftsupervise.scheduler.localchain"),
                 stdin=subprocess.DEVNULL,

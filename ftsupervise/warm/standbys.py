@@ -18,6 +18,7 @@ from types import MappingProxyType
 from typing import IO, NamedTuple
 
 from ftsupervise.host import processes
+from ftsupervise.host.modes import as_page
 from ftsupervise.host.shared_memory import SHARED_MEMORY
 from ftsupervise.ranks import shm_dir
 from ftsupervise.rundir.records import decode, parse_object
@@ -161,8 +162,8 @@ class Standbys:
         self._ready: dict[str, int] = {}  # node -> pid
         self._refused: set[str] = set()  # nodes without warm start
         self._ready_by = monotonic() + order.within
-        with self._log.open("ab") as log:
-            self._bytes_read = log.tell()  # bytes of the log that have been read
+        with os.fdopen(as_page(self._log), "ab") as log:
+            self._bytes_read = log.seek(0, os.SEEK_END)  # bytes of the log that have been read
             self._process = self._start(order, folder.path, log)
 
     def _start(self, order: StandbyOrder, folder: Path, log: IO[bytes]) -> processes.Process:

@@ -49,6 +49,7 @@ SHOWN = (
     *("checkpoints.incremental", "checkpoints.pattern", "checkpoints.verify"),
 )
 NEVER = ("launch.template", "watch.exec", "watch.metrics", "watch.hang.log", "watch.loss.log", "watch.loss.pattern")
+LINKED = ("switches", "state", "nodes", "watch", "groups/g000/state", "groups/g001/state")
 READS = {"list", "verify"}  # what only shows
 ACTS = sorted((checkpoint_copies.checkpoints.commands | checkpoint_upkeep.checkpoints.commands).keys() - READS)
 
@@ -368,23 +369,31 @@ def test_a_report_by_name_lists_nothing_of_a_directory_that_was_put_in_the_runs_
     assert done.code == 77 and "was replaced by another" in done.said
 
 
-@pytest.mark.parametrize("words", [["save"], ["kill"], ["clear"], ["clear", "--brake"], ["nodes", "exclude", "node-1"]])
+@pytest.mark.parametrize(
+    "words",
+    [
+        *(["save"], ["kill"], ["clear"], ["clear", "--brake"], ["nodes", "exclude", "node-1"]),
+        *(["groups", "leave", "g000"], ["groups", "join", "g001"], ["alerts", "silence", "disk"]),
+    ],
+)
 def test_nothing_that_is_typed_for_a_run_is_written_through_a_link_of_a_stranger(
     project: Project, words: list[str]
 ) -> None:
     private = project.home / "private"
 
     def make() -> None:
-        for name in ("switches", "state", "nodes"):
+        for name in LINKED:
             (private / name).mkdir(parents=True)
-        for name in ("switches/kill-switch", "switches/save-switch", "state/brake.json"):
+        (private / "watch" / "journal").mkdir()
+        for name in ("switches/kill-switch", "switches/save-switch", "state/brake.json", "groups/g001/state/leave"):
             (private / name).write_text("{}")
 
     def lay() -> None:
         project.run.rename(project.away)
-        for name in ("launches", "attempts", "watch"):
+        for name in ("launches", "attempts"):
             (project.run / name).mkdir(parents=True)
-        for name in ("switches", "state", "nodes"):
+        for name in LINKED:
+            (project.run / name).parent.mkdir(parents=True, exist_ok=True)
             (project.run / name).symlink_to(private / name)
 
     project.own(make)

@@ -1,0 +1,385 @@
+"""Other accounts are on the machine: three rules hold for every file, and this walks the source for who goes past them.
+
+- The path that is really used: files and folders are made by ``ROOMS``, which follow no link, wait for no FIFO and set the
+  mode. Whoever makes, opens to write, moves or removes by itself stands in a table, with the reason why no stranger gains by
+  it.
+- Never wider than the source: whoever sets rights by itself stands there too.
+- Authority: whoever reads settings of a run, or acts for one, asks whose they are.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from ftsupervise.cli import COMMANDS
+
+PACKAGE = Path(__file__).parents[2] / "ftsupervise"
+
+# The rooms that apply the rule of the path and that of the rights.
+ROOMS = frozenset(
+    (
+        "host/files.py",
+        "host/modes.py",
+        "host/ownership.py",
+        "host/shared_memory.py",
+        "rundir/paths.py",
+        "rundir/fence.py",
+    )
+)
+
+# Why a stranger gains nothing where the call stands outside of the rooms.
+RUN = "in the run directory, which is the one that was launched (rundir/pinned.py), and where only its owner writes"
+SHARED = "in a folder that the group may write: its own entry only, by name; a link is removed and not followed"
+TYPED = "in a run that was named by a person: cli/ has refused a link of another account on the way (refuse_link)"
+HELD = "in a folder that is held open: it was judged, and cannot be exchanged (ownership.held)"
+STATE = "in the account's own state directory, 0700 (make_own)"
+CRON = "in the folder of cron, whose owner and whole way are judged before (crontab/installation.py)"
+PRIVATE = "in a folder of this host that is this account's alone (is_private, private_folder)"
+STAGED = "in a staging area of the account's own, before it becomes a checkpoint"
+JUDGED = "in a folder of checkpoints that is judged before anything is saved there (_require_trusted, refuse_link)"
+SANDBOX = "in the sandbox's folder, which is judged before anything is made there (sandbox/place.py)"
+DEVICE = "a device or a file of the kernel"
+OWN = "the descriptor of a file that this function has just made"
+NARROWER = "takes rights away"
+SAME = "has the rights of the file that it was made from, and stands beside it"
+JOURNAL = "in the journal, whose folder is judged at each read and write (alerts/generations.py)"
+
+
+class Past(NamedTuple):
+    """The functions of a file that go past the rooms, and why they may."""
+
+    functions: str
+    why: str
+
+
+PAST: dict[str, tuple[Past, ...]] = {
+    "alerts/journal.py": (Past("_link _commit _prune _sweep", JOURNAL),),
+    "checkpoints/incremental.py": (Past("_replace", STAGED),),
+    "checkpoints/memory_folder.py": (Past("_empty", PRIVATE),),
+    "checkpoints/memory_kept.py": (Past("remove", JUDGED),),
+    "checkpoints/memory_pins.py": (Past("__init__", PRIVATE),),
+    "checkpoints/memory_slots.py": (Past("open_slots create_slots", PRIVATE),),
+    "checkpoints/previous.py": (Past("keep", SAME),),
+    "checkpoints/quarantine.py": (Past("_move", JUDGED),),
+    "checkpoints/restore.py": (
+        Past("restore _begin_anew _move_over _make_link _drop_others _as_old_as_it_is", JUDGED),
+    ),
+    "checkpoints/retain.py": (Past("remove _delete", HELD),),
+    "checkpoints/shards.py": (Past("enter leave fail remove_lists", STAGED),),
+    "checkpoints/stores.py": (Past("remove", "half of a copy that this command has begun, in a place that was typed or set"),),
+    "checkpoints/written.py": (Past("keep _copy _link _remove", RUN),),
+    "cli/__init__.py": (Past("_main", DEVICE),),
+    "cli/forget.py": (Past("_forget", STATE),),
+    "cli/time_limit.py": (Past("try_dry_run _has_terminal", DEVICE),),
+    "cli/watch.py": (Past("_name_all", "no path: names in a list of runs"),),
+    "config/believed.py": (Past("_remember", STATE),),
+    "crontab/dispatch.py": (Past("_begin", "mkdtemp: a name that nobody guesses, 0700"),),
+    "crontab/history.py": (Past("mark_ensured prune_slots claim_run _point_to prune_runs", CRON),),
+    "crontab/install.py": (Past("_write_folder", NARROWER),),
+    "crontab/installation.py": (Past("write_installed", CRON),),
+    "crontab/keepalive.py": (Past("_first_to_revive", CRON),),
+    "crontab/tick.py": (Past("_prune_logs", CRON),),
+    "guard/checkpoint.py": (
+        Past("list_own remove _take_away _delete", JUDGED),
+        Past("_close_to_others", NARROWER),
+    ),
+    "guard/heartbeat.py": (Past("answer_with_the_stack", PRIVATE),),
+    "guard/loop_files.py": (Past("write", STAGED),),
+    "guard/snapshot_folder.py": (Past("staging unpack", PRIVATE),),
+    "guard/snapshot_memory.py": (Past("remove", PRIVATE),),
+    "host/memory.py": (Past("_open_level", DEVICE),),
+    "integrations/huggingface.py": (Past("throw_away", STAGED),),
+    "launch/folders.py": (Past("_give", "gives a folder of this account's own to a group that the settings name"),),
+    "launch/submit.py": (Past("register", STATE), Past("submit _claim", RUN)),
+    "nodes/exclude.py": (Past("write_exclusions", RUN),),
+    "nodes/incidents.py": (Past("set_override forget", SHARED),),
+    "probe/errand.py": (Past("_child", DEVICE), Past("forget", PRIVATE)),
+    "probe/server.py": (Past("clock", "a file of an unguessable name, made exclusively and removed again"),),
+    "ranks/shm_dir.py": (Past("__init__ _sweep close", PRIVATE),),
+    "ranks/snapshot_exchange.py": (Past("drop_old", PRIVATE),),
+    "replicas/lighthouse_record.py": (Past("_claim", RUN),),
+    "report/textfile.py": (Past("write _remove_stale", "a page of this account's own, which was read and judged before"),),
+    "run/fencing.py": (Past("sweep", "sealed areas of older attempts, which fence.py has found without a link"),),
+    "run/gate.py": (Past("_probe", OWN), Past("_close_output", NARROWER)),
+    "run/group_options.py": (Past("let_join", TYPED),),
+    "run/kept_snapshots.py": (Past("prepare", STAGED),),
+    "run/progress_pages.py": (Past("_touch", "sets a time, of a file and not of what a link leads to"),),
+    "rundir/heartbeat_page.py": (Past("__init__ ends", PRIVATE), Past("remove_watcher remove_watchers", SHARED)),
+    "rundir/ledger.py": (Past("give_back", RUN),),
+    "rundir/lineage.py": (Past("_make", RUN),),
+    "rundir/members.py": (Past("forget forget_all _write", RUN),),
+    "rundir/pinned.py": (Past("forget", STATE),),
+    "rundir/switches.py": (Past("clear_switch clear_answered put_back", SHARED), Past("release_brake", TYPED)),
+    "sandbox/cluster.py": (Past("_write_files", SANDBOX),),
+    "sandbox/daemons.py": (Past("link start_slurmds start_accounting _install _start", SANDBOX),),
+    "sandbox/hosts.py": (Past("build _make power_off remove", SANDBOX),),
+    "sandbox/place.py": (Past("make alone write_new clear leave", SANDBOX),),
+    "scheduler/local.py": (Past("_claim release", STATE),),
+    "scheduler/localchain.py": (Past("main _back_in_the_queue", STATE), Past("_file", DEVICE)),
+    "warm/rank_setup.py": (Past("_fresh_standard_files", "descriptors that the rank has already"), Past("_set_oom", DEVICE)),
+    "warm/serve.py": (Past("__init__ _check_bounds _on_signal", PRIVATE),),
+    "warm/sitecustomize.py": (Past("_announce", PRIVATE),),
+    "watch/event_lines.py": (Past("append", RUN),),
+}  # fmt: skip
+
+# Calls that make, move, remove or give rights by a name. ``os.replace`` and ``Path.replace`` are told from ``str.replace``.
+OS = frozenset(
+    (
+        *(
+            "mkdir",
+            "makedirs",
+            "mkfifo",
+            "mknod",
+            "link",
+            "symlink",
+            "rename",
+            "renames",
+            "replace",
+            "unlink",
+            "remove",
+        ),
+        *(
+            "rmdir",
+            "removedirs",
+            "truncate",
+            "utime",
+            "chmod",
+            "lchmod",
+            "fchmod",
+            "chown",
+            "lchown",
+            "fchown",
+            "setxattr",
+        ),
+    )
+)
+SHUTIL = frozenset(
+    (
+        *("rmtree", "copy", "copy2", "copyfile", "copytree", "move", "copymode", "copystat", "chown", "make_archive"),
+        *("unpack_archive",),
+    )
+)
+PATH = frozenset(
+    (
+        *("mkdir", "write_text", "write_bytes", "touch", "chmod", "lchmod", "rename", "unlink", "rmdir", "symlink_to"),
+        *("hardlink_to", "copy_into", "move_into"),
+    )
+)
+
+
+def mode_of(call: ast.Call, at: int) -> ast.expr | None:
+    """The mode of an ``open``, which is its argument number ``at``."""
+    if len(call.args) > at:
+        return call.args[at]
+    return next((word.value for word in call.keywords if word.arg == "mode"), None)
+
+
+def writes_by(mode: ast.expr | None) -> bool:
+    """Whether a file is written that is opened so; a mode that is no literal may be any."""
+    if mode is None:
+        return False
+    return not isinstance(mode, ast.Constant) or bool(set("wax+").intersection(str(mode.value)))
+
+
+def past_the_rooms(call: ast.Call) -> bool:
+    """Whether the call makes, opens to write, moves, removes or gives rights by itself."""
+    called = call.func
+    if isinstance(called, ast.Name):
+        return called.id == "open" and writes_by(mode_of(call, 1))
+    if not isinstance(called, ast.Attribute):
+        return False
+    owner = called.value.id if isinstance(called.value, ast.Name) else ""
+    if owner == "os" and called.attr == "open":
+        names = {node.attr for node in ast.walk(call) if isinstance(node, ast.Attribute)}
+        return not names & {"O_RDONLY", "O_PATH"} or bool(names & {"O_CREAT", "O_WRONLY", "O_RDWR"})
+    if owner in ("io", "codecs", "gzip", "bz2", "lzma", "tarfile", "zipfile") and called.attr in ("open", "ZipFile"):
+        return writes_by(mode_of(call, 1))
+    if owner in ("os", "shutil", "tempfile"):
+        return {"os": called.attr in OS, "shutil": called.attr in SHUTIL, "tempfile": called.attr != "gettempdir"}[
+            owner
+        ]
+    if called.attr == "open":
+        first = call.args[0] if call.args else mode_of(call, 0)
+        return isinstance(first, ast.Constant) and len(str(first.value)) < 4 and writes_by(first)
+    if called.attr == "replace":
+        return len(call.args) == 1 and not call.keywords
+    return called.attr in PATH
+
+
+def calls(tree: ast.Module) -> Iterator[tuple[str, ast.Call]]:
+    """Each call with the function that it stands in."""
+
+    def below(node: ast.AST, function: str) -> Iterator[tuple[str, ast.Call]]:
+        for child in ast.iter_child_nodes(node):
+            named = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef)
+            if isinstance(child, ast.Call):
+                yield function, child
+            yield from below(child, child.name if named else function)
+
+    yield from below(tree, "")
+
+
+def found_in(tree: ast.Module) -> dict[str, str]:
+    """function -> the first of its calls that goes past the rooms."""
+    found: dict[str, str] = {}
+    for function, call in calls(tree):
+        if past_the_rooms(call):
+            found.setdefault(function, f"{call.lineno}: {ast.unparse(call)}")
+    return found
+
+
+@cache
+def sources() -> dict[str, ast.Module]:
+    files = sorted(PACKAGE.rglob("*.py"))
+    return {path.relative_to(PACKAGE).as_posix(): ast.parse(path.read_text("utf-8")) for path in files}
+
+
+def test_whoever_writes_past_the_rooms_stands_in_the_table_with_a_reason() -> None:
+    unknown, gone = [], []
+    for file, tree in sources().items():
+        if file in ROOMS:
+            continue
+        known = {function for past in PAST.get(file, ()) for function in past.functions.split()}
+        found = found_in(tree)
+        unknown += [f"{file}:{call} in {function}" for function, call in found.items() if function not in known]
+        gone += [f"{file}: {function}" for function in known - found.keys()]
+    assert not unknown, (
+        "make it by files, modes or write_whole, or say in PAST why no stranger gains by it:\n" + "\n".join(unknown)
+    )
+    assert not gone, f"no longer past the rooms, so take it out of PAST: {gone}"
+    assert PAST.keys() <= sources().keys()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "open(path, 'w')",
+        "open(path, mode='ab')",
+        "open(path, how)",
+        "os.open(path, os.O_WRONLY)",
+        "os.open(path, os.O_RDWR | os.O_CREAT, 0o600)",
+        "os.open(path, flags)",
+        "path.open('x')",
+        "path.write_text(text)",
+        "path.write_bytes(raw)",
+        "path.touch()",
+        "path.mkdir(parents=True)",
+        "os.makedirs(path)",
+        "path.chmod(0o755)",
+        "os.chmod(path, 0o755)",
+        "os.fchmod(fd, 0o755)",
+        "os.chown(path, 0, 0)",
+        "os.replace(one, other)",
+        "one.replace(other)",
+        "one.rename(other)",
+        "shutil.copytree(one, other)",
+        "shutil.copy2(one, other)",
+        "shutil.move(one, other)",
+        "shutil.rmtree(path)",
+        "path.unlink()",
+        "os.link(one, other)",
+        "path.symlink_to(other)",
+        "tempfile.NamedTemporaryFile()",
+        "tarfile.open(path, 'w')",
+    ],
+)
+def test_a_new_one_is_found(line: str) -> None:
+    assert found_in(ast.parse(f"def new(path):\n    {line}\n")).keys() == {"new"}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "open(path)",
+        "open(path, 'rb')",
+        "path.open('rb')",
+        "os.open(path, os.O_RDONLY)",
+        "text.replace('a', 'b')",
+        "files.create_new(path)",
+    ],
+)
+def test_what_only_reads_and_what_goes_through_the_rooms_is_not(line: str) -> None:
+    assert found_in(ast.parse(f"def new(path):\n    {line}\n")) == {}
+
+
+# -------------------------------------------------------------------------------------------------------------- authority
+
+# Who reads the settings of a run without ``load_to_act``, and what it does with them.
+SHOWS = {
+    "config/believed.py": "the rule itself",
+    "cli/config.py": "for a watch and to show: what acts is held back; each command that acts takes load_to_act",
+    "cli/checkpoints.py": "what another account wrote is only shown: refuse_held",
+    "watch/roster.py": "a watch: what acts is held back",
+    "report/everything.py": "a report: paths of this account are left out",
+    "report/mail.py": "whom a report goes to: another account's receivers are held back, its own stand in",
+}
+# The commands that act for a run: what each asks before.
+ASKS = {
+    "cli/checkpoints.py": {
+        "require_launched",
+        "refuse_link",
+    },  # ``find(acts=True)``, by which all that act find the folder
+    "cli/checkpoint_copies.py": {"find", "refuse_held"},
+    "cli/checkpoint_upkeep.py": {"find", "refuse_held"},
+    "cli/checkpoint_retention.py": {"refuse_held", "require_launched", "held"},
+    "cli/switches.py": {"refuse_link"},  # ``find``, for save, kill and clear
+    "cli/nodes.py": {"refuse_link"},
+    "cli/report.py": {"require"},
+    "run/group_options.py": {"refuse_link"},
+    "cli/alerts.py": {"refuse_link"},
+    "alerts/journal.py": {"strangers_link"},
+    "launch/submit.py": {"require_own", "strangers_link"},
+    "launch/folders.py": {"require_own"},
+    "run/gate.py": {"refuse"},
+    "run/groups_apart.py": {"refuse"},
+}
+# The commands of click's table that write nothing for a run, and those whose asking is above, or that act for no run of others.
+READ_ONLY = frozenset(("check", "config", "list", "logs", "status", "watch"))
+ACTS = {
+    "alerts": "cli/alerts.py",
+    "checkpoints": "cli/checkpoints.py",
+    "clear": "cli/switches.py",
+    "kill": "cli/switches.py",
+    "save": "cli/switches.py",
+    "nodes": "cli/nodes.py",
+    "groups": "run/group_options.py",
+    "launch": "launch/submit.py",
+    "report": "cli/report.py",
+    "run": "run/gate.py",
+}
+OWN_ONLY = frozenset(("cron", "forget", "metrics", "notify", "sandbox"))  # the account's own state, cron and sandbox
+
+
+def test_whoever_reads_the_settings_of_a_run_asks_whose_they_are() -> None:
+    readers = {"load", "loads", "loaded", "load_believed", "read_bytes", "safe_load"}
+    whole = {"believed.load_believed", "load.load", "sources.read_bytes", "yaml.safe_load"}
+    of = {"ftsupervise.config.load", "ftsupervise.config.believed", "ftsupervise.config.sources", "yaml"}
+    found = set()
+    for file, tree in sources().items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom) and node.module in of and readers & {one.name for one in node.names}:
+                found.add(file)
+            if isinstance(node, ast.Attribute) and ast.unparse(node) in whole:
+                found.add(file)
+    assert found == SHOWS.keys()
+
+
+def test_whoever_acts_for_a_run_asks_before() -> None:
+    for file, asks in ASKS.items():
+        named = {
+            node.attr if isinstance(node, ast.Attribute) else node.id
+            for node in ast.walk(sources()[file])
+            if isinstance(node, ast.Attribute | ast.Name)
+        }
+        assert asks <= named, f"{file} no longer asks: {asks - named}"
+
+
+def test_every_command_is_known_to_show_or_to_ask() -> None:
+    assert COMMANDS.keys() == READ_ONLY | OWN_ONLY | ACTS.keys()
+    assert set(ACTS.values()) <= ASKS.keys()
