@@ -303,6 +303,7 @@ class Attempt(NamedTuple):
     source: str = ""  # who told the steps: one of ``SOURCES``; "": not known
     epoch: int | None = None  # at the first step, where the output says so
     written: LeftCheckpoint | None = None  # None where it has a guard, or nobody has looked
+    unread: str = ""  # where no step was found in its output: in words
 
     @property
     def words(self) -> str:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from ftsupervise.probe.watched import WorkProgress
     from ftsupervise.rundir.lineage import Lineage
     from ftsupervise.rundir.paths import RunDir
+    from ftsupervise.truth import LeftCheckpoint
 
 SCHEMA_VERSION = 1
 _BAD, _UNSEEN = 1, 3  # exit codes of verify
@@ -75,13 +76,15 @@ def checkpoints() -> None:
 @click.option("--unread", is_flag=True, hidden=True, help="Only look whether the folder answers.")
 def list_checkpoints(run: str | None, as_json: bool, unread: bool) -> None:
     """List the checkpoints of RUN, newest first (the default), and whatever else lies there: snapshots that a job has kept,
-    checkpoints that were set aside, and those that are being written, brought back or removed.
+    checkpoints that were set aside, and those that are being written, brought back or removed. Then what is kept of a script
+    without the guard, from before a start that may write over it.
 
     Nothing is read but the first lines of manifests.
     """
     from ftsupervise.checkpoints.find import checkpoints_in, runs_in
     from ftsupervise.checkpoints.hidden import hidden_in
     from ftsupervise.checkpoints.quarantine import quarantined
+    from ftsupervise.rundir.ledger import kept_of
 
     place = find(run, acts=False)
     if unread:
@@ -90,6 +93,7 @@ def list_checkpoints(run: str | None, as_json: bool, unread: bool) -> None:
     found = checkpoints_in(place.folder, pattern=place.pattern)
     aside = quarantined(place.folder)
     hidden = hidden_in(place.folder, _users(place))
+    kept = () if place.rundir is None else kept_of(place.rundir)
     if as_json:
         listed = [plain({"path": one.path, "step": one.step, "at": one.at, "manifest": one.head}) for one in found]
         print_json(
@@ -98,6 +102,7 @@ def list_checkpoints(run: str | None, as_json: bool, unread: bool) -> None:
                 "checkpoints": listed,
                 "set_aside": [plain(one) for one in aside],
                 "hidden": [plain(one) for one in hidden],
+                "kept": [{"attempt": number, **plain(one)} for number, one in kept],
             }
         )
         return
@@ -112,6 +117,15 @@ def list_checkpoints(run: str | None, as_json: bool, unread: bool) -> None:
         say(printable(f"set aside: {each.path}, because {each.reason}"))
     for entry in hidden:
         say(printable(f"{entry.kind}: {entry.path}{_of_what(entry)}: {entry.use}"))
+    for number, left in kept:
+        say(printable(f"kept: {left.kept}, {_size_of(left)} of attempt {number}, from {left.path} ({left.how})"))
+
+
+def _size_of(left: LeftCheckpoint) -> str:
+    from ftsupervise.units import show_size
+
+    at = f"{left.at:%Y-%m-%d %H:%M} UTC, " if left.at is not None else ""
+    return f"{at}{f'step {left.step}, ' if left.step is not None else ''}{show_size(left.size)}"
 
 
 def _users(place: CheckpointPlace) -> dict[Path, str]:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from ftsupervise.config.schema import Run
 
 _ASKING = 5.0  # seconds for what Slurm is asked
+_LOOK = 5.0  # seconds for the newest attempt of the run
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -59,7 +60,7 @@ def check(runs: tuple[str, ...]) -> None:
         say(f"{path}: fine. Run {found.name}, in {found.run_dir}")
         for sentence in (*_requeued(found), *what_is_seen(found)):
             say(sentence)
-        for sentence in (*doubts, *without_receivers(found)):
+        for sentence in (*doubts, *no_step_found(found), *without_receivers(found)):
             say(f"note: {sentence}", err=True)
     if wrong:
         raise ConfigError("\n".join(wrong))
@@ -111,9 +112,25 @@ def what_is_seen(run: Run) -> tuple[str, ...]:
     asked = run.launch.heartbeat
     where = f"{asked.file}" if asked is not None and asked.file is not None else "its output"
     return (
-        f"  without the guard, seen: steps in {where}; processes on the first node that are stopped or stand still",
-        "  without the guard, not seen: a loop that spins, ranks on other nodes, a save on demand",
+        f"  without the guard, seen: steps in {where}; processes on its nodes that are stopped or stand still",
+        "  without the guard, not seen: a loop that spins, which rank is behind, a save on demand",
     )
+
+
+def no_step_found(run: Run) -> tuple[str, ...]:
+    """Say that the newest attempt of the run showed no step; () where it did, or cannot be seen in time."""
+    from ftsupervise.probe.errand import within
+    from ftsupervise.rundir.ledger import newest
+    from ftsupervise.rundir.paths import RunDir
+
+    if run.run_dir is None:
+        return ()
+    rundir = RunDir(run.run_dir)
+    try:
+        last = within(_LOOK, lambda: newest(rundir), key="newest attempt")
+    except (OSError, TimeoutError):
+        return ()
+    return (f"attempt {last.number}: {last.unread}",) if last is not None and last.unread else ()
 
 
 def without_receivers(run: Run) -> tuple[str, ...]:

@@ -58,6 +58,7 @@ def lines_of(found: RunDetail, width: int = 80, advised: Mapping[str, str] = Map
         *_queue(found),
         *_last_event(seen),
         *_progress(found),
+        *_unread(seen),
         *_groups(found),
         *_memory(seen),
         *_saved(found),
@@ -184,6 +185,13 @@ def _progress(found: RunDetail) -> Iterator[str]:
             left = show_duration(round((row.done_at - seen.at).total_seconds()))
             done = f"; step {row.last_step} in {left}, {row.done_at:%Y-%m-%d %H:%M} UTC"
         yield f"  rate      {show_rate(row.rate)}{usual}{done}"
+
+
+def _unread(seen: Status) -> Iterator[str]:
+    """Say that no step was found in what the newest attempt prints."""
+    last = seen.attempts[-1] if seen.attempts else None
+    if last is not None and last.unread and seen.step is None:
+        yield f"  step      {last.unread}"
 
 
 def _groups(found: RunDetail) -> Iterator[str]:
@@ -326,6 +334,8 @@ def _clock(at: datetime) -> str:
 def _begins(attempt: Attempt) -> str:
     """Return what it went on from and how far it came, in words."""
     steps = "" if attempt.last_step is None else f", to step {attempt.last_step}"
+    if attempt.unread and attempt.last_step is None:
+        steps = f", {attempt.unread.partition(':')[0]}"
     if attempt.resumed is not None and attempt.begins is None:
         steps = f", {attempt.resumed.words()}{steps}"
     elif attempt.begins is not None:

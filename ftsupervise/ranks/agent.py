@@ -10,11 +10,13 @@ import select
 import signal
 import socket
 from collections.abc import Iterable, Iterator
+from functools import partial
 from time import monotonic
 from typing import NamedTuple
 
 from ftsupervise.host.shared_memory import remove_empty
 from ftsupervise.ranks import protocol
+from ftsupervise.ranks.life import LifeReports
 from ftsupervise.ranks.observe import RankObserver
 from ftsupervise.ranks.protocol import Address, Datagram, RankExit, Seal, resolve, send_datagram, udp
 from ftsupervise.ranks.rpc import Answers, reap
@@ -216,6 +218,7 @@ class Agent:
         self.observer = RankObserver(config.base, config.node, self.poll)
         self.exits = ExitReports(self.link)
         self.tallies = TallyReports(self.link, _TALLY * config.every)
+        self.life = LifeReports(config.base, config.node, _TALLY * config.every, partial(self.link.say, protocol.LIFE))
         self.snapshots = SnapshotRelay(config.snapshots, config.node, key, config.copies, self.poll, self._copies)
         self.answers = Answers(config.node, self.poll, self._dying, self.snapshots.answer)
         self.over = False
@@ -293,6 +296,8 @@ class Agent:
         for part, body in enumerate(bodies):
             self.link.say(protocol.STATES, self.observer.attempt or 0, body, part, len(bodies))
         self.tallies.report(self.observer, now)
+        if not states:
+            self.life.report(now)
         self._answer(now)
         self.snapshots.beat()
 

@@ -20,6 +20,7 @@ from typing import NamedTuple
 from ftsupervise.host import bounded, processes
 from ftsupervise.ranks import protocol, shm_dir
 from ftsupervise.ranks.hang_detector import CLOSER
+from ftsupervise.ranks.life import ProcessesSeen
 from ftsupervise.ranks.protocol import RankExit
 from ftsupervise.ranks.rank_table import Node, RankTable, Reply
 from ftsupervise.ranks.rpc import read_killed
@@ -267,6 +268,11 @@ class Agents:
     def present(self) -> list[str]:
         """Return the nodes that have an agent in this attempt."""
         return [node for node in self._nodes if node not in self._attempt.away]
+
+    def life(self) -> tuple[str, ProcessesSeen] | None:
+        """Return what the processes of a command without a guard do on all nodes together, and the node of the one that tells;
+        None where that is not known."""
+        return self.table.life(self.present()) if self.remote else None
 
     def _command(self, nodes: int) -> list[str]:
         """Return the agents' command, for a new start of them on this many nodes."""

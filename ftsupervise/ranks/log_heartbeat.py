@@ -20,11 +20,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ftsupervise.host import files, processes
+from ftsupervise.ranks.life import QUIET, CommandProcesses, ProcessesSeen
 from ftsupervise.rundir import heartbeat_page
 from ftsupervise.rundir.log_lines import last_step, lines, whole
 from ftsupervise.rundir.paths import ENV_ATTEMPT_DIR, RunDir
 from ftsupervise.rundir.records import as_count
 from ftsupervise.rundir.step_reader import StepReader
+from ftsupervise.rundir.unread import Unread, forget_unread, write_unread
 from ftsupervise.truth import Beat
 
 USUAL = "auto"  # in place of a regular expression: the usual forms of a step
@@ -35,13 +37,11 @@ _MOST = 262_144  # bytes of a log that are read at a look
 _NUMBER = 4096  # bytes of a file whose content may be a step
 
 _SOURCE = "launch.heartbeat"  # a fact of its beats
-_SEARCH = 5.0  # seconds between two searches for processes
 _GRACE = 30.0  # seconds before a sign of life is a beat, where nobody asked: the guard may report by then
 _WINDOW = 10.0  # seconds over which processes count as idle
 _IDLE = 0.05  # share of a core
-_QUIET = 1000  # bytes in a second: less is an idle thread's own talk
-# their work is done by processes that are not to be seen here
-_AWAY = frozenset(("docker", "podman", "ssh", "kubectl", "mpirun", "mpiexec", "orted", "pdsh", "ray"))
+_LINES, _AFTER = 200, 600.0  # lines, or seconds, without a step after which that is said
+_AGAIN = 30.0  # seconds between two pages about it
 
 Key = tuple[int, ...]
 
@@ -68,6 +68,7 @@ class FollowedLog:
         """
         self.reader = StepReader() if pattern is None else None
         self.grown = 0  # how often lines of the command were added
+        self.lines = 0  # of the command that were read
         self._pattern, self._path = pattern, path
         self._fd = -1 if path is not None else fd
         self._at = 0
@@ -101,7 +102,9 @@ class FollowedLog:
         data = os.pread(self._fd, min(_MOST, size - begin), begin)
         self._at = whole(data, begin)
         added = data[: self._at - begin]
-        self.grown += any(True for _ in lines(added))
+        count = sum(1 for _ in lines(added))
+        self.grown += count > 0
+        self.lines += count
         if self.reader is not None:
             self.reader.feed(added, time.time())
             return self.reader.step
@@ -200,45 +203,19 @@ class BeatsOfCommand:
             raise GuardIsThere
 
 
-class ProcessesSeen(NamedTuple):
-    """What the processes of an attempt on this node do, all together."""
-
-    state: str  # T: one is stopped; R: one runs; D: one waits for a device; S: all sleep
-    cpu: float  # seconds that they have used
-    moved: int  # bytes that they have read and written
-
-
 class LifeOfCommand:
     """Looks at the processes of the attempt here: they show a standstill that the output cannot."""
 
     def __init__(self, mark: str) -> None:
         """``mark``: the value of the attempt in their environment."""
-        self._mark, self._began = mark, time.monotonic()
-        self._processes: list[processes.Process] = []
-        self._found = 0.0  # when they were last searched for
-        self._used: dict[tuple[int, int], tuple[float, int]] = {}  # process -> CPU seconds, bytes
+        self._began = time.monotonic()
+        self._processes = CommandProcesses(lambda: processes.marked(ENV_ATTEMPT_DIR).get(mark, []))
         self._last: tuple[float, ProcessesSeen] | None = None  # at the last sign of life
         self._grown = 0
 
     def look(self) -> ProcessesSeen | None:
         """Return what they do now; None where they cannot be seen, or may do their work elsewhere."""
-        now = time.monotonic()
-        if now - self._found >= _SEARCH:
-            self._processes = processes.marked(ENV_ATTEMPT_DIR).get(self._mark, [])
-            self._found = time.monotonic()
-        states = set()
-        for one in self._processes:
-            seen = processes.process_stat(one.pid)
-            if one.name in _AWAY:
-                return None
-            if seen is not None and seen.start == one.start and not seen.gone:
-                states.add(seen.state)
-                self._used[(one.pid, one.start)] = (seen.cpu, _moved(one.pid))
-        if not states:
-            return None
-        state = next((letter for letter in "TRD" if letter in states), "S")
-        used = self._used.values()
-        return ProcessesSeen(state, sum(cpu for cpu, _ in used), sum(moved for _, moved in used))
+        return self._processes.look()
 
     def sign(self, log: FollowedLog | TouchedFile, doing: ProcessesSeen | None) -> ProgressSign | None:
         """Return a sign of life since the last one: output, or CPU time and traffic while none is stopped."""
@@ -248,19 +225,45 @@ class LifeOfCommand:
         if doing is not None and self._last is not None and doing.state != "T":
             at, before = self._last
             seconds = now - at
-            alive = alive or doing.cpu - before.cpu >= _IDLE * seconds or doing.moved - before.moved >= _QUIET * seconds
+            alive = alive or doing.cpu - before.cpu >= _IDLE * seconds or doing.moved - before.moved >= QUIET * seconds
         if doing is not None and (alive or self._last is None or now - self._last[0] >= _WINDOW):
             self._last = now, doing
         return ProgressSign(None) if alive and now - self._began >= _GRACE else None
 
 
-def _moved(pid: int) -> int:
-    """Return the bytes that it has read and written so far, on disks, pipes and sockets."""
-    try:
-        text = Path(f"/proc/{pid}/io").read_text("ascii")
-    except OSError:
-        return 0
-    return sum(int(line.split()[1]) for line in text.splitlines()[:2])
+class StepsNotFound:
+    """Says of an output in which no step is found that it is so: in the attempt's folder, and once to the supervisor."""
+
+    def __init__(self, folder: Path, *, asked: bool) -> None:
+        self._folder, self._asked, self._began = folder, asked, time.monotonic()
+        self._told: Unread | None = None
+        self._due, self._over = 0.0, False
+
+    def look(self, log: FollowedLog | TouchedFile, beats: BeatsOfCommand, step: int | None) -> str:
+        """Write the page, or remove it where a step was found. Return what the supervisor is to say. Raises OSError, and
+        GuardIsThere."""
+        if step is not None and not self._over:
+            self._over = True
+            if self._told is not None:
+                forget_unread(self._folder)
+        now = time.monotonic()
+        if self._over or not isinstance(log, FollowedLog) or now < self._due or not log.lines:
+            return ""
+        if log.lines < _LINES and now - self._began < _AFTER:
+            return ""
+        self._due = now + _AGAIN
+        found, before = Unread(log.lines, self._asked), self._told
+        if found == before:
+            return ""
+        self._told = found
+        try:
+            beats.look_for_a_guard()
+        except GuardIsThere:
+            if before is not None:
+                forget_unread(self._folder)
+            raise
+        write_unread(self._folder, found)
+        return "" if before is not None else found.words()
 
 
 class GuardIsThere(Exception):
@@ -273,6 +276,7 @@ def follow(
     life: LifeOfCommand,
     tell: Callable[[bytes], None],
     every: float,
+    unread: StepsNotFound,
     *,
     asked: bool = True,
 ) -> None:
@@ -293,6 +297,8 @@ def follow(
                 seen = life.sign(one, doing)
             if seen is not None:
                 beats.write(seen)
+            if said := unread.look(one, beats, None if seen is None else seen.step):
+                tell(SAYS + said.encode() + b"\n")
         except GuardIsThere:
             if asked:
                 tell(SAYS + b"the loop has a guard, which is believed instead of launch.heartbeat\n")
@@ -333,9 +339,10 @@ def main() -> int:
         tell(SAYS + f"launch.heartbeat cannot look: {error.strerror or error}\n".encode())
         return 1
     beats = BeatsOfCommand(RunDir(run), int(attempt), Path(area) if area else None, asked)
-    life = LifeOfCommand(str(RunDir(run).attempt(int(attempt))))
+    folder = RunDir(run).attempt(int(attempt))
+    life, unread = LifeOfCommand(str(folder)), StepsNotFound(folder, asked=pattern not in ("", USUAL))
     try:
-        follow(one, beats, life, tell, _EVERY, asked=asked)
+        follow(one, beats, life, tell, _EVERY, unread, asked=asked)
     except BrokenPipeError:  # the supervisor has gone
         return 0
     return 0

@@ -31,10 +31,9 @@ ENV_KEY = "FTSUPERVISE_NODE_KEY"  # hexadecimal; in the environment of the agent
 KEY = 32  # bytes
 LARGEST = 1400  # bytes of a datagram: passes every Ethernet unsplit
 
-HELLO, STATES, EXIT, REPLY, ACK, ASK, BYE, COPIES, COPY, TALLY = range(
-    1, 11
-)  # 8 and 9: snapshot_orders.py; 10: tally.py
-TO_SUPERVISOR, TO_AGENT = frozenset((HELLO, STATES, EXIT, REPLY, COPIES, TALLY)), frozenset((ACK, ASK, BYE, COPY))
+# 8 and 9: snapshot_orders.py; 10: tally.py; 11: life.py
+HELLO, STATES, EXIT, REPLY, ACK, ASK, BYE, COPIES, COPY, TALLY, LIFE = range(1, 12)
+TO_SUPERVISOR, TO_AGENT = frozenset((HELLO, STATES, EXIT, REPLY, COPIES, TALLY, LIFE)), frozenset((ACK, ASK, BYE, COPY))
 KEEP = b"keep"  # in a BYE: other agents will follow in this job
 
 _HEAD = struct.Struct("<4sBBBBIIQ")

@@ -18,6 +18,8 @@ from time import monotonic
 from typing import NamedTuple
 
 from ftsupervise.ranks import protocol
+from ftsupervise.ranks.life import ProcessesSeen, together
+from ftsupervise.ranks.life import read as read_life
 from ftsupervise.ranks.protocol import Address, Datagram, RankExit, Seal
 from ftsupervise.ranks.tally import merged
 from ftsupervise.ranks.tally import read as read_tally
@@ -25,6 +27,7 @@ from ftsupervise.truth import RankState, Tally
 
 _SLICE = 32  # nodes unpacked between two checks for waiting datagrams
 _LAST_WORD = 1 << 62  # above the number of any question
+_FRESH = 15  # beats within which a node has told what its processes do
 _ACKS = 10  # beats between two messages to an agent
 
 
@@ -41,7 +44,7 @@ _NONE = RanksSeen()
 class Node:
     """The last report of one node."""
 
-    __slots__ = ("acked", "address", "name", "numbers", "parts", "raw", "seen", "states", "tally")
+    __slots__ = ("acked", "address", "life", "name", "numbers", "parts", "raw", "seen", "states", "tally")
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -50,6 +53,7 @@ class Node:
         self.parts = 1
         self.states: list[RankState] | None = None  # of ``raw``, when it has been read
         self.tally = _NONE.tally
+        self.life: tuple[ProcessesSeen, float] | None = None  # of processes without a page, and when it came
         self.address: Address | None = None
         self.seen = 0.0
         self.acked = float("-inf")
@@ -171,6 +175,14 @@ class RankTable:
         """Return the states of our own node's ranks, when we observe it ourselves."""
         return self._own.states
 
+    def life(self, nodes: Sequence[str]) -> tuple[str, ProcessesSeen] | None:
+        """Return what the processes without a page do on all of ``nodes``, and the node of the one that tells; None where that
+        is not known of one of them."""
+        since = monotonic() - _FRESH * max(self.every, 1.0)
+        found = [(name, one.life) for name in nodes if (one := self.nodes.get(name.encode())) is not None]
+        known = [(name, seen[0]) for name, seen in found if seen is not None and seen[1] >= since]
+        return together(known) if len(known) == len(nodes) else None
+
     def deaths(self) -> list[RankExit]:
         """Return processes of ranks that have ended since the last call."""
         news = []
@@ -199,7 +211,7 @@ class RankTable:
         self._dead.clear()
         self._news.clear()
         for node in self.nodes.values():
-            node.raw, node.states, node.tally = {}, None, _NONE.tally
+            node.raw, node.states, node.tally, node.life = {}, None, _NONE.tally, None
 
     def restart(self, generation: int) -> None:
         """Count only agents of this start from here on."""
@@ -240,6 +252,8 @@ class RankTable:
             self._pass_on(message, node)
         if message.kind == protocol.TALLY and message.attempt == self.attempt:
             self._take_tally(message, node, now)
+        if message.kind == protocol.LIFE and message.attempt == self.attempt:
+            self._take_life(message, node, now)
         if message.kind == protocol.STATES:
             if message.attempt == self.attempt:
                 node.raw[message.part] = (message.body, now)
@@ -280,6 +294,12 @@ class RankTable:
     def _take_tally(self, message: Datagram, node: Node, now: float) -> None:
         try:
             node.tally = read_tally(message.body, now)
+        except ValueError:
+            self.dropped["nonsense"] += 1
+
+    def _take_life(self, message: Datagram, node: Node, now: float) -> None:
+        try:
+            node.life = read_life(message.body), now
         except ValueError:
             self.dropped["nonsense"] += 1
 

@@ -367,7 +367,8 @@ def _follower(to: Services, now: RunProgress) -> LogFollower:
     area = now.fence.area if now.fence is not None else None
     say = partial(tell, mine.folder / "run.log")
     asked = (options.heartbeat_log, options.heartbeat_file)
-    return LogFollower(*asked, options.rundir, mine.number, area, say, elsewhere=bool(to.allocation.elsewhere))
+    everywhere = to.agents.life if to.allocation.elsewhere else None
+    return LogFollower(*asked, options.rundir, mine.number, area, say, everywhere=everywhere)
 
 
 def _monitor(to: Services, mine: Claim, follower: LogFollower, quorum: QuorumWatcher) -> HangMonitor | None:

@@ -15,6 +15,7 @@ from pathlib import Path
 from time import monotonic
 
 from ftsupervise.host import processes
+from ftsupervise.ranks.life import ProcessesSeen
 from ftsupervise.ranks.log_heartbeat import LOOKED, PROCESSES, SAYS
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.truth import RankState
@@ -29,7 +30,7 @@ class LogFollower:
     """The follower of one attempt. Start it before the command, whose processes are told from it by that.
 
     ``log`` and ``file`` empty: nobody has asked for it. It reads the output all the same, until a guard reports.
-    ``elsewhere``: there are nodes beside this one.
+    ``everywhere``: what the processes do on all nodes, where there are nodes beside this one; None: this is the only one.
     """
 
     def __init__(
@@ -41,10 +42,10 @@ class LogFollower:
         area: Path | None,
         say: Callable[[str], None],
         silent: float = _SILENT,
-        elsewhere: bool = False,
+        everywhere: Callable[[], tuple[str, ProcessesSeen] | None] | None = None,
     ) -> None:
         self._say, self._silent, self._looked, self._ended = say, silent, monotonic(), False
-        self._asked, self._elsewhere = bool(log or file), elsewhere
+        self._asked, self._everywhere = bool(log or file), everywhere
         self._processes: tuple[str, float | None] = ("", None)  # the state of those here, and their CPU seconds
         self._rest, self._reported, self._began = b"", False, monotonic()
         self._process: processes.Process | None = None
@@ -78,12 +79,23 @@ class LogFollower:
         """
         self._hear()
         if not self._ended and monotonic() - self._looked < self._silent:
-            state, cpu = self._processes
-            return [one._replace(state=state, cpu=cpu) if one.read else one for one in states]
+            return [self._with_processes(one) if one.read else one for one in states]
         if not self._reported and self._asked:
             self._reported = True
             self._say("launch.heartbeat is not read at present: until it is, no hang is noticed")
         return [one for one in states if not one.read]
+
+    def _with_processes(self, one: RankState) -> RankState:
+        """Return the state of what was read, with what the processes of the command do."""
+        if self._everywhere is None:
+            return one._replace(state=self._processes[0], cpu=self._processes[1])
+        found = self._everywhere()
+        if found is None:
+            return one._replace(state="", cpu=None)
+        node, seen = found
+        if seen.state == "T":
+            one = one._replace(rank=seen.rank, node=node, pid=seen.pid)
+        return one._replace(state=seen.state, cpu=seen.cpu)
 
     def _hear(self) -> None:
         while not self._ended:
@@ -104,9 +116,8 @@ class LogFollower:
                 self._say(line.lstrip(LOOKED).removeprefix(SAYS).decode("utf-8", "replace"))
 
     def _note(self, words: Sequence[str]) -> None:
-        """Take what the processes do here. Ranks on other nodes cannot be seen from here."""
-        seen = len(words) == 2 and not self._elsewhere
-        self._processes = (words[0], float(words[1])) if seen else ("", None)
+        """Take what the processes do here."""
+        self._processes = (words[0], float(words[1])) if len(words) == 2 else ("", None)
 
     def close(self) -> None:
         """Let it take a last look and end; bounded."""

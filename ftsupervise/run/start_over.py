@@ -26,7 +26,6 @@ from ftsupervise.rundir.progress import ProgressPage
 from ftsupervise.rundir.starting_over import ADVICE, resumes, since_a_person, starts_over
 from ftsupervise.truth import LeftCheckpoint
 
-KEPT = "kept"  # the folder in the run directory
 _SEARCH = 5.0  # seconds
 _COPY = 120.0  # seconds for the bytes of one checkpoint
 _LOOK = 0.2  # seconds between two looks whether it is done
@@ -142,7 +141,7 @@ class _Keeping:
 
     def _run(self) -> None:
         place, number, written, best = self._args
-        rundir, folder = place.rundir, place.rundir.root / KEPT
+        rundir, folder = place.rundir, place.rundir.root / ledger.KEPT
         try:
             kept = keep(written, folder / f"{number:04d}", _COPY, self.stop.is_set, place.trusted())
             ledger.write_written(rundir.attempt(number), written._replace(kept=str(kept.path), how=kept.how))

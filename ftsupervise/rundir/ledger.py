@@ -38,6 +38,7 @@ from ftsupervise.rundir.records import (
     time_of,
     write_json,
 )
+from ftsupervise.rundir.unread import read_unread
 from ftsupervise.truth import Beginning, LeftCheckpoint, LossTrouble, NotFrom, OutputPart, Resumed
 
 
@@ -48,6 +49,7 @@ class _Outputs(NamedTuple):
 T = TypeVar("T")
 
 START, COPIES, WRITTEN = "start.json", "copies.json", "written.json"  # pages of an attempt
+KEPT = "kept"  # the folder of what is kept of scripts without a guard
 NEWEST = 1000  # attempts that are read
 _LONGEST = 2000  # characters of a text in a page
 
@@ -92,6 +94,20 @@ def backwards(rundir: RunDir, before: int | None = None, first: int = 1) -> Iter
             yield _attempt(rundir, number)
 
 
+def kept_of(rundir: RunDir) -> tuple[tuple[int, LeftCheckpoint], ...]:
+    """Return what is kept of scripts without a guard, with the number of its attempt, the newest first. Raises OSError."""
+    found: list[tuple[int, LeftCheckpoint]] = []
+    try:
+        there = as_counts(os.listdir(rundir.root / KEPT))
+    except FileNotFoundError:
+        return ()
+    for number in sorted(there, reverse=True):
+        left = _written(rundir.attempt(number))
+        if left is not None and left.kept and os.path.lexists(left.kept):
+            found.append((number, left))
+    return tuple(found)
+
+
 def lives_here(attempt: Attempt | None) -> bool:
     """Return whether its supervisor is a living process of this host, whatever the queue says.
 
@@ -114,7 +130,7 @@ def _attempt(rundir: RunDir, number: int) -> Attempt:
         return Attempt(
             number, "", _claimed_at(folder), cause=None if _young(folder) else Cause(CauseKind.UNKNOWN), note=note
         )
-    resumed, not_from = _resumed(folder), _not_from(folder)
+    resumed, not_from, unread = _resumed(folder), _not_from(folder), read_unread(folder)
     began = Attempt(
         number=number,
         job_id=as_text(start.get("job_id"), _LONGEST),
@@ -126,6 +142,7 @@ def _attempt(rundir: RunDir, number: int) -> Attempt:
         not_from=not_from,
         kept=kept.read_kept(folder),
         written=_written(folder),
+        unread="" if unread is None else unread.words(),
         outputs=decode(_Outputs, {"parts": start.get("outputs")}, lenient=True).parts,
     )
     return _recorded(began, end) if end is not None else _unrecorded(began, rundir, start, bad_end)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ftsupervise.host import processes
 from ftsupervise.rundir.switches import read_brake, read_finished
 from tests.neighbours.own_script import nano
 from tests.slurm.ring_scene import Scene
@@ -68,3 +72,46 @@ def test_a_script_that_does_not_catch_the_warning_is_not_killed_by_it(
     here.sandbox.run(["scancel", job])
     until(lambda: here.attempts()[0].ended is not None, "its end", 60)
     assert "cancelled or preempted" in here.attempts()[0].words
+
+
+# rank 0 makes a step once rank 1 has made it; both only sleep and look
+PAIR = """
+import os, time
+from pathlib import Path
+
+rank = int(os.environ["SLURM_PROCID"])
+here = Path(os.environ["FTSUPERVISE_ATTEMPT_DIR"])
+for at in range(2000):
+    if rank:
+        (here / "other.tmp").write_text(str(at))
+        (here / "other.tmp").rename(here / "other")
+    else:
+        while not (here / "other").exists() or int((here / "other").read_text()) < at:
+            time.sleep(0.2)
+        print(f"iter {at}: loss {4 - at / 1000:.4f}, time 80.12ms", flush=True)
+    time.sleep(0.2)
+"""
+
+
+def test_a_stopped_process_on_another_node_is_seen_without_a_guard(scene: Callable[..., Scene], until: Until) -> None:
+    here = scene(nodes=2)
+    (here.folder / "pair.py").write_text(PAIR)
+    here.launch(f"{sys.executable} pair.py", jobs=1, restart={"hang": {"at_least": "6s"}})
+    until(lambda: here.attempts() and (here.attempts()[0].last_step or 0) > 20, "steps", 90)
+    other = until(lambda: ranks_of(here, "node-1"), "the rank on the other node")
+    os.kill(other[0], signal.SIGSTOP)
+    until(lambda: here.attempts()[0].ended is not None, "that its standstill is seen", 120)
+    assert here.attempts()[0].words.startswith("hang: rank 1 on node-1 is stopped"), here.attempts()[0].words
+    evidence = here.rundir.attempt(1) / "evidence"
+    assert "State:\tT (stopped)" in (evidence / "rank-1.txt").read_text()
+    until(lambda: len(here.attempts()) > 1 and here.attempts()[1].last_step, "that it goes on in the same job", 90)
+
+
+def ranks_of(here: Scene, node: str) -> list[int]:
+    mark = processes.marked("FTSUPERVISE_ATTEMPT_DIR").get(str(here.rundir.attempt(1)), [])
+    env = {one.pid: processes.environment(one.pid) for one in mark if "pair.py" in " ".join(words_of(one.pid))}
+    return [pid for pid, names in env.items() if names.get("SLURMD_NODENAME") == node and "SLURM_PROCID" in names]
+
+
+def words_of(pid: int) -> list[str]:
+    return Path(f"/proc/{pid}/cmdline").read_bytes().decode("utf-8", "replace").split("\0")

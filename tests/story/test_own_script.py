@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ftsupervise.rundir.ledger import ledger
+from ftsupervise.rundir.ledger import kept_of, ledger
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.switches import Brake, read_brake, read_finished
 from ftsupervise.scheduler.local import Local
@@ -102,3 +103,34 @@ def test_the_switches_say_that_nothing_in_it_hears_them(launch: Launch, until: U
     until(lambda: any(one.source == "output" for one in ledger(rundir)), "steps that are read", 60)
     assert "hears a save, and the switch stays up." in typed("save", folder=tmp_path, env=env(tmp_path)).stdout
     assert "ended by SIGTERM after launch.restart" in typed("kill", "--yes", folder=tmp_path, env=env(tmp_path)).stdout
+
+
+SAYS_NO_STEP = """
+import time
+for at in range(400):
+    print(f"[worker] batch done, loss 2.{at % 7}, {at % 3} files open", flush=True)
+time.sleep(1000)
+"""
+
+
+def test_an_output_without_a_step_is_told_with_the_lines_that_were_read(
+    launch: Launch, until: Until, tmp_path: Path
+) -> None:
+    rundir = launch(SAYS_NO_STEP, 0)
+    words = "no step found in 400 lines: launch.heartbeat says which number it is"
+    until(lambda: ledger(rundir) and ledger(rundir)[0].unread == words, "the ledger's word", 90)
+    until(lambda: "no step found in " in (rundir.attempt(1) / "run.log").read_text(), "the supervisor's word", 30)
+    seen = typed("status", ".", folder=tmp_path, env=env(tmp_path)).stdout
+    assert f"step      {words}" in seen and ", no step found in 400 lines" in seen
+    assert f"attempt 1: {words}" in typed("config", "check", folder=tmp_path, env=env(tmp_path), code=0).stderr
+    assert words in typed("check", "hang", folder=tmp_path, env=env(tmp_path)).stdout
+
+
+def test_what_is_kept_of_a_script_is_listed_with_the_checkpoints(launch: Launch, until: Until, tmp_path: Path) -> None:
+    rundir = launch(nano(1000), 1)
+    kept = until(lambda: next(iter((rundir.root / "kept").glob("0001/ckpt.pt")), None), "what is kept", 60)
+    until(lambda: kept_of(rundir), "its page", 30)
+    seen = typed("checkpoints", "list", folder=tmp_path, env=env(tmp_path), code=0).stdout
+    assert f"kept: {kept}, " in seen and f"of attempt 1, from {tmp_path}/out/ckpt.pt (a copy)" in seen
+    told = typed("checkpoints", "list", "--json", folder=tmp_path, env=env(tmp_path), code=0).stdout
+    assert [(one["attempt"], one["kept"]) for one in json.loads(told)["kept"]] == [(1, str(kept))]

@@ -173,7 +173,7 @@ def _say(look: Look, signs: Signs, verdict: StallVerdict, job: Job | None) -> Fi
     last = f", the last being {verdict.words}" if verdict.words else " since it started"
     clock = f"\nAges are by this node's own clock: {signs.naive}" if signs.naive else ""
     if verdict.state is Progress.MOVING:
-        text = f"{verdict.words or 'it was started'}, {age} ago"
+        text = f"{verdict.words or 'it was started'}, {age} ago{_unread(look, signs)}"
         return look.finding("progress", Health.OK, text, WORDS, value=age, limit=limit, detail=clock.strip())
     blind = "; ".join(signal.blind for signal in signs.signals if signal.blind)
     if verdict.state is Progress.UNSEEN:
@@ -185,8 +185,15 @@ def _say(look: Look, signs: Signs, verdict: StallVerdict, job: Job | None) -> Fi
         return look.finding("progress", Health.UNKNOWN, text, WORDS, value=age, limit=limit)
     if verdict.state is Progress.NOTHING:
         text = f"job {job.id if job else ''} has run for {age} and shows nothing to judge it by: no beats, no log"
+        text += _unread(look, signs)
         return look.finding("progress", Health.UNKNOWN, text, UNSEEN)
     return _hung(look, signs, verdict, job, f"no progress for {age} (limit {limit}){last}", clock)
+
+
+def _unread(look: Look, signs: Signs) -> str:
+    """Say that no step was found in the output of the newest attempt."""
+    last = look.attempts[-1] if signs.step is None and look.attempts else None
+    return f"; {last.unread}" if last is not None and last.unread else ""
 
 
 def _hung(look: Look, signs: Signs, verdict: StallVerdict, job: Job | None, summary: str, clock: str) -> Finding:
