@@ -52,8 +52,11 @@ class IsRunning(Section):
 
     completing_for: Duration = 10 * _M
     """How long a job may be COMPLETING before an alert."""
+    passing_for: Duration = 30 * _M
+    """How long a job may be SUSPENDED, STOPPED, CONFIGURING, STAGE_OUT or EXPEDITING before an alert."""
     pending_for: Duration | None = None
-    """How long a job may wait in the queue before an alert; null: without limit."""
+    """How long a job may wait in the queue before an alert; null: three times the longest of the run's own last waits, 6h at
+    least, and no limit before three of them are known."""
     group_away_for: Duration = 30 * _M
     """How long a replica group may be away before an alert; that too few of them run is one at once."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 from ftsupervise.config.schema import Launch, Run
 from ftsupervise.config.watchdogs import IsRunning as Settings
 from ftsupervise.findings import Finding
-from ftsupervise.model import Job, JobState
+from ftsupervise.model import Attempt, Job, JobState
 from ftsupervise.replicas.groups import GroupState, GroupTable, ReplicaGroup, write_table
 from ftsupervise.replicas.lighthouse_record import LighthouseRecord
 from ftsupervise.rundir.launches import LaunchRecord
@@ -191,6 +192,77 @@ def test_completing_is_fine_for_a_while_and_then_a_stuck_node(tmp_path: Path) ->
     stuck = job(state=JobState.COMPLETING, end_time=NOW - timedelta(minutes=20))
     assert look(tmp_path, fresh, REST)[0].health is Health.OK
     assert look(tmp_path, stuck, REST)[0].health is Health.BAD
+
+
+def night(tmp_path: Path, *table: tuple[int, Job | None], **settings: object) -> list[tuple[int, Health, str]]:
+    """What each check finds of the job; ``table``: the minute of the check, and what stands in the queue."""
+    run, rundir = Run(name="tr11", run_dir=tmp_path, launch=Launch(command="true", jobs=1)), RunDir(tmp_path)
+    memory: dict[str, object] = {}
+    out = []
+    for minute, one in table:
+        now = NOW + timedelta(minutes=minute)
+        jobs = () if one is None else (one,)
+        memory = json.loads(json.dumps(memory))  # as the page between two ticks keeps it
+        seen = Look(run=run, rundir=rundir, now=now, jobs=jobs, memory=memory, watchdog="is-running")
+        found = next(iter(check(seen, Settings(**settings))))  # type: ignore[arg-type]
+        out.append((minute, found.health, found.summary))
+    return out
+
+
+@pytest.mark.parametrize("state", ["SUSPENDED", "STOPPED", "CONFIGURING", "STAGE_OUT", "EXPEDITING", "COMPLETING"])
+def test_a_state_that_nothing_trains_in_has_a_bound(tmp_path: Path, state: str) -> None:
+    one = job("88_1", JobState(state))
+    found = night(tmp_path, (0, job()), *((minute, one) for minute in (5, 14, 34, 36, 60)))
+    late = 14 if state == "COMPLETING" else 34
+    assert [health for minute, health, _ in found if minute <= late] == [Health.OK] * (3 if late == 14 else 4)
+    assert {health for minute, health, _ in found if minute > max(late, 34)} == {Health.BAD}
+    assert state in found[-1][2] and "88_1" in found[-1][2] and "55m" in found[-1][2]
+
+
+def test_a_job_that_runs_again_in_between_begins_anew(tmp_path: Path) -> None:
+    away = job("88_1", JobState.SUSPENDED)
+    found = night(tmp_path, (0, away), (20, away), (25, job()), (30, away), (55, away), (61, away))
+    assert [health for _, health, _ in found] == [Health.OK] * 5 + [Health.BAD]
+    assert night(tmp_path, (0, away), (20, away), passing_for=timedelta(minutes=10))[-1][1] is Health.BAD
+
+
+def test_how_long_a_run_may_wait_is_learned_from_its_own_waits(tmp_path: Path) -> None:
+    def started(number: int, wait: int, at: int) -> Job:
+        begun = NOW + timedelta(minutes=at)
+        return job(f"{number}", start_time=begun)._replace(submit_time=begun - timedelta(minutes=wait))
+
+    def waits(number: int, since: int) -> Job:
+        one = job(f"{number}", JobState.PENDING, reason="Priority")
+        return one._replace(submit_time=NOW + timedelta(minutes=since))
+
+    three = [(0, started(1, 180, 0)), (600, started(2, 60, 600)), (1200, started(3, 120, 1200))]
+    rest = [(minute, waits(4, 1500)) for minute in (1500, 1500 + 530, 1500 + 545)]
+    found = night(tmp_path, *three, *rest)
+    assert [health for _, health, _ in found] == [Health.OK] * 5 + [Health.BAD]
+    assert "longer than each of its last 3 waits" in found[-1][2] and "9h 5m" in found[-1][2]
+    unknown = night(tmp_path, *three[:2], (1500, waits(4, 1500)), (9000, waits(4, 1500)))
+    assert unknown[-1][1] is Health.OK, "of two waits nothing is learned"
+    wanted = [(minute, one._replace(reason="BeginTime")) for minute, one in rest]
+    assert night(tmp_path, *three, *wanted)[-1][1] is Health.OK, "somebody asked for that"
+
+
+def test_a_wait_on_hold_says_nothing_of_the_queue(tmp_path: Path) -> None:
+    held = job("88", JobState.PENDING, reason="JobHeldUser")
+    short = [(n, job(f"{n}", start_time=NOW + timedelta(minutes=n))._replace(submit_time=NOW)) for n in (1, 2, 3)]
+    late = job("88", start_time=NOW + timedelta(days=3))._replace(submit_time=NOW)
+    waits = job("99", JobState.PENDING)._replace(submit_time=NOW + timedelta(days=4))
+    days = 24 * 60
+    found = night(tmp_path, *short, (10, held), (3 * days + 5, late), (4 * days, waits), (4 * days + 7 * 60, waits))
+    assert found[-1][1] is Health.BAD, "the three days on hold are not what this run usually waits"
+
+
+def test_a_member_of_an_array_waits_since_the_one_before_it_ended(tmp_path: Path) -> None:
+    array = job("88_[2-10%1]", JobState.PENDING, reason="Priority")._replace(submit_time=NOW - timedelta(days=3))
+    ended = Attempt(1, "88_1", NOW - timedelta(days=3), ended=NOW - timedelta(minutes=20))
+    run = Run(name="tr11", run_dir=tmp_path, launch=Launch(command="true"))
+    seen = Look(run, RunDir(tmp_path), NOW, (array,), watchdog="is-running", recorded=(ended,))
+    found = next(iter(check(seen, Settings(pending_for=timedelta(hours=12)))))
+    assert (found.health, found.since) == (Health.OK, NOW - timedelta(minutes=20)) and "for 20m" in found.summary
 
 
 def test_a_job_that_runs_beside_a_stuck_one_is_running(tmp_path: Path) -> None:

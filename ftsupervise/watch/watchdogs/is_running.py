@@ -1,7 +1,10 @@
 """Checks that a job of the run is in the queue, running or able to run one day, and that a successor waits behind it.
 
 PENDING is not health: a job whose dependency can never be satisfied, that is held, or whose request no node can meet
-waits for ever and looks alive. An unanswered squeue is neither "running" nor "gone".
+waits for ever and looks alive. Nor is a state that a job passes through, or is put into by others (SUSPENDED, CONFIGURING):
+nothing trains in it, and it has a bound. An unanswered squeue is neither "running" nor "gone".
+
+Slurm does not say since when a job is in such a state, nor how long the members before it waited: ``look.memory`` has both.
 """
 
 from __future__ import annotations
@@ -9,8 +12,8 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator
-from datetime import timedelta
-from typing import TYPE_CHECKING
+from datetime import datetime, timedelta, timezone
+from typing import TYPE_CHECKING, Any
 
 from ftsupervise.config.find_run import how_to_launch
 from ftsupervise.findings import Finding, Severity, Words
@@ -82,6 +85,11 @@ WORDS = {
         "squeue --start -j {job}",
         "ask for fewer nodes, less time or another partition, or wait",
     ),
+    "passing": Words(
+        "Nothing trains while it is so.",
+        "scontrol show job {job}; sinfo -N -l",
+        "{do}",
+    ),
     "completing": Words(
         "Its processes do not die (a hung file system or device); Slurm may start the next member beside them.",
         "scontrol show job {job}; sinfo -N -l",
@@ -101,6 +109,22 @@ WORDS = {
     ),
 }
 _NEVER = {reason.lower(): words for reason, words in NEVER.items()}
+# A state that a job passes through, or that others put it into -> how it is said, and what to do when it does not end.
+_PASSING = {
+    JobState.SUSPENDED: ("is suspended", "ask your administrator why, or: scontrol resume {job}"),
+    JobState.STOPPED: ("is stopped by SIGSTOP", "scancel --signal=CONT {job}"),
+    JobState.CONFIGURING: ("waits for its nodes to be ready", "ask your administrator, or: scontrol requeue {job}"),
+    JobState.STAGE_OUT: ("moves its files out", "tell your administrator; the burst buffer does not come to an end"),
+    JobState.EXPEDITING: (
+        "waits to begin again after the loss of a node",
+        "ask for a spare node, or wait for a free one",
+    ),
+}
+_WAITS_KEPT = 20  # waits of this run in the queue, the newest
+_WAITS_ENOUGH = 3  # from so many on they say what is usual
+_TIMES = 3  # a wait this many times the longest of them is told …
+_AT_LEAST = timedelta(hours=6)  # … from here on
+_ASKED_FOR = ("BeginTime", "Dependency")  # reasons to wait that a person has given it
 _HELD = {JobState.REQUEUE_HOLD, JobState.SPECIAL_EXIT, JobState.RESV_DEL_HOLD}
 
 
@@ -120,13 +144,16 @@ def _job(look: Look, jobs: tuple[Job, ...], settings: Settings) -> Finding:
     if over := _over(look):
         return look.finding("job", Health.OK, over, WORDS["job"])
     running = [job for job in jobs if not job.state.waiting and not job.state.ended]
-    completing = [job for job in running if job.state is JobState.COMPLETING]
-    if len(running) > len(completing):
-        job = next(job for job in running if job.state is not JobState.COMPLETING)
-        return look.finding("job", Health.OK, f"job {job.id} is {job.state.value}", WORDS["job"])
-    if completing:
-        return _completing(look, completing[0], settings.completing_for)
     waiting = [job for job in jobs if job.state.waiting]
+    seen = _remember(look, running, waiting)
+    trains = [job for job in running if job.state not in _PASSING and job.state is not JobState.COMPLETING]
+    if trains:
+        return look.finding("job", Health.OK, f"job {trains[0].id} is {trains[0].state.value}", WORDS["job"])
+    passing = [j for j in (*running, *waiting) if j.state in _PASSING and not (j.state.waiting and _never_starts(j))]
+    if passing:
+        return _passing(look, passing[0], seen[passing[0].id], settings.passing_for)
+    if running:
+        return _completing(look, running[0], seen[running[0].id], settings.completing_for)
     if waiting:
         return _waiting(look, waiting, settings.pending_for)
     attempt = look.attempts[-1] if look.attempts else None
@@ -170,9 +197,84 @@ def _switches(look: Look) -> Iterator[Finding]:
         yield look.finding(name, Health.of(bool(switch.problem)), text, WORDS["switch"], names=names)
 
 
-def _completing(look: Look, job: Job, bound: timedelta) -> Finding:
-    since = job.end_time
-    age = look.now - since if since is not None and since <= look.now else timedelta(0)
+def _remember(look: Look, running: list[Job], waiting: list[Job]) -> dict[str, datetime]:
+    """Return since when each job has been in its state, as far as it was seen; remember that, and how long this run waits in
+    the queue until a job starts.
+    """
+    memory, now = look.memory, look.now.timestamp()
+    before = memory.get("states")
+    states: dict[str, list[Any]] = {}
+    for job in (*running, *waiting):
+        last = before.get(job.id) if isinstance(before, dict) else None
+        known = isinstance(last, list) and len(last) == 2 and last[0] == job.state.value and _is_time(last[1], now)
+        states[job.id] = last if known and last is not None else [job.state.value, now]
+    memory["states"] = states
+    _remember_wait(look, running, waiting)
+    return {ident: datetime.fromtimestamp(since, timezone.utc) for ident, (_, since) in states.items()}
+
+
+def _is_time(value: object, now: float) -> bool:
+    return isinstance(value, (int, float)) and 0 <= value <= now + 60
+
+
+def _remember_wait(look: Look, running: list[Job], waiting: list[Job]) -> None:
+    """Add the wait of a job that has started since the last check. One that was held, or had to wait for what never comes,
+    says nothing of the queue."""
+    memory = look.memory
+    if not running:
+        if waiting and all(_never_starts(job) for job in waiting):
+            memory["held"] = True
+        return
+    job = running[0]
+    held, known = memory.pop("held", False), memory.get("started")
+    memory["started"] = job.id
+    if held or job.id == known or job.start_time is None:
+        return
+    waited = (job.start_time - _begun(look, job, job.start_time)).total_seconds()
+    memory["waits"] = [*_waits(memory), round(max(0.0, waited), 1)][-_WAITS_KEPT:]
+
+
+def _waits(memory: dict[str, Any]) -> list[float]:
+    kept = memory.get("waits")
+    return [float(one) for one in kept if isinstance(one, (int, float)) and one >= 0] if isinstance(kept, list) else []
+
+
+def _begun(look: Look, job: Job, until: datetime) -> datetime:
+    """Return since when the run has waited for ``job``: since it was submitted, or the attempt before it ended. The members
+    of an array are submitted days before it is their turn."""
+    before = [one.ended or one.heard or one.started for one in look.attempts if one.started < until]
+    known = [at for at in (job.submit_time, *before[-1:]) if at is not None and at <= until]
+    return max(known, default=until)
+
+
+def _learned(look: Look) -> timedelta | None:
+    """Return how long this run may wait, by its own waits: three times the longest; None while too few are known."""
+    waits = _waits(look.memory)
+    if len(waits) < _WAITS_ENOUGH:
+        return None
+    return max(_AT_LEAST, timedelta(seconds=_TIMES * max(waits)))
+
+
+def _passing(look: Look, job: Job, since: datetime, bound: timedelta) -> Finding:
+    what, do = _PASSING[job.state]
+    if job.state is JobState.CONFIGURING and job.start_time is not None and job.start_time < since:
+        since = job.start_time
+    shown = show_duration((look.now - since).total_seconds())
+    return look.finding(
+        "job",
+        Health.of(look.now - since > bound),
+        f"job {job.id} {what} ({job.state.value}), for {shown} so far",
+        WORDS["passing"],
+        names={"job": job.base_id, "do": do.format(job=job.base_id)},
+        value=shown,
+        limit=show_duration(bound.total_seconds()),
+        since=since,
+    )
+
+
+def _completing(look: Look, job: Job, seen: datetime, bound: timedelta) -> Finding:
+    since = job.end_time if job.end_time is not None and job.end_time <= look.now else seen
+    age = look.now - since
     shown = show_duration(age.total_seconds())
     return look.finding(
         "job",
@@ -189,9 +291,8 @@ def _completing(look: Look, job: Job, bound: timedelta) -> Finding:
 def _waiting(look: Look, waiting: list[Job], bound: timedelta | None) -> Finding:
     hopeless = [job for job in waiting if _never_starts(job)]
     ones = hopeless if len(hopeless) == len(waiting) else [j for j in waiting if j not in hopeless]
-    job = min(
-        ones, key=lambda job: job.state is not JobState.EXPEDITING
-    )  # one that begins again is in front of all others
+    job = ones[0]
+    since = _begun(look, job, look.now)
     if len(hopeless) == len(waiting):
         what, do = _NEVER.get(_reason(job), ("it is held", "scontrol release JOBID"))
         if why := next(filter(None, map(why_held, waiting)), ""):
@@ -199,19 +300,23 @@ def _waiting(look: Look, waiting: list[Job], bound: timedelta | None) -> Finding
             do = f"repair it, then: ftsupervise clear --brake {shlex.quote(str(look.rundir.root))}"
         text = f"job {job.id} waits for something that never comes: {job.reason or job.state.value} ({what})"
         names = {"job": job.base_id, "do": do.replace("JOBID", job.base_id)}
-        return look.finding("job", Health.BAD, text, WORDS["never"], names=names, since=job.submit_time)
-    age = look.now - job.submit_time if job.submit_time else timedelta(0)
-    waited = show_duration(max(0.0, age.total_seconds()))
-    again = " to begin again after the loss of a node" if job.state is JobState.EXPEDITING else ""
+        return look.finding("job", Health.BAD, text, WORDS["never"], names=names, since=since)
+    usual = ""
+    if bound is None and job.reason not in _ASKED_FOR:
+        bound = _learned(look)
+        waits = _waits(look.memory)
+        usual = f", longer than each of its last {len(waits)} waits" if bound and look.now - since > bound else ""
+    age = look.now - since
+    waited = show_duration(age.total_seconds())
     return look.finding(
         "job",
         Health.of(bound is not None and age > bound),
-        f"job {job.id} has been waiting in the queue for {waited}{again}{f' ({job.reason})' if job.reason else ''}",
+        f"job {job.id} has been waiting in the queue for {waited}{f' ({job.reason})' if job.reason else ''}{usual}",
         WORDS["waiting"],
         names={"job": job.base_id},
         value=waited,
         limit=show_duration(bound.total_seconds()) if bound else "",
-        since=job.submit_time,
+        since=since,
     )
 
 
