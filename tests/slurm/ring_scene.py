@@ -145,7 +145,7 @@ class Scene:
         return [one.pid for one in processes.marked(ENV_RUN_DIR).get(str(self.rundir.root), [])]
 
 
-def undisturbed(folder: Path, command: str) -> str:
+def undisturbed(folder: Path, command: str, within: float = 120) -> str:
     """The weights of a run nobody disturbed: two ranks on this machine, no supervisor."""
     alone = folder / "alone"
     shutil.copytree(EXAMPLE, alone)
@@ -159,7 +159,7 @@ def undisturbed(folder: Path, command: str) -> str:
         )
         for rank in (0, 1)
     ]
-    texts = [rank.communicate(timeout=120)[0] for rank in ranks]
+    texts = [rank.communicate(timeout=within)[0] for rank in ranks]
     found = re.search(r"weights (\w+)", texts[0])
     assert found, texts
     return found[1]
