@@ -179,18 +179,29 @@ def write_rank(place: str, folder: str, rank: int, wanted: SnapshotId) -> None:
             raise ValueError(f"step {wanted.step} is not in memory any more")
         room = SlotRoom(1, source.room.meta, -(-max(1, header.data_size) // PAGE_SIZE) * PAGE_SIZE)
         with create_slots(rank_file(folder, rank), source.world, rank, room) as target:
-            sums = digest.hasher(digest.best_algorithm())
+            algorithm = _algorithm_for(header)
+            sums = digest.hasher(ALGORITHMS[algorithm])
             target.receive(0, header, _summed(source, slot, header, sums))
             found = as_bytes(sums.hexdigest())
             if not source.still(slot, header):
                 raise ValueError("it was written over")
-            algorithm = ALGORITHMS.index(digest.best_algorithm())
             if header.algorithm == algorithm and found != header.digest:
                 raise ValueError("it is damaged: its bytes are not those that were copied there")
             mine = target.header(0)
             assert mine is not None
             target.commit(0, mine._replace(algorithm=algorithm, digest=found))
             os.fsync(target.fd)
+
+
+def _algorithm_for(header: SlotHeader) -> int:
+    """Return the kind of digest that its rank took, for that rank can take it again; where this process cannot, crc32."""
+    if not header.algorithm:
+        return ALGORITHMS.index(digest.best_algorithm())
+    try:
+        digest.hasher(ALGORITHMS[header.algorithm])
+    except digest.CannotJudge:
+        return ALGORITHMS.index(digest.CRC32)
+    return header.algorithm
 
 
 def _summed(source: SlotFile, slot: int, header: SlotHeader, sums: digest.Hasher) -> Iterator[bytes]:

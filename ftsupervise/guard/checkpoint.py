@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from ftsupervise.checkpoints.commit import Origin
     from ftsupervise.checkpoints.contents import FileFacts
     from ftsupervise.checkpoints.manifest import FileEntry
+    from ftsupervise.guard.loaded_again import LoadedAgain
     from ftsupervise.guard.resume import Unread, Wanted
     from ftsupervise.rundir.lineage import Lineage
 
@@ -66,6 +67,7 @@ class Checkpoints:
         self._skip: int | None = None  # not asked yet
         self._newest = ""  # name of the checkpoint that this rank has committed last
         self.begins = _LoopBeginning()
+        self.again: LoadedAgain | None = None  # what the loop has loaded is compared once more
         self._before = 0  # identity of the checkpoint of that name when this rank came into the block
         self._sweeps = place.staging is None and place.rank == 0  # no newer attempt will
 
@@ -147,6 +149,16 @@ class Checkpoints:
             self._skip = found.skip
             begins.anew = datetime.now(timezone.utc) if found.path is None else None
         return found.path
+
+    def require_unchanged(self, *, now: bool) -> bool:
+        """Return whether what the loop has loaded is known to be what was compared; ``now``: do not wait for it. Raises
+        RuntimeError where it is not."""
+        if self.again is not None:
+            if now and not self.again.over:
+                return False
+            self.again.require()
+            self.again = None
+        return True
 
     def require_gone_on(self, step: int | None) -> None:
         """At the first step, or the first save: raise CannotResume where the loop has begun anew over what it had saved."""

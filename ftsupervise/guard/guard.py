@@ -110,6 +110,8 @@ class Guard:
                 return _CONTINUE
         if self._checkpoints.begins.unread is not None:
             self._checkpoints.require_gone_on(step)
+        if self._checkpoints.again is not None:
+            self._checkpoints.require_unchanged(now=True)
         return decider.decide(step, agreed, self._heart)
 
     def check(self) -> Decision:
@@ -156,6 +158,7 @@ class Guard:
         Raises OSError when the checkpoint cannot be staged or committed (a full disk). What was written of it is deleted at
         once, so that the next save finds the space that this one has taken.
         """
+        self._checkpoints.require_unchanged(now=False)
         with self.phase(SAVE):
             staged = self._checkpoints.stage(name or f"step-{whole(step) or 0:08d}")
             if barrier is None:
@@ -227,13 +230,16 @@ class Guard:
         RuntimeError where this loop cannot load what all ranks begin from.
         """
         if folder is not None:
-            return self._snapshots().restore_folder(Path(folder), code)
+            start = self._snapshots().restore_folder(Path(folder), code)
+            self._checkpoints.again = self._snapshots().again
+            return start
         from ftsupervise.guard.loop_checkpoints import LoopCheckpoints
         from ftsupervise.guard.loop_state import LoopState
 
         loop = LoopState(state, code, strict=strict)
         self._loop = LoopCheckpoints(loop, self._place, self._checkpoints, self._voice, self._agree, self.beat)
         start = self._snapshots().restore(loop, warm_up)
+        self._checkpoints.again = self._snapshots().again
         if start is not None:
             return start
         begun = self._heart.step is not None
@@ -260,6 +266,7 @@ class Guard:
                 "guard.save(step): call restore(model=…, optimizer=…) before the loop: it says what is saved"
             )
         self._checkpoints.require_gone_on(number)
+        self._checkpoints.require_unchanged(now=False)
         if loop.is_together():
             with self.phase("save"):
                 done = loop.save(number, metrics or {})
@@ -282,14 +289,24 @@ class Guard:
     def snapshot(self, step: int) -> bool:
         """Call after each step, on every rank, before the next one's first collective: every few steps it copies the state
         into the node's memory, which takes as long as one copy of its bytes. False: none of this step. Never raises."""
-        return self._snapshots().take(step)
+        return self._is_unchanged() and self._snapshots().take(step)
 
     @contextmanager
     def snapshot_folder(self, step: int, size: int) -> Iterator[Path | None]:
         """For loops without torch: ``with guard.snapshot_folder(step, size) as folder:`` gives an empty folder in memory to
         write ``size`` bytes into, at most; None when no snapshot is due."""
+        if not self._is_unchanged():
+            yield None
+            return
         with self._snapshots().staged(step, size) as folder:
             yield folder
+
+    def _is_unchanged(self) -> bool:
+        """Return whether what was loaded is known to be what was compared; ``step`` and ``save`` raise where it is not."""
+        try:
+            return self._checkpoints.again is None or self._checkpoints.require_unchanged(now=True)
+        except RuntimeError:
+            return False
 
     def _snapshots(self) -> Snapshots:
         if self._in_memory is None:

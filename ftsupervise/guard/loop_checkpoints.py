@@ -17,6 +17,7 @@ from ftsupervise.checkpoints.layouts import step_of
 from ftsupervise.checkpoints.manifest import loop_file
 from ftsupervise.guard import loop_files
 from ftsupervise.guard.checkpoint import Checkpoints
+from ftsupervise.guard.loaded_again import LoadedAgain
 from ftsupervise.guard.loop_files import SavedRank
 from ftsupervise.guard.loop_state import LoopState
 from ftsupervise.guard.resume import CannotResume, Wanted, refuse, set_damaged_aside, wait_for
@@ -190,6 +191,8 @@ class LoopCheckpoints:
             loop.load(state.description, lambda at: state.data if at in state.own else first.data)
         except ValueError as error:
             raise RuntimeError(f"{newest} cannot be loaded: {error}") from error
+        files = {id(one): one.unchanged for one in (first, state)}
+        self._checkpoints.again = LoadedAgain(newest.name, [*files.values()])
         for words in loop.left(state.description):
             self._voice.once(f"strict=False: {words}")
         if first.world != world:

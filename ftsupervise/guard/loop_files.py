@@ -9,16 +9,15 @@ from __future__ import annotations
 
 import errno
 import json
-import mmap
 import os
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from ftsupervise.checkpoints.digest import CRC32, CannotJudge, best_algorithm, hash_buffer, hasher
+from ftsupervise.checkpoints.digest import CRC32, CannotJudge, best_algorithm, hash_buffer
 from ftsupervise.checkpoints.manifest import Manifest, loop_file, read_manifest
+from ftsupervise.checkpoints.mapped_bytes import MappedBytes
 from ftsupervise.checkpoints.memory_state import ALIGNED, PAGE, Described, StoredArray, parse
 from ftsupervise.host import files
 
@@ -28,9 +27,6 @@ if TYPE_CHECKING:
 _MAGIC = b"ftsupervise loop state 1\n"
 _HEADER = PAGE  # bytes, the magic included
 _PIECE = 1 << 30  # bytes written at once: the kernel takes 2 GiB at most
-_HASHED = 1 << 19  # bytes whose digest is taken at once
-_FETCHED = 1 << 25  # bytes that are fetched from the disk at once, before their digest is taken
-_POPULATE_READ = 22  # madvise: fetch the pages, without a fault for each
 
 
 class Damaged(ValueError):
@@ -53,6 +49,7 @@ class SavedRank(NamedTuple):
     description: bytes
     own: frozenset[int]  # the arrays that lie in this rank's file; the others lie in rank 0's
     data: memoryview
+    unchanged: Callable[[], bool] = lambda: True  # whether it still is what was compared: asked when it has been loaded
 
     def arrays(self) -> tuple[StoredArray, ...]:
         return parse(self.description)[1]
@@ -111,19 +108,19 @@ def read(checkpoint: Path, rank: int, beat: Callable[[], object] = lambda: None)
         before = os.fstat(fd)
         if before.st_size != entry.size or not entry.size:
             raise Damaged(f"{path} has {before.st_size} bytes of {entry.size}")
-        # private pages: what a program does with the arrays does not reach the file
-        mapped = mmap.mmap(fd, before.st_size, access=mmap.ACCESS_COPY)
-        found, after = _digest(mapped, manifest.algorithm, beat), os.fstat(fd)
+        mapped = MappedBytes(fd, 0, before.st_size)
+        found, after = mapped.digest(manifest.algorithm, beat), os.fstat(fd)
     finally:
         os.close(fd)
     if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
         raise OSError(errno.EBUSY, "changed while it was read", str(path))
     if found != entry.digest:
         raise Damaged(f"{path} has other bytes than were committed")
-    if mapped[: len(_MAGIC)] != _MAGIC:
+    if mapped.data[: len(_MAGIC)] != _MAGIC:
         raise ValueError(f"{path} is not the state of a loop, or of another version of ftsupervise")
     try:
-        return _parsed(mapped[len(_MAGIC) : _HEADER].partition(b"\n")[0], memoryview(mapped), rank)
+        state = _parsed(bytes(mapped.data[len(_MAGIC) : _HEADER]).partition(b"\n")[0], mapped.data, rank)
+        return state._replace(unchanged=lambda: mapped.digest(manifest.algorithm, beat) == found)
     except (ValueError, KeyError, TypeError) as error:
         raise Damaged(f"{path} is damaged: {error}") from None
 
@@ -138,19 +135,6 @@ def _manifest(checkpoint: Path) -> Manifest:
     if manifest is None:
         raise FileNotFoundError(errno.ENOENT, "has no manifest", str(checkpoint))
     return manifest
-
-
-def _digest(mapped: mmap.mmap, algorithm: str, beat: Callable[[], object]) -> str:
-    """Return the digest of the mapped pages, fetched as they are needed: what is loaded from them is what was compared."""
-    sums, view, size = hasher(algorithm), memoryview(mapped), len(mapped)
-    for begin in range(0, size, _FETCHED):
-        end = min(begin + _FETCHED, size)
-        with suppress(OSError, ValueError):  # an older kernel: the pages come one by one
-            mapped.madvise(_POPULATE_READ, begin, end - begin)
-        for at in range(begin, end, _HASHED):
-            sums.update(view[at : min(at + _HASHED, end)])
-        beat()
-    return sums.hexdigest()
 
 
 def _parsed(header: bytes, whole: memoryview, rank: int) -> SavedRank:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Collection
 from pathlib import Path
 
+from ftsupervise.checkpoints.mapped_bytes import MappedBytes
 from ftsupervise.checkpoints.memory_folder import rank_file
 from ftsupervise.checkpoints.memory_kept import read_trusted
-from ftsupervise.checkpoints.memory_slots import SnapshotId, open_slots
-from ftsupervise.checkpoints.memory_sums import is_damaged
+from ftsupervise.checkpoints.memory_slots import ALGORITHMS, SnapshotId, open_slots
+from ftsupervise.checkpoints.memory_sums import as_bytes
 
 
 class KeptRank:
@@ -21,15 +21,20 @@ class KeptRank:
     def __init__(self, folder: Path, rank: int) -> None:
         with open_slots(rank_file(str(folder), rank)) as file:
             header = file.valid(0)
-            if header is None or is_damaged(file, 0, header):
+            if header is None:
                 raise ValueError(f"{file.path} is damaged")
-            self.id = header.id
+            if not header.algorithm:
+                raise ValueError(f"{file.path} has no digest to compare it with")
+            self.id, self._digest, self._algorithm = header.id, header.digest, ALGORITHMS[header.algorithm]
             self.description = file.meta(0, header)
-            at = file.data_at(0)
-            self._map = mmap.mmap(
-                file.fd, at + file.room.data, access=mmap.ACCESS_COPY
-            )  # torch wants memory that could be written
-            self.data = memoryview(self._map)[at : at + file.room.data]
+            self._mapped = MappedBytes(file.fd, file.data_at(0), header.data_size)
+            self.data = self._mapped.data
+            if not self.is_unchanged():
+                raise ValueError(f"{file.path} is damaged")
+
+    def is_unchanged(self) -> bool:
+        """Return whether its bytes are those that were kept: asked before and after they are loaded."""
+        return as_bytes(self._mapped.digest(self._algorithm)) == self._digest
 
 
 def kept_for(folder: Path, world: int, accounts: Collection[int]) -> SnapshotId:

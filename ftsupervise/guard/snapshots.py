@@ -27,6 +27,7 @@ from ftsupervise.checkpoints.memory_pins import SLOTS_ALONE
 from ftsupervise.checkpoints.memory_room import MOST, NoRoom
 from ftsupervise.checkpoints.memory_slots import SnapshotId
 from ftsupervise.checkpoints.memory_state import CannotKeep, Described
+from ftsupervise.guard.loaded_again import LoadedAgain
 from ftsupervise.guard.loop_state import LoopState
 from ftsupervise.guard.resume import refuse
 from ftsupervise.guard.settings import RankContext, Voice, whole
@@ -63,6 +64,7 @@ class Snapshots:
         self._kept: tuple[SnapshotId, KeptRank | None] | None = None  # on the disk; None: it is not there for this rank
         self._why = ""  # there are none
         self._why_not_kept = ""
+        self.again: LoadedAgain | None = None  # what was loaded from the disk is compared once more
         self._left = False  # those that are there were not taken, and are given up when the loop has begun without them
         # monotonic: the node's agent, which starts beside the first ranks of a job, makes the folder until then
         self._coming_until = time.monotonic() + _AGENT_WITHIN if os.environ.get(ENV_RESTART) == "0" else 0.0
@@ -139,6 +141,8 @@ class Snapshots:
             load(found, held[found])
             if found not in self._held():
                 raise ValueError("a process of an earlier attempt has written over it")
+            if self._kept is not None and self._kept[1] is not None:
+                self.again = LoadedAgain(f"the kept snapshot of step {step}", [self._kept[1].is_unchanged])
         except Exception as error:
             raise RuntimeError(f"the snapshot of step {step} could not be loaded: {error}") from error
         return found.step

@@ -24,6 +24,7 @@ from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.resumed import read_resumed
 from ftsupervise.rundir.switches import read_brake
 from ftsupervise.watch.events import events
+from tests.neighbours.patience import wait_until
 from tests.neighbours.supervised import SupervisedRun
 
 SIZE = 20_000
@@ -444,3 +445,39 @@ def test_the_supervisor_holds_the_chain_of_a_loop_that_would_begin_again_over_wh
     assert [one.name for one in run.rundir.checkpoints.glob("step-*")] == ["step-00000010"]
     brake = read_brake(run.rundir)
     assert brake is not None and "guard.save() did not write it" in member.said()
+
+
+class Meddler:
+    """A part of the state while whose loading somebody writes into the file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        with self.path.open("r+b") as file:
+            file.seek(-50_000, 2)
+            file.write(b"x")
+
+
+def test_what_changed_between_the_comparison_and_the_loading_is_saved_nowhere(checkpoints: Path) -> None:
+    path = checkpoints / "step-00000001" / "rank-00000.state"
+    with Guard(signals=(), rank=0, world=1) as guard:
+        guard.restore(first=Meddler(path), then={"weights": bytearray(100_000)})
+        guard.save(1)
+    with Guard(signals=(), rank=0, world=1) as guard:
+        then = {"weights": bytearray(100_000)}
+        assert guard.restore(first=Meddler(path), then=then) == 1
+        assert any(then["weights"]), "another byte was loaded than was compared"
+        with pytest.raises(
+            RuntimeError, match=r"step-00000001 changed while it was loaded \(its bytes are others now\)"
+        ):
+            guard.save(2)
+        assert not guard.snapshot(2)
+        with pytest.raises(RuntimeError, match="changed while"), guard.checkpoint(2):
+            pass
+        with pytest.raises(RuntimeError, match="changed while"):
+            wait_until(lambda: guard.step(2) is None, "the next look of a step")
+    assert sorted(one.name for one in checkpoints.iterdir() if one.name.startswith("step")) == ["step-00000001"]
