@@ -24,7 +24,7 @@ from ftsupervise.checkpoints.stores import FolderStore, Rights, Store
 from ftsupervise.checkpoints.verify import CheckpointState, Scope, Thoroughness, verify
 from ftsupervise.errors import AlreadyRunning, NotFound, NotPermitted
 from ftsupervise.host.files import TEMPORARY
-from ftsupervise.host.modes import FOLDER, make_folder, no_wider, set_mode
+from ftsupervise.host.modes import FOLDER, OWN, make_folder, no_wider, set_mode
 from ftsupervise.host.processes import locked_by_the_killed
 from ftsupervise.host.rate import RateLimit
 from ftsupervise.rundir.paths import sync_directory
@@ -109,10 +109,11 @@ def restore(
         return target
     partial = folder / f"{RESTORING}{copy.name}"
     widest = _widest(copy, folder)
-    make_folder(partial, widest.folder, parents=True)
+    make_folder(folder, widest.folder, parents=True)
+    make_folder(partial, OWN)  # who could open it could hold its lock
     with _alone(partial):
         with suppress(OSError):  # a file system without modes
-            set_mode(partial, widest.folder)  # also where an earlier restore had begun
+            set_mode(partial, OWN)  # also where an earlier restore had begun
         limit = RateLimit(rate)
         for _ in digest.in_parallel(
             lambda entry: _fetch(copy, entry, partial, limit, progress, widest), copy.manifest.files, workers
@@ -120,6 +121,8 @@ def restore(
             pass
         _drop_others(partial, copy.manifest)
         if not copy.is_file:
+            with suppress(OSError):
+                set_mode(partial, widest.folder)
             write_manifest(partial, copy.manifest)
         _as_old_as_it_is(partial, copy)
         for here, _, _ in os.walk(partial, topdown=False):
@@ -198,7 +201,7 @@ def _begin_anew(partial: Path, fd: int) -> None:
         _move_over(aside, partial)
     _require_same(partial, fd)
     os.rename(partial, aside)
-    make_folder(partial)
+    make_folder(partial, OWN)
 
 
 def _move_over(source: Path, target: Path) -> None:
@@ -208,7 +211,7 @@ def _move_over(source: Path, target: Path) -> None:
             path = Path(here, name)
             there = target / path.relative_to(source)
             if not name.startswith(TEMPORARY) and not os.path.lexists(there):
-                make_folder(there.parent, parents=True)
+                make_folder(there.parent, no_wider(FOLDER, path.parent.stat().st_mode), parents=True)
                 os.rename(path, there)
     shutil.rmtree(source, ignore_errors=True)
 
@@ -242,7 +245,7 @@ def _fetch(
 
     try:
         if entry.link:
-            _make_link(partial / entry.path, b"".join(pieces()))
+            _make_link(partial / entry.path, b"".join(pieces()), widest.folder)
         else:
             of_copy = copy.store.rights(f"{copy.folder}/{entry.path}")
             mode = no_wider(of_copy.file & 0o777, widest.folder)
@@ -251,8 +254,8 @@ def _fetch(
         raise NotFound(f"{copy.store.url}/{copy.folder} lacks {entry.path}", hint="restore another copy") from None
 
 
-def _make_link(path: Path, target: bytes) -> None:
-    make_folder(path.parent, parents=True)
+def _make_link(path: Path, target: bytes, mode: int) -> None:
+    make_folder(path.parent, mode, parents=True)
     path.unlink(missing_ok=True)
     path.symlink_to(os.fsdecode(target))
 

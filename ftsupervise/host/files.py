@@ -31,13 +31,13 @@ def create_temporary(
     return create_new(path, mode, read=read), path
 
 
-def create_new(path: str | os.PathLike[str], mode: int = 0o644, *, read: bool = False) -> int:
+def create_new(path: str | os.PathLike[str], mode: int = 0o644, *, read: bool = False, append: bool = False) -> int:
     """Make the file ``path`` and return its descriptor, open for writing. ``mode`` is cut by the umask.
 
     Raises OSError: EEXIST whatever lies there already, a link too.
     """
     flags = (os.O_RDWR if read else os.O_WRONLY) | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    return os.open(path, flags, mode)
+    return os.open(path, flags | (os.O_APPEND if append else 0), mode)
 
 
 def open_append(path: str | os.PathLike[str], mode: int = 0o644) -> int:

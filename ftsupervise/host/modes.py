@@ -180,7 +180,13 @@ def set_file_mode(fd: int, mode: int) -> None:
 
 
 def as_page(path: str | os.PathLike[str]) -> int:
-    """Return a descriptor to append to a file that grows, with mode 0644. Raises OSError as ``files.open_append`` does."""
-    fd = files.open_append(path, PAGE)
+    """Return a descriptor to append to a file that grows. It is made with mode 0644; one that is there keeps its own.
+
+    Raises OSError as ``files.open_append`` does.
+    """
+    try:
+        fd = files.create_new(path, PAGE, append=True)
+    except FileExistsError:
+        return files.open_append(path, PAGE)
     set_file_mode(fd, PAGE)
     return fd

@@ -1,8 +1,9 @@
 """The events of a run as JSON lines, for log collectors: ``watch/events/HOST-ACCOUNT.jsonl``, one file for each writer.
 
-A line is appended in one write, under a lock that is held for that only. After a full disk or a crash a torn line is closed
-before the next one, so that it never swallows it. A file that has reached ``LARGEST`` is renamed to ``….jsonl.1``, and the one
-of that name goes: so much is kept, and no more. The journal of the alerts is the truth; this is a copy that may lack a line.
+A line is appended in one write, under a lock (``.NAME.lock``) that is held for that only. After a full disk or a crash a torn
+line is closed before the next one, so that it never swallows it. A file that has reached ``LARGEST`` is renamed to
+``….jsonl.1``, and the one of that name goes: so much is kept, and no more. The journal of the alerts is the truth; this is a
+copy that may lack a line.
 """
 
 from __future__ import annotations
@@ -14,11 +15,13 @@ import os
 import re
 import time
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple
 
 from ftsupervise.findings import Finding, Notice
+from ftsupervise.host import files
 from ftsupervise.host.modes import as_page, make_folder
 from ftsupervise.host.ownership import user_name
 from ftsupervise.printable import printable
@@ -83,15 +86,18 @@ def append(path: Path, lines: Iterable[EventLine], *, largest: int = LARGEST) ->
     if not payload:
         return
     make_folder(path.parent)
-    fd = _locked(path)
+    lock = _lock(path)
     try:
-        if os.fstat(fd).st_size >= largest:
-            os.replace(path, f"{path}.1")
-            before, fd = fd, _locked(path)
-            os.close(before)
-        _append(fd, payload)
+        with suppress(FileNotFoundError):
+            if path.lstat().st_size >= largest:
+                os.replace(path, f"{path}.1")
+        fd = as_page(path)
+        try:
+            _append(fd, payload)
+        finally:
+            os.close(fd)
     finally:
-        os.close(fd)
+        os.close(lock)
 
 
 def _append(fd: int, payload: Sequence[bytes]) -> None:
@@ -114,21 +120,22 @@ def _last_byte(fd: int, size: int) -> bytes:
         os.close(again)
 
 
-def _locked(path: Path) -> int:
-    """A descriptor of the file that is now at ``path``, to append to, and locked. Raises OSError."""
+def _lock(path: Path) -> int:
+    """A descriptor that holds the file ``path`` for this tick. Raises OSError.
+
+    Who can read a file can lock it and keep it so, so the lock is another file that only its owner can open.
+    """
     until = time.monotonic() + _LOCK
-    while True:
-        fd = as_page(path)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if os.path.samestat(os.fstat(fd), path.stat()):
+    fd = files.open_append(path.with_name(f".{path.stem}.lock"), 0o600)
+    try:
+        while True:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 return fd
-        except (BlockingIOError, FileNotFoundError):  # another tick writes, or has just renamed it
-            pass
-        except OSError:
-            os.close(fd)
-            raise
+            except BlockingIOError:  # another tick writes
+                if time.monotonic() > until:
+                    raise OSError(errno.EBUSY, "another watch holds it", str(path)) from None
+            time.sleep(0.02)
+    except BaseException:
         os.close(fd)
-        if time.monotonic() > until:
-            raise OSError(errno.EBUSY, "another watch holds it", str(path))
-        time.sleep(0.02)
+        raise

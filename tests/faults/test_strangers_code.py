@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from ftsupervise.scheduler.local import Local
+from tests.neighbours.stranger import as_stranger
 
 ROOT = Path(__file__).parents[2]
 TYPED = str(Path(sys.executable).with_name("ftsupervise"))  # the console script, as people type it
@@ -34,6 +35,7 @@ MODULES = (
     "gc",
     "re",
 )
+GROUPS = ("ftsupervise", "ftsupervise.watchdogs", "ftsupervise.receivers", "ftsupervise.schedulers", "fsspec.specs")
 TRAP = """import os
 os.close(os.open({mark!r} + "-" + __name__, os.O_CREAT | os.O_WRONLY, 0o666))
 """
@@ -106,6 +108,39 @@ def test_a_job_on_this_machine_runs_no_code_of_the_folder_it_was_launched_from(
             [TYPED, *words], cwd=trap.folder, env=environment(), check=False, capture_output=True, timeout=60
         )
     assert trap.sprung() == []
+
+
+@pytest.mark.root
+def test_no_plug_in_that_a_stranger_laid_into_the_current_directory_is_loaded(trap: Trap) -> None:
+    """Entry points are found on the module path. Nothing of ours has any; fsspec has, for the places of copies."""
+
+    def lay() -> None:
+        info = trap.folder / "planted-1.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: planted\nVersion: 1.0\n")
+        (info / "entry_points.txt").write_text("".join(f"[{group}]\nplanted = planted:Any\n" for group in GROUPS))
+        (trap.folder / "planted.py").write_text((trap.folder / "click.py").read_text())
+
+    as_stranger(lay)
+    checkpoint = trap.folder.parent / "checkpoints" / "step-1"
+    checkpoint.mkdir(parents=True)
+    (checkpoint / "model.pt").write_text("weights")
+    place = ("--to", "planted://bucket")
+    for words in (["checkpoints", "adopt", str(checkpoint)], ["checkpoints", "offload", *place, str(checkpoint)]):
+        done = subprocess.run([TYPED, *words], cwd=trap.folder, env=environment(), capture_output=True, timeout=60)
+        assert b"Traceback" not in done.stderr
+    assert done.returncode != 0 and trap.sprung() == []
+    asks = "import sys; sys.path.append(''); import fsspec; fsspec.filesystem('planted')"
+    subprocess.run([sys.executable, "-I", "-c", asks], cwd=trap.folder, check=False, capture_output=True, timeout=60)
+    assert trap.sprung() == ["ran-planted"], "it is a real one"
+
+
+def test_nothing_of_ours_looks_for_entry_points() -> None:
+    words = ("entry_points", "iter_entry_points", "pkg_resources", "importlib_metadata")
+    found = [
+        path.name for path in (ROOT / "ftsupervise").rglob("*.py") if any(w in path.read_text("utf-8") for w in words)
+    ]
+    assert found == []
 
 
 @pytest.mark.root

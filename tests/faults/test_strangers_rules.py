@@ -6,6 +6,7 @@ Real accounts: ``ada`` launches and keeps up her runs, ``eve`` is in her group, 
 from __future__ import annotations
 
 import ast
+import fcntl
 import os
 import pwd
 import re
@@ -15,6 +16,7 @@ import subprocess
 import tempfile
 import traceback
 from collections.abc import Callable, Iterator
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,7 +26,9 @@ from ftsupervise.cli import checkpoint_copies, checkpoint_upkeep
 from ftsupervise.config.believed import load_believed
 from ftsupervise.config.load import leaves, loads, values
 from ftsupervise.config.strict_yaml import dotted
+from ftsupervise.host.modes import as_page
 from ftsupervise.host.ownership import held
+from ftsupervise.watch.event_lines import EventLine, append
 from tests.neighbours.patience import wait_until
 
 pytestmark = [pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="needs root to act as other accounts")]
@@ -403,3 +407,59 @@ def test_nothing_that_is_typed_for_a_run_is_written_through_a_link_of_a_stranger
     done = project.type(*words, str(project.run), *more)
     assert done.code == 77 and "is a link of games to what belongs to daemon" in done.said, done
     assert modes(private) == before
+
+
+def test_who_can_read_what_is_brought_back_or_told_can_hold_no_lock_of_it(project: Project) -> None:
+    """A lock needs no more than to open a file or a folder to read. Eve would hold it as long as she likes."""
+    copies, events = project.home / "copies", project.run / "watch" / "events" / "node-daemon.jsonl"
+    project.home.chmod(0o755)
+    assert project.type("checkpoints", "offload", "--to", str(copies), "thesis").code == 0
+    weights = copies / "step-5" / "weights"
+    for one in (*copies.rglob("*"), copies, project.run, *project.run.rglob("*")):
+        one.chmod(one.stat().st_mode | 0o055)
+    weights.write_bytes(b"broken")  # so that the restore ends in the middle
+    words = ("checkpoints", "restore", "--from", str(copies), "--name", "step-5", "--to", str(project.home / "back"))
+    assert project.type(*words).code != 0
+    partial = project.home / "back" / ".restoring-step-5"
+
+    def hold(path: Path) -> None:
+        fcntl.flock(os.open(path, os.O_RDONLY), fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+    def refused() -> None:
+        with pytest.raises(PermissionError):
+            hold(partial)
+
+    def tell() -> None:
+        append(events, [EventLine(datetime.now(timezone.utc), "thesis", "", "test", "info", summary="told")])
+
+    project.own(refused, EVE)
+    project.own(tell)
+    assert events.stat().st_mode & 0o004, "she can read it"
+    ready, over = os.pipe(), os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.setgid(GROUP)
+        os.setuid(pwd.getpwnam(EVE).pw_uid)
+        hold(events)
+        os.write(ready[1], b"1")
+        os.read(over[0], 1)
+        os._exit(0)
+    try:
+        assert os.read(ready[0], 1) == b"1"
+        project.own(tell)
+    finally:
+        os.write(over[1], b"1")
+        os.waitpid(pid, 0)
+    assert events.read_text().count("told") == 2
+    weights.write_bytes(b"w" * 5)
+    assert project.type(*words).code == 0
+    assert not partial.exists() and (project.home / "back" / "step-5" / "weights").read_bytes() == b"w" * 5
+
+
+def test_a_file_that_is_there_is_appended_to_and_opened_to_nobody(tmp_path: Path) -> None:
+    private, new = tmp_path / "private", tmp_path / "new"
+    private.write_text("mine")
+    private.chmod(0o600)
+    for path in (private, new):
+        os.close(as_page(path))
+    assert [stat.S_IMODE(one.stat().st_mode) for one in (private, new)] == [0o600, 0o644]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import traceback
 from collections.abc import Callable
 
 STRANGER = 65534
@@ -20,6 +21,8 @@ def as_stranger(act: Callable[[], object]) -> None:
             os.umask(0)
             act()
             code = 0
+        except Exception:
+            traceback.print_exc()
         finally:
             os._exit(code)
     assert os.waitpid(pid, 0)[1] == 0, "the other account could not do it"

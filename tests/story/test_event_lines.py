@@ -39,7 +39,7 @@ def test_the_watch_appends_what_happened(tmp_path: Path) -> None:
     (rundir.attempt(1) / "start.json").write_text(json.dumps(start))
     env = outside_a_job(FTSUPERVISE_STATE_DIR=str(tmp_path / "state"))
     done = typed("watch", "--no-send", "--quiet", folder=tmp_path, env=env)
-    (path,) = (rundir.watch / "events").iterdir()
+    (path,) = (rundir.watch / "events").glob("*.jsonl*")
     found = lines(path)
     events = {one["event"] for one in found}
     assert "started" in events, (done.stdout, done.stderr, found)
@@ -96,7 +96,7 @@ def test_only_two_files_are_kept(tmp_path: Path) -> None:
     path = tmp_path / "n.jsonl"
     for number in range(60):
         append(path, [LINE._replace(summary=f"{number}")], largest=2000)
-    names = sorted(one.name for one in tmp_path.iterdir())
+    names = sorted(one.name for one in tmp_path.glob("*.jsonl*"))
     assert names == ["n.jsonl", "n.jsonl.1"]
     both = lines(tmp_path / "n.jsonl.1") + lines(path)
     assert [one["summary"] for one in both] == [f"{n}" for n in range(60 - len(both), 60)]

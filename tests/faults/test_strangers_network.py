@@ -1,0 +1,176 @@
+"""Another account on the node speaks to the ports of a run, and looks for its memory. Real accounts, real processes."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ftsupervise.ranks import protocol
+from ftsupervise.ranks.protocol import Datagram, RankExit, Seal
+from tests.neighbours.stranger import as_stranger
+from tests.story.agent_scene import Stage
+
+pytestmark = [pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="needs root to act as other accounts")]
+
+Until = Callable[..., Any]
+ADA, EVE = "daemon", "games"
+FLOOD = 2.0  # seconds
+# The node of one account's run: a folder in memory with a rank's file, the port for copies, and its key on its standard input.
+NODE = """
+import sys
+from ftsupervise.checkpoints import memory_folder
+from ftsupervise.checkpoints.memory_slots import SlotRoom, create_slots
+from ftsupervise.ranks.snapshot_door import CopyServer
+from ftsupervise.ranks.snapshot_orders import CopyOrder
+key, folder = bytes.fromhex(sys.stdin.readline()), memory_folder.new_folder("77")
+lock = memory_folder.make(folder, "n1")
+assert lock is not None
+place = memory_folder.node_folder(folder, "n1")
+file = create_slots(memory_folder.rank_file(place, 0), 2, 0, SlotRoom(2, 4096, 4096))
+server = CopyServer(place, key, lambda: CopyOrder(0, 0))
+print(folder, server.port, flush=True)
+sys.stdin.readline()
+memory_folder.remove_leftovers()
+print(*memory_folder.ranks_in(sys.argv[1]), flush=True)
+sys.stdin.readline()
+memory_folder.remove(folder, "n1")
+"""
+# What the other account does with that folder and that port: each line says how it ended.
+ATTACK = """
+import os, sys
+from ftsupervise.checkpoints import memory_folder
+from ftsupervise.checkpoints.memory_slots import SnapshotId, open_slots
+from ftsupervise.ranks.snapshot_exchange import fetch
+folder, port, planted = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+mine = memory_folder.new_folder("77")
+memory_folder.make(mine, "n1")
+place = memory_folder.node_folder(mine, "n1")
+def tried(words, act):
+    try:
+        print(words, "done", act())
+    except Exception as error:
+        print(words, type(error).__name__, error)
+tried("list", lambda: os.listdir(folder))
+tried("open", lambda: open_slots(folder + "/n1/rank-0", write=True))
+tried("key", lambda: open(f"/proc/{sys.argv[4]}/environ").read())
+tried("memory", lambda: open(f"/proc/{sys.argv[4]}/mem", "rb"))
+tried("fetch", lambda: fetch(place, 0, SnapshotId(1, 1), "127.0.0.1", port, os.urandom(32)))
+tried("make", lambda: memory_folder.make(folder, "n2"))
+memory_folder.remove(folder, "n1")
+memory_folder.remove_leftovers()
+memory_folder.remove(mine, "n1")
+os.makedirs(planted + "/n1")
+os.close(os.open(planted + "/n1/rank-0", os.O_CREAT | os.O_WRONLY))
+os.chmod(planted, 0o777)
+"""
+
+
+@pytest.fixture
+def stage() -> Iterator[Stage]:
+    one = Stage()
+    try:
+        yield one
+    finally:
+        one.close()
+
+
+def ports_of_all() -> set[int]:
+    """Every UDP port of this host, as any account may list them."""
+    found = set[int]()
+    for table in ("/proc/net/udp", "/proc/net/udp6"):
+        for line in Path(table).read_text("utf-8").splitlines()[1:]:
+            found.add(int(line.split()[1].rpartition(":")[2], 16))
+    return found
+
+
+def test_a_flood_of_forged_datagrams_at_every_port_is_neither_believed_nor_keeps_a_step_from_arriving(
+    stage: Stage, until: Until
+) -> None:
+    agent, rank = stage.agent(), stage.rank(0)
+    until(lambda: stage.step(0))
+    address = stage.pulses.nodes[b"node-1"].address
+    assert address is not None
+
+    def attack() -> None:
+        for path in (f"/proc/{agent.pid}/environ", f"/proc/{agent.pid}/mem"):  # the key
+            with pytest.raises(PermissionError):
+                Path(path).read_bytes()
+        with pytest.raises(PermissionError):
+            os.listdir(stage.base)
+        assert {stage.port, address[1]} <= ports_of_all()
+        seal, exits = (
+            Seal(bytes(32)),
+            protocol.pack_exits([RankExit(0, "", rank.pid, 0.0, -9, False, False, True)], 0.0),
+        )
+        bodies = [
+            (protocol.BYE, b""),
+            (protocol.ASK, b"kill /tmp"),
+            (protocol.COPY, b"x" * 40),
+            (protocol.EXIT, exits),
+            (protocol.STATES, b"\0" * 200),
+            (protocol.HELLO, b"n" * 200),
+        ]
+        sent = [seal.pack(Datagram(kind, 0, 1, 1, 1, 1 << 40, b"node-1", body)) for kind, body in bodies]
+        over = time.monotonic() + FLOOD
+        with socket.socket(socket.AF_INET6, socket.SOCK_DGRAM) as one:
+            while time.monotonic() < over:
+                for data in (*sent, os.urandom(1400), b""):
+                    for port in (stage.port, address[1]):
+                        protocol.send_datagram(one, data, ("::1", port))
+
+    before = stage.step(0)
+    as_stranger(attack)
+    until(lambda: stage.step(0) > before + 20, "its steps still arrive")
+    assert stage.pulses.dropped["forged or damaged"] > 100
+    assert stage.pulses.deaths() == []
+    assert agent.poll() is None and rank.poll() is None
+
+
+def test_the_snapshots_of_two_accounts_on_one_node_know_nothing_of_each_other(python: str) -> None:
+    """Eve knows the folder and the port of ada's run: both can be seen. She has the source, and her own run beside it."""
+    planted = f"/dev/shm/ftsupervise-snapshots-{user(ADA)}-77-{os.urandom(8).hex()}"
+    try:
+        with acting(ADA, [python, "-c", NODE, f"{planted}/n1"], stdin=subprocess.PIPE) as node:
+            assert node.stdin is not None and node.stdout is not None
+            print(os.urandom(32).hex(), file=node.stdin, flush=True)
+            folder, port = node.stdout.readline().split()
+            with acting(EVE, [python, "-c", ATTACK, folder, port, planted, str(node.pid)]) as attack:
+                said, errors = attack.communicate(timeout=60)
+            assert attack.returncode == 0, errors
+            ends = dict(line.split(" ", 1) for line in said.splitlines())
+            assert all(ends[word].startswith("PermissionError") for word in ("list", "open", "key", "memory")), said
+            assert re.match(r"ChannelBroken .* does not know the key of this run", ends["fetch"]), said
+            assert ends["make"] == "done None", "no folder in hers"
+            assert (Path(folder) / "n1" / "rank-0").stat().st_uid == user(ADA), "and it is still there"
+            assert os.listdir(Path(folder)) == ["n1"]
+            print(file=node.stdin, flush=True)
+            assert node.stdout.readline() == "\n", "what eve laid under ada's name is not read"
+            assert os.listdir(planted) == ["n1"], "nor removed"
+            print(file=node.stdin, flush=True)
+            assert node.wait(60) == 0
+        assert not Path(folder).exists()
+    finally:
+        shutil.rmtree(planted, ignore_errors=True)
+
+
+def user(name: str) -> int:
+    import pwd
+
+    return pwd.getpwnam(name).pw_uid
+
+
+def acting(who: str, argv: list[str], **more: Any) -> subprocess.Popen[str]:
+    env = {"PATH": os.environ["PATH"], "HOME": "/"}
+    return subprocess.Popen(
+        argv, user=who, group=who, extra_groups=[], cwd="/", env=env, text=True, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, **more,
+    )  # fmt: skip
