@@ -26,7 +26,7 @@ from ftsupervise.checkpoints.memory_slots import SnapshotId
 from ftsupervise.checkpoints.memory_state import CannotKeep, Described
 from ftsupervise.guard.loop_state import LoopState
 from ftsupervise.guard.settings import RankContext, Voice, whole
-from ftsupervise.guard.snapshot_memory import Copied, SnapshotMemory
+from ftsupervise.guard.snapshot_memory import Copied, Replaced, SnapshotMemory
 from ftsupervise.guard.stop_reasons import StopReasons
 from ftsupervise.host.shared_memory import is_private
 from ftsupervise.rundir.paths import ENV_GUARD, ENV_RESTART, ENV_SNAPSHOT_KEPT, ENV_SNAPSHOT_STEP, ENV_SNAPSHOTS
@@ -271,7 +271,7 @@ class Snapshots:
             return True
         except NoRoom as error:
             self._voice.once(f"no snapshots for now: {error}")
-        except CannotKeep as error:
+        except (CannotKeep, Replaced) as error:
             self._off(str(error))
         except OSError as error:
             self._voice.once(f"no snapshot of step {number}: {error}")
