@@ -430,6 +430,7 @@ def _kill(pid: int, args: Sequence[str]) -> str:
         if _ended(pid) is not None:
             return ""
         time.sleep(0.01)
+    _end_below(pid)
     since = time.clock_gettime(time.CLOCK_BOOTTIME) - ANSWER
 
     def note() -> str:
@@ -440,6 +441,13 @@ def _kill(pid: int, args: Sequence[str]) -> str:
 
     _aside(note)
     return f"; process {pid} hangs on it and cannot be killed"
+
+
+def _end_below(pid: int) -> None:
+    """End what a child has begun that does not die: it would wait for its parent as long as that hangs."""
+    from ftsupervise.host import processes
+
+    processes.send(processes.below(pid), signal.SIGKILL)
 
 
 def _aside(work: Callable[[], str]) -> str:

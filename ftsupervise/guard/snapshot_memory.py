@@ -4,7 +4,7 @@ Taking new memory costs five to nine copies of the state, and mapping what is th
 loop, before the first snapshot and after a restart; until then there is none. Each copy then goes into pages that are there.
 
 Where a process of an earlier attempt still lives and holds the file, this attempt makes a file of its own in its place, with
-what it began from: what the old one writes from then on reaches nobody.
+what it began from: what the old one writes from then on reaches nobody, and it makes no other file in the place of that one.
 """
 
 from __future__ import annotations
@@ -40,6 +40,10 @@ _LOOK_EVERY = 1.0  # seconds between two checks of the memory
 _PATIENCE = 60.0  # seconds after which memory that was short is asked for again; twice as long each time
 
 
+class Replaced(Exception):
+    """Another process has put its file in the place of this one: none is made any more."""
+
+
 class Copied(Protocol):
     """The data that is copied into a slot."""
 
@@ -60,6 +64,7 @@ class SnapshotMemory:
         self._file: SlotFile | None = None
         self._mapping: mmap.mmap | None = None
         self._mine = False  # this process holds the file
+        self._made_here = 0  # inode of the last file that this process made
         self._ready = False  # its pages are there, and the next copy costs no faults
         self._thread: threading.Thread | None = None
         self._made: tuple[SlotFile, mmap.mmap] | OSError | None = None  # by the thread
@@ -120,7 +125,7 @@ class SnapshotMemory:
         """Return whether it can be copied now.
 
         If not, the memory is made ready beside the loop, for ``size`` bytes if it may grow to that. Raises OSError when
-        it cannot be had, and asks no more for a while then.
+        it cannot be had, and asks no more for a while then; Replaced for good.
         """
         if self._thread is not None and not self._finish():
             return False
@@ -190,14 +195,24 @@ class SnapshotMemory:
         return self._pins.read()
 
     def _check(self) -> None:
-        """Give the memory back when it is needed: the next victim of the kernel would be a rank. Raises NoRoom."""
+        """Give the memory back when it is needed: the next victim of the kernel would be a rank. Raises NoRoom; Replaced
+        where another process has put its file in the place of this one."""
         if self._file is None or not self._mine:
             return
         if self._file.is_gone():  # the end of a login session removes what a user has in shared memory
+            if self._is_replaced():
+                raise Replaced("a later attempt of this rank keeps its own in their place")
             self.remove()
         elif reason := self._room.tight():
             self._release()
             raise NoRoom(f"{reason}: the snapshots are given up")
+
+    def _is_replaced(self) -> bool:
+        """Return whether a file that another process made has the name of this one."""
+        try:
+            return Path(rank_file(self._folder, self._rank)).stat().st_ino != self._made_here
+        except OSError:
+            return False
 
     def _release(self) -> None:
         assert self._file is not None and self._mapping is not None
@@ -244,6 +259,7 @@ class SnapshotMemory:
 
                 def fill(new: SlotFile) -> None:
                     claim(new.fd)
+                    self._made_here = os.fstat(new.fd).st_ino
                     if old is not None:
                         _carry_over(old, new, than)
 

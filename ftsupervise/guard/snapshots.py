@@ -31,7 +31,7 @@ from ftsupervise.guard.loaded_again import LoadedAgain
 from ftsupervise.guard.loop_state import LoopState
 from ftsupervise.guard.resume import refuse
 from ftsupervise.guard.settings import RankContext, Voice, whole
-from ftsupervise.guard.snapshot_memory import Copied, SnapshotMemory
+from ftsupervise.guard.snapshot_memory import Copied, Replaced, SnapshotMemory
 from ftsupervise.guard.stop_reasons import StopReasons
 from ftsupervise.host.shared_memory import is_private
 from ftsupervise.rundir.not_from import write_not_from
@@ -316,7 +316,7 @@ class Snapshots:
             return True
         except NoRoom as error:
             self._voice.once(f"no snapshots for now: {error}")
-        except CannotKeep as error:
+        except (CannotKeep, Replaced) as error:
             self._off(str(error))
         except OSError as error:
             self._voice.once(f"no snapshot of step {number}: {error}")

@@ -56,6 +56,8 @@ def options_of_groups(
     if not command:
         raise UsageError("no command for the groups", hint="ftsupervise groups run --count 4 -- COMMAND")
     count, slowest = values["count"], values["slowest_step"]
+    if count is None:
+        raise UsageError("--count is missing: how many groups are there?", hint="launch writes it into the job script")
     least = least_of(values["min"], count)
     if not count // 2 < least <= count:
         raise UsageError(f"--min {least}: of {count} groups, {count // 2 + 1} to {count} make sense")

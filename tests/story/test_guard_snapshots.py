@@ -244,7 +244,7 @@ def test_without_a_supervisor_the_ranks_agree_on_the_newest_step_that_all_hold(
 
 
 def test_an_attempt_that_lives_on_beside_its_successor_writes_into_nothing_that_is_read(
-    memory: Path, attempt: Callable[..., None], until: Until
+    memory: Path, attempt: Callable[..., None], until: Until, capfd: pytest.CaptureFixture[str]
 ) -> None:
     attempt(1)
     pid, come = child(1 << 30)
@@ -258,21 +258,28 @@ def test_an_attempt_that_lives_on_beside_its_successor_writes_into_nothing_that_
         assert guard.restore(weights=np.zeros(30_000), place=place) == step and place["cursor"] == 3 * step
         take(guard, step + 2)
         os.kill(pid, signal.SIGCONT)
-        before = os.read(come, 1 << 16)
-        while os.read(come, 1 << 16) == before:
-            continue
-        time.sleep(0.2)
-        with open_slots(memory / "rank-0") as file:
-            assert list(file.held()) == [SnapshotId(step, 1), SnapshotId(step + 2, 2)]
+        expected, said = [SnapshotId(step, 1), SnapshotId(step + 2, 2)], [""]
+
+        def has_looked() -> bool:
+            """Once a second it looks whether its file is still there."""
+            said.append(capfd.readouterr().err)
+            return "in their place" in "".join(said) or _held(memory) != expected
+
+        until(has_looked, "a look of the first attempt")
+        assert _held(memory) == expected
     finally:
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
         os.close(come)
 
 
-def _steps(memory: Path) -> list[int]:
+def _held(memory: Path) -> list[SnapshotId]:
     with open_slots(memory / "rank-0") as file:
-        return [one.step for one in file.held()]
+        return list(file.held())
+
+
+def _steps(memory: Path) -> list[int]:
+    return [one.step for one in _held(memory)]
 
 
 def test_a_folder_is_a_snapshot_for_loops_of_any_kind(memory: Path, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import pytest
 from click.testing import CliRunner
 from pydantic import ValidationError
 
+from ftsupervise.cli.groups import groups
 from ftsupervise.cli.logs import logs
 from ftsupervise.config.schema import Launch
 from ftsupervise.errors import NotFound, UsageError
@@ -179,3 +180,9 @@ def test_logs_of_a_run_whose_jobs_have_written_nothing_names_its_groups_and_the_
     assert f"g000 to g001: ftsupervise logs --group g000 {tmp_path}" in done.output
     assert isinstance(done.exception, NotFound)
     assert done.exception.message.endswith(f"there is no {tmp_path}/logs/*")
+
+
+def test_a_member_without_the_number_of_groups_is_a_mistake_of_who_typed_it(tmp_path: Path) -> None:
+    typed = ["member", "--number", "0", "--run-dir", str(tmp_path), "--name", "r", "true"]
+    found = CliRunner().invoke(groups, typed).exception
+    assert isinstance(found, UsageError) and "--count" in str(found)
