@@ -157,7 +157,7 @@ class Cause(NamedTuple):
         who = ", ".join(one.words() for one in self.at) + (f" and {self.more} more" if self.more else "")
         stands = f"{who} {(self.how or Standstill.IDLE).words()}" if who else "all ranks wait"
         waited = f"{self.waited:.1f} s" if self.waited < 120 else show_duration(round(self.waited))
-        return f"{stands}; no progress for {waited} {where} ({self.phase})"
+        return f"{stands}; no progress for {waited} {where}{f' ({self.phase})' if self.phase else ''}"
 
     def _words(self) -> str:
         kind, where = self.kind, ", ".join(one.words() for one in self.at)
