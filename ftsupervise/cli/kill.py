@@ -9,7 +9,7 @@ import click
 
 from ftsupervise.cli import time_limit
 from ftsupervise.cli.output import say
-from ftsupervise.cli.switches import DELAY, RUNS, WHY, find, is_up, no_guard_reports, put_up
+from ftsupervise.cli.switches import DELAY, RUNS, WHY, find, is_up, put_up, who_hears
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -31,6 +31,7 @@ def kill(runs: tuple[str, ...], why: str, yes: bool, confirm: str | None) -> Non
     RUN is a directory, an ftsupervise.yaml, or a name; default: ./ftsupervise.yaml.
     """
     from ftsupervise.rundir.switches import KILL
+    from ftsupervise.units import show_duration
 
     named = find(runs)
     up = [one for one in named if is_up(one[0], KILL, one[1])]
@@ -41,14 +42,17 @@ def kill(runs: tuple[str, ...], why: str, yes: bool, confirm: str | None) -> Non
         return
     _make_sure([name for _, name in found], yes, confirm)
     for rundir, name in found:
+        heard = who_hears(rundir)
         put_up(rundir, KILL, why)
-        if no_guard_reports(rundir):
+        if not heard.guard and heard.attempt is None:
+            say(f"The kill switch of {name} is up. No attempt of it runs now.")
+        elif not heard.guard:
+            within = "after launch.restart.stop_within"
+            within = f"in {show_duration(heard.stop_within)}" if heard.stop_within is not None else within
             say(
                 f"The kill switch of {name} is up. No guard reports in it: unless its command looks at the switch, it is"
             )
-            say(
-                "ended by SIGTERM after launch.restart.stop_within (10 minutes unless set), with what it has saved by then."
-            )
+            say(f"ended by SIGTERM {within}, with what it has saved by then (launch.restart.stop_within).")
         else:
             say(f"The kill switch of {name} is up. It saves and stops {DELAY}.")
         say("Members of its chain that start later leave within seconds.")

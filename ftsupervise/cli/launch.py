@@ -86,6 +86,8 @@ def launch(
     from ftsupervise.launch.folders import handed_over
 
     _tell(done, plan, settings, handed_over(done.run_dir, settings.share))
+    for sentence in _seen_of(settings, plan.workdir):
+        say(sentence)
     _tell_who_watches(plan, settings)
     for words in warnings:
         say(f"note: Slurm warns: {printable(words)}", err=True)
@@ -138,6 +140,16 @@ def _doubts(run: Run, workdir: Path) -> tuple[str, ...]:
     with Probe() as probe:
         found = (*complaints(run, probe, datetime.now(timezone.utc)), *doubts(run, workdir, probe.text))
     return (*found, *missing_secrets(run.alerts), *((left,) if out else ()))
+
+
+def _seen_of(run: Run, workdir: Path) -> tuple[str, ...]:
+    """Return what will be seen of a script without the guard, and what not."""
+    from ftsupervise.cli.config import what_is_seen
+    from ftsupervise.launch.doubts import without_guard
+    from ftsupervise.probe import Probe
+
+    with Probe() as probe:
+        return what_is_seen(run) if without_guard(run, workdir, probe.text) else ()
 
 
 def _show(plan: Plan, run: Run, take_over: tuple[str, ...]) -> None:

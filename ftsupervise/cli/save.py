@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from ftsupervise.cli.output import say
-from ftsupervise.cli.switches import DELAY, RUNS, WHY, find, is_up, no_guard_reports, put_up
+from ftsupervise.cli.switches import DELAY, RUNS, WHY, find, is_up, put_up, who_hears
 
 
 @click.command()
@@ -22,7 +22,7 @@ def save(runs: tuple[str, ...], why: str) -> None:
         if is_up(rundir, SAVE, name):
             continue
         put_up(rundir, SAVE, why)
-        if no_guard_reports(rundir):
+        if not who_hears(rundir).guard:
             say(
                 f"The save switch of {name} is up. No guard reports in it: unless its command looks at the switch, nothing"
             )

@@ -6,7 +6,7 @@ These are typed in a hurry on a loaded login node: nothing is imported that they
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from ftsupervise.rundir.paths import RunDir
 
 Found = tuple["RunDir", str]  # and the name of the run
+_SILENT = 60.0  # seconds after which a guard would have reported
 
 RUNS = click.argument("runs", nargs=-1, metavar="[RUN]...")
 WHY = click.option("--why", default="", metavar="TEXT", help="The reason, shown to everybody who sees the switch.")
@@ -64,16 +65,30 @@ def is_up(rundir: RunDir, switch: str, name: str) -> bool:
     return state.up
 
 
-def no_guard_reports(rundir: RunDir) -> bool:
-    """Return whether the steps of the attempt that runs are only read from its output; False where that cannot be seen."""
-    from ftsupervise.model import OUTPUT
-    from ftsupervise.rundir.ledger import newest
+class Hearing(NamedTuple):
+    """Who would hear a switch. ``attempt``: the one that runs, if one does; ``guard``: it has one, as far as is known."""
+
+    attempt: int | None
+    guard: bool
+    stop_within: float | None = None  # seconds from the kill switch until it is ended
+
+
+def who_hears(rundir: RunDir) -> Hearing:
+    """Return who would hear a switch of the run. Where that cannot be seen, a guard is taken to be there."""
+    from datetime import datetime, timezone
+
+    from ftsupervise.model import NOBODY, OUTPUT
+    from ftsupervise.rundir.ledger import newest, stop_within
 
     try:
         last = newest(rundir)
+        if last is None or last.ended is not None or last.cause is not None:
+            return Hearing(None, last is None or last.source != OUTPUT)
+        silent = last.source == NOBODY and (datetime.now(timezone.utc) - last.started).total_seconds() > _SILENT
+        guard = last.source != OUTPUT and not silent
+        return Hearing(last.number, guard, stop_within(rundir, last.number))
     except OSError:
-        return False
-    return last is not None and last.ended is None and last.source == OUTPUT
+        return Hearing(None, guard=True)
 
 
 def put_up(rundir: RunDir, switch: str, why: str) -> None:

@@ -49,16 +49,24 @@ def _nested(run: Run, workdir: Path, read: Read) -> Iterator[str]:
 
 def _leaves_with_0(run: Run, workdir: Path, read: Read) -> Iterator[str]:
     """A Python script without the guard: nothing says what it means when it leaves with 0."""
-    if "finished_by" in run.launch.model_fields_set or run.launch.replica_groups is not None:
+    if "finished_by" in run.launch.model_fields_set:
         return
+    if word := without_guard(run, workdir, read):
+        yield (
+            f"{word} has no guard: when it leaves with 0 the next members wait, held, until you say if it is finished; "
+            'launch: {finished_by: "exit 0"} says that it is then, and mark that it never is'
+        )
+
+
+def without_guard(run: Run, workdir: Path, read: Read) -> str:
+    """Return the Python script of the command that has no guard; "" where none is known to lack it."""
+    if run.launch.replica_groups is not None:
+        return ""
     for word in program_words(understand(run.launch.command))[:50]:
         data = read(workdir / word) if word.endswith(".py") and "\n" not in word else b""
         if isinstance(data, bytes) and data and b"ftsupervise" not in data:
-            yield (
-                f"{word} has no guard: when it leaves with 0 the next members wait, held, until you say if it is finished; "
-                'launch: {finished_by: "exit 0"} says that it is then, and mark that it never is'
-            )
-            return
+            return word
+    return ""
 
 
 def _differs_in_each_job(run: Run) -> Iterator[str]:

@@ -212,7 +212,10 @@ def _claim(to: Services, now: RunProgress, wait: Callable[[float], bool]) -> Cla
         if found[0] is not None:
             command, nodes = now.placement.command, now.placement.nodes
             at = datetime.now(timezone.utc)
-            ledger.write_start(found[0], to.env, command, at, to.job.at, in_place=now.restarts, nodes=nodes)
+            within = to.options.stop_within
+            ledger.write_start(
+                found[0], to.env, command, at, to.job.at, in_place=now.restarts, nodes=nodes, stop_within=within
+            )
 
     begun = False
     try:
@@ -332,6 +335,7 @@ def _env(to: Services, now: RunProgress, pages: str) -> dict[str, str]:
         given.setdefault(
             "SLURM_KILL_BAD_EXIT", "1"
         )  # without it srun waits for ever for ranks that wait for a dead one
+    given.setdefault("PYTHONUNBUFFERED", "1")  # else the last 8 kB of a file that is printed to are not to be read yet
     _for_launchers(given, to.env, mine)
     return given
 

@@ -94,6 +94,11 @@ def backwards(rundir: RunDir, before: int | None = None, first: int = 1) -> Iter
             yield _attempt(rundir, number)
 
 
+def stop_within(rundir: RunDir, number: int) -> float | None:
+    """Return the seconds from the kill switch until attempt ``number`` is ended, as its supervisor has them; None: unknown."""
+    return as_number((_page(rundir.attempt(number) / START)[0] or {}).get("stop_within"))
+
+
 def kept_of(rundir: RunDir) -> tuple[tuple[int, LeftCheckpoint], ...]:
     """Return what is kept of scripts without a guard, with the number of its attempt, the newest first. Raises OSError."""
     found: list[tuple[int, LeftCheckpoint]] = []
@@ -342,8 +347,9 @@ def write_start(
     *,
     in_place: int = 0,
     nodes: Sequence[str] = (),
+    stop_within: float | None = None,
 ) -> None:
-    """Write the first page.
+    """Write the first page. ``stop_within``: seconds from the kill switch until the command is ended.
 
     Others may read it: the command is written without its secrets. Raises CannotWrite, NotPermitted.
     """
@@ -357,6 +363,7 @@ def write_start(
         "host": os.uname().nodename,
         "nodes": compress_hostlist(tuple(nodes)) or env.get("SLURM_JOB_NODELIST", ""),
         "in_place": in_place,
+        "stop_within": stop_within,
         "restart_count": env.get("SLURM_RESTART_COUNT", "0"),
         "command": [masked(word) for word in command],
         "pid": os.getpid(),

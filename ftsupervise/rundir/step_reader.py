@@ -77,6 +77,26 @@ FORMATS = (
         of_epoch=0,
     ),
     _form(
+        "PyTorch's ImageNet example",
+        r"^Epoch: \[(?P<epoch>\d+)\]\[\s*NUMBER/(?P<total>\d+)\]",
+        "Epoch: [0][   11/40037]\tTime  0.412 ( 0.533)\tData  0.001 ( 0.021)\tLoss 7.0141e+00 (6.9711e+00)\t"
+        "Acc@1   0.00 (  0.00)\tAcc@5   0.00 (  0.00)",
+        2,
+        of_epoch=0,
+    ),
+    _form(
+        "char-rnn",
+        r"^NUMBER/(?P<total>\d+) \(epoch \d+(?:\.\d+)?\), train_loss",
+        "1/21150 (epoch 0.002), train_loss = 4.19766416, grad/param norm = 4.5006e-01, time/batch = 0.4031s",
+        1,
+    ),
+    _form(
+        "llama2.c",
+        r"^NUMBER \| loss ",
+        "1100 | loss 2.4170 | lr 5.000000e-04 | 33.21ms | mfu 0.01%",
+        1,
+    ),
+    _form(
         "timm",
         r"^Train: (?P<epoch>\d+) \[\s*NUMBER/(?P<total>\d+) ",
         "Train: 3 [ 100/1251 (  8%)]  Loss: 6.93 (6.95)  Time: 0.501s,  510.98/s  LR: 1.000e-05  Data: 0.012 (0.020)",
@@ -149,10 +169,18 @@ class _Series:
     within: int = 0  # how often a faster counter began anew while this one stood
     epoch: int | None = None  # that the output named last before the first value
     at: float = 0.0  # when the first value was shown
+    later: bool = False  # its first line named an epoch after the first one
 
     @property
     def sure(self) -> bool:
-        return self.grown >= _GROWN and not self.fell and (self.trains or not self.form.bar) and not self._is_outer
+        if self.grown < _GROWN or self.fell or self._is_outer or self._is_of_a_later_epoch:
+            return False
+        return self.trains or not self.form.bar
+
+    @property
+    def _is_of_a_later_epoch(self) -> bool:
+        """A run that goes on in epoch 3, with a number that begins there: it is that epoch's, and not the step."""
+        return self.later and self.form.of_epoch is None and self.first <= self.increment
 
     @property
     def _is_outer(self) -> bool:
@@ -266,7 +294,9 @@ class StepReader:
         key = (form.name, label, str(total or ""), "" if total is not None else _shape(text))
         one = self._series.pop(key, None)
         if one is None:
-            one = _Series(form, total, value, value, epoch=self._named, at=self._now)
+            own = _NAMED.search(text)
+            later = own is not None and int(own[1]) > 1
+            one = _Series(form, total, value, value, epoch=self._named, at=self._now, later=later)
         elif one.add(value):
             for other in self._series.values():
                 other.within += 1

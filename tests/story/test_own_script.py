@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -27,13 +28,13 @@ def launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Launch]:
     """``launch(program, deaths, key=value)``: a chain of local jobs that runs it."""
     monkeypatch.setenv("FTSUPERVISE_STATE_DIR", str(tmp_path / "state"))
 
-    def one(program: str, deaths: int, **more: object) -> RunDir:
+    def one(program: str, deaths: int, stop_within: str = "10m", **more: object) -> RunDir:
         (tmp_path / "train.py").write_text(program)
         (tmp_path / "deaths").write_text(str(deaths))
         lines = "".join(f"  {key}: {value}\n" for key, value in more.items())
         (tmp_path / "ftsupervise.yaml").write_text(
             f"name: own\nscheduler: local\nlaunch:\n  command: {sys.executable} train.py\n  jobs: 4\n{lines}"
-            "  restart: {back_off: 0s}\n"
+            f"  restart: {{back_off: 0s, stop_within: {stop_within}}}\n"
         )
         typed("launch", folder=tmp_path, env=env(tmp_path), code=0)
         return RunDir(tmp_path / "runs" / "own")
@@ -99,10 +100,46 @@ def test_an_exit_with_0_finishes_the_run_where_the_settings_say_so(
 
 
 def test_the_switches_say_that_nothing_in_it_hears_them(launch: Launch, until: Until, tmp_path: Path) -> None:
-    rundir = launch(nano(100_000), 0)
+    rundir = launch(nano(100_000), 0, stop_within="3s")
     until(lambda: any(one.source == "output" for one in ledger(rundir)), "steps that are read", 60)
     assert "hears a save, and the switch stays up." in typed("save", folder=tmp_path, env=env(tmp_path)).stdout
-    assert "ended by SIGTERM after launch.restart" in typed("kill", "--yes", folder=tmp_path, env=env(tmp_path)).stdout
+    said = typed("kill", "--yes", folder=tmp_path, env=env(tmp_path)).stdout
+    assert "ended by SIGTERM in 3s" in said.replace("\n", " "), said
+    since = time.monotonic()
+    until(lambda: ledger(rundir)[0].ended is not None, "its end", 60)
+    assert time.monotonic() - since < 20, "not after the ten minutes of the default"
+    assert ledger(rundir)[0].words.startswith("kill switch: ")
+    until(lambda: not Local().queue(), "the end of the members", 60)
+    (rundir.switches / "kill-switch").unlink()
+    assert "No attempt of it runs now." in typed("kill", "--yes", folder=tmp_path, env=env(tmp_path)).stdout
+
+
+HEARS_TERM = (
+    "import signal\nsignal.signal(signal.SIGTERM, lambda *_: (Path('term').write_text(str(iter_num)), sys.exit(0)))\n"
+)
+
+
+@pytest.mark.parametrize("hears", [False, True], ids=["dies of SIGTERM", "saves at SIGTERM"])
+def test_a_script_that_does_not_catch_the_warning_trains_to_the_limit_and_is_stopped_there(
+    launch: Launch, until: Until, tmp_path: Path, hears: bool
+) -> None:
+    program = nano(100_000).replace("begun = iter_num\n", f"begun = iter_num\n{HEARS_TERM if hears else ''}")
+    rundir = launch(program, 0, time='"25s"', warn="12s", resume="--init_from=resume")
+    log = until(lambda: next(rundir.logs.glob("*_1.out"), None), "the output", 60)
+    said = rundir.attempt(1) / "run.log"
+    until(lambda: said.exists() and "the job ends soon" in said.read_text(), "the warning", 90)
+    assert "nothing in the command catches it, so nothing is sent: it trains on" in said.read_text()
+    warned = last_iter(log)
+    first = until(lambda: (one := ledger(rundir)[0]).ended is not None and one, "its end at the limit", 90)
+    assert (first.last_step or 0) > warned + 40, "it trained on after the warning"
+    assert "time limit" in first.words and first.failure is None, first.words
+    second = until(lambda: len(ledger(rundir)) > 1 and ledger(rundir)[1].first_step is not None, "the next member", 90)
+    assert second and ledger(rundir)[1].first_step >= 40 and read_brake(rundir) is None
+    assert (tmp_path / "term").exists() is hears
+
+
+def last_iter(log: Path) -> int:
+    return int(log.read_text().rpartition("iter ")[2].partition(":")[0])
 
 
 SAYS_NO_STEP = """

@@ -95,6 +95,43 @@ def language_model() -> Iterator[str]:
         yield f"| end of epoch   {epoch} | time:  3.47s | valid loss  5.53 | valid ppl   252.0"
 
 
+def imagenet() -> Iterator[str]:
+    for epoch in range(2):
+        for at in range(1, 302, 10):
+            yield f"Epoch: [{epoch}][{at:3d}/301]\tTime  0.412 ( 0.533)\tData  0.001 ( 0.021)\tLoss 7.{at}e+00 (6.9711e+00)"
+        for at in range(1, 26, 10):
+            yield f"Test: [{at:2d}/25]\tTime  0.131 ( 0.140)\tLoss 6.9e+00 (6.9e+00)\tAcc@1   0.00 (  0.00)"
+        yield " *   Acc@1 0.100 Acc@5 0.500"
+
+
+def char_rnn() -> Iterator[str]:
+    yield "evaluating loss over split index 2"
+    yield from (f"{at}/11..." for at in range(1, 12))
+    for at in range(1, 90):
+        yield f"{at}/21150 (epoch {at / 423:.3f}), train_loss = 4.1{at}, grad/param norm = 4.5006e-01, time/batch = 0.40s"
+
+
+def llama2() -> Iterator[str]:
+    yield "tokens per iteration will be: 131,072"
+    for at in range(0, 400, 10):
+        if at % 100 == 0:
+            yield f"step {at}: train loss 8.{at}, val loss 8.{at}"
+        yield f"{at} | loss 2.{at} | lr 5.000000e-04 | 33.{at}ms | mfu -100.00%"
+
+
+def mingpt() -> Iterator[str]:
+    for at in range(0, 300, 10):
+        yield f"iter_dt {at}.12ms; iter {at}: train loss 3.{at}"
+
+
+def makemore() -> Iterator[str]:
+    yield "number of parameters: 0.20M"
+    for at in range(0, 1001, 10):
+        yield f"step {at} | loss 2.{at} | step time {at}.42ms"
+        if at % 500 == 0 and at:
+            yield f"step {at} train loss: 2.{at} test loss: 2.{at}"
+
+
 @pytest.mark.parametrize(
     ("program", "first", "last"),
     [
@@ -106,6 +143,11 @@ def language_model() -> Iterator[str]:
         (deepspeed, 10, 490),
         (ranks, 1000, 1099),
         (language_model, 10, 526),
+        (imagenet, 1, 602),
+        (char_rnn, 1, 89),
+        (llama2, 0, 390),
+        (mingpt, 0, 290),
+        (makemore, 0, 1000),
     ],
 )
 def test_the_step_of_a_known_program_is_found(program: object, first: int, last: int) -> None:
@@ -177,6 +219,14 @@ def test_a_count_that_begins_anew_with_each_epoch_is_shown_only_while_it_is_true
         anew = anew or (line.startswith("batch step 1 loss") and reader.seen > 2)
         assert not anew or reader.step is None, line
     assert anew
+
+
+def test_a_count_of_its_epoch_is_no_step_where_the_run_goes_on_in_a_later_epoch() -> None:
+    """As PyTorch's minGPT with DDP prints it: the first is the step, the second only of epoch 4."""
+    line = "[RANK0] Epoch {} | Iter {} | Train Loss 3.{}"
+    assert read(line.format(1, at, at) for at in range(0, 900, 100)).step == 800
+    assert read(line.format(4, at, at) for at in range(0, 900, 100)).step is None
+    assert read(line.format(4, at, at) for at in range(40_000, 40_900, 100)).step == 40_800
 
 
 def test_two_hundred_hours_of_logs_show_no_wrong_step() -> None:

@@ -108,6 +108,8 @@ def _beat_signal(beats: tuple[tuple[Beat, float], ...], blind: str) -> list[Sign
     if not beats:
         return []
     beat, age = min(beats, key=lambda pair: pair[1])
+    if "source" in beat.facts and not beat.phase:  # read from the output, or seen of its processes
+        return [Signal("beat", age, f"a sign of life on {beat.host}")]
     return [Signal("beat", age, f"rank {beat.rank} on {beat.host} in phase {beat.phase or 'unnamed'}")]
 
 

@@ -1,0 +1,199 @@
+"""Public training scripts, as their own repositories have them: how each is fetched, given data, and started.
+
+They are cloned at the commit that stands here into the folder ``FTSUPERVISE_PUBLIC_SCRIPTS``, else one in the temporary
+directory. The interpreter that ``FTSUPERVISE_PUBLIC_PYTHON`` names, else this one, runs them; it must have what they import.
+No file of theirs is changed. Data that they would download is made here, in the form that they read.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+PYTHON = os.environ.get("FTSUPERVISE_PUBLIC_PYTHON", sys.executable)
+_PLACE = "FTSUPERVISE_PUBLIC_SCRIPTS"
+_WORDS = ("the king of a night and day shall not come to me", "thou art my lord", "what is this rose")
+
+
+class NotHere(Exception):
+    """It cannot be had in this environment; says why."""
+
+
+@dataclass(frozen=True)
+class PublicScript:
+    """``folder``: of it in its repository, where it is started. ``needs``: modules that its interpreter must have.
+
+    ``resumes``: whether it goes on from what it saved, with ``resume`` if that is given. ``makes``: gives it its data.
+    """
+
+    name: str
+    repository: str
+    commit: str
+    folder: str
+    command: str  # ``{python}`` is the interpreter
+    needs: tuple[str, ...]
+    resumes: bool
+    resume: str = ""
+    steps: bool = True  # it shows a step
+    makes: Callable[[Path], object] = lambda _: None
+    env: dict[str, str] = field(default_factory=dict)
+    beside: tuple[str, ...] = ()  # folders of its repository that it needs too
+
+    def fetch(self, to: Path) -> Path:
+        """Return a folder of its own with the repository's files, where it can be started. Raises NotHere."""
+        code = "; ".join(f"import {module}" for module in self.needs)
+        env = {**os.environ, **self.env}
+        if subprocess.run([PYTHON, "-c", code], env=env, capture_output=True, check=False).returncode:
+            raise NotHere(
+                f"{PYTHON} lacks one of {', '.join(self.needs)} (FTSUPERVISE_PUBLIC_PYTHON names another one)"
+            )
+        place = Path(os.environ.get(_PLACE, tempfile.gettempdir() + "/ftsupervise-public-scripts"))
+        clone = place / f"{self.repository.replace('/', '+')}.git"
+        if not clone.is_dir():
+            place.mkdir(parents=True, exist_ok=True)
+            words = ["clone", "--bare", "--quiet", f"https://github.com/{self.repository}", str(clone)]
+            if _git(*words).returncode:
+                raise NotHere(f"{self.repository} cannot be cloned, and is not in {place} (${_PLACE})")
+        to.mkdir(parents=True)
+        whole = _git(
+            "--git-dir", str(clone), "archive", "-o", str(to / "all.tar"), self.commit, self.folder or ".", *self.beside
+        )
+        if whole.returncode or subprocess.run(["tar", "xf", "all.tar"], cwd=to, check=False).returncode:
+            raise NotHere(f"{clone} has no {self.commit}")
+        (to / "all.tar").unlink()
+        self.makes(to / self.folder)
+        return to / self.folder
+
+
+def _git(*words: str) -> subprocess.CompletedProcess[bytes]:
+    env = {**os.environ, "GIT_TERMINAL_PROMPT": "0"}
+    try:
+        return subprocess.run(["git", *words], env=env, capture_output=True, timeout=600, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise NotHere(f"git: {error}") from None
+
+
+def text(lines: int) -> str:
+    """Return lines of words, the same ones each time."""
+    dice = random.Random(1)
+    return "".join(" ".join(dice.choice(_WORDS) for _ in range(3)) + "\n" for _ in range(lines))
+
+
+def _nanogpt(folder: Path) -> None:
+    data = folder / "data" / "shakespeare_char"
+    (data / "input.txt").write_text(text(20_000))
+    subprocess.run([PYTHON, "prepare.py"], cwd=data, check=True, capture_output=True)
+
+
+def _mingpt(folder: Path) -> None:
+    (folder / "input.txt").write_text("O God, O God!\n" + text(20_000))
+
+
+def _language_model(folder: Path) -> None:
+    data = folder / "data" / "wikitext-2"
+    shutil.rmtree(data, ignore_errors=True)
+    data.mkdir(parents=True)
+    for name, lines in (("train", 4000), ("valid", 300), ("test", 300)):
+        (data / f"{name}.txt").write_text(text(lines))
+
+
+def _lightning(folder: Path) -> None:
+    (folder / "data").mkdir()
+    (folder / "data" / "wikitext-2.txt").write_text(text(6000))
+
+
+def _llama2(folder: Path) -> None:
+    data = folder / "data" / "tok64"
+    data.mkdir(parents=True)
+    dice = random.Random(1)
+    for shard in range(2):
+        (data / f"data{shard}.bin").write_bytes(b"".join(bytes((dice.randrange(1, 60), 0)) for _ in range(100_000)))
+
+
+_SMALL = "--device=cpu --compile=False --eval_iters=2 --log_interval=1 --batch_size=4 --max_iters=1000000"
+
+PUBLIC = (
+    PublicScript(
+        "nanogpt",
+        "karpathy/nanoGPT",
+        "3adf61e154c3fe3fca428ad6bc3818b27a3b8291",
+        "",
+        f"{{python}} train.py config/train_shakespeare_char.py {_SMALL} --block_size=32 --n_layer=2 --n_head=2 --n_embd=32 "
+        "--eval_interval=50 --always_save_checkpoint=True",
+        ("torch", "numpy"),
+        resumes=True,
+        resume="--init_from=resume",
+        makes=_nanogpt,
+    ),
+    PublicScript(
+        "llama2",
+        "karpathy/llama2.c",
+        "350e04fe35433e6d2941dce5a1f53308f87058eb",
+        "",
+        f"{{python}} train.py {_SMALL} --dtype=float32 --gradient_accumulation_steps=1 --max_seq_len=32 --dim=32 --n_layers=1 "
+        "--n_heads=2 --n_kv_heads=2 --vocab_size=64 --vocab_source=custom --eval_interval=50 --always_save_checkpoint=True",
+        ("torch", "numpy", "sentencepiece", "requests", "tqdm"),
+        resumes=True,
+        resume="--init_from=resume",
+        makes=_llama2,
+    ),
+    PublicScript(
+        "makemore",
+        "karpathy/makemore",
+        "988aa59e4d8fefa526d06f3b453ad116258398d4",
+        "",
+        "{python} makemore.py -i names.txt -o names --device cpu --num-workers 1 --n-layer 1 --n-embd 16 --n-embd2 16",
+        ("torch", "tensorboard"),
+        resumes=False,
+    ),
+    PublicScript(
+        "mingpt",
+        "karpathy/minGPT",
+        "37baab71b9abea1b76ab957409a1cc2fbfba8a26",
+        "projects/chargpt",
+        "{python} chargpt.py --trainer.batch_size=4 --data.block_size=16 --model.model_type=gpt-nano",
+        ("torch", "numpy"),
+        resumes=False,
+        makes=_mingpt,
+        env={"PYTHONPATH": "../.."},
+        beside=("mingpt",),
+    ),
+    PublicScript(
+        "language-model",
+        "pytorch/examples",
+        "77f55b912142e11fcfdf5b530231fb9c52f181e8",
+        "word_language_model",
+        "{python} main.py --epochs 60 --nhid 32 --emsize 32 --log-interval 5 --batch_size 40",
+        ("torch",),
+        resumes=False,
+        makes=_language_model,
+        beside=(":(exclude)word_language_model/data",),
+    ),
+    PublicScript(
+        "lightning",
+        "Lightning-AI/pytorch-lightning",
+        "7f0c3436cd3f6ad3753125672024fc415cbcb414",
+        "examples/pytorch/basics",
+        "{python} transformer.py",
+        ("torch", "lightning"),
+        resumes=False,
+        makes=_lightning,
+    ),
+    PublicScript(
+        "keras",
+        "keras-team/keras",
+        "3422977a5e38fb2f7709aaa9a08e47f0c43d0f60",
+        "examples",
+        "{python} demo_functional.py",
+        ("torch", "keras"),
+        resumes=False,
+        env={"KERAS_BACKEND": "torch"},
+    ),
+)
