@@ -300,7 +300,8 @@ def _alert_lines(alert: Alert, now: datetime) -> list[str]:
     if alert.acked_by:
         more.append(f"acknowledged by {alert.acked_by}{': ' + alert.ack_note if alert.ack_note else ''}")
     if alert.flapping:
-        more.append("flapping")
+        good = f", good since {stamp(alert.good_since)}" if alert.good_since else ""
+        more.append(f"flapping{good}")
     if alert.blind_since:
         more.append(f"not seen since {stamp(alert.blind_since)}")
     return [
