@@ -142,7 +142,11 @@ def view(
     ``over``: alerts that ended since, and when (for a post that is edited); ``about_run``: other news of its run, for
     receivers that show it.
     """
-    items = tuple(_item(notice, message, over.get(notice.alert_id)) for notice in message.notices)
+    origins = message.origins or ((message.where, message.source),) * len(message.notices)
+    items = tuple(
+        _item(notice, replace(message, where=where, source=source), over.get(notice.alert_id))
+        for notice, (where, source) in zip(message.notices, origins, strict=True)
+    )
     more = sum(message.more.values())
     word = _word(message, items)
     first = items[0].summary if items else ""
@@ -160,9 +164,9 @@ def view(
         items=items,
         more=more,
         more_of=", ".join(f"{count} {what}" for what, count in sorted(message.more.items())),
-        notes=tuple(one_line(note, 500) for note in notes),
+        notes=tuple(one_line(note, 2800) for note in notes),
         over=all(item.over or item.reason in ("resolved", "unwatched", "announced") for item in items) and not more,
-        status=command("status", message.where),
+        status=command("list" if message.origins else "status", message.where),
         id=message.id,
         day=about_run.day if about_run is not None else None,
         tracker=about_run.tracker if about_run is not None else "",

@@ -160,7 +160,7 @@ def _place(message: Message, posted: list[Message]) -> tuple[dict[str, str], dic
     A thread notifies only its followers, so an escalation shows in the channel as well.
     """
     reasons = {notice.reason for notice in message.notices}
-    if not posted or reasons & {Reason.FIRED, Reason.ANNOUNCED}:
+    if not posted or message.origins or reasons & {Reason.FIRED, Reason.ANNOUNCED}:
         return {}, {}
     louder = {"reply_broadcast": True} if Reason.ESCALATED in reasons else {}
     return posted[0].receipt, {"thread_ts": posted[0].receipt["ts"], **louder}
