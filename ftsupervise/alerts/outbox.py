@@ -214,6 +214,27 @@ def _named(runs: Sequence[str]) -> str:
     return f"Runs: {', '.join(words)}{f' and {rest} more' if rest else ''}"
 
 
+def told(state: JournalState, alert: Alert) -> tuple[tuple[str, bool, str], ...]:
+    """Return for each receiver that is to know of ``alert`` its name, whether it has accepted a message about it, and the words
+    for that: "delivered", "not delivered, tried 3 times"."""
+    out = []
+    for name in alert.notified_to:
+        post = state.posts.get(alert.posts.get(name, ""))
+        waits = next((m for m in state.outbox if m.receiver == name and _is_about(m, alert)), None)
+        if post is not None:
+            words = f"delivered, but not to {post.refused}" if post.refused else "delivered"
+        elif waits is not None and waits.tries:
+            words = f"not delivered, tried {'once' if waits.tries == 1 else f'{waits.tries} times'}"
+        else:
+            words = "not delivered, waits" if waits is not None else "not delivered"
+        out.append((name, post is not None, words))
+    return tuple(out)
+
+
+def _is_about(message: Message, alert: Alert) -> bool:
+    return any(notice.alert_id == alert.id for notice in message.notices)
+
+
 def _sum(one: dict[str, int], other: dict[str, int]) -> dict[str, int]:
     return {key: one.get(key, 0) + other.get(key, 0) for key in {**one, **other}}
 
