@@ -114,6 +114,7 @@ class JournalState:
     receivers: dict[str, ReceiverState] = field(default_factory=dict)
     silences: tuple[Silence, ...] = ()
     announced: dict[str, datetime] = field(default_factory=dict)  # the newest events, by their dedup keys
+    together: datetime | None = None  # when quick restarts were told last, or are told together next
     announced_through: int = 0  # events of attempts up to this number were announced, whatever is left of their keys
 
     def receiver(self, name: str) -> ReceiverState:

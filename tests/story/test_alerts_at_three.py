@@ -10,9 +10,12 @@ from pathlib import Path
 import pytest
 
 from ftsupervise.alerts.deliver import deliver
+from ftsupervise.alerts.journal import Journal
 from ftsupervise.alerts.last_day import AboutRun, sample_facts
-from ftsupervise.alerts.record import record
-from ftsupervise.alerts.wording import incident, render, view
+from ftsupervise.alerts.record import announce, record
+from ftsupervise.alerts.wording import event_finding, incident, render, view
+from ftsupervise.config.alerting import Alerts
+from ftsupervise.findings import EventKind
 from ftsupervise.model import Job, JobState
 from ftsupervise.report.day import facts_of
 from ftsupervise.report.row import RunRow
@@ -106,3 +109,37 @@ def test_what_is_no_longer_watched_is_no_all_clear(chat: SlackServer, tmp_path: 
     assert "NO LONGER WATCHED" in last.text and last.colour == "#757575" and ":white_check_mark:" not in last.readable()
     message = next(one for one in incident(RUN, "/run", T0) if one.notices[0].reason.value == "unwatched")
     assert "#2e7d32" not in render("alert.html.j2", view(message, T0), kind="html")
+
+
+def restart(journal: Journal, alerts: Alerts, number: int, minute: float, *, quick: bool = True) -> None:
+    now = minutes(minute)
+    found = event_finding(RUN, EventKind.RESUMED, f"attempt {number} goes on, 1s after attempt {number - 1} ended", now)
+    assert announce(journal, alerts, EventKind.RESUMED, f"resumed-{number}", found, attempt=number, quick=quick)
+
+
+def test_thirteen_restarts_of_a_second_are_three_mails_and_the_first_comes_at_once(
+    mail: MailServer, tmp_path: Path
+) -> None:
+    alerts, journal = settings([mailbox(mail)]), journal_in(tmp_path)
+    at = []
+    for minute in range(0, 13 * 60, 30):  # a restart each hour
+        if minute % 60 == 0:
+            restart(journal, alerts, 2 + minute // 60, minute)
+        at += [minute] * len(deliver([journal], alerts, minutes(minute)).sent)
+    assert at == [0, 360, 720]
+    texts = [str(one.get_content()) for one in mail.mails]
+    assert [text.count("goes on, 1s after") for text in texts] == [1, 6, 6], "none is lost"
+    assert [str(one["Subject"]).strip().split("]")[0] for one in mail.mails] == ["[RESUMED", "[RESUMED:6", "[RESUMED:6"]
+
+
+def test_a_restart_that_costs_much_comes_at_once_and_brings_the_others_along(mail: MailServer, tmp_path: Path) -> None:
+    alerts, journal = settings([mailbox(mail)]), journal_in(tmp_path)
+    for number, minute in ((2, 0), (3, 20), (4, 40)):
+        restart(journal, alerts, number, minute)
+        deliver([journal], alerts, minutes(minute))
+    restart(journal, alerts, 5, 60, quick=False)
+    deliver([journal], alerts, minutes(60))
+    assert [str(one.get_content()).count("goes on") for one in mail.mails] == [1, 3]
+    restart(journal, alerts, 6, 70)
+    tick(journal, alerts, minutes(75), bad())
+    assert "FIRING" in str(mail.mails[2]["Subject"]) and "attempt 6 goes on" in str(mail.mails[2].get_content())
