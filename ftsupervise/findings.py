@@ -146,6 +146,7 @@ class Alert:
     checks: str = ""  # what was seen, newest last: "-" bad, "+" good; UNKNOWN is not a look; at most 21
     since: datetime | None = None  # when the trouble began
     fired: datetime | None = None
+    came: tuple[datetime, ...] = ()  # within the last day, oldest first: it fired, or was bad again after a good look
     good_since: datetime | None = None  # it fires, but the last looks were good
     ended: datetime | None = None
     incident: int = 0  # its number, which no other incident of this alert ever has; part of every key

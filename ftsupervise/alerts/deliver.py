@@ -2,9 +2,11 @@
 ``budget``.
 
 Each round claims the next message of every receiver in one commit and sends all of them at the same time, each in a
-thread that is left behind when it does not end. A receiver's imports are made before there are threads. Outcomes are
-written as they come, for a message whose outcome a crash leaves unwritten is sent twice. A receiver that failed rests
-until its back-off (or ``Retry-After``) is over, which may be many ticks away: nothing sleeps here.
+thread that is left behind when it does not end. Four messages or more to one receiver, about as many runs, go as one that
+names them: an outage of a file system is one message and one connection, not two hundred in a second. A receiver's imports
+are made before there are threads. Outcomes are written as they come, for a message whose outcome a crash leaves unwritten is
+sent twice. A receiver that failed rests until its back-off (or ``Retry-After``) is over, which may be many ticks away:
+nothing sleeps here.
 """
 
 from __future__ import annotations
@@ -62,6 +64,17 @@ class _Attempt:
     send: Send | None = None
     receipt: dict[str, str] | None = None
     error: Exception | None = field(default=None)
+    parts: tuple[_Attempt, ...] = ()  # of a joint one: those in whose place it is sent
+
+    @property
+    def each(self) -> tuple[_Attempt, ...]:
+        """Return the attempts that its outcome is that of."""
+        for part in self.parts:
+            part.error = self.error
+            if self.receipt is not None:  # of no use to edit the post of one run: it is the post of many
+                told = {name: self.receipt[name] for name in ("refused", NOTHING) if name in self.receipt}
+                part.receipt = {"joint": self.message.id, **told}
+        return self.parts or (self,)
 
 
 def deliver(
@@ -93,8 +106,9 @@ def deliver(
             attempts += _claim(journal, own, who, now + passed, about_runs.get(journal.home))
         if not attempts:
             break
-        for ended in _send_all(attempts, min(PATIENCE, budget - passed + timedelta(seconds=1))):
+        for ended in _send_all(_joined(attempts), min(PATIENCE, budget - passed + timedelta(seconds=1))):
             at = now + timedelta(seconds=time.monotonic() - start)
+            ended = [part for one in ended for part in one.each]
             for journal in {id(a.journal): a.journal for a in ended}.values():
                 _write_down([a for a in ended if a.journal is journal], who, at, jitter)
         sent += [a.message for a in attempts if a.error is None]
@@ -102,6 +116,53 @@ def deliver(
     states = [journal.read() for journal in journals]
     critical = sum(1 for state in states for message in state.outbox if _nobody_knows(state, message))
     return Delivered(tuple(sent), tuple(failed), sum(len(state.outbox) for state in states), critical)
+
+
+def _joined(attempts: Sequence[_Attempt]) -> list[_Attempt]:
+    """Return the attempts, with one in the place of each four or more to one receiver about as many runs."""
+    groups: dict[object, dict[str, _Attempt]] = {}
+    alone: list[_Attempt] = []
+    for one in attempts:
+        message = one.message
+        key = (one.receiver.model_dump_json(), one.settings.templates, message.left, message.plain)
+        runs = groups.setdefault(key, {})
+        apart = one.parcel.owed or message.run in runs or _of_pager(one.receiver)
+        if apart:
+            alone.append(one)
+        else:
+            runs[message.run] = one
+    for runs in groups.values():
+        for parts in _batches(list(runs.values())):
+            alone += [_joint(parts)] if len(parts) >= outbox.STORM else parts
+    return alone
+
+
+def _of_pager(receiver: Receiver) -> bool:
+    """Return whether it takes one event for each alert anyhow."""
+    return receiver.kind == "webhook" and receiver.settings.shape == "pagerduty"
+
+
+def _batches(attempts: list[_Attempt]) -> Iterator[list[_Attempt]]:
+    """Yield them so that no joint message to a program, which must hear of each alert, is larger than one of a single run."""
+    batch: list[_Attempt] = []
+    size = 0
+    for one in attempts:
+        count = len(one.message.notices) if one.message.listed > outbox.LISTED else 0
+        if batch and size + count > one.message.listed:
+            yield batch
+            batch, size = [], 0
+        batch.append(one)
+        size += count
+    if batch:
+        yield batch
+
+
+def _joint(parts: list[_Attempt]) -> _Attempt:
+    first, message = parts[0], outbox.joint([one.message for one in parts])
+    earlier = tuple(post for one in parts for post in one.parcel.earlier)
+    over = {ident: at for one in parts for ident, at in one.parcel.over.items()}
+    parcel = replace(first.parcel, message=message, earlier=earlier, over=over, about_run=AboutRun())
+    return _Attempt(first.journal, first.settings, first.receiver, message, parcel, parts=tuple(parts))
 
 
 def _nobody_knows(state: JournalState, message: Message) -> bool:

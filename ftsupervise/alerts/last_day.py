@@ -112,10 +112,12 @@ class LastDay(NamedTuple):
 
 
 class AboutRun(NamedTuple):
-    """Messages about a run carry this besides: its last day, and its page in an experiment tracker ("": it has none)."""
+    """Messages about a run carry this besides: its last day, its page in an experiment tracker ("": it has none), and how it is
+    now, as names and words."""
 
     day: LastDay | None = None
     tracker: str = ""
+    facts: tuple[tuple[str, str], ...] = ()
 
 
 def sample(until: datetime) -> LastDay:
@@ -127,3 +129,14 @@ def sample(until: datetime) -> LastDay:
     rates = [0.0 if kind in ("queue", "detect", "restart") else 0.098 + 0.001 * (n % 3) for n, kind in enumerate(kinds)]
     count = {kind: kinds.count(kind) / PARTS for kind in KINDS}
     return LastDay(until - timedelta(days=1), until, tuple(kinds), tuple(rates), tuple(count.items()))
+
+
+def sample_facts(until: datetime) -> tuple[tuple[str, str], ...]:
+    """Return what a message says of a run, for ``notify preview``."""
+    return (
+        ("now", "RUNNING"),
+        ("step", "48,210 of 120,000 (40 %)"),
+        ("loss", "2.31"),
+        ("ETA", f"{until:%Y-%m-%d} 23:10 UTC, in 2d 4h"),
+        ("job", "88_1 is RUNNING, 9h left"),
+    )

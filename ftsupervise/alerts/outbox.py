@@ -10,6 +10,7 @@ two messages a run, not two hundred.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from hashlib import sha256
@@ -19,6 +20,8 @@ from ftsupervise.findings import Alert, Notice, Reason, Severity
 
 LISTED = 20  # notices a message spells out; the rest is "+137 more"
 LISTED_FOR_MACHINES = 500  # they join triggers and resolves, and must be told of each end
+STORM = 4  # messages about as many runs, to one receiver at once, go as one
+_NAMED = 2400  # characters of the runs' names in it
 KEPT = 30  # sent messages remembered besides those that firing alerts point to
 LEASE = timedelta(minutes=2)
 BACKOFF_FIRST = timedelta(seconds=20)
@@ -55,6 +58,7 @@ class Message:
     error: str = ""  # the last failure, without secrets
     sent: datetime | None = None
     receipt: dict[str, str] = field(default_factory=dict)  # the receiver needs it to edit or thread the post later
+    origins: tuple[tuple[str, str], ...] = ()  # of a joint one: ``where`` and ``source`` of each notice
 
     @property
     def worst(self) -> Severity:
@@ -110,6 +114,7 @@ class JournalState:
     receivers: dict[str, ReceiverState] = field(default_factory=dict)
     silences: tuple[Silence, ...] = ()
     announced: dict[str, datetime] = field(default_factory=dict)  # the newest events, by their dedup keys
+    together: datetime | None = None  # when quick restarts were told last, or are told together next
     announced_through: int = 0  # events of attempts up to this number were announced, whatever is left of their keys
 
     def receiver(self, name: str) -> ReceiverState:
@@ -168,6 +173,67 @@ def _cut(message: Message) -> Message:
             dropped[word] = dropped.get(word, 0) + 1
     kept = tuple(n for i, n in enumerate(message.notices) if i in keep)
     return replace(message, notices=kept, more=_sum(message.more, dropped))
+
+
+def joint(messages: Sequence[Message]) -> Message:
+    """Return one message in the place of several to one receiver, about as many runs: it names them all, and spells out the
+    worst. It stands in no journal. Sent again for the same messages it has the same id.
+    """
+    first = max(messages, key=lambda one: (one.worst, one.listed))
+    pairs = [(notice, (one.where, one.source)) for one in messages for notice in one.notices]
+    pairs.sort(key=lambda pair: -pair[0].finding.severity)
+    dropped: dict[str, int] = {}
+    for notice, _ in pairs[first.listed :] if first.listed == LISTED else ():
+        word = f"{notice.finding.watchdog} {notice.reason.value}"
+        dropped[word] = dropped.get(word, 0) + 1
+    kept = pairs[: first.listed] if first.listed == LISTED else pairs
+    more, notes = dropped, [one.note for one in messages if one.note]
+    for one in messages:
+        more = _sum(more, one.more)
+    return replace(
+        first,
+        id=sha256("\0".join(["joint", *sorted(one.id for one in messages)]).encode()).hexdigest()[:20],
+        run=f"{len(messages)} runs",
+        notices=tuple(notice for notice, _ in kept),
+        created=max(one.created for one in messages),
+        due=max(one.due for one in messages),
+        more=more,
+        where="",
+        note=" ".join(dict.fromkeys([_named(sorted(one.run or "no single run" for one in messages)), *notes])),
+        origins=tuple(origin for _, origin in kept),
+    )
+
+
+def _named(runs: Sequence[str]) -> str:
+    words, room = [], _NAMED
+    for name in runs:
+        room -= len(name) + 2
+        if room < 0:
+            break
+        words.append(name)
+    rest = len(runs) - len(words)
+    return f"Runs: {', '.join(words)}{f' and {rest} more' if rest else ''}"
+
+
+def told(state: JournalState, alert: Alert) -> tuple[tuple[str, bool, str], ...]:
+    """Return for each receiver that is to know of ``alert`` its name, whether it has accepted a message about it, and the words
+    for that: "delivered", "not delivered, tried 3 times"."""
+    out = []
+    for name in alert.notified_to:
+        post = state.posts.get(alert.posts.get(name, ""))
+        waits = next((m for m in state.outbox if m.receiver == name and _is_about(m, alert)), None)
+        if post is not None:
+            words = f"delivered, but not to {post.refused}" if post.refused else "delivered"
+        elif waits is not None and waits.tries:
+            words = f"not delivered, tried {'once' if waits.tries == 1 else f'{waits.tries} times'}"
+        else:
+            words = "not delivered, waits" if waits is not None else "not delivered"
+        out.append((name, post is not None, words))
+    return tuple(out)
+
+
+def _is_about(message: Message, alert: Alert) -> bool:
+    return any(notice.alert_id == alert.id for notice in message.notices)
 
 
 def _sum(one: dict[str, int], other: dict[str, int]) -> dict[str, int]:

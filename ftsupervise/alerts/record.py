@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 NOT_ASKED = timedelta(days=3)
 _ANNOUNCED_KEPT = 1000  # dedup keys of events
+TOGETHER = timedelta(hours=6)  # quick restarts after the first are told together, so long after it
 _BEHIND = 400  # attempts: an event may come this late and is announced still
 _NOTIFYING = (Reason.FIRED, Reason.ESCALATED, Reason.REPEATED, Reason.RESOLVED, Reason.UNWATCHED)
 
@@ -109,8 +110,12 @@ def announce(
     where: str | None = None,
     *,
     attempt: int = 0,
+    quick: bool = False,
 ) -> bool:
     """Announce an event (``raw``: of ``event_finding``) once; returns False if ``dedup`` has been announced before.
+
+    ``quick``: a restart that cost little. The first is told at once, those after it together, every six hours at most, or with
+    the next message about the run.
 
     ``attempt``: the number of the attempt that it is about. A run may have many thousands: the keys of the newest are
     kept, and of those before it is known that they were announced.
@@ -128,12 +133,23 @@ def announce(
         through = max(state.announced_through, attempt - _BEHIND)
         state = replace(state, announced={**recent, dedup: at}, announced_through=through)
         notice = Notice(key=f"event {dedup}", reason=Reason.ANNOUNCED, finding=finding, at=at, since=at, event=event)
+        due = _told_at(state, at) if quick else at
+        if event is EventKind.RESUMED:
+            state = replace(state, together=due)
         for name in receivers_of(settings, finding, at):
-            state = enqueue(state, name, [notice], about)
+            state = enqueue(state, name, [notice], about, not_before=due)
         return state
 
     journal.change(make)
     return fresh
+
+
+def _told_at(state: JournalState, at: datetime) -> datetime:
+    """Return when a quick restart at ``at`` is told: at once, or with the others."""
+    last = state.together
+    if last is None or not at - TOGETHER < last <= at + TOGETHER:
+        return at
+    return last if last > at else last + TOGETHER
 
 
 def was_announced(state: JournalState, dedup: str, attempt: int) -> bool:
@@ -268,7 +284,14 @@ def _notice(alert: Alert, reason: Reason, now: datetime, newest: Finding | None)
     )
 
 
-def enqueue(state: JournalState, receiver: str, notices: Sequence[Notice], about: About) -> JournalState:
+def enqueue(
+    state: JournalState,
+    receiver: str,
+    notices: Sequence[Notice],
+    about: About,
+    *,
+    not_before: datetime | None = None,
+) -> JournalState:
     """Put ``notices`` as a message to ``receiver`` into the outbox."""
     items = tuple(sorted(notices, key=lambda notice: -notice.finding.severity))  # the worst gives the subject
     due = min((due_at(about.settings, one.finding.severity, about.now) for one in items), default=about.now)
@@ -278,7 +301,7 @@ def enqueue(state: JournalState, receiver: str, notices: Sequence[Notice], about
         run=one_line(about.run, 100),
         notices=items,
         created=about.now,
-        due=due,
+        due=max(due, not_before or due),
         where=about.where,
         source=source_of(about.home),
         listed=LISTED_FOR_MACHINES if about.settings.named[receiver].kind == "webhook" else LISTED,

@@ -10,6 +10,9 @@ Rules worth knowing at 3 a.m.:
   good, fewer than N of the last M are bad, and it has been good for ``clear``.
 - While it flaps (Nagios's formula: more than 30 % weighted change over the last 21 checks, until it falls below 20 %)
   a firing alert stays firing; the one resolved message comes when it has calmed.
+- That formula does not see one bad check in ten, which was 404 messages a week. So an alert that comes for the third time
+  within a day flaps too: it is over when it has been good for 30 minutes, and with each further time for twice as long, up to
+  4 hours; while it comes and goes, its reminders are a day apart.
 - People who were notified of an alert are also notified of its end, even if it has been silenced meanwhile. An alert that
   was never sent ends silently.
 - A firing alert that is not checked any more (a watchdog switched off, a checkpoint directory renamed) ends after
@@ -35,6 +38,10 @@ if TYPE_CHECKING:
     from ftsupervise.config.alerting import Alerts
 
 CHECKS = 21  # Nagios keeps 21 states, that is 20 possible changes
+DAY = timedelta(days=1)
+_OFTEN = 3  # times within a day
+_CALM, _CALM_MOST = timedelta(minutes=30), timedelta(hours=4)
+_CAME = 10  # times that are remembered
 _WEIGHTS = tuple(0.75 + 0.5 * change / 19 for change in range(CHECKS - 1))  # oldest change first
 
 
@@ -73,8 +80,24 @@ def _hour(now: datetime) -> int:
 
 
 def _forgettable(alert: Alert, now: datetime) -> bool:
-    """Return whether its next incident has a number of its own also when nothing is remembered of this one."""
-    return alert.incident < _hour(now)
+    """Return whether its next incident has a number of its own also when nothing is remembered of this one, and nobody needs to
+    know that it came back."""
+    return alert.incident < _hour(now) and not _recent(alert, now)
+
+
+def _recent(alert: Alert, now: datetime) -> tuple[datetime, ...]:
+    """Return when it came within the last day: it fired, or was bad again before its end was told."""
+    return tuple(at for at in alert.came if now - DAY < at <= now + SKEW)
+
+
+def _come(alert: Alert, now: datetime) -> tuple[datetime, ...]:
+    return (*_recent(alert, now), now)[-_CAME:]
+
+
+def calm_needed(alert: Alert, now: datetime) -> timedelta:
+    """Return how long it must be good, besides ``clear``, since it comes back again and again."""
+    more = len(_recent(alert, now)) - _OFTEN
+    return timedelta(0) if more < 0 else min(_CALM * 2**more, _CALM_MOST)
 
 
 def flap_share(checks: str) -> float:
@@ -100,6 +123,8 @@ def step(
     if finding.health is Health.UNKNOWN:
         return replace(alert, seen=now, blind_since=alert.blind_since or now), Reason.NOTHING
     bad = finding.health is Health.BAD
+    if bad and alert.state is AlertState.FIRING and alert.good_since is not None:
+        alert = replace(alert, came=_come(alert, now))
     alert = replace(
         alert,
         seen=now,
@@ -107,7 +132,7 @@ def step(
         finding=finding if bad else alert.finding,
         checks=(alert.checks + ("-" if bad else "+"))[-max(CHECKS, policy.of_checks) :],
     )
-    alert = _flapping(alert, policy)
+    alert = _flapping(alert, policy, now)
     enough = alert.checks[-policy.of_checks :].count("-") >= policy.bad_checks
     if alert.state is AlertState.FIRING:
         return _still(alert, policy, now, muted) if bad or enough else _over(alert, policy, now, muted)
@@ -132,6 +157,7 @@ def _bad(
         alert,
         state=AlertState.FIRING,
         fired=now,
+        came=_come(alert, now),
         muted_until=None,
         good_since=None,
         ended=None,
@@ -146,7 +172,7 @@ def _bad(
         acked_at=None,
         ack_note="",
     )
-    return _still(fresh, policy, now, muted)
+    return _still(_flapping(fresh, policy, now), policy, now, muted)
 
 
 def _still(alert: Alert, policy: Policy, now: datetime, muted: str) -> tuple[Alert, Reason]:
@@ -164,7 +190,10 @@ def _still(alert: Alert, policy: Policy, now: datetime, muted: str) -> tuple[Ale
     waited = now - max(alert.fired or now, alert.muted_until or alert.fired or now)  # a silence gives people time
     if policy.escalate_after is not None and not alert.escalated and waited >= policy.escalate_after:
         return replace(_notify(alert, now), escalated=True), Reason.ESCALATED
-    if policy.repeat is not None and now - alert.notified >= policy.repeat:
+    comes_and_goes = alert.flapping and "+" in alert.checks[-CHECKS:]
+    if policy.repeat is not None and now - alert.notified >= (
+        max(policy.repeat, DAY) if comes_and_goes else policy.repeat
+    ):
         return _notify(alert, now), Reason.REPEATED
     return alert, Reason.NOTHING
 
@@ -187,7 +216,8 @@ def _notify(alert: Alert, now: datetime) -> Alert:
 def _over(alert: Alert, policy: Policy, now: datetime, muted: str) -> tuple[Alert, Reason]:
     good_since = min(alert.good_since or now, now)
     alert = replace(alert, good_since=good_since, muted=muted)
-    if alert.flapping or now - good_since < policy.clear:
+    changes = alert.flapping and flap_share(alert.checks) >= policy.flap_low
+    if changes or now - good_since < max(policy.clear, calm_needed(alert, now)):
         return alert, Reason.NOTHING
     return _end(alert, good_since), Reason.NOTHING if alert.notified is None else Reason.RESOLVED
 
@@ -208,11 +238,11 @@ def _unwatched(alert: Alert, policy: Policy, now: datetime) -> tuple[Alert | Non
     return (None if _forgettable(alert, now) else alert), Reason.NOTHING
 
 
-def _flapping(alert: Alert, policy: Policy) -> Alert:
+def _flapping(alert: Alert, policy: Policy, now: datetime) -> Alert:
     share = flap_share(alert.checks)
-    if share > policy.flap_high:
-        return replace(alert, flapping=True)
-    return replace(alert, flapping=alert.flapping and share >= policy.flap_low)
+    changes = share > policy.flap_high or (alert.flapping and share >= policy.flap_low)
+    returns = alert.state is AlertState.FIRING and calm_needed(alert, now) > timedelta(0)
+    return replace(alert, flapping=changes or returns)
 
 
 # ----------------------------------------------------------------------------------- which receivers, and from when

@@ -42,6 +42,7 @@ _LIMITS = {
     "look": 400,
     "do": 400,
 }
+SUBJECT = 78  # characters of a mail's subject: state, run, what
 LATE = timedelta(minutes=10)
 STANDS = timedelta(
     days=7
@@ -116,6 +117,7 @@ class View:
     """A message as the templates see it."""
 
     title: str
+    subject: str  # the same in 78 characters
     word: str  # "FIRING", or "FIRING:2, RESOLVED:1"
     run: str
     severity: str
@@ -128,6 +130,7 @@ class View:
     id: str
     day: LastDay | None = None  # the last day of the run as a picture
     tracker: str = ""  # address of its page in an experiment tracker
+    facts: tuple[tuple[str, str], ...] = ()  # how the run is now: state, step, loss, ETA, job
 
 
 def view(
@@ -142,7 +145,11 @@ def view(
     ``over``: alerts that ended since, and when (for a post that is edited); ``about_run``: other news of its run, for
     receivers that show it.
     """
-    items = tuple(_item(notice, message, over.get(notice.alert_id)) for notice in message.notices)
+    origins = message.origins or ((message.where, message.source),) * len(message.notices)
+    items = tuple(
+        _item(notice, replace(message, where=where, source=source), over.get(notice.alert_id))
+        for notice, (where, source) in zip(message.notices, origins, strict=True)
+    )
     more = sum(message.more.values())
     word = _word(message, items)
     first = items[0].summary if items else ""
@@ -154,19 +161,33 @@ def view(
         notes.append(f"Written {stamp(message.created)}; it could not be delivered sooner{why}")
     return View(
         title=_cut(title, 250),
+        subject=_subject(word, message.run, first, f" (+{others} more)" if others > 0 else ""),
         word=word,
         run=message.run,
         severity=message.worst.word,
         items=items,
         more=more,
         more_of=", ".join(f"{count} {what}" for what, count in sorted(message.more.items())),
-        notes=tuple(one_line(note, 500) for note in notes),
+        notes=tuple(one_line(note, 2800) for note in notes),
         over=all(item.over or item.reason in ("resolved", "unwatched", "announced") for item in items) and not more,
-        status=command("status", message.where),
+        status=command("list" if message.origins else "status", message.where),
         id=message.id,
         day=about_run.day if about_run is not None else None,
         tracker=about_run.tracker if about_run is not None else "",
+        facts=about_run.facts if about_run is not None else (),
     )
+
+
+def _subject(word: str, run: str, what: str, more: str) -> str:
+    """Return "[FIRING] run: what (+3 more)" in at most 78 characters: a telephone shows no more. The end of ``what`` goes."""
+    state = f"[{_short(word, 26)}] "
+    name = _short(run, min(32, SUBJECT - len(state) - len(more) - 16))
+    head = f"{state}{name}: " if name else state
+    return head + _short(what, SUBJECT - len(head) - len(more)) + more
+
+
+def _short(text: str, limit: int) -> str:
+    return text if len(text) <= limit else text[: max(0, limit - 3)].rstrip(" ,;:(") + "..."
 
 
 def _word(message: Message, items: tuple[Item, ...]) -> str:

@@ -264,7 +264,7 @@ def _lines(journal: Journal, now: datetime) -> list[str]:
     state = journal.read()
     shown = [a for a in state.alerts.values() if a.state in (AlertState.FIRING, AlertState.PENDING)]
     shown.sort(key=lambda a: (a.state is not AlertState.FIRING, -a.finding.severity, a.since or now))
-    out = [line for alert in shown for line in _alert_lines(alert, now)]
+    out = [line for alert in shown for line in _alert_lines(state, alert, now)]
     if not out:
         out.append(
             f"nothing fires in {journal.directory}"
@@ -284,25 +284,28 @@ def _lines(journal: Journal, now: datetime) -> list[str]:
     return out + [f"journal: {problem}" for problem in journal.problems]
 
 
-def _alert_lines(alert: Alert, now: datetime) -> list[str]:
+def _alert_lines(state: JournalState, alert: Alert, now: datetime) -> list[str]:
+    from ftsupervise.alerts.outbox import told
     from ftsupervise.alerts.wording import stamp
     from ftsupervise.units import show_duration
 
     found = alert.finding
     run = f"{found.run}: " if found.run else ""
     since = f"since {stamp(alert.since)}, {show_duration((now - alert.since).total_seconds())}" if alert.since else ""
-    notified = (
-        f"notified {stamp(alert.notified)} to {', '.join(alert.notified_to) or 'nobody'}"
-        if alert.notified
-        else "nobody notified yet"
-    )
+    heard = told(state, alert)
+    each = "; ".join(f"{name}: {words}" for name, _, words in heard)
+    if alert.notified and any(accepted for _, accepted, _ in heard):
+        notified = f"notified {stamp(alert.notified)} ({each})"
+    else:
+        notified = f"nobody notified yet{f' ({each})' if each else ''}"
     more = [notified]
     if alert.muted:
         more.append(alert.muted)
     if alert.acked_by:
         more.append(f"acknowledged by {alert.acked_by}{': ' + alert.ack_note if alert.ack_note else ''}")
     if alert.flapping:
-        more.append("flapping")
+        good = f", good since {stamp(alert.good_since)}" if alert.good_since else ""
+        more.append(f"flapping{good}")
     if alert.blind_since:
         more.append(f"not seen since {stamp(alert.blind_since)}")
     return [

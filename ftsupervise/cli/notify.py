@@ -118,7 +118,7 @@ def preview(config: str | None, kind: str, as_json: bool) -> None:
     """
     from jinja2 import TemplateError, TemplateSyntaxError
 
-    from ftsupervise.alerts.last_day import AboutRun, sample
+    from ftsupervise.alerts.last_day import AboutRun, sample, sample_facts
     from ftsupervise.alerts.wording import incident, render_strictly, view
     from ftsupervise.errors import ConfigError
 
@@ -128,7 +128,9 @@ def preview(config: str | None, kind: str, as_json: bool) -> None:
     own = own if own is not None and (own / template).is_file() else None
     records = []
     for message in incident(run.name, str(run.run_dir or ""), now):
-        seen = view(message, message.created, about_run=AboutRun(sample(message.created)))
+        seen = view(
+            message, message.created, about_run=AboutRun(sample(message.created), "", sample_facts(message.created))
+        )
         try:
             text = render_strictly(template, seen, own, kind)
         except TemplateError as error:

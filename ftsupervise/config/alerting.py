@@ -10,7 +10,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from ftsupervise.config.fields import Duration, Matching, Positive, SecretFile, SecretVariable, Strict, wrong_at
 
@@ -19,7 +19,23 @@ Address = Annotated[str, Matching(r"[^@\s<>,;]+@[^@\s<>,;]+", "a mail address", 
 Url = Annotated[
     str, Matching(r"https?://[^\s@/]+(/\S*)?", "an address without a password in it", "https://example.org/x")
 ]
-Checks = Annotated[str, Matching(r"[1-9]\d? of [1-9]\d?", "a number of bad checks among the last checks", "2 of 3")]
+
+
+def _not_more_than_all(value: str) -> str:
+    bad, total = (int(part) for part in value.split(" of "))
+    if bad > total:
+        raise ValueError(
+            f"{bad} of the last {total} checks can never be bad; write {total} of {bad}, or {total} of {total}"
+        )
+    return value
+
+
+Checks = Annotated[
+    str,
+    Matching(r"[1-9]\d? of [1-9]\d?", "a number of bad checks among the last checks", "2 of 3"),
+    AfterValidator(_not_more_than_all),
+]
+Pause = Annotated[Duration, Positive]  # null, where there is to be none
 Word = Annotated[str, Matching(r"[A-Za-z0-9_.-]{1,40}", "a short name", "night-shift")]
 SeverityWord = Literal["info", "warning", "critical"]
 DayWord = Literal["mon", "tue", "wed", "thu", "fri", "sat", "sun"]
@@ -168,8 +184,8 @@ class Rule(Strict):
 
     hold: Duration | None = None
     clear: Duration | None = None
-    repeat: Duration | None = None
-    escalate_after: Duration | None = None
+    repeat: Pause | None = None
+    escalate_after: Pause | None = None
     checks: Checks | None = None
 
 
@@ -234,11 +250,11 @@ class Alerts(Strict):
     hold: Duration = timedelta(0)
     """A finding must be bad for this long before people are notified."""
     clear: Duration = timedelta(0)
-    """A finding must be good for this long before the alert is resolved."""
+    """A finding must be good for this long before the alert is resolved; longer where it comes and goes."""
     checks: Checks = "1 of 1"
     """How many of the last checks must be bad to make an alert."""
-    repeat: Duration | None = timedelta(hours=4)
-    escalate_after: Duration | None = None
+    repeat: Pause | None = timedelta(hours=4)
+    escalate_after: Pause | None = None
     """An alert that is not acknowledged for this long is sent again, as escalated."""
     forget_after: Annotated[Duration, Positive] = timedelta(hours=1)
     """A firing alert whose subject is no longer checked ends after this long, and says so."""

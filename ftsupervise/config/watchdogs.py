@@ -247,8 +247,9 @@ class Exec(Section):
 class Recovery(Section):
     """Recovery: a later attempt has trained since the last failure."""
 
-    start: Span = 10 * _M
-    """How long an attempt may take from its start to its first step before it counts as not recovered."""
+    start: Span | None = None
+    """How long an attempt may take from its start to its first step before it counts as not recovered; null: as long as
+    ``launch.restart.hang.start`` gives it (30m)."""
 
 
 class Watchers(Section):

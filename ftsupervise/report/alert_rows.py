@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from datetime import datetime
 from typing import NamedTuple
 
-from ftsupervise.alerts.outbox import JournalState
+from ftsupervise.alerts.outbox import JournalState, told
 from ftsupervise.findings import Alert, AlertState, Finding, Notice, Reason
 
 _RANKS = {"critical": -2, "warning": -1}
@@ -35,10 +35,10 @@ def alert_rows(state: JournalState) -> list[AlertRow]:
     rows: dict[Key, AlertRow] = {}
     for alert in state.alerts.values():
         if alert.state in (AlertState.FIRING, AlertState.PENDING):
-            rows[alert.id, alert.since] = _of_alert(alert)
-    for notice, told in _told(state):
+            rows[alert.id, alert.since] = _of_alert(alert, state)
+    for notice, who in _told(state):
         key = (notice.alert_id, notice.since) if notice.alert_id else (notice.key, notice.at)
-        rows[key] = _with(rows.get(key) or _of_notice(notice), notice, told)
+        rows[key] = _with(rows.get(key) or _of_notice(notice), notice, who)
     now = [row for row in rows.values() if row.word in (AlertState.FIRING.value, AlertState.PENDING.value)]
     over = [row for row in rows.values() if row not in now]
     now.sort(key=lambda row: (row.word != AlertState.FIRING.value, _RANKS.get(row.severity, 0)))
@@ -51,12 +51,12 @@ def _told(state: JournalState) -> Iterable[tuple[Notice, tuple[str, ...]]]:
     for message in (*state.posts.values(), *state.outbox):
         who = message.receiver if message.sent is not None else f"{message.receiver} (not sent yet)"
         for notice in message.notices:
-            _, told = found.get(notice.key, (notice, ()))
-            found[notice.key] = notice, tuple(dict.fromkeys((*told, who)))
+            _, names = found.get(notice.key, (notice, ()))
+            found[notice.key] = notice, tuple(dict.fromkeys((*names, who)))
     return sorted(found.values(), key=lambda pair: pair[0].at)
 
 
-def _of_alert(alert: Alert) -> AlertRow:
+def _of_alert(alert: Alert, state: JournalState) -> AlertRow:
     acknowledged = f"acknowledged by {alert.acked_by}" if alert.acked_by else ""
     return AlertRow(
         at=alert.since,
@@ -64,7 +64,7 @@ def _of_alert(alert: Alert) -> AlertRow:
         severity=alert.finding.severity.word,
         name=_name(alert.finding),
         summary=alert.finding.summary,
-        told=alert.notified_to,
+        told=tuple(name for name, accepted, _ in told(state, alert) if accepted),
         note="; ".join(filter(None, (acknowledged, alert.muted))),
         do=alert.finding.do,
         watchdog=alert.finding.watchdog,
@@ -81,13 +81,13 @@ def _of_notice(notice: Notice) -> AlertRow:
     )  # fmt: skip
 
 
-def _with(row: AlertRow, notice: Notice, told: tuple[str, ...]) -> AlertRow:
+def _with(row: AlertRow, notice: Notice, who: tuple[str, ...]) -> AlertRow:
     """``row`` with one more message about it."""
     over = notice.reason in _OVER
     return row._replace(
         word=notice.reason.value if over else row.word,
         note=notice.note if over and notice.note else row.note or notice.note,
-        told=tuple(dict.fromkeys((*row.told, *told))),
+        told=tuple(dict.fromkeys((*row.told, *who))),
         steps=(*row.steps, (notice.reason.value, notice.at)) if notice.alert_id else row.steps,
         ended=notice.at if over else row.ended,
     )

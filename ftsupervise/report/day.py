@@ -7,16 +7,20 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from ftsupervise.alerts.last_day import KINDS, PARTS, AboutRun, LastDay
+from ftsupervise.printable import printable
 from ftsupervise.report import Status
 from ftsupervise.report.account import kinds_over
 from ftsupervise.report.detail import account_of
 from ftsupervise.report.placing import placed
-from ftsupervise.report.reading import read_run
+from ftsupervise.report.queues import QueueSeen
+from ftsupervise.report.reading import RunReading, read_run
+from ftsupervise.report.row import RunRow, row_of
 from ftsupervise.report.verdict import verdict_of
 from ftsupervise.rundir.ledger import backwards, numbers
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.steps import StepRecord, read_steps
 from ftsupervise.rundir.tracker import read_tracker
+from ftsupervise.units import show_duration, show_percent
 
 if TYPE_CHECKING:
     from ftsupervise.model import Job
@@ -24,11 +28,15 @@ if TYPE_CHECKING:
 _NEWEST = 200  # attempts that are read: a message is not to wait for a ledger of thousands
 _YOUNG = timedelta(minutes=30)  # a younger run has no picture
 _DAY = 86400.0
+_FACT = 200  # characters
 
 
-def last_day(rundir: RunDir, jobs: tuple[Job, ...] | None, now: datetime) -> LastDay | None:
-    """Return the last day, or None where there is nothing to draw yet. Raises Error and OSError where it cannot be read."""
-    run = read_run(rundir, now, row=True)
+def last_day(
+    rundir: RunDir, jobs: tuple[Job, ...] | None, now: datetime, run: RunReading | None = None
+) -> LastDay | None:
+    """Return the last day, or None where there is nothing to draw yet. ``run``: as it was just read. Raises Error and OSError
+    where it cannot be read."""
+    run = read_run(rundir, now, row=True) if run is None else run
     if run.last is None:
         return None
     run = run._replace(attempts=tuple(islice(backwards(rundir), _NEWEST))[::-1])
@@ -53,7 +61,30 @@ def last_day(rundir: RunDir, jobs: tuple[Job, ...] | None, now: datetime) -> Las
 def about_run(rundir: RunDir, jobs: tuple[Job, ...] | None, now: datetime) -> AboutRun:
     """Return what messages about a run carry besides. Raises as ``last_day`` does."""
     page = read_tracker(rundir, max(numbers(rundir), default=0))
-    return AboutRun(last_day(rundir, jobs, now), page.url if page is not None else "")
+    run = read_run(rundir, now, row=True)
+    facts = facts_of(row_of(run, QueueSeen(jobs)), jobs, now)
+    return AboutRun(last_day(rundir, jobs, now, run), page.url if page is not None else "", facts)
+
+
+def facts_of(row: RunRow, jobs: tuple[Job, ...] | None, now: datetime) -> tuple[tuple[str, str], ...]:
+    """Return how the run is now, for a reader who has nothing else at hand: what is not known is left out."""
+    of = f" of {row.last_step:,} ({show_percent(row.step / row.last_step)})" if row.step and row.last_step else ""
+    running = [job for job in jobs or () if not job.state.waiting and not job.state.ended]
+    job = next(iter([*running, *(jobs or ())]), None)
+    left = f", {show_duration((row.ends_at - now).total_seconds())} left" if row.ends_at and row.ends_at > now else ""
+    eta = (
+        f"{row.done_at:%Y-%m-%d %H:%M} UTC, in {show_duration((row.done_at - now).total_seconds())}"
+        if row.done_at
+        else ""
+    )
+    found = (
+        ("now", f"{row.verdict}{f' ({row.why})' if row.why else ''}"),
+        ("step", f"{row.step:,}{of}" if row.step is not None else ""),
+        ("loss", row.loss_trouble or (f"{row.loss:.4g}" if row.loss is not None else "")),
+        ("ETA", eta),
+        ("job", f"{job.id} is {job.state.value}{left if running else ''}" if job is not None else ""),
+    )
+    return tuple((name, printable(text, _FACT)) for name, text in found if text)
 
 
 def rates_over(record: StepRecord, begin: float, end: float, count: int) -> tuple[float | None, ...]:

@@ -17,13 +17,40 @@ LINE = 4096
 # begins our own lines, with srun --label too: they are no sign of life of the run
 _OURS = re.compile(r"(?:\d+: ?)?" + OUR_TIME + "ftsupervise")
 
-# "step 12", "step: 12/100", "global_step=12", "iteration     12/  500", "[iter 12]", "'step': 12"
-STEP = re.compile(
-    r"(?<![a-z])(?:global[ _-]?step|train[ _-]?step|step|iteration|iter)s?['\"]?\s*[:=#\]]?\s*(\d{1,15})\b", re.I
+
+def _not_after(*words: str) -> str:
+    """Return a pattern that fails behind one of ``words`` and a separator: "max_", "eval "."""
+    return "".join(rf"(?<!{word}[ _/-])" for word in words)
+
+
+# "step 12", "step: 12/100", "global_step=12", "iteration     12/  500", "[iter 12]", "'step': 12". A number of steps is none:
+# "max_steps: 1000", "warmup steps 100", "time per step: 3".
+_COUNTS = (
+    "max",
+    "total",
+    "num",
+    "warmup",
+    "eval",
+    "val",
+    "test",
+    "save",
+    "decay",
+    "accumulation",
+    "logging",
+    "per",
+    "every",
 )
-# "loss: 2.31", "lm loss: 2.31E+00", "train_loss=nan", "'loss': 2.31"
+STEP = re.compile(
+    rf"(?<![a-z]){_not_after(*_COUNTS, 'train', 'global')}"
+    r"(?:global[ _-]?steps?|train[ _-]?step|step|iteration|iter|(?<![_-])(?:step|iteration|iter)s)"
+    r"['\"]?\s*[:=#\]]?\s*(\d{1,15})\b(?!\.\d*[1-9])",
+    re.I,
+)
+# "loss: 2.31", "lm loss: 2.31E+00", "train_loss=nan", "'loss': 2.31"; not "eval_loss: 2.9", nor the "inf" of "Loss info"
+_OTHER_LOSSES = ("eval", "evaluation", "val", "valid", "validation", "test", "dev", "aux", "z", "balancing", "best")
 LOSS = re.compile(
-    r"(?<![a-z])(?:lm[ _-]?loss|train[ _-]?loss|loss)['\"]?\s*[:=]?\s*([-+]?(?:nan|inf(?:inity)?|\d+\.?\d*(?:e[-+]?\d+)?))",
+    rf"(?<![a-z]){_not_after(*_OTHER_LOSSES)}(?:lm[ _-]?loss|train[ _-]?loss|loss)"
+    r"['\"]?\s*[:=]?\s*([-+]?(?:(?:nan|inf(?:inity)?)\b|\d+\.?\d*(?:e[-+]?\d+)?))",
     re.I,
 )
 

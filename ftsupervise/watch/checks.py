@@ -11,7 +11,7 @@ import shlex
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from ftsupervise.scheduler import Scheduler
 
 _MEMORY = "memory.json"
+BLIND_FOR = timedelta(days=1)  # a watchdog that could not see for so long says so
+_SEES_WITHOUT_A_JOB = ("is-running", "brake", "recovery", "watchers", "disk", "exec")
 _SETTINGS = "This run is watched with its previous settings, or not at all."
 WORDS = {
     "slurm": Words(
@@ -60,6 +62,11 @@ WORDS = {
         "Spare copies of alerts and notes about hung processes are kept there. Files of another account are not trusted.",
         "ls -ld ${{TMPDIR:-/tmp}}/ftsupervise-$(id -u)",
         "have it removed, or set TMPDIR to a folder of your own",
+    ),
+    "blind": Words(
+        "Nothing is known of it: a trouble there would not be told.",
+        "ftsupervise check {name} {run_dir}",
+        "make it see again, or switch it off: watch.{key}: null",
     ),
     "broken": Words(
         "Its checks are not being made.",
@@ -184,8 +191,36 @@ def _check(look: Look, settings: object) -> list[Finding]:
         detail = "".join(traceback.format_exception(error)[-6:])
         summary = f"the {look.watchdog} watchdog itself failed: {type(error).__name__}: {error}"
         return [look.finding("watchdog", Health.BAD, summary, words, names=names, detail=detail)]
+    if blind := _blind(look, found):
+        names["key"] = look.watchdog.replace("-", "_")
+        return [*found, look.finding("watchdog", Health.BAD, blind[0], WORDS["blind"], names=names, since=blind[1])]
     works = f"the {look.watchdog} watchdog works"
     return [*found, look.finding("watchdog", Health.OK, works, words, names=names)]
+
+
+def _blind(look: Look, found: Sequence[Finding]) -> tuple[str, datetime] | None:
+    """Return what the watchdog has not been able to see for a day, and since when; None if it sees. Where no job of the run is
+    running there is nothing to be seen of it."""
+    before, now = look.memory.get("_blind"), look.now.timestamp()
+    idle = look.jobs is not None and not any(not job.state.waiting and not job.state.ended for job in look.jobs)
+    unseen = {one.subject: one for one in found if one.health is Health.UNKNOWN}
+    if idle and look.watchdog not in _SEES_WITHOUT_A_JOB:
+        unseen = {}
+    known = before if isinstance(before, dict) else {}
+    since = {
+        subject: at if isinstance(at := known.get(subject), (int, float)) and 0 <= at <= now else now
+        for subject in unseen
+    }
+    look.memory["_blind"] = since
+    if not since:
+        look.memory.pop("_blind")
+        return None
+    subject, begun = min(since.items(), key=lambda one: one[1])
+    if now - begun < BLIND_FOR.total_seconds():
+        return None
+    shown = show_duration(now - begun)
+    text = f"the {look.watchdog} watchdog has not seen {subject} for {shown}: {unseen[subject].summary}"
+    return text, datetime.fromtimestamp(begun, look.now.tzinfo)
 
 
 class WatchMemory(NamedTuple):

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from ftsupervise.findings import EventKind
-from ftsupervise.model import OUTPUT, Attempt, CauseKind
+from ftsupervise.model import OUTPUT, Attempt, CauseKind, FailureKind
 from ftsupervise.rundir.starting_over import StartOver, starts_over
 from ftsupervise.units import show_duration
+
+QUICK = timedelta(minutes=5)  # of training lost: a restart that costs less wakes nobody
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,7 @@ class Event:
     summary: str
     meaning: str = ""
     attempt: int = 0  # the number of the attempt that it is about; 0: of none
+    quick: bool = False  # a restart that cost little: several of them are told together
 
 
 def events(attempts: Sequence[Attempt], *, finished_at: datetime | None, raised: str = "") -> tuple[Event, ...]:
@@ -74,7 +77,22 @@ def _begin(before: Attempt | None, attempt: Attempt, anew: Sequence[StartOver]) 
     step = f" at step {before.last_step}" if before.last_step is not None else ""
     ended = f"attempt {before.number} ended{step} ({before.why() or 'cause unknown'})"
     text = f"attempt {attempt.number} ({where}) goes on from step {attempt.first_step},{gap or ' where'} {ended}{lost}"
-    return [Event(EventKind.RESUMED, f"resumed-{attempt.number}", attempt.started, text, attempt=attempt.number)]
+    dedup, quick = f"resumed-{attempt.number}", _is_quick(before, attempt)
+    return [Event(EventKind.RESUMED, dedup, attempt.started, text, attempt=attempt.number, quick=quick)]
+
+
+def _is_quick(before: Attempt, attempt: Attempt) -> bool:
+    """Return whether the restart cost less than five minutes, steps made again included, and nothing odd was behind it."""
+    if before.ended is None or before.hardware or attempt.first_step is None:
+        return False
+    if before.failure is not None and before.failure.kind is FailureKind.NUMBERS:
+        return False
+    cost = (attempt.started - before.ended).total_seconds()
+    if before.last_step is not None and attempt.first_step <= before.last_step:
+        made = before.last_step - (before.first_step or before.last_step) + 1
+        each = (before.ended - before.started).total_seconds() / made
+        cost += each * (before.last_step - attempt.first_step + 1)
+    return cost < QUICK.total_seconds()
 
 
 def _damaged(attempt: Attempt) -> list[Event]:

@@ -346,7 +346,8 @@ def _notify(
             continue
         look = f"ftsupervise status {seen.rundir.quoted()}"
         finding = event_finding(seen.run.name, event.kind, event.summary, now, look=look, meaning=event.meaning)
-        if announce(journal, seen.run.alerts, event.kind, event.dedup, finding, attempt=event.attempt):
+        number, quick = event.attempt, event.quick
+        if announce(journal, seen.run.alerts, event.kind, event.dedup, finding, attempt=number, quick=quick):
             said.append(f"{event.kind.value}: {event.summary}")
             news.append(of_event(event.kind.value, finding, seen.rundir, event.at))
     shown = tuple(finding for finding in seen.findings if finding.health is not Health.OK)

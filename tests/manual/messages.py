@@ -18,7 +18,7 @@ from ftsupervise.model import Job, JobState
 from ftsupervise.watch.roster import Roster
 from ftsupervise.watch.tick import tick
 from ftsupervise.watch.tour import TickOrders
-from tests.neighbours.slack import TOKEN, Post, SlackServer
+from tests.neighbours.slack import TOKEN, Post, SlackServer, texts_of
 from tests.neighbours.smtp import MailServer
 
 RUN, SHOWN = "train-10b", "/scratch/ada/train-10b"
@@ -110,4 +110,4 @@ def letter(mail: EmailMessage) -> str:
 
 
 def post(one: Post) -> str:
-    return "\n".join(part["text"]["text"] for part in one.blocks if "text" in part) + "\n"
+    return "\n".join(texts_of(one.blocks)) + "\n"

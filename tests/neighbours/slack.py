@@ -39,12 +39,13 @@ class Post:
     thread_ts: str = ""
     broadcast: bool = False
     key: str = ""
+    colour: str = ""
     edits: int = 0
     history: list[str] = field(default_factory=list)
 
     def readable(self) -> str:
-        lines = [part["text"]["text"] for part in self.blocks if "text" in part] or [self.text]
-        text = "\n".join(lines).replace("&lt;", "<").replace("&gt;", ">").replace("&amp;", "&")
+        text = "\n".join(texts_of(self.blocks) or [self.text])
+        text = text.replace("&lt;", "<").replace("&gt;", ">").replace("&amp;", "&")
         where = f"thread of {self.thread_ts}" if self.thread_ts else f"#{self.channel}"
         head = f"┌── slack, {where}{', edited' if self.edits else ''} "
         return "\n".join([head.ljust(69, "─"), *(f"│ {line}" for line in text.split("\n")), "└" + "─" * 68])
@@ -100,7 +101,7 @@ class SlackServer:
     def take(self, method: str, body: dict[str, Any]) -> dict[str, Any]:
         """What Slack would answer to this request."""
         with self._arrived:
-            blocks = body.get("blocks") or []
+            blocks, colour = blocks_of(body), next((one["color"] for one in body.get("attachments") or []), "")
             wrong = "invalid_blocks" if blocks and self.mood == "choke" else _unacceptable(body, blocks)
             if wrong:
                 return {"ok": False, "error": wrong}
@@ -110,6 +111,7 @@ class SlackServer:
                     return {"ok": False, "error": "message_not_found"}
                 post.history.append(post.text)
                 post.text, post.blocks, post.edits = str(body.get("text", "")), blocks, post.edits + 1
+                post.colour = colour
             else:
                 self._count += 1
                 key = str(((body.get("metadata") or {}).get("event_payload") or {}).get("key", ""))
@@ -121,12 +123,27 @@ class SlackServer:
                     thread_ts=str(body.get("thread_ts", "")),
                     broadcast=str(body.get("reply_broadcast", "")).lower() in ("1", "true"),
                     key=key,
+                    colour=colour,
                 )
                 self.posts.append(post)
             self._arrived.notify_all()
             if self.loud:
                 print(post.readable(), flush=True)
             return {"ok": True, "ts": post.ts, "channel": post.channel}
+
+
+def blocks_of(body: dict[str, Any]) -> list[dict[str, Any]]:
+    """All blocks of a message, those in its attachments too, as people see them from above to below."""
+    inner = [block for one in body.get("attachments") or [] for block in one.get("blocks") or []]
+    return [*(body.get("blocks") or []), *inner]
+
+
+def texts_of(blocks: list[dict[str, Any]]) -> list[str]:
+    texts = []
+    for part in blocks:
+        texts += [part["text"]["text"]] if "text" in part else []
+        texts += [one["text"].replace("*\n", "* ", 1) for one in part.get("fields", ())]
+    return texts
 
 
 def _unacceptable(body: dict[str, Any], blocks: list[dict[str, Any]]) -> str:
@@ -137,7 +154,12 @@ def _unacceptable(body: dict[str, Any], blocks: list[dict[str, Any]]) -> str:
         return "msg_too_long"
     limits = {"header": 150, "section": 3000}
     for block in blocks:
+        fields = block.get("fields") or []
+        if len(fields) > 10 or any(not 0 < len(one.get("text", "")) <= 2000 for one in fields):
+            return "invalid_blocks"
         text = (block.get("text") or {}).get("text", "")
+        if fields and not text:
+            continue
         if not text or len(text) > limits.get(block.get("type", ""), 0):
             return "invalid_blocks"
     return "invalid_blocks" if len(blocks) > 50 else ""
@@ -221,7 +243,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 def _form(raw: bytes) -> dict[str, Any]:
     out: dict[str, Any] = dict(parse_qsl(raw.decode()))
-    for name in ("blocks", "metadata"):
+    for name in ("blocks", "metadata", "attachments"):
         if name in out:
             out[name] = json.loads(out[name])
     return out

@@ -51,7 +51,7 @@ def test_the_list_says_what_fires_since_when_and_who_was_told(mail: MailServer, 
     assert "no alerts so far" in alerts_cli(journal)
     tick(journal, settings([mailbox(mail)]), T0, bad())
     said = alerts_cli(journal)
-    for words in ("firing", "critical", KEY, "3.2 TB free", "since 2026-11-21 02:10 UTC", "to email"):
+    for words in ("firing", "critical", KEY, "3.2 TB free", "since 2026-11-21 02:10 UTC", "(email: delivered)"):
         assert words in said
     tick(journal, settings([mailbox(mail)]), minutes(5), good())
     assert "nothing fires" in alerts_cli(journal)

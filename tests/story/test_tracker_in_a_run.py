@@ -10,6 +10,7 @@ from ftsupervise.alerts.receivers import Parcel, slack, webhook
 from ftsupervise.alerts.receivers import email as mail
 from ftsupervise.alerts.wording import incident, view
 from ftsupervise.rundir.tracker import TrackerPage, read_tracker, write_tracker
+from tests.neighbours.slack import blocks_of, texts_of
 from tests.neighbours.supervised import SupervisedRun
 from tests.story.alerting_scene import T0, email, settings
 
@@ -79,7 +80,7 @@ def test_messages_name_the_page() -> None:
     assert f"tracker  {link}\n" in plain
     escaped = link.replace("&", "&amp;")
     assert f'<a href="{escaped}">{escaped}</a>' in page
-    texts = [block["text"]["text"] for block in slack.compose(parcel, by_slack)["blocks"]]
+    texts = texts_of(blocks_of(slack.compose(parcel, by_slack)))
     assert f"<{escaped}|Its page in the experiment tracker>" in texts
     (body,) = webhook.compose(view(message, T0, about_run=parcel.about_run), by_hook, parcel)
     assert body["tracker"] == link

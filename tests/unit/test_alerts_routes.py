@@ -120,6 +120,11 @@ def test_a_rule_for_one_watchdog_leaves_the_others_alone() -> None:
         {"receivers": [{**FILE, "name": "a"}, {**FILE, "name": "a"}]},
         {"receivers": [], "timezone": "Mars/Olympus"},
         {"receivers": [{"webhook": {"url": "https://me:secret@host/x"}}]},
+        {"checks": "3 of 2"},
+        {"repeat": "0s"},
+        {"escalate_after": "0s"},
+        {"watchdogs": {"disk": {"checks": "10 of 9"}}},
+        {"watchdogs": {"disk": {"repeat": "0s"}}},
     ],
 )
 def test_settings_that_cannot_work_are_refused(wrong: dict[str, Any]) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import random
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 
@@ -9,7 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ftsupervise.alerts.step import CHECKS, Policy, flap_share, step
+from ftsupervise.alerts.step import CHECKS, Policy, flap_share, policy_of, step
+from ftsupervise.config.alerting import Alerts
 from ftsupervise.findings import Alert, AlertState, Finding, Reason, Severity
 from ftsupervise.truth import Health
 
@@ -187,11 +191,58 @@ def test_the_flap_share_is_nagios_s(checks: str, share: float) -> None:
 def test_flapping_is_told_to_be_over_once_when_it_has_calmed() -> None:
     alert: Alert | None = None
     heard = []
-    for minute, health in enumerate([Health.BAD, Health.OK] * 15 + [Health.OK] * 30):
+    for minute, health in enumerate([Health.BAD, Health.OK] * 15 + [Health.OK] * 300):
         alert, reason = step(alert, finding(health), ONCE, T0 + minutes(minute))
         heard.append(reason)
     assert heard.count(Reason.FIRED) == heard.count(Reason.RESOLVED) < 5
     assert heard.index(Reason.RESOLVED) < 30 <= len(heard) - 1 - heard[::-1].index(Reason.RESOLVED)
+
+
+def week(looks: Iterable[bool], policy: Policy, every: float) -> list[Reason]:
+    """What people hear of an alert that is looked at ``every`` minutes; a look is True where it was bad."""
+    alert: Alert | None = None
+    heard = []
+    for number, bad in enumerate(looks):
+        alert, reason = step(alert, finding(SEEN["bad" if bad else "good"]), policy, T0 + minutes(every * number))
+        heard.append(reason)
+    return [reason for reason in heard if reason not in (Reason.NOTHING, Reason.HELD)]
+
+
+DEFAULT = policy_of(Alerts(), finding(Health.BAD))
+
+
+@pytest.mark.parametrize("every", [1, 5, 15])
+def test_one_bad_check_in_ten_is_not_four_hundred_messages_a_week(every: int) -> None:
+    looks = [number % 10 == 3 for number in range(7 * 24 * 60 // every)]
+    heard = week(looks, DEFAULT, every)
+    assert len(heard) <= 20, Counter(heard)
+    assert Counter(heard)[Reason.REPEATED] <= 7, "one reminder a day, of what comes and goes"
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_nor_is_it_where_they_come_at_random(seed: int) -> None:
+    chance = random.Random(seed)
+    heard = week([chance.random() < 0.1 for _ in range(7 * 24 * 12)], DEFAULT, 5)
+    assert len(heard) <= 40, Counter(heard)
+
+
+def test_the_first_two_ends_of_a_day_are_told_at_once_and_a_later_one_after_a_calm() -> None:
+    bad = {0, 300, 600, 900}  # minutes; it is looked at every five
+    alert: Alert | None = None
+    ends = []
+    for minute in range(0, 4000, 5):
+        alert, reason = step(alert, finding(SEEN["bad" if minute in bad else "good"]), ONCE, T0 + minutes(minute))
+        if reason is Reason.RESOLVED:
+            assert alert is not None and alert.ended is not None
+            ends.append((minute, (alert.ended - T0) // minutes(1)))
+    assert ends == [(5, 5), (305, 305), (635, 605), (965, 905)], "told later, and said when it was over"
+    assert alert is None, "a day later nothing is remembered of it"
+
+
+def test_a_trouble_that_stays_is_reminded_of_as_ever_though_it_came_and_went_before() -> None:
+    looks = [number % 10 == 3 for number in range(100)] + [True] * 200
+    policy = replace(DEFAULT, repeat=minutes(240))
+    assert Counter(week(looks, policy, 5))[Reason.REPEATED] >= 3
 
 
 LOOK = st.sampled_from([Health.BAD, Health.OK, Health.UNKNOWN, None])
@@ -204,7 +255,7 @@ def test_every_firing_is_followed_by_exactly_one_end(
     """Whatever the night: FIRED and its end alternate, and after enough good looks nothing is left open."""
     policy = Policy(hold=minutes(3), clear=minutes(7 if clears else 0), repeat=minutes(60), escalate_after=minutes(30))
     now, alert, open_ = T0, None, False
-    calm = [(Health.OK, False, 5)] * (2 * CHECKS)
+    calm = [(Health.OK, False, 5)] * (2 * CHECKS) + [(Health.OK, False, 90)] * 20
     for health, muted, wait in [*checks, *calm]:
         now += minutes(wait)
         look = None if health is None else finding(health)

@@ -32,6 +32,18 @@ def test_a_fault_that_was_over_before_anybody_looked_is_told_as_one_event_with_b
     )
 
 
+def test_a_restart_that_costs_little_is_a_quick_one() -> None:
+    def second(**more: object) -> bool:
+        told = events([attempt(1, "killed by SIGKILL"), attempt(2, **more)], finished_at=None)  # type: ignore[arg-type]
+        return told[1].quick
+
+    assert second(first=141, minutes=5.05) and second(first=101, minutes=5.05), "three seconds, and 40 steps of two"
+    assert not second(first=1, minutes=5.05), "all five minutes are made again"
+    assert not second(first=141, minutes=12)
+    lost = [attempt(1)._replace(cause=Cause(CauseKind.LOST)), attempt(2, first=141, minutes=5.05)]
+    assert not events(lost, finished_at=None)[1].quick, "nobody knows when it ended"
+
+
 def test_an_attempt_that_has_not_trained_yet_has_not_taken_over() -> None:
     told = events([attempt(1, "exit 1"), attempt(2, first=None, last=None, minutes=6)], finished_at=None)
     assert [event.kind for event in told] == [EventKind.STARTED]

@@ -11,6 +11,7 @@ from ftsupervise.config.schema import Launch, Run
 from ftsupervise.config.watchdogs import Recovery as Settings
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.records import write_json
+from ftsupervise.rundir.switches import KILL
 from ftsupervise.truth import Health
 from ftsupervise.watch import Look
 from ftsupervise.watch.watchdogs.recovery import check
@@ -38,9 +39,9 @@ def attempt(rundir: RunDir, number: int, ago: float, cause: str = "", first: int
         write_json(folder / "end.json", end)
 
 
-def look(rundir: RunDir) -> tuple[Health, str]:
+def look(rundir: RunDir, **settings: object) -> tuple[Health, str]:
     run = Run(name="r", run_dir=rundir.root, launch=Launch(command="true"))
-    (finding,) = check(Look(run=run, rundir=rundir, now=NOW, jobs=()), Settings())
+    (finding,) = check(Look(run=run, rundir=rundir, now=NOW, jobs=()), Settings(**settings))  # type: ignore[arg-type]
     return finding.health, finding.summary
 
 
@@ -63,7 +64,18 @@ def test_an_attempt_that_starts_is_given_time_and_not_for_ever(rundir: RunDir) -
     attempt(rundir, 2, 3)  # of another host: no end on record says nothing
     assert look(rundir) == (Health.UNKNOWN, "attempt 2 is starting: too early to say whether it recovers")
     attempt(rundir, 3, 11)
+    assert look(rundir)[0] is Health.UNKNOWN, "the supervisor gives a start 30 minutes"
+    assert look(rundir, start=timedelta(minutes=10))[0] is Health.BAD
+    attempt(rundir, 4, 31)
     assert look(rundir)[0] is Health.BAD
+
+
+def test_nothing_is_to_recover_from_where_a_person_has_stopped_the_run(rundir: RunDir) -> None:
+    attempt(rundir, 1, 30, "exit 1", first=1)
+    assert look(rundir)[0] is Health.BAD
+    rundir.switches.mkdir()
+    (rundir.switches / KILL).touch()
+    assert look(rundir) == (Health.OK, "a person has stopped the run by the kill switch: nothing is to recover")
 
 
 def test_a_run_that_was_launched_again_just_now_is_given_time(rundir: RunDir) -> None:

@@ -26,6 +26,12 @@ from ftsupervise.watch.watchdogs.loss import judge
         (b"\xff\xfe\x00\x01binary step 9\x00", 9),
         (b"40%|####  | step 400\r41%|####  | step 410\r", 410),
         (b"no newline at the end, step 3", 3),
+        (b"max_steps: 1000", None),
+        (b"num_train_steps=9000, warmup steps 100, gradient_accumulation_steps = 8", None),
+        (b"train_iters ..................... 500000", None),
+        (b"time per step: 3 s, step 3.5 s", None),
+        (b"step=8, max_steps=1000", 8),
+        (b"Steps: 12/100, step 12.0", 12),
         (b"footstep 5, stepping, loss 2.0", None),
         (b"ftsupervise: asked at step 99", None),
         (b"2026-11-22T01:02:03Z ftsupervise: asked at step 99", None),
@@ -49,6 +55,10 @@ def test_our_own_lines_are_no_sign_of_life() -> None:
         (b"train_loss=nan", [math.nan]),
         (b"loss -inf", [-math.inf]),
         (b"glossary 5", []),
+        (b"Loss info: none", []),
+        (b"loss nano 5", []),
+        (b"eval_loss: 2.9, val loss 3.1, eval/loss: 3, aux_loss=0.1", []),
+        (b"step 5 loss 2.5 eval_loss 9.5", [2.5]),
     ],
 )
 def test_the_usual_forms_of_a_loss(line: bytes, loss: list[float]) -> None:

@@ -2,12 +2,31 @@
 
 from __future__ import annotations
 
+from datetime import datetime, timezone
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ftsupervise.config.watchdogs import Quota
-from ftsupervise.watch.watchdogs.disk_space import Figures, Level, forecast, left, level, parse_quota, remember, slope
+from ftsupervise.config.schema import Launch, Run
+from ftsupervise.config.watchdogs import Disk, Quota
+from ftsupervise.findings import Severity
+from ftsupervise.probe import Probe
+from ftsupervise.rundir.paths import RunDir
+from ftsupervise.truth import Health
+from ftsupervise.watch import Look
+from ftsupervise.watch.watchdogs.disk_space import (
+    Figures,
+    Level,
+    check_quota,
+    forecast,
+    left,
+    level,
+    parse_quota,
+    remember,
+    slope,
+)
 
 TB, HOUR, DAY = 10**12, 3600.0, 86_400.0
 
@@ -82,6 +101,51 @@ def test_quota_commands_are_understood() -> None:
     assert got == Figures(1234567890 * 1024, 3000000000 * 1024, 123456, 1000000)
     own = Quota.model_validate({"command": ("idrquota",), "pattern": r"(?P<used>\S+)/(?P<limit>\S+)"})
     assert parse_quota("quota: 12.5TB/20TB", own) == Figures(12_500_000_000_000, 20_000_000_000_000)
+
+
+@pytest.mark.parametrize(
+    ("line", "grace", "files_grace"),
+    [
+        ("/scratch 50 100 200 - 1 5 9 -", "", ""),
+        ("/scratch 150* 100 200 6d23h 1 5 9 -", "6d23h", ""),
+        ("/scratch 150* 100 200 none 7* 5 9 expired", "none", "expired"),
+        ("/scratch 150 0 200 - 7 0 0 -", "", ""),
+    ],
+)
+def test_a_soft_limit_that_is_passed_has_a_grace(line: str, grace: str, files_grace: str) -> None:
+    got = parse_quota(line, Quota.model_validate({"command": ("lfs",), "format": "lfs"}))
+    assert (got.grace, got.files_grace) == (grace, files_grace)
+
+
+@pytest.mark.parametrize(
+    ("line", "health", "severity", "words"),
+    [
+        (
+            "/scratch 150* 100 1000 none 1 0 0 -",
+            Health.BAD,
+            Severity.CRITICAL,
+            "its grace is over: nothing can be written",
+        ),
+        (
+            "/scratch 150* 100 1000 6d23h 1 0 0 -",
+            Health.BAD,
+            Severity.WARNING,
+            "the soft limit is passed, and writing ends in 6d23h",
+        ),
+        ("/scratch 50 100 1000 - 1 0 0 -", Health.OK, Severity.CRITICAL, "(5.0%)"),
+    ],
+)
+def test_a_quota_whose_grace_is_over_is_not_fine_however_much_is_left_to_the_hard_limit(
+    tmp_path: Path, line: str, health: Health, severity: Severity, words: str
+) -> None:
+    disk = Disk.model_validate({"quota": {"command": ("echo", line), "format": "lfs"}})
+    run = Run(name="r", run_dir=tmp_path, launch=Launch(command="true"))
+    with Probe() as probe:
+        seen = Look(
+            run, RunDir(tmp_path), datetime(2026, 11, 21, tzinfo=timezone.utc), (), probe=probe, watchdog="disk"
+        )
+        found = next(iter(check_quota(seen, disk, tmp_path, {})))
+    assert (found.health, found.severity) == (health, severity) and words in found.summary
 
 
 @pytest.mark.parametrize("text", ["", "\n", "lfs: no such user\n", "\x00\xff"])

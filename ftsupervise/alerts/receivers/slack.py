@@ -1,4 +1,4 @@
-"""Sends to Slack, through slack-sdk: Block Kit with a text fallback.
+"""Sends to Slack, through slack-sdk: Block Kit with a text fallback, in an attachment that has the colour of its state.
 
 With a bot token a post is edited when its alert is over, and later news (repeats, escalations, the end) go into its
 thread. An incoming webhook can do neither: it gets a post for each. Rate limits and outages are left to the outbox:
@@ -31,13 +31,14 @@ from ftsupervise.alerts.receivers import (
     safe_address,
 )
 from ftsupervise.alerts.receivers.webhook import failure
-from ftsupervise.alerts.wording import ENDS, in_short, render, slack_escape, view
+from ftsupervise.alerts.wording import ENDS, View, in_short, render, slack_escape, view
 from ftsupervise.findings import Reason
 
 if TYPE_CHECKING:
     from ftsupervise.config.alerting import Slack
 
-HEADER, SECTION, BLOCKS, TEXT = 150, 2900, 45, 3000
+HEADER, SECTION, FIELD, BLOCKS, TEXT = 150, 2900, 1900, 45, 3000
+_RED, _YELLOW, _BLUE, _GREEN, _GREY = "#c62828", "#f9a825", "#1565c0", "#2e7d32", "#757575"
 _CHOKED = (
     "invalid_blocks",
     "invalid_blocks_format",
@@ -160,7 +161,7 @@ def _place(message: Message, posted: list[Message]) -> tuple[dict[str, str], dic
     A thread notifies only its followers, so an escalation shows in the channel as well.
     """
     reasons = {notice.reason for notice in message.notices}
-    if not posted or reasons & {Reason.FIRED, Reason.ANNOUNCED}:
+    if not posted or message.origins or reasons & {Reason.FIRED, Reason.ANNOUNCED}:
         return {}, {}
     louder = {"reply_broadcast": True} if Reason.ESCALATED in reasons else {}
     return posted[0].receipt, {"thread_ts": posted[0].receipt["ts"], **louder}
@@ -242,9 +243,11 @@ def compose(parcel: Parcel, settings: Slack, over: dict[str, datetime] | None = 
     loud = settings.mention and message.worst.word == "critical" and not seen.over and not over
     text = _fit((f"{settings.mention} " if loud else "") + slack_escape(seen.title), TEXT)
     if message.plain:
-        return {"text": _fit(slack_escape(in_short(seen)), TEXT)}
+        return {"text": _fit(slack_escape(in_short(seen)), TEXT), "attachments": []}
     paragraphs = re.split(r"\n\s*\n", render("alert.slack.j2", seen, own=parcel.templates, kind="slack").strip())
     sections = [_section(_fit(part.strip("\n"), SECTION)) for part in paragraphs if part.strip()]
+    if fields := _fields(seen):
+        sections.insert(min(len(seen.notes) + 1, len(sections)), {"type": "section", "fields": fields})
     if len(sections) > BLOCKS:
         sections = [*sections[:BLOCKS], _section("…")]
     header = {"type": "header", "text": {"type": "plain_text", "text": _cut(seen.title, HEADER), "emoji": False}}
@@ -253,7 +256,29 @@ def compose(parcel: Parcel, settings: Slack, over: dict[str, datetime] | None = 
     if seen.day is not None:  # a code block, so that its characters stand in columns
         sections.append(_section(_fit(f"```{slack_escape(seen.day.narrow.text)}```", SECTION)))
     mention = [_section(settings.mention)] if loud and settings.mention else []
-    return {"text": text, "blocks": [header, *mention, *sections]}
+    colour = {"color": _colour(seen), "fallback": text, "blocks": sections}
+    return {"text": text, "blocks": [header, *mention], "attachments": [colour]}
+
+
+def _fields(seen: View) -> list[dict[str, str]]:
+    """Return what is read at a glance, side by side: of a single alert its numbers, and how the run is now."""
+    only = seen.items[0] if len(seen.items) == 1 and not seen.more else None
+    pairs = []
+    if only is not None and only.reason not in ("resolved", "unwatched", "announced") and not only.over:
+        since = f"{only.since} ({only.age})" if only.age else only.since
+        pairs = [("Value", only.value), ("Limit", only.limit), ("Since", since)]
+    pairs += [(name if name.isupper() else name.capitalize(), text) for name, text in seen.facts]
+    return [
+        {"type": "mrkdwn", "text": _fit(f"*{name}*\n{slack_escape(text)}", FIELD)} for name, text in pairs[:10] if text
+    ]
+
+
+def _colour(seen: View) -> str:
+    if seen.over:
+        watched = all(item.reason != "unwatched" for item in seen.items)
+        news = all(item.reason == "announced" for item in seen.items)
+        return _BLUE if news else _GREEN if watched else _GREY
+    return {"critical": _RED, "warning": _YELLOW}.get(seen.severity, _BLUE)
 
 
 def _section(text: str) -> dict[str, Any]:

@@ -8,7 +8,7 @@ trusted.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
@@ -196,10 +196,13 @@ def finding(
 
 # ------------------------------------------------------------------------------------------------------------ quota
 
-# lfs quota -q: path, used kB (a * marks "over"), soft, hard, grace, files used, soft, hard, grace. Source: lfs-quota(1)
+# lfs quota -q: path, used kB (a * marks "over"), soft, hard, grace, files used, soft, hard, grace. Grace is what is left of it:
+# "6d23h59m", "-" where the soft limit is not passed, "none" or "expired" where it is over. Source: lfs-quota(1), lfs.c
 _LFS = re.compile(
-    r"(?P<used>\d+)\*?\s+(?P<soft>\d+)\s+(?P<limit>\d+)\s+\S+\s+(?P<files_used>\d+)\*?\s+(?P<files_soft>\d+)\s+(?P<files_limit>\d+)"
+    r"(?P<used>\d+)\*?\s+(?P<soft>\d+)\s+(?P<limit>\d+)\s+(?P<grace>\S+)\s+"
+    r"(?P<files_used>\d+)\*?\s+(?P<files_soft>\d+)\s+(?P<files_limit>\d+)(?:\s+(?P<files_grace>\S+))?"
 )
+_EXPIRED = ("none", "expired")
 
 
 @dataclass(frozen=True)
@@ -210,6 +213,8 @@ class Figures:
     limit: int
     files_used: int | None = None
     files_limit: int | None = None
+    grace: str = ""  # of a soft limit that is passed; "" where none is
+    files_grace: str = ""
 
 
 def parse_quota(text: str, settings: Quota) -> Figures:
@@ -229,7 +234,15 @@ def parse_quota(text: str, settings: Quota) -> Figures:
         limit=limit,
         files_used=int(files[0]) if files[0] else None,
         files_limit=int(files[1]) if files[1] else None,
+        grace=_grace(found, "used", "soft", "grace"),
+        files_grace=_grace(found, "files_used", "files_soft", "files_grace"),
     )
+
+
+def _grace(found: Mapping[str, str | None], used: str, soft: str, grace: str) -> str:
+    """Return what is left of the grace of a soft limit that is passed; "" where it is not, or there is none."""
+    limit, word = int(found.get(soft) or 0), found.get(grace) or ""
+    return word if limit and int(found.get(used) or 0) > limit and word not in ("", "-") else ""
 
 
 def _bytes(text: str, unit: int) -> int:
@@ -274,10 +287,18 @@ def _judge_quota(
     look: Look, settings: Disk, path: Path, memory: dict[str, Any], figures: Figures, command: str
 ) -> Iterator[Finding]:
     kinds = (
-        ("quota", figures.used, figures.limit, settings.used, settings.critical.used, show_size),
-        ("quota files", figures.files_used, figures.files_limit, settings.inodes, settings.critical.inodes, str),
+        ("quota", figures.used, figures.limit, settings.used, settings.critical.used, show_size, figures.grace),
+        (
+            "quota files",
+            figures.files_used,
+            figures.files_limit,
+            settings.inodes,
+            settings.critical.inodes,
+            str,
+            figures.files_grace,
+        ),
     )
-    for subject, used, limit, warning, critical, show in kinds:
+    for subject, used, limit, warning, critical, show, grace in kinds:
         if used is None or not limit:
             if subject == "quota":
                 yield finding(look, path, subject, Level.FINE, f"{path}: no quota is set", command=command)
@@ -287,6 +308,13 @@ def _judge_quota(
         found = level(used / limit, warning, worse, rising=True, was=was, margin=0.02)
         memory[subject] = int(found)
         text = f"{path}: {show(used)} of the quota of {show(limit)} used ({used / limit:.1%})"
+        if grace in _EXPIRED:
+            found, text = (
+                Level.CRITICAL,
+                f"{text}; the soft limit is passed and its grace is over: nothing can be written",
+            )
+        elif grace:
+            found, text = max(found, Level.WARNING), f"{text}; the soft limit is passed, and writing ends in {grace}"
         share = f"{warning:.0%}" if warning is not None else ""
         value = f"{used / limit:.1%}"
         yield finding(look, path, subject, found, text, "quota", value=value, limit=share, command=command)

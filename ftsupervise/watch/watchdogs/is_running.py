@@ -300,7 +300,9 @@ def _waiting(look: Look, waiting: list[Job], bound: timedelta | None) -> Finding
             do = f"repair it, then: ftsupervise clear --brake {shlex.quote(str(look.rundir.root))}"
         text = f"job {job.id} waits for something that never comes: {job.reason or job.state.value} ({what})"
         names = {"job": job.base_id, "do": do.replace("JOBID", job.base_id)}
-        return look.finding("job", Health.BAD, text, WORDS["never"], names=names, since=since)
+        return look.finding(
+            "job", Health.BAD, text, WORDS["never"], names=names
+        )  # since when it is so, Slurm does not say
     usual = ""
     if bound is None and job.reason not in _ASKED_FOR:
         bound = _learned(look)

@@ -1,4 +1,5 @@
-"""Checks that the run has recovered from its last failure. It is bad from the death of an attempt until a later one trains.
+"""Checks that the run has recovered from its last failure. It is bad from the death of an attempt until a later one trains, or
+until a person says by the kill switch that none is to train.
 
 Of a script without the guard it is bad, too, while its attempts begin anew in place of resuming.
 """
@@ -14,12 +15,14 @@ from ftsupervise.findings import Finding, Words
 from ftsupervise.model import OUTPUT, Attempt, CauseKind
 from ftsupervise.rundir.launches import launches
 from ftsupervise.rundir.starting_over import ADVICE, since_a_person, starts_over
+from ftsupervise.rundir.switches import KILL, read_switch
 from ftsupervise.truth import Health
 from ftsupervise.watch import Look
 
 if TYPE_CHECKING:
     from ftsupervise.config.watchdogs import Recovery as Settings
 
+_START = timedelta(minutes=30)
 WORDS = Words(
     "The run stands still until the next member of the chain has started and resumed.",
     "ftsupervise status {run_dir}",
@@ -46,7 +49,9 @@ def check(look: Look, settings: Settings) -> Iterator[Finding]:
     since = next((a for a in attempts if a.number > last.number and a.first_step is not None), None)
     if since is not None:
         yield _finding(look, False, f"attempt {since.number} trains, from step {since.first_step}")
-    elif starting := _starting(look, attempts, last, settings.start):
+    elif read_switch(look.rundir, KILL).up:
+        yield _finding(look, False, "a person has stopped the run by the kill switch: nothing is to recover")
+    elif starting := _starting(look, attempts, last, _patience(look, settings)):
         yield _finding(look, None, f"{starting}: too early to say whether it recovers")
     else:
         step = f" at step {last.last_step}" if last.last_step is not None else ""
@@ -65,6 +70,12 @@ def _resumes(look: Look) -> Finding:
         why = found[-1].why(command if isinstance(command, str) else " ".join(command))
         text = f"{found[-1].words()}; {why}"
     return look.finding("resume", Health.of(bool(found)), text, NOT_RESUMED, names={"advice": ADVICE})
+
+
+def _patience(look: Look, settings: Settings) -> timedelta:
+    """Return how long a start may take: as long as the supervisor gives it, unless the settings say otherwise."""
+    hang = look.run.launch.restart.hang
+    return settings.start or (hang.start if hang is not None else _START)
 
 
 def _starting(look: Look, attempts: tuple[Attempt, ...], failed: Attempt, patience: timedelta) -> str:

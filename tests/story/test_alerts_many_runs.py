@@ -1,0 +1,100 @@
+"""An outage that many runs have in common: one message for each receiver, which names the runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+
+from ftsupervise.alerts.deliver import Delivered, deliver
+from ftsupervise.alerts.journal import Journal
+from ftsupervise.alerts.record import record
+from ftsupervise.config.alerting import Alerts
+from ftsupervise.findings import Finding, Severity
+from ftsupervise.truth import Health
+from tests.neighbours.slack import SlackServer
+from tests.neighbours.smtp import MailServer
+from tests.story.alerting_scene import T0, bot, journal_in, mailbox, minutes, secret, settings
+
+MANY = 24
+RUNS = [f"train-{number:02d}" for number in range(MANY)]
+
+
+@pytest.fixture
+def chat() -> Iterator[SlackServer]:
+    with SlackServer() as server:
+        yield server
+
+
+def tick(folder: Path, alerts: Alerts, now: datetime, health: Health, runs: list[str] = RUNS) -> Delivered:
+    journals: list[Journal] = []
+    for run in runs:
+        words = f"the storage of /scratch/{run} has not answered for 20s"
+        found = Finding(run, "storage", "run directory", health, Severity.CRITICAL, words, now)
+        journals.append(journal_in(folder / run))
+        record(journals[-1], [found], alerts, now, run_name=run)
+    return deliver(journals, alerts, now, jitter=lambda: 0.0)
+
+
+def waiting(folder: Path) -> int:
+    return sum(len(journal_in(folder / run).read().outbox) for run in RUNS)
+
+
+def test_an_outage_of_storage_under_many_runs_is_one_message_for_each_receiver(
+    mail: MailServer, chat: SlackServer, tmp_path: Path
+) -> None:
+    hook = {"name": "hook", "slack": {"webhook_file": secret(tmp_path, "hook", chat.webhook_url)}}
+    machine = {"name": "machine", "webhook": {"url": chat.machine_url}}
+    alerts = settings([mailbox(mail), bot(chat, tmp_path), hook, machine])
+    assert len(tick(tmp_path, alerts, T0, Health.BAD).sent) == 4 * MANY
+    assert len(mail.mails) == 1 and waiting(tmp_path) == 0
+    subject, text = str(mail.mails[0]["Subject"]), str(mail.mails[0].get_content())
+    assert subject.startswith("[FIRING:24] 24 runs: the storage of") and all(run in text for run in RUNS)
+    assert "+4 more: 4 storage fired" in text and text.count("ftsupervise alerts ack ") == 20
+    assert "ftsupervise status" not in text.partition("see all")[2], "there is no one run to look at"
+    assert len(chat.posts) == 3, "by the bot, by the hook, and our own JSON"
+    assert all(all(run in post.readable() for run in RUNS) for post in chat.posts if post.blocks)
+
+    assert len(tick(tmp_path, alerts, minutes(5), Health.OK).sent) == 4 * MANY
+    assert len(mail.mails) == 2 and str(mail.mails[1]["Subject"]).startswith("[RESOLVED:24] 24 runs: ")
+    assert len(chat.posts) == 6 and waiting(tmp_path) == 0
+    assert [post.edits for post in chat.posts] == [0] * 6, "no post of many is written over by that of one"
+
+
+def test_a_program_hears_of_each_alert_of_each_run_with_its_own_key(chat: SlackServer, tmp_path: Path) -> None:
+    alerts = settings([{"webhook": {"url": chat.machine_url}}])
+    tick(tmp_path, alerts, T0, Health.BAD)
+    ((_, _, body),) = chat.requests
+    assert [one["run"] for one in body["items"]] == RUNS and body["more"] == 0
+    assert len({one["dedup_key"] for one in body["items"]}) == MANY
+    assert all(one["acknowledge"].endswith(f"{tmp_path}/{one['run']}/run") for one in body["items"])
+
+
+def test_a_joint_message_that_was_refused_is_tried_again_as_the_same(mail: MailServer, tmp_path: Path) -> None:
+    alerts = settings([mailbox(mail)])
+    mail.mood = "DATA 451"
+    assert len(tick(tmp_path, alerts, T0, Health.BAD).failed) == MANY
+    assert not mail.mails and waiting(tmp_path) == MANY
+    mail.mood = "reset ."
+    tick(tmp_path, alerts, minutes(5), Health.BAD)
+    mail.mood = "ok"
+    tick(tmp_path, alerts, minutes(10), Health.BAD)
+    assert waiting(tmp_path) == 0 and len(mail.mails) == 2 and len({m["Message-ID"] for m in mail.mails}) == 1
+
+
+def test_one_recipient_who_is_deferred_gets_the_joint_mail_later_and_the_other_not_twice(
+    mail: MailServer, tmp_path: Path
+) -> None:
+    alerts = settings([mailbox(mail, to=["me@example.org", "you@example.org"])])
+    mail.mood = "later you"
+    tick(tmp_path, alerts, T0, Health.BAD)
+    mail.mood = "ok"
+    tick(tmp_path, alerts, minutes(5), Health.BAD)
+    assert mail.recipients == [["me@example.org"], ["you@example.org"]] and waiting(tmp_path) == 0
+
+
+def test_the_messages_of_three_runs_go_apart(mail: MailServer, tmp_path: Path) -> None:
+    tick(tmp_path, settings([mailbox(mail)]), T0, Health.BAD, RUNS[:3])
+    assert sorted(str(m["Subject"]).split()[1] for m in mail.mails) == [f"{run}:" for run in RUNS[:3]]
