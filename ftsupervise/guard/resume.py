@@ -18,8 +18,9 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+from ftsupervise.checkpoints.contents import distrust_folder
 from ftsupervise.checkpoints.find import Choice, checkpoints_in, choose
-from ftsupervise.checkpoints.manifest import manifest_of
+from ftsupervise.checkpoints.manifest import manifest_of, read_head
 from ftsupervise.checkpoints.quarantine import set_aside
 from ftsupervise.checkpoints.suspicion import Suspicion, suspect
 from ftsupervise.checkpoints.verify import CheckpointState, Scope, Thoroughness, Verdict
@@ -28,8 +29,8 @@ from ftsupervise.guard.settings import RankContext, Voice
 from ftsupervise.host.ownership import remedy
 from ftsupervise.rundir import ledger, switches
 from ftsupervise.rundir.beginnings import saved_before
-from ftsupervise.rundir.lineage import Lineage, read_lineage
-from ftsupervise.rundir.paths import ENV_GUARD
+from ftsupervise.rundir.lineage import Belongs, Lineage, belongs, read_lineage
+from ftsupervise.rundir.paths import ENV_GUARD, RunDir
 from ftsupervise.rundir.resumed import read_resumed, write_resumed
 from ftsupervise.truth import Resumed, SkippedBatches
 
@@ -234,13 +235,30 @@ def _saved_there(place: RankContext, verdict: Verdict) -> str:
     if verdict.state is CheckpointState.NOT_TRUSTED:
         try:
             found = os.lstat(manifest_of(verdict.path))
-            above = verdict.path.parent.stat()
+            if found.st_uid not in (os.geteuid(), 0, *_owner(place)):  # a stranger's: none of ours
+                return ""
+            if place.rundir is not None and _is_anothers(place.rundir, verdict.path):
+                return ""
+            return f"{verdict.words()} (type: {_remedy(verdict.path, _owner(place))})"
         except OSError:
             return ""
-        if found.st_uid not in (os.geteuid(), 0, *_owner(place)):  # a stranger's: none of ours
-            return ""
-        return f"{verdict.words()} (type: {remedy(above, verdict.path.parent)})"
     return verdict.words() if verdict.manifest and verdict.state is not CheckpointState.ANOTHERS else ""
+
+
+def _is_anothers(rundir: RunDir, checkpoint: Path) -> bool:
+    """Return whether another run says that it has written a checkpoint: its owner may have opened it."""
+    try:
+        return belongs(read_lineage(rundir), read_head(checkpoint), checkpoint.parent) is Belongs.ANOTHERS
+    except ValueError:
+        return False
+
+
+def _remedy(checkpoint: Path, accounts: Collection[int]) -> str:
+    """Return what to type so that it is trusted again. Raises OSError."""
+    folder = checkpoint.parent
+    if distrust_folder(folder, accounts):
+        return remedy(folder.stat(), folder)
+    return remedy(checkpoint.stat(), checkpoint).replace("chmod go-w", "chmod -R go-w")
 
 
 def _on_record(place: RankContext, foreign: Collection[Verdict], wanted: Wanted) -> str:
