@@ -379,7 +379,7 @@ class Walk:
         assert self.commits, "it stops, and has never saved"
         self._stop()
         if self.folder.opened or self.folder.public & self.there.keys():
-            assert "(type: chmod " in words or "is damaged" in words, words
+            assert not self.there or "(type: chmod " in words or "is damaged" in words, words
             self.folder.close()
         else:
             done = CliRunner().invoke(ftsupervise, ["checkpoints", "anew", str(self.rundir.root)])
