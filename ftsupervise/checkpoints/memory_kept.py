@@ -169,9 +169,9 @@ def remove(kept: KeptSnapshot) -> None:
     shutil.rmtree(gone, ignore_errors=True)
 
 
-def write_rank(place: str, folder: str, rank: int, wanted: SnapshotId) -> None:
-    """Write that snapshot of a rank from the memory of this node, durably. Raises OSError; ValueError for one that is not
-    there, damaged, or written over meanwhile."""
+def write_rank(place: str, folder: str, rank: int, wanted: SnapshotId) -> bool:
+    """Write that snapshot of a rank from the memory of this node, durably. False: there was no digest to compare it with.
+    Raises OSError; ValueError for one that is not there, damaged, or written over meanwhile."""
     with open_slots(rank_file(place, rank)) as source:
         slot = source.held().get(wanted)
         header = source.valid(slot) if slot is not None else None
@@ -191,6 +191,7 @@ def write_rank(place: str, folder: str, rank: int, wanted: SnapshotId) -> None:
             assert mine is not None
             target.commit(0, mine._replace(algorithm=algorithm, digest=found))
             os.fsync(target.fd)
+            return header.algorithm == algorithm
 
 
 def _algorithm_for(header: SlotHeader) -> int:

@@ -3,7 +3,8 @@ from it.
 
 Memory without ECC, a driver or a process that writes where it should not can change a bit, and a copy that lies on
 another node for hours can change too. The digest comes after the header that makes the slot valid: a rank that is
-killed in between leaves a snapshot without one, which is used as it is. Taking it costs half a copy of the state
+killed in between leaves a snapshot without one, which is used, and people are told that it is
+not verified. Taking it costs half a copy of the state
 (xxh3_128), beside the loop.
 """
 
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import os
 import threading
+from enum import Enum
 
 from ftsupervise.checkpoints import digest
 from ftsupervise.checkpoints.memory_slots import ALGORITHMS, PIECE, SlotFile, SlotHeader
@@ -72,31 +74,41 @@ class Summing:
         return header._replace(algorithm=self._algorithm, digest=as_bytes(sums.hexdigest()))
 
 
-def is_damaged(file: SlotFile, slot: int, header: SlotHeader) -> bool:
-    """Return whether its bytes differ from those that its checksums were taken of. Raises OSError.
+class Compared(Enum):
+    """The outcome of a comparison. UNKNOWN: the digest was not taken before the rank died, or cannot be taken here."""
 
-    The data is not compared where its digest was not taken, or cannot be taken here.
-    """
+    SAME = 0
+    DAMAGED = 1
+    UNKNOWN = 2
+
+
+def is_damaged(file: SlotFile, slot: int, header: SlotHeader) -> bool:
+    """Return whether its bytes differ from those that its checksums were taken of. Raises OSError."""
+    return compare(file, slot, header) is Compared.DAMAGED
+
+
+def compare(file: SlotFile, slot: int, header: SlotHeader) -> Compared:
+    """Compare a snapshot with its checksums. Raises OSError."""
     try:
         file.meta(slot, header)
     except ValueError:
-        return True
+        return Compared.DAMAGED
     if not header.algorithm:
-        return False
+        return Compared.UNKNOWN
     try:
         sums = digest.hasher(ALGORITHMS[header.algorithm])
     except digest.CannotJudge:
-        return False
+        return Compared.UNKNOWN
     buffer = memoryview(bytearray(PIECE >> 3))  # it stays in the processor's cache
     offset = header.meta_size
     while offset < header.size:
         start, most = file.extent(slot, header, offset)
         size = os.preadv(file.fd, [buffer[: min(len(buffer), most)]], start)
         if not size:
-            return True  # cut short
+            return Compared.DAMAGED  # cut short
         sums.update(buffer[:size])
         offset += size
-    return as_bytes(sums.hexdigest()) != header.digest
+    return Compared.SAME if as_bytes(sums.hexdigest()) == header.digest else Compared.DAMAGED
 
 
 def as_bytes(hexdigest: str) -> bytes:

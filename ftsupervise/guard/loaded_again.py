@@ -37,7 +37,5 @@ class LoadedAgain:
         try:
             if not all(one() for one in unchanged):
                 self._why = "its bytes are others now"
-        except (
-            Exception
-        ) as error:  # it must not end the thread in silence: what could not be compared is not known to be right
+        except Exception as error:  # what could not be compared is not known to be right
             self._why = str(error) or type(error).__name__

@@ -15,11 +15,13 @@ from collections.abc import Callable, Collection
 from contextlib import suppress
 from datetime import datetime, timezone
 from functools import partial
+from hashlib import blake2b
 from pathlib import Path
 from typing import NamedTuple
 
+from ftsupervise.checkpoints.contents import distrust_folder
 from ftsupervise.checkpoints.find import Choice, checkpoints_in, choose
-from ftsupervise.checkpoints.manifest import manifest_of
+from ftsupervise.checkpoints.manifest import manifest_of, read_head
 from ftsupervise.checkpoints.quarantine import set_aside
 from ftsupervise.checkpoints.suspicion import Suspicion, suspect
 from ftsupervise.checkpoints.verify import CheckpointState, Scope, Thoroughness, Verdict
@@ -28,8 +30,9 @@ from ftsupervise.guard.settings import RankContext, Voice
 from ftsupervise.host.ownership import remedy
 from ftsupervise.rundir import ledger, switches
 from ftsupervise.rundir.beginnings import saved_before
-from ftsupervise.rundir.lineage import Lineage, read_lineage
-from ftsupervise.rundir.paths import ENV_GUARD
+from ftsupervise.rundir.lineage import Belongs, Lineage, belongs, read_lineage
+from ftsupervise.rundir.paths import ENV_GUARD, RESUMED, RunDir
+from ftsupervise.rundir.records import read_record, write_json
 from ftsupervise.rundir.resumed import read_resumed, write_resumed
 from ftsupervise.truth import Resumed, SkippedBatches
 
@@ -234,13 +237,30 @@ def _saved_there(place: RankContext, verdict: Verdict) -> str:
     if verdict.state is CheckpointState.NOT_TRUSTED:
         try:
             found = os.lstat(manifest_of(verdict.path))
-            above = verdict.path.parent.stat()
+            if found.st_uid not in (os.geteuid(), 0, *_owner(place)):  # a stranger's: none of ours
+                return ""
+            if place.rundir is not None and _is_anothers(place.rundir, verdict.path):
+                return ""
+            return f"{verdict.words()} (type: {_remedy(verdict.path, _owner(place))})"
         except OSError:
             return ""
-        if found.st_uid not in (os.geteuid(), 0, *_owner(place)):  # a stranger's: none of ours
-            return ""
-        return f"{verdict.words()} (type: {remedy(above, verdict.path.parent)})"
     return verdict.words() if verdict.manifest and verdict.state is not CheckpointState.ANOTHERS else ""
+
+
+def _is_anothers(rundir: RunDir, checkpoint: Path) -> bool:
+    """Return whether another run says that it has written a checkpoint: its owner may have opened it."""
+    try:
+        return belongs(read_lineage(rundir), read_head(checkpoint), checkpoint.parent) is Belongs.ANOTHERS
+    except ValueError:
+        return False
+
+
+def _remedy(checkpoint: Path, accounts: Collection[int]) -> str:
+    """Return what to type so that it is trusted again. Raises OSError."""
+    folder = checkpoint.parent
+    if distrust_folder(folder, accounts):
+        return remedy(folder.stat(), folder)
+    return remedy(checkpoint.stat(), checkpoint).replace("chmod go-w", "chmod -R go-w")
 
 
 def _on_record(place: RankContext, foreign: Collection[Verdict], wanted: Wanted) -> str:
@@ -273,15 +293,40 @@ def _owner(place: RankContext) -> tuple[int, ...]:
 
 
 def _follows(place: RankContext) -> bool:
-    """Return whether this rank reads from rank 0's page what to begin from. Not where a launcher starts ranks again within
-    an attempt: an older page would be read."""
-    return place.rank > 0 and place.attempt_dir is not None and "TORCHELASTIC_RUN_ID" not in os.environ
+    """Return whether this rank reads from rank 0's page what to begin from. Not where a launcher may start ranks again within
+    an attempt: an older page would be read, and nothing tells the ranks of one start from those of another."""
+    return place.rank > 0 and place.attempt_dir is not None and not _may_start_again()
+
+
+def _may_start_again() -> bool:
+    env = os.environ
+    once = env.get("TORCHELASTIC_MAX_RESTARTS") == "0" and env.get("GROUP_WORLD_SIZE") == "1"
+    return "TORCHELASTIC_RUN_ID" in env and not once
+
+
+def _own_page(attempt_dir: Path) -> Path:
+    """Return the page by which rank 0 tells the ranks that were launched with it: an attempt may launch several groups, one
+    after the other or at once, each with a rank 0. All ranks of one launch come to the same name."""
+    names = ("SLURM_JOB_ID", "SLURM_STEP_ID", "TORCHELASTIC_RUN_ID")
+    more = ("MASTER_ADDR", "MASTER_PORT") if "TORCHELASTIC_RUN_ID" in os.environ else ()
+    known = [os.environ.get(name, "") for name in (*names, *more)]
+    if not any(known[1:]):
+        return attempt_dir / RESUMED
+    return attempt_dir / f"resumed-{blake2b(repr(known).encode(), digest_size=6).hexdigest()}.json"
+
+
+def _read_own(attempt_dir: Path) -> Resumed | None:
+    """Return what rank 0 of this launch has told; None where it has not, or it cannot be read."""
+    try:
+        return read_record(Resumed, _own_page(attempt_dir))
+    except (OSError, ValueError):
+        return None
 
 
 def _follow(place: RankContext) -> Chosen:
     assert place.attempt_dir is not None
     until, page = time.monotonic() + FOLLOW_WITHIN, place.attempt_dir
-    while (found := read_resumed(page)) is None:
+    while (found := _read_own(page)) is None:
         _wait(until, page, "rank 0 has not told what this attempt begins from: call guard.latest() on rank 0 too")
     if found.refused:
         raise CannotResume(found.refused)
@@ -327,7 +372,7 @@ def refuse(place: RankContext, why: str, voice: Voice) -> None:
 
 def skip_of(attempt_dir: Path) -> int | None:
     """Return the batches that this attempt skips, as rank 0 has recorded; None where it has not yet."""
-    found = read_resumed(attempt_dir)
+    found = _read_own(attempt_dir)
     return None if found is None else found.skip
 
 
@@ -405,6 +450,8 @@ def _write(attempt_dir: Path, resumed: Resumed, voice: Voice) -> None:
             set_aside=before.set_aside, set_aside_step=before.set_aside_step, more_aside=before.more_aside
         )
     try:
+        if (own := _own_page(attempt_dir)).name != RESUMED:
+            write_json(own, resumed, sync=False)
         write_resumed(attempt_dir, resumed)
     except OSError as error:
         voice.once(f"cannot write which checkpoint this attempt began from: {error.strerror}")

@@ -33,7 +33,7 @@ from ftsupervise.checkpoints.memory_slots import (
     room_for,
 )
 from ftsupervise.checkpoints.memory_state import Described
-from ftsupervise.checkpoints.memory_sums import Summing, is_damaged
+from ftsupervise.checkpoints.memory_sums import Compared, Summing, compare
 
 _ALL = SnapshotId(1 << 62, 1 << 62)
 _LOOK_EVERY = 1.0  # seconds between two checks of the memory
@@ -98,11 +98,11 @@ class SnapshotMemory:
             raise ValueError(f"{self._file.path}: slot {slot} holds no snapshot")
         return self._file.meta(slot, header)
 
-    def is_damaged(self, slot: int) -> bool:
-        """Return whether its bytes differ from those that were copied there, as far as a digest shows. Raises OSError."""
+    def compare(self, slot: int) -> Compared:
+        """Compare its bytes with those that were copied there. Raises OSError."""
         assert self._file is not None
         header = self._file.valid(slot)
-        return header is not None and is_damaged(self._file, slot, header)
+        return Compared.UNKNOWN if header is None else compare(self._file, slot, header)
 
     def data(self, slot: int) -> memoryview:
         assert self._file is not None and self._mapping is not None

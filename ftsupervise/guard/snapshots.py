@@ -27,6 +27,7 @@ from ftsupervise.checkpoints.memory_pins import SLOTS_ALONE
 from ftsupervise.checkpoints.memory_room import MOST, NoRoom
 from ftsupervise.checkpoints.memory_slots import SnapshotId
 from ftsupervise.checkpoints.memory_state import CannotKeep, Described
+from ftsupervise.checkpoints.memory_sums import Compared
 from ftsupervise.guard.loaded_again import LoadedAgain
 from ftsupervise.guard.loop_state import LoopState
 from ftsupervise.guard.resume import refuse
@@ -63,7 +64,6 @@ class Snapshots:
         self._memory: SnapshotMemory | None = None
         self._kept: tuple[SnapshotId, KeptRank | None] | None = None  # on the disk; None: it is not there for this rank
         self._why = ""  # there are none
-        self._why_not_kept = ""
         self.again: LoadedAgain | None = None  # what was loaded from the disk is compared once more
         self._left = False  # those that are there were not taken, and are given up when the loop has begun without them
         # monotonic: the node's agent, which starts beside the first ranks of a job, makes the folder until then
@@ -159,7 +159,11 @@ class Snapshots:
         if self._place.rank or self._place.attempt_dir is None or not (said.isascii() and said.isdigit()):
             return
         made = found.attempt if found is not None else None
-        why = why or self._why_not_kept or f"another rank cannot begin from step {step}"
+        why = (
+            why
+            or (self._why if self._named and self._kept is None else "")
+            or f"another rank cannot begin from step {step}"
+        )
         try:
             write_not_from(self._place.attempt_dir, NotFrom(int(said), made, why[:2000]))
         except OSError as error:
@@ -176,7 +180,7 @@ class Snapshots:
                 self._kept = kept_for(Path(folder), self._place.world, owner), None
                 self._kept = self._kept[0], KeptRank(Path(folder), self._place.rank)
             except (OSError, ValueError) as error:
-                self._why_not_kept = str(error)
+                self._why = str(error)
                 self._voice.once(f"{folder} cannot be used: {error}")
 
     def _content(self, slot: int) -> tuple[bytes, memoryview]:
@@ -231,7 +235,12 @@ class Snapshots:
         try:
             memory, slot = self._memory, held[found]
             alone = slot != _ON_DISK and self._place.attempt is None  # else the supervisor or ``KeptRank`` has looked
-            if alone and memory is not None and memory.is_damaged(slot):
+            compared = memory.compare(slot) if alone and memory is not None else Compared.SAME
+            if compared is Compared.UNKNOWN:
+                self._voice.once(
+                    f"the snapshot of step {found.step} is not verified: it has no digest to compare it with"
+                )
+            if compared is Compared.DAMAGED:
                 return "it is damaged: its bytes are not those that were copied there", False
             misfit = why_not(self._content(slot)[0])
             return misfit, bool(misfit)

@@ -3,10 +3,11 @@
     snapshots                    what this node holds: "RANK STEP ATTEMPT WORLD" for each
     snapshots-begin STEP/ATTEMPT RANK,HOST,PORT… =RANK…
                                  invalidate all that is newer ("-": everything), fetch those ranks, and compare the others
-                                 with their digest; "done", or "damaged RANK…" for those that it gave up, or why not
+                                 with their digest; "done", or "damaged RANK…" for those that it gave up, or why not;
+                                 "unverified RANK…": done, and these have no digest that can be taken here
 
     snapshots-keep STEP/ATTEMPT RANK,… DIR
-                                 write what is held of that one into DIR, on the disk; "done", or why not
+                                 write what is held of that one into DIR, on the disk; "done", "unverified RANK…", or why not
 
 The questions are answered by a process of their own (``rpc.py``), which may take its time.
 """
@@ -18,7 +19,7 @@ import select
 import signal
 import socket
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ftsupervise.checkpoints import memory_folder
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 _TRIES = 5  # starts of an exchange that ends by itself
 NOT_COPIED = b"{}"  # a report without a port
 QUESTION, BEGIN, KEEP = "snapshots", "snapshots-begin", "snapshots-keep"
-DONE, DAMAGED = "done", "damaged"
+DONE, DAMAGED, UNVERIFIED = "done", "damaged", "unverified"
 
 
 class SnapshotRelay:
@@ -186,9 +187,31 @@ def begin_question(step: int, attempt: int, supplies: Iterable[Supply] = (), her
 
 def read_damaged(answer: str) -> frozenset[int]:
     """Return the ranks whose snapshot an answer calls damaged."""
+    return _ranks_behind(DAMAGED, answer)
+
+
+def read_unverified(answer: str) -> frozenset[int]:
+    """Return the ranks whose snapshot could not be compared with a digest."""
+    return _ranks_behind(UNVERIFIED, answer)
+
+
+def is_done(answer: str) -> bool:
+    """Return whether a node has done what it was asked."""
+    return answer == DONE or bool(read_unverified(answer))
+
+
+def unverified_words(ranks: Collection[int]) -> str:
+    """Return a clause on those ranks; "" for none."""
+    if not ranks:
+        return ""
+    few = ", ".join(map(str, sorted(ranks)[:5])) + (f" and {len(ranks) - 5} more" if len(ranks) > 5 else "")
+    return f"the snapshot of rank {few} is not verified: it has no digest that could be compared"
+
+
+def _ranks_behind(wanted: str, answer: str) -> frozenset[int]:
     word, *ranks = answer.split()[:1_000_000] or [""]
     numbers = [as_count(one) for one in ranks]
-    return frozenset(one for one in numbers if one is not None) if word == DAMAGED else frozenset()
+    return frozenset(one for one in numbers if one is not None) if word == wanted else frozenset()
 
 
 def begin_from(place: str, rest: str, key: bytes) -> str:
@@ -220,14 +243,33 @@ def begin_from(place: str, rest: str, key: bytes) -> str:
                 file.invalidate_newer(wanted)
         except (OSError, ValueError) as error:
             problems.append(f"rank {rank_number}: {error}")
-    damaged = give_up_damaged(place, here, wanted) if wanted is not None and not problems else ()
-    return " ".join((DAMAGED, *map(str, damaged))) if damaged else "; ".join(problems) or DONE
+    damaged, unknown = list[int](), set[int]()
+    if wanted is not None and not problems:
+        damaged = give_up_damaged(place, here, wanted, unknown)
+        unknown |= {one.rank for one in supplies if _has_no_digest(place, one.rank, wanted)}
+    if damaged or (unknown and not problems):
+        return " ".join((DAMAGED if damaged else UNVERIFIED, *map(str, damaged or sorted(unknown))))
+    return "; ".join(problems) or DONE
 
 
-def give_up_damaged(place: str, ranks: Iterable[int], wanted: SnapshotId) -> list[int]:
-    """Compare that snapshot of each of ``ranks`` with its digest, all at the same time, and give up the damaged ones."""
+def _has_no_digest(place: str, rank: int, wanted: SnapshotId) -> bool:
+    """Return whether what was fetched for a rank came without one: it was compared on the way where it has one."""
     from ftsupervise.checkpoints.memory_slots import open_slots
-    from ftsupervise.checkpoints.memory_sums import is_damaged
+
+    try:
+        with open_slots(memory_folder.rank_file(place, rank)) as file:
+            slot = file.held().get(wanted)
+            header = file.valid(slot) if slot is not None else None
+            return header is not None and not header.algorithm
+    except (OSError, ValueError):
+        return False
+
+
+def give_up_damaged(place: str, ranks: Iterable[int], wanted: SnapshotId, unknown: set[int] | None = None) -> list[int]:
+    """Compare that snapshot of each of ``ranks`` with its digest, all at the same time, and give up the damaged ones.
+    ``unknown``: those that have none to compare are added there."""
+    from ftsupervise.checkpoints.memory_slots import open_slots
+    from ftsupervise.checkpoints.memory_sums import Compared, compare
 
     damaged: list[int] = []
 
@@ -236,7 +278,10 @@ def give_up_damaged(place: str, ranks: Iterable[int], wanted: SnapshotId) -> lis
             with open_slots(memory_folder.rank_file(place, rank), write=True) as file:
                 slot = file.held().get(wanted)
                 header = file.valid(slot) if slot is not None else None
-                if slot is not None and header is not None and not is_damaged(file, slot, header):
+                found = compare(file, slot, header) if slot is not None and header is not None else Compared.DAMAGED
+                if found is Compared.UNKNOWN and unknown is not None:
+                    unknown.add(rank)
+                if found is not Compared.DAMAGED:
                     return
                 if slot is not None:
                     file.begin(slot)
@@ -266,15 +311,18 @@ def keep(place: str, rest: str) -> str:
         return "no such question"
     first, second, *of = [number or 0 for number in numbers]
     problems: list[str] = []
+    unknown: list[int] = []
 
     def write(rank: int) -> None:
         try:
-            write_rank(place, folder, rank, SnapshotId(first, second))
+            if not write_rank(place, folder, rank, SnapshotId(first, second)):
+                unknown.append(rank)
         except (OSError, ValueError) as error:
             problems.append(f"rank {rank}: {error}")
 
     _all_at_once(write, of)
-    return "; ".join(sorted(problems)[:5]) or DONE
+    done = " ".join((UNVERIFIED, *map(str, sorted(unknown)))) if unknown else DONE
+    return "; ".join(sorted(problems)[:5]) or done
 
 
 def _all_at_once(work: Callable[[Any], object], of: Iterable[Any]) -> None:

@@ -22,6 +22,7 @@ from ftsupervise.checkpoints.memory_kept import KeptPage, KeptSnapshot
 from ftsupervise.checkpoints.memory_slots import SnapshotId
 from ftsupervise.host.in_time import in_time
 from ftsupervise.model import Attempt
+from ftsupervise.ranks.snapshot_relay import is_done
 from ftsupervise.rundir import fence, ledger, switches
 from ftsupervise.rundir.anchor import Anchor
 from ftsupervise.rundir.beginnings import begun_anew
@@ -270,7 +271,7 @@ def _said(work: Callable[[], str]) -> str:
 
 
 def _wrong(answers: Mapping[str, str]) -> str:
-    return "; ".join(f"{node}: {text}" for node, text in sorted(answers.items()) if text != "done")[:300]
+    return "; ".join(f"{node}: {text}" for node, text in sorted(answers.items()) if not is_done(text))[:300]
 
 
 def _sync(folder: Path) -> None:

@@ -25,16 +25,18 @@ from ftsupervise.checkpoints.memory_slots import SnapshotId
 from ftsupervise.model import Claim, End
 from ftsupervise.ranks.agent_pool import Agents, SnapshotPlace
 from ftsupervise.ranks.snapshot_relay import (
-    DONE,
     QUESTION,
     Supply,
     begin_from,
     begin_question,
     held_in,
+    is_done,
     keep,
     keep_question,
     read_damaged,
     read_held,
+    read_unverified,
+    unverified_words,
 )
 from ftsupervise.ranks.snapshot_ring import CopyState
 from ftsupervise.run.kept_snapshots import KeptSnapshots, Target
@@ -70,6 +72,7 @@ class _Last(NamedTuple):
     from_kept: SnapshotId | None = None  # it began from this snapshot, which an older job had kept
     folder: Path = Path()
     anchor: Anchor = Anchor()  # the checkpoint that the state in memory goes on from
+    unverified: frozenset[int] = frozenset()  # ranks whose snapshot of then had no digest to compare it with
 
 
 class SnapshotKeeper:
@@ -124,6 +127,9 @@ class SnapshotKeeper:
         if chosen is not None and chosen.source in (Source.MEMORY, Source.KEPT):
             env[ENV_SNAPSHOT_STEP] = str(chosen.step)
         if chosen is not None:
+            if chosen.source is Source.MEMORY and self._last.unverified:
+                words = unverified_words(self._last.unverified)
+                chosen = chosen._replace(why="; ".join(filter(None, (chosen.why, words))))
             told = self._record(mine, chosen, log)
         began = chosen.step if chosen is not None else -1
         self._lineage.append(Begun(mine.number, began))
@@ -170,12 +176,16 @@ class SnapshotKeeper:
         for rank, node in {row.rank: row.node for row in held if (row.step, row.attempt) == one}.items():
             where.setdefault(node, []).append(rank)
 
+        unverified: set[int] = set()
+
         def ask(folder: str, seconds: float) -> Mapping[str, str]:
             questions = {node: keep_question(*one, sorted(ranks), folder) for node, ranks in where.items()}
-            if not self._agents.remote:
+            if self._agents.remote:
+                answers = self._agents.ask(questions, seconds)
+            else:
                 place = memory_folder.node_folder(self._folder, self._node)
-                return {node: keep(place, text.partition(" ")[2]) for node, text in questions.items()}
-            answers = self._agents.ask(questions, seconds)
+                answers = {node: keep(place, text.partition(" ")[2]) for node, text in questions.items()}
+            unverified.update(rank for text in answers.values() for rank in read_unverified(text))
             return {node: answers.get(node, "no answer") for node in questions}
 
         found = self._kept.beside(one.step, self._last.anchor)
@@ -186,6 +196,8 @@ class SnapshotKeeper:
             tell(log, f"step {one.step} is in memory only, and was not kept on the disk: {problem}")
         else:
             tell(log, f"step {one.step} was in memory only: it is kept in {path} ({monotonic() - began:.1f} s)")
+            if unverified:
+                tell(log, unverified_words(unverified))
             try:
                 kept.write_kept(mine.folder, one.step, str(path), datetime.now(timezone.utc))
             except OSError as error:
@@ -357,7 +369,9 @@ class SnapshotKeeper:
         if damaged:
             return ", ".join(f"that of rank {rank} on {node} is damaged" for node, rank, _ in sorted(damaged)), damaged
         wrong = {node: answers.get(node, "no answer") for node in {pull.target for pull in chosen.pulls} | stay.keys()}
-        wrong = {node: text for node, text in wrong.items() if text != DONE}
+        unverified = frozenset(rank for text in wrong.values() for rank in read_unverified(text))
+        self._last = self._last._replace(unverified=unverified)
+        wrong = {node: text for node, text in wrong.items() if not is_done(text)}
         return "; ".join(f"{node}: {text}" for node, text in sorted(wrong.items()))[:300], ()
 
     def _answers(

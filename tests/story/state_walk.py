@@ -212,6 +212,7 @@ class Walk:
         self.rank: Rank | None = None
         self.acts: list[str] = []
         self.begun = 0
+        self._tries = 0  # in a row that could not begin
         self.ever = False  # it has saved since it began
         self._new_job()
         self._begin()
@@ -251,6 +252,8 @@ class Walk:
         env.update(self.keeper.begin(claim, ["here"], self._log))
         self.rank = Rank(env, claim.number, self.code)
         found = self.rank.begun
+        self._tries = self._tries + 1 if "error" in found else 0
+        assert self._tries < 5, f"it stops again and again: {found['error']}\n" + "\n".join(self.acts[-25:])
         self._judge(found)
         self.first = self.now.step + 1
 
@@ -313,7 +316,7 @@ class Walk:
         source, right = self.may()
         story = "\n".join([*self.acts[-25:], self._log.read_text() if self._log.exists() else ""])
         if found.get("error", "").startswith("CannotResume") and State() in right:
-            self._refused()
+            self._refused(found["error"])
             return
         if found.get("error", "").startswith("RuntimeError") and source == "disk" and self.code.strict:
             assert any(one.step and one.shape != self.code.shape for one in right), f"{found['error']}\n{story}"
@@ -371,11 +374,12 @@ class Walk:
         if trouble is not None:
             self.trouble, self.memory, self.kept = trouble.since, {}, None
 
-    def _refused(self) -> None:
+    def _refused(self, words: str) -> None:
         """The run has saved, and may use nothing of it: it stops until a person mends that, or says that it begins anew."""
         assert self.commits, "it stops, and has never saved"
         self._stop()
         if self.folder.opened or self.folder.public & self.there.keys():
+            assert not self.there or "(type: chmod " in words or "is damaged" in words, words
             self.folder.close()
         else:
             done = CliRunner().invoke(ftsupervise, ["checkpoints", "anew", str(self.rundir.root)])

@@ -305,6 +305,47 @@ def test_another_rank_reads_on_rank_0_s_page_what_the_attempt_begins_from(
             other.latest()
 
 
+LAUNCHES = {
+    "two srun": ({"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0"}, {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "1"}),
+    "two torchrun": tuple(
+        {"TORCHELASTIC_RUN_ID": "none", "TORCHELASTIC_MAX_RESTARTS": "0", "GROUP_WORLD_SIZE": "1"}
+        | {"MASTER_ADDR": "localhost", "MASTER_PORT": port}
+        for port in ("29500", "29501")
+    ),
+}
+
+
+@pytest.mark.parametrize("how", LAUNCHES)
+def test_each_of_several_launches_in_one_attempt_follows_its_own_rank_0(
+    checkpoints: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    rundir = RunDir(tmp_path / "run")
+    rundir.attempt(1).mkdir(parents=True)
+    for name, value in (("RUN_DIR", rundir.root), ("ATTEMPT_DIR", rundir.attempt(1)), ("ATTEMPT", 1)):
+        monkeypatch.setenv(f"FTSUPERVISE_{name}", str(value))
+    monkeypatch.setattr(resume, "FOLLOW_WITHIN", 0.3)
+    one, two = LAUNCHES[how]
+
+    def newest(rank: int, launch: dict[str, str]) -> str:
+        for name, value in launch.items():
+            monkeypatch.setenv(name, value)
+        with Guard(signals=(), rank=rank, world=2) as guard:
+            found = guard.latest()
+            return "" if found is None else found.name
+
+    def save(step: int) -> None:
+        with Guard(signals=(), rank=0, world=1) as guard, guard.checkpoint(step) as folder:
+            (folder / "weights").write_bytes(bytes([step]))
+
+    save(1)
+    assert newest(0, one) == "step-00000001"
+    save(2)
+    with pytest.raises(OSError, match="rank 0 has not told"):
+        newest(1, two)
+    assert newest(0, two) == newest(1, two) == "step-00000002"
+    assert newest(1, one) == "step-00000001", "as its own rank 0"
+
+
 def test_a_program_s_own_tracker_that_names_what_is_gone_keeps_the_run_from_beginning_anew(checkpoints: Path) -> None:
     checkpoints.mkdir()
     (checkpoints / "latest_checkpointed_iteration.txt").write_text("300")

@@ -150,3 +150,34 @@ def test_a_run_whose_snapshot_is_damaged_begins_from_what_is_left(
     assert begins is not None and (begins.source, begins.step) == ("disk", 20), "with two slots rank 0 has no step 28"
     for rank in (0, 1):
         assert f"rank {rank} sum {sum(range(61)) * (rank + 1)}" in said
+
+
+NO_DIGEST = (
+    "if attempt == 1 and step == 31 and rank == 1: "
+    "from tests.story.test_snapshot_damage import lose_the_digest; lose_the_digest(); os.kill(os.getpid(), 9)"
+)
+
+
+def lose_the_digest() -> None:
+    """In a rank: leave its own newest snapshot as a rank that dies before the digest is taken leaves it."""
+    place = memory_folder.node_folder(os.environ[ENV_SNAPSHOTS])
+    with open_slots(memory_folder.rank_file(place, int(os.environ["RANK"])), write=True) as file:
+        slot = max(file.held().items())[1]
+        wait_until(lambda: (header := file.valid(slot)) is not None and header.algorithm, "its digest")
+        header = file.valid(slot)
+        assert header is not None
+        file.commit(slot, header._replace(algorithm=0, digest=b""))
+
+
+@pytest.mark.parametrize("in_place", ["5", "0"])
+def test_a_snapshot_whose_rank_died_before_its_digest_is_told_to_be_unverified(
+    run: SupervisedRun, monkeypatch: pytest.MonkeyPatch, in_place: str
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+    one = run.start("--in-place", in_place, "--warm", "off", "--", *ranks(NO_DIGEST))
+    one.wait(60)
+    word = "the snapshot of rank 1 is not verified: it has no digest that could be compared"
+    assert word in one.said(), one.said()
+    if in_place != "0":
+        begins = run.attempts()[1].begins
+        assert begins is not None and (begins.source, begins.step) == ("memory", 30) and word in begins.why

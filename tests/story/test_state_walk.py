@@ -92,6 +92,25 @@ def test_what_code_of_another_version_did_speaks_against_no_snapshot_that_it_ref
         one.close()
 
 
+def test_a_checkpoint_of_another_run_that_somebody_has_opened_to_everybody_keeps_nobody_else_from_beginning(
+    top: str, tmp_path: Path
+) -> None:
+    folder = Shared(tmp_path / "checkpoints")
+    one, other = (Walk(tmp_path / name, folder, top, random.Random(1)) for name in "ab")
+    try:
+        other.steps()
+        other.save()
+        other.open_one()
+        one.kill_a_rank()
+        assert one.rank is not None and "error" not in one.rank.begun and len(ledger.ledger(one.rundir)) == 2
+        other.code = Code("v2")
+        other.kill_a_rank()  # its own one keeps it until somebody has typed what the refusal says
+        assert other.began == ("disk", other.commits[1])
+    finally:
+        one.close()
+        other.close()
+
+
 @pytest.mark.slow
 def test_after_a_thousand_acts_of_persons_and_the_machine_only_the_right_state_comes_back(
     top: str, tmp_path: Path
