@@ -225,7 +225,6 @@ class Agent:
         self.orphan = False  # we end because the supervisor has gone without notice
         self.keeps = False  # another agent will follow in this job, and needs the snapshots
         self.leave_at: float | None = None
-        self.pages = 0
         self.progress = 0.0  # monotonic: the last of any rank here
         self.signals, write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self.poll.register(self.signals, select.POLLIN)
@@ -247,7 +246,7 @@ class Agent:
         try:
             while not self.over:
                 now = monotonic()
-                if now >= due or (now >= check_at and self._new_pages()):
+                if now >= due or (now >= check_at and self.observer.new_pages()):
                     self._report(now)
                     reap()
                     due = now + (self.config.closer if self._stands_still(now) else self.config.every)
@@ -279,15 +278,9 @@ class Agent:
         if not self.over and now - self.link.answered_at > self.config.lost:
             self.over = self.orphan = True
 
-    def _new_pages(self) -> bool:
-        """Return whether a page has appeared, or another one."""
-        before, self.pages = self.pages, len(self.observer.check())
-        return self.pages > before
-
     def _report(self, now: float) -> None:
         """Check the ranks and report them."""
         states = self.observer.check()
-        self.pages = len(states)
         self.progress = max((max(one.stepped, one.beaten) for one in states), default=0.0)
         self._collect_exits()
         if now - self.link.answered_at > _SILENT * self.config.every:

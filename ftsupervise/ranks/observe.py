@@ -65,18 +65,26 @@ class RankObserver:
         self._exit_fifo: ExitFifo | None = None
         self._exits: list[RankExit] = []
         self._all_found = False
+        self._shown = 0  # ranks at the last check
         self._since = monotonic()  # when we first searched for this attempt's pages
 
     # ------------------------------------------------------------------------------------------------------- looking
 
     def check(self) -> list[RankState]:
         """Return the state of each rank now. Finds new pages; a rank whose page is removed is followed on. Never blocks."""
+        self._shown = 0
         if not self._all_found and not self._find_attempt():
             return []
         now = monotonic()
         found = [self._state_of(one, now) for one in self._ranks.values()]
         found.sort()
+        self._shown = len(found)
         return found
+
+    def new_pages(self) -> bool:
+        """Return whether a page has appeared since the last check, or another one."""
+        before = self._shown
+        return len(self.check()) > before
 
     def tally(self) -> Tally:
         """Return the counts of the guards of the ranks here at the last check."""

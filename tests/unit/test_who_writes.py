@@ -115,6 +115,7 @@ PAST: dict[str, tuple[Past, ...]] = {
     "rundir/lineage.py": (Past("_make", RUN),),
     "rundir/members.py": (Past("forget forget_all _write", RUN),),
     "rundir/pinned.py": (Past("forget", STATE),),
+    "rundir/unread.py": (Past("forget_unread", RUN),),
     "rundir/switches.py": (Past("clear_switch clear_answered put_back", SHARED), Past("release_brake", TYPED)),
     "sandbox/cluster.py": (Past("_write_files", SANDBOX),),
     "sandbox/daemons.py": (Past("link start_slurmds start_accounting _install _start", SANDBOX),),
