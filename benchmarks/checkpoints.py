@@ -83,6 +83,7 @@ def measure(place: Path, mb: int) -> bool:
     table("read again, warm", in_turn(place, warm), "read the bytes")
     cold = {name.removeprefix("cold: "): row for name, row in rows.items() if name not in warm}
     verified = table("read again, cold", in_turn(place, cold), "read the bytes")
+    restoring(place, mb)
     good = ratio["guard.checkpoint"] <= COMMIT and verified["verify --full"] <= VERIFY
     print(f"bounds: commit {COMMIT:.2f}, verification {VERIFY:.2f}: {'kept' if good else 'NOT kept'}")
     return good
@@ -273,6 +274,65 @@ def reading(place: Path, size: int) -> Rows:
     calls = {"read the bytes": read_all, "verify --full": ours, "sha256sum": sha256sum}
     warm = {name: lambda _, call=call: call() for name, call in calls.items()}
     return {**warm, **{f"cold: {name}": cold(call) for name, call in calls.items()}}  # the first, off the clock, drops
+
+
+def restoring(place: Path, mb: int) -> None:
+    """What it takes to put a state of torch tensors back, beside the same bytes read once, and read into the same tensors."""
+    if torch is None:
+        return
+    made = {f"layer-{n}": torch.rand(PIECE // 4) for n in range((mb << 20) // PIECE)}
+    into = {name: torch.ones_like(one) for name, one in made.items()}
+    home, by_dcp = place / "restored", place / "dcp"
+    os.environ["FTSUPERVISE_CHECKPOINT_DIR"] = str(home)
+    with Guard(signals=(), rank=0, world=1) as guard:
+        guard.restore(**made)
+        guard.save(1)
+    os.environ["FTSUPERVISE_CHECKPOINT_DIR"] = str(place / "ckpt")
+    dcp.save(made, checkpoint_id=by_dcp, no_dist=True)
+    (file,) = home.glob("step-*/rank-00000.state")
+
+    def drop() -> None:
+        os.sync()
+        for path in (file, *by_dcp.iterdir()):
+            fd = os.open(path, os.O_RDONLY)
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+            os.close(fd)
+
+    def read() -> None:
+        buffer = bytearray(1 << 20)
+        with file.open("rb", buffering=0) as one:
+            while one.readinto(buffer):
+                pass
+
+    def read_into() -> None:
+        with file.open("rb", buffering=0) as one:
+            for tensor in into.values():
+                one.readinto(memoryview(tensor.numpy()))
+
+    def ours() -> None:
+        os.environ["FTSUPERVISE_CHECKPOINT_DIR"] = str(home)
+        guard = Guard(signals=(), rank=0, world=1)
+        if guard.restore(**into) != 1:
+            sys.exit("guard.restore has loaded nothing")
+        os.environ["FTSUPERVISE_CHECKPOINT_DIR"] = str(place / "ckpt")
+        guard.close()
+
+    calls = {
+        "read the bytes": read,
+        "read them into the tensors": read_into,
+        "guard.restore": ours,
+        "dcp.load": lambda: dcp.load(into, checkpoint_id=by_dcp, no_dist=True),
+    }
+
+    def row(call: Callable[[], object], *, cold: bool) -> Callable[[Path], object]:
+        def run(_: Path) -> Callable[[], object] | None:
+            call()
+            return drop if cold else None
+
+        return run
+
+    for title, cold in (("restore, warm", False), ("restore, cold", True)):
+        table(title, in_turn(place, {name: row(call, cold=cold) for name, call in calls.items()}), "read the bytes")
 
 
 if __name__ == "__main__":
