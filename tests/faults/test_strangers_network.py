@@ -7,6 +7,7 @@ import re
 import shutil
 import socket
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,6 +17,10 @@ import pytest
 
 from ftsupervise.ranks import protocol
 from ftsupervise.ranks.protocol import Datagram, RankExit, Seal
+from ftsupervise.replicas.groups import QuorumPage, read_quorum, write_quorum
+from ftsupervise.replicas.lighthouse_record import LighthouseRecord, lighthouse_address
+from ftsupervise.rundir.paths import RunDir
+from ftsupervise.rundir.records import write_json
 from tests.neighbours.stranger import as_stranger
 from tests.story.agent_scene import Stage
 
@@ -72,6 +77,14 @@ os.makedirs(planted + "/n1")
 os.close(os.open(planted + "/n1/rank-0", os.O_CREAT | os.O_WRONLY))
 os.chmod(planted, 0o777)
 """
+
+
+@pytest.fixture
+def top() -> Iterator[Path]:
+    place = Path(tempfile.mkdtemp(prefix="fts-", dir="/tmp"))
+    place.chmod(0o755)
+    yield place
+    shutil.rmtree(place)
 
 
 @pytest.fixture
@@ -160,6 +173,32 @@ def test_the_snapshots_of_two_accounts_on_one_node_know_nothing_of_each_other(py
         assert not Path(folder).exists()
     finally:
         shutil.rmtree(planted, ignore_errors=True)
+
+
+def test_no_lighthouse_and_no_quorum_of_a_stranger_is_believed_where_he_may_write(top: Path) -> None:
+    """What the pages say is where the groups of a run meet, and whose weights they copy."""
+    home = top / "replicas"
+    home.mkdir()
+    write_json(home / "lighthouse.json", LighthouseRecord(address="http://10.0.0.1:29510", host="10.0.0.1", port=29510))
+    write_quorum(RunDir(top), QuorumPage())
+    assert lighthouse_address(home) == "http://10.0.0.1:29510" and read_quorum(RunDir(top)) is not None
+    own = sorted(home.iterdir())
+    home.chmod(0o777)
+
+    def exchange() -> None:
+        for page in own:
+            text = page.read_text("utf-8").replace("10.0.0.1", "6.6.6.6")
+            page.rename(page.with_suffix(".old"))
+            page.write_text(text, encoding="utf-8")
+
+    as_stranger(exchange)
+    for mode in (0o777, 0o1777, 0o755):
+        home.chmod(mode)
+        assert lighthouse_address(home) == "" and read_quorum(RunDir(top)) is None, oct(mode)
+    home.chmod(0o777)
+    as_stranger(lambda: [(page.unlink(), page.symlink_to(page.with_suffix(".old"))) for page in own])
+    home.chmod(0o755)
+    assert lighthouse_address(home) == "" and read_quorum(RunDir(top)) is None, "nor through a link of his"
 
 
 def user(name: str) -> int:
