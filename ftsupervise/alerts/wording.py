@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import re
 import shlex
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone
 from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ftsupervise.alerts.last_day import AboutRun, LastDay
 from ftsupervise.alerts.outbox import Message, message_id
@@ -312,17 +313,46 @@ def _environment(own: Path | None, kind: str) -> Environment:
 def own_template(folder: Path, name: str) -> tuple[str, str, Callable[[], bool]] | None:
     """Return the template ``name`` in ``folder`` and a check that it is still the same; None if there is none.
 
-    Raises NotTrusted when another account may write it: its words go out in this account's name.
+    Raises NotTrusted when another account may write it: its words go out in this account's name; OSError where its file
+    system does not answer.
     """
     path = folder / name
     if ".." in path.parts or name.startswith("/"):
         return None
+
+    def read() -> tuple[str, int]:
+        return ownership.read_trusted(path, limit=1_000_000, follow=True).decode("utf-8"), path.stat().st_mtime_ns
+
     try:
-        text = ownership.read_trusted(path, limit=1_000_000, follow=True).decode("utf-8")
-        stamp = path.stat().st_mtime_ns
+        text, stamp = _answer_of(folder, read)
     except FileNotFoundError:
         return None
-    return text, str(path), lambda: path.exists() and path.stat().st_mtime_ns == stamp
+    return text, str(path), lambda: _is_still(folder, path, stamp)
+
+
+_WITHIN = 5.0  # seconds for a folder of templates to answer
+_AGAIN = 60.0  # … after which one that did not is asked again
+_silent: dict[Path, float] = {}  # folder -> monotonic seconds until which it is not asked
+_T = TypeVar("_T")
+
+
+def _answer_of(folder: Path, read: Callable[[], _T]) -> _T:
+    """Return what ``read`` returns. Raises OSError where the folder does not answer: a message goes out all the same."""
+    from ftsupervise.host.in_time import in_time
+
+    if time.monotonic() >= _silent.get(folder, 0.0):
+        found = in_time(read, _WITHIN)
+        if found is not None:
+            return found
+        _silent[folder] = time.monotonic() + _AGAIN
+    raise TimeoutError(f"{folder} does not answer within {_WITHIN:.0f} s: its file system hangs")
+
+
+def _is_still(folder: Path, path: Path, stamp: int) -> bool:
+    try:
+        return _answer_of(folder, lambda: path.stat().st_mtime_ns) == stamp
+    except OSError:
+        return False
 
 
 def _slack(value: object) -> object:

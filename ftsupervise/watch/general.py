@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ftsupervise.alerts.deliver import Delivered
 from ftsupervise.alerts.journal import Journal
-from ftsupervise.alerts.receivers import Broken, read_secret, redact, safe_address
+from ftsupervise.alerts.receivers import Broken, TryLater, read_secret, redact, safe_address
 from ftsupervise.alerts.record import record
 from ftsupervise.findings import Alert, Finding, Notice
 from ftsupervise.host import ownership
@@ -65,7 +65,7 @@ def _send_ping(settings: DeadMan, suffix: str, text: str) -> str:
             headers={"Content-Type": "text/plain; charset=utf-8", "User-Agent": "ftsupervise"},
         ) as answer:
             return "" if answer.status_code < 300 else f"the dead-man service answered HTTP {answer.status_code}"
-    except Broken as error:
+    except (Broken, TryLater) as error:
         return str(error)
     except (requests.RequestException, OSError, ValueError) as error:
         return redact(f"the dead-man service: {type(error).__name__}: {error}", [address])

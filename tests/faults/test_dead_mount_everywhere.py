@@ -167,7 +167,7 @@ class Desk:
             f"nodes: {{directory: {seen['incidents']}}}\n"
             f"checkpoints: {{path: {seen['checkpoints']}/here, offload: {{to: {seen['copies']}/there}}}}\n"
             f"watch: {{metrics: {seen['metrics']}, disk: [{{path: {seen['disk']}}}],"
-            f" exec: [{{name: ours, command: [{seen['plugins']}/check]}}]}}\n"
+            f" exec: [{{name: ours, timeout: 5s, command: [{seen['plugins']}/check]}}]}}\n"
             f"alerts:\n  templates: {seen['templates']}\n  receivers:\n"
             f"  - file: {{path: {seen['messages']}/told.txt}}\n"
             f"  - command: {{argv: [{seen['plugins']}/send]}}\n"
@@ -351,16 +351,44 @@ def type_all(
 # The supervisor of a job whose own working directory hangs waits as its command would: that has the same one.
 WAITS = {("run", "work"), ("groups member", "work")}
 SOME = ("watch", "check", "status", "launch", "notify test", "cron tick", "cron run", "alerts list", "groups leave")
+QUICKLY = {  # one command for each place that had hung it, or had left something behind
+    "tmp": SOME,
+    "home": SOME,
+    "messages": ("notify test",),
+    "logs": ("config check",),
+}
 
 
-@pytest.mark.parametrize(
-    "place", [pytest.param(place, id=place.name) for place in PLACES if place.lies in ("tmp", "home", "messages")]
-)
+@pytest.mark.parametrize("place", [pytest.param(place, id=place.name) for place in PLACES if place.lies in QUICKLY])
 def test_some_commands_answer_with_a_place_of_the_account_on_a_dead_mount(
     tmp_path: Path, dead_mount: HungMount, place: DeadPlace
 ) -> None:
-    only = ("notify test",) if place.lies == "messages" else SOME
+    only = QUICKLY.get(place.lies, SOME)
     assert type_all(tmp_path, dead_mount, place, [one for one in every_command() if one[0] in only]) == []
+
+
+@pytest.mark.parametrize(
+    ("lies", "named"),
+    [
+        ("secrets", "webhook: did not work now: url_file: the file that it names does not answer within 5 s"),
+        ("plugins", "plugins/send does not answer within 5 s: its file system hangs"),
+        ("templates", "command: delivered to"),
+    ],
+)
+def test_what_a_receiver_needs_hangs_and_the_other_receivers_are_tried(
+    tmp_path: Path, dead_mount: HungMount, lies: str, named: str
+) -> None:
+    desk = Desk(tmp_path, dead_mount, lies, "notify-test")
+    desk.typed = ("notify", "test", str(desk.settings))
+    shell = desk.sit_down()
+    dead_mount.hang("all")
+    code, seconds = desk.answer(shell, 45)
+    assert code == 1, f"{seconds:.0f} s: {desk.said}"
+    assert named in desk.said
+    assert "file: written to" in desk.said and "\nwebhook: " in desk.said, "each of them is tried"
+    if lies == "templates":
+        told = (desk.seen["messages"] / "told.txt").read_text()
+        assert "your own alert.text.j2 cannot be used: TimeoutError" in told
 
 
 @pytest.mark.slow

@@ -122,6 +122,7 @@ def delivered_to(receiver: Receiver) -> str:
 # Secrets are read when a message is sent, from a file only its owner can read or from the environment. They live in local
 # variables of one function call; every error text leaves through ``redact``.
 
+_SECRET_WITHIN = 5.0  # seconds
 _LOOKED_THROUGH = 100_000  # characters of an answer in which secrets are looked for; the rest is cut off
 _CREDENTIALS = re.compile(r"\b([a-z][a-z0-9+.-]*://)[^\s/@]*@", re.I)
 _URL = re.compile(r"\b([a-z][a-z0-9+.-]*://[^\s/\"'<>?#]+)[^\s\"'<>]*", re.I)
@@ -131,7 +132,7 @@ def read_secret(settings: Any, name: str) -> str:
     """Return the secret that ``settings`` names by ``NAME_file`` or ``NAME_env``; "" when it names none.
 
     Raises Broken with a sentence (never with the secret) when the file or variable is missing, empty, or open to
-    others.
+    others; TryLater when the file system does not answer.
     """
     path: Path | None = getattr(settings, f"{name}_file", None)
     variable: str | None = getattr(settings, f"{name}_env", None)
@@ -156,12 +157,23 @@ def missing_secrets(alerts: Alerts) -> tuple[str, ...]:
         for name in sorted(names - {"ca"}):
             try:
                 read_secret(settings, name)
-            except Broken as error:
+            except (Broken, TryLater) as error:
                 found.append(f"{whose}: {error}")
     return tuple(found)
 
 
 def _secret_in_file(path: Path, name: str) -> str:
+    from ftsupervise.host.in_time import in_time
+
+    found = in_time(lambda: _read_secret_file(path, name), _SECRET_WITHIN)
+    if found is None:
+        raise TryLater(
+            f"{name}_file: {_shown(path)} does not answer within {_SECRET_WITHIN:.0f} s: its file system hangs"
+        )
+    return found
+
+
+def _read_secret_file(path: Path, name: str) -> str:
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         with os.fdopen(fd, "rb") as file:
@@ -183,6 +195,12 @@ def _secret_in_file(path: Path, name: str) -> str:
     if not value:
         raise Broken(f"{name}_file: {path} is empty")
     return value
+
+
+def _shown(path: Path) -> str:
+    """Return a name to show without a look at the disk: the path where it surely is one, and not the secret itself."""
+    surely = path.is_absolute() and secrecy.like_a_file(str(path)[1:]) and not secrecy.like_an_address(str(path))
+    return str(path) if surely else "the file that it names"
 
 
 def _missing(path: Path) -> str:

@@ -9,14 +9,19 @@ away for a moment.
 from __future__ import annotations
 
 import os
+import shutil
 from typing import TYPE_CHECKING
 
 from ftsupervise.alerts.receivers import Broken, Doubtful, Parcel, TryLater, redact
 from ftsupervise.alerts.wording import render, view
 from ftsupervise.host import bounded
+from ftsupervise.host.in_time import in_time
 
 if TYPE_CHECKING:
     from ftsupervise.config.alerting import Command
+
+
+_WITHIN = 5.0  # seconds for the file of the program to answer
 
 
 def send(parcel: Parcel, settings: Command) -> dict[str, str]:
@@ -31,6 +36,10 @@ def send(parcel: Parcel, settings: Command) -> dict[str, str]:
         "FTSUPERVISE_ALERT_STATE": ",".join(dict.fromkeys(item.reason for item in seen.items)),
     }
     program, bound = settings.argv[0], settings.timeout.total_seconds()
+    if (
+        in_time(lambda: _looked_at(program), _WITHIN) is None
+    ):  # to begin it would wait for that, and could not be given up
+        raise TryLater(f"{program} does not answer within {_WITHIN:.0f} s: its file system hangs")
     text = render("alert.text.j2", seen, own=parcel.templates).encode("utf-8", "replace").decode()
     try:
         done = bounded.run(settings.argv, timeout=bound, env=environment, stdin=text, output_limit=0)
@@ -46,3 +55,18 @@ def send(parcel: Parcel, settings: Command) -> dict[str, str]:
     if done.code in (64, 65, 77, 78):
         raise Broken(why)
     raise Doubtful(why) if done.code in (126, 127) else TryLater(why)
+
+
+def _looked_at(program: str) -> bool:
+    """Read a byte of it, as the kernel does to begin it. A hung file system gives no answer; what is wrong otherwise is told
+    when it is begun."""
+    try:
+        fd = os.open(shutil.which(program) or program, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        return bool(os.read(fd, 1))
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
