@@ -41,6 +41,7 @@ _MOST = 20_000  # entries in all
 _FICLONE = 0x40049409
 _PIECE = 8 << 20  # bytes
 _ROOM = 2  # times its size must be free
+_TOGETHER = 300.0  # seconds within which two files are of one save
 KEPT = 2  # attempts whose checkpoint is kept
 
 Trusted = Callable[[os.stat_result], bool]
@@ -63,13 +64,16 @@ def find_written(
     A folder whose name has a step is one checkpoint, with all that lies in it. What cannot be read is passed over, and so is
     what is not ``trusted``, by its stat.
     """
-    newest: tuple[float, Path] | None = None
+    newest: dict[bool, tuple[float, Path]] = {}  # whether its name is surely a checkpoint's
     for path, at in _candidates(folders, since, until, frozenset(map(os.path.realpath, without)), trusted):
-        if newest is None or at > newest[0]:
-            newest = at, path
-    if newest is None:
+        sure = path.name.endswith(_SURE) or step_of(path.name) is not None
+        if sure not in newest or at > newest[sure][0]:
+            newest[sure] = at, path
+    if not newest:
         return None
-    path = newest[1]
+    at, path = max(newest.values())
+    if True in newest and newest[True][0] >= at - _TOGETHER:  # what is exported beside it is not what it goes on from
+        path = newest[True][1]
     try:
         size = sum(found.st_size for _, found in _files(path, trusted))
         return LeftCheckpoint(str(path), step_of(path.name), time_of(path.stat()), size)

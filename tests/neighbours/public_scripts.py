@@ -106,7 +106,7 @@ def _language_model(folder: Path) -> None:
 
 def _lightning(folder: Path) -> None:
     (folder / "data").mkdir()
-    (folder / "data" / "wikitext-2.txt").write_text(text(6000))
+    (folder / "data" / "wikitext-2.txt").write_text(text(20_000))
 
 
 def _llama2(folder: Path) -> None:
@@ -115,6 +115,32 @@ def _llama2(folder: Path) -> None:
     dice = random.Random(1)
     for shard in range(2):
         (data / f"data{shard}.bin").write_bytes(b"".join(bytes((dice.randrange(1, 60), 0)) for _ in range(100_000)))
+
+
+_TINY = """
+from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+from transformers import GPT2Config, PreTrainedTokenizerFast
+
+one = Tokenizer(models.WordLevel(unk_token="<unk>"))
+one.pre_tokenizer = pre_tokenizers.Whitespace()
+one.train(["train.txt"], trainers.WordLevelTrainer(special_tokens=["<unk>", "<|endoftext|>"]))
+PreTrainedTokenizerFast(tokenizer_object=one, unk_token="<unk>", eos_token="<|endoftext|>").save_pretrained("tiny")
+words = {"vocab_size": 64, "n_positions": 64, "n_embd": 32, "n_layer": 2, "n_head": 2, "bos_token_id": 1, "eos_token_id": 1}
+GPT2Config(**words).save_pretrained("tiny")
+"""
+
+
+def _run_clm(folder: Path) -> None:
+    (folder / "train.txt").write_text(text(4000))
+    subprocess.run([PYTHON, "-c", _TINY], cwd=folder, check=True, capture_output=True)
+
+
+def _word2vec(folder: Path) -> None:
+    (folder / "text.txt").write_text(text(20_000))
+    try:
+        subprocess.run(["gcc", "-O2", "word2vec.c", "-o", "word2vec", "-lm", "-pthread"], cwd=folder, check=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise NotHere(f"word2vec cannot be compiled: {error}") from None
 
 
 _SMALL = "--device=cpu --compile=False --eval_iters=2 --log_interval=1 --batch_size=4 --max_iters=1000000"
@@ -195,5 +221,29 @@ PUBLIC = (
         ("torch", "keras"),
         resumes=False,
         env={"KERAS_BACKEND": "torch"},
+    ),
+    PublicScript(
+        "run-clm",
+        "codeislife99/transformers_examples",  # as huggingface/transformers had it then: that repository is very large
+        "0c8c16868afe82a978dc4694645890df1ae61049",
+        "examples/pytorch/language-modeling",
+        "{python} run_clm.py --config_name tiny --tokenizer_name tiny --train_file train.txt --do_train --output_dir out "
+        "--block_size 32 --per_device_train_batch_size 2 --save_steps 50 --logging_steps 20 --num_train_epochs 500 "
+        "--report_to none --save_total_limit 3",
+        ("transformers", "datasets", "accelerate"),
+        resumes=True,
+        makes=_run_clm,
+        env={"HF_HUB_OFFLINE": "1"},
+    ),
+    PublicScript(
+        "word2vec",
+        "tmikolov/word2vec",
+        "20c129af10659f7c50e86e3be406df663beff438",
+        "",
+        "./word2vec -train text.txt -output vectors.bin -threads 1 -iter 5000 -size 50",
+        (),
+        resumes=False,
+        steps=False,
+        makes=_word2vec,
     ),
 )

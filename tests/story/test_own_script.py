@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from ftsupervise.checkpoints.written import find_written
 from ftsupervise.rundir.ledger import kept_of, ledger
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.switches import Brake, read_brake, read_finished
@@ -171,3 +173,15 @@ def test_what_is_kept_of_a_script_is_listed_with_the_checkpoints(launch: Launch,
     assert f"kept: {kept}, " in seen and f"of attempt 1, from {tmp_path}/out/ckpt.pt (a copy)" in seen
     told = typed("checkpoints", "list", "--json", folder=tmp_path, env=env(tmp_path), code=0).stdout
     assert [(one["attempt"], one["kept"]) for one in json.loads(told)["kept"]] == [(1, str(kept))]
+
+
+def test_what_is_exported_beside_a_checkpoint_is_not_what_is_kept(tmp_path: Path) -> None:
+    """llama2.c writes ckpt.pt, from which it goes on, and right after it model.bin, for its program in C."""
+    for name, at in (("ckpt.pt", 1000), ("model.bin", 1003)):
+        (tmp_path / name).write_bytes(b"weights")
+        os.utime(tmp_path / name, (at, at))
+    found = find_written([tmp_path], 900, 2000)
+    assert found is not None and found.path == str(tmp_path / "ckpt.pt")
+    os.utime(tmp_path / "model.bin", (1900, 1900))
+    later = find_written([tmp_path], 900, 2000)
+    assert later is not None and later.path == str(tmp_path / "model.bin"), "the other was made once, at the start"

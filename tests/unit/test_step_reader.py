@@ -132,6 +132,26 @@ def makemore() -> Iterator[str]:
             yield f"step {at} train loss: 2.{at} test loss: 2.{at}"
 
 
+def megatron_deepspeed() -> Iterator[str]:
+    """Both of them, with the times that each prints, as Argonne's Megatron-DeepSpeed does on Aurora."""
+    for at in range(1, 30):
+        time, head = f"2024-06-21 10:{at:02d}:42", "[INFO] [logging.py:96:log_dist] [Rank 0]"
+        yield f"[{time},167] {head} time (ms) | optimizer_allgather: 1867.64 | optimizer_step: 46.07"
+        yield f"[{time},167] {head} step={at}, skipped=0, lr=[1.8e-08, 1.8e-08], mom=[(0.9, 0.999), (0.9, 0.999)]"
+        yield f"[{time},168] {head} time (ms) | fwd: 25341.72 | bwd: 77707.38 | bwd_allreduce: 1955.54 | step: 22{at}.38"
+        yield f"[{time}][INFO][training:1609] -  iteration={at:8d}/  317892 | consumed_samples={at * 256:12d} | lm loss=11.20 |"
+        yield f"[Rank 0] (after {at} iterations) memory (MB) | allocated: 4866.666015625 | max allocated: 14024.81396484375"
+
+
+def megatron_dated() -> Iterator[str]:
+    """With torchrun's label and the time, as FlagScale prints it."""
+    for at in range(3, 40):
+        yield (
+            f"[default0]: [2026-09-11 12:{at:02d}:52.987995] iteration {at:8d}/ 7629408 | consumed samples: {at * 32:12d} | "
+            "elapsed time per iteration (ms): 24379.9 | throughput per GPU (TFLOP/s/GPU): 26.8 | lm loss: 1.107468E+01 |"
+        )
+
+
 @pytest.mark.parametrize(
     ("program", "first", "last"),
     [
@@ -143,6 +163,8 @@ def makemore() -> Iterator[str]:
         (deepspeed, 10, 490),
         (ranks, 1000, 1099),
         (language_model, 10, 526),
+        (megatron_deepspeed, 1, 29),
+        (megatron_dated, 3, 39),
         (imagenet, 1, 602),
         (char_rnn, 1, 89),
         (llama2, 0, 390),
