@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from ftsupervise.crontab.installation import CronDir
     from ftsupervise.findings import Finding
 
-DIR = click.option("--dir", "directory", type=click.Path(path_type=Path), help="The installed folder.")
+# Not click.Path, which looks at the path at once: a slot is to look in a child first.
+DIR = click.option("--dir", "directory", type=Path, help="The installed folder.")
 DRY = click.option(
     "-n", "--dry-run", is_flag=True, help="Show what would be done; change nothing and do not ask Slurm."
 )
@@ -37,7 +38,7 @@ def cron() -> None:
 
 
 @cron.command(short_help="Make the folder and start keeping time.")
-@click.argument("config", required=False, type=click.Path(path_type=Path))
+@click.argument("config", required=False, type=Path)
 @DIR
 @click.option("--backend", type=click.Choice(["auto", "slurm", "scrontab", "crontab", "loop"]))
 @click.option("--period", metavar="TIME", help="A slot every so often: 5m (the default), 1h.")

@@ -39,7 +39,7 @@ def _directory(command: Any) -> Any:
     return click.option(
         "--dir",
         "directory",
-        type=click.Path(path_type=Path),
+        type=Path,
         envvar=ENV_DIRECTORY,
         show_envvar=True,
         help="Its directory; a short path, since it holds Unix sockets.  [default: /tmp/ftsupervise-sandbox-UID]",

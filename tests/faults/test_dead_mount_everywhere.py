@@ -356,6 +356,7 @@ QUICKLY = {  # one command for each place that had hung it, or had left somethin
     "home": SOME,
     "messages": ("notify test",),
     "logs": ("config check",),
+    "cron": ("cron tick",),
 }
 
 
