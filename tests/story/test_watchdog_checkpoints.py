@@ -148,7 +148,7 @@ def test_going_back_to_a_checkpoint_is_not_crawling(tmp_path: Path, probe: Probe
         scene.look("throughput")
     for number in range(5):
         scene.now += 300
-        beat(scene, 5000 + number, attempt="2")
+        beat(scene, 5000 + number * 100, attempt="2")
         assert scene.look("throughput")["pace"].health is Health.OK
 
 
