@@ -13,7 +13,8 @@
       attempts/NNNN/      one per start of the command, claimed by mkdir: start.json, end.json, progress.json (all ranks as
                           one, every few seconds), run.log (what the supervisor said), resumed.json, warning, deadline,
                           stopped.json, error.json, lost.json (why it left no end), anchor.json (the newest checkpoint that
-                          it committed), written.json (what a script without the guard saved), copies.json,
+                          it committed), not_from.json (the snapshot that it
+                          did not begin from), written.json (what a script without the guard saved), copies.json,
                           imports.json, tracker.json, evidence/
       kept/NNNN/          what such a script had saved last, kept from a start that may write over it; two of them at most
       staging/NNNN/       shared files of an attempt are made here, then renamed; a plain file: sealed, a newer one has begun
