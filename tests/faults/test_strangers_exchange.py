@@ -65,7 +65,9 @@ class Scene:
 
     def copied(self) -> None:
         """The stranger's copy of all that can be read, down to the token of the launch."""
-        shutil.copytree(self.project / "away", self.mine, ignore=shutil.ignore_patterns("script", "messages.txt"))
+        shutil.copytree(
+            self.project / "away", self.mine, ignore=shutil.ignore_patterns("script", "messages.txt", "*.lock")
+        )
         (self.mine / "setup.sh").write_text(f"touch {self.home}/setup-of-the-stranger\n")
 
     def run_script(self) -> subprocess.CompletedProcess[str]:
