@@ -24,7 +24,7 @@ import pytest
 from ftsupervise.cli import time_limit
 from ftsupervise.host import processes
 from tests.neighbours.commands import every_command
-from tests.neighbours.patience import wait_until
+from tests.neighbours.patience import wait_until, waited_for_a_processor
 from tests.neighbours.typed import typed
 
 from .conftest import HungMount
@@ -296,15 +296,6 @@ def before(folder: Path, lies: str, name: str, command: click.Command) -> tuple[
             codes.add(desk.answer(desk.sit_down(), 100)[0])
             words.update(found[1] for found in BLIND.finditer(desk.said))
     return BEFORE[key]
-
-
-def waited_for_a_processor() -> float:
-    """The seconds for which somebody on this machine had to: they do not count, a minute at most."""
-    try:
-        words = Path("/proc/pressure/cpu").read_text().split()
-    except OSError:
-        return 0.0
-    return int(next(word for word in words if word.startswith("total="))[6:]) / 1e6
 
 
 def hangs_at(place: DeadPlace, desks: Sequence[Desk]) -> list[str]:

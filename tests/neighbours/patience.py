@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import TypeVar
 
 import pytest
@@ -30,3 +31,12 @@ def wait_until(question: Callable[[], T], what: str = "it", seconds: float = 60.
         if time.monotonic() > deadline:
             pytest.fail(f"{what} did not come true within {seconds:.0f} s: {answer!r}")
         time.sleep(0.05)
+
+
+def waited_for_a_processor() -> float:
+    """The seconds for which somebody on this machine had to: they do not count, a minute at most."""
+    try:
+        words = Path("/proc/pressure/cpu").read_text().split()
+    except OSError:
+        return 0.0
+    return int(next(word for word in words if word.startswith("total="))[6:]) / 1e6
