@@ -193,10 +193,13 @@ class ExitReports:
 
 
 class TallyReports:
-    """The counts of the guards here: reported at once when a save or a first step is new, else after ``every`` seconds."""
+    """The counts of the guards here: reported at once when a save or a first step is new, else after ``every`` seconds.
 
-    def __init__(self, link: SupervisorLink, every: float) -> None:
-        self._link, self._every = link, every
+    Without a guard it is told what the processes do.
+    """
+
+    def __init__(self, link: SupervisorLink, every: float, life: LifeReports) -> None:
+        self._link, self._every, self._life = link, every, life
         self._due, self._told = 0.0, (0, Tally())
 
     def report(self, observer: RankObserver, now: float) -> None:
@@ -206,6 +209,8 @@ class TallyReports:
         if told != self._told or now >= self._due:
             self._told, self._due = told, now + self._every
             self._link.say(protocol.TALLY, attempt, pack(tally, now))
+        if not observer.sees_ranks:
+            self._life.report(now)
 
 
 class Agent:
@@ -217,8 +222,9 @@ class Agent:
         self.link = SupervisorLink(Seal(key), node, config.generation, config.hosts, config.port, self.poll)
         self.observer = RankObserver(config.base, config.node, self.poll)
         self.exits = ExitReports(self.link)
-        self.tallies = TallyReports(self.link, _TALLY * config.every)
-        self.life = LifeReports(config.base, config.node, _TALLY * config.every, partial(self.link.say, protocol.LIFE))
+        every = _TALLY * config.every
+        life = LifeReports(config.base, config.node, every, partial(self.link.say, protocol.LIFE))
+        self.tallies = TallyReports(self.link, every, life)
         self.snapshots = SnapshotRelay(config.snapshots, config.node, key, config.copies, self.poll, self._copies)
         self.answers = Answers(config.node, self.poll, self._dying, self.snapshots.answer)
         self.over = False
@@ -289,8 +295,6 @@ class Agent:
         for part, body in enumerate(bodies):
             self.link.say(protocol.STATES, self.observer.attempt or 0, body, part, len(bodies))
         self.tallies.report(self.observer, now)
-        if not states:
-            self.life.report(now)
         self._answer(now)
         self.snapshots.beat()
 

@@ -26,7 +26,7 @@ from ftsupervise.rundir.log_lines import last_step, lines, whole
 from ftsupervise.rundir.paths import ENV_ATTEMPT_DIR, RunDir
 from ftsupervise.rundir.records import as_count
 from ftsupervise.rundir.step_reader import StepReader
-from ftsupervise.rundir.unread import NoStepFound, forget_unread, write_unread
+from ftsupervise.rundir.unread import LinesWithoutStep, forget_unread, write_unread
 from ftsupervise.truth import Beat
 
 USUAL = "auto"  # in place of a regular expression: the usual forms of a step
@@ -236,7 +236,7 @@ class StepsNotFound:
 
     def __init__(self, folder: Path, *, asked: bool) -> None:
         self._folder, self._asked, self._began = folder, asked, time.monotonic()
-        self._told: NoStepFound | None = None
+        self._told: LinesWithoutStep | None = None
         self._due, self._over = 0.0, False
 
     def look(self, log: FollowedLog | TouchedFile, beats: BeatsOfCommand, step: int | None) -> str:
@@ -252,7 +252,7 @@ class StepsNotFound:
         if log.lines < _LINES and now - self._began < _AFTER:
             return ""
         self._due = now + _AGAIN
-        found, before = NoStepFound(log.lines, self._asked), self._told
+        found, before = LinesWithoutStep(log.lines, self._asked), self._told
         if found == before:
             return ""
         self._told = found

@@ -86,6 +86,11 @@ class RankObserver:
         before = self._shown
         return len(self.check()) > before
 
+    @property
+    def sees_ranks(self) -> bool:
+        """Return whether a rank here had a page at the last check."""
+        return bool(self._ranks)
+
     def tally(self) -> Tally:
         """Return the counts of the guards of the ranks here at the last check."""
         return of_pages((one.sample for one in self._ranks.values()), monotonic())

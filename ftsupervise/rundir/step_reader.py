@@ -70,6 +70,13 @@ FORMATS = (
         of_epoch=0,
     ),
     _form(
+        "Lightning with rich, at a terminal",
+        r"^Epoch (?P<epoch>\d+)/\d+ [━╸╺ ]+ NUMBER/(?P<total>\d+) ",
+        "Epoch 0/19 ━━━━━━━━━╸       239/402 0:04:23 • 0:02:53 0.94it/s v_num: 0.000",
+        2,
+        of_epoch=0,
+    ),
+    _form(
         "torchvision",
         r"^Epoch: \[(?P<epoch>\d+)\]\s+\[\s*NUMBER/(?P<total>\d+)\]",
         "Epoch: [3]  [ 100/1251]  eta: 0:10:21  lr: 0.000100  loss: 2.1234 (2.4321)  time: 0.5012  data: 0.0012",

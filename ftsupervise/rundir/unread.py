@@ -15,7 +15,7 @@ _PAGE = "unread.json"
 ADVICE = "launch.heartbeat says which number it is"
 
 
-class NoStepFound(NamedTuple):
+class LinesWithoutStep(NamedTuple):
     """An output without a step. ``asked``: a person's own regular expression was looked for."""
 
     lines: int
@@ -29,7 +29,7 @@ class NoStepFound(NamedTuple):
         return f"no step found in {lines}: {ADVICE}"
 
 
-def write_unread(folder: Path, found: NoStepFound) -> None:
+def write_unread(folder: Path, found: LinesWithoutStep) -> None:
     """Write the page of the attempt in ``folder``. Raises OSError."""
     write_json(folder / _PAGE, {"lines": found.lines, "asked": found.asked}, sync=False)
 
@@ -39,7 +39,7 @@ def forget_unread(folder: Path) -> None:
     (folder / _PAGE).unlink(missing_ok=True)
 
 
-def read_unread(folder: Path) -> NoStepFound | None:
+def read_unread(folder: Path) -> LinesWithoutStep | None:
     """Return the page; None where there is none, or it cannot be read."""
     if not os.path.lexists(folder / _PAGE):
         return None
@@ -48,4 +48,4 @@ def read_unread(folder: Path) -> NoStepFound | None:
         lines = as_whole(page.get("lines"))
     except (OSError, ValueError):
         return None
-    return None if lines is None else NoStepFound(lines, page.get("asked") is True)
+    return None if lines is None else LinesWithoutStep(lines, page.get("asked") is True)

@@ -42,6 +42,7 @@ class PublicScript:
     resumes: bool
     resume: str = ""
     steps: bool = True  # it shows a step
+    lines: bool = True  # it prints line after line
     makes: Callable[[Path], object] = lambda _: None
     env: dict[str, str] = field(default_factory=dict)
     beside: tuple[str, ...] = ()  # folders of its repository that it needs too
@@ -136,7 +137,7 @@ def _run_clm(folder: Path) -> None:
 
 
 def _word2vec(folder: Path) -> None:
-    (folder / "text.txt").write_text(text(20_000))
+    (folder / "text.txt").write_text(text(200_000))
     try:
         subprocess.run(["gcc", "-O2", "word2vec.c", "-o", "word2vec", "-lm", "-pthread"], cwd=folder, check=True)
     except (OSError, subprocess.CalledProcessError) as error:
@@ -210,6 +211,8 @@ PUBLIC = (
         "{python} transformer.py",
         ("torch", "lightning"),
         resumes=False,
+        steps=False,  # with rich, which draws at a terminal only
+        lines=False,
         makes=_lightning,
     ),
     PublicScript(
@@ -240,10 +243,11 @@ PUBLIC = (
         "tmikolov/word2vec",
         "20c129af10659f7c50e86e3be406df663beff438",
         "",
-        "./word2vec -train text.txt -output vectors.bin -threads 1 -iter 5000 -size 50",
+        "./word2vec -train text.txt -output vectors.bin -threads 1 -size 500 -negative 100 -window 10",
         (),
         resumes=False,
         steps=False,
+        lines=False,
         makes=_word2vec,
     ),
 )
