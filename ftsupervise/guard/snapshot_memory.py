@@ -64,7 +64,6 @@ class SnapshotMemory:
         self._file: SlotFile | None = None
         self._mapping: mmap.mmap | None = None
         self._mine = False  # this process holds the file
-        self._made_here = 0  # inode of the last file that this process made
         self._ready = False  # its pages are there, and the next copy costs no faults
         self._thread: threading.Thread | None = None
         self._made: tuple[SlotFile, mmap.mmap] | OSError | None = None  # by the thread
@@ -208,11 +207,8 @@ class SnapshotMemory:
             raise NoRoom(f"{reason}: the snapshots are given up")
 
     def _is_replaced(self) -> bool:
-        """Return whether a file that another process made has the name of this one."""
-        try:
-            return Path(rank_file(self._folder, self._rank)).stat().st_ino != self._made_here
-        except OSError:
-            return False
+        """Return whether the file of another process has the name of this one."""
+        return os.path.lexists(rank_file(self._folder, self._rank))
 
     def _release(self) -> None:
         assert self._file is not None and self._mapping is not None
@@ -259,13 +255,19 @@ class SnapshotMemory:
 
                 def fill(new: SlotFile) -> None:
                     claim(new.fd)
-                    self._made_here = os.fstat(new.fd).st_ino
                     if old is not None:
                         _carry_over(old, new, than)
 
                 file = create_slots(path, self._world, self._rank, room, may_take, fill)
-                mapping = mmap.mmap(file.fd, room.size)
-            populate(mapping)
+                try:
+                    mapping = mmap.mmap(file.fd, room.size)
+                    populate(mapping)
+                except OSError:
+                    file.path.unlink()  # or it would look like that of another process
+                    file.close()
+                    raise
+            else:
+                populate(mapping)
             self._made = (file, mapping)
         except OSError as error:
             self._made = error
