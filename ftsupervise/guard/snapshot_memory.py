@@ -17,7 +17,7 @@ import time
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from ftsupervise.checkpoints.memory_folder import rank_file, ranks_in
 from ftsupervise.checkpoints.memory_pins import Pins, PinsPage, slot_to_write
@@ -54,23 +54,16 @@ class Copied(Protocol):
         """Copy it all."""
 
 
-class _Whose(NamedTuple):
-    folder: str
-    rank: int
-    world: int
-
-
 class SnapshotMemory:
     """The file of rank ``rank`` in ``folder``. Raises OSError at construction where the memory cannot be looked at."""
 
     def __init__(self, folder: str, rank: int, world: int, slots: int, most: float) -> None:
-        self._whose, self._slots = _Whose(folder, rank, world), slots
+        self._folder, self._rank, self._world, self._slots = folder, rank, world, slots
         self._room = MemoryRoom(folder, most)
         self._pins: PinsPage | None = None
         self._file: SlotFile | None = None
         self._mapping: mmap.mmap | None = None
         self._mine = False  # this process holds the file
-        self._made_here = 0  # inode of the last file that this process made
         self._ready = False  # its pages are there, and the next copy costs no faults
         self._thread: threading.Thread | None = None
         self._made: tuple[SlotFile, mmap.mmap] | OSError | None = None  # by the thread
@@ -81,10 +74,10 @@ class SnapshotMemory:
     def find(self) -> None:
         """Open what an earlier attempt has left for this rank, if anything. A damaged file is made anew later."""
         try:
-            file = open_slots(rank_file(self._whose.folder, self._whose.rank), write=True)
+            file = open_slots(rank_file(self._folder, self._rank), write=True)
         except (OSError, ValueError):
             return
-        if (file.world, file.rank) != (self._whose.world, self._whose.rank):
+        if (file.world, file.rank) != (self._world, self._rank):
             file.close()
             return
         self._mine = claim(file.fd)
@@ -161,7 +154,7 @@ class SnapshotMemory:
         file.write_meta(slot, described.description)
         size, crc = len(described.description), zlib.crc32(described.description)
         one = SlotHeader(
-            turn, step, attempt, self._whose.world, self._whose.rank, size, described.size, crc, described.layout
+            turn, step, attempt, self._world, self._rank, size, described.size, crc, described.layout
         )
         one = one._replace(at=time.time())
         file.commit(slot, one)
@@ -170,7 +163,7 @@ class SnapshotMemory:
     @property
     def staging_folder(self) -> Path:
         """Return the folder where files are written before they are copied into a slot."""
-        return Path(self._whose.folder, f"writing-{self._whose.rank}")
+        return Path(self._folder, f"writing-{self._rank}")
 
     def may_take(self, size: int) -> None:
         """Raise OSError where there is no room for ``size`` bytes more."""
@@ -197,7 +190,7 @@ class SnapshotMemory:
         """Return the pins of the process that copies to other nodes, where there is one."""
         if self._pins is None:
             try:
-                self._pins = PinsPage(self._whose.folder)
+                self._pins = PinsPage(self._folder)
             except OSError:
                 return Pins()
         return self._pins.read()
@@ -216,11 +209,8 @@ class SnapshotMemory:
             raise NoRoom(f"{reason}: the snapshots are given up")
 
     def _is_replaced(self) -> bool:
-        """Return whether a file that another process made has the name of this one."""
-        try:
-            return Path(rank_file(self._whose.folder, self._whose.rank)).stat().st_ino != self._made_here
-        except OSError:
-            return False
+        """Return whether the file of another process has the name of this one."""
+        return os.path.lexists(rank_file(self._folder, self._rank))
 
     def _release(self) -> None:
         assert self._file is not None and self._mapping is not None
@@ -262,18 +252,24 @@ class SnapshotMemory:
         try:
             file, mapping = self._file, self._mapping
             if file is None or mapping is None or not self._mine or room != file.room:
-                old, may_take = file, _Share(self._room, self._whose.folder, self._whose.rank)
-                path = rank_file(self._whose.folder, self._whose.rank)
+                old, may_take = file, _Share(self._room, self._folder, self._rank)
+                path = rank_file(self._folder, self._rank)
 
                 def fill(new: SlotFile) -> None:
                     claim(new.fd)
-                    self._made_here = os.fstat(new.fd).st_ino
                     if old is not None:
                         _carry_over(old, new, than)
 
-                file = create_slots(path, self._whose.world, self._whose.rank, room, may_take, fill)
-                mapping = mmap.mmap(file.fd, room.size)
-            populate(mapping)
+                file = create_slots(path, self._world, self._rank, room, may_take, fill)
+                try:
+                    mapping = mmap.mmap(file.fd, room.size)
+                    populate(mapping)
+                except OSError:
+                    file.path.unlink()  # or it would look like that of another process
+                    file.close()
+                    raise
+            else:
+                populate(mapping)
             self._made = (file, mapping)
         except OSError as error:
             self._made = error
