@@ -16,7 +16,7 @@ from ftsupervise.findings import Finding
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.truth import Health
 from ftsupervise.watch import Look
-from ftsupervise.watch.watchdogs.throughput import Seen, count_training, judge_pace
+from ftsupervise.watch.watchdogs.throughput import NewestStep, count_training, judge_pace
 
 HOUR = 3600.0
 
@@ -36,7 +36,7 @@ def week(
         second += every
         if len(out) % 100 == 0:
             memory = json.loads(json.dumps(memory))  # as the page between two ticks keeps it
-        count_training(memory, Seen(1e9 + second, int(steps), f"{int(second / HOUR / 20)}", trains), window)
+        count_training(memory, NewestStep(1e9 + second, int(steps), f"{int(second / HOUR / 20)}", trains), window)
         out.append((second / HOUR, judge_pace(look, settings, memory, window)))
         assert len(memory["trained"]) < 500
     return out

@@ -57,7 +57,7 @@ def check(look: Look, settings: Settings) -> Iterator[Finding]:
     yield judge_pace(look, settings, memory, window)
 
 
-def count_training(memory: dict[str, Any], found: Seen, window: float) -> None:
+def count_training(memory: dict[str, Any], found: NewestStep, window: float) -> None:
     """Add what was trained since the last look to ``memory``: the clock runs only while the run trains.
 
     An evaluation or a save is no slow training, and a window with one in it is not compared with one that has none. A time at
@@ -108,7 +108,7 @@ def judge_pace(look: Look, settings: Settings, memory: dict[str, Any], window: f
     return look.finding("pace", Health.of(slow), text, WORDS, value=shown, limit=limit)
 
 
-class Seen(NamedTuple):
+class NewestStep(NamedTuple):
     """The newest step, by the clock of the file server."""
 
     at: float
@@ -117,14 +117,14 @@ class Seen(NamedTuple):
     trains: bool = True  # False in another phase
 
 
-def _step(look: Look) -> Seen | str:
+def _step(look: Look) -> NewestStep | str:
     """Return the newest step from beats, else from the log; or why it is unknown."""
     now = server_now(look)
     beats, blind = newest_beats(look, now)
     steps = [(beat.step, now - age, beat) for beat, age in beats if beat.step is not None]
     if steps:
         step, at, beat = max(steps, key=lambda one: one[:2])
-        return Seen(at, step, beat.facts.get("attempt", ""), beat.phase in (TRAIN, UNTOLD))
+        return NewestStep(at, step, beat.facts.get("attempt", ""), beat.phase in (TRAIN, UNTOLD))
     if blind:
         return blind
     section = look.run.watch.hang
@@ -137,4 +137,4 @@ def _step(look: Look) -> Seen | str:
     if found is None:
         return f"no step in {piece.path}"
     look.memory["log_step"] = found
-    return Seen(piece.entry.mtime, found, str(piece.path))
+    return NewestStep(piece.entry.mtime, found, str(piece.path))
