@@ -153,9 +153,7 @@ class SnapshotMemory:
         source.copy(described, known[1])
         file.write_meta(slot, described.description)
         size, crc = len(described.description), zlib.crc32(described.description)
-        one = SlotHeader(
-            turn, step, attempt, self._world, self._rank, size, described.size, crc, described.layout
-        )
+        one = SlotHeader(turn, step, attempt, self._world, self._rank, size, described.size, crc, described.layout)
         one = one._replace(at=time.time())
         file.commit(slot, one)
         self._sums.take(file, slot, one, self.data(slot))
