@@ -42,7 +42,7 @@ class CopyServer:
             asked = channel.receive()
             try:
                 if asked.get("do") == "put":
-                    receive_snapshot(channel, self._place, self._spared(), self._may_take, self._refuse)
+                    receive_snapshot(channel, self._place, self._spared(asked), self._may_take, self._refuse)
                 elif asked.get("do") == "get":
                     self._give(channel, asked)
                 else:
@@ -63,9 +63,11 @@ class CopyServer:
         with file:
             send_snapshot(channel, file, SnapshotId(step, attempt), TokenBucket(None))
 
-    def _spared(self) -> frozenset[SnapshotId]:
-        order = self._order()
-        return frozenset(SnapshotId(order.held, attempt) for attempt in range(order.attempt + 1))
+    def _spared(self, asked: dict[str, Any]) -> frozenset[SnapshotId]:
+        """Return what is not written over: the step that every buddy holds, as the newer order of the two nodes has it."""
+        order, told = self._order(), as_count(str(asked.get("held")))
+        held = order.held if told is None else max(order.held, told)
+        return frozenset(SnapshotId(held, attempt) for attempt in range(order.attempt + 1))
 
     def _refuse(self, header: SlotHeader) -> str:
         """Return why a snapshot is refused: an older attempt may still be alive on a node that Slurm has lost, and

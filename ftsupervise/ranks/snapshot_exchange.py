@@ -131,7 +131,7 @@ class CopySender:
                 continue
             try:
                 channel = channel or connect(order.host, order.port, self._key)
-                self._send_all(channel, wanted)
+                self._send_all(channel, wanted, order.held)
                 tries = 0
             except NotTaken as error:
                 self._note(str(error))
@@ -161,12 +161,12 @@ class CopySender:
             self._missed = order.wanted
         return first.pop() if len(first) == 1 else None
 
-    def _send_all(self, channel: SnapshotChannel, wanted: SnapshotId) -> None:
+    def _send_all(self, channel: SnapshotChannel, wanted: SnapshotId, held: int) -> None:
         files = open_all(self._place)
         try:
             for file in files:
                 if has_writer(file):
-                    channel.send({"do": "put"})
+                    channel.send({"do": "put", "held": held})  # the buddy may not have heard of that yet
                     send_snapshot(channel, file, wanted, self._bucket)
         finally:
             for file in files:

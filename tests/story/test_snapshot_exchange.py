@@ -21,7 +21,9 @@ from ftsupervise.checkpoints.memory_room import NoRoom
 from ftsupervise.checkpoints.memory_slots import SlotHeader, SnapshotId, create_slots, open_slots, room_for
 from ftsupervise.ranks import snapshot_wire
 from ftsupervise.ranks.snapshot_copy import NotTaken, TokenBucket, receive_snapshot, send_snapshot
+from ftsupervise.ranks.snapshot_door import CopyServer
 from ftsupervise.ranks.snapshot_exchange import fetch
+from ftsupervise.ranks.snapshot_orders import CopyOrder
 from ftsupervise.ranks.snapshot_relay import SnapshotRelay, Supply, begin_question, read_held
 from ftsupervise.ranks.snapshot_ring import SnapshotRing
 from ftsupervise.ranks.snapshot_wire import ChannelBroken, SnapshotChannel
@@ -122,6 +124,23 @@ def test_a_buddy_that_is_killed_while_it_receives_holds_a_whole_step_or_none(
         assert now < 0 or any(one.step >= now for one in found), "what every buddy holds is never lost"
         scene.exchange("b")  # the agent starts another one
         until(lambda now=now: scene.ring.state.held > now, "the copies go on")
+
+
+def test_what_every_buddy_holds_is_spared_also_by_one_that_has_not_heard_of_it(make: Make, until: Until) -> None:
+    """The order that says so may reach the node that sends first."""
+    scene = make("a", "b")
+    scene.rank(0, "a", attempt=1)
+    until(lambda: len(scene.held("a", 0)) == 4)
+    scene.kill_ranks(0)
+    first, second, third = sorted(scene.held("a", 0))[:3]
+    late = CopyOrder(1, 1, held=first.step)
+    server = CopyServer(memory_folder.node_folder(scene.folder, "b"), scene.key, lambda: late)
+    channel = snapshot_wire.connect("127.0.0.1", server.port, scene.key)
+    for held, one in ((-1, first), (first.step, second), (second.step, third)):
+        channel.send({"do": "put", "held": held})
+        _send(scene, channel, "a", 0, one)
+    channel.close()
+    assert sorted(scene.held("b", 0)) == [second, third]
 
 
 def test_a_rank_that_is_killed_while_its_snapshot_is_copied_leaves_the_buddy_with_a_whole_one(
