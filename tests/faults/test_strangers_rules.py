@@ -29,6 +29,7 @@ from ftsupervise.config.strict_yaml import dotted
 from ftsupervise.host.modes import as_page
 from ftsupervise.host.ownership import held
 from ftsupervise.watch.event_lines import EventLine, append
+from tests.neighbours.leftovers import end_all_under
 from tests.neighbours.patience import wait_until
 
 pytestmark = [pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="needs root to act as other accounts")]
@@ -146,6 +147,7 @@ def project(python: str) -> Iterator[Project]:
     try:
         yield Project(top, python)
     finally:
+        end_all_under(top)
         shutil.rmtree(top, ignore_errors=True)  # a job may be ending
 
 

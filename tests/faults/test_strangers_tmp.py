@@ -18,6 +18,7 @@ from ftsupervise.alerts.outbox import JournalState
 from ftsupervise.host import ownership
 from ftsupervise.probe.errand import Notes
 from ftsupervise.watch import roster
+from tests.neighbours.leftovers import end_all_under
 
 pytestmark = [pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="needs root to act as another account")]
 
@@ -100,6 +101,7 @@ def test_the_account_s_own_state_is_readable_by_nobody_else(tmp_path: Path, word
         subprocess.run([TYPED, *typed], env=env, cwd=home, capture_output=True, timeout=120)
     finally:
         os.umask(umask)
+        end_all_under(home)
     state = home / ".local" / "state" / "ftsupervise"
     assert any(state.rglob("*"))
     assert state.stat().st_mode & 0o077 == 0
