@@ -173,7 +173,7 @@ class Standbys:
         words += [str(its.flags), "--", *its.words]
         env = dict(order.env)
         if self._by_srun:
-            words = self._allocation.side_step(self._nodes, *words, output=log.name, options=_STEP, whole=True)
+            words = self._allocation.side_step(self._nodes, *words, output=str(self._log), options=_STEP, whole=True)
             theirs = {key: value for key, value in env.items() if not key.startswith("SLURM_")}
             env = {**theirs, **self._allocation.side_env()}
         child = subprocess.Popen(

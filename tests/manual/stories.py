@@ -27,7 +27,7 @@ _MASKS = (
     (r"(last tick \S+ ago), next in [\d. smhd]+", r"\1"),  # which is now, every other second
     (r"\b\d+(\.\d+)?(ms|s|m|h|d)( \d+(ms|s|m|h))?\b", "TIME"),
     (r"\b\d{4}-\d\d-\d\d \d\d:\d\d UTC", "DATE"),
-    (r"\b\d\d:\d\d:\d\d\b", "CLOCK"),
+    (r"\b(\d\d-\d\d )?\d\d:\d\d:\d\d\b", "CLOCK"),
     (r"\b(job|queue +)(?= *(local-)?\d)( *)(local-)?\d+(_\d+)?", r"\1\3ID"),
     (r"\bstep \d+", "step N"),
     (r"-(local-)?\d+(_\d+)?\.out\b", "-ID.out"),

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from ftsupervise.config.alerting import Email
 
 
+_HEADER = 100  # characters of a header line: "Subject: " with 78 behind it would be folded right behind its colon
 PLAIN = 4000  # characters of a mail whose text the server has refused before: a longer one is sent in short
 
 
@@ -53,6 +54,7 @@ def compose(parcel: Parcel, settings: Email) -> EmailMessage:
     wanted = seen.day is not None if settings.html is None else settings.html
     if wanted and not message.plain:
         mail.add_alternative(render("alert.html.j2", seen, own=parcel.templates, kind="html"), subtype="html")
+    mail.policy = mail.policy.clone(max_line_length=_HEADER)  # for the bodies, which are encoded by now, it was 78
     return mail
 
 
