@@ -277,7 +277,7 @@ def reading(place: Path, size: int) -> Rows:
 
 
 def restoring(place: Path, mb: int) -> None:
-    """What it takes to put a state of torch tensors back, beside the same bytes read once, and read into the same tensors."""
+    """Time the return of a state of torch tensors, beside one read of the same bytes, and one read into the same tensors."""
     if torch is None:
         return
     made = {f"layer-{n}": torch.rand(PIECE // 4) for n in range((mb << 20) // PIECE)}

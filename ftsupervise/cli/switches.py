@@ -66,7 +66,7 @@ def is_up(rundir: RunDir, switch: str, name: str) -> bool:
 
 
 class Hearing(NamedTuple):
-    """Who would hear a switch. ``attempt``: the one that runs, if one does; ``guard``: it has one, as far as is known."""
+    """What would hear a switch. ``attempt``: the one that runs, if any; ``guard``: whether it has one, as far as is known."""
 
     attempt: int | None
     guard: bool

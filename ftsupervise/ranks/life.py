@@ -1,4 +1,4 @@
-"""What the processes of a command without a guard do on one node: stopped, waiting for a device, at work or asleep.
+"""Tells what the processes of a command without a guard do on one node: they are stopped, wait for a device, work or sleep.
 
 The follower of the output looks at those beside the supervisor. On other nodes the agent looks, and reports it with a datagram
 of its own, for there is no page of a rank: state, rank, process, CPU seconds.
@@ -25,7 +25,7 @@ _FORM = struct.Struct("<BIIQ")  # state, rank, pid, CPU in 1/100 s
 
 
 class ProcessesSeen(NamedTuple):
-    """What the processes of an attempt on a node do, all together."""
+    """The processes of an attempt on a node, taken together."""
 
     state: str  # one of ``_WORST``
     cpu: float  # seconds that they have used

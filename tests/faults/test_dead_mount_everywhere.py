@@ -266,7 +266,7 @@ class Desk:
         return path.read_text(errors="replace") if path.exists() else ""
 
     def left(self) -> list[processes.Process]:
-        """What is alive of all that was begun here, by its environment, or by a path of this desk among its words."""
+        """Return the living processes that were begun here: their environment, or a path among their words, names this desk."""
         mark = f"FTSUPERVISE_TEST_MARK={self.mark}".encode()
         found = []
         for one in processes.living():

@@ -49,7 +49,7 @@ print(*memory_folder.ranks_in(sys.argv[1]), flush=True)
 sys.stdin.readline()
 memory_folder.remove(folder, "n1")
 """
-# What the other account does with that folder and that port: each line says how it ended.
+# The other account tries this on that folder and that port; it prints a line for each try, with its outcome.
 ATTACK = """
 import os, sys
 from ftsupervise.checkpoints import memory_folder

@@ -36,9 +36,7 @@ def send(parcel: Parcel, settings: Command) -> dict[str, str]:
         "FTSUPERVISE_ALERT_STATE": ",".join(dict.fromkeys(item.reason for item in seen.items)),
     }
     program, bound = settings.argv[0], settings.timeout.total_seconds()
-    if (
-        in_time(lambda: _looked_at(program), _WITHIN) is None
-    ):  # to begin it would wait for that, and could not be given up
+    if in_time(lambda: _looked_at(program), _WITHIN) is None:  # its start would wait too, and could not be given up
         raise TryLater(f"{program} does not answer within {_WITHIN:.0f} s: its file system hangs")
     text = render("alert.text.j2", seen, own=parcel.templates).encode("utf-8", "replace").decode()
     try:
