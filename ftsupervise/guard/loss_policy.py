@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from enum import Enum
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, SupportsFloat
 
 from ftsupervise.guard.loss_trend import LossTrend
 from ftsupervise.guard.settings import whole
@@ -59,6 +59,14 @@ def _count(text: str) -> int:
     return int(text)
 
 
+def _python_number(loss: SupportsFloat) -> float:
+    """Return the number that a tensor, an array or a number is. torch warns where ``float()`` is asked of a loss that has
+    a gradient, and not where ``item()`` is.
+    """
+    item = getattr(loss, "item", None)
+    return float(item() if item is not None else loss)
+
+
 class LossWatch:
     """The losses of this rank. ``value`` is the newest one; None before the first.
 
@@ -89,7 +97,7 @@ class LossWatch:
         ``last``: the step that the loop came to, None before the first; ``step``: the one that the loss is of, where
         the loop says so. Raises TypeError or ValueError for no number.
         """
-        value = float(loss)
+        value = loss if type(loss) is float else _python_number(loss)
         if self.value is None and last is None:
             self._ahead = 1
         self.value = value

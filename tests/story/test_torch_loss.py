@@ -87,3 +87,20 @@ def test_two_ranks_whose_weights_are_no_numbers_any_more_go_back_and_train_to_th
     assert last.resumed.skip == batch - 30
     assert all(f"rank {rank} begins after 30 at batch {batch}" in said for rank in (0, 1)), said
     assert said.count("whole True") == 2 and last.words == "finished", said
+
+
+def test_a_loss_that_still_has_its_gradient_is_read_without_a_warning(run: SupervisedRun) -> None:
+    """``guard.loss(loss)`` is what a loop says whose author has not read that it wants a float."""
+    code = """
+import warnings, torch
+from ftsupervise import Guard
+warnings.simplefilter("error")
+with Guard() as guard:
+    for step in range(1, 4):
+        guard.loss(torch.ones((), requires_grad=True) * step)
+        guard.step(step)
+    guard.finished(3)
+"""
+    done = run.start(sys.executable, "-c", code)
+    assert done.wait(60) == 0, done.said()
+    assert run.attempts()[0].first_loss == 1.0 and "takes a number" not in done.said(), done.said()

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from ftsupervise.model import Attempt, Cause, CauseKind, Failure, FailureKind, ended
-from ftsupervise.printable import log_line
 from ftsupervise.run.cause import failure
 from ftsupervise.run.exit_analysis import Ours, Output, plain, root_error
 from ftsupervise.watch.events import events
 
 NOW = datetime(2026, 11, 22, 3, tzinfo=timezone.utc)
 ECC = "RuntimeError: CUDA error: uncorrectable ECC error encountered"
+OURS = "2026-11-22T03:00:00Z ftsupervise"  # not the time of day: each worker of a run has to name the test alike
 STACK = 'Traceback (most recent call last):\n  File "train.py", line 7, in <module>\n    step()\n'
 
 
@@ -31,7 +31,7 @@ STACK = 'Traceback (most recent call last):\n  File "train.py", line 7, in <modu
         (127, None, "bash: line 2: trian.py: command not found\n", "bash: line 2: trian.py: command not found"),
         (-6, None, "terminate called after throwing an instance of 'c10::Error'\n  what():  NCCL\n", "terminate called after"),
         (3, None, "step 41\nstep 42\n", "step 42"),
-        (3, None, log_line("a") + "\nftsupervise: b\nsrun: error: n0: task 0: Exited with exit code 3\n\n", "no output"),
+        (3, None, f"{OURS}: a\nftsupervise: b\nsrun: error: n0: task 0: Exited with exit code 3\n\n", "no output"),
         (1, None, "Traceback (most recent call last):\n0: Traceback (most recent call last):\nsrun: error: x\n", ""),
         (1, None, 'Traceback (most recent call last):\n  File "<string>", line 1, in <module>\n', ""),
         (-9, None, "step 41\n", ""),
