@@ -19,16 +19,17 @@ from dataclasses import dataclass
 from enum import Enum
 from functools import partial
 from pathlib import Path
-from time import monotonic
+from time import monotonic, time
 from typing import NamedTuple
 
 from ftsupervise.host.in_time import OneAtATime
+from ftsupervise.host.processes import boot_id
 from ftsupervise.model import Cause, CauseKind, Claim, NodeRanks, Reached, ended
 from ftsupervise.printable import OUR_LINE, printable, printable_lines
 from ftsupervise.ranks.agent_pool import Agents
 from ftsupervise.ranks.protocol import RankExit
 from ftsupervise.run import Options
-from ftsupervise.run.cause import HARDWARE
+from ftsupervise.run.cause import HARDWARE, Told
 from ftsupervise.run.gate import SignalQueue
 from ftsupervise.run.job_end import JobEnd
 from ftsupervise.rundir.causes import read_cause
@@ -284,6 +285,32 @@ def why_stopped(attempt: Path, seen: Reached) -> tuple[Cause | None, Reached]:
         return found, seen
     where, words = seen.because
     return found._replace(text=f"{where.words()}: {words.removeprefix(f'{said.cause}: ')}"), seen
+
+
+def when_told(attempt: Path) -> Told:
+    """Return when SIGTERM came to rank 0, by what its guard wrote down."""
+    said = read_stopped(attempt)
+    if said.told is None:
+        return Told()
+    return Told(monotonic() - (time() - said.told.timestamp()), here=bool(said.boot) and said.boot == boot_id())
+
+
+def last_exits(exits: Iterable[RankExit], over: float) -> list[RankExit]:
+    """Return the newest process of each rank that has ended, the first that did in front; without those that the command has
+    long outlived when it was ``over``."""
+    newest = {one.rank: one for one in sorted(exits, key=lambda one: one.at)}
+    return sorted((one for one in newest.values() if one.at >= over - OUTLIVED), key=lambda one: one.at)
+
+
+def by_itself(one: RankExit) -> bool:
+    """Return whether a rank failed before it was asked to stop."""
+    return not one.told and (one.failed or one.code not in (None, 0, -signal.SIGTERM))
+
+
+def same_rank(said: Cause, one: RankExit) -> bool:
+    """Return whether an agent's word is about the rank that a line of Slurm's or torchrun's names."""
+    node, ranks = said.at[0]
+    return ranks == str(one.rank) and node.partition(".")[0] == one.node.partition(".")[0]
 
 
 class Output:
