@@ -11,6 +11,7 @@ import signal
 import subprocess
 import threading
 import time
+from collections.abc import Callable
 from datetime import datetime, timezone
 from functools import partial
 
@@ -43,6 +44,7 @@ _NEAR_END = 60.0  # Slurm's limit loop is up to this early or late
 _LISTEN = 0.1  # seconds between two reads of srun's output; the agents report deaths at once
 _VICTIMS = 0.03  # seconds for the other ranks after the first death: to report an error, not to save
 _WRITE = 0.25  # seconds for a page while ranks run: its disk may hang, and a signal for them may be next
+_WORD = 0.2  # seconds for an agent's word on a rank that srun says has ended by itself
 _READ = 1.0  # seconds for what was printed before we ended any rank
 _HOPELESS = 5.0  # seconds between SIGTERM and SIGKILL for a command that did not stop when asked
 
@@ -441,7 +443,9 @@ class RunningCommand:
             one, failed = (
                 (agents.first_failure_before_kill(self.death), agents.table.failed) if agents else (self.death, ())
             )
-            death = exit_analysis.cause_of(one, lately, failed, before=before, ours=ours)
+            death = exit_analysis.cause_of(
+                one, lately, failed, before=before, ours=ours, believed=self._believed(lately)
+            )
         stopped, seen = exit_analysis.why_stopped(self.asked.mine.folder, self._reached())
         if self.now.warned and not stop_signal and stopped is not None and stopped.kind is CauseKind.TOLD:
             stopped = Cause(CauseKind.WARNING)  # by SIGTERM
@@ -499,6 +503,18 @@ class RunningCommand:
         if exits:
             return first_event(told, ours=ours, died_at=exits[0].at, had_heard=exits[0].told)
         return first_event(told, ours=ours, died_at=self.said_at.get(how.at[0]) if how.at else None)
+
+    def _believed(self, output: str) -> Callable[[Cause], bool]:
+        """Return the judge of srun's lines about a rank. The agents' word on a rank that a line names may come a moment after
+        that line."""
+        if self.asked.agents is None:
+            return lambda _: True
+        table, until = self.asked.agents.table, time.monotonic() + _WORD
+        pages = {(str(one.rank), one.node.partition(".")[0]) for one in table.newest()}
+        named = exit_analysis.named_alone(output) & pages
+        while named - {(str(one.rank), one.node.partition(".")[0]) for one in table.exits} and time.monotonic() < until:
+            time.sleep(0.01)
+        return partial(exit_analysis.is_believed, pages=pages, exits=table.exits)
 
     def _ours_alone(self) -> Ours:
         """Return whom a line of Slurm's must be about, by all that is known now. A lost node is no finding of the output's."""

@@ -156,17 +156,21 @@ def cause_of(
     *,
     before: str = "",
     ours: Ours = Ours(),  # noqa: B008
+    believed: Callable[[Cause], bool] = lambda _: True,
 ) -> Cause:
     """Describe how ``death`` ended. Prefer srun's line for that rank (it reports OOM kills); otherwise use the node agent's.
 
     If the rank itself reported an error, blame instead the first rank that exited without reporting one, as by
     ``os._exit(7)``: the others failed because of it. ``failed``: the ranks that reported an error. ``before``: the output
-    before we ended any rank; a rank that was killed first there was not killed by us.
+    before we ended any rank; a rank that was killed first there was not killed by us. ``believed``: whether a line may be
+    true, by all else that is known of its rank.
     """
-    deaths, rank = [one for one in _tasks(output) if ours.has_node(one.at[0].node)], str(death.rank)
+    deaths, rank = [one for one in _tasks(output) if ours.has_node(one.at[0].node) and believed(one)], str(death.rank)
     if death.failed and death.code is not None and death.code > 0:
         reported = {rank, *map(str, failed)}
-        killed = _killed_first([one for one in _tasks(before) if ours.has_node(one.at[0].node)], reported)
+        killed = _killed_first(
+            [one for one in _tasks(before) if ours.has_node(one.at[0].node) and believed(one)], reported
+        )
         return _crash(deaths, reported) or killed or _left_first(deaths, reported) or death.cause()
     said = (one for one in deaths if one.at == (NodeRanks(death.node, rank),))
     return next(said, death.cause())
@@ -311,6 +315,32 @@ def same_rank(said: Cause, one: RankExit) -> bool:
     """Return whether an agent's word is about the rank that a line of Slurm's or torchrun's names."""
     node, ranks = said.at[0]
     return ranks == str(one.rank) and node.partition(".")[0] == one.node.partition(".")[0]
+
+
+def named_alone(output: str) -> set[tuple[str, str]]:
+    """Return rank and node of each line about one rank that says more than that it was killed or told to leave."""
+    alone = (one for one in _tasks(output) if one.signal not in (signal.SIGKILL, signal.SIGTERM))
+    return {(one.at[0].ranks, one.at[0].node.partition(".")[0]) for one in alone}
+
+
+def is_believed(said: Cause, pages: Collection[tuple[str, str]], exits: Iterable[RankExit]) -> bool:
+    """Return whether a line about a rank may be true: its agent has seen such an end, or knows nothing of that rank.
+
+    ``pages``: rank and node of those with a page. A log that is quoted names ranks of another night.
+    """
+    node, ranks = said.at[0]
+    if (ranks, node.partition(".")[0]) not in pages:
+        return True
+    return any(same_rank(said, one) and _fits(said, one) for one in exits)
+
+
+def _fits(said: Cause, seen: RankExit) -> bool:
+    if seen.code is None or not seen.final:  # what srun saw may be a shell around it
+        return True
+    code = seen.code if seen.code >= 0 else 128 - seen.code
+    if said.kind is CauseKind.EXIT:
+        return code == said.code
+    return code == 128 + (said.signal or signal.SIGKILL)
 
 
 class Output:
