@@ -326,11 +326,12 @@ def named_alone(output: str) -> set[tuple[str, str]]:
 def is_believed(said: Cause, pages: Collection[tuple[str, str]], exits: Iterable[RankExit]) -> bool:
     """Return whether a line about a rank may be true: its agent has seen such an end, or knows nothing of that rank.
 
-    ``pages``: rank and node of those with a page. A log that is quoted names ranks of another night.
+    ``pages``: rank and node of those with a page. A log that is quoted names ranks of another night, and the tasks of an
+    evaluation's own srun have the numbers of ranks that live on other nodes.
     """
     node, ranks = said.at[0]
     if (ranks, node.partition(".")[0]) not in pages:
-        return True
+        return all(rank != ranks for rank, _ in pages)
     return any(same_rank(said, one) and _fits(said, one) for one in exits)
 
 

@@ -159,6 +159,8 @@ def test_a_crash_that_the_agent_of_the_rank_has_not_seen_is_quoted_from_another_
     assert named(zero(-11)) == named(zero(139)) == named(zero(None)) == crashed
     assert named(zero(-9, final=False)) == crashed, "srun saw a shell around it"
     assert named(pages={("1", "node-1")}) == crashed, "without a page its agent knows nothing of it"
+    elsewhere = {("1", "node-1"), ("0", "node-7")}
+    assert named(zero(-11), pages=elsewhere) == "rank 1 on node-1 exit 1", "it is the task of another srun"
 
 
 def test_a_rank_that_was_killed_before_anybody_ended_anything_is_named_before_one_that_has_raised_for_it() -> None:
