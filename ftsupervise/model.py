@@ -121,6 +121,7 @@ class Cause(NamedTuple):
     text: Annotated[str, 2000] = ""  # in others' words: Slurm's reason, why nothing was started
     then: "Cause | None" = None  # how the command ended after that
     late: bool = False  # it was told to leave and did not in time
+    beside: bool = False  # ``then`` may have come before it: that was not seen
 
     @property
     def first(self) -> "Cause":
@@ -151,6 +152,8 @@ class Cause(NamedTuple):
         said += ", and it did not leave in time" if self.late else ""
         if self.then is None:
             return said
+        if self.beside:
+            return f"{said}, and {self.then.words()}: which of them came first is not known"
         return f"{said}: {self.then.words()}" if self.kind is CauseKind.NODE else f"{said}, then {self.then.words()}"
 
     @property

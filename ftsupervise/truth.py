@@ -96,6 +96,7 @@ class HeartbeatSample(NamedTuple):
     first_at: float = 0.0  # when it had made it
     loss: float | None = None  # the newest that it reported
     last_step: int | None = None  # the one after which the training is complete, where it said so
+    told: bool = False  # SIGTERM has come to it
 
 
 class Tally(NamedTuple):

@@ -19,6 +19,7 @@ _USUAL = frozenset(
     ("", "Priority", "Resources", "Dependency", "JobArrayTaskLimit", "BeginTime")
 )  # these end by waiting
 _OVER = frozenset(("FINISHED", "NEW"))
+_NO_NEXT = frozenset(("STOPPED", "STOPPING", "GONE"))  # no next attempt comes by itself
 
 
 def advice_of(found: RunDetail, advised: Mapping[str, str]) -> Iterator[str]:
@@ -52,7 +53,8 @@ def advice_of(found: RunDetail, advised: Mapping[str, str]) -> Iterator[str]:
     if found.row.braked and found.log is not None:
         yield f"ftsupervise logs {run} --errors   (what failed)"
     if verdict not in _OVER:
-        names = [one.watchdog for one in found.row.alerts if one.watchdog not in _TOLD]
+        told = _TOLD | ({"recovery"} if verdict in _NO_NEXT else frozenset())
+        names = [one.watchdog for one in found.row.alerts if one.watchdog not in told]
         for name in list(dict.fromkeys(names))[:_MOST]:
             look = f"ftsupervise check {printable(name)} {run}   (what fires, with its figures)"
             yield f"{printable(name)}: {printable(advised[name])}" if advised.get(name) else look

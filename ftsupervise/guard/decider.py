@@ -22,6 +22,7 @@ from ftsupervise.guard.settings import NOW, Limits, Pace, RankContext, Voice, wh
 from ftsupervise.guard.side_thread import LAST_WITHIN, WITHIN, SideThread
 from ftsupervise.guard.stop_reasons import OF_ONE_RANK, Decision, StopReasons, as_vote
 from ftsupervise.host.modes import FOLDER, make_folder
+from ftsupervise.host.processes import boot_id
 from ftsupervise.rundir.paths import STOPPED, RunDir
 from ftsupervise.rundir.records import write_json
 from ftsupervise.rundir.switches import Finished, Identity, Stopped
@@ -232,6 +233,9 @@ class Decider:
         if self._place.attempt_dir is not None and self._place.rank == 0:
             then = self.outside.loss.action(decision.cause)
             record = Stopped(decision.cause, decision.reason, whole(step), datetime.now(timezone.utc), then)
+            told = self.outside.signals.told
+            if told is not None:
+                record = record._replace(told=datetime.fromtimestamp(told, timezone.utc), boot=boot_id())
             self.side.do("stop", partial(self._write_down, self._place.attempt_dir / STOPPED, record))
             self._voice.say_held()
 

@@ -84,6 +84,8 @@ class Guard:
         self._heart.losses, self._heart.more_facts = self._outside.loss, self._outside.memory.facts
         self._loop: LoopCheckpoints | None = None  # what restore() named
         self._page = self._heart.page
+        if self._page is not None:
+            self._outside.signals.on_told = self._page.told
         self._decider.listen(problems)
         tracked.note_page(place, self._voice)
 

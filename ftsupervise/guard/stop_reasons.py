@@ -115,6 +115,8 @@ class Signals:
 
     def __init__(self, numbers: Iterable[int], wake: Callable[[], None]) -> None:
         self.got = 0
+        self.told: float | None = None  # epoch seconds at which SIGTERM came
+        self.on_told: Callable[[], object] = lambda: None
         self.pid = os.getpid()
         self._wake = wake
         self._previous: dict[int, Any] = {}
@@ -187,6 +189,9 @@ class Signals:
                 signal.signal(number, signal.SIG_DFL)
                 os.kill(os.getpid(), number)
         elif not self.got or number == signal.SIGTERM:
+            if number == signal.SIGTERM and self.told is None:
+                self.told = time.time()
+                self.on_told()
             self.got = number
             self._wake()
         if callable(previous):

@@ -179,6 +179,8 @@ class BeatsOfCommand:
         self._pid = self._pid or self._of_the_command()
         self.look_for_a_guard()
         if seen.step is not None:
+            if seen.step != self._step:
+                self._facts["active_at"] = f"{time.time():.3f}"
             self._step = seen.step
             if "first" not in self._facts:
                 first = seen.step if seen.first is None else seen.first

@@ -300,7 +300,7 @@ class RankObserver:
             self._exits.append(self._exit(one.sample, one.sample.code, leaving=True, failed=True, final=True))
 
     def _exit(self, page: HeartbeatSample, code: int | None, *, leaving: bool, failed: bool, final: bool) -> RankExit:
-        return RankExit(page.rank, self.node, page.pid, monotonic(), code, leaving, failed, final)
+        return RankExit(page.rank, self.node, page.pid, monotonic(), code, leaving, failed, final, page.told)
 
     def _drop(self, one: _Rank) -> None:
         for fd in (one.pidfd, one.taskfd):

@@ -69,6 +69,7 @@ class RankExit(NamedTuple):
     leaving: bool  # it reported that it stops or has finished, or its interpreter exited normally
     failed: bool  # an exception was being raised through
     final: bool  # no parent will restart it: the process that Slurm started for it on this node has ended
+    told: bool = False  # SIGTERM had come to it before
 
     @property
     def crash(self) -> bool:
@@ -192,7 +193,7 @@ def pack_exits(exits: Iterable[RankExit], now: float) -> bytes:
             one.pid,
             _ms(now - one.at),
             one.code or 0,
-            (one.code is not None) | one.leaving << 1 | one.failed << 2 | one.final << 3,
+            (one.code is not None) | one.leaving << 1 | one.failed << 2 | one.final << 3 | one.told << 4,
         )
         for one in exits
     )
@@ -205,7 +206,7 @@ def read_exits(body: bytes, node: str, now: float) -> list[RankExit]:
     return [
         RankExit(
             *(rank, node, pid, now - age * 0.001, code if flags & 1 else None),
-            *(bool(flags & 2), bool(flags & 4), bool(flags & 8)),
+            *(bool(flags & 2), bool(flags & 4), bool(flags & 8), bool(flags & 16)),
         )
         for rank, pid, age, code, flags in _EXIT.iter_unpack(body)
     ]

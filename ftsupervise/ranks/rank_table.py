@@ -191,6 +191,11 @@ class RankTable:
         return news
 
     @property
+    def exits(self) -> list[RankExit]:
+        """Return the processes of ranks that have ended in this attempt."""
+        return list(self._dead.values())
+
+    @property
     def failed(self) -> frozenset[int]:
         """Return the ranks that reported a failure of their own."""
         return frozenset(one.rank for one in list(self._dead.values()) if one.failed)

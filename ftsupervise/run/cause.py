@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 import signal
 from collections.abc import Mapping
+from enum import Enum
+from typing import NamedTuple
 
 from ftsupervise.model import Cause, CauseKind, End, Failure, FailureKind, NodeRanks, signal_in
 from ftsupervise.printable import OUR_LINE
@@ -68,6 +70,59 @@ _SIGNS: tuple[tuple[FailureKind, str, re.Pattern[str]], ...] = (
 )
 
 
+_NOTICED = 2.0  # seconds after which a death has been noticed, also on a busy machine
+_CLOCKS = 10.0  # seconds by which the clocks of two machines may differ
+
+
+class First(Enum):
+    """What came first: SIGTERM to rank 0, as its guard wrote down, or the first end of a rank or of the command."""
+
+    REQUEST = "it was asked to stop"
+    DEATH = "something had ended by then"  # srun, torchrun or we have told the rest to leave
+    UNSEEN = "that is not known"
+
+
+class Told(NamedTuple):
+    """When rank 0 was told. Times are monotonic seconds on our clock."""
+
+    at: float | None = None  # None: it wrote down no time
+    here: bool = False  # that was by the clock of this machine
+
+    def before(self, when: float, by: float) -> bool:
+        """Return whether it was surely told earlier than ``when``, which is known to ``by`` seconds."""
+        return self.at is not None and self.at < when - (by if self.here else max(by, _CLOCKS))
+
+    def after(self, when: float) -> bool:
+        return self.at is not None and self.at >= when + (0.0 if self.here else _CLOCKS)
+
+
+def first_event(
+    told: Told,
+    *,
+    ours: float,
+    died_at: float | None = None,
+    had_heard: bool | None = None,
+    by_itself: bool = True,
+) -> First:
+    """Return what came first.
+
+    ours       when we began to end processes ourselves, or the command was over
+    died_at    when the first death was noticed; None: there was none, or nobody saw when
+    had_heard  whether the process that died had got SIGTERM before, by its own page; None: it has none
+    by_itself  something may have ended before the command did
+
+    The page of the process that died says it without a clock. Clocks only say it where they differ by more than a death may
+    be noticed late, and those of two machines may be apart.
+    """
+    if had_heard:
+        return First.REQUEST
+    if told.after(ours) or (died_at is not None and told.after(died_at)):
+        return First.DEATH
+    if not by_itself or (died_at is not None and told.before(died_at, _NOTICED)):
+        return First.REQUEST
+    return First.UNSEEN if had_heard is None else First.DEATH
+
+
 def cause(
     code: int,
     *,
@@ -77,6 +132,7 @@ def cause(
     past_end: bool = False,
     death: Cause | None = None,
     ended: Cause | None = None,
+    first: First = First.REQUEST,
 ) -> Cause:
     """The cause of an end, from the surest evidence to the weakest.
 
@@ -87,10 +143,11 @@ def cause(
     past_end  the job's time limit was reached (or is seconds away)
     death     the first death by Slurm's own lines in the output
     ended     why we ended the command ourselves
+    first     where the guard wrote down SIGTERM and we were not asked to stop: what came first
     """
     if ended is not None:
         return ended
-    how = _how(code)
+    how = command_end(code)
     if death is not None and code:
         left = code if code > 0 else 128 - code
         same = death.kind is CauseKind.EXIT and death.code == left
@@ -98,6 +155,12 @@ def cause(
     if finished:
         return Cause(CauseKind.FINISHED, then=how if code else None)
     kind = stopped.kind if stopped is not None else None
+    if kind is CauseKind.TOLD and not stop_signal:
+        said_by_slurm = how.kind in (CauseKind.PREEMPTED, CauseKind.TIME_LIMIT)  # what it was asked to stop for
+        if first is First.DEATH or said_by_slurm:
+            return how
+        if first is First.UNSEEN and code:
+            return how._replace(then=stopped, beside=True)
     if (
         not stop_signal and code == 0 and kind is CauseKind.TOLD
     ):  # Slurm signals the ranks first: with a GraceTime, long before us
@@ -227,5 +290,6 @@ def _line(output: str, at: int) -> str:
     return output[begin : end if end >= 0 else len(output)].strip()[:200]
 
 
-def _how(code: int) -> Cause:
+def command_end(code: int) -> Cause:
+    """Return how the command ended, by its exit code alone."""
     return Cause(CauseKind.SIGNAL, signal=-code) if code < 0 else Cause(CauseKind.EXIT, code=code)

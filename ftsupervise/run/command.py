@@ -11,19 +11,20 @@ import signal
 import subprocess
 import threading
 import time
+from collections.abc import Callable
 from datetime import datetime, timezone
 from functools import partial
 
 from ftsupervise.host import bounded, processes
 from ftsupervise.host.in_time import in_time
 from ftsupervise.host.memory import OomKillCounter
-from ftsupervise.model import Cause, CauseKind, End, Reached
+from ftsupervise.model import Cause, CauseKind, End, NodeRanks, Reached
 from ftsupervise.ranks.hang_detector import HangVerdict
 from ftsupervise.ranks.hang_monitor import HangMonitor, cause_of
 from ftsupervise.ranks.protocol import RankExit
 from ftsupervise.ranks.rank_table import first_failure
 from ftsupervise.run import exit_analysis
-from ftsupervise.run.cause import cause, failure
+from ftsupervise.run.cause import First, cause, command_end, failure, first_event
 from ftsupervise.run.exit_analysis import CommandSpec, Ours, RanksKilled
 from ftsupervise.run.fencing import RunDirWatcher
 from ftsupervise.run.gate import STOP
@@ -43,6 +44,7 @@ _NEAR_END = 60.0  # Slurm's limit loop is up to this early or late
 _LISTEN = 0.1  # seconds between two reads of srun's output; the agents report deaths at once
 _VICTIMS = 0.03  # seconds for the other ranks after the first death: to report an error, not to save
 _WRITE = 0.25  # seconds for a page while ranks run: its disk may hang, and a signal for them may be next
+_WORD = 0.2  # seconds for an agent's word on a rank that srun says has ended by itself
 _READ = 1.0  # seconds for what was printed before we ended any rank
 _HOPELESS = 5.0  # seconds between SIGTERM and SIGKILL for a command that did not stop when asked
 
@@ -60,6 +62,7 @@ class RunningCommand:
         self.hang: HangVerdict | None = None  # that was found and left alone
         self.crashes: list[RankExit] = []  # of ranks, as their nodes reported
         self.death: RankExit | None = None  # of the rank that failed first
+        self.said_at: dict[NodeRanks, float] = {}  # monotonic: when srun's newest line about a rank was read
         self.pid = 0
         # the batch script started them before it became us
         there, warm = processes.below(os.getpid()), asked.warm.tree()
@@ -235,6 +238,7 @@ class RunningCommand:
     def _confirmed_death(self) -> Cause | None:
         """Return the first end of a rank, or loss of a node, that srun has reported and an agent or Slurm has confirmed."""
         said = self.output.next_hints_within(self.asked.ours, _LISTEN / 2)
+        self.said_at.update((one.at[0], time.monotonic()) for one in said)
         if self.hints is None:
             if not said or (agents := self.asked.agents) is None:
                 return None
@@ -439,10 +443,15 @@ class RunningCommand:
             one, failed = (
                 (agents.first_failure_before_kill(self.death), agents.table.failed) if agents else (self.death, ())
             )
-            death = exit_analysis.cause_of(one, lately, failed, before=before, ours=ours)
+            death = exit_analysis.cause_of(
+                one, lately, failed, before=before, ours=ours, believed=self._believed(lately)
+            )
         stopped, seen = exit_analysis.why_stopped(self.asked.mine.folder, self._reached())
         if self.now.warned and not stop_signal and stopped is not None and stopped.kind is CauseKind.TOLD:
             stopped = Cause(CauseKind.WARNING)  # by SIGTERM
+        first = First.REQUEST
+        if stopped is not None and stopped.kind is CauseKind.TOLD:
+            first = self._first_event(death if death is not None else command_end(code))
         why = cause(
             code,
             finished=rundir.has_finished(),
@@ -451,6 +460,7 @@ class RunningCommand:
             past_end=self.asked.job.at is not None and time.time() > self.asked.job.at - _NEAR_END,
             death=death,
             ended=ending.cause if ending is not None else None,
+            first=first,
         )
         if code in (126, 127) and not self.pid:
             why = Cause(CauseKind.NO_START, code=code)
@@ -475,6 +485,36 @@ class RunningCommand:
             gone=exit_analysis.blamed(lately, ours),
             hardware=exit_analysis.hardware(lately),
         )
+
+    def _first_event(self, how: Cause) -> First:
+        """Return whether rank 0 was asked to stop before anything had ended. ``how``: the first death, or the command's
+        end."""
+        told = exit_analysis.when_told(self.asked.mine.folder)
+        ours = min(one for one in (self.touched, self.died_at, time.monotonic()) if one is not None)
+        exits = exit_analysis.last_exits(self.asked.agents.table.exits if self.asked.agents is not None else (), ours)
+        known, by_itself = bool(exits), how.killed_by != signal.SIGTERM and how.code != 0
+        if how.at:
+            exits = [one for one in exits if exit_analysis.same_rank(how, one)]
+        elif how.kind in (CauseKind.EXIT, CauseKind.SIGNAL):  # of the command: it says nothing of a rank
+            exits = [one for one in exits if exit_analysis.by_itself(one)]
+            by_itself = by_itself and (bool(exits) if known else self.asked.ends_with_a_rank)
+        if not by_itself:
+            return first_event(told, ours=ours, by_itself=False)
+        if exits:
+            return first_event(told, ours=ours, died_at=exits[0].at, had_heard=exits[0].told)
+        return first_event(told, ours=ours, died_at=self.said_at.get(how.at[0]) if how.at else None)
+
+    def _believed(self, output: str) -> Callable[[Cause], bool]:
+        """Return the judge of srun's lines about a rank. The agents' word on a rank that a line names may come a moment after
+        that line."""
+        if self.asked.agents is None:
+            return lambda _: True
+        table, until = self.asked.agents.table, time.monotonic() + _WORD
+        pages = {(str(one.rank), one.node.partition(".")[0]) for one in table.newest()}
+        named = exit_analysis.named_alone(output) & pages
+        while named - {(str(one.rank), one.node.partition(".")[0]) for one in table.exits} and time.monotonic() < until:
+            time.sleep(0.01)
+        return partial(exit_analysis.is_believed, pages=pages, exits=table.exits)
 
     def _ours_alone(self) -> Ours:
         """Return whom a line of Slurm's must be about, by all that is known now. A lost node is no finding of the output's."""

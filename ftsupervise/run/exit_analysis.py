@@ -19,16 +19,17 @@ from dataclasses import dataclass
 from enum import Enum
 from functools import partial
 from pathlib import Path
-from time import monotonic
+from time import monotonic, time
 from typing import NamedTuple
 
 from ftsupervise.host.in_time import OneAtATime
+from ftsupervise.host.processes import boot_id
 from ftsupervise.model import Cause, CauseKind, Claim, NodeRanks, Reached, ended
 from ftsupervise.printable import OUR_LINE, printable, printable_lines
 from ftsupervise.ranks.agent_pool import Agents
 from ftsupervise.ranks.protocol import RankExit
 from ftsupervise.run import Options
-from ftsupervise.run.cause import HARDWARE
+from ftsupervise.run.cause import HARDWARE, Told
 from ftsupervise.run.gate import SignalQueue
 from ftsupervise.run.job_end import JobEnd
 from ftsupervise.rundir.causes import read_cause
@@ -155,17 +156,21 @@ def cause_of(
     *,
     before: str = "",
     ours: Ours = Ours(),  # noqa: B008
+    believed: Callable[[Cause], bool] = lambda _: True,
 ) -> Cause:
     """Describe how ``death`` ended. Prefer srun's line for that rank (it reports OOM kills); otherwise use the node agent's.
 
     If the rank itself reported an error, blame instead the first rank that exited without reporting one, as by
     ``os._exit(7)``: the others failed because of it. ``failed``: the ranks that reported an error. ``before``: the output
-    before we ended any rank; a rank that was killed first there was not killed by us.
+    before we ended any rank; a rank that was killed first there was not killed by us. ``believed``: whether a line may be
+    true, by all else that is known of its rank.
     """
-    deaths, rank = [one for one in _tasks(output) if ours.has_node(one.at[0].node)], str(death.rank)
+    deaths, rank = [one for one in _tasks(output) if ours.has_node(one.at[0].node) and believed(one)], str(death.rank)
     if death.failed and death.code is not None and death.code > 0:
         reported = {rank, *map(str, failed)}
-        killed = _killed_first([one for one in _tasks(before) if ours.has_node(one.at[0].node)], reported)
+        killed = _killed_first(
+            [one for one in _tasks(before) if ours.has_node(one.at[0].node) and believed(one)], reported
+        )
         return _crash(deaths, reported) or killed or _left_first(deaths, reported) or death.cause()
     said = (one for one in deaths if one.at == (NodeRanks(death.node, rank),))
     return next(said, death.cause())
@@ -284,6 +289,59 @@ def why_stopped(attempt: Path, seen: Reached) -> tuple[Cause | None, Reached]:
         return found, seen
     where, words = seen.because
     return found._replace(text=f"{where.words()}: {words.removeprefix(f'{said.cause}: ')}"), seen
+
+
+def when_told(attempt: Path) -> Told:
+    """Return when SIGTERM came to rank 0, by what its guard wrote down."""
+    said = read_stopped(attempt)
+    if said.told is None:
+        return Told()
+    return Told(monotonic() - (time() - said.told.timestamp()), here=bool(said.boot) and said.boot == boot_id())
+
+
+def last_exits(exits: Iterable[RankExit], over: float) -> list[RankExit]:
+    """Return the newest process of each rank that has ended, the first that did in front; without those that the command has
+    long outlived when it was ``over``."""
+    newest = {one.rank: one for one in sorted(exits, key=lambda one: one.at)}
+    return sorted((one for one in newest.values() if one.at >= over - OUTLIVED), key=lambda one: one.at)
+
+
+def by_itself(one: RankExit) -> bool:
+    """Return whether a rank failed before it was asked to stop."""
+    return not one.told and (one.failed or one.code not in (None, 0, -signal.SIGTERM))
+
+
+def same_rank(said: Cause, one: RankExit) -> bool:
+    """Return whether an agent's word is about the rank that a line of Slurm's or torchrun's names."""
+    node, ranks = said.at[0]
+    return ranks == str(one.rank) and node.partition(".")[0] == one.node.partition(".")[0]
+
+
+def named_alone(output: str) -> set[tuple[str, str]]:
+    """Return rank and node of each line about one rank that says more than that it was killed or told to leave."""
+    alone = (one for one in _tasks(output) if one.signal not in (signal.SIGKILL, signal.SIGTERM))
+    return {(one.at[0].ranks, one.at[0].node.partition(".")[0]) for one in alone}
+
+
+def is_believed(said: Cause, pages: Collection[tuple[str, str]], exits: Iterable[RankExit]) -> bool:
+    """Return whether a line about a rank may be true: its agent has seen such an end, or knows nothing of that rank.
+
+    ``pages``: rank and node of those with a page. A log that is quoted names ranks of another night, and the tasks of an
+    evaluation's own srun have the numbers of ranks that live on other nodes.
+    """
+    node, ranks = said.at[0]
+    if (ranks, node.partition(".")[0]) not in pages:
+        return all(rank != ranks for rank, _ in pages)
+    return any(same_rank(said, one) and _fits(said, one) for one in exits)
+
+
+def _fits(said: Cause, seen: RankExit) -> bool:
+    if seen.code is None or not seen.final:  # what srun saw may be a shell around it
+        return True
+    code = seen.code if seen.code >= 0 else 128 - seen.code
+    if said.kind is CauseKind.EXIT:
+        return code == said.code
+    return code == 128 + (said.signal or signal.SIGKILL)
 
 
 class Output:

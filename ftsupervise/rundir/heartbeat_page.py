@@ -43,7 +43,7 @@ _NONE = -(1 << 63)  # no step yet
 # Words of eight bytes. Times and flags are doubles and integers in the same words, read through two views.
 _IDENTITY, _PID, _START, _ATTEMPT, _STEP, _STEPPED, _BEATEN, _FLAGS, _TURN, _CODE = range(1, 11)
 _PHASE, _PHASE_SIZE = 96, 64
-_SINCE, _SAVING, _SAVED, _FIRST, _FIRST_AT, _LOSS, _LAST_STEP = range(20, 27)
+_SINCE, _SAVING, _SAVED, _FIRST, _FIRST_AT, _LOSS, _LAST_STEP, _TOLD = range(20, 28)
 _LEAVING = 1  # an exception was raised, the loop was asked to stop, or the interpreter exits normally
 _FAILED = 2  # it was an exception
 _ENDS = 4  # the interpreter exits because of it, with _CODE
@@ -127,6 +127,10 @@ class HeartbeatPage:
     def last_step(self, step: int | None) -> None:
         """Note the step after which the training is complete."""
         self._q[_LAST_STEP] = _whole(step)
+
+    def told(self) -> None:
+        """Note that SIGTERM has come to this rank. Called by the handler of the signal."""
+        self._q[_TOLD] = 1
 
     @property
     def in_order(self) -> bool:
@@ -241,6 +245,7 @@ def _parse(raw: bytes) -> tuple[HeartbeatSample | None, int]:
         first_at=d[_FIRST_AT],
         loss=None if loss != loss else loss,
         last_step=_step(q[_LAST_STEP]),
+        told=bool(q[_TOLD]),
     ), turn
 
 

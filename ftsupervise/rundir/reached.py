@@ -82,6 +82,7 @@ def _of_beats(beats: Sequence[Beat]) -> Reached:
     tally = counted(beats)
     return Reached(tally.first, tally.last, tally.saved, tally.first_at, tally.saving)._replace(
         source=_source(beats),
+        active_at=max(filter(None, (_moment(beat.facts.get("active_at")) for beat in beats)), default=None),
         epoch=max(_facts(beats, "epoch"), default=None),
         trouble=_earliest([beat.trouble for beat in beats if beat.trouble is not None]),
         first_loss=max(filter(None, (_moment(beat.facts.get("first_loss")) for beat in beats)), default=None),

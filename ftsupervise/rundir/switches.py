@@ -307,6 +307,8 @@ class Stopped(NamedTuple):
     step: int | None = None
     at: datetime | None = None
     then: str = ""  # what the settings say about a loss that stopped it: "stop", "resume"
+    told: datetime | None = None  # when SIGTERM came, by the clock of its machine
+    boot: str = ""  # which machine's
 
 
 def write_finished(rundir: RunDir, mark: Finished, area: Path | None = None) -> None:

@@ -7,7 +7,10 @@ import signal
 import pytest
 
 from ftsupervise.model import Cause, CauseKind, ended
-from ftsupervise.run.cause import cause
+from ftsupervise.ranks import protocol
+from ftsupervise.ranks.protocol import RankExit
+from ftsupervise.run.cause import First, Told, cause, first_event
+from ftsupervise.run.exit_analysis import by_itself, last_exits, same_rank
 from ftsupervise.scheduler import deadline_from_environment, parse_end_time
 
 
@@ -54,6 +57,92 @@ def test_the_surest_witness_names_the_cause(seen: dict[str, object], words: str)
 )
 def test_one_exit_code_is_said_that_of_the_rank(code: int, death: Cause, words: str) -> None:
     assert cause(code, death=death).words() == words
+
+
+REQUEST, DEATH, UNSEEN = First.REQUEST, First.DEATH, First.UNSEEN
+OVER = 100.0  # when the command was over
+
+
+@pytest.mark.parametrize(
+    ("told", "died_at", "had_heard", "first"),
+    [
+        # the page of the rank that died says it, whatever the clocks say
+        (Told(90.3, here=True), 90.0, True, REQUEST),
+        (Told(90.3, here=True), 90.0, False, DEATH),
+        (Told(89.0, here=True), 90.0, False, DEATH),  # its death may have been noticed late
+        (Told(88.0), 90.0, False, DEATH),
+        (Told(93.0), 90.0, True, REQUEST),
+        (Told(), 90.0, False, DEATH),
+        # it was asked to stop for long, and sat in a library that let no handler run
+        (Told(80.0, here=True), 90.0, False, REQUEST),
+        (Told(80.1), 90.0, False, DEATH),  # by another machine's clock that proves nothing
+        (Told(70.0), 90.0, False, REQUEST),
+        # a rank without a page: only clocks say it
+        (Told(90.3, here=True), 90.0, None, DEATH),
+        (Told(89.5, here=True), 90.0, None, UNSEEN),
+        (Told(87.0, here=True), 90.0, None, REQUEST),
+        (Told(90.3), 90.0, None, UNSEEN),
+        (Told(85.0), 90.0, None, UNSEEN),
+        (Told(99.0), 80.0, None, DEATH),
+        (Told(79.0), 90.0, None, REQUEST),
+        # nobody saw when it died
+        (Told(90.0, here=True), None, None, UNSEEN),
+        (Told(), None, None, UNSEEN),
+        (Told(100.5, here=True), None, None, DEATH),  # what was left was told by us
+    ],
+)
+def test_what_came_first_is_said_as_far_as_it_was_seen(
+    told: Told, died_at: float | None, had_heard: bool | None, first: First
+) -> None:
+    assert first_event(told, ours=OVER, died_at=died_at, had_heard=had_heard) is first
+
+
+def test_a_command_of_which_nothing_ended_before_was_asked_to_stop_unless_it_was_we_who_asked() -> None:
+    assert first_event(Told(99.9, here=True), ours=OVER, by_itself=False) is REQUEST
+    assert first_event(Told(), ours=OVER, by_itself=False) is REQUEST
+    assert first_event(Told(100.1, here=True), ours=OVER, by_itself=False) is DEATH
+    assert first_event(Told(105.0), ours=OVER, by_itself=False) is REQUEST, "another machine's clock proves nothing"
+
+
+@pytest.mark.parametrize(
+    ("code", "death", "first", "words"),
+    [
+        (1, ended(1, "node-1", "1"), DEATH, "rank 1 on node-1 exit 1"),
+        (1, ended(1, "node-1", "1"), REQUEST, "asked to stop (SIGTERM), then rank 1 on node-1 exit 1"),
+        (
+            *(1, ended(1, "node-1", "1"), UNSEEN),
+            "rank 1 on node-1 exit 1, and asked to stop (SIGTERM): which of them came first is not known",
+        ),
+        (1, None, UNSEEN, "exit 1, and asked to stop (SIGTERM): which of them came first is not known"),
+        (3, None, DEATH, "exit 3"),
+        (0, None, DEATH, "exit 0"),
+        (0, None, REQUEST, "cancelled or preempted (SIGTERM)"),
+        (0, None, UNSEEN, "cancelled or preempted (SIGTERM)"),
+        (143, Cause(CauseKind.PREEMPTED), REQUEST, "preemption (exit 143)"),
+    ],
+)
+def test_the_first_event_is_the_cause(code: int, death: Cause | None, first: First, words: str) -> None:
+    found = cause(code, stopped=Cause(CauseKind.TOLD), death=death, first=first)
+    assert found.words() == words
+    if death is not None and death.at:
+        assert found.first.at == death.at, "the node is the rank's"
+
+
+def test_what_a_supervisor_was_asked_is_the_cause_whatever_died_of_it() -> None:
+    died = ended(1, "node-1", "1")
+    told = {"stopped": Cause(CauseKind.TOLD), "death": died, "first": DEATH}
+    assert cause(1, stop_signal=signal.SIGTERM, **told).words() == "cancelled or preempted (SIGTERM)"  # type: ignore[arg-type]
+    warned = cause(1, stopped=Cause(CauseKind.WARNING), death=died, first=DEATH)
+    assert warned.words() == "warning signal, then rank 1 on node-1 exit 1"
+
+
+def test_the_end_of_a_rank_tells_whether_it_had_been_told() -> None:
+    gone = [RankExit(0, "n", 7, 5.0, 0, True, False, True, True), RankExit(1, "n", 8, 4.0, 1, True, True, True)]
+    assert protocol.read_exits(protocol.pack_exits(gone, 5.0), "n", 5.0) == gone
+    assert [by_itself(one) for one in gone] == [False, True]
+    again = [RankExit(1, "n", 3, 2.0, 1, True, True, False), *gone, RankExit(2, "n", 9, -70.0, 1, True, True, True)]
+    assert last_exits(again, 5.0) == [gone[1], gone[0]], "the newest of each rank, and none that was outlived"
+    assert same_rank(ended(1, "n.cluster", "1"), gone[1]) and not same_rank(ended(1, "m", "1"), gone[1])
 
 
 def test_the_end_of_the_job_is_read_as_slurm_writes_it() -> None:

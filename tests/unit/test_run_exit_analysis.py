@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
 from ftsupervise.ranks.protocol import RankExit
-from ftsupervise.run.exit_analysis import cause_of, first_death
+from ftsupervise.run.exit_analysis import cause_of, first_death, is_believed, named_alone
 
 
 @pytest.mark.parametrize(
@@ -137,6 +139,28 @@ def test_a_crash_is_named_before_the_rank_that_has_raised_for_it() -> None:
     said = "srun: error: node-1: task 5: Segmentation fault (core dumped)\nsrun: error: node-0: task 0: Killed\n"
     assert cause_of(told, said).words() == "rank 5 on node-1 killed by SIGSEGV"
     assert cause_of(told, said.partition("\n")[2]).words() == "rank 0 on node-0 exit 1"
+
+
+def test_a_crash_that_the_agent_of_the_rank_has_not_seen_is_quoted_from_another_log() -> None:
+    told = RankExit(1, "node-1", 8, 1.0, 1, leaving=True, failed=True, final=True)
+    quoted = "srun: error: node-0: task 0: Segmentation fault (core dumped)\n"
+    pages = {("0", "node-0"), ("1", "node-1")}
+    assert named_alone(quoted + "srun: error: node-1: task 1: Killed\n") == {("0", "node-0")}
+
+    def named(*exits: RankExit, pages: set[tuple[str, str]] = pages) -> str:
+        believed = partial(is_believed, pages=pages, exits=(told, *exits))
+        return cause_of(told, quoted, believed=believed).words()
+
+    def zero(code: int | None, *, final: bool = True) -> RankExit:
+        return RankExit(0, "node-0", 7, 1.1, code, leaving=False, failed=False, final=final)
+
+    assert named(zero(-9)) == named() == "rank 1 on node-1 exit 1", "we have killed it"
+    crashed = "rank 0 on node-0 killed by SIGSEGV"
+    assert named(zero(-11)) == named(zero(139)) == named(zero(None)) == crashed
+    assert named(zero(-9, final=False)) == crashed, "srun saw a shell around it"
+    assert named(pages={("1", "node-1")}) == crashed, "without a page its agent knows nothing of it"
+    elsewhere = {("1", "node-1"), ("0", "node-7")}
+    assert named(zero(-11), pages=elsewhere) == "rank 1 on node-1 exit 1", "it is the task of another srun"
 
 
 def test_a_rank_that_was_killed_before_anybody_ended_anything_is_named_before_one_that_has_raised_for_it() -> None:
