@@ -1,4 +1,5 @@
-"""Checkpoint managers that people use, as rows of ``benchmarks/checkpoints.py``: each saves the same tensors into a folder.
+"""Checkpoint managers that people use, as rows of ``benchmarks/checkpoints.py`` and ``snapshots.py``: each saves the same
+tensors into a folder, and loads them again.
 
 Neither makes its files durable, for both keep copies on other nodes instead; so each row syncs them by hand. Both are made for
 GPUs. What is replaced here to run on a processor alone is said beside the row.
@@ -41,7 +42,27 @@ def sync_all(folder: Path) -> None:
             os.close(fd)
 
 
-def nvrx(state: dict[str, Any]) -> Callable[[Path], object]:
+def loading(state: dict[str, Any], place: Path) -> tuple[dict[str, Callable[[], dict[str, Any]]], list[str]]:
+    """The loads of what was saved into ``place``, and a line for each that is not there."""
+    try:
+        nvrx(state)(place)
+        from nvidia_resiliency_ext.checkpointing.local.ckpt_managers.local_manager import LocalCheckpointManager
+    except ImportError as error:
+        return {}, [f"NVRx LocalCheckpointManager: not installed ({error})"]
+    except Exception as error:  # it does not run here: the others do
+        return {}, [f"NVRx LocalCheckpointManager: does not run here ({type(error).__name__}: {error})"]
+
+    def load() -> dict[str, Any]:
+        manager = LocalCheckpointManager(str(place), session_id="benchmark")
+        if manager.find_latest() != 1:
+            raise RuntimeError("NVRx has found nothing")
+        found: dict[str, Any] = manager.load()[0].state_dict
+        return found
+
+    return {"NVRx LocalCheckpointManager, copied": load}, []
+
+
+def nvrx(state: dict[str, Any], *, sync: bool = True) -> Callable[[Path], object]:
     """nvidia-resiliency-ext asserts that tensors are on a GPU, so its state dict is made here without that, and copies them as
     it would from a GPU."""
     import torch
@@ -71,7 +92,8 @@ def nvrx(state: dict[str, Any]) -> Callable[[Path], object]:
     def row(target: Path) -> None:
         manager = LocalCheckpointManager(str(target), session_id="benchmark")
         manager.save(OnTheProcessor(dict(state)), 1, is_async=False)
-        sync_all(target)
+        if sync:
+            sync_all(target)
 
     return row
 

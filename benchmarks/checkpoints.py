@@ -2,19 +2,25 @@
 
     python benchmarks/checkpoints.py [MB] [--folder DIR] [--check]
     python benchmarks/checkpoints.py 1 8 32 100 512    the commit alone, by the size of the checkpoint
+    python benchmarks/checkpoints.py --restore 64 512 2048    the way back into a program alone
 
 Each round writes and reads new files, every row in turn, so that a busy disk is busy for all. ``best`` compares the shortest
 times, to which other programs add least; ``median`` is that of the ratios within a round, with the least and the greatest of
 them. Seconds are this machine's, the ratios travel. Cold: the pages are dropped before. With torch there are rows for
 ``torch.save``, DCP, and DCP in the background; with nvidia-resiliency-ext and ml-flashpoint, rows for these.
 
-``--check`` exits 1 where, by ``best``, a commit adds more than 10 % to a synced save, or full verification takes more than 1.2
-times as long as reading the bytes.
+``--check`` exits 1 where, by ``best``, a commit adds more than 10 % to a synced save, full verification takes more than 1.2
+times as long as reading the bytes, or ``guard.restore`` of what is not in memory more than 1.1 times as long.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import ctypes
+import gc
+import io
+import mmap
 import os
 import shutil
 import subprocess
@@ -27,14 +33,14 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from checkpoint_peers import peers
+from checkpoint_peers import loading, peers
 
 from ftsupervise import Guard
 from ftsupervise.checkpoints.digest import threads
 from ftsupervise.checkpoints.verify import CheckpointState, Scope, Thoroughness, verify
 
 ROUNDS, BY_SIZE_ROUNDS, FILES, PIECE = 9, 15, 4, 8 << 20
-COMMIT, VERIFY = 1.10, 1.2  # the bounds of --check
+COMMIT, VERIFY, RESTORE = 1.10, 1.2, 1.10  # the bounds of --check
 
 try:
     import torch
@@ -50,12 +56,18 @@ def main() -> None:
     parser.add_argument("mb", type=int, nargs="*", default=[512])
     parser.add_argument("--folder", default="/var/tmp", help="on the disk that is measured")
     parser.add_argument("--check", action="store_true")
+    parser.add_argument("--restore", action="store_true", help="only the way back into a program, with torch")
     args = parser.parse_args()
     place = Path(tempfile.mkdtemp(prefix="ftsupervise-benchmark-", dir=args.folder))
     os.environ |= {"FTSUPERVISE_CHECKPOINT_DIR": str(place / "ckpt")}
     os.environ.pop("FTSUPERVISE_RUN_DIR", None)
     try:
-        good = measure(place, args.mb[0]) if len(args.mb) == 1 else by_size(place, args.mb)
+        if args.restore:
+            print(f"{ROUNDS} rounds, {os.cpu_count()} cores, {threads()} threads read")
+            kept = [restoring(Path(tempfile.mkdtemp(dir=place)), mb) for mb in args.mb]
+            good = all(kept)
+        else:
+            good = measure(place, args.mb[0]) if len(args.mb) == 1 else by_size(place, args.mb)
     finally:
         shutil.rmtree(place)
     sys.exit(0 if good or not args.check else 1)
@@ -83,9 +95,10 @@ def measure(place: Path, mb: int) -> bool:
     table("read again, warm", in_turn(place, warm), "read the bytes")
     cold = {name.removeprefix("cold: "): row for name, row in rows.items() if name not in warm}
     verified = table("read again, cold", in_turn(place, cold), "read the bytes")
-    restoring(place, mb)
-    good = ratio["guard.checkpoint"] <= COMMIT and verified["verify --full"] <= VERIFY
-    print(f"bounds: commit {COMMIT:.2f}, verification {VERIFY:.2f}: {'kept' if good else 'NOT kept'}")
+    restored = restoring(place, mb)
+    good = ratio["guard.checkpoint"] <= COMMIT and verified["verify --full"] <= VERIFY and restored
+    bounds = f"commit {COMMIT:.2f}, verification {VERIFY:.2f}, restore {RESTORE:.2f}"
+    print(f"bounds: {bounds}: {'kept' if good else 'NOT kept'}")
     return good
 
 
@@ -276,27 +289,20 @@ def reading(place: Path, size: int) -> Rows:
     return {**warm, **{f"cold: {name}": cold(call) for name, call in calls.items()}}  # the first, off the clock, drops
 
 
-def restoring(place: Path, mb: int) -> None:
+def restoring(place: Path, mb: int) -> bool:
     """Time the return of a state of torch tensors, beside one read of the same bytes, and one read into the same tensors."""
     if torch is None:
-        return
+        return True
     made = {f"layer-{n}": torch.rand(PIECE // 4) for n in range((mb << 20) // PIECE)}
     into = {name: torch.ones_like(one) for name, one in made.items()}
-    home, by_dcp = place / "restored", place / "dcp"
+    home, by_dcp, by_torch, by_nvrx = (place / name for name in ("restored", "dcp", "torch.pt", "nvrx"))
     os.environ["FTSUPERVISE_CHECKPOINT_DIR"] = str(home)
     with Guard(signals=(), rank=0, world=1) as guard:
         guard.restore(**made)
         guard.save(1)
-    os.environ["FTSUPERVISE_CHECKPOINT_DIR"] = str(place / "ckpt")
     dcp.save(made, checkpoint_id=by_dcp, no_dist=True)
+    torch.save(made, by_torch)
     (file,) = home.glob("step-*/rank-00000.state")
-
-    def drop() -> None:
-        os.sync()
-        for path in (file, *by_dcp.iterdir()):
-            fd = os.open(path, os.O_RDONLY)
-            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-            os.close(fd)
 
     def read() -> None:
         buffer = bytearray(1 << 20)
@@ -309,30 +315,79 @@ def restoring(place: Path, mb: int) -> None:
             for tensor in into.values():
                 one.readinto(memoryview(tensor.numpy()))
 
-    def ours() -> None:
-        os.environ["FTSUPERVISE_CHECKPOINT_DIR"] = str(home)
-        guard = Guard(signals=(), rank=0, world=1)
-        if guard.restore(**into) != 1:
+    def ours() -> Callable[[], object]:
+        with contextlib.redirect_stderr(io.StringIO()):  # it says each time that there is no run
+            guard = Guard(signals=(), rank=0, world=1)
+            step = guard.restore(**into)
+        if step != 1:
             sys.exit("guard.restore has loaded nothing")
-        os.environ["FTSUPERVISE_CHECKPOINT_DIR"] = str(place / "ckpt")
-        guard.close()
 
-    calls = {
+        def rest() -> None:
+            guard._checkpoints.require_unchanged(now=False)  # the comparison beside the first steps
+            guard.close()
+
+        return rest
+
+    def fill(loaded: dict[str, Any]) -> None:
+        for name, tensor in into.items():
+            tensor.copy_(loaded[name])
+
+    rows: dict[str, Callable[[], object]] = {
         "read the bytes": read,
         "read them into the tensors": read_into,
         "guard.restore": ours,
+        "torch.load, copied": lambda: fill(torch.load(by_torch)),
+        "torch.load(mmap=True), copied": lambda: fill(torch.load(by_torch, mmap=True)),
         "dcp.load": lambda: dcp.load(into, checkpoint_id=by_dcp, no_dist=True),
     }
+    loads, missing = loading(made, by_nvrx)
+    rows |= {name: lambda load=load: fill(load()) for name, load in loads.items()}
+    print(*missing, sep="\n")
+
+    def drop() -> None:
+        gc.collect()  # a page that is mapped is not dropped
+        os.sync()
+        for path in (one for top in (home, by_dcp, by_torch, by_nvrx) for one in (top, *top.rglob("*"))):
+            if path.is_file():
+                fd = os.open(path, os.O_RDONLY)
+                os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+                os.close(fd)
+        if left := cached(file):
+            print(f"not cold: {left} pages of {file.name} are in memory still (is this a file system in memory?)")
 
     def row(call: Callable[[], object], *, cold: bool) -> Callable[[Path], object]:
-        def run(_: Path) -> Callable[[], object] | None:
-            call()
-            return drop if cold else None
+        def run(_: Path) -> Callable[[], object]:
+            rest = call()
+
+            def afterwards() -> None:
+                if callable(rest):
+                    rest()
+                if cold:
+                    drop()
+
+            return afterwards
 
         return run
 
-    for title, cold in (("restore, warm", False), ("restore, cold", True)):
-        table(title, in_turn(place, {name: row(call, cold=cold) for name, call in calls.items()}), "read the bytes")
+    found = {}
+    for word in ("warm", "cold"):
+        cold = word == "cold"
+        if cold:
+            drop()
+        print(f"\n{os.getloadavg()[0]:.1f} processes at work on {os.cpu_count()} cores")
+        times = in_turn(place, {name: row(call, cold=cold) for name, call in rows.items()})
+        found[word] = table(f"restore of {mb} MB, {word}", times, "read the bytes")
+    return found["cold"]["guard.restore"] <= RESTORE
+
+
+def cached(path: Path) -> int:
+    """Return how many pages of a file are in memory."""
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY) as mapped:
+        first = ctypes.c_char.from_buffer(mapped)
+        found = (ctypes.c_ubyte * -(-len(mapped) // mmap.PAGESIZE))()
+        ctypes.CDLL(None).mincore(ctypes.c_void_p(ctypes.addressof(first)), ctypes.c_size_t(len(mapped)), found)
+        del first
+        return sum(one & 1 for one in found)
 
 
 if __name__ == "__main__":

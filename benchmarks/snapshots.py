@@ -5,6 +5,8 @@
 
 The state is a model with the two moments of Adam, in arrays of 4 MB and of 64 numbers. With torch they are tensors, and
 ``torch.save`` into the same memory is what a user would write instead; without it they are NumPy's arrays, and that is pickle.
+With torch there are rows for DCP, and for DCP in the background, into the same memory; with nvidia-resiliency-ext, one for its
+LocalCheckpointManager (``checkpoint_peers.py`` says how it runs without a GPU). All rows are made in turn, round by round.
 Figures are this machine's; the ratios travel.
 
 The copies are measured on two "nodes" of this machine, with as many ranks as it has cores, so that no core is idle. Both ends
@@ -81,9 +83,13 @@ class State:
 
 
 def seconds(call: Callable[[], object]) -> float:
+    """Return how long it takes. What it gives back is called afterwards, off the clock."""
     before = time.perf_counter()
-    call()
-    return time.perf_counter() - before
+    rest = call()
+    took = time.perf_counter() - before
+    if callable(rest):
+        rest()
+    return took
 
 
 def main(mb: int) -> None:
@@ -122,7 +128,15 @@ def measure(state: State, place: Path) -> None:
         "guard.snapshot": lambda: guard.snapshot(next(step)),
         f"{'torch.save' if torch is not None else 'pickle'} into the same memory": lambda: state.save(place / "saved"),
     }
-    times: dict[str, list[float]] = {name: [] for name in rows}
+
+    def restore() -> Callable[[], object]:
+        again = Guard(signals=())
+        again.restore(model=state.arrays)
+        return again.close
+
+    ways_back: dict[str, Callable[[], object]] = {"guard.restore": restore}
+    missing = others(state, place, rows, ways_back)
+    times: dict[str, list[float]] = {name: [] for name in (*rows, *ways_back)}
     sums: list[float] = []
     for n in range(ROUNDS):
         for name, call in rows.items():
@@ -130,18 +144,63 @@ def measure(state: State, place: Path) -> None:
                 times[name].append(seconds(call))
                 if name == "guard.snapshot":
                     sums.append(seconds(lambda: wait_for_digest(place)))
-    (place / "saved").unlink()
     compare = seconds(lambda: compare_all(place))
-    restore = seconds(lambda: Guard(signals=()).restore(model=state.arrays))
+    for _ in range(3):
+        for name, call in ways_back.items():
+            times[name].append(seconds(call))
     base = median(times["one memcpy"])
     print(f"{state.size / 1e6:,.0f} MB in {len(state.arrays)} {'tensors' if torch is not None else 'arrays'}")
-    print(f"{'holds the loop up':<36}{'ms':>8}{'memcpys':>9}")
-    for name, found in times.items():
-        print(f"{name:<36}{median(found) * 1e3:>8,.1f}{median(found) / base:>9.2f}")
-    print(f"{'its digest, beside the loop':<36}{median(sums) * 1e3:>8,.1f}{median(sums) / base:>9.2f}")
-    print(f"{'compared again before a restart':<36}{compare * 1e3:>8,.1f}{compare / base:>9.2f}")
-    print(f"{'restore, before the loop':<36}{restore * 1e3:>8,.1f}{restore / base:>9.2f}")
-    print(f"{'until ready, beside the loop':<36}{ready * 1e3:>8,.1f}{ready / base:>9.2f}")
+    print(f"{os.getloadavg()[0]:.1f} processes at work on {os.cpu_count()} cores; medians")
+    print(f"{'holds the loop up':<44}{'ms':>8}{'memcpys':>9}")
+    for name in rows:
+        print_row(name, times[name], base)
+    print("beside the loop")
+    print_row("its digest", sums, base)
+    print_row("until ready", [ready], base)
+    print("before the loop")
+    print_row("compared again", [compare], base)
+    for name in ways_back:
+        print_row(name, times[name], base)
+    print(*missing, sep="\n")
+
+
+def print_row(name: str, found: list[float], base: float) -> None:
+    print(f"{name:<44}{median(found) * 1e3:>8,.1f}{median(found) / base:>9.2f}   best {min(found) * 1e3:,.1f}")
+
+
+def others(
+    state: State, place: Path, rows: dict[str, Callable[[], object]], ways_back: dict[str, Callable[[], object]]
+) -> list[str]:
+    """Add the rows of what people use instead, into the same memory. Return a line for each that is not there."""
+    if torch is None:
+        return ["torch, DCP, NVRx: not installed (pip install torch)"]
+    import torch.distributed.checkpoint as dcp
+    from checkpoint_peers import loading, nvrx
+
+    arrays, saved, by_dcp, by_nvrx = state.arrays, place / "saved", place / "dcp", place / "nvrx"
+
+    def fill(loaded: dict[str, Any]) -> None:
+        for name, one in arrays.items():
+            one.copy_(loaded[name])
+
+    def in_background() -> Callable[[], object]:
+        return dcp.async_save(arrays, checkpoint_id=place / "dcp-async", no_dist=True).result
+
+    rows["dcp.save into the same memory"] = lambda: dcp.save(arrays, checkpoint_id=by_dcp, no_dist=True)
+    rows["dcp.async_save into the same memory"] = in_background
+    ways_back["torch.load, copied"] = lambda: fill(torch.load(saved))
+    ways_back["dcp.load"] = lambda: dcp.load(arrays, checkpoint_id=by_dcp, no_dist=True)
+    loads, missing = loading(arrays, by_nvrx)
+    if loads:
+        save, other = nvrx(arrays, sync=False), place / "nvrx-again"
+
+        def anew() -> Callable[[], object]:
+            save(other)
+            return lambda: shutil.rmtree(other)  # it does not write over one of the same step
+
+        rows["NVRx local manager into the same memory"] = anew
+    ways_back.update({name: lambda load=load: fill(load()) for name, load in loads.items()})
+    return missing
 
 
 def wait_for(guard: Guard) -> None:

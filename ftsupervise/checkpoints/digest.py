@@ -1,8 +1,10 @@
 """Digests of files, taken at the speed of memory and outside the interpreter's lock.
 
-xxh3_128 reads a file from the page cache as fast as it can be copied. Where xxhash is not installed, crc32 of the standard
-library does it four times slower, and sees every single flipped bit all the same. Both are against accidents, not forgers: who
-may write a checkpoint at all is ``host/ownership.py``'s question. Standard library at import: the guard loads this.
+xxh3_128 reads a file from the page cache as fast as it can be copied. It is taken of each block of a file, and then of these
+digests: so several threads take that of one large file, and a part of a copy is compared by itself. Where xxhash is not
+installed, crc32 of the standard library does it four times slower, and sees every single flipped bit all the same. Both are
+against accidents, not forgers: who may write a checkpoint at all is ``host/ownership.py``'s question. Standard library at
+import: the guard loads this.
 """
 
 from __future__ import annotations
@@ -16,8 +18,13 @@ from typing import NamedTuple, Protocol, TypeVar
 
 from ftsupervise.host import files
 
-XXH3, CRC32 = "xxh3_128", "crc32"
-ALGORITHMS = (XXH3, CRC32)
+BLOCKS, XXH3, CRC32 = (
+    "xxh3_128-8M",
+    "xxh3_128",
+    "crc32",
+)  # XXH3: of the whole file; it is read, and not written any more
+ALGORITHMS = (BLOCKS, XXH3, CRC32)
+BLOCK = 8 << 20  # bytes of a block
 _PIECE = 1 << 19  # bytes read at once: they are still in the processor's own cache when the digest is taken
 _MOST_THREADS = 8
 S = TypeVar("S")
@@ -55,25 +62,71 @@ class _Crc32:
         return f"{self._value:08x}"
 
 
+class BlockDigests:
+    """The digest of a file by its blocks. ``add`` takes the digests of whole blocks that somebody else has taken, in their
+    order, and the last one's; ``update`` takes bytes."""
+
+    def __init__(self) -> None:
+        import xxhash
+
+        self._whole, self._block, self._left = xxhash.xxh3_128(), xxhash.xxh3_128(), BLOCK
+
+    def update(self, data: bytes | memoryview) -> None:
+        view = memoryview(data)
+        while view:
+            piece = view[: self._left]
+            self._block.update(piece)
+            self._left -= len(piece)
+            if not self._left:
+                self._whole.update(self._block.digest())
+                self._block.reset()
+                self._left = BLOCK
+            view = view[len(piece) :]
+
+    def add(self, digest: bytes) -> None:
+        """Raises ValueError in the middle of a block."""
+        if self._left != BLOCK:
+            raise ValueError("a block is under way")
+        self._whole.update(digest)
+
+    def hexdigest(self) -> str:
+        whole = self._whole.copy()
+        if self._left != BLOCK:
+            whole.update(self._block.digest())
+        found: str = whole.hexdigest()
+        return found
+
+
+def block_digest(pieces: Iterable[bytes | memoryview]) -> bytes:
+    """Return the digest of one block, for ``BlockDigests.add``."""
+    import xxhash
+
+    one = xxhash.xxh3_128()
+    for piece in pieces:
+        one.update(piece)
+    found: bytes = one.digest()
+    return found
+
+
 def best_algorithm() -> str:
-    """Return xxh3_128 where xxhash is installed, else crc32."""
+    """Return xxh3_128, by blocks, where xxhash is installed; else crc32."""
     try:
         import xxhash  # noqa: F401
     except ImportError:
         return CRC32
-    return XXH3
+    return BLOCKS
 
 
 def hasher(algorithm: str) -> Hasher:
     """Return a new digest. Raises CannotJudge for an algorithm that cannot be computed here."""
     if algorithm == CRC32:
         return _Crc32()
-    if algorithm == XXH3:
+    if algorithm in (BLOCKS, XXH3):
         try:
             import xxhash
         except ImportError:
-            raise CannotJudge("digests of the kind xxh3_128 need the package xxhash (pip install xxhash)") from None
-        made: Hasher = xxhash.xxh3_128()
+            raise CannotJudge(f"digests of the kind {algorithm} need the package xxhash (pip install xxhash)") from None
+        made: Hasher = BlockDigests() if algorithm == BLOCKS else xxhash.xxh3_128()
         return made
     raise CannotJudge(f"{algorithm!r} is no kind of digest that is known here ({', '.join(ALGORITHMS)})")
 

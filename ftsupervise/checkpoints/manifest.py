@@ -65,7 +65,7 @@ class Manifest(NamedTuple):
 
     step: int | None
     files: tuple[FileEntry, ...]  # sorted by path
-    algorithm: str  # of the digests: "xxh3_128" or "crc32"
+    algorithm: str  # of the digests: one of digest.ALGORITHMS
     layout: CheckpointLayout = CheckpointLayout.FILES
     world: int | None = None  # ranks that wrote it
     run: str = ""

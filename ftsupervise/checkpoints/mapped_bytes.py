@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from typing import Any
 
-from ftsupervise.checkpoints.digest import hasher
+from ftsupervise.checkpoints.digest import BLOCK, BlockDigests, block_digest, hasher, in_parallel, threads
 
 _HASHED = 1 << 19  # bytes whose digest is taken at once
-_FETCHED = 1 << 25  # bytes that are mapped at once, before their digest is taken
-_AHEAD = 2  # such pieces that the disk is asked for while a digest is taken
+_AT_ONCE = 4  # blocks at least that are read at once: a disk that is asked for several answers sooner
+_AHEAD = 4  # blocks before one is compared that the disk is asked for it
 _POPULATE_READ = 22  # madvise: map the pages, without a fault for each
 
 
@@ -32,21 +33,48 @@ class MappedBytes:
             raise
         self.data = memoryview(self._map if self._map is not None else b"")
 
-    def digest(self, algorithm: str, beat: Callable[[], object] = lambda: None) -> str:
-        """Raises CannotJudge where it cannot be taken here."""
-        sums, view, size = hasher(algorithm), self.data, len(self.data)
-        for begin in range(0, size, _FETCHED):
-            end = min(begin + _FETCHED, size)
-            with suppress(OSError):  # the disk reads on while this piece is compared
-                os.posix_fadvise(self._fd, self._at + end, _AHEAD * _FETCHED, os.POSIX_FADV_WILLNEED)
-            with suppress(OSError, ValueError):  # an older kernel: the pages come one by one
-                assert self._map is not None
-                self._map.madvise(_POPULATE_READ, begin, end - begin)
-            for at in range(begin, end, _HASHED):
-                sums.update(view[at : min(at + _HASHED, end)])
+    def digest(self, algorithm: str, beat: Callable[[], object] = lambda: None, *, aside: bool = False) -> str:
+        """Return the digest. ``aside``: one thread takes it, for the program is at work beside it. Raises CannotJudge where it
+        cannot be taken here."""
+        sums, blocks = hasher(algorithm), range(0, len(self.data), BLOCK)
+        for at in blocks[:_AHEAD]:
+            self._ask_for(at)
+        if not isinstance(sums, BlockDigests):
+            for at in blocks:
+                for piece in self._pieces(at):
+                    sums.update(piece)
+                beat()
+            return sums.hexdigest()
+        for one in in_parallel(self._block, blocks, 1 if aside else max(_AT_ONCE, threads())):
+            sums.add(one)
             beat()
         return sums.hexdigest()
+
+    def _block(self, at: int) -> bytes:
+        return block_digest(self._pieces(at))
+
+    def _pieces(self, begin: int) -> Iterator[memoryview]:
+        """Yield a block in pieces, once its pages are mapped."""
+        self._ask_for(begin + _AHEAD * BLOCK)
+        end = min(begin + BLOCK, len(self.data))
+        _populate(self._map, begin, end - begin)
+        for at in range(begin, end, _HASHED):
+            yield self.data[at : min(at + _HASHED, end)]
+
+    def _ask_for(self, at: int) -> None:
+        if at < len(self.data):
+            with suppress(OSError):  # the disk reads on while another block is compared
+                os.posix_fadvise(self._fd, self._at + at, min(BLOCK, len(self.data) - at), os.POSIX_FADV_WILLNEED)
 
     def __del__(self) -> None:
         with suppress(OSError, AttributeError):
             os.close(self._fd)
+
+
+def _populate(mapped: Any, at: int, size: int) -> None:
+    """Map the pages. ``mmap.madvise`` would hold the interpreter's lock while the disk is read, and with it the heartbeat and
+    all that the loop does. On an older kernel, which cannot do it, the pages come one by one."""
+    import ctypes
+
+    first = ctypes.c_char.from_buffer(mapped, at)
+    ctypes.CDLL(None).madvise(ctypes.c_void_p(ctypes.addressof(first)), ctypes.c_size_t(size), _POPULATE_READ)

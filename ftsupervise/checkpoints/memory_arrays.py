@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Hashable, Sequence
+from importlib import import_module
 from typing import Any
 
+from ftsupervise.checkpoints.memory_copies import LARGE, Copies
 from ftsupervise.checkpoints.memory_state import LONG_BYTES, CannotKeep, StoredArray
 
 
@@ -41,10 +43,10 @@ class Bytes(_Wordless):
         for view, value in zip(views, values, strict=True):
             view[:] = value
 
-    def clone(self, view: Any, stored: StoredArray) -> Any:
+    def clone(self, view: Any, stored: StoredArray, copies: Copies) -> Any:
         return bytes(view) if stored.dtype == "bytes" else bytearray(view)
 
-    def load(self, live: Any, saved: Any) -> bool:
+    def load(self, live: Any, saved: Any, copies: Copies) -> bool:
         if type(live) is not bytearray:
             return False
         live[:] = saved
@@ -83,14 +85,25 @@ class NumPyArrays(_Wordless):
         for view, value in zip(views, values, strict=True):
             numpy.copyto(view, value)
 
-    def clone(self, view: Any, stored: StoredArray) -> Any:
-        return view.copy(order="K")
+    def clone(self, view: Any, stored: StoredArray, copies: Copies) -> Any:
+        if stored.size < LARGE:
+            return view.copy(order="K")
+        made = import_module("numpy").empty_like(view)
+        self._copy_later(made, view, copies)
+        return made
 
-    def load(self, live: Any, saved: Any) -> bool:
+    def load(self, live: Any, saved: Any, copies: Copies) -> bool:
         if not self.owns(live) or live.dtype != saved.dtype or live.shape != saved.shape or not live.flags.writeable:
             return False
-        live[...] = saved
+        self._copy_later(live, saved, copies)
         return True
+
+    def _copy_later(self, target: Any, source: Any, copies: Copies) -> None:
+        dense = source.flags.c_contiguous or source.flags.f_contiguous
+        if source.nbytes >= LARGE and dense and target.strides == source.strides:
+            copies.add(target.ctypes.data, source.ctypes.data, source.nbytes, target, source)
+        else:
+            target[...] = source
 
 
 def _c_strides(shape: tuple[int, ...], item: int) -> tuple[int, ...]:

@@ -18,6 +18,8 @@ from collections.abc import Callable, Hashable, Sequence
 from hashlib import blake2b
 from typing import Any, NamedTuple, Protocol
 
+from ftsupervise.checkpoints.memory_copies import Copies
+
 ALIGNED = 64  # bytes: where arrays begin
 PAGE = 4096  # the smallest there is
 _LARGE = 1 << 16  # bytes of an array that is copied with its neighbours
@@ -75,11 +77,11 @@ class Arrays(Protocol):
     def copy(self, views: Sequence[Any], values: Sequence[Any]) -> None:
         """Copy each value into its view. The training loop waits for this."""
 
-    def clone(self, view: Any, stored: StoredArray) -> Any:
-        """Return the same in memory of its own."""
+    def clone(self, view: Any, stored: StoredArray, copies: Copies) -> Any:
+        """Return the same in memory of its own, once ``copies`` are made."""
 
-    def load(self, live: Any, saved: Any) -> bool:
-        """Copy ``saved`` into ``live``; return False when it is of another type or shape."""
+    def load(self, live: Any, saved: Any, copies: Copies) -> bool:
+        """Copy ``saved`` into ``live``, once ``copies`` are made; return False when it is of another type or shape."""
 
     def word(self, value: object) -> tuple[str, str] | None:
         """Return a small value of its own kind (a type of numbers, a device) in two words; None for any other."""

@@ -2,7 +2,8 @@
 
 The copy of ``step-00000100`` lies in the store's folder of that name, as it is here. Its manifest is written last, after every
 file was read back and had the digest that the manifest gives it; so a folder with a manifest is a whole copy. What was read
-back is remembered beside the checkpoint, so that a copy that was interrupted goes on where it was.
+back is remembered beside the checkpoint, so that a copy that was interrupted goes on where it was. Into a folder it goes on in
+the middle of a large file too: that is written in parts, each is read back, and the digests of its blocks are remembered.
 
 A copy that counts is never written over. When another checkpoint of that name was copied before (an attempt went back and made
 the step again), the new one goes to ``step-00000100~2``.
@@ -14,7 +15,9 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, NamedTuple
@@ -32,8 +35,11 @@ from ftsupervise.checkpoints.manifest import (
     read_manifest,
     root_of,
 )
+from ftsupervise.checkpoints.part_files import PartFile
+from ftsupervise.checkpoints.part_files import pieces_of as pieces_at
 from ftsupervise.checkpoints.stores import FolderStore, Store, file_pieces, inside, rights_of
 from ftsupervise.errors import Error, NotFound, UsageError
+from ftsupervise.host import files
 from ftsupervise.host.files import TEMPORARY
 from ftsupervise.host.rate import RateLimit
 from ftsupervise.rundir.records import read_record, write_json
@@ -42,6 +48,14 @@ MANIFEST_PATH = f"{FOLDER_NAME}/{MANIFEST}"
 _GENERATIONS = 100  # checkpoints of one name in one store
 WORKERS = 4  # files under way at once
 _REMEMBER = 1 << 30  # bytes read back between two writes of what was
+PART = 256 << 20  # bytes of a part, whole blocks; a file of two parts and more is copied in parts
+
+
+class PartRecord(NamedTuple):
+    """The parts of one file that were read back."""
+
+    path: str
+    digests: Annotated[str, 100_000_000]  # of its blocks, in their order
 
 
 class CopyRecord(NamedTuple):
@@ -52,6 +66,7 @@ class CopyRecord(NamedTuple):
     of: str  # the identity of the manifest that is copied
     at: datetime | None = None  # when all of it had been read back; None: under way
     read_back: Annotated[tuple[str, ...], 1_000_000] = ()  # files that had, while it is under way
+    parts: Annotated[tuple[PartRecord, ...], 10_000] = ()  # of files that had in part
 
 
 class CopyRecords(NamedTuple):
@@ -71,6 +86,16 @@ class CopyDamaged(Error):
     """A file that was read, here or there, differs from the manifest."""
 
 
+class _Known:
+    """What of a copy was read back, by now: several threads add to it."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.files: set[str] = set()
+        self.parts: dict[str, list[bytes]] = {}  # digests of blocks
+        self.found = 0  # bytes of parts that an earlier call had written
+
+
 class _Job(NamedTuple):
     checkpoint: Path
     manifest: Manifest
@@ -78,6 +103,8 @@ class _Job(NamedTuple):
     folder: str
     limit: RateLimit
     progress: Callable[[int], object]
+    part: int
+    known: _Known
 
 
 def copies_of(checkpoint: Path, manifest: Manifest) -> tuple[CopyRecord, ...]:
@@ -116,11 +143,13 @@ def offload(
     workers: int = WORKERS,
     progress: Callable[[int], object] = lambda size: None,
     again: bool = False,
+    part: int = PART,
 ) -> OffloadReport:
     """Copy ``checkpoint`` into ``store`` and read the copy back. A copy that is there already is left as it is; ``again``:
     every byte of it is read back once more, and what is not as it was sent is sent again.
 
-    ``rate``: bytes a second at most, reading back not counted. ``progress`` hears of bytes as they are sent and read back:
+    ``part``: bytes of a large file that are written and read back at once, whole blocks. ``rate``: bytes a second at most,
+    reading back not counted. ``progress`` hears of bytes as they are sent and read back:
     twice the checkpoint's size in all. Raises NotFound for a checkpoint without a manifest, CopyDamaged when a file here or
     there is not what the manifest says, OSError when either place cannot be read or written.
     What was copied stays for the next call.
@@ -133,7 +162,7 @@ def offload(
         )
     _refuse_itself(checkpoint, store)
     folder, there = _folder_for(manifest, checkpoint.name, store)
-    job = _Job(checkpoint, manifest, store, folder, RateLimit(rate), progress)
+    job = _Job(checkpoint, manifest, store, folder, RateLimit(rate), progress, part, _Known())
     if there:
         if (
             not again
@@ -201,19 +230,22 @@ def _copy(job: _Job, now: Callable[[], datetime], workers: int, *, again: bool) 
     missing = [entry for entry in job.manifest.files if there.get(entry.path) != entry.size]
     lying = [entry for entry in job.manifest.files if there.get(entry.path) == entry.size]
     job.progress(sum(entry.size for entry in lying))
-    proved = set[str]() if again else _under_way(job) & {entry.path for entry in lying}
+    if not again:
+        _recall(job)
+    proved = job.known.files
+    proved &= {entry.path for entry in lying}
     job.progress(sum(entry.size for entry in lying if entry.path in proved))
-    _remember(job, None, proved)  # from now on it is being copied
+    _remember(job)  # from now on it is being copied
     try:
         unproved = [entry for entry in lying if entry.path not in proved]
-        wrong = _each(job, workers, proved, {_send: missing, _read_back: unproved})
+        wrong = _each(job, workers, {_send: missing, _read_back: unproved})
         missing += wrong
-        wrong = _each(job, workers, proved, {_send: wrong})
+        wrong = _each(job, workers, {_send: wrong})
     except BaseException:
-        _remember(job, None, proved)
+        _remember(job)
         raise
     if wrong:
-        _remember(job, None, proved)
+        _remember(job)
         raise CopyDamaged(
             f"{wrong[0].path} of {job.checkpoint.name} does not come back from {job.store.url} as it was sent",
             hint=f"check that place; ftsupervise checkpoints verify {job.checkpoint} checks the one here",
@@ -226,14 +258,14 @@ def _copy(job: _Job, now: Callable[[], datetime], workers: int, *, again: bool) 
         f"{job.folder}/{MANIFEST_PATH}", [encoded(job.manifest)], rights_of(manifest_of(job.checkpoint), top)
     )
     _remember(job, now())
-    sent = sum(entry.size for entry in missing)
+    sent = sum(entry.size for entry in missing) - job.known.found
     return OffloadReport(job.checkpoint.name, job.folder, sent, job.manifest.size - sent)
 
 
 def _each(
-    job: _Job, workers: int, proved: set[str], work: Mapping[Callable[[_Job, FileEntry], bool], list[FileEntry]]
+    job: _Job, workers: int, work: Mapping[Callable[[_Job, FileEntry], bool], list[FileEntry]]
 ) -> list[FileEntry]:
-    """Do ``work`` for its files, several at once; return those for which it said no. The others are added to ``proved``."""
+    """Do ``work`` for its files, several at once; return those for which it said no. The others are known from then on."""
     wrong, since = [], 0
     tasks = [(do, entry) for do, entries in work.items() for entry in entries]
     done = digest.in_parallel(lambda task: task[0](job, task[1]), tasks, workers)
@@ -241,19 +273,107 @@ def _each(
         if not well:
             wrong.append(entry)
             continue
-        proved.add(entry.path)
+        with job.known.lock:
+            job.known.files.add(entry.path)
         since += entry.size
         if since >= _REMEMBER:
             since = 0
-            _remember(job, None, proved)
+            _remember(job)
     return wrong
 
 
 def _send(job: _Job, entry: FileEntry) -> bool:
     """Send one file and read it back. Raises CopyDamaged when it is not what the manifest says here."""
-    top = root_of(job.checkpoint)
-    job.store.write(f"{job.folder}/{inside(entry.path)}", _as_committed(job, entry), rights_of(top / entry.path, top))
+    top, name = root_of(job.checkpoint), f"{job.folder}/{inside(entry.path)}"
+    rights = rights_of(top / entry.path, top)
+    if entry.size >= 2 * job.part and job.manifest.algorithm == digest.BLOCKS and not entry.link:
+        tag = hashlib.blake2b(f"{identity(job.manifest)}{entry.path}".encode("utf-8", "surrogateescape"), digest_size=8)
+        file = job.store.part(name, rights, tag.hexdigest())
+        if file is not None:
+            with file:
+                return _send_in_parts(job, entry, file)
+    job.store.write(name, _as_committed(job, entry), rights)
     return _read_back(job, entry)
+
+
+def _send_in_parts(job: _Job, entry: FileEntry, file: PartFile) -> bool:
+    """Send the rest of a file, part by part, and read each back. Raises as ``_send`` does."""
+    blocks = _found_there(job, entry, file)
+    found = len(blocks)
+    with job.known.lock:
+        job.known.parts[entry.path] = blocks
+    here = files.open_regular(root_of(job.checkpoint) / entry.path)
+    try:
+        for begin in range(found * digest.BLOCK, entry.size, job.part):
+            size = min(job.part, entry.size - begin)
+            sent = _write_part(job, here, file, begin, size)
+            file.sync(begin)
+            if sent != _blocks(file, begin, size, job.progress):
+                _forget(job, entry, file)
+                return False
+            with job.known.lock:
+                blocks += sent
+            _remember(job)
+    finally:
+        os.close(here)
+    sums = digest.BlockDigests()
+    for one in blocks:
+        sums.add(one)
+    if file.size != entry.size or sums.hexdigest() != entry.digest:
+        _forget(job, entry, file)
+        if found:  # what an earlier call has left: all of it is sent anew
+            return False
+        raise _not_as_committed(job, entry)
+    file.finish()
+    with job.known.lock:
+        del job.known.parts[entry.path]
+        job.known.found += found * digest.BLOCK
+    return True
+
+
+def _found_there(job: _Job, entry: FileEntry, file: PartFile) -> list[bytes]:
+    """Return the digests of the blocks that lie there and are those that were read back before. The rest is dropped."""
+    known, size = job.known.parts.get(entry.path, []), min(file.size, entry.size)
+    blocks: list[bytes] = []
+    for begin in range(0, min(len(known), size // digest.BLOCK) * digest.BLOCK, digest.BLOCK):
+        one = digest.block_digest(file.read(begin, digest.BLOCK))
+        if one != known[len(blocks)]:
+            break
+        blocks.append(one)
+        job.progress(2 * digest.BLOCK)
+    file.cut(len(blocks) * digest.BLOCK)
+    return blocks
+
+
+def _write_part(job: _Job, here: int, file: PartFile, begin: int, size: int) -> list[bytes]:
+    """Write one part; return the digests of its blocks, as they were read here."""
+    blocks = []
+    for at in range(begin, begin + size, digest.BLOCK):
+
+        def pieces(at: int = at) -> Iterator[bytes]:
+            for piece in pieces_at(here, at, min(digest.BLOCK, begin + size - at)):
+                job.limit.take(len(piece))
+                job.progress(len(piece))
+                file.write(at, piece)
+                at += len(piece)
+                yield piece
+
+        blocks.append(digest.block_digest(pieces()))
+    return blocks
+
+
+def _blocks(file: PartFile, begin: int, size: int, progress: Callable[[int], object]) -> list[bytes]:
+    blocks = []
+    for at in range(begin, begin + size, digest.BLOCK):
+        blocks.append(digest.block_digest(file.read(at, min(digest.BLOCK, begin + size - at))))
+        progress(min(digest.BLOCK, begin + size - at))
+    return blocks
+
+
+def _forget(job: _Job, entry: FileEntry, file: PartFile) -> None:
+    file.discard()
+    with job.known.lock:
+        job.known.parts.pop(entry.path, None)
 
 
 def _as_committed(job: _Job, entry: FileEntry) -> Iterator[bytes]:
@@ -265,10 +385,14 @@ def _as_committed(job: _Job, entry: FileEntry) -> Iterator[bytes]:
         job.progress(len(piece))
         yield piece
     if size != entry.size or hasher.hexdigest() != entry.digest:
-        raise CopyDamaged(
-            f"{root_of(job.checkpoint) / entry.path} is not what was committed: it is damaged and was not copied",
-            hint=f"ftsupervise checkpoints verify {job.checkpoint}",
-        )
+        raise _not_as_committed(job, entry)
+
+
+def _not_as_committed(job: _Job, entry: FileEntry) -> CopyDamaged:
+    return CopyDamaged(
+        f"{root_of(job.checkpoint) / entry.path} is not what was committed: it is damaged and was not copied",
+        hint=f"ftsupervise checkpoints verify {job.checkpoint}",
+    )
 
 
 def pieces_of(root: Path, entry: FileEntry) -> Iterator[bytes]:
@@ -303,25 +427,38 @@ def _records(checkpoint: Path) -> tuple[CopyRecord, ...]:
     return found.copies if found is not None else ()
 
 
-def _under_way(job: _Job) -> set[str]:
+def _recall(job: _Job) -> None:
+    """Recall what an earlier call has read back of this copy, which is still under way."""
     try:
         known = _records(job.checkpoint)
     except (OSError, ValueError):
-        return set()
-    of = identity(job.manifest)
-    mine = [copy for copy in known if (copy.url, copy.folder, copy.of) == (job.store.url, job.folder, of)]
-    return {path for copy in mine if copy.at is None for path in copy.read_back}
-
-
-def _remember(job: _Job, at: datetime | None, read_back: Iterable[str] = ()) -> None:
-    """Replace the record of this copy. A failure here is no reason to fail: the copy would be read back once more."""
-    try:
-        known = _records(job.checkpoint)
-    except (OSError, ValueError):
-        known = ()
-    others = tuple(copy for copy in known if (copy.url, copy.folder) != (job.store.url, job.folder))
-    mine = CopyRecord(job.store.url, job.folder, identity(job.manifest), at, tuple(sorted(read_back)))
-    try:
-        write_json(_page_of(job.checkpoint), CopyRecords((*others, mine)))
-    except OSError:
         return
+    of = identity(job.manifest)
+    for copy in known:
+        if (copy.url, copy.folder, copy.of, copy.at) != (job.store.url, job.folder, of, None):
+            continue
+        job.known.files.update(copy.read_back)
+        for part in copy.parts:
+            with suppress(ValueError):
+                job.known.parts[part.path] = _split(bytes.fromhex(part.digests))
+
+
+def _split(digests: bytes) -> list[bytes]:
+    size = len(digest.block_digest(()))
+    return [digests[at : at + size] for at in range(0, len(digests), size)]
+
+
+def _remember(job: _Job, at: datetime | None = None) -> None:
+    """Replace the record of this copy. A failure here is no reason to fail: the copy would be read back once more."""
+    with job.known.lock:
+        try:
+            known = _records(job.checkpoint)
+        except (OSError, ValueError):
+            known = ()
+        others = tuple(copy for copy in known if (copy.url, copy.folder) != (job.store.url, job.folder))
+        mine = CopyRecord(job.store.url, job.folder, identity(job.manifest), at)
+        if at is None:
+            parts = (PartRecord(path, b"".join(blocks).hex()) for path, blocks in job.known.parts.items() if blocks)
+            mine = mine._replace(read_back=tuple(sorted(job.known.files)), parts=tuple(parts))
+        with suppress(OSError):
+            write_json(_page_of(job.checkpoint), CopyRecords((*others, mine)))

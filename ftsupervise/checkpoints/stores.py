@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+from ftsupervise.checkpoints.part_files import PartFile, open_part
 from ftsupervise.errors import Error, NotFound, UsageError
 from ftsupervise.host import files
 from ftsupervise.host.modes import FOLDER, PAGE, is_shared, make_folder, no_wider, rights_on_the_way
@@ -64,6 +65,10 @@ class Store(Protocol):
 
     def write(self, name: str, pieces: Iterable[bytes], rights: Rights) -> None:
         """Make the file ``name`` of ``pieces``, replacing one that is there. An error in the pieces leaves nothing new."""
+
+    def part(self, name: str, rights: Rights, tag: str) -> PartFile | None:
+        """Return the part of the file ``name`` that was written before by the copy ``tag``, or an empty one, to be written on;
+        None where the place takes files as a whole only, or another process works at it."""
 
     def rights(self, name: str) -> Rights:
         """Return the rights of the file ``name`` and of its folder; all, where the place has none. Raises OSError."""
@@ -134,6 +139,11 @@ class FolderStore:
         target = self.root / inside(name)
         make_folder(target.parent, rights.folder, parents=True)
         write_whole(target, pieces, mode=rights.file)
+
+    def part(self, name: str, rights: Rights, tag: str) -> PartFile | None:
+        target = self.root / inside(name)
+        make_folder(target.parent, rights.folder, parents=True)
+        return open_part(target, rights.file, tag)
 
     def rights(self, name: str) -> Rights:
         return rights_of(self.root / inside(name), self.root / name.partition("/")[0])
@@ -206,6 +216,9 @@ class ObjectStore:
                 return {}
         start = len(top.lstrip("/")) + 1
         return {str(name).lstrip("/")[start:]: int(entry["size"]) for name, entry in listed.items()}
+
+    def part(self, name: str, rights: Rights, tag: str) -> PartFile | None:
+        return None
 
     def rights(self, name: str) -> Rights:
         return Rights(0o666, 0o777)  # the store's own rules say who may read it

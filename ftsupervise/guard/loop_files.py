@@ -120,7 +120,7 @@ def read(checkpoint: Path, rank: int, beat: Callable[[], object] = lambda: None)
         raise ValueError(f"{path} is not the state of a loop, or of another version of ftsupervise")
     try:
         state = _parsed(bytes(mapped.data[len(_MAGIC) : _HEADER]).partition(b"\n")[0], mapped.data, rank)
-        return state._replace(unchanged=lambda: mapped.digest(manifest.algorithm, beat) == found)
+        return state._replace(unchanged=lambda: mapped.digest(manifest.algorithm, beat, aside=True) == found)
     except (ValueError, KeyError, TypeError) as error:
         raise Damaged(f"{path} is damaged: {error}") from None
 

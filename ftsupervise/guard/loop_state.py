@@ -18,6 +18,7 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 from ftsupervise.checkpoints.memory_arrays import Bytes, NumPyArrays
+from ftsupervise.checkpoints.memory_copies import Copies
 from ftsupervise.checkpoints.memory_state import (
     Arrays,
     CannotKeep,
@@ -179,7 +180,9 @@ class LoopState:
         parts = tree["dict"]["parts"]["dict"]
         for name, part in self._parts.items():
             self._put(name, part, parts[name], saved)
-        self._set_generators(saved.own(tree["dict"]["rng"]))
+        generators = saved.own(tree["dict"]["rng"])
+        saved.copies.run()
+        self._set_generators(generators)
 
     def warm_up(self, one_pass: Callable[[], object] | None) -> None:
         """Run the passes in which DistributedDataParallel arranges its buckets anew, before a state is loaded.
@@ -229,6 +232,7 @@ class LoopState:
     def _put(self, name: str, part: _Part, node: Node, saved: _Saved) -> None:
         if part.put is None:
             saved.merge(part.target, saved.views(node), name)
+            saved.copies.run()
             return
         for one in self._integrations:
             if one.copies(part.target):
@@ -243,7 +247,8 @@ class LoopState:
         for one in self._integrations:
             if not self._strict:
                 put = one.lenient(part.target, state) or put
-            one.adopt(part.target, state)
+            one.adopt(part.target, state, saved.copies)
+        saved.copies.run()
         put(state)
 
     def _part(self, name: str, target: Any) -> _Part:
@@ -298,6 +303,7 @@ class _Saved:
         frameworks: list[Arrays],
         keep: frozenset[str] = frozenset(),
     ) -> None:
+        self.copies = Copies()  # into the loop's arrays and into memory of their own: to be made before they are used
         self._keep = keep  # paths of what stays as the code has made it
         self._rows, self._buffer, self._frameworks = rows, buffer, frameworks
         self._by_kind = {one.kind: one for one in frameworks}
@@ -315,7 +321,7 @@ class _Saved:
         """Return a part of ``views`` in memory of its own."""
         if id(value) in self._seen:
             view, row = self._seen[id(value)]
-            return self._by_kind[row.kind].clone(view, row)
+            return self._by_kind[row.kind].clone(view, row, self.copies)
         if isinstance(value, dict):
             for key in value:
                 value[key] = self.settle(value[key])
@@ -340,7 +346,7 @@ class _Saved:
             return live
         if id(saved) in self._seen:
             view, row = self._seen[id(saved)]
-            return live if self._by_kind[row.kind].load(live, view) else self.settle(saved)
+            return live if self._by_kind[row.kind].load(live, view, self.copies) else self.settle(saved)
         return self.settle(saved)
 
     def _view(self, at: int) -> Any:
@@ -352,7 +358,7 @@ class _Saved:
     def _clone(self, at: int) -> Any:
         row = self._rows[at]
         framework = self._by_kind[row.kind]
-        return framework.clone(framework.view(self._buffer(at), row), row)
+        return framework.clone(framework.view(self._buffer(at), row), row, self.copies)
 
 
 def _words(row: StoredArray) -> str:

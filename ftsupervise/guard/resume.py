@@ -29,11 +29,11 @@ from ftsupervise.guard.go_back import way_back
 from ftsupervise.guard.settings import RankContext, Voice
 from ftsupervise.host.ownership import remedy
 from ftsupervise.rundir import ledger, switches
+from ftsupervise.rundir.began import read_began, write_began
 from ftsupervise.rundir.beginnings import saved_before
 from ftsupervise.rundir.lineage import Belongs, Lineage, belongs, read_lineage
 from ftsupervise.rundir.paths import ENV_GUARD, RESUMED, RunDir
 from ftsupervise.rundir.records import read_record, write_json
-from ftsupervise.rundir.resumed import read_resumed, write_resumed
 from ftsupervise.truth import Resumed, SkippedBatches
 
 GIVEN_UP = 93  # the exit code that says: starting it again is no use before a person has acted
@@ -366,7 +366,7 @@ def set_damaged_aside(place: RankContext, name: str, why: str, voice: Voice) -> 
 def refuse(place: RankContext, why: str, voice: Voice) -> None:
     """Record that no attempt can begin before a person has acted, so that the supervisor starts none."""
     if place.attempt_dir is not None and place.rank == 0:
-        before = read_resumed(place.attempt_dir) or Resumed(at=datetime.now(timezone.utc))
+        before = read_began(place.attempt_dir, Resumed) or Resumed(at=datetime.now(timezone.utc))
         _write(place.attempt_dir, before._replace(refused=why), voice)
 
 
@@ -444,7 +444,7 @@ def _set_aside(place: RankContext, name: str, why: str, voice: Voice) -> bool:
 
 def _write(attempt_dir: Path, resumed: Resumed, voice: Voice) -> None:
     """Record what the attempt begins from. Asked a second time, it keeps on record what was set aside at first."""
-    before = read_resumed(attempt_dir)
+    before = read_began(attempt_dir, Resumed)
     if before is not None and before.set_aside and not resumed.set_aside:
         resumed = resumed._replace(
             set_aside=before.set_aside, set_aside_step=before.set_aside_step, more_aside=before.more_aside
@@ -452,7 +452,7 @@ def _write(attempt_dir: Path, resumed: Resumed, voice: Voice) -> None:
     try:
         if (own := _own_page(attempt_dir)).name != RESUMED:
             write_json(own, resumed, sync=False)
-        write_resumed(attempt_dir, resumed)
+        write_began(attempt_dir, resumed)
     except OSError as error:
         voice.once(f"cannot write which checkpoint this attempt began from: {error.strerror}")
 

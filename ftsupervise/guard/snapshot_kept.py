@@ -29,12 +29,15 @@ class KeptRank:
             self.description = file.meta(0, header)
             self._mapped = MappedBytes(file.fd, file.data_at(0), header.data_size)
             self.data = self._mapped.data
-            if not self.is_unchanged():
+            if not self._compare():
                 raise ValueError(f"{file.path} is damaged")
 
     def is_unchanged(self) -> bool:
-        """Return whether its bytes are those that were kept: asked before and after they are loaded."""
-        return as_bytes(self._mapped.digest(self._algorithm)) == self._digest
+        """Return whether its bytes still are those that were kept: asked when they have been loaded."""
+        return self._compare(aside=True)
+
+    def _compare(self, *, aside: bool = False) -> bool:
+        return as_bytes(self._mapped.digest(self._algorithm, aside=aside)) == self._digest
 
 
 def kept_for(folder: Path, world: int, accounts: Collection[int]) -> SnapshotId:

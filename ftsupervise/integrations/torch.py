@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from ftsupervise.checkpoints.memory_copies import LARGE, Copies
 from ftsupervise.checkpoints.memory_state import CannotKeep, StoredArray
 
 _NAMES = {one: str(one).removeprefix("torch.") for one in vars(torch).values() if isinstance(one, torch.dtype)}
@@ -55,14 +56,19 @@ class TorchArrays:
         with torch.no_grad():
             torch._foreach_copy_(list(views), list(values))
 
-    def clone(self, view: torch.Tensor, stored: StoredArray) -> torch.Tensor:
-        return view.clone(memory_format=torch.preserve_format)
+    def clone(self, view: torch.Tensor, stored: StoredArray, copies: Copies) -> torch.Tensor:
+        if stored.size < LARGE:
+            return view.clone(memory_format=torch.preserve_format)
+        made = torch.empty_strided(stored.shape, stored.strides, dtype=view.dtype)
+        copies.add(made.data_ptr(), view.data_ptr(), stored.size, made, view)
+        return made
 
-    def load(self, live: Any, saved: torch.Tensor) -> bool:
+    def load(self, live: Any, saved: torch.Tensor, copies: Copies) -> bool:
         if not self.owns(live) or live.shape != saved.shape or live.dtype != saved.dtype:
             return False
-        with torch.no_grad():
-            live.copy_(saved)
+        if not _copied_later(live, saved, copies):
+            with torch.no_grad():
+                live.copy_(saved)
         return True
 
     def word(self, value: object) -> tuple[str, str] | None:
@@ -103,8 +109,8 @@ class ShardArrays(TorchArrays):
     def copy(self, views: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> None:
         super().copy(views, [_local(value) for value in values])
 
-    def load(self, live: Any, saved: torch.Tensor) -> bool:
-        return _is_sharded(live) and super().load(_local(live), saved)
+    def load(self, live: Any, saved: torch.Tensor, copies: Copies) -> bool:
+        return _is_sharded(live) and super().load(_local(live), saved, copies)
 
     def word(self, value: object) -> tuple[str, str] | None:
         return None
@@ -119,6 +125,16 @@ def _local(value: Any) -> torch.Tensor:
     """Return the part of a tensor that this rank holds: all of it, unless it is sharded."""
     with torch.no_grad():
         return value.to_local() if _is_sharded(value) else value
+
+
+def _copied_later(live: torch.Tensor, saved: torch.Tensor, copies: Copies) -> bool:
+    """Add the copy of ``saved``, dense and in this process's memory, to ``copies``. False: ``live`` is small, lies on another
+    device or in another order."""
+    plain = live.is_cpu and not live.is_conj() and not live.is_neg() and live.stride() == saved.stride()
+    if not plain or saved.nbytes < LARGE:
+        return False
+    copies.add(live.data_ptr(), saved.data_ptr(), saved.nbytes, live, saved)
+    return True
 
 
 def _dense(value: torch.Tensor) -> tuple[int, ...]:
@@ -203,13 +219,20 @@ class TorchFramework:
         buffers = (name for name, _ in target.named_buffers(remove_duplicate=False))
         return frozenset((*parameters, *buffers))
 
-    def adopt(self, target: object, state: Any) -> None:
-        """Turn the saved parts of sharded tensors into what ``load_state_dict`` of ``target`` takes."""
+    def adopt(self, target: object, state: Any, copies: Copies) -> None:
+        """Turn the saved parts of sharded tensors into what ``load_state_dict`` of ``target`` takes. What it would only copy is
+        added to ``copies``, and stands for itself in ``state``."""
         if isinstance(target, torch.nn.Module):
+            plain = _only_copied(target)
             for key, live in target.state_dict().items():
+                saved = state.get(key)
                 if _is_sharded(live) and key in state:
                     _local(live).copy_(state[key])
                     state[key] = live
+                elif key in plain and type(live) is type(saved) is torch.Tensor:
+                    alike = live.shape == saved.shape and live.dtype == saved.dtype
+                    if alike and _copied_later(live, saved, copies):
+                        state[key] = live
         elif isinstance(target, torch.optim.Optimizer):
             parameters = [one for group in target.param_groups for one in group["params"]]
             for index, entries in state["state"].items():
@@ -256,6 +279,17 @@ class TorchFramework:
         found: list[Any] = [None] * torch.distributed.get_world_size()
         torch.distributed.all_gather_object(found, value)
         return found
+
+
+def _only_copied(module: torch.nn.Module) -> frozenset[str]:
+    """Return the names of the tensors with which ``load_state_dict`` does nothing but to copy them."""
+    usual, found = torch.nn.Module, set[str]()
+    for name, one in module.named_modules():
+        if one._load_state_dict_pre_hooks or type(one).load_state_dict is not usual.load_state_dict:
+            return frozenset()
+        if type(one)._load_from_state_dict is usual._load_from_state_dict:
+            found.update(f"{name}.{key}" if name else key for key in (*one._parameters, *one._buffers))
+    return frozenset(found)
 
 
 def _other_shape(parameter: Any, moment: Any) -> bool:

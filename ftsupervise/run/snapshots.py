@@ -42,10 +42,9 @@ from ftsupervise.ranks.snapshot_ring import CopyState
 from ftsupervise.run.kept_snapshots import KeptSnapshots, Target
 from ftsupervise.rundir import kept, ledger
 from ftsupervise.rundir.anchor import Anchor, read_anchor
-from ftsupervise.rundir.not_from import read_not_from
+from ftsupervise.rundir.began import read_began
 from ftsupervise.rundir.paths import ENV_GUARD, ENV_SNAPSHOT_KEPT, ENV_SNAPSHOT_STEP, ENV_SNAPSHOTS, tell
-from ftsupervise.rundir.resumed import read_resumed
-from ftsupervise.truth import Beginning, RankState
+from ftsupervise.truth import Beginning, NotFrom, RankState, Resumed
 
 _ASK = 1.5  # seconds for all nodes to say what they hold
 _TELL = 5.0  # seconds for all nodes to give up what is newer
@@ -220,9 +219,9 @@ class SnapshotKeeper:
     def _note_not_from(self, first: int | None) -> None:
         """Correct where the attempt that has ended began, where its ranks did not take the snapshot: by its own pages. One that
         has begun from nothing at all leaves everything as it was, and says nothing against the snapshot."""
-        if read_not_from(self._last.folder) is None or not self._lineage:
+        if read_began(self._last.folder, NotFrom) is None or not self._lineage:
             return
-        resumed, mine = read_resumed(self._last.folder), self._lineage.pop()
+        resumed, mine = read_began(self._last.folder, Resumed), self._lineage.pop()
         self._last, self._weight = self._last._replace(from_kept=None), 0
         if resumed is not None and resumed.begun:
             self._lineage.append(mine._replace(step=-1 if resumed.step is None else resumed.step))
@@ -231,7 +230,7 @@ class SnapshotKeeper:
 
     def _note_disk(self, saved: int | None) -> None:
         """Note what the attempt that has ended leaves on the disk, as it says itself."""
-        resumed, newest = read_resumed(self._last.folder), read_anchor(self._last.folder)
+        resumed, newest = read_began(self._last.folder, Resumed), read_anchor(self._last.folder)
         if resumed is not None and resumed.begun:  # what was newer then is set aside, or no good
             anchor = Anchor(resumed.checkpoint, resumed.step, resumed.committed)
             self._saved, self._last = resumed.step, self._last._replace(anchor=anchor)

@@ -18,11 +18,12 @@ from ftsupervise.host import processes
 from ftsupervise.host.modes import claim_folder
 from ftsupervise.model import Attempt, Cause, CauseKind, Claim, End
 from ftsupervise.rundir import kept
+from ftsupervise.rundir.began import read_began
 from ftsupervise.rundir.causes import read_cause, read_failure
 from ftsupervise.rundir.fence import last_area
 from ftsupervise.rundir.lost_ends import end_as_asked, lost_end, stop_request, without_end
 from ftsupervise.rundir.outputs import own_outputs
-from ftsupervise.rundir.paths import ENV_JOB_ID, NOT_FROM, RESUMED, RunDir
+from ftsupervise.rundir.paths import ENV_JOB_ID, RunDir
 from ftsupervise.rundir.progress import read_progress
 from ftsupervise.rundir.reached import reached
 from ftsupervise.rundir.records import (
@@ -135,7 +136,7 @@ def _attempt(rundir: RunDir, number: int) -> Attempt:
         return Attempt(
             number, "", _claimed_at(folder), cause=None if _young(folder) else Cause(CauseKind.UNKNOWN), note=note
         )
-    resumed, not_from, unread = _resumed(folder), _not_from(folder), read_unread(folder)
+    resumed, not_from, unread = read_began(folder, Resumed), read_began(folder, NotFrom), read_unread(folder)
     began = Attempt(
         number=number,
         job_id=as_text(start.get("job_id"), _LONGEST),
@@ -215,22 +216,6 @@ def _part(kind: type[T], raw: object) -> T | None:
         return None if raw is None else decode(kind, raw, lenient=True)
     except ValueError:
         return None
-
-
-def _resumed(folder: Path) -> Resumed | None:
-    if not os.path.lexists(folder / RESUMED):  # what reads it is imported where there is one: status starts quickly
-        return None
-    from ftsupervise.rundir.resumed import read_resumed
-
-    return read_resumed(folder)
-
-
-def _not_from(folder: Path) -> NotFrom | None:
-    if not os.path.lexists(folder / NOT_FROM):
-        return None
-    from ftsupervise.rundir.not_from import read_not_from
-
-    return read_not_from(folder)
 
 
 def _begins(told: Beginning | None, not_from: NotFrom | None, resumed: Resumed | None) -> Beginning | None:
@@ -444,6 +429,6 @@ def as_attempt(mine: Claim, ended: End, now: datetime) -> Attempt:
         first_loss=ended.reached.first_loss,
         source=ended.reached.source,
         epoch=ended.reached.epoch,
-        resumed=_resumed(mine.folder),
+        resumed=read_began(mine.folder, Resumed),
         written=_written(mine.folder),
     )

@@ -20,9 +20,10 @@ from ftsupervise.checkpoints.manifest import loop_file
 from ftsupervise.checkpoints.quarantine import quarantined
 from ftsupervise.guard import resume
 from ftsupervise.guard.resume import CannotResume
+from ftsupervise.rundir.began import read_began
 from ftsupervise.rundir.paths import RunDir
-from ftsupervise.rundir.resumed import read_resumed
 from ftsupervise.rundir.switches import read_brake
+from ftsupervise.truth import Resumed
 from ftsupervise.watch.events import events
 from tests.neighbours.patience import wait_until
 from tests.neighbours.supervised import SupervisedRun
@@ -295,7 +296,7 @@ def test_another_rank_reads_on_rank_0_s_page_what_the_attempt_begins_from(
         with Guard(signals=(), rank=0, world=2) as first:
             assert first.latest() == checkpoints / "step-00000001", "rank 0 has read every byte"
         assert other.latest() == checkpoints / "step-00000001"
-        found = read_resumed(rundir.attempt(1))
+        found = read_began(rundir.attempt(1), Resumed)
         assert found is not None and found.passed == (
             "step-00000002 is damaged: weights has other bytes than were committed",
         )

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ftsupervise.checkpoints.memory_arrays import Bytes, NumPyArrays
+from ftsupervise.checkpoints.memory_copies import Copies
 from ftsupervise.checkpoints.memory_state import CannotKeep, Describer, build, copy_blocks, parse
 
 PLAIN = (
@@ -48,7 +49,15 @@ def kept(value: object) -> Any:
         framework.copy([framework.view(buffer, row)], [one])
     tree, rows = parse(described.description)
     by_kind = {f.kind: f for f in frameworks}
-    return build(tree, lambda n: by_kind[rows[n].kind].clone(by_kind[rows[n].kind].view(buffer, rows[n]), rows[n]))
+    copies = Copies()
+
+    def clone(at: int) -> Any:
+        row = rows[at]
+        return by_kind[row.kind].clone(by_kind[row.kind].view(buffer, row), row, copies)
+
+    made = build(tree, clone)
+    copies.run()
+    return made
 
 
 def same(one: Any, other: Any) -> bool:
@@ -83,6 +92,9 @@ def test_arrays_come_back_with_their_types_shapes_and_order() -> None:
         np.array(3.5),
         np.float32(1) / 3,
         np.array("héé"),
+        np.arange(2_500_000.0),  # several threads copy it, in pieces
+        np.arange(600_000, dtype=">i4").reshape(1000, 600).T,
+        np.arange(600_000.0).reshape(1000, 600)[:, ::2],
     ):
         back = kept({"x": one})["x"]
         assert type(back) is type(one) and back.dtype == one.dtype and np.array_equal(back, one)
