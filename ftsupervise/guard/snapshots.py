@@ -40,6 +40,7 @@ from ftsupervise.rundir.paths import ENV_GUARD, ENV_RESTART, ENV_SNAPSHOT_KEPT, 
 from ftsupervise.truth import NotFrom
 
 if TYPE_CHECKING:
+    from ftsupervise.checkpoints.memory_wait import CopyWait
     from ftsupervise.guard.snapshot_kept import KeptRank
 
 EVERY = 2  # steps from one snapshot to the next, unless the settings say otherwise
@@ -65,6 +66,8 @@ class Snapshots:
         self._kept: tuple[SnapshotId, KeptRank | None] | None = None  # on the disk; None: it is not there for this rank
         self._why = ""  # there are none
         self.again: LoadedAgain | None = None  # what was loaded from the disk is compared once more
+        self._waits = _setting_seconds("SNAPSHOT_WAIT")  # for the copy on another node, at most; 0: not at all
+        self._copied: CopyWait | None = None
         self._left = False  # those that are there were not taken, and are given up when the loop has begun without them
         # monotonic: the node's agent, which starts beside the first ranks of a job, makes the folder until then
         self._coming_until = time.monotonic() + _AGENT_WITHIN if os.environ.get(ENV_RESTART) == "0" else 0.0
@@ -322,7 +325,7 @@ class Snapshots:
             if not memory.is_ready_for(described, size):
                 return False
             memory.write(number, self._place.attempt or 0, described, source)
-            return True
+            return not self._waits or self._is_copied(number)
         except NoRoom as error:
             self._voice.once(f"no snapshots for now: {error}")
         except (CannotKeep, Replaced) as error:
@@ -332,6 +335,17 @@ class Snapshots:
         except Exception as error:  # law 7
             self._off(f"{type(error).__name__}: {error}")
         return False
+
+    def _is_copied(self, step: int) -> bool:
+        """Return whether another node holds it, too: once that is so, or has taken too long."""
+        if self._copied is None:
+            from ftsupervise.checkpoints.memory_wait import CopyWait
+
+            self._copied = CopyWait(memory_folder.node_folder(self._named), self._place.rank, self._waits)
+        found = self._copied.wait(step, self._place.attempt or 0)
+        if not found and self._copied.problem:
+            self._voice.once(f"snapshots are not on a second node, and not waited for: {self._copied.problem}")
+        return found
 
     def finished(self) -> None:
         """Remove the snapshots in memory: the run is complete."""
@@ -379,3 +393,11 @@ def _setting(name: str, default: int, least: int, most: int) -> int:
     if text == "off":
         return 0
     return min(most, max(least, int(text))) if text.isascii() and text.isdigit() else default
+
+
+def _setting_seconds(name: str) -> float:
+    try:
+        found = float(os.environ.get(ENV_GUARD + name, ""))
+    except ValueError:  # off, or not set
+        return 0.0
+    return found if 0 < found <= 60 else 0.0
