@@ -2,6 +2,7 @@
 
     python benchmarks/snapshots.py [MB of state]             # one snapshot, its digest, and the way back
     python benchmarks/snapshots.py [MB of state] --copies    # the copies on a second node: what they take from the step rate
+    python benchmarks/snapshots.py [MB of state] --wait      # a step that waits for its copy (checkpoints.snapshot_wait)
 
 The state is a model with the two moments of Adam, in arrays of 4 MB and of 64 numbers. With torch they are tensors, and
 ``torch.save`` into the same memory is what a user would write instead; without it they are NumPy's arrays, and that is pickle.
@@ -336,6 +337,78 @@ def tell_copies(rates: list[tuple[bool, float, float]], ranks: int, mb: int, sha
     print(f"processor time of both ends: {median(busy for with_it, _, busy in rates if with_it):.2%} of the cores")
 
 
+# --------------------------------------------------------------------------------------------- waiting for the copy
+
+
+def waits(mb: int) -> None:
+    """Two nodes on this machine with a rank each: how long ``guard.snapshot`` holds the loop up, with the copy and without."""
+    print(f"{mb} MB for each of two ranks on two nodes, all on this machine")
+    print(f"{'holds the loop up':<36}{'ms':>8}{'p90':>8}")
+    for words, wait in (("copied beside the loop", "off"), ("until the copy is there", "20")):
+        took = sorted(waiting(mb, wait))
+        print(f"{words:<36}{median(took) * 1e3:>8,.1f}{took[len(took) * 9 // 10] * 1e3:>8,.1f}")
+
+
+def waiting(mb: int, wait: str) -> list[float]:
+    folder, key, nodes = memory_folder.new_folder("benchmark"), os.urandom(32), ("a", "b")
+    locks = [memory_folder.make(folder, node) for node in nodes]
+    at_once = wait != "off"
+    talks: dict[str, socket.socket] = {}
+    ring = SnapshotRing(lambda: nodes, lambda node, body: talks[node].send(body), at_once=at_once)
+    pids = []
+    for node in nodes:
+        pid, talks[node] = start_exchange(folder, node, key, default("snapshot_copies"), at_once)
+        pids.append(pid)
+    ring.begin(0, -1)
+    spawn = multiprocessing.get_context("spawn")
+    queue = spawn.Queue()
+    words = [(folder, node, rank, mb, wait, queue) for rank, node in enumerate(nodes)]
+    children = [spawn.Process(target=waiting_rank, args=one, daemon=True) for one in words]
+    try:
+        for child in children:
+            child.start()
+        found: list[float] = []
+        for _ in children:
+            listen(ring, talks, until=lambda: not queue.empty(), bound=300.0)
+            found += queue.get(timeout=10)
+        return found
+    finally:
+        for child in children:
+            child.kill()
+            child.join()
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+        for node in nodes:
+            memory_folder.remove(folder, node)
+        for lock in locks:
+            if lock is not None:
+                os.close(lock)
+
+
+def waiting_rank(folder: str, node: str, rank: int, mb: int, wait: str, queue: Any) -> None:
+    """Steps of 50 ms that use no processor, and a snapshot after each of 40."""
+    own = {
+        "SNAPSHOTS": folder,
+        "GUARD_SNAPSHOT_SLOTS": str(SLOTS),
+        "GUARD_SNAPSHOT_EVERY": "1",
+        "GUARD_SNAPSHOT_WAIT": wait,
+    }
+    os.environ |= {f"FTSUPERVISE_{name}": value for name, value in own.items()}
+    os.environ |= {"SLURMD_NODENAME": node, "RANK": str(rank), "WORLD_SIZE": "2"}
+    state = State(mb)
+    guard = Guard(signals=())
+    guard.restore(model=state.arrays)
+    wait_for(guard)
+    time.sleep(2)  # until the other one is there, too
+    took = []
+    for step in range(2, 50):
+        time.sleep(STEP)
+        took.append(seconds(lambda step=step: guard.snapshot(step)))  # type: ignore[misc]
+    queue.put(took[8:])
+    time.sleep(300)
+
+
 if __name__ == "__main__":
-    words = [word for word in sys.argv[1:] if word != "--copies"]
-    (copies if "--copies" in sys.argv else main)(int(words[0]) if words else 256)
+    words = [word for word in sys.argv[1:] if not word.startswith("--")]
+    kind = copies if "--copies" in sys.argv else waits if "--wait" in sys.argv else main
+    kind(int(words[0]) if words else 256)

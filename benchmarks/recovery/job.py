@@ -43,6 +43,7 @@ STEP = 0.05
 SAVE_EVERY = 20
 VICTIM = 2  # the first rank of the second node
 _SNAPSHOTS = os.environ.get("RECOVERY_SNAPSHOTS", "")
+_EACH = _SNAPSHOTS == "each"  # a step counts once its snapshot is on a second node
 
 
 def join() -> tuple[int, int]:
@@ -110,9 +111,10 @@ class Peers:
         """Does it go on from the node's memory?"""
         return self.guard is not None and bool(_SNAPSHOTS) and self.guard.restore(state=state) is not None
 
-    def snapshot(self, step: int) -> None:
-        if self.guard is not None and _SNAPSHOTS:
-            self.guard.snapshot(step)
+    def snapshot(self, step: int) -> bool:
+        """Does the step count? Where it is not known it does with the next one: then all ranks have made it."""
+        kept = self.guard is not None and bool(_SNAPSHOTS) and self.guard.snapshot(step)
+        return kept or not _EACH
 
 
 def save(weights: torch.Tensor, step: int) -> None:
@@ -158,7 +160,7 @@ def main() -> None:
         loaded = torch.load(FOLDER / "newest.pt")
         weights[:], step = loaded["weights"], loaded["step"] + 1
     at = {int(text) for text in os.environ["RECOVERY_AT"].split(",")}
-    last = int(os.environ.get("RECOVERY_LAST", "100000"))
+    last, uncounted = int(os.environ.get("RECOVERY_LAST", "100000")), 0
     with peers.block():
         while step <= last:
             time.sleep(STEP)
@@ -167,14 +169,16 @@ def main() -> None:
             if made is None:
                 continue
             step = made
+            if rank == 0 and uncounted:
+                stamp("step", uncounted)
             weights[:1024] += grain
-            if rank == 0:
-                stamp("step", step)
-                if step % SAVE_EVERY == 0:
-                    save(weights, step)
+            if rank == 0 and step % SAVE_EVERY == 0:
+                save(weights, step)
             state["done"] = step
+            uncounted = 0 if peers.snapshot(step) else step
             peers.step(step)
-            peers.snapshot(step)
+            if rank == 0 and not uncounted:
+                stamp("step", step)
             if step % SAVE_EVERY == 0:
                 peers.saved(step)
             if rank == VICTIM and step in at:

@@ -94,6 +94,15 @@ launch:
 LAUNCHERS = (
     Launcher("ftsupervise", "ftsupervise, defaults", ours=True, at=LATE),
     Launcher("ftsupervise-memory", "ftsupervise, with snapshots", ours=True, at=LATE, env={"RECOVERY_SNAPSHOTS": "1"}),
+    Launcher(
+        "ftsupervise-each",
+        "ftsupervise, a copy each step",
+        ours=True,
+        extra="checkpoints: {snapshot_every: 1, snapshot_wait: 5s}\n",
+        tuned=True,
+        at=LATE,
+        env={"RECOVERY_SNAPSHOTS": "each"},
+    ),
     Launcher("ftsupervise-early", "ftsupervise, at once", ours=True),
     Launcher("ftsupervise-cold", "ftsupervise, no standby", ours=True, extra="  restart: {warm: null}\n", tuned=True),
     Launcher(

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator, model_validator
 
 from ftsupervise.checkpoints.retain import ALWAYS, Better, Retention
-from ftsupervise.config.fields import Share, Size, Strict, declared
+from ftsupervise.config.fields import Duration, Share, Size, Strict, declared
 
 
 class RetainSettings(Strict):
@@ -79,6 +79,7 @@ class CheckpointSettings(Strict):
     """Write the manifests of checkpoints that another program completed (ftsupervise checkpoints upkeep)."""
     snapshot_every: int | None = declared("checkpoints.snapshot_every")
     snapshot_copies: Share = declared("checkpoints.snapshot_copies")
+    snapshot_wait: Duration | None = declared("checkpoints.snapshot_wait")
     retain: RetainSettings | None = None
     """The checkpoints to keep. Without it none is removed."""
     offload: OffloadSettings | None = None

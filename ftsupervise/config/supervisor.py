@@ -149,6 +149,12 @@ SETTINGS = (
         "are copied, and with a lost node the run goes on from the disk.",
     ),
     Setting(
+        "--snapshot-wait", "checkpoints.snapshot_wait", "guard.SNAPSHOT_WAIT", _SECONDS, None, above=0, most=60, off="off",
+        help="How long, at most, a snapshot waits for its copy on another node before the loop goes on. With snapshot_every: 1 "
+        "no step that has counted is made again when a node is lost, and each step takes longer by a copy of the state. null "
+        "or off: the copies are made beside the loop.",
+    ),
+    Setting(
         "--hang", f"{_HANG}.at_least", "hang.floor", _SECONDS, 10.0, above=0, off="off", bare=None, always=True,
         help="A shorter standstill is never a hang; half of it is enough where a rank stays stopped (SIGSTOP).",
     ),

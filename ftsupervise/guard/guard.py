@@ -290,7 +290,8 @@ class Guard:
 
     def snapshot(self, step: int) -> bool:
         """Call after each step, on every rank, before the next one's first collective: every few steps it copies the state
-        into the node's memory, which takes as long as one copy of its bytes. False: none of this step. Never raises."""
+        into the node's memory, which takes as long as one copy of its bytes. With ``checkpoints.snapshot_wait`` it waits until
+        another node holds the copy. False: none of this step, or not on another node. Never raises."""
         return self._is_unchanged() and self._snapshots().take(step)
 
     @contextmanager

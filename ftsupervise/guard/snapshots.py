@@ -40,6 +40,7 @@ from ftsupervise.rundir.paths import ENV_GUARD, ENV_RESTART, ENV_SNAPSHOT_KEPT, 
 from ftsupervise.truth import NotFrom
 
 if TYPE_CHECKING:
+    from ftsupervise.checkpoints.memory_wait import CopyWait
     from ftsupervise.guard.snapshot_kept import KeptRank
 
 EVERY = 2  # steps from one snapshot to the next, unless the settings say otherwise
@@ -56,7 +57,6 @@ class Snapshots:
         self, place: RankContext, agree: Callable[[int], int] | None, voice: Voice, outside: StopReasons
     ) -> None:
         self._place, self._agree, self._voice, self._outside = place, agree, voice, outside
-        self._pid = os.getpid()
         self._named = os.environ.get(ENV_SNAPSHOTS, "")
         self._code = ""  # the version of the loop's code, where it names one
         self._every = _setting("SNAPSHOT_EVERY", EVERY, 0, 1_000_000)
@@ -65,6 +65,7 @@ class Snapshots:
         self._kept: tuple[SnapshotId, KeptRank | None] | None = None  # on the disk; None: it is not there for this rank
         self._why = ""  # there are none
         self.again: LoadedAgain | None = None  # what was loaded from the disk is compared once more
+        self._copied = _wait_for_copies(self._named, place.rank)  # None: the loop does not wait
         self._left = False  # those that are there were not taken, and are given up when the loop has begun without them
         # monotonic: the node's agent, which starts beside the first ranks of a job, makes the folder until then
         self._coming_until = time.monotonic() + _AGENT_WITHIN if os.environ.get(ENV_RESTART) == "0" else 0.0
@@ -307,7 +308,9 @@ class Snapshots:
             self._tell_why()
             return False
         number = whole(step)
-        return number is not None and number >= 0 and not number % self._every and os.getpid() == self._pid
+        return (
+            number is not None and number >= 0 and not number % self._every and os.getpid() == self._outside.signals.pid
+        )
 
     def write(self, step: Any, describe: Callable[[], Described], source: Copied, size: int = 0) -> bool:
         """Copy the state that ``describe`` gives, now; False: there is none of this step. ``size``: it may grow to.
@@ -322,7 +325,7 @@ class Snapshots:
             if not memory.is_ready_for(described, size):
                 return False
             memory.write(number, self._place.attempt or 0, described, source)
-            return True
+            return self._copied is None or self._is_copied(self._copied, number)
         except NoRoom as error:
             self._voice.once(f"no snapshots for now: {error}")
         except (CannotKeep, Replaced) as error:
@@ -332,6 +335,13 @@ class Snapshots:
         except Exception as error:  # law 7
             self._off(f"{type(error).__name__}: {error}")
         return False
+
+    def _is_copied(self, copied: CopyWait, step: int) -> bool:
+        """Return whether another node holds it, too: once that is so, or has taken too long."""
+        found = copied.wait(step, self._place.attempt or 0)
+        if not found and copied.problem:
+            self._voice.once(f"snapshots are not on a second node, and not waited for: {copied.problem}")
+        return found
 
     def finished(self) -> None:
         """Remove the snapshots in memory: the run is complete."""
@@ -379,3 +389,15 @@ def _setting(name: str, default: int, least: int, most: int) -> int:
     if text == "off":
         return 0
     return min(most, max(least, int(text))) if text.isascii() and text.isdigit() else default
+
+
+def _wait_for_copies(folder: str, rank: int) -> CopyWait | None:
+    try:
+        seconds = float(os.environ.get(f"{ENV_GUARD}SNAPSHOT_WAIT", ""))
+    except ValueError:  # off, or not set
+        return None
+    if not folder or not 0 < seconds <= 60:
+        return None
+    from ftsupervise.checkpoints.memory_wait import CopyWait
+
+    return CopyWait(memory_folder.node_folder(folder), rank, seconds)

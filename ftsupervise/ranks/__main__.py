@@ -51,19 +51,21 @@ def see_to_the_end(env: Mapping[str, str], stay: float = _STAY, pauses: Sequence
 
 
 _USAGE = """usage: python -m ftsupervise.ranks --base DIR --to HOST[,HOST…] --port N --generation N [--every S] [--closer S]
-                                   [--snapshots DIR --copies SHARE]
+                                   [--snapshots DIR --copies SHARE [--at-once 1]]
   --base DIR       where the ranks' pages are, one sub-directory per attempt
   --to, --port     where the supervisor listens; every address of these names is tried
   --generation N   which start of the agents this is
   --every S        seconds between two beats
   --closer S       the same while no rank of the node makes progress
   --snapshots DIR  where the ranks' snapshots are in memory, and the share of this node's cores for their copies
+  --at-once 1      the ranks wait for these copies
   --answer TEXT    run no agent: answer one question ("evidence PID") and exit
 The key comes in $FTSUPERVISE_NODE_KEY. `ftsupervise run` starts this by itself."""
 
 
 _OPTIONS = {
-    f"--{name}" for name in ["base", "to", "port", "generation", "every", "closer", "lost", "snapshots", "copies"]
+    f"--{name}"
+    for name in ["base", "to", "port", "generation", "every", "closer", "lost", "snapshots", "copies", "at-once"]
 }
 
 
@@ -85,6 +87,7 @@ def config(words: list[str]) -> AgentConfig:
         lost=float(given.get("--lost", "300")),
         snapshots=given.get("--snapshots", ""),
         copies=float(given.get("--copies", "0")),
+        at_once=given.get("--at-once") == "1",
     )
 
 

@@ -50,6 +50,7 @@ class AgentConfig(NamedTuple):
     lost: float = _LOST
     snapshots: str = ""  # the folder of the job's snapshots in memory; "" without them
     copies: float = 0.0  # share of this node's cores for copying them
+    at_once: bool = False  # the ranks wait for the copies
 
 
 class SupervisorLink:
@@ -225,7 +226,9 @@ class Agent:
         every = _TALLY * config.every
         life = LifeReports(config.base, config.node, every, partial(self.link.say, protocol.LIFE))
         self.tallies = TallyReports(self.link, every, life)
-        self.snapshots = SnapshotRelay(config.snapshots, config.node, key, config.copies, self.poll, self._copies)
+        self.snapshots = SnapshotRelay(
+            config.snapshots, config.node, key, config.copies, self.poll, self._copies, config.at_once
+        )
         self.answers = Answers(config.node, self.poll, self._dying, self.snapshots.answer)
         self.over = False
         self.orphan = False  # we end because the supervisor has gone without notice

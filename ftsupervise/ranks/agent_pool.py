@@ -57,10 +57,14 @@ class SnapshotPlace(NamedTuple):
 
     folder: str = ""
     copies: float = 0.0  # share of each node's cores for copying them
+    at_once: bool = False  # the ranks wait for the copies
 
     def options(self) -> tuple[str, ...]:
         """Return options for an agent's command line."""
-        return ("--snapshots", self.folder, "--copies", f"{self.copies:g}") if self.folder else ()
+        if not self.folder:
+            return ()
+        waited = ("--at-once", "1") if self.at_once else ()
+        return ("--snapshots", self.folder, "--copies", f"{self.copies:g}", *waited)
 
 
 class Questions:
@@ -236,7 +240,7 @@ class Agents:
         else:
             self._lock = shm_dir.create_locked(self.base)
             shm_dir.remove_stale()
-        self.ring = SnapshotRing(lambda: tuple(self.present()), self._order_copies)
+        self.ring = SnapshotRing(lambda: tuple(self.present()), self._order_copies, at_once=snapshots.at_once)
         self._snapshots = snapshots
         self.table.on[protocol.COPIES] = self._hear_copies
         self._step = AgentStep(allocation, key, self._command, self._say_once)

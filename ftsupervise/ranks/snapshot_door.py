@@ -64,7 +64,10 @@ class CopyServer:
             send_snapshot(channel, file, SnapshotId(step, attempt), TokenBucket(None))
 
     def _spared(self, asked: dict[str, Any]) -> frozenset[SnapshotId]:
-        """Return what is not written over: the step that every buddy holds, as the newer order of the two nodes has it."""
+        """Return what is not written over: the step that every buddy holds, as the newer order of the two nodes has it; none
+        where each snapshot is copied at once."""
+        if asked.get("each") is True:
+            return frozenset()
         order, told = self._order(), as_count(str(asked.get("held")))
         held = order.held if told is None else max(order.held, told)
         return frozenset(SnapshotId(held, attempt) for attempt in range(order.attempt + 1))

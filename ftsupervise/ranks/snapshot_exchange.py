@@ -5,7 +5,8 @@
 
 It is a fork of the agent, so that nothing here can hold up the agent's reports, and it runs at nice 19 within a share of the
 node's cores: one thread sends, one for each connection receives. It sends one generation at a time, the one that the supervisor
-has named beforehand to all nodes; the ranks keep that one until every buddy has it (``memory_pins.py``).
+has named beforehand to all nodes; the ranks keep that one until every buddy has it (``memory_pins.py``). Where the ranks wait
+for their copies it names none, and each is copied at once (``snapshot_at_once.py``).
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from ftsupervise.checkpoints.memory_pins import Pins, PinsPage
 from ftsupervise.checkpoints.memory_slots import SnapshotId
 from ftsupervise.host.processes import die_with_parent
 from ftsupervise.ranks.protocol import own_addresses
+from ftsupervise.ranks.snapshot_at_once import CopyAtOnce
 from ftsupervise.ranks.snapshot_copy import (
     NotTaken,
     TokenBucket,
@@ -45,14 +47,17 @@ _NICE = 19
 class SnapshotExchange:
     """Runs in a process of its own until the agent closes its end of ``talk``."""
 
-    def __init__(self, folder: str, node: str, key: bytes, talk: socket.socket, share: float) -> None:
-        """Open the folder and the socket. Raises OSError when there can be none."""
+    def __init__(
+        self, folder: str, node: str, key: bytes, talk: socket.socket, share: float, at_once: bool = False
+    ) -> None:
+        """Open the folder and the sockets. ``at_once``: ranks wait for their copies. Raises OSError when there can be none."""
         self.lock = make(folder, node)
         if self.lock is None:
             raise OSError(f"cannot make {folder}")
         self._place, self._talk = node_folder(folder, node), talk
         self._sender = CopySender(self._place, key, TokenBucket(rate_of(share)))
         self._server = CopyServer(self._place, key, lambda: self._sender.order)
+        self._at_once = CopyAtOnce(self._place, key, lambda: self._sender.order) if at_once else None
         self._pins = PinsPage(self._place, write=True)
         host = next((one for one in reversed(own_addresses()) if one[:1].isdigit()), "")
         self._self = CopyReport(port=self._server.port, host=host)
@@ -79,8 +84,11 @@ class SnapshotExchange:
     def _tell(self) -> None:
         ranks, world, newest = own_snapshots(self._place)
         report = self._sender.progress(self._self)._replace(ranks=ranks, world=world, newest=newest)
-        now = monotonic()
-        urgent = report._replace(newest=self._told.newest) != self._told
+        if self._at_once is not None:
+            report = self._at_once.progress(report, self._sender.order)
+        now, old = monotonic(), self._told
+        sent = old.sent if self._at_once is not None else report.sent  # each step is no news
+        urgent = report._replace(newest=old.newest, sent=sent) != old
         if not urgent and now < self._told_at + _REPORT:
             return
         self._told, self._told_at = report, now
@@ -212,7 +220,9 @@ def _close(channel: SnapshotChannel | None) -> None:
 # ------------------------------------------------------------------------------------------------------- its process
 
 
-def start_exchange(folder: str, node: str, key: bytes, share: float) -> tuple[int, socket.socket]:
+def start_exchange(
+    folder: str, node: str, key: bytes, share: float, at_once: bool = False
+) -> tuple[int, socket.socket]:
     """Fork the exchange; return its process and the agent's end of the link. Raises OSError."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     before = die_with_parent(signal.SIGKILL)
@@ -227,8 +237,9 @@ def start_exchange(folder: str, node: str, key: bytes, share: float) -> tuple[in
         signal.set_wakeup_fd(-1)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
             signal.signal(number, signal.SIG_IGN)  # it ends with its agent, which may have ranks to wait for
-        os.setpriority(os.PRIO_PROCESS, 0, _NICE)
-        SnapshotExchange(folder, node, key, theirs, share).run()
+        if not at_once:  # else a training step waits for it
+            os.setpriority(os.PRIO_PROCESS, 0, _NICE)
+        SnapshotExchange(folder, node, key, theirs, share, at_once).run()
     except BaseException:  # whatever the error, two agents would be worse
         pass
     finally:

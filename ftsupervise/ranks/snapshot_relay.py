@@ -39,11 +39,18 @@ class SnapshotRelay:
     """Passes orders and reports on; ``say`` sends a report to the supervisor. Where there is no folder nothing happens."""
 
     def __init__(
-        self, folder: str, node: str, key: bytes, share: float, poll: select.poll, say: Callable[[bytes], object]
+        self,
+        folder: str,
+        node: str,
+        key: bytes,
+        share: float,
+        poll: select.poll,
+        say: Callable[[bytes], object],
+        at_once: bool = False,
     ) -> None:
         self.fd = -1
         self._folder, self._node, self._key, self._share = folder, node, key, share
-        self._poll, self._say = poll, say
+        self._poll, self._say, self._at_once = poll, say, at_once
         self._talk: socket.socket | None = None
         self._pid = 0
         self._tries = 0
@@ -116,7 +123,7 @@ class SnapshotRelay:
         from ftsupervise.ranks.snapshot_exchange import start_exchange  # here: most agents have no snapshots
 
         try:
-            self._pid, self._talk = start_exchange(self._folder, self._node, self._key, self._share)
+            self._pid, self._talk = start_exchange(self._folder, self._node, self._key, self._share, self._at_once)
         except OSError:
             return
         self.fd = self._talk.fileno()

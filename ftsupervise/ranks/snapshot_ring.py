@@ -37,15 +37,17 @@ class CopyState(NamedTuple):
 
 
 class SnapshotRing:
-    """``tell(node, body)`` sends an order; ``nodes()`` names all nodes that have an agent, in the order of the ring."""
+    """``tell(node, body)`` sends an order; ``nodes()`` names all nodes that have an agent, in the order of the ring.
+    ``at_once``: the nodes copy each snapshot by themselves, and none is named."""
 
     def __init__(
         self,
         nodes: Callable[[], tuple[str, ...]],
         tell: Callable[[str, bytes], object],
         clock: Callable[[], float] = monotonic,
+        at_once: bool = False,
     ) -> None:
-        self._nodes, self._tell, self._clock = nodes, tell, clock
+        self._nodes, self._tell, self._clock, self._at_once = nodes, tell, clock, at_once
         self._lock = threading.Lock()
         self._members: dict[str, _Member] = {}
         self._order = CopyOrder(0, 0)
@@ -110,6 +112,8 @@ class SnapshotRing:
         whole = bool(at_work) and sum(one.ranks for one in at_work) == at_work[0].world
         if not whole or not self._buddies or min(one.newest for one in at_work) < 0:
             return False
+        if self._at_once:
+            return self._all_hold(at_work, now)
         order = self._order
         newest = max(max(one.newest, one.sent if one.attempt == order.attempt else -1) for one in at_work)
         if order.wanted < 0:
@@ -125,6 +129,15 @@ class SnapshotRing:
         else:
             self._advance = min(_MOST, self._advance * 2)
         self._name_next(newest, now)
+        return True
+
+    def _all_hold(self, at_work: list[CopyReport], now: float) -> bool:
+        """Note the step that every buddy holds, or has held; return whether that is news. Once a second is enough: it is for
+        people, and old copies are removed by it."""
+        step = min(one.sent if one.attempt == self._order.attempt else -1 for one in at_work)
+        if step <= self._order.held or (self._seen is not None and now < self._seen[0] + _WAKE):
+            return False
+        self._seen, self._order = (now, step), self._order._replace(held=step, wanted=-1)
         return True
 
     def _name_next(self, newest: int, now: float) -> None:

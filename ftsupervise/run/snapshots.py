@@ -58,7 +58,8 @@ ENV_SLOTS = f"{ENV_GUARD}SNAPSHOT_SLOTS"
 def place_for(job: str, copies: float, guard: Mapping[str, str]) -> SnapshotPlace:
     """Return the folder for the snapshots of ``job``; none where the settings turn them off."""
     off = guard.get("SNAPSHOT_EVERY") == "off"
-    return SnapshotPlace() if off else SnapshotPlace(memory_folder.new_folder(job), copies)
+    waits = copies > 0 and guard.get("SNAPSHOT_WAIT", "off") != "off"
+    return SnapshotPlace() if off else SnapshotPlace(memory_folder.new_folder(job), copies, waits)
 
 
 class _Last(NamedTuple):

@@ -158,3 +158,28 @@ def test_a_job_that_is_told_to_end_keeps_its_memory_for_the_next_one(scene: Call
     assert second.begins is not None
     assert (second.begins.source, second.begins.step) == ("kept", here.attempts()[0].kept), here.log()
     assert f"step {second.begins.step} kept on the disk" in here.type("status", here.name)
+
+
+@pytest.mark.slow
+def test_after_the_loss_of_a_node_no_step_is_made_again_that_waited_for_its_copy(
+    scene: Callable[..., Scene], until: Until
+) -> None:
+    """``guard.step`` comes after the snapshot: what it has told the supervisor is on a second node."""
+    here = scene(nodes=3)
+    launch(
+        here,
+        200,
+        1000,
+        spare_nodes=1,
+        jobs=1,
+        more="checkpoints: {snapshot_every: 1, snapshot_wait: 5s}\n",
+    )
+    until(lambda: here.trains(1) and (here.attempts()[0].held or 0) > 20, "what every buddy holds")
+    here.sandbox.node("node-1", "crash")
+    until(here.rundir.finished.exists, "the end", 150)
+    until(lambda: here.attempts()[-1].ended, "the last page")
+    assert_every_step_counts_once(here, 200)
+    first, second = here.attempts()[0], here.attempts()[-1]
+    assert second.begins is not None and first.last_step is not None
+    assert (second.begins.source, second.begins.copies) == ("memory", 1), here.log()
+    assert second.begins.step is not None and second.begins.step >= first.last_step, here.log()

@@ -46,6 +46,24 @@ while os.getppid() > 1:
     file.write(slot, header, 0, state_of(rank, step, attempt, size))
     file.commit(slot, header)
 """
+# A rank with the guard: SIZE FILE. It writes down each step that has counted: its snapshot was taken, and waited for.
+_COUNTING = """
+import os, sys, time
+import numpy as np
+from ftsupervise import Guard
+size, counted = int(sys.argv[1]), os.open(sys.argv[2], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+state = {"step": 0, "data": np.zeros(size // 8)}
+guard = Guard(signals=())
+guard.restore(state=state)
+step = 0
+while os.getppid() > 1:
+    state["step"], step = step + 1, step + 1
+    state["data"][:] = step
+    began = time.monotonic()
+    kept = guard.snapshot(step)
+    os.write(counted, f"{step if kept else -1} {time.monotonic() - began:.4f}\\n".encode())
+    time.sleep(0.01)
+"""
 REPOSITORY = Path(__file__).parents[2]
 
 
@@ -58,14 +76,17 @@ def state_of(rank: int, step: int, attempt: int, size: int) -> bytes:
 class CopyScene:
     """A small supervisor: it passes the words of the exchanges on to a real ring, and the orders back."""
 
-    def __init__(self, folder: str, nodes: tuple[str, ...], world: int, size: int = 100_000) -> None:
+    def __init__(
+        self, folder: str, nodes: tuple[str, ...], world: int, size: int = 100_000, at_once: bool = False
+    ) -> None:
         self.folder, self.nodes, self.world, self.size = folder, nodes, world, size
         self.key = os.urandom(32)
         self.reports: dict[str, CopyReport] = {}
         self.pids: dict[str, int] = {}
         self.ranks: dict[int, subprocess.Popen[bytes]] = {}
         self._talks: dict[str, socket.socket] = {}
-        self.ring = SnapshotRing(lambda: self.nodes, self._tell)
+        self.ring = SnapshotRing(lambda: self.nodes, self._tell, at_once=at_once)
+        self._at_once = at_once
         self._locks: list[int] = []
         self._over = False
         self._thread = threading.Thread(target=self._pass_on, daemon=True)
@@ -78,13 +99,32 @@ class CopyScene:
         self._locks.append(fd)
 
     def exchange(self, node: str, share: float = 1.0) -> None:
-        self.pids[node], self._talks[node] = start_exchange(self.folder, node, self.key, share)
+        self.pids[node], self._talks[node] = start_exchange(self.folder, node, self.key, share, self._at_once)
 
     def rank(self, number: int, node: str, attempt: int, step: int = 0) -> None:
         words = [str(word) for word in (self.world, number, attempt, self.size, step)]
         place = memory_folder.node_folder(self.folder, node)
         env = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
         self.ranks[number] = subprocess.Popen([sys.executable, "-c", _RANK, place, *words], env=env)
+
+    def counting(self, number: int, node: str, counted: Path, wait: str) -> None:
+        """A rank with the guard, which takes a snapshot of each step and waits ``wait`` seconds for its copy."""
+        own = {
+            "SNAPSHOTS": self.folder,
+            "GUARD_SNAPSHOT_EVERY": "1",
+            "GUARD_SNAPSHOT_WAIT": wait,
+            "GUARD_SNAPSHOT_SLOTS": "4",
+        }
+        env = {name: value for name, value in os.environ.items() if not name.startswith("FTSUPERVISE_")}
+        env |= {f"FTSUPERVISE_{name}": value for name, value in own.items()}
+        env |= {
+            "SLURMD_NODENAME": node,
+            "RANK": str(number),
+            "WORLD_SIZE": str(self.world),
+            "PYTHONPATH": str(REPOSITORY),
+        }
+        words = [sys.executable, "-c", _COUNTING, str(self.size), str(counted)]
+        self.ranks[number] = subprocess.Popen(words, env=env, stderr=(counted.with_suffix(".said")).open("wb"))
 
     def lose(self, node: str, *ranks: int) -> None:
         """The node is gone with all that ran there."""

@@ -37,8 +37,8 @@ Make = Callable[..., CopyScene]
 def make() -> Iterator[Make]:
     made: list[CopyScene] = []
 
-    def scene(*nodes: str, world: int = 2, size: int = 100_000, begin: int = 1) -> CopyScene:
-        made.append(CopyScene(memory_folder.new_folder("test"), nodes, world, size))
+    def scene(*nodes: str, world: int = 2, size: int = 100_000, begin: int = 1, at_once: bool = False) -> CopyScene:
+        made.append(CopyScene(memory_folder.new_folder("test"), nodes, world, size, at_once))
         for node in nodes:
             made[-1].hold(node)
         made[-1].ring.begin(begin, -1)
@@ -154,6 +154,57 @@ def test_a_rank_that_is_killed_while_its_snapshot_is_copied_leaves_the_buddy_wit
     assert states
     for one, state in states.items():
         assert state == state_of(0, one.step, 1, scene.size)
+
+
+def counted(path: Path) -> list[tuple[int, float]]:
+    """The steps that a rank has counted, -1 for one whose copy was not there, and how long each snapshot took with its copy."""
+    text = path.read_text() if path.exists() else ""
+    return [(int(step), float(took)) for step, took in (line.split() for line in text.splitlines())]
+
+
+def counts(path: Path, many: int) -> bool:
+    return [step > 0 for step, _ in counted(path)][-many:] == [True] * many
+
+
+@pytest.mark.parametrize("turn", range(3))
+def test_each_step_that_has_counted_is_on_the_buddy_when_its_node_is_lost(
+    make: Make, until: Until, tmp_path: Path, turn: int
+) -> None:
+    """Where the settings ask for it the rank waits for the copy. The node is lost at any moment."""
+    scene = make("a", "b", "spare", begin=0, at_once=True)
+    for node in ("a", "b", "spare"):
+        scene.exchange(node)
+    for rank, node in enumerate("ab"):
+        scene.counting(rank, node, tmp_path / str(rank), "5")
+    until(lambda: all(counts(tmp_path / str(rank), 30) for rank in (0, 1)), "steps that count")
+    until(lambda: scene.ring.state.held > 0, "what is told about it")
+    time.sleep(random.uniform(0, 0.05))
+    scene.lose("a", 0)
+    last, kept = max(step for step, _ in counted(tmp_path / "0")), {one.step for one in scene.held("b", 0)}
+    assert kept and max(kept) in (last, last + 1), f"step {last} has counted, and the buddy holds {kept}"
+    assert last in kept
+
+
+def test_a_rank_whose_buddy_does_not_answer_goes_on_after_the_time_it_is_given_and_says_so(
+    make: Make, until: Until, tmp_path: Path
+) -> None:
+    scene = make("a", "b", begin=0, at_once=True)
+    file = tmp_path / "0"
+    for node in "ab":
+        scene.exchange(node)
+    scene.counting(0, "a", file, "0.3")
+    scene.counting(1, "b", tmp_path / "1", "0.3")
+    until(lambda: counts(file, 30), "steps that count")
+    at = len(counted(file))
+    os.kill(scene.pids["b"], signal.SIGSTOP)
+    until(lambda: len(counted(file)) > at + 50, "that it trains on", 20)
+    slow = [took for _, took in counted(file)[at:] if took > 0.25]
+    assert 1 <= len(slow) <= 3 and max(slow) < 2, "one wait, and then none for ten times as long"
+    assert counted(file)[-1][0] == -1, "the loop is told that this step is not on a second node"
+    said = file.with_suffix(".said").read_text()
+    assert "are not on a second node, and not waited for: no answer within 0.3 s" in said
+    os.kill(scene.pids["b"], signal.SIGCONT)
+    until(lambda: counted(file)[-1][0] > 0, "copies again", 20)
 
 
 def test_nothing_of_an_older_attempt_is_taken(make: Make, until: Until) -> None:

@@ -89,6 +89,7 @@ checkpoints:
   adopt: true
   snapshot_every: 4
   snapshot_copies: 1%
+  snapshot_wait: 2s
   retain: {last: 3, every: 1000, best: 2, metric: loss, better: low, copied: true, before_full: true}
   offload: {to: [/archive/run, "s3://bucket/run"], rate: 200MB}
 watch:

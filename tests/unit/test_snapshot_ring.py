@@ -12,9 +12,9 @@ from ftsupervise.ranks.snapshot_ring import SnapshotRing
 class Desk:
     """A ring, what it has told each node last, and a clock."""
 
-    def __init__(self, *nodes: str) -> None:
+    def __init__(self, *nodes: str, at_once: bool = False) -> None:
         self.now, self.told = 0.0, dict[str, CopyOrder]()
-        self.ring = SnapshotRing(lambda: nodes, self._tell, lambda: self.now)
+        self.ring = SnapshotRing(lambda: nodes, self._tell, lambda: self.now, at_once)
         self.ring.begin(1, -1)
 
     def _tell(self, node: str, body: bytes) -> None:
@@ -54,6 +54,18 @@ def test_a_step_is_named_before_it_is_made_and_held_once_every_buddy_has_it() ->
     assert desk.told["a"].held == desk.told["b"].held == 6
     assert desk.told["a"].wanted > 26
     assert desk.ring.state.held == 6
+
+
+def test_where_the_ranks_wait_for_their_copies_none_is_named_and_once_a_second_is_told_what_all_buddies_hold() -> None:
+    desk = Desk("a", "b", at_once=True)
+    desk.hear("a", 4, sent=4)
+    desk.hear("b", 5, sent=5)
+    assert [(one.held, one.wanted) for one in desk.told.values()] == [(4, -1), (4, -1)]
+    desk.hear("a", 9, sent=9)
+    assert desk.ring.state.held == 4, "a word to every node for each step would be many"
+    desk.now = 1.5
+    desk.hear("b", 9, sent=8)
+    assert desk.ring.state.held == 8 and desk.told["a"].wanted == -1
 
 
 def test_nodes_that_copied_different_steps_hold_none_and_the_next_one_is_named_longer_before() -> None:
