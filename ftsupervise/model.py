@@ -10,7 +10,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
-from ftsupervise.truth import Beginning, LeftCheckpoint, LossTrouble, NotFrom, OutputPart, Resumed
+from ftsupervise.truth import Beginning, LeftCheckpoint, LossTrouble, NotFrom, OutputPart, PercentReached, Resumed
 from ftsupervise.units import show_duration
 
 
@@ -307,6 +307,7 @@ class Attempt(NamedTuple):
     epoch: int | None = None  # at the first step, where the output says so
     written: LeftCheckpoint | None = None  # None where it has a guard, or nobody has looked
     unread: str = ""  # where no step was found in its output: in words
+    percent: PercentReached | None = None  # where it prints a share of its work, and no step
 
     @property
     def words(self) -> str:

@@ -196,6 +196,34 @@ class LeftCheckpoint(NamedTuple):
     how: Annotated[str, 300] = ""  # in which way, or why not
 
 
+class PercentReached(NamedTuple):
+    """How far an attempt has come by its own words, in percent. Times are in epoch seconds."""
+
+    last: float
+    first: float = 0.0
+    first_at: float = 0.0
+    last_at: float = 0.0
+    of: Annotated[str, 200] = ""  # what the line looks like without its numbers: another one is another counter
+
+    def pace(self) -> float | None:
+        """Return the points a second; None where too little was seen."""
+        seconds = self.last_at - self.first_at
+        return (self.last - self.first) / seconds if seconds >= 10 and self.last > self.first else None
+
+    def left(self) -> float | None:
+        """Return the seconds from its last line to 100 %; None where that is not known."""
+        pace = self.pace()
+        return None if not pace or self.last >= 100 else (100 - self.last) / pace
+
+    def words(self) -> str:
+        return show_percent_points(self.last)
+
+
+def show_percent_points(percent: float) -> str:
+    """Return "4.1 %", and "63 %" where no more is known."""
+    return f"{percent:.1f}".removesuffix(".0") + " %"
+
+
 class NotFrom(NamedTuple):
     """The snapshot that an attempt was to begin from and did not, as its guard recorded: its end says nothing against it."""
 

@@ -15,6 +15,7 @@ from ftsupervise.cli.status_rows import COLOURS, ago
 from ftsupervise.printable import printable
 from ftsupervise.report.account import kinds_over, ratio
 from ftsupervise.report.row import reason_of
+from ftsupervise.truth import show_percent_points
 from ftsupervise.units import count, show_duration, show_percent, show_rate
 
 if TYPE_CHECKING:
@@ -50,6 +51,8 @@ def lines_of(found: RunDetail, width: int = 80, advised: Mapping[str, str] = Map
         step += f" of {row.last_step} ({100 * row.step / row.last_step:.0f} %)"
     if step and any("source" in beat.facts for beat in seen.beats):
         step += ", read from its output"
+    if not step and row.percent is not None:
+        step = f", {show_percent_points(row.percent)} by its own words"
     head = click.style(seen.verdict, fg=COLOURS.get(seen.verdict, "cyan"), bold=True)
     why = reason_of(row)
     lines = [f"{seen.name}: {head}{_alarm(found)}{f' ({why})' if why else ''}{step}"]
@@ -158,6 +161,8 @@ def _last_event(seen: Status) -> Iterator[str]:
 def _progress(found: RunDetail) -> Iterator[str]:
     seen, row, page = found.status, found.row, found.status.run.page
     reached = "no step yet" if seen.step is None else f"step {seen.step}"
+    if seen.step is None and row.percent is not None:
+        reached = f"{show_percent_points(row.percent)}, read from its output, and no step"
     loss = "" if row.loss is None else f", loss {row.loss:.6g}"
     if page is not None:
         at = row.seen_at or page.at
@@ -185,12 +190,15 @@ def _progress(found: RunDetail) -> Iterator[str]:
             left = show_duration(round((row.done_at - seen.at).total_seconds()))
             done = f"; step {row.last_step} in {left}, {row.done_at:%Y-%m-%d %H:%M} UTC"
         yield f"  rate      {show_rate(row.rate)}{usual}{done}"
+    elif row.percent is not None and row.done_at is not None:
+        left = show_duration(round((row.done_at - seen.at).total_seconds()))
+        yield f"  rate      100 % in {left}, {row.done_at:%Y-%m-%d %H:%M} UTC, if it goes on like this"
 
 
 def _unread(seen: Status) -> Iterator[str]:
     """Say that no step was found in what the newest attempt prints."""
     last = seen.attempts[-1] if seen.attempts else None
-    if last is not None and last.unread and seen.step is None:
+    if last is not None and last.unread and seen.step is None and last.percent is None:
         yield f"  step      {last.unread}"
 
 
@@ -232,12 +240,15 @@ def _saved(found: RunDetail) -> Iterator[str]:
 
 def _resumes(seen: Status) -> Iterator[str]:
     """Say that a script without the guard has begun anew."""
-    from ftsupervise.rundir.starting_over import since_a_person, starts_over
+    from ftsupervise.rundir.starting_over import began_again, since_a_person, starts_over
 
     try:
-        found = starts_over(since_a_person(seen.attempts, seen.rundir))
+        counted = since_a_person(seen.attempts, seen.rundir)
     except OSError:
         return
+    found, again = starts_over(counted), began_again(counted)
+    if again is not None and not seen.rundir.has_finished():
+        yield f"  resume    {click.style(again.words(), fg='red')}"
     if found and not seen.rundir.has_finished():
         kept = next((one.written.kept for one in seen.attempts if one.written is not None and one.written.kept), "")
         yield f"  resume    {click.style(found[-1].words(), fg='red')}{f'; kept: {printable(kept)}' if kept else ''}"
@@ -334,7 +345,9 @@ def _clock(at: datetime) -> str:
 def _begins(attempt: Attempt) -> str:
     """Return what it went on from and how far it came, in words."""
     steps = "" if attempt.last_step is None else f", to step {attempt.last_step}"
-    if attempt.unread and attempt.last_step is None:
+    if attempt.percent is not None and attempt.last_step is None:
+        steps = f", to {attempt.percent.words()} by its own words"
+    elif attempt.unread and attempt.last_step is None:
         steps = f", {attempt.unread.partition(':')[0]}"
     if attempt.resumed is not None and attempt.begins is None:
         steps = f", {attempt.resumed.words()}{steps}"

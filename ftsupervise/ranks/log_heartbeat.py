@@ -24,6 +24,8 @@ from ftsupervise.ranks.life import QUIET, CommandProcesses, ProcessesSeen
 from ftsupervise.rundir import heartbeat_page
 from ftsupervise.rundir.log_lines import last_step, lines, whole
 from ftsupervise.rundir.paths import ENV_ATTEMPT_DIR, RunDir
+from ftsupervise.rundir.percent import write_percent
+from ftsupervise.rundir.percent_reader import PercentReader
 from ftsupervise.rundir.records import as_count
 from ftsupervise.rundir.step_reader import StepReader
 from ftsupervise.rundir.unread import LinesWithoutStep, forget_unread, write_unread
@@ -37,11 +39,13 @@ _MOST = 262_144  # bytes of a log that are read at a look
 _NUMBER = 4096  # bytes of a file whose content may be a step
 
 _SOURCE = "launch.heartbeat"  # a fact of its beats
+_OF_A_STEP = ("first", "first_at", "epoch", "last_step")  # facts that go with it
 _GRACE = 30.0  # seconds before a sign of life is a beat, where nobody asked: the guard may report by then
 _WINDOW = 10.0  # seconds over which processes count as idle
 _IDLE = 0.05  # share of a core
 _LINES, _AFTER = 200, 600.0  # lines, or seconds, without a step after which that is said
 _AGAIN = 30.0  # seconds between two pages about it
+_PERCENT = 5.0  # seconds between two pages of a percentage
 
 Key = tuple[int, ...]
 
@@ -54,6 +58,7 @@ class ProgressSign(NamedTuple):
     total: int | None = None  # the last step to be made, where the lines say so
     epoch: int | None = None  # at that first step, where the lines say so
     first_at: float | None = None  # when that first step was shown, in epoch seconds
+    withdrawn: bool = False  # what was told as a step was none: it began anew
 
 
 class FollowedLog:
@@ -67,6 +72,7 @@ class FollowedLog:
         ``pattern``: a person's own; None: what behaves like a step. ``begin``: the size of that file when the attempt began.
         """
         self.reader = StepReader() if pattern is None else None
+        self.percent = PercentReader() if pattern is None else None
         self.grown = 0  # how often lines of the command were added
         self.lines = 0  # of the command that were read
         self._pattern, self._path = pattern, path
@@ -84,6 +90,9 @@ class FollowedLog:
     def look(self) -> ProgressSign | None:
         """Return the step now, when it is another one than before. Raises OSError."""
         found = [step for step in (self._read(), self._read() if self._rotated() else None) if step is not None]
+        if not found and self._step is not None and self.reader is not None and self.reader.step is None:
+            self._step = None
+            return ProgressSign(None, withdrawn=True)
         if not found or found[-1] == self._step:
             return None
         self._step = found[-1]
@@ -102,11 +111,15 @@ class FollowedLog:
         data = os.pread(self._fd, min(_MOST, size - begin), begin)
         self._at = whole(data, begin)
         added = data[: self._at - begin]
-        count = sum(1 for _ in lines(added))
+        count, now = 0, time.time()
+        for line in lines(added):
+            count += 1
+            if self.percent is not None:
+                self.percent.read(line, now)
         self.grown += count > 0
         self.lines += count
         if self.reader is not None:
-            self.reader.feed(added, time.time())
+            self.reader.feed(added, now)
             return self.reader.step
         return None if self._pattern is None else last_step(added, self._pattern)
 
@@ -166,10 +179,11 @@ class TouchedFile:
 
 
 class BeatsOfCommand:
-    """Writes the progress as the beat of rank 0."""
+    """Writes the progress as the beat of rank 0, on ``node``: the scheduler's name of this machine, where it has one."""
 
-    def __init__(self, rundir: RunDir, attempt: int, area: Path | None, asked: bool = True) -> None:
+    def __init__(self, rundir: RunDir, attempt: int, area: Path | None, asked: bool = True, node: str = "") -> None:
         self._rundir, self._attempt, self._area, self._asked = rundir, attempt, area, asked
+        self._node = node or os.uname().nodename
         self._facts = {"every": f"{_EVERY:g}", "attempt": str(attempt), "source": _SOURCE}
         self._step: int | None = None
         self._pid = 0
@@ -178,6 +192,10 @@ class BeatsOfCommand:
         """Write a beat. Raises OSError, and GuardIsThere."""
         self._pid = self._pid or self._of_the_command()
         self.look_for_a_guard()
+        if seen.withdrawn:
+            self._step = None
+            for name in _OF_A_STEP:
+                self._facts.pop(name, None)
         if seen.step is not None:
             if seen.step != self._step:
                 self._facts["active_at"] = f"{time.time():.3f}"
@@ -189,8 +207,8 @@ class BeatsOfCommand:
                 self._facts |= {} if seen.epoch is None else {"epoch": str(seen.epoch)}
             if seen.total is not None:
                 self._facts["last_step"] = str(seen.total)
-        at, host = datetime.now(timezone.utc), os.uname().nodename
-        beat = Beat(0, self._step, "train" if self._asked else "", at, self._pid, host, dict(self._facts))
+        at, phase = datetime.now(timezone.utc), "train" if self._asked else ""
+        beat = Beat(0, self._step, phase, at, self._pid, self._node, dict(self._facts))
         heartbeat_page.write_beat(self._rundir, beat, self._area)
 
     def _of_the_command(self) -> int:
@@ -241,9 +259,12 @@ class StepsNotFound:
         self._told: LinesWithoutStep | None = None
         self._due, self._over = 0.0, False
 
-    def look(self, log: FollowedLog | TouchedFile, beats: BeatsOfCommand, step: int | None) -> str:
+    def look(self, log: FollowedLog | TouchedFile, beats: BeatsOfCommand, seen: ProgressSign | None) -> str:
         """Write the page, or remove it where a step was found. Return what the supervisor is to say. Raises OSError, and
         GuardIsThere."""
+        if seen is not None and seen.withdrawn:
+            self._over = False
+        step = None if seen is None else seen.step
         if step is not None and not self._over:
             self._over = True
             if self._told is not None:
@@ -268,6 +289,27 @@ class StepsNotFound:
         return "" if before is not None else found.words()
 
 
+class PercentPage:
+    """Writes the percentage that the output shows, where it shows no step."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._told, self._due = folder, "", 0.0
+
+    def look(self, log: FollowedLog | TouchedFile, step: int | None, *, last: bool) -> bool:
+        """Write the page where there is something new, and return whether there is a percentage. Raises OSError."""
+        reader = log.percent if isinstance(log, FollowedLog) else None
+        if reader is None:
+            return False
+        found = None if step is not None else reader.found()
+        if found is None and not self._told:
+            return False
+        now, says = time.monotonic(), repr(found)
+        if says != self._told and (last or now >= self._due or found is None):
+            self._due, self._told = now + _PERCENT, says
+            write_percent(self._folder, found)
+        return found is not None
+
+
 class GuardIsThere(Exception):
     """The ranks beat by themselves."""
 
@@ -279,6 +321,7 @@ def follow(
     tell: Callable[[bytes], None],
     every: float,
     unread: StepsNotFound,
+    percent: PercentPage,
     *,
     asked: bool = True,
 ) -> None:
@@ -299,7 +342,9 @@ def follow(
                 seen = life.sign(one, doing)
             if seen is not None:
                 beats.write(seen)
-            if said := unread.look(one, beats, None if seen is None else seen.step):
+            known = one.reader.step if isinstance(one, FollowedLog) and one.reader is not None else None
+            shows = percent.look(one, known, last=last)
+            if not shows and (said := unread.look(one, beats, seen)):
                 tell(SAYS + said.encode() + b"\n")
         except GuardIsThere:
             if asked:
@@ -324,7 +369,7 @@ def source(pattern: str, path: str, begin: int | None = None) -> FollowedLog | T
 
 
 def main() -> int:
-    pattern, path, run, attempt, area, begin = sys.argv[1:7]
+    pattern, path, run, attempt, area, begin, node = sys.argv[1:8]
     asked = bool(pattern or path)
 
     def tell(data: bytes) -> None:
@@ -340,11 +385,11 @@ def main() -> int:
             return 0
         tell(SAYS + f"launch.heartbeat cannot look: {error.strerror or error}\n".encode())
         return 1
-    beats = BeatsOfCommand(RunDir(run), int(attempt), Path(area) if area else None, asked)
+    beats = BeatsOfCommand(RunDir(run), int(attempt), Path(area) if area else None, asked, node)
     folder = RunDir(run).attempt(int(attempt))
     life, unread = LifeOfCommand(str(folder)), StepsNotFound(folder, asked=pattern not in ("", USUAL))
     try:
-        follow(one, beats, life, tell, _EVERY, unread, asked=asked)
+        follow(one, beats, life, tell, _EVERY, unread, PercentPage(folder), asked=asked)
     except BrokenPipeError:  # the supervisor has gone
         return 0
     return 0

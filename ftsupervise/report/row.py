@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Sequence
-from datetime import datetime, timedelta
+from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from ftsupervise.report import step_of
@@ -57,6 +57,7 @@ class RunRow(NamedTuple):
     braked: bool = False  # it is stopped, by its brake
     asks: bool = False  # and that only asks whether it is finished
     reason: Annotated[str, 1000] = ""  # ``why`` without what to type, where that is in it
+    percent: float | None = None  # by its own words, where it prints no step
     here: bool = False  # of the directory, or the job, in which this was asked
 
 
@@ -74,8 +75,11 @@ def row_of(run: RunReading, queue: QueueSeen) -> RunRow:
     usual = page.usual if page is not None else None
     goal = _goal(run)
     pace = pace_of(rate, usual)
+    percent = last.percent if last is not None and step is None else None
     left = goal - step if goal is not None and step is not None else None
     done = now + timedelta(seconds=min(left / pace, 3e8)) if left is not None and left > 0 and pace and going else None
+    if percent is not None and going and (seconds := percent.left()) is not None:
+        done = datetime.fromtimestamp(percent.last_at, timezone.utc) + timedelta(seconds=min(seconds, 3e8))
     waiting = [job for job in queue.jobs or () if job.state.waiting]
     return RunRow(
         name=run.name,
@@ -87,6 +91,7 @@ def row_of(run: RunReading, queue: QueueSeen) -> RunRow:
         rate=rate,
         usual=usual,
         done_at=done,
+        percent=None if percent is None else percent.last,
         loss=_loss(run),
         loss_trouble=run.bad_loss if runs else "",
         phase=page.phase if page is not None and runs else "",

@@ -274,6 +274,7 @@ def run_to_end(to: Services, now: RunProgress) -> RunProgress:
     seen = start_over.FirstStep(
         lambda: seen_by(to.agents.table, one.hang),
         partial(start_over.tell_a_start_over, place_of(to), mine.number, one.say),
+        mine.folder,
     )
     pages = ProgressWriter(to.options.rundir, mine, area, seen)
     try:

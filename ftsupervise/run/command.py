@@ -361,6 +361,10 @@ class RunningCommand:
         if number in STOP:
             self.asked.job.announced = Announcement(self.asked.job, self.asked.options.lead, at)
             self._judge_the_announcement()
+        elif not self.asked.job.is_due(
+            self.asked.options.lead
+        ):  # somebody has moved the limit, and the cause will name it
+            threading.Thread(target=self.asked.job.ask, name="job-end", daemon=True).start()
 
     def _judge_the_announcement(self, within: float = 0.0) -> None:
         """Begin the grace where the signal was no announcement."""

@@ -263,7 +263,8 @@ def idle_streak(attempts: Sequence[Attempt]) -> list[Attempt]:
 
 def may_be_finished(one: Attempt) -> bool:
     """Return whether a command without the guard has left with 0 by itself, and may have trained."""
-    trained = one.last_step is not None or one.written is not None or _lived(one) >= _LIVED
+    trained = one.last_step is not None or one.written is not None or one.percent is not None
+    trained = trained or _lived(one) >= _LIVED
     return one.cause == Cause(CauseKind.EXIT, code=0) and one.source != GUARD and one.resumed is None and trained
 
 

@@ -49,7 +49,8 @@ class LogFollower:
         self._processes: tuple[str, float | None] = ("", None)  # the state of those here, and their CPU seconds
         self._rest, self._reported, self._began = b"", False, monotonic()
         self._process: processes.Process | None = None
-        words = (log, str(file or ""), str(rundir.root), str(attempt), str(area or ""), _size(1))
+        node = os.environ.get("SLURMD_NODENAME", "")
+        words = (log, str(file or ""), str(rundir.root), str(attempt), str(area or ""), _size(1), node)
         self._pipe, write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         output = _readable(1)
         try:

@@ -122,9 +122,12 @@ _LAUNCHER = re.compile(
 )
 # In each rank, before its program.
 _NODE = f'export {ENV_NODE_RANK}="$SLURM_NODEID"; '
-# LOCAL_RANK makes Accelerate and the Trainer use one GPU, so that a single rank, which may use several, does without.
+# LOCAL_RANK makes Accelerate and the Trainer use one GPU, so that a single rank, which may use several, does without. The only
+# rank of a job gets no RANK either: where it is set, scripts such as nanoGPT's ask for LOCAL_RANK and a group of processes.
 _RANK = f"""export MASTER_ADDR="${ENV_MASTER_ADDR}" MASTER_PORT="${ENV_MASTER_PORT}" NODE_RANK="$SLURM_NODEID"
+if [ "$SLURM_STEP_NUM_TASKS/$SLURM_JOB_NUM_NODES" != 1/1 ]; then
 export RANK="$SLURM_PROCID" WORLD_SIZE="$SLURM_STEP_NUM_TASKS"
+fi
 if [ "$SLURM_STEP_NUM_TASKS" != 1 ]; then
 n=0 l="$SLURM_GTIDS,"; while [ -n "$l" ]; do l="${{l#*,}}" n=$((n+1)); done
 export LOCAL_RANK="$SLURM_LOCALID" LOCAL_WORLD_SIZE="$n"; unset n l

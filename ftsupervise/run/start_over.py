@@ -22,8 +22,9 @@ from ftsupervise.probe.errand import within
 from ftsupervise.rundir import ledger
 from ftsupervise.rundir.beginnings import begun_anew
 from ftsupervise.rundir.paths import RunDir
+from ftsupervise.rundir.percent import read_percent
 from ftsupervise.rundir.progress import ProgressPage
-from ftsupervise.rundir.starting_over import ADVICE, resumes, since_a_person, starts_over
+from ftsupervise.rundir.starting_over import ADVICE, began_again, resumes, since_a_person, starts_over
 from ftsupervise.truth import LeftCheckpoint
 
 _SEARCH = 5.0  # seconds
@@ -156,21 +157,27 @@ class _Keeping:
 
 
 def tell_a_start_over(place: ScriptPlace, number: int, say: Callable[[str], object]) -> None:
-    """Say that attempt ``number`` has begun anew, as soon as its first step is known. Never raises."""
-    found = starts_over(of_this_launch(place.rundir, number + 1))
+    """Say that attempt ``number`` has begun anew, as soon as its first step, or percentage, is known. Never raises."""
+    attempts = of_this_launch(place.rundir, number + 1)
+    found, again = starts_over(attempts), began_again(attempts)
     if found and found[-1].attempt == number:
         say(f"{found[-1].words()}; {found[-1].why(' '.join(place.command))}; {ADVICE}")
+    elif again is not None and again.attempt == number:
+        say(f"{again.words()}; {ADVICE}")
 
 
 class FirstStep:
-    """Passes the progress on, and calls ``tell`` once: when the first step is known, or at the end."""
+    """Passes the progress on, and calls ``tell`` once: when the first step is known, or a percentage, or at the end.
 
-    def __init__(self, seen: Callable[[], ProgressPage | None], tell: Callable[[], object]) -> None:
-        self._seen, self._tell = seen, [tell]
+    ``folder``: of the attempt. The thread that asks for the progress may wait for its file system.
+    """
+
+    def __init__(self, seen: Callable[[], ProgressPage | None], tell: Callable[[], object], folder: Path) -> None:
+        self._seen, self._tell, self._folder = seen, [tell], folder
 
     def __call__(self) -> ProgressPage | None:
         page = self._seen()
-        if page is not None and page.first is not None:
+        if self._tell and page is not None and (page.first is not None or read_percent(self._folder) is not None):
             self.over()
         return page
 

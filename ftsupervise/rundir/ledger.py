@@ -24,6 +24,7 @@ from ftsupervise.rundir.fence import last_area
 from ftsupervise.rundir.lost_ends import end_as_asked, lost_end, stop_request, without_end
 from ftsupervise.rundir.outputs import own_outputs
 from ftsupervise.rundir.paths import ENV_JOB_ID, RunDir
+from ftsupervise.rundir.percent import read_percent
 from ftsupervise.rundir.progress import read_progress
 from ftsupervise.rundir.reached import reached
 from ftsupervise.rundir.records import (
@@ -149,6 +150,7 @@ def _attempt(rundir: RunDir, number: int) -> Attempt:
         kept=kept.read_kept(folder),
         written=_written(folder),
         unread="" if unread is None else unread.words(),
+        percent=read_percent(folder),
         outputs=decode(_Outputs, {"parts": start.get("outputs")}, lenient=True).parts,
     )
     return _recorded(began, end) if end is not None else _unrecorded(began, rundir, start, bad_end)
@@ -431,4 +433,5 @@ def as_attempt(mine: Claim, ended: End, now: datetime) -> Attempt:
         epoch=ended.reached.epoch,
         resumed=read_began(mine.folder, Resumed),
         written=_written(mine.folder),
+        percent=read_percent(mine.folder),
     )

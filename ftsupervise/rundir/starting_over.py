@@ -13,11 +13,13 @@ from ftsupervise.model import GUARD, OUTPUT, Attempt
 from ftsupervise.rundir.launches import launches
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.switches import counts_from
+from ftsupervise.truth import show_percent_points
 
 NOT_RESUMED = "it does not resume"
 ADVICE = "launch: {resume: '--your-flag {checkpoint}'} adds a flag when there is something to go on from"
 _NEAR = 0.02  # share of what was reached: so close to the beginning is the beginning
 _FEW = 3  # steps that are made again are no start over
+_LEAST = 1.0  # points of a percentage that were lost, at least, before that is told
 HOLDS = 2  # starts over, each with a checkpoint that was left, after which the chain is held
 
 
@@ -114,6 +116,42 @@ def _again(one: Attempt, best: Attempt, origin: Attempt, left: str) -> StartOver
     mine = one.written.path.rpartition("/")[0] if one.written is not None else ""
     other = mine if left and mine and mine != left.rpartition("/")[0] else ""
     return StartOver(one.number, begun, best.number, last, left, other)
+
+
+class PercentOver(NamedTuple):
+    """Attempt ``attempt`` has begun at the beginning, though an earlier one had come further."""
+
+    attempt: int
+    first: float
+    before: int
+    reached: float
+
+    def words(self) -> str:
+        return (
+            f"attempt {self.attempt} began again at {show_percent_points(self.first)}, attempt {self.before} had reached "
+            f"{show_percent_points(self.reached)}: {NOT_RESUMED}"
+        )
+
+
+def began_again(attempts: Sequence[Attempt]) -> PercentOver | None:
+    """Return that the newest attempt that shows a percentage began again; None where it did not, or steps say more.
+
+    ``attempts``: those of one launch, in order.
+    """
+    if any(one.first_step is not None or one.resumed is not None for one in attempts):
+        return None
+    known = [(one.number, one.percent) for one in attempts if one.percent is not None]
+    if len(known) < 2:
+        return None
+    (number, mine), before = known[-1], [(at, one) for at, one in known[:-1] if one.of == known[-1][1].of]
+    if not before:
+        return None
+    best = max(before, key=lambda pair: pair[1].last)
+    begins = min(one.first for _, one in before)
+    near = mine.first - begins <= _NEAR * (best[1].last - begins)
+    if not near or best[1].last - mine.first < _LEAST or best[1].last >= 100:
+        return None
+    return PercentOver(number, mine.first, best[0], best[1].last)
 
 
 def since_a_person(attempts: Sequence[Attempt], rundir: RunDir) -> list[Attempt]:

@@ -132,6 +132,13 @@ FORMATS = (
         bar=True,
     ),
     _form(
+        "a bar with a description, of tqdm and of tinygrad",
+        r"^(?P<label>[^|]{1,300}?): +\d+%\|[^|]*\|\s*NUMBER/(?P<total>[\d,]+) \[",
+        "loss:   2.31 test_accuracy: 11.25%:   3%|▎         | 281/10000 [00:01<00:50, 195.31it/s]",
+        3,
+        bar=True,
+    ),
+    _form(
         "whatever says global step, beside the step of an epoch too",
         r"(?<![a-z])global[ _-]?steps?['\"]?\s*[:=#\]]?\s*['\"]?NUMBER",
         "Training, Epoch: 0, Step: 2, Global_Step: 2, Loss: distogram=4.159 loss=160.364",
@@ -158,7 +165,14 @@ _OTHER = re.compile(
     r"resum|restor|checkpoint|sav(?:ed|ing)|total|max|num_train|num_steps|until|every)",
     re.I,
 )
-_TRAINS = re.compile(r"(?<!eval_)(?<!val_)(?<!eval )(?<!val )loss", re.I)
+_TRAINS = re.compile(
+    rf"{''.join(f'(?<!{word}{mark})' for word in ('eval', 'val', 'valid', 'validation', 'test') for mark in '_ /')}loss",
+    re.I,
+)
+# what a training may measure meanwhile, and names in its bar
+_METRIC = re.compile(
+    r"(?<![a-z])(?:test|val|valid|validation|eval)[ _/-](?:acc\w*|loss|ppl|perplexity|f1|error|err)", re.I
+)
 
 
 @dataclass
@@ -317,7 +331,14 @@ class StepReader:
 def _fits(text: str) -> Iterator[tuple[Format, re.Match[str]]]:
     for form in FORMATS:
         match = form.pattern.search(text)
-        if match is not None and _OTHER.search(text[: match.start("step")]) is None:
+        if match is None:
+            continue
+        before = text[: match.start("step")]
+        if "label" in match.groupdict():  # only one that names its loss trains
+            if _TRAINS.search(text) is None:
+                continue
+            before = _METRIC.sub("", match["label"])
+        if _OTHER.search(before) is None:
             yield form, match
 
 

@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 
 from ftsupervise.findings import EventKind
 from ftsupervise.model import OUTPUT, Attempt, CauseKind, FailureKind
-from ftsupervise.rundir.starting_over import StartOver, starts_over
+from ftsupervise.rundir.starting_over import PercentOver, StartOver, began_again, starts_over
 from ftsupervise.units import show_duration
 
 QUICK = timedelta(minutes=5)  # of training lost: a restart that costs less wakes nobody
@@ -38,7 +38,9 @@ def events(attempts: Sequence[Attempt], *, finished_at: datetime | None, raised:
     """
     found: list[Event] = []
     for index, (before, attempt) in enumerate(zip([None, *attempts], attempts, strict=False)):
-        found += _begin(before, attempt, starts_over(attempts[: index + 1]) if attempt.source == OUTPUT else ())
+        up_to = attempts[: index + 1]
+        anew = starts_over(up_to) if attempt.source == OUTPUT else ()
+        found += _begin(before, attempt, anew, began_again(up_to) if attempt.percent is not None else None)
         found += _damaged(attempt)
         found += _end(attempt, raised if attempt is attempts[-1] else "")
     if finished_at is not None:
@@ -56,7 +58,9 @@ def events(attempts: Sequence[Attempt], *, finished_at: datetime | None, raised:
     return tuple(found)
 
 
-def _begin(before: Attempt | None, attempt: Attempt, anew: Sequence[StartOver]) -> list[Event]:
+def _begin(
+    before: Attempt | None, attempt: Attempt, anew: Sequence[StartOver], again: PercentOver | None
+) -> list[Event]:
     if not attempt.host:
         return []  # claimed, and nothing was started: a full disk, or a job that died at once
     where = f"job {attempt.job_id}" if attempt.job_id else f"host {attempt.host}"
@@ -64,6 +68,11 @@ def _begin(before: Attempt | None, attempt: Attempt, anew: Sequence[StartOver]) 
     if before is None:
         return [Event(EventKind.STARTED, "started", attempt.started, f"{where}{nodes}", attempt=attempt.number)]
     if attempt.first_step is None:
+        if again is not None and again.attempt == attempt.number:
+            text = f"{again.words()} ({where})"
+            return [
+                Event(EventKind.RESUMED, f"resumed-{attempt.number}", attempt.started, text, attempt=attempt.number)
+            ]
         return []  # it has not come as far as a step; when it has, it has taken over
     if anew and anew[-1].attempt == attempt.number:
         text = f"{anew[-1].words()} ({where})"

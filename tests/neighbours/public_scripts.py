@@ -7,6 +7,7 @@ No file of theirs is changed. Data that they would download is made here, in the
 
 from __future__ import annotations
 
+import hashlib
 import os
 import random
 import shutil
@@ -28,13 +29,14 @@ class NotHere(Exception):
 
 @dataclass(frozen=True)
 class PublicScript:
-    """``folder``: of it in its repository, where it is started. ``needs``: modules that its interpreter must have.
+    """``folder``: of it in its repository, where it is started. ``needs``: modules that its interpreter must have, and
+    ``tools``: programs.
 
     ``resumes``: whether it goes on from what it saved, with ``resume`` if that is given. ``makes``: gives it its data.
     """
 
     name: str
-    repository: str
+    repository: str  # "": what a program printed is played, and nothing is fetched
     commit: str
     folder: str
     command: str  # ``{python}`` is the interpreter
@@ -42,10 +44,16 @@ class PublicScript:
     resumes: bool
     resume: str = ""
     steps: bool = True  # it shows a step
+    shown: str = ""  # regular expression of the steps that it prints; "": the step is a sum over epochs
+    percent: bool = False  # it shows a percentage
     lines: bool = True  # it prints line after line
+    saves: str = ""  # what it has saved after a minute; "": nothing by then
+    says: str = ""  # what it prints when it goes on from there
+    data: str = ""  # the file that it reads
     makes: Callable[[Path], object] = lambda _: None
     env: dict[str, str] = field(default_factory=dict)
     beside: tuple[str, ...] = ()  # folders of its repository that it needs too
+    tools: tuple[str, ...] = ()
 
     def fetch(self, to: Path) -> Path:
         """Return a folder of its own with the repository's files, where it can be started. Raises NotHere."""
@@ -55,6 +63,12 @@ class PublicScript:
             raise NotHere(
                 f"{PYTHON} lacks one of {', '.join(self.needs)} (FTSUPERVISE_PUBLIC_PYTHON names another one)"
             )
+        if absent := [name for name in self.tools if shutil.which(name) is None]:
+            raise NotHere(f"this machine lacks {', '.join(absent)}")
+        if not self.repository:
+            to.mkdir(parents=True)
+            self.makes(to)
+            return to
         place = Path(os.environ.get(_PLACE, tempfile.gettempdir() + "/ftsupervise-public-scripts"))
         clone = place / f"{self.repository.replace('/', '+')}.git"
         if not clone.is_dir():
@@ -138,10 +152,111 @@ def _run_clm(folder: Path) -> None:
 
 def _word2vec(folder: Path) -> None:
     (folder / "text.txt").write_text(text(200_000))
+    _compile(folder, "gcc", "-O2", "word2vec.c", "-o", "word2vec", "-lm", "-pthread")
+
+
+def _compile(folder: Path, *words: str) -> None:
     try:
-        subprocess.run(["gcc", "-O2", "word2vec.c", "-o", "word2vec", "-lm", "-pthread"], cwd=folder, check=True)
+        subprocess.run(words, cwd=folder, check=True, capture_output=True)
     except (OSError, subprocess.CalledProcessError) as error:
-        raise NotHere(f"word2vec cannot be compiled: {error}") from None
+        raise NotHere(f"{words[0]}: it cannot be compiled: {error}") from None
+
+
+_TINY_BERT = """
+from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+from transformers import BertConfig, BertForSequenceClassification, PreTrainedTokenizerFast
+
+one = Tokenizer(models.WordLevel(unk_token="[UNK]"))
+one.pre_tokenizer = pre_tokenizers.Whitespace()
+one.train(["words.txt"], trainers.WordLevelTrainer(special_tokens=["[PAD]", "[UNK]", "[CLS]", "[SEP]"]))
+tokenizer = PreTrainedTokenizerFast(tokenizer_object=one, unk_token="[UNK]", pad_token="[PAD]", model_max_length=32)
+tokenizer.save_pretrained("bert-base-cased")
+words = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+BertForSequenceClassification(BertConfig(vocab_size=64, max_position_embeddings=64, **words)).save_pretrained("bert-base-cased")
+"""
+_METRIC = """
+import datasets
+import evaluate
+
+
+class Same(evaluate.Metric):
+    def _info(self):
+        whole = datasets.Value("int64")
+        return evaluate.MetricInfo(
+            description="", citation="", features=datasets.Features({"predictions": whole, "references": whole})
+        )
+
+    def _compute(self, predictions, references):
+        return {"accuracy": sum(map(int.__eq__, predictions, references)) / len(references)}
+"""
+
+
+def _accelerate(folder: Path) -> None:
+    """The names that it would look up on the hub are folders here: a tiny model, a data set, a metric."""
+    (folder / "words.txt").write_text(text(100))
+    subprocess.run([PYTHON, "-c", _TINY_BERT], cwd=folder, check=True, capture_output=True)
+    data = folder / "nyu-mll" / "glue"
+    data.mkdir(parents=True)
+    splits = "".join(f"  - split: {name}\n    path: {name}.jsonl\n" for name in ("train", "validation"))
+    (data / "README.md").write_text(f"---\nconfigs:\n- config_name: mrpc\n  data_files:\n{splits}---\n")
+    dice = random.Random(1)
+    for name, size in (("train", 200_000), ("validation", 64)):
+        with (data / f"{name}.jsonl").open("w") as file:
+            for at in range(size):
+                one, two = dice.choices(_WORDS, k=2)
+                file.write(f'{{"sentence1": "{one}", "sentence2": "{two}", "label": {at % 2}, "idx": {at}}}\n')
+    (folder / "glue").mkdir()
+    (folder / "glue" / "glue.py").write_text(_METRIC)
+
+
+_IMAGES = """
+set.seed(1)
+n <- 2000
+train_labels <- sample(0:9, n, TRUE)
+train_images <- array(0, c(n, 28, 28))
+for (i in seq_len(n)) {
+  train_images[i, 2 * train_labels[i] + 1:2, 10:12] <- 255
+  train_images[i, sample(28, 2), sample(28, 2)] <- 128
+}
+save(train_images, train_labels, file = "data/train.RData")
+"""
+
+
+def _r(folder: Path) -> None:
+    (folder / "data").mkdir(exist_ok=True)
+    subprocess.run(["Rscript", "-e", _IMAGES], cwd=folder, check=True, capture_output=True)
+
+
+def _glove(folder: Path) -> None:
+    dice = random.Random(1)
+    (folder / "text8").write_text(" ".join(f"w{dice.randrange(3000)}" for _ in range(300_000)))
+    _compile(folder, "make")
+
+
+def _fasttext(folder: Path) -> None:
+    (folder / "data").mkdir()
+    dice = random.Random(1)
+    for name, lines in (("train", 400_000), ("test", 200)):
+        rows = (f"__label__{dice.randrange(14)} {' '.join(dice.choices(_WORDS, k=8))}\n" for _ in range(lines))
+        with (folder / "data" / f"dbpedia.{name}").open("w") as file:
+            file.writelines(rows)
+    _compile(folder, "make")
+
+
+def _mnist(folder: Path) -> None:
+    """What it would download, in the cache where it looks for it."""
+    cache = folder / "cache" / "tinygrad" / "downloads"
+    cache.mkdir(parents=True)
+    dice = random.Random(1)
+    for name, images in (("train", 600), ("t10k", 100)):
+        for what, head, size, top in (("images-idx3", 16, 784 * images, 256), ("labels-idx1", 8, images, 10)):
+            url = f"https://storage.googleapis.com/cvdf-datasets/mnist/{name}-{what}-ubyte.gz"
+            content = bytes(head) + bytes(dice.randrange(top) for _ in range(size))
+            (cache / f"{hashlib.md5(url.encode()).hexdigest()}.gunzip").write_bytes(content)
+
+
+def _played(folder: Path) -> None:
+    shutil.copy(Path(__file__).with_name("played_logs.py"), folder / "play.py")
 
 
 _SMALL = "--device=cpu --compile=False --eval_iters=2 --log_interval=1 --batch_size=4 --max_iters=1000000"
@@ -157,6 +272,9 @@ PUBLIC = (
         ("torch", "numpy"),
         resumes=True,
         resume="--init_from=resume",
+        shown=r"^(?:iter|step) (\d+):",
+        saves="out-shakespeare-char/ckpt.pt",
+        says="Resuming training from",
         makes=_nanogpt,
     ),
     PublicScript(
@@ -169,6 +287,9 @@ PUBLIC = (
         ("torch", "numpy", "sentencepiece", "requests", "tqdm"),
         resumes=True,
         resume="--init_from=resume",
+        shown=r"^(?:step )?(\d+)(?: \||:)",
+        saves="out/ckpt.pt",
+        says="Resuming training from",
         makes=_llama2,
     ),
     PublicScript(
@@ -179,6 +300,8 @@ PUBLIC = (
         "{python} makemore.py -i names.txt -o names --device cpu --num-workers 1 --n-layer 1 --n-embd 16 --n-embd2 16",
         ("torch", "tensorboard"),
         resumes=False,
+        shown=r"^step (\d+) \|",
+        data="names.txt",
     ),
     PublicScript(
         "mingpt",
@@ -188,6 +311,8 @@ PUBLIC = (
         "{python} chargpt.py --trainer.batch_size=4 --data.block_size=16 --model.model_type=gpt-nano",
         ("torch", "numpy"),
         resumes=False,
+        shown=r"iter (\d+):",
+        data="input.txt",
         makes=_mingpt,
         env={"PYTHONPATH": "../.."},
         beside=("mingpt",),
@@ -200,6 +325,7 @@ PUBLIC = (
         "{python} main.py --epochs 60 --nhid 32 --emsize 32 --log-interval 5 --batch_size 40",
         ("torch",),
         resumes=False,
+        data="data/wikitext-2/train.txt",
         makes=_language_model,
         beside=(":(exclude)word_language_model/data",),
     ),
@@ -213,6 +339,7 @@ PUBLIC = (
         resumes=False,
         steps=False,  # with rich, which draws at a terminal only
         lines=False,
+        data="data/wikitext-2.txt",
         makes=_lightning,
     ),
     PublicScript(
@@ -235,6 +362,8 @@ PUBLIC = (
         "--report_to none --save_total_limit 3",
         ("transformers", "datasets", "accelerate"),
         resumes=True,
+        shown=r"\| (\d+)/\d+ \[",
+        saves="out/checkpoint-*",
         makes=_run_clm,
         env={"HF_HUB_OFFLINE": "1"},
     ),
@@ -247,7 +376,104 @@ PUBLIC = (
         (),
         resumes=False,
         steps=False,
+        percent=True,
         lines=False,
+        data="text.txt",
         makes=_word2vec,
+        tools=("gcc",),
+    ),
+    PublicScript(
+        "accelerate",
+        "huggingface/accelerate",
+        "16cb6eb80dd9aa8b4df1a63ef57863e455d53b83",
+        "examples",
+        "{python} complete_nlp_example.py --cpu --checkpointing_steps 50 --output_dir out",
+        ("torch", "accelerate", "transformers", "datasets", "evaluate"),
+        resumes=True,
+        resume="--resume_from_checkpoint {checkpoint}",
+        steps=False,  # it prints a line after each epoch
+        lines=False,
+        saves="out/step_*",
+        says="Resumed from checkpoint",
+        makes=_accelerate,
+        env={"HF_HUB_OFFLINE": "1"},
+    ),
+    PublicScript(
+        "r",
+        "byrongibby/neural-net",
+        "ba172f6716209ec73e975805292a8716698c9648",
+        "",
+        "Rscript train.R",
+        (),
+        resumes=False,
+        steps=False,
+        data="data/train.RData",
+        makes=_r,
+        beside=(":(exclude)data",),
+        tools=("Rscript",),
+    ),
+    PublicScript(
+        "glove",  # a shell script, stage after stage
+        "stanfordnlp/GloVe",
+        "52f7dbc512be3f72e9c11e7cbb19dfdfa4651e9c",
+        "",
+        "./demo.sh",
+        (),
+        resumes=False,
+        shown=r"iter: 0*(\d+), cost",
+        data="text8",
+        makes=_glove,
+        tools=("gcc", "make"),
+    ),
+    PublicScript(
+        "fasttext",  # a shell script as well
+        "facebookresearch/fastText",
+        "1142dc4c4ecbc19cc16eee5cdd28472e689267e6",
+        "",
+        "./classification-example.sh",
+        (),
+        resumes=False,
+        steps=False,
+        percent=True,
+        lines=False,
+        makes=_fasttext,
+        tools=("g++", "make"),
+    ),
+    PublicScript(
+        "tinygrad",  # a bar, and nothing else
+        "tinygrad/tinygrad",
+        "a9069c177a9da9cca18593edf55acd2e6073cca6",
+        "examples",
+        "{python} beautiful_mnist.py",
+        ("tinygrad",),
+        resumes=False,
+        shown=r"\| (\d+)/\d+ \[",
+        makes=_mnist,
+        env={"DEV": "CPU", "STEPS": "1000000", "BS": "16", "XDG_CACHE_HOME": "cache"},
+        tools=("clang",),
+    ),
+    PublicScript(
+        "megatron",
+        "",
+        "",
+        "",
+        "{python} play.py megatron",
+        (),
+        resumes=True,
+        shown=r"iteration\s+(\d+)/",
+        saves="checkpoints/iter_*",
+        says="successfully loaded checkpoint",
+        makes=_played,
+    ),
+    PublicScript(
+        "deepspeed",
+        "",
+        "",
+        "",
+        "{python} play.py deepspeed",
+        (),
+        resumes=False,
+        shown=r"step=(\d+), skipped",
+        makes=_played,
     ),
 )

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from ftsupervise.host import processes
+from ftsupervise.rundir.heartbeat_page import read_beats
 from ftsupervise.rundir.switches import read_brake, read_finished
 from tests.neighbours.own_script import nano
 from tests.slurm.ring_scene import Scene
@@ -62,6 +63,9 @@ def test_a_script_that_does_not_catch_the_warning_is_not_killed_by_it(
     (here.folder / "deaths").write_text("0")
     job = here.launch(command.format(python=sys.executable), nodes=1, jobs=1)
     until(lambda: "iter 10:" in here.log(), "steps", 60)
+    until(
+        lambda: [one.host for one in read_beats(here.rundir)] == ["node-0"], "the beat, with the name of the node", 60
+    )
     here.sandbox.run(["scancel", "--batch", "--signal=USR1", job])
     log = here.rundir.attempt(1) / "run.log"
     until(lambda: "the job ends soon" in log.read_text(), "the warning", 30)

@@ -165,6 +165,55 @@ def test_an_output_without_a_step_is_told_with_the_lines_that_were_read(
     assert words in typed("check", "hang", folder=tmp_path, env=env(tmp_path)).stdout
 
 
+SAYS_PERCENT = """
+import sys, time
+from pathlib import Path
+
+deaths = int(Path("deaths").read_text())
+for at in range(100_000):
+    print(f"\\rProgress: {min(99.9, at / 4):5.1f}% words/sec/thread: 1459 lr: 0.03 avg.loss: 2.65", end="", flush=True)
+    if at > 252 and deaths:
+        Path("deaths").write_text(str(deaths - 1))
+        sys.exit(10 + deaths)
+    time.sleep(0.03)
+"""
+
+
+def test_a_percentage_is_shown_as_that_and_where_it_begins_again_that_is_told_and_nothing_is_held(
+    launch: Launch, until: Until, tmp_path: Path
+) -> None:
+    rundir = launch(SAYS_PERCENT, 1)
+    again = "attempt 2 began again at 0 %, attempt 1 had reached 63 %: it does not resume"
+    until(lambda: again in (rundir.attempt(2) / "run.log").read_text(), "the word about it", 90)
+    first, second = ledger(rundir)[:2]
+    assert first.percent is not None and (first.percent.last, first.last_step) == (63.0, None)
+    assert second.ended is None and (second.last_step, second.unread) == (None, "")
+    seen = typed("status", ".", folder=tmp_path, env=env(tmp_path)).stdout
+    assert " % by its own words" in seen and ", to 63 % by its own words" in seen and again in seen
+    assert again in typed("check", "recovery", folder=tmp_path, env=env(tmp_path)).stdout
+    row = json.loads(typed("status", ".", "--json", folder=tmp_path, env=env(tmp_path), code=0).stdout)
+    assert "percent" in json.dumps(row) and read_brake(rundir) is None
+
+
+A_BAR_EACH_EPOCH = """
+import time
+for epoch in range(1000):
+    for at in range(40):
+        print(f"\\r{at * 100 // 40:3d}%|{'#' * (at // 4):10}| {at}/40 [00:01<00:50, 9.0it/s, loss=0.{at}]", end="", flush=True)
+        time.sleep(0.1)
+"""
+
+
+def test_a_count_that_begins_anew_with_the_second_epoch_is_no_longer_shown(
+    launch: Launch, until: Until, tmp_path: Path
+) -> None:
+    rundir = launch(A_BAR_EACH_EPOCH, 0)
+    until(lambda: ledger(rundir) and ledger(rundir)[0].last_step, "a step of the first epoch", 60)
+    until(lambda: ledger(rundir)[0].last_step is None, "that it is taken back", 60)
+    assert ledger(rundir)[0].first_step is None
+    assert "no step yet" in typed("status", ".", folder=tmp_path, env=env(tmp_path)).stdout
+
+
 def test_what_is_kept_of_a_script_is_listed_with_the_checkpoints(launch: Launch, until: Until, tmp_path: Path) -> None:
     rundir = launch(nano(1000), 1)
     kept = until(lambda: next(iter((rundir.root / "kept").glob("0001/ckpt.pt")), None), "what is kept", 60)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import subprocess
 from collections.abc import Mapping
 
 import pytest
@@ -127,6 +129,17 @@ def test_shell_code_counts_by_the_programs_in_it() -> None:
     assert wants_names(shell, "\n".join(shell), {}, "auto")
     steps = ("bash", "-c", "srun --nodelist=$FTSUPERVISE_NODES python train.py")
     assert not wants_names(steps, "\n".join(steps), {}, "auto")
+
+
+@pytest.mark.parametrize(("nodes", "tasks", "names"), [(1, 1, "--"), (2, 1, "0/1/-"), (1, 2, "0/2/0"), (2, 4, "0/4/0")])
+def test_the_only_rank_of_a_job_is_not_told_that_it_is_one_of_several(nodes: int, tasks: int, names: str) -> None:
+    """nanoGPT, where RANK is set, begins a group of processes and asks for LOCAL_RANK."""
+    shown = 'echo "${RANK-}${RANK+/}${WORLD_SIZE--}${RANK+/}${LOCAL_RANK--}"'
+    words = in_each_rank(("srun", "sh", "-c", shown), names=True)[1:]
+    slurm = {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0", "SLURM_GTIDS": "0"}
+    slurm |= {"SLURM_STEP_NUM_TASKS": str(tasks), "SLURM_JOB_NUM_NODES": str(nodes), "PATH": os.environ["PATH"]}
+    done = subprocess.run(words, env=slurm, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == names
 
 
 def test_a_command_keeps_its_words_and_place_behind_sruns_options() -> None:

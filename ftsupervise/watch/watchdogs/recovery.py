@@ -14,7 +14,7 @@ from ftsupervise.config.find_run import outputs
 from ftsupervise.findings import Finding, Words
 from ftsupervise.model import OUTPUT, Attempt, CauseKind
 from ftsupervise.rundir.launches import launches
-from ftsupervise.rundir.starting_over import ADVICE, since_a_person, starts_over
+from ftsupervise.rundir.starting_over import ADVICE, began_again, since_a_person, starts_over
 from ftsupervise.rundir.switches import KILL, read_switch
 from ftsupervise.truth import Health
 from ftsupervise.watch import Look
@@ -32,13 +32,17 @@ WORDS = Words(
 NOT_RESUMED = Words(
     "Each start trains again what was trained before; after the second one with a checkpoint that was left the chain is held.",
     "ftsupervise status {run_dir}",
-    "{advice}; what was left is kept in {run_dir}/kept",
+    "{advice}{kept}",
+)
+
+BEGAN_AGAIN = NOT_RESUMED._replace(
+    meaning="Each start works again on what was done before. What is read is a percentage, so nothing is held for it."
 )
 
 
 def check(look: Look, settings: Settings) -> Iterator[Finding]:
     attempts = look.attempts
-    if any(one.source == OUTPUT for one in attempts):
+    if any(one.source == OUTPUT or one.percent is not None for one in attempts):
         yield _resumes(look)
     seen = [a for a in attempts if a.cause is not None and a.cause.kind is not CauseKind.UNKNOWN]
     failed = [a for a in seen if a.cause is not None and not a.cause.orderly]
@@ -62,14 +66,19 @@ def check(look: Look, settings: Settings) -> Iterator[Finding]:
 def _resumes(look: Look) -> Finding:
     """Find whether a script without a guard has begun anew."""
     if look.rundir.finished.exists():
-        return look.finding("resume", Health.OK, "it has finished", NOT_RESUMED, names={"advice": ADVICE})
-    found = starts_over(since_a_person(look.attempts, look.rundir))
+        return look.finding("resume", Health.OK, "it has finished", NOT_RESUMED, names={"advice": ADVICE, "kept": ""})
+    counted = since_a_person(look.attempts, look.rundir)
+    kept = any(one.written is not None and one.written.kept for one in counted)
+    names = {"advice": ADVICE, "kept": f"; what was left is kept in {look.rundir.root}/kept" if kept else ""}
+    found, again = starts_over(counted), began_again(counted)
     command = look.run.launch.command
     text = "no attempt has begun anew"
     if found:
         why = found[-1].why(command if isinstance(command, str) else " ".join(command))
         text = f"{found[-1].words()}; {why}"
-    return look.finding("resume", Health.of(bool(found)), text, NOT_RESUMED, names={"advice": ADVICE})
+    elif again is not None:
+        return look.finding("resume", Health.BAD, again.words(), BEGAN_AGAIN, names=names)
+    return look.finding("resume", Health.of(bool(found)), text, NOT_RESUMED, names=names)
 
 
 def _patience(look: Look, settings: Settings) -> timedelta:
