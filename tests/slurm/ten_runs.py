@@ -219,6 +219,7 @@ def main() -> None:
     with ten_runs() as one:
         one.prepare()
         said = {name: one.status(name) for name in names if name != "quiet"}
+        one.make_room()
         one.pause()
         said["quiet"] = one.status("quiet")
         one.sandbox.controller("cont")

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -78,6 +79,7 @@ _OF_RANKS = ("  rate ", "% of usual")  # shown of a run that moves alone
 
 
 @pytest.mark.root
+@pytest.mark.timeout(1200)
 def test_status_alone_says_of_ten_runs_what_happened_and_what_to_type(tmp_path: Path) -> None:
     need_root_and("mount")
     with ten_runs() as one:
@@ -89,6 +91,10 @@ def test_status_alone_says_of_ten_runs_what_happened_and_what_to_type(tmp_path: 
         one.sandbox.controller("cont")
     for name, text in said.items():
         (tmp_path / name).write_text(text)
+    check(said)
+
+
+def check(said: Mapping[str, str]) -> None:
     assert set(said) == set(SAID)
     for name, (first, todo, also) in SAID.items():
         lines = said[name].splitlines()
