@@ -54,6 +54,8 @@ def advice_of(found: RunDetail, advised: Mapping[str, str]) -> Iterator[str]:
         yield f"ftsupervise logs {run} --errors   (what failed)"
     if verdict not in _OVER:
         told = _TOLD | ({"recovery"} if verdict in _NO_NEXT else frozenset())
+        if verdict == "GONE" or any(never_starts(job.reason) for job in found.status.jobs or () if job.state.waiting):
+            told |= {"is-running"}  # the verdict's own lines say it, with the run's name
         names = [one.watchdog for one in found.row.alerts if one.watchdog not in told]
         for name in list(dict.fromkeys(names))[:_MOST]:
             look = f"ftsupervise check {printable(name)} {run}   (what fires, with its figures)"
@@ -146,7 +148,7 @@ def _waits(found: RunDetail) -> Iterator[str]:
     never = next((words for job in waiting if (words := never_starts(job.reason)) is not None), None)
     if never is not None:
         yield f"{never[1]}: {never[0]}, and it never starts by waiting"
-        yield f"scontrol show job {next(iter(jobs))}   (all that it asks for)"
         yield f"scancel {' '.join(jobs)}   (takes it out of the queue, before it is launched again)"
+        yield f"scontrol show job {next(iter(jobs))}   (all that it asks for)"
     elif jobs and mostly_waits(found.row):
         yield f"squeue --start --jobs {','.join(jobs)}   (when Slurm expects to start it)"

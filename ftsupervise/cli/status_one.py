@@ -15,7 +15,7 @@ from ftsupervise.cli.status_rows import COLOURS, ago
 from ftsupervise.printable import printable
 from ftsupervise.report.account import kinds_over, ratio
 from ftsupervise.report.row import reason_of
-from ftsupervise.truth import show_percent_points
+from ftsupervise.truth import NOT_A_NUMBER, show_percent_points
 from ftsupervise.units import count, show_duration, show_percent, show_rate
 
 if TYPE_CHECKING:
@@ -231,6 +231,10 @@ def _saved(found: RunDetail) -> Iterator[str]:
             if behind > 0 and found.status.verdict in ("HUNG", "STALLED", "SILENT")
             else ""
         )
+        trouble = found.status.run.loss_trouble
+        if trouble is not None and trouble.kind == NOT_A_NUMBER and trouble.since is not None:
+            of_no_use = row.saved >= trouble.since - 1  # as ``go_back`` has it
+            lost = "; of no use: the loss was no number by then" if of_no_use else lost
         yield f"  saved     step {row.saved}{when}{lost}"
     if found.aside:
         reasons = Counter(one.reason for one in found.aside)

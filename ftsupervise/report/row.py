@@ -172,7 +172,9 @@ def _loss(run: RunReading) -> float | None:
 def _newest_saved(run: RunReading) -> int | None:
     told = run.last.saved if run.last is not None else None
     page = run.page.saved if run.page is not None else None
-    return max((step for step in (told, page) if step is not None), default=None)
+    own = max((step for step in (told, page) if step is not None), default=None)
+    begun = run.last.resumed if run.last is not None else None  # of an attempt that has saved nothing yet
+    return begun.step if own is None and begun is not None else own
 
 
 def members(waiting: Sequence["Job"]) -> int:

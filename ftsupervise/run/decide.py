@@ -193,7 +193,7 @@ def _decide(situation: Situation, budgets: Budgets) -> RestartDecision:
         return _stop(f"{len(streak)} failures without progress", len(streak), alike or [last])
     if failure.sign == CauseKind.NO_STEP.value:
         return RestartDecision(
-            NextAction.LEAVE, "no step on the nodes of this job: the next member takes over", times=same
+            NextAction.LEAVE, "no step on the nodes of this job: the next member, if any, takes over", times=same
         )
     count = f"failure {same} of {budget}" if budgets.same_failure else ""
     return _again(situation, budgets, delay(streak, budgets), same, count)
@@ -207,7 +207,7 @@ def _again(situation: Situation, budgets: Budgets, pause: float, same: int, why:
             if budgets.in_place
             else "no restart in place (--in-place 0)"
         )
-        return RestartDecision(NextAction.LEAVE, f"{spent}: the next member takes over", times=same)
+        return RestartDecision(NextAction.LEAVE, f"{spent}: the next member, if any, takes over", times=same)
     need = time_needed(situation.attempts) + pause
     if situation.time_left is not None and situation.time_left < need:
         left = f"{max(0.0, situation.time_left):.0f} s are left of this job and a restart needs {need:.0f} s"

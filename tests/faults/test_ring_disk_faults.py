@@ -105,7 +105,7 @@ def test_a_job_that_leaves_writes_the_end_first_and_the_next_member_counts_it_as
     (only,) = run.attempts()
     assert (only.sign, only.then) == (
         "exit 5",
-        "left to the next job: no restart in place (--in-place 0): the next member takes over",
+        "left to the next job: no restart in place (--in-place 0): the next member, if any, takes over",
     )
     assert run.start("--", "true").wait(60) == 0
     assert [one.words for one in run.attempts()] == ["exit 5", "exit 0"]

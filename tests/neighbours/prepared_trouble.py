@@ -16,6 +16,7 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
+from ftsupervise.findings import Severity
 from ftsupervise.model import Cause, CauseKind, Failure, FailureKind, NodeRanks
 from ftsupervise.rundir.heartbeat_page import write_beat, write_watcher
 from ftsupervise.rundir.ledger import START
@@ -49,7 +50,7 @@ def trouble(name: str, account: Path, place: Path | None = None) -> Trouble:
     """One of them in a new account; its directory is in ``place``."""
     place = place or account / "runs"
     place.mkdir(exist_ok=True)
-    rundir, jobs = TEN[name](place, datetime.now(timezone.utc))
+    rundir, jobs = MORE[name](place, datetime.now(timezone.utc))
     runs = account / "state" / "runs"
     runs.mkdir(parents=True)
     (runs / rundir.root.name).symlink_to(rundir.root)
@@ -194,6 +195,19 @@ TEN: dict[str, Callable[[Path, datetime], Story]] = {
     "finished": has_finished,
     "gone": is_gone,
 }
+
+
+def is_being_stopped(folder: Path, now: datetime) -> Story:
+    """An attempt has failed, the next one has begun, and a person has raised the kill switch; the watch was told of the failure
+    before that."""
+    run = trains(folder, now, "stopping")
+    run.alert(now, "recovery", "", Severity.WARNING, "attempt 1 failed (exit 1) and none has trained since", 120,
+              do="read the log if the next attempt fails too")  # fmt: skip
+    (run.rundir.switches / "kill-switch").write_text("")
+    return run.rundir, run.jobs(now, running=True)
+
+
+MORE: dict[str, Callable[[Path, datetime], Story]] = {**TEN, "being stopped": is_being_stopped}
 
 
 def main() -> None:

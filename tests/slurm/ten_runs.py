@@ -20,6 +20,7 @@ import yaml
 
 from ftsupervise.rundir.heartbeat_page import read_beats, watchers, write_watcher
 from ftsupervise.rundir.paths import RunDir
+from ftsupervise.rundir.watched import read_found, write_found
 from ftsupervise.sandbox import Sandbox, temporary
 from tests.neighbours.patience import wait_until
 from tests.neighbours.typed import FT, typed
@@ -39,7 +40,7 @@ TEN = {  # name of the run -> its state
 WATCHED = ("alone", "still", "quiet")  # from a terminal of their own; the others are looked at once, as a crontab does
 _EXTRA: dict[str, dict[str, object]] = {  # beside one node, one rank and three jobs
     "broken": {"launch": {"restart": {"same_failure": 2, "back_off": "1s"}}},
-    "still": {"launch": {"tasks_per_node": 2}, "watch": {"hang": {"at_least": "10s", "times": 2}}},
+    "still": {"launch": {"tasks_per_node": 2}, "watch": {"hang": {"at_least": "10s", "quiet": "15s", "times": 2}}},
     "queued": {"launch": {"partition": "short", "time": "2:00:00"}},
     "over": {"launch": {"jobs": 1, "restart": {"in_place": 0}}},
 }
@@ -149,6 +150,12 @@ class TenRuns:
         for name in set(TEN) - set(WATCHED):
             self.type("watch", str(self.rundir(name).root))
 
+    def make_room(self) -> None:
+        """The disk has space again, and the run on it goes on by itself."""
+        before = self.step("full")
+        (self.small / "others").unlink()
+        self._until(lambda: self.step("full") > before, "full goes on")
+
     def pause(self) -> None:
         self.sandbox.controller("pause")
         self._until(lambda: "does not answer" in self.status("quiet").splitlines()[0], "the controller is missed")
@@ -163,6 +170,9 @@ class TenRuns:
         for path in (self.rundir(name).watch / "watchers").iterdir():
             path.unlink()
         write_watcher(self.rundir(name), page.at - before, page.every)
+        found = read_found(self.rundir(name))
+        assert found is not None
+        write_found(self.rundir(name), found._replace(at=found.at - before))
 
     def _until(self, true: object, what: str) -> None:
         wait_until(true, what, 240)  # type: ignore[arg-type]
@@ -209,6 +219,7 @@ def main() -> None:
     with ten_runs() as one:
         one.prepare()
         said = {name: one.status(name) for name in names if name != "quiet"}
+        one.make_room()
         one.pause()
         said["quiet"] = one.status("quiet")
         one.sandbox.controller("cont")

@@ -92,6 +92,17 @@ def test_status_alone_says_what_happened_and_what_to_type(
         assert not any(one in said for one in STANDS), said
 
 
+def test_no_advice_about_a_next_attempt_stands_where_none_comes_by_itself(tmp_path: Path) -> None:
+    said = trouble("being stopped", tmp_path).status()
+    assert said.startswith("stopping: STOPPING (kill switch") and "alert     warning recovery: " in said
+    assert "next attempt" not in said
+
+
+def test_what_was_saved_with_a_loss_that_was_no_number_is_not_called_saved_without_a_word(tmp_path: Path) -> None:
+    said = trouble("NaN", tmp_path).status()
+    assert re.search(r"saved     step \d+, \d+s ago; of no use: the loss was no number by then\n", said), said
+
+
 def test_the_table_of_all_runs_says_that_a_job_never_starts(tmp_path: Path) -> None:
     one = trouble("waiting for ever", tmp_path)
     said = typed("status", folder=tmp_path, env=dict(one.env)).stdout

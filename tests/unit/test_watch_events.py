@@ -78,6 +78,15 @@ def test_every_event_has_a_name_of_its_own_and_keeps_it() -> None:
     assert len({e.dedup for e in later}) == len(later)
 
 
+def test_a_run_that_was_trained_on_after_its_end_finishes_once_more_and_that_is_told_too() -> None:
+    runs = [attempt(1, "finished", last=300)]
+    first = events(runs, finished_at=T0 + timedelta(hours=1))[-1]
+    runs += [attempt(2, "finished", first=301, last=400, minutes=90)]
+    second = events(runs, finished_at=T0 + timedelta(hours=2))[-1]
+    assert first.kind is second.kind is EventKind.FINISHED
+    assert first.dedup != second.dedup and "step 400" in second.summary
+
+
 def test_orderly_ends_wake_nobody() -> None:
     kinds = CauseKind.WARNING, CauseKind.KILL_SWITCH, CauseKind.TIME_LIMIT, CauseKind.RUN_TIME, CauseKind.FINISHED
     assert all(Cause(kind).orderly for kind in kinds)

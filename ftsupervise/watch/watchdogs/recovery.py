@@ -59,7 +59,8 @@ def check(look: Look, settings: Settings) -> Iterator[Finding]:
         yield _finding(look, None, f"{starting}: too early to say whether it recovers")
     else:
         step = f" at step {last.last_step}" if last.last_step is not None else ""
-        text = f"attempt {last.number} failed{step} ({last.why()}) and none has trained since"
+        how = "failed" if last.failure is not None else "ended"  # nothing fails of a scancel
+        text = f"attempt {last.number} {how}{step} ({last.why()}) and none has trained since"
         yield _finding(look, True, text, value=last.words, since=last.ended)
 
 
