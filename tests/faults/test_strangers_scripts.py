@@ -90,6 +90,22 @@ def test_no_script_is_told_to_go_on_from_a_file_of_a_stranger(scene: Scene, who:
     assert [one.name for one in (scene.run / "kept").rglob("*.pt")] == (["model-step-9.pt"] if who == ADA else [])
 
 
+def test_a_folder_that_a_stranger_fills_hides_no_checkpoint_of_the_script(scene: Scene) -> None:
+    """He makes tens of thousands of files and folders there, so that the search would end before it comes to ada's own."""
+    work = scene.home / "work"
+    shared = work / "a-shared"
+    for folder in (work, shared, work / "out"):
+        folder.mkdir()
+    for folder in (shared, scene.data):
+        for number in range(21_000):
+            (folder / f"{number}").touch()
+            os.chown(folder / f"{number}", pwd.getpwnam(EVE).pw_uid, -1)
+    (work / "out" / "model-step-7.pt").write_bytes(b"ours")
+    found = find_written([scene.data, work], 0.0, 1e11)
+    assert found is not None
+    assert (found.path, found.step) == (str(work / "out" / "model-step-7.pt"), 7)
+
+
 def test_a_file_of_a_stranger_in_a_checkpoint_is_not_kept_and_one_that_was_exchanged_is_refused(scene: Scene) -> None:
     own, kept = scene.data / "step-3", scene.home / "kept"
     own.mkdir()
