@@ -149,6 +149,15 @@ def _files(path: Path, trusted: Trusted) -> Iterator[tuple[Path, os.stat_result]
                 yield path, found
 
 
+def is_whole_by(path: Path, trusted: Trusted) -> bool:
+    """Return whether nothing in the folder ``path`` belongs to an account that is not ``trusted``; True for a file. Others may
+    write into a folder by its mode. Raises OSError."""
+    if not path.is_dir():
+        return True
+    walk = os.walk(path, onerror=_raise)
+    return all(trusted(Path(folder, name).lstat()) for folder, inner, names in walk for name in (*inner, *names))
+
+
 def _raise(error: OSError) -> None:
     raise error
 
@@ -228,7 +237,7 @@ def _copy(source: Path, half: Path, until: float, stopped: Callable[[], bool], t
                         raise CopyStopped
                     offset += os.pwrite(into, piece, offset)
             os.utime(into, ns=(found.st_atime_ns, found.st_mtime_ns))
-            os.fchmod(into, found.st_mode & 0o777)
+            os.fchmod(into, found.st_mode & 0o755)  # nobody else writes what may be gone on from
         finally:
             os.close(out)
             if into >= 0:
