@@ -20,6 +20,7 @@ import os
 import shutil
 import stat
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -37,7 +38,7 @@ _PERHAPS = (".h5", ".hdf5", ".npz", ".pkl", ".bin", ".tar", ".rds", ".jld2")  # 
 _WORDS = ("ckpt", "checkpoint", "model", "weight", "state", "param", "optim", "snapshot", "backup")
 _NOT_IN = frozenset(("node_modules", "__pycache__", "site-packages", "wandb", "mlruns"))
 _DEEP = 4  # folders below each that is searched
-_MOST = 20_000  # entries in all
+_MOST = 20_000  # entries below each of them, of those that are trusted and of all others: these may fill a folder
 _FICLONE = 0x40049409
 _PIECE = 8 << 20  # bytes
 _ROOM = 2  # times its size must be free
@@ -84,10 +85,17 @@ def find_written(
 def _candidates(
     folders: Iterable[Path], since: float, until: float, without: frozenset[str], trusted: Trusted
 ) -> Iterator[tuple[Path, float]]:
-    left, seen = _MOST, set[str]()
-    waiting = [(folder, 0) for folder in folders]
+    seen = set[str]()
+    for folder in folders:
+        yield from _below(folder, since, until, without, trusted, seen)
+
+
+def _below(
+    top: Path, since: float, until: float, without: frozenset[str], trusted: Trusted, seen: set[str]
+) -> Iterator[tuple[Path, float]]:
+    left, waiting = {True: _MOST, False: _MOST}, deque([(top, 0)])  # whether they are trusted
     while waiting:
-        folder, depth = waiting.pop(0)
+        folder, depth = waiting.popleft()
         real = os.path.realpath(folder)
         if real in seen or real in without:
             continue
@@ -95,17 +103,18 @@ def _candidates(
         try:
             with os.scandir(folder) as entries:
                 for entry in entries:
-                    left -= 1
-                    if left < 0:
-                        return
-                    if entry.is_dir(follow_symlinks=False):
+                    found = entry.stat(follow_symlinks=False)
+                    ours = trusted(found)
+                    left[ours] -= 1
+                    if left[ours] < 0:
+                        break
+                    if stat.S_ISDIR(found.st_mode):
                         if depth < _DEEP and entry.name not in _NOT_IN and not unfinished(entry.name):
                             waiting.append((folder / entry.name, depth + 1))
                         continue
                     if not _like_a_checkpoint(folder.name, entry.name) or unfinished(entry.name):
                         continue
-                    found = entry.stat(follow_symlinks=False)
-                    if stat.S_ISREG(found.st_mode) and since <= found.st_mtime <= until and trusted(found):
+                    if ours and stat.S_ISREG(found.st_mode) and since <= found.st_mtime <= until:
                         whole = _whole(folder, entry.name, depth)
                         if trusted(whole.lstat()):
                             yield whole, found.st_mtime
@@ -138,6 +147,15 @@ def _files(path: Path, trusted: Trusted) -> Iterator[tuple[Path, os.stat_result]
             found = path.lstat()
             if stat.S_ISREG(found.st_mode) and trusted(found):
                 yield path, found
+
+
+def is_whole_by(path: Path, trusted: Trusted) -> bool:
+    """Return whether nothing in the folder ``path`` belongs to an account that is not ``trusted``; True for a file. Others may
+    write into a folder by its mode. Raises OSError."""
+    if not path.is_dir():
+        return True
+    walk = os.walk(path, onerror=_raise)
+    return all(trusted(Path(folder, name).lstat()) for folder, inner, names in walk for name in (*inner, *names))
 
 
 def _raise(error: OSError) -> None:
@@ -219,7 +237,7 @@ def _copy(source: Path, half: Path, until: float, stopped: Callable[[], bool], t
                         raise CopyStopped
                     offset += os.pwrite(into, piece, offset)
             os.utime(into, ns=(found.st_atime_ns, found.st_mtime_ns))
-            os.fchmod(into, found.st_mode & 0o777)
+            os.fchmod(into, found.st_mode & 0o755)  # nobody else writes what may be gone on from
         finally:
             os.close(out)
             if into >= 0:

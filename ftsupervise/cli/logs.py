@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -112,6 +113,7 @@ def _parts(rundir: RunDir, attempt: int | None) -> list[Part]:
     if attempt is not None:
         found = [part for part in found if part.attempt == attempt]
     if found:
+        _refuse_ours(rundir, found)
         return found
     if attempt is not None and any(one.number == attempt for one in attempts):
         raise NotFound(f"attempt {attempt} of {name} wrote to no file", hint="its output went to a terminal or a pipe")
@@ -120,6 +122,25 @@ def _parts(rundir: RunDir, attempt: int | None) -> list[Part]:
     if attempts:
         raise NotFound(f"the output of {name} goes to no file", hint=_instead(rundir, attempts))
     raise NotFound(f"{name} has written nothing yet: there is no {logs_pattern(rundir, name)}")
+
+
+def _refuse_ours(rundir: RunDir, parts: Sequence[Part]) -> None:
+    """Raise NotTrusted where the run of another account names a file of this one, which nobody else may read, as its output."""
+    from ftsupervise.host.ownership import NotTrusted, shown_user
+
+    whose, mine = rundir.root.stat().st_uid, os.geteuid()
+    if whose == mine:
+        return
+    for part in parts:
+        try:
+            found = part.path.stat()
+        except OSError:
+            continue
+        if found.st_uid == mine and not found.st_mode & 0o004 and not part.path.resolve().is_relative_to(rundir.root):
+            raise NotTrusted(
+                f"{part.path} is yours alone, and the run that names it as its output belongs to {shown_user(whose)}",
+                hint=f"ls -l {part.path}",
+            )
 
 
 def _instead(rundir: RunDir, attempts: Sequence[Attempt]) -> str:

@@ -10,7 +10,6 @@ import errno
 import os
 import selectors
 import signal
-import subprocess
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -19,9 +18,11 @@ from pathlib import Path
 from typing import IO
 
 from ftsupervise.host import files, processes
+from ftsupervise.host.begin import Begun, begin
 from ftsupervise.units import show_duration
 
 MARK = "FTSUPERVISE_CRON_RUN"
+_BEGINS = 2.0  # seconds that one may take to begin before the next one is begun
 _GRACE = 5.0  # seconds between SIGTERM and SIGKILL
 _UNKILLABLE = 5.0  # seconds a process may take to die of SIGKILL before it is left behind
 _AT_ONCE = 8
@@ -98,7 +99,7 @@ class BoundedOutput:
 @dataclass
 class _RunningTask:
     task: Task
-    child: subprocess.Popen[bytes]
+    child: Begun
     pipe: IO[bytes]
     output: BoundedOutput
     started: float
@@ -154,26 +155,29 @@ def _start(task: Task, bound: float, output: BoundedOutput, before_exec: Callabl
         try:
             os.write(given, task.stdin.encode())
             os.lseek(given, 0, os.SEEK_SET)
-            child = subprocess.Popen(
-                task.argv,
-                stdin=given,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                env={**task.env, MARK: str(task.folder)},
-                cwd=task.cwd,
-                start_new_session=True,
-                preexec_fn=before_exec,
-            )
+            reader, writer = os.pipe2(os.O_CLOEXEC)
+            env = {**task.env, MARK: str(task.folder)}
+            try:
+                child = begin(task.argv, (given, writer, writer), env=env, cwd=task.cwd, before_exec=before_exec)
+            except OSError:
+                os.close(reader)
+                raise
+            finally:
+                os.close(writer)
         finally:
             os.close(given)
+        try:
+            child.has_begun(_BEGINS)  # one on a mount that hangs begins later, or is ended at its bound
+        except OSError:
+            os.close(reader)
+            raise
     except OSError as error:
         words = f"cannot be started: {error.strerror or error}"
         if error.errno == errno.ENOEXEC:
             words = "cannot be started: it has no #! line that names its interpreter"
         return Ended(task.key, None, words, 0.0)
-    assert child.stdout is not None
-    os.set_blocking(child.stdout.fileno(), False)
-    return _RunningTask(task, child, child.stdout, output, time.monotonic(), bound)
+    os.set_blocking(reader, False)
+    return _RunningTask(task, child, os.fdopen(reader, "rb", buffering=0), output, time.monotonic(), bound)
 
 
 def _read(one: _RunningTask, echo: Echo) -> bool:
@@ -227,7 +231,7 @@ def _step(one: _RunningTask, before: frozenset[int]) -> Ended | None:
 def _over(one: _RunningTask, seconds: float, left: tuple[int, ...] = ()) -> Ended:
     stuck = f"; processes that do not die were left behind: {', '.join(map(str, left))}" if left else ""
     if one.bound < 0:
-        code = one.child.returncode
+        code = one.child.returncode or 0
         return Ended(one.task.key, code, f"{_words(code)}; processes that it left running were ended{stuck}", seconds)
     words = f"ended at its bound of {show_duration(one.bound)}, with all processes that it had started{stuck}"
     return Ended(one.task.key, None, words, seconds)

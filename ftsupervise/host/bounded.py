@@ -3,6 +3,7 @@
 ``subprocess.run(timeout=…)`` kills the child at the bound and then waits for it again, this time for ever: a child in
 uninterruptible sleep (a hung mount, a stuck device) keeps its caller. Here the child has its own session, its output
 goes to memory files instead of pipes that a grandchild could hold open, and one that does not die is left behind and reported.
+So is one that cannot even begin, because the program lies on a mount that hangs (``begin.py``).
 One that writes without an end is ended while it writes: its output takes memory.
 """
 
@@ -11,7 +12,6 @@ from __future__ import annotations
 import os
 import select
 import signal
-import subprocess
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,8 @@ from typing import IO
 
 from ftsupervise import host
 from ftsupervise.host import pulse
-from ftsupervise.host.processes import end_group
+from ftsupervise.host.begin import Begun, begin
+from ftsupervise.host.processes import end_group, send
 
 _AT_LEAST = 1.0  # least seconds for a command
 
@@ -30,6 +31,7 @@ _OUTPUT_LIMIT = (
 )
 _LOOK = 0.02  # seconds from one look at the size of the output to the next
 _KEPT = 100_000  # bytes kept of stderr, and of the output of a command that wrote without an end
+_DIES = 0.5  # seconds for a killed one to be gone
 _SENTENCE = 300  # characters of its own words in a message
 
 
@@ -63,8 +65,16 @@ class CompletedCommand:
 
 
 _waited_for: set[int] = set()  # children of this process whose end ``run`` waits for
-_starting = threading.Lock()  # held until a child that is being started is among them
-_START_WITHIN = 0.2  # seconds
+_starting = threading.Lock()  # held until a child that was just made is among them
+
+
+def _unlock() -> None:
+    """Another thread may have held it when this process was forked."""
+    global _starting
+    _starting = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_unlock)
 
 
 def reap() -> list[tuple[int, int]]:
@@ -72,28 +82,20 @@ def reap() -> list[tuple[int, int]]:
     another thread.
     """
     reaped: list[tuple[int, int]] = []
-    if not _starting.acquire(timeout=_START_WITHIN):  # a program on a hung disk is being started: later
-        return reaped
-    try:
+    with _starting:
         while (first := _first_ended()) is not None:
             others = _children() - _waited_for if first in _waited_for else {first}
             ended = [one for pid in others if (one := _wait_for(pid))[0]]
             reaped += ended
             if not ended:
                 break
-    finally:
-        _starting.release()
     return reaped
 
 
 def awaited() -> frozenset[int]:
     """Return the children of this process whose end ``run`` waits for, in any thread, with those that are being started now."""
-    locked = _starting.acquire(timeout=_START_WITHIN)
-    try:
+    with _starting:
         return frozenset(_waited_for)
-    finally:
-        if locked:
-            _starting.release()
 
 
 def _first_ended() -> int | None:
@@ -144,21 +146,18 @@ def run(
         if stdin is not None:
             given.write(stdin.encode())
             given.seek(0)
-        # Not a with-block: leaving one would wait for the child, which is the very thing that must be bounded.
-        with _starting:
-            child = subprocess.Popen(
-                list(argv),
-                stdin=given,
-                stdout=out if output_limit else subprocess.DEVNULL,
-                stderr=err,
-                env=None if env is None else dict(env),
-                cwd=cwd,
-                start_new_session=True,
-            )
-            _waited_for.add(child.pid)
         written = (err.fileno(), out.fileno())
+        null = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
         try:
-            code = _wait(child, timeout, written)
+            with _starting:
+                child = begin(
+                    argv, (given.fileno(), written[1] if output_limit else null, written[0]), env=env, cwd=cwd
+                )
+                _waited_for.add(child.pid)
+        finally:
+            os.close(null)
+        try:
+            code = _wait(child, started + timeout, written)
         finally:
             _waited_for.discard(child.pid)
         seconds, endless = time.monotonic() - started, _is_endless(written)
@@ -176,39 +175,48 @@ def _is_endless(written: Sequence[int]) -> bool:
     return any(os.fstat(fd).st_size > _OUTPUT_LIMIT for fd in written)
 
 
-def _wait(child: subprocess.Popen[bytes], timeout: float, written: Sequence[int]) -> int | None:
-    until = time.monotonic() + timeout
+def _wait(child: Begun, until: float, written: Sequence[int]) -> int | None:
+    """Raises OSError when it cannot be started at all."""
     try:
-        _await_end(child.pid, timeout, written)
-        return child.wait(0.0 if _is_endless(written) else max(0.0, until - time.monotonic()))
-    except subprocess.TimeoutExpired:
-        pass
-    except BaseException:  # Ctrl-C must not leave the child behind
-        end_group(child.pid)
+        if child.has_begun(until - time.monotonic(), pulse.beat):
+            _await_end(child, until, written)
+    except OSError:
         raise
-    end_group(child.pid)
-    try:
-        child.wait(0.5)
-    except subprocess.TimeoutExpired:
-        child.returncode = -signal.SIGKILL  # so that not even its destructor waits for it again
+    except BaseException:  # Ctrl-C must not leave the child behind
+        _end(child.pid)
+        raise
+    if not _is_endless(written) and (code := child.poll()) is not None:
+        return code
+    _end(child.pid)
+    dead = time.monotonic() + _DIES
+    while child.poll() is None and time.monotonic() < dead:
+        time.sleep(0.005)
     return None
 
 
-def _await_end(pid: int, seconds: float, written: Sequence[int]) -> None:
-    """Return when the child ends, or has written too much: ``Popen.wait`` with a timeout would look for it every 50 ms."""
+def _end(pid: int) -> None:
+    """Kill it and its group, which it leads as soon as it runs."""
+    end_group(pid)
+    send([pid], signal.SIGKILL)
+
+
+def _await_end(child: Begun, until: float, written: Sequence[int]) -> None:
+    """Return when the child ends, or has written too much."""
     try:
-        fd = os.pidfd_open(pid)
+        fd = os.pidfd_open(child.pid)
     except OSError:  # a kernel without it
-        return
+        fd = -1
     try:
-        poll, until = select.poll(), time.monotonic() + seconds
-        poll.register(fd, select.POLLIN)
+        poll = select.poll()
+        if fd >= 0:
+            poll.register(fd, select.POLLIN)
         while (rest := until - time.monotonic()) > 0 and not _is_endless(written):
             pulse.beat()
-            if poll.poll(min(pulse.part(rest) or 0.0, _LOOK) * 1000):
+            if poll.poll(min(pulse.part(rest) or 0.0, _LOOK) * 1000) or (fd < 0 and child.poll() is not None):
                 return
     finally:
-        os.close(fd)
+        if fd >= 0:
+            os.close(fd)
 
 
 def _text(file: IO[bytes], limit: int) -> str:

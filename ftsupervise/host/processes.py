@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 STANDBY = "ftsup-standby"  # the name (comm) of a process that waits to become the next attempt's ranks
 _SIGKILL, _SIGTERM = 9, 15  # the module ``signal`` is another millisecond of a start
+_DIES = 2.0  # seconds for a child that was killed to be gone
 PR_SET_PDEATHSIG, PR_SET_NAME, PR_SET_MM, PR_SET_CHILD_SUBREAPER = 1, 15, 35, 36  # prctl(2)
 _EXITING = 0x4  # PF_EXITING of the kernel
 _KILLED = 1 << _SIGKILL - 1  # among the pending signals
@@ -375,10 +376,12 @@ def end_group(leader: int) -> None:
 
 
 def end_child(leader: int) -> None:
-    """Send SIGKILL to a child of ours that leads a session and to all in its group; it is reaped."""
+    """Send SIGKILL to a child of ours that leads a session and to all in its group; it is reaped if it dies of that."""
     end_group(leader)
+    until = time.monotonic() + _DIES
     try:
-        os.waitpid(leader, 0)
+        while not os.waitpid(leader, os.WNOHANG)[0] and time.monotonic() < until:
+            time.sleep(0.002)
     except ChildProcessError:
         pass
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ftsupervise.host.in_time import in_time
 from ftsupervise.launch.plan import output_folders
 from ftsupervise.launch.shell_code import Kind, calls_srun, expands, program_words, understand
 from ftsupervise.scheduler import LOCAL
@@ -21,6 +22,7 @@ _EACH_JOB = (
 # Where the number of the job is only told, or names what lives no longer than the job.
 _HARMLESS = re.compile(r"--(?:jobid|rdzv[-_]id)(?:\s+|=)\S+|^\s*echo\b.*$|(?:MASTER_)?PORT=.*$", re.M)
 Read = Callable[[Path], object]  # the bytes of a file, or anything else where it cannot be read in time
+_LOOK = 4.0  # seconds for a folder of the output
 _SCRIPT = re.compile(rb"#!\s*\S*(?:/|env\s+)(?:ba|da|k|z)?sh\b")
 
 
@@ -87,8 +89,19 @@ def _differs_in_each_job(run: Run) -> Iterator[str]:
 
 
 def _no_folder(run: Run) -> Iterator[str]:
-    """A folder of the jobs' output that is not there and cannot be made."""
+    """A folder of the jobs' output that is not there and cannot be made, or does not answer."""
     for folder in output_folders(run):
-        there = next((one for one in (folder, *folder.parents) if one.exists()), None)
-        if there is not None and (not there.is_dir() or not os.access(there, os.W_OK | os.X_OK)):
-            yield f"launch.output: {folder} cannot be made or written, because of {there}; Slurm could not open the file there"
+        found = in_time(lambda folder=folder: (_in_the_way(folder),), _LOOK)  # type: ignore[misc]
+        if found is None:
+            yield f"launch.output: {folder} does not answer within {_LOOK:.0f} s: its file system hangs"
+            return
+        if found[0] is not None:
+            yield (
+                f"launch.output: {folder} cannot be made or written, because of {found[0]}; "
+                "Slurm could not open the file there"
+            )
+
+
+def _in_the_way(folder: Path) -> Path | None:
+    there = next((one for one in (folder, *folder.parents) if one.exists()), None)
+    return there if there is not None and (not there.is_dir() or not os.access(there, os.W_OK | os.X_OK)) else None

@@ -21,6 +21,7 @@ from ftsupervise.host import files, processes
 from ftsupervise.model import Cause, CauseKind, Claim, End, Failure, FailureKind
 from ftsupervise.nodes import health, incidents
 from ftsupervise.nodes.judging import NodeJudge
+from ftsupervise.probe.errand import within
 from ftsupervise.rundir.ledger import job_id
 from ftsupervise.rundir.paths import ENV_GROUP_JOB, ENV_NODES, RunDir, tell
 from ftsupervise.scheduler.parse import is_away, is_leaving, is_srun, on_nodes, with_fewer
@@ -37,6 +38,7 @@ _ASKED = (signal.SIGTERM, signal.SIGINT)  # a rank that was asked to leave
 _NODES = re.compile(r"(?:-N|--nodes=)(\d+)(?:-\d+)?")
 _IN_TEXT = re.compile(r"\bsrun\b[^\n;|&]*?\s(?:-N\s*|--nodes[=\s]\s*)(\d+)")
 _MOST = 64_000  # bytes of a script that are read
+_LOOK = 5.0  # seconds for reading them
 _CHOSEN = ("-w", "--nodelist", "-x", "--exclude", "-F", "--nodefile")
 
 
@@ -310,16 +312,26 @@ def wanted(command: Sequence[str], allocated: int, text: str = "") -> int:
 
 
 def text_of(command: Sequence[str]) -> str:
-    """Return the text of a command that is no srun: its words, and the contents of the scripts among them."""
-    found = list(command)
-    for word in () if is_srun(command) else command[:3]:
+    """Return the text of a command that is no srun: its words, and the contents of the scripts among them, if their file system
+    answers."""
+    if is_srun(command):
+        return "\n".join(command)
+    try:
+        return "\n".join((*command, *within(_LOOK, lambda: _scripts(command[:3]), key="scripts of the command")))
+    except (OSError, TimeoutError):  # in a child: a thread that hangs would keep this process from ending
+        return "\n".join(command)
+
+
+def _scripts(words: Sequence[str]) -> list[str]:
+    found = []
+    for word in words:
         path = Path(word)
         try:
             if "\n" not in word and path.is_file():
                 found.append(files.read_bounded(path, _MOST, follow=True).decode("utf-8", "replace"))
         except (OSError, ValueError):
             continue
-    return "\n".join(found)
+    return found
 
 
 def follows(text: str) -> bool:

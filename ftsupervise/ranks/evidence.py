@@ -11,15 +11,13 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import signal
-import subprocess
 import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from ftsupervise.host import processes
+from ftsupervise.host import bounded, processes
 from ftsupervise.rundir import heartbeat_page
 from ftsupervise.truth import HeartbeatSample
 
@@ -246,14 +244,11 @@ def _files(pid: int) -> str:
 def _spy(program: str, pid: int, until: float) -> str:
     """Run py-spy without stopping the process, which works for a stopped process too."""
     patience = max(0.2, until - time.monotonic() - 0.2)
-    child = subprocess.Popen(
-        [program, "dump", "--nonblocking", "-p", str(pid)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-    )
     try:
-        return child.communicate(timeout=patience)[0].decode("utf-8", "replace")[:_TEXT]
-    except subprocess.TimeoutExpired:
-        child.send_signal(signal.SIGKILL)
-        return f"no answer within {patience:.1f} s"
+        done = bounded.run([program, "dump", "--nonblocking", "-p", str(pid)], timeout=patience, output_limit=_TEXT)
+    except OSError as error:
+        return f"cannot be started: {error.strerror}"
+    return f"no answer within {patience:.1f} s" if done.timed_out else (done.stdout + done.stderr)[:_TEXT]
 
 
 def _read(path: str, limit: int = _TEXT) -> str:

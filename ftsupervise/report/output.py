@@ -23,9 +23,11 @@ _LAST = 8_000_000  # bytes that are read of the end of a part
 _LONGEST = 20_000  # characters of a line
 _END = 65_536  # bytes
 _OURS = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ ftsupervise: ")
-_RANK = re.compile(r"^(?:(\d+): ?|\[(?:default)?(\d+)\]:|\[rank ?(\d+)\][: ])")  # srun --label, torchrun, PyTorch
+_RANK = re.compile(
+    r"^(?:(\d{1,9}): ?|\[(?:default)?(\d{1,9})\]:|\[rank ?(\d{1,9})\][: ])"
+)  # srun --label, torchrun, PyTorch
 _TELLING = re.compile(
-    r"\b(?:[A-Za-z_.]*(?:Error|Exception|Interrupt|OutOfMemory)|error|fatal|fail(?:ed|ure)|killed|abort(?:ed)?|oom|xid|nan)\b"
+    r"(?:Error|Exception|Interrupt|OutOfMemory)\b|\b(?:fatal|fail(?:ed|ure)|killed|abort(?:ed)?|oom|xid|nan)\b"
     r"|\b(?:segmentation|uncorrectable|exceeded|cancelled)\b",
     re.I,
 )

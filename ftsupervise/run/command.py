@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import threading
 import time
 from collections.abc import Callable
@@ -16,6 +15,7 @@ from datetime import datetime, timezone
 from functools import partial
 
 from ftsupervise.host import bounded, processes
+from ftsupervise.host.begin import begin
 from ftsupervise.host.in_time import in_time
 from ftsupervise.host.memory import OomKillCounter
 from ftsupervise.model import Cause, CauseKind, End, NodeRanks, Reached
@@ -36,6 +36,7 @@ from ftsupervise.rundir.paths import ENV_ATTEMPT_DIR, ERROR_FILE, shown, tell, w
 from ftsupervise.rundir.reached import reached
 from ftsupervise.units import signal_name
 
+_BEGINS = 5.0  # seconds for the command to begin; after that it is followed all the same, and may be ended
 _STRAGGLERS = 5.0  # seconds for processes that the command left running, when we were not asked to stop
 _RANKS_GONE = 2.0  # seconds for srun to notice that all its ranks were killed
 _SRUN_GONE = 0.3  # the same when not all of them can be reached
@@ -106,13 +107,16 @@ class RunningCommand:
         before_exec = processes.become_subreaper()
         wrapped = self.asked.in_each_rank(self.asked.warm.wrap(command))
         try:
-            child = subprocess.Popen(wrapped, env=env, start_new_session=True, preexec_fn=before_exec)
+            child = begin(wrapped, (0, 1, 2), env=env, before_exec=before_exec)
+            if not child.has_begun(_BEGINS):
+                self.say(
+                    f"{command[0]} does not begin: its file system, or that of the working directory, does not answer"
+                )
         except OSError as error:
             self.say(f"cannot start {command[0]}: {error.strerror}")
             self._move(AttemptEvent.NOT_STARTED, code=127 if isinstance(error, FileNotFoundError) else 126)
             return
-        self.pid = child.pid
-        child.returncode = 0  # reaped here, with every other process that is handed to us
+        self.pid = child.pid  # reaped here, with every other process that is handed to us
         self._move(AttemptEvent.STARTED)
         options, warm = self.asked.options, self.asked.warm
         self.watcher = RunDirWatcher(

@@ -9,12 +9,13 @@ import signal
 import stat
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
 
 from ftsupervise.checkpoints.find import others_in, others_refused
-from ftsupervise.errors import DiskFull, Error, NotFound, NotPermitted, Refused, from_os_error
+from ftsupervise.errors import DiskFull, Error, NoAnswer, NotFound, NotPermitted, Refused, from_os_error
 from ftsupervise.host import files, pulse
 from ftsupervise.host.modes import FOLDER, make_folder, make_root
 from ftsupervise.model import Attempt, Claim, End
@@ -29,7 +30,8 @@ from ftsupervise.rundir.switches import BRAKE, KILL, SAVE, read_brake, read_fini
 from ftsupervise.scheduler import LOCAL, kind_of_job, open_scheduler
 from ftsupervise.scheduler.ownership import held_comment, identify_to_change, jobs_of_run, own_job_ids, token_of
 
-_LOOK = 20.0  # seconds to read whose checkpoints lie in the folder
+_ANSWER, _ASK_AGAIN = 15.0, 3.0  # seconds for what a start does in the run directory, and between two tries
+_WHOSE = 20.0  # seconds to read whose checkpoints lie in the folder
 _ROOM = 16_384  # bytes
 _STALE, _STALE_LOOK = 60.0, 2.0  # seconds that a network file system may show a folder as it was, and between two looks
 
@@ -43,6 +45,55 @@ def require_the_launched(options: Options, pause: Callable[[float], bool]) -> No
         except (NotFound, NotPermitted):
             if pinned.is_strangers(options.rundir) or time.monotonic() >= until or not pause(_STALE_LOOK):
                 raise
+
+
+def wait_for_answer(options: Options, pause: Callable[[float], bool]) -> bool:
+    """Wait until the run directory answers, by a child that does what a start does there: this process hears its signals.
+
+    Returns False when ``pause`` was ended. Raises NoAnswer when it takes longer than ``options.space_wait``.
+    """
+    until, root = time.monotonic() + options.space_wait, options.rundir.root
+    told = False
+    while not _answers(options):
+        rest = until - time.monotonic()
+        if rest <= 0:
+            raise NoAnswer(
+                f"the run directory {root} does not answer: its file system hangs", hint=f"findmnt -T {root}"
+            )
+        if not told:
+            tell(None, f"the run directory {root} does not answer; waiting up to {options.space_wait:g} s for it")
+            told = True
+        if not pause(min(_ASK_AGAIN, rest)):
+            return False
+    if told:
+        tell(None, "the run directory answers again")
+    return True
+
+
+def _answers(options: Options) -> bool:
+    def start() -> None:
+        pinned.refuse(options.rundir, options.launched)
+        prepare(options.rundir, launched=bool(options.launched))
+        if not reason_not_to_start(options.rundir):
+            keep_lineage(options.rundir, options.name)
+
+    return answers(options.rundir, start)
+
+
+def answers(rundir: RunDir, start: Callable[[], object]) -> bool:
+    """Return whether ``start``, which reads and writes there, comes back when a child does it; whatever it raises."""
+
+    def tried() -> bool:
+        with suppress(Error, OSError):
+            start()
+        return True
+
+    try:
+        return bool(within(_ANSWER, tried, key=f"start in {rundir.root}"))
+    except TimeoutError:
+        return False
+    except OSError:  # there can be no child now
+        return True
 
 
 class RunDirGone(NotFound):
@@ -77,7 +128,7 @@ def require_own_checkpoints(rundir: RunDir, name: str, folder: Path) -> None:
     """
     try:
         keep_lineage(rundir, name)
-        others = within(_LOOK, lambda: others_in(folder, "*", rundir, name), key=f"runs in {folder}")
+        others = within(_WHOSE, lambda: others_in(folder, "*", rundir, name), key=f"runs in {folder}")
     except TimeoutError:
         return
     except OSError as error:

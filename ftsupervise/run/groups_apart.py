@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
-from ftsupervise.errors import Error
+from ftsupervise.errors import Error, NoAnswer
 from ftsupervise.host.in_time import in_time
 from ftsupervise.host.modes import FOLDER, make_folder
 from ftsupervise.host.ownership import user_name
@@ -22,7 +22,7 @@ from ftsupervise.model import Claim, Job
 from ftsupervise.replicas.environment import environment_of, for_group
 from ftsupervise.replicas.groups import GroupState, name_of
 from ftsupervise.replicas.lighthouse_record import lighthouse_address
-from ftsupervise.run.gate import SignalQueue, reason_not_to_start
+from ftsupervise.run.gate import SignalQueue, answers, reason_not_to_start
 from ftsupervise.run.group_disk import GroupReading, RunDirReader, note_stop, words_of_its_end
 from ftsupervise.run.group_lighthouse import GroupLighthouse
 from ftsupervise.run.group_options import GroupOptions
@@ -38,6 +38,7 @@ from ftsupervise.scheduler.slurm import Slurm
 from ftsupervise.units import signal_name
 
 _TICK = 1.0  # seconds between two looks at all groups
+_ANSWERS = 40.0  # seconds for a run directory to answer before the group is given up
 _QUEUE_EVERY = 20.0  # seconds between two looks at the queue
 _FRESH = timedelta(seconds=20)  # a page that young is of a group that runs
 _ONE_LOOK = 2.0  # seconds for a folder to be read
@@ -196,9 +197,21 @@ def member_command(asked: GroupOptions, number: int, env: Mapping[str, str]) -> 
     run directory is not the one that was launched."""
     name = name_of(number)
     group = asked.rundir.group(name)
-    if asked.launched:
-        pinned.refuse(asked.rundir, asked.launched)
-    make_folder(group.state, FOLDER, parents=True)
+
+    def begin() -> None:
+        if asked.launched:
+            pinned.refuse(asked.rundir, asked.launched)
+        make_folder(group.state, FOLDER, parents=True)
+
+    until = time.monotonic() + _ANSWERS
+    while not answers(group, begin):
+        if time.monotonic() >= until:
+            root = asked.rundir.root
+            raise NoAnswer(
+                f"the run directory {root} does not answer: its file system hangs", hint=f"findmnt -T {root}"
+            )
+        time.sleep(_TICK)
+    begin()
     address, told = "", False
     while asked.timeouts is not None and not (address := lighthouse_address(asked.rundir.replicas)):
         if why := reason_not_to_start(group):

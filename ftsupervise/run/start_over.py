@@ -15,7 +15,7 @@ from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
-from ftsupervise.checkpoints.written import CopyStopped, drop_older, find_written, keep
+from ftsupervise.checkpoints.written import CopyStopped, drop_older, find_written, is_whole_by, keep
 from ftsupervise.host.modes import stranger
 from ftsupervise.model import GUARD, Attempt
 from ftsupervise.probe.errand import within
@@ -57,9 +57,11 @@ class ScriptPlace(NamedTuple):
         return lambda found: not stranger(whose, found)
 
     def may_go_on_from(self, path: Path) -> bool:
-        """Return whether it is there and its owner is trusted. Raises OSError where that cannot be seen."""
+        """Return whether it is there and its owner is trusted, with all that lies in it. Raises OSError where that cannot be
+        seen."""
         try:
-            return self.trusted()(path.lstat())
+            trusted = self.trusted()
+            return trusted(path.lstat()) and is_whole_by(path, trusted)
         except (FileNotFoundError, NotADirectoryError):
             return False
 
@@ -114,9 +116,13 @@ def keep_before(place: ScriptPlace, number: int, wait: Callable[[float], bool], 
         last = next(ledger.backwards(place.rundir, number), None)
     except OSError:
         return True
-    if last is None or last.source == GUARD or resumes(before := of_this_launch(place.rundir, number)):
+    if last is None or last.source == GUARD:
         return True
-    written = note_written(place, last)
+    before, written = of_this_launch(place.rundir, number), last.written
+    if not resumes(before):
+        written = note_written(place, last)
+    elif written is None or not _has_strangers(place, Path(written.path)):
+        return True
     if written is None or (written.kept and os.path.lexists(written.kept)):
         return True
     best = max((*before, last), key=lambda one: one.last_step if one.last_step is not None else -1)
@@ -129,6 +135,19 @@ def keep_before(place: ScriptPlace, number: int, wait: Callable[[float], bool], 
     work.stop.set()
     say(work.words or f"{written.path} could not be kept before this start: its file system does not answer")
     return True
+
+
+def _has_strangers(place: ScriptPlace, path: Path) -> bool:
+    """Return whether something of an account that is not trusted lies in a checkpoint of this one."""
+
+    def look() -> bool:
+        trusted = place.trusted()
+        return trusted(path.lstat()) and not is_whole_by(path, trusted)
+
+    try:
+        return bool(within(_SEARCH, look))
+    except (OSError, TimeoutError):
+        return False
 
 
 class _Keeping:

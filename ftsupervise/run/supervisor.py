@@ -174,6 +174,10 @@ def _pass_the_gate(options: Options, env: Mapping[str, str], signals: SignalQueu
     pause, passing = partial(wait_unless_stopped, signals=signals, options=options), partial(gate.may_pass, options)
     until_ready = partial(wait_for_space, seconds=options.space_wait, pause=pause, passing=passing)
     launched, rundir, closed = bool(options.launched), options.rundir, list[str]()
+    if not gate.wait_for_answer(
+        options, partial(wait_unless_stopped, signals=signals, options=options, ask=lambda _: "")
+    ):
+        return 0
     if launched and not until_ready(partial(gate.require_there, rundir)):
         return 0
     gate.require_the_launched(options, pause)

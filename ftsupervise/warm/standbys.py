@@ -9,7 +9,6 @@ import json
 import os
 import re
 import signal
-import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ from types import MappingProxyType
 from typing import IO, NamedTuple
 
 from ftsupervise.host import processes
+from ftsupervise.host.begin import begin
 from ftsupervise.host.modes import as_page
 from ftsupervise.host.shared_memory import SHARED_MEMORY
 from ftsupervise.ranks import shm_dir
@@ -28,6 +28,7 @@ from ftsupervise.scheduler.parse import is_srun, srun_options
 PROGRAMS = Path(__file__).parent
 # The end of one standby does not end the others.
 _STEP = (f"--job-name={STANDBYS}", "--open-mode=append", "--no-kill", "--wait=0")
+_BEGINS = 2.0  # seconds for one to begin; after that it is listened to all the same
 _LEAVE_WITHIN = 2.0  # seconds
 
 # ------------------------------------------------------------------------- the commands whose start a standby can replace
@@ -176,16 +177,13 @@ class Standbys:
             words = self._allocation.side_step(self._nodes, *words, output=str(self._log), options=_STEP, whole=True)
             theirs = {key: value for key, value in env.items() if not key.startswith("SLURM_")}
             env = {**theirs, **self._allocation.side_env()}
-        child = subprocess.Popen(
-            words,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            env=env,
-            start_new_session=True,
-            preexec_fn=processes.die_with_parent(),
-        )
-        child.returncode = 0  # reaped with everything else that is ours
+        null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            files = (null, log.fileno(), log.fileno())
+            child = begin(words, files, env=env, before_exec=processes.die_with_parent())
+        finally:
+            os.close(null)
+        child.has_begun(_BEGINS)  # its Python may lie on a disk that hangs: the next attempt then begins without it
         found = processes.process(child.pid)
         assert found is not None, "a child that is not reaped has an entry in /proc"
         return found

@@ -359,6 +359,10 @@ def test_some_commands_answer_with_a_place_of_the_account_on_a_dead_mount(
     assert type_all(tmp_path, dead_mount, place, [one for one in every_command() if one[0] in only]) == []
 
 
+def test_a_job_whose_run_directory_hangs_at_its_start_says_so_and_ends(tmp_path: Path, dead_mount: HungMount) -> None:
+    assert type_all(tmp_path, dead_mount, PLACES[0], [one for one in every_command() if one[0] == "run"]) == []
+
+
 @pytest.mark.parametrize(
     ("lies", "named"),
     [

@@ -18,6 +18,8 @@ import pytest
 
 from ftsupervise.checkpoints.stores import FolderStore
 from ftsupervise.checkpoints.written import find_written, keep
+from ftsupervise.run.start_over import ScriptPlace
+from ftsupervise.rundir.paths import RunDir
 from ftsupervise.truth import LeftCheckpoint
 from tests.neighbours.patience import wait_until
 
@@ -90,6 +92,22 @@ def test_no_script_is_told_to_go_on_from_a_file_of_a_stranger(scene: Scene, who:
     assert [one.name for one in (scene.run / "kept").rglob("*.pt")] == (["model-step-9.pt"] if who == ADA else [])
 
 
+def test_a_folder_that_a_stranger_fills_hides_no_checkpoint_of_the_script(scene: Scene) -> None:
+    """He makes tens of thousands of files and folders there, so that the search would end before it comes to ada's own."""
+    work = scene.home / "work"
+    shared = work / "a-shared"
+    for folder in (work, shared, work / "out"):
+        folder.mkdir()
+    for folder in (shared, scene.data):
+        for number in range(21_000):
+            (folder / f"{number}").touch()
+            os.chown(folder / f"{number}", pwd.getpwnam(EVE).pw_uid, -1)
+    (work / "out" / "model-step-7.pt").write_bytes(b"ours")
+    found = find_written([scene.data, work], 0.0, 1e11)
+    assert found is not None
+    assert (found.path, found.step) == (str(work / "out" / "model-step-7.pt"), 7)
+
+
 def test_a_file_of_a_stranger_in_a_checkpoint_is_not_kept_and_one_that_was_exchanged_is_refused(scene: Scene) -> None:
     own, kept = scene.data / "step-3", scene.home / "kept"
     own.mkdir()
@@ -107,6 +125,23 @@ def test_a_file_of_a_stranger_in_a_checkpoint_is_not_kept_and_one_that_was_excha
     with pytest.raises(PermissionError, match="belongs to another account"):
         keep(LeftCheckpoint(str(scene.data / "model-step-4.pt")), kept, 60)
     assert os.listdir(kept) == ["step-3"]
+
+
+def test_a_checkpoint_into_which_a_stranger_wrote_is_not_gone_on_from_and_its_kept_copy_is(scene: Scene) -> None:
+    """Its folder may be written by a group that eve is in, as with umask 002: she adds what torch.load would unpickle."""
+    own, run = scene.data / "step-3", scene.home / "runs" / "thesis"
+    (own / "part").mkdir(parents=True)
+    (own / "part" / "model.pt").write_text("mine")
+    (own / "part" / "model.pt").chmod(0o666)
+    run.mkdir(parents=True)
+    place = ScriptPlace(RunDir(run), scene.home / "checkpoints", ("true",))
+    kept = keep(LeftCheckpoint(str(own)), scene.home / "kept", 60).path
+    assert place.may_go_on_from(own)
+    (own / "part" / "optimizer.pt").write_text("poison")
+    shutil.chown(own / "part" / "optimizer.pt", EVE)
+    assert not place.may_go_on_from(own)
+    assert place.may_go_on_from(kept)
+    assert not (kept / "part" / "model.pt").stat().st_mode & 0o022, "nobody else writes into what is kept"
 
 
 @pytest.mark.parametrize("private", ["above", "folder", "file"])

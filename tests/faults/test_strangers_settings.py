@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -313,3 +314,24 @@ def test_somebody_elses_settings_do_not_read_the_environment_of_who_looks(scene:
         assert "${CANARY} is not filled in: others may write this file" in seen.stderr
         trusted = scene.type("watch", str(scene.file), "--trust", CANARY="c4n4ry")
         assert "is not filled in" not in trusted.stderr
+
+
+def test_a_run_of_somebody_else_names_no_private_file_of_ours_as_its_output(scene: Scene) -> None:
+    secret = scene.home / "notes"
+    secret.write_text("what nobody else reads\n")
+    secret.chmod(0o600)
+    attempt = scene.run / "attempts" / "0001"
+    attempt.mkdir()
+    page = {
+        "number": 1,
+        "job_id": "7",
+        "started": "2026-01-01T00:00:00+00:00",
+        "outputs": [{"path": str(secret), "begin": 0}],
+    }
+    (attempt / "start.json").write_text(json.dumps(page))
+    assert "nobody else" in scene.type("logs", str(scene.run)).stdout, "the page is one that is read"
+    for path in (scene.run, *scene.run.rglob("*")):
+        os.chown(path, STRANGER, STRANGER)
+    done = scene.type("logs", str(scene.run))
+    assert "nobody else" not in done.stdout
+    assert "yours alone" in done.stderr, done.stdout + done.stderr

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from ftsupervise.hostlist import compress_hostlist, expand_hostlist
 from ftsupervise.nodes import exclude, incidents
 from ftsupervise.nodes.incidents import Scoring
+from ftsupervise.report import output
 from ftsupervise.run import exit_analysis
 from ftsupervise.rundir import heartbeat_page, launches, ledger, switches
 from ftsupervise.rundir.paths import RunDir
@@ -246,3 +247,11 @@ def test_a_page_is_a_regular_file_of_finite_numbers(tmp_path: Path) -> None:
     path.write_text('{"a": 1e300, "b": -123456789012345678, "c": [{"d": "\\u00e9"}]}')
     assert read_json(path) == {"a": 1e300, "b": -123456789012345678, "c": [{"d": "é"}]}
     assert stat.S_ISREG(path.stat().st_mode)
+
+
+def test_no_line_of_a_log_is_slow_to_search_and_no_number_in_it_stops_its_reader() -> None:
+    lines = ["a." * 10_000, "9" * 19_000 + ": x", "x" * 20_000 + " failed", "1: KeyError"]
+    began = time.process_time()
+    assert list(output.telling(lines)) == [lines[2], lines[3]]
+    assert time.process_time() - began < 1.0
+    assert list(output.of_rank(lines, 1)) == [lines[3]]

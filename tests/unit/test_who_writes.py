@@ -93,6 +93,7 @@ PAST: dict[str, tuple[Past, ...]] = {
     "guard/loop_files.py": (Past("write", STAGED),),
     "guard/snapshot_folder.py": (Past("staging unpack", PRIVATE),),
     "guard/snapshot_memory.py": (Past("remove _make", PRIVATE),),
+    "host/bounded.py": (Past("run", DEVICE),),
     "host/memory.py": (Past("_open_level", DEVICE),),
     "integrations/huggingface.py": (Past("throw_away", STAGED),),
     "launch/folders.py": (Past("_give", "gives a folder of this account's own to a group that the settings name"),),

@@ -1,0 +1,330 @@
+"""Nobody is left waiting: this walks the source for what may wait without an end.
+
+- Whoever waits for a thread, a child, a lock, a socket or a name server without a bound stands in ``WAITS``, with what ends it.
+- A process that keeps the time of others touches no disk itself: its files are in ``KEEPS_TIME``, and whatever they read or
+  write all the same stands there, with the reason why that cannot hang, or who is waiting for it.
+
+All other code reads and writes the disk, and runs where somebody else keeps the time: in the child of a typed command
+(``cli/time_limit.py``), of a watch (``watch/tour.py``), of a question (``probe/``), in the thread beside a training loop
+(``guard/side_thread.py``), or in ``in_time``. What that is worth is measured by ``tests/faults/test_dead_mount_everywhere.py``:
+every command, every place.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[2] / "ftsupervise"
+
+# Why a call without a bound cannot hold anybody.
+TIMED = "its socket has a timeout (settimeout), or never blocks"
+LOCAL = "asks the routing table, or a number: nothing is sent, no name is looked up"
+BESIDE = "in a thread that nobody waits for without a bound"
+SYSTEM = "starts a program of the system (sh, timeout, srun), which lies where our own interpreter does"
+OURS = "starts our own interpreter, which lies where this process has come from"
+SANDBOX = "the sandbox is on this host alone; its command has the bound that its parts have (cli/time_limit.py)"
+ITS_CHILD = "in a child that answers one question, and is given up at its bound (rpc.py)"
+OWN_LOCK = "a lock that this function has made in this moment"
+TRAINING = "of the program that trains: torchft's groups have timeouts of their own"
+PERSON = "goes on until a person ends it"
+
+WAITS: dict[str, dict[str, str]] = {
+    "checkpoints/memory_sums.py": {"_run": "a thread of its own waits for work; it is a daemon"},
+    "cli/status_live.py": {"run": PERSON},
+    "guard/loaded_again.py": {"require": "the loop saves to the disk that is being read here: it would wait for that one too"},
+    "guard/side_thread.py": {"__init__": OWN_LOCK, "_wait": "the thread itself waits for work", "do": OWN_LOCK},
+    "guard/snapshot_memory.py": {"_prepare": "the thread fills memory, and touches no disk"},
+    "host/addresses.py": {"_ask": BESIDE, "_towards": LOCAL},
+    "host/ports.py": {"_is_free": LOCAL},
+    "integrations/torch_dcp.py": {"__exit__": "the writer of the loop's own checkpoint: torch's save would wait as well"},
+    "integrations/torchft.py": {"_agree": TRAINING},
+    "integrations/torchft_gloo.py": {"_work": "a thread of its own waits for work", "reduce": TRAINING, "wait": TRAINING},
+    "integrations/torchft_mended.py": {"_reduced": TRAINING},
+    "probe/child.py": {"__init__": OURS},
+    "probe/server.py": {"run": "this child exists for that", "_end": "this child exists for that"},
+    "ranks/agent.py": {"receive": TIMED, "_send_to": TIMED},
+    "ranks/agent_pool.py": {"_start": SYSTEM},
+    "ranks/protocol.py": {
+        "udp": TIMED,
+        "resolve": "the agent looks its supervisor up once, at its start: nobody waits for an agent without a bound",
+        "own_addresses": LOCAL,
+    },
+    "ranks/snapshot_door.py": {"_accept": "a thread of its own waits for peers; it is a daemon"},
+    "ranks/snapshot_exchange.py": {"_hear": "select has said that something is there"},
+    "ranks/snapshot_relay.py": {"heard": TIMED, "_all_at_once": ITS_CHILD},
+    "ranks/snapshot_wire.py": {"_send": TIMED, "fill": TIMED, "connect": TIMED, "accept": TIMED},
+    "replicas/lighthouse_page.py": {"look": TIMED, "_ask": TIMED},
+    "replicas/lighthouse_process.py": {"__init__": "a Python that has just answered within a bound (torchft_python.py)"},
+    "replicas/stores.py": {"store_answers": TIMED},
+    "run/fencing.py": {"__init__": SYSTEM},
+    "run/group_process.py": {"start": OURS},
+    "run/lines.py": {"_run": "a thread of its own waits for lines; nobody joins it without a bound"},
+    "run/log_follower.py": {"__init__": OURS},
+    "run/snapshots.py": {"_held": "the thread asks for twice _ASK at most"},
+    "run/supervisor.py": {"__init__": SYSTEM},
+    "sandbox/daemons.py": {"_free": LOCAL, "_start": SANDBOX, "_database": SANDBOX},
+    "sandbox/keeper.py": {"start": OURS, "follow": PERSON},
+    "scheduler/allocation.py": {"_try": TIMED},
+    "scheduler/local.py": {"_start": OURS},
+    "scheduler/localchain.py": {"_member": SYSTEM},
+    "warm/client.py": {"hand_over": TIMED, "connect": TIMED, "follow": "a rank waits for itself: it ends as its child does"},
+    "warm/serve.py": {"__init__": TIMED, "accept": TIMED, "_accept": TIMED, "_become": TIMED},
+    "warm/sitecustomize.py": {
+        "_start": "a standby before it is one: ranks wait for it within a bound, and start cold",
+        "_announce": "the lock of a file that this function has just made, under a name that nobody guesses",
+    },
+    "warm/standby.py": {"_left_behind": "a child that only leaves", "_bad_fork": "a child that asks torch one thing"},
+    "watch/watchdogs/before_full.py": {"_start": SYSTEM},
+}  # fmt: skip
+
+# What a process that keeps the time of others does to a file all the same.
+KERNEL = "a file of the kernel or a device"
+ASIDE = "called in a child, or where the caller has a bound for it (time_limit._aside, watched)"
+IN_TOUR = "in the child of the tour: its parent keeps the time"
+ROSTER = "in the child that looks up which runs there are (watch/tour.py, watch/general.py)"
+KEEPS_TIME: dict[str, dict[str, str]] = {
+    "cli/__init__.py": {"_main": KERNEL},
+    "cli/time_limit.py": dict.fromkeys(("try_dry_run", "_has_terminal", "_waited_for_a_processor"), KERNEL),
+    "cli/watch.py": {"_name_all": "no path: names in a list of runs"},
+    "guard/guard.py": {},
+    "guard/side_thread.py": {},
+    "host/begin.py": {"_become": "in the child, before it is the program"},
+    "host/bounded.py": {"_children": KERNEL, "run": KERNEL, "_is_endless": "a file in memory"},
+    "host/in_time.py": {},
+    "host/pulse.py": {},
+    "probe/__init__.py": {},
+    "probe/child.py": {},
+    "probe/errand.py": {
+        "_boot": KERNEL,
+        "_child": KERNEL,
+        **dict.fromkeys(("write", "forget", "_all"), "notes in a folder of this host (host/local_disks.py)"),
+    },
+    "probe/watched.py": {"movements": KERNEL},
+    "ranks/agent.py": {},
+    "ranks/rpc.py": {},
+    "run/attempt.py": {},
+    "run/command.py": {},
+    "run/supervisor.py": {},
+    "start.py": {"prepare": "Python itself looks there before a line of ours; not in a virtual environment"},
+    "watch/general.py": dict.fromkeys(("_of_storage", "_journal"), IN_TOUR),
+    "watch/roster.py": dict.fromkeys(
+        ("target", "is_no_more", "_stamp", "listed", "directories", "_write"), ROSTER
+    ),
+    "watch/tour.py": {"_check_directory": IN_TOUR},
+}  # fmt: skip
+
+
+def has(call: ast.Call, *names: str) -> bool:
+    return any(word.arg is None or word.arg in names for word in call.keywords)
+
+
+def waits(call: ast.Call) -> bool:
+    """Whether the call may wait, and has no bound of its own."""
+    called, text = call.func, ast.unparse(call)
+    if isinstance(called, ast.Name):
+        unbounded = ("Popen", "urlopen", "getaddrinfo", "create_connection")
+        return called.id == "input" or (called.id in unbounded and not has(call, "timeout"))
+    if not isinstance(called, ast.Attribute):
+        return False
+    of, name, bare = ast.unparse(called.value), called.attr, not call.args and not has(call, "timeout", "blocking")
+    if of == "subprocess":
+        runs = name in ("run", "call", "check_call", "check_output")
+        return name == "Popen" or (runs and not has(call, "timeout"))
+    if of == "os":
+        spawns = name.startswith(("posix_spawn", "spawn", "popen")) or name == "system"
+        return (
+            spawns
+            or name == "lockf"
+            or (name in ("wait", "wait3", "wait4", "waitid", "waitpid") and "WNOHANG" not in text)
+        )
+    if of == "fcntl":
+        return name in ("flock", "lockf") and not ("LOCK_NB" in text or "LOCK_UN" in text)
+    if of == "signal":
+        return name in ("pause", "sigwait", "sigwaitinfo")
+    if of == "socket":
+        looks_up = name in (
+            "getaddrinfo",
+            "gethostbyaddr",
+            "gethostbyname",
+            "gethostbyname_ex",
+            "getfqdn",
+            "getnameinfo",
+        )
+        return (
+            looks_up
+            or name == "socket"
+            or (name == "create_connection" and len(call.args) < 2 and not has(call, "timeout"))
+        )
+    if of in ("requests", "session", "self._session"):
+        return name in ("get", "post", "put", "request", "head", "delete") and not has(call, "timeout")
+    if name in ("HTTPConnection", "HTTPSConnection", "SMTP", "SMTP_SSL", "urlopen"):
+        return not has(call, "timeout")
+    if name in ("accept", "connect", "recv", "recv_into", "recvfrom", "recvmsg", "sendall"):
+        return True
+    if name == "select":
+        return len(call.args) < 4 if of == "select" else bare
+    if name == "poll":
+        return bare and "poll" in of.lower()
+    return bare and name in ("acquire", "communicate", "get", "join", "wait")
+
+
+OF_OS = frozenset(
+    (
+        *(
+            "access",
+            "chdir",
+            "chmod",
+            "fstat",
+            "fsync",
+            "getxattr",
+            "link",
+            "listdir",
+            "listxattr",
+            "lstat",
+            "makedirs",
+        ),
+        *("mkdir", "open", "readlink", "remove", "rename", "replace", "rmdir", "scandir", "stat", "statvfs", "symlink"),
+        *("truncate", "unlink", "utime", "walk"),
+    )
+)
+OF_PATHS = frozenset(
+    (
+        *(
+            "exists",
+            "expanduser",
+            "glob",
+            "hardlink_to",
+            "is_dir",
+            "is_file",
+            "is_symlink",
+            "iterdir",
+            "lstat",
+            "mkdir",
+        ),
+        *("owner", "read_bytes", "read_text", "readlink", "rename", "resolve", "rglob", "rmdir", "samefile", "stat"),
+        *("symlink_to", "touch", "unlink", "write_bytes", "write_text"),
+    )
+)
+OF_OURS = frozenset(
+    (
+        *("among", "as_page", "create_new", "distrust_route", "flock", "held", "lexists", "make_folder", "make_own"),
+        *("open_append", "open_regular", "read_bounded", "read_json", "read_record", "read_trusted", "realpath"),
+        *("refuse_link", "rmtree", "copytree", "strangers_link", "sync_directory", "write_json", "write_whole"),
+    )
+)
+
+
+def touches(call: ast.Call) -> bool:
+    """Whether the call reads or writes a disk."""
+    called = call.func
+    if isinstance(called, ast.Name):
+        return called.id == "open" or called.id in OF_OURS
+    if not isinstance(called, ast.Attribute):
+        return False
+    of = ast.unparse(called.value)
+    if of in ("os", "os.path"):
+        return called.attr in (
+            OF_OS if of == "os" else ("exists", "getmtime", "getsize", "isdir", "isfile", "islink", "realpath")
+        )
+    return called.attr in OF_PATHS | OF_OURS
+
+
+def calls(tree: ast.Module) -> Iterator[tuple[str, ast.Call]]:
+    """Each call with the function that it stands in."""
+
+    def below(node: ast.AST, function: str) -> Iterator[tuple[str, ast.Call]]:
+        for child in ast.iter_child_nodes(node):
+            named = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef)
+            if isinstance(child, ast.Call):
+                yield function, child
+            yield from below(child, child.name if named else function)
+
+    yield from below(tree, "")
+
+
+@cache
+def found(of: str) -> dict[str, dict[str, str]]:
+    """file -> function -> the first of its calls of that kind."""
+    is_one = {"waits": waits, "touches": touches}[of]
+    files: dict[str, dict[str, str]] = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        here = files.setdefault(path.relative_to(PACKAGE).as_posix(), {})
+        for function, call in calls(ast.parse(path.read_text("utf-8"))):
+            if is_one(call):
+                here.setdefault(function, f"{call.lineno}: {ast.unparse(call)[:90]}")
+    return files
+
+
+def test_whoever_waits_without_a_bound_stands_in_the_table_with_what_ends_it() -> None:
+    all_of = found("waits")
+    new = [
+        f"{f}:{call} in {one}"
+        for f, here in all_of.items()
+        for one, call in here.items()
+        if one not in WAITS.get(f, {})
+    ]
+    gone = [f"{f}: {one}" for f, known in WAITS.items() for one in known if one not in all_of.get(f, {})]
+    assert not new, "give it a bound, or say in WAITS what ends it:\n" + "\n".join(new)
+    assert not gone, f"it has a bound now, so take it out of WAITS: {gone}"
+
+
+def test_who_keeps_the_time_of_others_touches_no_disk() -> None:
+    all_of = found("touches")
+    known = KEEPS_TIME.items()
+    new = [f"{f}:{call} in {one}" for f, names in known for one, call in all_of[f].items() if one not in names]
+    gone = [f"{f}: {one}" for f, names in known for one in names if one not in all_of[f]]
+    assert not new, "do it in a child or in in_time, or say in KEEPS_TIME why it cannot hang:\n" + "\n".join(new)
+    assert not gone, f"no longer there, so take it out of KEEPS_TIME: {gone}"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "subprocess.run(words)",
+        "subprocess.Popen(words)",
+        "child.communicate()",
+        "child.wait()",
+        "os.waitpid(pid, 0)",
+        "os.posix_spawn(path, words, env)",
+        "thread.join()",
+        "queue.get()",
+        "lock.acquire()",
+        "event.wait()",
+        "fcntl.flock(fd, fcntl.LOCK_EX)",
+        "socket.getaddrinfo(name, 1)",
+        "socket.create_connection(address)",
+        "sock.recv(4096)",
+        "requests.get(address)",
+        "smtplib.SMTP(host)",
+        "select.select([fd], [], [])",
+        "poll.poll()",
+        "input()",
+    ],
+)
+def test_a_new_wait_is_found(line: str) -> None:
+    assert any(waits(call) for _, call in calls(ast.parse(line)))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "subprocess.run(words, timeout=5)",
+        "child.wait(5)",
+        "os.waitpid(pid, os.WNOHANG)",
+        "thread.join(2.0)",
+        "','.join(words)",
+        "queue.get(timeout=1)",
+        "settings.get('name')",
+        "lock.acquire(timeout=1)",
+        "fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)",
+        "socket.create_connection(address, timeout=3)",
+        "select.select([fd], [], [], 1.0)",
+    ],
+)
+def test_what_has_a_bound_is_not(line: str) -> None:
+    assert not any(waits(call) for _, call in calls(ast.parse(line)))
