@@ -365,9 +365,7 @@ class RunningCommand:
         if number in STOP:
             self.asked.job.announced = Announcement(self.asked.job, self.asked.options.lead, at)
             self._judge_the_announcement()
-        elif not self.asked.job.is_due(
-            self.asked.options.lead
-        ):  # somebody has moved the limit, and the cause will name it
+        else:  # somebody may have moved the limit: the cause of the end will name it
             threading.Thread(target=self.asked.job.ask, name="job-end", daemon=True).start()
 
     def _judge_the_announcement(self, within: float = 0.0) -> None:

@@ -12,7 +12,8 @@
                           restorable.json (guard.save has saved), anew.json (a person: the run begins anew)
       attempts/NNNN/      one per start of the command, claimed by mkdir: start.json, end.json, progress.json (all ranks as
                           one, every few seconds), run.log (what the supervisor said), resumed.json, warning, deadline,
-                          stopped.json, error.json, lost.json (why it left no end), anchor.json (the newest checkpoint that
+                          stopped.json, error.json, percent.json and unread.json (what its output shows in place of a
+                          step), lost.json (why it left no end), anchor.json (the newest checkpoint that
                           it committed), not_from.json (the snapshot that it
                           did not begin from), written.json (what a script without the guard saved), copies.json,
                           imports.json, tracker.json, evidence/

@@ -9,10 +9,12 @@ import pytest
 
 from ftsupervise.config.schema import Launch, Run
 from ftsupervise.config.watchdogs import Recovery as Settings
+from ftsupervise.rundir.heartbeat_page import write_beat
 from ftsupervise.rundir.paths import RunDir
+from ftsupervise.rundir.percent import write_percent
 from ftsupervise.rundir.records import write_json
 from ftsupervise.rundir.switches import KILL
-from ftsupervise.truth import Health
+from ftsupervise.truth import Beat, Health, PercentReached
 from ftsupervise.watch import Look
 from ftsupervise.watch.watchdogs.recovery import check
 
@@ -68,6 +70,24 @@ def test_an_attempt_that_starts_is_given_time_and_not_for_ever(rundir: RunDir) -
     assert look(rundir, start=timedelta(minutes=10))[0] is Health.BAD
     attempt(rundir, 4, 31)
     assert look(rundir)[0] is Health.BAD
+
+
+def test_a_script_without_a_known_step_that_is_at_work_has_recovered(rundir: RunDir) -> None:
+    """It is not "none has trained since" for all the days of a program that prints no step."""
+    attempt(rundir, 1, 200, "exit 1")
+    attempt(rundir, 2, 180)
+    assert look(rundir)[0] is Health.BAD
+    rundir.beats.mkdir(exist_ok=True)
+    facts = {"attempt": "2", "source": "launch.heartbeat"}
+    write_beat(rundir, Beat(0, None, "", NOW, 1, "node-9", facts))
+    assert look(rundir) == (Health.OK, "attempt 2 prints or computes; it shows no step")
+    write_percent(rundir.attempt(2), PercentReached(63.2, 0.1, of="Progress: %"))
+    run = Run(name="r", run_dir=rundir.root, launch=Launch(command="true"))
+    found = list(check(Look(run=run, rundir=rundir, now=NOW, jobs=()), Settings()))
+    assert [one.summary for one in found] == [
+        "no attempt has begun anew",
+        "attempt 2 is at 63.2 % by its own words",
+    ]
 
 
 def test_nothing_is_to_recover_from_where_a_person_has_stopped_the_run(rundir: RunDir) -> None:

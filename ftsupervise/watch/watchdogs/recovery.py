@@ -42,7 +42,7 @@ BEGAN_AGAIN = NOT_RESUMED._replace(
 
 def check(look: Look, settings: Settings) -> Iterator[Finding]:
     attempts = look.attempts
-    if any(one.source == OUTPUT or one.percent is not None for one in attempts):
+    if any((one.source == OUTPUT and one.first_step is not None) or one.percent is not None for one in attempts):
         yield _resumes(look)
     seen = [a for a in attempts if a.cause is not None and a.cause.kind is not CauseKind.UNKNOWN]
     failed = [a for a in seen if a.cause is not None and not a.cause.orderly]
@@ -53,6 +53,8 @@ def check(look: Look, settings: Settings) -> Iterator[Finding]:
     since = next((a for a in attempts if a.number > last.number and a.first_step is not None), None)
     if since is not None:
         yield _finding(look, False, f"attempt {since.number} trains, from step {since.first_step}")
+    elif works := _works(attempts[-1], last):
+        yield _finding(look, False, works)
     elif read_switch(look.rundir, KILL).up:
         yield _finding(look, False, "a person has stopped the run by the kill switch: nothing is to recover")
     elif starting := _starting(look, attempts, last, _patience(look, settings)):
@@ -80,6 +82,16 @@ def _resumes(look: Look) -> Finding:
     elif again is not None:
         return look.finding("resume", Health.BAD, again.words(), BEGAN_AGAIN, names=names)
     return look.finding("resume", Health.of(bool(found)), text, NOT_RESUMED, names=names)
+
+
+def _works(newest: Attempt, failed: Attempt) -> str:
+    """Return, as a sentence, that an attempt without a known step shows life: whether it trains, nobody can say; "" if none."""
+    over = newest.cause is not None and newest.cause.kind is not CauseKind.UNKNOWN
+    if newest.number <= failed.number or newest.ended is not None or over:
+        return ""
+    if newest.percent is not None:
+        return f"attempt {newest.number} is at {newest.percent.words()} by its own words"
+    return f"attempt {newest.number} prints or computes; it shows no step" if newest.source == OUTPUT else ""
 
 
 def _patience(look: Look, settings: Settings) -> timedelta:
