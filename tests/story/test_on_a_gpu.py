@@ -186,7 +186,8 @@ def test_a_fault_that_poisons_the_device_for_the_process_costs_one_attempt(
 
 def test_a_gpu_that_is_short_of_memory_makes_the_loop_save_and_leave_and_a_reserve_does_not(run: SupervisedRun) -> None:
     said = trained(run, "60 reserve", "2000 fill", steps=3000, options=("--guard-gpu-memory", "0.9"))
-    (first,) = run.attempts()
+    first, last = run.attempts()
+    assert last.words == "finished", last
     assert first.saved is not None and first.saved > 2000 and f"leaves at {first.saved}" in said, said
     assert first.cause is not None and first.cause.kind is CauseKind.GPU_MEMORY and "memory of GPU 0" in first.words, (
         first
