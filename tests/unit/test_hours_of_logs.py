@@ -188,9 +188,10 @@ def tools(draw: random.Random) -> Iterator[str]:
 
 
 def between(draw: random.Random) -> Iterator[str]:
-    strange = [line for program in STRANGE for line in program()]
     yield from draw.choice((evaluation, saving, tools))(draw)
-    yield from draw.sample(strange, draw.randrange(4))
+    strange = list(draw.choice(STRANGE)())
+    at = draw.randrange(len(strange))
+    yield from strange[at : at + draw.randrange(40)]
 
 
 class Training:
