@@ -226,12 +226,6 @@ def _r(folder: Path) -> None:
     subprocess.run(["Rscript", "-e", _IMAGES], cwd=folder, check=True, capture_output=True)
 
 
-def _glove(folder: Path) -> None:
-    dice = random.Random(1)
-    (folder / "text8").write_text(" ".join(f"w{dice.randrange(3000)}" for _ in range(300_000)))
-    _compile(folder, "make")
-
-
 def _fasttext(folder: Path) -> None:
     (folder / "data").mkdir()
     dice = random.Random(1)
@@ -401,20 +395,7 @@ PUBLIC = (
         tools=("Rscript",),
     ),
     PublicScript(
-        "glove",  # a shell script, stage after stage
-        "stanfordnlp/GloVe",
-        "52f7dbc512be3f72e9c11e7cbb19dfdfa4651e9c",
-        "",
-        "./demo.sh",
-        (),
-        resumes=False,
-        shown=r"iter: 0*(\d+), cost",
-        data="text8",
-        makes=_glove,
-        tools=("gcc", "make"),
-    ),
-    PublicScript(
-        "fasttext",  # a shell script as well
+        "fasttext",  # a shell script, stage after stage
         "facebookresearch/fastText",
         "1142dc4c4ecbc19cc16eee5cdd28472e689267e6",
         "",
