@@ -112,7 +112,8 @@ class Stage:
         """Let the job reach its time limit in a minute or two."""
         assert self.sandbox is not None
         spent = self.sandbox.run(["squeue", "-h", "-j", self.job(), "-o", "%M"]).strip()
-        minutes = sum(int(part) * 60**at for at, part in enumerate(reversed(spent.split(":")[:-1])))
+        *whole, seconds = (int(part) for part in spent.split(":"))
+        minutes = sum(part * 60**at for at, part in enumerate(reversed(whole))) + (seconds > 30)
         self.sandbox.run(["scontrol", "update", f"JobId={self.job()}", f"TimeLimit={minutes + 1}"])
 
     def end(self) -> None:
