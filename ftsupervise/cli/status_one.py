@@ -12,6 +12,7 @@ import click
 
 from ftsupervise.cli.status_advice import advice_of
 from ftsupervise.cli.status_rows import COLOURS, ago
+from ftsupervise.model import OUTPUT
 from ftsupervise.printable import printable
 from ftsupervise.report.account import kinds_over, ratio
 from ftsupervise.report.row import reason_of
@@ -49,7 +50,8 @@ def lines_of(found: RunDetail, width: int = 80, advised: Mapping[str, str] = Map
     step = "" if row.step is None else f", step {row.step}"
     if row.step is not None and row.last_step:
         step += f" of {row.last_step} ({100 * row.step / row.last_step:.0f} %)"
-    if step and any("source" in beat.facts for beat in seen.beats):
+    stepped = next((one for one in reversed(seen.attempts) if one.last_step is not None), None)
+    if step and stepped is not None and stepped.source == OUTPUT:
         step += ", read from its output"
     if not step and row.percent is not None:
         step = f", {show_percent_points(row.percent)} by its own words"

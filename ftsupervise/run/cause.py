@@ -166,6 +166,7 @@ def cause(
     ):  # Slurm signals the ranks first: with a GraceTime, long before us
         stop_signal = signal.SIGTERM
     if stop_signal in (signal.SIGTERM, signal.SIGHUP) and kind in _MERELY_TOLD:
+        past_end = past_end or (death is not None and death.kind is CauseKind.TIME_LIMIT)  # it was lowered a moment ago
         stopped = Cause(CauseKind.TIME_LIMIT) if past_end else Cause(CauseKind.CANCELLED, signal=int(stop_signal))
     elif stop_signal and stopped is None:
         stopped = Cause(CauseKind.INTERRUPTED, signal=int(stop_signal))

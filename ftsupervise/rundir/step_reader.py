@@ -18,6 +18,7 @@ _NUMBER = r"(?P<step>\d{1,3}(?:,\d{3})+|\d{1,15})"
 _END = r"(?![\d]*[.\w]\d)(?!\w)"  # "10.0" is Slurm's step or a float, "45ms" a duration
 _GROWN = 4  # values, each greater than the one before, after which it is a step
 _FAR = 50  # largest increments: a number further away is another thing
+_BESIDE = 2  # times that a bar grows after a loss was printed, after which it is that of the training
 _JUMP = 5  # times the next increment: the first value was no step that was made
 _MOST = 128  # shapes of lines that are remembered
 _SHAPE = 160  # characters of one
@@ -187,6 +188,8 @@ class _Series:
     increment: int = 0  # the largest that was near
     fell: bool = False
     trains: bool = False  # something beside the bar says that it trains
+    loss_seen: bool = False  # a loss was printed since its last value
+    beside: int = 0  # how often it has grown after one: a bar that stands while others print losses is another one
     within: int = 0  # how often a faster counter began anew while this one stood
     epoch: int | None = None  # that the output named last before the first value
     at: float = 0.0  # when the first value was shown
@@ -219,6 +222,8 @@ class _Series:
                 self.first = self.last
             self.increment = max(self.increment, by)
             self.grown += 1
+            self.beside += self.loss_seen
+            self.trains, self.loss_seen = self.trains or self.beside >= _BESIDE, False
             self.last = value
         elif -by > self.increment:  # another rank may be one line behind
             self.fell, self.last = True, value
@@ -300,7 +305,7 @@ class StepReader:
         if fits is None:
             if LOSS.search(text) is not None and _TRAINS.search(text) is not None:
                 for one in self._series.values():
-                    one.trains = one.trains or (one.form.bar and one.grown > 1 and one.last != one.total)
+                    one.loss_seen = one.loss_seen or (one.form.bar and one.grown > 1)
             return
         form, match = fits
         value, total = _whole(match["step"]), _whole(match["total"]) if "total" in match.groupdict() else None

@@ -120,7 +120,8 @@ def _end(attempt: Attempt, raised: str) -> list[Event]:
         return []
     step = f" at step {attempt.last_step}" if attempt.last_step is not None else ""
     words = ", ".join(filter(None, ("kill switch", raised, attempt.note)))
-    text = f"attempt {attempt.number} saved and stopped{step}: {words}"
+    did = "stopped" if attempt.source == OUTPUT else "saved and stopped"
+    text = f"attempt {attempt.number} {did}{step}: {words}"
     meaning = "Queued members leave at once; nothing trains until the switch is cleared and the run launched again."
     dedup, at = f"ended-{attempt.number}", attempt.ended or attempt.started
     return [Event(EventKind.STOPPED, dedup, at, text, meaning, attempt.number)]

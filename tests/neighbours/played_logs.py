@@ -1,9 +1,10 @@
-"""Plays what Megatron-LM, or DeepSpeed, prints and saves, at the pace of its own times. It trains nothing.
+"""Plays what Megatron-LM, DeepSpeed or tinygrad print, and save, at the pace of their own times. It trains nothing.
 
     play.py megatron     goes on from checkpoints/, as its --load and --save with one folder do
     play.py deepspeed    begins at the first step each time; saves under global_stepN, and never loads
+    play.py bar          a bar with the loss in front of it, and no line; saves nothing
 
-The lines have the form of logs that people have published of runs on hundreds of GPUs, with what stands between the steps:
+The lines have the form of logs that people have published of their runs, with what stands between the steps:
 arguments, timers, evaluations, memory, warnings.
 """
 
@@ -92,5 +93,17 @@ def deepspeed(every: float) -> None:
             say(f"{head} [torch_checkpoint_engine.py:21:save] [Torch] Saving {place}/mp_rank_00_model_states.pt...")
 
 
+def bar(every: float) -> None:
+    for at in range(TOTAL):
+        share = at / TOTAL
+        head = f"loss: {2.3 - share:6.2f} test_accuracy: {11 + 80 * share:5.2f}%: {100 * share:3.0f}%"
+        print(
+            f"\r{head}|{'█' * int(40 * share):40}| {at}/{TOTAL} [00:01<{at:02d}:50, {1 / every:5.2f}it/s]",
+            end="",
+            flush=True,
+        )
+        time.sleep(every)
+
+
 if __name__ == "__main__":
-    {"megatron": megatron, "deepspeed": deepspeed}[sys.argv[1]](0.4)
+    {"megatron": megatron, "deepspeed": deepspeed, "bar": bar}[sys.argv[1]](0.4)

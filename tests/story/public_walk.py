@@ -112,7 +112,8 @@ class Stage:
         """Let the job reach its time limit in a minute or two."""
         assert self.sandbox is not None
         spent = self.sandbox.run(["squeue", "-h", "-j", self.job(), "-o", "%M"]).strip()
-        minutes = sum(int(part) * 60**at for at, part in enumerate(reversed(spent.split(":")[:-1])))
+        *whole, seconds = (int(part) for part in spent.split(":"))
+        minutes = sum(part * 60**at for at, part in enumerate(reversed(whole))) + (seconds > 30)
         self.sandbox.run(["scontrol", "update", f"JobId={self.job()}", f"TimeLimit={minutes + 1}"])
 
     def end(self) -> None:
@@ -145,7 +146,7 @@ def walk(stage: Stage, until: Until) -> None:
     number = 5
     if stage.script.data:
         the_loader_waits(stage, until, number)
-        number += 1
+        number += 2
     if stage.sandbox is not None:
         reaches_its_limit(stage, until, number)
         is_cancelled(stage, until, number + 1)
@@ -184,20 +185,27 @@ def stands_still(stage: Stage, until: Until, number: int) -> None:
 
 
 def the_loader_waits(stage: Stage, until: Until, number: int) -> None:
-    """What the script reads does not answer: it waits for it, and for nothing else."""
+    """What the script reads does not answer: the start after attempt ``number`` waits for it, and for nothing else."""
+    goes_on(stage, until, number)
     data = stage.folder / stage.script.data
     aside = data.with_name(f".{data.name}")
     data.rename(aside)
     os.mkfifo(data)
     try:
-        until(lambda: read_brake(stage.rundir) is not None or len(stage.attempts()) >= number, "a start", _WAIT)
-        if read_brake(stage.rundir) is not None:
-            stage.type("clear", "--brake")
-        is_over(stage, until, number, "hang: ")
+        stage.strike(number, signal.SIGKILL)
+
+        def over() -> bool:
+            if read_brake(stage.rundir) is not None:
+                assert not stage.script.resumes
+                stage.type("clear", "--brake")
+            return stage.is_over(number + 1)
+
+        until(over, "that it is found that it waits", _WAIT)
     finally:
         data.unlink()
         aside.rename(data)
-    stage.strike(number + 1, signal.SIGKILL)  # it may have opened what is gone now
+    stage.note("the loader waited")
+    assert stage.attempts()[number].words.startswith("hang: "), stage.attempts()[number].words
 
 
 def reaches_its_limit(stage: Stage, until: Until, number: int) -> None:

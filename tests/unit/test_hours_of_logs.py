@@ -102,12 +102,12 @@ def four_ranks(at: int) -> Said:
 
 
 def anew_each_epoch(at: int) -> Said:
-    """Nothing says how long an epoch is: what is shown in the first one is true, and later nothing can be."""
-    return Said(f"batch step {at % EPOCH} loss 0.{at % 97}", at if at < EPOCH else None)
+    """Nothing says how long an epoch is: the number that it prints may be shown, until it falls."""
+    return Said(f"batch step {at % EPOCH} loss 0.{at % 97}", at % EPOCH)
 
 
 def bar_of_each_epoch(at: int) -> Said:
-    return Said(bar(at % EPOCH, EPOCH, "", f", loss=0.{at % 97}"), at if at < EPOCH else None)
+    return Said(bar(at % EPOCH, EPOCH, "", f", loss=0.{at % 97}"), at % EPOCH)
 
 
 def only_epochs(at: int) -> Said:
@@ -188,9 +188,10 @@ def tools(draw: random.Random) -> Iterator[str]:
 
 
 def between(draw: random.Random) -> Iterator[str]:
-    strange = [line for program in STRANGE for line in program()]
     yield from draw.choice((evaluation, saving, tools))(draw)
-    yield from draw.sample(strange, draw.randrange(4))
+    strange = list(draw.choice(STRANGE)())
+    at = draw.randrange(len(strange))
+    yield from strange[at : at + draw.randrange(40)]
 
 
 class Training:
@@ -216,11 +217,13 @@ class Training:
         reader, percents, end = StepReader(), PercentReader(), self.world.now + seconds
         at, size = first, self.draw.choice((1, 1, 2, 5))
         truth: int | None = None
+        fell = False
         while self.world.now < end:
             said = self.program(at)
+            fell = fell or (said.step is not None and said.step < (truth or 0))
             extra = list(between(self.draw)) if self.draw.random() < 0.1 else []
             for text in (said.text, *extra):
-                truth = said.step
+                truth = None if fell else said.step
                 reader.feed(text.encode() + b"\n", self.world.now)
                 for line in lines(text.encode()):
                     percents.read(line, self.world.now)

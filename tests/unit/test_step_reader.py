@@ -216,6 +216,12 @@ def a_recipe() -> Iterator[str]:
     yield from (f"step {at}: {word}" for at, word in enumerate(("read", "sort", "merge", "write", "check"), 1))
 
 
+def a_bar_that_broke_off() -> Iterator[str]:
+    """It read the data; the training prints losses, and no step."""
+    yield from (bar(at, 100) for at in range(0, 61, 5))
+    yield from (f"[worker] loss 2.{at}" for at in range(20))
+
+
 def evaluation() -> Iterator[str]:
     for at in range(100):
         yield f"eval step {at} loss 2.{at}"
@@ -223,7 +229,12 @@ def evaluation() -> Iterator[str]:
         yield f"2026-05-01 10:{at % 60:02d}:00 INFO 45ms/step loss 2.{at}"
 
 
-STRANGE = (slurm, configuration, other_bars, a_recipe, evaluation)
+STRANGE = (slurm, configuration, other_bars, a_bar_that_broke_off, a_recipe, evaluation)
+
+
+def test_a_bar_that_grows_with_the_losses_beside_it_is_that_of_the_training() -> None:
+    reader = read(line for at in range(0, 50, 5) for line in (bar(at, 1000), f"{{'loss': 2.{at}, 'epoch': 0.1}}"))
+    assert (reader.first, reader.step) == (0, 45)
 
 
 @pytest.mark.parametrize("program", STRANGE)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from datetime import datetime, timedelta, timezone
 
 from ftsupervise.findings import EventKind
-from ftsupervise.model import Attempt, Cause, CauseKind
+from ftsupervise.model import OUTPUT, Attempt, Cause, CauseKind
 from ftsupervise.rundir.causes import read_cause
+from ftsupervise.truth import PercentReached
 from ftsupervise.watch.events import events
 
 T0 = datetime(2026, 11, 21, 3, 0, tzinfo=timezone.utc)
@@ -52,6 +53,19 @@ def test_an_attempt_that_has_not_trained_yet_has_not_taken_over() -> None:
 def test_a_kill_switch_is_told_because_nobody_takes_over() -> None:
     told = events([attempt(1, "kill switch")], finished_at=None)
     assert [event.kind for event in told] == [EventKind.STARTED, EventKind.STOPPED]
+
+
+def test_a_script_that_hears_no_switch_is_not_said_to_have_saved() -> None:
+    told = events([attempt(1, "kill switch")._replace(source=OUTPUT)], finished_at=None)
+    assert told[1].summary == "attempt 1 stopped at step 140: kill switch"
+
+
+def test_one_that_begins_again_by_its_percentage_is_told_once() -> None:
+    percents = [PercentReached(63.2, 0.1, of="a"), PercentReached(1.4, 0.1, of="a")]
+    runs = [attempt(n, first=None, last=None)._replace(percent=one) for n, one in enumerate(percents, 1)]
+    told = events(runs, finished_at=None)
+    assert [event.kind for event in told] == [EventKind.STARTED, EventKind.RESUMED]
+    assert told[1].summary.startswith("attempt 2 began again at 0.1 %, attempt 1 had reached 63.2 %")
 
 
 def test_who_is_told_of_a_stop_is_told_who_asked_for_it() -> None:
