@@ -363,6 +363,16 @@ def test_a_job_whose_run_directory_hangs_at_its_start_says_so_and_ends(tmp_path:
     assert type_all(tmp_path, dead_mount, PLACES[0], [one for one in every_command() if one[0] == "run"]) == []
 
 
+def test_config_check_names_the_folder_of_an_output_that_does_not_answer(tmp_path: Path, dead_mount: HungMount) -> None:
+    desk = Desk(tmp_path, dead_mount, "logs", "config-check")
+    desk.typed = ("config", "check", str(desk.settings))
+    shell = desk.sit_down()
+    dead_mount.hang("all")
+    code, seconds = desk.answer(shell, 15 + SLACK)
+    assert code == 0, f"{seconds:.0f} s: {desk.said}"
+    assert f"launch.output: {desk.seen['logs']} does not answer" in desk.said
+
+
 @pytest.mark.parametrize(
     ("lies", "named"),
     [
