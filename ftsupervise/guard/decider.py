@@ -221,6 +221,7 @@ class Decider:
     def _settle(self, decision: Decision, step: int, heart: Heart) -> None:
         """Record the cause for the supervisor: the loop will stop."""
         self._stop = decision
+        self.outside.signals.leaving = True
         self.wake()
         if heart.ending is not None:
             heart.ending.forget()

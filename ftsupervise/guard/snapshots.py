@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ftsupervise.checkpoints import memory_folder
 from ftsupervise.checkpoints.memory_pins import SLOTS_ALONE
@@ -50,6 +50,13 @@ _AGENT_WITHIN = 30.0  # seconds
 _ON_DISK = -1  # in the place of a slot
 
 
+class _Asked(NamedTuple):
+    """What the settings ask for."""
+
+    every: int  # steps from one to the next; 0: none
+    copied: CopyWait | None  # the copy of each is waited for
+
+
 class Snapshots:
     """The snapshots of this rank. ``agree``: int -> int, the maximum over all ranks."""
 
@@ -57,19 +64,19 @@ class Snapshots:
         self, place: RankContext, agree: Callable[[int], int] | None, voice: Voice, outside: StopReasons
     ) -> None:
         self._place, self._agree, self._voice, self._outside = place, agree, voice, outside
+        self._pid = os.getpid()
         self._named = os.environ.get(ENV_SNAPSHOTS, "")
         self._code = ""  # the version of the loop's code, where it names one
-        self._every = _setting("SNAPSHOT_EVERY", EVERY, 0, 1_000_000)
+        self._asked = _Asked(_setting("SNAPSHOT_EVERY", EVERY, 0, 1_000_000), _wait_for_copies(self._named, place.rank))
         self._loop: LoopState | None = None
         self._memory: SnapshotMemory | None = None
         self._kept: tuple[SnapshotId, KeptRank | None] | None = None  # on the disk; None: it is not there for this rank
         self._why = ""  # there are none
         self.again: LoadedAgain | None = None  # what was loaded from the disk is compared once more
-        self._copied = _wait_for_copies(self._named, place.rank)  # None: the loop does not wait
         self._left = False  # those that are there were not taken, and are given up when the loop has begun without them
         # monotonic: the node's agent, which starts beside the first ranks of a job, makes the folder until then
         self._coming_until = time.monotonic() + _AGENT_WITHIN if os.environ.get(ENV_RESTART) == "0" else 0.0
-        if self._every:
+        if self._asked.every:
             self._open()
         else:
             self._why = "the settings say so"
@@ -119,7 +126,7 @@ class Snapshots:
 
         Raises RuntimeError where this rank cannot begin where the others do.
         """
-        if not self._named or not self._every:
+        if not self._named or not self._asked.every:
             return None
         self._look_on_the_disk()
         held = self._held()
@@ -308,9 +315,7 @@ class Snapshots:
             self._tell_why()
             return False
         number = whole(step)
-        return (
-            number is not None and number >= 0 and not number % self._every and os.getpid() == self._outside.signals.pid
-        )
+        return number is not None and number >= 0 and not number % self._asked.every and os.getpid() == self._pid
 
     def write(self, step: Any, describe: Callable[[], Described], source: Copied, size: int = 0) -> bool:
         """Copy the state that ``describe`` gives, now; False: there is none of this step. ``size``: it may grow to.
@@ -325,7 +330,7 @@ class Snapshots:
             if not memory.is_ready_for(described, size):
                 return False
             memory.write(number, self._place.attempt or 0, described, source)
-            return self._copied is None or self._is_copied(self._copied, number)
+            return self._asked.copied is None or self._is_copied(self._asked.copied, number)
         except NoRoom as error:
             self._voice.once(f"no snapshots for now: {error}")
         except (CannotKeep, Replaced) as error:

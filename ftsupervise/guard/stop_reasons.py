@@ -117,6 +117,7 @@ class Signals:
         self.got = 0
         self.told: float | None = None  # epoch seconds at which SIGTERM came
         self.on_told: Callable[[], object] = lambda: None
+        self.leaving = False  # the loop was told to stop, by whatever: the signal that asked another rank may come late
         self.pid = os.getpid()
         self._wake = wake
         self._previous: dict[int, Any] = {}
@@ -158,7 +159,7 @@ class Signals:
         """Ignore a late warning at the interpreter's end, which takes our handlers away.
 
         A warning that was seen already in the file, and comes once more as a signal, must not kill a process that
-        leaves in order. SIGTERM may, unless it is what asked the process to leave.
+        leaves in order. SIGTERM may, unless it is what asked the process or another rank to leave.
         """
         for number in self._previous:
             warns = not self._over and number != signal.SIGTERM
@@ -166,10 +167,11 @@ class Signals:
                 signal.signal(number, signal.SIG_IGN)
 
     def _told_again(self, number: int) -> bool:
-        """Return whether ``number`` is the SIGTERM that asked this process to stop, which nothing else in it answers."""
-        return (
-            number == self.got == signal.SIGTERM and self._before(number) is signal.SIG_DFL and os.getpid() == self.pid
-        )
+        """Return whether ``number`` is the SIGTERM that asked this process to stop, or another rank of it, and which nothing
+        else in it answers."""
+        asked = self.leaving or self.got == signal.SIGTERM
+        mine = self._before(number) is signal.SIG_DFL and os.getpid() == self.pid
+        return number == signal.SIGTERM and asked and mine
 
     def taken(self) -> list[str]:
         """Return the names of the signals whose handler was replaced."""

@@ -23,6 +23,7 @@ from ftsupervise.replicas.timeouts import derive
 from tests.faults.conftest import HungMount, need_root_and
 from tests.neighbours import needs
 from tests.neighbours.managers import Group
+from tests.neighbours.patience import waited_for_a_processor
 from tests.neighbours.stranger import STRANGER, as_stranger
 
 pytestmark = [pytest.mark.root, pytest.mark.torch, needs.torchft]
@@ -100,13 +101,16 @@ def test_a_cut_network_costs_its_own_time_and_ends_nothing(cable: Cable, tmp_pat
         before = lighthouse.record
         cable.plug("down")
         cut = time.time()
-        until(lambda: lighthouse.heard("g003") is False, "the groups beyond are not heard of")
-        assert lighthouse.heard("g000") is True, "and those on this side are"
+        # one page for both: on a busy machine the next look may come to none in time
+        until(
+            lambda: (lighthouse.heard("g003"), lighthouse.heard("g000")) == (False, True),
+            "the groups beyond are not heard of, and those on this side are",
+        )
         time.sleep(max(0.0, cut + 4 - time.time()))
         cable.plug("up")
-        back = time.time()
-        until(lambda: all_step(groups, back), "all groups go on")
-        assert time.time() - back < 30
+        back, busy = time.time(), waited_for_a_processor()
+        until(lambda: all_step(groups, back), "all groups go on", 90)
+        assert time.time() - back < 30 + min(60.0, waited_for_a_processor() - busy)
         cable.address("del")  # now this host has no such address itself, and cannot see its own lighthouse
         until(lambda: isinstance(p := lighthouse.page(), PageNotSeen) and p.kind is Unseen.CUT, "it is not seen")
         assert lighthouse.heard("g000") is None

@@ -69,15 +69,17 @@ def chain(sandbox: Sandbox, tmp_path: Path) -> Callable[..., Chain]:
 def test_interrupted_four_ways_the_chain_ends_with_the_bits_of_an_undisturbed_run(
     chain: Callable[..., Chain], until: Until, tmp_path: Path
 ) -> None:
-    work = ("--steps", "600", "--step-time", "0.02", "--save-every", "40")
+    work = ("--steps", "400", "--step-time", "0.02", "--save-every", "20")
     rough = chain(6, *work)
-    until(lambda: len(rough.steps(1)) > 30)
+    (tmp_path / "calm").mkdir()
+    calm = Chain(rough.sandbox, tmp_path / "calm", 1, "--steps", "400", "--step-time", "0", "--save-every", "200")
+    until(lambda: len(rough.steps(1)) > 20)
     (rough.rundir.switches / SAVE).touch()
     until(lambda: not (rough.rundir.switches / SAVE).exists())
     rough.slurm("scancel", f"{rough.id}_1")
-    until(lambda: len(rough.steps(2)) > 30)
+    until(lambda: len(rough.steps(2)) > 20)
     rough.slurm("scancel", "--batch", "--signal=USR1", f"{rough.id}_2", codes=(0, 229))  # 229 after it did it: 22.05
-    until(lambda: len(rough.steps(3)) > 30)
+    until(lambda: len(rough.steps(3)) > 20)
     (rank,) = [b.pid for b in read_beats(rough.rundir) if (b.rank, b.facts["attempt"]) == (1, "3")]
     os.kill(rank, signal.SIGKILL)
     until(rough.gone, seconds=120)
@@ -92,8 +94,6 @@ def test_interrupted_four_ways_the_chain_ends_with_the_bits_of_an_undisturbed_ru
     assert all(len(a.nodes) == 2 for a in attempts)
     assert all("nothing to do" in rough.said(n) for n in (5, 6)), "members after the end burn through"
 
-    (tmp_path / "calm").mkdir()
-    calm = Chain(rough.sandbox, tmp_path / "calm", 1, "--steps", "600", "--step-time", "0", "--save-every", "40")
     until(calm.gone, seconds=120)
     digests = [re.findall(r"weights (\w+)", text) for text in (calm.said(1), rough.said(4))]
     assert digests[0] == digests[1] != []

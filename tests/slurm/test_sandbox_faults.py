@@ -36,7 +36,10 @@ def running_on_two(sandbox: Sandbox, until: Until, *options: str) -> str:
     return job
 
 
-def test_a_crashed_node_requeues_one_job_and_fails_another(own_sandbox: Sandbox, until: Until, state: State) -> None:
+def test_a_crashed_node_requeues_one_job_and_fails_another(
+    make_sandbox: Callable[..., Sandbox], until: Until, state: State
+) -> None:
+    own_sandbox = make_sandbox(slurmd_timeout=3)
     again = running_on_two(own_sandbox, until, "--requeue")
     never = submit(own_sandbox, "-w", "node-1", "--no-requeue", "--mem=100", "--wrap", "sleep 300")
     until(lambda: state(own_sandbox, never) == "RUNNING", "the second job")

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from ftsupervise.host import processes
+from ftsupervise.run.job_end import EndFollower, JobEnd
 from ftsupervise.sandbox import Sandbox
 from tests.slurm.ring_scene import EXAMPLE, Scene
 
@@ -103,6 +104,26 @@ def test_the_guard_answers_the_signal_that_announces_the_end_and_the_next_member
     assert first.saved is not None and second.first_step == first.last_step + 1  # type: ignore[operator]
 
 
+def test_the_ranks_are_told_of_another_end_by_a_file(sandbox: Sandbox, tmp_path: Path, until: Until) -> None:
+    """Slurm is asked when half of the time is over until a guard would stop; here that is 5 s, the shortest."""
+    submit = ["sbatch", "--parsable", "--mem=10", "--time=2", "-o", "/dev/null", "--wrap", "sleep 300"]
+    job = sandbox.run(submit).strip()
+    env = {**sandbox.env(), "SLURM_JOB_ID": job}
+    until(lambda: sandbox.run(["squeue", "-h", "-j", job, "-o", "%T"]).strip() == "RUNNING", "the job")
+    end, said = JobEnd(env), list[str]()
+    assert end.at is not None
+    follower = EndFollower(end, tmp_path, end.at - time.time(), said.append)
+    try:
+        sandbox.run(["scontrol", "update", f"JobId={job}", "TimeLimit=60"])
+        until(lambda: (tmp_path / "deadline").exists(), "the file", 30)
+        assert float((tmp_path / "deadline").read_text()) > time.time() + 1800
+        assert "its limit was changed" in said[0]
+    finally:
+        follower.close()
+        sandbox.run(["scancel", job])
+
+
+@pytest.mark.slow
 def test_a_limit_that_is_extended_while_the_job_runs_lets_the_attempt_and_its_restarts_go_on(
     here: Scene, until: Until
 ) -> None:

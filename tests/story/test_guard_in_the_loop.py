@@ -249,6 +249,30 @@ def test_a_second_sigterm_does_not_kill_a_process_that_leaves_because_of_the_fir
     assert done.returncode == 0, done.stderr
 
 
+ASKED_BY_ANOTHER = """import atexit, os, signal, sys
+from ftsupervise import Guard
+from ftsupervise.guard.stop_reasons import Decision, as_vote
+atexit.register(lambda: os.write(1, str(signal.getsignal(signal.SIGTERM) is signal.SIG_IGN).encode()))
+guard = Guard(poll=0, rank=1, world=2)
+assert guard.step(1, as_vote(Decision(2, "warning signal"))).stop
+if sys.argv[1] == "closed":
+    guard.close()
+    os.kill(os.getpid(), signal.SIGTERM)
+"""
+
+
+@pytest.mark.parametrize("how", ["closed", "left open"])
+def test_a_rank_that_leaves_because_another_was_asked_to_is_not_killed_by_a_sigterm_that_comes_late(
+    how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each rank is told by its own node, and the ranks stop together once one has heard it."""
+    monkeypatch.delenv("FTSUPERVISE_RUN_DIR", raising=False)
+    argv = [sys.executable, "-c", ASKED_BY_ANOTHER, how]
+    done = subprocess.run(argv, cwd=tmp_path, timeout=60, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert how == "closed" or done.stdout == "True", "ignored when the interpreter takes the handlers away"
+
+
 def test_a_handler_installed_over_ours_is_told_and_left_alone(
     rundir: RunDir, make: Make, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -126,7 +126,7 @@ def test_a_script_that_does_not_catch_the_warning_trains_to_the_limit_and_is_sto
     launch: Launch, until: Until, tmp_path: Path, hears: bool
 ) -> None:
     program = nano(100_000).replace("begun = iter_num\n", f"begun = iter_num\n{HEARS_TERM if hears else ''}")
-    rundir = launch(program, 0, time='"25s"', warn="12s", resume="--init_from=resume")
+    rundir = launch(program, 0, time='"18s"', warn="9s", resume="--init_from=resume")
     log = until(lambda: next(rundir.logs.glob("*_1.out"), None), "the output", 60)
     said = rundir.attempt(1) / "run.log"
     until(lambda: said.exists() and "the job ends soon" in said.read_text(), "the warning", 90)
