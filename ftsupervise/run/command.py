@@ -18,7 +18,7 @@ from functools import partial
 from ftsupervise.host import bounded, processes
 from ftsupervise.host.in_time import in_time
 from ftsupervise.host.memory import OomKillCounter
-from ftsupervise.model import Cause, CauseKind, End, NodeRanks, Reached
+from ftsupervise.model import Cause, CauseKind, End, Reached
 from ftsupervise.ranks.hang_detector import HangVerdict
 from ftsupervise.ranks.hang_monitor import HangMonitor, cause_of
 from ftsupervise.ranks.protocol import RankExit
@@ -62,7 +62,6 @@ class RunningCommand:
         self.hang: HangVerdict | None = None  # that was found and left alone
         self.crashes: list[RankExit] = []  # of ranks, as their nodes reported
         self.death: RankExit | None = None  # of the rank that failed first
-        self.said_at: dict[NodeRanks, float] = {}  # monotonic: when srun's newest line about a rank was read
         self.pid = 0
         # the batch script started them before it became us
         there, warm = processes.below(os.getpid()), asked.warm.tree()
@@ -238,7 +237,6 @@ class RunningCommand:
     def _confirmed_death(self) -> Cause | None:
         """Return the first end of a rank, or loss of a node, that srun has reported and an agent or Slurm has confirmed."""
         said = self.output.next_hints_within(self.asked.ours, _LISTEN / 2)
-        self.said_at.update((one.at[0], time.monotonic()) for one in said)
         if self.hints is None:
             if not said or (agents := self.asked.agents) is None:
                 return None
@@ -502,7 +500,7 @@ class RunningCommand:
             return first_event(told, ours=ours, by_itself=False)
         if exits:
             return first_event(told, ours=ours, died_at=exits[0].at, had_heard=exits[0].told)
-        return first_event(told, ours=ours, died_at=self.said_at.get(how.at[0]) if how.at else None)
+        return first_event(told, ours=ours, died_at=self.output.said_at.get(how.at[0]) if how.at else None)
 
     def _believed(self, output: str) -> Callable[[Cause], bool]:
         """Return the judge of srun's lines about a rank. The agents' word on a rank that a line names may come a moment after

@@ -356,6 +356,7 @@ class Output:
         self._turn = OneAtATime[list[Cause]]()
         self._reading: threading.Thread | None = None
         self._before = ""
+        self.said_at: dict[NodeRanks, float] = {}  # monotonic: when srun's newest line about ranks was read
 
     def note_before(self) -> None:
         """Read what was printed by now, beside: the file may lie on a dead mount, and the ranks are about to be signalled. What
@@ -397,7 +398,9 @@ class Output:
             self._rest = (self._rest + data)[:LINE]
             return []
         whole, self._rest = self._rest + data[:end], data[end:][:LINE]
-        return hints(plain(whole), ours) if b"srun: error: " in whole else []
+        found = hints(plain(whole), ours) if b"srun: error: " in whole else []
+        self.said_at.update((one.at[0], monotonic()) for one in found)
+        return found
 
     @property
     def read_to(self) -> int:
