@@ -342,6 +342,35 @@ def test_a_fresh_optimizer_gets_the_moments_it_had_and_a_module_of_another_shape
     assert "of net, '0.weight' has the shape (8, 9) in the loop, and (8, 8) in what was saved" in said
 
 
+def test_large_weights_and_moments_that_several_threads_copy_come_back_bit_for_bit_and_in_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+
+    monkeypatch.setenv("FTSUPERVISE_CHECKPOINT_DIR", str(tmp_path))
+
+    def made() -> tuple[Any, Any]:
+        torch.manual_seed(1)
+        net = torch.nn.Sequential(torch.nn.Linear(1024, 700), torch.nn.BatchNorm1d(700), torch.nn.Linear(700, 600))
+        net[0].weight.data = net[0].weight.data.t().contiguous().t()  # in another order of memory
+        return net, torch.optim.Adam(net.parameters())
+
+    net, optimizer = made()
+    with Guard(signals=(), rank=0, world=1) as guard:
+        guard.restore(net=net, optimizer=optimizer)
+        net(torch.randn(8, 1024)).square().sum().backward()
+        optimizer.step()
+        guard.save(1)
+    other, fresh = made()
+    places = [one.data_ptr() for one in other.parameters()]
+    with Guard(signals=(), rank=0, world=1) as guard:
+        assert guard.restore(net=other, optimizer=fresh) == 1
+    assert [one.data_ptr() for one in other.parameters()] == places
+    assert all(torch.equal(one, other.state_dict()[name]) for name, one in net.state_dict().items())
+    moments, again = optimizer.state_dict()["state"], fresh.state_dict()["state"]
+    assert all(torch.equal(one, again[n][key]) for n, of in moments.items() for key, one in of.items())
+
+
 def test_weights_that_are_tied_are_kept_once(memory: Path) -> None:
     import torch
 

@@ -72,6 +72,9 @@ PAST: dict[str, tuple[Past, ...]] = {
     ),
     "checkpoints/retain.py": (Past("remove _delete", HELD),),
     "checkpoints/shards.py": (Past("enter leave fail remove_lists", STAGED),),
+    "checkpoints/part_files.py": (
+        Past("finish discard _open", "a part of a copy: no link is followed, and only a file of ours alone is gone on with"),
+    ),
     "checkpoints/stores.py": (Past("remove", "half of a copy that this command has begun, in a place that was typed or set"),),
     "checkpoints/written.py": (Past("keep _copy _link _remove", RUN),),
     "cli/__init__.py": (Past("_main", DEVICE),),
