@@ -50,7 +50,7 @@ _AGENT_WITHIN = 30.0  # seconds
 _ON_DISK = -1  # in the place of a slot
 
 
-class _Asked(NamedTuple):
+class _SnapshotPace(NamedTuple):
     """What the settings ask for."""
 
     every: int  # steps from one to the next; 0: none
@@ -67,7 +67,9 @@ class Snapshots:
         self._pid = os.getpid()
         self._named = os.environ.get(ENV_SNAPSHOTS, "")
         self._code = ""  # the version of the loop's code, where it names one
-        self._asked = _Asked(_setting("SNAPSHOT_EVERY", EVERY, 0, 1_000_000), _wait_for_copies(self._named, place.rank))
+        self._pace = _SnapshotPace(
+            _setting("SNAPSHOT_EVERY", EVERY, 0, 1_000_000), _wait_for_copies(self._named, place.rank)
+        )
         self._loop: LoopState | None = None
         self._memory: SnapshotMemory | None = None
         self._kept: tuple[SnapshotId, KeptRank | None] | None = None  # on the disk; None: it is not there for this rank
@@ -76,7 +78,7 @@ class Snapshots:
         self._left = False  # those that are there were not taken, and are given up when the loop has begun without them
         # monotonic: the node's agent, which starts beside the first ranks of a job, makes the folder until then
         self._coming_until = time.monotonic() + _AGENT_WITHIN if os.environ.get(ENV_RESTART) == "0" else 0.0
-        if self._asked.every:
+        if self._pace.every:
             self._open()
         else:
             self._why = "the settings say so"
@@ -126,7 +128,7 @@ class Snapshots:
 
         Raises RuntimeError where this rank cannot begin where the others do.
         """
-        if not self._named or not self._asked.every:
+        if not self._named or not self._pace.every:
             return None
         self._look_on_the_disk()
         held = self._held()
@@ -315,7 +317,7 @@ class Snapshots:
             self._tell_why()
             return False
         number = whole(step)
-        return number is not None and number >= 0 and not number % self._asked.every and os.getpid() == self._pid
+        return number is not None and number >= 0 and not number % self._pace.every and os.getpid() == self._pid
 
     def write(self, step: Any, describe: Callable[[], Described], source: Copied, size: int = 0) -> bool:
         """Copy the state that ``describe`` gives, now; False: there is none of this step. ``size``: it may grow to.
@@ -330,7 +332,7 @@ class Snapshots:
             if not memory.is_ready_for(described, size):
                 return False
             memory.write(number, self._place.attempt or 0, described, source)
-            return self._asked.copied is None or self._is_copied(self._asked.copied, number)
+            return self._pace.copied is None or self._is_copied(self._pace.copied, number)
         except NoRoom as error:
             self._voice.once(f"no snapshots for now: {error}")
         except (CannotKeep, Replaced) as error:

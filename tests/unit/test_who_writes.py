@@ -65,6 +65,7 @@ PAST: dict[str, tuple[Past, ...]] = {
     "checkpoints/memory_kept.py": (Past("remove", JUDGED),),
     "checkpoints/memory_pins.py": (Past("__init__", PRIVATE),),
     "checkpoints/memory_slots.py": (Past("open_slots create_slots", PRIVATE),),
+    "checkpoints/memory_wait.py": (Past("listen", PRIVATE),),
     "checkpoints/previous.py": (Past("keep", SAME),),
     "checkpoints/quarantine.py": (Past("_move", JUDGED),),
     "checkpoints/restore.py": (
