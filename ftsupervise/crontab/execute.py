@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import IO
 
 from ftsupervise.host import files, processes
-from ftsupervise.host.begin import Begun, begin
+from ftsupervise.host.begin import StartedProgram, begin
 from ftsupervise.units import show_duration
 
 MARK = "FTSUPERVISE_CRON_RUN"
@@ -99,7 +99,7 @@ class BoundedOutput:
 @dataclass
 class _RunningTask:
     task: Task
-    child: Begun
+    child: StartedProgram
     pipe: IO[bytes]
     output: BoundedOutput
     started: float

@@ -20,7 +20,7 @@ _REAP = 0.2  # seconds for a child that could not begin
 _LOOK = 0.25  # seconds from one call of ``waiting`` to the next
 
 
-class Begun:
+class StartedProgram:
     """A child that becomes a program, in a session of its own. ``has_begun`` has to be asked once."""
 
     def __init__(self, pid: int, reader: int, name: str) -> None:
@@ -77,7 +77,7 @@ def begin(
     env: Mapping[str, str] | None = None,
     cwd: str | None = None,
     before_exec: Callable[[], object] | None = None,
-) -> Begun:
+) -> StartedProgram:
     """Start ``argv`` with the descriptors ``files`` as its input, output and error output; waits for nothing.
 
     ``before_exec`` is called in the child. Raises OSError where there can be no more processes.
@@ -97,7 +97,7 @@ def begin(
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         os.close(writer)
-    return Begun(pid, reader, name)
+    return StartedProgram(pid, reader, name)
 
 
 def _become(

@@ -21,7 +21,7 @@ from typing import IO
 
 from ftsupervise import host
 from ftsupervise.host import pulse
-from ftsupervise.host.begin import Begun, begin
+from ftsupervise.host.begin import StartedProgram, begin
 from ftsupervise.host.processes import end_group, send
 
 _AT_LEAST = 1.0  # least seconds for a command
@@ -175,7 +175,7 @@ def _is_endless(written: Sequence[int]) -> bool:
     return any(os.fstat(fd).st_size > _OUTPUT_LIMIT for fd in written)
 
 
-def _wait(child: Begun, until: float, written: Sequence[int]) -> int | None:
+def _wait(child: StartedProgram, until: float, written: Sequence[int]) -> int | None:
     """Raises OSError when it cannot be started at all."""
     try:
         if child.has_begun(until - time.monotonic(), pulse.beat):
@@ -200,7 +200,7 @@ def _end(pid: int) -> None:
     send([pid], signal.SIGKILL)
 
 
-def _await_end(child: Begun, until: float, written: Sequence[int]) -> None:
+def _await_end(child: StartedProgram, until: float, written: Sequence[int]) -> None:
     """Return when the child ends, or has written too much."""
     try:
         fd = os.pidfd_open(child.pid)
