@@ -36,9 +36,8 @@ class CopyWait:
             return False
         try:
             if self._sock is None:
-                self._sock = _connect(self._place)
+                self._sock = _connect(self._place, self._seconds)
             self._absent = None
-            self._sock.settimeout(self._seconds)
             self._sock.send(_ASKED.pack(self._rank, step, attempt, self._seconds))
             found = self._sock.recv(_LONGEST)
             if found == b"1":
@@ -97,8 +96,9 @@ def listen(place: str) -> socket.socket:
     return sock
 
 
-def _connect(place: str) -> socket.socket:
+def _connect(place: str, seconds: float) -> socket.socket:
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    sock.settimeout(seconds)
     fd = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         sock.connect(f"/proc/self/fd/{fd}/{NAME}")

@@ -35,6 +35,7 @@ PERSON = "goes on until a person ends it"
 
 WAITS: dict[str, dict[str, str]] = {
     "checkpoints/memory_sums.py": {"_run": "a thread of its own waits for work; it is a daemon"},
+    "checkpoints/memory_wait.py": {"wait": TIMED, "_connect": TIMED, "listen": "it is made, and waits for nobody here"},
     "cli/status_live.py": {"run": PERSON},
     "guard/loaded_again.py": {"require": "the loop saves to the disk that is being read here: it would wait for that one too"},
     "guard/side_thread.py": {"__init__": OWN_LOCK, "_wait": "the thread itself waits for work", "do": OWN_LOCK},
@@ -53,6 +54,10 @@ WAITS: dict[str, dict[str, str]] = {
         "udp": TIMED,
         "resolve": "the agent looks its supervisor up once, at its start: nobody waits for an agent without a bound",
         "own_addresses": LOCAL,
+    },
+    "ranks/snapshot_at_once.py": {
+        "_accept": "a thread of its own waits for ranks; it is a daemon",
+        "_serve": "a thread of its own for one rank, whose end closes the connection; it is a daemon",
     },
     "ranks/snapshot_door.py": {"_accept": "a thread of its own waits for peers; it is a daemon"},
     "ranks/snapshot_exchange.py": {"_hear": "select has said that something is there"},
