@@ -126,13 +126,15 @@ def _gone(found: RunDetail, run: str) -> Iterator[str]:
     asked = last is not None and last.ended is not None and last.failure is None
     if not asked and found.log is not None:
         yield f"ftsupervise logs {run} --errors   (what failed)"
-    yield _launch(found)
+    failed = not asked and last is not None and last.ended is not None
+    yield _launch(found, "once that is mended" if failed else "")
 
 
-def _launch(found: RunDetail) -> str:
-    """Return what launches it again, and where it goes on."""
-    saved = "" if found.row.saved is None else f"   (it goes on from step {found.row.saved})"
-    return f"ftsupervise launch {found.status.rundir.quoted()}{saved}"
+def _launch(found: RunDetail, first: str = "") -> str:
+    """Return what launches it again, what comes ``first``, and where it goes on."""
+    saved = "" if found.row.saved is None else f"it goes on from step {found.row.saved}"
+    said = "; ".join(one for one in (first, saved) if one)
+    return f"ftsupervise launch {found.status.rundir.quoted()}{f'   ({said})' if said else ''}"
 
 
 def _slow(found: RunDetail, run: str) -> Iterator[str]:
@@ -147,8 +149,8 @@ def _waits(found: RunDetail) -> Iterator[str]:
     jobs = dict.fromkeys(job.id.partition("_")[0] for job in waiting)
     never = next((words for job in waiting if (words := never_starts(job.reason)) is not None), None)
     if never is not None:
+        yield f"scancel {' '.join(jobs)}   (takes it out of the queue)"
         yield f"{never[1]}: {never[0]}, and it never starts by waiting"
-        yield f"scancel {' '.join(jobs)}   (takes it out of the queue, before it is launched again)"
         yield f"scontrol show job {next(iter(jobs))}   (all that it asks for)"
     elif jobs and mostly_waits(found.row):
         yield f"squeue --start --jobs {','.join(jobs)}   (when Slurm expects to start it)"

@@ -57,8 +57,8 @@ SAID: dict[str, tuple[str, list[str], list[str]]] = {
     "queued": (
         r"queued: WAITING \(PartitionTimeLimit\)",
         [
-            r"correct launch\.time and launch again: it asks for more time than the partition gives, and it never starts",
             r"scancel \d+ ",
+            r"correct launch\.time and launch again: it asks for more time than the partition gives, and it never starts",
             r"scontrol show job \d+ ",
         ],
         [r"queue     3 jobs left"],
@@ -66,7 +66,10 @@ SAID: dict[str, tuple[str, list[str], list[str]]] = {
     "done": (r"done: FINISHED, step 60 of 60 \(100 %\)", [], [r"attempt 1 ended: finished"]),
     "over": (
         r"over: GONE \(no job of it .*; attempt 1 ended: rank 0 on \S+ exit 1: KeyError: 'lr_schedule'\)",
-        [r"ftsupervise logs \S+/over --errors ", r"ftsupervise launch \S+/over   \(it goes on from step 40\)$"],
+        [
+            r"ftsupervise logs \S+/over --errors ",
+            r"ftsupervise launch \S+/over   \(once that is mended; it goes on from step 40\)$",
+        ],
         [],
     ),
     "quiet": (

@@ -64,14 +64,20 @@ STANDS = ("  rate ", "% of usual")  # what is shown of a run that moves alone
         (
             "waiting for ever",
             r"waits: WAITING \(QOSMaxWallDurationPerJobLimit\)",
-            [r"correct launch\.time: it asks for more time than its QOS gives, and it never starts by waiting"],
+            [
+                r"scancel 88 ",
+                r"correct launch\.time: it asks for more time than its QOS gives, and it never starts by waiting",
+            ],
             [r"queue     10 jobs left .*in the queue for 6h"],
         ),
         ("finished", r"finished: FINISHED", [], [r"last .*2h ago: attempt 1 ended: finished"]),
         (
             "gone",
             r"gone: GONE \(no job of it .*; attempt 1 ended: rank 17 on node-03 exit 1: KeyError: 'lr_schedule'\)",
-            [r"ftsupervise logs \S+/gone --errors", r"ftsupervise launch \S+/gone   \(it goes on from step \d+\)"],
+            [
+                r"ftsupervise logs \S+/gone --errors",
+                r"ftsupervise launch \S+/gone   \(once that is mended; it goes on from step \d+\)",
+            ],
             [r"last .*40m ago: attempt 1 ended"],
         ),
     ],
