@@ -231,6 +231,9 @@ class Loss(Section):
     """Regular expression with one group that finds the loss in a line of the log. Default: the usual forms."""
     spike: Annotated[float, Field(gt=1)] | None = 2.0
     """How many times its recent median is a spike; null: only NaN and infinity raise an alert."""
+    only_guard: bool = False
+    """Tell only what the guard itself finds wrong with the losses that the loop gives to guard.loss(). So it is where watch has
+    no loss section."""
 
 
 class Exec(Section):
@@ -288,7 +291,7 @@ class Watch(Strict):
     """Do checkpoints come, whole and of the usual size?"""
     throughput: Throughput | None = None
     """Is it as fast as it was?"""
-    loss: Loss | None = None
+    loss: Loss | None = Loss(only_guard=True)
     """Is the loss a number, and near where it was?"""
     exec: tuple[Exec, ...] | None = None
     """Nagios plug-ins."""

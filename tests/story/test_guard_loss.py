@@ -6,6 +6,7 @@ import math
 import os
 import shutil
 from datetime import datetime, timezone
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -14,10 +15,11 @@ from ftsupervise import Guard
 from ftsupervise.checkpoints.memory_folder import node_folder
 from ftsupervise.config.schema import Launch, Run
 from ftsupervise.config.watchdogs import Loss
+from ftsupervise.findings import Severity
 from ftsupervise.probe import Probe
 from ftsupervise.rundir.heartbeat_page import read_beats
 from ftsupervise.rundir.paths import RunDir
-from ftsupervise.truth import Health
+from ftsupervise.truth import NOT_A_NUMBER, Health
 from ftsupervise.watch import Look
 from ftsupervise.watch.watchdogs.loss import check
 from tests.neighbours.patience import wait_until
@@ -38,6 +40,46 @@ def test_the_loss_the_loop_reports_is_judged(tmp_path: Path, loss: float, health
             look = Look(run=run, rundir=rundir, now=datetime.now(timezone.utc), jobs=(), probe=probe)
             found = list(check(look, Loss()))
     assert health in {finding.health for finding in found}
+
+
+@pytest.mark.parametrize(
+    ("losses", "told"),
+    [
+        ([0.3, 0.3, 0.3], {Health.OK: "loss 0.3"}),
+        ([0.3, math.nan, 0.3], {Health.OK: "loss 0.3"}),  # one batch, which the loop may have skipped
+        ([0.3, *[math.nan] * 3], {Health.BAD: f"{NOT_A_NUMBER} since step 2"}),
+        ([*[math.nan] * 3, 0.3], {Health.OK: "loss 0.3"}),
+        ([None, None], {}),
+    ],
+    ids=["a number", "once", "lasting", "over", "none is given"],
+)
+def test_a_loss_that_is_no_number_is_told_without_a_setting(
+    tmp_path: Path, losses: list[float | None], told: dict[Health, str]
+) -> None:
+    rundir = RunDir(tmp_path)
+    for name in ("switches", "beats", "watch", "logs"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "logs" / "r-7_1.out").write_text("step 1 loss: nan\n" * 9)  # that alone is only read
+    run = Run(name="r", run_dir=tmp_path, launch=Launch(command="true"))
+    assert run.watch.loss is not None
+    with Guard(tmp_path, poll=0, beat_every=0) as guard, Probe(notes=tmp_path / "notes" / "probe", bound=60) as probe:
+        steps = count(1)
+
+        def trains(loss: float | None) -> bool:
+            """Take a step; return whether its loss is in the beat, which is not written at each."""
+            if loss is not None:
+                guard.loss(loss)
+            guard.step(next(steps))
+            return read_beats(rundir)[0].facts.get("loss") == (None if loss is None else f"{loss:.6g}")
+
+        for loss in losses:
+            trains(loss)
+        wait_until(lambda: trains(losses[-1]), "the beat of the last loss")
+        look = Look(run=run, rundir=rundir, now=datetime.now(timezone.utc), jobs=(), probe=probe)
+        found = {one.health: one for one in check(look, run.watch.loss)}
+    assert found.keys() == told.keys()
+    assert all(one.summary.startswith(told[health]) for health, one in found.items()), found
+    assert all(one.severity is Severity.CRITICAL for health, one in found.items() if health is Health.BAD)
 
 
 def test_a_loss_that_is_no_number_of_python_is_told_and_does_not_stop_the_loop(

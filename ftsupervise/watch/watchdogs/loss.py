@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from ftsupervise.findings import Finding, Severity, Words
 from ftsupervise.probe import NotSeen
 from ftsupervise.rundir import log_lines
-from ftsupervise.truth import Health
+from ftsupervise.truth import NOT_A_NUMBER, Beat, Health
 from ftsupervise.watch.watchdogs import run_signs
 from ftsupervise.watch.watchdogs.run_signs import newest_beats, number, server_now
 
@@ -59,7 +59,11 @@ def judge(past: Sequence[float], new: Sequence[float], spike: float | None) -> L
 
 
 def check(look: Look, settings: Settings) -> Iterator[Finding]:
-    new = _new(look, settings)
+    beats, blind = newest_beats(look, server_now(look))
+    if settings.only_guard:
+        yield from _as_the_guard_says(look, [beat for beat, _ in beats], blind)
+        return
+    new = _new(look, settings, [beat for beat, _ in beats], blind)
     if isinstance(new, str):
         yield look.finding("loss", Health.UNKNOWN, f"loss not seen: {new}", WORDS)
         return
@@ -75,9 +79,31 @@ def check(look: Look, settings: Settings) -> Iterator[Finding]:
     yield look.finding("loss", Health.of(found.bad), found.words, WORDS, severity=severity, limit=limit)
 
 
-def _new(look: Look, settings: Settings) -> list[float] | str:
-    beats, blind = newest_beats(look, server_now(look))
-    reports = [(beat.step or 0, value) for beat, _ in beats if (value := number(beat.facts.get("loss"))) is not None]
+def _as_the_guard_says(look: Look, beats: Sequence[Beat], blind: str) -> Iterator[Finding]:
+    """Yield what the guard finds wrong with the losses that the loop gives to it; nothing where it was given none."""
+    reports = _reports(beats)
+    if blind and "given" in look.memory:
+        yield look.finding("loss", Health.UNKNOWN, f"loss not seen: {blind}", WORDS)
+    if not reports:
+        return
+    look.memory["given"] = True
+    troubles = [beat.trouble for beat in beats if beat.trouble is not None]
+    if troubles:
+        worst = min(troubles, key=lambda one: (one.kind != NOT_A_NUMBER, one.rank))
+        severity = Severity.CRITICAL if worst.kind == NOT_A_NUMBER else Severity.WARNING
+        since = "" if worst.since is None else f" since step {worst.since}"
+        yield look.finding("loss", Health.BAD, f"{worst.kind}{since}: {worst.words}", WORDS, severity=severity)
+    else:
+        yield look.finding("loss", Health.OK, f"loss {max(reports)[1]:.4g}", WORDS)
+
+
+def _reports(beats: Sequence[Beat]) -> list[tuple[int, float]]:
+    """Return step and loss of each rank that has reported one."""
+    return [(beat.step or 0, value) for beat in beats if (value := number(beat.facts.get("loss"))) is not None]
+
+
+def _new(look: Look, settings: Settings, beats: Sequence[Beat], blind: str) -> list[float] | str:
+    reports = _reports(beats)
     if reports:
         # one rank whose loss is no number is enough, whatever the others of that step say
         step, value = max(reports, key=lambda pair: (not math.isfinite(pair[1]), pair[0]))
