@@ -510,15 +510,23 @@ class RunningCommand:
 
     def _believed(self, output: str) -> Callable[[Cause], bool]:
         """Return the judge of srun's lines about a rank. The agents' word on a rank that a line names may come a moment after
-        that line."""
+        that line; of a node whose agent has said nothing since the line came, the line is all that is known."""
         if self.asked.agents is None:
             return lambda _: True
+        ended = min(one for one in (self.touched, self.died_at, time.monotonic()) if one is not None)
         table, until = self.asked.agents.table, time.monotonic() + _WORD
         pages = {(str(one.rank), one.node.partition(".")[0]) for one in table.newest()}
         named = exit_analysis.named_alone(output) & pages
         while named - {(str(one.rank), one.node.partition(".")[0]) for one in table.exits} and time.monotonic() < until:
             time.sleep(0.01)
-        return partial(exit_analysis.is_believed, pages=pages, exits=table.exits)
+        exits, now, names = table.exits, time.monotonic(), [node.decode() for node in table.nodes]
+
+        def believed(said: Cause) -> bool:
+            agents = [name for name in names if name.partition(".")[0] == said.at[0].node.partition(".")[0]]
+            late = agents == table.silent(agents, now - self.output.said_at.get(said.at[0], ended))
+            return late or exit_analysis.is_believed(said, pages=pages, exits=exits)
+
+        return believed
 
     def _ours_alone(self) -> Ours:
         """Return whom a line of Slurm's must be about, by all that is known now. A lost node is no finding of the output's."""

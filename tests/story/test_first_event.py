@@ -3,11 +3,18 @@ of rank 0, to which SIGTERM comes."""
 
 from __future__ import annotations
 
+import re
 import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
 
+import psutil
 import pytest
 
 from tests.neighbours.supervised import SupervisedRun
+
+Until = Callable[..., Any]
 
 # As srun and torchrun do: two ranks, and what is left of them is told to leave as soon as one has failed.
 LAUNCHER = """
@@ -17,9 +24,7 @@ def rank(number):
     env = {**os.environ, "RANK": str(number), "WORLD_SIZE": "2"}
     return subprocess.Popen([sys.executable, "rank.py", *sys.argv[1:]], env=env)
 ranks = [rank(0), rank(1)]
-def stepped():
-    return all(Path(f"stepped-{number}").exists() for number in (0, 1))
-while not stepped():
+while not Path("observed").exists():
     time.sleep(0.01)
 if sys.argv[1] == "asked":
     for one in ranks:
@@ -57,14 +62,39 @@ def two(run: SupervisedRun) -> SupervisedRun:
     return run
 
 
-def test_a_rank_that_was_told_to_leave_because_another_had_failed_was_not_asked_to_stop(two: SupervisedRun) -> None:
-    assert two.start(sys.executable, "launcher.py", "fails").wait(60) == 1
+def ended(two: SupervisedRun, how: str, until: Until) -> int:
+    """Start both ranks; let it happen once somebody sees them, and return the exit code."""
+    member = two.start(sys.executable, "launcher.py", how)
+    ranks = until(lambda: two.ranks(2), "a step of both ranks")
+    until(lambda: observed(member.pid, ranks.values()), "somebody to see the end of each")
+    (two.folder / "observed").touch()
+    return member.wait(60)
+
+
+def observed(supervisor: int, ranks: Iterable[int]) -> bool:
+    """Does it, or a child of it, hold a descriptor of each of these processes?"""
+    below = psutil.Process(supervisor).children(recursive=True)
+    held = ""
+    for pid in (supervisor, *(one.pid for one in below)):
+        try:
+            held += "".join(one.read_text() for one in Path(f"/proc/{pid}/fdinfo").iterdir())
+        except OSError:
+            continue
+    return all(re.search(rf"^Pid:\s+{pid}$", held, re.M) for pid in ranks)
+
+
+def test_a_rank_that_was_told_to_leave_because_another_had_failed_was_not_asked_to_stop(
+    two: SupervisedRun, until: Until
+) -> None:
+    assert ended(two, "fails", until) == 1
     (only,) = two.attempts()
     assert (only.words, only.sign) == ("exit 1", "exit 1 (ValueError)"), two.members[0].said()
 
 
-def test_ranks_that_were_asked_to_stop_and_then_failed_were_asked_to_stop_first(two: SupervisedRun) -> None:
-    assert two.start(sys.executable, "launcher.py", "asked").wait(60) == 1
+def test_ranks_that_were_asked_to_stop_and_then_failed_were_asked_to_stop_first(
+    two: SupervisedRun, until: Until
+) -> None:
+    assert ended(two, "asked", until) == 1
     (only,) = two.attempts()
     assert only.words == "asked to stop (SIGTERM), then exit 1", two.members[0].said()
 

@@ -119,7 +119,7 @@ _keys = ["name", "launch", "run_dir", "scheduler", "guard", "watch", "alerts"]
 _launch_keys = [*Launch.model_fields, "zzz", "password"]
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=80)
 @given(st.dictionaries(st.sampled_from(_keys), _values), st.dictionaries(st.sampled_from(_launch_keys), _values))
 def test_no_value_of_any_kind_at_any_key_makes_load_raise_anything_but_a_config_error(
     top: dict[str, object], launch: dict[str, object]
