@@ -117,6 +117,7 @@ def test_the_ranks_are_told_of_another_end_by_a_file(sandbox: Sandbox, tmp_path:
         sandbox.run(["scontrol", "update", f"JobId={job}", "TimeLimit=60"])
         until(lambda: (tmp_path / "deadline").exists(), "the file", 30)
         assert float((tmp_path / "deadline").read_text()) > time.time() + 1800
+        until(lambda: said, "the word of it, which comes after the file", 30)
         assert "its limit was changed" in said[0]
     finally:
         follower.close()
