@@ -27,10 +27,11 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -230,43 +231,64 @@ STRETCHES = 41
 STEP = 0.05  # seconds, about
 
 
-def copies(mb: int) -> None:
-    """Two nodes on this machine, a rank for each core, and the exchanges stopped and continued in turn."""
-    ranks = max(2, len(os.sched_getaffinity(0)))
-    folder, key = memory_folder.new_folder("benchmark"), os.urandom(32)
-    nodes = ("a", "b")
-    locks = [memory_folder.make(folder, node) for node in nodes]
-    share = default("snapshot_copies")
+class Nodes(NamedTuple):
+    """Two "nodes" of this machine, with an exchange each."""
+
+    folder: str
+    names: tuple[str, str]
+    ring: SnapshotRing
+    talks: dict[str, socket.socket]
+    pids: list[int]
+
+
+@contextmanager
+def two_nodes(share: float, *, at_once: bool = False) -> Iterator[Nodes]:
+    folder, key, names = memory_folder.new_folder("benchmark"), os.urandom(32), ("a", "b")
+    locks = [memory_folder.make(folder, node) for node in names]
     talks: dict[str, socket.socket] = {}
-    ring = SnapshotRing(lambda: nodes, lambda node, body: talks[node].send(body))
+    ring = SnapshotRing(lambda: names, lambda node, body: talks[node].send(body), at_once=at_once)
     pids = []
-    for node in nodes:
-        pid, talks[node] = start_exchange(folder, node, key, share)
-        pids.append(pid)
-    ring.begin(0, -1)  # without a supervisor there is no attempt
-    os.environ |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-    spawn = multiprocessing.get_context("spawn")
-    counters = spawn.Array("q", ranks, lock=False)
-    children = [
-        spawn.Process(target=one_rank, args=(folder, nodes[n % 2], n, ranks, mb, counters), daemon=True)
-        for n in range(ranks)
-    ]
     try:
-        for child in children:
-            child.start()
-        rates = alternate(ring, talks, pids, counters)
-        tell_copies(rates, ranks, mb, share, ring.state.held)
+        for node in names:
+            pid, talks[node] = start_exchange(folder, node, key, share, at_once)
+            pids.append(pid)
+        ring.begin(0, -1)  # without a supervisor there is no attempt
+        yield Nodes(folder, names, ring, talks, pids)
     finally:
-        for child in children:
-            child.kill()
-            child.join()
         for pid in pids:
             os.kill(pid, signal.SIGKILL)
-        for node in nodes:
+        for node in names:
             memory_folder.remove(folder, node)
         for lock in locks:
             if lock is not None:
                 os.close(lock)
+
+
+@contextmanager
+def at_work(target: Callable[..., None], each: Iterable[tuple[Any, ...]]) -> Iterator[int]:
+    """A process of ``target`` for each of these arguments; yields how many."""
+    spawn = multiprocessing.get_context("spawn")
+    children = [spawn.Process(target=target, args=one, daemon=True) for one in each]
+    try:
+        for child in children:
+            child.start()
+        yield len(children)
+    finally:
+        for child in children:
+            child.kill()
+            child.join()
+
+
+def copies(mb: int) -> None:
+    """Two nodes on this machine, a rank for each core, and the exchanges stopped and continued in turn."""
+    ranks, share = max(2, len(os.sched_getaffinity(0))), default("snapshot_copies")
+    os.environ |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    counters = multiprocessing.get_context("spawn").Array("q", ranks, lock=False)
+    with two_nodes(share) as on:
+        each = [(on.folder, on.names[n % 2], n, ranks, mb, counters) for n in range(ranks)]
+        with at_work(one_rank, each):
+            rates = alternate(on.ring, on.talks, on.pids, counters)
+            tell_copies(rates, ranks, mb, share, on.ring.state.held)
 
 
 def one_rank(folder: str, node: str, rank: int, world: int, mb: int, counts: Any) -> None:
@@ -350,39 +372,15 @@ def waits(mb: int) -> None:
 
 
 def waiting(mb: int, wait: str) -> list[float]:
-    folder, key, nodes = memory_folder.new_folder("benchmark"), os.urandom(32), ("a", "b")
-    locks = [memory_folder.make(folder, node) for node in nodes]
-    at_once = wait != "off"
-    talks: dict[str, socket.socket] = {}
-    ring = SnapshotRing(lambda: nodes, lambda node, body: talks[node].send(body), at_once=at_once)
-    pids = []
-    for node in nodes:
-        pid, talks[node] = start_exchange(folder, node, key, default("snapshot_copies"), at_once)
-        pids.append(pid)
-    ring.begin(0, -1)
-    spawn = multiprocessing.get_context("spawn")
-    queue = spawn.Queue()
-    words = [(folder, node, rank, mb, wait, queue) for rank, node in enumerate(nodes)]
-    children = [spawn.Process(target=waiting_rank, args=one, daemon=True) for one in words]
-    try:
-        for child in children:
-            child.start()
-        found: list[float] = []
-        for _ in children:
-            listen(ring, talks, until=lambda: not queue.empty(), bound=300.0)
-            found += queue.get(timeout=10)
-        return found
-    finally:
-        for child in children:
-            child.kill()
-            child.join()
-        for pid in pids:
-            os.kill(pid, signal.SIGKILL)
-        for node in nodes:
-            memory_folder.remove(folder, node)
-        for lock in locks:
-            if lock is not None:
-                os.close(lock)
+    found: list[float] = []
+    with two_nodes(default("snapshot_copies"), at_once=wait != "off") as on:
+        queue = multiprocessing.get_context("spawn").Queue()
+        each = [(on.folder, node, rank, mb, wait, queue) for rank, node in enumerate(on.names)]
+        with at_work(waiting_rank, each) as count:
+            for _ in range(count):
+                listen(on.ring, on.talks, until=lambda: not queue.empty(), bound=300.0)
+                found += queue.get(timeout=10)
+    return found
 
 
 def waiting_rank(folder: str, node: str, rank: int, mb: int, wait: str, queue: Any) -> None:

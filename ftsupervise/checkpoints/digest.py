@@ -18,11 +18,9 @@ from typing import NamedTuple, Protocol, TypeVar
 
 from ftsupervise.host import files
 
-BLOCKS, XXH3, CRC32 = (
-    "xxh3_128-8M",
-    "xxh3_128",
-    "crc32",
-)  # XXH3: of the whole file; it is read, and not written any more
+BLOCKS = "xxh3_128-8M"  # of blocks of 8 MiB, and then of these digests
+XXH3 = "xxh3_128"  # of the whole file: it is read, and not written any more
+CRC32 = "crc32"
 ALGORITHMS = (BLOCKS, XXH3, CRC32)
 BLOCK = 8 << 20  # bytes of a block
 _PIECE = 1 << 19  # bytes read at once: they are still in the processor's own cache when the digest is taken

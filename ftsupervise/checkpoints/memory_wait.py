@@ -11,6 +11,8 @@ import os
 import socket
 import struct
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 NAME = "copied"  # the socket
 _ASKED = struct.Struct("<qqqd")  # rank, step, attempt, seconds that the rank waits at most
@@ -79,32 +81,33 @@ def answer(sock: socket.socket, why: str) -> None:
 
 def listen(place: str) -> socket.socket:
     """Return the socket at which the ranks of ``place`` ask; an older one is replaced. Raises OSError."""
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    fd = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
+    with _opened(place) as (sock, fd):
         try:
             os.unlink(NAME, dir_fd=fd)
         except FileNotFoundError:
             pass
         sock.bind(f"/proc/self/fd/{fd}/{NAME}")
         sock.listen(64)
-    except BaseException:
-        sock.close()
-        raise
-    finally:
-        os.close(fd)
     return sock
 
 
 def _connect(place: str, seconds: float) -> socket.socket:
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    sock.settimeout(seconds)
+    with _opened(place) as (sock, fd):
+        sock.settimeout(seconds)
+        sock.connect(f"/proc/self/fd/{fd}/{NAME}")
+    return sock
+
+
+@contextmanager
+def _opened(place: str) -> Iterator[tuple[socket.socket, int]]:
+    """Yield a new socket, which stays open unless the block fails, and a descriptor of the folder. Raises OSError."""
     fd = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
-        sock.connect(f"/proc/self/fd/{fd}/{NAME}")
-    except BaseException:
-        sock.close()
-        raise
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            yield sock, fd
+        except BaseException:
+            sock.close()
+            raise
     finally:
         os.close(fd)
-    return sock

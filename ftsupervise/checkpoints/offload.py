@@ -35,8 +35,7 @@ from ftsupervise.checkpoints.manifest import (
     read_manifest,
     root_of,
 )
-from ftsupervise.checkpoints.part_files import PartFile
-from ftsupervise.checkpoints.part_files import pieces_of as pieces_at
+from ftsupervise.checkpoints.part_files import PartFile, pieces_at
 from ftsupervise.checkpoints.stores import FolderStore, Store, file_pieces, inside, rights_of
 from ftsupervise.errors import Error, NotFound, UsageError
 from ftsupervise.host import files
@@ -87,7 +86,7 @@ class CopyDamaged(Error):
 
 
 class _Known:
-    """What of a copy was read back, by now: several threads add to it."""
+    """Keeps what of a copy has been read back so far. Several threads add to it."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()

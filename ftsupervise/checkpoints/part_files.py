@@ -1,4 +1,4 @@
-"""A large file on its way into a folder, written part by part: a copy that was interrupted goes on in the middle of it.
+"""Writes a large file into a folder part by part, so that a copy that was interrupted goes on in the middle of it.
 
 It lies beside the place where it will be, under a name that the same copy finds again, and gets its own name when all of it is
 there. What somebody else put there is never gone on with: it is removed, and another file is made.
@@ -25,7 +25,7 @@ _NAME = 100  # bytes of the final name that stand in this one
 
 
 class PartFile:
-    """An open one. All methods raise OSError."""
+    """Such a file, open. All methods raise OSError."""
 
     def __init__(self, fd: int, path: Path, target: Path, mode: int) -> None:
         self._fd, self._path, self._target, self._mode = fd, path, target, mode
@@ -58,7 +58,7 @@ class PartFile:
 
     def read(self, at: int, size: int) -> Iterator[bytes]:
         """Yield so many bytes, or those that there are, piece by piece."""
-        return pieces_of(self._fd, at, size)
+        return pieces_at(self._fd, at, size)
 
     def finish(self) -> None:
         """Give it its own name, durably."""
@@ -125,7 +125,7 @@ def _is_still(path: Path, fd: int) -> bool:
     return (there.st_dev, there.st_ino) == (mine.st_dev, mine.st_ino)
 
 
-def pieces_of(fd: int, at: int, size: int) -> Iterator[bytes]:
+def pieces_at(fd: int, at: int, size: int) -> Iterator[bytes]:
     """Yield so many bytes of an open file, or those that there are, piece by piece. Raises OSError."""
     while size > 0 and (piece := os.pread(fd, min(_READ, size), at)):
         yield piece

@@ -66,7 +66,7 @@ def is_up(rundir: RunDir, switch: str, name: str) -> bool:
 
 
 class Hearing(NamedTuple):
-    """What would hear a switch. ``attempt``: the one that runs, if any; ``guard``: whether it has one, as far as is known."""
+    """Tells what would hear a switch. ``attempt``: the one that runs, if any; ``guard``: whether it is known to have one."""
 
     attempt: int | None
     guard: bool

@@ -232,7 +232,7 @@ class Loss(Section):
     spike: Annotated[float, Field(gt=1)] | None = 2.0
     """How many times its recent median is a spike; null: only NaN and infinity raise an alert."""
     only_guard: bool = False
-    """Tell only what the guard itself finds wrong with the losses that the loop gives to guard.loss(). So it is where watch has
+    """Tell only what the guard itself finds wrong with the losses that the loop gives to guard.loss(). It is on where watch has
     no loss section."""
 
 

@@ -51,7 +51,7 @@ _ON_DISK = -1  # in the place of a slot
 
 
 class _SnapshotPace(NamedTuple):
-    """What the settings ask for."""
+    """Tells how often the settings ask for a snapshot, and whether its copy is waited for."""
 
     every: int  # steps from one to the next; 0: none
     copied: CopyWait | None  # the copy of each is waited for

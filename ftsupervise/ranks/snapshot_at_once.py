@@ -17,7 +17,7 @@ from ftsupervise.checkpoints.memory_slots import SnapshotId, open_slots
 from ftsupervise.checkpoints.memory_wait import Asked, answer, listen
 from ftsupervise.ranks.snapshot_copy import NotTaken, TokenBucket, send_snapshot
 from ftsupervise.ranks.snapshot_orders import CopyOrder, CopyReport
-from ftsupervise.ranks.snapshot_wire import ChannelBroken, SnapshotChannel, connect
+from ftsupervise.ranks.snapshot_wire import ChannelBroken, SnapshotChannel, accepted, connect
 
 _FIRST, _LAST = 0.002, 0.1  # seconds between two tries, twice as long each time
 _GONE = 0.2  # seconds for which a buddy is tried that takes no connection: the loss of its node must be seen soon
@@ -44,12 +44,7 @@ class CopyAtOnce:
             return report._replace(sent=step, attempt=order.attempt, order=order.number, problem=self._problem[:200])
 
     def _accept(self) -> None:
-        while True:
-            try:
-                sock = self._sock.accept()[0]
-            except OSError:  # too many open files: some will go
-                threading.Event().wait(0.1)
-                continue
+        for sock in accepted(self._sock):
             threading.Thread(target=self._serve, args=(sock,), name="snapshots-rank", daemon=True).start()
 
     def _serve(self, sock: socket.socket) -> None:

@@ -21,7 +21,7 @@ from ftsupervise.ranks.snapshot_copy import (
     send_snapshot,
 )
 from ftsupervise.ranks.snapshot_orders import CopyOrder
-from ftsupervise.ranks.snapshot_wire import ChannelBroken, SnapshotChannel, accept
+from ftsupervise.ranks.snapshot_wire import ChannelBroken, SnapshotChannel, accept, accepted
 from ftsupervise.rundir.records import as_count
 
 _STRANGERS = 32  # connections that have proven nothing yet; the oldest goes
@@ -105,12 +105,7 @@ class _Door:
         threading.Thread(target=self._accept, name="snapshots-door", daemon=True).start()
 
     def _accept(self) -> None:
-        while True:
-            try:
-                sock = self._sock.accept()[0]
-            except OSError:  # too many open files: some will go
-                threading.Event().wait(0.1)
-                continue
+        for sock in accepted(self._sock):
             with self._lock:
                 self._unproven[sock] = None
                 if len(self._unproven) > _STRANGERS:

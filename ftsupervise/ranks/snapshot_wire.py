@@ -16,6 +16,8 @@ import json
 import os
 import socket
 import struct
+import time
+from collections.abc import Iterator
 from hashlib import blake2b
 from hmac import compare_digest
 from typing import Any
@@ -36,6 +38,18 @@ _LENGTH = struct.Struct("<I")
 _MAC = _TAG = 16  # bytes
 _LONGEST = 1 << 16  # bytes of a message
 _HELLO_WITHIN = 5.0  # seconds
+_FULL = 0.1  # seconds to the next try where no file can be opened
+
+
+def accepted(listener: socket.socket) -> Iterator[socket.socket]:
+    """Yield each connection, for ever."""
+    while True:
+        try:
+            sock = listener.accept()[0]
+        except OSError:  # too many open files: some will go
+            time.sleep(_FULL)
+            continue
+        yield sock
 
 
 class ChannelBroken(ConnectionError):

@@ -75,7 +75,7 @@ _CLOCKS = 10.0  # seconds by which the clocks of two machines may differ
 
 
 class First(Enum):
-    """What came first: SIGTERM to rank 0, as its guard wrote down, or the first end of a rank or of the command."""
+    """Tells which came first: SIGTERM to rank 0, as its guard wrote down, or the first end of a rank or of the command."""
 
     REQUEST = "it was asked to stop"
     DEATH = "something had ended by then"  # srun, torchrun or we have told the rest to leave

@@ -46,6 +46,7 @@ _LISTEN = 0.1  # seconds between two reads of srun's output; the agents report d
 _VICTIMS = 0.03  # seconds for the other ranks after the first death: to report an error, not to save
 _WRITE = 0.25  # seconds for a page while ranks run: its disk may hang, and a signal for them may be next
 _WORD = 0.2  # seconds for an agent's word on a rank that srun says has ended by itself
+_SILENT = 1.5  # intervals of an agent without a word, after which it has fallen silent
 _READ = 1.0  # seconds for what was printed before we ended any rank
 _HOPELESS = 5.0  # seconds between SIGTERM and SIGKILL for a command that did not stop when asked
 
@@ -493,8 +494,7 @@ class RunningCommand:
     def _first_event(self, how: Cause) -> First:
         """Return whether rank 0 was asked to stop before anything had ended. ``how``: the first death, or the command's
         end."""
-        told = exit_analysis.when_told(self.asked.mine.folder)
-        ours = min(one for one in (self.touched, self.died_at, time.monotonic()) if one is not None)
+        told, ours = exit_analysis.when_told(self.asked.mine.folder), self._over_at()
         exits = exit_analysis.last_exits(self.asked.agents.table.exits if self.asked.agents is not None else (), ours)
         known, by_itself = bool(exits), how.killed_by != signal.SIGTERM and how.code != 0
         if how.at:
@@ -510,10 +510,9 @@ class RunningCommand:
 
     def _believed(self, output: str) -> Callable[[Cause], bool]:
         """Return the judge of srun's lines about a rank. The agents' word on a rank that a line names may come a moment after
-        that line; of a node whose agent has said nothing since the line came, the line is all that is known."""
+        that line; of a node whose agent has fallen silent since the line came, the line is all that is known."""
         if self.asked.agents is None:
             return lambda _: True
-        ended = min(one for one in (self.touched, self.died_at, time.monotonic()) if one is not None)
         table, until = self.asked.agents.table, time.monotonic() + _WORD
         pages = {(str(one.rank), one.node.partition(".")[0]) for one in table.newest()}
         named = exit_analysis.named_alone(output) & pages
@@ -523,10 +522,15 @@ class RunningCommand:
 
         def believed(said: Cause) -> bool:
             agents = [name for name in names if name.partition(".")[0] == said.at[0].node.partition(".")[0]]
-            late = agents == table.silent(agents, now - self.output.said_at.get(said.at[0], ended))
+            since = max(now - self.output.said_at.get(said.at[0], self._over_at()), _SILENT * table.every)
+            late = bool(agents) and agents == table.silent(agents, since)
             return late or exit_analysis.is_believed(said, pages=pages, exits=exits)
 
         return believed
+
+    def _over_at(self) -> float:
+        """Return when we began to end processes ourselves, or the command was over. Monotonic."""
+        return min(one for one in (self.touched, self.died_at, time.monotonic()) if one is not None)
 
     def _ours_alone(self) -> Ours:
         """Return whom a line of Slurm's must be about, by all that is known now. A lost node is no finding of the output's."""

@@ -165,12 +165,14 @@ def cause_of(
     before we ended any rank; a rank that was killed first there was not killed by us. ``believed``: whether a line may be
     true, by all else that is known of its rank.
     """
-    deaths, rank = [one for one in _tasks(output) if ours.has_node(one.at[0].node) and believed(one)], str(death.rank)
+
+    def told(text: str) -> list[Cause]:
+        return [one for one in _tasks(text) if ours.has_node(one.at[0].node) and believed(one)]
+
+    deaths, rank = told(output), str(death.rank)
     if death.failed and death.code is not None and death.code > 0:
         reported = {rank, *map(str, failed)}
-        killed = _killed_first(
-            [one for one in _tasks(before) if ours.has_node(one.at[0].node) and believed(one)], reported
-        )
+        killed = _killed_first(told(before), reported)
         return _crash(deaths, reported) or killed or _left_first(deaths, reported) or death.cause()
     said = (one for one in deaths if one.at == (NodeRanks(death.node, rank),))
     return next(said, death.cause())

@@ -57,9 +57,7 @@ def wait_for_answer(options: Options, pause: Callable[[float], bool]) -> bool:
     while not _answers(options):
         rest = until - time.monotonic()
         if rest <= 0:
-            raise NoAnswer(
-                f"the run directory {root} does not answer: its file system hangs", hint=f"findmnt -T {root}"
-            )
+            raise no_answer(root)
         if not told:
             tell(None, f"the run directory {root} does not answer; waiting up to {options.space_wait:g} s for it")
             told = True
@@ -68,6 +66,10 @@ def wait_for_answer(options: Options, pause: Callable[[float], bool]) -> bool:
     if told:
         tell(None, "the run directory answers again")
     return True
+
+
+def no_answer(root: Path) -> NoAnswer:
+    return NoAnswer(f"the run directory {root} does not answer: its file system hangs", hint=f"findmnt -T {root}")
 
 
 def _answers(options: Options) -> bool:

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
-from ftsupervise.errors import Error, NoAnswer
+from ftsupervise.errors import Error
 from ftsupervise.host.in_time import in_time
 from ftsupervise.host.modes import FOLDER, make_folder
 from ftsupervise.host.ownership import user_name
@@ -22,7 +22,7 @@ from ftsupervise.model import Claim, Job
 from ftsupervise.replicas.environment import environment_of, for_group
 from ftsupervise.replicas.groups import GroupState, name_of
 from ftsupervise.replicas.lighthouse_record import lighthouse_address
-from ftsupervise.run.gate import SignalQueue, answers, reason_not_to_start
+from ftsupervise.run.gate import SignalQueue, answers, no_answer, reason_not_to_start
 from ftsupervise.run.group_disk import GroupReading, RunDirReader, note_stop, words_of_its_end
 from ftsupervise.run.group_lighthouse import GroupLighthouse
 from ftsupervise.run.group_options import GroupOptions
@@ -206,10 +206,7 @@ def member_command(asked: GroupOptions, number: int, env: Mapping[str, str]) -> 
     until = time.monotonic() + _ANSWERS
     while not answers(group, begin):
         if time.monotonic() >= until:
-            root = asked.rundir.root
-            raise NoAnswer(
-                f"the run directory {root} does not answer: its file system hangs", hint=f"findmnt -T {root}"
-            )
+            raise no_answer(asked.rundir.root)
         time.sleep(_TICK)
     begin()
     address, told = "", False

@@ -45,7 +45,6 @@ class PercentReader:
 
     def __init__(self) -> None:
         self._counters: dict[str, _Counter] = {}
-        self.told = False  # whether any was found, even if it was none after all
 
     def read(self, line: str, now: float) -> None:
         """Take a line. ``now``: when it was there, in epoch seconds."""
@@ -69,7 +68,6 @@ class PercentReader:
         if len(sure) != 1:  # two that grow: nobody knows which is that of the training
             return None
         of, one = sure[0]
-        self.told = True
         return PercentReached(
             round(one.last, 3), round(one.first, 3), round(one.first_at, 1), round(one.last_at, 1), of
         )

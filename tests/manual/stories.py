@@ -24,10 +24,8 @@ _MASKS = (
     (r"(raised )?by \S+ on [\w.-]+", r"\1by WHO"),
     (r" on [a-z][\w-]*(?=, )", " on NODE"),
     (r"\b[0-9a-f]{12}\b", "TOKEN"),
-    (
-        r"(last tick \S+ ago), (?:next in [\d. smhd]+|the next was due [\d. smhd]+ ago)",
-        r"\1",
-    ),  # which is now, every other second
+    # every other second the next tick is due now
+    (r"(last tick \S+ ago), (?:next in [\d. smhd]+|the next was due [\d. smhd]+ ago)", r"\1"),
     (r"\b\d+(\.\d+)?(ms|s|m|h|d)( \d+(ms|s|m|h))?\b", "TIME"),
     (r"\b\d{4}-\d\d-\d\d \d\d:\d\d UTC", "DATE"),
     (r"\b(\d\d-\d\d )?\d\d:\d\d:\d\d\b", "CLOCK"),

@@ -160,6 +160,15 @@ class TenRuns:
         self.sandbox.controller("pause")
         self._until(lambda: "does not answer" in self.status("quiet").splitlines()[0], "the controller is missed")
 
+    def said(self) -> dict[str, str]:
+        """Return what ``status`` says of each, once they are prepared. The controller answers again when it returns."""
+        found = {name: self.status(name) for name in TEN if name != "quiet"}
+        self.make_room()
+        self.pause()
+        found["quiet"] = self.status("quiet")
+        self.sandbox.controller("cont")
+        return found
+
     def _kill_the_watch(self, name: str) -> None:
         """Its node loses power; the test does not wait for 47 minutes but lets its page say so."""
         one = self.watches.pop(name)
@@ -179,7 +188,7 @@ class TenRuns:
 
 
 def fill(place: Path) -> None:
-    """Somebody else's data."""
+    """Somebody else fills the disk."""
     with (place / "others").open("wb", buffering=0) as file:
         try:
             while True:
@@ -218,11 +227,7 @@ def main() -> None:
     Random(28).shuffle(names)
     with ten_runs() as one:
         one.prepare()
-        said = {name: one.status(name) for name in names if name != "quiet"}
-        one.make_room()
-        one.pause()
-        said["quiet"] = one.status("quiet")
-        one.sandbox.controller("cont")
+        said = one.said()
     for number, name in enumerate(names, 1):
         (out / f"{number:02}.txt").write_text(said[name])
     key = "".join(f"- {number:02}: {TEN[name]}\n" for number, name in enumerate(names, 1))

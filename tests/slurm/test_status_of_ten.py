@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.faults.conftest import need_root_and
-from tests.slurm.ten_runs import TEN, ten_runs
+from tests.slurm.ten_runs import ten_runs
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 
@@ -87,11 +87,7 @@ def test_status_alone_says_of_ten_runs_what_happened_and_what_to_type(tmp_path: 
     need_root_and("mount")
     with ten_runs() as one:
         one.prepare()
-        said = {name: one.status(name) for name in TEN if name != "quiet"}
-        one.make_room()
-        one.pause()
-        said["quiet"] = one.status("quiet")
-        one.sandbox.controller("cont")
+        said = one.said()
     for name, text in said.items():
         (tmp_path / name).write_text(text)
     check(said)

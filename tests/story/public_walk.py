@@ -1,4 +1,4 @@
-"""What is done to a public training script, one walk for all of them: deaths, a save, standstills, a time limit and an end.
+"""Walks each public training script through the same days: deaths, a save, standstills, a time limit and an end.
 
 The scheduler is that of this machine, or the sandbox's Slurm, which has time limits and ``scancel`` too.
 """

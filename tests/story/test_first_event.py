@@ -1,5 +1,7 @@
-"""What came first: a request to stop, or an end for which somebody then told the rest to leave. Both look the same to the guard
-of rank 0, to which SIGTERM comes."""
+"""The cause names what came first: a request to stop, or an end for which somebody then told the rest to leave.
+
+Both look the same to the guard of rank 0, to which SIGTERM comes.
+"""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def test_the_loss_the_loop_reports_is_judged(tmp_path: Path, loss: float, health
     [
         ([0.3, 0.3, 0.3], {Health.OK: "loss 0.3"}),
         ([0.3, math.nan, 0.3], {Health.OK: "loss 0.3"}),  # one batch, which the loop may have skipped
-        ([0.3, *[math.nan] * 3], {Health.BAD: f"{NOT_A_NUMBER} since step 2"}),
+        ([0.3, *[math.nan] * 3], {Health.BAD: f"{NOT_A_NUMBER}: nan at step "}),
         ([*[math.nan] * 3, 0.3], {Health.OK: "loss 0.3"}),
         ([None, None], {}),
     ],
@@ -79,6 +79,7 @@ def test_a_loss_that_is_no_number_is_told_without_a_setting(
         found = {one.health: one for one in check(look, run.watch.loss)}
     assert found.keys() == told.keys()
     assert all(one.summary.startswith(told[health]) for health, one in found.items()), found
+    assert all(", since step 2" in one.summary for health, one in found.items() if health is Health.BAD)
     assert all(one.severity is Severity.CRITICAL for health, one in found.items() if health is Health.BAD)
 
 

@@ -177,7 +177,7 @@ def test_a_rank_loads_what_was_kept_and_ranks_of_another_number_do_not(
     guard, state = Guard(), {"weights": bytearray(weights), "done": 8}
     guard.restore(state=state)
     wait_until(lambda: guard.snapshot(8), "the memory")
-    assert keep(str(memory / "here"), f"8/0 0 {tmp_path}") == "done"
+    wait_until(lambda: keep(str(memory / "here"), f"8/0 0 {tmp_path}") == "done", "its digest, which a thread takes")
     memory_kept.write_page(tmp_path, KeptPage(8, 0, 1))
     guard.finished(8)
     monkeypatch.setenv(ENV_SNAPSHOT_KEPT, str(tmp_path))

@@ -13,11 +13,12 @@ every command, every place.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
 import pytest
+
+from tests.neighbours.calls import calls
 
 PACKAGE = Path(__file__).parents[2] / "ftsupervise"
 
@@ -35,7 +36,7 @@ PERSON = "goes on until a person ends it"
 
 WAITS: dict[str, dict[str, str]] = {
     "checkpoints/memory_sums.py": {"_run": "a thread of its own waits for work; it is a daemon"},
-    "checkpoints/memory_wait.py": {"wait": TIMED, "_connect": TIMED, "listen": "it is made, and waits for nobody here"},
+    "checkpoints/memory_wait.py": {"wait": TIMED, "_connect": TIMED, "_opened": "it is made, and waits for nobody here"},
     "cli/status_live.py": {"run": PERSON},
     "guard/loaded_again.py": {"require": "the loop saves to the disk that is being read here: it would wait for that one too"},
     "guard/side_thread.py": {"__init__": OWN_LOCK, "_wait": "the thread itself waits for work", "do": OWN_LOCK},
@@ -56,13 +57,14 @@ WAITS: dict[str, dict[str, str]] = {
         "own_addresses": LOCAL,
     },
     "ranks/snapshot_at_once.py": {
-        "_accept": "a thread of its own waits for ranks; it is a daemon",
-        "_serve": "a thread of its own for one rank, whose end closes the connection; it is a daemon",
+        "_serve": "a thread of its own for one rank, whose end closes the connection; it is a daemon"
     },
-    "ranks/snapshot_door.py": {"_accept": "a thread of its own waits for peers; it is a daemon"},
     "ranks/snapshot_exchange.py": {"_hear": "select has said that something is there"},
     "ranks/snapshot_relay.py": {"heard": TIMED, "_all_at_once": ITS_CHILD},
-    "ranks/snapshot_wire.py": {"_send": TIMED, "fill": TIMED, "connect": TIMED, "accept": TIMED},
+    "ranks/snapshot_wire.py": {
+        "accepted": "a thread of its own waits for peers, or for ranks; it is a daemon",
+        **dict.fromkeys(("_send", "fill", "connect", "accept"), TIMED),
+    },
     "replicas/lighthouse_page.py": {"look": TIMED, "_ask": TIMED},
     "replicas/lighthouse_process.py": {"__init__": "a Python that has just answered within a bound (torchft_python.py)"},
     "replicas/stores.py": {"store_answers": TIMED},
@@ -237,19 +239,6 @@ def touches(call: ast.Call) -> bool:
             OF_OS if of == "os" else ("exists", "getmtime", "getsize", "isdir", "isfile", "islink", "realpath")
         )
     return called.attr in OF_PATHS | OF_OURS
-
-
-def calls(tree: ast.Module) -> Iterator[tuple[str, ast.Call]]:
-    """Each call with the function that it stands in."""
-
-    def below(node: ast.AST, function: str) -> Iterator[tuple[str, ast.Call]]:
-        for child in ast.iter_child_nodes(node):
-            named = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef)
-            if isinstance(child, ast.Call):
-                yield function, child
-            yield from below(child, child.name if named else function)
-
-    yield from below(tree, "")
 
 
 @cache

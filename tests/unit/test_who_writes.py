@@ -10,7 +10,6 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -18,6 +17,7 @@ from typing import NamedTuple
 import pytest
 
 from ftsupervise.cli import COMMANDS
+from tests.neighbours.calls import calls
 
 PACKAGE = Path(__file__).parents[2] / "ftsupervise"
 
@@ -216,19 +216,6 @@ def past_the_rooms(call: ast.Call) -> bool:
     if called.attr == "replace":
         return len(call.args) == 1 and not call.keywords
     return called.attr in PATH
-
-
-def calls(tree: ast.Module) -> Iterator[tuple[str, ast.Call]]:
-    """Each call with the function that it stands in."""
-
-    def below(node: ast.AST, function: str) -> Iterator[tuple[str, ast.Call]]:
-        for child in ast.iter_child_nodes(node):
-            named = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef)
-            if isinstance(child, ast.Call):
-                yield function, child
-            yield from below(child, child.name if named else function)
-
-    yield from below(tree, "")
 
 
 def found_in(tree: ast.Module) -> dict[str, str]:

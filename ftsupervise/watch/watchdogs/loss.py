@@ -91,8 +91,7 @@ def _as_the_guard_says(look: Look, beats: Sequence[Beat], blind: str) -> Iterato
     if troubles:
         worst = min(troubles, key=lambda one: (one.kind != NOT_A_NUMBER, one.rank))
         severity = Severity.CRITICAL if worst.kind == NOT_A_NUMBER else Severity.WARNING
-        since = "" if worst.since is None else f" since step {worst.since}"
-        yield look.finding("loss", Health.BAD, f"{worst.kind}{since}: {worst.words}", WORDS, severity=severity)
+        yield look.finding("loss", Health.BAD, f"{worst.kind}: {worst.words}", WORDS, severity=severity)
     else:
         yield look.finding("loss", Health.OK, f"loss {max(reports)[1]:.4g}", WORDS)
 
