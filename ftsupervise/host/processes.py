@@ -5,6 +5,7 @@ the node agents, the supervisor and ``status`` load this when they start: psutil
 """
 
 import os
+import select
 import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
@@ -348,9 +349,24 @@ def wait_gone(processes: Iterable[Process], seconds: float) -> list[Process]:
     end = time.monotonic() + seconds
     left = [one for one in processes if lives(one.pid, one.start)]
     while left and time.monotonic() < end:
-        time.sleep(0.02)
+        _look_out(left[0].pid, 0.02)
         left = [one for one in left if lives(one.pid, one.start)]
     return left
+
+
+def _look_out(pid: int, seconds: float) -> None:
+    """Wait until the process ends, for ``seconds`` at most."""
+    try:
+        fd = os.pidfd_open(pid)
+    except OSError:  # gone, or a kernel or container without pidfd
+        time.sleep(seconds)
+        return
+    try:
+        ended = select.poll()
+        ended.register(fd, select.POLLIN)
+        ended.poll(seconds * 1000)
+    finally:
+        os.close(fd)
 
 
 def end_all(choose: Callable[[], Iterable[Process]], seconds: float, known: Collection[Process] = ()) -> list[Process]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ftsupervise.hostlist import compress_hostlist
-from ftsupervise.model import Cause, CauseKind, Claim, End, FailureKind
+from ftsupervise.model import GUARD, Cause, CauseKind, Claim, End, FailureKind
 from ftsupervise.nodes.selector import NodeSelector, Placement, calls_srun, text_of
 from ftsupervise.ranks.agent_pool import AT_ONCE, Agents
 from ftsupervise.ranks.hang_detector import Detector, GapHistory
@@ -102,7 +102,7 @@ def _meet(to: Services, now: RunProgress, given: dict[str, str]) -> bool:
         to.agents.ask,
         known_outside=options.rundir.whole is not None,
     )
-    text = text_of(command)
+    text = to.nodes.text or text_of(command)
     given.update(point.env())
     given.update(rendezvous.torchrun_env(text, point, options.name, mine.number, to.env))
     names = rendezvous.wants_names(command, text, to.env, options.distributed)
@@ -373,7 +373,8 @@ def _follower(to: Services, now: RunProgress) -> LogFollower:
     say = partial(tell, mine.folder / "run.log")
     asked = (options.heartbeat_log, options.heartbeat_file)
     everywhere = to.agents.life if to.allocation.elsewhere else None
-    return LogFollower(*asked, options.rundir, mine.number, area, say, everywhere=everywhere)
+    needed = now.ended.reached.source != GUARD  # who told the steps of the attempt before will tell them again
+    return LogFollower(*asked, options.rundir, mine.number, area, say, everywhere=everywhere, needed=needed)
 
 
 def _monitor(to: Services, mine: Claim, follower: LogFollower, quorum: QuorumWatcher) -> HangMonitor | None:

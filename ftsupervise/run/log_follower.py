@@ -29,7 +29,8 @@ _BRIEF = 2.0  # seconds: a command that lasts no longer has no steps that would 
 class LogFollower:
     """The follower of one attempt. Start it before the command, whose processes are told from it by that.
 
-    ``log`` and ``file`` empty: nobody has asked for it. It reads the output all the same, until a guard reports.
+    ``log`` and ``file`` empty: nobody has asked for it. It reads the output all the same, until a guard reports, where that is
+    ``needed``: it starts beside the ranks, and takes time of theirs.
     ``everywhere``: what the processes do on all nodes, where there are nodes beside this one; None: this is the only one.
     """
 
@@ -41,17 +42,21 @@ class LogFollower:
         attempt: int,
         area: Path | None,
         say: Callable[[str], None],
-        silent: float = _SILENT,
         everywhere: Callable[[], tuple[str, ProcessesSeen] | None] | None = None,
+        needed: bool = True,
     ) -> None:
-        self._say, self._silent, self._looked, self._ended = say, silent, monotonic(), False
+        self._say, self._looked, self._ended = say, monotonic(), False
         self._asked, self._everywhere = bool(log or file), everywhere
         self._processes: tuple[str, float | None] = ("", None)  # the state of those here, and their CPU seconds
         self._rest, self._reported, self._began = b"", False, monotonic()
         self._process: processes.Process | None = None
+        self._pipe, write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        if not (self._asked or needed):
+            self._ended = True
+            os.close(write)
+            return
         node = os.environ.get("SLURMD_NODENAME", "")
         words = (log, str(file or ""), str(rundir.root), str(attempt), str(area or ""), _size(1), node)
-        self._pipe, write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         output = _readable(1)
         try:
             child = subprocess.Popen(
@@ -79,7 +84,7 @@ class LogFollower:
         process behind them prove nothing.
         """
         self._hear()
-        if not self._ended and monotonic() - self._looked < self._silent:
+        if not self._ended and monotonic() - self._looked < _SILENT:
             return [self._with_processes(one) if one.read else one for one in states]
         if not self._reported and self._asked:
             self._reported = True

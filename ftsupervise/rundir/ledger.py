@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import os
 import signal
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
@@ -54,6 +55,14 @@ START, COPIES, WRITTEN = "start.json", "copies.json", "written.json"  # pages of
 KEPT = "kept"  # the folder of what is kept of scripts without a guard
 NEWEST = 1000  # attempts that are read
 _LONGEST = 2000  # characters of a text in a page
+
+# Attempts whose end is on record, by folder, with the stamp of the folder: every page is renamed into it, so that a new one
+# changes the stamp. A supervisor reads all of them at each restart, which took a second at a thousand.
+_ended: dict[Path, tuple[tuple[int, int, int], Attempt]] = {}
+_MOST_ENDED = 2 * NEWEST
+_SETTLED = (
+    10.0  # seconds after its last change for a folder to be believed by its stamp: clocks of file systems are coarse
+)
 
 
 # ------------------------------------------------------------------------------------------------------------- reading
@@ -129,6 +138,29 @@ def numbers(rundir: RunDir) -> list[int]:
 
 
 def _attempt(rundir: RunDir, number: int) -> Attempt:
+    folder = rundir.attempt(number)
+    stamp = _stamp(folder)
+    known = _ended.get(folder)
+    if known is not None and known[0] == stamp:
+        return known[1]
+    one = _read(rundir, number)
+    if one.ended is not None and stamp is not None and time.time() - stamp[2] / 1e9 > _SETTLED:
+        if len(_ended) >= _MOST_ENDED:
+            _ended.clear()
+        _ended[folder] = stamp, one
+    return one
+
+
+def _stamp(folder: Path) -> tuple[int, int, int] | None:
+    """Return what changes when a page of the folder is written or taken away: its device, its number, its time in ns."""
+    try:
+        found = folder.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino, found.st_mtime_ns
+
+
+def _read(rundir: RunDir, number: int) -> Attempt:
     folder = rundir.attempt(number)
     start, bad_start = _page(folder / START)
     end, bad_end = _page(folder / "end.json")

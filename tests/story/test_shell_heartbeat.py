@@ -217,7 +217,7 @@ def test_a_follower_that_does_not_look_is_not_believed(tmp_path: Path, until: Un
         folder.mkdir(parents=True)
     (tmp_path / "log").touch()
     said: list[str] = []
-    follower = LogFollower("auto", tmp_path / "log", rundir, 1, None, said.append, silent=3.0)
+    follower = LogFollower("auto", tmp_path / "log", rundir, 1, None, said.append)
     beat = RankState(0, "here", 5, "train", 0.0, 0.0, 0.0, 1, read=True)
     rank = beat._replace(rank=1, state="S", read=False)
     numbers = itertools.count()
@@ -232,6 +232,26 @@ def test_a_follower_that_does_not_look_is_not_believed(tmp_path: Path, until: Un
         until(lambda: follower.believed([beat, rank]) == [beat, rank], "that it is believed again", 30)
     finally:
         follower.close()
+
+
+GUARDED = """
+import os, subprocess
+from ftsupervise.guard import Guard
+words = ["pgrep", "-f", "log_heartbeat.*" + os.environ["FTSUPERVISE_RUN_DIR"]]
+seen = subprocess.run(words, capture_output=True).stdout.split()
+print("followers:", len(seen), flush=True)
+with Guard() as guard:
+    guard.step(int(os.environ["FTSUPERVISE_ATTEMPT"]))
+    if os.environ["FTSUPERVISE_ATTEMPT"] == "1":
+        os.kill(os.getpid(), 9)
+"""
+
+
+def test_nobody_reads_the_output_of_a_restart_whose_guard_has_told_its_steps(run: SupervisedRun) -> None:
+    one = run.start("--in-place", "1", "--", sys.executable, "-c", GUARDED)
+    assert one.wait(120) == 0
+    assert re.findall(r"followers: (\d)", one.said()) == ["1", "0"]
+    assert [attempt.last_step for attempt in run.attempts()] == [1, 2]
 
 
 @pytest.mark.slow

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -21,6 +26,7 @@ from ftsupervise.model import (
     Standstill,
 )
 from ftsupervise.model import ended as died
+from ftsupervise.rundir.kept import write_kept
 from ftsupervise.rundir.ledger import claim, ledger, write_end, write_start
 from ftsupervise.rundir.paths import RunDir
 
@@ -44,6 +50,29 @@ CAUSES = (
     Cause(CauseKind.CANCELLED, signal=15, late=True),
     Cause(CauseKind.OTHER, text="job requeue"),
 )
+
+
+_watched: list[list[str]] = []
+
+
+def _note(event: str, args: tuple[object, ...]) -> None:
+    if event == "open":
+        for one in _watched:
+            one.append(str(args[0]))
+
+
+sys.addaudithook(_note)  # for good: an audit hook cannot be taken away
+
+
+@contextmanager
+def files_opened() -> Iterator[list[str]]:
+    """The names of the files that are opened meanwhile."""
+    found: list[str] = []
+    _watched.append(found)
+    try:
+        yield found
+    finally:
+        _watched.remove(found)
 
 
 def written(tmp_path: Path, *ends: End) -> tuple[Attempt, ...]:
@@ -103,3 +132,25 @@ def test_pages_of_before_are_read_with_what_they_have() -> None:
     assert (switch.cause, done.cause) == (Cause(CauseKind.KILL_SWITCH), Cause(CauseKind.FINISHED))
     assert [one.job_id for one in (crash, done)] == ["88_1", "88_1"]
     assert (done.first_step, done.last_step, done.saved, done.ready) == (500, 550, 540, 12.5)
+
+
+def test_an_attempt_that_has_ended_is_read_again_only_when_its_folder_has_changed(tmp_path: Path) -> None:
+    def opened(events: list[str]) -> list[str]:
+        return [one for one in events if one.endswith(".json")]
+
+    written(tmp_path, *(End(died(1, "node-1", "0"), code=1) for _ in range(3)))
+    rundir, hour_ago = RunDir(tmp_path), time.time() - 3600
+    for number in (1, 2, 3):
+        os.utime(rundir.attempt(number), (hour_ago, hour_ago))
+    first = ledger(rundir)
+    with files_opened() as events:
+        assert ledger(rundir) == first
+    assert opened(events) == []
+
+    write_kept(rundir.attempt(2), 40, "somewhere", NOW)  # a page that comes later is a change of its folder
+    with files_opened() as events:
+        assert [one.kept for one in ledger(rundir)] == [None, 40, None]
+    assert {Path(one).parent for one in opened(events)} == {rundir.attempt(2)}
+    os.utime(rundir.attempt(2), (hour_ago, hour_ago + 1))
+    (rundir.attempt(2) / "kept.json").unlink()
+    assert [one.kept for one in ledger(rundir)] == [None, None, None]
