@@ -11,7 +11,7 @@ of the last two hours (``rundir/time_marks.py``) tell what a part of an attempt 
     detect   from the last progress before a fault to its end on record
     restart  from the start of a command to its first step, between two attempts of one job, and after an orderly last step
     queue    no attempt, and a job of the run waits in the queue
-    braked   no attempt, because the brake is on
+    braked   no attempt, because it is stopped by the brake
     held     no attempt, because a person keeps it so, or has not launched it
     unknown  it cannot be told
 

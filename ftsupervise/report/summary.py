@@ -323,7 +323,7 @@ def definitions(of: TimeAccount) -> tuple[tuple[str, str, str], ...]:
         (
             "ETTR, Meta",
             ratio(of.ettr_meta()),
-            "train / all time in which it was not stopped (braked, held); the queue counts (Kokolis et al., HPCA 2025)",
+            "train / all time in which no brake and no person had stopped it; the queue counts (Kokolis et al., HPCA 2025)",
         ),
         (
             "ETTR, ByteRobust",
