@@ -75,7 +75,7 @@ def lines_of(found: RunDetail, width: int = 80, advised: Mapping[str, str] = Map
         if switch.up or switch.problem:
             by = f", by {switch.who}" if switch.who else ""
             by += f", since {_clock(switch.since)} UTC" if switch.since is not None else ""
-            lines.append(f"  switch    {switch.problem or f'{switch.name} is up'}{by}")
+            lines.append(f"  switch    {switch.problem or f'the {_spoken(switch.name)} is up'}{by}")
     lines += [*_alerts(found), *_nodes(found), *_attempts(seen), *_time(found, max(40, min(width, 100)))]
     lines += [f"  receiver  {printable(words)}" for words in seen.telling]
     if found.log is not None:
@@ -157,7 +157,9 @@ def _last_event(seen: Status) -> Iterator[str]:
         if one.ended is not None
     ]
     switches = (one for one in seen.run.switches if one.up and one.since is not None)
-    events += [(one.since, f"{one.name} raised{f' by {one.who}' if one.who else ''}") for one in switches if one.since]
+    events += [
+        (one.since, f"{_spoken(one.name)} raised{f' by {one.who}' if one.who else ''}") for one in switches if one.since
+    ]
     alerts = seen.run.watch.found.alerts if seen.run.watch.found is not None else ()
     events += [(one.since, f"{one.severity} {printable(one.watchdog)}") for one in alerts if one.since is not None]
     if events:
@@ -361,8 +363,13 @@ def _attempt(same: Sequence[Attempt], seen: Status) -> str:
     if attempt.ended is None:
         return f"{attempt.number} {job} {at} {cause}{steps}{line}"
     if len(same) > 1:
-        return f"{same[0].number}-{attempt.number} {job} {at} {len(same)} times {cause}{steps}{line}"
+        return f"{same[0].number}-{attempt.number} {job} {at}, {len(same)} times: {cause}{steps}{line}"
     return f"{attempt.number} {job} {at} {cause} after {lasted}{steps}{line}"
+
+
+def _spoken(switch: str) -> str:
+    """Return the name of a switch as people say it."""
+    return switch.replace("-", " ")
 
 
 def _clock(at: datetime) -> str:

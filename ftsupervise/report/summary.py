@@ -116,7 +116,7 @@ def sentences(report: ReportFacts) -> Iterator[str]:
         yield f"At its {speed} speed step {row.last_step:,} is made in {left}, at {due(row.done_at)}."
     if of.blind:
         blind = "One attempt" if len(of.blind) == 1 else f"{len(of.blind)} attempts"
-        yield f"{blind} reported nothing, as those without the guard: what was done then is not known."
+        yield f"{blind} reported nothing (no guard, or not yet): what was done then is not known."
 
 
 def cost_sentence(item: CostItem, total: float) -> str:

@@ -25,7 +25,7 @@ STANDS = ("  rate ", "% of usual")  # what is shown of a run that moves alone
             "braked",
             r"crash-loop: STOPPED \(by the brake: exit 1 \(ModuleNotFoundError\), the same failure 5 times",
             [r"ftsupervise clear --brake \S+/crash-loop   \(once that is mended; the jobs that are held start again\)"],
-            [r"attempt   2-6 .* \d\d:\d\d:\d\d 5 times .*No module named 'webdataset'", r"last .*: critical brake"],
+            [r"attempt   2-6 .* \d\d:\d\d:\d\d, 5 times: .*No module named 'webdataset'", r"last .*: critical brake"],
         ),
         (
             "cancelled",
