@@ -53,7 +53,7 @@ SAID: dict[str, tuple[str, list[str], list[str]]] = {
         [r"saved     step 40.*; 19 steps would be made again"],
     ),
     "odd": (
-        r"odd: RUNNING, loss is not a number \(job \S+\)",
+        r"odd: RUNNING(, ALERT loss)?, loss is not a number \(job \S+\)",
         [
             r"scancel \S+   \(ends this job; the next one begins from a checkpoint from before step 31\)",
             r"guard\.loss: \{nonfinite: resume\}",
