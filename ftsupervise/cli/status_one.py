@@ -215,7 +215,9 @@ def _too_few_jobs(found: RunDetail) -> Iterator[str]:
     seconds = left.seconds(now)
     if (row.done_at - now).total_seconds() <= seconds:
         return
-    them = f"this one and the {left.waiting} left run" if left.waiting else "this is the last one: it runs"
+    them = (
+        f"this job and {count(left.waiting, 'job')} behind it run" if left.waiting else "this is the last one: it runs"
+    )
     reach = f"{show_duration(round(seconds))} more, to about step {row.step + round(pace * seconds)}"
     yield f"  jobs      {them} {reach}; for more: ftsupervise launch --after {left.last} {found.status.rundir.quoted()}"
 

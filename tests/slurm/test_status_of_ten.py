@@ -44,7 +44,7 @@ SAID: dict[str, tuple[str, list[str], list[str]]] = {
         [
             r"watch     last tick [45]\dm ago, the next was due [45]\dm ago: LATE",
             r"rate ",
-            r"jobs      this one and the 2 left run .*more, to about step \d+; for more: ftsupervise launch --after \d+ ",
+            r"jobs      this job and 2 jobs behind it run .*more, to about step \d+; for more: ftsupervise launch --after \d+ ",
         ],
     ),
     "still": (
