@@ -308,6 +308,7 @@ class Attempt(NamedTuple):
     written: LeftCheckpoint | None = None  # None where it has a guard, or nobody has looked
     unread: str = ""  # where no step was found in its output: in words
     percent: PercentReached | None = None  # where it prints a share of its work, and no step
+    begun_again: int = 0  # how often Slurm had put its job back into the queue and begun it again by then
 
     @property
     def words(self) -> str:

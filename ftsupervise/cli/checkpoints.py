@@ -188,7 +188,7 @@ def anew(run: str | None, reason: str) -> None:
         note_anew(place.rundir, Anew(last.number if last is not None else 0, now, user_name(), len(mine)))
     say(printable(f"{count(len(mine), 'checkpoint')} of {place.folder} set aside: the next attempt begins at step 0"))
     if place.rundir is not None and read_brake(place.rundir) is not None:
-        say(printable(f"the brake is on: ftsupervise clear --brake {place.rundir.root}"))
+        say(printable(f"it is stopped by the brake; to let it begin: ftsupervise clear --brake {place.rundir.root}"))
 
 
 def _line(one: Found) -> str:

@@ -116,7 +116,7 @@ def _bad_loss(found: RunDetail, trouble: LossTrouble, run: str) -> Iterator[str]
             yield f"scancel {job.id}   (ends this job; {then})"
         else:
             yield f"end its program and start it again: it begins from a checkpoint{before}"
-        yield "guard.loss: {nonfinite: resume} in the settings goes back by itself"
+        yield "guard.loss: {nonfinite: resume} in the settings lets the run go back by itself the next time"
     else:
         yield f"ftsupervise check loss {run}   (its loss, and what was usual)"
 

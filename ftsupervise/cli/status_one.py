@@ -15,7 +15,8 @@ from ftsupervise.cli.status_rows import COLOURS, ago
 from ftsupervise.model import OUTPUT
 from ftsupervise.printable import printable
 from ftsupervise.report.account import kinds_over, ratio
-from ftsupervise.report.row import reason_of
+from ftsupervise.report.queues import jobs_left
+from ftsupervise.report.row import pace_of, reason_of
 from ftsupervise.truth import NOT_A_NUMBER, show_percent_points
 from ftsupervise.units import count, show_duration, show_percent, show_rate
 
@@ -39,6 +40,7 @@ KINDS = {
     "held": ("h", "blue"),
     "unknown": ("?", ""),
 }
+WORDS = {"braked": "stopped by the brake"}  # where a kind has another name for people
 _SPEAKS = frozenset(("STALLED", "SILENT", "HUNG", "GONE"))  # states in which the supervisor's last line is shown
 _A_DAY = 86400
 _FEWEST_SECONDS = 60  # a younger run has no timeline
@@ -73,7 +75,7 @@ def lines_of(found: RunDetail, width: int = 80, advised: Mapping[str, str] = Map
         if switch.up or switch.problem:
             by = f", by {switch.who}" if switch.who else ""
             by += f", since {_clock(switch.since)} UTC" if switch.since is not None else ""
-            lines.append(f"  switch    {switch.problem or f'{switch.name} is up'}{by}")
+            lines.append(f"  switch    {switch.problem or f'the {_spoken(switch.name)} is up'}{by}")
     lines += [*_alerts(found), *_nodes(found), *_attempts(seen), *_time(found, max(40, min(width, 100)))]
     lines += [f"  receiver  {printable(words)}" for words in seen.telling]
     if found.log is not None:
@@ -102,6 +104,8 @@ def _alarm(found: RunDetail) -> str:
         words += f", {click.style(trouble.kind, fg='red', bold=True)}"
     if found.row.watch_late:
         words += f", {click.style('its watch is LATE', fg='red')}"
+    if found.status.run.full:
+        words += f", {click.style('its disk is full', fg='red', bold=True)}"
     return words
 
 
@@ -121,7 +125,7 @@ def _queue(found: RunDetail) -> list[str]:
     if not seen.jobs:
         return ["  queue     no job of this run"]
     from ftsupervise.hostlist import compress_hostlist
-    from ftsupervise.scheduler.parse import array_size
+    from ftsupervise.scheduler.parse import array_size, is_held
 
     lines = []
     for job in seen.jobs:
@@ -133,7 +137,8 @@ def _queue(found: RunDetail) -> list[str]:
     if waiting:
         reason = next(job.reason for job in seen.jobs if job.state.waiting)
         since = f", in the queue for {ago(found.row.waits_since, seen.at)}" if found.row.waits_since is not None else ""
-        lines.append(f"  queue     {count(waiting, 'job')} left{f' ({reason})' if reason else ''}{since}")
+        held = ", held by the brake" if found.row.braked and is_held(reason) else ""
+        lines.append(f"  queue     {count(waiting, 'job')} left{held}{f' ({reason})' if reason else ''}{since}")
     return lines
 
 
@@ -152,7 +157,9 @@ def _last_event(seen: Status) -> Iterator[str]:
         if one.ended is not None
     ]
     switches = (one for one in seen.run.switches if one.up and one.since is not None)
-    events += [(one.since, f"{one.name} raised{f' by {one.who}' if one.who else ''}") for one in switches if one.since]
+    events += [
+        (one.since, f"{_spoken(one.name)} raised{f' by {one.who}' if one.who else ''}") for one in switches if one.since
+    ]
     alerts = seen.run.watch.found.alerts if seen.run.watch.found is not None else ()
     events += [(one.since, f"{one.severity} {printable(one.watchdog)}") for one in alerts if one.since is not None]
     if events:
@@ -172,7 +179,7 @@ def _progress(found: RunDetail) -> Iterator[str]:
         if seen.verdict == "HUNG" and page.active_at is not None:
             heard = f"no progress for {show_duration(round(max(0.0, seen.at.timestamp() - page.active_at)))}; {heard}"
         yield f"  progress  {reached}, {count(page.ranks, 'rank')}{loss}, {heard}"
-        if page.slowest and page.step is not None and page.ahead is not None:
+        if page.slowest and page.ranks > 1 and page.step is not None and page.ahead is not None:
             # the page of replica groups has the step of the first one
             steps = f" ({count(page.ahead - page.step, 'step')})" if page.ahead > page.step else ""
             yield f"  progress  {page.slowest} is the furthest behind{steps}"
@@ -192,9 +199,27 @@ def _progress(found: RunDetail) -> Iterator[str]:
             left = show_duration(round((row.done_at - seen.at).total_seconds()))
             done = f"; step {row.last_step} in {left}, {row.done_at:%Y-%m-%d %H:%M} UTC"
         yield f"  rate      {show_rate(row.rate)}{usual}{done}"
+        yield from _too_few_jobs(found)
     elif row.percent is not None and row.done_at is not None:
         left = show_duration(round((row.done_at - seen.at).total_seconds()))
         yield f"  rate      100 % in {left}, {row.done_at:%Y-%m-%d %H:%M} UTC, if it goes on like this"
+
+
+def _too_few_jobs(found: RunDetail) -> Iterator[str]:
+    """Say how far the jobs that are left come where the last step lies beyond them, and what to type for more."""
+    row, now = found.row, found.status.at
+    left = jobs_left(found.status.jobs or ()) if found.groups is None else None
+    pace = pace_of(row.rate, row.usual)
+    if left is None or row.done_at is None or row.step is None or not pace:
+        return
+    seconds = left.seconds(now)
+    if (row.done_at - now).total_seconds() <= seconds:
+        return
+    them = (
+        f"this job and {count(left.waiting, 'job')} behind it run" if left.waiting else "this is the last one: it runs"
+    )
+    reach = f"{show_duration(round(seconds))} more, to about step {row.step + round(pace * seconds)}"
+    yield f"  jobs      {them} {reach}; for more: ftsupervise launch --after {left.last} {found.status.rundir.quoted()}"
 
 
 def _unread(seen: Status) -> Iterator[str]:
@@ -278,7 +303,7 @@ def _alerts(found: RunDetail) -> Iterator[str]:
             following = f", the next was due {ago(row.watched_next, now)} ago"
         late = ": " + click.style("LATE", fg="red") if row.watch_late else ""
         yield f"  watch     last tick {ago(row.watched_at, now)} ago{following}{late}"
-    elif found.status.verdict not in ("FINISHED", "NEW", "STOPPED"):
+    elif found.status.verdict not in ("FINISHED", "NEW", "STOPPED") or row.braked:
         yield f"  watch     nobody watches this run: ftsupervise watch --every 60s {found.status.rundir.quoted()}"
 
 
@@ -340,8 +365,13 @@ def _attempt(same: Sequence[Attempt], seen: Status) -> str:
     if attempt.ended is None:
         return f"{attempt.number} {job} {at} {cause}{steps}{line}"
     if len(same) > 1:
-        return f"{same[0].number}-{attempt.number} {job} {at} {len(same)} times {cause}{steps}{line}"
+        return f"{same[0].number}-{attempt.number} {job} {at}, {len(same)} times: {cause}{steps}{line}"
     return f"{attempt.number} {job} {at} {cause} after {lasted}{steps}{line}"
+
+
+def _spoken(switch: str) -> str:
+    """Return the name of a switch as people say it."""
+    return switch.replace("-", " ")
 
 
 def _clock(at: datetime) -> str:
@@ -371,7 +401,9 @@ def _time(found: RunDetail, width: int) -> Iterator[str]:
         return
     yield f"  time      {timeline(found.drawn.stretches, of.since.timestamp(), of.until.timestamp(), width - 14)}"
     shares = {kind.value: share for kind, share in of.shares().items()}
-    legend = [f"{KINDS[kind][0]} {kind} {show_percent(shares[kind])}" for kind in KINDS if shares[kind] > 0]
+    legend = [
+        f"{KINDS[kind][0]} {WORDS.get(kind, kind)} {show_percent(shares[kind])}" for kind in KINDS if shares[kind] > 0
+    ]
     line = f"{show_duration(of.total)}:"
     for one in legend:
         if len(line) + 2 + len(one) > width - 14:

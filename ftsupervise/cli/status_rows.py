@@ -116,7 +116,8 @@ def _watch(row: RunRow, now: datetime) -> Cell:
     if row.watch_late:
         return Cell("LATE", "red")
     if row.watched_at is None:
-        return Cell("" if row.verdict in ("FINISHED", "NEW", "UNKNOWN", "STOPPED") else "by nobody", "yellow")
+        alone = row.verdict not in ("FINISHED", "NEW", "UNKNOWN", "STOPPED") or row.braked
+        return Cell("by nobody" if alone else "", "yellow")
     following = _until(row.watched_next, now)
     return Cell(f"{ago(row.watched_at, now)} ago{f', next {following}' if following else ''}")
 

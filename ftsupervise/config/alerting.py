@@ -54,7 +54,7 @@ class Email(Strict):
 
     host: str
     port: Annotated[int, Field(ge=1, le=65535)] | None = None
-    """Default 25; 587 with a user; 465 with ``security: tls``."""
+    """Default 25; 587 with ``security: starttls``, which a user brings; 465 with ``tls``."""
     from_: Address = Field(alias="from")
     to: tuple[Address, ...] = Field(min_length=1)
     security: Literal["none", "starttls", "tls"] | None = None

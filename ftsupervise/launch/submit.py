@@ -220,7 +220,7 @@ def check_may_start(run_dir: RunDir, name: str) -> None:
     if brake is not None:
         held = ", and the jobs that were held go on" if brake.held else ", then launch again"
         raise Refused(
-            f"the brake of {name} is on: {brake.words()}",
+            f"{name} is stopped by the brake: {brake.words()}",
             hint=f"when that is fixed: ftsupervise clear --brake {run_dir.quoted()}{held}",
         )
 

@@ -9,9 +9,10 @@ of the last two hours (``rundir/time_marks.py``) tell what a part of an attempt 
     save     checkpoints, as far as the training waits for them
     redo     steps that an earlier attempt had made and that its fault undid
     detect   from the last progress before a fault to its end on record
-    restart  from the start of a command to its first step, between two attempts of one job, and after an orderly last step
+    restart  from the start of a command to its first step, between two attempts of one job that Slurm has not put back into the
+             queue, and after an orderly last step
     queue    no attempt, and a job of the run waits in the queue
-    braked   no attempt, because the brake is on
+    braked   no attempt, because it is stopped by the brake
     held     no attempt, because a person keeps it so, or has not launched it
     unknown  it cannot be told
 
@@ -289,7 +290,7 @@ def _between(
         yield Stretch(Spent.UNKNOWN, end, begin)
         return
     if one.job_id and one.job_id == after.job_id:
-        yield Stretch(Spent.RESTART, end, begin)
+        yield Stretch(Spent.RESTART if one.begun_again == after.begun_again else Spent.QUEUE, end, begin)
         return
     job = after.job_id.partition("_")[0]
     launched = next((two.at.timestamp() for two in reversed(launches) if job and job in two.job_ids), None)
@@ -299,7 +300,16 @@ def _between(
         yield Stretch(Spent.QUEUE, launched, begin)
         return
     by_a_person = one.cause is not None and one.cause.kind in _BY_A_PERSON
+    if by_a_person and one.cause is not None and one.cause.kind is CauseKind.CANCELLED:
+        by_a_person = not _of_one_launch(
+            one, after, launches
+        )  # else the next member waited for it in the queue all the time
     yield Stretch(held if one.braked or by_a_person else Spent.QUEUE, end, begin)
+
+
+def _of_one_launch(one: Attempt, after: Attempt, launches: Sequence[LaunchRecord]) -> bool:
+    bases = {each.job_id.partition("_")[0] for each in (one, after)}
+    return len(bases) == 1 or any(bases <= set(two.job_ids) for two in launches)
 
 
 def _cuts(

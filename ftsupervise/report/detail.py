@@ -114,7 +114,8 @@ def account_of(seen: Status) -> TimeAccount:
     run = seen.run
     running = runs_now(seen)
     stopped = Spent.BRAKED if run.brake and not run.switches[0].up else Spent.HELD
-    after = {"WAITING": Spent.QUEUE, "STOPPED": stopped}.get(seen.verdict, Spent.UNKNOWN)
+    # of a run that is gone too: nobody has launched it since
+    after = {"WAITING": Spent.QUEUE, "STOPPED": stopped, "GONE": Spent.HELD}.get(seen.verdict, Spent.UNKNOWN)
     marks = read_marks(run.rundir)
     return account(run.attempts, run.records, run.at, running=running, afterwards=after, marks=marks)
 

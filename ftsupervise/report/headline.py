@@ -175,7 +175,7 @@ def _not_training(now: RunPresent) -> Headline:
 def _braked(brake: Brake, last: Attempt | None) -> tuple[str, str]:
     """Return why the brake is on, with the error in the program's own words where they are known; and what to do first."""
     if brake.failure == Brake().failure:
-        return f"The brake was put on by hand: {brake.why}.", "To let it start again:"
+        return f"Stopped by the brake, which was put on by hand: {brake.why}.", "To let it start again:"
     if brake.asks:
         do = "Type this if it is not finished, and clear --finished in place of --brake if it is:"
         return f"Is it finished? The command left with 0 {brake.why}.", do

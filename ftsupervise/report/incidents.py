@@ -272,13 +272,13 @@ def _blames(one: Attempt, cause: Cause) -> bool:
 
 
 def _done(one: Attempt, after: Attempt | None) -> str:
-    stopped = "the brake came on" if one.braked else ""
+    stopped = "stopped by the brake" if one.braked else ""
     went_on = ""
     if not one.then and after is not None:
         same = bool(one.job_id) and one.job_id == after.job_id
         where = "the same job" if same else f"job {after.job_id or '-'}"
         went_on = f"attempt {after.number} began in {where}"
-    return "; ".join(filter(None, (one.then or went_on, stopped)))
+    return "; ".join(dict.fromkeys(filter(None, (one.then or went_on, stopped))))
 
 
 def _steps_lost(one: Attempt, after: Attempt | None) -> int | None:

@@ -33,6 +33,13 @@ class PaceWord(NamedTuple):
 
 
 def pace_word(run: RunReading) -> PaceWord:
+    word, why = _word(run)
+    if run.full and word in ("HUNG", "STALLED", "SILENT"):
+        why = f"{run.full}; {why}"  # the cause first
+    return PaceWord(word, why)
+
+
+def _word(run: RunReading) -> PaceWord:
     found, late, moved = run.watch.found, run.watch.late, _moved(run)
     judged = frozenset(() if found is None or late else found.judges)
     hang, slow = _alert(run, "hang"), _alert(run, "throughput")
@@ -46,7 +53,7 @@ def pace_word(run: RunReading) -> PaceWord:
         return PaceWord("HUNG", stands)
     halt = _stalled(run) or PaceWord("STALLED", _told(run, moved) if judged.isdisjoint({"hang"}) else "")
     if halt.why:
-        return halt._replace(why=f"{halt.why}; {run.full}") if run.full else halt
+        return halt
     if found is not None and slow is not None:
         return PaceWord("SLOW", f"{slow.summary}{_age(run, found.at.timestamp())}")
     if page is not None and fresh and judged.isdisjoint({"throughput"}) and page.steady is not None and page.usual:

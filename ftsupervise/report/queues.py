@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from typing import TYPE_CHECKING, NamedTuple
 
 from ftsupervise.errors import Error
@@ -24,6 +25,35 @@ class QueuesSeen(NamedTuple):
     of: tuple[QueueSeen, ...]  # of each run, in order
     warnings: tuple[str, ...] = ()  # of Slurm's commands beside their answers
     others: tuple[Job, ...] = ()  # jobs of runs that are none of these, by the comment of our launches
+
+
+class JobsLeft(NamedTuple):
+    """The job that runs and those that wait for it, of a run of which one runs at a time."""
+
+    ends_at: datetime  # the one that runs
+    each: float  # seconds that it has in all, and so each of the others
+    waiting: int
+    last: str  # id of the last of them, for ``launch --after``
+
+    def seconds(self, now: datetime) -> float:
+        """Return for how long they run from now on, all together; waits between them are not counted."""
+        return max(0.0, (self.ends_at - now).total_seconds()) + self.waiting * self.each
+
+
+def jobs_left(jobs: Sequence[Job]) -> JobsLeft | None:
+    """Return None where it cannot be told: no job runs, or several do, or its time limit is not known, or others do not wait
+    for their turn alone."""
+    from ftsupervise.scheduler.parse import array_size, is_held
+
+    runs = [job for job in jobs if not job.state.waiting and not job.state.ended]
+    waiting = [job for job in jobs if job.state.waiting]
+    if len(runs) != 1 or runs[0].start_time is None or runs[0].end_time is None:
+        return None
+    if any(is_held(job.reason) for job in waiting):
+        return None
+    last = max((*runs, *waiting), key=lambda job: (len(job.base_id), job.base_id))
+    each = (runs[0].end_time - runs[0].start_time).total_seconds()
+    return JobsLeft(runs[0].end_time, each, sum(array_size(job.id) for job in waiting), last.base_id)
 
 
 def ask_queues(runs: Sequence[RunReading], env: Mapping[str, str], *, always: str = "") -> QueuesSeen:

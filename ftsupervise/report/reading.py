@@ -192,7 +192,7 @@ def _brake(rundir: RunDir) -> Brake | None:
 
 
 def _brake_words(on: Brake | None, rundir: RunDir) -> str:
-    return f"brake: {on.words()}; {on.what_to_type(rundir.quoted())}" if on else ""
+    return f"by the brake: {on.words()}; {on.what_to_type(rundir.quoted())}" if on else ""
 
 
 def _held_by_us(rundir: RunDir) -> bool:

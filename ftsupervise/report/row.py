@@ -111,7 +111,7 @@ def row_of(run: RunReading, queue: QueueSeen) -> RunRow:
         watch_late=run.watch.late and not run.watch.gone,
         braked=run.braked is not None and (verdict, why) == ("STOPPED", run.brake),
         asks=run.braked is not None and run.braked.asks,
-        reason=f"brake: {run.braked.words()}" if run.braked is not None and why == run.brake else "",
+        reason=f"by the brake: {run.braked.words()}" if run.braked is not None and why == run.brake else "",
         **_waits(run, waiting, verdict),
     )
 

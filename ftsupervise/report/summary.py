@@ -116,7 +116,7 @@ def sentences(report: ReportFacts) -> Iterator[str]:
         yield f"At its {speed} speed step {row.last_step:,} is made in {left}, at {due(row.done_at)}."
     if of.blind:
         blind = "One attempt" if len(of.blind) == 1 else f"{len(of.blind)} attempts"
-        yield f"{blind} reported nothing, as those without the guard: what was done then is not known."
+        yield f"{blind} reported nothing (no guard, or not yet): what was done then is not known."
 
 
 def cost_sentence(item: CostItem, total: float) -> str:
@@ -323,7 +323,7 @@ def definitions(of: TimeAccount) -> tuple[tuple[str, str, str], ...]:
         (
             "ETTR, Meta",
             ratio(of.ettr_meta()),
-            "train / all time in which it was not stopped (braked, held); the queue counts (Kokolis et al., HPCA 2025)",
+            "train / all time in which no brake and no person had stopped it; the queue counts (Kokolis et al., HPCA 2025)",
         ),
         (
             "ETTR, ByteRobust",

@@ -230,7 +230,7 @@ def reason_not_to_start(rundir: RunDir) -> str:
         whole = rundir.whole or rundir.root  # a replica group has the switches of its run
         return f"the kill switch is up, raised by {switch.who}{why}; nothing is started (ftsupervise clear {whole})"
     if brake is not None:
-        return f"the brake is on: {brake.words()}; nothing is started (ftsupervise clear --brake {braked.root})"
+        return f"stopped by the brake: {brake.words()}; nothing is started (ftsupervise clear --brake {braked.root})"
     return ""
 
 

@@ -607,7 +607,7 @@ class Supervisor:
         what = {
             NextAction.RESTART: f"starting again in place{pause}",
             NextAction.LEAVE: "leaving",
-            NextAction.STOP: "the brake is on, nothing more is started",
+            NextAction.STOP: "stopped by the brake, nothing more is started",
         }[verdict.move]
         tell(self.now.log, f"{what}{': ' + verdict.why if verdict.why else ''}")
 

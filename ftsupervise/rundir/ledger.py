@@ -29,6 +29,7 @@ from ftsupervise.rundir.percent import read_percent
 from ftsupervise.rundir.progress import read_progress
 from ftsupervise.rundir.reached import reached
 from ftsupervise.rundir.records import (
+    as_count,
     as_counts,
     as_number,
     as_text,
@@ -184,6 +185,7 @@ def _read(rundir: RunDir, number: int) -> Attempt:
         unread="" if unread is None else unread.words(),
         percent=read_percent(folder),
         outputs=decode(_Outputs, {"parts": start.get("outputs")}, lenient=True).parts,
+        begun_again=as_count(as_text(start.get("restart_count"), 20)) or 0,
     )
     return _recorded(began, end) if end is not None else _unrecorded(began, rundir, start, bad_end)
 

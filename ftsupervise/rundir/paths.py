@@ -4,11 +4,11 @@
       README              what this directory is and which switches it has
       run.yaml            the configuration as launched (paths made absolute, no secrets)
       launches/NNNN/      one per submission: train.sbatch (or train-1.sbatch, ...), launch.json (ids, token, options)
-      switches/           kill-switch, save-switch: ``touch`` raises, ``rm`` clears; the one directory the group may write
+      switches/           kill-switch, save-switch: ``touch`` raises, ``rm`` clears; the group may write (``share`` opens more)
       state/              finished (the run is done; queued members burn through), brake (stopped: ftsupervise clear --brake),
                           members/JOB.json (a member that has no attempt yet, or ended without one),
                           lineage.json (the id of this run, by which its checkpoints are known),
-                          steps.json (steps and loss over time, some 80 kB at most), last_hours.json (minute by minute),
+                          steps.json (steps and loss over time, some 100 kB at most), last_hours.json (minute by minute),
                           restorable.json (guard.save has saved), anew.json (a person: the run begins anew)
       attempts/NNNN/      one per start of the command, claimed by mkdir: start.json, end.json, progress.json (all ranks as
                           one, every few seconds), run.log (what the supervisor said), resumed.json, warning, deadline,

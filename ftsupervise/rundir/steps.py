@@ -2,7 +2,7 @@
 
 Time is cut into equal spans. A span holds the last step that was made in it, how many were made (again, too), its losses, and
 for how long the training waited for saves. When there are more than ``MOST`` spans, each two become one: three months take some
-80 kB, in spans of about an hour. Records of several attempts or hosts can be merged in any order.
+90 kB, in spans of about an hour. Records of several attempts or hosts can be merged in any order.
 
 The supervisor of the newest attempt writes it, through its staging area, so that an older one never replaces it (``fence.py``).
 """

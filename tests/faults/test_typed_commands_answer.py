@@ -153,7 +153,7 @@ def test_a_squeue_that_sleeps_leaves_status_with_what_it_knows_otherwise(tmp_pat
     assert seconds < BOUND, said
     assert ended == 0, said
     assert "UNKNOWN" in said and "squeue" in said, said
-    assert "kill-switch is up" in said, said
+    assert "the kill switch is up" in said, said
 
 
 def test_a_squeue_that_sleeps_leaves_launch_with_a_sentence_and_nothing_submitted(tmp_path: Path) -> None:

@@ -77,7 +77,7 @@ def crash_loop(folder: Path, now: datetime) -> Story:
     run.write(now, running=False)
     brake = Brake(missing.words(), "the same failure 5 times without a step", 5, run.number, at=_hours_ago(now, 6))
     write_brake(run.rundir, brake)
-    run.alert(now, "brake", "", Severity.CRITICAL, f"the brake is on: {brake.words()}", 6 * HOUR - 120)
+    run.alert(now, "brake", "", Severity.CRITICAL, f"stopped by the brake: {brake.words()}", 6 * HOUR - 120)
     return run.rundir, run.jobs(now, running=False, reason="JobHeldUser")
 
 

@@ -40,7 +40,10 @@ TEN = {  # name of the run -> its state
 WATCHED = ("alone", "still", "quiet")  # from a terminal of their own; the others are looked at once, as a crontab does
 _EXTRA: dict[str, dict[str, object]] = {  # beside one node, one rank and three jobs
     "broken": {"launch": {"restart": {"same_failure": 2, "back_off": "1s"}}},
-    "still": {"launch": {"tasks_per_node": 2}, "watch": {"hang": {"at_least": "10s", "quiet": "15s", "times": 2}}},
+    "still": {
+        "launch": {"tasks_per_node": 2, "restart": {"hang": None}},
+        "watch": {"hang": {"at_least": "10s", "quiet": "15s", "times": 2}},
+    },
     "queued": {"launch": {"partition": "short", "time": "2:00:00"}},
     "over": {"launch": {"jobs": 1, "restart": {"in_place": 0}}},
 }

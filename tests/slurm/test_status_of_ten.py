@@ -19,24 +19,33 @@ pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 # name -> how the first line begins, what its lines "do" begin with, in their order, and what else is there
 SAID: dict[str, tuple[str, list[str], list[str]]] = {
     "full": (
-        r"full: (SILENT|STALLED) \(.*no space is left in \S+/full\)",
+        r"full: (SILENT|STALLED|HUNG) \(no space is left in \S+/full; .*\)",
         [r"make room, it goes on by itself then: ", r"ftsupervise checkpoints prune --dry-run \S+ --last 2 "],
         [r"saved     step \d+"],
     ),
     "broken": (
-        r"broken: STOPPED \(brake: exit 1 \(ModuleNotFoundError\), the same failure twice .*: No module named 'webdataset'\)",
+        r"broken: STOPPED \(by the brake: exit 1 \(ModuleNotFoundError\), the same failure twice .*module named 'webdataset'\)",
         [r"ftsupervise logs \S+/broken --errors ", r"ftsupervise clear --brake \S+/broken   \(once that is mended"],
-        [r"queue     2 jobs left \(JobHeldUser\)", r"attempt   1-2 "],
+        [
+            r"queue     2 jobs left, held by the brake \(JobHeldUser\)",
+            r"attempt   1-2 ",
+            r"b stopped by the brake [\d.]+ %",
+            r"watch     (last tick|nobody watches this run)",
+        ],
     ),
     "stopped": (
         r"stopped: GONE \(no job of it is in the queue; attempt 1 ended: cancelled or preempted \(SIGTERM\)\)",
         [r"ftsupervise launch \S+/stopped   \(it goes on from step \d+\)$"],
-        [r"alert     warning recovery: attempt 1 ended at step"],
+        [r"alert     warning recovery: attempt 1 ended at step", r"h held [\d.]+ %"],
     ),
     "alone": (
         r"alone: RUNNING, its watch is LATE \(job \S+\)",
         [r"ftsupervise watch --every 60s \S+/alone   \(nobody is told"],
-        [r"watch     last tick [45]\dm ago, the next was due [45]\dm ago: LATE", r"rate "],
+        [
+            r"watch     last tick [45]\dm ago, the next was due [45]\dm ago: LATE",
+            r"rate ",
+            r"jobs      this job and 2 jobs behind it run .*more, to about step \d+; for more: ftsupervise launch --after \d+ ",
+        ],
     ),
     "still": (
         r"still: HUNG \(no progress for ",
@@ -44,7 +53,7 @@ SAID: dict[str, tuple[str, list[str], list[str]]] = {
         [r"saved     step 40.*; 19 steps would be made again"],
     ),
     "odd": (
-        r"odd: RUNNING, loss is not a number \(job \S+\)",
+        r"odd: RUNNING(, ALERT loss)?, loss is not a number \(job \S+\)",
         [
             r"scancel \S+   \(ends this job; the next one begins from a checkpoint from before step 31\)",
             r"guard\.loss: \{nonfinite: resume\}",

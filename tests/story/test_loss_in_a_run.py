@@ -143,7 +143,7 @@ def test_a_run_that_comes_to_the_same_again_goes_back_further_and_stops_after_it
     brake = switches.read_brake(run.rundir)
     assert brake is not None and brake.times == 3 and "after going back to an older checkpoint" in brake.why, brake
     assert "nan at step 32" in brake.detail and brake.failure == "loss is not a number"
-    assert "the brake is on" in said
+    assert "stopped by the brake" in said
 
 
 def test_a_loss_that_stops_the_run_leaves_it_to_a_person_and_the_next_start_is_from_before(run: SupervisedRun) -> None:

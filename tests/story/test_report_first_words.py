@@ -57,11 +57,11 @@ def test_the_first_words_say_how_it_is_and_the_first_costs_what_cost_most(
     ("name", "first"),
     [
         ("fine", "fine: RUNNING (job 100_4), step 23680 of 100000 (24 %)"),
-        ("crash-loop", "crash-loop: STOPPED (brake: exit 1 (ModuleNotFoundError), the same failure 5 times"),
+        ("crash-loop", "crash-loop: STOPPED (by the brake: exit 1 (ModuleNotFoundError), the same failure 5 times"),
         ("hang", "hang: HUNG (no progress for 50m"),
         ("slow-node", "slow-node: SLOW (221 steps an hour"),
         ("queue-bound", "queue-bound: WAITING (Priority), step 5288 of 100000 (5 %)"),
-        ("disk-full", "disk-full: STOPPED (brake: no space left on device at step"),
+        ("disk-full", "disk-full: STOPPED (by the brake: no space left on device at step"),
     ],
 )
 def test_the_first_line_of_status_says_whether_the_run_is_fine(account: Account, name: str, first: str) -> None:

@@ -84,7 +84,7 @@ def test_the_same_failure_without_progress_puts_the_brake_on_and_clear_takes_it_
     assert "no_such_module_here" in on.detail
     again = run.start("--", *broken)
     assert again.wait(30) == 0
-    assert "the brake is on" in again.said() and "clear --brake" in again.said()
+    assert "stopped by the brake" in again.said() and "clear --brake" in again.said()
     assert len(run.attempts()) == 3, "the gate starts nothing"
     cleared = typed("clear", "--brake", run.rundir.root, code=0)
     assert "is off" in cleared.stdout
@@ -210,7 +210,7 @@ def test_three_members_that_leave_with_0_and_have_done_nothing_put_on_the_brake(
     )
     fourth = run.start("--", "true")
     assert fourth.wait(60) == 0
-    assert "the brake is on" in fourth.said()
+    assert "stopped by the brake" in fourth.said()
     assert len(run.attempts()) == 3
 
 

@@ -5,7 +5,9 @@ The tenth, a run that stands on a full disk, is in tests/faults/test_status_full
 
 from __future__ import annotations
 
+import json
 import re
+import time
 from pathlib import Path
 
 import pytest
@@ -21,9 +23,9 @@ STANDS = ("  rate ", "% of usual")  # what is shown of a run that moves alone
     [
         (
             "braked",
-            r"crash-loop: STOPPED \(brake: exit 1 \(ModuleNotFoundError\), the same failure 5 times",
+            r"crash-loop: STOPPED \(by the brake: exit 1 \(ModuleNotFoundError\), the same failure 5 times",
             [r"ftsupervise clear --brake \S+/crash-loop   \(once that is mended; the jobs that are held start again\)"],
-            [r"attempt   2-6 .* \d\d:\d\d:\d\d 5 times .*No module named 'webdataset'", r"last .*: critical brake"],
+            [r"attempt   2-6 .* \d\d:\d\d:\d\d, 5 times: .*No module named 'webdataset'", r"last .*: critical brake"],
         ),
         (
             "cancelled",
@@ -96,6 +98,43 @@ def test_status_alone_says_what_happened_and_what_to_type(
         assert re.search(pattern, said), (pattern, said)
     if not re.match(r"\S+: RUNNING", said):
         assert not any(one in said for one in STANDS), said
+
+
+def test_a_last_step_beyond_the_jobs_that_are_left_is_told_with_what_to_type(tmp_path: Path) -> None:
+    def rows(hours: int, waiting: str) -> str:
+        now = int(time.time())
+        facts = {"T": "RUNNING", "N": "node-[01-04]", "S": str(now - 9 * 3600), "e": str(now + (hours - 9) * 3600)}
+        mark = {"excluded": [], "comment": "ftsupervise:unwatched:t-unwatched"}
+        jobs = {"88_1": {**mark, "reason": "None", "facts": facts}}
+        jobs |= {waiting: {**mark, "reason": "JobArrayTaskLimit"}} if waiting else {}
+        (tmp_path / "queue.json").write_text(json.dumps({"nodes": ["node-01"], "jobs": jobs, "away": False}))
+        return one.status()
+
+    one = trouble("watch dead", tmp_path)  # 15890 of 20000 steps, half a step a second: 2 h and 17 min are needed
+    assert "  jobs  " not in rows(12, "")
+    assert re.search(
+        r"  jobs      this is the last one: it runs (59m.*|1h) more, to about step 17\d\d\d; "
+        r"for more: ftsupervise launch --after 88 \S+/unwatched\n",
+        rows(10, ""),
+    )
+    assert "  jobs  " not in rows(10, "88_[2-3%1]"), "two more of ten hours each are enough"
+    one.rundir.attempt(1).joinpath("progress.json").write_text(
+        one.rundir.attempt(1).joinpath("progress.json").read_text().replace("20000", "2000000")
+    )
+    assert "  jobs      this job and 2 jobs behind it run 20h" in rows(10, "88_[2-3%1]")
+
+
+def test_a_run_that_is_gone_has_no_unknown_time_after_its_end(tmp_path: Path) -> None:
+    said = trouble("gone", tmp_path).status()
+    assert "unknown" not in said and re.search(r"h held \d+\.\d %", said), said
+
+
+def test_a_run_that_is_stopped_by_the_brake_says_so_in_one_word_and_that_nobody_watches_it(tmp_path: Path) -> None:
+    one = trouble("braked", tmp_path)
+    assert "queue     8 jobs left, held by the brake (JobHeldUser)" in one.status()
+    assert re.search(r"b stopped by the brake \d+\.\d %", one.status()) and "braked" not in one.status()
+    (one.rundir.watch / "found.json").unlink()
+    assert "  watch     nobody watches this run: ftsupervise watch --every 60s " in one.status()
 
 
 def test_no_advice_about_a_next_attempt_stands_where_none_comes_by_itself(tmp_path: Path) -> None:

@@ -117,7 +117,7 @@ def test_equal_ends_are_shown_once_with_their_times_and_after_a_cancel_nothing_f
     said = type_in(tmp_path, "status", ".").stdout
     lines = [line for line in said.splitlines() if line.startswith("  attempt")]
     assert lines == [
-        "  attempt   1-3 (job -) 11-22 12:01:00 3 times exit 1, to step 7: ValueError: no such shape",
+        "  attempt   1-3 (job -) 11-22 12:01:00, 3 times: exit 1, to step 7: ValueError: no such shape",
         "  attempt   4 (job -) 11-22 12:09:00 cancelled or preempted (SIGTERM) after 0s, to step 90",
     ]
     assert "  last      11-22 12:09:00 UTC, " in said and "attempt 4 ended: cancelled or preempted (SIGTERM)" in said

@@ -65,7 +65,7 @@ def test_the_whole_of_an_attempt_that_never_made_a_step_is_its_own_cost() -> Non
     assert dict(found[2].spent)[Spent.HELD] == 70
     assert found[0].evidence == "ModuleNotFoundError: no module named 'flash'"
     assert found[0].done == "attempt 2 began in the same job"
-    assert found[2].done == "the brake came on"
+    assert found[2].done == "stopped by the brake"
     (cost,) = costs_of(found)
     assert (cost.kind, cost.times, cost.seconds) == ("program error", 3, 170)
 

@@ -92,7 +92,7 @@ def test_a_run_that_cannot_be_heard_keeps_its_word_with_its_age() -> None:
     run = seen(moved=50, tick=None, page=silent)
     assert pace_word(run) == ("SILENT", "nothing was heard of attempt 1 for 50m")
     full = "no space is left in /scratch"
-    assert pace_word(run._replace(full=full)).why.endswith(f"for 50m; {full}")
+    assert pace_word(run._replace(full=full)).why.startswith(f"{full}; nothing was heard of")
     assert not pace_word(run._replace(page=None)).why
 
 

@@ -162,7 +162,7 @@ def test_those_that_need_a_look_stand_first_and_the_lines_below_say_what_to_type
     hung = FINE._replace(name="hangs", verdict="HUNG", why="no progress for 50m, at step 12,345", rate=0.0)
     waits = RunRow("waits", verdict="WAITING", why="Priority", waits_since=NOW - timedelta(hours=8), queue_share=0.73)
     new = RunRow("just-waits", verdict="WAITING", why="Priority", waits_since=NOW - timedelta(hours=1), queue_share=0.1)
-    braked = RunRow("my run", verdict="STOPPED", why="brake: exit 1, the same failure 5 times", braked=True)
+    braked = RunRow("my run", verdict="STOPPED", why="by the brake: exit 1, the same failure 5 times", braked=True)
     slow = FINE._replace(name="slow", verdict="SLOW", why="221 steps an hour, usually 357")
     done = RunRow("done", verdict="FINISHED")
     order = [one.name for one in sorted((done, FINE, new, slow, waits, braked, hung), key=need_of)]
@@ -210,7 +210,7 @@ def test_the_note_of_a_slow_run_has_the_figure_of_its_columns() -> None:
 def test_the_note_of_a_run_that_the_brake_stopped_is_not_cut_and_the_line_below_the_table_has_the_command(
     width: int,
 ) -> None:
-    cause = "brake: exit 1 (ImportError), the same failure 5 times"
+    cause = "by the brake: exit 1 (ImportError), the same failure 5 times"
     why = f"{cause}; fix the cause, then: ftsupervise clear --brake x"
     braked = RunRow("sft", "/scratch/ada/sft", "STOPPED", why, braked=True, reason=cause)
     shown = table((FINE, braked), NOW, width)

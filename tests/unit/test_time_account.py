@@ -140,6 +140,20 @@ def test_the_times_of_a_brake_and_after_a_kill_switch_are_told_apart_and_no_matt
     assert meta.least == pytest.approx(goodput.least * 1100 / 400)
 
 
+def test_the_time_until_the_next_member_or_until_slurm_begins_a_job_again_is_the_queues() -> None:
+    work = trained(1, 90, 10, 100)
+    cancelled = Attempt(1, "7_1", at(0), ended=at(100), cause=Cause(CauseKind.CANCELLED), **work)  # type: ignore[arg-type]
+    requeued = Attempt(2, "7_2", at(400), ended=at(500), cause=Cause(CauseKind.CANCELLED), **work)  # type: ignore[arg-type]
+    again = Attempt(3, "7_2", at(1500), **work, begun_again=1)  # type: ignore[arg-type]
+    launches = [LaunchRecord(1, at=at(0), job_ids=("7",)), LaunchRecord(2, at=at(0), job_ids=("8", "9"))]
+    found = account([cancelled, requeued, again], launches, at(1600), running=True)
+    assert of(Spent.QUEUE, found) == 300 + 1000 and of(Spent.HELD, found) == 0
+    links = [one._replace(job_id=job) for one, job in zip((cancelled, again), ("8", "9"), strict=True)]
+    assert of(Spent.QUEUE, account(links, launches, at(1600), running=True)) == 1400, "the links of a daisy chain"
+    alone = [one._replace(job_id=job) for one, job in zip((cancelled, again), ("5", "6"), strict=True)]
+    assert of(Spent.HELD, account(alone, launches, at(1600), running=True)) == 1400, "nobody knows of a job that waited"
+
+
 def test_a_lost_end_and_a_command_without_the_guard_are_unknown_and_said_so() -> None:
     lost = Attempt(1, "7_1", at(0), cause=Cause(CauseKind.LOST), heard=at(300), **trained(1, 290, 10, 298))  # type: ignore[arg-type]
     blind = crashed(2, "7_2", 1000, 2000)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ftsupervise.findings import Finding
 from ftsupervise.probe import Entry, Missing, Mount, NotSeen, Space
-from ftsupervise.units import show_duration, show_size
+from ftsupervise.units import count, show_duration, show_size
 from ftsupervise.watch import due
 from ftsupervise.watch.watchdogs import before_full, checkpoints
 from ftsupervise.watch.watchdogs.disk_space import (
@@ -209,7 +209,7 @@ class WatchedPath:
             shown += [show_duration(warning)] if warning is not None else []
         if ahead.checkpoints is not None and size:
             limits.append(Limit(ahead.checkpoints, of.checkpoints, critical.checkpoints, False, 1))
-            words.append(f"room for {ahead.checkpoints} checkpoints of {show_size(size)}")
+            words.append(f"room for {count(ahead.checkpoints, 'checkpoint')} of {show_size(size)}")
             shown += [f"{of.checkpoints} checkpoints"] if of.checkpoints is not None else []
         found = self._level("forecast", *limits)
         text = f"{self.path}: {', '.join(words)}{self._pruning(found)}"
