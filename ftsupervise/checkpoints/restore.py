@@ -24,7 +24,7 @@ from ftsupervise.checkpoints.stores import FolderStore, Rights, Store
 from ftsupervise.checkpoints.verify import CheckpointState, Scope, Thoroughness, verify
 from ftsupervise.errors import AlreadyRunning, NotFound, NotPermitted
 from ftsupervise.host.files import TEMPORARY
-from ftsupervise.host.modes import FOLDER, OWN, make_folder, no_wider, set_mode
+from ftsupervise.host.modes import FOLDER, OWN, Reach, make_folder, make_like, reach, set_mode, settle_folder
 from ftsupervise.host.processes import locked_by_the_killed
 from ftsupervise.host.rate import RateLimit
 from ftsupervise.rundir.paths import sync_directory
@@ -109,7 +109,7 @@ def restore(
         return target
     partial = folder / f"{RESTORING}{copy.name}"
     widest = _widest(copy, folder)
-    make_folder(folder, widest.folder, parents=True)
+    make_like(folder, widest.folder)
     make_folder(partial, OWN)  # who could open it could hold its lock
     with _alone(partial):
         with suppress(OSError):  # a file system without modes
@@ -122,7 +122,7 @@ def restore(
         _drop_others(partial, copy.manifest)
         if not copy.is_file:
             with suppress(OSError):
-                set_mode(partial, widest.folder)
+                settle_folder(partial, widest.folder)
             write_manifest(partial, copy.manifest)
         _as_old_as_it_is(partial, copy)
         for here, _, _ in os.walk(partial, topdown=False):
@@ -149,7 +149,10 @@ def _widest(copy: FoundCopy, folder: Path) -> Rights:
         above = folder.stat().st_mode
     except FileNotFoundError:
         above = 0o777 if isinstance(copy.store, FolderStore) else 0o700
-    return Rights(no_wider(of_copy.file & 0o666, above), no_wider(of_copy.folder & FOLDER, above))
+    return Rights(
+        Reach(of_copy.file.mode & 0o666, of_copy.file.groups).within(Reach(above)),
+        Reach(FOLDER).within(of_copy.folder, Reach(above)),
+    )
 
 
 def _as_old_as_it_is(partial: Path, copy: FoundCopy) -> None:
@@ -211,7 +214,7 @@ def _move_over(source: Path, target: Path) -> None:
             path = Path(here, name)
             there = target / path.relative_to(source)
             if not name.startswith(TEMPORARY) and not os.path.lexists(there):
-                make_folder(there.parent, no_wider(FOLDER, path.parent.stat().st_mode), parents=True)
+                make_like(there.parent, Reach(FOLDER).within(reach(path.parent)))
                 os.rename(path, there)
     shutil.rmtree(source, ignore_errors=True)
 
@@ -248,14 +251,14 @@ def _fetch(
             _make_link(partial / entry.path, b"".join(pieces()), widest.folder)
         else:
             of_copy = copy.store.rights(f"{copy.folder}/{entry.path}")
-            mode = no_wider(of_copy.file & 0o777, widest.folder)
-            FolderStore(partial).write(entry.path, pieces(), Rights(mode, no_wider(widest.folder, of_copy.folder)))
+            rights = Rights(of_copy.file.within(widest.folder), widest.folder.within(of_copy.folder))
+            FolderStore(partial).write(entry.path, pieces(), rights)
     except FileNotFoundError:
         raise NotFound(f"{copy.store.url}/{copy.folder} lacks {entry.path}", hint="restore another copy") from None
 
 
-def _make_link(path: Path, target: bytes, mode: int) -> None:
-    make_folder(path.parent, mode, parents=True)
+def _make_link(path: Path, target: bytes, source: Reach) -> None:
+    make_like(path.parent, source)
     path.unlink(missing_ok=True)
     path.symlink_to(os.fsdecode(target))
 

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Protocol
 from ftsupervise.checkpoints.part_files import PartFile, open_part
 from ftsupervise.errors import Error, NotFound, UsageError
 from ftsupervise.host import files
-from ftsupervise.host.modes import FOLDER, PAGE, is_shared, make_folder, no_wider, rights_on_the_way
+from ftsupervise.host.modes import FOLDER, PAGE, Reach, is_shared, make_like, reach, reach_on_the_way
 from ftsupervise.host.ownership import distrust, distrust_route
 from ftsupervise.rundir.paths import write_whole
 from ftsupervise.secrecy import masked
@@ -35,10 +35,10 @@ def inside(name: str) -> str:
 
 
 class Rights(NamedTuple):
-    """The modes of a file that is made, and of the folders that are made for it."""
+    """Who may reach a file that is made, and the folders that are made for it."""
 
-    file: int
-    folder: int
+    file: Reach
+    folder: Reach
 
 
 def rights_of(file: Path, top: Path) -> Rights:
@@ -47,9 +47,9 @@ def rights_of(file: Path, top: Path) -> Rights:
 
     Raises OSError.
     """
-    found, above = file.lstat().st_mode, (file.parent.stat().st_mode, top.stat().st_mode, rights_on_the_way(top))
-    mode = found & 0o777 | 0o600
-    return Rights(mode if stat.S_ISREG(found) else no_wider(PAGE, *above), no_wider(FOLDER, *above))
+    above = (reach(file.parent, follow=True), reach(top, follow=True), reach_on_the_way(top))
+    own = reach(file) if stat.S_ISREG(file.lstat().st_mode) else Reach(PAGE).within(*above)
+    return Rights(Reach(own.mode | 0o600, own.groups), Reach(FOLDER).within(*above))
 
 
 class Store(Protocol):
@@ -137,12 +137,12 @@ class FolderStore:
 
     def write(self, name: str, pieces: Iterable[bytes], rights: Rights) -> None:
         target = self.root / inside(name)
-        make_folder(target.parent, rights.folder, parents=True)
+        make_like(target.parent, rights.folder)
         write_whole(target, pieces, mode=rights.file)
 
     def part(self, name: str, rights: Rights, tag: str) -> PartFile | None:
         target = self.root / inside(name)
-        make_folder(target.parent, rights.folder, parents=True)
+        make_like(target.parent, rights.folder)
         return open_part(target, rights.file, tag)
 
     def rights(self, name: str) -> Rights:
@@ -221,7 +221,7 @@ class ObjectStore:
         return None
 
     def rights(self, name: str) -> Rights:
-        return Rights(0o666, 0o777)  # the store's own rules say who may read it
+        return Rights(Reach(0o666), Reach(0o777))  # the store's own rules say who may read it
 
     def write(self, name: str, pieces: Iterable[bytes], rights: Rights) -> None:
         path = f"{self._root}/{inside(name)}"
