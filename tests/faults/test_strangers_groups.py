@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from ftsupervise.checkpoints import previous
+from ftsupervise.checkpoints.commit import commit
 from ftsupervise.checkpoints.written import keep
 from ftsupervise.host import modes, ownership
 from ftsupervise.truth import LeftCheckpoint
@@ -150,6 +152,17 @@ def test_what_is_kept_of_a_script_s_checkpoint_is_read_by_nobody_else(desk: Desk
     )
     assert (kept.path / "index").read_bytes() == b"private"
     assert what_eve_reads(kept.path) == []
+
+
+def test_what_is_copied_beside_a_file_of_another_group_is_read_by_no_other(desk: Desk) -> None:
+    """A checkpoint of one file that is written over is kept before, in a folder that hands its group down."""
+    last = desk.shared / "last.ckpt"
+    last.write_bytes(b"private")
+    os.chown(last, -1, OFFICE)
+    last.chmod(0o640)
+    assert what_eve_reads(last) == []
+    kept = previous.keep(last, commit(last))
+    assert kept is not None and kept.read_bytes() == b"private" and what_eve_reads(kept) == []
 
 
 def test_a_folder_for_the_group_is_written_by_nobody_whom_the_folder_above_names(tmp_path: Path) -> None:
