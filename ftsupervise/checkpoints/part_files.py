@@ -10,7 +10,7 @@ import errno
 import fcntl
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -25,9 +25,10 @@ _NAME = 100  # bytes of the final name that stand in this one
 
 
 class PartFile:
-    """Such a file, open. All methods raise OSError."""
+    """Such a file, open. All methods raise OSError. ``at_the_end``: called when it is closed."""
 
     def __init__(self, fd: int, path: Path, target: Path, source: Reach) -> None:
+        self.at_the_end: Callable[[], object] = lambda: None
         self._fd, self._path, self._target, self._source = fd, path, target, source
 
     def __enter__(self) -> PartFile:
@@ -35,6 +36,7 @@ class PartFile:
 
     def __exit__(self, *error: object) -> None:
         os.close(self._fd)
+        self.at_the_end()
 
     @property
     def size(self) -> int:

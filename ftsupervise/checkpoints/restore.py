@@ -67,13 +67,13 @@ def copies_in(stores: Iterable[Store]) -> tuple[tuple[FoundCopy, ...], tuple[Sto
     for store in stores:
         try:
             folders = store.names()
-        except OSError as error:
-            unseen.append(StoreUnseen(store.url, str(error.strerror or error)))
+        except (OSError, NotPermitted) as error:
+            unseen.append(StoreUnseen(store.url, str(getattr(error, "strerror", None) or error)))
             continue
         for folder in folders:
             try:
                 manifest = manifest_in(store, folder)
-            except (OSError, ValueError) as error:
+            except (OSError, ValueError, NotPermitted) as error:
                 unseen.append(StoreUnseen(f"{store.url}/{folder}", str(error)))
                 continue
             if manifest is not None:
@@ -111,22 +111,24 @@ def restore(
     widest = _widest(copy, folder)
     make_like(folder, widest.folder)
     make_folder(partial, OWN)  # who could open it could hold its lock
-    with _alone(partial):
+    with _alone(partial) as held:
         with suppress(OSError):  # a file system without modes
             set_mode(partial, OWN)  # also where an earlier restore had begun
         limit = RateLimit(rate)
         for _ in digest.in_parallel(
-            lambda entry: _fetch(copy, entry, partial, limit, progress, widest), copy.manifest.files, workers
+            lambda entry: _fetch(copy, entry, held, limit, progress, widest), copy.manifest.files, workers
         ):
             pass
-        _drop_others(partial, copy.manifest)
+        _drop_others(held, copy.manifest)
         if not copy.is_file:
             with suppress(OSError):
                 settle_folder(partial, widest.folder)
-            write_manifest(partial, copy.manifest)
-        _as_old_as_it_is(partial, copy)
-        for here, _, _ in os.walk(partial, topdown=False):
+            write_manifest(held, copy.manifest)
+        _as_old_as_it_is(held, copy)
+        for here, _, _ in os.walk(held, topdown=False):
             sync_directory(Path(here))
+        if not os.path.samestat(partial.lstat(), held.stat()):
+            raise NotPermitted(f"{partial} was replaced meanwhile", hint=f"who may write there: ls -ld {folder}")
         if os.path.lexists(target):
             set_aside(
                 target, f"it is not what its copy in {copy.store.url} says, which was restored in its place", now()
@@ -166,8 +168,9 @@ def _as_old_as_it_is(partial: Path, copy: FoundCopy) -> None:
 
 
 @contextmanager
-def _alone(partial: Path) -> Iterator[None]:
-    """Raise AlreadyRunning while another restore works in that folder.
+def _alone(partial: Path) -> Iterator[Path]:
+    """Yield a path that leads to this very folder, whatever is put in its place. Raises AlreadyRunning while another restore
+    works in it.
 
     A process that was killed and hangs in a dead mount works there no more, though its lock is still held: what it
     brought is moved into a new folder.
@@ -180,14 +183,14 @@ def _alone(partial: Path) -> Iterator[None]:
             if not locked_by_the_killed(fd):
                 raise AlreadyRunning(f"another restore works in {partial}", hint="wait until it is over") from None
             _begin_anew(partial, fd)
-            with _alone(partial):
+            with _alone(partial) as held:
                 _move_over(partial.with_name(f"{partial.name}~"), partial)
-                yield
+                yield held
             return
         except OSError:  # a file system without locks
             pass
         _require_same(partial, fd)
-        yield
+        yield Path(f"/proc/self/fd/{fd}")
     finally:
         os.close(fd)
 

@@ -11,7 +11,8 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,6 +23,7 @@ from ftsupervise.host.ownership import (
     ACL_NAMED,
     access_list,
     drop_access_list,
+    held,
     in_group,
 )
 
@@ -184,6 +186,26 @@ def make_like(folder: Path, source: Reach) -> None:
             raise
     else:
         settle_folder(folder, source)
+
+
+@contextmanager
+def held_or_made(folder: Path, source: Reach) -> Iterator[Path]:
+    """Do as ``ownership.held``, and make what is missing on the way to ``folder``, no wider than ``source``. Raises NotTrusted,
+    OSError."""
+
+    def make(name: str, at: int) -> None:
+        try:
+            os.mkdir(name, OWN, dir_fd=at)
+        except FileExistsError:
+            return
+        fd = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=at)
+        try:
+            settle(fd, source)
+        finally:
+            os.close(fd)
+
+    with held(folder, make) as here:
+        yield here
 
 
 def settle_folder(folder: Path, source: Reach) -> None:

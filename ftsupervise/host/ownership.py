@@ -14,7 +14,7 @@ import os
 import re
 import stat
 import struct
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -189,22 +189,34 @@ def _route(path: str) -> Iterator[tuple[str, os.stat_result]]:
         left += reversed(target.split("/"))
 
 
+Make = Callable[[str, int], object]  # of a folder: its name, and the open one that it is made in
+
 # The path that is really used: what deletes, copies or overwrites opens its folder once, by ``held``, and works in that one.
 
 
 @contextmanager
-def held(folder: str | os.PathLike[str]) -> Iterator[Path]:
+def held(folder: str | os.PathLike[str], make: Make | None = None) -> Iterator[Path]:
     """Open ``folder``, and yield a path that leads to this very folder, whatever is put in its place meanwhile.
 
-    Each link on the way is judged as ``strangers_link`` does. Raises NotTrusted, OSError.
+    Each link on the way is judged as ``strangers_link`` does. ``make``: makes a folder that is missing on the way, by its name
+    in an open one. Raises NotTrusted, OSError, which names the folder as it was given.
     """
-    at = _descend(os.path.abspath(folder))  # noqa: PTH100 - links are followed one by one
+    try:
+        at = _descend(os.path.abspath(folder), make=make)  # noqa: PTH100 - links are followed one by one
+    except OSError as error:  # which names one part of the way alone
+        error.filename = os.fspath(folder)
+        raise
     try:
         fd = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=at)
     finally:
         os.close(at)
+    here = f"/proc/self/fd/{fd}"
     try:
-        yield Path(f"/proc/self/fd/{fd}")
+        yield Path(here)
+    except OSError as error:
+        if isinstance(error.filename, str) and f"{error.filename}/".startswith(f"{here}/"):
+            error.filename = f"{os.fspath(folder)}{error.filename.removeprefix(here)}"
+        raise
     finally:
         os.close(fd)
 
@@ -238,10 +250,13 @@ class _StrangersLink(NotTrusted):
         super().__init__(
             f"{clause}, so it is not followed", hint=f"look at it: ls -ld {link}; or name the folder itself"
         )
-        self.clause = clause
+        self.clause, self.link = clause, link
+
+    def __reduce__(self) -> tuple[object, ...]:  # it comes out of a child that works
+        return type(self), (self.clause, self.link)
 
 
-def _descend(path: str, at: int | None = None, above: str = "", left: int = _LINKS) -> int:
+def _descend(path: str, at: int | None = None, above: str = "", left: int = _LINKS, *, make: Make | None = None) -> int:
     """Open ``path`` (O_PATH), component by component, each below the one that is open. Raises NotTrusted, OSError."""
     only = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
     above = "" if path.startswith("/") else above
@@ -254,6 +269,11 @@ def _descend(path: str, at: int | None = None, above: str = "", left: int = _LIN
                 inner = os.open(part, only | os.O_DIRECTORY, dir_fd=here)  # mounts what is mounted on demand
             except NotADirectoryError:
                 inner = os.open(part, only, dir_fd=here)
+            except FileNotFoundError:
+                if make is None:
+                    raise
+                make(part, here)
+                inner = os.open(part, only | os.O_DIRECTORY, dir_fd=here)
             if stat.S_ISLNK(os.fstat(inner).st_mode):
                 inner = _followed(inner, here, f"{above}/{part}", left)
             os.close(here)

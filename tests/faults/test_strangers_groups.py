@@ -11,13 +11,17 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
+from datetime import datetime, timezone
 from pathlib import Path
 
 import pytest
 
 from ftsupervise.checkpoints import previous
 from ftsupervise.checkpoints.commit import commit
+from ftsupervise.checkpoints.restore import copies_in, restore
+from ftsupervise.checkpoints.stores import open_store
 from ftsupervise.checkpoints.written import keep
+from ftsupervise.errors import NotPermitted
 from ftsupervise.host import modes, ownership
 from ftsupervise.truth import LeftCheckpoint
 from tests.neighbours.access_lists import ACCOUNT, GROUP, give_list
@@ -76,16 +80,17 @@ class Desk:
         self.checkpoint = self.source / "step-5"
         assert what_eve_reads(self.checkpoint) == []
 
-    def as_ada(self, *words: str, umask: int = 0o022) -> None:
+    def as_ada(self, *words: str, umask: int = 0o022, refused: str = "") -> None:
         done = subprocess.run(
             [self.python, *words], user=ADA.pw_uid, group=OFFICE, extra_groups=[PROJECT], umask=umask, cwd="/",
             env={"PATH": os.environ["PATH"], "HOME": str(self.top), "FTSUPERVISE_STATE_DIR": str(self.top / "state")},
             capture_output=True, text=True, timeout=120, check=False,
         )  # fmt: skip
-        assert done.returncode == 0, done.stdout + done.stderr
+        said = done.stdout + done.stderr
+        assert "Traceback" not in said and bool(done.returncode) == bool(refused) and refused in said, said
 
-    def type(self, *words: str) -> None:
-        self.as_ada("-m", "ftsupervise", "checkpoints", *words)
+    def type(self, *words: str, refused: str = "") -> None:
+        self.as_ada("-m", "ftsupervise", "checkpoints", *words, refused=refused)
 
 
 @pytest.fixture
@@ -135,6 +140,54 @@ def test_a_copy_and_what_is_brought_back_are_read_by_no_group_and_no_account_tha
     desk.type("restore", "--from", str(copies), "--name", "step-5", "--to", str(back))
     assert (back / "step-5" / "shards" / "weights").read_bytes() == b"private" * 1000
     assert what_eve_reads(back / "step-5") == []
+
+
+def test_no_copy_is_written_through_a_link_that_a_member_laid_in_the_place_of_copies(desk: Desk) -> None:
+    """Her place for copies is shared with the project. Eve lays a link there, by the name that the copy will have."""
+    desk.shared.chmod(0o2775)
+    private = desk.top / "private"
+    for folder in (private, private / "shards"):
+        folder.mkdir(mode=0o700)
+        os.chown(folder, ADA.pw_uid, OFFICE)
+    for name in ("index", "shards/weights"):
+        (private / name).write_text("precious")
+        os.chown(private / name, ADA.pw_uid, OFFICE)
+    assert as_one(EVE, lambda: (desk.shared / "step-5").symlink_to(private))
+    why = "shared/step-5 is a link of games to what belongs to daemon"
+    desk.type("offload", "--to", str(desk.shared), str(desk.source), refused=why)
+    assert {(private / name).read_text() for name in ("index", "shards/weights")} == {"precious"}
+    assert sorted(str(one.relative_to(private)) for one in private.rglob("*")) == ["index", "shards", "shards/weights"]
+
+
+def test_nothing_is_removed_through_a_link_that_a_member_puts_in_the_place_of_what_is_brought_back(desk: Desk) -> None:
+    """She may write the folder, so she moves ``.restoring-step-5`` away when it has nearly come, and lays a link there."""
+    copies, private = desk.top / "copies", desk.top / "private"
+    copies.mkdir()
+    os.chown(copies, ADA.pw_uid, OFFICE)
+    desk.type("offload", "--to", str(copies), str(desk.source))
+    for one in (copies, *copies.rglob("*")):
+        os.chown(one, 0, OFFICE)  # it is this account that brings it back here
+    private.mkdir(mode=0o700)
+    (private / "precious").write_text("precious")
+    for one in (private, private / "precious"):
+        os.chown(one, ADA.pw_uid, OFFICE)
+    desk.shared.chmod(0o2775)
+    ((copy,), _) = copies_in([open_store(copies)])
+    partial, left = desk.shared / ".restoring-step-5", [copy.manifest.size]
+
+    def exchange() -> None:
+        partial.rename(partial.with_name("away"))
+        partial.symlink_to(private)
+
+    def progress(size: int) -> None:
+        left[0] -= size
+        if not left[0]:
+            assert as_one(EVE, exchange)
+
+    with pytest.raises(NotPermitted, match="was replaced meanwhile"):
+        restore(copy, desk.shared, now=lambda: datetime.now(timezone.utc), workers=1, progress=progress)
+    assert [one.name for one in private.iterdir()] == ["precious"]
+    assert not (desk.shared / "step-5").exists()
 
 
 def test_a_copy_in_the_same_group_is_still_read_by_it(desk: Desk) -> None:
