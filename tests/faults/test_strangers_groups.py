@@ -23,6 +23,9 @@ from ftsupervise.checkpoints.stores import open_store
 from ftsupervise.checkpoints.written import keep
 from ftsupervise.errors import NotPermitted
 from ftsupervise.host import modes, ownership
+from ftsupervise.nodes import incidents
+from ftsupervise.rundir import heartbeat_page
+from ftsupervise.rundir.paths import RunDir
 from ftsupervise.truth import LeftCheckpoint
 from tests.neighbours.access_lists import ACCOUNT, GROUP, give_list
 
@@ -216,6 +219,37 @@ def test_what_is_copied_beside_a_file_of_another_group_is_read_by_no_other(desk:
     assert what_eve_reads(last) == []
     kept = previous.keep(last, commit(last))
     assert kept is not None and kept.read_bytes() == b"private" and what_eve_reads(kept) == []
+
+
+def test_a_list_of_nodes_that_is_shared_leads_to_no_file_of_ones_own(desk: Desk) -> None:
+    """Members may write it, so they exchange its folders for links. Old incidents are removed after each failure."""
+    desk.shared.chmod(0o2775)
+    private, long_ago = desk.top / "private", (1.0, 1.0)
+    private.mkdir(mode=0o700)
+    for name in ("thesis.tex", "node-1", "cron-ab12-x"):
+        (private / name).write_text("precious")
+        os.utime(private / name, long_ago)
+        os.chown(private / name, ADA.pw_uid, OFFICE)
+    os.chown(private, ADA.pw_uid, OFFICE)
+
+    def lay() -> None:
+        for name in ("incidents", "exclude", "trust", "watchers"):
+            (desk.shared / name).symlink_to(private)
+
+    assert as_one(EVE, lay)
+    now = datetime.now(timezone.utc)
+    incidents.forget(desk.shared, 3600.0, now)
+    (problem,) = incidents.IncidentLog("me").write([desk.shared])
+    assert "is a link of games to what belongs to daemon" in problem
+    with pytest.raises(ownership.NotTrusted):
+        incidents.set_override(desk.shared, incidents.EXCLUDE, "node-1", who="ada", why="", now=now)
+    run = RunDir(desk.top / "run")
+    run.root.mkdir()
+    run.watch.symlink_to(desk.shared)
+    heartbeat_page.remove_watchers(run, "cron-ab12-")
+    assert {one.name: one.read_text() for one in private.iterdir()} == dict.fromkeys(
+        ("thesis.tex", "node-1", "cron-ab12-x"), "precious"
+    )
 
 
 def test_a_folder_for_the_group_is_written_by_nobody_whom_the_folder_above_names(tmp_path: Path) -> None:
