@@ -125,7 +125,7 @@ class FolderStore:
             try:
                 with held(self.root / inner) as here, os.scandir(here) as found:
                     for entry in found:
-                        name = f"{inner}/{entry.name}"
+                        name = f"{inner}/{entry.name}" if inner else entry.name
                         if entry.is_dir(follow_symlinks=False):
                             pending.append(name)
                         elif entry.is_file(follow_symlinks=False):
