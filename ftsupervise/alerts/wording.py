@@ -271,7 +271,7 @@ def stamp(at: datetime) -> str:
 
 
 def render(template: str, seen: View, *, own: Path | None = None, kind: str = "text", **more: Any) -> str:
-    """One of ``templates/alert.*.j2``, or the file of that name in ``own``. ``kind``: text, html or slack (escaping).
+    """One of ``templates/alert.*.j2``, or the file of that name in ``own``. ``kind``: text, html, slack or chat (escaping).
 
     A mistake in a user's own template must not cost a message at night: then the built-in one is used and says so.
     ``ftsupervise notify preview`` shows such mistakes by day.
@@ -303,7 +303,7 @@ def _environment(own: Path | None, kind: str) -> Environment:
         loader=ChoiceLoader([*loaders, FunctionLoader(lambda name: (built_in / name).read_text("utf-8"))]),
         undefined=StrictUndefined,
         autoescape=kind == "html",
-        finalize=_slack if kind == "slack" else None,
+        finalize={"slack": _slack, "chat": _chat}.get(kind),
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
@@ -359,9 +359,22 @@ def _slack(value: object) -> object:
     return slack_escape(value) if isinstance(value, str) else value
 
 
+def _chat(value: object) -> object:
+    return without_mentions(value) if isinstance(value, str) else value
+
+
+_MENTION = re.compile(r"(?<=<)[@#]|@(?=(?:everyone|here|channel|all|room)\b)", re.IGNORECASE)
+
+
+def without_mentions(text: str) -> str:
+    """Return text that calls nobody in a chat which takes mentions out of plain text, as Discord and Mattermost do: behind the
+    sign stands what no eye sees."""
+    return _MENTION.sub("\\g<0>\u200b", text)
+
+
 def slack_escape(text: str) -> str:
     """Return text that Slack shows as it stands: no mention, no link, no way out of a code span."""
-    escaped = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    escaped = without_mentions(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     return escaped.replace("`", "\u02cb")  # a look-alike
 
 

@@ -21,6 +21,7 @@ from ftsupervise.checkpoints.digest import best_algorithm, hasher, in_parallel, 
 from ftsupervise.checkpoints.find import checkpoints_in
 from ftsupervise.checkpoints.manifest import FOLDER_NAME, FileEntry, make_record_folder, read_manifest
 from ftsupervise.host import files
+from ftsupervise.host.modes import reach, settle
 from ftsupervise.rundir.lineage import Lineage
 from ftsupervise.rundir.records import read_record, write_json
 
@@ -138,11 +139,11 @@ def _equal(old: int, new: int, entry: FileEntry) -> bool:
 
 def _replace(old: int, path: str, new: Path) -> None:
     """Put a reflink or a hard link of the open ``old`` in the place of ``new``, whole. Raises OSError."""
-    mode = os.fstat(old).st_mode & 0o777
-    fd, temporary = files.create_temporary(new.parent, new.name, mode)
+    fd, temporary = files.create_temporary(new.parent, new.name, 0o600)
     try:
         try:
             fcntl.ioctl(fd, _FICLONE, old)
+            settle(fd, reach(old).within(reach(new)))
             os.fsync(fd)
         except OSError as error:
             if error.errno not in (errno.EOPNOTSUPP, errno.ENOTTY, errno.EXDEV, errno.EINVAL, errno.ENOSYS):

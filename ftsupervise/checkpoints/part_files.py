@@ -10,13 +10,13 @@ import errno
 import fcntl
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
 from ftsupervise.host import files
 from ftsupervise.host.files import TEMPORARY
-from ftsupervise.host.modes import set_file_mode
+from ftsupervise.host.modes import Reach, settle
 from ftsupervise.rundir.paths import sync_directory
 
 _READ = 1 << 20  # bytes that are read at once
@@ -25,16 +25,18 @@ _NAME = 100  # bytes of the final name that stand in this one
 
 
 class PartFile:
-    """Such a file, open. All methods raise OSError."""
+    """Such a file, open. All methods raise OSError. ``at_the_end``: called when it is closed."""
 
-    def __init__(self, fd: int, path: Path, target: Path, mode: int) -> None:
-        self._fd, self._path, self._target, self._mode = fd, path, target, mode
+    def __init__(self, fd: int, path: Path, target: Path, source: Reach) -> None:
+        self.at_the_end: Callable[[], object] = lambda: None
+        self._fd, self._path, self._target, self._source = fd, path, target, source
 
     def __enter__(self) -> PartFile:
         return self
 
     def __exit__(self, *error: object) -> None:
         os.close(self._fd)
+        self.at_the_end()
 
     @property
     def size(self) -> int:
@@ -62,7 +64,7 @@ class PartFile:
 
     def finish(self) -> None:
         """Give it its own name, durably."""
-        set_file_mode(self._fd, self._mode)
+        settle(self._fd, self._source)
         os.fsync(self._fd)
         os.replace(self._path, self._target)
         sync_directory(self._target.parent)
@@ -72,9 +74,10 @@ class PartFile:
             os.unlink(self._path)
 
 
-def open_part(target: Path, mode: int, tag: str) -> PartFile | None:
+def open_part(target: Path, source: Reach, tag: str) -> PartFile | None:
     """Return the part of ``target`` that an earlier call with the same ``tag`` has left, or an empty one; None while another
-    process works at it. ``mode``: of the whole file. Until it is whole, only this account may read it. Raises OSError."""
+    process works at it. ``source``: who may reach the whole file. Until it is whole, only this account may read it. Raises
+    OSError."""
     short = target.name.encode("utf-8", "surrogateescape")[:_NAME].decode("utf-8", "ignore")
     path = target.with_name(f"{TEMPORARY}part-{tag}-{short}")
     for _ in range(_TRIES):
@@ -89,7 +92,7 @@ def open_part(target: Path, mode: int, tag: str) -> PartFile | None:
         except OSError:  # a file system without locks: two that write the same bytes to the same places
             pass
         if _is_still(path, fd):
-            return PartFile(fd, path, target, mode)
+            return PartFile(fd, path, target, source)
         os.close(fd)
     raise OSError(errno.EBUSY, "is made and removed by another process again and again", str(path))
 

@@ -18,6 +18,7 @@ from ftsupervise.checkpoints.find import PREVIOUS
 from ftsupervise.checkpoints.layouts import step_of
 from ftsupervise.checkpoints.manifest import Manifest, write_manifest
 from ftsupervise.host import files
+from ftsupervise.host.modes import reach, settle
 
 _FICLONE = 0x40049409
 _PIECE = 1 << 20  # bytes
@@ -43,7 +44,7 @@ def keep(checkpoint: Path, manifest: Manifest) -> Path | None:
         try:
             if not _copied(source, fd, before, entry.digest, manifest.algorithm):
                 return None
-            os.fchmod(fd, before.st_mode & 0o777)
+            settle(fd, reach(source))
             os.utime(fd, ns=(before.st_atime_ns, before.st_mtime_ns))
             os.fsync(fd)
             os.rename(temporary, target)

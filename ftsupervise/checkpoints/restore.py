@@ -24,7 +24,7 @@ from ftsupervise.checkpoints.stores import FolderStore, Rights, Store
 from ftsupervise.checkpoints.verify import CheckpointState, Scope, Thoroughness, verify
 from ftsupervise.errors import AlreadyRunning, NotFound, NotPermitted
 from ftsupervise.host.files import TEMPORARY
-from ftsupervise.host.modes import FOLDER, OWN, make_folder, no_wider, set_mode
+from ftsupervise.host.modes import FOLDER, OWN, Reach, make_folder, make_like, reach, set_mode, settle_folder
 from ftsupervise.host.processes import locked_by_the_killed
 from ftsupervise.host.rate import RateLimit
 from ftsupervise.rundir.paths import sync_directory
@@ -67,13 +67,13 @@ def copies_in(stores: Iterable[Store]) -> tuple[tuple[FoundCopy, ...], tuple[Sto
     for store in stores:
         try:
             folders = store.names()
-        except OSError as error:
-            unseen.append(StoreUnseen(store.url, str(error.strerror or error)))
+        except (OSError, NotPermitted) as error:
+            unseen.append(StoreUnseen(store.url, str(getattr(error, "strerror", None) or error)))
             continue
         for folder in folders:
             try:
                 manifest = manifest_in(store, folder)
-            except (OSError, ValueError) as error:
+            except (OSError, ValueError, NotPermitted) as error:
                 unseen.append(StoreUnseen(f"{store.url}/{folder}", str(error)))
                 continue
             if manifest is not None:
@@ -109,24 +109,26 @@ def restore(
         return target
     partial = folder / f"{RESTORING}{copy.name}"
     widest = _widest(copy, folder)
-    make_folder(folder, widest.folder, parents=True)
+    make_like(folder, widest.folder)
     make_folder(partial, OWN)  # who could open it could hold its lock
-    with _alone(partial):
+    with _alone(partial) as held:
         with suppress(OSError):  # a file system without modes
             set_mode(partial, OWN)  # also where an earlier restore had begun
         limit = RateLimit(rate)
         for _ in digest.in_parallel(
-            lambda entry: _fetch(copy, entry, partial, limit, progress, widest), copy.manifest.files, workers
+            lambda entry: _fetch(copy, entry, held, limit, progress, widest), copy.manifest.files, workers
         ):
             pass
-        _drop_others(partial, copy.manifest)
+        _drop_others(held, copy.manifest)
         if not copy.is_file:
             with suppress(OSError):
-                set_mode(partial, widest.folder)
-            write_manifest(partial, copy.manifest)
-        _as_old_as_it_is(partial, copy)
-        for here, _, _ in os.walk(partial, topdown=False):
+                settle_folder(partial, widest.folder)
+            write_manifest(held, copy.manifest)
+        _as_old_as_it_is(held, copy)
+        for here, _, _ in os.walk(held, topdown=False):
             sync_directory(Path(here))
+        if not os.path.samestat(partial.lstat(), held.stat()):
+            raise NotPermitted(f"{partial} was replaced meanwhile", hint=f"who may write there: ls -ld {folder}")
         if os.path.lexists(target):
             set_aside(
                 target, f"it is not what its copy in {copy.store.url} says, which was restored in its place", now()
@@ -149,7 +151,10 @@ def _widest(copy: FoundCopy, folder: Path) -> Rights:
         above = folder.stat().st_mode
     except FileNotFoundError:
         above = 0o777 if isinstance(copy.store, FolderStore) else 0o700
-    return Rights(no_wider(of_copy.file & 0o666, above), no_wider(of_copy.folder & FOLDER, above))
+    return Rights(
+        Reach(of_copy.file.mode & 0o666, of_copy.file.groups).within(Reach(above)),
+        Reach(FOLDER).within(of_copy.folder, Reach(above)),
+    )
 
 
 def _as_old_as_it_is(partial: Path, copy: FoundCopy) -> None:
@@ -163,8 +168,9 @@ def _as_old_as_it_is(partial: Path, copy: FoundCopy) -> None:
 
 
 @contextmanager
-def _alone(partial: Path) -> Iterator[None]:
-    """Raise AlreadyRunning while another restore works in that folder.
+def _alone(partial: Path) -> Iterator[Path]:
+    """Yield a path that leads to this very folder, whatever is put in its place. Raises AlreadyRunning while another restore
+    works in it.
 
     A process that was killed and hangs in a dead mount works there no more, though its lock is still held: what it
     brought is moved into a new folder.
@@ -177,14 +183,14 @@ def _alone(partial: Path) -> Iterator[None]:
             if not locked_by_the_killed(fd):
                 raise AlreadyRunning(f"another restore works in {partial}", hint="wait until it is over") from None
             _begin_anew(partial, fd)
-            with _alone(partial):
+            with _alone(partial) as held:
                 _move_over(partial.with_name(f"{partial.name}~"), partial)
-                yield
+                yield held
             return
         except OSError:  # a file system without locks
             pass
         _require_same(partial, fd)
-        yield
+        yield Path(f"/proc/self/fd/{fd}")
     finally:
         os.close(fd)
 
@@ -211,7 +217,7 @@ def _move_over(source: Path, target: Path) -> None:
             path = Path(here, name)
             there = target / path.relative_to(source)
             if not name.startswith(TEMPORARY) and not os.path.lexists(there):
-                make_folder(there.parent, no_wider(FOLDER, path.parent.stat().st_mode), parents=True)
+                make_like(there.parent, Reach(FOLDER).within(reach(path.parent)))
                 os.rename(path, there)
     shutil.rmtree(source, ignore_errors=True)
 
@@ -248,14 +254,14 @@ def _fetch(
             _make_link(partial / entry.path, b"".join(pieces()), widest.folder)
         else:
             of_copy = copy.store.rights(f"{copy.folder}/{entry.path}")
-            mode = no_wider(of_copy.file & 0o777, widest.folder)
-            FolderStore(partial).write(entry.path, pieces(), Rights(mode, no_wider(widest.folder, of_copy.folder)))
+            rights = Rights(of_copy.file.within(widest.folder), widest.folder.within(of_copy.folder))
+            FolderStore(partial).write(entry.path, pieces(), rights)
     except FileNotFoundError:
         raise NotFound(f"{copy.store.url}/{copy.folder} lacks {entry.path}", hint="restore another copy") from None
 
 
-def _make_link(path: Path, target: bytes, mode: int) -> None:
-    make_folder(path.parent, mode, parents=True)
+def _make_link(path: Path, target: bytes, source: Reach) -> None:
+    make_like(path.parent, source)
     path.unlink(missing_ok=True)
     path.symlink_to(os.fsdecode(target))
 

@@ -11,15 +11,15 @@ import errno
 import os
 import stat
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from ftsupervise.checkpoints.part_files import PartFile, open_part
 from ftsupervise.errors import Error, NotFound, UsageError
 from ftsupervise.host import files
-from ftsupervise.host.modes import FOLDER, PAGE, is_shared, make_folder, no_wider, rights_on_the_way
-from ftsupervise.host.ownership import distrust, distrust_route
+from ftsupervise.host.modes import FOLDER, PAGE, Reach, held_or_made, is_shared, reach, reach_on_the_way
+from ftsupervise.host.ownership import distrust, distrust_route, held
 from ftsupervise.rundir.paths import write_whole
 from ftsupervise.secrecy import masked
 
@@ -35,10 +35,10 @@ def inside(name: str) -> str:
 
 
 class Rights(NamedTuple):
-    """The modes of a file that is made, and of the folders that are made for it."""
+    """Who may reach a file that is made, and the folders that are made for it."""
 
-    file: int
-    folder: int
+    file: Reach
+    folder: Reach
 
 
 def rights_of(file: Path, top: Path) -> Rights:
@@ -47,9 +47,9 @@ def rights_of(file: Path, top: Path) -> Rights:
 
     Raises OSError.
     """
-    found, above = file.lstat().st_mode, (file.parent.stat().st_mode, top.stat().st_mode, rights_on_the_way(top))
-    mode = found & 0o777 | 0o600
-    return Rights(mode if stat.S_ISREG(found) else no_wider(PAGE, *above), no_wider(FOLDER, *above))
+    above = (reach(file.parent, follow=True), reach(top, follow=True), reach_on_the_way(top))
+    own = reach(file) if stat.S_ISREG(file.lstat().st_mode) else Reach(PAGE).within(*above)
+    return Rights(Reach(own.mode | 0o600, own.groups), Reach(FOLDER).within(*above))
 
 
 class Store(Protocol):
@@ -103,7 +103,8 @@ def open_store(url: str | os.PathLike[str]) -> Store:
 
 
 class FolderStore:
-    """Copies in a folder of this machine or of a mounted file system."""
+    """Copies in a folder of this machine or of a mounted file system. Others may write there too: each folder is held open
+    while it is worked in, and no link of another account leads out of it into what is ours."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -111,48 +112,54 @@ class FolderStore:
 
     def names(self) -> tuple[str, ...]:
         try:
-            with os.scandir(self.root) as found:
+            with held(self.root) as here, os.scandir(here) as found:
                 return tuple(sorted(entry.name for entry in found if entry.is_dir(follow_symlinks=False)))
         except FileNotFoundError:
             return ()
 
     def sizes(self, folder: str) -> dict[str, int]:
         sizes: dict[str, int] = {}
-        top = self.root / folder
-        pending = [top]
+        pending = [folder]
         while pending:
-            here = pending.pop()
+            inner = pending.pop()
             try:
-                found = os.scandir(here)
+                with held(self.root / inner) as here, os.scandir(here) as found:
+                    for entry in found:
+                        name = f"{inner}/{entry.name}" if inner else entry.name
+                        if entry.is_dir(follow_symlinks=False):
+                            pending.append(name)
+                        elif entry.is_file(follow_symlinks=False):
+                            sizes[name.removeprefix(f"{folder}/")] = entry.stat(follow_symlinks=False).st_size
             except FileNotFoundError:
                 continue
-            with found:
-                for entry in found:
-                    if entry.is_dir(follow_symlinks=False):
-                        pending.append(Path(entry.path))
-                    elif entry.is_file(follow_symlinks=False):
-                        size = entry.stat(follow_symlinks=False).st_size
-                        sizes[Path(entry.path).relative_to(top).as_posix()] = size
         return sizes
 
     def write(self, name: str, pieces: Iterable[bytes], rights: Rights) -> None:
         target = self.root / inside(name)
-        make_folder(target.parent, rights.folder, parents=True)
-        write_whole(target, pieces, mode=rights.file)
+        with held_or_made(target.parent, rights.folder) as here:
+            write_whole(here / target.name, pieces, mode=rights.file)
 
     def part(self, name: str, rights: Rights, tag: str) -> PartFile | None:
         target = self.root / inside(name)
-        make_folder(target.parent, rights.folder, parents=True)
-        return open_part(target, rights.file, tag)
+        with ExitStack() as until:
+            here = until.enter_context(held_or_made(target.parent, rights.folder))
+            file = open_part(here / target.name, rights.file, tag)
+            if file is not None:
+                file.at_the_end = until.pop_all().close
+        return file
 
     def rights(self, name: str) -> Rights:
         return rights_of(self.root / inside(name), self.root / name.partition("/")[0])
 
     def read(self, name: str) -> Iterator[bytes]:
-        return file_pieces(self.root / inside(name))
+        path = self.root / inside(name)
+        with held(path.parent) as here:
+            yield from file_pieces(here / path.name)
 
     def remove(self, name: str) -> None:
-        (self.root / inside(name)).unlink(missing_ok=True)
+        path = self.root / inside(name)
+        with suppress(FileNotFoundError), held(path.parent) as here:
+            (here / path.name).unlink()
 
     def distrusted(self, folder: str) -> str:
         """Return why another account could have exchanged the checkpoint: one that may write the files or rename the
@@ -221,7 +228,7 @@ class ObjectStore:
         return None
 
     def rights(self, name: str) -> Rights:
-        return Rights(0o666, 0o777)  # the store's own rules say who may read it
+        return Rights(Reach(0o666), Reach(0o777))  # the store's own rules say who may read it
 
     def write(self, name: str, pieces: Iterable[bytes], rights: Rights) -> None:
         path = f"{self._root}/{inside(name)}"

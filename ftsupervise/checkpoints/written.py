@@ -29,7 +29,7 @@ from typing import NamedTuple
 from ftsupervise.checkpoints.find import unfinished
 from ftsupervise.checkpoints.layouts import step_of
 from ftsupervise.host import files
-from ftsupervise.host.modes import FOLDER, make_folder, no_wider, rights_on_the_way, set_mode
+from ftsupervise.host.modes import FOLDER, Reach, make_like, reach, reach_on_the_way, settle, settle_folder
 from ftsupervise.rundir.records import time_of
 from ftsupervise.truth import LeftCheckpoint
 
@@ -180,9 +180,9 @@ def keep(
     """
     source, until = Path(written.path), time.monotonic() + seconds
     target, half = folder / source.name, folder / f".tmp-{source.name}"
-    way = rights_on_the_way(source)
-    make_folder(folder, no_wider(FOLDER, way), parents=True)
-    set_mode(folder, no_wider(FOLDER, way))
+    way = Reach(FOLDER).within(reach_on_the_way(source))
+    make_like(folder, way)
+    settle_folder(folder, way)
     _remove(half)
     how = "a copy"
     try:
@@ -211,7 +211,7 @@ def _place_of(path: Path, source: Path, half: Path) -> Path:
     if not source.is_dir():
         return half
     for above in reversed(path.relative_to(source).parents):
-        make_folder(half / above, no_wider(FOLDER, (source / above).stat().st_mode))
+        make_like(half / above, Reach(FOLDER).within(reach(source / above, follow=True)))
     return half / path.relative_to(source)
 
 
@@ -237,7 +237,7 @@ def _copy(source: Path, half: Path, until: float, stopped: Callable[[], bool], t
                         raise CopyStopped
                     offset += os.pwrite(into, piece, offset)
             os.utime(into, ns=(found.st_atime_ns, found.st_mtime_ns))
-            os.fchmod(into, found.st_mode & 0o755)  # nobody else writes what may be gone on from
+            settle(into, reach(out).without(0o022))  # nobody else writes what may be gone on from
         finally:
             os.close(out)
             if into >= 0:

@@ -16,12 +16,13 @@ from typing import TYPE_CHECKING
 
 from ftsupervise import host
 from ftsupervise.errors import ConfigError, Error, NoAnswer, NotFound
-from ftsupervise.host import files
+from ftsupervise.host import files, ownership
 from ftsupervise.host.in_time import in_time
 from ftsupervise.rundir.paths import ENV_RUN_DIR, RunDir, state_dir
 
 if TYPE_CHECKING:
     from ftsupervise.config.schema import Run
+    from ftsupervise.config.strict_yaml import Document
 
 CONFIG_NAME = "ftsupervise.yaml"
 WITHIN = 4.0  # seconds that a person waits until the place of a run answers
@@ -34,7 +35,8 @@ _RESERVED = {"true", "false", "null", "yes", "no", "on", "off", "y", "n"}
 def run_dir_of_config(path: Path) -> RunDir:
     """The run directory a configuration file stands for: its ``run_dir``, else ``runs/NAME`` beside it.
 
-    Raises ConfigError as ``load`` would, NotFound and NotPermitted.
+    A file that another account wrote, or may write, leads to no run of this account but one below its own folder: what is typed
+    there would act on another run than the one that is meant. Raises ConfigError as ``load`` would, NotFound and NotPermitted.
     """
     return _plain_run_dir(path) or _strict_run_dir(path)
 
@@ -57,10 +59,9 @@ def _plain_run_dir(path: Path) -> RunDir | None:
 
 
 def _strict_run_dir(path: Path) -> RunDir:
-    from ftsupervise.config import sources
     from ftsupervise.config.strict_yaml import Problem
 
-    document = sources.fill(sources.read_file(path), os.environ, unfilled=sources.of_strangers(path))
+    document, why = _judged(path, os.environ)
     for problem in document.problems:
         if document.value is None or problem.path in (("name",), ("run_dir",)):
             raise ConfigError(str(problem))
@@ -70,7 +71,32 @@ def _strict_run_dir(path: Path) -> RunDir:
         raise ConfigError(str(missing), hint='add a line such as "name: my-training-10b"')
     if not isinstance(where, str):
         where = f"runs/{name}"
-    return RunDir(path.absolute().parent / (Path(where).expanduser() if Path(where).parts[:1] == ("~",) else where))
+    found = RunDir(path.absolute().parent / (Path(where).expanduser() if Path(where).parts[:1] == ("~",) else where))
+    below = os.path.normpath(found.root).startswith(f"{os.path.abspath(path.parent).rstrip('/')}/")  # noqa: PTH100
+    if why and not below and _is_ours(found.root):
+        raise ownership.NotTrusted(
+            f"{why}, and the run directory that it names is yours, in another folder",
+            hint=f"if you mean that run, name it itself: {_quoted(str(found.root))}",
+        )
+    return found
+
+
+def _judged(path: Path, environ: Mapping[str, str], *, may_be_empty: bool = False) -> tuple[Document, str]:
+    """Return what the file says, and why another account could have written that, as a clause; "" where none could."""
+    from ftsupervise.config import sources
+    from ftsupervise.config.strict_yaml import parse
+
+    text, found = sources.read_bytes(path)
+    why = ownership.distrust(found, path)
+    document = sources.checked(parse(text, str(path)), path, may_be_empty=may_be_empty)
+    return sources.fill(document, environ, unfilled=str(path) if why else ""), why
+
+
+def _is_ours(root: Path) -> bool:
+    try:
+        return root.stat().st_uid == os.geteuid()
+    except OSError:
+        return False
 
 
 def find_run(argument: str | None, *, launched: bool = True) -> RunDir:
@@ -195,10 +221,9 @@ def cron_directory(argument: Path | None, env: Mapping[str, str] = os.environ) -
     """Find the installed cron that a command means: the one named, $FTSUPERVISE_CRON_DIR, ``cron.directory`` of the
     ftsupervise.yaml here or of the person's own settings, else the usual place.
 
-    A settings file that cannot be read is ignored: ``cron status`` is for bad days.
+    A settings file that cannot be read is ignored: ``cron status`` is for bad days. Raises NotTrusted where another account may
+    write the one that says where.
     """
-    from ftsupervise.errors import Error
-
     if argument is not None:
         return argument.expanduser().absolute()
     if env.get("FTSUPERVISE_CRON_DIR"):
@@ -207,15 +232,18 @@ def cron_directory(argument: Path | None, env: Mapping[str, str] = os.environ) -
 
     for path in (Path(CONFIG_NAME), *sources.outer_files(env)):
         try:
-            document = sources.fill(
-                sources.read_file(path, may_be_empty=True), env, unfilled=sources.of_strangers(path)
-            )
+            document, why = _judged(path, env, may_be_empty=True)
         except Error:
             continue
         if any(problem.path == ("cron", "directory") for problem in document.problems):
             continue
         section = document.value.get("cron") if document.value else None
         where = section.get("directory") if isinstance(section, dict) else None
+        if isinstance(where, str) and why and env.get(sources.ENV_SITE_CONFIG) != str(path):
+            raise ownership.NotTrusted(
+                f"{why}, so the cron folder that it names is not taken",
+                hint=f"name it yourself: --dir {_quoted(where)}",
+            )
         if isinstance(where, str):
             return path.absolute().parent / Path(where).expanduser()
     return default_cron_directory(env)
@@ -308,7 +336,6 @@ def launch_file(name: str | None) -> Path:
 
 def _of_its_launch(rundir: RunDir) -> Path:
     from ftsupervise.errors import from_os_error
-    from ftsupervise.host import ownership
     from ftsupervise.rundir.launches import launches
 
     name = rundir.root.name

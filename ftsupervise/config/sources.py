@@ -117,12 +117,9 @@ def read_outer_file(path: Path, environ: Mapping[str, str]) -> Document:
     """The person's own file or the site's. Raises NotTrusted when another may have written it: receivers and commands of
     all runs come from there."""
     named = environ.get(ENV_SITE_CONFIG) == str(path)  # this account's environment has chosen the file
-    try:
-        found = path.stat()
-    except OSError as error:
-        raise from_os_error(error, f"read {path}") from None
+    text, found = read_bytes(path)
     ownership.require(found, path, accounts={found.st_uid} if named else (), group=found.st_gid if named else None)
-    return read_file(path, may_be_empty=True)
+    return checked(parse(text, str(path)), path, may_be_empty=True)
 
 
 def of_strangers(path: Path) -> str:

@@ -11,11 +11,21 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 from ftsupervise.host import files
-from ftsupervise.host.ownership import in_group
+from ftsupervise.host.ownership import (
+    ACL_GROUP,
+    ACL_MASK,
+    ACL_NAMED,
+    access_list,
+    drop_access_list,
+    held,
+    in_group,
+)
 
 FOLDER = 0o755
 SHARED = 0o2775
@@ -82,13 +92,53 @@ def no_wider(mode: int, *sources: int) -> int:
     return mode
 
 
-def rights_on_the_way(path: Path) -> int:
+class Reach(NamedTuple):
+    """Who reaches something, and so may reach what is made of it: the rights in ``mode``, of which those for the group are the
+    members' of each of ``groups``. Where these are empty, its group may do what everybody may."""
+
+    mode: int
+    groups: frozenset[int] = frozenset()
+
+    def within(self, *others: Reach) -> Reach:
+        """Return this one, no wider than ``others``. What the owner may do stays."""
+        return Reach(
+            no_wider(self.mode, *(one.mode for one in others)), self.groups.union(*(one.groups for one in others))
+        )
+
+    def without(self, bits: int) -> Reach:
+        return self._replace(mode=self.mode & ~bits)
+
+    def mode_for(self, group: int) -> int:
+        """Return the mode of what belongs to ``group``. A right of another group is none of this one's, and what another one
+        lacks nobody gets."""
+        if not self.groups - {group}:
+            return self.mode
+        both = self.mode & self.mode >> 3 & 0o007
+        return self.mode & ~0o077 | both << 3 | both
+
+
+def reach(path: Path | int, *, follow: bool = False) -> Reach:
+    """Return who reaches what is at ``path``, or open: by its mode, its group and its access list. Raises OSError."""
+    found = os.fstat(path) if isinstance(path, int) else path.stat() if follow else path.lstat()
+    mode = found.st_mode & 0o777
+    if entries := access_list(path, follow=follow):
+        given = {entry.tag: entry.bits for entry in entries}
+        mask = given.get(ACL_MASK, 0o7)
+        others = mode & 0o7
+        for entry in entries:  # an account or a group that is named may have less than the others
+            others &= entry.bits & mask if entry.tag in ACL_NAMED else 0o7
+        mode = mode & 0o700 | (given.get(ACL_GROUP, 0) & mask) << 3 | others
+    return Reach(mode, frozenset({found.st_gid} if mode >> 3 & 0o7 != mode & 0o7 else ()))
+
+
+def reach_on_the_way(path: Path) -> Reach:
     """Return what the folders above ``path`` leave of 0777: nothing for the group, or for others, where one of them keeps these
     out. Raises OSError."""
-    left = 0o777
+    left = Reach(0o777)
     for folder in path.absolute().parents:
-        found = folder.stat().st_mode
-        left &= ~sum(7 * one for one in (0o001, 0o010) if not found & one)
+        found = reach(folder, follow=True)
+        through = 0o700 | sum(7 * one for one in (0o001, 0o010) if found.mode & one)
+        left = left.within(Reach(through, found.groups if through in (0o770, 0o707) else frozenset()))
     return left
 
 
@@ -115,6 +165,68 @@ def make_folder(folder: Path, mode: int | None = None, *, parents: bool = False)
     except FileExistsError:
         if not folder.is_dir():
             raise
+
+
+def make_like(folder: Path, source: Reach) -> None:
+    """Make ``folder``, and those that are missing above it, no wider than ``source``; one that is there stays as it is.
+
+    Raises OSError, also when something else lies in its place.
+    """
+    if folder.is_dir():
+        return
+    try:
+        folder.mkdir(mode=OWN)
+    except FileNotFoundError:
+        if folder.parent == folder:
+            raise
+        make_like(folder.parent, source)
+        make_like(folder, source)
+    except FileExistsError:
+        if not folder.is_dir():
+            raise
+    else:
+        settle_folder(folder, source)
+
+
+@contextmanager
+def held_or_made(folder: Path, source: Reach) -> Iterator[Path]:
+    """Do as ``ownership.held``, and make what is missing on the way to ``folder``, no wider than ``source``. Raises NotTrusted,
+    OSError."""
+
+    def make(name: str, at: int) -> None:
+        try:
+            os.mkdir(name, OWN, dir_fd=at)
+        except FileExistsError:
+            return
+        fd = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=at)
+        try:
+            settle(fd, source)
+        finally:
+            os.close(fd)
+
+    with held(folder, make) as here:
+        yield here
+
+
+def settle_folder(folder: Path, source: Reach) -> None:
+    """Do as ``settle`` to a folder of this account. Raises OSError."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        settle(fd, source)
+    finally:
+        os.close(fd)
+
+
+def settle(fd: int, source: Reach) -> None:
+    """Open what we have just made, a file or a folder with no rights for others yet, to whom ``source`` is open: in the group
+    that it got from the folder above, and without the access list that it got from there. A file system without modes is no
+    error. Raises OSError where the list cannot be taken away."""
+    drop_access_list(fd)
+    found = os.fstat(fd)
+    wanted = source.mode_for(found.st_gid)
+    if stat.S_ISDIR(found.st_mode):
+        wanted |= found.st_mode & stat.S_ISGID
+    set_file_mode(fd, wanted)
 
 
 def make_own(folder: Path) -> None:
@@ -155,16 +267,20 @@ def make_root(folder: Path) -> bool:
 
 
 def set_mode(folder: Path, mode: int) -> None:
-    """Give a folder of ours that mode. It stays set-group-ID where the folder above made it so. Raises OSError."""
+    """Give a folder of ours that mode. It stays set-group-ID where the folder above made it so. What its group may write has no
+    access list, by which others would write it too. Raises OSError."""
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode):
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder))
     now = stat.S_IMODE(found.st_mode)
     wanted = mode | now & stat.S_ISGID
-    if now == wanted:
+    alone = not mode & stat.S_IWGRP
+    if now == wanted and (alone or not access_list(folder)):
         return
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
+        if not alone:
+            drop_access_list(fd)
         os.fchmod(fd, wanted)
     finally:
         os.close(fd)

@@ -13,9 +13,11 @@ import errno
 import os
 import re
 import stat
-from collections.abc import Collection, Iterator
+import struct
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 from ftsupervise.errors import NotPermitted
 from ftsupervise.host import files
@@ -73,7 +75,12 @@ def in_group(uid: int, gid: int) -> bool:
         return False
 
 
-_ACL = "system.posix_acl_access"
+_ACL, _PASSED_ON = "system.posix_acl_access", "system.posix_acl_default"
+ACL_GROUP, ACL_MASK, ACL_NAMED = (
+    0x04,
+    0x10,
+    (0x02, 0x08),
+)  # the tags of acl(5): its group, the most, accounts and groups
 _LINKS = 40  # as many as the kernel follows
 LIMIT = 4_000_000  # bytes read of a file that is believed
 
@@ -102,6 +109,8 @@ def distrust(
         return (
             f"the group {group_name(found.st_gid)} may write {os.fspath(path)} (mode {stat.S_IMODE(found.st_mode):04o})"
         )
+    if found.st_mode & stat.S_IWGRP and found.st_gid == group and _others_listed(path, group):
+        return f"an access list lets others write {os.fspath(path)}"
     return ""
 
 
@@ -180,22 +189,34 @@ def _route(path: str) -> Iterator[tuple[str, os.stat_result]]:
         left += reversed(target.split("/"))
 
 
+Make = Callable[[str, int], object]  # of a folder: its name, and the open one that it is made in
+
 # The path that is really used: what deletes, copies or overwrites opens its folder once, by ``held``, and works in that one.
 
 
 @contextmanager
-def held(folder: str | os.PathLike[str]) -> Iterator[Path]:
+def held(folder: str | os.PathLike[str], make: Make | None = None) -> Iterator[Path]:
     """Open ``folder``, and yield a path that leads to this very folder, whatever is put in its place meanwhile.
 
-    Each link on the way is judged as ``strangers_link`` does. Raises NotTrusted, OSError.
+    Each link on the way is judged as ``strangers_link`` does. ``make``: makes a folder that is missing on the way, by its name
+    in an open one. Raises NotTrusted, OSError, which names the folder as it was given.
     """
-    at = _descend(os.path.abspath(folder))  # noqa: PTH100 - links are followed one by one
+    try:
+        at = _descend(os.path.abspath(folder), make=make)  # noqa: PTH100 - links are followed one by one
+    except OSError as error:  # which names one part of the way alone
+        error.filename = os.fspath(folder)
+        raise
     try:
         fd = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=at)
     finally:
         os.close(at)
+    here = f"/proc/self/fd/{fd}"
     try:
-        yield Path(f"/proc/self/fd/{fd}")
+        yield Path(here)
+    except OSError as error:
+        if isinstance(error.filename, str) and f"{error.filename}/".startswith(f"{here}/"):
+            error.filename = f"{os.fspath(folder)}{error.filename.removeprefix(here)}"
+        raise
     finally:
         os.close(fd)
 
@@ -229,10 +250,13 @@ class _StrangersLink(NotTrusted):
         super().__init__(
             f"{clause}, so it is not followed", hint=f"look at it: ls -ld {link}; or name the folder itself"
         )
-        self.clause = clause
+        self.clause, self.link = clause, link
+
+    def __reduce__(self) -> tuple[object, ...]:  # it comes out of a child that works
+        return type(self), (self.clause, self.link)
 
 
-def _descend(path: str, at: int | None = None, above: str = "", left: int = _LINKS) -> int:
+def _descend(path: str, at: int | None = None, above: str = "", left: int = _LINKS, *, make: Make | None = None) -> int:
     """Open ``path`` (O_PATH), component by component, each below the one that is open. Raises NotTrusted, OSError."""
     only = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
     above = "" if path.startswith("/") else above
@@ -245,6 +269,11 @@ def _descend(path: str, at: int | None = None, above: str = "", left: int = _LIN
                 inner = os.open(part, only | os.O_DIRECTORY, dir_fd=here)  # mounts what is mounted on demand
             except NotADirectoryError:
                 inner = os.open(part, only, dir_fd=here)
+            except FileNotFoundError:
+                if make is None:
+                    raise
+                make(part, here)
+                inner = os.open(part, only | os.O_DIRECTORY, dir_fd=here)
             if stat.S_ISLNK(os.fstat(inner).st_mode):
                 inner = _followed(inner, here, f"{above}/{part}", left)
             os.close(here)
@@ -290,6 +319,43 @@ def _harmless_group(found: os.stat_result, path: str | os.PathLike[str]) -> bool
         return _ACL not in os.listxattr(path, follow_symlinks=False)
     except OSError:  # a file system without them
         return True
+
+
+class AclEntry(NamedTuple):
+    """An entry of an access list: the kind of who is meant, their rights (0 to 7), and the number of an account or a group."""
+
+    tag: int
+    bits: int
+    who: int
+
+
+def access_list(path: str | os.PathLike[str] | int, *, follow: bool = False) -> tuple[AclEntry, ...]:
+    """Return the access list of what is at ``path``, or open; () where the mode alone counts."""
+    try:
+        packed = os.getxattr(path, _ACL, follow_symlinks=follow or isinstance(path, int))
+    except OSError:  # it has none, or the file system
+        return ()
+    body = packed[4:]  # behind its version
+    return tuple(AclEntry(*one) for one in struct.iter_unpack("<HHI", body[: len(body) // 8 * 8]))
+
+
+def _others_listed(path: str | os.PathLike[str], group: int) -> bool:
+    """Return whether its access list lets an account, or a group that is not ``group``, write it."""
+    entries = access_list(path)
+    mask = next((one.bits for one in entries if one.tag == ACL_MASK), 0o7)
+    writers = [one for one in entries if one.tag in ACL_NAMED and one.bits & mask & 0o2]
+    return any((one.tag, one.who) != (ACL_NAMED[1], group) for one in writers)
+
+
+def drop_access_list(fd: int) -> None:
+    """Take away the access list of an open file or folder of this account, and the one that a folder passes on. Its group then
+    has what the list gave at most. Raises OSError."""
+    try:
+        there = os.listxattr(fd)
+    except OSError:  # a file system without them
+        return
+    for name in {_ACL, _PASSED_ON}.intersection(there):
+        os.removexattr(fd, name)
 
 
 # This account's own folder on this host, for files that must not lie on a home directory that may hang: under $TMPDIR, or

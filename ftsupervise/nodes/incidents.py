@@ -24,6 +24,7 @@ from typing import NamedTuple
 
 from ftsupervise.config.supervisor import default
 from ftsupervise.host.modes import FOLDER, distrust_in, make_folder, may_be_changed, stranger
+from ftsupervise.host.ownership import NotTrusted, held
 from ftsupervise.printable import printable
 from ftsupervise.rundir.paths import sync_directory
 from ftsupervise.rundir.records import as_text, decode, read_json, read_record, time_of, write_json
@@ -325,9 +326,12 @@ class IncidentLog:
         problems = []
         for place in places:
             try:
-                write_json(folder(place, INCIDENTS) / f"{self.writer}.json", page)
+                with held(folder(place, INCIDENTS)) as here:
+                    write_json(here / f"{self.writer}.json", page)
             except OSError as error:
                 problems.append(f"cannot write {place}: {error.strerror}")
+            except NotTrusted as error:
+                problems.append(f"nothing is written into {place}: {error}")
         return tuple(problems)
 
 
@@ -342,12 +346,14 @@ def folder(place: Path, word: str) -> Path:
 def set_override(
     place: Path, word: str, node: str, *, who: str, why: str, now: datetime, until: datetime | None = None
 ) -> None:
-    """Mark ``node`` as EXCLUDE, TRUST or CLEARED; an earlier mark there is gone. Raises OSError."""
-    write_json(folder(place, word) / node, OverridePage(who, why, now, until))
+    """Mark ``node`` as EXCLUDE, TRUST or CLEARED; an earlier mark there is gone. Raises OSError, NotTrusted."""
+    with held(folder(place, word)) as here:
+        write_json(here / node, OverridePage(who, why, now, until))
     for other in {EXCLUDE, TRUST} - {word}:
         try:
-            os.unlink(place / other / node)
-            sync_directory(place / other)
+            with held(place / other) as here:
+                os.unlink(here / node)
+                sync_directory(here)
         except FileNotFoundError:
             continue
 
@@ -361,12 +367,14 @@ def any_exclusions(place: Path) -> bool:
 
 
 def forget(place: Path, half_life: float, now: datetime) -> None:
-    """Remove the files of ``place`` in which nothing counts any more: a run of many jobs reads them after each failure."""
+    """Remove the files of ``place`` in which nothing counts any more: a run of many jobs reads them after each failure. Others
+    may write the place where it is shared, so the folder is held, and no link of theirs is followed."""
     try:
-        for path in (place / INCIDENTS).iterdir():
-            if now.timestamp() - path.lstat().st_mtime > _FADED * half_life:
-                path.unlink(missing_ok=True)
-    except OSError:  # not ours to remove, or not there
+        with held(place / INCIDENTS) as here:
+            for path in here.iterdir():
+                if now.timestamp() - path.lstat().st_mtime > _FADED * half_life:
+                    path.unlink(missing_ok=True)
+    except (OSError, NotTrusted):  # not ours to remove, or not there
         return
 
 

@@ -24,7 +24,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Any, NamedTuple
 
-from ftsupervise.host import files, processes
+from ftsupervise.host import files, ownership, processes
 from ftsupervise.host.modes import distrust_in, make_folder
 from ftsupervise.rundir.paths import ENV_WATCHER, RunDir, write_whole
 from ftsupervise.rundir.records import as_count, decode, encode, parse_object, read_json, read_record, write_json
@@ -378,9 +378,11 @@ def remove_watcher(rundir: RunDir) -> None:
 def remove_watchers(rundir: RunDir, beginning: str) -> None:
     """The same for all whose names begin so."""
     try:
-        for page in watcher_folder(rundir).glob(f"{beginning}*"):
-            page.unlink(missing_ok=True)
-    except OSError:
+        with ownership.held(watcher_folder(rundir)) as here:
+            for name in os.listdir(here):
+                if name.startswith(beginning):
+                    os.unlink(here / name)
+    except (OSError, ownership.NotTrusted):
         return
 
 

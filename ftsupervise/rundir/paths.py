@@ -42,7 +42,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from ftsupervise.host import files
-from ftsupervise.host.modes import PAGE, SHARED, as_page, make_folder, set_file_mode
+from ftsupervise.host.modes import PAGE, SHARED, Reach, as_page, make_folder, set_file_mode, settle
 from ftsupervise.printable import log_line, printable
 
 FINISHED = "finished"
@@ -174,7 +174,7 @@ def write_whole(
     path: Path,
     data: bytes | str | Iterable[bytes],
     *,
-    mode: int = PAGE,
+    mode: int | Reach = PAGE,
     sync: bool = True,
     area: Path | None = None,
 ) -> None:
@@ -182,16 +182,16 @@ def write_whole(
 
     ``area``: make it there, so that the rename fails once a newer attempt has sealed it (``fence.py``). ``sync`` False
     leaves the two fsyncs out, for files that are rewritten every few minutes and may be lost in a power cut. ``mode`` is
-    set whatever the umask.
+    set whatever the umask, and who reaches its source may reach the file, in the group that it gets.
 
     Raises OSError; on any failure the old file stays and no temporary is left behind (unless the process is killed
     in between: such leftovers start with ``.tmp-`` and are never read).
     """
     pieces = (data.encode(),) if isinstance(data, str) else (data,) if isinstance(data, bytes) else data
-    fd, temp = files.create_temporary(area or path.parent, path.name, mode)
+    fd, temp = files.create_temporary(area or path.parent, path.name, 0o600 if isinstance(mode, Reach) else mode)
     try:
         try:
-            set_file_mode(fd, mode)
+            settle(fd, mode) if isinstance(mode, Reach) else set_file_mode(fd, mode)
             for piece in pieces:
                 view = memoryview(piece)
                 while view:

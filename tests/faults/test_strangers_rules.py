@@ -411,6 +411,58 @@ def test_nothing_that_is_typed_for_a_run_is_written_through_a_link_of_a_stranger
     assert modes(private) == before
 
 
+TYPED = (
+    *(
+        ["save"],
+        ["kill", "--yes"],
+        ["clear"],
+        ["forget"],
+        ["nodes", "exclude", "node-1"],
+        ["alerts", "silence", "disk"],
+    ),
+    *(["checkpoints", "anew"], ["groups", "leave", "g000"], ["watch"]),
+)
+
+
+def test_a_file_of_a_stranger_leads_to_no_run_of_ones_own_in_another_folder(project: Project) -> None:
+    """It lies where ada types, or she was told its path: she would stop, forget or silence another run than she means."""
+    stranger, mine = project.eves / "ftsupervise.yaml", project.home / "ftsupervise.yaml"
+    before = {**modes(project.run), **modes(project.home / "state")}
+    for number, words in enumerate(TYPED):
+        where = project.run if number else f"../{project.project.name}/runs/thesis"
+        project.own(lambda where=where: stranger.write_text(f"{SETTINGS}run_dir: {where}\n"), EVE)  # type: ignore[misc]
+        more = ["--reason", "x"] if words[0] == "nodes" else []
+        done = project.type(*words, str(stranger), *more)
+        assert done.code == 77 and "belongs to games, and the run directory" in done.said, (words, done)
+        assert {**modes(project.run), **modes(project.home / "state")} == before
+    project.own(lambda: mine.write_text(f"{SETTINGS}run_dir: {project.run}\n"))
+    assert project.type("save", str(mine)).code == 77, "everybody may write it"
+    mine.chmod(0o644)
+    assert project.type("save", str(mine)).code == 0, "her own may"
+    launched = project.project / "ftsupervise.yaml"
+    launched.chmod(0o664)
+    assert project.type("clear", str(launched)).code == 0, "it stands above its run, whose group may clear the switch"
+
+
+def test_a_file_of_a_stranger_names_no_cron_folder(project: Project) -> None:
+    folder, own = project.eves / "cron", project.home / "cron"
+    words = [project.python, "-m", "ftsupervise", "cron", "status"]
+    env = {"PATH": os.environ["PATH"], "HOME": str(project.home), "FTSUPERVISE_STATE_DIR": str(project.home / "state")}
+
+    def said(where: Path) -> str:
+        done = subprocess.run(
+            words, cwd=where, env=env, user=ADA, group=GROUP, extra_groups=[], capture_output=True, text=True, timeout=60,
+            check=False,
+        )  # fmt: skip
+        return done.stdout + done.stderr
+
+    settings = SETTINGS.replace("{", "{{").replace("}", "}}") + "cron: {{directory: {}}}\n"
+    project.own(lambda: (project.eves / "ftsupervise.yaml").write_text(settings.format(folder)), EVE)
+    assert "belongs to games, so the cron folder that it names is not taken" in said(project.eves)
+    project.own(lambda: (project.home / "ftsupervise.yaml").write_text(settings.format(own)))
+    assert str(own) in said(project.home)
+
+
 def test_who_can_read_what_is_brought_back_or_told_can_hold_no_lock_of_it(project: Project) -> None:
     """A lock needs no more than to open a file or a folder to read. Eve would hold it as long as she likes."""
     copies, events = project.home / "copies", project.run / "watch" / "events" / "node-daemon.jsonl"

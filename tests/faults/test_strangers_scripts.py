@@ -162,7 +162,7 @@ def test_what_is_kept_or_copied_of_a_private_checkpoint_is_reached_by_nobody_els
         os.umask(before)
     assert not reached_by_others(scene.home / "kept/0001/step-3/part/model.pt", scene.home)
     rights = FolderStore(above).rights("step-3/part/model.pt")
-    assert not (rights.file & 0o004 and rights.folder & 0o001)
+    assert not (rights.file.mode & 0o004 and rights.folder.mode & 0o001)
 
 
 def reached_by_others(file: Path, top: Path) -> bool:

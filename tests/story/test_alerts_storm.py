@@ -164,6 +164,19 @@ def test_no_name_becomes_markup_or_breaks_json(name: str) -> None:
         assert webhook.compose(seen, about, Parcel(message, T0))
 
 
+@pytest.mark.parametrize("kind", ["chat", "slack"])
+def test_no_name_calls_everybody_where_a_chat_takes_mentions_out_of_plain_text(kind: str, tmp_path: Path) -> None:
+    """Discord, Matrix, and what speaks Slack's protocol (Mattermost) do; who writes a template may call whom they like."""
+    seen = view(hostile_message("@everyone @Channel @here @all <@&42> <#7> ada@example.org"), T0)
+    text = render("alert.text.j2", seen, kind=kind)
+    assert "everyone" in text and not re.search(
+        r"@(everyone|here|channel|all|room)\b|<[@#](?!\u200b)", text, re.IGNORECASE
+    )
+    assert "ada@example.org" in text, "an address stays one"
+    (tmp_path / "alert.text.j2").write_text("@here: {{ m.title }}")
+    assert render("alert.text.j2", seen, own=tmp_path, kind=kind).startswith("@here: ")
+
+
 def test_hostile_names_arrive_through_real_servers(mail: MailServer, chat: SlackServer, tmp_path: Path) -> None:
     alerts = settings([mailbox(mail), bot(chat, tmp_path)])
     for number, name in enumerate(HOSTILE):

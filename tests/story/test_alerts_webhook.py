@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -122,6 +123,15 @@ def test_apprise_carries_it_to_everything_else(listener: Listener, journal: Jour
     alerts = settings([{"apprise": {"urls_file": secret(tmp_path, "urls", url)}}])
     tick(journal, alerts, T0, bad())
     assert "3.2 TB free" in listener.heard[0][1]["message"] and "[FIRING]" in listener.heard[0][1]["title"]
+
+
+def test_apprise_calls_nobody_whom_a_line_of_a_log_names(listener: Listener, journal: Journal, tmp_path: Path) -> None:
+    pytest.importorskip("apprise")
+    url = listener.url.replace("http://", "json://")
+    alerts = settings([{"apprise": {"urls_file": secret(tmp_path, "urls", url)}}])
+    tick(journal, alerts, T0, replace(bad(), summary="@everyone come", detail="<@42> @here"))
+    said = listener.heard[0][1]["title"] + listener.heard[0][1]["message"]
+    assert "everyone come" in said and not any(call in said for call in ("@everyone", "@here", "<@42"))
 
 
 def test_apprise_that_is_missing_or_given_nonsense_is_a_sentence(journal: Journal, tmp_path: Path) -> None:

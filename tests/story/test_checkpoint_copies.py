@@ -25,6 +25,7 @@ from ftsupervise.checkpoints.stores import FolderStore, Rights, Store, inside, o
 from ftsupervise.checkpoints.verify import CheckpointState, Scope, Thoroughness, verify
 from ftsupervise.cli import ftsupervise
 from ftsupervise.errors import NotFound, NotPermitted, UsageError
+from ftsupervise.host.modes import Reach
 from tests.neighbours.s3 import s3_server
 from tests.neighbours.stranger import STRANGER
 
@@ -165,7 +166,7 @@ def test_a_file_that_was_changed_at_the_far_end_is_sent_again_before_the_copy_co
     manifest = read_manifest(checkpoint)
     assert manifest is not None
     entry = manifest.files[-1]
-    store.write(f"{checkpoint.name}/{entry.path}", [b"x" * entry.size], Rights(0o644, 0o755))
+    store.write(f"{checkpoint.name}/{entry.path}", [b"x" * entry.size], Rights(Reach(0o644), Reach(0o755)))
     offload(checkpoint, store, now=now)
     (copy,), _ = copies_in([store])
     assert content(restore(copy, tmp_path / "back", now=now)) == content(checkpoint)
@@ -187,7 +188,7 @@ def test_a_bit_that_flips_at_the_far_end_is_found_when_it_is_restored(store: Sto
     offload(checkpoint, store, now=now)
     data = bytearray(b"".join(store.read("step-00000100/shards/1.bin")))
     data[-1] ^= 1
-    store.write("step-00000100/shards/1.bin", [bytes(data)], Rights(0o644, 0o755))
+    store.write("step-00000100/shards/1.bin", [bytes(data)], Rights(Reach(0o644), Reach(0o755)))
     (copy,), _ = copies_in([store])
     with pytest.raises(CopyDamaged, match=r"shards/1\.bin"):
         restore(copy, tmp_path / "back", now=now)

@@ -218,3 +218,13 @@ def test_no_bytes_make_the_reader_raise(raw: bytes) -> None:
 def test_an_unusual_number_is_refused_with_the_number_to_type(written: str, number: str) -> None:
     (problem,) = parse(f"nodes: {written}\n".encode(), "f").problems
     assert f'write {number}, or, where text is meant, type nodes: "{written}"' in problem.text
+
+
+@pytest.mark.parametrize(
+    "text", ["9" * 200_000 + "h", "1_" * 100_000 + "x", "9:" * 100_000, "1." * 100_000, "1e" * 100_000]
+)
+def test_no_number_of_a_stranger_is_slow_to_read(text: str) -> None:
+    """The form of a number was looked for in a time that grew with the square of the digits: half an hour for this file."""
+    began = time.process_time()
+    assert len(problems(f"name: {text}\n")) <= 1
+    assert time.process_time() - began < 5

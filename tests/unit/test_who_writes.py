@@ -306,6 +306,7 @@ def test_what_only_reads_and_what_goes_through_the_rooms_is_not(line: str) -> No
 # Who reads the settings of a run without ``load_to_act``, and what it does with them.
 SHOWS = {
     "config/believed.py": "the rule itself",
+    "config/find_run.py": "which run, and which cron folder: what others may write leads to none of ours elsewhere",
     "cli/config.py": "for a watch and to show: what acts is held back; each command that acts takes load_to_act",
     "cli/checkpoints.py": "what another account wrote is only shown: refuse_held",
     "watch/roster.py": "a watch: what acts is held back",

@@ -10,7 +10,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from ftsupervise.alerts.receivers import Broken, Parcel, TryLater, read_secret, redact
-from ftsupervise.alerts.wording import render, view
+from ftsupervise.alerts.wording import render, view, without_mentions
 
 if TYPE_CHECKING:
     from ftsupervise.config.alerting import Apprise
@@ -33,10 +33,11 @@ def send(parcel: Parcel, settings: Apprise) -> dict[str, str]:
         if not box.add(url):
             raise Broken(f"address {number} of {len(urls)} is not one that Apprise understands")
     seen = view(parcel.message, parcel.now)
-    text = render("alert.text.j2", seen, own=parcel.templates)
+    text = render("alert.text.j2", seen, own=parcel.templates, kind="chat")
     kind = "success" if seen.over else {"critical": "failure", "warning": "warning"}.get(seen.severity, "info")
+    title = without_mentions(seen.title)
     try:
-        taken = box.notify(body=text, title=seen.title, notify_type=kind, body_format="text", interpret_escapes=False)
+        taken = box.notify(body=text, title=title, notify_type=kind, body_format="text", interpret_escapes=False)
     except Exception as error:  # a plug-in of Apprise may raise anything
         raise TryLater(redact(f"{type(error).__name__}: {error}", urls)) from None
     if not taken:
