@@ -331,11 +331,12 @@ def follow(
     woken, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.set_wakeup_fd(wake)
     signal.signal(signal.SIGTERM, lambda *_: None)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})  # one that came while this process was starting
     while True:
         try:
             seen = look()
             tell(LOOKED)
-            doing = life.look()
+            doing = None if last else life.look()  # the command is over, and its last step is waited for
             if doing is not None:
                 tell(PROCESSES + f"{doing.state} {doing.cpu:.2f}\n".encode())
             if seen is None and not asked:

@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -232,6 +233,44 @@ def test_a_follower_that_does_not_look_is_not_believed(tmp_path: Path, until: Un
         until(lambda: follower.believed([beat, rank]) == [beat, rank], "that it is believed again", 30)
     finally:
         follower.close()
+
+
+def test_the_last_lines_count_though_the_follower_had_no_turn_for_two_seconds(tmp_path: Path, until: Until) -> None:
+    """A busy machine gave it none: the ledger had a step that was seconds old."""
+    rundir = RunDir(tmp_path / "run")
+    rundir.beats.mkdir(parents=True)
+    (tmp_path / "log").touch()
+    follower = LogFollower("auto", tmp_path / "log", rundir, 1, None, print)
+    numbers = itertools.count()
+    until(lambda: append(tmp_path / "log", f"step {next(numbers)}\n") or read_beats(rundir), "a beat", 60)
+    (pid,) = followers(rundir)
+    os.kill(pid, signal.SIGSTOP)
+    append(tmp_path / "log", "".join(f"step {next(numbers)}\n" for _ in range(30)))
+    later = threading.Timer(2.0, os.kill, (pid, signal.SIGCONT))
+    later.start()
+    follower.close()
+    later.join()
+    assert read_beats(rundir)[0].step == next(numbers) - 1
+
+
+ENDS_AT_ONCE = """
+import sys
+from ftsupervise.run.log_follower import LogFollower
+from ftsupervise.rundir.paths import RunDir
+
+follower = LogFollower("auto", None, RunDir(sys.argv[1]), 1, None, print)
+for step in range(46):
+    print("step", step, flush=True)
+follower.close()
+"""
+
+
+def test_the_last_lines_count_though_the_command_ended_before_the_follower_had_started(tmp_path: Path) -> None:
+    rundir = RunDir(tmp_path / "run")
+    rundir.beats.mkdir(parents=True)
+    with (tmp_path / "out").open("wb") as out:
+        subprocess.run([sys.executable, "-c", ENDS_AT_ONCE, str(rundir.root)], stdout=out, check=True, timeout=60)
+    assert [one.step for one in read_beats(rundir)] == [45]
 
 
 @pytest.mark.slow
