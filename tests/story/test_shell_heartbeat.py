@@ -212,6 +212,21 @@ def test_a_loop_that_stops_printing_is_ended_as_hung_and_one_that_never_did_is_n
     assert (hung.last_step, done.sign) == (40, "")
 
 
+@pytest.mark.slow  # it counts as there after 30 s
+@pytest.mark.timeout(200)
+def test_a_command_that_waits_for_its_data_from_its_start_on_is_ended_as_hung(
+    run: SupervisedRun, tmp_path: Path
+) -> None:
+    """It has shown nothing by which it could be judged: no line, no step, no CPU time."""
+    os.mkfifo(tmp_path / "data")
+    loop = f'[ "$FTSUPERVISE_ATTEMPT" = 2 ] || read line < {tmp_path}/data; exit 0'
+    one = run.start("--hang", "1", "--hang-start", "5", "--in-place", "1", "--", "sh", "-c", loop)
+    assert one.wait(150) == 0
+    hung, done = run.attempts()
+    assert hung.words.startswith("hang: ") and "(start)" in hung.words, hung.words
+    assert (hung.last_step, done.sign) == (None, "")
+
+
 def test_a_follower_that_does_not_look_is_not_believed(tmp_path: Path, until: Until) -> None:
     rundir = RunDir(tmp_path / "run")
     for folder in (rundir.beats, rundir.attempt(1)):
