@@ -16,10 +16,19 @@ from typing import Any
 
 import pytest
 
-from ftsupervise.ranks.log_heartbeat import FollowedLog, LifeOfCommand, ProgressSign, TouchedFile, source
+from ftsupervise.model import NOBODY, OUTPUT
+from ftsupervise.ranks.log_heartbeat import (
+    BeatsOfCommand,
+    FollowedLog,
+    LifeOfCommand,
+    ProgressSign,
+    TouchedFile,
+    source,
+)
 from ftsupervise.run.log_follower import LogFollower
 from ftsupervise.rundir.heartbeat_page import read_beats
 from ftsupervise.rundir.paths import RunDir
+from ftsupervise.rundir.reached import reached
 from ftsupervise.truth import RankState
 from tests.neighbours.supervised import SupervisedRun
 
@@ -224,7 +233,17 @@ def test_a_command_that_waits_for_its_data_from_its_start_on_is_ended_as_hung(
     assert one.wait(150) == 0
     hung, done = run.attempts()
     assert hung.words.startswith("hang: ") and "(start)" in hung.words, hung.words
-    assert (hung.last_step, done.sign) == (None, "")
+    assert (hung.last_step, hung.source, done.sign) == (None, NOBODY, "")
+
+
+def test_a_command_that_is_only_there_is_not_said_to_print_or_compute(tmp_path: Path) -> None:
+    rundir = RunDir(tmp_path / "run")
+    rundir.beats.mkdir(parents=True)
+    beats = BeatsOfCommand(rundir, 1, None, asked=False)
+    beats.write(ProgressSign(None, starting=True))
+    assert reached(rundir, 1, None).source == NOBODY
+    beats.write(ProgressSign(None))
+    assert reached(rundir, 1, None).source == OUTPUT
 
 
 def test_a_follower_that_does_not_look_is_not_believed(tmp_path: Path, until: Until) -> None:
