@@ -51,7 +51,7 @@ _READ = 1.0  # seconds for what was printed before we ended any rank
 _STARTS = (
     60.0  # seconds that the warning waits for ranks that do not catch it yet, or a quarter of the time before the end
 )
-_LOOK = 1.0  # seconds between two looks at those
+_LOOK = 2.0  # seconds between two looks at those
 _HOPELESS = 5.0  # seconds between SIGTERM and SIGKILL for a command that did not stop when asked
 
 

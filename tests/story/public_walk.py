@@ -172,7 +172,7 @@ def goes_on(stage: Stage, until: Until, number: int) -> None:
         brake = read_brake(stage.rundir)
         if brake is not None:
             assert not stage.script.resumes, brake
-            assert brake.failure in ("it does not resume", "killed by SIGKILL"), brake
+            assert brake.failure in ("it does not resume", "killed by SIGKILL", "hang"), brake
             stage.note(f"held before attempt {number}")
             stage.type("clear", "--brake")
         return stage.trains(number)
