@@ -217,8 +217,12 @@ class BeatsOfCommand:
         self.written = True
 
     def _of_the_command(self) -> int:
-        """Return the oldest process of the attempt here: the search for the cause of a hang begins there."""
+        """Return the first rank of an srun here, else the oldest process of the attempt: the evidence of a hang is of it."""
         mine = processes.marked(ENV_ATTEMPT_DIR).get(str(self._rundir.attempt(self._attempt)), [])
+        named = {one.pid: processes.environment(one.pid) for one in mine}
+        ranks = {pid: env for pid, env in named.items() if env.get("SLURM_TASK_PID") == str(pid)}
+        if ranks:
+            return min(ranks, key=lambda pid: as_count(ranks[pid].get("SLURM_PROCID", "")) or 0)
         return min(mine, key=lambda one: one.start).pid if mine else os.getpid()
 
     def look_for_a_guard(self) -> None:
