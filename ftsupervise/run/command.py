@@ -511,6 +511,7 @@ class RunningCommand:
             death=death,
             ended=ending.cause if ending is not None else None,
             first=first,
+            heard=self.now.warned and self.now.heard and not stop_signal,
         )
         if code in (126, 127) and not self.pid:
             why = Cause(CauseKind.NO_START, code=code)

@@ -46,6 +46,7 @@ class PublicScript:
     shown: str = ""  # regular expression of the steps that it prints; "": the step is a sum over epochs
     percent: bool = False  # it shows a percentage
     lines: bool = True  # it prints line after line
+    warned: str = "time limit"  # how an attempt ends that was warned: it trains on to the limit, or leaves
     saves: str = ""  # what it has saved after a minute; "": nothing by then
     says: str = ""  # what it prints when it goes on from there
     data: str = ""  # the file that it reads when it starts
@@ -395,6 +396,7 @@ PUBLIC = (
         (),
         resumes=False,
         steps=False,
+        warned="warning signal, then rank 0 on node-0 exit 2",  # R itself catches SIGUSR1 and writes .RData
         data="data/train.RData",
         makes=_r,
         beside=(":(exclude)data",),

@@ -250,7 +250,7 @@ def silent(data: Path) -> Iterator[None]:
 def reaches_its_limit(stage: Stage, until: Until, number: int) -> None:
     goes_on(stage, until, number)
     stage.limit()
-    found = is_over(stage, until, number, "time limit")
+    found = is_over(stage, until, number, stage.script.warned)
     assert found.failure is None, found.sign
 
 
