@@ -271,6 +271,7 @@ RECORDED = {
     "llama2": Recorded(r"^(\d+) \|"),
     "makemore": Recorded(r"^step (\d+) \|"),
     "mingpt": Recorded(r"iter (\d+):"),
+    "language-model": Recorded(r"\| +(\d+)/ +(\d+) batches", r"^\| epoch +(\d+) \|"),
     "r": Recorded(),
     "word2vec": Recorded(),
     "lightning": Recorded(),
