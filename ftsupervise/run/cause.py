@@ -133,7 +133,6 @@ def cause(
     death: Cause | None = None,
     ended: Cause | None = None,
     first: First = First.REQUEST,
-    heard: bool = False,
 ) -> Cause:
     """The cause of an end, from the surest evidence to the weakest.
 
@@ -145,7 +144,6 @@ def cause(
     death     the first death by Slurm's own lines in the output
     ended     why we ended the command ourselves
     first     where the guard wrote down SIGTERM and we were not asked to stop: what came first
-    heard     Slurm's warning was caught in the command, and nobody wrote down why it left
     """
     if ended is not None:
         return ended
@@ -173,8 +171,13 @@ def cause(
     elif stop_signal and stopped is None:
         stopped = Cause(CauseKind.INTERRUPTED, signal=int(stop_signal))
     if stopped is None:
-        return Cause(CauseKind.WARNING, then=how) if heard and code and how.kind is CauseKind.EXIT else how
+        return how
     return stopped if code == 0 or stop_signal else stopped._replace(then=how)
+
+
+def after_the_warning(why: Cause) -> Cause:
+    """Return the cause of an end after Slurm's warning was caught in the command, where ``why`` is all that is known of it."""
+    return Cause(CauseKind.WARNING, then=why) if why.kind is CauseKind.EXIT and why.code else why
 
 
 def with_lost_nodes(ended: End, lost: Mapping[str, str]) -> End:

@@ -24,7 +24,7 @@ from ftsupervise.ranks.hang_monitor import HangMonitor, cause_of
 from ftsupervise.ranks.protocol import RankExit
 from ftsupervise.ranks.rank_table import first_failure
 from ftsupervise.run import exit_analysis
-from ftsupervise.run.cause import First, cause, command_end, failure, first_event
+from ftsupervise.run.cause import First, after_the_warning, cause, command_end, failure, first_event
 from ftsupervise.run.exit_analysis import CommandSpec, Ours, RanksKilled
 from ftsupervise.run.fencing import RunDirWatcher
 from ftsupervise.run.gate import STOP
@@ -511,8 +511,9 @@ class RunningCommand:
             death=death,
             ended=ending.cause if ending is not None else None,
             first=first,
-            heard=self.now.warned and self.now.heard and not stop_signal,
         )
+        if self.now.warned and self.now.heard and not stop_signal and stopped is None:
+            why = after_the_warning(why)
         if code in (126, 127) and not self.pid:
             why = Cause(CauseKind.NO_START, code=code)
         if code and (root := exit_analysis.root_error(self.asked.mine.folder / ERROR_FILE)):

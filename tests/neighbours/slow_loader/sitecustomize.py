@@ -28,7 +28,7 @@ class Slow(MetaPathFinder):
 
         def exec_module(module: ModuleType) -> None:
             execute(module)
-            fetcher: Any = module._MapDatasetFetcher
+            fetcher: Any = next(it for name, it in vars(module).items() if name.endswith("MapDatasetFetcher"))
             fetch = fetcher.fetch
 
             def fetch_late(self: object, index: object) -> object:
