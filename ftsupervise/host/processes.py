@@ -8,7 +8,7 @@ import os
 import select
 import sys
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -218,10 +218,11 @@ def below(pid: int, without: frozenset[int] = frozenset(), *, zombies: bool = Fa
     return found
 
 
-def who_hears(pid: int, number: int) -> list[int]:
+def who_hears(pid: int, number: int, tree: Mapping[int, list[int]] | None = None) -> list[int]:
     """Return, on every branch from ``pid`` down, the first process that signal ``number`` would not kill and that is no
-    launcher. Processes below such a one (loader workers, helpers) are its own affair and are left out."""
-    tree, found, queue = children(), [], [pid]
+    launcher. Processes below such a one (loader workers, helpers) are its own affair and are left out. ``tree``:
+    ``children()``, where the caller has it."""
+    tree, found, queue = children() if tree is None else tree, [], [pid]
     while queue:
         one = queue.pop(0)
         names = _names(one)
@@ -232,6 +233,14 @@ def who_hears(pid: int, number: int) -> list[int]:
         if not hears or names.intersection(_SHELLS):
             queue.extend(tree.get(one, ()))
     return found
+
+
+def hearing_tasks(ranks: Iterable[int], number: int) -> dict[int, list[int]]:
+    """Return those of ``ranks`` that srun has started, each with the processes on its branch that hear the signal. One without
+    any dies where srun hands the signal on: it has no handler, or none yet."""
+    tasks = [pid for pid in ranks if environment(pid).get("SLURM_TASK_PID") == str(pid)]
+    tree = children() if tasks else {}
+    return {pid: who_hears(pid, number, tree) for pid in tasks}
 
 
 def is_heard(takers: list[int], number: int, ranks: list[int]) -> bool:

@@ -38,6 +38,7 @@ _EVERY = 1.0  # seconds between two looks
 _MOST = 262_144  # bytes of a log that are read at a look
 _NUMBER = 4096  # bytes of a file whose content may be a step
 
+_STARTING = "start"  # the phase of a command that has shown nothing yet
 _SOURCE = "launch.heartbeat"  # a fact of its beats
 _OF_A_STEP = ("first", "first_at", "epoch", "last_step")  # facts that go with it
 _GRACE = 30.0  # seconds before a sign of life is a beat, where nobody asked: the guard may report by then
@@ -59,6 +60,7 @@ class ProgressSign(NamedTuple):
     epoch: int | None = None  # at that first step, where the lines say so
     first_at: float | None = None  # when that first step was shown, in epoch seconds
     withdrawn: bool = False  # what was told as a step was none: it began anew
+    starting: bool = False  # no progress: the command is there, and has shown nothing yet
 
 
 class FollowedLog:
@@ -187,6 +189,7 @@ class BeatsOfCommand:
         self._facts = {"every": f"{_EVERY:g}", "attempt": str(attempt), "source": _SOURCE}
         self._step: int | None = None
         self._pid = 0
+        self.written = False  # a beat
 
     def write(self, seen: ProgressSign) -> None:
         """Write a beat. Raises OSError, and GuardIsThere."""
@@ -207,13 +210,19 @@ class BeatsOfCommand:
                 self._facts |= {} if seen.epoch is None else {"epoch": str(seen.epoch)}
             if seen.total is not None:
                 self._facts["last_step"] = str(seen.total)
-        at, phase = datetime.now(timezone.utc), "train" if self._asked else ""
+        phase = _STARTING if seen.starting else "train" if self._asked else ""
+        at = datetime.now(timezone.utc)
         beat = Beat(0, self._step, phase, at, self._pid, self._node, dict(self._facts))
         heartbeat_page.write_beat(self._rundir, beat, self._area)
+        self.written = True
 
     def _of_the_command(self) -> int:
-        """Return the oldest process of the attempt here: the search for the cause of a hang begins there."""
+        """Return the first rank of an srun here, else the oldest process of the attempt: the evidence of a hang is of it."""
         mine = processes.marked(ENV_ATTEMPT_DIR).get(str(self._rundir.attempt(self._attempt)), [])
+        named = {one.pid: processes.environment(one.pid) for one in mine}
+        ranks = {pid: env for pid, env in named.items() if env.get("SLURM_TASK_PID") == str(pid)}
+        if ranks:
+            return min(ranks, key=lambda pid: as_count(ranks[pid].get("SLURM_PROCID", "")) or 0)
         return min(mine, key=lambda one: one.start).pid if mine else os.getpid()
 
     def look_for_a_guard(self) -> None:
@@ -249,6 +258,12 @@ class LifeOfCommand:
         if doing is not None and (alive or self._last is None or now - self._last[0] >= _WINDOW):
             self._last = now, doing
         return ProgressSign(None) if alive and now - self._began >= _GRACE else None
+
+    def waits(self, doing: ProcessesSeen | None) -> ProgressSign | None:
+        """Return that the command is there, once it may have shown something: what it waits for from its start on may be a
+        file or a server that never answers."""
+        past = doing is not None and time.monotonic() - self._began >= _GRACE
+        return ProgressSign(None, starting=True) if past else None
 
 
 class StepsNotFound:
@@ -331,15 +346,16 @@ def follow(
     woken, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.set_wakeup_fd(wake)
     signal.signal(signal.SIGTERM, lambda *_: None)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})  # one that came while this process was starting
     while True:
         try:
             seen = look()
             tell(LOOKED)
-            doing = life.look()
+            doing = None if last else life.look()  # the command is over, and its last step is waited for
             if doing is not None:
                 tell(PROCESSES + f"{doing.state} {doing.cpu:.2f}\n".encode())
             if seen is None and not asked:
-                seen = life.sign(one, doing)
+                seen = life.sign(one, doing) or (None if beats.written else life.waits(doing))
             if seen is not None:
                 beats.write(seen)
             known = one.reader.step if isinstance(one, FollowedLog) and one.reader is not None else None

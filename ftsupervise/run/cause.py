@@ -175,6 +175,11 @@ def cause(
     return stopped if code == 0 or stop_signal else stopped._replace(then=how)
 
 
+def after_the_warning(why: Cause) -> Cause:
+    """Return the cause of an end after Slurm's warning was caught in the command, where ``why`` is all that is known of it."""
+    return Cause(CauseKind.WARNING, then=why) if why.kind is CauseKind.EXIT and why.code else why
+
+
 def with_lost_nodes(ended: End, lost: Mapping[str, str]) -> End:
     """Return the end of an attempt that failed because it lost nodes. ``lost``: node -> Slurm's word."""
     if not lost:

@@ -24,14 +24,14 @@ from ftsupervise.ranks.hang_monitor import HangMonitor, cause_of
 from ftsupervise.ranks.protocol import RankExit
 from ftsupervise.ranks.rank_table import first_failure
 from ftsupervise.run import exit_analysis
-from ftsupervise.run.cause import First, cause, command_end, failure, first_event
+from ftsupervise.run.cause import First, after_the_warning, cause, command_end, failure, first_event
 from ftsupervise.run.exit_analysis import CommandSpec, Ours, RanksKilled
 from ftsupervise.run.fencing import RunDirWatcher
 from ftsupervise.run.gate import STOP
 from ftsupervise.run.hints import HintChecker
 from ftsupervise.run.job_end import Announcement
 from ftsupervise.run.progress_pages import seen_by
-from ftsupervise.run.states import AttemptEvent, AttemptProgress, AttemptState, Ending
+from ftsupervise.run.states import AttemptEvent, AttemptProgress, AttemptState, Ending, OpenWarning
 from ftsupervise.rundir.paths import ENV_ATTEMPT_DIR, ERROR_FILE, shown, tell, warn
 from ftsupervise.rundir.reached import reached
 from ftsupervise.units import signal_name
@@ -48,6 +48,10 @@ _WRITE = 0.25  # seconds for a page while ranks run: its disk may hang, and a si
 _WORD = 0.2  # seconds for an agent's word on a rank that srun says has ended by itself
 _SILENT = 1.5  # intervals of an agent without a word, after which it has fallen silent
 _READ = 1.0  # seconds for what was printed before we ended any rank
+_STARTS = (
+    60.0  # seconds that the warning waits for ranks that do not catch it yet, or a quarter of the time before the end
+)
+_LOOK = 2.0  # seconds between two looks at those
 _HOPELESS = 5.0  # seconds between SIGTERM and SIGKILL for a command that did not stop when asked
 
 
@@ -165,6 +169,7 @@ class RunningCommand:
             return max(0.0, self.now.ending.kill_at - now)
         bounds = [_LISTEN] if self._listens or self.asked.job.announced is not None else []
         bounds += [self.monitor.due - now] if self.monitor is not None and self._may_hang else []
+        bounds += [self.now.unheard.again - now] if self.now.unheard is not None and self.now.state in _ON else []
         stop_at = self._stop_at()
         bounds += [stop_at - now] if stop_at is not None else []
         return max(0.0, min(bounds)) if bounds else None
@@ -195,6 +200,8 @@ class RunningCommand:
             newer = f"attempt {self.watcher.seen.newer}"
             self._end_it(Cause(CauseKind.SUPERSEDED, text=newer))
             return
+        if self.now.unheard is not None and time.monotonic() >= self.now.unheard.again:
+            self._warn_again(self.now.unheard)
         stop_at = self._stop_at()
         if stop_at is not None and time.monotonic() >= stop_at:
             late = f"the command did not stop within {self.asked.options.stop_within:g} s"
@@ -357,7 +364,9 @@ class RunningCommand:
         at = time.monotonic()
         self._move(AttemptEvent.WARNING)
         asked = "the command is asked to save and stop"
-        if not self.now.heard and number not in STOP:
+        if self.now.unheard is not None and self.now.unheard.waits:
+            asked = "a rank that does not catch it yet is waited for, because srun would kill it"
+        elif not self.now.heard and number not in STOP:
             asked = "nothing in the command catches it, so nothing is sent: it trains on to the end of the job"
         self.say(f"{signal_name(number)}: the job ends soon; {asked}")
         self._write_the_warning(_at(number), number)
@@ -415,15 +424,51 @@ class RunningCommand:
             self.now = self.now._replace(heard=True)
             processes.send([self.pid], number)
             return
-        takers = self._handlers(number)
         if number == self.asked.options.warning and number not in STOP:
-            through = [*takers, *processes.sruns(self._ours())]
-            if not processes.is_heard(through, number, self._ranks_elsewhere()):
-                return
-            self.now = self.now._replace(heard=True)
-        processes.send(takers, number)
+            lead, now = self.asked.options.lead, time.monotonic()
+            left = [lead] if lead is not None else []
+            left += [self.asked.job.at - time.time()] if self.asked.job.at is not None else []
+            wait = max(0.0, min([_STARTS, *(one / 4 for one in left)]))
+            self._warn(OpenWarning(number, now + wait, now + _LOOK))
+            return
+        processes.send(self._handlers(number), number)
+        self._hand_on(number)
+
+    def _hand_on(self, number: int) -> None:
+        """Have Slurm signal the ranks, where srun does not pass the signal on to them."""
         if number not in (signal.SIGUSR1, signal.SIGUSR2) and processes.sruns(self._ours()):
             threading.Thread(target=self.asked.tell_ranks, args=(number,), name="tell", daemon=True).start()
+
+    def _warn(self, one: OpenWarning) -> None:
+        """Send the warning to those that catch it. It does not go through srun while a rank here does not: that one would die,
+        and may be starting. One that never does is left out, and so are the ranks of other nodes then.
+        """
+        number, over = one.number, time.monotonic() >= one.until
+        takers = [pid for pid in self._handlers(number) if pid not in one.told]
+        sruns, ranks = processes.sruns(self._ours()), self._ranks_elsewhere()
+        one = one._replace(again=time.monotonic() + _LOOK)
+        self.now = self.now._replace(unheard=None if over else one)
+        if not processes.is_heard([*takers, *sruns], number, ranks):
+            return
+        tasks = processes.hearing_tasks(ranks, number) if sruns else {}
+        if waits := not all(tasks.values()):
+            takers = [pid for pid in takers if pid not in sruns]
+            takers += [pid for hearing in tasks.values() for pid in hearing] if over else []
+        processes.send(takers, number)
+        if not waits:
+            self._hand_on(number)
+        one = one._replace(told=one.told.union(takers), waits=waits)
+        if waits and not over:
+            self.now = self.now._replace(unheard=one)
+        else:
+            self.now = self.now._replace(unheard=None if over or sruns else one, heard=True)
+
+    def _warn_again(self, one: OpenWarning) -> None:
+        """Look again whether those catch it by now that did not when it came."""
+        heard = self.now.heard
+        self._warn(one)
+        if self.now.heard and not heard:
+            self.say(f"{signal_name(one.number)}: the command is asked to save and stop")
 
     def _ranks_elsewhere(self) -> list[int]:
         """Return the processes of the attempt on this host that are not below us: the ranks that an srun has started."""
@@ -467,6 +512,8 @@ class RunningCommand:
             ended=ending.cause if ending is not None else None,
             first=first,
         )
+        if self.now.warned and self.now.heard and not stop_signal and stopped is None:
+            why = after_the_warning(why)
         if code in (126, 127) and not self.pid:
             why = Cause(CauseKind.NO_START, code=code)
         if code and (root := exit_analysis.root_error(self.asked.mine.folder / ERROR_FILE)):

@@ -23,6 +23,7 @@ from ftsupervise.truth import RankState
 _SILENT = 5.0  # seconds without a look after which nothing is known of the command
 _OURS = ("FTSUPERVISE_", "SLURM_")  # what marks a process as the attempt's own
 _END = 1.0  # seconds for it to end
+_LAST = 4.0  # the same for one that could look until now: on a busy machine it has no turn for a while
 _BRIEF = 2.0  # seconds: a command that lasts no longer has no steps that would be waited for
 
 
@@ -66,7 +67,7 @@ class LogFollower:
                 stderr=subprocess.DEVNULL,
                 env={key: value for key, value in os.environ.items() if not key.startswith(_OURS)},
                 start_new_session=True,
-                preexec_fn=processes.die_with_parent(signal.SIGKILL),
+                preexec_fn=_before_exec(),
             )
         except OSError as error:
             say(f"launch.heartbeat is not read: {error.strerror}")
@@ -126,14 +127,29 @@ class LogFollower:
         self._processes = (words[0], float(words[1])) if len(words) == 2 else ("", None)
 
     def close(self) -> None:
-        """Let it take a last look and end; bounded."""
+        """Let it take a last look and end; bounded. What it has not read by then is missing from the step of the attempt."""
+        self._hear()
         if self._process is not None:
             brief = not self._asked and monotonic() - self._began < _BRIEF
             processes.signal_exactly(self._process, signal.SIGKILL if brief else signal.SIGTERM)
-            for one in processes.wait_gone([self._process], _END):
+            bound = _LAST if monotonic() - self._looked < _SILENT else _END
+            for one in processes.wait_gone([self._process], bound):
                 processes.signal_exactly(one, signal.SIGKILL)
         self._hear()
         os.close(self._pipe)
+
+
+def _before_exec() -> Callable[[], None]:
+    """Return the function that the follower calls before its exec. It is asked for its last look by SIGTERM, which waits for
+    it (``log_heartbeat.follow``) where it is still starting by then.
+    """
+    dies = processes.die_with_parent(signal.SIGKILL)
+
+    def before_exec() -> None:
+        dies()
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+
+    return before_exec
 
 
 def _size(fd: int) -> str:

@@ -153,6 +153,16 @@ class Ending(NamedTuple):
     died_at: float | None = None  # when we first saw that it is over
 
 
+class OpenWarning(NamedTuple):
+    """A warning that some of the command's processes could not hear when it came: they may be starting."""
+
+    number: int  # the signal
+    until: float  # monotonic: they are waited for until then
+    again: float  # monotonic: when they are looked at again
+    told: frozenset[int] = frozenset()  # processes that have it
+    waits: bool = False  # it was said that it waits for a rank
+
+
 class AttemptProgress(NamedTuple):
     """The progress of an attempt. It is replaced, never changed."""
 
@@ -161,6 +171,7 @@ class AttemptProgress(NamedTuple):
     warned: bool = False  # by Slurm, at whatever time
     code: int | None = None  # of the command; -N for a signal N
     heard: bool = False  # a process of the command catches the warning
+    unheard: OpenWarning | None = None  # a warning that some did not catch when it came
 
     def after(self, event: AttemptEvent, *, ending: Ending | None = None, code: int | None = None) -> AttemptProgress:
         """Return the progress in the next state, with the facts of ``event``: there is no other way to another state.
@@ -173,4 +184,5 @@ class AttemptProgress(NamedTuple):
             self.warned or event is AttemptEvent.WARNING,
             self.code if code is None else code,
             self.heard,
+            self.unheard,
         )

@@ -656,7 +656,7 @@ class Supervisor:
         if problem:
             tell(log, f"cannot hold the waiting members: {problem}")
         if held:
-            tell(log, f"on hold: {', '.join(held)}")
+            tell(log, f"on hold: {'jobs' if len(held) > 1 else 'job'} {', '.join(held)}")
             self.to.pending.write("the brake", partial(write, on._replace(held=held)), log)
         tell(log, on.what_to_type(self.to.options.rundir.quoted()))
         if not self.now.claim.number and gate.may_go_back(self.to.options, self.to.env):  # it has only looked

@@ -11,6 +11,7 @@ from ftsupervise.rundir import heartbeat_page
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.progress import ProgressPage, read_progress, write_progress
 from ftsupervise.rundir.records import as_count, as_number
+from ftsupervise.rundir.stalls import START
 from ftsupervise.truth import Beat, LossTrouble, Tally
 
 _Order = TypeVar("_Order", int, float)
@@ -72,7 +73,8 @@ def counted(beats: Sequence[Beat]) -> Tally:
 
 
 def _source(beats: Sequence[Beat]) -> str:
-    """Return who told the steps."""
+    """Return who told the steps. The beat of a command that has shown nothing since its start is no word of anybody."""
+    beats = [beat for beat in beats if "source" not in beat.facts or beat.phase != START]
     if not beats:
         return NOBODY
     return OUTPUT if all("source" in beat.facts for beat in beats) else GUARD

@@ -42,7 +42,8 @@ class StartOver(NamedTuple):
     def why(self, command: str) -> str:
         """Return the likely reason, by what was left and by the text of the command; one clause."""
         if not self.checkpoint:
-            return "no checkpoint was found that an attempt had left (does it save, and where? checkpoints.path)"
+            where = "does it save, and where? checkpoints.path"
+            return f"attempt {self.before} left no checkpoint that was found ({where})"
         if "SLURM_JOB" in command or "SLURM_ARRAY" in command:
             return f"the command names a folder by the number of its job, so each looks elsewhere than at {self.checkpoint}"
         if self.other:

@@ -71,12 +71,12 @@ def _begin(
         if again is not None and again.attempt == attempt.number:
             text = f"{again.words()} ({where})"
             return [
-                Event(EventKind.RESUMED, f"resumed-{attempt.number}", attempt.started, text, attempt=attempt.number)
+                Event(EventKind.STARTED, f"resumed-{attempt.number}", attempt.started, text, attempt=attempt.number)
             ]
         return []  # it has not come as far as a step; when it has, it has taken over
     if anew and anew[-1].attempt == attempt.number:
         text = f"{anew[-1].words()} ({where})"
-        return [Event(EventKind.RESUMED, f"resumed-{attempt.number}", attempt.started, text, attempt=attempt.number)]
+        return [Event(EventKind.STARTED, f"resumed-{attempt.number}", attempt.started, text, attempt=attempt.number)]
     lost = ""
     if before.last_step is not None and attempt.first_step <= before.last_step:
         lost = f"; {before.last_step - attempt.first_step + 1} steps are done again"

@@ -82,6 +82,19 @@ def test_a_log_that_is_rotated_truncated_and_copied_away_is_followed(tmp_path: P
     assert "step 41 in" in watched.look("hang")["progress"].summary
 
 
+def test_the_step_of_a_log_is_the_one_that_status_shows_and_not_that_of_an_evaluation(
+    tmp_path: Path, probe: Probe
+) -> None:
+    """As llama2.c prints them."""
+    watched = Watched(tmp_path, "{}", probe=probe)
+    lines = [f"{at} | loss {4 - at / 1e4:.4f} | lr 5.0e-04 | 71.06ms | mfu 0.00%\n" for at in range(1195, 1213)]
+    lines.insert(5, "step 1200: train loss 4.0896, val loss 4.0891\n")
+    put(log_of(watched), "".join(lines).encode())
+    assert "step 1212 in" in watched.look("hang")["progress"].summary
+    put(log_of(watched), "".join([*lines, "step 1213: train loss 4.0\n"]).encode())
+    assert "step 1212 in" in watched.look("hang")["progress"].summary
+
+
 def test_a_log_of_a_hundred_gigabytes_costs_no_more_than_its_end(tmp_path: Path, probe: Probe) -> None:
     watched = Watched(tmp_path, "{}", probe=probe)
     with log_of(watched).open("wb") as file:

@@ -46,9 +46,11 @@ class PublicScript:
     shown: str = ""  # regular expression of the steps that it prints; "": the step is a sum over epochs
     percent: bool = False  # it shows a percentage
     lines: bool = True  # it prints line after line
+    warned: str = "time limit"  # how an attempt ends that was warned: it trains on to the limit, or leaves
     saves: str = ""  # what it has saved after a minute; "": nothing by then
     says: str = ""  # what it prints when it goes on from there
-    data: str = ""  # the file that it reads
+    data: str = ""  # the file that it reads when it starts
+    loads: str = ""  # a file that it opens for each batch, or ``torch``: it has a data loader of torch
     makes: Callable[[Path], object] = lambda _: None
     env: dict[str, str] = field(default_factory=dict)
     beside: tuple[str, ...] = ()  # folders of its repository that it needs too
@@ -257,6 +259,7 @@ PUBLIC = (
         shown=r"^(?:iter|step) (\d+):",
         saves="out-shakespeare-char/ckpt.pt",
         says="Resuming training from",
+        loads="data/shakespeare_char/train.bin",
         makes=_nanogpt,
     ),
     PublicScript(
@@ -272,6 +275,7 @@ PUBLIC = (
         shown=r"^(?:step )?(\d+)(?: \||:)",
         saves="out/ckpt.pt",
         says="Resuming training from",
+        loads="data/tok64/data1.bin",
         makes=_llama2,
     ),
     PublicScript(
@@ -283,6 +287,7 @@ PUBLIC = (
         ("torch", "tensorboard"),
         resumes=False,
         shown=r"^step (\d+) \|",
+        loads="torch",  # with a worker
         data="names.txt",
     ),
     PublicScript(
@@ -295,6 +300,7 @@ PUBLIC = (
         resumes=False,
         shown=r"iter (\d+):",
         data="input.txt",
+        loads="torch",  # with four workers
         makes=_mingpt,
         env={"PYTHONPATH": "../.."},
         beside=("mingpt",),
@@ -377,6 +383,7 @@ PUBLIC = (
         lines=False,
         saves="out/step_*",
         says="Resumed from checkpoint",
+        loads="torch",
         makes=_accelerate,
         env={"HF_HUB_OFFLINE": "1"},
     ),
@@ -389,6 +396,7 @@ PUBLIC = (
         (),
         resumes=False,
         steps=False,
+        warned="warning signal, then rank 0 on node-0 exit 2",  # R itself catches SIGUSR1 and writes .RData
         data="data/train.RData",
         makes=_r,
         beside=(":(exclude)data",),

@@ -66,6 +66,8 @@ def test_a_script_that_does_not_catch_the_warning_is_not_killed_by_it(
     until(
         lambda: [one.host for one in read_beats(here.rundir)] == ["node-0"], "the beat, with the name of the node", 60
     )
+    (beat,) = read_beats(here.rundir)
+    assert b"own.py" in (words := Path(f"/proc/{beat.pid}/cmdline").read_bytes()) and b"srun" not in words
     here.sandbox.run(["scancel", "--batch", "--signal=USR1", job])
     log = here.rundir.attempt(1) / "run.log"
     until(lambda: "the job ends soon" in log.read_text(), "the warning", 30)

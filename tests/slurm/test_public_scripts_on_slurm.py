@@ -24,7 +24,7 @@ def stage(request: pytest.FixtureRequest, tmp_path: Path, make_sandbox: Callable
     except NotHere as why:
         pytest.skip(str(why))
     with MailServer() as mail:
-        yield Stage(request.param, folder, tmp_path / "state", mail, make_sandbox(nodes=1))
+        yield Stage(request.param, folder, tmp_path / "state", mail, make_sandbox(nodes=1, kill_wait=30))
 
 
 def test_a_public_script_on_slurm_is_seen_and_loses_nothing_to_deaths_limits_and_cancels(

@@ -80,6 +80,46 @@ def test_whichever_signal_announces_the_end_reaches_every_rank_and_leaves_it_the
     assert (here.attempts()[0].exit_code, here.attempts()[0].stop_signal) == (0, 0)
 
 
+def test_the_warning_waits_for_a_rank_that_is_still_starting_which_srun_would_kill(here: Scene, until: Until) -> None:
+    slow = RANK.replace(
+        "def note", 'while rank == "1" and not (here / "start").exists():\n    time.sleep(0.05)\ndef note'
+    )
+    (here.folder / "rank.py").write_text(slow)
+    job = here.launch(f"{sys.executable} rank.py {here.folder}", warn="10m", time="1h", jobs=1)
+    until(lambda: (here.folder / "up-0").exists() and ranks_on(here) == {"0", "1"}, "the ranks", 60)
+    warn(here, job, "USR1")
+    until(lambda: "a rank that does not catch it yet is waited for" in log(here), "what the supervisor says", 30)
+    assert heard(here) == ["", ""]
+    (here.folder / "start").touch()
+    until(lambda: heard(here) == ["SIGUSR1 "] * 2, "the announcement at both ranks", 30)
+    until(lambda: log(here).count("is asked to save and stop") == 1, "the word of it")
+    (here.folder / "go").touch()
+    until(lambda: here.attempts()[0].ended, "the end", 60)
+    assert here.attempts()[0].exit_code == 0
+
+
+def test_a_rank_that_never_catches_the_warning_is_left_out_of_it(here: Scene, until: Until) -> None:
+    deaf = RANK.replace("    signal.signal(getattr", '    rank == "0" and signal.signal(getattr')
+    (here.folder / "rank.py").write_text(deaf)
+    job = here.launch(f"{sys.executable} rank.py {here.folder}", signal="USR2", warn="20s", time="1h", jobs=1)
+    until(lambda: all((here.folder / f"up-{rank}").exists() for rank in "01"), "the ranks", 60)
+    warn(here, job, "USR2")
+    until(lambda: heard(here) == ["SIGUSR2 ", ""], "the announcement at the one that hears it", 30)
+    assert ranks_on(here) == {"0", "1"}, "and the other one lives"
+    (here.folder / "go").touch()
+    until(lambda: here.attempts()[0].ended, "the end", 60)
+    assert here.attempts()[0].exit_code == 0
+
+
+def ranks_on(here: Scene) -> set[str]:
+    """The ranks that live."""
+    mine = processes.marked("FTSUPERVISE_ATTEMPT_DIR").get(str(here.rundir.attempt(1)), [])
+    env = [processes.environment(one.pid) for one in mine]
+    return {
+        one["SLURM_PROCID"] for one, pid in zip(env, mine, strict=True) if one.get("SLURM_TASK_PID") == str(pid.pid)
+    }
+
+
 def test_a_sigterm_of_scancel_starts_the_grace_though_sigterm_announces_the_end_too(here: Scene, until: Until) -> None:
     (here.folder / "rank.py").write_text(RANK)
     job = here.launch(f"{sys.executable} rank.py {here.folder}", signal="TERM", warn="10m", time="1h", jobs=1)

@@ -10,8 +10,8 @@ import os
 import re
 import signal
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,8 @@ from tests.neighbours.typed import typed
 
 Until = Callable[..., Any]
 _WAIT = 300.0  # seconds for a state: they import torch first
+_SLOW = str(Path(__file__).parents[1] / "neighbours" / "slow_loader")
+_PAUSE = 7.0  # seconds: less than any bound
 _HANG = "{at_least: 10s, unknown: 30s, start: 45s}"
 
 
@@ -41,14 +43,18 @@ class Stage:
     ) -> None:
         self.script, self.folder, self.sandbox, self.mail = script, folder, sandbox, mail
         whole = outside_a_job() if sandbox is None else sandbox.env()
-        self.env = {**whole, **script.env, "FTSUPERVISE_STATE_DIR": str(state), "OMP_NUM_THREADS": "1"}
+        given = {**script.env, "OMP_NUM_THREADS": "1"}
+        if script.loads == "torch":
+            given["SLOW_LOADER"] = str(folder / "slow-loader")
+            given["PYTHONPATH"] = ":".join(filter(None, (_SLOW, script.env.get("PYTHONPATH", ""))))
+        self.env = {**whole, **given, "FTSUPERVISE_STATE_DIR": str(state)}
         command = script.command.replace("{python}", PYTHON)
         resume = f"  resume: {json.dumps(script.resume)}\n" if script.resume else ""
         where, limit = ("scheduler: local\n", "") if sandbox is None else ("", '  time: "2:00:00"\n')
         (folder / "ftsupervise.yaml").write_text(
             f"name: {script.name}\n{where}launch:\n  command: {json.dumps(command)}\n  jobs: 8\n{limit}{resume}"
-            f"  env: {json.dumps({**script.env, 'OMP_NUM_THREADS': '1'})}\n"
-            f"  restart: {{back_off: 0s, in_place: 6, stop_within: 5s, hang: {_HANG}}}\n"
+            f"  env: {json.dumps(given)}\n"
+            f"  restart: {{back_off: 0s, in_place: 9, stop_within: 5s, hang: {_HANG}}}\n"
             "alerts:\n  receivers:\n"
             f"    - email: {{host: 127.0.0.1, port: {mail.port}, from: ft@lab.example, to: [ada@lab.example]}}\n"
         )
@@ -92,7 +98,8 @@ class Stage:
             return False
         if self.script.steps:
             return (found[attempt - 1].last_step or 0) > 0
-        return any(one.facts.get("attempt") == str(attempt) for one in read_beats(self.rundir))
+        mine = [one for one in read_beats(self.rundir) if one.facts.get("attempt") == str(attempt)]
+        return any(one.phase != "start" for one in mine)
 
     def is_over(self, attempt: int) -> bool:
         found = self.attempts()
@@ -147,6 +154,9 @@ def walk(stage: Stage, until: Until) -> None:
     if stage.script.data:
         the_loader_waits(stage, until, number)
         number += 2
+    if stage.script.loads:
+        the_loader_sleeps(stage, until, number)
+        number += 1
     if stage.sandbox is not None:
         reaches_its_limit(stage, until, number)
         is_cancelled(stage, until, number + 1)
@@ -162,7 +172,7 @@ def goes_on(stage: Stage, until: Until, number: int) -> None:
         brake = read_brake(stage.rundir)
         if brake is not None:
             assert not stage.script.resumes, brake
-            assert brake.failure in ("it does not resume", "killed by SIGKILL"), brake
+            assert brake.failure in ("it does not resume", "killed by SIGKILL", "hang"), brake
             stage.note(f"held before attempt {number}")
             stage.type("clear", "--brake")
         return stage.trains(number)
@@ -187,11 +197,7 @@ def stands_still(stage: Stage, until: Until, number: int) -> None:
 def the_loader_waits(stage: Stage, until: Until, number: int) -> None:
     """What the script reads does not answer: the start after attempt ``number`` waits for it, and for nothing else."""
     goes_on(stage, until, number)
-    data = stage.folder / stage.script.data
-    aside = data.with_name(f".{data.name}")
-    data.rename(aside)
-    os.mkfifo(data)
-    try:
+    with silent(stage.folder / stage.script.data):
         stage.strike(number, signal.SIGKILL)
 
         def over() -> bool:
@@ -201,17 +207,50 @@ def the_loader_waits(stage: Stage, until: Until, number: int) -> None:
             return stage.is_over(number + 1)
 
         until(over, "that it is found that it waits", _WAIT)
+    stage.note("the loader waited")
+    assert stage.attempts()[number].words.startswith("hang: "), stage.attempts()[number].words
+
+
+def the_loader_sleeps(stage: Stage, until: Until, number: int) -> None:
+    """In the midst of the training the data do not come. A pause is no hang, where the loader can go on after one."""
+    goes_on(stage, until, number)
+    if stage.script.loads == "torch":
+        asleep = stage.folder / "slow-loader"
+        asleep.touch()
+        time.sleep(_PAUSE)
+        size = len(stage.output())
+        asleep.unlink()
+        if stage.script.lines:
+            until(lambda: len(stage.output()) > size, "that it goes on", _WAIT)
+        assert not stage.is_over(number)
+        asleep.touch()
+        try:
+            found = is_over(stage, until, number, "hang: ")
+        finally:
+            asleep.unlink()
+    else:
+        with silent(stage.folder / stage.script.loads):
+            found = is_over(stage, until, number, "hang: ")
+    assert "is stopped" not in found.words
+
+
+@contextmanager
+def silent(data: Path) -> Iterator[None]:
+    """Whoever opens the file gets no answer."""
+    aside = data.with_name(f".{data.name}")
+    data.rename(aside)
+    os.mkfifo(data)
+    try:
+        yield
     finally:
         data.unlink()
         aside.rename(data)
-    stage.note("the loader waited")
-    assert stage.attempts()[number].words.startswith("hang: "), stage.attempts()[number].words
 
 
 def reaches_its_limit(stage: Stage, until: Until, number: int) -> None:
     goes_on(stage, until, number)
     stage.limit()
-    found = is_over(stage, until, number, "time limit")
+    found = is_over(stage, until, number, stage.script.warned)
     assert found.failure is None, found.sign
 
 

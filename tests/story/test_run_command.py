@@ -316,6 +316,18 @@ def test_a_command_that_leaves_because_it_was_warned_is_not_finished(run: Superv
     assert one.wait(30) == 0 and not run.rundir.has_finished()
 
 
+def test_a_command_that_the_warning_lets_leave_with_an_exit_code_of_its_own_is_told_with_both(
+    run: SupervisedRun,
+) -> None:
+    """As R does: it writes .RData and exits with 2."""
+    code = "import signal, sys, time; signal.signal(signal.SIGUSR1, lambda *_: sys.exit(2)); print('ready', flush=True)"
+    one = run.start(sys.executable, "-c", f"{code}; time.sleep(600)")
+    one.until_said("ready")
+    one.send_signal(signal.SIGUSR1)
+    assert one.wait(30) == 2
+    assert (run.attempts()[0].words, run.attempts()[0].failure) == ("warning signal, then exit 2", None)
+
+
 def test_a_command_that_does_not_see_the_kill_switch_is_waited_for_at_no_cost(run: SupervisedRun) -> None:
     """It was looked at for a hang as often as a processor can, for as long as the command took to stop."""
     one = run.start("--hang", "1", "--", "sleep", "600")

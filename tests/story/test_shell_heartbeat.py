@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,10 +16,19 @@ from typing import Any
 
 import pytest
 
-from ftsupervise.ranks.log_heartbeat import FollowedLog, LifeOfCommand, ProgressSign, TouchedFile, source
+from ftsupervise.model import NOBODY, OUTPUT
+from ftsupervise.ranks.log_heartbeat import (
+    BeatsOfCommand,
+    FollowedLog,
+    LifeOfCommand,
+    ProgressSign,
+    TouchedFile,
+    source,
+)
 from ftsupervise.run.log_follower import LogFollower
 from ftsupervise.rundir.heartbeat_page import read_beats
 from ftsupervise.rundir.paths import RunDir
+from ftsupervise.rundir.reached import reached
 from ftsupervise.truth import RankState
 from tests.neighbours.supervised import SupervisedRun
 
@@ -211,6 +221,31 @@ def test_a_loop_that_stops_printing_is_ended_as_hung_and_one_that_never_did_is_n
     assert (hung.last_step, done.sign) == (40, "")
 
 
+@pytest.mark.slow  # it counts as there after 30 s
+@pytest.mark.timeout(200)
+def test_a_command_that_waits_for_its_data_from_its_start_on_is_ended_as_hung(
+    run: SupervisedRun, tmp_path: Path
+) -> None:
+    """It has shown nothing by which it could be judged: no line, no step, no CPU time."""
+    os.mkfifo(tmp_path / "data")
+    loop = f'[ "$FTSUPERVISE_ATTEMPT" = 2 ] || read line < {tmp_path}/data; exit 0'
+    one = run.start("--hang", "1", "--hang-start", "5", "--in-place", "1", "--", "sh", "-c", loop)
+    assert one.wait(150) == 0
+    hung, done = run.attempts()
+    assert hung.words.startswith("hang: ") and "(start)" in hung.words, hung.words
+    assert (hung.last_step, hung.source, done.sign) == (None, NOBODY, "")
+
+
+def test_a_command_that_is_only_there_is_not_said_to_print_or_compute(tmp_path: Path) -> None:
+    rundir = RunDir(tmp_path / "run")
+    rundir.beats.mkdir(parents=True)
+    beats = BeatsOfCommand(rundir, 1, None, asked=False)
+    beats.write(ProgressSign(None, starting=True))
+    assert reached(rundir, 1, None).source == NOBODY
+    beats.write(ProgressSign(None))
+    assert reached(rundir, 1, None).source == OUTPUT
+
+
 def test_a_follower_that_does_not_look_is_not_believed(tmp_path: Path, until: Until) -> None:
     rundir = RunDir(tmp_path / "run")
     for folder in (rundir.beats, rundir.attempt(1)):
@@ -252,6 +287,44 @@ def test_nobody_reads_the_output_of_a_restart_whose_guard_has_told_its_steps(run
     assert one.wait(120) == 0
     assert re.findall(r"followers: (\d)", one.said()) == ["1", "0"]
     assert [attempt.last_step for attempt in run.attempts()] == [1, 2]
+
+
+def test_the_last_lines_count_though_the_follower_had_no_turn_for_two_seconds(tmp_path: Path, until: Until) -> None:
+    """A busy machine gave it none: the ledger had a step that was seconds old."""
+    rundir = RunDir(tmp_path / "run")
+    rundir.beats.mkdir(parents=True)
+    (tmp_path / "log").touch()
+    follower = LogFollower("auto", tmp_path / "log", rundir, 1, None, print)
+    numbers = itertools.count()
+    until(lambda: append(tmp_path / "log", f"step {next(numbers)}\n") or read_beats(rundir), "a beat", 60)
+    (pid,) = followers(rundir)
+    os.kill(pid, signal.SIGSTOP)
+    append(tmp_path / "log", "".join(f"step {next(numbers)}\n" for _ in range(30)))
+    later = threading.Timer(2.0, os.kill, (pid, signal.SIGCONT))
+    later.start()
+    follower.close()
+    later.join()
+    assert read_beats(rundir)[0].step == next(numbers) - 1
+
+
+ENDS_AT_ONCE = """
+import sys
+from ftsupervise.run.log_follower import LogFollower
+from ftsupervise.rundir.paths import RunDir
+
+follower = LogFollower("auto", None, RunDir(sys.argv[1]), 1, None, print)
+for step in range(46):
+    print("step", step, flush=True)
+follower.close()
+"""
+
+
+def test_the_last_lines_count_though_the_command_ended_before_the_follower_had_started(tmp_path: Path) -> None:
+    rundir = RunDir(tmp_path / "run")
+    rundir.beats.mkdir(parents=True)
+    with (tmp_path / "out").open("wb") as out:
+        subprocess.run([sys.executable, "-c", ENDS_AT_ONCE, str(rundir.root)], stdout=out, check=True, timeout=60)
+    assert [one.step for one in read_beats(rundir)] == [45]
 
 
 @pytest.mark.slow

@@ -7,7 +7,9 @@ evaluations and their bars, epochs, totals, dates, configurations, checkpoints, 
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
@@ -254,6 +256,46 @@ def play(hours: float, seed: int) -> float:
         played += (one.world.now - began) / 3600
         assert bool(one.shown) is (program in KNOWN) or program in (anew_each_epoch, bar_of_each_epoch)
     return played
+
+
+class Recorded(NamedTuple):
+    """What a program prints: regular expressions."""
+
+    step: str = ""  # its step, and the steps of an epoch where each begins anew; "": it prints none
+    epoch: str = ""  # the epoch that begins, from 1
+
+
+# made by the walks of public scripts on Slurm (tests/slurm/test_public_scripts_on_slurm.py), and shortened
+RECORDED = {
+    "keras": Recorded(r"(\d+)/(1250)\b", r"^Epoch (\d+)/5"),
+    "llama2": Recorded(r"^(\d+) \|"),
+    "makemore": Recorded(r"^step (\d+) \|"),
+    "mingpt": Recorded(r"iter (\d+):"),
+    "language-model": Recorded(r"\| +(\d+)/ +(\d+) batches", r"^\| epoch +(\d+) \|"),
+    "r": Recorded(),
+    "word2vec": Recorded(),
+    "lightning": Recorded(),
+}
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_a_recorded_log_shows_no_step_but_those_that_the_program_printed(name: str) -> None:
+    data = (Path(__file__).with_name("recorded_logs") / f"{name}.log").read_bytes()
+    form, reader, world = RECORDED[name], StepReader(), Training(silent, seed=3)
+    epoch, truth, shown = 1, None, 0
+    for piece in re.findall(rb"[^\n\r]*[\n\r]+", data):
+        text = re.sub(r"\x1b\[[\d;]*m|\x08", "", piece.decode().strip())
+        if form.epoch and (found := re.search(form.epoch, text)):
+            epoch = int(found[1])
+        if form.step and (found := re.search(form.step, text)):
+            truth = int(found[1]) + (epoch - 1) * int((*found.groups(), 0)[1])
+        reader.feed(piece, world.world.now)
+        assert reader.step is None or reader.step == truth, (text, reader.step, truth)
+        shown += reader.step is not None
+        world.world.change(0, beaten=world.world.now, step=reader.step)
+        world.life(30)
+        assert world.world.alarm is None, text
+    assert bool(shown) is bool(form.step) and reader.step == truth
 
 
 def test_hours_of_logs_show_no_wrong_step_and_no_hang_is_called() -> None:

@@ -94,7 +94,7 @@ def test_a_run_that_has_gone_on_once_has_shown_that_it_resumes() -> None:
         ("python train.py", "out/ckpt.pt", "no flag of the command says to go on from it"),
         ("python train.py --out=/s/$SLURM_JOB_ID", "/s/1/ckpt.pt", "names a folder by the number of its job"),
         ("python train.py --resume last", "out/ckpt.pt", "the command did not go on from it"),
-        ("python train.py", "", "no checkpoint was found that an attempt had left"),
+        ("python train.py", "", "attempt 1 left no checkpoint that was found (does it save"),
     ],
 )
 def test_the_likely_reason_is_said(command: str, left: str, why: str) -> None:

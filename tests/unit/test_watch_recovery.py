@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 
 from ftsupervise.config.schema import Launch, Run
 from ftsupervise.config.watchdogs import Recovery as Settings
+from ftsupervise.model import OUTPUT
 from ftsupervise.rundir.heartbeat_page import write_beat
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.percent import write_percent
@@ -88,6 +90,16 @@ def test_a_script_without_a_known_step_that_is_at_work_has_recovered(rundir: Run
         "no attempt has begun anew",
         "attempt 2 is at 63.2 % by its own words",
     ]
+
+
+def test_a_script_without_a_known_step_has_recovered_though_the_next_job_is_starting(rundir: RunDir) -> None:
+    """It said "attempt 1 failed and none has trained since" of a run that had worked up to its time limit."""
+    attempt(rundir, 1, 200, "exit 1")
+    attempt(rundir, 2, 180, "time limit")
+    end = rundir.attempt(2) / "end.json"
+    write_json(end, {**json.loads(end.read_text()), "source": OUTPUT})
+    attempt(rundir, 3, 1)
+    assert look(rundir) == (Health.OK, "attempt 2 printed or computed; it showed no step")
 
 
 def test_nothing_is_to_recover_from_where_a_person_has_stopped_the_run(rundir: RunDir) -> None:

@@ -34,7 +34,7 @@ def check(look: Look, settings: object) -> Iterator[Finding]:
     if on is None:
         yield look.finding("chain", Health.OK, "the brake is off", WORDS)
         return
-    held = f"; held: {', '.join(on.held)}" if on.held else ""
+    held = f"; held: {'jobs' if len(on.held) > 1 else 'job'} {', '.join(on.held)}" if on.held else ""
     if on.asks and look.rundir.finished.exists():
         yield look.finding("chain", Health.OK, "the run is finished", QUESTION)
         return

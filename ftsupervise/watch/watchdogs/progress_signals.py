@@ -13,6 +13,7 @@ from ftsupervise.model import Job, JobState
 from ftsupervise.probe import Entry, Listing, Missing, NotSeen
 from ftsupervise.rundir import log_lines
 from ftsupervise.rundir.stalls import Signal
+from ftsupervise.rundir.step_reader import StepReader
 from ftsupervise.truth import Beat
 from ftsupervise.units import show_size
 from ftsupervise.watch.watchdogs import run_signs
@@ -137,9 +138,8 @@ def _of_log(look: Look, settings: Hang, wanted: tuple[str, ...]) -> list[Signal]
     if isinstance(piece, Missing):
         return []
     now = server_now(look, piece.path.parent)
-    pattern = re.compile(settings.pattern) if settings.pattern else log_lines.STEP
     signals = []
-    step = log_lines.last_step(piece.data, pattern)
+    step = _step_in(piece.data, settings.pattern, mine)
     if step is None:
         step = look.memory.get("step", {}).get("step in the log")
     if "step" in wanted and step is not None:
@@ -153,6 +153,18 @@ def _of_log(look: Look, settings: Hang, wanted: tuple[str, ...]) -> list[Signal]
         words = f"{piece.path.name} at {show_size(piece.entry.size)}"
         signals.append(Signal("log", max(0.0, now - moved), words))
     return signals
+
+
+def _step_in(data: bytes, pattern: str | None, memory: dict[str, Any]) -> int | None:
+    """Return the last step in lines that were added to the log. Without a person's pattern it is what status shows, too: a word
+    such as ``step 1200: val loss`` counts only while nothing has behaved like a step.
+    """
+    if pattern:
+        return log_lines.last_step(data, re.compile(pattern))
+    reader = StepReader()
+    reader.feed(data, 0.0)
+    memory["read"] = memory.get("read", False) or reader.step is not None
+    return reader.step if memory["read"] else log_lines.last_step(data)
 
 
 def _checkpoint(look: Look, settings: Hang) -> list[Signal]:

@@ -53,7 +53,7 @@ def check(look: Look, settings: Settings) -> Iterator[Finding]:
     since = next((a for a in attempts if a.number > last.number and a.first_step is not None), None)
     if since is not None:
         yield _finding(look, False, f"attempt {since.number} trains, from step {since.first_step}")
-    elif works := _works(attempts[-1], last):
+    elif works := _works(attempts, last):
         yield _finding(look, False, works)
     elif read_switch(look.rundir, KILL).up:
         yield _finding(look, False, "a person has stopped the run by the kill switch: nothing is to recover")
@@ -84,14 +84,23 @@ def _resumes(look: Look) -> Finding:
     return look.finding("resume", Health.of(bool(found)), text, NOT_RESUMED, names=names)
 
 
-def _works(newest: Attempt, failed: Attempt) -> str:
-    """Return, as a sentence, that an attempt without a known step shows life: whether it trains, nobody can say; "" if none."""
-    over = newest.cause is not None and newest.cause.kind is not CauseKind.UNKNOWN
-    if newest.number <= failed.number or newest.ended is not None or over:
-        return ""
-    if newest.percent is not None:
-        return f"attempt {newest.number} is at {newest.percent.words()} by its own words"
-    return f"attempt {newest.number} prints or computes; it shows no step" if newest.source == OUTPUT else ""
+def _works(attempts: tuple[Attempt, ...], failed: Attempt) -> str:
+    """Return, as a sentence, that an attempt since the failure shows or has shown life without a known step; "" if none.
+
+    Whether it trains, nobody can say.
+    """
+    for one in reversed(attempts):
+        if one.number <= failed.number:
+            break
+        runs = one is attempts[-1] and one.ended is None and (one.cause is None or one.cause.kind is CauseKind.UNKNOWN)
+        if not runs and one.ended is None:  # lost: nobody knows what it did last
+            continue
+        if one.percent is not None:
+            return f"attempt {one.number} {'is' if runs else 'was'} at {one.percent.words()} by its own words"
+        if one.source == OUTPUT:
+            life = "prints or computes; it shows no step" if runs else "printed or computed; it showed no step"
+            return f"attempt {one.number} {life}"
+    return ""
 
 
 def _patience(look: Look, settings: Settings) -> timedelta:
