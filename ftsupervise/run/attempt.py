@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ftsupervise.hostlist import compress_hostlist
-from ftsupervise.model import Cause, CauseKind, Claim, End, FailureKind
+from ftsupervise.model import Cause, CauseKind, Claim, End, Failure, FailureKind
 from ftsupervise.nodes.selector import NodeSelector, Placement, calls_srun, text_of
 from ftsupervise.ranks.agent_pool import AT_ONCE, Agents
 from ftsupervise.ranks.hang_detector import Detector, GapHistory
@@ -35,6 +35,7 @@ from ftsupervise.run.quorum import QuorumWatcher
 from ftsupervise.run.snapshots import SnapshotKeeper
 from ftsupervise.run.states import State
 from ftsupervise.rundir import ledger, members
+from ftsupervise.rundir.began import write_began
 from ftsupervise.rundir.fence import superseded
 from ftsupervise.rundir.heartbeat_page import ENV_PAGES
 from ftsupervise.rundir.paths import (
@@ -62,11 +63,13 @@ from ftsupervise.rundir.paths import (
 from ftsupervise.rundir.reached import keep_reached
 from ftsupervise.scheduler.allocation import Allocation
 from ftsupervise.scheduler.parse import is_away, is_srun
+from ftsupervise.truth import Resumed
 from ftsupervise.warm.restarts import WarmStart
 
 # The command's environment: its run, its attempt, its folders, and the needs of its launchers.
 
 ENV_ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
+_REFUSED = 93  # the exit code of a member whose command was not started: it cannot go on from what it has saved
 _GONE_AT_ONCE = 0.1  # seconds for the agent of a node whose slurmd is gone to finish a kill
 
 
@@ -231,11 +234,13 @@ def _claim(to: Services, now: RunProgress, wait: Callable[[float], bool]) -> Cla
 def run_to_end(to: Services, now: RunProgress) -> RunProgress:
     """Run the command from start to end, and gather the facts for the decision."""
     mine, placement = now.claim, now.placement
+    added = start_over.resumption(place_of(to), to.options.resume, mine.number)
+    if added.refused:
+        return now._replace(ended=_refused(mine, added.refused), code=_REFUSED)
     away = frozenset(node for node, state in now.node_states.items() if is_away(state))
     shared = to.agents.begin(mine.number, mine.folder / "run.log", away)
     kill_ranks = partial(_kill_ranks, to, mine, placement.nodes)
     env = _env(to, now, shared)
-    added = start_over.resumption(place_of(to), to.options.resume, mine.number)
     env.update(added.env)
     names = _meet(to, now, env)
 
@@ -303,6 +308,15 @@ def run_to_end(to: Services, now: RunProgress) -> RunProgress:
     if ended.failure is not None and not lost:
         to.snapshots.ask_ahead()
     return now._replace(ended=ended, code=ended.code)
+
+
+def _refused(mine: Claim, why: str) -> End:
+    """Return the end of an attempt whose command was not started: it would begin anew over what it has saved."""
+    try:
+        write_began(mine.folder, Resumed(at=datetime.now(timezone.utc), refused=why))
+    except OSError:  # it counts as a failure then, and the brake comes on later
+        pass
+    return End(Cause(CauseKind.NOT_STARTED, text=why), Failure(FailureKind.GIVEN_UP, "cannot go on"), _REFUSED)
 
 
 def _env(to: Services, now: RunProgress, pages: str) -> dict[str, str]:

@@ -65,6 +65,15 @@ class ScriptPlace(NamedTuple):
         except (FileNotFoundError, NotADirectoryError):
             return False
 
+    def has_strangers(self, path: Path) -> bool:
+        """Return whether its owner is trusted, and something of an account that is not lies in it. Raises OSError where that
+        cannot be seen."""
+        try:
+            trusted = self.trusted()
+            return trusted(path.lstat()) and not is_whole_by(path, trusted)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+
 
 def _split(word: str) -> list[str]:
     """Return the words of shell code, or the word."""
@@ -140,12 +149,8 @@ def keep_before(place: ScriptPlace, number: int, wait: Callable[[float], bool], 
 def _has_strangers(place: ScriptPlace, path: Path) -> bool:
     """Return whether something of an account that is not trusted lies in a checkpoint of this one."""
 
-    def look() -> bool:
-        trusted = place.trusted()
-        return trusted(path.lstat()) and not is_whole_by(path, trusted)
-
     try:
-        return bool(within(_SEARCH, look))
+        return bool(within(_SEARCH, lambda: place.has_strangers(path)))
     except (OSError, TimeoutError):
         return False
 
@@ -215,6 +220,7 @@ class Resumption(NamedTuple):
 
     words: tuple[str, ...] = ()
     env: tuple[tuple[str, str], ...] = ()
+    refused: str = ""  # why the command is not to begin: it would begin anew over what a person can set right
 
 
 def resumption(place: ScriptPlace, asked: str, number: int) -> Resumption:
@@ -225,9 +231,9 @@ def resumption(place: ScriptPlace, asked: str, number: int) -> Resumption:
         before = list(islice(ledger.backwards(place.rundir, number, begun_anew(place.rundir) + 1), _RECENT))
     except OSError:
         before = []
-    path = _newest(place, before)
+    path, strangers = _newest(place, before)
     if path is None:
-        return Resumption((), ((ENV_RESUME, ""),))
+        return Resumption((), ((ENV_RESUME, ""),), _why_not_anew(strangers) if strangers is not None else "")
     filled = [word.replace("{checkpoint}", str(path)) for word in shlex.split(asked)]
     variables, words = list[tuple[str, str]](), list[str]()
     for word in filled:
@@ -239,25 +245,37 @@ def resumption(place: ScriptPlace, asked: str, number: int) -> Resumption:
     return Resumption(tuple(words), (*variables, (ENV_RESUME, shlex.join(words))))
 
 
-def _newest(place: ScriptPlace, before: Sequence[Attempt]) -> Path | None:
+def _why_not_anew(path: Path) -> str:
+    return (
+        f"{path} is this run's, but another account has laid something into it, and there is no clean copy: nothing is loaded "
+        f"from it, and the run does not begin anew. Look: ls -lR {shlex.quote(str(path))}; "
+        "remove what is not yours, or move it away to begin anew"
+    )
+
+
+def _newest(place: ScriptPlace, before: Sequence[Attempt]) -> tuple[Path | None, Path | None]:
     """Return what the newest attempt wrote whose checkpoint is there, or has been kept; else the newest in its folder. What
-    belongs to an account that is not trusted in the run directory is passed over.
+    belongs to an account that is not trusted in the run directory is passed over. Where there is none: the newest one that is
+    passed over only for what such an account has laid into it.
 
     ``before``: the newest first.
     """
     texts = [text for one in before if one.written is not None for text in (one.written.path, one.written.kept) if text]
 
-    def look() -> str:
+    def look() -> tuple[str, str]:
         from ftsupervise.checkpoints.find import checkpoints_in
 
         noted = next((text for text in texts if place.may_go_on_from(Path(text))), "")
         there = () if noted else checkpoints_in(place.checkpoints)
-        return noted or next((str(one.path) for one in there if place.may_go_on_from(one.path)), "")
+        found = noted or next((str(one.path) for one in there if place.may_go_on_from(one.path)), "")
+        own = [*texts, *(str(one.path) for one in there)] if not found else []
+        return found, next((text for text in own if place.has_strangers(Path(text))), "")
 
     try:
-        return Path(found) if (found := within(_SEARCH, look)) else None
+        found, strangers = within(_SEARCH, look)
+        return Path(found) if found else None, Path(strangers) if strangers else None
     except (OSError, TimeoutError):  # what was noted was judged then; to begin anew would cost all steps
-        return Path(texts[0]) if texts else None
+        return Path(texts[0]) if texts else None, None
 
 
 def with_words(command: Sequence[str], words: Sequence[str]) -> tuple[str, ...]:

@@ -92,6 +92,40 @@ def test_a_script_is_told_to_resume_and_its_end_with_0_is_asked_for_before_anybo
     assert len(ledger(rundir)) == 4 and (mark := read_finished(rundir)) is not None and mark.step == 170
 
 
+# Saves into a folder, plays another account that lays a file into it, and lets nothing be kept in the run directory; it dies.
+LAID = """
+import os, sys, time
+from pathlib import Path
+resumed = int(sys.argv[1].rpartition("-")[2]) if sys.argv[1:] else 0
+for step in range(resumed, resumed + 60):
+    print(f"iter {step}: loss 3.1, time 80.12ms", flush=True)
+    time.sleep(0.05)
+    if step == 20 and not resumed:
+        saved = Path("out/step-20")
+        saved.mkdir(parents=True)
+        (saved / "model.pt").write_text("mine")
+        (saved / "optimizer.pt").write_text("laid")
+        os.chown(saved / "optimizer.pt", 54321, -1)
+        (Path(os.environ["FTSUPERVISE_RUN_DIR"]) / "kept").touch()
+sys.exit(0 if resumed else 7)
+"""
+
+
+@pytest.mark.root
+def test_a_script_does_not_begin_anew_over_a_checkpoint_into_which_a_stranger_laid_a_file(
+    launch: Launch, until: Until, tmp_path: Path
+) -> None:
+    rundir = launch(LAID, 0, resume='"{checkpoint}"', finished_by='"exit 0"')
+    brake = until(lambda: braked(rundir), "the chain on hold", 120)
+    assert brake.why == "it cannot go on from what it has saved"
+    assert "step-20 is this run's, but another account has laid something into it" in brake.detail
+    assert [one.first_step for one in ledger(rundir)] == [0, None], "the second one has started nothing"
+    (tmp_path / "out/step-20/optimizer.pt").unlink()
+    typed("clear", "--brake", folder=tmp_path, env=env(tmp_path), code=0)
+    until(lambda: read_finished(rundir), "the end of the run", 120)
+    assert [one.first_step for one in ledger(rundir)] == [0, None, 20]
+
+
 def test_an_exit_with_0_finishes_the_run_where_the_settings_say_so(
     launch: Launch, until: Until, tmp_path: Path
 ) -> None:
