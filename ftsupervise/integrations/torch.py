@@ -140,7 +140,8 @@ def _copy_in_turn(live: torch.Tensor, saved: torch.Tensor, copies: Copies) -> No
         with torch.no_grad():
             live.copy_(saved)
 
-    if not _copied_later(live, saved, copies):
+    alike = live.shape == saved.shape and live.dtype == saved.dtype
+    if not (alike and _copied_later(live, saved, copies)):
         copies.later(saved.data_ptr(), saved.nbytes, copy)
 
 
