@@ -5,14 +5,23 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from ftsupervise.checkpoints import block_lists
 from ftsupervise.checkpoints.contents import Contents, FileFacts, contents_of, leads_inside
 from ftsupervise.checkpoints.digest import best_algorithm, hash_file, hash_link, in_parallel, path_below, threads
 from ftsupervise.checkpoints.layouts import recognise
-from ftsupervise.checkpoints.manifest import CheckpointLayout, FileEntry, Manifest, root_of, write_manifest
+from ftsupervise.checkpoints.manifest import (
+    CheckpointLayout,
+    FileEntry,
+    Manifest,
+    is_loop_file,
+    root_of,
+    write_manifest,
+)
 from ftsupervise.host import files
 from ftsupervise.host.ownership import user_name
 from ftsupervise.rundir.paths import sync_directory
@@ -167,9 +176,13 @@ def _entry(root: Path, one: FileFacts, algorithm: str, progress: Callable[[int],
     if one.is_link:
         linked = hash_link(path, algorithm)
         return FileEntry(one.path, linked.size, linked.digest, True)
-    hashed = hash_file(path, algorithm, progress=progress)
+    blocks = bytearray() if is_loop_file(one.path) else None
+    hashed = hash_file(path, algorithm, progress=progress, blocks=blocks)
     if not hashed.steady or hashed.size != one.facts.st_size:
         raise NotComplete(f"{path} changed while it was read: it is still being written")
+    if blocks and len(blocks) > block_lists.DIGEST:  # a single block is read at once, with or without a list
+        with suppress(OSError):  # without it the file is read twice when it is loaded
+            block_lists.leave(root, one.path, bytes(blocks))
     return FileEntry(one.path, hashed.size, hashed.digest)
 
 

@@ -18,11 +18,13 @@ from typing import NamedTuple, Protocol, TypeVar
 
 from ftsupervise.host import files
 
-BLOCKS = "xxh3_128-8M"  # of blocks of 8 MiB, and then of these digests
+BLOCKS = "xxh3_128-1M"  # of blocks of 1 MiB, and then of these digests
+BLOCKS_8M = "xxh3_128-8M"  # likewise, of 8 MiB: it is read, and not written any more
 XXH3 = "xxh3_128"  # of the whole file: it is read, and not written any more
 CRC32 = "crc32"
-ALGORITHMS = (BLOCKS, XXH3, CRC32)
-BLOCK = 8 << 20  # bytes of a block
+ALGORITHMS = (BLOCKS, BLOCKS_8M, XXH3, CRC32)
+BLOCK = 1 << 20  # bytes of a block: it stays in the cache of a processor between its digest and its use
+_BYTES_OF = {BLOCKS: BLOCK, BLOCKS_8M: 8 << 20}
 _PIECE = 1 << 19  # bytes read at once: they are still in the processor's own cache when the digest is taken
 _MOST_THREADS = 8
 S = TypeVar("S")
@@ -64,10 +66,12 @@ class BlockDigests:
     """The digest of a file by its blocks. ``add`` takes the digests of whole blocks that somebody else has taken, in their
     order, and the last one's; ``update`` takes bytes."""
 
-    def __init__(self) -> None:
+    def __init__(self, size: int = BLOCK) -> None:
         import xxhash
 
-        self._whole, self._block, self._left = xxhash.xxh3_128(), xxhash.xxh3_128(), BLOCK
+        self.size = size  # bytes of a block
+        self._whole, self._block, self._left = xxhash.xxh3_128(), xxhash.xxh3_128(), size
+        self._blocks = bytearray()
 
     def update(self, data: bytes | memoryview) -> None:
         view = memoryview(data)
@@ -76,20 +80,25 @@ class BlockDigests:
             self._block.update(piece)
             self._left -= len(piece)
             if not self._left:
-                self._whole.update(self._block.digest())
+                self._left = self.size
+                self.add(self._block.digest())
                 self._block.reset()
-                self._left = BLOCK
             view = view[len(piece) :]
 
     def add(self, digest: bytes) -> None:
         """Raises ValueError in the middle of a block."""
-        if self._left != BLOCK:
+        if self._left != self.size:
             raise ValueError("a block is under way")
         self._whole.update(digest)
+        self._blocks += digest
+
+    def blocks(self) -> bytes:
+        """Return the digests of the blocks, one behind the other."""
+        return bytes(self._blocks) + (self._block.digest() if self._left != self.size else b"")
 
     def hexdigest(self) -> str:
         whole = self._whole.copy()
-        if self._left != BLOCK:
+        if self._left != self.size:
             whole.update(self._block.digest())
         found: str = whole.hexdigest()
         return found
@@ -119,12 +128,12 @@ def hasher(algorithm: str) -> Hasher:
     """Return a new digest. Raises CannotJudge for an algorithm that cannot be computed here."""
     if algorithm == CRC32:
         return _Crc32()
-    if algorithm in (BLOCKS, XXH3):
+    if algorithm in (*_BYTES_OF, XXH3):
         try:
             import xxhash
         except ImportError:
             raise CannotJudge(f"digests of the kind {algorithm} need the package xxhash (pip install xxhash)") from None
-        made: Hasher = BlockDigests() if algorithm == BLOCKS else xxhash.xxh3_128()
+        made: Hasher = BlockDigests(_BYTES_OF[algorithm]) if algorithm in _BYTES_OF else xxhash.xxh3_128()
         return made
     raise CannotJudge(f"{algorithm!r} is no kind of digest that is known here ({', '.join(ALGORITHMS)})")
 
@@ -137,20 +146,31 @@ def hash_buffer(data: bytes | memoryview, algorithm: str) -> str:
 
 
 def hash_file(
-    path: str | os.PathLike[str], algorithm: str, *, progress: Callable[[int], object] = lambda done: None
+    path: str | os.PathLike[str],
+    algorithm: str,
+    *,
+    progress: Callable[[int], object] = lambda done: None,
+    blocks: bytearray | None = None,
 ) -> Hashed:
-    """Read the regular file ``path`` once. ``progress`` is called with the bytes of each piece.
+    """Read the regular file ``path`` once. ``progress`` is called with the bytes of each piece. ``blocks`` gets the digests of
+    its blocks, where the algorithm takes them.
 
     Raises OSError as ``files.open_regular`` does (never follows a link, never waits for a FIFO), and CannotJudge.
     """
     fd = files.open_regular(path)
     try:
-        return hash_open(fd, algorithm, progress=progress)
+        return hash_open(fd, algorithm, progress=progress, blocks=blocks)
     finally:
         os.close(fd)
 
 
-def hash_open(fd: int, algorithm: str, *, progress: Callable[[int], object] = lambda done: None) -> Hashed:
+def hash_open(
+    fd: int,
+    algorithm: str,
+    *,
+    progress: Callable[[int], object] = lambda done: None,
+    blocks: bytearray | None = None,
+) -> Hashed:
     """Read an open regular file from its beginning to the size that it has now, so that one that grows has an end."""
     one, before = hasher(algorithm), os.fstat(fd)
     left, offset = before.st_size, 0
@@ -162,6 +182,8 @@ def hash_open(fd: int, algorithm: str, *, progress: Callable[[int], object] = la
         one.update(buffer[:count])
         left, offset = left - count, offset + count
         progress(count)
+    if blocks is not None and isinstance(one, BlockDigests):
+        blocks += one.blocks()
     return Hashed(offset, one.hexdigest(), left == 0 and _same(before, os.fstat(fd)))
 
 

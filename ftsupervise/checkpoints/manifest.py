@@ -35,6 +35,7 @@ FOLDER_NAME = ".ftsupervise"
 MANIFEST = "manifest.json"
 VERSION = 1
 LIMIT = 256_000_000  # bytes of a manifest: a million files
+_LOOP_FILE = re.compile(r"rank-\d+\.state")
 _HEAD = 65_536  # bytes of its first line
 _END = b',\n"digest": "'
 _FILES = b',\n"files": [\n'
@@ -121,6 +122,11 @@ def loop_file(checkpoint: Path, rank: int) -> Path:
     """Return the file of a rank in a checkpoint that ``guard.save`` wrote: only one with that of rank 0 can be restored by
     ``guard.restore``."""
     return checkpoint / f"rank-{rank:05d}.state"
+
+
+def is_loop_file(path: str) -> bool:
+    """Return whether a file of a checkpoint, by its path in it, is one of these."""
+    return _LOOP_FILE.fullmatch(path) is not None
 
 
 def records_beside(checkpoint: Path) -> tuple[Path, ...]:

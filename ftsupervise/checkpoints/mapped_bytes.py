@@ -15,8 +15,8 @@ from typing import Any
 from ftsupervise.checkpoints.digest import BLOCK, BlockDigests, block_digest, hasher, in_parallel, threads
 
 _HASHED = 1 << 19  # bytes whose digest is taken at once
-_AT_ONCE = 4  # blocks at least that are read at once: a disk that is asked for several answers sooner
-_AHEAD = 4  # blocks before one is compared that the disk is asked for it
+AT_ONCE = 4  # blocks at least that are read at once: a disk that is asked for several answers sooner
+AHEAD = 32  # blocks before one is compared that the disk is asked for it
 _POPULATE_READ = 22  # madvise: map the pages, without a fault for each
 
 
@@ -25,50 +25,54 @@ class MappedBytes:
     not reach the file. Each call of ``digest`` takes the digest of all of them anew. Raises OSError, ValueError."""
 
     def __init__(self, fd: int, at: int, size: int) -> None:
-        self._fd, self._at = os.dup(fd), at
+        self.fd, self._at = os.dup(fd), at
         try:
             self._map = mmap.mmap(fd, size, access=mmap.ACCESS_COPY, offset=at) if size else None
         except BaseException:
-            os.close(self._fd)
+            os.close(self.fd)
             raise
         self.data = memoryview(self._map if self._map is not None else b"")
 
     def digest(self, algorithm: str, beat: Callable[[], object] = lambda: None, *, aside: bool = False) -> str:
         """Return the digest. ``aside``: one thread takes it, for the program is at work beside it. Raises CannotJudge where it
         cannot be taken here."""
-        sums, blocks = hasher(algorithm), range(0, len(self.data), BLOCK)
-        for at in blocks[:_AHEAD]:
-            self._ask_for(at)
+        sums = hasher(algorithm)
+        size = sums.size if isinstance(sums, BlockDigests) else BLOCK
+        blocks = range(0, len(self.data), size)
+        for at in blocks[:AHEAD]:
+            self.ask_for(at)
         if not isinstance(sums, BlockDigests):
             for at in blocks:
-                for piece in self._pieces(at):
+                for piece in self._pieces(at, size):
                     sums.update(piece)
                 beat()
             return sums.hexdigest()
-        for one in in_parallel(self._block, blocks, 1 if aside else max(_AT_ONCE, threads())):
+        for one in in_parallel(lambda at: self.block(at, size), blocks, 1 if aside else max(AT_ONCE, threads())):
             sums.add(one)
             beat()
         return sums.hexdigest()
 
-    def _block(self, at: int) -> bytes:
-        return block_digest(self._pieces(at))
+    def block(self, at: int, size: int) -> bytes:
+        """Return the digest of the block of ``size`` bytes that begins at ``at``, of the memory where it lies."""
+        return block_digest(self._pieces(at, size))
 
-    def _pieces(self, begin: int) -> Iterator[memoryview]:
+    def _pieces(self, begin: int, size: int) -> Iterator[memoryview]:
         """Yield a block in pieces, once its pages are mapped."""
-        self._ask_for(begin + _AHEAD * BLOCK)
-        end = min(begin + BLOCK, len(self.data))
+        self.ask_for(begin + AHEAD * BLOCK)
+        end = min(begin + size, len(self.data))
         _populate(self._map, begin, end - begin)
         for at in range(begin, end, _HASHED):
             yield self.data[at : min(at + _HASHED, end)]
 
-    def _ask_for(self, at: int) -> None:
+    def ask_for(self, at: int) -> None:
+        """Ask the disk for the bytes from ``at`` on. It reads on while another block is compared."""
         if at < len(self.data):
-            with suppress(OSError):  # the disk reads on while another block is compared
-                os.posix_fadvise(self._fd, self._at + at, min(BLOCK, len(self.data) - at), os.POSIX_FADV_WILLNEED)
+            with suppress(OSError):
+                os.posix_fadvise(self.fd, self._at + at, min(BLOCK, len(self.data) - at), os.POSIX_FADV_WILLNEED)
 
     def __del__(self) -> None:
         with suppress(OSError, AttributeError):
-            os.close(self._fd)
+            os.close(self.fd)
 
 
 def _populate(mapped: Any, at: int, size: int) -> None:

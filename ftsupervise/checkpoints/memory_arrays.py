@@ -103,7 +103,7 @@ class NumPyArrays(_Wordless):
         if source.nbytes >= LARGE and dense and target.strides == source.strides:
             copies.add(target.ctypes.data, source.ctypes.data, source.nbytes, target, source)
         else:
-            target[...] = source
+            copies.later(source.ctypes.data, source.nbytes, lambda: target.__setitem__(..., source))
 
 
 def _c_strides(shape: tuple[int, ...], item: int) -> tuple[int, ...]:

@@ -83,7 +83,13 @@ class SlotHeader(NamedTuple):
         return self._replace(algorithm=0, digest=b"", layout=self.layout.ljust(16, b"\0"))
 
 
-ALGORITHMS = ("", "xxh3_128", "crc32", "xxh3_128-8M")  # of ``SlotHeader.algorithm``; 0: the data has no digest
+ALGORITHMS = (
+    "",
+    "xxh3_128",
+    "crc32",
+    "xxh3_128-8M",
+    "xxh3_128-1M",
+)  # of ``SlotHeader.algorithm``; 0: the data has no digest
 
 
 class SlotRoom(NamedTuple):

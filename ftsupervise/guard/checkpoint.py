@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from ftsupervise.checkpoints.commit import Origin
     from ftsupervise.checkpoints.contents import FileFacts
     from ftsupervise.checkpoints.manifest import FileEntry
-    from ftsupervise.guard.loaded_again import LoadedAgain
+    from ftsupervise.guard.loaded_again import LoadedAgain, LoadedInPart
     from ftsupervise.guard.resume import Unread, Wanted
     from ftsupervise.rundir.lineage import Lineage
 
@@ -67,7 +67,7 @@ class Checkpoints:
         self._skip: int | None = None  # not asked yet
         self._newest = ""  # name of the checkpoint that this rank has committed last
         self.begins = _LoopBeginning()
-        self.again: LoadedAgain | None = None  # what the loop has loaded is compared once more
+        self.again: LoadedAgain | LoadedInPart | None = None  # what the loop has loaded is compared once more
         self._before = 0  # identity of the checkpoint of that name when this rank came into the block
         self._sweeps = place.staging is None and place.rank == 0  # no newer attempt will
 

@@ -11,6 +11,22 @@ import threading
 from collections.abc import Callable, Sequence
 
 
+class LoadedInPart:
+    """The loop's objects hold a part of a state that was given up: nothing of them is saved. ``name``: of that state."""
+
+    over = True
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def require(self) -> None:
+        """Raise RuntimeError."""
+        raise RuntimeError(
+            f"{self._name} was loaded in part only, and no other checkpoint took its place: make the model and all else that "
+            "was to be restored anew, or end the program"
+        )
+
+
 class LoadedAgain:
     """The comparison of one state. ``unchanged``: for each file, whether it still is what was compared before."""
 

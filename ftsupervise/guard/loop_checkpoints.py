@@ -12,12 +12,13 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ftsupervise.checkpoints.compared_file import ComparedFile, Damaged
 from ftsupervise.checkpoints.digest import CannotJudge
 from ftsupervise.checkpoints.layouts import step_of
 from ftsupervise.checkpoints.manifest import loop_file
 from ftsupervise.guard import loop_files
 from ftsupervise.guard.checkpoint import Checkpoints
-from ftsupervise.guard.loaded_again import LoadedAgain
+from ftsupervise.guard.loaded_again import LoadedAgain, LoadedInPart
 from ftsupervise.guard.loop_files import SavedRank
 from ftsupervise.guard.loop_state import LoopState
 from ftsupervise.guard.resume import CannotResume, Wanted, refuse, set_damaged_aside, wait_for
@@ -49,10 +50,14 @@ class _Outcome(NamedTuple):
 
 
 class _Read(NamedTuple):
-    """The state of rank 0 and of this rank, every byte compared."""
+    """The state of rank 0 and of this rank. Each array is compared before it is used."""
 
     first: SavedRank
     state: SavedRank
+
+    @property
+    def files(self) -> tuple[ComparedFile, ...]:
+        return (self.state.file,) if self.first is self.state else (self.first.file, self.state.file)
 
 
 class LoopCheckpoints:
@@ -68,25 +73,53 @@ class LoopCheckpoints:
         beat: Callable[[], object] = lambda: None,
     ) -> None:
         self._loop, self._place, self._checkpoints, self._voice, self._agree = loop, place, checkpoints, voice, agree
-        self._beat, self._tells, self._noted = beat, False, False
+        self._beat, self._tells, self._noted, self._warm = beat, False, False, False
 
     # ----------------------------------------------------------------------------------------------------------- restore
 
     def restore(self, latest: Latest, one_pass: Callable[[], object] | None) -> int | None:
         """Return the step of the newest good checkpoint that ``guard.save`` wrote, loaded; None when there is none.
 
-        Nothing is loaded before each rank has compared every byte that it loads with the manifest. One that is damaged is set
-        aside, and all ranks take the one before. Raises OSError where the checkpoints cannot be read, RuntimeError where this
-        loop cannot load the one that was chosen, CannotResume where there must be one.
+        No byte is loaded that was not compared with the manifest. One that is damaged is set aside, and all ranks take the one
+        before, of which all is loaded over what may have been loaded by then. Raises OSError where the checkpoints cannot be
+        read, RuntimeError where this loop cannot load the one that was chosen, CannotResume where there must be one. Where it
+        raises when it has loaded a part, nothing of this loop is saved.
         """
         self._tells = self._place.world == 1 or self._agree is not None or self._ranks() is not None
         wanted = Wanted(lambda path: loop_file(path, 0).is_file(), compares=True)
+        begun: list[str] = []
+        try:
+            return self._restore(latest, wanted, one_pass, begun)
+        except BaseException:
+            if begun:
+                self._checkpoints.again = LoadedInPart(begun[-1])
+                self._voice.once(
+                    f"{begun[-1]} was loaded in part: the objects of the loop are not to be used as they are now"
+                )
+            raise
+
+    def _restore(
+        self, latest: Latest, wanted: Wanted, one_pass: Callable[[], object] | None, begun: list[str]
+    ) -> int | None:
+        """``begun`` gets the names of those of which a part may be loaded."""
         while True:
             newest = self._newest(lambda now=wanted: latest(now))  # type: ignore[misc]
+            if newest is None and begun:
+                raise RuntimeError(f"{begun[-1]} is damaged, and there is none before it")
             if newest is None:
                 return None
             read, mine = self._read(newest)
             outcome = self._worst(mine)
+            if outcome.kind is _Kind.FINE:
+                assert read is not None
+                self._warm_up(one_pass)
+                begun.append(newest.name)
+                put, mine = self._fill(newest, read)
+                outcome = self._worst(mine)
+                if put is not None and outcome.kind is _Kind.FINE:
+                    return self._put(newest, read, put)
+                if outcome.kind is _Kind.MISFIT:
+                    raise RuntimeError(f"{newest} cannot be loaded: {outcome.words}")
             if outcome.kind is _Kind.DAMAGED:
                 wanted = self._without(wanted, newest, outcome.words)
                 continue
@@ -96,8 +129,6 @@ class LoopCheckpoints:
                 words = f"{newest} cannot be loaded: {outcome.words}"
                 refuse(self._place, words, self._voice)
                 raise RuntimeError(words)
-            assert read is not None
-            return self._load(newest, read, one_pass)
 
     def _newest(self, latest: Callable[[], Path | None]) -> Path | None:
         """Return the newest one, the same on all ranks."""
@@ -131,30 +162,54 @@ class LoopCheckpoints:
         return None if told == _NONE else self._place.checkpoints / name_of(told - _STEPS)
 
     def _read(self, newest: Path) -> tuple[_Read | None, _Outcome]:
-        """Return what this rank loads, every byte compared, and how that went."""
+        """Return what this rank loads, and how that went: its description was compared, and the loop can take it."""
         try:
             if self._place.rank:
                 wait_for(newest)
             read = self._compared(newest)
             reason = self._loop.why_not(read.state.description)
             return read, _Outcome(_Kind.MISFIT, reason) if reason else _Outcome()
-        except loop_files.Damaged as error:
-            return None, _Outcome(_Kind.DAMAGED, str(error))
-        except CannotJudge as error:
-            return None, _Outcome(_Kind.UNSEEN, self._who(str(error)))
-        except OSError as error:
-            return None, _Outcome(_Kind.UNSEEN, self._who(f"{error.strerror or error}: {error.filename or newest}"))
-        except ValueError as error:
-            return None, _Outcome(_Kind.MISFIT, str(error))
+        except (OSError, ValueError) as error:
+            return None, self._judged(newest, error)
+
+    def _judged(self, newest: Path, error: OSError | ValueError) -> _Outcome:
+        if isinstance(error, Damaged):
+            return _Outcome(_Kind.DAMAGED, str(error))
+        if isinstance(error, CannotJudge):
+            return _Outcome(_Kind.UNSEEN, self._who(str(error)))
+        if isinstance(error, OSError):
+            return _Outcome(_Kind.UNSEEN, self._who(f"{error.strerror or error}: {error.filename or newest}"))
+        return _Outcome(_Kind.MISFIT, str(error))
+
+    def _warm_up(self, one_pass: Callable[[], object] | None) -> None:
+        if not self._warm:
+            self._warm = True
+            self._loop.warm_up(one_pass)
+
+    def _fill(self, newest: Path, read: _Read) -> tuple[Callable[[], None] | None, _Outcome]:
+        """Read all that this rank loads, every byte compared; return what puts it into the loop's objects, and how it went."""
+        first, state = read
+        try:
+            put = self._loop.fill(
+                state.description, lambda at: state.data if at in state.own else first.data, read.files
+            )
+            for file in read.files if not self._tells else read.files[-1:]:  # rank 0 compares the rest of its own
+                file.rest()
+            return put, _Outcome()
+        except (OSError, ValueError) as error:
+            return None, self._judged(newest, error)
+        except Exception as error:  # the other ranks must not wait for this one
+            return None, _Outcome(_Kind.MISFIT, self._who(str(error) or type(error).__name__))
 
     def _compared(self, newest: Path) -> _Read:
         rank, world = self._place.rank, self._place.world
-        first = loop_files.read(newest, 0, self._beat)
+        whole = not self._loop.strict  # what it leaves out of one must not be there from another
+        first = loop_files.read(newest, 0, self._beat, whole=whole)
         if first.world != world:
             if rank == 0 or not self._tells:
                 self._require_whole(newest, first.world)
             return _Read(first, first)
-        return _Read(first, loop_files.read(newest, rank, self._beat) if rank else first)
+        return _Read(first, loop_files.read(newest, rank, self._beat, whole=whole) if rank else first)
 
     def _who(self, why: str) -> str:
         return why if self._place.world == 1 else f"rank {self._place.rank}: {why}"
@@ -183,16 +238,15 @@ class LoopCheckpoints:
         words = f"{newest.name} is damaged: {why}"
         return wanted._replace(without=(*wanted.without, newest.name), damaged=(*wanted.damaged, words))
 
-    def _load(self, newest: Path, read: _Read, one_pass: Callable[[], object] | None) -> int:
+    def _put(self, newest: Path, read: _Read, put: Callable[[], None]) -> int:
         rank, world, loop = self._place.rank, self._place.world, self._loop
         first, state = read
-        loop.warm_up(one_pass)
         try:
-            loop.load(state.description, lambda at: state.data if at in state.own else first.data)
+            put()
         except ValueError as error:
             raise RuntimeError(f"{newest} cannot be loaded: {error}") from error
-        files = {id(one): one.unchanged for one in (first, state)}
-        self._checkpoints.again = LoadedAgain(newest.name, [*files.values()])
+        again = [file.unchanged for file in read.files if not file.is_held]
+        self._checkpoints.again = LoadedAgain(newest.name, again) if again else None
         for words in loop.left(state.description):
             self._voice.once(f"strict=False: {words}")
         if first.world != world:

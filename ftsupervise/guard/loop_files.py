@@ -13,11 +13,13 @@ import os
 from collections.abc import Callable, Sequence
 from hashlib import blake2b
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ftsupervise.checkpoints import block_lists
+from ftsupervise.checkpoints.compared_file import ComparedFile, Damaged
 from ftsupervise.checkpoints.digest import CRC32, CannotJudge, best_algorithm, hash_buffer
 from ftsupervise.checkpoints.manifest import Manifest, loop_file, read_manifest
-from ftsupervise.checkpoints.mapped_bytes import MappedBytes
+from ftsupervise.checkpoints.memory_copies import LARGE
 from ftsupervise.checkpoints.memory_state import ALIGNED, PAGE, Described, StoredArray, parse
 from ftsupervise.host import files
 
@@ -29,10 +31,6 @@ _HEADER = PAGE  # bytes, the magic included
 _PIECE = 1 << 30  # bytes written at once: the kernel takes 2 GiB at most
 
 
-class Damaged(ValueError):
-    """The file has other bytes than were committed."""
-
-
 class FirstArray(NamedTuple):
     """An array of rank 0: its digest, type and shape in one word, and its place in that rank's file."""
 
@@ -41,7 +39,7 @@ class FirstArray(NamedTuple):
 
 
 class SavedRank(NamedTuple):
-    """The state that one rank saved, as it lies in its file."""
+    """The state that one rank saved, as it lies in its file: each array is to be compared before it is used."""
 
     step: int
     rank: int
@@ -49,7 +47,7 @@ class SavedRank(NamedTuple):
     description: bytes
     own: frozenset[int]  # the arrays that lie in this rank's file; the others lie in rank 0's
     data: memoryview
-    unchanged: Callable[[], bool] = lambda: True  # whether it still is what was compared: asked when it has been loaded
+    file: ComparedFile
 
     def arrays(self) -> tuple[StoredArray, ...]:
         return parse(self.description)[1]
@@ -93,8 +91,9 @@ def write(
         os.close(fd)
 
 
-def read(checkpoint: Path, rank: int, beat: Callable[[], object] = lambda: None) -> SavedRank:
-    """Return the state of a rank. Every byte of it was compared with the manifest, in the memory where it lies now.
+def read(checkpoint: Path, rank: int, beat: Callable[[], object] = lambda: None, *, whole: bool = False) -> SavedRank:
+    """Return the state of a rank. Its description was compared with the manifest; its arrays are, each before it is used, by
+    its ``file``. ``whole``: every byte was.
 
     Raises Damaged for one that is not what was committed, CannotJudge where the digest cannot be taken here, ValueError for
     one of another version, OSError, FileNotFoundError where there is none.
@@ -108,19 +107,17 @@ def read(checkpoint: Path, rank: int, beat: Callable[[], object] = lambda: None)
         before = os.fstat(fd)
         if before.st_size != entry.size or not entry.size:
             raise Damaged(f"{path} has {before.st_size} bytes of {entry.size}")
-        mapped = MappedBytes(fd, 0, before.st_size)
-        found, after = mapped.digest(manifest.algorithm, beat), os.fstat(fd)
+        blocks = b"" if whole else block_lists.known(checkpoint, entry, manifest.algorithm)
+        file = ComparedFile(fd, before.st_size, manifest.algorithm, entry.digest, path, blocks, beat)
     finally:
         os.close(fd)
-    if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
-        raise OSError(errno.EBUSY, "changed while it was read", str(path))
-    if found != entry.digest:
-        raise Damaged(f"{path} has other bytes than were committed")
-    if mapped.data[: len(_MAGIC)] != _MAGIC:
+    file.hold([(0, _HEADER)])
+    if file.data[: len(_MAGIC)] != _MAGIC:
         raise ValueError(f"{path} is not the state of a loop, or of another version of ftsupervise")
     try:
-        state = _parsed(bytes(mapped.data[len(_MAGIC) : _HEADER]).partition(b"\n")[0], mapped.data, rank)
-        return state._replace(unchanged=lambda: mapped.digest(manifest.algorithm, beat, aside=True) == found)
+        return _parsed(json.loads(bytes(file.data[len(_MAGIC) : _HEADER]).partition(b"\n")[0]), file, rank)
+    except Damaged:
+        raise
     except (ValueError, KeyError, TypeError) as error:
         raise Damaged(f"{path} is damaged: {error}") from None
 
@@ -137,15 +134,16 @@ def _manifest(checkpoint: Path) -> Manifest:
     return manifest
 
 
-def _parsed(header: bytes, whole: memoryview, rank: int) -> SavedRank:
-    said = json.loads(header)
+def _parsed(said: dict[str, Any], file: ComparedFile, rank: int) -> SavedRank:
+    whole = file.data
     step, of, world, length, size = (int(said[name]) for name in ("step", "rank", "world", "description", "size"))
     begin = _page(_HEADER + length)
     if of != rank or min(length, size) < 0 or begin + size != len(whole):
         raise ValueError(f"it has {len(whole)} bytes, and {begin + size} were written")
+    file.hold([(_HEADER, _HEADER + length)])
     numbers, _, description = bytes(whole[_HEADER : _HEADER + length]).partition(b"\n")
     own = frozenset(at for first, last in json.loads(numbers) for at in range(int(first), int(last) + 1))
-    state = SavedRank(step, rank, world, description, own, whole[begin:])
+    state = SavedRank(step, rank, world, description, own, whole[begin:], file)
     for number, row in enumerate(state.arrays()):
         if number in own and not 0 <= row.offset <= row.offset + row.size <= size:
             raise ValueError("an array lies outside of it")
@@ -153,15 +151,13 @@ def _parsed(header: bytes, whole: memoryview, rank: int) -> SavedRank:
 
 
 def _pack(arrays: Sequence[StoredArray], own: frozenset[int]) -> tuple[list[StoredArray], int]:
-    """Return the rows with the places of our own arrays, one behind the other; and the bytes that they take."""
-    rows, at = [], 0
-    for number, row in enumerate(arrays):
-        if number in own:
-            at = -(-at // ALIGNED) * ALIGNED
-            rows.append(row._replace(offset=at))
-            at += row.size
-        else:
-            rows.append(row)
+    """Return the rows with the places of our own arrays, one behind the other; and the bytes that they take. The small ones
+    come first: they are read together, and a block of large ones is copied as it is read."""
+    rows, at = list(arrays), 0
+    for number in sorted(own, key=lambda one: (arrays[one].size >= LARGE, one)):
+        at = -(-at // ALIGNED) * ALIGNED
+        rows[number] = arrays[number]._replace(offset=at)
+        at += arrays[number].size
     return rows, at
 
 

@@ -10,15 +10,17 @@ from __future__ import annotations
 import json
 import random
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from hashlib import blake2b
 from importlib import import_module
 from itertools import islice
 from typing import Any, NamedTuple
 
+from ftsupervise.checkpoints.compared_file import ComparedFile
 from ftsupervise.checkpoints.memory_arrays import Bytes, NumPyArrays
-from ftsupervise.checkpoints.memory_copies import Copies
+from ftsupervise.checkpoints.memory_copies import LARGE, Copies, Range
 from ftsupervise.checkpoints.memory_state import (
     Arrays,
     CannotKeep,
@@ -170,19 +172,35 @@ class LoopState:
                 found[name] = f"{name} is {self._made[name]} in the loop, and {saved} in what was saved"
         return found
 
+    @property
+    def strict(self) -> bool:
+        """Return whether a load puts all of a state back, so that nothing of another one is left."""
+        return self._strict
+
     def load(self, description: bytes, buffer: Callable[[int], memoryview]) -> None:
         """Put a state back into the loop's objects, the generators last. ``buffer``: where the n-th array lies, at its offset.
         Raises what their loading raises."""
+        self.fill(description, buffer)()
+
+    def fill(
+        self, description: bytes, buffer: Callable[[int], memoryview], files: Sequence[ComparedFile] = ()
+    ) -> Callable[[], None]:
+        """Read all of a state, and return what puts it into the loop's objects. Arrays that are only copied into theirs are
+        there already. ``files``: those that the arrays lie in. Raises what reading raises."""
         tree, rows = parse(description)
-        saved = _Saved(
-            rows, buffer, self._frameworks, frozenset() if self._strict else frozenset(self._changed(tree, rows))
-        )
+        keep = frozenset() if self._strict else frozenset(self._changed(tree, rows))
+        saved = _Saved(rows, buffer, self._frameworks, files, keep)
         parts = tree["dict"]["parts"]["dict"]
-        for name, part in self._parts.items():
-            self._put(name, part, parts[name], saved)
+        puts = [self._put(name, part, parts[name], saved) for name, part in self._parts.items()]
         generators = saved.own(tree["dict"]["rng"])
         saved.copies.run()
-        self._set_generators(generators)
+
+        def put_all() -> None:
+            for put in puts:
+                put()
+            self._set_generators(generators)
+
+        return put_all
 
     def warm_up(self, one_pass: Callable[[], object] | None) -> None:
         """Run the passes in which DistributedDataParallel arranges its buckets anew, before a state is loaded.
@@ -229,11 +247,11 @@ class LoopState:
         """
         return next((one for one in self._integrations if world > 1 and one.rank_and_world() == (rank, world)), None)
 
-    def _put(self, name: str, part: _Part, node: Node, saved: _Saved) -> None:
+    def _put(self, name: str, part: _Part, node: Node, saved: _Saved) -> Callable[[], object]:
+        """Return what puts a part into its object, once the copies are made."""
         if part.put is None:
             saved.merge(part.target, saved.views(node), name)
-            saved.copies.run()
-            return
+            return lambda: None
         for one in self._integrations:
             if one.copies(part.target):
                 state, own = saved.views(node), one.own(part.target)
@@ -248,8 +266,8 @@ class LoopState:
             if not self._strict:
                 put = one.lenient(part.target, state) or put
             one.adopt(part.target, state, saved.copies)
-        saved.copies.run()
-        put(state)
+        saved.use(state)
+        return partial(put, state)
 
     def _part(self, name: str, target: Any) -> _Part:
         if callable(getattr(target, "state_dict", None)) and callable(getattr(target, "load_state_dict", None)):
@@ -301,13 +319,19 @@ class _Saved:
         rows: tuple[StoredArray, ...],
         buffer: Callable[[int], memoryview],
         frameworks: list[Arrays],
+        files: Sequence[ComparedFile] = (),
         keep: frozenset[str] = frozenset(),
     ) -> None:
-        self.copies = Copies()  # into the loop's arrays and into memory of their own: to be made before they are used
+        self.copies = Copies(files)  # into the loop's arrays and into memory of their own: made before they are used
+        self._in_files = bool(files)
         self._keep = keep  # paths of what stays as the code has made it
         self._rows, self._buffer, self._frameworks = rows, buffer, frameworks
         self._by_kind = {one.kind: one for one in frameworks}
         self._seen: dict[int, tuple[Any, StoredArray]] = {}  # by identity; kept, so that no identity is used again
+        self._places: dict[int, Range] = {}  # of large views in files, by identity
+        if files:
+            self.copies.hold(self._range(at) for at, row in enumerate(rows) if 0 < row.size < LARGE)
+            self.copies.use(self._range(at) for at, row in enumerate(rows) if row.size >= LARGE and row.kind == "bytes")
 
     def views(self, node: Node) -> Any:
         """Return a state whose arrays lie in the slot: to be copied from, and not kept."""
@@ -316,6 +340,11 @@ class _Saved:
     def own(self, node: Node) -> Any:
         """Return a state in memory of its own."""
         return build(node, self._clone, self._frameworks)
+
+    def use(self, state: Any) -> None:
+        """Make the large views in ``state`` usable, which somebody copies by himself."""
+        if self._places and isinstance(state, dict):
+            self.copies.use(place for one in state.values() if (place := self._places.get(id(one))) is not None)
 
     def settle(self, value: Any) -> Any:
         """Return a part of ``views`` in memory of its own."""
@@ -353,7 +382,16 @@ class _Saved:
         row = self._rows[at]
         view = self._by_kind[row.kind].view(self._buffer(at), row)
         self._seen[id(view)] = (view, row)
+        if self._in_files and row.size >= LARGE:
+            self._places[id(view)] = self._range(at)
         return view
+
+    def _range(self, at: int) -> Range:
+        """Return where an array lies in memory."""
+        import ctypes
+
+        row = self._rows[at]
+        return ctypes.addressof(ctypes.c_char.from_buffer(self._buffer(at), row.offset)), row.size
 
     def _clone(self, at: int) -> Any:
         row = self._rows[at]

@@ -66,9 +66,7 @@ class TorchArrays:
     def load(self, live: Any, saved: torch.Tensor, copies: Copies) -> bool:
         if not self.owns(live) or live.shape != saved.shape or live.dtype != saved.dtype:
             return False
-        if not _copied_later(live, saved, copies):
-            with torch.no_grad():
-                live.copy_(saved)
+        _copy_in_turn(live, saved, copies)
         return True
 
     def word(self, value: object) -> tuple[str, str] | None:
@@ -135,6 +133,16 @@ def _copied_later(live: torch.Tensor, saved: torch.Tensor, copies: Copies) -> bo
         return False
     copies.add(live.data_ptr(), saved.data_ptr(), saved.nbytes, live, saved)
     return True
+
+
+def _copy_in_turn(live: torch.Tensor, saved: torch.Tensor, copies: Copies) -> None:
+    def copy() -> None:
+        with torch.no_grad():
+            live.copy_(saved)
+
+    alike = live.shape == saved.shape and live.dtype == saved.dtype
+    if not (alike and _copied_later(live, saved, copies)):
+        copies.later(saved.data_ptr(), saved.nbytes, copy)
 
 
 def _dense(value: torch.Tensor) -> tuple[int, ...]:
@@ -227,7 +235,7 @@ class TorchFramework:
             for key, live in target.state_dict().items():
                 saved = state.get(key)
                 if _is_sharded(live) and key in state:
-                    _local(live).copy_(state[key])
+                    _copy_in_turn(_local(live), state[key], copies)
                     state[key] = live
                 elif key in plain and type(live) is type(saved) is torch.Tensor:
                     alike = live.shape == saved.shape and live.dtype == saved.dtype

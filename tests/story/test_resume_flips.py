@@ -19,6 +19,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Any, NamedTuple
 
+import numpy
 import pytest
 
 from ftsupervise import Guard
@@ -88,6 +89,8 @@ def of_folder(newer: Path) -> list[tuple[Path, int, int]]:
 
 def saved_by_the_guard(folder: Path, names: tuple[str, ...], draw: random.Random) -> Scene:
     """``names``: the files of ``guard.checkpoint``; () for ``guard.save``."""
+    if names == ("large",):
+        return saved_in_blocks(folder, draw)
     state: dict[str, Any] = {"weights": bytearray(3000), "step": 0}
     saved = {}
     with Guard(signals=(), rank=0, world=1) as guard:
@@ -113,6 +116,39 @@ def saved_by_the_guard(folder: Path, names: tuple[str, ...], draw: random.Random
         return step
 
     return Scene(begins, of_folder(folder / "step-00000002"), 1, 2)
+
+
+def saved_in_blocks(folder: Path, draw: random.Random) -> Scene:
+    """``guard.save`` of arrays that are copied as their blocks are compared, and of one that is used where it is mapped."""
+
+    def made(seed: int) -> dict[str, Any]:
+        of = numpy.random.default_rng(seed)
+        return {
+            "first": of.random(200_000),
+            "raw": bytearray(of.bytes(1 << 20)),
+            "last": of.random(150_000),
+            "step": seed,
+        }
+
+    state = made(0)
+    with Guard(signals=(), rank=0, world=1) as guard:
+        guard.restore(state=state)
+        for step in (1, 2):
+            state.update(made(step))
+            guard.save(step)
+    right = {step: made(step) for step in (1, 2)}
+    loaded = made(0)
+
+    def begins() -> int | None:
+        for value in (loaded["first"], loaded["last"]):
+            value[:] = 0
+        with Guard(signals=(), rank=0, world=1) as guard:
+            step = guard.restore(state=loaded)
+        assert step is not None and all(numpy.array_equal(loaded[key], one) for key, one in right[step].items())
+        return step
+
+    newer = folder / "step-00000002"
+    return Scene(begins, [one for one in of_folder(newer) if one[0].suffix != ".blocks"], 1, 2)
 
 
 def named() -> int | None:
@@ -191,6 +227,7 @@ short_and_long = pytest.mark.parametrize("flips", [SHORT, pytest.param(LONG, mar
     "names",
     [
         pytest.param((), id="guard.save"),
+        pytest.param(("large",), id="guard.save of several blocks"),
         pytest.param(("weights", "sub/optimizer"), id="guard.checkpoint"),
         pytest.param(("__0_0.distcp", "__1_0.distcp", ".metadata"), id="guard.checkpoint with DCP"),
     ],

@@ -111,6 +111,80 @@ def test_where_the_only_one_is_damaged_nothing_is_loaded_and_the_run_stops(check
     assert state == {"weights": bytearray(SIZE), "tokens": 0}, "it is as the program made it"
 
 
+def large_state(step: int) -> dict[str, Any]:
+    draw = numpy.random.default_rng(step)
+    small = {"bias": draw.random(100), "step": step}
+    return {
+        "first": draw.random(300_000),
+        "second": draw.random((1000, 400)),
+        "raw": bytearray(draw.bytes(2 << 20)),
+        **small,
+    }
+
+
+def same(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    return one.keys() == other.keys() and all(numpy.array_equal(one[key], other[key]) for key in one)
+
+
+def save_large(*steps: int) -> None:
+    with Guard(signals=(), rank=0, world=1) as guard:
+        state = large_state(0)
+        guard.restore(state=state)
+        for step in steps:
+            state.update(large_state(step))
+            guard.save(step)
+
+
+def test_a_bit_of_a_large_array_flips_and_the_checkpoint_before_is_loaded_over_what_was_there_already(
+    checkpoints: Path,
+) -> None:
+    save_large(10, 20)
+    newest = loop_file(checkpoints / "step-00000020", 0)
+    whole = newest.read_bytes()
+    for at in (1 << 20, len(whole) // 2, len(whole) - 1):  # from the middle on, others are in the loop's arrays by then
+        flip(newest, at)
+        state = large_state(0)
+        with Guard(signals=(), rank=0, world=1) as guard:
+            assert guard.restore(state=state) == 10 and same(state, large_state(10)), at
+            guard.save(11)  # nothing of the damaged one is left
+        shutil.rmtree(checkpoints / "step-00000011")
+        newest.write_bytes(whole)
+    state = large_state(0)
+    with Guard(signals=(), rank=0, world=1) as guard:
+        assert guard.restore(state=state) == 20 and same(state, large_state(20))
+
+
+def test_where_the_only_one_is_damaged_and_a_part_was_loaded_nothing_is_saved(
+    checkpoints: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save_large(10)
+    newest = loop_file(checkpoints / "step-00000010", 0)
+    flip(newest, newest.stat().st_size - 1)
+    with Guard(signals=(), rank=0, world=1) as guard:
+        with pytest.raises(SystemExit) as stopped:
+            guard.restore(state=large_state(0))
+        assert stopped.value.code == 93
+        assert "step-00000010 was loaded in part: the objects of the loop are not to be used" in capsys.readouterr().err
+        for goes_on in (guard.save, guard.step):
+            with pytest.raises(RuntimeError, match="step-00000010 was loaded in part only"):
+                goes_on(11)
+
+
+@pytest.mark.parametrize("harm", ["gone", "flipped", "cut"])
+def test_without_the_list_of_its_blocks_a_checkpoint_is_read_twice_and_loaded(checkpoints: Path, harm: str) -> None:
+    save_large(10)
+    blocks = checkpoints / "step-00000010" / ".ftsupervise" / "rank-00000.state.blocks"
+    if harm == "gone":
+        blocks.unlink()
+    elif harm == "flipped":
+        flip(blocks, 20)
+    else:
+        blocks.write_bytes(blocks.read_bytes()[:-16])
+    state = large_state(0)
+    with Guard(signals=(), rank=0, world=1) as guard:
+        assert guard.restore(state=state) == 10 and same(state, large_state(10))
+
+
 def test_two_ranks_take_the_one_before_when_one_of_them_cannot_compare_its_part(
     checkpoints: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -489,6 +563,12 @@ def test_the_supervisor_holds_the_chain_of_a_loop_that_would_begin_again_over_wh
     assert brake is not None and "guard.save() did not write it" in member.said()
 
 
+def meddle(path: Path) -> None:
+    with path.open("r+b") as file:
+        file.seek(-50_000, 2)
+        file.write(b"x")
+
+
 class Meddler:
     """A part of the state while whose loading somebody writes into the file."""
 
@@ -499,19 +579,36 @@ class Meddler:
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        with self.path.open("r+b") as file:
-            file.seek(-50_000, 2)
-            file.write(b"x")
+        meddle(self.path)
 
 
-def test_what_changed_between_the_comparison_and_the_loading_is_saved_nowhere(checkpoints: Path) -> None:
-    path = checkpoints / "step-00000001" / "rank-00000.state"
+def test_what_somebody_writes_while_the_state_is_loaded_is_not_loaded(checkpoints: Path) -> None:
+    path = loop_file(checkpoints / "step-00000001", 0)
+    large = numpy.arange(400_000.0)
     with Guard(signals=(), rank=0, world=1) as guard:
-        guard.restore(first=Meddler(path), then={"weights": bytearray(100_000)})
+        guard.restore(first=Meddler(path), then={"weights": bytearray(100_000)}, large=large)
         guard.save(1)
     with Guard(signals=(), rank=0, world=1) as guard:
         then = {"weights": bytearray(100_000)}
-        assert guard.restore(first=Meddler(path), then=then) == 1
+        assert guard.restore(first=Meddler(path), then=then, large=large) == 1
+        assert not any(then["weights"]) and (large == numpy.arange(400_000.0)).all()
+        guard.save(2)  # all that was loaded was compared
+    assert (checkpoints / "step-00000002").is_dir()
+
+
+def test_what_changed_between_the_comparison_and_the_loading_is_saved_nowhere(
+    checkpoints: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = loop_file(checkpoints / "step-00000001", 0)
+    monkeypatch.setitem(
+        sys.modules, "xxhash", None
+    )  # the digest is that of the file as a whole, taken where it is mapped
+    with Guard(signals=(), rank=0, world=1) as guard:
+        guard.restore(then={"weights": bytearray(100_000)})
+        guard.save(1)
+    with Guard(signals=(), rank=0, world=1) as guard:
+        then = {"weights": bytearray(100_000)}
+        assert guard.restore(then=then, warm_up=lambda: meddle(path)) == 1
         assert any(then["weights"]), "another byte was loaded than was compared"
         with pytest.raises(
             RuntimeError, match=r"step-00000001 changed while it was loaded \(its bytes are others now\)"
