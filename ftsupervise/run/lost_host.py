@@ -48,7 +48,7 @@ def _note(rundir: RunDir, number: int, env: Mapping[str, str]) -> None:
 
 
 def fate_of(job: str, env: Mapping[str, str], began_on: Sequence[str] = ()) -> str:
-    """Return why Slurm or our agents have ended ``job``: "its batch host node-0 was lost (down*)"; "" where that was not why,
+    """Return why Slurm or our agents have ended ``job``: "its batch host node-0 was lost (down)"; "" where that was not why,
     or where Slurm does not say. ``began_on``: its nodes, if known. Raises OSError where there are no Slurm commands."""
     shown = _answer(("scontrol", "--oneliner", "show", "job", job), env)
     fields = dict(_FIELDS.findall(shown))
@@ -62,7 +62,7 @@ def fate_of(job: str, env: Mapping[str, str], began_on: Sequence[str] = ()) -> s
     except ValueError:
         taken_out = False
     if taken_out or (away and state in _OF_A_LOST_HOST):
-        return f"its batch host {host} was lost{f' ({now})' if away else ''}"
+        return f"its batch host {host} was lost{f' ({_plain(now)})' if away else ''}"
     if state != "NODE_FAIL":
         return ""
     which = f"its node {began_on[0]}" if len(began_on) == 1 else "one of its nodes"
@@ -79,7 +79,12 @@ def lost_from(nodes: Sequence[str], env: Mapping[str, str]) -> str:
     if not away:
         return ""
     what = "batch host" if away[0] == nodes[0] else "node"
-    return f"its {what} {away[0]} was lost ({states[away[0]]}), and Slurm began the job again"
+    return f"its {what} {away[0]} was lost ({_plain(states[away[0]])}), and Slurm began the job again"
+
+
+def _plain(state: str) -> str:
+    """Return a node's state without the sign that its slurmd does not answer, which comes and goes."""
+    return state.rstrip("*")
 
 
 def _answer(words: tuple[str, ...], env: Mapping[str, str]) -> str:

@@ -74,7 +74,7 @@ def test_a_member_whose_batch_host_is_lost_begins_again_and_the_ledger_says_why_
     first, second = here.attempts()
     assert (first.job_id, first.nodes) == (second.job_id, ("node-0", "node-1"))
     assert second.nodes == ("node-1", "node-2")
-    said = "ended without a record: its batch host node-0 was lost (down*), and Slurm began the job again"
+    said = "ended without a record: its batch host node-0 was lost (down), and Slurm began the job again"
     until(lambda: here.attempts()[0].words == said, "why there is no end")
     end(here, until)
 

@@ -22,7 +22,7 @@ LOST, NODE_FAIL = "its batch host node-0 was lost", "one of its nodes was lost, 
 @pytest.mark.parametrize(
     ("shown", "host_is", "words"),
     [
-        ("JobState=NODE_FAIL NodeList=node-[0-1] BatchHost=node-0", "down*", f"{LOST} (down*)"),
+        ("JobState=NODE_FAIL NodeList=node-[0-1] BatchHost=node-0", "down*", f"{LOST} (down)"),
         ("JobState=CANCELLED NodeList=node-[1-2] BatchHost=node-0", "down", f"{LOST} (down)"),
         ("JobState=TIMEOUT NodeList=node-[1-2] BatchHost=node-0", "idle", LOST),
         ("JobState=NODE_FAIL NodeList=node-[0-1] BatchHost=node-0", "idle", NODE_FAIL),
@@ -76,7 +76,7 @@ def test_a_host_that_hung_up_before_it_was_lost_is_lost_but_an_order_to_stop_is_
     note_lost_host(rundir, 1, env)
     if is_noted:
         wait_until((rundir.attempt(1) / LOST_END).is_file, "what Slurm said is written down")
-        assert ledger(rundir)[0].words == f"ended without a record: {LOST} (down*)"
+        assert ledger(rundir)[0].words == f"ended without a record: {LOST} (down)"
     else:
         note_lost_host(rundir, 2, env)  # asked after it, and so an end to wait for
         wait_until((rundir.attempt(2) / LOST_END).is_file, "the later one is answered")
