@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from ftsupervise.host import processes
 from tests.neighbours.supervised import SupervisedRun, alive
 
 Until = Callable[..., Any]
@@ -69,8 +70,8 @@ class Ring:
 
     def importing(self) -> bool:
         """Is there a standby on its way? Its orders stand in its environment."""
-        orders = b"\0FTSUPERVISE_STANDBY={"
-        return any(orders in b"\0" + Path(f"/proc/{child}/environ").read_bytes() for child in self.children())
+        found = (processes.environment(int(child)) for child in self.children())  # {} of one that has just ended
+        return any(env.get("FTSUPERVISE_STANDBY", "").startswith("{") for env in found)
 
     def standby(self) -> int:
         """The pid of the standby."""
