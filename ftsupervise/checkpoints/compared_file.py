@@ -46,8 +46,7 @@ class _Buffer:
 
 class ComparedFile:
     """The open file ``fd`` of ``size`` bytes (one at least), with the digest that its manifest says; ``path`` is for messages.
-    ``blocks``: the digests of its
-    blocks (``block_lists.known``); where there are none, all of it is read and compared here.
+    ``blocks``: the digests of its blocks (``block_lists.known``); where there are none, all of it is read and compared here.
 
     Each method raises Damaged for bytes that are not those of the manifest, OSError, and the constructor CannotJudge where
     the digest cannot be taken here.

@@ -35,7 +35,7 @@ def inside(name: str) -> str:
 
 
 class Rights(NamedTuple):
-    """Who may reach a file that is made, and the folders that are made for it."""
+    """The accounts that may reach a file that is made, and the folders that are made for it."""
 
     file: Reach
     folder: Reach

@@ -93,8 +93,8 @@ def no_wider(mode: int, *sources: int) -> int:
 
 
 class Reach(NamedTuple):
-    """Who reaches something, and so may reach what is made of it: the rights in ``mode``, of which those for the group are the
-    members' of each of ``groups``. Where these are empty, its group may do what everybody may."""
+    """The accounts that reach a file, and so may reach what is made of it: the rights in ``mode``, of which those for the group
+    are the members' of each of ``groups``. Where these are empty, its group may do what everybody may."""
 
     mode: int
     groups: frozenset[int] = frozenset()

@@ -76,11 +76,8 @@ def in_group(uid: int, gid: int) -> bool:
 
 
 _ACL, _PASSED_ON = "system.posix_acl_access", "system.posix_acl_default"
-ACL_GROUP, ACL_MASK, ACL_NAMED = (
-    0x04,
-    0x10,
-    (0x02, 0x08),
-)  # the tags of acl(5): its group, the most, accounts and groups
+# the tags of acl(5): its group, the most, accounts and groups
+ACL_GROUP, ACL_MASK, ACL_NAMED = 0x04, 0x10, (0x02, 0x08)
 _LINKS = 40  # as many as the kernel follows
 LIMIT = 4_000_000  # bytes read of a file that is believed
 

@@ -269,6 +269,7 @@ def run_to_end(to: Services, now: RunProgress) -> RunProgress:
     moves = env.get(ENV_LIGHTHOUSE, "") if ENV_GROUP_JOB in env and ENV_SLOWEST_STEP in env else ""
     quorum = QuorumWatcher(to.options.rundir, mine.number, moves)
     one = RunningCommand(asked, _monitor(to, mine, follower, quorum))
+    follower.leave_out = one.leave_out
     to.reaper.set_attempt(mine.folder)
     used = placement.nodes or to.allocation.nodes
     in_order = [node for node in to.allocation.nodes if node in used]  # as Slurm numbers the ranks
@@ -387,8 +388,8 @@ def _follower(to: Services, now: RunProgress) -> LogFollower:
     say = partial(tell, mine.folder / "run.log")
     asked = (options.heartbeat_log, options.heartbeat_file)
     everywhere = to.agents.life if to.allocation.elsewhere else None
-    needed = now.ended.reached.source != GUARD  # who told the steps of the attempt before will tell them again
-    return LogFollower(*asked, options.rundir, mine.number, area, say, everywhere=everywhere, needed=needed)
+    guarded = now.ended.reached.source == GUARD
+    return LogFollower(*asked, options.rundir, mine.number, area, say, everywhere=everywhere, guarded=guarded)
 
 
 def _monitor(to: Services, mine: Claim, follower: LogFollower, quorum: QuorumWatcher) -> HangMonitor | None:

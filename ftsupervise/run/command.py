@@ -48,9 +48,8 @@ _WRITE = 0.25  # seconds for a page while ranks run: its disk may hang, and a si
 _WORD = 0.2  # seconds for an agent's word on a rank that srun says has ended by itself
 _SILENT = 1.5  # intervals of an agent without a word, after which it has fallen silent
 _READ = 1.0  # seconds for what was printed before we ended any rank
-_STARTS = (
-    60.0  # seconds that the warning waits for ranks that do not catch it yet, or a quarter of the time before the end
-)
+# seconds that the warning waits for ranks that do not catch it yet, or a quarter of the time before the end
+_STARTS = 60.0
 _LOOK = 2.0  # seconds between two looks at those
 _HOPELESS = 5.0  # seconds between SIGTERM and SIGKILL for a command that did not stop when asked
 
@@ -69,7 +68,7 @@ class RunningCommand:
         self.crashes: list[RankExit] = []  # of ranks, as their nodes reported
         self.death: RankExit | None = None  # of the rank that failed first
         self.pid = 0
-        # the batch script started them before it became us
+        # the batch script started them before it became us, or they are no part of the command
         there, warm = processes.below(os.getpid()), asked.warm.tree()
         self.others = {pid: start for pid in there if pid not in warm and (start := processes.identity(pid))}
         self.touched: float | None = None  # monotonic: since when we may have caused any death
@@ -324,6 +323,11 @@ class RunningCommand:
         ours = processes.below(os.getpid(), without=self._still_there() | aside | warm.apart() | bounded.awaited())
         ours = [pid for pid in ours if pid != warm.serving()]
         return [pid for pid in ours if pid not in bounded.awaited()] if ours else []
+
+    def leave_out(self, pid: int) -> None:
+        """Count a child that we have started beside the command as none of its processes."""
+        if (start := processes.identity(pid)) is not None:
+            self.others[pid] = start
 
     def _still_there(self) -> frozenset[int]:
         """Return those of ``others`` that live. The number of one that has ended may be a rank's by now."""

@@ -24,14 +24,16 @@ _SILENT = 5.0  # seconds without a look after which nothing is known of the comm
 _OURS = ("FTSUPERVISE_", "SLURM_")  # what marks a process as the attempt's own
 _END = 1.0  # seconds for it to end
 _LAST = 4.0  # the same for one that could look until now: on a busy machine it has no turn for a while
+_LATE = 10.0  # seconds without a rank's report to a start that was put off
 _BRIEF = 2.0  # seconds: a command that lasts no longer has no steps that would be waited for
 
 
 class LogFollower:
-    """The follower of one attempt. Start it before the command, whose processes are told from it by that.
+    """The follower of one attempt. Make it before the command, whose processes are told from it by that.
 
-    ``log`` and ``file`` empty: nobody has asked for it. It reads the output all the same, until a guard reports, where that is
-    ``needed``: it starts beside the ranks, and takes time of theirs.
+    ``log`` and ``file`` empty: nobody has asked for it. It reads the output all the same, until a guard reports.
+    ``guarded``: the attempt before had a guard. Then the process is started late, and only where no rank has reported by then:
+    it would take processor time from ranks that start.
     ``everywhere``: what the processes do on all nodes, where there are nodes beside this one; None: this is the only one.
     """
 
@@ -44,39 +46,42 @@ class LogFollower:
         area: Path | None,
         say: Callable[[str], None],
         everywhere: Callable[[], tuple[str, ProcessesSeen] | None] | None = None,
-        needed: bool = True,
+        guarded: bool = False,
     ) -> None:
         self._say, self._looked, self._ended = say, monotonic(), False
         self._asked, self._everywhere = bool(log or file), everywhere
         self._processes: tuple[str, float | None] = ("", None)  # the state of those here, and their CPU seconds
         self._rest, self._reported, self._began = b"", False, monotonic()
         self._process: processes.Process | None = None
-        self._pipe, write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        if not (self._asked or needed):
-            self._ended = True
-            os.close(write)
-            return
+        self.leave_out: Callable[[int], object] = lambda _: None  # told of a process that is none of the command's
         node = os.environ.get("SLURMD_NODENAME", "")
-        words = (log, str(file or ""), str(rundir.root), str(attempt), str(area or ""), _size(1), node)
+        self._words = (log, str(file or ""), str(rundir.root), str(attempt), str(area or ""), _size(1), node)
+        self._pipe, self._write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        if self._asked or not guarded:
+            self._start()
+
+    def _start(self) -> None:
         output = _readable(1)
         try:
             child = subprocess.Popen(
-                processes.own_command(*words, module="ftsupervise.ranks.log_heartbeat"),
+                processes.own_command(*self._words, module="ftsupervise.ranks.log_heartbeat"),
                 stdin=subprocess.DEVNULL if output is None else output,
-                stdout=write,
+                stdout=self._write,
                 stderr=subprocess.DEVNULL,
                 env={key: value for key, value in os.environ.items() if not key.startswith(_OURS)},
                 start_new_session=True,
                 preexec_fn=_before_exec(),
             )
         except OSError as error:
-            say(f"launch.heartbeat is not read: {error.strerror}")
+            self._say(f"launch.heartbeat is not read: {error.strerror}")
             self._ended = True
         else:
             child.returncode = 0  # reaped with everything else that is ours
-            self._process = processes.process(child.pid)
+            self._process, self._looked = processes.process(child.pid), monotonic()
+            self.leave_out(child.pid)
         finally:
-            os.close(write)
+            os.close(self._write)
+            self._write = -1
             if output is not None:
                 os.close(output)
 
@@ -84,6 +89,8 @@ class LogFollower:
         """Return ``states``, as far as they may speak of a hang: while the follower does not look, beats without a
         process behind them prove nothing.
         """
+        if self._write >= 0 and not states and monotonic() - self._began >= _LATE:
+            self._start()
         self._hear()
         if not self._ended and monotonic() - self._looked < _SILENT:
             return [self._with_processes(one) if one.read else one for one in states]
@@ -136,7 +143,9 @@ class LogFollower:
             for one in processes.wait_gone([self._process], bound):
                 processes.signal_exactly(one, signal.SIGKILL)
         self._hear()
-        os.close(self._pipe)
+        for fd in (self._pipe, self._write):
+            if fd >= 0:
+                os.close(fd)
 
 
 def _before_exec() -> Callable[[], None]:

@@ -60,7 +60,7 @@ def as_one(who: pwd.struct_passwd, act: Callable[[], object]) -> bool:
 
 
 def what_eve_reads(top: Path) -> list[str]:
-    """What she can list or read there."""
+    """Return the paths that eve can list or read there."""
     found = [top, *top.rglob("*")]
 
     def read(one: Path) -> None:

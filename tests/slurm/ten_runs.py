@@ -191,7 +191,7 @@ class TenRuns:
 
 
 def fill(place: Path) -> None:
-    """Somebody else fills the disk."""
+    """Fill the disk, as another user does."""
     with (place / "others").open("wb", buffering=0) as file:
         try:
             while True:

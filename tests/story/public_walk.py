@@ -236,7 +236,7 @@ def the_loader_sleeps(stage: Stage, until: Until, number: int) -> None:
 
 @contextmanager
 def silent(data: Path) -> Iterator[None]:
-    """Whoever opens the file gets no answer."""
+    """Let the file give no answer to any process that opens it."""
     aside = data.with_name(f".{data.name}")
     data.rename(aside)
     os.mkfifo(data)

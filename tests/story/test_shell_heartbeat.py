@@ -289,6 +289,50 @@ def test_nobody_reads_the_output_of_a_restart_whose_guard_has_told_its_steps(run
     assert [attempt.last_step for attempt in run.attempts()] == [1, 2]
 
 
+WAITS_BEFORE_ITS_GUARD = """
+import os, sys
+from ftsupervise.guard import Guard
+attempt = int(os.environ["FTSUPERVISE_ATTEMPT"])
+if attempt == 2:
+    open(sys.argv[1]).read()  # a FIFO that nobody opens
+with Guard() as guard:
+    guard.step(attempt)
+    if attempt == 1:
+        os.kill(os.getpid(), 9)
+"""
+
+
+@pytest.mark.slow  # it counts as there after 40 s
+@pytest.mark.timeout(200)
+def test_a_restart_that_stands_before_it_has_made_its_guard_is_ended_as_hung(
+    run: SupervisedRun, tmp_path: Path
+) -> None:
+    os.mkfifo(tmp_path / "data")
+    limits = ("--hang", "1", "--hang-start", "5", "--in-place", "2")
+    one = run.start(*limits, "--", sys.executable, "-c", WAITS_BEFORE_ITS_GUARD, str(tmp_path / "data"))
+    assert one.wait(180) == 0
+    assert [attempt.last_step for attempt in run.attempts()] == [1, None, 3]
+    assert run.attempts()[1].words.startswith("hang: "), run.attempts()[1].words
+
+
+def test_the_output_of_a_guarded_run_is_read_after_all_where_no_rank_reports_for_long(
+    tmp_path: Path, until: Until
+) -> None:
+    rundir = RunDir(tmp_path / "run")
+    rundir.beats.mkdir(parents=True)
+    left_out: list[int] = []
+    follower = LogFollower("", None, rundir, 2, None, print, guarded=True)
+    follower.leave_out = left_out.append
+    rank = RankState(0, "here", 5, "train", 0.0, 0.0, 0.0, 1)
+    try:
+        assert follower.believed([rank]) == [rank] and not followers(rundir)
+        until(lambda: follower.believed([]) or followers(rundir), "the follower", 60)
+        assert left_out == followers(rundir), "it is no process of the command"
+    finally:
+        follower.close()
+    assert not followers(rundir)
+
+
 def test_the_last_lines_count_though_the_follower_had_no_turn_for_two_seconds(tmp_path: Path, until: Until) -> None:
     """A busy machine gave it none: the ledger had a step that was seconds old."""
     rundir = RunDir(tmp_path / "run")

@@ -259,7 +259,7 @@ def play(hours: float, seed: int) -> float:
 
 
 class Recorded(NamedTuple):
-    """What a program prints: regular expressions."""
+    """The regular expressions of the lines that a program prints."""
 
     step: str = ""  # its step, and the steps of an epoch where each begins anew; "": it prints none
     epoch: str = ""  # the epoch that begins, from 1
