@@ -12,6 +12,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from fractions import Fraction
 
 _SIZES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "p": 10**15}
@@ -158,6 +159,11 @@ def show_rate(rate: float, beside: float | None = None) -> str:
 def count(number: int, noun: str) -> str:
     """A number of things for reading: "1 check", "12,000 checks"."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def named(noun: str, names: Sequence[str]) -> str:
+    """Things by their names, for reading: "job 88", "jobs 88, 89"."""
+    return f"{noun}{'' if len(names) == 1 else 's'} {', '.join(names)}"
 
 
 def parse_slurm_time(text: str) -> timedelta:

@@ -53,7 +53,7 @@ from ftsupervise.rundir.lost_ends import last_sign, stop_request
 from ftsupervise.rundir.paths import ENV_CHECKPOINT_DIR, tell, whole_run
 from ftsupervise.scheduler.allocation import Allocation
 from ftsupervise.scheduler.parse import is_away
-from ftsupervise.units import signal_name
+from ftsupervise.units import named, signal_name
 from ftsupervise.warm.restarts import WarmSettings, WarmStart
 
 # A training run keeps the cron alive that watches it, as that cron watches the run.
@@ -656,7 +656,7 @@ class Supervisor:
         if problem:
             tell(log, f"cannot hold the waiting members: {problem}")
         if held:
-            tell(log, f"on hold: {'jobs' if len(held) > 1 else 'job'} {', '.join(held)}")
+            tell(log, f"on hold: {named('job', held)}")
             self.to.pending.write("the brake", partial(write, on._replace(held=held)), log)
         tell(log, on.what_to_type(self.to.options.rundir.quoted()))
         if not self.now.claim.number and gate.may_go_back(self.to.options, self.to.env):  # it has only looked

@@ -127,6 +127,15 @@ def freezer(tmp_path: Path) -> Iterator[Callable[[int], None]]:
         group.rmdir()
 
 
+@pytest.fixture
+def top() -> Iterator[Path]:
+    """A folder that every account may enter."""
+    place = Path(tempfile.mkdtemp(prefix="fts-", dir="/tmp"))
+    place.chmod(0o755)
+    yield place
+    shutil.rmtree(place)
+
+
 @pytest.fixture(scope="session")
 def python() -> Iterator[str]:
     """An interpreter that every account may run, with what this one has installed."""

@@ -8,8 +8,6 @@ import pwd
 import shutil
 import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 
@@ -29,15 +27,6 @@ pytestmark = [pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="ne
 
 STRANGER = "nobody"
 MEMBERS = "games"  # a group that this account shares something with
-
-
-@pytest.fixture
-def top() -> Iterator[Path]:
-    """A folder that both accounts can enter."""
-    place = Path(tempfile.mkdtemp(prefix="fts-", dir="/tmp"))
-    place.chmod(0o755)
-    yield place
-    shutil.rmtree(place)
 
 
 @pytest.fixture

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -24,17 +22,14 @@ FULL = Scope(Thoroughness.FULL)
 
 
 @pytest.fixture
-def folder() -> Iterator[Path]:
+def folder(top: Path) -> Path:
     """Two checkpoints of this account."""
-    top = Path(tempfile.mkdtemp(prefix="fts-", dir="/tmp"))
-    top.chmod(0o755)
     for step in (1, 2):
         one = top / f"step-{step}" / "sub"
         one.mkdir(parents=True)
         (one / "weights").write_bytes(b"w")
         commit(one.parent)
-    yield top
-    shutil.rmtree(top)
+    return top
 
 
 def given_away(path: Path) -> None:

@@ -6,10 +6,8 @@ import ast
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -68,13 +66,10 @@ class Trap:
 
 
 @pytest.fixture
-def trap() -> Iterator[Trap]:
+def trap(top: Path) -> Trap:
     if os.geteuid() != 0:
         pytest.skip("needs root to become another account")
-    top = Path(tempfile.mkdtemp(prefix="fts-", dir="/tmp"))
-    top.chmod(0o755)
-    yield Trap(top)
-    shutil.rmtree(top)
+    return Trap(top)
 
 
 def environment(**more: str) -> dict[str, str]:

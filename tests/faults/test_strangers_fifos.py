@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
-import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from datetime import datetime, timezone
 from pathlib import Path
@@ -37,14 +35,6 @@ pytestmark = [pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="ne
 
 TYPED = str(Path(sys.executable).with_name("ftsupervise"))
 NOW = datetime(2026, 11, 22, 3, 0, tzinfo=timezone.utc)
-
-
-@pytest.fixture
-def top() -> Iterator[Path]:
-    found = Path(tempfile.mkdtemp(prefix="fts-", dir="/tmp"))
-    found.chmod(0o755)
-    yield found
-    shutil.rmtree(found)
 
 
 def within(seconds: float, act: Callable[[], object]) -> object:

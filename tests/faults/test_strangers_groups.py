@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import os
 import pwd
-import shutil
 import subprocess
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -97,13 +95,8 @@ class Desk:
 
 
 @pytest.fixture
-def desk(python: str) -> Iterator[Desk]:
-    top = Path(tempfile.mkdtemp(prefix="fts-", dir="/tmp"))
-    top.chmod(0o755)
-    try:
-        yield Desk(top, python)
-    finally:
-        shutil.rmtree(top)
+def desk(top: Path, python: str) -> Desk:
+    return Desk(top, python)
 
 
 def by_group(desk: Desk) -> None:

@@ -7,7 +7,6 @@ import re
 import shutil
 import socket
 import subprocess
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -77,14 +76,6 @@ os.makedirs(planted + "/n1")
 os.close(os.open(planted + "/n1/rank-0", os.O_CREAT | os.O_WRONLY))
 os.chmod(planted, 0o777)
 """
-
-
-@pytest.fixture
-def top() -> Iterator[Path]:
-    place = Path(tempfile.mkdtemp(prefix="fts-", dir="/tmp"))
-    place.chmod(0o755)
-    yield place
-    shutil.rmtree(place)
 
 
 @pytest.fixture

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -52,11 +49,8 @@ class Scene:
 
 
 @pytest.fixture
-def scene() -> Iterator[Scene]:
-    top = Path(tempfile.mkdtemp(prefix="fts-", dir="/tmp"))
-    top.chmod(0o755)
-    yield Scene(top)
-    shutil.rmtree(top)
+def scene(top: Path) -> Scene:
+    return Scene(top)
 
 
 def test_ones_own_settings_are_used_whole(scene: Scene) -> None:

@@ -6,10 +6,8 @@ import grp
 import json
 import os
 import pwd
-import shutil
 import subprocess
-import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -40,18 +38,15 @@ OWNER, MEMBER, STRANGER = (
 
 
 @pytest.fixture
-def rundir() -> Iterator[RunDir]:
+def rundir(top: Path) -> RunDir:
     """A run of OWNER's whose switches belong to MEMBER's group."""
-    top = Path(tempfile.mkdtemp(prefix="fts-", dir="/tmp"))
-    top.chmod(0o755)
     run = RunDir(top / "run")
     for folder in (run.switches, run.beats):
         folder.mkdir(parents=True)
     os.chown(run.beats, pwd.getpwnam(OWNER).pw_uid, -1)
     os.chown(run.switches, pwd.getpwnam(OWNER).pw_uid, grp.getgrgid(pwd.getpwnam(MEMBER).pw_gid).gr_gid)
     run.switches.chmod(0o2770)
-    yield run
-    shutil.rmtree(top)
+    return run
 
 
 def as_user(name: str, act: Callable[[], object]) -> object:

@@ -71,7 +71,7 @@ WAITS: dict[str, dict[str, str]] = {
     "run/fencing.py": {"__init__": SYSTEM},
     "run/group_process.py": {"start": OURS},
     "run/lines.py": {"_run": "a thread of its own waits for lines; nobody joins it without a bound"},
-    "run/log_follower.py": {"__init__": OURS},
+    "run/log_follower.py": {"_start": OURS},
     "run/snapshots.py": {"_held": "the thread asks for twice _ASK at most"},
     "run/supervisor.py": {"__init__": SYSTEM},
     "sandbox/daemons.py": {"_free": LOCAL, "_start": SANDBOX, "_database": SANDBOX},

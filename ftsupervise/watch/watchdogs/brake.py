@@ -8,6 +8,7 @@ from ftsupervise.findings import Finding, Severity, Words
 from ftsupervise.rundir.records import as_time
 from ftsupervise.rundir.switches import read_brake
 from ftsupervise.truth import Health
+from ftsupervise.units import named
 from ftsupervise.watch import Look
 
 WORDS = Words(
@@ -34,7 +35,7 @@ def check(look: Look, settings: object) -> Iterator[Finding]:
     if on is None:
         yield look.finding("chain", Health.OK, "the brake is off", WORDS)
         return
-    held = f"; held: {'jobs' if len(on.held) > 1 else 'job'} {', '.join(on.held)}" if on.held else ""
+    held = f"; held: {named('job', on.held)}" if on.held else ""
     if on.asks and look.rundir.finished.exists():
         yield look.finding("chain", Health.OK, "the run is finished", QUESTION)
         return
