@@ -9,6 +9,8 @@ from enum import Enum
 from types import MappingProxyType
 from typing import Annotated, NamedTuple
 
+# the exit code that says: starting it again is no use before a person has acted. Source: NVIDIA's ft_launcher
+GIVEN_UP = 93
 SAVE = "save"  # the phase of a rank that saves a checkpoint, or waits for others that do
 
 

@@ -28,7 +28,7 @@ KINDS = {
     "held": ("h", "#5c6bc0"),
     "unknown": ("?", "#9e9e9e"),
 }
-_WORDS = {"braked": "stopped by the brake"}  # where a kind has another name for people
+WORDS = {"braked": "stopped by the brake"}  # where a kind has another name for people
 _BARS = "▁▂▃▄▅▆▇█"
 
 
@@ -85,13 +85,13 @@ class LastDay(NamedTuple):
     def legend(self) -> tuple[tuple[str, str, str, str], ...]:
         """Return (character, colour, kind, share) of the kinds that occur."""
         shown = ((kind, share) for kind, share in self.shares if share >= 0.0005)
-        return tuple((*KINDS[kind], _WORDS.get(kind, kind), f"{100 * share:.1f} %") for kind, share in shown)
+        return tuple((*KINDS[kind], WORDS.get(kind, kind), f"{100 * share:.1f} %") for kind, share in shown)
 
     @property
     def cells(self) -> tuple[tuple[str, str, int], ...]:
         """Return (colour, kind, parts) of each stretch of one kind."""
         parts = ((kind, len(list(same))) for kind, same in groupby(self.kinds))
-        return tuple((KINDS[kind][1], _WORDS.get(kind, kind), number) for kind, number in parts)
+        return tuple((KINDS[kind][1], WORDS.get(kind, kind), number) for kind, number in parts)
 
     @property
     def bars(self) -> tuple[int, ...]:

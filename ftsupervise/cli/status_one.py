@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ftsupervise.alerts.last_day import WORDS
 from ftsupervise.cli.status_advice import advice_of
 from ftsupervise.cli.status_rows import COLOURS, ago
 from ftsupervise.model import OUTPUT
@@ -40,7 +41,6 @@ KINDS = {
     "held": ("h", "blue"),
     "unknown": ("?", ""),
 }
-WORDS = {"braked": "stopped by the brake"}  # where a kind has another name for people
 _SPEAKS = frozenset(("STALLED", "SILENT", "HUNG", "GONE"))  # states in which the supervisor's last line is shown
 _A_DAY = 86400
 _FEWEST_SECONDS = 60  # a younger run has no timeline

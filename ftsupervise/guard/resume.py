@@ -34,9 +34,8 @@ from ftsupervise.rundir.beginnings import saved_before
 from ftsupervise.rundir.lineage import Belongs, Lineage, belongs, read_lineage
 from ftsupervise.rundir.paths import ENV_GUARD, RESUMED, RunDir
 from ftsupervise.rundir.records import read_record, write_json
-from ftsupervise.truth import Resumed, SkippedBatches
+from ftsupervise.truth import GIVEN_UP, Resumed, SkippedBatches
 
-GIVEN_UP = 93  # the exit code that says: starting it again is no use before a person has acted
 _TRACKERS = ("latest", "latest_checkpointed_iteration.txt")  # beside the checkpoints of DeepSpeed and of Megatron
 FOLLOW_WITHIN = 900.0  # seconds in which the other ranks wait for rank 0, which may read every byte of a checkpoint
 SEEN_WITHIN = 60.0  # seconds until a rank sees what another one sees: a network file system shows new names late

@@ -63,13 +63,12 @@ from ftsupervise.rundir.paths import (
 from ftsupervise.rundir.reached import keep_reached
 from ftsupervise.scheduler.allocation import Allocation
 from ftsupervise.scheduler.parse import is_away, is_srun
-from ftsupervise.truth import Resumed
+from ftsupervise.truth import GIVEN_UP, Resumed
 from ftsupervise.warm.restarts import WarmStart
 
 # The command's environment: its run, its attempt, its folders, and the needs of its launchers.
 
 ENV_ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
-_REFUSED = 93  # the exit code of a member whose command was not started: it cannot go on from what it has saved
 _GONE_AT_ONCE = 0.1  # seconds for the agent of a node whose slurmd is gone to finish a kill
 
 
@@ -236,7 +235,7 @@ def run_to_end(to: Services, now: RunProgress) -> RunProgress:
     mine, placement = now.claim, now.placement
     added = start_over.resumption(place_of(to), to.options.resume, mine.number)
     if added.refused:
-        return now._replace(ended=_refused(mine, added.refused), code=_REFUSED)
+        return now._replace(ended=_refused(mine, added.refused), code=GIVEN_UP)
     away = frozenset(node for node, state in now.node_states.items() if is_away(state))
     shared = to.agents.begin(mine.number, mine.folder / "run.log", away)
     kill_ranks = partial(_kill_ranks, to, mine, placement.nodes)
@@ -317,7 +316,7 @@ def _refused(mine: Claim, why: str) -> End:
         write_began(mine.folder, Resumed(at=datetime.now(timezone.utc), refused=why))
     except OSError:  # it counts as a failure then, and the brake comes on later
         pass
-    return End(Cause(CauseKind.NOT_STARTED, text=why), Failure(FailureKind.GIVEN_UP, "cannot go on"), _REFUSED)
+    return End(Cause(CauseKind.NOT_STARTED, text=why), Failure(FailureKind.GIVEN_UP, "cannot go on"), GIVEN_UP)
 
 
 def _env(to: Services, now: RunProgress, pages: str) -> dict[str, str]:

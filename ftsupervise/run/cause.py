@@ -10,10 +10,10 @@ from typing import NamedTuple
 
 from ftsupervise.model import Cause, CauseKind, End, Failure, FailureKind, NodeRanks, signal_in
 from ftsupervise.printable import OUR_LINE
+from ftsupervise.truth import GIVEN_UP
 from ftsupervise.units import signal_name
 
 # Exit codes of other programs.
-_GIVEN_UP = 93  # NVIDIA's ft_launcher: no progress over its own restarts, do not start it again
 _AGAIN = 16  # Megatron: computed twice with different results, start again to find out which was wrong
 _WRONG = 17  # Megatron: the same wrong result again
 _MEGATRON = re.compile("megatron|rerun_state_machine", re.I)  # other programs use these codes too
@@ -245,9 +245,9 @@ def _by_code(code: int, death: Cause | None, error: str, detail: str, *, megatro
         number = death.code
     elif death is not None:
         return Failure(FailureKind.SIGNAL, death.end_words(), detail)
-    if number == _GIVEN_UP:
-        said = "the launcher asks not to be started again (exit 93)"
-        return Failure(FailureKind.GIVEN_UP, f"exit {_GIVEN_UP}", said)
+    if number == GIVEN_UP:
+        said = f"the launcher asks not to be started again (exit {GIVEN_UP})"
+        return Failure(FailureKind.GIVEN_UP, f"exit {GIVEN_UP}", said)
     if megatron and number in (_AGAIN, _WRONG):
         what = "asks to be started again to find out" if number == _AGAIN else "is wrong again"
         return Failure(FailureKind.NUMBERS, f"exit {number}", f"a result did not hold when computed twice; it {what}")
