@@ -133,6 +133,7 @@ class EventKind(Enum):
     STOPPED = "stopped"
     FINISHED = "finished"
     DAMAGED = "damaged"  # a checkpoint was not loaded
+    OBSERVED = "observed"  # a decision was not carried out, because it is only told
 
 
 @dataclass(frozen=True)

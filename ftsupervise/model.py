@@ -10,7 +10,16 @@ from enum import Enum
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
-from ftsupervise.truth import Beginning, LeftCheckpoint, LossTrouble, NotFrom, OutputPart, PercentReached, Resumed
+from ftsupervise.truth import (
+    Beginning,
+    LeftCheckpoint,
+    LossTrouble,
+    NotFrom,
+    OnlyTold,
+    OutputPart,
+    PercentReached,
+    Resumed,
+)
 from ftsupervise.units import show_duration
 
 
@@ -309,6 +318,8 @@ class Attempt(NamedTuple):
     unread: str = ""  # where no step was found in its output: in words
     percent: PercentReached | None = None  # where it prints a share of its work, and no step
     begun_again: int = 0  # how often Slurm had put its job back into the queue and begun it again by then
+    observes: tuple[str, ...] = ()  # decisions that its launch says are only told
+    observed: tuple[OnlyTold, ...] = ()  # decisions on it that were only told
 
     @property
     def words(self) -> str:

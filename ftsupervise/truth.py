@@ -55,10 +55,31 @@ class LossTrouble(NamedTuple):
     rank: int = 0
     words: Annotated[str, 500] = ""  # the numbers
     then: str = "warn"  # what the settings say: "warn", "stop", or "resume" from an older checkpoint
+    observed: bool = False  # it would have stopped the run, and that is only told
 
     @property
     def stops(self) -> bool:
-        return self.then in ("stop", "resume")
+        return self.then in ("stop", "resume") and not self.observed
+
+
+# decisions that may be only told (``act`` in the settings)
+HANG, BRAKE, EXCLUSION, RANKS, BACK = DECISIONS = ("hang", "brake", "exclusion", "exit_analysis", "going_back")
+
+
+class OnlyTold(NamedTuple):
+    """A decision that was not carried out."""
+
+    decision: str = ""  # one of ``DECISIONS``
+    what: Annotated[str, 500] = ""  # would have been done: "restarted it"
+    why: Annotated[str, 1000] = ""
+    at: datetime | None = None
+    step: int | None = None  # that the run had reached
+    node: str = ""  # that it is about
+    then: Annotated[str, 1000] = ""  # what happened without it; "": nothing yet, or the end of the attempt says it
+
+    def words(self) -> str:
+        """Return it for people: would have restarted it: rank 3 on node-1 is stopped."""
+        return f"would have {self.what}: {self.why}"
 
 
 class Beat(NamedTuple):

@@ -34,6 +34,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "kill": ("kill", "kill", "Raise the kill switch: the run saves and stops at its next step."),
     "save": ("save", "save", "Raise the save switch: the run saves a checkpoint and goes on."),
     "clear": ("clear", "clear", "Lower a switch again."),
+    "observe": ("observe", "observe", "Have decisions only told and not carried out; --off acts on them again."),
     "cron": ("cron", "cron", "A crontab for clusters without one: install it, drop files in and they run."),
     "groups": ("groups", "groups", "Replica groups: the job script runs them; let one leave, or join again."),
     "nodes": ("nodes", "nodes", "Nodes with incidents: which are excluded and why; exclude, trust, clear."),

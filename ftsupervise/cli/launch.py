@@ -38,6 +38,11 @@ _ASKING = 10.0  # seconds for all that Slurm is asked before something is submit
     help="Go on from the checkpoints that another run left in this run's folder; may be repeated. They are never removed.",
 )
 @click.option("--trust", is_flag=True, help="Launch from settings that another account may write; this is remembered.")
+@click.option(
+    "--observe",
+    is_flag=True,
+    help="Only tell what would be done to it: nothing is ended, held or left out (act: observe).",
+)
 @click.option("--scheduler", type=click.Choice(["auto", *SCHEDULERS]), help="Instead of the configuration's.")
 def launch(
     run: str | None,
@@ -46,6 +51,7 @@ def launch(
     jobs: int | None,
     exclude: str,
     trust: bool,
+    observe: bool,
     scheduler: str | None,
     **consent: Any,
 ) -> None:
@@ -59,6 +65,7 @@ def launch(
 
     from ftsupervise import host
     from ftsupervise.cli.config import settings_to_act_on
+    from ftsupervise.config.acting import observing_all
     from ftsupervise.config.find_run import launch_file
     from ftsupervise.launch.submit import expedited_requeue
 
@@ -72,6 +79,8 @@ def launch(
             settings = settings.model_copy(update={"launch": settings.launch.model_copy(update={"jobs": jobs})})
         if scheduler is not None:  # run.yaml records it too, so that a watch asks the right queue
             settings = settings.model_copy(update={"scheduler": scheduler})
+        if observe:
+            settings = settings.model_copy(update={"act": observing_all()})
         kind = kind_of(settings.scheduler)
         expedites = None if dry_run else expedited_requeue(settings, kind)
         plan = _plan(settings, config, kind, after.strip(), exclude, expedites)

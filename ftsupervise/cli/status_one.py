@@ -18,6 +18,7 @@ from ftsupervise.printable import printable
 from ftsupervise.report.account import kinds_over, ratio
 from ftsupervise.report.queues import jobs_left
 from ftsupervise.report.row import pace_of, reason_of
+from ftsupervise.rundir.observing import phrase
 from ftsupervise.truth import NOT_A_NUMBER, show_percent_points
 from ftsupervise.units import count, show_duration, show_percent, show_rate
 
@@ -43,6 +44,7 @@ KINDS = {
 }
 _SPEAKS = frozenset(("STALLED", "SILENT", "HUNG", "GONE"))  # states in which the supervisor's last line is shown
 _A_DAY = 86400
+_WOULD = 3  # decisions that were only told
 _FEWEST_SECONDS = 60  # a younger run has no timeline
 
 
@@ -63,6 +65,7 @@ def lines_of(found: RunDetail, width: int = 80, advised: Mapping[str, str] = Map
     lines += [f"  do        {words}" for words in advice_of(found, advised)]
     lines += [
         *_queue(found),
+        *_observed(found),
         *_last_event(seen),
         *_progress(found),
         *_unread(seen),
@@ -140,6 +143,18 @@ def _queue(found: RunDetail) -> list[str]:
         held = ", held by the brake" if found.row.braked and is_held(reason) else ""
         lines.append(f"  queue     {count(waiting, 'job')} left{held}{f' ({reason})' if reason else ''}{since}")
     return lines
+
+
+def _observed(found: RunDetail) -> Iterator[str]:
+    """Say which decisions are only told, and the newest that were."""
+    if found.observes:
+        run = found.status.rundir.quoted()
+        yield f"  observes  {phrase(found.observes)} (ftsupervise observe --off {run})"
+    for one in found.would[-_WOULD:]:
+        when = f"{_clock(one.at)} UTC, attempt {one.attempt}"
+        yield f"  would     {when}: {printable(one.words, 300)}; {printable(one.then, 300)}"
+    if len(found.would) > _WOULD:
+        yield f"  would     {len(found.would) - _WOULD} earlier: ftsupervise report {found.status.rundir.quoted()}"
 
 
 def _until(job: Job, seen: Status) -> str:

@@ -74,6 +74,7 @@ BOUNDS: dict[str, CommandBound] = {
     "kill": _LOOKS,
     "save": _LOOKS,
     "clear": _LOOKS,
+    "observe": _LOOKS,
     "cron add": _LOOKS,
     "cron ensure": CommandBound(Bounding.ACTS, 45.0, 15.0),
     "cron install": CommandBound(Bounding.ACTS, 45.0, 15.0),

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from ftsupervise.config.acting import Act, ActOrWord
 from ftsupervise.config.alerting import Alerts
 from ftsupervise.config.checkpointing import CheckpointSettings
 from ftsupervise.config.fields import (
@@ -363,6 +364,8 @@ class Run(Strict):
     """slurm, local (this machine), or auto: Slurm where sbatch answers."""
     share: Sharing = Sharing()
     """The run's group may write the switches; these settings let it write more."""
+    act: ActOrWord = Act()
+    """observe: decisions are written down and told, and nothing is ended, held or left out for them."""
     nodes: NodeSettings = NodeSettings()
     """Nodes that failed the run are excluded: for how long, and how many."""
     guard: GuardSettings = GuardSettings()

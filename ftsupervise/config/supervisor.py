@@ -10,6 +10,8 @@ from __future__ import annotations
 from enum import Enum
 from typing import Any, NamedTuple
 
+from ftsupervise.truth import DECISIONS
+
 
 class Form(Enum):
     """The form of a value in a flag."""
@@ -131,6 +133,10 @@ SETTINGS = (
         "--finished-by", "launch.finished_by", "finished_by", Form.CHOICE, "ask", choices=FINISHED_BY, bare="mark", always=True,
         help="What a command without the guard means that leaves with 0. ask: the next members wait, held, until a person says "
         "whether it is finished; exit 0: it is finished; mark: only state/finished says so, and the next member goes on.",
+    ),
+    Setting(
+        "--observe", "act.observed", "observe", Form.CHOICES, (), choices=DECISIONS,
+        help="A decision that is only written down and told, and not carried out.",
     ),
     Setting(
         "--warm", f"{_RESTART}.warm", "warm", Form.MODULES, "auto", off="off",

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import Any, NamedTuple, SupportsFloat
 
+from ftsupervise.guard.held_back import HeldBack
 from ftsupervise.guard.loss_trend import LossTrend
 from ftsupervise.guard.settings import whole
 from ftsupervise.rundir.paths import ENV_GUARD
@@ -74,9 +75,14 @@ class LossWatch:
     """
 
     def __init__(
-        self, policy: LossPolicy, rank: int, warn: Callable[[str], None], first_ever: Callable[[], float | None]
+        self,
+        policy: LossPolicy,
+        rank: int,
+        warn: Callable[[str], None],
+        first_ever: Callable[[], float | None],
+        held_back: HeldBack | None = None,
     ) -> None:
-        self._policy, self._rank, self._warn = policy, rank, warn
+        self._policy, self._rank, self._warn, self._held_back = policy, rank, warn, held_back
         self._trend = None if policy.diverging is LossAction.OFF else LossTrend(policy.patience, first_ever)
         self.value: float | None = None
         self.first: float | None = None  # finite
@@ -143,7 +149,10 @@ class LossWatch:
         action = self._policy.nonfinite
         found = LossTrouble(NOT_A_NUMBER, self._since, step, self._rank, words, action.value)
         if action.stops and self._bad > self._policy.tolerate:
-            return self._report(found)
+            if self._stopping or not self._only_told(found):
+                return self._report(found)
+            self.trouble = found._replace(observed=True)
+            return self._bad in (1, _LASTING)
         if self._bad == 1:
             self._say(f"{NOT_A_NUMBER}: {words}; no snapshot is taken meanwhile")
         if self._bad >= _LASTING and not self._stopping:
@@ -154,7 +163,10 @@ class LossWatch:
         self._bad = 0
         if not self._stopping:
             self.trouble = None
-            self._say(f"the loss is a number again at step {step}: {value:.4g}")
+            words = f"the loss is a number again at step {step}: {value:.4g}"
+            self._say(words)
+            if self._held_back is not None:
+                self._held_back.over(words)
 
     @property
     def _stopping(self) -> bool:
@@ -163,10 +175,19 @@ class LossWatch:
     def _report(self, found: LossTrouble) -> bool:
         if self._stopping:
             return False
-        if found.stops:
+        if found.stops and not self._only_told(found):
             self.trouble = found
-        else:
+        elif not found.stops:
             self._say(f"{found.kind}: {found.words}")
+        return True
+
+    def _only_told(self, found: LossTrouble) -> bool:
+        """Return whether a stop is not carried out, which is said once."""
+        before = self.trouble is not None and self.trouble.observed
+        if self._held_back is None or not self._held_back(found):
+            return False
+        if not before:
+            self._say(f"{found.kind}: {found.words}; that the run stops for it is only told")
         return True
 
     def _say(self, text: str) -> None:

@@ -32,9 +32,10 @@ from ftsupervise.rundir import ledger, switches
 from ftsupervise.rundir.began import read_began, write_began
 from ftsupervise.rundir.beginnings import saved_before
 from ftsupervise.rundir.lineage import Belongs, Lineage, belongs, read_lineage
+from ftsupervise.rundir.observing import Observes, tell_only
 from ftsupervise.rundir.paths import ENV_GUARD, RESUMED, RunDir
 from ftsupervise.rundir.records import read_record, write_json
-from ftsupervise.truth import GIVEN_UP, Resumed, SkippedBatches
+from ftsupervise.truth import BACK, GIVEN_UP, Resumed, SkippedBatches
 
 _TRACKERS = ("latest", "latest_checkpointed_iteration.txt")  # beside the checkpoints of DeepSpeed and of Megatron
 FOLLOW_WITHIN = 900.0  # seconds in which the other ranks wait for rank 0, which may read every byte of a checkpoint
@@ -161,7 +162,7 @@ def _newest(
     choice = pick(())
     suspicion = None if begun else _suspicion(place, voice)
     aside: Suspicion | None = None
-    if suspicion is not None and _is(suspicion, choice):
+    if suspicion is not None and _is(suspicion, choice) and not _only_told(place, suspicion):
         other = pick((suspicion.checkpoint.checkpoint,))
         if other.verdict is not None:
             choice, aside = other, suspicion
@@ -399,6 +400,16 @@ def _suspicion(place: RankContext, voice: Voice) -> Suspicion | None:
     except OSError as error:
         voice.once(f"cannot read the ledger ({error.strerror}): no checkpoint is suspected")
         return None
+
+
+def _only_told(place: RankContext, found: Suspicion) -> bool:
+    """Return whether the suspect is not set aside, because that is only told. Rank 0 writes it down."""
+    if place.rundir is None or not Observes(place.rundir, place.observe)(BACK):
+        return False
+    if place.rank == 0 and place.attempt_dir is not None:
+        what = f"set {found.checkpoint.checkpoint} aside, and gone back to the one before"
+        tell_only(BACK, what, found.words(), place.attempt_dir / "run.log")
+    return True
 
 
 def _is(suspicion: Suspicion, choice: Choice) -> bool:

@@ -48,6 +48,7 @@ class RankContext(NamedTuple):
     )
     quarantine_after: int = 0  # attempts that fail from the same checkpoint; 0: never
     loss_back: int = 100  # steps to go back when the loss is no number or diverges
+    observe: tuple[str, ...] = ()  # decisions that the launch says are only told
 
 
 class Limits(NamedTuple):
@@ -85,6 +86,7 @@ def place(
         verify=env.get(ENV_GUARD + "VERIFY") or "full",
         incremental=_int(env, (ENV_GUARD + "INCREMENTAL",)) or 0,
         quarantine_after=(_int(env, (ENV_GUARD + "QUARANTINE_AFTER",)) or 0) if own else 0,
+        observe=tuple(env.get(ENV_GUARD + "OBSERVE", "").split(",")) if own else (),
         loss_back=100 if (back := _int(env, (ENV_GUARD + "LOSS_BACK",))) is None else back,
     )
 

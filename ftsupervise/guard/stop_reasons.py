@@ -13,6 +13,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from ftsupervise import scheduler
 from ftsupervise.guard.gpu_memory import GpuMemory
+from ftsupervise.guard.held_back import HeldBack
 from ftsupervise.guard.loss_policy import LossWatch, loss_policy
 from ftsupervise.guard.memory_limits import GPU, HOST, MemoryLimits, Shortage
 from ftsupervise.guard.settings import Limits, RankContext, Voice
@@ -375,7 +376,7 @@ class StopReasons:
         policy, odd = loss_policy(os.environ)
         for problem in odd:
             voice.once(problem)
-        self.loss = LossWatch(policy, place.rank, voice.say, first_loss)
+        self.loss = LossWatch(policy, place.rank, voice.say, first_loss, HeldBack(place))
         self.switches = SwitchReader(place.rundir, voice)
         self._ends = _find_ends(limits, place.rank)
         self.end, self._end_cause = min(self._ends)

@@ -20,6 +20,7 @@ from ftsupervise.host import processes
 from ftsupervise.hostlist import expand_hostlist
 from ftsupervise.launch.shell_code import Kind, in_a_shell, understand, words_before_a_program
 from ftsupervise.launch.words import in_groups, in_its_job, warning_option, words_of_one, words_of_the_whole
+from ftsupervise.rundir.observing import phrase
 from ftsupervise.rundir.paths import whole_run
 from ftsupervise.scheduler import SLURM
 from ftsupervise.scheduler.ownership import comment
@@ -85,6 +86,7 @@ class Plan:
     groups: tuple[PlannedGroup, ...] = ()  # each with a chain of its own, after that of the lighthouse
     assignments: tuple[str, ...] = ()  # NAME=value before the command, as the person wrote them before their srun
     least_nodes: int = 0  # without the spare ones; 0: there are none
+    observe: tuple[str, ...] = ()  # decisions that are only told
     own_workdir: bool = False  # the token of this launch: a job that finds another account's folder there does nothing
 
     @property
@@ -157,7 +159,8 @@ def plan(
         after=after,
         command=(*_supervisor(run, token, python), *trains),
         avoided=avoided,
-        notes=_notes(launch, kind, avoid),
+        notes=(*_of_observing(run.act.observed), *_notes(launch, kind, avoid)),
+        observe=run.act.observed,
         groups=of_groups,
         assignments=understand(launch.command).assignments,
         least_nodes=launch.job_nodes if launch.spare_nodes else 0,
@@ -282,6 +285,10 @@ def requeued(made: Plan, launch: Launch, *, expedites: bool | None) -> Plan:
     choice = requeue_of(launch, expedites=expedites)
     options = tuple(choice.option if option == NEVER else option for option in made.options)
     return replace(made, options=options, notes=(f"{choice.option}: {choice.why}", *made.notes))
+
+
+def _of_observing(of: tuple[str, ...]) -> tuple[str, ...]:
+    return (f"{phrase(of)} (to act on them: ftsupervise observe --off)",) if of else ()
 
 
 def _notes(launch: Launch, kind: str, avoid: Sequence[JudgedNode]) -> tuple[str, ...]:

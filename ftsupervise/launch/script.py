@@ -6,6 +6,7 @@ there), one that reaches the shell through ``quote``. StrictUndefined: a misspel
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from pathlib import Path
@@ -82,6 +83,7 @@ def _of_the_node(plan: Plan, options: tuple[str, ...]) -> dict[str, object]:
         "python": plan.command[0],
         "needed": (str(plan.workdir), plan.command[0], plan.command[2]),
         "mine": mine,
+        "launched": json.dumps(plan.observe),
         "excluded": len(expand_hostlist(given.get("--exclude", ""))),
     }
 

@@ -42,6 +42,7 @@ from ftsupervise.rundir.launches import LaunchRecord, launches, people
 from ftsupervise.rundir.ledger import newest
 from ftsupervise.rundir.lineage import TakenOver, keep_lineage
 from ftsupervise.rundir.lineage import take_over as note_taken
+from ftsupervise.rundir.observing import forget_observing
 from ftsupervise.rundir.paths import RunDir, state_dir, write_whole
 from ftsupervise.rundir.records import as_counts, write_json
 from ftsupervise.scheduler import SLURM, kind_of_job
@@ -100,6 +101,7 @@ def prepare(run_dir: RunDir, name: str, config_text: str, share: Sharing | None 
             write_whole(run_dir.root / "README", README.format(name=name))
         write_whole(run_dir.config, config_text, mode=0o644)
         keep_lineage(run_dir, name)
+        forget_observing(run_dir)  # what a person said of the launch before; the settings count again
     except OSError as error:
         raise _not_mine(run_dir, from_os_error(error, f"write the run directory {run_dir.root}")) from None
 

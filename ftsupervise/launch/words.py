@@ -17,7 +17,12 @@ if TYPE_CHECKING:
 # The supervisor of a run of replica groups supervises the process that starts the groups: it has no ranks of its own,
 # no hang detector and nothing to keep warm. Each group's supervisor has these.
 _WARN = timedelta(minutes=10)
-_WHOLE = (*(f"launch.restart.{word}" for word in ("in_place", "same_failure", "back_off", "stop_within")), RETAIN)
+_OBSERVE = "act.observed"
+_WHOLE = (
+    *(f"launch.restart.{word}" for word in ("in_place", "same_failure", "back_off", "stop_within")),
+    RETAIN,
+    _OBSERVE,
+)
 
 
 def warning_lead(launch: Launch) -> timedelta:

@@ -24,12 +24,14 @@ from ftsupervise.model import Job
 from ftsupervise.nodes import incidents
 from ftsupervise.nodes.judging import judge, of_run
 from ftsupervise.rundir.launches import launches, people
+from ftsupervise.rundir.observing import Observes
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.records import read_record, write_json
 from ftsupervise.scheduler import SLURM
 from ftsupervise.scheduler.ownership import identify_to_change, jobs_of_run
 from ftsupervise.scheduler.parse import NodeInventory, is_held
 from ftsupervise.scheduler.slurm import Slurm, clean_environment
+from ftsupervise.truth import EXCLUSION
 
 if TYPE_CHECKING:
     from ftsupervise.config.schema import Run
@@ -251,8 +253,13 @@ class ExclusionLedger:
 
 
 def to_avoid(run: Run, now: datetime) -> tuple[tuple[incidents.JudgedNode, ...], tuple[str, ...]]:
-    """Return the nodes to exclude, a person's own first, then the worst, and what could not be read. Reads files only."""
+    """Return the nodes to exclude, a person's own first, then the worst, and notes: what could not be read, and whom the run
+    would exclude if that were not only told (``act``). Reads files only."""
     judged = judge(*of_run(run), now)
+    if EXCLUSION in run.act.observed:
+        hand = tuple(node for node in judged.nodes if node.state == "by hand")
+        told = (f"would have excluded {node.name}: {node.why}" for node in judged.nodes if node.state == "excluded")
+        return hand, (*judged.known.problems, *told)
     avoided = sorted((node for node in judged.nodes if node.excluded), key=lambda node: node.state != "by hand")
     return tuple(avoided), judged.known.problems
 
@@ -302,4 +309,7 @@ def relieve(run: Run, now: datetime) -> tuple[str, ...]:
     if not incidents.any_exclusions(rundir.nodes):
         return ()
     judged = judge(*of_run(run), now)
-    return apply(rundir, clean_environment(os.environ), judged.nodes, whole=judged.whole).changed
+    nodes = judged.nodes
+    if Observes(rundir, run.act.observed)(EXCLUSION):
+        nodes = tuple(node for node in nodes if node.state == "by hand")
+    return apply(rundir, clean_environment(os.environ), nodes, whole=judged.whole).changed

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 import signal
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -23,8 +23,10 @@ from ftsupervise.nodes import health, incidents
 from ftsupervise.nodes.judging import NodeJudge
 from ftsupervise.probe.errand import within
 from ftsupervise.rundir.ledger import job_id
+from ftsupervise.rundir.observing import tell_only
 from ftsupervise.rundir.paths import ENV_GROUP_JOB, ENV_NODES, RunDir, tell
 from ftsupervise.scheduler.parse import is_away, is_leaving, is_srun, on_nodes, with_fewer
+from ftsupervise.truth import EXCLUSION
 
 if TYPE_CHECKING:
     from ftsupervise.nodes.exclude import ExclusionResult
@@ -59,11 +61,19 @@ class NodePolicy:
 class WaitingExclusions:
     """The exclusions of the run's waiting jobs, as far as this job has brought them up to date."""
 
-    def __init__(self, rundir: RunDir, env: Mapping[str, str], allocation: Allocation, judge: NodeJudge) -> None:
-        self.rundir, self.env, self.allocation, self.judge = rundir, env, allocation, judge
+    def __init__(
+        self,
+        rundir: RunDir,
+        env: Mapping[str, str],
+        allocation: Allocation,
+        judge: NodeJudge,
+        observes: Callable[[str], bool],
+    ) -> None:
+        self.rundir, self.env, self.allocation, self.judge, self.observes = rundir, env, allocation, judge, observes
         self.applied: ExclusionResult | None = None  # the result of the last update
         # an earlier job may have excluded nodes for a reason that is over
         self.outdated = incidents.any_exclusions(rundir.nodes)
+        self._told: frozenset[str] = frozenset()  # nodes whose exclusion is only told
         # of the last update: the nodes to exclude; whether this job was leaving; the nodes that did not answer
         self._requested: tuple[frozenset[str], bool, frozenset[str]] = (frozenset(), False, frozenset())
 
@@ -72,7 +82,11 @@ class WaitingExclusions:
 
         ``leaving``: the next member is to start now, in the place of this job.
         """
-        nodes, gone = self.judge.excluded(), self.allocation.last_silent
+        judged, nodes, gone = self.judge.nodes, self.judge.excluded(), self.allocation.last_silent
+        if self.observes(EXCLUSION):
+            self._tell_only(judged, log)
+            judged = tuple(node for node in judged if node.state == "by hand")
+            nodes = frozenset(node.name for node in judged)
         if not job_id(self.env) or not self.env.get("SLURM_JOB_ID"):
             return
         if self.rundir.whole is not None and not self.env.get(ENV_GROUP_JOB):
@@ -86,7 +100,7 @@ class WaitingExclusions:
         done = exclude.apply(
             self.rundir,
             self.env,
-            self.judge.nodes,
+            judged,
             whole=self.judge.whole,
             member=own_job_ids(self.env),
             gone=gone,
@@ -99,6 +113,13 @@ class WaitingExclusions:
             tell(log, f"could not update the excluded nodes of the waiting jobs ({done.problem}); {again}")
         self.applied, self.outdated = done, bool(done.problem)
         self._requested = nodes, leaving, gone
+
+    def _tell_only(self, judged: Sequence[incidents.JudgedNode], log: Path | None) -> None:
+        """Say which nodes would be excluded for their past; by hand they are all the same."""
+        bad = {node.name: node.why for node in judged if node.state == "excluded"}
+        for name in bad.keys() - self._told:
+            tell_only(EXCLUSION, f"excluded {name}", bad[name] or "its past", log, name)
+        self._told = frozenset(bad)
 
     def release(self, log: Path | None) -> None:
         """Exclude no node any more, once the run has finished: the waiting members have nothing to do."""
@@ -118,6 +139,7 @@ class NodeSelector:
         care: NodePolicy,
         env: Mapping[str, str],
         allocation: Allocation,
+        observes: Callable[[str], bool] = lambda _: False,
     ) -> None:
         self.rundir, self.name, self.command, self.care, self.allocation = rundir, name, command, care, allocation
         self.names = allocation.nodes or (_host(),)
@@ -128,7 +150,7 @@ class NodeSelector:
         writer = f"{name}.{self.job or 'none'}.{_host()}.{os.getpid()}.{processes.identity(os.getpid())}"
         scoring = incidents.Scoring(care.half_life, care.exclude_at, most)
         self.judge = NodeJudge(rundir.nodes, care.directory, scoring, writer)
-        self.exclusions = WaitingExclusions(rundir, env, allocation, self.judge)
+        self.exclusions = WaitingExclusions(rundir, env, allocation, self.judge, observes)
         self.failed_nodes: frozenset[str] = frozenset()  # failed under a step of this job, or started none
         self.unhealthy: dict[str, str] = {}  # node -> what its health command said
         in_a_job_of_others = rundir.whole is not None and not env.get(ENV_GROUP_JOB)
@@ -138,7 +160,8 @@ class NodeSelector:
 
     def barred(self, *, by_hand: bool = True) -> dict[str, str]:
         """Return the nodes that are not used here at all, and why: by their health command, or by hand."""
-        return {**(self.judge.by_hand() if by_hand else {}), **self.unhealthy}
+        unhealthy = {} if self.exclusions.observes(EXCLUSION) else self.unhealthy
+        return {**(self.judge.by_hand() if by_hand else {}), **unhealthy}
 
     def too_few(self, why: str) -> Failure:
         """Return the failure that too few nodes are healthy.
@@ -165,7 +188,7 @@ class NodeSelector:
         found = self._place(states, self.barred())
         if found.short:
             found = self._place(states, self.barred(by_hand=False))
-        if found.short and self.unhealthy:
+        if found.short and self.barred(by_hand=False):
             return found.short
         return Placement(command, nodes) if found.short else found
 
@@ -174,7 +197,8 @@ class NodeSelector:
         found = self._place(states, self.barred())
         if found.short:
             return f"{found.short}: {self._after}"
-        here = [node for node in found.nodes if node in self.judge.excluded()]
+        observed = self.exclusions.observes(EXCLUSION)
+        here = [] if observed else [node for node in found.nodes if node in self.judge.excluded()]
         if here:
             self.exclusions.outdated = True  # the waiting members may have changed since the last update
             self.exclusions.update(None, leaving=True)
@@ -190,7 +214,8 @@ class NodeSelector:
 
     def _place(self, states: Mapping[str, str], barred: Mapping[str, str]) -> Placement:
         if self.allocation.nodes or barred:
-            return place(self.command, self.names, states, self.judge.scores(), barred, self.text, self.care.least)
+            scores = {} if self.exclusions.observes(EXCLUSION) else self.judge.scores()
+            return place(self.command, self.names, states, scores, barred, self.text, self.care.least)
         return Placement(self.command, ())
 
     # ---------------------------------------------------------------------------------------------------------- doing
@@ -223,6 +248,9 @@ class NodeSelector:
         for words in dict.fromkeys(one.words() for one in answers.values() if one.word != health.OK):
             on = ", ".join(node for node, one in answers.items() if one.words() == words)
             tell(log, f"health command on {on}: {words}")
+        if self.unhealthy and self.exclusions.observes(EXCLUSION):
+            for node, words in self.unhealthy.items():
+                tell_only(EXCLUSION, f"left out {node}", words, log, node)
         self.judge.note(found, log)
 
     # --------------------------------------------------------------------------------------------------------- inside

@@ -91,6 +91,15 @@ class HangMonitor:
         self.due = now + min(_FAR, max(period, (_COST if fine else _CLOSER_COST) * took))
         return self._capture_evidence(verdict) if verdict.health is HangState.HUNG else None
 
+    def is_over(self, verdict: HangVerdict) -> bool:
+        """Return whether the run has gone on since ``verdict``, which was left alone. Costs nothing before the check is due."""
+        now = time.monotonic()
+        if now < self.due:
+            return False
+        over = self._progressed(verdict)
+        self.due = now + self._detector.limits.period
+        return over
+
     def _is_hung_for_others(self, outside: SeenFromOutside, verdict: HangVerdict, now: float) -> bool:
         """Believe the others at once of ranks that report nothing. Ranks that report have made a step since, or are hung if the
         others still say so when they have seen a newer page."""

@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, NamedTuple
 from ftsupervise.model import Cause, CauseKind
 from ftsupervise.report import Status, gather
 from ftsupervise.report.account import Ettr, Spent, TimeAccount, account
+from ftsupervise.report.observed import ObservedRow, observed_rows, observes
 from ftsupervise.report.placing import DrawnTime, placed
 from ftsupervise.report.queues import QueueSeen
 from ftsupervise.report.row import RunRow, row_of
+from ftsupervise.rundir.launches import launches
 from ftsupervise.rundir.ledger import lives_here
 from ftsupervise.rundir.paths import TRACKER, RunDir, tracked_attempts
 from ftsupervise.rundir.steps import read_steps
@@ -53,6 +55,8 @@ class RunDetail(NamedTuple):
     groups: GroupsSeen | None = None  # its replica groups, where it has some
     tracker: TrackerPage | None = None  # its page in an experiment tracker
     aside: tuple[Quarantined, ...] = ()  # checkpoints that were set aside
+    observes: tuple[str, ...] = ()  # decisions that are only told at present
+    would: tuple[ObservedRow, ...] = ()  # those that were, oldest first
 
     @property
     def time(self) -> TimeSpent:
@@ -79,7 +83,16 @@ def detail(rundir: RunDir, now: datetime, env: Mapping[str, str]) -> RunDetail:
     spent = account_of(seen)
     drawn = placed(spent.stretches, read_steps(rundir))
     aside = _set_aside(rundir)
-    return RunDetail(seen, row, spent, avoided, _newest_log(seen), drawn, groups, tracker, aside)
+    told = observes(rundir, seen.attempts)
+    would = observed_rows(attempts_of(seen), _launched(rundir))
+    return RunDetail(seen, row, spent, avoided, _newest_log(seen), drawn, groups, tracker, aside, told, would)
+
+
+def _launched(rundir: RunDir) -> tuple[datetime, ...]:
+    try:
+        return tuple(one.at for one in launches(rundir))
+    except OSError:
+        return ()
 
 
 def _set_aside(rundir: RunDir) -> tuple[Quarantined, ...]:

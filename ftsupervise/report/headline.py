@@ -18,6 +18,7 @@ from ftsupervise.report.slow import SLOW
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.switches import Brake
 from ftsupervise.secrecy import masked
+from ftsupervise.truth import HANG
 from ftsupervise.units import count, show_duration, show_percent
 
 if TYPE_CHECKING:
@@ -58,6 +59,7 @@ class RunPresent(NamedTuple):
     behind: str = ""  # the rank that is furthest behind, and where
     do: str = ""  # what the worst alert says is to be done
     restarts_hangs: bool | None = None  # does the supervisor end a hang by itself? None: not known
+    observes: tuple[str, ...] = ()  # decisions that are only told
     brake: Brake | None = None  # where it is on
     last: Attempt | None = None  # the newest
     lately: FaultsLately | None = None
@@ -217,6 +219,9 @@ def _hung(now: RunPresent) -> Headline:
         False: "Nothing ends it by itself, because launch.restart.hang is null. To restart it",
         None: "To restart it",
     }[now.restarts_hangs]
+    if HANG in now.observes:
+        acts = f"ftsupervise observe --off {now.where}"
+        by_itself = f"Nothing ends it by itself, because that is only told ({acts}). To restart it"
     do = f"{by_itself}: {restart}. To see what the ranks are doing:"
     return Headline(now.row.verdict, "bad", sentence, do, f"ftsupervise check hang {now.where}")
 

@@ -169,6 +169,11 @@ def _view(report: ReportFacts, axis: Axis, lines: Sequence[tuple[str, str, str, 
         "lines": [{"name": name, "title": title, "label": label, "line": line} for name, title, label, line in lines],
         "planned": any(line.plan for *_, line in lines),
         "slow": _slow(report),
+        "observed": summary.observed_sentence(report),
+        "would": [
+            {"at": stamp(one.at), "attempt": one.attempt, "words": one.words, "then": one.then}
+            for one in reversed(report.detail.would)
+        ],
         "incidents": [alike_row(one) for one in reversed(ends)],
         "stalls": [{**one._asdict(), "at": stamp(one.at)} for one in stall_rows(report.detail.groups)],
         "incident_kinds": [(one.kind, one.times) for one in costs_of(report.incidents)],

@@ -60,6 +60,7 @@ def _lines(report: ReportFacts) -> Iterator[str]:
     yield from _time(of)
     yield from _groups(report)
     yield from _incidents(report.incidents)
+    yield from _observed(report)
     yield from _stalls(report)
     yield from _nodes(report)
     yield from _alerts(report)
@@ -137,6 +138,17 @@ def _incidents(found: Sequence[RunIncident]) -> Iterator[str]:
     if len(groups) > _INCIDENTS:
         yield f"{sum(one.times for one in groups[:-_INCIDENTS])} earlier ones are not listed."
         yield ""
+
+
+def _observed(report: ReportFacts) -> Iterator[str]:
+    if words := summary.observed_sentence(report):
+        yield "## What it would have done"
+        yield ""
+        yield plain(words, 600)
+        yield ""
+        rows = list(reversed(report.detail.would))[:_INCIDENTS]
+        cells = ((stamp(one.at), str(one.attempt), plain(one.words, 300), plain(one.then, 300)) for one in rows)
+        yield from table(("when", "attempt", "decision", "what happened without it"), cells) if rows else ()
 
 
 def _stalls(report: ReportFacts) -> Iterator[str]:

@@ -32,6 +32,7 @@ from ftsupervise.report.incidents import STALL, RunIncident, standing
 from ftsupervise.report.placing import BadLoss
 from ftsupervise.report.row import pace_of
 from ftsupervise.report.slow import SLOW
+from ftsupervise.rundir.observing import phrase
 from ftsupervise.units import count, show_duration, show_percent, show_rate
 
 _MOST_STEPS = 6  # of an alert that are listed
@@ -73,6 +74,7 @@ def headline(report: ReportFacts) -> Headline:
             last=last,
             do=next((one.do for one in rows if worst and one.watchdog == worst), ""),
             restarts_hangs=restarts_hangs(run),
+            observes=report.detail.observes,
             lately=faults_lately(report.incidents, seen.at),
         )
     )
@@ -117,6 +119,16 @@ def sentences(report: ReportFacts) -> Iterator[str]:
     if of.blind:
         blind = "One attempt" if len(of.blind) == 1 else f"{len(of.blind)} attempts"
         yield f"{blind} reported nothing (no guard, or not yet): what was done then is not known."
+
+
+def observed_sentence(report: ReportFacts) -> str:
+    """Return which decisions are only told, and how many were; "" where none is and none was."""
+    told, now = len(report.detail.would), phrase(report.detail.observes)
+    if not told and not now:
+        return ""
+    many = f"{count(told, 'decision')} {'was' if told == 1 else 'were'} told and not carried out" if told else ""
+    words = "; ".join(filter(None, (f"{now[:1].upper()}{now[1:]}", many)))
+    return f"{words}."
 
 
 def cost_sentence(item: CostItem, total: float) -> str:

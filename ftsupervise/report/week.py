@@ -20,6 +20,7 @@ from ftsupervise.report.detail import account_of, runs_now
 from ftsupervise.report.everything import believed_settings, harmless
 from ftsupervise.report.headline import Headline, RunPresent, faults_lately, headline_of, job_that_runs, restarts_hangs
 from ftsupervise.report.incidents import RunIncident, incidents, standing
+from ftsupervise.report.observed import observes
 from ftsupervise.report.placing import placed
 from ftsupervise.report.queues import ask_queues
 from ftsupervise.report.reading import RunReading, read_run
@@ -200,6 +201,7 @@ def _of_run(row: RunRow, begin: datetime, now: datetime, env: Mapping[str, str])
             brake=run.braked,
             last=run.last,
             restarts_hangs=restarts_hangs(believed_settings(rundir, env)) if hung else None,
+            observes=observes(rundir, run.attempts) if hung else (),
             lately=faults_lately(incidents(run.attempts, whole, running=running), now),
         )
     )

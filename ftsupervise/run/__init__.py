@@ -44,6 +44,7 @@ class Options:
     finished_by: str = "mark"  # what an exit with 0 means that no guard explains: "ask", "exit 0" or "mark"
     heartbeat_log: str = ""  # the regular expression that finds steps in a log; "": none is read
     heartbeat_file: Path | None = None  # that log, or without one a file that the command touches
+    observe: tuple[str, ...] = ()  # decisions that are only told, unless a person has said otherwise since
     warm: WarmSettings = field(default_factory=WarmSettings)
     guard: Mapping[str, str] = field(default_factory=dict)  # POLL, MEMORY, STOP_BEFORE, RUN_FOR, VERIFY
     budgets: Budgets = field(default_factory=Budgets)
@@ -79,6 +80,7 @@ def options_of(rundir: RunDir, command: tuple[str, ...], name: str, values: Mapp
         guard={
             **({"SIGNAL": signal_name(told)} if told != signal.SIGUSR1 else {}),
             **{key: str(value) for key, value in parts["guard"].items()},
+            **({"OBSERVE": ",".join(parts[""]["observe"])} if parts[""].get("observe") else {}),
             "QUARANTINE_AFTER": str(budgets.set_aside_after),
             "LOSS_BACK": str(budgets.loss_back),
         },

@@ -38,6 +38,7 @@ from ftsupervise.rundir import ledger, members
 from ftsupervise.rundir.began import write_began
 from ftsupervise.rundir.fence import superseded
 from ftsupervise.rundir.heartbeat_page import ENV_PAGES
+from ftsupervise.rundir.observing import Observes
 from ftsupervise.rundir.paths import (
     ENV_AREA,
     ENV_ATTEMPT,
@@ -131,6 +132,7 @@ class Services:
     snapshots: SnapshotKeeper
     pending: PendingWrites  # pages that could not be written to a full disk
     past: GapHistory  # duration of this run's steps and phases
+    observes: Observes
 
 
 class RunProgress(NamedTuple):
@@ -214,10 +216,8 @@ def _claim(to: Services, now: RunProgress, wait: Callable[[float], bool]) -> Cla
         if found[0] is not None:
             command, nodes = now.placement.command, now.placement.nodes
             at = datetime.now(timezone.utc)
-            within = to.options.stop_within
-            ledger.write_start(
-                found[0], to.env, command, at, to.job.at, in_place=now.restarts, nodes=nodes, stop_within=within
-            )
+            terms = ledger.StartTerms(now.restarts, nodes, to.options.stop_within, to.options.observe)
+            ledger.write_start(found[0], to.env, command, at, to.job.at, terms)
 
     begun = False
     try:
@@ -260,6 +260,7 @@ def run_to_end(to: Services, now: RunProgress) -> RunProgress:
         to.allocation.states,
         kill_ranks,
         in_rank,
+        observes=to.observes,
     )
     tell_ranks = partial(to.allocation.tell_ranks, without=now.foreign, attempts=to.options.rundir.attempts)
     asked = replace(asked, tell_ranks=tell_ranks)
@@ -277,7 +278,7 @@ def run_to_end(to: Services, now: RunProgress) -> RunProgress:
     before = float(to.options.guard.get("STOP_BEFORE", "0") or 0)
     end = EndFollower(to.job, mine.folder, before, partial(tell, mine.folder / "run.log"))
     seen = start_over.FirstStep(
-        lambda: seen_by(to.agents.table, one.hang),
+        lambda: seen_by(to.agents.table, one.left.hang),
         partial(start_over.tell_a_start_over, place_of(to), mine.number, one.say),
         mine.folder,
     )

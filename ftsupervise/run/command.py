@@ -19,7 +19,6 @@ from ftsupervise.host.begin import begin
 from ftsupervise.host.in_time import in_time
 from ftsupervise.host.memory import OomKillCounter
 from ftsupervise.model import Cause, CauseKind, End, Reached
-from ftsupervise.ranks.hang_detector import HangVerdict
 from ftsupervise.ranks.hang_monitor import HangMonitor, cause_of
 from ftsupervise.ranks.protocol import RankExit
 from ftsupervise.ranks.rank_table import first_failure
@@ -30,10 +29,12 @@ from ftsupervise.run.fencing import RunDirWatcher
 from ftsupervise.run.gate import STOP
 from ftsupervise.run.hints import HintChecker
 from ftsupervise.run.job_end import Announcement
+from ftsupervise.run.left_alone import LeftAlone
 from ftsupervise.run.progress_pages import seen_by
 from ftsupervise.run.states import AttemptEvent, AttemptProgress, AttemptState, Ending, OpenWarning
 from ftsupervise.rundir.paths import ENV_ATTEMPT_DIR, ERROR_FILE, shown, tell, warn
 from ftsupervise.rundir.reached import reached
+from ftsupervise.truth import HANG, RANKS
 from ftsupervise.units import signal_name
 
 _BEGINS = 5.0  # seconds for the command to begin; after that it is followed all the same, and may be ended
@@ -63,8 +64,8 @@ class RunningCommand:
     def __init__(self, asked: CommandSpec, monitor: HangMonitor | None = None) -> None:
         self.asked = asked
         self.now = AttemptProgress()
-        self.monitor = monitor  # None: hangs are not detected, or no longer
-        self.hang: HangVerdict | None = None  # that was found and left alone
+        self.monitor = monitor  # None: hangs are not detected
+        self.left = LeftAlone(asked.observes, asked.mine.folder, self.say)
         self.crashes: list[RankExit] = []  # of ranks, as their nodes reported
         self.death: RankExit | None = None  # of the rank that failed first
         self.pid = 0
@@ -207,7 +208,9 @@ class RunningCommand:
             self._end_it(Cause(CauseKind.KILL_SWITCH, text=late))
             return
         death = self.reported_death() or (self._confirmed_death() if self._listens else None)
-        if death is not None:
+        if death is not None and self.left.observes(RANKS):
+            self.left.note(RANKS, "ended the other ranks, to start again in place", death.words())
+        elif death is not None:
             now = time.monotonic()
             since = self.death.at if self.death is not None else now
             self._move(AttemptEvent.RANK_DIED, ending=Ending(max(now, since + _VICTIMS), died_at=now))
@@ -218,14 +221,20 @@ class RunningCommand:
 
     def _look_for_a_hang(self) -> None:
         """Gather evidence of a hang, then end it without grace: stopped processes and blocked collectives ignore SIGTERM."""
-        verdict = self.monitor.alarm() if self.monitor is not None else None
+        if self.monitor is None or self._hangs_on(self.monitor):
+            return
+        verdict = self.monitor.alarm()
         if verdict is None:
             return
         hang = cause_of(verdict)
         self.say(hang.words() + ("" if verdict.moved else f"; evidence in {self.asked.mine.folder / 'evidence'}"))
         if not self.asked.options.end_hung:
             self.say("the hung command is left running: neither --hang nor --in-place was given")
-            self.monitor, self.hang = None, verdict
+            self.left.hang = verdict
+            return
+        if not verdict.moved and self.left.observes(HANG):
+            self.left.hang = verdict
+            self.left.note(HANG, "restarted it", hang.hang_words(), verdict.step)
             return
         now, ours = time.monotonic(), self._ours()
         by_srun = bool(processes.sruns(ours))
@@ -234,6 +243,18 @@ class RunningCommand:
             outliers = [one.pid for one in verdict.outliers if one.state in ("T", "t", "D") and one.pid in ours]
             processes.send(outliers, signal.SIGKILL)
             processes.send([pid for pid in ours if pid not in outliers], signal.SIGTERM)
+
+    def _hangs_on(self, monitor: HangMonitor) -> bool:
+        """Return whether a hang that was left alone still is."""
+        if self.left.hang is None:
+            return False
+        if monitor.is_over(self.left.hang):
+            self.left.went_on(self._reached().last)
+            return False
+        if self.asked.options.end_hung and not self.left.observes(HANG):  # a person has it ended now
+            monitor.due = time.monotonic()
+            return False
+        return True
 
     def reported_death(self) -> Cause | None:
         """Return the first crash that a node reported; None also where no restart would follow: the crash is then only

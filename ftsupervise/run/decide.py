@@ -35,6 +35,7 @@ _PATIENT = {FailureKind.NODE: 10}  # kinds whose budget is larger, because time 
 _LIVED = 600.0  # seconds: an attempt whose steps are unknown has made progress when it ran for this long
 _MEMBERS = 3  # in a row may be used up without progress, where no budget allows more
 TOO_SHORT = "the time limit is too short for the start"
+_ANY_NUMBER = 1_000_000
 _AT_THE_END = (CauseKind.WARNING, CauseKind.TIME_LIMIT, CauseKind.TOLD)  # causes of an end that the job's limit brought
 IDLE = "a finished run has to say so: guard.finished(step), or the file state/finished"
 _LEAST_TIME = 30.0  # seconds of the job that must be left
@@ -110,6 +111,11 @@ def decide(situation: Situation, budgets: Budgets) -> RestartDecision:
     if repeats and (held := _begins_anew(situation.attempts, budgets, situation.first)):
         return held
     return before_leaving(verdict, situation, budgets)
+
+
+def without_brake(situation: Situation, budgets: Budgets) -> RestartDecision:
+    """Return the next move where the brake is only told. What the program itself asks for is done all the same."""
+    return decide(replace(situation, asks=False), replace(budgets, same_failure=0, loss_tries=_ANY_NUMBER))
 
 
 def before_leaving(verdict: RestartDecision, situation: Situation, budgets: Budgets) -> RestartDecision:

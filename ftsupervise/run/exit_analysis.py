@@ -498,6 +498,7 @@ class CommandSpec:
     # a signal for the ranks of its sruns, which these do not pass on
     tell_ranks: Callable[[int], None] = lambda _: None
     last_look: Callable[[], None] = lambda: None  # once it is over, before its progress is recorded
+    observes: Callable[[str], bool] = lambda _: False  # whether a decision is only told
 
     @property
     def restarts(self) -> bool:

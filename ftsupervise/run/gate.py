@@ -25,6 +25,7 @@ from ftsupervise.run import Options
 from ftsupervise.rundir import ledger, pinned
 from ftsupervise.rundir.launches import launches
 from ftsupervise.rundir.lineage import keep_lineage
+from ftsupervise.rundir.observing import Observes
 from ftsupervise.rundir.paths import ENV_GROUP_JOB, RunDir, for_the_group, tell
 from ftsupervise.rundir.switches import BRAKE, KILL, SAVE, read_brake, read_finished, read_switch
 from ftsupervise.scheduler import LOCAL, kind_of_job, open_scheduler
@@ -529,6 +530,9 @@ def hold_unseen(options: Options, env: Mapping[str, str], why: str) -> None:
     """
     mine = ledger.job_id(env)
     if not may_go_back(options, env):
+        return
+    if Observes(options.rundir, options.observe)(BRAKE):
+        tell(None, f"would have held the chain: {why}; this decision is only told")
         return
     try:
         scheduler = open_scheduler(kind_of_job(mine), env)

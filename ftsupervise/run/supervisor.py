@@ -35,11 +35,13 @@ from ftsupervise.run.decide import (
     since_progress,
     stop_before,
     used_up,
+    without_brake,
 )
 from ftsupervise.run.fencing import OrphanReaper
 from ftsupervise.run.gate import PendingWrites, SignalQueue, shut, wait_for_space, wait_unless_stopped
 from ftsupervise.run.job_end import JobEnd
 from ftsupervise.run.kept_snapshots import KeptSnapshots, Target, keep_until
+from ftsupervise.run.left_alone import LeftAlone
 from ftsupervise.run.lines import lines_aside
 from ftsupervise.run.snapshots import SnapshotKeeper, place_for
 from ftsupervise.run.states import NEXT, Outcome, State
@@ -50,9 +52,11 @@ from ftsupervise.rundir.ledger import ledger as read_ledger
 from ftsupervise.rundir.ledger import newest
 from ftsupervise.rundir.ledger import numbers as read_numbers
 from ftsupervise.rundir.lost_ends import last_sign, stop_request
+from ftsupervise.rundir.observing import Observes
 from ftsupervise.rundir.paths import ENV_CHECKPOINT_DIR, tell, whole_run
 from ftsupervise.scheduler.allocation import Allocation
 from ftsupervise.scheduler.parse import is_away
+from ftsupervise.truth import BRAKE
 from ftsupervise.units import named, signal_name
 from ftsupervise.warm.restarts import WarmSettings, WarmStart
 
@@ -234,7 +238,7 @@ def _write_arrival(options: Options, job: str) -> None:
 
 
 def _services(options: Options, env: Mapping[str, str], signals: SignalQueue, reaper: OrphanReaper) -> Services:
-    allocation = Allocation(env)
+    allocation, observes = Allocation(env), Observes(options.rundir, options.observe)
     asked = options.warm if options.budgets.in_place else WarmSettings()
     place = place_for(ledger.job_id(env), options.snapshot_copies, options.guard)
     often, guardless = report_interval(options.hang), bool(options.heartbeat_log or options.heartbeat_file)
@@ -249,13 +253,14 @@ def _services(options: Options, env: Mapping[str, str], signals: SignalQueue, re
         allocation=allocation,
         steps=allocation.steps(),
         agents=agents,
-        nodes=NodeSelector(options.rundir, options.name, options.command, options.care, env, allocation),
+        nodes=NodeSelector(options.rundir, options.name, options.command, options.care, env, allocation, observes),
         warm=WarmStart(asked, options.command, allocation, options.rundir, partial(tell, None)),
         snapshots=SnapshotKeeper(
             place, agents, env.get("SLURMD_NODENAME", ""), KeptSnapshots(options.rundir, _checkpoints(options, env))
         ),
         pending=PendingWrites(),
         past=GapHistory(),
+        observes=observes,
     )
 
 
@@ -454,9 +459,23 @@ class Supervisor:
         verdict = stop_before([one for one in before if one.job_id not in asked], budgets)
         if verdict is None:
             return False
+        if self.to.observes(BRAKE):
+            if not any(one.decision == BRAKE for one in before[-1].observed):  # else its own supervisor has told it
+                self._note_brake(
+                    verdict, self.to.options.rundir.attempt(before[-1].number) if before[-1].number else None
+                )
+            return False
         tell(None, f"nothing is started: {verdict.why} ({verdict.failure})")
         self.now = self.now._replace(verdict=verdict, code=_NOT_NOW)
         return True
+
+    def _note_brake(self, verdict: RestartDecision, folder: Path | None) -> None:
+        """Write down that the brake would have come on, in the folder of the attempt that it is about."""
+        log = None if folder is None else folder / "run.log"
+        what = "held the chain, to ask whether it is finished" if verdict.failure == switches.LEFT else "held the chain"
+        why = ", ".join(filter(None, (verdict.failure, verdict.why)))
+        one = LeftAlone(self.to.observes, folder, partial(tell, log))
+        one.note(BRAKE, what, why, self.now.ended.reached.last)
 
     def _cancelled(self, spent: Sequence[Attempt]) -> frozenset[str]:
         """Return those jobs among these of which the scheduler still knows that somebody cancelled or preempted them. No record
@@ -520,6 +539,11 @@ class Supervisor:
         if unstarted and verdict.move is NextAction.RESTART:
             verdict = replace(verdict, move=NextAction.LEAVE, why="the next member takes over")
             verdict = before_leaving(verdict, situation, budgets)
+        if verdict.move is NextAction.STOP and self.to.observes(BRAKE):
+            there = without_brake(situation, budgets)
+            if there.move is not NextAction.STOP:
+                self._note_brake(verdict, now.claim.folder if now.claim.number else None)
+                verdict = there
         self.now = now._replace(verdict=verdict, situation=situation)
         self._say_verdict()
         if ended.failure is not None and not unstarted:

@@ -23,6 +23,7 @@ from ftsupervise.rundir.began import read_began
 from ftsupervise.rundir.causes import read_cause, read_failure
 from ftsupervise.rundir.fence import last_area
 from ftsupervise.rundir.lost_ends import end_as_asked, lost_end, stop_request, without_end
+from ftsupervise.rundir.observing import known, read_observed
 from ftsupervise.rundir.outputs import own_outputs
 from ftsupervise.rundir.paths import ENV_JOB_ID, RunDir
 from ftsupervise.rundir.percent import read_percent
@@ -186,6 +187,8 @@ def _read(rundir: RunDir, number: int) -> Attempt:
         percent=read_percent(folder),
         outputs=decode(_Outputs, {"parts": start.get("outputs")}, lenient=True).parts,
         begun_again=as_count(as_text(start.get("restart_count"), 20)) or 0,
+        observes=known(_words(start.get("observes"))),
+        observed=read_observed(folder),
     )
     return _recorded(began, end) if end is not None else _unrecorded(began, rundir, start, bad_end)
 
@@ -245,6 +248,10 @@ def _unrecorded(began: Attempt, rundir: RunDir, start: Mapping[str, object], bad
         source=seen.source,
         epoch=seen.epoch,
     )
+
+
+def _words(raw: object) -> tuple[str, ...]:
+    return tuple(one for one in raw if isinstance(one, str)) if isinstance(raw, list) else ()
 
 
 def _part(kind: type[T], raw: object) -> T | None:
@@ -359,32 +366,40 @@ def job_id(env: Mapping[str, str]) -> str:
     return env.get("SLURM_JOB_ID") or env.get(ENV_JOB_ID, "")
 
 
+class StartTerms(NamedTuple):
+    """What an attempt starts with, besides its command."""
+
+    in_place: int = 0  # restarts in this job before it
+    nodes: tuple[str, ...] = ()
+    stop_within: float | None = None  # seconds from the kill switch until the command is ended
+    observes: tuple[str, ...] = ()  # decisions that the launch says are only told
+
+
 def write_start(
     mine: Claim,
     env: Mapping[str, str],
     command: Sequence[str],
     now: datetime,
     end: float | None,
-    *,
-    in_place: int = 0,
-    nodes: Sequence[str] = (),
-    stop_within: float | None = None,
+    terms: StartTerms | None = None,
 ) -> None:
-    """Write the first page. ``stop_within``: seconds from the kill switch until the command is ended.
+    """Write the first page.
 
     Others may read it: the command is written without its secrets. Raises CannotWrite, NotPermitted.
     """
     from ftsupervise.hostlist import compress_hostlist
     from ftsupervise.secrecy import masked
 
+    terms = terms or StartTerms()
     record: dict[str, object] = {
         "attempt": mine.number,
         "job_id": job_id(env),
         "at": now.isoformat(),
         "host": os.uname().nodename,
-        "nodes": compress_hostlist(tuple(nodes)) or env.get("SLURM_JOB_NODELIST", ""),
-        "in_place": in_place,
-        "stop_within": stop_within,
+        "nodes": compress_hostlist(terms.nodes) or env.get("SLURM_JOB_NODELIST", ""),
+        "in_place": terms.in_place,
+        "stop_within": terms.stop_within,
+        "observes": list(terms.observes),
         "restart_count": env.get("SLURM_RESTART_COUNT", "0"),
         "command": [masked(word) for word in command],
         "pid": os.getpid(),

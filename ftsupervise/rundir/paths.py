@@ -9,14 +9,15 @@
                           members/JOB.json (a member that has no attempt yet, or ended without one),
                           lineage.json (the id of this run, by which its checkpoints are known),
                           steps.json (steps and loss over time, some 100 kB at most), last_hours.json (minute by minute),
-                          restorable.json (guard.save has saved), anew.json (a person: the run begins anew)
+                          restorable.json (guard.save has saved), anew.json (a person: the run begins anew),
+                          observe (a person: these decisions are only told)
       attempts/NNNN/      one per start of the command, claimed by mkdir: start.json, end.json, progress.json (all ranks as
                           one, every few seconds), run.log (what the supervisor said), resumed.json, warning, deadline,
                           stopped.json, error.json, percent.json and unread.json (what its output shows in place of a
                           step), lost.json (why it left no end), anchor.json (the newest checkpoint that
                           it committed), not_from.json (the snapshot that it
                           did not begin from), written.json (what a script without the guard saved), copies.json,
-                          imports.json, tracker.json, evidence/
+                          imports.json, tracker.json, evidence/, observed/ (decisions that were only told)
       kept/NNNN/          what such a script had saved last, kept from a start that may write over it; two of them at most
       staging/NNNN/       shared files of an attempt are made here, then renamed; a plain file: sealed, a newer one has begun
       nodes/              incidents by node; exclude/NODE and trust/NODE: ``touch`` and ``rm``

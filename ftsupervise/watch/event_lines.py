@@ -34,7 +34,7 @@ _LOCK = 2.0  # seconds that another tick of this account, on this host, may hold
 
 
 class EventLine(NamedTuple):
-    """``event``: fired, escalated, repeated, resolved, unwatched; or started, resumed, stopped, finished, damaged."""
+    """``event``: fired, escalated, repeated, resolved, unwatched; or started, resumed, stopped, finished, damaged, observed."""
 
     at: datetime
     run: str

@@ -13,6 +13,7 @@ from datetime import datetime, timedelta
 from ftsupervise.findings import EventKind
 from ftsupervise.model import OUTPUT, Attempt, CauseKind, FailureKind
 from ftsupervise.rundir.starting_over import PercentOver, StartOver, began_again, starts_over
+from ftsupervise.truth import BRAKE
 from ftsupervise.units import show_duration
 
 QUICK = timedelta(minutes=5)  # of training lost: a restart that costs less wakes nobody
@@ -42,6 +43,7 @@ def events(attempts: Sequence[Attempt], *, finished_at: datetime | None, raised:
         anew = starts_over(up_to) if attempt.source == OUTPUT else ()
         found += _begin(before, attempt, anew, began_again(up_to) if attempt.percent is not None else None)
         found += _damaged(attempt)
+        found += _observed(attempt, attempts[index - 1] if index else None)
         found += _end(attempt, raised if attempt is attempts[-1] else "")
     if finished_at is not None:
         last = attempts[-1] if attempts else None
@@ -112,6 +114,25 @@ def _damaged(attempt: Attempt) -> list[Event]:
     text = f"{'; '.join(resumed.damaged)}; attempt {attempt.number} begins {resumed.words()}"
     meaning = "It is kept in .quarantine and was not loaded. Look at the disk and the memory of what wrote and read it."
     return [Event(EventKind.DAMAGED, f"damaged-{attempt.number}", resumed.at or attempt.started, text, meaning)]
+
+
+def _observed(attempt: Attempt, before: Attempt | None) -> list[Event]:
+    """Return an event for each decision that was only told. That the chain would be held is told once in a row."""
+    found = []
+    braked = before is not None and any(one.decision == BRAKE for one in before.observed)
+    means = "It was not done: decisions of this kind are only told. To act on them: ftsupervise observe --off"
+    for one in attempt.observed:
+        if one.at is None or (one.decision == BRAKE and braked):
+            continue
+        dedup = f"observed-{attempt.number}-{one.decision}-{one.at.timestamp():.0f}"
+        text = f"attempt {attempt.number} at {one.at:%H:%M} UTC: {one.words()}"
+        found.append(Event(EventKind.OBSERVED, dedup, one.at, text, means, attempt.number))
+        if one.then:
+            then = f"attempt {attempt.number}: {one.then} ({one.words()})"
+            found.append(
+                Event(EventKind.OBSERVED, f"{dedup}-then", one.at, then, "Nothing was done to it.", attempt.number)
+            )
+    return found
 
 
 def _end(attempt: Attempt, raised: str) -> list[Event]:

@@ -160,6 +160,8 @@ def test_a_colleague_looks_and_raises_a_switch_and_can_change_nothing_else(place
             )  # fmt: skip
     do(MEMBER, 0o002, "alerts", "silence", "r", "--for", "1h", "--run", str(run), code=None)
     do(MEMBER, 0o002, "nodes", "exclude", "node-1", "--reason", "mine", code=77)
+    for words in (("observe",), ("observe", "--off")):
+        do(MEMBER, 0o002, *words, str(run), code=77)
     after = {path: path.lstat().st_mtime_ns for path in run.rglob("*")}
     assert {path for path in after if before.get(path) != after[path]} <= {run / "switches"}
 

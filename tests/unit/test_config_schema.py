@@ -21,6 +21,7 @@ MINIMAL = "name: train-10b\nlaunch:\n  command: python train.py\n"
 FULL = """\
 name: train-10b
 scheduler: slurm
+act: {hang: observe, brake: act, exclusion: act, exit_analysis: act, going_back: observe}
 share: {group: physics, watch: true, nodes: true, launch: false}
 run_dir: /scratch/train-10b
 launch:

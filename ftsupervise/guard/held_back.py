@@ -1,0 +1,60 @@
+"""What this rank would do about its loss, where that is only told (``act`` in the settings, ``ftsupervise observe``)."""
+
+from __future__ import annotations
+
+from datetime import datetime, timezone
+from functools import partial
+from time import monotonic
+
+from ftsupervise.guard.settings import RankContext
+from ftsupervise.host.in_time import in_time
+from ftsupervise.rundir.observing import Observes, note
+from ftsupervise.truth import BACK, LossTrouble, OnlyTold
+
+_AGAIN = 5.0  # seconds between two looks whether that is still so, while the trouble lasts
+_WRITE = 0.25  # seconds: the loop waits for it
+
+
+class HeldBack:
+    """Asked when the policy says stop: true where that is only told, which is then written down."""
+
+    def __init__(self, place: RankContext) -> None:
+        self._place = place
+        self._observes = Observes(place.rundir, place.observe) if place.rundir is not None else None
+        self._told: OnlyTold | None = None  # while the trouble lasts
+        self._asked = 0.0
+
+    def __call__(self, trouble: LossTrouble) -> bool:
+        if self._observes is None:
+            return False
+        if self._told is not None and monotonic() < self._asked + _AGAIN:
+            return True
+        self._asked = monotonic()
+        if not self._observes(BACK):
+            return False
+        if self._told is None:
+            what = "stopped the run"
+            what += " and gone back to an older checkpoint" if trouble.then == "resume" else ""
+            self._told = OnlyTold(BACK, what, f"{trouble.kind}: {trouble.words}", _now(), trouble.step)
+            self._keep(self._told)
+        return True
+
+    def over(self, words: str) -> None:
+        """Note that the trouble is over, without us."""
+        if self._told is not None:
+            self._keep(self._told._replace(then=words))
+            self._told = None
+
+    def _keep(self, one: OnlyTold) -> None:
+        if self._place.attempt_dir is None:
+            return
+        at = one.at.strftime("%H%M%S") if one.at is not None else ""
+        write = partial(note, self._place.attempt_dir, f"{BACK}-rank-{self._place.rank}-{at}", one, by_a_rank=True)
+        try:
+            in_time(write, _WRITE)
+        except OSError:  # the rank has said it
+            pass
+
+
+def _now() -> datetime:
+    return datetime.now(timezone.utc)

@@ -1,0 +1,143 @@
+"""Observe before acting: decisions that are made, written down and told, and not carried out.
+
+    RUN/state/observe               which decisions are only observed, as a person has said since the launch
+    RUN/attempts/NNNN/observed/     a page for each decision that was: what would have been done, why, and what happened then
+
+A lab that tries us for a week sees what would have been done to its runs, and what became of them without it. Time limits,
+switches and saves work as ever, and so does what keeps a saved state from being lost. Light: the guard reads this too.
+"""
+
+import os
+from collections.abc import Collection, Sequence
+from contextlib import suppress
+from datetime import datetime, timezone
+from functools import partial
+from pathlib import Path
+from time import monotonic
+from typing import Annotated, NamedTuple
+
+from ftsupervise.host.in_time import OneAtATime
+from ftsupervise.host.modes import make_folder
+from ftsupervise.rundir.paths import RunDir, tell
+from ftsupervise.rundir.records import read_record, write_json
+from ftsupervise.truth import DECISIONS, OnlyTold
+
+_EVERY = 0.5  # seconds between two looks
+_READ = 0.25  # seconds for asking, while ranks train: the disk may hang
+PLACE = "observed"  # the folder of an attempt
+MOST = 64  # pages of an attempt
+_RANKS = 8  # pages of them that ranks write: a thousand of them may see the same loss
+
+
+class Observing(NamedTuple):
+    """``RUN/state/observe``."""
+
+    of: Annotated[tuple[str, ...], 100] = ()  # of ``DECISIONS``
+    who: str = ""
+    at: datetime | None = None
+
+
+def read_observing(rundir: RunDir) -> Observing | None:
+    """Return what a person has said since the launch; None where nobody has, or the page is damaged. Raises OSError."""
+    try:
+        found = read_record(Observing, _switch(rundir), limit=64_000)
+    except ValueError:
+        return None
+    return found and found._replace(of=known(found.of))
+
+
+def write_observing(rundir: RunDir, of: Collection[str], *, who: str, now: datetime) -> None:
+    """Write which decisions are only observed from now on. Raises OSError."""
+    write_json(_switch(rundir), Observing(known(of), who, now))
+
+
+def forget_observing(rundir: RunDir) -> None:
+    """Let the settings of the launch count again. Raises OSError."""
+    with suppress(FileNotFoundError):
+        os.unlink(_switch(rundir))
+
+
+def known(words: Collection[str]) -> tuple[str, ...]:
+    """Return the decisions among ``words``, in the order of ``DECISIONS``."""
+    return tuple(one for one in DECISIONS if one in words)
+
+
+def observed_now(rundir: RunDir, launched: Collection[str]) -> tuple[str, ...]:
+    """Return the decisions that are only observed. ``launched``: as the launch has it. Raises OSError."""
+    since = read_observing(rundir)
+    return known(launched) if since is None else since.of
+
+
+def _switch(rundir: RunDir) -> Path:
+    return rundir.finished.parent / "observe"  # of the whole run, where this is a replica group
+
+
+class Observes:
+    """Tells which decisions are only observed. While the run directory cannot be read, as it was before."""
+
+    def __init__(self, rundir: RunDir, launched: Collection[str], every: float = _EVERY) -> None:
+        """``every``: seconds between two reads, at least."""
+        self._rundir, self._launched, self._last = rundir, known(launched), known(launched)
+        self._every, self._due = every, 0.0
+        self._read = OneAtATime[tuple[str, ...]]()
+
+    def __call__(self, decision: str) -> bool:
+        return decision in self.all()
+
+    def all(self) -> tuple[str, ...]:
+        if monotonic() < self._due:
+            return self._last
+        self._due = monotonic() + self._every
+        try:
+            found = self._read(partial(observed_now, self._rundir, self._launched), _READ)
+        except OSError:
+            found = None
+        self._last = self._last if found is None else found
+        return self._last
+
+
+# ------------------------------------------------------------------------------------------------ the pages of an attempt
+
+
+def note(attempt_dir: Path, name: str, one: OnlyTold, *, by_a_rank: bool = False) -> None:
+    """Write the page ``name`` of an attempt, unless it has too many. Raises OSError."""
+    folder = attempt_dir / PLACE
+    make_folder(folder)
+    path = folder / f"{name.replace(os.sep, '_')}.json"
+    if len(os.listdir(folder)) < (_RANKS if by_a_rank else MOST) or path.exists():
+        write_json(path, one, sync=False)
+
+
+def tell_only(decision: str, what: str, why: str, log: Path | None, node: str = "") -> None:
+    """Say that a decision is not carried out, and write it down where there is an attempt. ``log``: its run.log."""
+    one = OnlyTold(decision, what, why, datetime.now(timezone.utc), node=node)
+    tell(log, f"{one.words()}; this decision is only told")
+    if log is not None:
+        with suppress(OSError):
+            note(log.parent, f"{decision}-{node}" if node else decision, one)
+
+
+def read_observed(attempt_dir: Path) -> tuple[OnlyTold, ...]:
+    """Return the decisions of an attempt that were not carried out, oldest first. A page that cannot be read is left out."""
+    folder, found = attempt_dir / PLACE, list[OnlyTold]()
+    try:
+        names = os.listdir(folder)
+    except OSError:
+        return ()
+    for name in sorted(names)[: 2 * MOST]:
+        with suppress(OSError, ValueError):
+            one = read_record(OnlyTold, folder / name)
+            if one is not None and one.decision in DECISIONS and one.at is not None:
+                found.append(one)
+    return tuple(sorted(found, key=_when))
+
+
+def _when(one: OnlyTold) -> float:
+    return one.at.timestamp() if one.at is not None else 0.0
+
+
+def phrase(of: Sequence[str]) -> str:
+    """Return what does not happen by itself while these are only observed, for people; "" for none."""
+    if tuple(of) == DECISIONS:
+        return "all decisions are only told: nothing is ended, held or left out, and the run does not go back"
+    return f"only told: {', '.join(one.replace('_', ' ') for one in of)}" if of else ""
