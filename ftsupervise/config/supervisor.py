@@ -82,8 +82,9 @@ SETTINGS = (
         "--signal=B:TERM@600. launch passes launch.signal on.",
     ),
     Setting(
-        "--grace", "", "grace", _SECONDS, 25.0, least=0,
-        help="How long the command may take to stop, when the job is asked to, before it is killed.",
+        "--grace", "", "grace", _SECONDS, None, least=0,
+        help="How long the command may take to stop, when the job is asked to, before it is killed. Default: as long as Slurm "
+        "gives it (its KillWait), less 5 s for writing down how it ended; 25 s where that is not known.",
     ),
     Setting(
         "--space-wait", f"{_RESTART}.space_wait", "space_wait", _SECONDS, 600.0, least=0,

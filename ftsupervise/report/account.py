@@ -259,7 +259,9 @@ def _parts(one: Attempt, length: float, highest: int | None, *, running: bool) -
         if one.cause is not None and one.cause.kind in _NOT_STARTED:
             return [(Spent.RESTART, length)]
         if one.worked is None:
-            return [(Spent.UNKNOWN, length)]
+            stood = min(length, one.cause.waited) if one.cause is not None and one.cause.kind is CauseKind.HANG else 0.0
+            before = [(Spent.UNKNOWN, length - stood)] if length - stood >= 1 or not stood else []
+            return [*before, (Spent.DETECT, stood)] if stood else before
         alive = length if running else _clip(one.worked, 0.0, length)
         return [(Spent.RESTART, alive), (tail, length - alive)]
     worked = length if one.worked is None else _clip(one.worked, 0.0, length)

@@ -32,7 +32,7 @@ class Options:
     forward: str = "auto"  # the warning signal: "auto", "always" or "never"; the file is written in any case
     warning: int = signal.SIGUSR1  # before the end of the job, by Slurm
     lead: float | None = None  # that long before it; None: not known
-    grace: float = default("grace")  # between our passing on a SIGTERM and SIGKILL; Slurm's own KillWait is 30 s
+    grace: float | None = default("grace")  # between our passing on a SIGTERM and SIGKILL; None: by Slurm's KillWait
     space_wait: float = default("space_wait")  # for a full disk, before an attempt and after the last one
     stop_within: float = default("stop_within")  # for a command to stop after the kill switch was raised
     look_every: float = 1.0  # between two checks of the kill switch and the fence

@@ -52,6 +52,7 @@ _READ = 1.0  # seconds for what was printed before we ended any rank
 # seconds that the warning waits for ranks that do not catch it yet, or a quarter of the time before the end
 _STARTS = 60.0
 _LOOK = 2.0  # seconds between two looks at those
+_KILL_WAIT = 0.5  # seconds for Slurm to say how long it waits
 _HOPELESS = 5.0  # seconds between SIGTERM and SIGKILL for a command that did not stop when asked
 
 
@@ -420,12 +421,12 @@ class RunningCommand:
         if since is None:
             self._tell_to_leave(number)
             since = time.monotonic()
-        kill_at = since + self.asked.options.grace
+        asked = self.asked.options.grace
+        grace = self.asked.job.grace(within=_KILL_WAIT) if asked is None else asked  # the ranks have been told by now
+        kill_at = since + grace
         self._move(AttemptEvent.STOP, ending=(ending or Ending(kill_at))._replace(by=number, kill_at=kill_at))
         self.asked.signals.stopped_at = self.asked.signals.stopped_at or since
-        self.say(
-            f"{signal_name(number)}: passed on to the command; SIGKILL in {self.asked.options.grace:g} s for the rest"
-        )
+        self.say(f"{signal_name(number)}: passed on to the command; SIGKILL in {grace:g} s for the rest")
         self._write_the_warning(_at(number), number)
 
     def _write_the_warning(self, why: str, number: int = 0) -> None:

@@ -15,6 +15,8 @@ from ftsupervise.host.in_time import OneAtATime
 from ftsupervise.rundir.paths import DEADLINE, ENV_ATTEMPT_DIR, ENV_DEADLINE, write_whole
 from ftsupervise.scheduler import JobNow
 
+_SPARE = 5.0  # seconds before Slurm's SIGKILL, for the end of the supervisor itself
+USUAL_GRACE = scheduler.USUAL_KILL_WAIT - _SPARE
 _SOON, _SELDOM = 5.0, 600.0  # seconds between two questions, at least and at most
 _UNANSWERED = 9.0  # seconds: a question is given up before that
 _MOVED = 2.0  # seconds: less than that is no other end
@@ -29,6 +31,8 @@ class JobEnd:
         # a person's own word stays; that of an attempt around this one is ours
         self._given = bool(self._env.get(ENV_DEADLINE)) and ENV_ATTEMPT_DIR not in self._env
         self.announced: Announcement | None = None
+        self._kill_wait: float | None = None  # not known yet, or not to be known
+        self._asking = OneAtATime[tuple[float | None]]()
         self.at = scheduler.deadline_from_environment(self._env)
         if self.at is None:
             self.at = scheduler.ask_slurm_for_the_deadline(self._env)
@@ -39,6 +43,15 @@ class JobEnd:
         if now is not None and not self._given and not now.ending:
             self.at = now.end
         return now
+
+    def grace(self, spare: float = _SPARE, within: float = 0.0) -> float:
+        """Return the seconds from Slurm's SIGTERM after which all has to be over, ``spare`` seconds before its SIGKILL, or a
+        quarter of the time. ``within``: seconds for the answer, where nobody has asked before; then the usual time is taken."""
+        if self._kill_wait is None:
+            answer = self._asking(lambda: (scheduler.ask_slurm_for_kill_wait(self._env),), within)
+            self._kill_wait = answer[0] if answer is not None else None
+        whole = scheduler.USUAL_KILL_WAIT if self._kill_wait is None else self._kill_wait
+        return whole - min(spare, whole / 4)
 
     def left(self, least: float = 0.0) -> float | None:
         """Return the seconds until it; None without one. It is asked for again before fewer than ``least`` are told."""

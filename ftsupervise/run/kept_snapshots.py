@@ -23,6 +23,7 @@ from ftsupervise.checkpoints.memory_slots import SnapshotId
 from ftsupervise.host.in_time import in_time
 from ftsupervise.model import Attempt
 from ftsupervise.ranks.snapshot_relay import is_done
+from ftsupervise.run.job_end import JobEnd
 from ftsupervise.rundir import fence, ledger, switches
 from ftsupervise.rundir.anchor import Anchor
 from ftsupervise.rundir.beginnings import begun_anew
@@ -30,7 +31,7 @@ from ftsupervise.rundir.lineage import Lineage, read_lineage
 from ftsupervise.rundir.paths import RunDir
 
 _KEEP = 120.0  # seconds for the memory to go to the disk
-_KILL_WAIT = 28.0  # seconds from Slurm's SIGTERM: its SIGKILL comes after 30
+_SPARE = 2.0  # seconds before Slurm's SIGKILL
 _LOOK = 10.0  # seconds for the file system to show the kept snapshot
 _LATE = 2.0  # seconds in which a checkpoint that is missed may still show itself
 _ANSWER = 1.0  # seconds for a listing
@@ -241,17 +242,14 @@ class KeptSnapshots:
         return page._replace(began=made[0].started if made else None)
 
 
-def keep_until(stopped_at: float | None, end: float | None) -> float:
-    """Return until when, monotonic, a job that ends may write.
-
-    ``stopped_at``: when it was asked to stop, monotonic; ``end``: its time limit, epoch seconds.
-    """
+def keep_until(stopped_at: float | None, job: JobEnd) -> float:
+    """Return until when, monotonic, a job that ends may write. ``stopped_at``: when it was asked to stop, monotonic."""
     now = monotonic()
     bounds = [now + _KEEP]
     if stopped_at is not None:
-        bounds.append(stopped_at + _KILL_WAIT)
-    if end is not None:
-        bounds.append(now + end - time() + _KILL_WAIT)
+        bounds.append(stopped_at + job.grace(_SPARE))
+    if job.at is not None:
+        bounds.append(now + job.at - time() + job.grace(_SPARE))
     return min(bounds)
 
 

@@ -39,7 +39,7 @@ from ftsupervise.run.decide import (
 )
 from ftsupervise.run.fencing import OrphanReaper
 from ftsupervise.run.gate import PendingWrites, SignalQueue, shut, wait_for_space, wait_unless_stopped
-from ftsupervise.run.job_end import JobEnd
+from ftsupervise.run.job_end import USUAL_GRACE, JobEnd
 from ftsupervise.run.kept_snapshots import KeptSnapshots, Target, keep_until
 from ftsupervise.run.left_alone import LeftAlone
 from ftsupervise.run.lines import lines_aside
@@ -202,7 +202,7 @@ def _pass_the_gate(options: Options, env: Mapping[str, str], signals: SignalQueu
 
 def _go(options: Options, env: Mapping[str, str], signals: SignalQueue) -> int:
     keepers = (CronKeepalive(options.rundir.root, env), CheckpointUpkeep(options, env))
-    reaper = OrphanReaper(options.grace)
+    reaper = OrphanReaper(USUAL_GRACE if options.grace is None else options.grace)
     supervisor, job = None, ledger.job_id(env)
     try:
         _write_arrival(options, job)
@@ -307,7 +307,7 @@ class Supervisor:
         if to.options.rundir.has_finished():
             to.snapshots.finished()
             return
-        until = keep_until(to.signals.stopped_at, to.job.at)
+        until = keep_until(to.signals.stopped_at, to.job)
         to.snapshots.keep(now.claim, Target(now.fence.staging, until), now.claim.folder / "run.log")
 
     # ------------------------------------------------------------------------------------------------------- placing

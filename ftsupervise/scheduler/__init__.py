@@ -140,6 +140,8 @@ def open_scheduler(kind: str = "auto", env: Mapping[str, str] | None = None) -> 
 # asked once.
 
 _END_TIME = re.compile(r"\bEndTime=(\S+)")
+USUAL_KILL_WAIT = 30.0  # seconds
+_KILL_WAIT = re.compile(r"^KillWait\s*=\s*(\d{1,9})", re.M)
 _JOB_STATE = re.compile(r"\bJobState=(\w+)")
 
 
@@ -185,6 +187,20 @@ def ask_slurm_about_the_job(env: Mapping[str, str], *, timeout: float = 8.0) -> 
     except OSError:  # no scontrol here
         return None
     return parse_job_now(answer.stdout, job) if answer.code == 0 else None
+
+
+def ask_slurm_for_kill_wait(env: Mapping[str, str], *, timeout: float = 8.0) -> float | None:
+    """Return the seconds between Slurm's SIGTERM and its SIGKILL; None without an answer, and outside of Slurm."""
+    if not env.get("SLURM_JOB_ID", "").isdigit():
+        return None
+    from ftsupervise.host import bounded
+
+    try:
+        answer = bounded.run(["scontrol", "show", "config"], timeout=timeout, env=env)
+    except OSError:  # no scontrol here
+        return None
+    found = _KILL_WAIT.search(answer.stdout) if answer.code == 0 else None
+    return float(found[1]) if found else None
 
 
 def parse_job_now(text: str, job: str) -> JobNow | None:

@@ -25,7 +25,7 @@ from ftsupervise.host.in_time import in_time
 from ftsupervise.host.processes import SHELL_MARKED
 from ftsupervise.hostlist import compress_hostlist, expand_hostlist
 from ftsupervise.rundir.paths import ENV_ATTEMPT_DIR, ENV_GROUP, ENV_GROUP_JOB
-from ftsupervise.scheduler import LOCAL, kind_of_job
+from ftsupervise.scheduler import LOCAL, USUAL_KILL_WAIT, ask_slurm_for_kill_wait, kind_of_job
 from ftsupervise.scheduler.parse import parse_shown_job, srun
 from ftsupervise.scheduler.slurm import is_answer
 
@@ -113,7 +113,6 @@ STANDBYS = "ftsupervise-standbys"
 _STEP = re.compile(r"^StepId=(\S+) .*\bSrunHost:Pid=([^:\s]+):(\d+)", re.M)
 _GIVEN_UP = 3.0  # SlurmdTimeouts until Slurm has given up a node that does not answer: 1.5 to 2.3 were seen
 _CLOCKS = 60.0  # seconds by which the clocks of two hosts may differ
-_KILL_WAIT = 30.0  # seconds: Slurm's usual KillWait
 _ENDING = 15.0  # seconds for a step to be gone after SIGKILL
 
 T = TypeVar("T")
@@ -213,9 +212,8 @@ class Allocation:
 
     def kill_wait(self) -> float:
         """Return the seconds between Slurm's SIGTERM and its SIGKILL."""
-        _, out = self._ask("scontrol", "show", "config")
-        found = re.search(r"^KillWait\s*=\s*(\d+)", out, re.M)
-        return float(found[1]) if found else _KILL_WAIT
+        asked = ask_slurm_for_kill_wait(self._env, timeout=_ASK)
+        return USUAL_KILL_WAIT if asked is None else asked
 
     def was_cancelled(self, job: str) -> bool:
         """Return whether Slurm says that this job was cancelled or preempted; False also where it does not know.

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from ftsupervise.host import processes
+from ftsupervise.rundir.paths import ENV_RUN_DIR
 from tests.slurm.ring_scene import Scene
 
 pytestmark = pytest.mark.slurm
@@ -72,3 +74,21 @@ def test_a_link_that_is_cancelled_lets_nobody_begin_beside_the_one_that_runs(
     here.sandbox.run(["scancel", str(first)])
     until(lambda: here.trains(2, 1), "the next one", 90)
     assert here.attempts()[1].first_step != 1, "nothing is lost"
+
+
+_DEAF = "trap '' TERM; echo up; while :; do sleep 0.2; done"
+
+
+@pytest.mark.parametrize(("kill_wait", "grace"), [(45, "40"), (8, "6")])
+def test_a_command_has_as_long_to_leave_as_slurm_gives_it(
+    scene: Callable[..., Scene], until: Until, kill_wait: int, grace: str
+) -> None:
+    """With 25 s always, a save of half a minute would be cut where Slurm waits longer."""
+    here = scene(nodes=1, kill_wait=kill_wait)
+    job = here.launch(_DEAF, jobs=1, nodes=1)
+    until(lambda: "\nup\n" in here.log(), "the rank", 60)
+    here.sandbox.run(["scancel", f"{job}_1" if "_" in here.queue() else job])
+    until(
+        lambda: f"SIGTERM: passed on to the command; SIGKILL in {grace} s for the rest" in here.log(), "the grace", 30
+    )
+    processes.end_all(lambda: processes.marked(ENV_RUN_DIR).get(str(here.rundir.root), []), 10)

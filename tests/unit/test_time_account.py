@@ -165,6 +165,14 @@ def test_a_lost_end_and_a_command_without_the_guard_are_unknown_and_said_so() ->
     assert goodput is not None and goodput.most - goodput.least == pytest.approx(1700 / 2500)
 
 
+def test_a_standstill_that_was_found_is_detection_though_no_step_is_known() -> None:
+    hang = Cause(CauseKind.HANG, waited=600.0)
+    found = account([crashed(1, "7_1", 0, 1000, cause=hang)], [], at(1000), afterwards=Spent.QUEUE)
+    assert (of(Spent.UNKNOWN, found), of(Spent.DETECT, found)) == (400, 600)
+    found = account([crashed(1, "7_1", 0, 600, cause=hang)], [], at(600), afterwards=Spent.QUEUE)
+    assert (of(Spent.UNKNOWN, found), of(Spent.DETECT, found), found.blind) == (0, 600, ())
+
+
 def test_of_two_attempts_that_overlap_the_newer_one_has_the_time() -> None:
     old = crashed(1, "7_1", 0, 900, **trained(1, 900, 1, 900))
     new = Attempt(2, "7_2", at(500), **trained(400, 800, 1, 401))  # type: ignore[arg-type]
