@@ -238,6 +238,30 @@ def test_a_start_loads_only_what_it_needs(code: str, forbidden: set[str]) -> Non
     assert not (set(done.stdout.split()) - set(bare.stdout.split())) & forbidden
 
 
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        ("launch", "ftsupervise.launch.submit"),
+        *((words, "ftsupervise.config.load") for words in ("cron install", "notify test", "checkpoints prune")),
+    ],
+)
+def test_what_is_tried_first_is_loaded_once_for_the_trial_and_the_work(tmp_path: Path, words: str, part: str) -> None:
+    """Each of the two has a process of its own, and has what this one has loaded before it begins the first."""
+    probe = f"""import os, sys
+forks = []
+def look(event, _):
+    if event == "os.fork":
+        forks.append(event)
+        if len(forks) == 1:
+            os.write(2, str({part!r} in sys.modules).encode() + b"\\n")
+sys.addaudithook(look)
+sys.argv = ["ftsupervise", *{words.split()!r}]
+from ftsupervise.cli import main
+main()"""
+    done = subprocess.run([sys.executable, "-c", probe], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.stderr.splitlines()[0] == "True", done.stderr
+
+
 def test_each_verb_has_a_file_of_its_name_and_a_row_in_the_table_of_rooms() -> None:
     files = {path.stem for path in (PACKAGE / "cli").glob("*.py")}
     assert set(COMMANDS) <= files
