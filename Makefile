@@ -8,13 +8,15 @@ TORCH := .venv-torch
 DOCS := .venv-docs
 PYTEST ?= -m pytest
 LOCKS := $(wildcard .ci/lock/*.txt)
+# The tests start interpreters by the thousand: what one has compiled serves the next. Images of Python often forbid it.
+unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-torch quick soak faults threats lint lock bench docs clean slurm debian
+.PHONY: demo test test-torch quick soak faults threats lint compiled lock bench docs clean slurm debian
 
 demo: .venv/.demo slurm
 	@$(BIN)/python examples/demo/demo.py
 
-test: .venv/.test debian lint
+test: .venv/.test debian lint compiled
 	@$(BIN)/python $(PYTEST) -m "not slow" -n 4 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-torch: $(TORCH)/.test debian  ## what needs torch, in an environment of its own; says so where torch cannot be had
@@ -33,6 +35,9 @@ faults: .venv/.test debian    ## the tables of threats and faults: every row's t
 
 threats: .venv/.test debian   ## the table of threats alone
 	@$(BIN)/python tests/matrix.py security $(ARGS)
+
+compiled: .venv/.test         # for the accounts as well that the tests act as, which may write no bytecode here
+	@$(BIN)/python -m compileall -q -j 0 ftsupervise templates cron
 
 lint: .venv/.test
 	@$(BIN)/ruff check -q .

@@ -15,7 +15,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from tests.unit.test_layers import ROOMS, arrows  # noqa: E402
+from tests.unit.test_layers import ROOMS, arrows, parsed  # noqa: E402
 
 PICTURE = ROOT / "docs" / "pictures" / "rooms.svg"
 WORDS = ROOMS[: ROOMS.index("host")]
@@ -53,7 +53,7 @@ def room(module: str) -> str:
 def imports() -> dict[str, set[str]]:
     """Each room -> the rooms it imports."""
     found: dict[str, set[str]] = {}
-    for module, targets in arrows().items():
+    for module, targets in arrows(parsed()).items():
         found.setdefault(room(module), set()).update(room(target) for _, target in targets)
     return {mine: theirs - {mine} for mine, theirs in found.items()}
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import os
 import sys
+from importlib import import_module
 from typing import Any, NoReturn
 
 from ftsupervise.cli import click_start  # noqa: F401 - before click
@@ -49,6 +50,22 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "sandbox": ("sandbox", "sandbox", "A real Slurm on this machine, for trying things."),
 }
 
+# What a command loads twice that is tried first as a dry run: for the trial and for its work, each in a child of this process.
+# It is loaded here once for both; the program itself lies on a disk that answers, or this process would not have started.
+_SETTINGS = "ftsupervise.config.believed"
+_TRIED: dict[str, tuple[str, ...]] = {
+    "launch": (
+        *(_SETTINGS, "ftsupervise.launch.submit", "ftsupervise.launch.doubts", "ftsupervise.nodes.exclude"),
+        *("ftsupervise.alerts.receivers", "ftsupervise.watch.watchdogs.preflight", "jinja2"),
+    ),
+    "cron install": (_SETTINGS,),
+    "notify test": (_SETTINGS,),
+    **dict.fromkeys(
+        (f"checkpoints {verb}" for verb in ("commit", "offload", "prune", "restore", "verify")),
+        (_SETTINGS, "ftsupervise.checkpoints.find"),
+    ),
+}
+
 
 class Lazy(click.Group):
     """A group that knows its commands' one-liners and imports a command's module only to run it."""
@@ -59,8 +76,6 @@ class Lazy(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        from importlib import import_module
-
         module, attribute, _ = COMMANDS[cmd_name]
         command: click.Command = getattr(import_module(f"ftsupervise.cli.{module}"), attribute)
         gc.enable()  # (``__main__`` had it wait)
@@ -103,6 +118,8 @@ def main(argv: list[str] | None = None) -> NoReturn:
     if argv is None and time_limit.applies(sys.argv[1:]):
         time_limit.go_on_in_a_child(sys.argv[1:])  # returns in a child, whose output is no terminal
     elif argv is None and time_limit.acts(sys.argv[1:]):
+        for part in _TRIED.get(time_limit.command_of(sys.argv[1:]), ()):
+            import_module(part)
         argv = time_limit.try_dry_run(sys.argv[1:])  # returns in a child too, which makes a dry run
         if argv is None and (patience := time_limit.patience_of(sys.argv[1:])):
             time_limit.go_on_in_a_child(sys.argv[1:], patience=patience)  # returns in a child, which does it

@@ -129,6 +129,7 @@ def _find_in_time(run: str | None, probe: Probe) -> CheckpointPlace:
     Raises NoAnswer where the run, its checkpoints or one of its places for copies does not answer. With one ``probe``
     for all of them a dead mount costs one bound, not one for each run.
     """
+    import ftsupervise.config.believed  # noqa: F401 - here, because the child of ``within`` cannot hand it on
     from ftsupervise.checkpoints.stores import open_store
     from ftsupervise.probe.errand import within
     from ftsupervise.rundir.paths import state_dir

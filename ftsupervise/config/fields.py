@@ -47,7 +47,8 @@ class Strict(BaseModel):
     """Base of all settings: frozen, unknown keys are errors, no silent conversion between types, no secret and no
     control characters in any text (nor line breaks and tabs, but for settings marked with ``Lines``).
 
-    The text under an attribute is its description in ``ftsupervise config schema``.
+    The text under an attribute is its description in ``ftsupervise config schema``, which reads it from the source:
+    pydantic would do so at every start of the program, and takes a sixth of it.
     """
 
     model_config = ConfigDict(
@@ -55,7 +56,6 @@ class Strict(BaseModel):
         extra="forbid",
         strict=True,
         validate_default=False,
-        use_attribute_docstrings=True,
         hide_input_in_errors=True,
     )
 

@@ -6,11 +6,16 @@ It differs from what pydantic writes where the file differs from Python: default
 
 from __future__ import annotations
 
+import ast
+import inspect
 import json
 import re
+import textwrap
 from collections.abc import Iterator, Mapping
+from itertools import pairwise
 from typing import Any
 
+from pydantic import BaseModel
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import SchemaError, SchemaSerializer, core_schema
 
@@ -52,8 +57,33 @@ class _InWordsOfTheFile(GenerateJsonSchema):
             result["default"] = serializer.to_python(schema.get("default"), mode="json")
         return result
 
+    def model_schema(self, schema: core_schema.ModelSchema) -> JsonSchemaValue:
+        result = super().model_schema(schema)
+        model: type[BaseModel] = schema["cls"]
+        texts = _texts_under_attributes(model)
+        for name, field in model.model_fields.items():
+            below = result.get("properties", {}).get(field.alias or name)
+            if below is not None and field.description is None and name in texts:
+                below["description"] = texts[name]
+        return result
+
     def field_title_should_be_set(self, schema: Any) -> bool:
         return False
+
+
+def _texts_under_attributes(model: type[BaseModel]) -> dict[str, str]:
+    """Return the text that stands in the source under each attribute of ``model`` and of what it inherits from."""
+    texts: dict[str, str] = {}
+    for one in reversed(model.__mro__):
+        if not issubclass(one, BaseModel) or one is BaseModel:
+            continue
+        [body] = ast.parse(textwrap.dedent(inspect.getsource(one))).body
+        assert isinstance(body, ast.ClassDef)
+        for pair in pairwise(body.body):
+            match pair:
+                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+                    texts[name] = inspect.cleandoc(text)
+    return texts
 
 
 def _open_to_variables(schema: dict[str, Any]) -> None:

@@ -16,6 +16,10 @@ from ftsupervise.host import processes
 from ftsupervise.rundir.heartbeat_page import ENV_PAGES
 from ftsupervise.rundir.records import as_count
 
+# The words of the follower (``log_heartbeat``) on its pipe to the supervisor: it has looked; the text of the line follows; what
+# the processes do. They stand here, so that the supervisor does not load all forms of a step for them.
+LOOKED, SAYS, PROCESSES = b".", b"!", b"@"
+
 _SEARCH = 5.0  # seconds between two searches for processes
 QUIET = 1000  # bytes in a second: less is an idle thread's own talk
 # their work is done by processes that are not to be seen here

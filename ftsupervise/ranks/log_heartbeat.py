@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ftsupervise.host import files, processes
-from ftsupervise.ranks.life import QUIET, CommandProcesses, ProcessesSeen
+from ftsupervise.ranks.life import LOOKED, PROCESSES, QUIET, SAYS, CommandProcesses, ProcessesSeen
 from ftsupervise.rundir import heartbeat_page
 from ftsupervise.rundir.log_lines import last_step, lines, whole
 from ftsupervise.rundir.paths import ENV_ATTEMPT_DIR, RunDir
@@ -32,8 +32,6 @@ from ftsupervise.rundir.unread import LinesWithoutStep, forget_unread, write_unr
 from ftsupervise.truth import Beat
 
 USUAL = "auto"  # in place of a regular expression: the usual forms of a step
-# on the pipe to the supervisor: it has looked; the text of the line follows; what the processes do
-LOOKED, SAYS, PROCESSES = b".", b"!", b"@"
 _EVERY = 1.0  # seconds between two looks
 _MOST = 262_144  # bytes of a log that are read at a look
 _NUMBER = 4096  # bytes of a file whose content may be a step

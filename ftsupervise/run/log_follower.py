@@ -15,8 +15,7 @@ from pathlib import Path
 from time import monotonic
 
 from ftsupervise.host import processes
-from ftsupervise.ranks.life import ProcessesSeen
-from ftsupervise.ranks.log_heartbeat import LOOKED, PROCESSES, SAYS
+from ftsupervise.ranks.life import LOOKED, PROCESSES, SAYS, ProcessesSeen
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.truth import RankState
 

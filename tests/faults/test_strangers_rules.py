@@ -85,6 +85,24 @@ class Project:
         wait_until((self.run / "attempts" / "0001" / "end.json").exists, "the end of its job")
         self.save(self.run / "checkpoints")
         (self.project / "runs").chmod(0o2775)
+        self.launched = self.run.stat().st_ino
+        self.kept = Path(tempfile.mkdtemp(prefix="fts-kept-", dir="/tmp"))
+        copy(top, self.kept)
+
+    def as_made(self) -> None:
+        """Undo what a test has done. The run keeps the folder that was launched, because its inode tells it from a copy."""
+        aside = self.kept.with_name(f"{self.kept.name}-launched")
+        for folder, _, _ in os.walk(self.top):
+            if os.lstat(folder).st_ino == self.launched:
+                Path(folder).rename(aside)
+                break
+        empty(self.top)
+        empty(aside)
+        copy(self.kept, self.top)
+        copy(self.run, aside)
+        shutil.rmtree(self.run)
+        aside.rename(self.run)
+        assert self.run.stat().st_ino == self.launched
 
     def save(self, folder: Path) -> None:
         """Ada makes five checkpoints there, for her eyes alone."""
@@ -140,15 +158,41 @@ class Project:
         return {str(one.relative_to(top)): one.lstat().st_mode for one in top.rglob("*")}
 
 
-@pytest.fixture
-def project(python: str) -> Iterator[Project]:
+def copy(source: Path, target: Path) -> None:
+    """Copy what lies in ``source`` with its owners, modes and times, and give ``target`` those of ``source``."""
+    subprocess.run(["cp", "-a", f"{source}/.", str(target)], check=True, timeout=60)
+
+
+def empty(folder: Path) -> None:
+    """Remove all that lies in ``folder``."""
+    for one in folder.iterdir():
+        if one.is_dir() and not one.is_symlink():
+            shutil.rmtree(one)
+        else:
+            one.unlink()
+
+
+@pytest.fixture(scope="module")
+def made(python: str) -> Iterator[Project]:
+    """The project is made once: its launch and its job take longer than most tests here."""
     top = Path(tempfile.mkdtemp(prefix="fts-", dir="/tmp"))
     top.chmod(0o755)
+    project = None
     try:
-        yield Project(top, python)
+        project = Project(top, python)
+        yield project
     finally:
         end_all_under(top)
-        shutil.rmtree(top, ignore_errors=True)  # a job may be ending
+        for folder in (top, *((project.kept,) if project else ())):
+            shutil.rmtree(folder, ignore_errors=True)  # a job may be ending
+
+
+@pytest.fixture
+def project(made: Project) -> Iterator[Project]:
+    """The project as it was made, whatever the test before has done with it."""
+    made.as_made()
+    yield made
+    wait_until(lambda: end_all_under(made.top) == 0, "the end of what the test has started")
 
 
 def test_what_ones_own_settings_ask_for_is_done(project: Project) -> None:

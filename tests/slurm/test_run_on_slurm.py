@@ -18,9 +18,9 @@ from ftsupervise.rundir.ledger import ledger
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.switches import SAVE
 from ftsupervise.sandbox import Sandbox
+from tests.neighbours import needs
 
-pytest.importorskip("sklearn")
-pytestmark = pytest.mark.slurm
+pytestmark = [pytest.mark.slurm, needs.sklearn]
 Until = Callable[..., Any]
 TRAIN = Path(__file__).parents[2] / "examples" / "minimal" / "train.py"
 

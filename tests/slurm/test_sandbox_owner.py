@@ -24,6 +24,7 @@ pytestmark = pytest.mark.slurm
 
 Until = Callable[..., Any]
 ENDINGS = [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP]
+KINDS = ("slurm", "local")  # of the demo
 
 
 def running(place: Path | str) -> list[str]:
@@ -195,13 +196,20 @@ class Demo:
         return mark
 
 
-@pytest.mark.parametrize("kind", ["slurm", "local"])
+@pytest.mark.parametrize(
+    ("kind", "numbers"),
+    [
+        pytest.param("slurm", [signal.SIGKILL, signal.SIGINT], id="slurm"),
+        pytest.param("local", [signal.SIGTERM, signal.SIGHUP], id="local"),
+        *(pytest.param(kind, [*ENDINGS, signal.SIGINT], id=f"{kind}, all", marks=pytest.mark.slow) for kind in KINDS),
+    ],
+)
 def test_the_demo_leaves_nothing_running(
-    begun: Callable[..., subprocess.Popen[str]], tmp_path: Path, until: Until, kind: str
+    begun: Callable[..., subprocess.Popen[str]], tmp_path: Path, until: Until, kind: str, numbers: list[signal.Signals]
 ) -> None:
-    """One for each signal, beside each other: each leaves the others alone."""
+    """One for each signal, beside each other: each leaves the others alone. A demo takes five seconds of a processor."""
     demos = []
-    for number in (*ENDINGS, signal.SIGINT):
+    for number in numbers:
         folder = tmp_path / number.name
         words = [*(["--local"] if kind == "local" else []), str(folder)]
         process = begun(str(ROOT / "examples" / "demo" / "demo.py"), *words)

@@ -12,11 +12,10 @@ from typing import Any
 
 import pytest
 
+from tests.neighbours import needs
 from tests.neighbours.supervised import Program, outside_a_job
 
-pytest.importorskip("numpy")
-pytest.importorskip("sklearn")
-
+pytestmark = needs.sklearn
 TRAIN = Path(__file__).parents[2] / "examples" / "minimal" / "train.py"
 Until = Callable[..., Any]
 Start = Callable[..., Program]

@@ -182,6 +182,12 @@ def test_every_key_of_the_run_the_launch_and_the_guard_says_what_it_is() -> None
     assert [key for key, about in own if not described(about)] == []
 
 
+def test_a_key_with_another_default_than_where_it_was_described_still_says_what_it_is() -> None:
+    inherited = [(key, about) for key, about in keys() if key.split(".")[0] in ("Disk", "CriticalDisk")]
+    assert len(inherited) > 10
+    assert [key for key, about in inherited if "description" not in about] == []
+
+
 def test_every_file_is_a_path_so_that_it_is_made_absolute() -> None:
     files = [(key, about) for key, about in keys() if key.endswith("_file")]
     assert [key for key, about in files if '"path"' not in repr(about).replace("'", '"')] == []

@@ -51,10 +51,21 @@ def modules() -> dict[str, Path]:
     return {".".join(path.relative_to(PACKAGE).with_suffix("").parts).removesuffix(".__init__"): path for path in paths}
 
 
-def imports(path: Path, known: Iterable[str]) -> list[tuple[int, str]]:
-    """Every module of ours that a file imports, wherever and whatever for, with its line."""
+def parsed() -> dict[str, ast.Module]:
+    """Every module but the package itself, by its name."""
+    return {name: ast.parse(path.read_text("utf-8")) for name, path in modules().items()}
+
+
+@pytest.fixture(scope="module")
+def trees() -> dict[str, ast.Module]:
+    """``parsed`` once for all tests of this file."""
+    return parsed()
+
+
+def imports(tree: ast.Module, known: Iterable[str]) -> list[tuple[int, str]]:
+    """Every module of ours that a module imports, wherever and whatever for, with its line."""
     found: list[tuple[int, str]] = []
-    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             found += [(node.lineno, alias.name) for alias in node.names]
         if isinstance(node, ast.ImportFrom) and node.module:
@@ -64,11 +75,10 @@ def imports(path: Path, known: Iterable[str]) -> list[tuple[int, str]]:
     return [(line, name if name in known else name.rpartition(".")[0]) for line, name in ours]
 
 
-def arrows() -> Mapping[str, list[tuple[int, str]]]:
-    every = modules()
+def arrows(trees: Mapping[str, ast.Module]) -> Mapping[str, list[tuple[int, str]]]:
     return {
-        name: [(line, target) for line, target in imports(path, every) if target in every and target != name]
-        for name, path in every.items()
+        name: [(line, target) for line, target in imports(tree, trees) if target in trees and target != name]
+        for name, tree in trees.items()
     }
 
 
@@ -103,9 +113,9 @@ def test_every_module_stands_in_a_room() -> None:
     assert {name.split(".")[0] for name in modules()} == set(ROOMS)
 
 
-def test_values_flow_down() -> None:
+def test_values_flow_down(trees: dict[str, ast.Module]) -> None:
     wrong, seen = [], set()
-    for name, targets in arrows().items():
+    for name, targets in arrows(trees).items():
         mine = name.split(".")[0]
         for line, target in targets:
             theirs = target.split(".")[0]
@@ -119,8 +129,8 @@ def test_values_flow_down() -> None:
     assert seen == TO_BE_TURNED, "an arrow that is turned is taken off the list"
 
 
-def test_no_circle_of_imports_closes() -> None:
-    found = circles({name: [target for _, target in targets] for name, targets in arrows().items()})
+def test_no_circle_of_imports_closes(trees: dict[str, ast.Module]) -> None:
+    found = circles({name: [target for _, target in targets] for name, targets in arrows(trees).items()})
     assert sorted(map(sorted, found)) == sorted(map(sorted, CIRCLES_TO_BE_OPENED))
 
 
@@ -128,7 +138,7 @@ def test_a_circle_is_found() -> None:
     assert circles({"a": ["b"], "b": ["c"], "c": ["a"], "d": ["a"]}) == [{"a", "b", "c"}]
 
 
-def test_only_the_command_line_prints_or_exits() -> None:
+def test_only_the_command_line_prints_or_exits(trees: dict[str, ast.Module]) -> None:
     allowed = {
         "scheduler/localchain.py",
         "rundir/paths.py",
@@ -137,11 +147,11 @@ def test_only_the_command_line_prints_or_exits() -> None:
         "watch/watchdogs/gpu.py",
     }  # programs of their own
     wrong = []
-    for path in modules().values():
+    for name, path in modules().items():
         relative = str(path.relative_to(PACKAGE))
         if relative.startswith("cli/") or relative in allowed:
             continue
-        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        for node in ast.walk(trees[name]):
             if isinstance(node, ast.Call) and ast.unparse(node.func) in ("print", "sys.exit", "exit", "click.echo"):
                 wrong.append(f"{relative}:{node.lineno}")
     assert not wrong
@@ -150,10 +160,10 @@ def test_only_the_command_line_prints_or_exits() -> None:
 BROAD = {"Exception", "BaseException"}
 
 
-def broad_without_a_reason(text: str) -> Iterator[int]:
+def broad_without_a_reason(text: str, tree: ast.Module) -> Iterator[int]:
     """Lines that catch every exception, raise none again, and do not say why in a comment."""
     lines = text.splitlines()
-    for node in ast.walk(ast.parse(text)):
+    for node in ast.walk(tree):
         if isinstance(node, ast.ExceptHandler):
             caught = {one.id for one in ast.walk(node.type) if isinstance(one, ast.Name)} if node.type else BROAD
             raises = any(isinstance(one, ast.Raise) for one in node.body)
@@ -165,11 +175,18 @@ def broad_without_a_reason(text: str) -> Iterator[int]:
             yield node.lineno
 
 
-def test_whatever_catches_everything_says_why() -> None:
-    found = {name: lines for name, path in modules().items() if (lines := [*broad_without_a_reason(path.read_text())])}
+def test_whatever_catches_everything_says_why(trees: dict[str, ast.Module]) -> None:
+    found = {
+        name: lines
+        for name, path in modules().items()
+        if (lines := [*broad_without_a_reason(path.read_text("utf-8"), trees[name])])
+    }
     assert not found
-    assert list(broad_without_a_reason("try: ...\nexcept Exception:\n pass\nwith suppress(Exception): ...")) == [2, 4]
-    assert not list(broad_without_a_reason("try: ...\nexcept Exception:  # whatever it is\n pass"))
+    for text, lines in {
+        "try: ...\nexcept Exception:\n pass\nwith suppress(Exception): ...": [2, 4],
+        "try: ...\nexcept Exception:  # whatever it is\n pass": [],
+    }.items():
+        assert list(broad_without_a_reason(text, ast.parse(text))) == lines
 
 
 SLURM = {"squeue", "sbatch", "scontrol", "srun", "scancel", "sinfo", "sacct", "salloc"}
@@ -182,14 +199,11 @@ def starts(tree: ast.AST) -> list[int]:
     return [one.lineno for first in words for one in first if isinstance(one, ast.Constant) and one.value in SLURM]
 
 
-def test_slurm_is_asked_in_the_room_of_the_scheduler_alone() -> None:
+def test_slurm_is_asked_in_the_room_of_the_scheduler_alone(trees: dict[str, ast.Module]) -> None:
     """The sandbox, which makes a Slurm, asks its own."""
-    others = {name: path for name, path in modules().items() if name.split(".")[0] not in ("scheduler", "sandbox")}
-    wrong = [
-        f"{path.relative_to(ROOT)}:{line}" for path in others.values() for line in starts(ast.parse(path.read_text()))
-    ]
-    assert not wrong
-    assert starts(ast.parse(modules()["scheduler.slurm"].read_text()))
+    others = {name: tree for name, tree in trees.items() if name.split(".")[0] not in ("scheduler", "sandbox")}
+    assert not [f"{name}:{line}" for name, tree in others.items() for line in starts(tree)]
+    assert starts(trees["scheduler.slurm"])
 
 
 @pytest.mark.parametrize(
@@ -222,6 +236,30 @@ def test_a_start_loads_only_what_it_needs(code: str, forbidden: set[str]) -> Non
         capture_output=True, text=True, timeout=60, check=True,
     )  # fmt: skip
     assert not (set(done.stdout.split()) - set(bare.stdout.split())) & forbidden
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        ("launch", "ftsupervise.launch.submit"),
+        *((words, "ftsupervise.config.load") for words in ("cron install", "notify test", "checkpoints prune")),
+    ],
+)
+def test_what_is_tried_first_is_loaded_once_for_the_trial_and_the_work(tmp_path: Path, words: str, part: str) -> None:
+    """Each of the two has a process of its own, and has what this one has loaded before it begins the first."""
+    probe = f"""import os, sys
+forks = []
+def look(event, _):
+    if event == "os.fork":
+        forks.append(event)
+        if len(forks) == 1:
+            os.write(2, str({part!r} in sys.modules).encode() + b"\\n")
+sys.addaudithook(look)
+sys.argv = ["ftsupervise", *{words.split()!r}]
+from ftsupervise.cli import main
+main()"""
+    done = subprocess.run([sys.executable, "-c", probe], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.stderr.splitlines()[0] == "True", done.stderr
 
 
 def test_each_verb_has_a_file_of_its_name_and_a_row_in_the_table_of_rooms() -> None:
@@ -266,9 +304,8 @@ def attributes(node: ast.ClassDef) -> set[str]:
     }
 
 
-def test_no_class_has_more_attributes_than_one_can_keep_in_mind() -> None:
-    trees = (ast.parse(path.read_text("utf-8")) for path in modules().values())
-    classes = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+def test_no_class_has_more_attributes_than_one_can_keep_in_mind(trees: dict[str, ast.Module]) -> None:
+    classes = [node for tree in trees.values() for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
     assert not {node.name for node in classes if not frozen(node) and len(attributes(node)) > 15}
     assert sum(frozen(node) for node in classes) > 100
     one, two = ast.parse("class A:\n x: int\n def f(self): self.y = self.z\n@dataclass(frozen=True)\nclass B: ...").body
@@ -298,8 +335,8 @@ def many_arguments(tree: ast.Module) -> set[str]:
     return found
 
 
-def test_a_class_name_has_one_meaning() -> None:
-    assert not named_twice({name: ast.parse(path.read_text("utf-8")) for name, path in modules().items()})
+def test_a_class_name_has_one_meaning(trees: dict[str, ast.Module]) -> None:
+    assert not named_twice(trees)
     assert named_twice({"a": ast.parse("class One: ..."), "b": ast.parse("def f():\n class One: ...")})
 
 
@@ -307,8 +344,8 @@ def test_a_class_name_has_one_meaning() -> None:
 MANY_ARGUMENTS = {"guard.guard": {"Guard.__init__"}}
 
 
-def test_no_function_takes_more_than_eight_arguments() -> None:
-    every = {name: many_arguments(ast.parse(path.read_text("utf-8"))) for name, path in modules().items()}
+def test_no_function_takes_more_than_eight_arguments(trees: dict[str, ast.Module]) -> None:
+    every = {name: many_arguments(tree) for name, tree in trees.items()}
     assert {name: found for name, found in every.items() if found} == MANY_ARGUMENTS
 
 
