@@ -38,7 +38,7 @@ from tests.neighbours.patience import wait_until
 from tests.story.test_checkpoint_layouts import dcp_of_items, hugging_face, safetensors
 from tests.story.test_checkpoint_torn_saves import deepspeed, megatron
 
-SHORT, LONG = 25, 910  # flips for each of eleven layouts
+SHORT, LONG = 25, 910  # flips for each of eleven layouts; the long ones are of a seed that nobody chose
 Begins = Callable[[], "int | None"]  # the step that a loop begins from; it fails where the state is none that was saved
 
 
@@ -50,6 +50,13 @@ class Scene(NamedTuple):
     older: int  # the step that is right once the newer one is damaged
     newer: int
     vague: Path | None = None  # a file with bits that belong to nothing that is loaded
+
+
+def drawn(name: str, flips: int) -> random.Random:
+    """The same flips each time for the short ones; for the long ones others, whose seed is printed."""
+    seed = name if flips == SHORT else f"{name} {random.SystemRandom().randrange(10**9)}"
+    print(f"{flips} flips of seed {seed!r}")
+    return random.Random(seed)
 
 
 def flip(draw: random.Random, scene: Scene) -> Path:
@@ -234,20 +241,20 @@ short_and_long = pytest.mark.parametrize("flips", [SHORT, pytest.param(LONG, mar
 )
 @short_and_long
 def test_no_flipped_bit_of_any_layout_is_loaded(checkpoints: Path, names: tuple[str, ...], flips: int) -> None:
-    draw = random.Random(str(names))
+    draw = drawn(str(names), flips)
     play(saved_by_the_guard(checkpoints, names, draw), flips, draw)
 
 
 @pytest.mark.parametrize("layout", ADOPTED)
 @short_and_long
 def test_no_flipped_bit_of_a_checkpoint_that_was_adopted_is_named(checkpoints: Path, layout: str, flips: int) -> None:
-    play(adopted(checkpoints, layout), flips, random.Random(layout))
+    play(adopted(checkpoints, layout), flips, drawn(layout, flips))
 
 
 @pytest.mark.parametrize("name", ["epoch=0-step={}.ckpt", "step-{}.safetensors"], ids=["Lightning", "safetensors"])
 @short_and_long
 def test_no_flipped_bit_of_a_single_file_brings_another_state(checkpoints: Path, name: str, flips: int) -> None:
-    draw = random.Random(name)
+    draw = drawn(name, flips)
     play(one_file(checkpoints, draw, name), flips, draw)
 
 
@@ -351,7 +358,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
 
 @short_and_long
 def test_no_flipped_bit_of_a_snapshot_in_memory_is_loaded(run: Run, flips: int) -> None:
-    draw = random.Random("snapshot")
+    draw = drawn("snapshot", flips)
     for _ in range(flips):
         keeper, folder = run.job()
         _, places = run.trains(keeper, folder, draw)
@@ -365,7 +372,7 @@ def test_no_flipped_bit_of_a_snapshot_in_memory_is_loaded(run: Run, flips: int) 
 
 @short_and_long
 def test_no_flipped_bit_of_a_kept_snapshot_is_loaded(run: Run, flips: int) -> None:
-    draw = random.Random("kept snapshot")
+    draw = drawn("kept snapshot", flips)
     keeper, folder = run.job()
     made, _ = run.trains(keeper, folder, draw)
     area = fence.open_area(fence.staging(run.rundir, run.rundir.checkpoints), made.number)
