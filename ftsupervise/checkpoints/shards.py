@@ -150,6 +150,11 @@ def _names(folder: Path) -> list[str]:
         return []
 
 
+def forget(checkpoint: Path, rank: int) -> None:
+    """Take away the list that this rank has left for a save of that name before. Raises OSError."""
+    list_of(checkpoint, rank).unlink(missing_ok=True)
+
+
 def enter(checkpoint: Path, rank: int) -> None:
     """Leave the mark of a rank that writes here too, before it writes. Raises OSError."""
     make_record_folder(checkpoint / FOLDER_NAME)
