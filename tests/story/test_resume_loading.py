@@ -642,6 +642,30 @@ class Meddler:
         meddle(self.path)
 
 
+CUT = """
+import os, sys
+from ftsupervise import Guard
+state = {"raw": bytearray(4 << 20), "step": 0}
+cut = lambda: os.truncate(sys.argv[1], 1 << 20) if os.path.getsize(sys.argv[1]) > 1 << 20 else None
+with Guard(signals=(), rank=0, world=1) as guard:
+    step = guard.restore(state=state, warm_up=cut if len(sys.argv) > 1 else None)
+    assert state == {"raw": bytearray([step or 0]) * (4 << 20), "step": step or 0}, "another state was loaded"
+    for step in () if len(sys.argv) > 1 else (10, 20):
+        state["raw"][:], state["step"] = bytes([step]) * (4 << 20), step
+        guard.save(step)
+print("began at", step)
+"""
+
+
+def test_a_file_that_is_cut_short_while_it_is_loaded_is_passed_over_and_kills_nobody(checkpoints: Path) -> None:
+    for words, began in (((), 20), ((str(loop_file(checkpoints / "step-00000020", 0)),), 10)):
+        done = subprocess.run(
+            [sys.executable, "-c", CUT, *words], capture_output=True, text=True, timeout=120, check=False
+        )
+        assert (done.returncode, done.stdout) == (0, f"began at {began}\n"), done.stderr
+    assert "rank-00000.state was cut short while it was read; it is not loaded" in done.stderr
+
+
 def test_what_somebody_writes_while_the_state_is_loaded_is_not_loaded(checkpoints: Path) -> None:
     path = loop_file(checkpoints / "step-00000001", 0)
     large = numpy.arange(400_000.0)
