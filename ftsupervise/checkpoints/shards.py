@@ -22,6 +22,7 @@ from typing import Annotated, NamedTuple
 from ftsupervise.checkpoints.contents import Contents, FileFacts
 from ftsupervise.checkpoints.digest import best_algorithm
 from ftsupervise.checkpoints.manifest import FOLDER_NAME, FileEntry, escaped, make_record_folder, unescaped
+from ftsupervise.host import files
 from ftsupervise.rundir.records import Exact, read_record, write_json
 
 PATIENCE = 30.0  # seconds for the lists of other nodes to be seen here
@@ -153,6 +154,24 @@ def _names(folder: Path) -> list[str]:
 def forget(checkpoint: Path, rank: int) -> None:
     """Take away the list that this rank has left for a save of that name before. Raises OSError."""
     list_of(checkpoint, rank).unlink(missing_ok=True)
+
+
+def clear_older(checkpoint: Path, age: float) -> None:
+    """Remove what nobody has changed for ``age`` seconds, by the file server's clock: on rank 0, for the age of its process. A
+    launch before this one has left it, and a part in it would be taken for one of this save. Raises OSError."""
+    if not _names(checkpoint):
+        return
+    fd, path = files.create_temporary(checkpoint, "now")
+    try:
+        since = os.fstat(fd).st_ctime - age
+    finally:
+        os.close(fd)
+        os.unlink(path)
+    for here, _, names in os.walk(checkpoint):
+        for name in names:
+            with suppress(FileNotFoundError):
+                if os.lstat(f"{here}/{name}").st_ctime < since:
+                    os.unlink(f"{here}/{name}")
 
 
 def enter(checkpoint: Path, rank: int) -> None:

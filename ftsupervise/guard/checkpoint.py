@@ -259,6 +259,7 @@ class Checkpoints:
         """
         from ftsupervise.checkpoints import shards
         from ftsupervise.checkpoints.incremental import cut_off
+        from ftsupervise.guard.heartbeat import age
 
         place = self._place
         if place.world == 1:
@@ -266,6 +267,8 @@ class Checkpoints:
         staged = self.stage(name)
         try:
             shards.forget(staged, place.rank)
+            if not place.rank and (seconds := age()):
+                shards.clear_older(staged, seconds)
             if place.incremental:
                 others = (
                     (range(place.world) if ranks is None else ranks) if barrier or shards.others_write(staged) else ()
