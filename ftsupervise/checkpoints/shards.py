@@ -26,6 +26,7 @@ from ftsupervise.host import files
 from ftsupervise.rundir.records import Exact, read_record, write_json
 
 PATIENCE = 30.0  # seconds for the lists of other nodes to be seen here
+APART = 60.0  # seconds between the starts of the ranks of a launch, before any of them saves
 BESIDE = 900.0  # seconds for a rank that has begun to write its part
 _HERE, _FAILED = "here", "failed"  # endings of the marks of ranks that write without a barrier
 _NUMBERED = (
@@ -157,13 +158,13 @@ def forget(checkpoint: Path, rank: int) -> None:
 
 
 def clear_older(checkpoint: Path, age: float) -> None:
-    """Remove what nobody has changed for ``age`` seconds, by the file server's clock: on rank 0, for the age of its process. A
-    launch before this one has left it, and a part in it would be taken for one of this save. Raises OSError."""
+    """Remove what was there long before this process, which has lived for ``age`` seconds: on rank 0. A launch before this one
+    has left it, and a part in it would be taken for one of this save. The file server's clock counts. Raises OSError."""
     if not _names(checkpoint):
         return
     fd, path = files.create_temporary(checkpoint, "now")
     try:
-        since = os.fstat(fd).st_ctime - age
+        since = os.fstat(fd).st_ctime - age - APART
     finally:
         os.close(fd)
         os.unlink(path)
