@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -18,7 +17,6 @@ from ftsupervise.checkpoints.manifest import (
     CheckpointLayout,
     FileEntry,
     Manifest,
-    is_loop_file,
     root_of,
     write_manifest,
 )
@@ -176,13 +174,11 @@ def _entry(root: Path, one: FileFacts, algorithm: str, progress: Callable[[int],
     if one.is_link:
         linked = hash_link(path, algorithm)
         return FileEntry(one.path, linked.size, linked.digest, True)
-    blocks = bytearray() if is_loop_file(one.path) else None
+    blocks = bytearray()
     hashed = hash_file(path, algorithm, progress=progress, blocks=blocks)
     if not hashed.steady or hashed.size != one.facts.st_size:
         raise NotComplete(f"{path} changed while it was read: it is still being written")
-    if blocks and len(blocks) > block_lists.DIGEST:  # a single block is read at once, with or without a list
-        with suppress(OSError):  # without it the file is read twice when it is loaded
-            block_lists.leave(root, one.path, bytes(blocks))
+    block_lists.leave(root, one.path, blocks)
     return FileEntry(one.path, hashed.size, hashed.digest)
 
 

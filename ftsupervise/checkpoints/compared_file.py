@@ -76,7 +76,9 @@ class ComparedFile:
         self._block = sums.size if isinstance(sums, BlockDigests) else size
         self._blocks = blocks  # b"": no digest of a block is known, and all of it was compared in the mapping
         if not isinstance(sums, BlockDigests):
-            if self._mapped.digest(algorithm, beat) != digest:
+            with self._whole():
+                right = self._mapped.digest(algorithm, beat) == digest
+            if not right:
                 raise self._damaged()
             self._seen, self._ready, self._again = {0}, {0}, {0}
         elif not blocks:
@@ -128,9 +130,10 @@ class ComparedFile:
         """Return whether what was used in the mapping still is what was compared. One thread compares it: the program is at
         work beside it."""
         if not self._blocks:
-            return self._mapped.digest(self._algorithm, self._beat, aside=True) == self._digest
+            with self._whole():
+                return self._mapped.digest(self._algorithm, self._beat, aside=True) == self._digest
         for number in sorted(self._again):
-            if self._mapped.block(number * self._block, self._block) != self._said(number):
+            if self._digest_of(number) != self._said(number):
                 return False
             self._beat()
         return True
@@ -170,15 +173,21 @@ class ComparedFile:
         self._ready.add(number)
 
     def _compare(self, number: int) -> None:
-        if self._mapped.block(number * self._block, self._block) != self._said(number):
+        if self._digest_of(number) != self._said(number):
             raise self._damaged()
         self._seen.add(number)
         self._ready.add(number)
         self._again.add(number)
 
+    def _digest_of(self, number: int) -> bytes:
+        with self._whole():
+            return self._mapped.block(number * self._block, self._block)
+
     def _copy(self, number: int, parts: list[FilePart]) -> None:
         if number in self._ready or not self._blocks:
             for target, at, size in parts:
+                with self._whole():
+                    self._mapped.map_in(at, size)
                 ctypes.memmove(target, self.address + at, size)
             return
         with self._right(number) as buffer:
@@ -212,6 +221,13 @@ class ComparedFile:
             yield buffer
         finally:
             self._buffers.append(buffer)
+
+    @contextmanager
+    def _whole(self) -> Iterator[None]:
+        try:
+            yield
+        except ValueError as error:
+            raise Damaged(f"{self._path} {error}") from None
 
     def _damaged(self) -> Damaged:
         return Damaged(f"{self._path} has other bytes than were committed")

@@ -11,15 +11,16 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from ftsupervise.checkpoints.contents import FileFacts
+from ftsupervise.checkpoints.contents import FileFacts, contents_of
 from ftsupervise.checkpoints.digest import best_algorithm, hasher, in_parallel, path_below
 from ftsupervise.checkpoints.find import checkpoints_in
 from ftsupervise.checkpoints.manifest import FOLDER_NAME, FileEntry, make_record_folder, read_manifest
+from ftsupervise.checkpoints.shards import own_files, rank_in
 from ftsupervise.host import files
 from ftsupervise.host.modes import reach, settle
 from ftsupervise.rundir.lineage import Lineage
@@ -87,7 +88,8 @@ def share(staged: Path, found: Iterable[FileFacts], base: Base | None) -> tuple[
 def write_shared(staged: Path, base: Base | None, entries: Iterable[FileEntry]) -> tuple[Path, ...]:
     """Record how long the chain is, where there may be one; nothing for a checkpoint that was written in full.
 
-    Returns the pages that were written and are not durable yet. Raises OSError.
+    It is written before anything is shared as well, without ``entries``: so ``cut_off`` sees that a commit has begun. Returns
+    the pages that were written and are not durable yet. Raises OSError.
     """
     if base is None:
         return ()
@@ -96,6 +98,21 @@ def write_shared(staged: Path, base: Base | None, entries: Iterable[FileEntry]) 
     page = Shared(base.path.name, base.generation + 1, len(same), sum(one.size for one in same))
     write_json(staged / FOLDER_NAME / _PAGE, page, sync=False)
     return (staged / FOLDER_NAME / _PAGE,)
+
+
+def cut_off(staged: Path, rank: int, others: Collection[int]) -> None:
+    """Remove what a save of that name that failed has left as hard links of a committed checkpoint: who opens such a file to
+    write it anew writes into that checkpoint. Each rank does it before it writes, for the files that bear its number; rank 0
+    for all the rest too. ``others``: ranks that may be at work here by now. Raises OSError.
+    """
+    left = list(own_files(staged, rank))
+    page = staged / FOLDER_NAME / _PAGE
+    if not rank and page.exists():  # rank 0 had begun to commit
+        left += [one for path, one in contents_of(staged).files.items() if rank_in(path) not in others]
+        page.unlink()
+    for one in left:
+        if one.facts.st_nlink > 1:
+            Path(path_below(staged, one.path)).unlink(missing_ok=True)
 
 
 def _share_one(staged: Path, base: Path, entry: FileEntry) -> FileEntry | None:

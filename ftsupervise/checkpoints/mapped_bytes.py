@@ -1,11 +1,13 @@
 """A part of a file in mapped memory, to be compared before it is loaded and once more afterwards (``guard/loaded_again.py``).
 
 A copy in memory of our own would have to be compared once only. But new memory costs several times as much as the copy
-(``guard/snapshot_memory.py``), on each rank, and the ranks of a node share the pages of a mapped file.
+(``guard/snapshot_memory.py``), on each rank, and the ranks of a node share the pages of a mapped file. Who touches a page of it
+that lies behind the end of the file by now, or that the disk cannot read, is killed (SIGBUS): so each is asked for before.
 """
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 from collections.abc import Callable, Iterator
@@ -18,11 +20,13 @@ _HASHED = 1 << 19  # bytes whose digest is taken at once
 AT_ONCE = 4  # blocks at least that are read at once: a disk that is asked for several answers sooner
 AHEAD = 32  # blocks before one is compared that the disk is asked for it
 _POPULATE_READ = 22  # madvise: map the pages, without a fault for each
+_UNREADABLE = (errno.EFAULT, 133)  # its errors for a page that cannot be read: by the disk; by the memory (EHWPOISON)
 
 
 class MappedBytes:
     """Bytes ``at`` and on of the open file ``fd``; ``at`` is a multiple of the page size. What a program does with them does
-    not reach the file. Each call of ``digest`` takes the digest of all of them anew. Raises OSError, ValueError."""
+    not reach the file. Each call of ``digest`` takes the digest of all of them anew. Each method raises OSError where the file
+    cannot be read, and ValueError where it has been cut short."""
 
     def __init__(self, fd: int, at: int, size: int) -> None:
         self.fd, self._at = os.dup(fd), at
@@ -60,9 +64,17 @@ class MappedBytes:
         """Yield a block in pieces, once its pages are mapped."""
         self.ask_for(begin + AHEAD * BLOCK)
         end = min(begin + size, len(self.data))
-        _populate(self._map, begin, end - begin)
+        self.map_in(begin, end - begin)
         for at in range(begin, end, _HASHED):
             yield self.data[at : min(at + _HASHED, end)]
+
+    def map_in(self, at: int, size: int) -> None:
+        """Map the pages of some bytes, so that whoever touches them now is not killed."""
+        if os.fstat(self.fd).st_size < self._at + at + size:
+            raise ValueError("was cut short while it was read")
+        begin = at - at % mmap.PAGESIZE
+        if _populate(self._map, begin, at + size - begin) in _UNREADABLE:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     def ask_for(self, at: int) -> None:
         """Ask the disk for the bytes from ``at`` on. It reads on while another block is compared."""
@@ -75,10 +87,15 @@ class MappedBytes:
             os.close(self.fd)
 
 
-def _populate(mapped: Any, at: int, size: int) -> None:
-    """Map the pages. ``mmap.madvise`` would hold the interpreter's lock while the disk is read, and with it the heartbeat and
-    all that the loop does. On an older kernel, which cannot do it, the pages come one by one."""
+def _populate(mapped: Any, at: int, size: int) -> int:
+    """Map the pages; return the number of the error, 0 for none. On an older kernel, which cannot do it, they come one by one.
+
+    ``mmap.madvise`` would hold the interpreter's lock while the disk is read, and with it the heartbeat and all that the loop
+    does.
+    """
     import ctypes
 
     first = ctypes.c_char.from_buffer(mapped, at)
-    ctypes.CDLL(None).madvise(ctypes.c_void_p(ctypes.addressof(first)), ctypes.c_size_t(size), _POPULATE_READ)
+    libc = ctypes.CDLL(None, use_errno=True)
+    failed = libc.madvise(ctypes.c_void_p(ctypes.addressof(first)), ctypes.c_size_t(size), _POPULATE_READ)
+    return ctypes.get_errno() if failed else 0

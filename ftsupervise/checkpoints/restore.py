@@ -16,7 +16,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple
 
-from ftsupervise.checkpoints import digest
+from ftsupervise.checkpoints import block_lists, digest
 from ftsupervise.checkpoints.manifest import FileEntry, Manifest, read_manifest, write_manifest
 from ftsupervise.checkpoints.offload import MANIFEST_PATH, WORKERS, CopyDamaged, identity, manifest_in
 from ftsupervise.checkpoints.quarantine import set_aside
@@ -115,14 +115,17 @@ def restore(
         with suppress(OSError):  # a file system without modes
             set_mode(partial, OWN)  # also where an earlier restore had begun
         limit = RateLimit(rate)
-        for _ in digest.in_parallel(
-            lambda entry: _fetch(copy, entry, held, limit, progress, widest), copy.manifest.files, workers
-        ):
-            pass
+        blocks_of = [
+            *digest.in_parallel(
+                lambda entry: _fetch(copy, entry, held, limit, progress, widest), copy.manifest.files, workers
+            )
+        ]
         _drop_others(held, copy.manifest)
         if not copy.is_file:
             with suppress(OSError):
                 settle_folder(partial, widest.folder)
+            for entry, blocks in zip(copy.manifest.files, blocks_of, strict=True):
+                block_lists.leave(held, entry.path, blocks)
             write_manifest(held, copy.manifest)
         _as_old_as_it_is(held, copy)
         for here, _, _ in os.walk(held, topdown=False):
@@ -229,10 +232,12 @@ def _fetch(
     limit: RateLimit,
     progress: Callable[[int], object],
     widest: Rights,
-) -> None:
-    if _has_digest(partial / entry.path, entry, copy.manifest.algorithm):
+) -> bytes:
+    """Bring one file, unless it is there already. Return the digests of its blocks, as they were read now."""
+    blocks = bytearray()
+    if _has_digest(partial / entry.path, entry, copy.manifest.algorithm, blocks):
         progress(entry.size)
-        return
+        return bytes(blocks)
     hasher, size = digest.hasher(copy.manifest.algorithm), 0
 
     def pieces() -> Iterator[bytes]:
@@ -258,6 +263,7 @@ def _fetch(
             FolderStore(partial).write(entry.path, pieces(), rights)
     except FileNotFoundError:
         raise NotFound(f"{copy.store.url}/{copy.folder} lacks {entry.path}", hint="restore another copy") from None
+    return hasher.blocks() if isinstance(hasher, digest.BlockDigests) else b""
 
 
 def _make_link(path: Path, target: bytes, source: Reach) -> None:
@@ -277,11 +283,12 @@ def _is_whole(checkpoint: Path, manifest: Manifest) -> bool:
     return verify(checkpoint, Scope(Thoroughness.FULL)).state is CheckpointState.VERIFIED
 
 
-def _has_digest(path: Path, entry: FileEntry, algorithm: str) -> bool:
+def _has_digest(path: Path, entry: FileEntry, algorithm: str, blocks: bytearray) -> bool:
+    """Return whether it is what the manifest says; ``blocks`` gets the digests of its blocks."""
     try:
         if path.lstat().st_size != entry.size:
             return False
-        found = (digest.hash_link if entry.link else digest.hash_file)(path, algorithm)
+        found = digest.hash_link(path, algorithm) if entry.link else digest.hash_file(path, algorithm, blocks=blocks)
     except FileNotFoundError:
         return False
     return found.digest == entry.digest

@@ -22,9 +22,11 @@ from typing import Annotated, NamedTuple
 from ftsupervise.checkpoints.contents import Contents, FileFacts
 from ftsupervise.checkpoints.digest import best_algorithm
 from ftsupervise.checkpoints.manifest import FOLDER_NAME, FileEntry, escaped, make_record_folder, unescaped
+from ftsupervise.host import files
 from ftsupervise.rundir.records import Exact, read_record, write_json
 
 PATIENCE = 30.0  # seconds for the lists of other nodes to be seen here
+APART = 60.0  # seconds between the starts of the ranks of a launch, before any of them saves
 BESIDE = 900.0  # seconds for a rank that has begun to write its part
 _HERE, _FAILED = "here", "failed"  # endings of the marks of ranks that write without a barrier
 _NUMBERED = (
@@ -148,6 +150,29 @@ def _names(folder: Path) -> list[str]:
         return os.listdir(folder)
     except FileNotFoundError:
         return []
+
+
+def forget(checkpoint: Path, rank: int) -> None:
+    """Take away the list that this rank has left for a save of that name before. Raises OSError."""
+    list_of(checkpoint, rank).unlink(missing_ok=True)
+
+
+def clear_older(checkpoint: Path, age: float) -> None:
+    """Remove what was there long before this process, which has lived for ``age`` seconds: on rank 0. A launch before this one
+    has left it, and a part in it would be taken for one of this save. The file server's clock counts. Raises OSError."""
+    if not _names(checkpoint):
+        return
+    fd, path = files.create_temporary(checkpoint, "now")
+    try:
+        since = os.fstat(fd).st_ctime - age - APART
+    finally:
+        os.close(fd)
+        os.unlink(path)
+    for here, _, names in os.walk(checkpoint):
+        for name in names:
+            with suppress(FileNotFoundError):
+                if os.lstat(f"{here}/{name}").st_ctime < since:
+                    os.unlink(f"{here}/{name}")
 
 
 def enter(checkpoint: Path, rank: int) -> None:

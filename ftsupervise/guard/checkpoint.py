@@ -251,17 +251,36 @@ class Checkpoints:
             return self.commit(staged, step, metrics, range(self._place.world) if ranks is None else ranks)
         return self.is_committed(staged, before, beat)
 
-    def enter(self, staged: Path) -> None:
-        """Tell rank 0 that this rank is in the block too, where no barrier will. Raises OSError."""
-        from ftsupervise.checkpoints.shards import enter
+    def begin(self, name: str, ranks: Collection[int] | None, *, barrier: bool) -> Path:
+        """Return the folder that this rank writes its part of the checkpoint ``name`` into.
 
-        if self._place.rank and self._place.world > 1:
-            try:
+        What a failed save of that name has left is not in its way. Where no ``barrier`` does, a mark tells rank 0 that this
+        rank is there too. ``ranks``: those that enter; None: all. Raises as ``stage`` does.
+        """
+        from ftsupervise.checkpoints import shards
+        from ftsupervise.checkpoints.incremental import cut_off
+        from ftsupervise.guard.heartbeat import age
+
+        place = self._place
+        if place.world == 1:
+            return self.stage(name) if self._sweeps else self.stage_anew(name)
+        staged = self.stage(name)
+        try:
+            shards.forget(staged, place.rank)
+            if not place.rank and (seconds := age()):
+                shards.clear_older(staged, seconds)
+            if place.incremental:
+                others = (
+                    (range(place.world) if ranks is None else ranks) if barrier or shards.others_write(staged) else ()
+                )
+                cut_off(staged, place.rank, {*others} - {place.rank})
+            if place.rank and not barrier:
                 self._before = self.identity(staged.name)
-                enter(staged, self._place.rank)
-            except OSError:
-                if not self.over():
-                    raise
+                shards.enter(staged, place.rank)
+        except OSError:
+            if not self.over():
+                raise
+        return staged
 
     def _finish_beside(self, staged: Path, step: int | None, beat: Callable[[], object]) -> bool:
         """Leave the list of this rank for rank 0, which has seen its mark and waits. Raises OSError where rank 0 has not."""
@@ -372,6 +391,7 @@ class Checkpoints:
         self._close(staged / path for path in (*contents.files, *contents.folders))
         joined = shards.join(staged, contents, ranks)
         base = base_for(self.folder, self._place.incremental, self._run())
+        write_shared(staged, base, ())
         shared = share(staged, joined.rest, base)
         contents = contents_of(staged) if shared else contents
         if contents.irregular:

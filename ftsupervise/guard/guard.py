@@ -162,9 +162,8 @@ class Guard:
         """
         self._checkpoints.require_unchanged(now=False)
         with self.phase(SAVE):
-            staged = self._checkpoints.stage(name or f"step-{whole(step) or 0:08d}")
-            if barrier is None:
-                self._checkpoints.enter(staged)
+            name = name or f"step-{whole(step) or 0:08d}"
+            staged = self._checkpoints.begin(name, ranks, barrier=barrier is not None)
             try:
                 yield staged
             except Exception:  # a write into a sealed folder fails in as many ways as there are libraries

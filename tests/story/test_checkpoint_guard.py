@@ -219,6 +219,33 @@ def test_without_a_barrier_a_rank_that_comes_too_late_raises_and_the_part_is_no_
     assert verify(checkpoints / "step-00000002", FULL).good
 
 
+# One of two ranks; "dies" when it has listed its part, before rank 0 has come.
+A_PART = """
+import os, signal, sys, threading
+from ftsupervise import Guard
+from ftsupervise.checkpoints import shards
+rank, word, then = int(sys.argv[1]), sys.argv[2], sys.argv[3:]
+shards.APART = 0.0
+if then == ["dies"]:
+    leave_list = shards.leave_list
+    shards.leave_list = lambda *given: (leave_list(*given), os.kill(os.getpid(), signal.SIGKILL))
+with Guard(signals=(), rank=rank, world=2) as guard, guard.checkpoint(20) as folder:
+    (folder / f"part-rank{rank}.bin").write_text(word)
+    (folder / f"{word}.bin").write_text(word)
+"""
+
+
+def test_a_part_that_a_launch_before_has_left_is_in_no_checkpoint_of_a_later_one(checkpoints: Path) -> None:
+    def play(*words: str) -> int:
+        return subprocess.run([sys.executable, "-c", A_PART, *words], timeout=60, check=False).returncode
+
+    assert play("1", "old", "dies") == -9 and len([*checkpoints.rglob("part-rank1.bin")]) == 1
+    assert play("0", "new") == 0
+    made = read_manifest(checkpoints / "step-00000020")
+    assert made is not None and [one.path for one in made.files] == ["new.bin", "part-rank0.bin"]
+    assert verify(checkpoints / "step-00000020", FULL).state is CheckpointState.VERIFIED
+
+
 def test_no_rank_leaves_the_block_before_rank_0_has_committed(
     checkpoints: Path, ranks: list[Guard], capfd: pytest.CaptureFixture[str]
 ) -> None:

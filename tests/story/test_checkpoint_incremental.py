@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import shutil
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -13,6 +16,7 @@ from ftsupervise.checkpoints.contents import contents_of
 from ftsupervise.checkpoints.incremental import base_for, share
 from ftsupervise.checkpoints.retain import remove, sweep
 from ftsupervise.checkpoints.verify import CheckpointState, Scope, Thoroughness, verify
+from ftsupervise.rundir.paths import ENV_ATTEMPT_DIR, ENV_RUN_DIR, ENV_STAGING
 
 FULL = Scope(Thoroughness.FULL)
 FROZEN = os.urandom(1_000_000)
@@ -100,3 +104,72 @@ def test_what_cannot_be_linked_stays_a_file_of_its_own(checkpoints: Path) -> Non
     assert [one.path for one in kept] == ["trained-rank0.bin"]
     assert (staged / "frozen-rank0.bin").read_bytes() == FROZEN
     assert not [one.name for one in staged.iterdir() if one.name.startswith(".tmp")]
+
+
+def one_part(rank: int, step: int, frozen: bytes, barrier: Callable[[], object] | None, name: str) -> str:
+    """What the save of one of two ranks raised, if it did."""
+    try:
+        with Guard(signals=(), rank=rank, world=2) as guard, guard.checkpoint(step, barrier=barrier) as folder:
+            (folder / name.format(rank)).write_bytes(frozen)
+    except (OSError, RuntimeError) as error:
+        return str(error)
+    return ""
+
+
+def test_a_save_that_is_tried_again_writes_into_no_checkpoint_that_shares_its_files(checkpoints: Path) -> None:
+    def together(step: int, frozen: bytes, *, fails: bool = False) -> list[str]:
+        meet = threading.Barrier(2, timeout=60)
+
+        def barrier() -> None:
+            meet.wait()
+            if fails:
+                raise RuntimeError("the network is down")
+
+        with ThreadPoolExecutor(2) as pool:
+            parts = [pool.submit(one_part, rank, step, frozen, barrier, "frozen-rank{}.bin") for rank in range(2)]
+            return [part.result() for part in parts]
+
+    assert together(1, FROZEN) == ["", ""]
+    assert together(2, FROZEN, fails=True) == ["the network is down"] * 2
+    staged = checkpoints / ".staging" / "alone-2" / "step-00000002"
+    assert (staged / "frozen-rank1.bin").samefile(checkpoints / "step-00000001" / "frozen-rank1.bin")
+    assert together(2, os.urandom(len(FROZEN))) == ["", ""]
+    assert [verify(checkpoints / f"step-{step:08d}", FULL).state for step in (1, 2)] == [CheckpointState.VERIFIED] * 2
+
+
+def test_a_commit_of_rank_0_that_is_tried_again_writes_into_no_checkpoint_either(checkpoints: Path) -> None:
+    assert one_part(0, 2, FROZEN, None, "frozen.bin") == ""
+    away = checkpoints.rename(checkpoints.with_name("away")) / "step-00000002"
+    with Guard(signals=(), rank=0, world=2) as guard:
+        assert guard.latest() is None
+        shutil.copytree(away.parent, checkpoints)  # it was not mounted
+        with pytest.raises(FileExistsError, match="was saved before this loop began"), guard.checkpoint(2) as folder:
+            (folder / "frozen.bin").write_bytes(FROZEN)
+        away = (checkpoints / away.name).rename(checkpoints / "step-00000001")
+        assert away.joinpath("frozen.bin").samefile(folder / "frozen.bin")
+        with guard.checkpoint(2) as folder:
+            (folder / "frozen.bin").write_bytes(os.urandom(len(FROZEN)))
+    assert [verify(checkpoints / f"step-{step:08d}", FULL).state for step in (1, 2)] == [CheckpointState.VERIFIED] * 2
+
+
+def test_a_save_that_is_tried_again_under_a_supervisor_has_nothing_of_the_one_that_failed(
+    checkpoints: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(2)
+    attempt, away = tmp_path / "run" / "attempts" / "0001", checkpoints.rename(checkpoints.with_name("away"))
+    attempt.mkdir(parents=True)
+    names = {ENV_RUN_DIR: tmp_path / "run", ENV_ATTEMPT_DIR: attempt, ENV_STAGING: checkpoints / ".staging" / "0001"}
+    for name, value in names.items():
+        monkeypatch.setenv(name, str(value))
+    with Guard(signals=(), rank=0, world=1) as guard:
+        assert guard.latest() is None
+        shutil.copytree(away, checkpoints)  # it was not mounted
+        with pytest.raises(FileExistsError, match="was saved before this loop began"), guard.checkpoint(2) as folder:
+            (folder / "of-the-first-try.bin").write_bytes(FROZEN)
+            (folder / "frozen-rank0.bin").write_bytes(FROZEN)
+        away = (checkpoints / "step-00000002").rename(checkpoints / "step-00000001")
+        assert away.joinpath("frozen-rank0.bin").samefile(folder / "frozen-rank0.bin")
+        with guard.checkpoint(2) as folder:
+            (folder / "frozen-rank0.bin").write_bytes(os.urandom(len(FROZEN)))
+    assert not (checkpoints / "step-00000002" / "of-the-first-try.bin").exists()
+    assert [verify(checkpoints / f"step-{step:08d}", FULL).state for step in (1, 2)] == [CheckpointState.VERIFIED] * 2

@@ -7,6 +7,7 @@ newer than its manifest.
 
 from __future__ import annotations
 
+import io
 import os
 import random
 import shutil
@@ -38,7 +39,7 @@ from tests.neighbours.patience import wait_until
 from tests.story.test_checkpoint_layouts import dcp_of_items, hugging_face, safetensors
 from tests.story.test_checkpoint_torn_saves import deepspeed, megatron
 
-SHORT, LONG = 25, 910  # flips for each of eleven layouts
+SHORT, LONG = 25, 910  # flips for each layout; the long ones are of a seed that nobody chose
 Begins = Callable[[], "int | None"]  # the step that a loop begins from; it fails where the state is none that was saved
 
 
@@ -50,6 +51,13 @@ class Scene(NamedTuple):
     older: int  # the step that is right once the newer one is damaged
     newer: int
     vague: Path | None = None  # a file with bits that belong to nothing that is loaded
+
+
+def drawn(name: str, flips: int) -> random.Random:
+    """The same flips each time for the short ones; for the long ones others, whose seed is printed."""
+    seed = name if flips == SHORT else f"{name} {random.SystemRandom().randrange(10**9)}"
+    print(f"{flips} flips of seed {seed!r}")
+    return random.Random(seed)
 
 
 def flip(draw: random.Random, scene: Scene) -> Path:
@@ -234,21 +242,68 @@ short_and_long = pytest.mark.parametrize("flips", [SHORT, pytest.param(LONG, mar
 )
 @short_and_long
 def test_no_flipped_bit_of_any_layout_is_loaded(checkpoints: Path, names: tuple[str, ...], flips: int) -> None:
-    draw = random.Random(str(names))
+    draw = drawn(str(names), flips)
     play(saved_by_the_guard(checkpoints, names, draw), flips, draw)
 
 
 @pytest.mark.parametrize("layout", ADOPTED)
 @short_and_long
 def test_no_flipped_bit_of_a_checkpoint_that_was_adopted_is_named(checkpoints: Path, layout: str, flips: int) -> None:
-    play(adopted(checkpoints, layout), flips, random.Random(layout))
+    play(adopted(checkpoints, layout), flips, drawn(layout, flips))
 
 
 @pytest.mark.parametrize("name", ["epoch=0-step={}.ckpt", "step-{}.safetensors"], ids=["Lightning", "safetensors"])
 @short_and_long
 def test_no_flipped_bit_of_a_single_file_brings_another_state(checkpoints: Path, name: str, flips: int) -> None:
-    draw = random.Random(name)
+    draw = drawn(name, flips)
     play(one_file(checkpoints, draw, name), flips, draw)
+
+
+@pytest.mark.torch
+@short_and_long
+def test_no_flipped_bit_of_a_model_and_its_optimizer_is_loaded(checkpoints: Path, flips: int) -> None:
+    """What is copied into the tensors of the loop as its blocks are compared: all of the one before is loaded over it, also
+    where the loop's own optimizer has made no step yet."""
+    torch = pytest.importorskip("torch", reason="torch is not installed: make test-torch")
+
+    def made(seed: int, *, step: bool = True) -> dict[str, Any]:
+        torch.manual_seed(seed)
+        model = torch.nn.Sequential(torch.nn.Linear(400, 700), torch.nn.BatchNorm1d(700), torch.nn.Linear(700, 400))
+        optimizer = torch.optim.AdamW(model.parameters())
+        if step:
+            model(torch.randn(8, 400)).sum().backward()
+            optimizer.step()
+        values = {"mean": torch.randn(300_000), "half": torch.randn(600_000).to(torch.bfloat16), "step": seed}
+        return {"model": model, "optimizer": optimizer, "values": values}
+
+    def state(of: dict[str, Any]) -> bytes:
+        file = io.BytesIO()
+        torch.save([of["model"].state_dict(), of["optimizer"].state_dict()["state"], of["values"]], file)
+        return file.getvalue()
+
+    draw, right = drawn("torch", flips), {}
+    loop = made(0)
+    with Guard(signals=(), rank=0, world=1) as guard:
+        guard.restore(**loop)
+        for number in (1, 2):
+            saved = made(number)
+            loop["model"].load_state_dict(saved["model"].state_dict())
+            loop["optimizer"].load_state_dict(saved["optimizer"].state_dict())
+            loop["values"].update(saved["values"])
+            guard.save(number)
+            right[number] = state(loop)
+
+    def begins() -> int | None:
+        nonlocal loop
+        if draw.random() < 0.3:
+            loop = made(draw.randrange(100), step=draw.random() < 0.5)
+        with Guard(signals=(), rank=0, world=1) as guard:
+            found = guard.restore(**loop)
+        assert found is not None and state(loop) == right[found]
+        return found
+
+    newer = checkpoints / "step-00000002"
+    play(Scene(begins, [one for one in of_folder(newer) if one[0].suffix != ".blocks"], 1, 2), flips, draw)
 
 
 # ------------------------------------------------------------------------------------------------------- in memory
@@ -351,7 +406,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
 
 @short_and_long
 def test_no_flipped_bit_of_a_snapshot_in_memory_is_loaded(run: Run, flips: int) -> None:
-    draw = random.Random("snapshot")
+    draw = drawn("snapshot", flips)
     for _ in range(flips):
         keeper, folder = run.job()
         _, places = run.trains(keeper, folder, draw)
@@ -365,7 +420,7 @@ def test_no_flipped_bit_of_a_snapshot_in_memory_is_loaded(run: Run, flips: int) 
 
 @short_and_long
 def test_no_flipped_bit_of_a_kept_snapshot_is_loaded(run: Run, flips: int) -> None:
-    draw = random.Random("kept snapshot")
+    draw = drawn("kept snapshot", flips)
     keeper, folder = run.job()
     made, _ = run.trains(keeper, folder, draw)
     area = fence.open_area(fence.staging(run.rundir, run.rundir.checkpoints), made.number)

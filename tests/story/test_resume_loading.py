@@ -5,10 +5,12 @@ from __future__ import annotations
 import random
 import re
 import shutil
+import stat
 import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,8 +18,12 @@ import numpy
 import pytest
 
 from ftsupervise import Guard
-from ftsupervise.checkpoints.manifest import loop_file
+from ftsupervise.checkpoints.digest import BLOCKS, hash_file
+from ftsupervise.checkpoints.manifest import loop_file, manifest_of
+from ftsupervise.checkpoints.offload import offload
 from ftsupervise.checkpoints.quarantine import quarantined
+from ftsupervise.checkpoints.restore import RESTORING, copies_in, restore
+from ftsupervise.checkpoints.stores import open_store
 from ftsupervise.guard import resume
 from ftsupervise.guard.resume import CannotResume
 from ftsupervise.rundir.began import read_began
@@ -29,6 +35,7 @@ from tests.neighbours.patience import wait_until
 from tests.neighbours.supervised import SupervisedRun
 
 SIZE = 20_000
+LIST = ".ftsupervise/rank-00000.state.blocks"
 # Saves by guard.save every 10 steps; ends at step LAST.
 TRAIN = """
 import os, sys
@@ -126,6 +133,10 @@ def same(one: dict[str, Any], other: dict[str, Any]) -> bool:
     return one.keys() == other.keys() and all(numpy.array_equal(one[key], other[key]) for key in one)
 
 
+def now() -> datetime:
+    return datetime.now(timezone.utc)
+
+
 def save_large(*steps: int) -> None:
     with Guard(signals=(), rank=0, world=1) as guard:
         state = large_state(0)
@@ -173,7 +184,7 @@ def test_where_the_only_one_is_damaged_and_a_part_was_loaded_nothing_is_saved(
 @pytest.mark.parametrize("harm", ["gone", "flipped", "cut"])
 def test_without_the_list_of_its_blocks_a_checkpoint_is_read_twice_and_loaded(checkpoints: Path, harm: str) -> None:
     save_large(10)
-    blocks = checkpoints / "step-00000010" / ".ftsupervise" / "rank-00000.state.blocks"
+    blocks = checkpoints / "step-00000010" / LIST
     if harm == "gone":
         blocks.unlink()
     elif harm == "flipped":
@@ -183,6 +194,55 @@ def test_without_the_list_of_its_blocks_a_checkpoint_is_read_twice_and_loaded(ch
     state = large_state(0)
     with Guard(signals=(), rank=0, world=1) as guard:
         assert guard.restore(state=state) == 10 and same(state, large_state(10))
+
+
+def bytes_read_by(work: Callable[[], object]) -> int:
+    """What this process reads meanwhile, as the kernel counts it: mapped pages are not among it."""
+
+    def read() -> int:
+        return int(re.search(r"rchar: (\d+)", Path("/proc/self/io").read_text())[1])  # type: ignore[index]
+
+    before = read()
+    work()
+    return read() - before
+
+
+def load_large(step: int) -> None:
+    state = large_state(0)
+    with Guard(signals=(), rank=0, world=1) as guard:
+        assert guard.restore(state=state) == step and same(state, large_state(step))
+
+
+@pytest.mark.parametrize("killed", [False, True], ids=["at once", "by a second call"])
+def test_a_checkpoint_that_came_back_from_a_copy_is_read_once(checkpoints: Path, tmp_path: Path, killed: bool) -> None:
+    save_large(10)
+    here, store = checkpoints / "step-00000010", open_store(tmp_path / "far")
+    size, listed = loop_file(here, 0).stat().st_size, (here / LIST).read_bytes()
+    once = bytes_read_by(lambda: load_large(10))
+    assert once < 1.2 * size
+    offload(here, store, now=now)
+    (tmp_path / "far" / here.name / LIST).write_bytes(bytes(len(listed)))  # somebody's: nothing in the copy is believed
+    shutil.rmtree(here)
+    if killed:  # all had come when the first call ended
+        (checkpoints / f"{RESTORING}{here.name}").mkdir()
+        shutil.copy(loop_file(tmp_path / "far" / here.name, 0), checkpoints / f"{RESTORING}{here.name}")
+    (copy,), _ = copies_in([store])
+    restore(copy, checkpoints, now=now)
+    assert (here / LIST).read_bytes() == listed
+    assert stat.S_IMODE((here / LIST).stat().st_mode) == stat.S_IMODE(manifest_of(here).stat().st_mode)
+    assert bytes_read_by(lambda: load_large(10)) < 1.2 * size
+    (here / LIST).unlink()
+    assert bytes_read_by(lambda: load_large(10)) > 1.5 * size, "read twice, it would be seen"
+
+
+def test_a_list_of_blocks_that_agrees_with_other_bytes_makes_them_no_good(checkpoints: Path) -> None:
+    save_large(10, 20)
+    newest = checkpoints / "step-00000020"
+    flip(loop_file(newest, 0), 3 << 20)
+    blocks = bytearray()
+    hash_file(loop_file(newest, 0), BLOCKS, blocks=blocks)
+    (newest / LIST).write_bytes(blocks)
+    load_large(10)
 
 
 def test_two_ranks_take_the_one_before_when_one_of_them_cannot_compare_its_part(
@@ -580,6 +640,30 @@ class Meddler:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         meddle(self.path)
+
+
+CUT = """
+import os, sys
+from ftsupervise import Guard
+state = {"raw": bytearray(4 << 20), "step": 0}
+cut = lambda: os.truncate(sys.argv[1], 1 << 20) if os.path.getsize(sys.argv[1]) > 1 << 20 else None
+with Guard(signals=(), rank=0, world=1) as guard:
+    step = guard.restore(state=state, warm_up=cut if len(sys.argv) > 1 else None)
+    assert state == {"raw": bytearray([step or 0]) * (4 << 20), "step": step or 0}, "another state was loaded"
+    for step in () if len(sys.argv) > 1 else (10, 20):
+        state["raw"][:], state["step"] = bytes([step]) * (4 << 20), step
+        guard.save(step)
+print("began at", step)
+"""
+
+
+def test_a_file_that_is_cut_short_while_it_is_loaded_is_passed_over_and_kills_nobody(checkpoints: Path) -> None:
+    for words, began in (((), 20), ((str(loop_file(checkpoints / "step-00000020", 0)),), 10)):
+        done = subprocess.run(
+            [sys.executable, "-c", CUT, *words], capture_output=True, text=True, timeout=120, check=False
+        )
+        assert (done.returncode, done.stdout) == (0, f"began at {began}\n"), done.stderr
+    assert "rank-00000.state was cut short while it was read; it is not loaded" in done.stderr
 
 
 def test_what_somebody_writes_while_the_state_is_loaded_is_not_loaded(checkpoints: Path) -> None:

@@ -60,7 +60,7 @@ class Past(NamedTuple):
 
 PAST: dict[str, tuple[Past, ...]] = {
     "alerts/journal.py": (Past("_link _commit _prune _sweep", JOURNAL),),
-    "checkpoints/incremental.py": (Past("_replace", STAGED),),
+    "checkpoints/incremental.py": (Past("_replace cut_off", STAGED),),
     "checkpoints/memory_folder.py": (Past("_empty", PRIVATE),),
     "checkpoints/memory_kept.py": (Past("remove", JUDGED),),
     "checkpoints/memory_pins.py": (Past("__init__", PRIVATE),),
@@ -72,7 +72,7 @@ PAST: dict[str, tuple[Past, ...]] = {
         Past("restore _begin_anew _move_over _make_link _drop_others _as_old_as_it_is", JUDGED),
     ),
     "checkpoints/retain.py": (Past("remove _delete", HELD),),
-    "checkpoints/shards.py": (Past("enter leave fail remove_lists", STAGED),),
+    "checkpoints/shards.py": (Past("forget clear_older enter leave fail remove_lists", STAGED),),
     "checkpoints/part_files.py": (
         Past("finish discard _open", "a part of a copy: no link is followed, and only a file of ours alone is gone on with"),
     ),
