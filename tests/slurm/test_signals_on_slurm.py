@@ -125,7 +125,9 @@ def test_a_sigterm_of_scancel_starts_the_grace_though_sigterm_announces_the_end_
     job = here.launch(f"{sys.executable} rank.py {here.folder}", signal="TERM", warn="10m", time="1h", jobs=1)
     until(lambda: all((here.folder / f"up-{rank}").exists() for rank in "01"), "the ranks", 60)
     here.sandbox.run(["scancel", job])
-    until(lambda: "SIGTERM: passed on to the command; SIGKILL in 1.5 s" in log(here), "the grace", 30)  # KillWait is 2 s
+    until(
+        lambda: "SIGTERM: passed on to the command; SIGKILL in 1.5 s" in log(here), "KillWait, 2 s, less a quarter", 30
+    )
     (here.folder / "go").touch()
     until(lambda: here.attempts()[0].ended, "the end", 60)
     assert here.attempts()[0].words == "cancelled or preempted (SIGTERM)"
