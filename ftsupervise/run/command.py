@@ -246,7 +246,7 @@ class RunningCommand:
 
     def _hangs_on(self, monitor: HangMonitor) -> bool:
         """Return whether a hang that was left alone still is."""
-        if self.left.hang is None:
+        if self.left.hang is None or monitor.has_moved():
             return False
         if monitor.is_over(self.left.hang):
             self.left.went_on(self._reached().last)
