@@ -154,7 +154,7 @@ def _waits(found: RunDetail) -> Iterator[str]:
     if never is not None:
         yield f"scancel {' '.join(jobs)}   (takes it out of the queue)"
         yield f"{never[1]}: {never[0]}, and it never starts by waiting"
-        yield f"scontrol show job {next(iter(jobs))}   (all that it asks for)"
         yield f"ftsupervise launch {found.status.rundir.quoted()}   (once that is corrected)"
+        yield f"scontrol show job {next(iter(jobs))}   (all that it asks for)"
     elif jobs and mostly_waits(found.row):
         yield f"squeue --start --jobs {','.join(jobs)}   (when Slurm expects to start it)"

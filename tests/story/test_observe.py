@@ -225,7 +225,7 @@ def test_that_the_chain_would_be_held_is_told_once_though_members_end_without_an
         members.end(run.rundir, f"local-7_{number}", "no node answers", None)
     first: tuple[OnlyTold, ...] = ()
     for number in (7, 8):
-        shut = ("--observe", "brake", "--space-wait", "0", "--", sys.executable, "-c", "")
+        shut = ("--observe", "brake", "--back-off", "0", "--", sys.executable, "-c", "")
         one = run.start(*shut, FTSUPERVISE_JOB_ID=f"local-7_{number}")
         assert one.wait(60) == 0, one.said()
         first = first or told(run, 1)
