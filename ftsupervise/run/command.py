@@ -217,9 +217,9 @@ class RunningCommand:
             self.say(f"{death.words()}: the other ranks have {_VICTIMS:g} s to leave")
             return
         if self._may_hang:
-            self._look_for_a_hang()
+            self.look_for_a_hang()
 
-    def _look_for_a_hang(self) -> None:
+    def look_for_a_hang(self) -> None:
         """Gather evidence of a hang, then end it without grace: stopped processes and blocked collectives ignore SIGTERM."""
         if self.monitor is None or self._hangs_on(self.monitor):
             return

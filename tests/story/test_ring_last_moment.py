@@ -217,11 +217,11 @@ def test_a_hang_that_is_left_alone_does_not_hide_that_the_lighthouse_is_at_anoth
     one = RunningCommand(spec, HangMonitor(detector, stopped, lambda *_: {}, tmp_path, lambda: outside))
     one.now = AttemptProgress(AttemptState.RUNNING)
     while one.left.hang is None and monotonic() < began + 60:
-        one._look_for_a_hang()
+        one.look_for_a_hang()
         sleep(0.02)
     assert one.left.hang is not None and one.now.ending is None
     outside = SeenFromOutside(moved=True)
     while one.now.ending is None and monotonic() < began + 60:
-        one._look_for_a_hang()
+        one.look_for_a_hang()
         sleep(0.02)
     assert one.now.ending is not None and one.now.ending.cause == Cause(CauseKind.MOVED)
