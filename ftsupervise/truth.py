@@ -3,7 +3,7 @@
 They stand apart from ``model.py`` because a rank that starts, and a ``kill`` typed in a hurry, need nothing else of it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from enum import Enum
 from types import MappingProxyType
@@ -76,10 +76,19 @@ class OnlyTold(NamedTuple):
     step: int | None = None  # that the run had reached
     node: str = ""  # that it is about
     then: Annotated[str, 1000] = ""  # what happened without it; "": nothing yet, or the end of the attempt says it
+    standing: bool = False  # each attempt comes to it anew, while its reason lasts
 
     def words(self) -> str:
         """Return it for people: would have restarted it: rank 3 on node-1 is stopped."""
         return f"would have {self.what}: {self.why}"
+
+    def repeats(self, before: "Iterable[OnlyTold]") -> bool:
+        """Return whether it is among the decisions of the attempt before, and has been told with them."""
+        return any(
+            (one.decision, one.node) == (self.decision, self.node)
+            and (self.decision == BRAKE or (self.standing and one.what == self.what))
+            for one in before
+        )
 
 
 class Beat(NamedTuple):

@@ -9,7 +9,7 @@ import click
 from ftsupervise.cli.output import say
 from ftsupervise.cli.switches import RUNS, find
 from ftsupervise.host.ownership import shown_user
-from ftsupervise.rundir.observing import known, observed_now, phrase, write_observing
+from ftsupervise.rundir.observing import known, phrase, write_observing
 from ftsupervise.truth import DECISIONS
 
 if TYPE_CHECKING:
@@ -41,11 +41,12 @@ def _change(rundir: RunDir, chosen: frozenset[str], *, off: bool, others: bool) 
     from datetime import datetime, timezone
 
     from ftsupervise.errors import from_os_error
+    from ftsupervise.report.observed import observes
     from ftsupervise.rundir.ledger import newest
 
     try:
         last = newest(rundir)
-        before = frozenset(observed_now(rundir, last.observes if last is not None else ()))
+        before = frozenset(observes(rundir, last))
         of = before - chosen if off else chosen | before if others else chosen
         write_observing(rundir, of, who=shown_user(), now=datetime.now(timezone.utc))
     except OSError as error:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ftsupervise.printable import printable
 from ftsupervise.report.pace_word import left_behind
 from ftsupervise.report.row import mostly_waits
-from ftsupervise.truth import NOT_A_NUMBER, LossTrouble
+from ftsupervise.truth import BACK, NOT_A_NUMBER, LossTrouble
 
 if TYPE_CHECKING:
     from ftsupervise.report.detail import RunDetail
@@ -108,6 +108,8 @@ def _stalled(found: RunDetail, run: str) -> Iterator[str]:
 def _bad_loss(found: RunDetail, trouble: LossTrouble, run: str) -> Iterator[str]:
     if trouble.kind == NOT_A_NUMBER:
         before = "" if trouble.since is None else f" from before step {trouble.since}"
+        if BACK in found.observes:
+            yield f"ftsupervise observe --off --only going_back {run}   (else it begins from its newest checkpoint)"
         job = next((job for job in found.status.jobs or () if not job.state.waiting), None)
         if job is not None:
             then = f"the next one begins from a checkpoint{before}"
@@ -116,7 +118,8 @@ def _bad_loss(found: RunDetail, trouble: LossTrouble, run: str) -> Iterator[str]
             yield f"scancel {job.id}   (ends this job; {then})"
         else:
             yield f"end its program and start it again: it begins from a checkpoint{before}"
-        yield "guard.loss: {nonfinite: resume} in the settings lets the run go back by itself the next time"
+        if trouble.then == "warn":
+            yield "guard.loss: {nonfinite: resume} in the settings lets the run go back by itself the next time"
     else:
         yield f"ftsupervise check loss {run}   (its loss, and what was usual)"
 
@@ -151,6 +154,7 @@ def _waits(found: RunDetail) -> Iterator[str]:
     if never is not None:
         yield f"scancel {' '.join(jobs)}   (takes it out of the queue)"
         yield f"{never[1]}: {never[0]}, and it never starts by waiting"
+        yield f"ftsupervise launch {found.status.rundir.quoted()}   (once that is corrected)"
         yield f"scontrol show job {next(iter(jobs))}   (all that it asks for)"
     elif jobs and mostly_waits(found.row):
         yield f"squeue --start --jobs {','.join(jobs)}   (when Slurm expects to start it)"

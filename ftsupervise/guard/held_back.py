@@ -9,7 +9,7 @@ from time import monotonic
 from ftsupervise.guard.settings import RankContext
 from ftsupervise.host.in_time import in_time
 from ftsupervise.rundir.observing import Observes, note
-from ftsupervise.truth import BACK, LossTrouble, OnlyTold
+from ftsupervise.truth import BACK, NOT_A_NUMBER, LossTrouble, OnlyTold
 
 _AGAIN = 5.0  # seconds between two looks whether that is still so, while the trouble lasts
 _WRITE = 0.25  # seconds: the loop waits for it
@@ -21,26 +21,32 @@ class HeldBack:
     def __init__(self, place: RankContext) -> None:
         self._place = place
         self._observes = Observes(place.rundir, place.observe) if place.rundir is not None else None
-        self._told: OnlyTold | None = None  # while the trouble lasts
+        self._told: OnlyTold | None = None  # while the loss is no number
         self._asked = 0.0
+        self._kept = 0  # pages
 
     def __call__(self, trouble: LossTrouble) -> bool:
         if self._observes is None:
             return False
-        if self._told is not None and monotonic() < self._asked + _AGAIN:
+        lasts = (
+            self._told is not None and trouble.kind == NOT_A_NUMBER
+        )  # of one that diverges each rise is reported once
+        if lasts and monotonic() < self._asked + _AGAIN:
             return True
         self._asked = monotonic()
         if not self._observes(BACK):
             return False
-        if self._told is None:
+        if not lasts:
             what = "stopped the run"
             what += " and gone back to an older checkpoint" if trouble.then == "resume" else ""
-            self._told = OnlyTold(BACK, what, f"{trouble.kind}: {trouble.words}", _now(), trouble.step)
-            self._keep(self._told)
+            one = OnlyTold(BACK, what, f"{trouble.kind}: {trouble.words}", _now(), trouble.step)
+            self._kept += 1
+            self._told = one if trouble.kind == NOT_A_NUMBER else self._told
+            self._keep(one)
         return True
 
     def over(self, words: str) -> None:
-        """Note that the trouble is over, without us."""
+        """Note that the loss is a number again, without us."""
         if self._told is not None:
             self._keep(self._told._replace(then=words))
             self._told = None
@@ -49,7 +55,8 @@ class HeldBack:
         if self._place.attempt_dir is None:
             return
         at = one.at.strftime("%H%M%S") if one.at is not None else ""
-        write = partial(note, self._place.attempt_dir, f"{BACK}-rank-{self._place.rank}-{at}", one, by_a_rank=True)
+        name = f"{BACK}-rank-{self._place.rank}-{at}-{self._kept}"
+        write = partial(note, self._place.attempt_dir, name, one, by_a_rank=True)
         try:
             in_time(write, _WRITE)
         except OSError:  # the rank has said it

@@ -25,7 +25,7 @@ from ftsupervise.checkpoints.manifest import manifest_of, read_head
 from ftsupervise.checkpoints.quarantine import set_aside
 from ftsupervise.checkpoints.suspicion import Suspicion, suspect
 from ftsupervise.checkpoints.verify import CheckpointState, Scope, Thoroughness, Verdict
-from ftsupervise.guard.go_back import way_back
+from ftsupervise.guard.go_back import WayBack, way_back
 from ftsupervise.guard.settings import RankContext, Voice
 from ftsupervise.host.ownership import remedy
 from ftsupervise.rundir import ledger, switches
@@ -106,6 +106,10 @@ def latest(
         return _pick(place, scope, wanted, without, foreign)
 
     back = None if begun else way_back(place, pick, scope.run, voice)
+    unread_here = back is not None and back.choice.verdict is None and bool(foreign)  # latest() will be asked for those
+    if back is not None and _only_told(place, _the_way(back), back.why, tells=not unread_here):
+        back = None
+        foreign.clear()
     may = partial(_anew, place, world, foreign=foreign, wanted=wanted)
     if back is None:
         found = _newest(place, pick, scope.run, voice, over, begun=begun, why_not_anew=may, wanted=wanted)
@@ -162,9 +166,12 @@ def _newest(
     choice = pick(())
     suspicion = None if begun else _suspicion(place, voice)
     aside: Suspicion | None = None
-    if suspicion is not None and _is(suspicion, choice) and not _only_told(place, suspicion):
-        other = pick((suspicion.checkpoint.checkpoint,))
-        if other.verdict is not None:
+    if suspicion is not None and _is(suspicion, choice):
+        name = suspicion.checkpoint.checkpoint
+        other = pick((name,))
+        if other.verdict is not None and not _only_told(
+            place, f"set {name} aside, and gone back to {other.verdict.path.name}", suspicion.words()
+        ):
             choice, aside = other, suspicion
     path = choice.verdict.path if choice.verdict is not None else None
     resumed = _resumed(place.checkpoints, choice, run)
@@ -402,14 +409,22 @@ def _suspicion(place: RankContext, voice: Voice) -> Suspicion | None:
         return None
 
 
-def _only_told(place: RankContext, found: Suspicion) -> bool:
-    """Return whether the suspect is not set aside, because that is only told. Rank 0 writes it down."""
+def _only_told(place: RankContext, what: str, why: str, *, tells: bool = True) -> bool:
+    """Return whether the run does not go back, because that is only told. Rank 0 writes it down."""
     if place.rundir is None or not Observes(place.rundir, place.observe)(BACK):
         return False
-    if place.rank == 0 and place.attempt_dir is not None:
-        what = f"set {found.checkpoint.checkpoint} aside, and gone back to the one before"
-        tell_only(BACK, what, found.words(), place.attempt_dir / "run.log")
+    if tells and place.rank == 0 and place.attempt_dir is not None:
+        tell_only(BACK, what, why, place.attempt_dir / "run.log")
     return True
+
+
+def _the_way(back: WayBack) -> str:
+    """Return what would have been done to go back, after "would have"."""
+    verdict = back.choice.verdict
+    to = f"gone back to {verdict.path.name}" if verdict is not None else "begun anew"
+    aside = f", and set {', '.join(one.path.name for one in back.aside[:3])} aside" if back.aside else ""
+    more = f" with {len(back.aside) - 3} more" if len(back.aside) > 3 else ""
+    return f"{to}{aside}{more}"
 
 
 def _is(suspicion: Suspicion, choice: Choice) -> bool:

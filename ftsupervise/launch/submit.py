@@ -101,7 +101,6 @@ def prepare(run_dir: RunDir, name: str, config_text: str, share: Sharing | None 
             write_whole(run_dir.root / "README", README.format(name=name))
         write_whole(run_dir.config, config_text, mode=0o644)
         keep_lineage(run_dir, name)
-        forget_observing(run_dir)  # what a person said of the launch before; the settings count again
     except OSError as error:
         raise _not_mine(run_dir, from_os_error(error, f"write the run directory {run_dir.root}")) from None
 
@@ -346,6 +345,12 @@ def launch_run(
         _note_taken(run_dir, others, now)
         given, _ = without_secrets(env, run)
         done = submit(plan, run.launch, scheduler, again=again, now=now, env=given)
+    try:
+        forget_observing(run_dir)  # what a person said of the launch before, which counts where this one is refused
+    except OSError as error:
+        raise from_os_error(
+            error, f"remove {run_dir.state / 'observe'} after job {done.job_ids[0]} was submitted"
+        ) from None
     known_as = register(run_dir, plan.name)
     pin(run_dir, done.number)
     return replace(done, known_as=known_as)
@@ -438,6 +443,7 @@ def _record(plan: Plan, number: int, owner: int, now: datetime) -> LaunchRecord:
         owner=owner,
         name=plan.name,
         comment=comment(plan.name, plan.token),
+        observe=plan.observe,
     )
 
 

@@ -73,7 +73,7 @@ class WaitingExclusions:
         self.applied: ExclusionResult | None = None  # the result of the last update
         # an earlier job may have excluded nodes for a reason that is over
         self.outdated = incidents.any_exclusions(rundir.nodes)
-        self._told: frozenset[str] = frozenset()  # nodes whose exclusion is only told
+        self._said: frozenset[str] = frozenset()  # nodes whose exclusion is only told
         # of the last update: the nodes to exclude; whether this job was leaving; the nodes that did not answer
         self._requested: tuple[frozenset[str], bool, frozenset[str]] = (frozenset(), False, frozenset())
 
@@ -84,7 +84,7 @@ class WaitingExclusions:
         """
         judged, nodes, gone = self.judge.nodes, self.judge.excluded(), self.allocation.last_silent
         if self.observes(EXCLUSION):
-            self._tell_only(judged, log)
+            self.tell_only(log)
             judged = tuple(node for node in judged if node.state == "by hand")
             nodes = frozenset(node.name for node in judged)
         if not job_id(self.env) or not self.env.get("SLURM_JOB_ID"):
@@ -114,12 +114,13 @@ class WaitingExclusions:
         self.applied, self.outdated = done, bool(done.problem)
         self._requested = nodes, leaving, gone
 
-    def _tell_only(self, judged: Sequence[incidents.JudgedNode], log: Path | None) -> None:
-        """Say which nodes would be excluded for their past; by hand they are all the same."""
-        bad = {node.name: node.why for node in judged if node.state == "excluded"}
-        for name in bad.keys() - self._told:
-            tell_only(EXCLUSION, f"excluded {name}", bad[name] or "its past", log, name)
-        self._told = frozenset(bad)
+    def tell_only(self, log: Path | None) -> None:
+        """Say once which nodes would be excluded for their past, and write it down for each attempt; by hand they are all the
+        same."""
+        bad = {node.name: node.why for node in self.judge.nodes if node.state == "excluded"}
+        for name, why in bad.items():
+            tell_only(EXCLUSION, f"excluded {name}", why or "its past", log, name, say=name not in self._said)
+        self._said = frozenset(bad)
 
     def release(self, log: Path | None) -> None:
         """Exclude no node any more, once the run has finished: the waiting members have nothing to do."""
@@ -249,9 +250,18 @@ class NodeSelector:
             on = ", ".join(node for node, one in answers.items() if one.words() == words)
             tell(log, f"health command on {on}: {words}")
         if self.unhealthy and self.exclusions.observes(EXCLUSION):
-            for node, words in self.unhealthy.items():
-                tell_only(EXCLUSION, f"left out {node}", words, log, node)
+            self._tell_only(log, say=True)
         self.judge.note(found, log)
+
+    def tell_standing(self, log: Path) -> None:
+        """Write down, for the attempt that begins, which nodes would be left out."""
+        if self.exclusions.observes(EXCLUSION):
+            self._tell_only(log, say=False)
+            self.exclusions.tell_only(log)
+
+    def _tell_only(self, log: Path | None, *, say: bool) -> None:
+        for node, words in self.unhealthy.items():
+            tell_only(EXCLUSION, f"left out {node}", words, log, node, say=say)
 
     # --------------------------------------------------------------------------------------------------------- inside
 

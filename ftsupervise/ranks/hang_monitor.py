@@ -100,6 +100,10 @@ class HangMonitor:
         self.due = now + self._detector.limits.period
         return over
 
+    def has_moved(self) -> bool:
+        """Return whether its ranks can find the lighthouse no more, as ``alarm`` will say. Never before the check is due."""
+        return time.monotonic() >= self.due and self._outside().moved
+
     def _is_hung_for_others(self, outside: SeenFromOutside, verdict: HangVerdict, now: float) -> bool:
         """Believe the others at once of ranks that report nothing. Ranks that report have made a step since, or are hung if the
         others still say so when they have seen a newer page."""

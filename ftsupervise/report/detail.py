@@ -83,7 +83,7 @@ def detail(rundir: RunDir, now: datetime, env: Mapping[str, str]) -> RunDetail:
     spent = account_of(seen)
     drawn = placed(spent.stretches, read_steps(rundir))
     aside = _set_aside(rundir)
-    told = observes(rundir, seen.attempts)
+    told = observes(rundir, seen.attempts[-1] if seen.attempts else None)
     would = observed_rows(attempts_of(seen), _launched(rundir))
     return RunDetail(seen, row, spent, avoided, _newest_log(seen), drawn, groups, tracker, aside, told, would)
 

@@ -7,7 +7,8 @@ from datetime import datetime
 from typing import NamedTuple
 
 from ftsupervise.model import Attempt
-from ftsupervise.rundir.observing import observed_now
+from ftsupervise.rundir.launches import launches
+from ftsupervise.rundir.observing import known, observed_now
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.truth import BRAKE, EXCLUSION, HANG, OnlyTold
 from ftsupervise.units import count, show_duration
@@ -23,27 +24,40 @@ class ObservedRow(NamedTuple):
     then: str  # what happened without it, as far as it is known
 
 
-def observes(rundir: RunDir, attempts: Sequence[Attempt]) -> tuple[str, ...]:
-    """Return the decisions that are only told at present; () also where that cannot be read."""
+def observes(rundir: RunDir, last: Attempt | None) -> tuple[str, ...]:
+    """Return the decisions that are only told at present. Where that cannot be read they are those of the launch."""
+    launched = _by_launch(rundir, last)
     try:
-        return observed_now(rundir, attempts[-1].observes if attempts else ())
+        return observed_now(rundir, launched)
+    except (OSError, ValueError):
+        return launched
+
+
+def _by_launch(rundir: RunDir, last: Attempt | None) -> tuple[str, ...]:
+    """Return the decisions that are only told by the launch of the newest attempt, or one after which none has begun."""
+    own = () if last is None else last.observes
+    if last is not None and last.ended is None:
+        return own
+    try:
+        newest = [one for one in launches(rundir) if one.state != "rejected" and one.written][-1:]
     except OSError:
-        return ()
+        return own
+    return known(newest[0].observe) if newest and (last is None or newest[0].at > last.started) else own
 
 
 def observed_rows(attempts: Sequence[Attempt], launched: Sequence[datetime] = ()) -> tuple[ObservedRow, ...]:
-    """Return them, oldest first. That the chain would be held, attempt after attempt, is one.
+    """Return them, oldest first. What attempt after attempt comes to, such as that the chain would be held, is one.
 
     ``attempts``: the ledger, in order. ``launched``: when a person has launched the run, who may have changed it then, so that
     what came after the next launch says nothing.
     """
     found = []
     for index, one in enumerate(attempts):
-        braked = index > 0 and any(each.decision == BRAKE for each in attempts[index - 1].observed)
+        before = attempts[index - 1].observed if index else ()
         until = min((at for at in launched if at > one.started), default=None)
         later = [each for each in attempts[index + 1 :] if until is None or each.started < until]
         for each in one.observed:
-            if each.at is not None and not (each.decision == BRAKE and braked):
+            if each.at is not None and not each.repeats(before):
                 found.append(ObservedRow(one.number, each.decision, each.at, each.words(), _then(each, one, later)))
     return tuple(sorted(found, key=lambda row: row.at))
 

@@ -201,7 +201,7 @@ def _of_run(row: RunRow, begin: datetime, now: datetime, env: Mapping[str, str])
             brake=run.braked,
             last=run.last,
             restarts_hangs=restarts_hangs(believed_settings(rundir, env)) if hung else None,
-            observes=observes(rundir, run.attempts) if hung else (),
+            observes=observes(rundir, run.last) if hung else (),
             lately=faults_lately(incidents(run.attempts, whole, running=running), now),
         )
     )

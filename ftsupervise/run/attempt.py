@@ -238,6 +238,7 @@ def run_to_end(to: Services, now: RunProgress) -> RunProgress:
         return now._replace(ended=_refused(mine, added.refused), code=GIVEN_UP)
     away = frozenset(node for node, state in now.node_states.items() if is_away(state))
     shared = to.agents.begin(mine.number, mine.folder / "run.log", away)
+    to.nodes.tell_standing(mine.folder / "run.log")
     kill_ranks = partial(_kill_ranks, to, mine, placement.nodes)
     env = _env(to, now, shared)
     env.update(added.env)

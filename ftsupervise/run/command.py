@@ -218,9 +218,9 @@ class RunningCommand:
             self.say(f"{death.words()}: the other ranks have {_VICTIMS:g} s to leave")
             return
         if self._may_hang:
-            self._look_for_a_hang()
+            self.look_for_a_hang()
 
-    def _look_for_a_hang(self) -> None:
+    def look_for_a_hang(self) -> None:
         """Gather evidence of a hang, then end it without grace: stopped processes and blocked collectives ignore SIGTERM."""
         if self.monitor is None or self._hangs_on(self.monitor):
             return
@@ -247,7 +247,7 @@ class RunningCommand:
 
     def _hangs_on(self, monitor: HangMonitor) -> bool:
         """Return whether a hang that was left alone still is."""
-        if self.left.hang is None:
+        if self.left.hang is None or monitor.has_moved():
             return False
         if monitor.is_over(self.left.hang):
             self.left.went_on(self._reached().last)

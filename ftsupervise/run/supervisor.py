@@ -52,7 +52,7 @@ from ftsupervise.rundir.ledger import ledger as read_ledger
 from ftsupervise.rundir.ledger import newest
 from ftsupervise.rundir.ledger import numbers as read_numbers
 from ftsupervise.rundir.lost_ends import last_sign, stop_request
-from ftsupervise.rundir.observing import Observes
+from ftsupervise.rundir.observing import Observes, read_observed
 from ftsupervise.rundir.paths import ENV_CHECKPOINT_DIR, tell, whole_run
 from ftsupervise.scheduler.allocation import Allocation
 from ftsupervise.scheduler.parse import is_away
@@ -382,7 +382,11 @@ class Supervisor:
             return Outcome.DONE
         verdict = RestartDecision(NextAction.LEAVE, found, times=self.now.verdict.times)
         if self.now.situation is not None:
-            verdict = before_leaving(verdict, self.now.situation, self.to.options.budgets)
+            held = before_leaving(verdict, self.now.situation, self.to.options.budgets)
+            if held.move is NextAction.STOP and self.to.observes(BRAKE):
+                self._note_brake(held, self.now.claim.folder)
+            else:
+                verdict = held
         self.now = self.now._replace(verdict=verdict)
         self._say_verdict()
         return Outcome.STOP if verdict.move is NextAction.STOP else Outcome.NO_NODES
@@ -460,10 +464,9 @@ class Supervisor:
         if verdict is None:
             return False
         if self.to.observes(BRAKE):
-            if not any(one.decision == BRAKE for one in before[-1].observed):  # else its own supervisor has told it
-                self._note_brake(
-                    verdict, self.to.options.rundir.attempt(before[-1].number) if before[-1].number else None
-                )
+            folder = self.to.options.rundir.attempt(before[-1].number) if before[-1].number else None
+            if folder is None or not any(one.decision == BRAKE for one in read_observed(folder)):  # else it was told
+                self._note_brake(verdict, folder)
             return False
         tell(None, f"nothing is started: {verdict.why} ({verdict.failure})")
         self.now = self.now._replace(verdict=verdict, code=_NOT_NOW)

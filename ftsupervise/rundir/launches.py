@@ -35,6 +35,7 @@ class LaunchRecord(NamedTuple):
     name: str = ""
     comment: str = ""
     written: bool = True  # False: the number is claimed, and nothing was submitted yet
+    observe: tuple[str, ...] = ()  # decisions that it has only told
 
 
 def launches(run_dir: RunDir, most: int = NEWEST) -> tuple[LaunchRecord, ...]:

@@ -32,18 +32,17 @@ _RANKS = 8  # pages of them that ranks write: a thousand of them may see the sam
 class Observing(NamedTuple):
     """``RUN/state/observe``."""
 
-    of: Annotated[tuple[str, ...], 100] = ()  # of ``DECISIONS``
+    of: Annotated[tuple[str, ...] | None, 100] = None  # of ``DECISIONS``; None: the page is damaged
     who: str = ""
     at: datetime | None = None
 
 
 def read_observing(rundir: RunDir) -> Observing | None:
-    """Return what a person has said since the launch; None where nobody has, or the page is damaged. Raises OSError."""
-    try:
-        found = read_record(Observing, _switch(rundir), limit=64_000)
-    except ValueError:
-        return None
-    return found and found._replace(of=known(found.of))
+    """Return what a person has said since the launch; None where nobody has. Raises OSError, ValueError where it is damaged."""
+    found = read_record(Observing, _switch(rundir), limit=64_000)
+    if found is not None and found.of is None:
+        raise ValueError(f"{_switch(rundir)} names no decisions")
+    return found and found._replace(of=known(found.of or ()))
 
 
 def write_observing(rundir: RunDir, of: Collection[str], *, who: str, now: datetime) -> None:
@@ -63,9 +62,9 @@ def known(words: Collection[str]) -> tuple[str, ...]:
 
 
 def observed_now(rundir: RunDir, launched: Collection[str]) -> tuple[str, ...]:
-    """Return the decisions that are only observed. ``launched``: as the launch has it. Raises OSError."""
+    """Return the decisions that are only observed. ``launched``: as the launch has it. Raises OSError, ValueError."""
     since = read_observing(rundir)
-    return known(launched) if since is None else since.of
+    return known(launched) if since is None else since.of or ()
 
 
 def _switch(rundir: RunDir) -> Path:
@@ -73,7 +72,7 @@ def _switch(rundir: RunDir) -> Path:
 
 
 class Observes:
-    """Tells which decisions are only observed. While the run directory cannot be read, as it was before."""
+    """Tells which decisions are only observed. While the page cannot be read, or is damaged, as it was before."""
 
     def __init__(self, rundir: RunDir, launched: Collection[str], every: float = _EVERY) -> None:
         """``every``: seconds between two reads, at least."""
@@ -90,7 +89,7 @@ class Observes:
         self._due = monotonic() + self._every
         try:
             found = self._read(partial(observed_now, self._rundir, self._launched), _READ)
-        except OSError:
+        except (OSError, ValueError):
             found = None
         self._last = self._last if found is None else found
         return self._last
@@ -108,18 +107,27 @@ def note(attempt_dir: Path, name: str, one: OnlyTold, *, by_a_rank: bool = False
         write_json(path, one, sync=False)
 
 
-def tell_only(decision: str, what: str, why: str, log: Path | None, node: str = "") -> None:
-    """Say that a decision is not carried out, and write it down where there is an attempt. ``log``: its run.log."""
-    one = OnlyTold(decision, what, why, datetime.now(timezone.utc), node=node)
-    tell(log, f"{one.words()}; this decision is only told")
+def tell_only(decision: str, what: str, why: str, log: Path | None, node: str = "", *, say: bool = True) -> None:
+    """Say that a decision is not carried out, and write it down where there is an attempt, once. ``log``: its run.log.
+
+    ``say`` False: that was said before there was an attempt.
+    """
+    one = OnlyTold(decision, what, why, datetime.now(timezone.utc), node=node, standing=True)
+    if log is not None and any((each.what, each.why) == (what, why) for each in read_observed(log.parent)):
+        return
+    if say:
+        tell(log, f"{one.words()}; this decision is only told")
     if log is not None:
         with suppress(OSError):
-            note(log.parent, f"{decision}-{node}" if node else decision, one)
+            note(log.parent, "-".join(filter(None, (decision, what.partition(" ")[0], node))), one)
 
 
 def read_observed(attempt_dir: Path) -> tuple[OnlyTold, ...]:
-    """Return the decisions of an attempt that were not carried out, oldest first. A page that cannot be read is left out."""
-    folder, found = attempt_dir / PLACE, list[OnlyTold]()
+    """Return the decisions of an attempt that were not carried out, oldest first. A page that cannot be read is left out.
+
+    What several ranks have come to, with the same words, is one.
+    """
+    folder, found = attempt_dir / PLACE, dict[tuple[str, ...], OnlyTold]()
     try:
         names = os.listdir(folder)
     except OSError:
@@ -128,8 +136,10 @@ def read_observed(attempt_dir: Path) -> tuple[OnlyTold, ...]:
         with suppress(OSError, ValueError):
             one = read_record(OnlyTold, folder / name)
             if one is not None and one.decision in DECISIONS and one.at is not None:
-                found.append(one)
-    return tuple(sorted(found, key=_when))
+                same = (one.decision, one.what, one.why, one.node)
+                first, *more = sorted(filter(None, (found.get(same), one)), key=_when)
+                found[same] = first._replace(then=next((each.then for each in (first, *more) if each.then), ""))
+    return tuple(sorted(found.values(), key=_when))
 
 
 def _when(one: OnlyTold) -> float:

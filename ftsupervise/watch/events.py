@@ -13,7 +13,6 @@ from datetime import datetime, timedelta
 from ftsupervise.findings import EventKind
 from ftsupervise.model import OUTPUT, Attempt, CauseKind, FailureKind
 from ftsupervise.rundir.starting_over import PercentOver, StartOver, began_again, starts_over
-from ftsupervise.truth import BRAKE
 from ftsupervise.units import show_duration
 
 QUICK = timedelta(minutes=5)  # of training lost: a restart that costs less wakes nobody
@@ -117,14 +116,15 @@ def _damaged(attempt: Attempt) -> list[Event]:
 
 
 def _observed(attempt: Attempt, before: Attempt | None) -> list[Event]:
-    """Return an event for each decision that was only told. That the chain would be held is told once in a row."""
+    """Return an event for each decision that was only told. One that each attempt comes to anew is told once in a row."""
     found = []
-    braked = before is not None and any(one.decision == BRAKE for one in before.observed)
     means = "It was not done: decisions of this kind are only told. To act on them: ftsupervise observe --off"
     for one in attempt.observed:
-        if one.at is None or (one.decision == BRAKE and braked):
+        if one.at is None or (before is not None and one.repeats(before.observed)):
             continue
-        dedup = f"observed-{attempt.number}-{one.decision}-{one.at.timestamp():.0f}"
+        dedup = "-".join(
+            filter(None, (f"observed-{attempt.number}", one.decision, one.node, f"{one.at.timestamp():.0f}"))
+        )
         text = f"attempt {attempt.number} at {one.at:%H:%M} UTC: {one.words()}"
         found.append(Event(EventKind.OBSERVED, dedup, one.at, text, means, attempt.number))
         if one.then:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from dataclasses import replace
 from pathlib import Path
 from threading import Thread
 from time import monotonic, sleep
@@ -14,6 +15,9 @@ import pytest
 
 from ftsupervise.errors import Error
 from ftsupervise.host import bounded
+from ftsupervise.model import Cause, CauseKind
+from ftsupervise.ranks.hang_detector import Detector, GapHistory, HangLimits, PhaseStats
+from ftsupervise.ranks.hang_monitor import HangMonitor, SeenFromOutside
 from ftsupervise.ranks.protocol import RankExit
 from ftsupervise.ranks.rank_table import first_failure
 from ftsupervise.run import Options, gate, supervisor
@@ -25,6 +29,7 @@ from ftsupervise.run.job_end import JobEnd
 from ftsupervise.run.states import AttemptProgress, AttemptState, Ending
 from ftsupervise.rundir.ledger import ledger
 from ftsupervise.rundir.paths import RunDir
+from ftsupervise.truth import RankState
 from tests.neighbours.supervised import alive, outside_a_job
 
 
@@ -194,3 +199,29 @@ def test_what_stands_in_the_place_of_a_directory_is_told(tmp_path: Path) -> None
     (tmp_path / "run" / "switches").write_text("no directory")
     with pytest.raises(Error, match="File exists"):
         gate.prepare(RunDir(tmp_path / "run"))
+
+
+def test_a_hang_that_is_left_alone_does_not_hide_that_the_lighthouse_is_at_another_address(tmp_path: Path) -> None:
+    began, outside = monotonic(), SeenFromOutside()
+
+    def stopped() -> list[RankState]:
+        now = monotonic()
+        return [RankState(rank, "node-0", 50, "train", began, began, now, rank + 1, "T", 1.0) for rank in (0, 1)]
+
+    detector = Detector(HangLimits(floor=0.2), GapHistory({"train": PhaseStats(0.05, 1000)}))
+    mine: Any = SimpleNamespace(folder=tmp_path)
+    nobody: Any = SimpleNamespace(tree=frozenset, apart=frozenset, serving=lambda: 0)
+    signals: Any = None
+    asked = replace(options(tmp_path, "train", in_place=5), hang=HangLimits(floor=0.2), end_hung=True)
+    spec = CommandSpec(asked, mine, asked.command, JobEnd(), signals, nobody, observes=lambda _: True)
+    one = RunningCommand(spec, HangMonitor(detector, stopped, lambda *_: {}, tmp_path, lambda: outside))
+    one.now = AttemptProgress(AttemptState.RUNNING)
+    while one.left.hang is None and monotonic() < began + 60:
+        one.look_for_a_hang()
+        sleep(0.02)
+    assert one.left.hang is not None and one.now.ending is None
+    outside = SeenFromOutside(moved=True)
+    while one.now.ending is None and monotonic() < began + 60:
+        one.look_for_a_hang()
+        sleep(0.02)
+    assert one.now.ending is not None and one.now.ending.cause == Cause(CauseKind.MOVED)

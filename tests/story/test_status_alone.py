@@ -8,10 +8,13 @@ from __future__ import annotations
 import json
 import re
 import time
+from datetime import datetime, timezone
 from pathlib import Path
 
 import pytest
 
+from ftsupervise.rundir.observing import write_observing
+from ftsupervise.truth import BACK
 from tests.neighbours.prepared_trouble import trouble
 from tests.neighbours.typed import typed
 
@@ -69,6 +72,7 @@ STANDS = ("  rate ", "% of usual")  # what is shown of a run that moves alone
             [
                 r"scancel 88 ",
                 r"correct launch\.time: it asks for more time than its QOS gives, and it never starts by waiting",
+                r"ftsupervise launch \S+/waits   \(once that is corrected\)",
             ],
             [r"queue     10 jobs left .*in the queue for 6h"],
         ),
@@ -146,6 +150,16 @@ def test_no_advice_about_a_next_attempt_stands_where_none_comes_by_itself(tmp_pa
 def test_what_was_saved_with_a_loss_that_was_no_number_is_not_called_saved_without_a_word(tmp_path: Path) -> None:
     said = trouble("NaN", tmp_path).status()
     assert re.search(r"saved     step \d+, \d+s ago; of no use: the loss was no number by then\n", said), said
+
+
+def test_where_going_back_is_only_told_nobody_is_promised_that_the_next_attempt_does(tmp_path: Path) -> None:
+    one = trouble("NaN", tmp_path)
+    write_observing(one.rundir, (BACK,), who="ada", now=datetime.now(timezone.utc))
+    said = one.status()
+    off = re.search(
+        r"  do        ftsupervise observe --off --only going_back \S+/nan   \(else it begins from its newest", said
+    )
+    assert off is not None and off.start() < said.index("scancel 88_1"), said
 
 
 def test_the_table_of_all_runs_says_that_a_job_never_starts(tmp_path: Path) -> None:

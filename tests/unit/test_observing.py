@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from datetime import datetime, timedelta, timezone
+from pathlib import Path
 
 import pytest
 
 from ftsupervise.config.load import loads
 from ftsupervise.errors import ConfigError
 from ftsupervise.findings import EventKind
+from ftsupervise.guard.held_back import HeldBack
+from ftsupervise.guard.loss_policy import LossAction, LossPolicy, LossWatch
+from ftsupervise.guard.settings import RankContext
 from ftsupervise.launch.words import words_of
 from ftsupervise.model import Attempt, Cause, CauseKind, Failure, FailureKind
 from ftsupervise.report.observed import observed_rows
 from ftsupervise.run.decide import Budgets, NextAction, Situation, decide, without_brake
-from ftsupervise.rundir.observing import phrase
+from ftsupervise.rundir.observing import note, phrase, read_observed
+from ftsupervise.rundir.paths import RunDir
 from ftsupervise.truth import BACK, BRAKE, DECISIONS, EXCLUSION, HANG, LossTrouble, OnlyTold, Resumed
 from ftsupervise.watch.events import events
 
@@ -122,3 +128,31 @@ def test_the_phrase_names_them() -> None:
     assert phrase(()) == ""
     assert phrase((HANG, BACK)) == "only told: hang, going back"
     assert "nothing is ended, held or left out" in phrase(DECISIONS)
+
+
+def test_two_nodes_that_would_be_left_out_at_once_are_two_events_and_each_is_told_once_in_a_row() -> None:
+    both = [at(1, 9, EXCLUSION, node=node, what=f"excluded {node}", standing=True) for node in ("n7", "n8")]
+    again = [one._replace(at=T0 + timedelta(minutes=25), why="score 3 of 1.5") for one in both[:1]]
+    night = [attempt(1, *both), attempt(2, *again)]
+    told = [one for one in events(night, finished_at=None) if one.kind is EventKind.OBSERVED]
+    assert len({one.dedup for one in told}) == 2
+    assert [one.attempt for one in observed_rows(night)] == [1, 1]
+
+
+def test_what_many_ranks_have_seen_is_one_decision_that_ends_when_one_of_them_says_so(tmp_path: Path) -> None:
+    for rank in range(4):
+        note(tmp_path, f"going_back-rank-{rank}", at(1, 3, BACK)._replace(then="again" if rank == 2 else ""))
+    (only,) = read_observed(tmp_path)
+    assert only.then == "again"
+
+
+def test_a_loss_that_is_no_number_after_it_diverged_is_a_decision_of_its_own(tmp_path: Path) -> None:
+    place = RankContext(RunDir(tmp_path / "run"), tmp_path / "1", 1, 0, 1, tmp_path, observe=(BACK,))
+    (tmp_path / "1").mkdir()
+    policy = LossPolicy(LossAction.STOP, LossAction.STOP, patience=16)
+    watch = LossWatch(policy, 0, lambda _: None, lambda: None, HeldBack(place))
+    for step, loss in enumerate([2.0] * 32 + [9.0] * 16 + [math.nan, 8.0], 1):
+        watch.take(loss, step)
+    diverged, bad = read_observed(place.attempt_dir or tmp_path)
+    assert diverged.why.startswith("loss diverges") and diverged.then == ""
+    assert bad.why == "loss is not a number: nan at step 49" and bad.then == "the loss is a number again at step 50: 8"
