@@ -345,14 +345,14 @@ def launch_run(
         _note_taken(run_dir, others, now)
         given, _ = without_secrets(env, run)
         done = submit(plan, run.launch, scheduler, again=again, now=now, env=given)
+    known_as = register(run_dir, plan.name)
+    pin(run_dir, done.number)
     try:
         forget_observing(run_dir)  # what a person said of the launch before, which counts where this one is refused
     except OSError as error:
         raise from_os_error(
             error, f"remove {run_dir.state / 'observe'} after job {done.job_ids[0]} was submitted"
         ) from None
-    known_as = register(run_dir, plan.name)
-    pin(run_dir, done.number)
     return replace(done, known_as=known_as)
 
 
