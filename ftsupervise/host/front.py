@@ -192,9 +192,12 @@ class _Front:
             return
 
     def _end_as_it_has(self) -> None:
-        done, status = os.waitpid(self._pid, os.WNOHANG)
-        if done:
-            _end_as(os.waitstatus_to_exitcode(status))
+        """Reap it, and what the script that has become this process had started before."""
+        done = 1
+        while done:
+            done, status = os.waitpid(-1, os.WNOHANG)
+            if done == self._pid:
+                _end_as(os.waitstatus_to_exitcode(status))
 
     def _leave(self, code: int) -> NoReturn:
         """End it, and go without it where it does not die: its kernel thread waits for the disk."""

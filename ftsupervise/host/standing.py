@@ -69,7 +69,9 @@ def _of_thread(pid: int, thread: int, machine: str) -> Standing:
     if state in "RZX":
         return Standing.FREE
     try:
-        call = Path(f"{place}/syscall").read_text("ascii").split()
+        call = (
+            Path(f"{place}/syscall").read_bytes().decode().split()
+        )  # a codec of its own might have to be loaded from a disk
     except (FileNotFoundError, ProcessLookupError):  # it has just ended
         return Standing.FREE
     if not call or call[0] == "running":

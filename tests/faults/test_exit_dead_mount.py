@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from ftsupervise.host import processes
 from ftsupervise.host.standing import Standing, standing
 from tests.neighbours.supervised import Program, SupervisedRun, alive, outside_a_job
 
@@ -55,11 +54,6 @@ def trains(run: SupervisedRun, until: Until, *options: str) -> Program:
     return member
 
 
-def supervisor_of(member: Program) -> int:
-    (pid,) = processes.children(zombies=True)[member.pid]
-    return pid
-
-
 def turns(pid: int) -> int:
     """How often it has had a processor."""
     return int(Path(f"/proc/{pid}/schedstat").read_text().split()[2])
@@ -67,7 +61,7 @@ def turns(pid: int) -> int:
 
 def hang(mount: HungMount, how: str, member: Program, until: Until) -> int:
     """Let it hang so that a thread of the supervisor waits for it; returns the supervisor's number."""
-    pid = supervisor_of(member)
+    pid = member.supervisor
     mount.hang("all") if how == "read" else mount.stop_reading()
     until(lambda: standing(pid) is Standing.DISK, "a thread of the supervisor waits for it")
     return pid
@@ -186,7 +180,7 @@ def test_an_interrupt_of_the_terminal_comes_once(tmp_path: Path, until: Until) -
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM])
 def test_it_ends_as_its_child_has(run: SupervisedRun, until: Until, number: int) -> None:
     member = trains(run, until)
-    pid = supervisor_of(member)
+    pid = member.supervisor
     if number == signal.SIGTERM:  # a person who signals the process that ps shows
         os.kill(pid, number)
         assert member.wait(30) == 0
@@ -197,7 +191,7 @@ def test_it_ends_as_its_child_has(run: SupervisedRun, until: Until, number: int)
 
 def test_a_supervisor_does_not_outlive_the_process_in_front(run: SupervisedRun, until: Until) -> None:
     member = trains(run, until)
-    pid = supervisor_of(member)
+    pid = member.supervisor
     member.kill()
     until(lambda: not alive(pid), "its end")
     until(lambda: not run.processes(), "that of the rank", 60)
