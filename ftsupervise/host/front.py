@@ -115,19 +115,12 @@ def leaves(code: int) -> None:
 
 
 def exit_code() -> int:
-    """Return the code with which the process in front would leave now, if it had not been asked to stop."""
-    return _code(_board, told=False) if _board is not None else 0
+    """Return the code with which the process in front leaves, once that has said so (``News.LEFT``)."""
+    return int(_NUMBER.unpack_from(_board, _LEAVING)[0]) - 1 if _board is not None else 0
 
 
 def _as_shell(code: int) -> int:
     return code if code >= 0 else 128 - code
-
-
-def _code(board: mmap.mmap, *, told: bool) -> int:
-    last = _NUMBER.unpack_from(board, _COMMAND)[0]
-    if last > 0:
-        return int(last) - 1
-    return 0 if told else NoAnswer.exit_code
 
 
 # In the process in front.
@@ -145,7 +138,9 @@ class _Front:
 
     def follow(self, passed: set[signal.Signals]) -> NoReturn:
         set_name(_NAME)
-        _thread.start_new_thread(_let_go, (self._news,))  # a file that is closed may be on a disk that hangs already
+        theirs = [int(name) for name in os.listdir("/proc/self/fd")]
+        theirs.remove(self._news)
+        _thread.start_new_thread(_let_go, (theirs,))  # a file that is closed may be on a disk that hangs already
         looked = time.monotonic()
         while True:
             came = signal.sigtimedwait(passed, _LOOK)
@@ -178,12 +173,21 @@ class _Front:
         self._on_disk += seconds
         bound = _SECONDS.unpack_from(self._board, _BOUND)[0]
         if self._on_disk >= (min(_STOPPED, bound) if self._told_to_stop else bound):
+            code = self._code()
+            _NUMBER.pack_into(self._board, _LEAVING, 1 + code)
             self._say(News.LEFT)
             time.sleep(_WORDS)
-            self._leave(_code(self._board, told=self._told_to_stop))
+            self._leave(code)
         if self._on_disk >= _TELLS and not self._told:
             self._told = True
             self._say(News.WAITS)
+
+    def _code(self) -> int:
+        """Return the exit code of the last command; what the gate ends with where there has been none."""
+        last = _NUMBER.unpack_from(self._board, _COMMAND)[0]
+        if last > 0:
+            return int(last) - 1
+        return 0 if self._told_to_stop else NoAnswer.exit_code
 
     def _say(self, news: News) -> None:
         try:
@@ -221,10 +225,13 @@ def _end_as(code: int) -> NoReturn:
     os._exit(_as_shell(code))
 
 
-def _let_go(keep: int) -> None:
-    """Close all files but that one: those of the job's output and what its script has open."""
+def _let_go(files: list[int]) -> None:
+    """Close those: of the job's output, and what its script has open."""
     null = os.open(os.devnull, os.O_RDWR)
     for fd in (0, 1, 2):
         os.dup2(null, fd)
-    os.closerange(3, keep)
-    os.closerange(keep + 1, 1 << 16)
+    for fd in {*files, null} - {0, 1, 2}:
+        try:
+            os.close(fd)
+        except OSError:  # it was that of the list itself
+            continue
