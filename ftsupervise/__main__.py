@@ -4,9 +4,10 @@ import gc
 
 gc.disable()
 
-from ftsupervise.start import leave_out_the_current_directory  # noqa: E402
+from ftsupervise.start import leave_out_the_current_directory, step_behind  # noqa: E402
 
 leave_out_the_current_directory()
+step_behind()
 
 from ftsupervise.cli import main  # noqa: E402
 

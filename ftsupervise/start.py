@@ -51,10 +51,19 @@ def leave_out_the_current_directory() -> None:
     sys.path[:] = [entry for entry in sys.path if entry not in gone]
 
 
+def step_behind() -> None:
+    """Go on as the child of a process that uses no disk, where this is a supervisor: before there is much in its memory."""
+    if sys.argv[1:2] == ["run"]:
+        from ftsupervise.host.front import stand_before
+
+        stand_before()
+
+
 def main() -> None:
     script = os.environ.pop("FTSUPERVISE_SCRIPT", "") if sys.argv[1:2] == ["run"] else ""  # a job script started it
     try:
         prepare()
+        step_behind()
         if sys.argv[1:2] == ["-m"]:
             from runpy import run_module
 

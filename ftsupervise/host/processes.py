@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 STANDBY = "ftsup-standby"  # the name (comm) of a process that waits to become the next attempt's ranks
 _SIGKILL, _SIGTERM = 9, 15  # the module ``signal`` is another millisecond of a start
 _DIES = 2.0  # seconds for a child that was killed to be gone
-PR_SET_PDEATHSIG, PR_SET_NAME, PR_SET_MM, PR_SET_CHILD_SUBREAPER = 1, 15, 35, 36  # prctl(2)
+PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_NAME, PR_SET_MM, PR_SET_CHILD_SUBREAPER = 1, 4, 15, 35, 36  # prctl(2)
 _EXITING = 0x4  # PF_EXITING of the kernel
 _KILLED = 1 << _SIGKILL - 1  # among the pending signals
 _TICK = 1 / os.sysconf("SC_CLK_TCK")

@@ -10,6 +10,7 @@ import os
 import time
 from threading import get_ident, main_thread
 
+ENV_PULSE = "FTSUPERVISE_PULSE"  # of a group's supervisor: the number of the descriptor that it sends the bytes into
 PULSE = b"\0"
 _EVERY = 2.0  # seconds: the longest part of a wait
 _LEAST = 1.0  # seconds between two bytes

@@ -47,6 +47,18 @@ def standing(pid: int) -> Standing:
     return Standing.FREE if found else Standing.UNSEEN
 
 
+def turns_if_on_disk(pid: int) -> int | None:
+    """Return how often the main thread of a process has had a processor, if it may wait for a file system now; None if it does
+    not, or that cannot be seen. Twice the same number: it has not gone on in between."""
+    machine = os.uname().machine
+    try:
+        if machine not in _NO_DISK or _of_thread(pid, pid, machine) is not Standing.DISK:
+            return None
+        return int(Path(f"/proc/{pid}/task/{pid}/schedstat").read_bytes().split()[2])
+    except (OSError, IndexError, ValueError):
+        return None
+
+
 def _of_thread(pid: int, thread: int, machine: str) -> Standing:
     """Raises PermissionError where this account may not see it."""
     place = f"/proc/{pid}/task/{thread}"
@@ -57,7 +69,9 @@ def _of_thread(pid: int, thread: int, machine: str) -> Standing:
     if state in "RZX":
         return Standing.FREE
     try:
-        call = Path(f"{place}/syscall").read_text("ascii").split()
+        call = (
+            Path(f"{place}/syscall").read_bytes().decode().split()
+        )  # a codec of its own might have to be loaded from a disk
     except (FileNotFoundError, ProcessLookupError):  # it has just ended
         return Standing.FREE
     if not call or call[0] == "running":

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from datetime import datetime, timezone
 from functools import partial
 
-from ftsupervise.host import bounded, processes
+from ftsupervise.host import bounded, front, processes
 from ftsupervise.host.begin import begin
 from ftsupervise.host.in_time import in_time
 from ftsupervise.host.memory import OomKillCounter
@@ -108,6 +108,7 @@ class RunningCommand:
     def _start(self, env: dict[str, str]) -> None:
         """Start the command. One that cannot be started ends with the exit code that a shell gives it."""
         command = self.asked.command
+        front.command_begins()
         self.say(f"attempt {self.asked.mine.number} of {self.asked.options.name}: {shown(command)}")
         before_exec = processes.become_subreaper()
         wrapped = self.asked.in_each_rank(self.asked.warm.wrap(command))
@@ -130,6 +131,8 @@ class RunningCommand:
 
     def _move(self, event: AttemptEvent, *, ending: Ending | None = None, code: int | None = None) -> None:
         self.now = self.now.after(event, ending=ending, code=code)
+        if self.now.code is not None:
+            front.command_is_over(self.now.code)
 
     def _wait(self) -> None:
         """Wait for an event: reap, pass signals on, keep the bounds."""

@@ -16,10 +16,11 @@ from datetime import datetime, timedelta
 from ftsupervise.host.in_time import OneAtATime, in_time
 from ftsupervise.host.modes import FOLDER, as_page, make_folder
 from ftsupervise.host.processes import Process, die_with_parent, marked
+from ftsupervise.host.pulse import ENV_PULSE
 from ftsupervise.model import Attempt
 from ftsupervise.replicas.groups import GroupState, ReplicaGroup
 from ftsupervise.run.group_disk import GroupReading, read_group
-from ftsupervise.run.group_pulse import ENV_PULSE, STOPPED_FOR, is_stopped
+from ftsupervise.run.group_pulse import STOPPED_FOR, is_stopped
 from ftsupervise.run.group_silence import SupervisorWatch, silence_bound
 from ftsupervise.rundir import ledger
 from ftsupervise.rundir.paths import ENV_ATTEMPT_DIR, RunDir

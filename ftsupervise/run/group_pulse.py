@@ -16,9 +16,9 @@ from collections.abc import MutableMapping
 
 from ftsupervise.host import pulse
 from ftsupervise.host.processes import process, signal_exactly, stat_fields
+from ftsupervise.host.pulse import ENV_PULSE
 from ftsupervise.rundir.heartbeat_page import STACK_SIGNAL
 
-ENV_PULSE = "FTSUPERVISE_PULSE"  # of a group's supervisor: the number of the descriptor that it sends the bytes into
 STOPPED_FOR = 2.0  # seconds after which a stopped process is continued
 _STOPPED_LOOK = 0.5  # seconds between two looks at the process above
 _STOPPED = "T"  # in /proc/PID/stat; a debugger's "t" is left alone

@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 
 from ftsupervise.errors import Error
-from ftsupervise.host import processes
+from ftsupervise.host import front, processes
 from ftsupervise.host.processes import die_with_parent, end_child
 from ftsupervise.model import Attempt, Cause, CauseKind, End, Failure, FailureKind
 from ftsupervise.nodes.selector import FAILURE, NodeSelector, Placement
@@ -154,7 +154,22 @@ def run(options: Options, env: Mapping[str, str]) -> int:
     Raises CannotWrite, NotPermitted or NotFound before the command starts; after that no error that a person can cause.
     """
     with lines_aside():
-        return _run(options, env)
+        front.hear(partial(_tell_of_the_disk, options.rundir.quoted(), options.space_wait), options.space_wait)
+        code = _run(options, env)
+    front.leaves(code)
+    return code
+
+
+def _tell_of_the_disk(root: str, seconds: float, news: front.News) -> None:
+    """Say that the main thread waits for a file system: that of the run directory ``root``, as a rule."""
+    words = {
+        front.News.WAITS: f"a file system does not answer (findmnt -T {root}): waiting for it, up to {seconds:g} s; "
+        "ten where somebody asks to stop",
+        front.News.GOES_ON: "the file system answers again",
+        front.News.LEFT: f"left with exit code {front.exit_code()}: the file system does not answer, and what was not "
+        "written is missing in the run directory",
+    }
+    tell(None, words[news])
 
 
 def _run(options: Options, env: Mapping[str, str]) -> int:

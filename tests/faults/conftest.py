@@ -32,10 +32,16 @@ class HungMount:
         self.point, self.control, self.process = point, control, process
 
     def hang(self, *operations: str) -> None:
+        """It has read what it does not answer: not even SIGKILL ends who waits for it, as on most parallel file systems."""
         self.control.write_text(" ".join(operations))
+
+    def stop_reading(self) -> None:
+        """It hangs, and SIGKILL ends who waits for it, as on NFS."""
+        self.process.send_signal(signal.SIGSTOP)
 
     def answer(self) -> None:
         self.control.write_text("")
+        self.process.send_signal(signal.SIGCONT)
 
 
 @pytest.fixture

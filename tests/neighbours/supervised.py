@@ -37,6 +37,12 @@ class Program(subprocess.Popen[bytes]):
         with out.open("wb") as file:
             super().__init__(argv, cwd=folder, env=env, stdin=subprocess.DEVNULL, stdout=file, stderr=file)
 
+    @property
+    def supervisor(self) -> int:
+        """The number of the process that supervises, 0 before it is there: the one that was started is only in front of it
+        (host/front.py)."""
+        return next(iter(processes.children(zombies=True).get(self.pid, ())), 0)
+
     def said(self) -> str:
         return self.out.read_text(errors="replace")
 

@@ -15,8 +15,9 @@ from pathlib import Path
 import pytest
 
 from ftsupervise.host.processes import process
+from ftsupervise.host.pulse import ENV_PULSE
 from ftsupervise.host.standing import Standing, standing
-from ftsupervise.run.group_pulse import ENV_PULSE, is_stopped
+from ftsupervise.run.group_pulse import is_stopped
 from ftsupervise.run.group_silence import SILENCE, SupervisorWatch
 from ftsupervise.rundir.lost_ends import lost_end
 from tests.neighbours.patience import wait_until

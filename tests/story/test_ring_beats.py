@@ -47,7 +47,7 @@ def test_a_dead_worker_below_a_launcher_that_waits_ends_the_attempt_at_once(run:
     ring = start(run, "RANK 0 & RANK 1 & wait", TORCHELASTIC_MAX_RESTARTS="0")
     ranks = until(lambda: run.ranks(2), "both ranks")
     pages = _base(ranks[1])
-    until(lambda: _watches(ring.pid, ranks[1]), "the ring to have found the rank")
+    until(lambda: _watches(ring.supervisor, ranks[1]), "the ring to have found the rank")
     struck = time.time()
     os.kill(ranks[1], signal.SIGKILL)
     assert ring.wait(60) == 0

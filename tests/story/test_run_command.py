@@ -337,7 +337,7 @@ def test_a_command_that_does_not_see_the_kill_switch_is_waited_for_at_no_cost(ru
     time.sleep(2)
 
     def spent() -> float:
-        fields = Path(f"/proc/{one.pid}/stat").read_text().rpartition(")")[2].split()
+        fields = Path(f"/proc/{one.supervisor}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     before = spent()

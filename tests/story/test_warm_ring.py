@@ -66,7 +66,8 @@ class Ring:
         return self.said().count("a standby is ready")
 
     def children(self) -> list[str]:
-        return Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        pid = self.process.supervisor
+        return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
 
     def importing(self) -> bool:
         """Is there a standby on its way? Its orders stand in its environment."""

@@ -102,6 +102,7 @@ KEEPS_TIME: dict[str, dict[str, str]] = {
     "guard/side_thread.py": {},
     "host/begin.py": {"_become": "in the child, before it is the program"},
     "host/bounded.py": {"_children": KERNEL, "run": KERNEL, "_is_endless": "a file in memory"},
+    "host/front.py": dict.fromkeys(("follow", "_let_go"), KERNEL),
     "host/in_time.py": {},
     "host/pulse.py": {},
     "probe/__init__.py": {},

@@ -81,6 +81,7 @@ PAST: dict[str, tuple[Past, ...]] = {
     "cli/__init__.py": (Past("_main", DEVICE),),
     "cli/forget.py": (Past("_forget", STATE),),
     "cli/time_limit.py": (Past("try_dry_run _has_terminal", DEVICE),),
+    "host/front.py": (Past("_let_go", DEVICE),),
     "cli/watch.py": (Past("_name_all", "no path: names in a list of runs"),),
     "config/believed.py": (Past("_remember", STATE),),
     "crontab/dispatch.py": (Past("_begin", "mkdtemp: a name that nobody guesses, 0700"),),
