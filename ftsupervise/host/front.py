@@ -59,7 +59,11 @@ class News(Enum):
 
 def stand_before() -> None:
     """Return in a child, which is the supervisor from here on; this process follows it. Returns at once in the supervisor of a
-    replica group: the process above that one does more."""
+    replica group: the process above that one does more.
+
+    The child stays in the group of this process, which may be that of a terminal: what the command reads there, and a stop from
+    there, are as ever. A signal for the whole group comes to the supervisor twice, the second time from here.
+    """
     global _board, _news
     if ENV_PULSE in os.environ:
         return
@@ -76,7 +80,6 @@ def stand_before() -> None:
         _Front(pid, board, writer).follow(passed)
     os.close(writer)
     with_parent()
-    os.setpgid(0, 0)  # else an interrupt from the terminal comes twice
     signal.pthread_sigmask(signal.SIG_SETMASK, before)
     _board = board
 

@@ -52,6 +52,7 @@ _READ = 1.0  # seconds for what was printed before we ended any rank
 # seconds that the warning waits for ranks that do not catch it yet, or a quarter of the time before the end
 _STARTS = 60.0
 _LOOK = 2.0  # seconds between two looks at those
+_TWICE = 0.5  # seconds: a second interrupt that comes sooner is the first one, for our whole process group
 _KILL_WAIT = 0.5  # seconds for Slurm to say how long it waits
 _HOPELESS = 5.0  # seconds between SIGTERM and SIGKILL for a command that did not stop when asked
 
@@ -417,7 +418,8 @@ class RunningCommand:
         """``since``: monotonic, when the ranks were told, if they were."""
         ending = self.now.ending
         if ending is not None and ending.by:
-            at_once = ending._replace(kill_at=time.monotonic()) if number == signal.SIGINT else None
+            again = number == signal.SIGINT and time.monotonic() > (self.asked.signals.stopped_at or 0.0) + _TWICE
+            at_once = ending._replace(kill_at=time.monotonic()) if again else None
             self._move(AttemptEvent.STOP, ending=at_once)
             return
         self.asked.job.announced = None

@@ -177,6 +177,22 @@ def test_an_interrupt_of_the_terminal_comes_once(tmp_path: Path, until: Until) -
         os.close(terminal)
 
 
+def test_the_command_reads_what_is_typed_at_the_terminal(tmp_path: Path, until: Until) -> None:
+    code = "import pathlib; pathlib.Path('typed').write_text(input())"
+    words = [sys.executable, "-m", "ftsupervise", "run", "--run-dir", str(tmp_path / "run"), "--"]
+    pid, terminal = pty.fork()
+    if not pid:
+        os.chdir(tmp_path)
+        os.execve(words[0], [*words, sys.executable, "-c", code], outside_a_job())
+    try:
+        os.write(terminal, b"step into\n")
+        ended = until(lambda: [one for one in [os.waitpid(pid, os.WNOHANG)] if one[0]], "its end")
+        assert os.waitstatus_to_exitcode(ended[0][1]) == 0
+        assert (tmp_path / "typed").read_text() == "step into"
+    finally:
+        os.close(terminal)
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM])
 def test_it_ends_as_its_child_has(run: SupervisedRun, until: Until, number: int) -> None:
     member = trains(run, until)
