@@ -114,6 +114,15 @@ def against(one: SnapshotId, attempts: Sequence[Attempt], counts_from: int = 1) 
         if each.number >= one.attempt and spoils(each.trouble):
             assert each.trouble is not None
             return f"attempt {each.number} came to trouble with its loss: {each.trouble.kind}: {each.trouble.words}"
+    return failed_from(one, attempts, counts_from)
+
+
+def failed_from(one: SnapshotId, attempts: Sequence[Attempt], counts_from: int = 1) -> str:
+    """Return which attempt began from a snapshot and failed, as a clause, where enough of them did; else "".
+
+    The next start is from a checkpoint then, and from no older snapshot. Pure; the rest as in ``against``.
+    """
+    later = [each for each in attempts if each.number > one.attempt]
     failed = [each for each in later if each.number >= counts_from and _began_from(each, one)]
     if sum(weight_of(each) for each in failed) >= DOUBT:
         return f"attempt {failed[-1].number}, which began from it, failed: {failed[-1].words}"

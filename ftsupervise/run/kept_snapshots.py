@@ -17,7 +17,16 @@ from time import monotonic, sleep, time
 from typing import NamedTuple
 
 from ftsupervise.checkpoints import memory_kept
-from ftsupervise.checkpoints.memory_doubts import DOUBT, Beside, against, beside, put_there, steps_in, taken_back
+from ftsupervise.checkpoints.memory_doubts import (
+    DOUBT,
+    Beside,
+    against,
+    beside,
+    failed_from,
+    put_there,
+    steps_in,
+    taken_back,
+)
 from ftsupervise.checkpoints.memory_kept import KeptPage, KeptSnapshot
 from ftsupervise.checkpoints.memory_slots import SnapshotId
 from ftsupervise.host.in_time import in_time
@@ -83,22 +92,33 @@ class KeptSnapshots:
                 except (OSError, ValueError) as error:
                     why = why or f"the snapshot of step {one.step}, kept on the disk, is not used: {error}"
                     continue
+                attempts = self._since(one, before)
                 speaks = (
-                    self._against(one, page, names, first, before)
+                    self._against(one, page, names, first, attempts)
                     or ("attempts have failed from it" if self._doubts.get(one.id, 0) >= DOUBT else "")
                     or ("a newer checkpoint was saved since" if saved is not None and saved >= one.step else "")
                 )
                 if not speaks:
                     return one, page.beside, ""
                 why = why or f"the snapshot of step {one.step}, kept on the disk, is not used: {speaks}"
+                if self._failed(one, page, first, attempts):
+                    break
         except (OSError, ValueError) as error:
             return None, Beside(), f"a snapshot kept on the disk is not used: {error}"
         return None, Beside(), why
 
+    def _since(self, one: KeptSnapshot, before: int | None = None) -> tuple[Attempt, ...]:
+        """Return the attempts from the one that made it on."""
+        return tuple(reversed([*ledger.backwards(self._rundir, before, one.attempt)]))
+
     def _against(
-        self, one: KeptSnapshot, page: KeptPage, names: Mapping[str, int | None], first: int, before: int | None = None
+        self,
+        one: KeptSnapshot,
+        page: KeptPage,
+        names: Mapping[str, int | None],
+        first: int,
+        attempts: Sequence[Attempt],
     ) -> str:
-        attempts = tuple(reversed([*ledger.backwards(self._rundir, before, one.attempt)]))
         return (
             _of_another(page, attempts)
             or (_ANEW if one.attempt <= begun_anew(self._rundir) else "")
@@ -107,17 +127,29 @@ class KeptSnapshots:
             or against(one.id, attempts, first)
         )
 
+    def _failed(self, one: KeptSnapshot, page: KeptPage, first: int, attempts: Sequence[Attempt]) -> bool:
+        """Return whether attempts have failed from it. Then the next one begins from a checkpoint: no older one is used, which
+        may be there where it could not be removed."""
+        if _of_another(page, attempts):
+            return False
+        return self._doubts.get(one.id, 0) >= DOUBT or bool(failed_from(one.id, attempts, first))
+
     def users(self) -> dict[Path, str]:
         """Return what the next attempt does with each of this run's: path -> a clause. For people. Raises OSError."""
-        kept, found = self._mine(), dict[Path, str]()
+        kept, found, instead = self._mine(), dict[Path, str](), ""
         names, first = (self._names(), switches.counts_from(self._rundir)) if kept else ({}, 1)
         for one in reversed(kept):
-            try:
-                why = self._against(one, self._page(one), names, first)
-            except (OSError, ValueError) as error:
-                why = str(error)
-            if not why and found:
-                why = "a newer one is used"
+            why = instead
+            if not why:
+                try:
+                    page, attempts = self._page(one), self._since(one)
+                    why = self._against(one, page, names, first, attempts)
+                    failed = self._failed(one, page, first, attempts)
+                    instead = (
+                        "attempts have failed from a newer one" if failed else "" if why else "a newer one is used"
+                    )
+                except (OSError, ValueError) as error:
+                    why = str(error)
             found[one.path] = f"it is not used: {why}" if why else "the next attempt begins from it"
         return found
 
