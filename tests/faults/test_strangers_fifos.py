@@ -102,7 +102,7 @@ def test_fifos_laid_for_the_troubles_of_nodes_do_not_hold_a_run_beyond_its_end(
     with closing(SupervisedRun(run.root, top)) as supervised:
         child = supervised.start(*options, *health, "--", "sh", "-c", command)
         until(begun.exists, "the command")
-        host, pid = os.uname().nodename, child.pid
+        host, pid = os.uname().nodename, child.supervisor
         name = f"{run.root.name}.none.{host}.{pid}.{processes.identity(pid)}.json"
         lay_fifos([run.nodes / "incidents" / one for one in (f".tmp-{name}-{host}-{pid}", f".tmp-{name}")])
         go.touch()

@@ -51,7 +51,9 @@ def are_stuck_in_completing(here: Scene, job: str, ranks: list[int], until: Unti
     """Every slurmstepd of the job is stopped, as one in state D is; the job is cancelled, the next member starts. Its ring ends
     what it can reach once it sees that."""
     supervisor = json.loads((here.rundir.attempt(1) / "start.json").read_text())["pid"]
-    steps = {found.parent for pid in (*ranks, supervisor) if (found := processes.process(pid))}
+    front = processes.process(supervisor)
+    assert front is not None
+    steps = {found.parent for pid in (*ranks, front.parent) if (found := processes.process(pid))}
     for pid in steps:
         assert "slurmstepd" in (Path("/proc") / str(pid) / "comm").read_text()
         os.kill(pid, signal.SIGSTOP)
