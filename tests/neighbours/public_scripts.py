@@ -232,7 +232,7 @@ def _fasttext(folder: Path) -> None:
     (folder / "data").mkdir()
     dice = random.Random(1)
     block = "".join(f"__label__{dice.randrange(14)} {' '.join(dice.choices(_WORDS, k=8))}\n" for _ in range(50_000))
-    for name, times in (("train", 50), ("test", 1)):
+    for name, times in (("train", 100), ("test", 1)):
         with (folder / "data" / f"dbpedia.{name}").open("w") as file:
             for _ in range(times):
                 file.write(block)
