@@ -1,4 +1,4 @@
-"""What this rank would do about its loss, where that is only told (``act`` in the settings, ``ftsupervise observe``)."""
+"""Holds back what this rank would do about its loss, where that is only told (``act`` in the settings)."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ _news = -1
 
 
 class News(Enum):
-    """What the process in front has seen of its child, which alone can write it down."""
+    """The process in front has seen this of its child, which alone can write it down."""
 
     WAITS = b"w"  # its main thread waits for a disk
     GOES_ON = b"g"

@@ -159,7 +159,7 @@ def plan(
         after=after,
         command=(*_supervisor(run, token, python), *trains),
         avoided=avoided,
-        notes=(*_of_observing(run.act.observed), *_notes(launch, kind, avoid)),
+        notes=(*_of_observing(run.act.observed, run.run_dir), *_notes(launch, kind, avoid)),
         observe=run.act.observed,
         groups=of_groups,
         assignments=understand(launch.command).assignments,
@@ -287,8 +287,8 @@ def requeued(made: Plan, launch: Launch, *, expedites: bool | None) -> Plan:
     return replace(made, options=options, notes=(f"{choice.option}: {choice.why}", *made.notes))
 
 
-def _of_observing(of: tuple[str, ...]) -> tuple[str, ...]:
-    return (f"{phrase(of)} (to act on them: ftsupervise observe --off)",) if of else ()
+def _of_observing(of: tuple[str, ...], run_dir: Path) -> tuple[str, ...]:
+    return (f"{phrase(of)} (to act on them: ftsupervise observe --off {shlex.quote(str(run_dir))})",) if of else ()
 
 
 def _notes(launch: Launch, kind: str, avoid: Sequence[JudgedNode]) -> tuple[str, ...]:

@@ -367,7 +367,7 @@ def job_id(env: Mapping[str, str]) -> str:
 
 
 class StartTerms(NamedTuple):
-    """What an attempt starts with, besides its command."""
+    """The terms that an attempt starts with, besides its command."""
 
     in_place: int = 0  # restarts in this job before it
     nodes: tuple[str, ...] = ()

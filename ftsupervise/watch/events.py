@@ -31,10 +31,13 @@ class Event:
     quick: bool = False  # a restart that cost little: several of them are told together
 
 
-def events(attempts: Sequence[Attempt], *, finished_at: datetime | None, raised: str = "") -> tuple[Event, ...]:
+def events(
+    attempts: Sequence[Attempt], *, finished_at: datetime | None, raised: str = "", run: str = ""
+) -> tuple[Event, ...]:
     """Return every event of the run so far, oldest first; the journal drops those that were sent.
 
-    ``raised``: a person's name and reason for the kill switch that is up now; the newest attempt has answered it.
+    ``raised``: a person's name and reason for the kill switch that is up now; the newest attempt has answered it. ``run``:
+    its directory, as a shell takes it.
     """
     found: list[Event] = []
     for index, (before, attempt) in enumerate(zip([None, *attempts], attempts, strict=False)):
@@ -42,7 +45,7 @@ def events(attempts: Sequence[Attempt], *, finished_at: datetime | None, raised:
         anew = starts_over(up_to) if attempt.source == OUTPUT else ()
         found += _begin(before, attempt, anew, began_again(up_to) if attempt.percent is not None else None)
         found += _damaged(attempt)
-        found += _observed(attempt, attempts[index - 1] if index else None)
+        found += _observed(attempt, attempts[index - 1] if index else None, run)
         found += _end(attempt, raised if attempt is attempts[-1] else "")
     if finished_at is not None:
         last = attempts[-1] if attempts else None
@@ -115,10 +118,11 @@ def _damaged(attempt: Attempt) -> list[Event]:
     return [Event(EventKind.DAMAGED, f"damaged-{attempt.number}", resumed.at or attempt.started, text, meaning)]
 
 
-def _observed(attempt: Attempt, before: Attempt | None) -> list[Event]:
+def _observed(attempt: Attempt, before: Attempt | None, run: str) -> list[Event]:
     """Return an event for each decision that was only told. One that each attempt comes to anew is told once in a row."""
     found = []
-    means = "It was not done: decisions of this kind are only told. To act on them: ftsupervise observe --off"
+    acts = f"ftsupervise observe --off {run}".rstrip()
+    means = f"It was not done: decisions of this kind are only told. To act on them: {acts}"
     for one in attempt.observed:
         if one.at is None or (before is not None and one.repeats(before.observed)):
             continue

@@ -364,7 +364,8 @@ def _events(seen: RunLook) -> tuple[Event, ...]:
     switch = read_switch(seen.rundir, KILL)
     why = f" ({switch.why})" if switch.why else ""
     raised = f"raised by {switch.who}{why}" if switch.up and switch.who else ""
-    return events(seen.attempts, finished_at=None if mark is None else mark.at, raised=raised)
+    finished_at = None if mark is None else mark.at
+    return events(seen.attempts, finished_at=finished_at, raised=raised, run=seen.rundir.quoted())
 
 
 def _remember(seen: RunLook, report: RunReport, news: Sequence[EventLine], orders: TickOrders) -> list[str]:

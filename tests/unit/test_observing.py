@@ -115,8 +115,9 @@ def test_a_node_that_would_be_left_out_is_followed_to_the_next_attempt_on_it() -
 def test_each_is_an_event_once_and_so_is_what_happened_then() -> None:
     held = [attempt(n, at(n, 9, BRAKE)) for n in (2, 3)]
     night = [attempt(1, at(1, 3)), *held]
-    told = [one for one in events(night, finished_at=None) if one.kind is EventKind.OBSERVED]
+    told = [one for one in events(night, finished_at=None, run="/runs/a") if one.kind is EventKind.OBSERVED]
     assert [one.attempt for one in told] == [1, 2]
+    assert told[0].meaning.endswith("To act on them: ftsupervise observe --off /runs/a")
     assert told[0].summary == "attempt 1 at 02:13 UTC: would have restarted it: rank 3 stopped"
     over = attempt(1, at(1, 3, then="it went on by itself after 4m"))
     again = [one for one in events([over, *held], finished_at=None) if one.kind is EventKind.OBSERVED]
