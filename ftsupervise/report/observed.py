@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from typing import NamedTuple
 
@@ -66,7 +66,7 @@ def _then(told: OnlyTold, one: Attempt, later: Sequence[Attempt]) -> str:
     if told.then:
         return told.then
     if told.decision == BRAKE:
-        return "; ".join(_went_on(told, later)) or "no attempt has begun since"
+        return _went_on(told, later)
     if told.decision == EXCLUSION:
         there = next((each for each in (one, *later) if told.node in each.nodes and each.number > one.number), None)
         if there is None:
@@ -78,13 +78,13 @@ def _then(told: OnlyTold, one: Attempt, later: Sequence[Attempt]) -> str:
     return f"attempt {one.number} ended {after} later: {one.words}"
 
 
-def _went_on(told: OnlyTold, later: Sequence[Attempt]) -> Iterator[str]:
+def _went_on(told: OnlyTold, later: Sequence[Attempt]) -> str:
     """Say how many attempts came, and how far, where nothing kept them from beginning."""
     if not later:
-        return
+        return "no attempt has begun since"
     reached = max((one.last_step for one in later if one.last_step is not None), default=None)
     they = "it" if len(later) == 1 else "they"
     far = "no step was made" if reached is None else f"{they} came to step {reached:,}"
     if reached is not None and told.step is not None:
         far += f", {reached - told.step:,} further" if reached > told.step else ", no further"
-    yield f"{count(len(later), 'attempt')} since: {far}"
+    return f"{count(len(later), 'attempt')} since: {far}"
