@@ -7,6 +7,7 @@ before the next one begins, and a fault of one is raised on each.
 from __future__ import annotations
 
 import errno
+import time
 from collections.abc import Callable, Mapping
 from enum import Enum
 from pathlib import Path
@@ -16,6 +17,7 @@ from ftsupervise.checkpoints.compared_file import ComparedFile, Damaged
 from ftsupervise.checkpoints.digest import CannotJudge
 from ftsupervise.checkpoints.layouts import step_of
 from ftsupervise.checkpoints.manifest import loop_file
+from ftsupervise.checkpoints.verify import CheckpointState, Verdict
 from ftsupervise.guard import loop_files
 from ftsupervise.guard.checkpoint import Checkpoints
 from ftsupervise.guard.loaded_again import LoadedAgain, LoadedInPart
@@ -32,6 +34,9 @@ _NONE, _FAULT, _REFUSED, _STEPS = (
     3,
 )  # what rank 0 tells as a vote: none, it could not see, none may be used; or a step
 
+_UNREADABLE = (errno.EIO, errno.EBADMSG, errno.EUCLEAN)  # the disk is bad in this place; other files may be read
+_READ_AGAIN = 2.0  # seconds until such a checkpoint is read once more
+
 Latest = Callable[[Wanted], Path | None]
 
 
@@ -41,7 +46,8 @@ class _Kind(Enum):
     FINE = 0
     MISFIT = 1  # it is as it was saved, and this loop cannot take it
     DAMAGED = 2
-    UNSEEN = 3
+    UNREAD = 3  # the disk does not give its bytes
+    UNSEEN = 4
 
 
 class _Outcome(NamedTuple):
@@ -74,6 +80,7 @@ class LoopCheckpoints:
     ) -> None:
         self._loop, self._place, self._checkpoints, self._voice, self._agree = loop, place, checkpoints, voice, agree
         self._beat, self._tells, self._noted, self._warm = beat, False, False, False
+        self._looked: Path | None = None  # the last one of which a rank could not read all
 
     # ----------------------------------------------------------------------------------------------------------- restore
 
@@ -81,9 +88,10 @@ class LoopCheckpoints:
         """Return the step of the newest good checkpoint that ``guard.save`` wrote, loaded; None when there is none.
 
         No byte is loaded that was not compared with the manifest. One that is damaged is set aside, and all ranks take the one
-        before, of which all is loaded over what may have been loaded by then. Raises OSError where the checkpoints cannot be
-        read, RuntimeError where this loop cannot load the one that was chosen, CannotResume where there must be one. Where it
-        raises when it has loaded a part, nothing of this loop is saved.
+        before, of which all is loaded over what may have been loaded by then; one that the disk does not give stays, and they
+        take the one before likewise. Raises OSError where the checkpoints cannot be read, RuntimeError where this loop cannot
+        load the one that was chosen, CannotResume where there must be one. Where it raises when it has loaded a part, nothing
+        of this loop is saved.
         """
         self._tells = self._place.world == 1 or self._agree is not None or self._ranks() is not None
         wanted = Wanted(lambda path: loop_file(path, 0).is_file(), compares=True)
@@ -122,6 +130,9 @@ class LoopCheckpoints:
                     raise RuntimeError(f"{newest} cannot be loaded: {outcome.words}")
             if outcome.kind is _Kind.DAMAGED:
                 wanted = self._without(wanted, newest, outcome.words)
+                continue
+            if outcome.kind is _Kind.UNREAD:
+                wanted = self._after_unread(wanted, newest, outcome.words)
                 continue
             if outcome.kind is _Kind.UNSEEN:
                 raise OSError(errno.EIO, f"no rank begins: {outcome.words}", str(newest))
@@ -178,7 +189,8 @@ class LoopCheckpoints:
         if isinstance(error, CannotJudge):
             return _Outcome(_Kind.UNSEEN, self._who(str(error)))
         if isinstance(error, OSError):
-            return _Outcome(_Kind.UNSEEN, self._who(f"{error.strerror or error}: {error.filename or newest}"))
+            kind = _Kind.UNREAD if error.errno in _UNREADABLE else _Kind.UNSEEN
+            return _Outcome(kind, self._who(f"{error.strerror or error}: {error.filename or newest}"))
         return _Outcome(_Kind.MISFIT, str(error))
 
     def _warm_up(self, one_pass: Callable[[], object] | None) -> None:
@@ -237,6 +249,19 @@ class LoopCheckpoints:
             )
         words = f"{newest.name} is damaged: {why}"
         return wanted._replace(without=(*wanted.without, newest.name), damaged=(*wanted.damaged, words))
+
+    def _after_unread(self, wanted: Wanted, newest: Path, why: str) -> Wanted:
+        """Go on without one whose bytes the disk does not give, after another look at it. It stays where it is. Raises OSError
+        where the other ranks cannot be told."""
+        if not self._tells:
+            raise OSError(errno.EIO, f"{why}; the ranks cannot tell each other to take another", str(newest))
+        if self._looked != newest:
+            self._looked = newest
+            self._voice.once(f"checkpoint {newest.name} cannot be read: {why}; it is read once more")
+            time.sleep(_READ_AGAIN)
+            return wanted
+        unread = Verdict(newest, CheckpointState.UNSEEN, (why,), step=step_of(newest.name), error=errno.EIO)
+        return wanted._replace(unread=(*wanted.unread, unread))
 
     def _put(self, newest: Path, read: _Read, put: Callable[[], None]) -> int:
         rank, world, loop = self._place.rank, self._place.world, self._loop

@@ -64,6 +64,7 @@ class Wanted(NamedTuple):
     without: tuple[str, ...] = ()
     compares: bool = False
     damaged: tuple[str, ...] = ()  # those of them whose bytes are not what was saved, each with the reason
+    unread: tuple[Verdict, ...] = ()  # others, whose bytes the disk does not give
 
 
 class Unread(NamedTuple):
@@ -142,12 +143,15 @@ def latest(
 
 
 def _pick(place: RankContext, scope: Scope, wanted: Wanted, without: Collection[str], foreign: list[Verdict]) -> Choice:
-    """Return the newest good one that the caller can load. ``foreign``: good ones that it cannot are added there."""
-    left = {*without, *wanted.without}
+    """Return the newest good one that the caller can load. ``foreign``: good ones that it cannot are added there. Raises
+    OSError."""
+    left = {*without, *wanted.without, *(one.path.name for one in wanted.unread)}
     while True:
         choice = choose(place.checkpoints, scope, without=left)
+        if choice.verdict is None and wanted.unread:  # as ``choose`` does where all are such
+            raise OSError(wanted.unread[0].error, wanted.unread[0].words(), str(wanted.unread[0].path))
         if choice.verdict is None or wanted.only is None or wanted.only(choice.verdict.path):
-            return choice
+            return choice._replace(passed=(*wanted.unread, *choice.passed))
         foreign.append(choice.verdict)
         left.add(choice.verdict.path.name)
 
