@@ -26,7 +26,9 @@ from ftsupervise.host import files
 from ftsupervise.rundir.records import Exact, read_record, write_json
 
 PATIENCE = 30.0  # seconds for the lists of other nodes to be seen here
-APART = 60.0  # seconds between the starts of the ranks of a launch, before any of them saves
+APART = (
+    60.0  # seconds between the starts of the ranks of a launch, before any of them saves; torchrun starts them together
+)
 BESIDE = 900.0  # seconds for a rank that has begun to write its part
 _HERE, _FAILED = "here", "failed"  # endings of the marks of ranks that write without a barrier
 _NUMBERED = (
@@ -159,12 +161,15 @@ def forget(checkpoint: Path, rank: int) -> None:
 
 def clear_older(checkpoint: Path, age: float) -> None:
     """Remove what was there long before this process, which has lived for ``age`` seconds: on rank 0. A launch before this one
-    has left it, and a part in it would be taken for one of this save. The file server's clock counts. Raises OSError."""
+    has left it, and a part in it would be taken for one of this save. The file server's clock counts. Raises OSError.
+
+    torchrun has ended all ranks before it starts any of them again, so there it is all that was there before.
+    """
     if not _names(checkpoint):
         return
     fd, path = files.create_temporary(checkpoint, "now")
     try:
-        since = os.fstat(fd).st_ctime - age - APART
+        since = os.fstat(fd).st_ctime - age - (0.0 if "TORCHELASTIC_RUN_ID" in os.environ else APART)
     finally:
         os.close(fd)
         os.unlink(path)

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from ftsupervise.checkpoints.manifest import read_manifest
 from ftsupervise.host import processes
 from ftsupervise.rundir.heartbeat_page import of_the_group, read_beats
 from ftsupervise.rundir.paths import RunDir
@@ -207,6 +208,42 @@ def test_ranks_agree_through_the_restarts_of_torchrun_and_through_ours(
     assert disagreements(log) == []
     assert [attempt.number for attempt in run.attempts()] == [1, 2]
     assert run.attempts()[0].sign == "killed by SIGKILL"
+
+
+# Rank 1 of the first start lists its part of step 20 and dies; in the second start rank 0 saves alone before rank 1 comes.
+PARTS = """
+import os, signal, sys, time
+from pathlib import Path
+from ftsupervise import Guard
+from ftsupervise.checkpoints import shards
+rank, word = int(os.environ["RANK"]), "old" if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" else "new"
+done = Path(os.environ["FTSUPERVISE_CHECKPOINT_DIR"], "step-00000020")
+def wait():
+    while not done.exists():
+        time.sleep(0.01)
+if word == "old" and rank == 1:
+    leave_list = shards.leave_list
+    shards.leave_list = lambda *given: (leave_list(*given), os.kill(os.getpid(), signal.SIGKILL))
+if (word == "old") != (rank == 1):
+    wait()
+    sys.exit()
+with Guard(signals=()) as guard, guard.checkpoint(20) as folder:
+    (folder / f"part-rank{rank}.bin").write_text(word)
+"""
+
+
+def test_a_part_that_was_left_before_torchrun_started_its_ranks_again_is_in_no_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("FTSUPERVISE_CHECKPOINT_DIR", str(tmp_path / "ckpt"))
+    monkeypatch.delenv("FTSUPERVISE_RUN_DIR", raising=False)
+    (script := tmp_path / "parts.py").write_text(PARTS)
+    words = ["--standalone", "--nproc-per-node=2", "--max-restarts=1", "--monitor-interval=0.1", str(script)]
+    done = subprocess.run([str(TORCHRUN), *words], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    made = read_manifest(tmp_path / "ckpt" / "step-00000020")
+    assert made is not None and [one.path for one in made.files] == ["part-rank0.bin"]
 
 
 def parent(pid: int) -> int:
