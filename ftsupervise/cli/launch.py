@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ftsupervise.launch.plan import Plan
     from ftsupervise.launch.submit import Launched
 
-_ASKING = 10.0  # seconds for all that Slurm is asked before something is submitted
+_ASKING = 30.0  # seconds for all that Slurm is asked before something is submitted
 
 
 @click.command()
