@@ -6,6 +6,7 @@ from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from ftsupervise.report import step_of
+from ftsupervise.report.hang_end import hang_end
 from ftsupervise.report.pace_word import moves
 from ftsupervise.report.queues import QueueSeen
 from ftsupervise.report.reading import RunReading
@@ -58,6 +59,9 @@ class RunRow(NamedTuple):
     asks: bool = False  # and that only asks whether it is finished
     reason: Annotated[str, 1000] = ""  # ``why`` without what to type, where that is in it
     percent: float | None = None  # by its own words, where it prints no step
+    ends_hang: bool | None = (
+        None  # its standstill is ended by its supervisor; None: it does not stand, or that is not known
+    )
     here: bool = False  # of the directory, or the job, in which this was asked
 
 
@@ -73,6 +77,7 @@ def row_of(run: RunReading, queue: QueueSeen) -> RunRow:
     going = runs and verdict not in ("HUNG", "STALLED", "SILENT") and moves(run)
     rate = page.rate if page is not None and going else None
     usual = page.usual if page is not None else None
+    stands = verdict in ("HUNG", "STALLED")
     goal = _goal(run)
     pace = pace_of(rate, usual)
     percent = last.percent if last is not None and step is None else None
@@ -111,6 +116,7 @@ def row_of(run: RunReading, queue: QueueSeen) -> RunRow:
         watch_late=run.watch.late and not run.watch.gone,
         braked=run.braked is not None and (verdict, why) == ("STOPPED", run.brake),
         asks=run.braked is not None and run.braked.asks,
+        ends_hang=hang_end(page, now).by_itself if stands and last is not None and last.ended is None else None,
         reason=f"by the brake: {run.braked.words()}" if run.braked is not None and why == run.brake else "",
         **_waits(run, waiting, verdict),
     )
