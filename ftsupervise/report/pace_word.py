@@ -13,8 +13,8 @@ from __future__ import annotations
 from datetime import datetime
 from typing import NamedTuple
 
-from ftsupervise.report.hang_end import FRESH, hang_end
 from ftsupervise.report.reading import RunReading
+from ftsupervise.rundir.hang_end import FRESH, hang_end
 from ftsupervise.rundir.watched import FiringAlert
 from ftsupervise.units import show_duration
 

@@ -6,11 +6,11 @@ from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from ftsupervise.report import step_of
-from ftsupervise.report.hang_end import hang_end
 from ftsupervise.report.pace_word import moves
 from ftsupervise.report.queues import QueueSeen
 from ftsupervise.report.reading import RunReading
 from ftsupervise.report.verdict import verdict_of
+from ftsupervise.rundir.hang_end import hang_end
 from ftsupervise.rundir.reached import counted
 from ftsupervise.rundir.watched import FiringAlert
 

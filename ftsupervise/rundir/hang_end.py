@@ -1,6 +1,6 @@
 """Says whether a run that stands is ended by itself, when, or why not: as its supervisor's page has it. Pure.
 
-It stands alone because the word of a run (``pace_word.py``) and the advice about it (``row.py``) both need it.
+It stands alone because ``status``, the report and the watch all say it.
 """
 
 from __future__ import annotations
