@@ -179,8 +179,14 @@ def _newest_saved(run: RunReading) -> int | None:
     told = run.last.saved if run.last is not None else None
     page = run.page.saved if run.page is not None else None
     own = max((step for step in (told, page) if step is not None), default=None)
-    begun = run.last.resumed if run.last is not None else None  # of an attempt that has saved nothing yet
-    return begun.step if own is None and begun is not None else own
+    if own is not None:
+        return own
+    for one in reversed(run.attempts):  # the newest may have ended before it had loaded anything
+        if one.saved is not None:
+            return one.saved
+        if one.resumed is not None and one.resumed.begun:
+            return one.resumed.step
+    return None
 
 
 def members(waiting: Sequence["Job"]) -> int:
