@@ -179,3 +179,21 @@ def test_kill_ends_the_process_of_a_local_chain_that_the_brake_holds(tmp_path: P
     until(
         lambda: json.loads(state.read_text())["state"] in ("COMPLETED", "FAILED", "CANCELLED"), "the end of the chain"
     )
+
+
+def test_launch_promises_no_save_of_a_script_that_has_no_guard(tmp_path: Path) -> None:
+    env = {"FTSUPERVISE_STATE_DIR": str(tmp_path / "state")}
+    for name, program in {"plain": "import time\n", "guarded": "from ftsupervise import Guard\n"}.items():
+        place = tmp_path / name
+        place.mkdir()
+        (place / "train.py").write_text(program)
+        command = f"{sys.executable} train.py"
+        settings = (
+            f"name: {name}\nscheduler: local\nlaunch: {{command: {command}, jobs: 1, restart: {{stop_within: 3m}}}}\n"
+        )
+        (place / "ftsupervise.yaml").write_text(settings)
+        said = typed("launch", folder=place, code=0, **env).stdout
+        typed("kill", "--yes", folder=place, **env)
+        stops = "(saves first; anyone" if name == "guarded" else "(SIGTERM after 3m; anyone"
+        assert f"kill-switch   {stops} in the group may)" in said
+        assert ("  save now  " in said) is (name == "guarded")
