@@ -20,6 +20,10 @@ def save(runs: tuple[str, ...], why: str) -> None:
 
     for rundir, name in find(runs):
         if is_up(rundir, SAVE, name):
+            if who_hears(rundir).guard is False:
+                say(
+                    "No guard reports in it: unless its command looks at the switch, nothing hears it, and it stays up."
+                )
             continue
         heard = who_hears(rundir)
         put_up(rundir, SAVE, why)
