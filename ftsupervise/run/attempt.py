@@ -411,8 +411,10 @@ def _on_hang(options: Options, one: RunningCommand, restarts: int, observes: Cal
         return OnHang(progress.LEFT)
     if observes(HANG):
         return OnHang(progress.TOLD)
+    if one.monitor is None or not one.may_hang:  # it is to stop anyway: nobody looks
+        return OnHang()
     does = progress.RESTARTS if restarts < options.budgets.in_place else progress.ENDS
-    return OnHang(does, one.monitor.hangs_at if one.monitor is not None and one.may_hang else None)
+    return OnHang(does, one.monitor.hangs_at)
 
 
 def _may_come_of_its_start(ended: End) -> bool:
