@@ -189,6 +189,8 @@ class Cause(NamedTuple):
             return f"{kind.value} (exit {self.code})"
         if kind in (CauseKind.NODE, CauseKind.NO_STEP):
             return f"{kind.value} ({self.text})"
+        if kind is CauseKind.CANCELLED and self.text:  # who did it is known
+            return f"cancelled {self.text} ({_signal_name(self.signal)})"
         if kind in (CauseKind.CANCELLED, CauseKind.INTERRUPTED):
             return f"{kind.value} ({_signal_name(self.signal)})"
         if kind in (CauseKind.EXIT, CauseKind.SIGNAL, CauseKind.DIED, CauseKind.MEMORY):

@@ -9,7 +9,7 @@ import click
 
 from ftsupervise.cli import time_limit
 from ftsupervise.cli.output import say
-from ftsupervise.cli.switches import DELAY, RUNS, WHY, find, is_up, put_up, who_hears
+from ftsupervise.cli.switches import DELAY, RUNS, WHY, Hearing, find, is_up, not_seen, put_up, who_hears
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -31,7 +31,6 @@ def kill(runs: tuple[str, ...], why: str, yes: bool, confirm: str | None) -> Non
     RUN is a directory, an ftsupervise.yaml, or a name; default: ./ftsupervise.yaml.
     """
     from ftsupervise.rundir.switches import KILL
-    from ftsupervise.units import show_duration
 
     named = find(runs)
     up = [one for one in named if is_up(one[0], KILL, one[1])]
@@ -44,20 +43,34 @@ def kill(runs: tuple[str, ...], why: str, yes: bool, confirm: str | None) -> Non
     for rundir, name in found:
         heard = who_hears(rundir)
         put_up(rundir, KILL, why)
-        if not heard.guard and heard.attempt is None:
-            say(f"The kill switch of {name} is up. No attempt of it runs now.")
-        elif not heard.guard:
-            within = "after launch.restart.stop_within"
-            within = f"in {show_duration(heard.stop_within)}" if heard.stop_within is not None else within
-            say(
-                f"The kill switch of {name} is up. No guard reports in it: unless its command looks at the switch, it is"
-            )
-            say(f"ended by SIGTERM {within}, with what it has saved by then (launch.restart.stop_within).")
-        else:
-            say(f"The kill switch of {name} is up. It saves and stops {DELAY}.")
+        for line in _what_follows(heard):
+            say(line.format(name))
         say("Members of its chain that start later leave within seconds.")
         say(f"Undo:  ftsupervise clear {rundir.quoted()}")
         _end_held(rundir, name)
+
+
+def _what_follows(heard: Hearing) -> tuple[str, ...]:
+    """Return what the switch does to the attempt that runs, as lines. ``{}`` stands for the name of the run."""
+    from ftsupervise.units import show_duration
+
+    within = "after launch.restart.stop_within"
+    within = f"in {show_duration(heard.stop_within)}" if heard.stop_within is not None else within
+    ended = f"ended by SIGTERM {within}, with what it has saved by then (launch.restart.stop_within)."
+    if unseen := not_seen(heard):
+        return (
+            f"The kill switch of {{}} is up; {unseen}.",
+            f"With a guard it saves and stops {DELAY}.",
+            f"Without one, unless its command looks at the switch, it is {ended}",
+        )
+    if heard.attempt is None:
+        return ("The kill switch of {} is up. No attempt of it runs now.",)
+    if heard.guard:
+        return (f"The kill switch of {{}} is up. It saves and stops {DELAY}.",)
+    return (
+        "The kill switch of {} is up. No guard reports in it: unless its command looks at the switch, it is",
+        ended,
+    )
 
 
 def _end_held(rundir: RunDir, name: str) -> None:
@@ -130,7 +143,8 @@ def _make_sure(names: list[str], yes: bool, confirm: str | None) -> None:
             f"no terminal to ask whether to stop {name}",
             hint=f"say --yes, or --confirm {name}" if len(names) == 1 else "say --yes",
         )
-    it = "It saves, and its whole chain leaves" if len(names) == 1 else "They save, and their whole chains leave"
+    it = "It is asked to save, and its whole chain leaves"
+    it = it if len(names) == 1 else "They are asked to save, and their whole chains leave"
     time_limit.person_is_asked()
     sure = click.confirm(f"Stop {name}? {it}", default=False)
     time_limit.person_has_answered()

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ftsupervise.launch.plan import Plan
     from ftsupervise.launch.submit import Launched
 
-_ASKING = 10.0  # seconds for all that Slurm is asked before something is submitted
+_ASKING = 30.0  # seconds for all that Slurm is asked before something is submitted
 
 
 @click.command()
@@ -94,8 +94,9 @@ def launch(
         host.answer_by = before
     from ftsupervise.launch.folders import handed_over
 
-    _tell(done, plan, settings, handed_over(done.run_dir, settings.share))
-    for sentence in _seen_of(settings, plan.workdir):
+    seen = _seen_of(settings, plan.workdir)
+    _tell(done, plan, settings, handed_over(done.run_dir, settings.share), guard=not seen)
+    for sentence in seen:
         say(sentence)
     _tell_who_watches(plan, settings)
     for words in warnings:
@@ -213,9 +214,11 @@ def _carry_out(plan: Plan, run: Run, again: bool, take_over: tuple[str, ...]) ->
         raise
 
 
-def _tell(done: Launched, plan: Plan, run: Run, handed: tuple[str, ...]) -> None:
+def _tell(done: Launched, plan: Plan, run: Run, handed: tuple[str, ...], *, guard: bool) -> None:
+    """``guard``: it is not known that the command has none."""
     from ftsupervise.cli.config import without_receivers
     from ftsupervise.config.find_run import outputs
+    from ftsupervise.units import show_duration
 
     where = done.run_dir.root
     ids = " ".join(done.job_ids)
@@ -232,8 +235,10 @@ def _tell(done: Launched, plan: Plan, run: Run, handed: tuple[str, ...]) -> None
     say(f"  look           ftsupervise status {_short(where)}")
     say(f"  output         tail -f {' '.join(map(_globbed, outputs(run)))}")
     say(f"  watch          ftsupervise watch --every 60s {_short(where)}")
-    say(f"  save now       touch {_short(where)}/switches/save-switch")
-    say(f"  stop           touch {_short(where)}/switches/kill-switch   (saves first; anyone in the group may)")
+    does = "saves first" if guard else f"SIGTERM after {show_duration(run.launch.restart.stop_within.total_seconds())}"
+    if guard:
+        say(f"  save now       touch {_short(where)}/switches/save-switch")
+    say(f"  stop           touch {_short(where)}/switches/kill-switch   ({does}; anyone in the group may)")
     if done.known_as not in ("", plan.name):
         say(f"  note: another run is called {plan.name}; from elsewhere this one is called {done.known_as}")
     for note in (*plan.notes, *handed, *without_receivers(run)):

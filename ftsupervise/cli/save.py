@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from ftsupervise.cli.output import say
-from ftsupervise.cli.switches import DELAY, RUNS, WHY, find, is_up, put_up, who_hears
+from ftsupervise.cli.switches import DELAY, RUNS, WHY, Hearing, find, is_up, not_seen, put_up, who_hears
 
 
 @click.command()
@@ -20,13 +20,30 @@ def save(runs: tuple[str, ...], why: str) -> None:
 
     for rundir, name in find(runs):
         if is_up(rundir, SAVE, name):
+            if who_hears(rundir).guard is False:
+                say(
+                    "No guard reports in it: unless its command looks at the switch, nothing hears it, and it stays up."
+                )
             continue
+        heard = who_hears(rundir)
         put_up(rundir, SAVE, why)
-        if not who_hears(rundir).guard:
-            say(
-                f"The save switch of {name} is up. No guard reports in it: unless its command looks at the switch, nothing"
-            )
-            say("hears a save, and the switch stays up.")
-        else:
-            say(f"The save switch of {name} is up. It saves {DELAY}, and takes the switch down.")
+        for line in _what_follows(heard):
+            say(line.format(name))
         say(f"Undo:  ftsupervise clear {rundir.quoted()} --switch save")
+
+
+def _what_follows(heard: Hearing) -> tuple[str, ...]:
+    """Return what the switch does, as lines. ``{}`` stands for the name of the run."""
+    saves = f"saves {DELAY}, and takes the switch down."
+    unheard = "unless its command looks at the switch, nothing hears a save, and the switch stays up."
+    if unseen := not_seen(heard):
+        return (f"The save switch of {{}} is up; {unseen}.", f"With a guard it {saves}", f"Without one, {unheard}")
+    if heard.attempt is None:
+        first = "The next one with a guard saves at its first step, and takes the switch down."
+        return (f"The save switch of {{}} is up. No attempt of it runs now. {first}",)
+    if heard.guard:
+        return (f"The save switch of {{}} is up. It {saves}",)
+    return (
+        "The save switch of {} is up. No guard reports in it: unless its command looks at the switch, nothing",
+        "hears a save, and the switch stays up.",
+    )

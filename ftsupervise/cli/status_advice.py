@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ftsupervise.printable import printable
 from ftsupervise.report.pace_word import left_behind
 from ftsupervise.report.row import mostly_waits
-from ftsupervise.truth import BACK, NOT_A_NUMBER, LossTrouble
+from ftsupervise.truth import BACK, HANG, NOT_A_NUMBER, LossTrouble
 
 if TYPE_CHECKING:
     from ftsupervise.report.detail import RunDetail
@@ -85,12 +85,15 @@ def never_starts(reason: str) -> tuple[str, str] | None:
 def _hung(found: RunDetail, run: str) -> Iterator[str]:
     job = next((job for job in found.status.jobs or () if not job.state.waiting), None)
     yield f"ftsupervise check hang {run}   (every sign of progress, with its age)"
+    if HANG in found.observes:
+        yield f"ftsupervise observe --off --only hang {run}   (its supervisor ends it then)"
     if job is not None:
         saved = "" if found.row.saved is None else f" from step {found.row.saved}"
         then = f"the next one goes on{saved}"
         if found.row.members_left == 0:
             then = f"no other waits, so launch it again: it goes on{saved}"
-        yield f"scancel {job.id}   (ends this job; {then})"
+        now = " at once, where its supervisor is not to be waited for" if found.row.ends_hang else ""
+        yield f"scancel {job.id}   (ends this job{now}; {then})"
 
 
 def _full(found: RunDetail, run: str) -> Iterator[str]:
@@ -102,6 +105,8 @@ def _full(found: RunDetail, run: str) -> Iterator[str]:
 def _stalled(found: RunDetail, run: str) -> Iterator[str]:
     if found.log is not None:
         yield f"ftsupervise logs {run}   (what its job wrote last)"
+    if HANG in found.observes and found.row.ends_hang is False:
+        yield f"ftsupervise observe --off --only hang {run}   (its supervisor ends it then)"
     yield f"ftsupervise check hang {run}   (every sign of progress, with its age)"
 
 

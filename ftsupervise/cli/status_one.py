@@ -317,6 +317,8 @@ def _alerts(found: RunDetail) -> Iterator[str]:
         elif row.watched_next is not None:
             following = f", the next was due {ago(row.watched_next, now)} ago"
         late = ": " + click.style("LATE", fg="red") if row.watch_late else ""
+        if found.status.run.watch.unwritten:
+            late = "; its pages cannot be written to a full disk: whether it looks is not known"
         yield f"  watch     last tick {ago(row.watched_at, now)} ago{following}{late}"
     elif found.status.verdict not in ("FINISHED", "NEW", "STOPPED") or row.braked:
         yield f"  watch     nobody watches this run: ftsupervise watch --every 60s {found.status.rundir.quoted()}"

@@ -66,15 +66,17 @@ def is_up(rundir: RunDir, switch: str, name: str) -> bool:
 
 
 class Hearing(NamedTuple):
-    """Tells what would hear a switch. ``attempt``: the one that runs, if any; ``guard``: whether it is known to have one."""
+    """Tells what would hear a switch."""
 
-    attempt: int | None
-    guard: bool
+    attempt: int | None = None  # the one that runs, if any
+    guard: bool | None = None  # whether one reports in it; None: not known, or not yet
     stop_within: float | None = None  # seconds from the kill switch until it is ended
+    age: float = 0.0  # seconds since the attempt began
+    problem: str = ""  # why it cannot be seen whether one runs
 
 
 def who_hears(rundir: RunDir) -> Hearing:
-    """Return who would hear a switch of the run. Where that cannot be seen, a guard is taken to be there."""
+    """Return who would hear a switch of the run."""
     from datetime import datetime, timezone
 
     from ftsupervise.model import NOBODY, OUTPUT
@@ -83,12 +85,24 @@ def who_hears(rundir: RunDir) -> Hearing:
     try:
         last = newest(rundir)
         if last is None or last.ended is not None or last.cause is not None:
-            return Hearing(None, last is None or last.source != OUTPUT)
-        silent = last.source == NOBODY and (datetime.now(timezone.utc) - last.started).total_seconds() > _SILENT
-        guard = last.source != OUTPUT and not silent
-        return Hearing(last.number, guard, stop_within(rundir, last.number))
-    except OSError:
-        return Hearing(None, guard=True)
+            return Hearing()
+        age = (datetime.now(timezone.utc) - last.started).total_seconds()
+        guard = None if last.source == NOBODY and age <= _SILENT else last.source not in (OUTPUT, NOBODY)
+        return Hearing(last.number, guard, stop_within(rundir, last.number), max(0.0, age))
+    except OSError as error:
+        return Hearing(problem=f"its attempts cannot be read ({error.strerror or error})")
+
+
+def not_seen(heard: Hearing) -> str:
+    """Return why it is not known who hears the switch, as a clause; "" where it is."""
+    if heard.problem:
+        return heard.problem
+    if heard.attempt is None or heard.guard is not None:
+        return ""
+    from ftsupervise.units import show_duration
+
+    began = f"attempt {heard.attempt} began {show_duration(round(heard.age))} ago"
+    return f"{began}, and it is not known yet whether a guard is in it"
 
 
 def put_up(rundir: RunDir, switch: str, why: str) -> None:

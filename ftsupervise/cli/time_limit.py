@@ -32,9 +32,15 @@ from ftsupervise.errors import NoAnswer
 
 ANSWER = 12.0  # seconds
 _SLURM = 8.0  # … of which for Slurm's commands, all together
-_LAUNCH = 10.0  # seconds for all that ``launch`` asks Slurm before it submits, its dry run included
+_LAUNCH = 30.0  # seconds for all that ``launch`` asks Slurm before it submits, its dry run included: it is typed once
 _TRIAL = 4.0  # … of which for those of the dry run that comes first
-_MOST = 60.0  # more of them at most, where the machine is so busy that the child waits for its turn
+_MOST = (
+    60.0  # more of them at most, where the machine is so busy that the child, or what it has begun, waits for its turn
+)
+_TRIED = 30.0  # seconds for a dry run in which something moves: it is slow, and does not hang
+_QUIET = 4.0  # seconds in which nothing has moved: it hangs, once ANSWER is over
+_LOOK = 0.25  # seconds between two looks at what moves
+_PATIENT = 5.0  # seconds after which a person at a terminal is told what is waited for
 _GRACE = 0.3
 _ASIDE = 1.0  # seconds for a look at the notes of this host
 _UNSEEN = 3  # Nagios: could not see
@@ -187,17 +193,70 @@ def try_dry_run(args: Sequence[str]) -> list[str] | None:
             os.dup2(null, fd)
         host.answer_by = time.monotonic() + _TRIAL
         return _dry(args)
-    until = time.monotonic() + ANSWER
+    bound = _TrialBound(pid)
     try:
         while _ended(pid) is None:
-            if _is_over(until, pid):
+            if bound.is_over():
                 left = _kill(pid, args)
-                _end(args, f"no answer within {ANSWER:.0f} s{left}", begun=False)
+                _end(args, f"no answer within {time.monotonic() - _began:.0f} s{left}", begun=False)
+            _tell_who_waits(args, "nothing was submitted yet" if _submits(args) else "nothing was begun yet")
             time.sleep(0.01)
     except KeyboardInterrupt:
         _kill(pid, args)
         os._exit(130)
     return None
+
+
+class _TrialBound:
+    """Tells when a dry run is given up: at ANSWER where nothing in it moves, else at _TRIED."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid, self._turns = pid, _Turns(pid)
+        self._begin = self._moved = time.monotonic()
+        self._seen, self._due = -1, 0.0
+
+    def is_over(self) -> bool:
+        now = time.monotonic()
+        if now >= self._due:
+            from ftsupervise.probe.watched import movements
+
+            self._due = now + _LOOK
+            if (seen := movements(self._pid)) != self._seen:
+                self._seen, self._moved = seen, now
+        moves = now - self._moved < _QUIET
+        return self._turns.is_over(self._begin + (max(ANSWER, _TRIED) if moves else ANSWER))
+
+
+class _Turns:
+    """Counts the seconds that a process, and what it has begun, were ready to run without a turn: a busy machine is no hang."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid, self._due = pid, 0.0
+        self._waited: dict[int, float] = {}  # also of those that have ended
+
+    def is_over(self, until: float) -> bool:
+        """Return whether it has had its time, which was ``until`` (monotonic seconds)."""
+        now = time.monotonic()
+        if now >= self._due:
+            self._due = now + _LOOK
+            for pid in (self._pid, *_begun_by(self._pid)):
+                self._waited[pid] = max(_waited_for_a_processor(pid), self._waited.get(pid, 0.0))
+        late = now - until
+        return late > 0 and late > min(_MOST, sum(self._waited.values()))
+
+
+_told = False
+
+
+def _tell_who_waits(args: Sequence[str], state: str) -> None:
+    """Tell a person at a terminal once, after some seconds, what is waited for, and how far it is."""
+    global _told
+    if not _told and _began and time.monotonic() - _began > _PATIENT:
+        _told = True
+        if os.isatty(2):
+            os.write(
+                2, f"ftsupervise: {_name(args)}: waiting for an answer of Slurm or of a file system; {state}\n".encode()
+            )
 
 
 def limit_slurm(args: Sequence[str]) -> None:
@@ -344,18 +403,20 @@ def _wait(args: Sequence[str], pid: int, board: mmap.mmap, pipes: dict[int, int]
 
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, stop)
+    turns = _Turns(pid)
     try:
         status = None
         while status is None:
             _pass_on(pipes, 0.05)
             status = _ended(pid)
+            _tell_who_waits(args, "it is at work")
             until, ended = movement.over(_UNTIL.unpack_from(board)[0]), _ENDED.unpack_from(board, _UNTIL.size)[0]
             if status is None and ended and not _pass_on(pipes, _GRACE):
                 status = _ended(pid)
                 if status is None:  # it has printed everything, and a part of it hangs
                     _kill(pid, args)
                     os._exit(ended - 1)
-            if status is None and until > 0 and _is_over(until, pid):
+            if status is None and until > 0 and turns.is_over(until):
                 left = _kill(pid, args)
                 _end(args, f"no answer within {movement.patience or ANSWER:.0f} s{left}")
         while _pass_on(pipes, 0.0):
@@ -393,10 +454,24 @@ def _pass_on(pipes: dict[int, int], seconds: float) -> bool:
     return heard
 
 
-def _is_over(until: float, pid: int) -> bool:
-    """Return whether the child has had its time. Its wait for a processor does not count: a busy machine is no hang."""
-    late = time.monotonic() - until
-    return late > 0 and late > min(_MOST, _waited_for_a_processor(pid))
+def _begun_by(pid: int) -> list[int]:
+    """Return the processes below ``pid``; none where the kernel does not list them."""
+    found, ahead = list[int](), [pid]
+    while ahead and len(found) < 1000:
+        one = ahead.pop()
+        try:
+            threads = os.listdir(f"/proc/{one}/task")
+        except OSError:
+            continue
+        for thread in threads:
+            try:
+                with open(f"/proc/{one}/task/{thread}/children", "rb") as file:  # noqa: PTH123 - many times
+                    below = [int(word) for word in file.read().split()]
+            except (OSError, ValueError):
+                continue
+            found += below
+            ahead += below
+    return found
 
 
 def _waited_for_a_processor(pid: int) -> float:
@@ -493,12 +568,26 @@ def _stuck(args: Sequence[str]) -> str:
 
 
 def _end(args: Sequence[str], why: str, *, begun: bool = True) -> NoReturn:
-    words = [word for word in args if not word.startswith("-")]
-    name = " ".join(words[: 2 if words[0] == "cron" else 1])
-    state = "the work that was begun may be completed when it answers again" if begun else "nothing was begun"
+    if _submits(args):
+        state = (
+            "it may have been submitted; type the same command again later: it looks for the job before it submits"
+            if begun
+            else "nothing was submitted; type the same command again"
+        )
+    else:
+        state = "the work that was begun may be completed when it answers again" if begun else "nothing was begun"
     text = (
-        f"ftsupervise: {name}: {why}: a file system, or Slurm, does not answer\n"
+        f"ftsupervise: {_name(args)}: {why}: a file system, or Slurm, does not answer\n"
         f"  {state}; sinfo shows whether Slurm does, and ls of a dead mount hangs\n"
     )
     os.write(2, text.encode())
-    os._exit(_UNSEEN if words[0] == "check" else NoAnswer.exit_code)
+    os._exit(_UNSEEN if _name(args) == "check" else NoAnswer.exit_code)
+
+
+def _submits(args: Sequence[str]) -> bool:
+    return command_of(args) == "launch" and not {"--dry-run", "-n"} & set(args)
+
+
+def _name(args: Sequence[str]) -> str:
+    words = [word for word in args if not word.startswith("-")]
+    return " ".join(words[: 2 if words[0] == "cron" else 1])

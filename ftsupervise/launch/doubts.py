@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING
 from ftsupervise.host.in_time import in_time
 from ftsupervise.launch.plan import output_folders
 from ftsupervise.launch.shell_code import Kind, calls_srun, expands, program_words, understand
+from ftsupervise.replicas.timeouts import derive
 from ftsupervise.scheduler import LOCAL
+from ftsupervise.units import show_duration
 
 if TYPE_CHECKING:
     from ftsupervise.config.schema import Run
@@ -29,7 +31,21 @@ _SCRIPT = re.compile(rb"#!\s*\S*(?:/|env\s+)(?:ba|da|k|z)?sh\b")
 def doubts(run: Run, workdir: Path, read: Read) -> tuple[str, ...]:
     """Return a sentence for each. What cannot be read in time is passed over."""
     of_files = (*_nested(run, workdir, read), *_leaves_with_0(run, workdir, read))
-    return (*of_files, *_differs_in_each_job(run), *_no_folder(run))
+    return (*of_files, *_differs_in_each_job(run), *_no_folder(run), *_hangs_too_long(run))
+
+
+def _hangs_too_long(run: Run) -> Iterator[str]:
+    """A replica group that hangs for longer than the others wait for it: they end themselves before it is ended."""
+    groups, hang = run.launch.replica_groups, run.launch.restart.hang
+    if groups is None or hang is None or hang.at_least == type(hang)().at_least:  # else it follows from theirs
+        return
+    step, period = groups.slowest_step.total_seconds(), groups.sync_period.total_seconds()
+    quorum = derive(step, groups.state, groups.count, sync_period=period).quorum
+    if hang.at_least.total_seconds() >= quorum / 2:
+        yield (
+            f"launch.restart.hang.at_least: the other groups end themselves when they have waited {show_duration(quorum)} for "
+            f"one that hangs; set it to less than {show_duration(quorum / 2)}, or leave it out: it follows from slowest_step"
+        )
 
 
 def _nested(run: Run, workdir: Path, read: Read) -> Iterator[str]:

@@ -83,6 +83,7 @@ class HangVerdict(NamedTuple):
     outliers: tuple[RankState, ...] = ()  # the ranks that differ from those that wait; () when none does
     how: Standstill | None = None
     sure: bool = False
+    left: float | None = None  # seconds until it is hung, where nothing moves; None: it never is, as it is
     moved: bool = False  # no hang: the group's lighthouse is at another address, where it has to begin again
 
 
@@ -183,7 +184,8 @@ class Detector:
         bound = self._bound(self._phase, view.step)
         if view.silent:
             bound = max(bound, self.limits.unknown)
-        verdict = HangVerdict(HangState.FINE, self._phase, view.step, view.progress, self._age, bound)
+        left = bound - self._age if view.active else None
+        verdict = HangVerdict(HangState.FINE, self._phase, view.step, view.progress, self._age, bound, left=left)
         if self._age < bound / 2 or not view.active:
             self._marks, self._busy = {}, None
             return verdict
@@ -274,7 +276,7 @@ class Detector:
             sure=True,
         )
         enough = min(_begin(bound), bound - _TAKES * min(1.0, bound))
-        return verdict._replace(health=HangState.HUNG) if stood >= enough else verdict
+        return verdict._replace(health=HangState.HUNG if stood >= enough else HangState.SUSPECT, left=bound - stood)
 
     def _judge(self, so_far: HangVerdict, view: _RunView) -> HangVerdict:
         verdict = so_far._replace(health=HangState.SUSPECT)
@@ -295,7 +297,7 @@ class Detector:
             few = at_work if 2 * len(at_work) <= len(active) else ()
             verdict = verdict._replace(outliers=behind or few, how=Standstill.BUSY)
             if any(one.read for one in active):
-                return verdict
+                return verdict._replace(left=None)
             least = _SLOWER * self.limits.floor
             return self._hung_after(verdict, max(least, _BUSY * so_far.bound))
         return self._hung_after(
@@ -304,7 +306,9 @@ class Detector:
 
     def _hung_after(self, verdict: HangVerdict, bound: float) -> HangVerdict:
         hung = self._age >= _begin(bound)
-        return verdict._replace(health=HangState.HUNG if hung else HangState.SUSPECT, bound=bound)
+        return verdict._replace(
+            health=HangState.HUNG if hung else HangState.SUSPECT, bound=bound, left=bound - self._age
+        )
 
 
 def _begin(bound: float) -> float:

@@ -55,6 +55,9 @@ class HangMonitor:
         outside: Callable[[], SeenFromOutside] = SeenFromOutside,
     ) -> None:
         self.due = time.monotonic()
+        self.hangs_at: float | None = (
+            None  # monotonic: the present standstill is a hang then; None: not known, or never
+        )
         self._last = HangVerdict(HangState.FINE)  # while a rank reported
         self._accused: tuple[float, int | None] | None = (
             None  # since when the others say that it hangs, and its step then
@@ -69,6 +72,7 @@ class HangMonitor:
         now = time.monotonic()
         if now < self.due:
             return None
+        self.hangs_at = None
         outside = self._outside()
         if outside.moved:
             return HangVerdict(HangState.HUNG, moved=True)
@@ -80,6 +84,7 @@ class HangMonitor:
         verdict = self._detector.look(now, self._states(), planned)
         if verdict.phase:
             self._last = verdict
+        self.hangs_at = None if verdict.left is None else now + verdict.left
         if self._is_hung_for_others(outside, verdict, now):  # where no rank reports any more, the last reports count
             last = verdict if verdict.phase else self._last
             waited = max(last.waited, now - last.since) if last.since else 0.0

@@ -36,7 +36,8 @@ _SANE = 946_684_800.0  # the year 2000: an earlier time is a damaged page's
 _WEIGHT = 4  # of what is no training where a picture has one place for several kinds
 _STALL = 60.0, 20.0  # seconds, and steps: a longer time without progress in a running attempt is no step
 _NOT_STARTED = frozenset((CauseKind.NOT_STARTED, CauseKind.NO_START, CauseKind.NO_STEP, CauseKind.LAUNCH))
-_BY_A_PERSON = frozenset((CauseKind.KILL_SWITCH, CauseKind.CANCELLED, CauseKind.INTERRUPTED))
+_BY_SIGTERM = (CauseKind.CANCELLED, CauseKind.TOLD)
+_BY_A_PERSON = frozenset((CauseKind.KILL_SWITCH, *_BY_SIGTERM, CauseKind.INTERRUPTED))
 
 
 class Spent(str, Enum):
@@ -302,7 +303,7 @@ def _between(
         yield Stretch(Spent.QUEUE, launched, begin)
         return
     by_a_person = one.cause is not None and one.cause.kind in _BY_A_PERSON
-    if by_a_person and one.cause is not None and one.cause.kind is CauseKind.CANCELLED:
+    if by_a_person and one.cause is not None and one.cause.kind in _BY_SIGTERM:
         by_a_person = not _of_one_launch(
             one, after, launches
         )  # else the next member waited for it in the queue all the time

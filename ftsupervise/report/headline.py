@@ -219,7 +219,9 @@ def _hung(now: RunPresent) -> Headline:
         False: "Nothing ends it by itself, because launch.restart.hang is null. To restart it",
         None: "To restart it",
     }[now.restarts_hangs]
-    if HANG in now.observes:
+    if now.row.ends_hang is not None:  # ``why`` says it
+        by_itself = "To end it now" if now.row.ends_hang else "To restart it"
+    elif HANG in now.observes:
         acts = f"ftsupervise observe --off {now.where}"
         by_itself = f"Nothing ends it by itself, because that is only told ({acts}). To restart it"
     do = f"{by_itself}: {restart}. To see what the ranks are doing:"

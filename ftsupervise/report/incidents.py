@@ -222,6 +222,8 @@ def kind_of(one: Attempt) -> str:
         return ""
     if one.cause.kind in _UNRECORDED:
         return _OF_A_FAILURE[FailureKind.LOST]
+    if one.cause.kind is CauseKind.CANCELLED and one.cause.text:  # who did it is known
+        return "cancelled"
     return "left in order" if one.cause.kind is CauseKind.EXIT and not one.cause.code else one.cause.kind.value
 
 

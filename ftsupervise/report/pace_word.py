@@ -14,10 +14,10 @@ from datetime import datetime
 from typing import NamedTuple
 
 from ftsupervise.report.reading import RunReading
+from ftsupervise.rundir.hang_end import FRESH, hang_end
 from ftsupervise.rundir.watched import FiringAlert
 from ftsupervise.units import show_duration
 
-FRESH = 180.0  # seconds: an older page does not say how the run is now
 _SILENT = (
     90.0  # seconds: supervisor and ranks write every few seconds, their clocks differ, a file system shows it late
 )
@@ -36,6 +36,8 @@ def pace_word(run: RunReading) -> PaceWord:
     word, why = _word(run)
     if run.full and word in ("HUNG", "STALLED", "SILENT"):
         why = f"{run.full}; {why}"  # the cause first
+    elif why and (word == "HUNG" or why == _no_step(run, _moved(run))) and (end := hang_end(run.page, run.at).words):
+        why = f"{why}; {end}"
     return PaceWord(word, why)
 
 

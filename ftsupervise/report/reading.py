@@ -41,6 +41,7 @@ class WatchSeen(NamedTuple):
     next_tick: datetime | None = None
     late: bool = False
     gone: bool = False  # it was checked by hand, too long ago for what is meant: nobody watches it
+    unwritten: bool = False  # it would be late, and its pages lie on a full disk: whether it looks is not known
 
 
 class RunReading(NamedTuple):
@@ -96,6 +97,9 @@ def read_run(rundir: RunDir, now: datetime, *, row: bool = False) -> RunReading:
         braked = _brake(rundir)
     except OSError as error:
         raise from_os_error(error, f"read the run directory {rundir.root}") from None
+    full, watch = _full(rundir), watch_seen(rundir, now)
+    if full and watch.late:
+        watch = watch._replace(late=False, gone=False, unwritten=True)
     return RunReading(
         name=run_name(rundir),
         rundir=rundir,
@@ -111,8 +115,8 @@ def read_run(rundir: RunDir, now: datetime, *, row: bool = False) -> RunReading:
         braked=braked,
         held_by_us=_held_by_us(rundir),
         restarts=_restarts(rundir, claimed, now),
-        watch=watch_seen(rundir, now),
-        full=_full(rundir),
+        watch=watch,
+        full=full,
     )
 
 

@@ -10,6 +10,7 @@ from ftsupervise.report.pace_word import moves
 from ftsupervise.report.queues import QueueSeen
 from ftsupervise.report.reading import RunReading
 from ftsupervise.report.verdict import verdict_of
+from ftsupervise.rundir.hang_end import hang_end
 from ftsupervise.rundir.reached import counted
 from ftsupervise.rundir.watched import FiringAlert
 
@@ -58,6 +59,9 @@ class RunRow(NamedTuple):
     asks: bool = False  # and that only asks whether it is finished
     reason: Annotated[str, 1000] = ""  # ``why`` without what to type, where that is in it
     percent: float | None = None  # by its own words, where it prints no step
+    ends_hang: bool | None = (
+        None  # its standstill is ended by its supervisor; None: it does not stand, or that is not known
+    )
     here: bool = False  # of the directory, or the job, in which this was asked
 
 
@@ -73,6 +77,7 @@ def row_of(run: RunReading, queue: QueueSeen) -> RunRow:
     going = runs and verdict not in ("HUNG", "STALLED", "SILENT") and moves(run)
     rate = page.rate if page is not None and going else None
     usual = page.usual if page is not None else None
+    stands = verdict in ("HUNG", "STALLED")
     goal = _goal(run)
     pace = pace_of(rate, usual)
     percent = last.percent if last is not None and step is None else None
@@ -111,6 +116,7 @@ def row_of(run: RunReading, queue: QueueSeen) -> RunRow:
         watch_late=run.watch.late and not run.watch.gone,
         braked=run.braked is not None and (verdict, why) == ("STOPPED", run.brake),
         asks=run.braked is not None and run.braked.asks,
+        ends_hang=hang_end(page, now).by_itself if stands and last is not None and last.ended is None else None,
         reason=f"by the brake: {run.braked.words()}" if run.braked is not None and why == run.brake else "",
         **_waits(run, waiting, verdict),
     )
@@ -173,8 +179,14 @@ def _newest_saved(run: RunReading) -> int | None:
     told = run.last.saved if run.last is not None else None
     page = run.page.saved if run.page is not None else None
     own = max((step for step in (told, page) if step is not None), default=None)
-    begun = run.last.resumed if run.last is not None else None  # of an attempt that has saved nothing yet
-    return begun.step if own is None and begun is not None else own
+    if own is not None:
+        return own
+    for one in reversed(run.attempts):  # the newest may have ended before it had loaded anything
+        if one.saved is not None:
+            return one.saved
+        if one.resumed is not None and one.resumed.begun:
+            return one.resumed.step
+    return None
 
 
 def members(waiting: Sequence["Job"]) -> int:

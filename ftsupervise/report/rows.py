@@ -19,6 +19,7 @@ from ftsupervise.host.in_time import in_time
 from ftsupervise.report.queues import ask_queues
 from ftsupervise.report.reading import RunReading, read_run
 from ftsupervise.report.row import RunRow, members, need_of, row_of
+from ftsupervise.report.who_ended import with_ends
 from ftsupervise.rundir.paths import RunDir, state_dir
 from ftsupervise.rundir.pinned import gone_for_good
 
@@ -82,7 +83,9 @@ def overview(
     from ftsupervise.scheduler.ownership import run_in_comment
 
     read = read_side_by_side(runs, now, within=within)
-    readings = [one for one in read.values() if isinstance(one, RunReading)]
+    known = {name: one for name, one in read.items() if isinstance(one, RunReading)}
+    readings = with_ends(tuple(known.values()), env)
+    read.update(zip(known, readings, strict=True))
     queues = ask_queues(readings, env, always=kind_of("auto", env))
     queue_of = {id(one): seen for one, seen in zip(readings, queues.of, strict=True)}
     rows = []

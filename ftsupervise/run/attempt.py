@@ -30,11 +30,11 @@ from ftsupervise.run.job_end import EndFollower, JobEnd
 from ftsupervise.run.lighthouse_wait import wait_for_lighthouse
 from ftsupervise.run.log_follower import LogFollower
 from ftsupervise.run.lost_host import note_lost_host
-from ftsupervise.run.progress_pages import ProgressWriter, seen_by
+from ftsupervise.run.progress_pages import OnHang, ProgressWriter, seen_by
 from ftsupervise.run.quorum import QuorumWatcher
 from ftsupervise.run.snapshots import SnapshotKeeper
 from ftsupervise.run.states import State
-from ftsupervise.rundir import ledger, members
+from ftsupervise.rundir import ledger, members, progress
 from ftsupervise.rundir.began import write_began
 from ftsupervise.rundir.fence import superseded
 from ftsupervise.rundir.heartbeat_page import ENV_PAGES
@@ -64,7 +64,7 @@ from ftsupervise.rundir.paths import (
 from ftsupervise.rundir.reached import keep_reached
 from ftsupervise.scheduler.allocation import Allocation
 from ftsupervise.scheduler.parse import is_away, is_srun
-from ftsupervise.truth import GIVEN_UP, Resumed
+from ftsupervise.truth import GIVEN_UP, HANG, Resumed
 from ftsupervise.warm.restarts import WarmStart
 
 # The command's environment: its run, its attempt, its folders, and the needs of its launchers.
@@ -278,8 +278,9 @@ def run_to_end(to: Services, now: RunProgress) -> RunProgress:
     area = now.fence.area if now.fence is not None else None
     before = float(to.options.guard.get("STOP_BEFORE", "0") or 0)
     end = EndFollower(to.job, mine.folder, before, partial(tell, mine.folder / "run.log"))
+    on_hang = partial(_on_hang, to.options, one, now.restarts, Observes(to.options.rundir, to.options.observe))
     seen = start_over.FirstStep(
-        lambda: seen_by(to.agents.table, one.left.hang),
+        lambda: seen_by(to.agents.table, one.left.hang, on_hang),
         partial(start_over.tell_a_start_over, place_of(to), mine.number, one.say),
         mine.folder,
     )
@@ -400,6 +401,20 @@ def _monitor(to: Services, mine: Claim, follower: LogFollower, quorum: QuorumWat
     return HangMonitor(
         Detector(to.options.hang, to.past), lambda: follower.believed(newest()), to.agents.ask, mine.folder, quorum.seen
     )
+
+
+def _on_hang(options: Options, one: RunningCommand, restarts: int, observes: Callable[[str], bool]) -> OnHang:
+    """Return what is done about a hang of this attempt, for its page."""
+    if options.hang is None:
+        return OnHang(progress.OFF)
+    if not options.end_hung:
+        return OnHang(progress.LEFT)
+    if observes(HANG):
+        return OnHang(progress.TOLD)
+    if one.monitor is None or not one.may_hang:  # it is to stop anyway: nobody looks
+        return OnHang()
+    does = progress.RESTARTS if restarts < options.budgets.in_place else progress.ENDS
+    return OnHang(does, one.monitor.hangs_at)
 
 
 def _may_come_of_its_start(ended: End) -> bool:

@@ -173,7 +173,7 @@ class RunningCommand:
         if self.now.ending is not None:
             return max(0.0, self.now.ending.kill_at - now)
         bounds = [_LISTEN] if self._listens or self.asked.job.announced is not None else []
-        bounds += [self.monitor.due - now] if self.monitor is not None and self._may_hang else []
+        bounds += [self.monitor.due - now] if self.monitor is not None and self.may_hang else []
         bounds += [self.now.unheard.again - now] if self.now.unheard is not None and self.now.state in _ON else []
         stop_at = self._stop_at()
         bounds += [stop_at - now] if stop_at is not None else []
@@ -185,7 +185,7 @@ class RunningCommand:
         return self.asked.options.budgets.in_place > 0 and self.asked.ends_with_a_rank and self.output.is_file
 
     @property
-    def _may_hang(self) -> bool:
+    def may_hang(self) -> bool:
         """Return whether the command is looked at for a hang: not while it is to stop anyway."""
         raised = self.watcher is not None and self.watcher.seen.kill_since is not None
         return self.now.state is AttemptState.RUNNING and not raised
@@ -221,7 +221,7 @@ class RunningCommand:
             self._move(AttemptEvent.RANK_DIED, ending=Ending(max(now, since + _VICTIMS), died_at=now))
             self.say(f"{death.words()}: the other ranks have {_VICTIMS:g} s to leave")
             return
-        if self._may_hang:
+        if self.may_hang:
             self.look_for_a_hang()
 
     def look_for_a_hang(self) -> None:

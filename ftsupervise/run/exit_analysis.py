@@ -271,6 +271,7 @@ def plain(data: bytes) -> str:
     return printable_lines(text.replace("\r\n", "\n").replace("\r", "\n"))
 
 
+_RAISED = 300  # characters
 _OF_ONE_RANK = (CauseKind.HOST_MEMORY, CauseKind.GPU_MEMORY, CauseKind.NOT_A_NUMBER, CauseKind.DIVERGES)
 
 
@@ -283,6 +284,8 @@ def why_stopped(attempt: Path, seen: Reached) -> tuple[Cause | None, Reached]:
     if not said.cause:
         return None, seen
     found = read_cause({}, said.cause)
+    if found.kind is CauseKind.KILL_SWITCH:  # who raised it, and why: it may be down when somebody asks
+        found = found._replace(text=printable(said.reason.removeprefix(said.cause), _RAISED).lstrip(" :"))
     if found.kind not in _OF_ONE_RANK:
         return found, seen
     if found.kind.value in (NOT_A_NUMBER, DIVERGES) and (seen.trouble is None or not seen.trouble.stops):

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from datetime import datetime, timezone
 from pathlib import Path
 from statistics import median
+from typing import NamedTuple
 
 from ftsupervise.model import Claim
 from ftsupervise.ranks.hang_detector import JITTER, HangVerdict
@@ -38,7 +39,16 @@ _TRAIN = "train"  # the phase
 _APART = 60.0  # seconds between two of the steps that are kept for the rate of the last hour
 
 
-def seen_by(table: RankTable, left: HangVerdict | None = None) -> ProgressPage | None:
+class OnHang(NamedTuple):
+    """What is done about a hang: one of ``ON_HANG``, and from when on (monotonic seconds) the present standstill is one."""
+
+    does: str = ""
+    at: float | None = None
+
+
+def seen_by(
+    table: RankTable, left: HangVerdict | None = None, on_hang: Callable[[], OnHang] = OnHang
+) -> ProgressPage | None:
     """Return the progress of the ranks as they last reported; None where none has. ``left``: a hang that was left alone."""
     states, tally = table.newest(), table.tally()
     if not states:
@@ -50,6 +60,7 @@ def seen_by(table: RankTable, left: HangVerdict | None = None) -> ProgressPage |
     ahead = max((step for step in (ahead, tally.last) if step is not None), default=None)
     step = slow.step if slow is not None and len(stepping) == len(states) else None
     behind = slow is not None and ahead is not None and ahead - (slow.step or 0) >= _BEHIND
+    hang = on_hang()
     goes_on = left is None or any(max(one.stepped, one.beaten) > left.since + JITTER for one in states)
     return ProgressPage(
         at=datetime.fromtimestamp(at, timezone.utc),
@@ -67,6 +78,8 @@ def seen_by(table: RankTable, left: HangVerdict | None = None) -> ProgressPage |
         loss=tally.loss,
         last_step=tally.last_step,
         hung="" if left is None or goes_on else cause_of(left).hang_words(),
+        on_hang=hang.does,
+        hang_at=None if hang.at is None else round(at + (hang.at - now), 3),
     )
 
 

@@ -14,6 +14,9 @@ from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.records import EPOCH, read_record, write_json
 
 PROGRESS = "progress.json"  # in an attempt's directory
+# what a supervisor does about a hang: it starts it again in place; ends it, for the next job; tells it only; leaves it running
+# and says so; does not look for one
+RESTARTS, ENDS, TOLD, LEFT, OFF = ON_HANG = ("restarts", "ends", "told", "left", "off")
 
 
 class ProgressPage(NamedTuple):
@@ -36,6 +39,8 @@ class ProgressPage(NamedTuple):
     usual: float | None = None  # the same over the run
     steady: float | None = None  # the same over the last hour in which it trained; None before there was one
     hung: Annotated[str, 500] = ""  # the hang that the detector has found and left alone, in words
+    on_hang: Annotated[str, 20] = ""  # one of ``ON_HANG``; "": not known
+    hang_at: float | None = None  # epoch seconds: the present standstill is a hang then, unless something moves
     loss: float | None = None
     last_step: int | None = None  # the one after which the training is complete, where the loop said so
 

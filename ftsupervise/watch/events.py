@@ -144,7 +144,7 @@ def _end(attempt: Attempt, raised: str) -> list[Event]:
     if attempt.cause is None or attempt.cause.kind is not CauseKind.KILL_SWITCH:
         return []
     step = f" at step {attempt.last_step}" if attempt.last_step is not None else ""
-    words = ", ".join(filter(None, ("kill switch", raised, attempt.note)))
+    words = ", ".join(filter(None, ("kill switch", raised or attempt.cause.text, attempt.note)))
     did = "stopped" if attempt.source == OUTPUT else "saved and stopped"
     text = f"attempt {attempt.number} {did}{step}: {words}"
     meaning = "Queued members leave at once; nothing trains until the switch is cleared and the run launched again."

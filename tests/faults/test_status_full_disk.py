@@ -9,9 +9,11 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 from ftsupervise.host import processes
+from ftsupervise.rundir.heartbeat_page import write_watcher
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.progress import ProgressPage, write_progress
 from ftsupervise.rundir.records import write_json
+from ftsupervise.rundir.watched import read_found, write_found
 from tests.neighbours.prepared_trouble import fill, trouble
 from tests.neighbours.supervised import outside_a_job
 from tests.neighbours.typed import typed
@@ -66,3 +68,23 @@ def test_status_alone_says_that_a_run_stands_on_a_full_disk_since_when_and_what_
     assert "  said      20" in said and "waiting up to 600 s for space" in said
     assert re.search(r"watch     last tick 6m( \d+s)? ago, the next was due 5m( \d+s)? ago", said), said
     assert "  rate " not in said
+
+
+def test_a_watch_whose_pages_lie_on_a_full_disk_is_not_called_late_for_it(
+    mounted: Callable[..., Path], tmp_path: Path
+) -> None:
+    place = mounted("-t", "tmpfs", "-o", "size=4m", "small")
+    one = trouble("standing on a full disk", tmp_path, place)
+    for page in (one.rundir.watch / "watchers").iterdir():
+        page.unlink()
+    found = read_found(one.rundir)
+    assert found is not None
+    long_ago = found.at - timedelta(minutes=60)
+    write_watcher(one.rundir, long_ago, timedelta(seconds=60))
+    write_found(one.rundir, found._replace(at=long_ago))
+    late = one.status()
+    assert re.search(r"watch     last tick .*: LATE", late) and "ftsupervise watch --every 60s" in late, late
+    fill(place)
+    said = one.status()
+    assert "pages cannot be written to a full disk: whether it looks is not known" in said, said
+    assert "LATE" not in said and "ftsupervise watch --every 60s" not in said

@@ -163,8 +163,9 @@ def test_a_squeue_that_sleeps_leaves_launch_with_a_sentence_and_nothing_submitte
     place.program("scontrol", "sleep 300")
     place.program("sbatch", f"touch {tmp_path}/submitted; exit 1")
     ended, said, seconds = place.type("launch", str(tmp_path / "ftsupervise.yaml"))
-    assert (ended, seconds < BOUND) == (69, True), said
-    assert "squeue" in said, said
+    within = time_limit.BOUNDS["launch"].seconds  # it is typed once, and a Slurm that is slow is waited for
+    assert (ended, seconds < within) == (69, True), said
+    assert "squeue" in said and "nothing was changed" in said, said
     assert not (tmp_path / "submitted").exists()
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,8 @@ import pytest
 from ftsupervise.model import JobState
 from ftsupervise.probe import Probe
 from ftsupervise.rundir import fence
+from ftsupervise.rundir.progress import ProgressPage, write_progress
+from ftsupervise.rundir.records import write_json
 from ftsupervise.truth import Health
 from tests.neighbours.patience import wait_until
 
@@ -119,6 +123,34 @@ def test_chatter_in_the_log_is_not_progress(tmp_path: Path, probe: Probe) -> Non
         found = watched.look("hang")["progress"]
     assert found.health is Health.BAD
     assert "step 5" in found.summary
+
+
+def test_the_alert_says_whether_its_supervisor_ends_the_hang_and_what_to_type(tmp_path: Path, probe: Probe) -> None:
+    watched = Watched(tmp_path, "{}", probe=probe)
+    watched.beat(5, age=90_000)
+    folder = watched.rundir.attempt(1)
+    folder.mkdir(parents=True)
+    at = datetime.now(timezone.utc)
+    write_json(folder / "start.json", {"attempt": 1, "at": (at - timedelta(days=2)).isoformat(), "host": "node-9"})
+    os.utime(folder / "start.json", (at.timestamp() - 172_800,) * 2)
+    last = "scancel 7_1  (no other job waits: launch it again, and it goes on from the last checkpoint)"
+    ends = rf"its supervisor restarts it at \S+ UTC, in [\dms ]+, unless it moves; without waiting for that: {re.escape(last)}"
+    acts = f"ftsupervise observe --off --only hang {watched.rundir.root}"
+    told = f"nothing ends it by itself, because a hang is only told: {acts}"
+    for does, hangs_at, words in (
+        ("restarts", at.timestamp() + 120, ends),
+        ("told", None, f"{re.escape(told)}, or {re.escape(last)}"),
+        ("off", None, f"nothing ends it by itself, because launch.restart.hang is off: {re.escape(last)}"),
+        ("", None, re.escape(last)),
+    ):
+        write_progress(folder, ProgressPage(at=at, ranks=1, step=5, on_hang=does, hang_at=hangs_at))
+        assert re.fullmatch(words, watched.look("hang")["progress"].do), watched.look("hang")["progress"].do
+    (folder / "progress.json").write_text("[" * 100)
+    assert watched.look("hang")["progress"].do == last, "a page that cannot be read says nothing"
+    watched.jobs = (watched.job(JobState.RUNNING), watched.job(JobState.PENDING))
+    assert watched.look("hang")["progress"].do.endswith(
+        "(the next member of the chain goes on from the last checkpoint)"
+    )
 
 
 @pytest.mark.parametrize("state", [JobState.PENDING, JobState.COMPLETING, JobState.SUSPENDED, JobState.CONFIGURING])

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from ftsupervise.host.ownership import shown_user
 from ftsupervise.sandbox import Sandbox
 from tests.slurm.ring_scene import EXAMPLE, Scene
 
@@ -60,7 +61,9 @@ def test_a_kill_switch_ends_an_array_of_ten_and_nothing_is_trained_after_it_was_
     assert f"no longer needed: saving and stopping at step {stopped['step']}" in here.log()
     assert here.log().count("the kill switch is up") >= 9, "each of the others says so at its gate"
     assert [path.name for path in here.rundir.checkpoints.glob("step-*")] == [f"step-{stopped['step']:08d}"]
-    assert [attempt.words for attempt in here.attempts()] == ["kill switch"]
+    assert [attempt.words for attempt in here.attempts()] == [
+        f"kill switch: raised by {shown_user()}: no longer needed"
+    ]
     states = jobs(here)
     assert len([line for line in states if "COMPLETED" in line]) == 10, states
     for line in states:  # each queued member left by itself, quickly

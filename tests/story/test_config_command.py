@@ -48,6 +48,27 @@ def test_check_says_fine_and_where_the_run_lives(tmp_path: Path, environ: dict[s
 
 
 @pytest.mark.parametrize(
+    ("hang", "noted"),
+    [
+        ("{at_least: 1h}", True),
+        ("{at_least: 5m}", True),
+        ("{at_least: 4m}", False),
+        ("{factor: 4}", False),
+        ("null", False),
+    ],
+)
+def test_check_says_where_the_other_groups_end_themselves_before_a_hung_one_is_ended(
+    tmp_path: Path, environ: dict[str, str], hang: str, noted: bool
+) -> None:
+    launch = f"{{command: python train.py, nodes: 1, replica_groups: {{count: 4}}, restart: {{hang: {hang}}}}}"
+    (tmp_path / "ftsupervise.yaml").write_text(f"name: x\nlaunch: {launch}\n")
+    done = config("check", environ=environ, cwd=tmp_path)
+    assert done.returncode == 0
+    sentence = "note: launch.restart.hang.at_least: the other groups end themselves when they have waited 10m"
+    assert (sentence in done.stderr) is noted, done.stderr
+
+
+@pytest.mark.parametrize(
     ("content", "code", "sentence"),
     [
         (None, 66, "no ftsupervise.yaml in this directory"),

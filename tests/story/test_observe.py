@@ -50,6 +50,8 @@ def test_a_hang_is_told_and_left_alone_and_that_it_went_on_is_told_too(run: Supe
     said = until(lambda: (words := status(run)) * ("HUNG" in words), "the page of the progress, a moment later")
     assert "observes  only told: hang (ftsupervise observe --off" in said, said
     assert "it still stands" in said, said
+    assert "; nothing ends it by itself, because a hang is only told)" in said.splitlines()[0]
+    assert f"do        ftsupervise observe --off --only hang {run.rundir.root} " in said
     os.kill(run.ranks(2)[1], signal.SIGCONT)
     assert one.wait(60) == 0
     (first,) = run.attempts()

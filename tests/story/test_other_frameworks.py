@@ -6,6 +6,7 @@ DeepSpeed where it is installed. Megatron-LM needs a GPU: a stand-in has its loo
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -15,12 +16,14 @@ import pytest
 
 from ftsupervise.model import Attempt
 from ftsupervise.rundir.heartbeat_page import read_beats
+from ftsupervise.rundir.switches import read_finished
 from tests.manual.blocks import marked
 from tests.neighbours.supervised import SupervisedRun
 
+PAGE = Path(__file__).parents[2] / "docs" / "frameworks.md"
 # The parts of megatron/training/training.py that the hook meets: a signal that is noted, and a decision after each iteration.
 MEGATRON = """
-import os, signal, time
+import os, signal, sys, time
 
 received = []
 signal.signal(signal.SIGTERM, lambda number, frame: received.append(number))  # --exit-signal-handler
@@ -54,7 +57,7 @@ def train(last):
         time.sleep(0.02)
         iteration += 1
         if checkpoint_and_decide_exit(None, None, None, iteration, 0, {}, None, iter_log=None):
-            return
+            sys.exit()
 """
 
 
@@ -66,7 +69,10 @@ def megatron(tmp_path: Path) -> Path:
         (tmp_path / "megatron" / name / "__init__.py").touch()
     (folder / "training.py").write_text(MEGATRON)
     (hook,) = marked("run", "megatron")
-    (tmp_path / "pretrain.py").write_text(hook.text + "\ntraining.train(100_000)\n")
+    behind = re.search(r"^Behind `pretrain\(…\)` goes `(.+?)`", PAGE.read_text(), re.M)
+    assert behind is not None
+    program = f"{hook.text}\nimport sys\ntraining.train(int(sys.argv[1]))\n{behind[1]}\n"
+    (tmp_path / "pretrain.py").write_text(program)
     return tmp_path
 
 
@@ -78,7 +84,7 @@ def test_megatron_saves_and_leaves_when_a_switch_is_raised(run: SupervisedRun, m
     save, kill = (run.rundir.switches / f"{name}-switch" for name in ("save", "kill"))
     for switch in (save, kill):
         mine = str(len(run.attempts()) + 1)
-        one = run.start(sys.executable, "pretrain.py")
+        one = run.start(sys.executable, "pretrain.py", "100000")
         until(lambda number=mine: any(beat.facts["attempt"] == number for beat in read_beats(run.rundir)), "a step", 60)
         switch.touch()
         assert one.wait(60) == 0
@@ -87,6 +93,13 @@ def test_megatron_saves_and_leaves_when_a_switch_is_raised(run: SupervisedRun, m
         assert not attempt(run).failure
     assert not save.exists()
     assert f"begins at {run.attempts()[0].last_step}" in run.members[1].said()
+
+
+def test_a_megatron_training_that_is_complete_finishes_the_run(run: SupervisedRun, megatron: Path) -> None:
+    assert run.start(sys.executable, "pretrain.py", "30").wait(60) == 0
+    mark = read_finished(run.rundir)
+    assert mark is not None and mark.step == 30
+    assert attempt(run).words == "finished"
 
 
 @pytest.mark.torch

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from ftsupervise.rundir.progress import ENDS, LEFT, OFF, RESTARTS, ProgressPage, read_progress
 from tests.neighbours.supervised import SupervisedRun
 
 Until = Callable[..., Any]
@@ -51,6 +52,28 @@ def test_a_stopped_rank_is_named_its_stacks_are_kept_and_the_run_goes_on_from_it
     assert "the process is stopped; it answers when it continues" in run.evidence("rank-1.txt")
     assert re.search(r"in all_reduce$", run.evidence("rank-0.txt"), re.M), "where the other one waits"
     assert "State:\tT (stopped)" in run.evidence("rank-1.txt")
+
+
+@pytest.mark.parametrize(
+    ("words", "does"),
+    [(("--in-place", "5", "--hang", "120"), RESTARTS), (("--hang", "120"), ENDS), ((), LEFT), (("--hang", "off"), OFF)],
+)
+def test_the_page_of_a_run_says_what_becomes_of_a_standstill_and_when(
+    run: SupervisedRun, until: Until, words: tuple[str, ...], does: str
+) -> None:
+    run.start(*words, "--", *train("os.kill(os.getpid(), signal.SIGSTOP)"))
+
+    def stands() -> ProgressPage | None:
+        page = read_progress(run.rundir, 1)
+        stopped = page is not None and page.step == 74 and (page.stepped or 0.0) > 2
+        return page if stopped and page.on_hang and (page.hang_at or does not in (RESTARTS, ENDS)) else None
+
+    page = until(stands, "a page of the standstill", 60)
+    assert page.on_hang == does
+    if does in (RESTARTS, ENDS):
+        assert page.hang_at - page.active_at == pytest.approx(60, abs=5), "half of --hang for a rank that is stopped"
+    else:
+        assert page.hang_at is None
 
 
 def test_a_rank_that_sleeps_outside_the_collective_is_named_by_its_stack(run: SupervisedRun) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ftsupervise.config.schema import Launch
+from ftsupervise.host.ownership import shown_user
 from ftsupervise.launch.plan import train_command
 from ftsupervise.model import Attempt
 from ftsupervise.rundir.switches import read_brake
@@ -167,7 +168,10 @@ def test_a_kill_switch_is_obeyed_by_a_loop_that_lives_and_nothing_is_restarted(r
     one.until_said("from 1")
     (run.rundir.switches / "kill-switch").touch()
     assert one.wait(30) == 0
-    assert [a.words for a in run.attempts()] == ["kill switch"]
+    (attempt,) = run.attempts()
+    assert attempt.words == f"kill switch: raised by {shown_user()}", (
+        "it is said of the attempt when the switch is down"
+    )
 
 
 def test_killed_itself_it_leaves_nothing_running_and_the_next_one_counts_it_as_lost(

@@ -104,6 +104,19 @@ def test_a_run_that_never_began_names_the_log_that_its_settings_name(rundir: Run
     assert seen.why.endswith(f"tail {rundir.logs}/*")
 
 
+def test_what_an_attempt_before_has_saved_is_the_newest_checkpoint_of_one_that_loaded_nothing(
+    rundir: RunDir, tmp_path: Path
+) -> None:
+    (tmp_path / "ftsupervise.yaml").write_text(SETTINGS)
+    rundir.config.write_text(SETTINGS)
+    parts = {"kind": "cancelled or preempted", "signal": 15}
+    attempt(rundir, 1, 1, cause="cancelled or preempted (SIGTERM)", parts=parts, last_step=23, saved=23)
+    attempt(rundir, 2, 2, cause="cancelled or preempted (SIGTERM)", parts=parts)
+    said = type_in(tmp_path, "status", ".").stdout
+    assert "saved     step 23" in said and "(it goes on from step 23)" in said
+    assert "| Checkpoint at step | **23** |" in type_in(tmp_path, "report", ".", "--markdown").stdout
+
+
 def test_equal_ends_are_shown_once_with_their_times_and_after_a_cancel_nothing_failed(
     rundir: RunDir, tmp_path: Path
 ) -> None:

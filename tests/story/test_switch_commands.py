@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,8 +13,13 @@ from typing import Any
 
 import pytest
 
+from ftsupervise.cli.switches import DELAY
+from ftsupervise.model import GUARD
+from ftsupervise.rundir.ledger import ledger
 from ftsupervise.rundir.paths import RunDir
-from ftsupervise.rundir.switches import KILL, SAVE, read_brake, read_switch
+from ftsupervise.rundir.switches import KILL, SAVE, clear_switch, read_brake, read_switch
+from tests.neighbours.patience import wait_until
+from tests.neighbours.supervised import SupervisedRun
 from tests.neighbours.typed import typed
 
 
@@ -32,7 +38,7 @@ def test_save_raises_the_switch_and_says_what_happens_and_how_to_undo(rundir: Ru
     done = ftsupervise("save", str(rundir.root), "--why", "before the move")
     assert done.returncode == 0
     assert read_switch(rundir, SAVE).why == "before the move"
-    assert "60 s at worst" in done.stdout
+    assert "No attempt of it runs now. The next one with a guard saves at its first step" in done.stdout
     assert f"ftsupervise clear {rundir.root}" in done.stdout
 
 
@@ -71,6 +77,39 @@ def test_the_first_reason_stays(rundir: RunDir) -> None:
     assert done.returncode == 0
     assert "up already" in done.stdout and "first" in done.stdout
     assert read_switch(rundir, KILL).why == "first"
+
+
+GUARDED = """
+import time
+from ftsupervise import Guard
+
+guard = Guard()
+for step in range(10_000):
+    if guard.step(step).stop:
+        break
+    time.sleep(0.05)
+"""
+
+
+def test_in_the_first_seconds_of_an_attempt_no_guard_is_assumed_and_none_denied(run: SupervisedRun) -> None:
+    run.start("--stop-within", "120", "--", "sleep", "600")
+    wait_until(lambda: ledger(run.rundir), "the attempt")
+    began = r"attempt 1 began \d\S* ago, and it is not known yet whether a guard is in it"
+    saved = ftsupervise("save", str(run.rundir.root)).stdout
+    assert re.search(rf"is up; {began}\.\nWith a guard it saves at the next step", saved), saved
+    assert "nothing hears a save, and the switch stays up." in saved
+    killed = ftsupervise("kill", "--yes", str(run.rundir.root)).stdout
+    assert re.search(rf"is up; {began}\.\nWith a guard it saves and stops at the next step", killed), killed
+    assert "Without one, unless its command looks at the switch, it is ended by SIGTERM in 2m, with" in killed
+
+
+def test_a_guard_that_reports_is_said_to_save_and_an_attempt_that_is_over_is_not(run: SupervisedRun) -> None:
+    member = run.start("--", sys.executable, "-c", GUARDED)
+    wait_until(lambda: any(one.source == GUARD for one in ledger(run.rundir)), "its guard")
+    assert f"is up. It saves and stops {DELAY}." in ftsupervise("kill", "--yes", str(run.rundir.root)).stdout
+    member.wait(60)
+    clear_switch(run.rundir, KILL)
+    assert "is up. No attempt of it runs now." in ftsupervise("kill", "--yes", str(run.rundir.root)).stdout
 
 
 def test_clear_takes_down_one_or_both_and_says_which(rundir: RunDir) -> None:
@@ -140,3 +179,21 @@ def test_kill_ends_the_process_of_a_local_chain_that_the_brake_holds(tmp_path: P
     until(
         lambda: json.loads(state.read_text())["state"] in ("COMPLETED", "FAILED", "CANCELLED"), "the end of the chain"
     )
+
+
+def test_launch_promises_no_save_of_a_script_that_has_no_guard(tmp_path: Path) -> None:
+    env = {"FTSUPERVISE_STATE_DIR": str(tmp_path / "state")}
+    for name, program in {"plain": "import time\n", "guarded": "from ftsupervise import Guard\n"}.items():
+        place = tmp_path / name
+        place.mkdir()
+        (place / "train.py").write_text(program)
+        command = f"{sys.executable} train.py"
+        settings = (
+            f"name: {name}\nscheduler: local\nlaunch: {{command: {command}, jobs: 1, restart: {{stop_within: 3m}}}}\n"
+        )
+        (place / "ftsupervise.yaml").write_text(settings)
+        said = typed("launch", folder=place, code=0, **env).stdout
+        typed("kill", "--yes", folder=place, **env)
+        stops = "(saves first; anyone" if name == "guarded" else "(SIGTERM after 3m; anyone"
+        assert f"kill-switch   {stops} in the group may)" in said
+        assert ("  save now  " in said) is (name == "guarded")

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from ftsupervise.host import processes
+from ftsupervise.host.ownership import shown_user
 from tests.neighbours.supervised import SupervisedRun, alive
 
 Until = Callable[..., Any]
@@ -100,7 +101,10 @@ def test_the_second_attempt_is_warm_and_at_the_end_nothing_is_left(ring: Callabl
     assert one.standby() == standby
     (one.rundir.switches / "kill-switch").touch()
     assert one.process.wait(60) == 0
-    assert [page.words for page in one.run.attempts()] == ["exit 3", "exit 3", "kill switch"]
+    assert [page.words for page in one.run.attempts()] == [
+        *("exit 3", "exit 3"),
+        f"kill switch: raised by {shown_user()}",
+    ]
     until(lambda: not alive(standby), "the standby's end")
     print(re.findall(r"^attempt \d pid .*", one.said(), re.M))
 

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from ftsupervise.model import Attempt, Job, JobState
+from ftsupervise.report.account import account
+from ftsupervise.report.headline import RunPresent, headline_of
 from ftsupervise.report.pace_word import pace_word
 from ftsupervise.report.queues import QueueSeen
 from ftsupervise.report.reading import RunReading, WatchSeen
@@ -15,7 +17,7 @@ from ftsupervise.report.row import row_of
 from ftsupervise.report.verdict import verdict_of
 from ftsupervise.run.progress_pages import HourOfTraining, pause_after
 from ftsupervise.rundir.paths import RunDir
-from ftsupervise.rundir.progress import ProgressPage
+from ftsupervise.rundir.progress import ENDS, OFF, RESTARTS, TOLD, ProgressPage
 from ftsupervise.rundir.watched import FiringAlert, WatchFound
 from ftsupervise.truth import Health, SwitchState
 
@@ -127,6 +129,46 @@ def test_what_the_hang_detector_has_left_alone_is_hung() -> None:
         at=NOW, ranks=8, step=700, phase="train", hung="rank 3 on node-1 makes no step; no progress for 9 s"
     )
     assert pace_word(seen(moved=0.5, page=page)) == ("HUNG", page.hung)
+
+
+ENDED_BY_ITSELF = {
+    (RESTARTS, 0.5): (True, "its supervisor restarts it at 12:00:30 UTC, in 30s, unless it moves"),
+    (RESTARTS, -0.1): (True, "its supervisor restarts it now, unless it moves"),
+    (ENDS, 40.0): (True, "its supervisor ends it at 12:40:00 UTC, in 40m, unless it moves"),
+    (RESTARTS, None): (True, "its supervisor restarts it once it is sure that it hangs"),
+    (TOLD, None): (False, "nothing ends it by itself, because a hang is only told"),
+    (OFF, None): (False, "nothing ends it by itself, because launch.restart.hang is off"),
+    ("", None): (None, ""),
+}
+
+
+@pytest.mark.parametrize(("does", "minutes"), ENDED_BY_ITSELF)
+def test_a_run_that_stands_says_whether_it_is_ended_by_itself_and_when(does: str, minutes: float | None) -> None:
+    by_itself, words = ENDED_BY_ITSELF[does, minutes]
+    at = None if minutes is None else ago(-minutes).timestamp()
+    page = ProgressPage(at=ago(0.1), ranks=8, step=700, phase="train", usual=0.1, saving=20.0, on_hang=does, hang_at=at)
+    switches = (SwitchState("kill-switch", Health.OK), SwitchState("save-switch", Health.OK))
+    runs = {
+        ("HUNG", "no progress for 50m, at step 700"): seen(moved=50, tick=None, page=page),
+        ("HUNG", HANG.summary): seen(HANG, moved=50, page=page),
+        ("STALLED", "no step for 9m, at step 700"): seen(moved=9, tick=None, page=page),
+    }
+    for (word, why), run in runs.items():
+        assert pace_word(run) == (word, f"{why}; {words}" if words else why)
+        row = row_of(run._replace(switches=switches), QueueSeen((JOB,)))
+        assert (row.verdict, row.ends_hang) == (word, by_itself)
+        head = headline_of(RunPresent(row, account((), (), NOW), job_id="88_1", restarts_hangs=True))
+        assert words in head.sentence
+        assert word != "HUNG" or head.next.startswith(
+            {True: "To end it now: ", False: "To restart it: ", None: "Its supervisor ends a hang"}[by_itself]
+        )
+    assert not pace_word(seen(moved=0.1, page=page)).why, "it does not stand"
+    assert row_of(seen(moved=0.1, page=page)._replace(switches=switches), QueueSeen((JOB,))).ends_hang is None
+
+
+def test_of_a_supervisor_that_is_not_heard_nobody_knows_what_it_does() -> None:
+    page = ProgressPage(at=ago(50), ranks=8, step=700, phase="train", on_hang=RESTARTS, hang_at=ago(-1).timestamp())
+    assert pace_word(seen(HANG, moved=50, page=page)).why == HANG.summary
 
 
 @pytest.mark.parametrize(("steady", "word"), [(0.061, "SLOW"), (0.08, ""), (None, "")])

@@ -14,7 +14,10 @@ from typing import TYPE_CHECKING, Any
 from ftsupervise.findings import Finding, Severity, Words
 from ftsupervise.model import Job, JobState
 from ftsupervise.probe import Entry, Listing
+from ftsupervise.rundir.hang_end import hang_end
 from ftsupervise.rundir.paths import FINISHED
+from ftsupervise.rundir.progress import PROGRESS, TOLD, ProgressPage
+from ftsupervise.rundir.records import decode, parse_object
 from ftsupervise.rundir.stalls import (
     START,
     TRAIN,
@@ -42,7 +45,7 @@ UNSEEN = WORDS._replace(do="use the guard in the training loop, or name the log:
 HUNG = Words(
     "The job holds its nodes and trains nothing. A loop that stands still does not see a kill or save switch.",
     _CHECK + "; py-spy dump on a node of squeue -j {job}",
-    "scancel {job}  (the next member of the chain goes on from the last checkpoint)",
+    "{end}scancel {job}  ({then})",
     Severity.CRITICAL,
 )
 _RESTING = {
@@ -201,18 +204,41 @@ def _hung(look: Look, signs: Signs, verdict: StallVerdict, job: Job | None, summ
     switch = _kill_switch_age(look)
     if switch is not None:
         summary += f"; the kill switch has been up for {show_duration(switch)}, and the loop does not see it"
+    waits = any(job.state.waiting for job in look.jobs or ())
+    goes_on = "goes on from the last checkpoint"
+    then = (
+        f"the next member of the chain {goes_on}" if waits else f"no other job waits: launch it again, and it {goes_on}"
+    )
     stands = [f"  {signal.name}: {signal.words}, {show_duration(signal.age or 0)} ago" for signal in signs.signals]
     return look.finding(
         "progress",
         Health.BAD,
         summary + doing,
         HUNG,
-        names={"job": job.id if job is not None else "JOBID"},
+        names={"job": job.id if job is not None else "JOBID", "end": _ends(look), "then": then},
         value=show_duration(verdict.age),
         limit=show_duration(verdict.bound),
         since=look.now - timedelta(seconds=min(verdict.age, 10**8)),
         detail="\n".join([*stands, *_laggards(signs)]) + clock,
     )
+
+
+def _ends(look: Look) -> str:
+    """Return what its supervisor does about it, as a clause before what to type."""
+    last = look.attempts[-1] if look.attempts else None
+    if last is None or last.ended is not None:
+        return ""
+    raw = look.probe.text(look.rundir.attempt(last.number) / PROGRESS)
+    try:
+        page = decode(ProgressPage, parse_object(raw), lenient=True) if isinstance(raw, bytes) else None
+    except ValueError:
+        return ""
+    end = hang_end(page, look.now)
+    if page is not None and page.on_hang == TOLD and end.words:
+        return f"{end.words}: ftsupervise observe --off --only hang {look.rundir.quoted()}, or "
+    if end.by_itself is None:
+        return ""
+    return f"{end.words}; without waiting for that: " if end.by_itself else f"{end.words}: "
 
 
 def _laggards(signs: Signs) -> list[str]:

@@ -1,0 +1,56 @@
+"""Asks Slurm's accounting how jobs have ended: nothing else that Slurm keeps tells who has cancelled one.
+
+Many clusters have none, or a database that does not answer: then nothing is known, and nothing is said.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from ftsupervise.host import bounded
+from ftsupervise.host.ownership import shown_user
+from ftsupervise.model import JobState
+from ftsupervise.printable import printable
+from ftsupervise.scheduler.parse import parse_state
+from ftsupervise.scheduler.slurm import clean_environment
+
+_ASK = 3.0  # seconds: what is said without it is true too
+_MOST = 100  # jobs of one question
+
+
+class JobEnded(NamedTuple):
+    """How a job has ended. ``by``: the account that cancelled it; "" where it was not cancelled, or nobody knows."""
+
+    state: JobState
+    by: str = ""
+
+
+def how_they_ended(jobs: Sequence[str], env: Mapping[str, str]) -> dict[str, JobEnded]:
+    """Return job -> its end, of those among the last hundred ``jobs`` that have ended. Never raises."""
+    if not jobs:
+        return {}
+    words = [
+        "sacct",
+        "--noheader",
+        "--parsable2",
+        "--allocations",
+        "--format=JobID,State",
+        f"--jobs={','.join(jobs[-_MOST:])}",
+    ]
+    asking = {key: value for key, value in clean_environment(env).items() if not key.startswith("SACCT_")}
+    try:
+        done = bounded.run(words, timeout=_ASK, env=asking)
+    except OSError:
+        return {}
+    return dict(_read(done.stdout)) if done.code == 0 else {}
+
+
+def _read(text: str) -> Iterator[tuple[str, JobEnded]]:
+    for line in text.splitlines():
+        job, bar, said = line.strip().partition("|")
+        state = parse_state(said)
+        if bar and state.ended and state is not JobState.OTHER:
+            _, _, by = said.partition(" by ")
+            by = by.strip()
+            yield job, JobEnded(state, shown_user(int(by)) if by.isascii() and by.isdigit() else printable(by, 100))
