@@ -44,6 +44,7 @@ KINDS = {
 }
 _SPEAKS = frozenset(("STALLED", "SILENT", "HUNG", "GONE"))  # states in which the supervisor's last line is shown
 _A_DAY = 86400
+_TORN = 3  # attempts whose torn checkpoints are shown
 _WOULD = 3  # decisions that were only told
 _FEWEST_SECONDS = 60  # a younger run has no timeline
 
@@ -282,6 +283,9 @@ def _saved(found: RunDetail) -> Iterator[str]:
         reasons = Counter(one.reason for one in found.aside)
         for reason, times in reasons.most_common(3):
             yield f"  aside     {count(times, 'checkpoint')} set aside: {printable(reason, 200)}"
+    for attempt in found.status.attempts[-_TORN:]:
+        for one in attempt.torn:
+            yield f"  torn      before attempt {attempt.number}: {printable(f'{one.words()}; {one.then()}', 900)}"
 
 
 def _resumes(seen: Status) -> Iterator[str]:
