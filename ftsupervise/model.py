@@ -82,6 +82,7 @@ class CauseKind(str, Enum):
     TOLD = "asked to stop (SIGTERM)"  # the guard's word, before it is known what for
     CANCELLED = "cancelled or preempted"
     PREEMPTED = "preemption"
+    REQUEUED = "put back into the queue"  # by ``scontrol requeue``
     INTERRUPTED = "interrupted"
     SUPERSEDED = "superseded"
     LOST = "ended without a record"  # no end on record, and its process is gone

@@ -245,11 +245,19 @@ class TornSave(NamedTuple):
         return f"{name} is torn: {self.why}; attempt {self.attempt} ended while it was saved; {good}"
 
     def then(self) -> str:
-        """Return what was done about it, and the command for the opposite."""
+        """Return what was done about it, and the command for the opposite, which may be long."""
         from shlex import quote  # here: a rank that starts has no need of it
 
         if self.aside:
             return f"it is set aside; to bring it back: mv -T {quote(self.aside)} {quote(self.path)}"
+        return self.now()
+
+    def now(self) -> str:
+        """Return where it is now; the command that sets it aside where it stays."""
+        from shlex import quote  # as above
+
+        if self.aside:
+            return f"it is set aside: {self.aside}"
         return f"it stays: {self.stays}; to set it aside: ftsupervise checkpoints set-aside {quote(self.path)}"
 
 

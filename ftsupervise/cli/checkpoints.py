@@ -193,7 +193,7 @@ def anew(run: str | None, reason: str) -> None:
 
 
 @checkpoints.command("set-aside")
-@click.argument("checkpoint", type=click.Path(exists=True))
+@click.argument("checkpoint", type=click.Path())
 @click.option("--reason", default="as somebody asked", metavar="TEXT", help="Why, for those who find it set aside.")
 def one_aside(checkpoint: str, reason: str) -> None:
     """Set CHECKPOINT aside, a folder or a file, so that a loader that takes the newest one takes the one before.

@@ -283,9 +283,14 @@ def _saved(found: RunDetail) -> Iterator[str]:
         reasons = Counter(one.reason for one in found.aside)
         for reason, times in reasons.most_common(3):
             yield f"  aside     {count(times, 'checkpoint')} set aside: {printable(reason, 200)}"
-    for attempt in found.status.attempts[-_TORN:]:
-        for one in attempt.torn:
-            yield f"  torn      before attempt {attempt.number}: {printable(f'{one.words()}; {one.then()}', 900)}"
+    torn = [(one.number, each) for one in found.status.attempts[-_TORN:] for each in one.torn]
+    if aside := [(number, one) for number, one in torn if one.aside]:
+        number, one = aside[-1]
+        more = f"; {len(aside) - 1} more: ftsupervise checkpoints list" if len(aside) > 1 else ""
+        yield f"  torn      before attempt {number}: {printable(f'{one.words()}; {one.now()}', 900)}{more}"
+    for number, one in torn[-1:]:
+        if not one.aside:
+            yield f"  torn      before attempt {number}: {printable(f'{one.words()}; {one.now()}', 900)}"
 
 
 def _resumes(seen: Status) -> Iterator[str]:

@@ -122,15 +122,13 @@ def _damaged(attempt: Attempt) -> list[Event]:
 def _torn(attempt: Attempt, before: Attempt | None) -> list[Event]:
     """Return an event for each checkpoint that was torn when the attempt began. One that stays is told once in a row."""
     known = {(one.path, one.aside) for one in before.torn} if before is not None else set()
-    meaning = (
-        "Nothing is deleted. Where it stays, a loader that takes the newest checkpoint crashes on it in each attempt."
-    )
+    meaning = "Nothing is deleted: ftsupervise checkpoints list. Where it stays, a loader that takes the newest crashes on it."
     return [
         Event(
             EventKind.DAMAGED,
             f"torn-{attempt.number}-{place}",
             attempt.started,
-            f"before attempt {attempt.number}: {one.words()}; {one.then()}",
+            f"before attempt {attempt.number}: {one.words()}; {one.now()}",
             meaning,
             attempt.number,
         )
