@@ -19,6 +19,7 @@ from ftsupervise.truth import (
     OutputPart,
     PercentReached,
     Resumed,
+    TornSave,
 )
 from ftsupervise.units import show_duration
 
@@ -81,6 +82,7 @@ class CauseKind(str, Enum):
     TOLD = "asked to stop (SIGTERM)"  # the guard's word, before it is known what for
     CANCELLED = "cancelled or preempted"
     PREEMPTED = "preemption"
+    REQUEUED = "put back into the queue"  # by ``scontrol requeue``
     INTERRUPTED = "interrupted"
     SUPERSEDED = "superseded"
     LOST = "ended without a record"  # no end on record, and its process is gone
@@ -317,6 +319,7 @@ class Attempt(NamedTuple):
     source: str = ""  # who told the steps: one of ``SOURCES``; "": not known
     epoch: int | None = None  # at the first step, where the output says so
     written: LeftCheckpoint | None = None  # None where it has a guard, or nobody has looked
+    torn: tuple[TornSave, ...] = ()  # checkpoints that were torn when it began
     unread: str = ""  # where no step was found in its output: in words
     percent: PercentReached | None = None  # where it prints a share of its work, and no step
     begun_again: int = 0  # how often Slurm had put its job back into the queue and begun it again by then

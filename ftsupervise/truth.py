@@ -228,6 +228,39 @@ class LeftCheckpoint(NamedTuple):
     how: Annotated[str, 300] = ""  # in which way, or why not
 
 
+class TornSave(NamedTuple):
+    """A checkpoint whose save was cut off, as an attempt found it before its command began. ``words()`` renders it."""
+
+    path: Annotated[str, 4096] = ""
+    why: Annotated[str, 2000] = ""  # a clause
+    attempt: int = 0  # that ended while it was saved
+    whole: Annotated[str, 4096] = ""  # the newest older one of its kind that is whole; "": none lies beside it
+    aside: Annotated[str, 4096] = ""  # where it was moved; "": it stays where it is
+    stays: Annotated[str, 500] = ""  # why, as a clause
+
+    def words(self) -> str:
+        """Return "checkpoint-500 is torn: ...; attempt 3 ended while it was saved; checkpoint-400 is the newest whole one"."""
+        name, whole = self.path.rpartition("/")[2], self.whole.rpartition("/")[2]
+        good = f"{whole} is the newest whole one" if whole else "no whole one of its kind lies beside it"
+        return f"{name} is torn: {self.why}; attempt {self.attempt} ended while it was saved; {good}"
+
+    def then(self) -> str:
+        """Return what was done about it, and the command for the opposite, which may be long."""
+        from shlex import quote  # here: a rank that starts has no need of it
+
+        if self.aside:
+            return f"it is set aside; to bring it back: mv -T {quote(self.aside)} {quote(self.path)}"
+        return self.now()
+
+    def now(self) -> str:
+        """Return where it is now; the command that sets it aside where it stays."""
+        from shlex import quote  # as above
+
+        if self.aside:
+            return f"it is set aside: {self.aside}"
+        return f"it stays: {self.stays}; to set it aside: ftsupervise checkpoints set-aside {quote(self.path)}"
+
+
 class PercentReached(NamedTuple):
     """How far an attempt has come by its own words, in percent. Times are in epoch seconds."""
 

@@ -6,7 +6,7 @@
 | DeepSpeed | ``latest`` beside it, and as many ranks as its own states or its neighbours say, without a gap |
 | Megatron | ``latest_checkpointed_iteration.txt`` beside it, and ranks likewise |
 | Lightning | a ``.ckpt`` file with its end, or a folder with ``.metadata`` |
-| Hugging Face | ``trainer_state.json``, written last, and every shard of the index |
+| Hugging Face | ``trainer_state.json``, written last, weights, and every shard of the index |
 | any other | none: only a manifest says so |
 """
 
@@ -53,6 +53,9 @@ _NEIGHBOURS = 3  # committed checkpoints beside one whose files are compared wit
 _MODEL_PARALLEL = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "expert_model_parallel_size")
 _BETWEEN = ("FRAME", "MARK", "PROTO", "MEMOIZE", "BINPUT", "LONG_BINPUT")  # between a name and its value
 _TORCH = (".pt", ".pth", ".ckpt", ".bin")
+NO_WEIGHTS = "it holds no weights"
+_WEIGHTS = (*_TORCH, ".safetensors", ".distcp", ".h5", ".msgpack")
+_BESIDE_WEIGHTS = ("optimizer", "scheduler", "scaler", "rng_state", "training_args", "random_states")
 
 
 class Recognised(NamedTuple):
@@ -99,12 +102,17 @@ def layout_of(checkpoint: Path, contents: Contents) -> Layout:
 
 
 def _of_hugging_face(names: set[str]) -> bool:
-    return bool(names & {"training_args.bin", "scheduler.pt", "optimizer.pt", "model.safetensors", "pytorch_model.bin"})
+    """Return whether a folder called checkpoint-N has one of these, the first of which are written first."""
+    first = {"config.json", "adapter_config.json", "model.safetensors", "pytorch_model.bin"}
+    return bool(names & (first | {"training_args.bin", "scheduler.pt", "optimizer.pt"}))
 
 
-def recognise(checkpoint: Path, contents: Contents) -> Recognised:
-    """Return its layout, and what its own sign says. Raises OSError where that cannot be seen."""
-    layout = layout_of(checkpoint, contents)
+def recognise(checkpoint: Path, contents: Contents, layout: Layout | None = None) -> Recognised:
+    """Return its layout, and what its own sign says. Raises OSError where that cannot be seen.
+
+    ``layout``: that of the others beside it, where a save was cut off before its own files showed one.
+    """
+    layout = layout_of(checkpoint, contents) if layout is None else layout
     signs = {
         Layout.DCP: _dcp,
         Layout.DEEPSPEED: _deepspeed,
@@ -119,6 +127,14 @@ def recognise(checkpoint: Path, contents: Contents) -> Recognised:
     if found.complete is not False and (cut := cut_files(checkpoint, contents)):
         return found._replace(complete=False, why=cut)
     return found
+
+
+def tracker_of(checkpoint: Path, layout: Layout) -> tuple[str, str]:
+    """Return the name of the file beside it by which its program's loader goes, and what stands in there; ("", "") where
+    there is none. Raises OSError."""
+    name = {Layout.DEEPSPEED: _LATEST, Layout.MEGATRON: _ITERATION}.get(layout, "")
+    said = _small(checkpoint.parent / name) if name else None
+    return (name, said) if said is not None else ("", "")
 
 
 # ------------------------------------------------------------------------------------------------------- one sign each
@@ -392,7 +408,15 @@ def _hugging_face(checkpoint: Path, contents: Contents) -> Recognised:
                 return Recognised(Layout.HUGGING_FACE, False, f"{name} is cut short", step)
             if missing := sorted({str(one) for one in weights.values()} - set(contents.files)):
                 return Recognised(Layout.HUGGING_FACE, False, f"{_some(missing)} missing, which {name} names", step)
+    if not may_hold_weights(contents):
+        return Recognised(Layout.HUGGING_FACE, False, NO_WEIGHTS, step)
     return Recognised(Layout.HUGGING_FACE, True, _STATE, step)
+
+
+def may_hold_weights(contents: Contents) -> bool:
+    """Return whether a file may hold weights: what the Trainer saves beside them is known, and all else may."""
+    names = (path.rpartition("/")[2] for path in contents.files)
+    return any(name.endswith(_WEIGHTS) and not name.startswith(_BESIDE_WEIGHTS) for name in names)
 
 
 # ---------------------------------------------------------------------------------------------------------- one file each

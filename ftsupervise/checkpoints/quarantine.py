@@ -2,28 +2,35 @@
 
     CHECKPOINTS/.quarantine/step-00000100/                     the checkpoint as it was
     CHECKPOINTS/.quarantine/step-00000100/.ftsupervise/quarantine.json   why, when, by whom
+    CHECKPOINTS/.quarantine/.last.ckpt.json                    the same of a checkpoint that is one file
 
 ``ftsupervise checkpoints list`` shows them with their reason. To use one again, move it back.
+
+Two loaders look at all that lies in their folder. That of accelerate takes each name in ``checkpoints`` for a checkpoint,
+and crashes on another one; Hugging Face's examples do not begin in a folder that holds no checkpoint, and is not empty. There
+the quarantine lies beside that folder.
 """
 
 from __future__ import annotations
 
 import errno
 import os
+import re
 from datetime import datetime
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 from ftsupervise.checkpoints.manifest import FOLDER_NAME
 from ftsupervise.host.modes import make_folder
 from ftsupervise.host.ownership import user_name
-from ftsupervise.rundir import fence
-from ftsupervise.rundir.paths import sync_directory
+from ftsupervise.rundir import fence, ledger
+from ftsupervise.rundir.paths import RunDir, sync_directory
 from ftsupervise.rundir.records import read_record, write_json
 
 QUARANTINE = ".quarantine"
 _PAGE = "quarantine.json"
 _TURNS = 1000  # checkpoints of one name
+_BY_ACCELERATE, _BY_TRAINER = re.compile(r"checkpoint_\d+"), re.compile(r"checkpoint-\d+")  # names that they give
 
 
 class Quarantined(NamedTuple):
@@ -34,6 +41,7 @@ class Quarantined(NamedTuple):
     at: datetime | None = None
     user: str = ""
     path: Path | None = None
+    was: str = ""  # where it lay
 
 
 class _Page(NamedTuple):
@@ -41,6 +49,7 @@ class _Page(NamedTuple):
     reason: str
     at: datetime | None = None
     user: str = ""
+    was: Annotated[str, 4096] = ""  # its path
 
 
 def set_aside(checkpoint: Path, reason: str, at: datetime, *, area: Path | None = None) -> Path:
@@ -49,16 +58,17 @@ def set_aside(checkpoint: Path, reason: str, at: datetime, *, area: Path | None 
     ``area``: the staging area of the attempt that does so. It goes by way of that, so that an attempt that a newer one
     has sealed sets nothing aside (ESTALE), wherever it was stopped; the newer one puts back what it finds there.
     """
-    quarantine = checkpoint.parent / QUARANTINE
+    quarantine = _place_for(checkpoint)
     make_folder(quarantine)
     here = checkpoint
     if area is not None:
         here = area / f"{fence.ASIDE}{checkpoint.name}"
         _move(checkpoint, here, area)
-    if here.is_dir() and not here.is_symlink():
-        page = here / FOLDER_NAME / _PAGE
-        make_folder(page.parent)
-        write_json(page, _Page(checkpoint.name, reason, at, user_name()))
+    page = _Page(checkpoint.name, reason, at, user_name(), str(checkpoint))
+    of_its_own = here.is_dir() and not here.is_symlink()
+    if of_its_own:
+        make_folder(here / FOLDER_NAME)
+        write_json(here / FOLDER_NAME / _PAGE, page)
     for turn in range(1, _TURNS):
         target = quarantine / (checkpoint.name if turn == 1 else f"{checkpoint.name}~{turn}")
         if os.path.lexists(target):
@@ -69,6 +79,8 @@ def set_aside(checkpoint: Path, reason: str, at: datetime, *, area: Path | None 
             if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
                 continue
             raise
+        if not of_its_own:
+            write_json(_page_beside(target), page)
         sync_directory(quarantine)
         sync_directory(checkpoint.parent)
         return target
@@ -82,20 +94,49 @@ def _move(source: Path, target: Path, area: Path | None) -> None:
         raise OSError(errno.ESTALE, "a newer attempt has begun", str(source))
 
 
+def _place_for(checkpoint: Path) -> Path:
+    folder = checkpoint.parent
+    by_accelerate = folder.name == "checkpoints" and _BY_ACCELERATE.fullmatch(checkpoint.name)
+    the_last = _BY_TRAINER.fullmatch(checkpoint.name) and os.listdir(folder) == [checkpoint.name]
+    if not (by_accelerate or the_last):
+        return folder / QUARANTINE
+    above = folder.parent
+    can_move = os.access(above, os.W_OK) and above.stat().st_dev == checkpoint.lstat().st_dev
+    return (above if can_move else folder) / QUARANTINE
+
+
+def _page_beside(path: Path) -> Path:
+    return path.with_name(f".{path.name}.json")
+
+
 def quarantined(folder: Path) -> tuple[Quarantined, ...]:
     """Return the checkpoints of ``folder`` that were set aside, by name. Raises OSError."""
+    found = [_one(folder / QUARANTINE / name) for name in _names(folder / QUARANTINE)]
+    beside = folder.parent / QUARANTINE
+    found += [one for one in (_one(beside / name) for name in _names(beside)) if Path(one.was).parent == folder]
+    return tuple(found)
+
+
+def quarantined_of(folder: Path, rundir: RunDir | None) -> tuple[Quarantined, ...]:
+    """Return those of ``folder``, and of the folders in which an attempt of the run has found a torn one. Raises OSError."""
+    torn = () if rundir is None else ledger.torn_of(rundir)
+    folders = dict.fromkeys((folder, *(Path(one.path).parent for one in torn)))
+    return tuple(one for each in folders for one in quarantined(each))
+
+
+def _names(area: Path) -> list[str]:
     try:
-        names = sorted(os.listdir(folder / QUARANTINE))
+        return sorted(name for name in os.listdir(area) if not name.startswith("."))
     except FileNotFoundError:
-        return ()
-    return tuple(_one(folder / QUARANTINE / name) for name in names)
+        return []
 
 
 def _one(path: Path) -> Quarantined:
+    of_its_own = path.is_dir() and not path.is_symlink()
     try:
-        page = read_record(_Page, path / FOLDER_NAME / _PAGE)
+        page = read_record(_Page, path / FOLDER_NAME / _PAGE if of_its_own else _page_beside(path))
     except (OSError, ValueError):
         page = None
     if page is None:
         return Quarantined(path.name, "the reason is not on record", path=path)
-    return Quarantined(page.name, page.reason, page.at, page.user, path)
+    return Quarantined(page.name, page.reason, page.at, page.user, path, page.was)

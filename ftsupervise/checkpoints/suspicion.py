@@ -66,9 +66,7 @@ def suspect(newest_first: Iterable[Attempt], after: int) -> Suspicion | None:
 
 def _counts(one: Attempt, newer: Sequence[Attempt]) -> bool:
     begun, failure = one.resumed, one.failure
-    if begun is None or not begun.checkpoint or failure is None or failure.kind not in _OF_THE_PROGRAM or one.hardware:
-        return False
-    if failure.kind is FailureKind.SIGNAL and one.cause is not None and one.cause.first.killed_by in _SENT:
+    if begun is None or not begun.checkpoint or failure is None or not may_come_of_a_checkpoint(one):
         return False
     if not begun.begun:  # the program as it was then could not take it: that says nothing about the checkpoint
         return False
@@ -81,6 +79,14 @@ def _counts(one: Attempt, newer: Sequence[Attempt]) -> bool:
     last = newer[0]
     assert last.resumed is not None and last.failure is not None
     return begun.same(last.resumed) and failure.same(last.failure)
+
+
+def may_come_of_a_checkpoint(one: Attempt) -> bool:
+    """Return whether it ended in a way in which a program ends that cannot use what it has loaded."""
+    if one.failure is None or one.failure.kind not in _OF_THE_PROGRAM or one.hardware:
+        return False
+    by_a_signal = one.failure.kind is FailureKind.SIGNAL and one.cause is not None
+    return not (by_a_signal and one.cause is not None and one.cause.first.killed_by in _SENT)
 
 
 def _set_aside(newest_first: Iterable[Attempt]) -> int:

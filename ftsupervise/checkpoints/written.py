@@ -21,7 +21,7 @@ import shutil
 import stat
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -36,9 +36,9 @@ from ftsupervise.truth import LeftCheckpoint
 _SURE = (".pt", ".pth", ".ckpt", ".safetensors", ".keras", ".msgpack", ".pdparams", ".weights", ".distcp")
 _PERHAPS = (".h5", ".hdf5", ".npz", ".pkl", ".bin", ".tar", ".rds", ".jld2")  # of data too
 _WORDS = ("ckpt", "checkpoint", "model", "weight", "state", "param", "optim", "snapshot", "backup")
-_NOT_IN = frozenset(("node_modules", "__pycache__", "site-packages", "wandb", "mlruns"))
-_DEEP = 4  # folders below each that is searched
-_MOST = 20_000  # entries below each of them, of those that are trusted and of all others: these may fill a folder
+NOT_IN = frozenset(("node_modules", "__pycache__", "site-packages", "wandb", "mlruns"))
+DEEP = 4  # folders below each that is searched
+MOST = 20_000  # entries below each of them, of those that are trusted and of all others: these may fill a folder
 _FICLONE = 0x40049409
 _PIECE = 8 << 20  # bytes
 _ROOM = 2  # times its size must be free
@@ -58,23 +58,37 @@ class CopyStopped(Exception):
 
 
 def find_written(
-    folders: Iterable[Path], since: float, until: float, without: Iterable[Path] = (), trusted: Trusted = is_own
+    folders: Iterable[Path],
+    since: float,
+    until: float,
+    without: Iterable[Path] = (),
+    trusted: Trusted = is_own,
+    torn: Callable[[Path], bool] = lambda path: False,
 ) -> LeftCheckpoint | None:
     """Return the checkpoint that was written last between two times (epoch seconds); None where there is none.
 
     A folder whose name has a step is one checkpoint, with all that lies in it. What cannot be read is passed over, and so is
-    what is not ``trusted``, by its stat.
+    what is not ``trusted``, by its stat, and what is ``torn``.
     """
-    newest: dict[bool, tuple[float, Path]] = {}  # whether its name is surely a checkpoint's
+    newest: dict[Path, float] = {}
     for path, at in _candidates(folders, since, until, frozenset(map(os.path.realpath, without)), trusted):
-        sure = path.name.endswith(_SURE) or step_of(path.name) is not None
-        if sure not in newest or at > newest[sure][0]:
-            newest[sure] = at, path
-    if not newest:
-        return None
-    at, path = max(newest.values())
-    if True in newest and newest[True][0] >= at - _TOGETHER:  # what is exported beside it is not what it goes on from
-        path = newest[True][1]
+        newest[path] = max(at, newest.get(path, at))
+    while newest:
+        path = _last_of(newest)
+        if not torn(path):
+            return _left(path, trusted)
+        del newest[path]
+    return None
+
+
+def _last_of(newest: Mapping[Path, float]) -> Path:
+    """Return the one that was written last. What is exported beside a checkpoint is not what the program goes on from."""
+    at, last = max((at, path) for path, at in newest.items())
+    sure = [(at, path) for path, at in newest.items() if path.name.endswith(_SURE) or step_of(path.name) is not None]
+    return max(sure)[1] if sure and max(sure)[0] >= at - _TOGETHER else last
+
+
+def _left(path: Path, trusted: Trusted) -> LeftCheckpoint | None:
     try:
         size = sum(found.st_size for _, found in _files(path, trusted))
         return LeftCheckpoint(str(path), step_of(path.name), time_of(path.stat()), size)
@@ -93,7 +107,7 @@ def _candidates(
 def _below(
     top: Path, since: float, until: float, without: frozenset[str], trusted: Trusted, seen: set[str]
 ) -> Iterator[tuple[Path, float]]:
-    left, waiting = {True: _MOST, False: _MOST}, deque([(top, 0)])  # whether they are trusted
+    left, waiting = {True: MOST, False: MOST}, deque([(top, 0)])  # whether they are trusted
     while waiting:
         folder, depth = waiting.popleft()
         real = os.path.realpath(folder)
@@ -109,7 +123,7 @@ def _below(
                     if left[ours] < 0:
                         break
                     if stat.S_ISDIR(found.st_mode):
-                        if depth < _DEEP and entry.name not in _NOT_IN and not unfinished(entry.name):
+                        if depth < DEEP and entry.name not in NOT_IN and not unfinished(entry.name):
                             waiting.append((folder / entry.name, depth + 1))
                         continue
                     if not _like_a_checkpoint(folder.name, entry.name) or unfinished(entry.name):

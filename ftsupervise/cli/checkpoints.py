@@ -60,6 +60,7 @@ def checkpoints() -> None:
     ftsupervise checkpoints prune --dry-run   which old ones may go
     ftsupervise checkpoints offload           copy the newest one elsewhere
     ftsupervise checkpoints restore           bring the newest copy back
+    ftsupervise checkpoints set-aside DIR     move one out of the way of its loader
     ftsupervise checkpoints anew              set all aside, and begin at step 0
 
     RUN, where it is named, is a directory, an ftsupervise.yaml, or a name; default: ./ftsupervise.yaml. A directory that is no
@@ -83,7 +84,7 @@ def list_checkpoints(run: str | None, as_json: bool, unread: bool) -> None:
     """
     from ftsupervise.checkpoints.find import checkpoints_in, runs_in
     from ftsupervise.checkpoints.hidden import hidden_in
-    from ftsupervise.checkpoints.quarantine import quarantined
+    from ftsupervise.checkpoints.quarantine import quarantined_of
     from ftsupervise.rundir.ledger import kept_of
 
     place = find(run, acts=False)
@@ -91,7 +92,7 @@ def list_checkpoints(run: str | None, as_json: bool, unread: bool) -> None:
         os.path.lexists(place.folder) and os.listdir(place.folder)
         return
     found = checkpoints_in(place.folder, pattern=place.pattern)
-    aside = quarantined(place.folder)
+    aside = quarantined_of(place.folder, place.rundir)
     hidden = hidden_in(place.folder, _users(place))
     kept = () if place.rundir is None else kept_of(place.rundir)
     if as_json:
@@ -189,6 +190,31 @@ def anew(run: str | None, reason: str) -> None:
     say(printable(f"{count(len(mine), 'checkpoint')} of {place.folder} set aside: the next attempt begins at step 0"))
     if place.rundir is not None and read_brake(place.rundir) is not None:
         say(printable(f"it is stopped by the brake; to let it begin: ftsupervise clear --brake {place.rundir.root}"))
+
+
+@checkpoints.command("set-aside")
+@click.argument("checkpoint", type=click.Path())
+@click.option("--reason", default="as somebody asked", metavar="TEXT", help="Why, for those who find it set aside.")
+def one_aside(checkpoint: str, reason: str) -> None:
+    """Set CHECKPOINT aside, a folder or a file, so that a loader that takes the newest one takes the one before.
+
+    Nothing is deleted: it lies in .quarantine, and moving it back brings it back. For a program that loads by rules of its own,
+    and crashes on its newest checkpoint; guard.restore() and guard.latest() pass over what is torn by themselves.
+    """
+    from datetime import datetime, timezone
+    from shlex import quote
+
+    from ftsupervise.checkpoints.quarantine import set_aside
+    from ftsupervise.errors import from_os_error
+    from ftsupervise.host.ownership import refuse_link, user_name
+
+    path = Path(checkpoint).absolute()
+    try:
+        refuse_link(path)
+        put = set_aside(path, f"{reason}, by {user_name()}", datetime.now(timezone.utc))
+    except OSError as error:
+        raise from_os_error(error, f"set {path} aside") from None
+    say(printable(f"{path.name} is set aside; to bring it back: mv -T {quote(str(put))} {quote(str(path))}"))
 
 
 def _line(one: Found) -> str:

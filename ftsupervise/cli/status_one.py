@@ -44,6 +44,7 @@ KINDS = {
 }
 _SPEAKS = frozenset(("STALLED", "SILENT", "HUNG", "GONE"))  # states in which the supervisor's last line is shown
 _A_DAY = 86400
+_TORN = 3  # attempts whose torn checkpoints are shown
 _WOULD = 3  # decisions that were only told
 _FEWEST_SECONDS = 60  # a younger run has no timeline
 
@@ -282,6 +283,14 @@ def _saved(found: RunDetail) -> Iterator[str]:
         reasons = Counter(one.reason for one in found.aside)
         for reason, times in reasons.most_common(3):
             yield f"  aside     {count(times, 'checkpoint')} set aside: {printable(reason, 200)}"
+    torn = [(one.number, each) for one in found.status.attempts[-_TORN:] for each in one.torn]
+    if aside := [(number, one) for number, one in torn if one.aside]:
+        number, one = aside[-1]
+        more = f"; {len(aside) - 1} more: ftsupervise checkpoints list" if len(aside) > 1 else ""
+        yield f"  torn      before attempt {number}: {printable(f'{one.words()}; {one.now()}', 900)}{more}"
+    for number, one in torn[-1:]:
+        if not one.aside:
+            yield f"  torn      before attempt {number}: {printable(f'{one.words()}; {one.now()}', 900)}"
 
 
 def _resumes(seen: Status) -> Iterator[str]:

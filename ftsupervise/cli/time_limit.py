@@ -99,6 +99,7 @@ BOUNDS: dict[str, CommandBound] = {
     "nodes list": _LOOKS,
     "nodes trust": _LOOKS,
     "checkpoints anew": _LOOKS,
+    "checkpoints set-aside": _LOOKS,
     "checkpoints commit": _COPIES,
     "checkpoints list": _LOOKS,
     "checkpoints offload": _COPIES,

@@ -74,6 +74,7 @@ class CheckpointSettings(Strict):
     """Names of checkpoints, with * and ? as in a shell."""
     verify: Literal["sizes", "quick", "sampled", "full"] = declared("checkpoints.verify")
     quarantine_after: int = declared("checkpoints.quarantine_after")
+    torn: Literal["set-aside", "tell"] = declared("checkpoints.torn")
     incremental: int = declared("checkpoints.incremental")
     adopt: bool = False
     """Write the manifests of checkpoints that another program completed (ftsupervise checkpoints upkeep)."""

@@ -286,6 +286,12 @@ SETTINGS = (
         "the run goes on from the one before. Fewer than same_failure, so that the brake does not come first. 0: never.",
     ),
     Setting(
+        "--torn", "checkpoints.torn", "torn", Form.CHOICE, "set-aside", choices=("set-aside", "tell"),
+        help="A checkpoint of a program with a loader of its own, that an attempt has left torn: it ended while it saved. "
+        "set-aside: where an older whole one lies beside it, it is moved into .quarantine before the next start, so that the "
+        "loader takes that one; tell: people are told, and it stays.",
+    ),
+    Setting(
         "--retain", RETAIN, "retain", Form.SET, None, choices=("off", "on"), bare="off",
         help="on: while the run trains, the checkpoints that checkpoints.retain does not keep are removed.",
     ),

@@ -32,7 +32,7 @@ from ftsupervise.model import Attempt, Cause, CauseKind, FailureKind
 from ftsupervise.report.account import Spent, TimeAccount
 
 _UNRECORDED = frozenset((CauseKind.LOST, CauseKind.UNKNOWN))
-_TAKEN = frozenset((CauseKind.CANCELLED, CauseKind.PREEMPTED, CauseKind.TOLD, CauseKind.SUPERSEDED))
+_TAKEN = frozenset((CauseKind.CANCELLED, CauseKind.PREEMPTED, CauseKind.REQUEUED, CauseKind.TOLD, CauseKind.SUPERSEDED))
 _LOST = frozenset((Spent.DETECT, Spent.RESTART, Spent.REDO))
 _AT = re.compile(r"rank \S+ on (\S+)")  # the rank that is furthest behind, as ``progress.json`` names it
 STALL = 300.0  # seconds without progress in a running attempt that are worth a word

@@ -38,6 +38,7 @@ class Options:
     look_every: float = 1.0  # between two checks of the kill switch and the fence
     checkpoints: str | None = None  # folder for them, unless the environment names one; None: in the run directory
     snapshot_copies: float = default("snapshot_copies")  # share of a node's cores; 0: none
+    torn: str = default("torn")  # "set-aside" or "tell": what becomes of a checkpoint whose save was cut off
     retain: str = "off"  # "on": what checkpoints.retain does not keep is removed while the run trains
     distributed: str = default("distributed")  # "auto" or "never": the names that torch.distributed reads
     resume: str = ""  # words for a command that has a checkpoint to go on from, with {checkpoint}; "": none

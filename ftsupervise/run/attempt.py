@@ -34,6 +34,7 @@ from ftsupervise.run.progress_pages import OnHang, ProgressWriter, seen_by
 from ftsupervise.run.quorum import QuorumWatcher
 from ftsupervise.run.snapshots import SnapshotKeeper
 from ftsupervise.run.states import State
+from ftsupervise.run.torn_saves import TornPolicy, look_before
 from ftsupervise.rundir import ledger, members, progress
 from ftsupervise.rundir.began import write_began
 from ftsupervise.rundir.fence import superseded
@@ -181,6 +182,9 @@ def begin(to: Services, now: RunProgress, wait: Callable[[float], bool]) -> tupl
     now = now._replace(claim=mine, fence=fencing.begin(rundir, mine.number, _where(to), partial(tell, log)))
     newer = superseded(rundir, mine.number)
     why = f"attempt {newer} has begun meanwhile" if newer is not None else shut(to.options)
+    policy = TornPolicy(to.options.torn == "set-aside", to.observes)
+    if not why and not look_before(place_of(to), mine.number, policy, wait):
+        why = "asked to stop before it was started"
     if not why and not start_over.keep_before(place_of(to), mine.number, wait, partial(tell, log)):
         why = "asked to stop before it was started"
     if why := why or gate.another_place(rundir, mine.folder, to.options.launched):

@@ -29,6 +29,7 @@ _ASKED = frozenset(
         CauseKind.CANCELLED,
         CauseKind.INTERRUPTED,
         CauseKind.PREEMPTED,
+        CauseKind.REQUEUED,
         CauseKind.SUPERSEDED,
         CauseKind.MOVED,
     }
@@ -70,6 +71,8 @@ _SIGNS: tuple[tuple[FailureKind, str, re.Pattern[str]], ...] = (
 )
 
 
+# Lightning and submitit do so at the warning, where the job may be requeued.
+_BY_ITSELF = "scontrol requeue after the warning, by the program itself as it seems"
 _NOTICED = 2.0  # seconds after which a death has been noticed, also on a busy machine
 _CLOCKS = 10.0  # seconds by which the clocks of two machines may differ
 
@@ -155,6 +158,8 @@ def cause(
     if finished:
         return Cause(CauseKind.FINISHED, then=how if code else None)
     kind = stopped.kind if stopped is not None else None
+    if death is not None and death.kind is CauseKind.REQUEUED and kind in _MERELY_TOLD:
+        return death._replace(text="scontrol requeue")
     if kind is CauseKind.TOLD and not stop_signal:
         said_by_slurm = how.kind in (CauseKind.PREEMPTED, CauseKind.TIME_LIMIT)  # what it was asked to stop for
         if first is First.DEATH or said_by_slurm:
@@ -177,6 +182,8 @@ def cause(
 
 def after_the_warning(why: Cause) -> Cause:
     """Return the cause of an end after Slurm's warning was caught in the command, where ``why`` is all that is known of it."""
+    if why.kind is CauseKind.REQUEUED:
+        return why._replace(text=_BY_ITSELF)
     return Cause(CauseKind.WARNING, then=why) if why.kind is CauseKind.EXIT and why.code else why
 
 

@@ -516,7 +516,7 @@ class RunningCommand:
         rundir, ending, code = self.asked.options.rundir, self.now.ending, self.now.code or 0
         stop_signal = ending.by if ending is not None else 0
         said = self.output.since() if code else ""
-        output, lately = said or "", (self.output.lately() or "") if code else ""
+        output, lately = said or "", (self.output.lately() or "") if code or stop_signal or self.now.warned else ""
         ours = self._ours_alone()
         death = exit_analysis.first_death(lately, ours)
         if code and self.death is not None and (death is None or death.of_ranks):  # srun's own order says little
@@ -543,7 +543,8 @@ class RunningCommand:
             ended=ending.cause if ending is not None else None,
             first=first,
         )
-        if self.now.warned and self.now.heard and not stop_signal and stopped is None:
+        unasked = not stop_signal and stopped is None
+        if self.now.warned and self.now.heard and (unasked or why.kind is CauseKind.REQUEUED):
             why = after_the_warning(why)
         if code in (126, 127) and not self.pid:
             why = Cause(CauseKind.NO_START, code=code)

@@ -76,7 +76,12 @@ _SIGNALS = {
     "Illegal instruction": signal.SIGILL,
 }
 _CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
-_REASONS = {"time limit": CauseKind.TIME_LIMIT, "node failure": CauseKind.NODE, "preemption": CauseKind.PREEMPTED}
+_REASONS = {
+    "time limit": CauseKind.TIME_LIMIT,
+    "node failure": CauseKind.NODE,
+    "preemption": CauseKind.PREEMPTED,
+    "job requeue": CauseKind.REQUEUED,
+}
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]{0,2000}(?:\x07|\x1b\\)|[@-Z\\^_])")
 _OURS = re.compile(rf"^{OUR_LINE}.*\n?", re.M)
 _READ = 256_000  # bytes read: the messages stand near the end

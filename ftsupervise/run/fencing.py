@@ -32,7 +32,13 @@ from ftsupervise.truth import Beat
 _BOUND = 60.0  # seconds for one file system
 _QUICKLY = 5.0  # seconds for one listing
 _MISSED = 5.0  # seconds without a beat, beside two of its intervals, after which nobody is left of an attempt that ends
-_ASKED = (CauseKind.CANCELLED, CauseKind.TIME_LIMIT, CauseKind.PREEMPTED, CauseKind.INTERRUPTED)  # by a signal
+_ASKED = (  # by a signal
+    CauseKind.CANCELLED,
+    CauseKind.TIME_LIMIT,
+    CauseKind.PREEMPTED,
+    CauseKind.REQUEUED,
+    CauseKind.INTERRUPTED,
+)
 _LATELY = 120.0  # seconds after its last beat in which a rank may still be running
 
 

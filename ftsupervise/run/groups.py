@@ -42,6 +42,7 @@ _NAMED = 4  # processes
 _BY_OTHERS = (
     CauseKind.CANCELLED,
     CauseKind.PREEMPTED,
+    CauseKind.REQUEUED,
     CauseKind.INTERRUPTED,
     CauseKind.WARNING,
 )  # we ask all groups at once

@@ -15,6 +15,8 @@ from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
+from ftsupervise.checkpoints.suspicion import may_come_of_a_checkpoint
+from ftsupervise.checkpoints.torn import last_written, torn
 from ftsupervise.checkpoints.written import CopyStopped, drop_older, find_written, is_whole_by, keep
 from ftsupervise.host.modes import stranger
 from ftsupervise.model import GUARD, Attempt
@@ -50,18 +52,26 @@ class ScriptPlace(NamedTuple):
         there = [path for path in named if path.is_dir() and path.resolve() != Path("/")]
         return [self.checkpoints, *there, Path.cwd()]
 
+    def ours(self) -> list[Path]:
+        """Return what lies in the run directory, which no script has saved, but for the folder of the checkpoints."""
+        return [path for path in self.rundir.root.glob("*") if path != self.rundir.checkpoints]
+
     def trusted(self) -> Callable[[os.stat_result], bool]:
         """Return the check whether the owner of a file is trusted in the run directory: what is gone on from may be unpickled.
         Raises OSError."""
         whose = self.rundir.root.stat()
         return lambda found: not stranger(whose, found)
 
+    def is_torn(self, path: Path) -> bool:
+        """Return whether it says itself, or by those beside it, that its save was cut off. Raises OSError."""
+        return torn(path, self.trusted()) is not None
+
     def may_go_on_from(self, path: Path) -> bool:
-        """Return whether it is there and its owner is trusted, with all that lies in it. Raises OSError where that cannot be
-        seen."""
+        """Return whether it is there, is not torn, and its owner is trusted, with all that lies in it. Raises OSError where
+        that cannot be seen."""
         try:
             trusted = self.trusted()
-            return trusted(path.lstat()) and is_whole_by(path, trusted)
+            return trusted(path.lstat()) and is_whole_by(path, trusted) and torn(path, trusted) is None
         except (FileNotFoundError, NotADirectoryError):
             return False
 
@@ -94,11 +104,10 @@ def note_written(place: ScriptPlace, one: Attempt) -> LeftCheckpoint | None:
     until = now if one.ended is None else one.ended.timestamp() + _SLACK
     if until - began < _BRIEF and one.last_step is None:
         return None
-    ours = [path for path in place.rundir.root.glob("*") if path != place.rundir.checkpoints]
     try:
         found = within(
             _SEARCH,
-            lambda: find_written(place.folders(), began, until, ours, place.trusted()),
+            lambda: find_written(place.folders(), began, until, place.ours(), place.trusted(), place.is_torn),
             key="checkpoints of a script",
         )
         if isinstance(found, LeftCheckpoint):
@@ -231,9 +240,9 @@ def resumption(place: ScriptPlace, asked: str, number: int) -> Resumption:
         before = list(islice(ledger.backwards(place.rundir, number, begun_anew(place.rundir) + 1), _RECENT))
     except OSError:
         before = []
-    path, strangers = _newest(place, before)
+    path, refused = _newest(place, before)
     if path is None:
-        return Resumption((), ((ENV_RESUME, ""),), _why_not_anew(strangers) if strangers is not None else "")
+        return Resumption((), ((ENV_RESUME, ""),), refused)
     filled = [word.replace("{checkpoint}", str(path)) for word in shlex.split(asked)]
     variables, words = list[tuple[str, str]](), list[str]()
     for word in filled:
@@ -245,18 +254,30 @@ def resumption(place: ScriptPlace, asked: str, number: int) -> Resumption:
     return Resumption(tuple(words), (*variables, (ENV_RESUME, shlex.join(words))))
 
 
-def _why_not_anew(path: Path) -> str:
-    return (
-        f"{path} is this run's, but another account has laid something into it, and there is no clean copy: nothing is loaded "
-        f"from it, and the run does not begin anew. Look: ls -lR {shlex.quote(str(path))}; "
-        "remove what is not yours, or move it away to begin anew"
-    )
+def _why_not_anew(place: ScriptPlace, left: Sequence[Path]) -> str:
+    """Return why a command is not to begin where something of these is there, and may not be gone on from; "" where nothing is.
+    Raises OSError."""
+    for path in left:
+        shown = shlex.quote(str(path))
+        if place.has_strangers(path):
+            return (
+                f"{path} is this run's, but another account has laid something into it, and there is no clean copy: nothing is "
+                f"loaded from it, and the run does not begin anew. Look: ls -lR {shown}; "
+                "remove what is not yours, or move it away to begin anew"
+            )
+        found = torn(path, place.trusted()) if os.path.lexists(path) else None
+        if found is not None:
+            return (
+                f"{path} is torn: {found.why}, and there is no whole one: the run does not begin anew over it. To begin anew: "
+                f"ftsupervise checkpoints set-aside {shown}"
+            )
+    return ""
 
 
-def _newest(place: ScriptPlace, before: Sequence[Attempt]) -> tuple[Path | None, Path | None]:
-    """Return what the newest attempt wrote whose checkpoint is there, or has been kept; else the newest in its folder. What
-    belongs to an account that is not trusted in the run directory is passed over. Where there is none: the newest one that is
-    passed over only for what such an account has laid into it.
+def _newest(place: ScriptPlace, before: Sequence[Attempt]) -> tuple[Path | None, str]:
+    """Return what the newest attempt wrote whose checkpoint is there, or has been kept; else the newest in its folder. What is
+    torn, or belongs to an account that is not trusted in the run directory, is passed over. Where nothing else is there: why
+    the command is not to begin.
 
     ``before``: the newest first.
     """
@@ -268,14 +289,29 @@ def _newest(place: ScriptPlace, before: Sequence[Attempt]) -> tuple[Path | None,
         noted = next((text for text in texts if place.may_go_on_from(Path(text))), "")
         there = () if noted else checkpoints_in(place.checkpoints)
         found = noted or next((str(one.path) for one in there if place.may_go_on_from(one.path)), "")
-        own = [*texts, *(str(one.path) for one in there)] if not found else []
-        return found, next((text for text in own if place.has_strangers(Path(text))), "")
+        own = [*map(Path, texts), *(one.path for one in there)] if not found else []
+        return found, _why_not_anew(place, own)
 
     try:
-        found, strangers = within(_SEARCH, look)
-        return Path(found) if found else None, Path(strangers) if strangers else None
+        found, refused = within(_SEARCH, look)
+        return Path(found) if found else None, refused
     except (OSError, TimeoutError):  # what was noted was judged then; to begin anew would cost all steps
-        return Path(texts[0]) if texts else None, None
+        return Path(texts[0]) if texts else None, ""
+
+
+def loads_at_once(place: ScriptPlace, spent: Sequence[Attempt]) -> str:
+    """Return the newest checkpoint of a program with a loader of its own, where none of the attempts ``spent`` came as far as a
+    step; "" where one did, asked the guard, or ended in another way than a program does that cannot use what it has loaded."""
+    stepped = any(one.last_step is not None or one.resumed is not None or one.percent is not None for one in spent)
+    if stepped or not all(map(may_come_of_a_checkpoint, spent)):
+        return ""
+    if left := next((one.path for one in spent[-1].torn if not one.aside), ""):
+        return left
+    try:
+        path = within(_SEARCH, lambda: last_written(place.folders(), place.ours(), place.trusted()))
+    except (OSError, TimeoutError):  # the brake says the rest
+        return ""
+    return "" if path is None else str(path)
 
 
 def with_words(command: Sequence[str], words: Sequence[str]) -> tuple[str, ...]:

@@ -134,6 +134,7 @@ def _seconds(env: Mapping[str, str], name: str, default: int) -> str:
 
 
 _NOT_NOW = 75
+_CRASHES = 2  # failures at the start, at least, that may come of the checkpoint that is loaded
 _SHORT = 3600.0  # seconds of the job that may be too few for another start
 _THEN = {
     NextAction.RESTART: "restarted in place",
@@ -689,6 +690,7 @@ class Supervisor:
             step=ended.reached.last,
             detail=verdict.detail,
             at=_now().isoformat(),
+            loads=self._loads(),
         )
         area = fence.area if fence is not None else None
         write = partial(switches.write_brake, self.to.options.rundir, area=area)
@@ -706,6 +708,15 @@ class Supervisor:
             self.to.pending.write("the brake", partial(write, on._replace(held=with_mine)), log)
             gate.put_back(self.to.options, self.to.env)  # Slurm ends us at once
         return Outcome.DONE
+
+    def _loads(self) -> str:
+        """Return the checkpoint that the command takes by rules of its own, where no attempt came as far as a step; "" for any
+        other end."""
+        times = self.now.verdict.times
+        spent = since_progress(self.now.situation.attempts)[-times:] if self.now.situation is not None else []
+        if min(len(spent), times) < _CRASHES:
+            return ""
+        return start_over.loads_at_once(attempt.place_of(self.to), spent)
 
 
 def _now() -> datetime:

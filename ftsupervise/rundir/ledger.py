@@ -43,8 +43,9 @@ from ftsupervise.rundir.records import (
     time_of,
     write_json,
 )
+from ftsupervise.rundir.torn_saves import read_torn
 from ftsupervise.rundir.unread import read_unread
-from ftsupervise.truth import Beginning, LeftCheckpoint, LossTrouble, NotFrom, OutputPart, Resumed
+from ftsupervise.truth import Beginning, LeftCheckpoint, LossTrouble, NotFrom, OutputPart, Resumed, TornSave
 
 
 class _Outputs(NamedTuple):
@@ -110,6 +111,11 @@ def backwards(rundir: RunDir, before: int | None = None, first: int = 1) -> Iter
 def stop_within(rundir: RunDir, number: int) -> float | None:
     """Return the seconds from the kill switch until attempt ``number`` is ended, as its supervisor has them; None: unknown."""
     return as_number((_page(rundir.attempt(number) / START)[0] or {}).get("stop_within"))
+
+
+def torn_of(rundir: RunDir) -> tuple[TornSave, ...]:
+    """Return the checkpoints that attempts have found torn when they began, the newest attempt's first. Raises OSError."""
+    return tuple(one for number in numbers(rundir)[::-1][:NEWEST] for one in read_torn(rundir.attempt(number)))
 
 
 def kept_of(rundir: RunDir) -> tuple[tuple[int, LeftCheckpoint], ...]:
@@ -183,6 +189,7 @@ def _read(rundir: RunDir, number: int) -> Attempt:
         not_from=not_from,
         kept=kept.read_kept(folder),
         written=_written(folder),
+        torn=read_torn(folder),
         unread="" if unread is None else unread.words(),
         percent=read_percent(folder),
         outputs=decode(_Outputs, {"parts": start.get("outputs")}, lenient=True).parts,
@@ -482,5 +489,6 @@ def as_attempt(mine: Claim, ended: End, now: datetime) -> Attempt:
         epoch=ended.reached.epoch,
         resumed=read_began(mine.folder, Resumed),
         written=_written(mine.folder),
+        torn=read_torn(mine.folder),
         percent=read_percent(mine.folder),
     )

@@ -190,6 +190,7 @@ class Brake(NamedTuple):
     detail: str = ""  # the line of the output that says most
     held: tuple[str, ...] = ()  # jobs put on hold
     at: str = ""
+    loads: str = ""  # the checkpoint that a program with a loader of its own takes, where none came as far as a step
 
     @property
     def asks(self) -> bool:
@@ -200,14 +201,18 @@ class Brake(NamedTuple):
         """Return what releases it. ``run``: the run directory, as a shell takes it."""
         if self.asks:
             return f"finished: ftsupervise clear --finished {run}; not finished: ftsupervise clear --brake {run}"
-        return f"fix the cause, then: ftsupervise clear --brake {run}"
+        from shlex import quote  # here: a quick command has no need of it
+
+        aside = f"where it crashes on {Path(self.loads).name}: ftsupervise checkpoints set-aside {quote(self.loads)}; "
+        return f"{aside if self.loads else ''}fix the cause, then: ftsupervise clear --brake {run}"
 
     def words(self) -> str:
         step = f" at step {self.step}" if self.step is not None else ""
         detail = f": {self.detail}" if self.detail else ""
         where = f"; see attempts/{self.attempt:04d}/evidence, and launch.restart.hang if it was only slow"
         last = f" (attempt {self.attempt})" if self.attempt else ""
-        return f"{self.failure}{step}, {self.why}{last}{detail}{where if self.failure == 'hang' else ''}"
+        began = f"; none came as far as a step, and {self.loads} is what it loads" if self.loads else ""
+        return f"{self.failure}{step}, {self.why}{last}{detail}{began}{where if self.failure == 'hang' else ''}"
 
 
 class Released(NamedTuple):

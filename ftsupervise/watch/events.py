@@ -45,6 +45,7 @@ def events(
         anew = starts_over(up_to) if attempt.source == OUTPUT else ()
         found += _begin(before, attempt, anew, began_again(up_to) if attempt.percent is not None else None)
         found += _damaged(attempt)
+        found += _torn(attempt, attempts[index - 1] if index else None)
         found += _observed(attempt, attempts[index - 1] if index else None, run)
         found += _end(attempt, raised if attempt is attempts[-1] else "")
     if finished_at is not None:
@@ -116,6 +117,24 @@ def _damaged(attempt: Attempt) -> list[Event]:
     text = f"{'; '.join(resumed.damaged)}; attempt {attempt.number} begins {resumed.words()}"
     meaning = "It is kept in .quarantine and was not loaded. Look at the disk and the memory of what wrote and read it."
     return [Event(EventKind.DAMAGED, f"damaged-{attempt.number}", resumed.at or attempt.started, text, meaning)]
+
+
+def _torn(attempt: Attempt, before: Attempt | None) -> list[Event]:
+    """Return an event for each checkpoint that was torn when the attempt began. One that stays is told once in a row."""
+    known = {(one.path, one.aside) for one in before.torn} if before is not None else set()
+    meaning = "Nothing is deleted: ftsupervise checkpoints list. Where it stays, a loader that takes the newest crashes on it."
+    return [
+        Event(
+            EventKind.DAMAGED,
+            f"torn-{attempt.number}-{place}",
+            attempt.started,
+            f"before attempt {attempt.number}: {one.words()}; {one.now()}",
+            meaning,
+            attempt.number,
+        )
+        for place, one in enumerate(attempt.torn)
+        if (one.path, one.aside) not in known
+    ]
 
 
 def _observed(attempt: Attempt, before: Attempt | None, run: str) -> list[Event]:

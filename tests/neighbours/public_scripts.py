@@ -55,6 +55,7 @@ class PublicScript:
     env: dict[str, str] = field(default_factory=dict)
     beside: tuple[str, ...] = ()  # folders of its repository that it needs too
     tools: tuple[str, ...] = ()
+    more: str = ""  # lines of its ``launch``
 
     def fetch(self, to: Path) -> Path:
         """Return a folder of its own with the repository's files, where it can be started. Raises NotHere."""

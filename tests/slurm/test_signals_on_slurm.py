@@ -80,6 +80,33 @@ def test_whichever_signal_announces_the_end_reaches_every_rank_and_leaves_it_the
     assert (here.attempts()[0].exit_code, here.attempts()[0].stop_signal) == (0, 0)
 
 
+# As Lightning and submitit do: at the warning it puts its own job back into the queue, where that may be.
+REQUEUES = """
+trap 'scontrol requeue $SLURM_JOB_ID' USR1
+trap 'exit 0' TERM
+touch up
+for look in $(seq 600); do sleep 0.2; done
+"""
+
+
+@pytest.mark.parametrize("by", ["the program", "a person"])
+def test_a_job_that_is_put_back_into_the_queue_is_told_so_and_by_whom_as_far_as_it_is_known(
+    here: Scene, until: Until, by: str
+) -> None:
+    (here.folder / "own.sh").write_text(REQUEUES)
+    job = here.launch("bash own.sh", nodes=1, jobs=1, warn="10m", time="1h", requeue=True)
+    until(lambda: (here.folder / "up").exists(), "the program", 60)
+    if by == "the program":
+        warn(here, job, "USR1")
+    else:
+        here.sandbox.run(["scontrol", "requeue", job])
+    until(lambda: here.attempts()[0].ended, "the end", 60)
+    words = "put back into the queue: scontrol requeue"
+    after = " after the warning, by the program itself as it seems"
+    first = here.attempts()[0]
+    assert (first.words, first.failure) == (words + (after if by == "the program" else ""), None)
+
+
 def test_the_warning_waits_for_a_rank_that_is_still_starting_which_srun_would_kill(here: Scene, until: Until) -> None:
     slow = RANK.replace(
         "def note", 'while rank == "1" and not (here / "start").exists():\n    time.sleep(0.05)\ndef note'

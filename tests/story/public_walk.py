@@ -52,7 +52,7 @@ class Stage:
         resume = f"  resume: {json.dumps(script.resume)}\n" if script.resume else ""
         where, limit = ("scheduler: local\n", "") if sandbox is None else ("", '  time: "2:00:00"\n')
         (folder / "ftsupervise.yaml").write_text(
-            f"name: {script.name}\n{where}launch:\n  command: {json.dumps(command)}\n  jobs: 8\n{limit}{resume}"
+            f"name: {script.name}\n{where}launch:\n  command: {json.dumps(command)}\n  jobs: 8\n{limit}{resume}{script.more}"
             f"  env: {json.dumps(given)}\n"
             f"  restart: {{back_off: 0s, in_place: 9, stop_within: 5s, hang: {_HANG}}}\n"
             "alerts:\n  receivers:\n"
@@ -163,6 +163,43 @@ def walk(stage: Stage, until: Until) -> None:
         number += 2
     is_killed(stage, until, number)
     nothing_is_lost(stage)
+
+
+def killed_in_a_save(stage: Stage, until: Until, number: int, files: int) -> bool:
+    """Kill an attempt (SIGKILL) when its second checkpoint holds ``files`` files; return whether the save was cut off."""
+    out = stage.folder / "out"
+    until(lambda: len(stage.attempts()) == number and stage.ranks(number), f"the processes of attempt {number}", _WAIT)
+    begun = max(map(_number, out.glob("checkpoint-*")), default=0)
+    saved = until(
+        lambda: next((one for one in out.glob("checkpoint-*/trainer_state.json") if _number(one.parent) > begun), None),
+        f"a whole checkpoint of attempt {number}",
+        _WAIT,
+    )
+    pids, before = stage.ranks(number), _number(saved.parent)
+
+    def made() -> Path | None:
+        found = max(out.glob("checkpoint-*"), key=_number, default=None)
+        return found if found is not None and _number(found) > before and len(os.listdir(found)) >= files else None
+
+    until_at_once(made, f"a save of attempt {number}", _WAIT)
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    newest = max(out.glob("checkpoint-*"), key=_number)
+    is_over(stage, until, number, "killed by SIGKILL")
+    return not (newest / "trainer_state.json").exists()
+
+
+def _number(checkpoint: Path) -> int:
+    return int(checkpoint.name.rpartition("-")[2])
+
+
+def until_at_once(question: Callable[[], object], what: str, seconds: float) -> None:
+    """Wait for a state that lasts for a few milliseconds."""
+    deadline = time.monotonic() + seconds
+    while not question():
+        assert time.monotonic() < deadline, f"{what} did not come within {seconds:.0f} s"
+        time.sleep(0.001)
 
 
 def goes_on(stage: Stage, until: Until, number: int) -> None:

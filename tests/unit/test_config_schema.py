@@ -86,6 +86,7 @@ checkpoints:
   pattern: "step-*"
   verify: full
   quarantine_after: 3
+  torn: tell
   incremental: 10
   adopt: true
   snapshot_every: 4

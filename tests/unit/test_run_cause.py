@@ -35,6 +35,10 @@ from ftsupervise.scheduler import deadline_from_environment, parse_end_time
         ({"code": 0, "stopped": Cause(CauseKind.TOLD), "past_end": True}, "time limit"),
         ({"code": -9, "stop_signal": signal.SIGTERM, "past_end": True}, "time limit"),
         ({"code": 143, "stop_signal": signal.SIGTERM, "death": Cause(CauseKind.TIME_LIMIT)}, "time limit"),
+        (
+            {"code": 143, "stop_signal": signal.SIGTERM, "death": Cause(CauseKind.REQUEUED)},
+            "put back into the queue: scontrol requeue",
+        ),
         ({"code": 0, "stop_signal": signal.SIGTERM, "stopped": Cause(CauseKind.KILL_SWITCH)}, "kill switch"),
         ({"code": -2, "stop_signal": signal.SIGINT}, "interrupted (SIGINT)"),
         ({"code": 0, "stopped": Cause(CauseKind.HOST_MEMORY)}, "host memory"),

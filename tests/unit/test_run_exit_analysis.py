@@ -58,7 +58,7 @@ from ftsupervise.run.exit_analysis import cause_of, first_death, is_believed, na
             [
                 "slurmstepd-node-0: error: *** STEP 7.0 ON node-0 CANCELLED AT 2026-11-21T08:00:00 DUE TO JOB REQUEUE ***"
             ],
-            "job requeue",
+            "put back into the queue",
         ),
         (
             [
