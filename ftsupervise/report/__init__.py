@@ -14,7 +14,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, NamedTuple
 
 from ftsupervise.report.queues import ask_queues
-from ftsupervise.report.reading import RunReading, read_run, run_name
+from ftsupervise.report.reading import RunReading, read_own, run_name
 from ftsupervise.report.verdict import verdict_of
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def step_of(run: RunReading) -> int | None:
 
 def gather(rundir: RunDir, now: datetime, env: Mapping[str, str]) -> Status:
     """Raises NotFound, NotPermitted when the run directory cannot be read."""
-    run = read_run(rundir, now)
+    run = read_own(rundir, now)
     queues = ask_queues([run], env)
     jobs, blind = queues.of[0]
     verdict, why = verdict_of(run, jobs, blind)
