@@ -66,12 +66,12 @@ def _fits(stem: str) -> bool:
     return bool(_NAME.fullmatch(stem))
 
 
-def read(path: Path, number: int, folder: os.stat_result) -> Generation:
-    """Return the generation ``number`` at ``path``, which lies in ``folder``.
+def read(path: Path, number: int, folder: os.stat_result, at: Path) -> Generation:
+    """Return the generation ``number`` at ``path``, which lies in ``folder``. ``at``: its path in the folder that is held open.
 
     Raises OSError, and ValueError with a sentence.
     """
-    fd = files.open_regular(path)
+    fd = files.open_regular(at)
     try:
         found = os.fstat(fd)
         why = stranger(folder, found) or may_be_changed(folder, found, path)

@@ -21,7 +21,8 @@ import os
 import socket
 import stat
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -32,7 +33,15 @@ from ftsupervise.errors import CannotWrite
 from ftsupervise.findings import AlertState
 from ftsupervise.host import files
 from ftsupervise.host.modes import FOLDER, PAGE, make_folder, set_file_mode
-from ftsupervise.host.ownership import is_private, own_folder, private_folder, shown_user, strangers_link
+from ftsupervise.host.ownership import (
+    NotTrusted,
+    held,
+    is_private,
+    own_folder,
+    private_folder,
+    shown_user,
+    strangers_link,
+)
 from ftsupervise.rundir.paths import sync_directory
 
 KEEP = 24  # generations, and …
@@ -128,21 +137,23 @@ class Journal:
 
     def _newest_in(self, directory: Path) -> tuple[JournalState, int, int]:
         """Return (state, highest number that is taken, the number in the directory that it was made from)."""
+        with _opened(directory) as (here, folder, why):
+            if why:
+                self.problems.append(f"passed over all of {directory}: {why}; ls -ld {directory}")
+            return (JournalState(), 0, -1) if folder is None else self._newest_here(directory, here, folder)
+
+    def _newest_here(self, directory: Path, here: Path, folder: os.stat_result) -> tuple[JournalState, int, int]:
+        """Do the same in ``directory``, which is held open as ``here``."""
         before = list(self.problems)
-        folder, why = _folder(directory)
-        if why:
-            self.problems.append(f"passed over all of {directory}: {why}; ls -ld {directory}")
-        if folder is None:
-            return JournalState(), 0, -1
         for _ in range(5):
             self.problems = list(before)
-            there = sorted(numbers(directory), reverse=True)
+            there = sorted(numbers(here), reverse=True)
             passed = 0
             for number in there:
                 path = directory / f"{number:08d}.json"
                 try:
-                    found = self._read_one(path, number, folder)
-                    state = self._signed(directory, number, folder)
+                    found = self._read_one(path, number, folder, here)
+                    state = self._signed(directory, number, folder, here)
                     return state, _reached(there, number), found.base
                 except FileNotFoundError:
                     break  # pruned between listing and reading: list again
@@ -154,24 +165,25 @@ class Journal:
                 return JournalState(), _reached(there, 0), -1
         return JournalState(), _reached(there, 0), -1
 
-    def _read_one(self, path: Path, number: int, folder: os.stat_result) -> Generation:
+    def _read_one(self, path: Path, number: int, folder: os.stat_result, here: Path) -> Generation:
         if path not in self._read:
-            found = generations.read(path, number, folder)
+            found = generations.read(path, number, folder, here / path.name)
             self._read = {p: g for p, g in self._read.items() if p.parent != path.parent} | {path: found}
         return self._read[path]
 
-    def _signed(self, directory: Path, number: int, folder: os.stat_result) -> JournalState:
+    def _signed(self, directory: Path, number: int, folder: os.stat_result, here: Path) -> JournalState:
         """Return the state of that generation.
 
         If another account wrote it, its silences and acknowledgements bear the names of the accounts that wrote them,
         as far back as there are generations.
         """
-        newest = self._read_one(directory / f"{number:08d}.json", number, folder)
+        newest = self._read_one(directory / f"{number:08d}.json", number, folder, here)
         me, line = os.geteuid(), [newest]
         while line[0].owner not in (me, 0) and len(line) <= KEEP:
             number -= 1
             try:
-                line.insert(0, generations.read(directory / f"{number:08d}.json", number, folder))
+                name = f"{number:08d}.json"
+                line.insert(0, generations.read(directory / name, number, folder, here / name))
             except (OSError, ValueError, MemoryError):
                 break
         return newest.state if newest.owner in (me, 0) else signed(line, shown_user, me)
@@ -190,10 +202,14 @@ class Journal:
             # RUN/watch/journal, but never RUN: when its file system is away, that would be made on the disk beneath
             make_folder(self.directory.parent, FOLDER)
             make_folder(self.directory)
-            _, why = _folder(self.directory)
-        if why:
-            raise PermissionError(errno.EPERM, f"{why}, so nothing is written there", str(self.directory))
-        self._link(self.directory, state, highest)
+        with ExitStack() as until:
+            here, folder = self.directory, None
+            if not why:
+                here, folder, why = until.enter_context(_opened(self.directory))
+            if folder is None:
+                why = f"{why or 'it is not there'}, so nothing is written there"
+                raise PermissionError(errno.EPERM, why, str(self.directory))
+            self._link(self.directory, here, state, highest)
         if _private(self.spare):
             for number in numbers(self.spare):
                 if number <= highest:  # all of it is in the directory now
@@ -202,14 +218,15 @@ class Journal:
     def _commit_to_spare(self, state: JournalState, highest: int) -> None:
         if private_folder(self.spare) is None:
             raise PermissionError(errno.EPERM, "not a private directory of this account", str(self.spare))
-        self._link(self.spare, state, highest)
+        self._link(self.spare, self.spare, state, highest)
 
-    def _link(self, directory: Path, state: JournalState, highest: int) -> None:
+    def _link(self, directory: Path, held_as: Path, state: JournalState, highest: int) -> None:
+        """Write the next generation into ``directory``, which is held open as ``held_as``."""
         number = highest + 1
         here = numbers(self.directory) if not self.away and _folder(self.directory)[0] else set()
         base = -1 if self.away else _reached(here, highest)
-        temp = directory / f".tmp-{socket.gethostname()}-{os.getpid()}-{os.urandom(4).hex()}"
-        target = directory / f"{number:08d}.json"
+        temp = held_as / f".tmp-{socket.gethostname()}-{os.getpid()}-{os.urandom(4).hex()}"
+        target = held_as / f"{number:08d}.json"
         fd = files.create_new(temp, PAGE)
         try:
             try:
@@ -235,10 +252,10 @@ class Journal:
             target.unlink(missing_ok=True)
             raise Lost
         made = Generation(state, base, os.geteuid())
-        self._read = {p: g for p, g in self._read.items() if p.parent != directory} | {target: made}
-        sync_directory(directory)
+        self._read = {p: g for p, g in self._read.items() if p.parent != directory} | {directory / target.name: made}
+        sync_directory(held_as)
         if number % 4 == 0:
-            self._prune(directory, number)
+            self._prune(held_as, number)
 
     def _still_ahead(self, number: int) -> bool:
         """Return False if the number we took had been taken and pruned long ago, while this process was frozen.
@@ -283,6 +300,25 @@ def _folder(directory: Path) -> tuple[os.stat_result | None, str]:
         return None, ""
     why = generations.distrust(directory, found)
     return (None, why) if why else (found, "")
+
+
+@contextmanager
+def _opened(directory: Path) -> Iterator[tuple[Path, os.stat_result | None, str]]:
+    """Hold the folder open, and yield a path that leads to this very one, its stat (None if there is none that is trusted), and
+    why it is not. Where others may write above it, they can exchange it at any moment for a link to another journal."""
+    found, why = _folder(directory)
+    here = directory
+    with ExitStack() as until:
+        if found is not None:
+            try:
+                here = until.enter_context(held(directory))
+                if not os.path.samestat(found, here.stat()):
+                    found, why = None, "another is being put in its place"
+            except NotTrusted as error:
+                found, why = None, error.message
+            except OSError as error:
+                found, why = None, "" if error.errno == errno.ENOENT else error.strerror or ""
+        yield here, found, why
 
 
 def _reached(there: Iterable[int], whole: int) -> int:

@@ -378,8 +378,10 @@ def _forget(job: _Job, entry: FileEntry, file: PartFile) -> None:
 def _as_committed(job: _Job, entry: FileEntry) -> Iterator[bytes]:
     hasher, size = digest.hasher(job.manifest.algorithm), 0
     for piece in pieces_of(root_of(job.checkpoint), entry):
-        hasher.update(piece)
         size += len(piece)
+        if size > entry.size:  # it may have no end, and would fill the place for copies
+            break
+        hasher.update(piece)
         job.limit.take(len(piece))
         job.progress(len(piece))
         yield piece
@@ -404,8 +406,10 @@ def _read_back(job: _Job, entry: FileEntry) -> bool:
     hasher, size = digest.hasher(job.manifest.algorithm), 0
     try:
         for piece in job.store.read(f"{job.folder}/{entry.path}"):
-            hasher.update(piece)
             size += len(piece)
+            if size > entry.size:
+                return False
+            hasher.update(piece)
             job.progress(len(piece))
     except FileNotFoundError:
         return False

@@ -243,8 +243,10 @@ def _fetch(
     def pieces() -> Iterator[bytes]:
         nonlocal size
         for piece in copy.store.read(f"{copy.folder}/{entry.path}"):
-            hasher.update(piece)
             size += len(piece)
+            if size > entry.size:  # it may have no end, and would fill this disk
+                break
+            hasher.update(piece)
             limit.take(len(piece))
             progress(len(piece))
             yield piece

@@ -71,11 +71,11 @@ def _read(places: list[RunDir], now: datetime, troubles: list[str]) -> list[RunR
 
     The trouble of a single run is the error of the command.
     """
-    from ftsupervise.report.reading import read_run
+    from ftsupervise.report.reading import read_own
     from ftsupervise.report.rows import read_side_by_side
 
     if len(places) == 1:
-        return [read_run(places[0], now, row=True)]
+        return [read_own(places[0], now, row=True)]
     found = read_side_by_side({str(place.root): place.root for place in places}, now).values()
     troubles += [one for one in found if isinstance(one, str)]
     return [one for one in found if not isinstance(one, str)]

@@ -76,6 +76,7 @@ def in_group(uid: int, gid: int) -> bool:
 
 
 _ACL, _PASSED_ON = "system.posix_acl_access", "system.posix_acl_default"
+_NO_LIST = (errno.ENODATA, errno.EOPNOTSUPP)  # there is none, or the file system has none
 # the tags of acl(5): its group, the most, accounts and groups
 ACL_GROUP, ACL_MASK, ACL_NAMED = 0x04, 0x10, (0x02, 0x08)
 _LINKS = 40  # as many as the kernel follows
@@ -106,7 +107,7 @@ def distrust(
         return (
             f"the group {group_name(found.st_gid)} may write {os.fspath(path)} (mode {stat.S_IMODE(found.st_mode):04o})"
         )
-    if found.st_mode & stat.S_IWGRP and found.st_gid == group and _others_listed(path, group):
+    if found.st_mode & stat.S_IWGRP and found.st_gid == group and _others_listed(found, path, group):
         return f"an access list lets others write {os.fspath(path)}"
     return ""
 
@@ -218,6 +219,17 @@ def held(folder: str | os.PathLike[str], make: Make | None = None) -> Iterator[P
         os.close(fd)
 
 
+@contextmanager
+def held_to_write(folder: str | os.PathLike[str]) -> Iterator[Path]:
+    """Do as ``held``, for a writer whose caller says why a disk could not be written: what is not trusted is an OSError (EPERM)
+    too. Raises OSError."""
+    try:
+        with held(folder) as here:
+            yield here
+    except NotTrusted as error:
+        raise PermissionError(errno.EPERM, error.message, os.fspath(folder)) from None
+
+
 def strangers_link(path: str | os.PathLike[str]) -> str:
     """Return the link on the way to ``path`` by which another account leads to what is not its own, as a clause; "" when there
     is none.
@@ -313,9 +325,9 @@ def _harmless_group(found: os.stat_result, path: str | os.PathLike[str]) -> bool
     if owner.pw_gid != group.gr_gid or owner.pw_name != group.gr_name or set(group.gr_mem) - {owner.pw_name}:
         return False
     try:
-        return _ACL not in os.listxattr(path, follow_symlinks=False)
-    except OSError:  # a file system without them
-        return True
+        return not _list_of(found, path)
+    except OSError:
+        return False
 
 
 class AclEntry(NamedTuple):
@@ -327,18 +339,38 @@ class AclEntry(NamedTuple):
 
 
 def access_list(path: str | os.PathLike[str] | int, *, follow: bool = False) -> tuple[AclEntry, ...]:
-    """Return the access list of what is at ``path``, or open; () where the mode alone counts."""
+    """Return the access list of what is at ``path``, or open; () where the mode alone counts. Raises OSError where that cannot
+    be seen."""
     try:
         packed = os.getxattr(path, _ACL, follow_symlinks=follow or isinstance(path, int))
-    except OSError:  # it has none, or the file system
-        return ()
+    except OSError as error:
+        if error.errno in _NO_LIST:
+            return ()
+        raise
     body = packed[4:]  # behind its version
     return tuple(AclEntry(*one) for one in struct.iter_unpack("<HHI", body[: len(body) // 8 * 8]))
 
 
-def _others_listed(path: str | os.PathLike[str], group: int) -> bool:
-    """Return whether its access list lets an account, or a group that is not ``group``, write it."""
-    entries = access_list(path)
+def _list_of(found: os.stat_result, path: str | os.PathLike[str]) -> tuple[AclEntry, ...]:
+    """Return the access list of the file that ``found`` is the stat of. Raises OSError where that cannot be seen; ESTALE where
+    another file lies at ``path`` by now."""
+    link = os.O_NOFOLLOW if stat.S_ISLNK(found.st_mode) else 0
+    fd = os.open(path, os.O_PATH | os.O_CLOEXEC | link)
+    try:
+        if not os.path.samestat(found, os.fstat(fd)):
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), os.fspath(path))
+        return access_list(f"/proc/self/fd/{fd}", follow=True)
+    finally:
+        os.close(fd)
+
+
+def _others_listed(found: os.stat_result, path: str | os.PathLike[str], group: int) -> bool:
+    """Return whether its access list lets an account, or a group that is not ``group``, write it; also where that cannot be
+    seen."""
+    try:
+        entries = _list_of(found, path)
+    except OSError:
+        return True
     mask = next((one.bits for one in entries if one.tag == ACL_MASK), 0o7)
     writers = [one for one in entries if one.tag in ACL_NAMED and one.bits & mask & 0o2]
     return any((one.tag, one.who) != (ACL_NAMED[1], group) for one in writers)

@@ -14,7 +14,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, NamedTuple
 
 from ftsupervise.report.queues import ask_queues
-from ftsupervise.report.reading import RunReading, read_run, run_name
+from ftsupervise.report.reading import RunReading, read_own, run_name
 from ftsupervise.report.verdict import verdict_of
 from ftsupervise.report.who_ended import with_ends
 
@@ -72,7 +72,7 @@ def step_of(run: RunReading) -> int | None:
 
 def gather(rundir: RunDir, now: datetime, env: Mapping[str, str]) -> Status:
     """Raises NotFound, NotPermitted when the run directory cannot be read."""
-    run = with_ends([read_run(rundir, now)], env)[0]
+    run = with_ends([read_own(rundir, now)], env)[0]
     queues = ask_queues([run], env)
     jobs, blind = queues.of[0]
     verdict, why = verdict_of(run, jobs, blind)

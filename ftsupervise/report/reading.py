@@ -12,13 +12,15 @@ from typing import NamedTuple
 
 from ftsupervise.errors import from_os_error
 from ftsupervise.host import files
+from ftsupervise.host.in_time import in_time
 from ftsupervise.model import Attempt
 from ftsupervise.report.placing import bad_losses
+from ftsupervise.rundir import pinned
 from ftsupervise.rundir.heartbeat_page import AT_LEAST, LATE, of_the_group, read_beats, watchers
 from ftsupervise.rundir.launches import NEWEST as ALL_LAUNCHES
 from ftsupervise.rundir.launches import LaunchRecord, launches
 from ftsupervise.rundir.ledger import NEWEST, START, backwards, ledger, newest, numbers
-from ftsupervise.rundir.paths import RunDir
+from ftsupervise.rundir.paths import RunDir, state_dir
 from ftsupervise.rundir.progress import ProgressPage, read_progress
 from ftsupervise.rundir.reached import FEW
 from ftsupervise.rundir.steps import read_steps
@@ -31,6 +33,7 @@ _DAY = timedelta(days=1)
 _FEW_ATTEMPTS = 40  # that are read for a row of a run that may wait
 _FEW_LAUNCHES = 20  # that are read for a row: the jobs of older ones have ended
 _NO_ROOM = 65_536  # bytes: none of our pages is larger
+_LOOK = 1.0  # seconds for the note that this account has of the run, on another disk
 _MOST_STARTS = 200  # attempts that are counted as restarts of the last day
 
 
@@ -118,6 +121,18 @@ def read_run(rundir: RunDir, now: datetime, *, row: bool = False) -> RunReading:
         watch=watch,
         full=full,
     )
+
+
+def read_own(rundir: RunDir, now: datetime, *, row: bool = False) -> RunReading:
+    """Do the same for who asks for the run, and not for what lies in its place.
+
+    Raises NotTrusted where another directory lies there than this account has launched, or first watched.
+    """
+    try:
+        in_time(lambda: pinned.require(state_dir(), rundir, copies=True), _LOOK)
+    except OSError:  # of the directory: it is told below
+        pass
+    return read_run(rundir, now, row=row)
 
 
 def _full(rundir: RunDir) -> str:

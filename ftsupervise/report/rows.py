@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from ftsupervise.errors import Error, NotFound
 from ftsupervise.host.in_time import in_time
 from ftsupervise.report.queues import ask_queues
-from ftsupervise.report.reading import RunReading, read_run
+from ftsupervise.report.reading import RunReading, read_own
 from ftsupervise.report.row import RunRow, members, need_of, row_of
 from ftsupervise.report.who_ended import with_ends
 from ftsupervise.rundir.paths import RunDir, state_dir
@@ -163,7 +163,7 @@ class _Readers:
                 break
             self._busy[me] = time.monotonic()
             try:
-                self._done[name] = read_run(RunDir(directory), self._now, row=True)
+                self._done[name] = read_own(RunDir(directory), self._now, row=True)
             except NotFound:
                 self._done[name] = f"{directory} is not there any more"
             except Error as error:

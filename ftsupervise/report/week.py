@@ -23,7 +23,7 @@ from ftsupervise.report.incidents import RunIncident, incidents, standing
 from ftsupervise.report.observed import observes
 from ftsupervise.report.placing import placed
 from ftsupervise.report.queues import ask_queues
-from ftsupervise.report.reading import RunReading, read_run
+from ftsupervise.report.reading import RunReading, read_own
 from ftsupervise.report.row import FINE, RunRow, need_of
 from ftsupervise.report.rows import overview
 from ftsupervise.report.slow import paces_of, slow_periods
@@ -181,7 +181,7 @@ def _unread(row: RunRow, problem: str) -> WeekRow:
 
 def _of_run(row: RunRow, begin: datetime, now: datetime, env: Mapping[str, str]) -> WeekRow:
     rundir = RunDir(row.directory)
-    run = read_run(rundir, now)
+    run = read_own(rundir, now)
     seen = Status(run, row.verdict, row.why, None, "")
     whole = account_of(seen)
     first, last = begin.timestamp(), now.timestamp()

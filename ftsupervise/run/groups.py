@@ -16,6 +16,7 @@ from pathlib import Path
 from ftsupervise.errors import Refused
 from ftsupervise.host.in_time import in_time
 from ftsupervise.host.modes import FOLDER, make_folder
+from ftsupervise.host.ownership import NotTrusted
 from ftsupervise.host.processes import own_command
 from ftsupervise.model import CauseKind, Claim
 from ftsupervise.replicas.environment import environment_of, for_group, on_its_nodes
@@ -188,8 +189,8 @@ class GroupsOfJob:
         who = "its supervisor: the group failed for want of others"
         try:
             done = in_time(lambda: (release_brake(group.rundir, who=who, now=now),), _WRITES)
-        except OSError as error:  # it stays on, which the table says, and no other group is touched
-            self.say(f"{group.row.name}: its brake cannot be taken off: {error.strerror}")
+        except (OSError, NotTrusted) as error:  # it stays on, which the table says, and no other group is touched
+            self.say(f"{group.row.name}: its brake cannot be taken off: {getattr(error, 'strerror', error)}")
             return
         if done is None:
             self.say(f"{group.row.name}: its brake cannot be taken off: {group.rundir.root} does not answer")

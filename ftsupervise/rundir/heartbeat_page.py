@@ -364,13 +364,15 @@ def write_watcher(rundir: RunDir, now: datetime, every: timedelta | None) -> Non
     place = watcher_folder(rundir)
     make_folder(place)
     host, pid = os.uname().nodename, os.getpid()
-    write_json(place / own_watcher(), Watcher(own_watcher(), host, now, every, pid), sync=False)
+    with ownership.held_to_write(place) as here:
+        write_json(here / own_watcher(), Watcher(own_watcher(), host, now, every, pid), sync=False)
 
 
 def remove_watcher(rundir: RunDir) -> None:
     """Record that this watcher was stopped on purpose, so that it is not missed."""
     try:
-        os.unlink(watcher_folder(rundir) / own_watcher())
+        with ownership.held_to_write(watcher_folder(rundir)) as here:
+            os.unlink(here / own_watcher())
     except OSError:
         return
 

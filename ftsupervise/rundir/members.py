@@ -15,6 +15,7 @@ from typing import Annotated, NamedTuple
 
 from ftsupervise.host import processes
 from ftsupervise.host.modes import make_folder
+from ftsupervise.host.ownership import held, held_to_write
 from ftsupervise.model import Attempt, Cause, CauseKind, Failure, FailureKind
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.records import EPOCH, read_record, write_json
@@ -66,13 +67,13 @@ def forget(rundir: RunDir, job: str) -> None:
 
 
 def forget_all(rundir: RunDir) -> None:
-    """Remove all pages: a person has released the brake. Raises OSError."""
+    """Remove all pages: a person has released the brake. Raises OSError, NotTrusted."""
     try:
-        names = os.listdir(_folder(rundir))
+        with held(_folder(rundir)) as here:
+            for name in os.listdir(here):
+                (here / name).unlink(missing_ok=True)
     except FileNotFoundError:
         return
-    for name in names:
-        (_folder(rundir) / name).unlink(missing_ok=True)
 
 
 def without_attempt(rundir: RunDir, reached: int | None, lives: Callable[[str], bool | None]) -> tuple[Attempt, ...]:
@@ -114,9 +115,10 @@ def _read(path: Path) -> MemberPage | None:
 def _write(rundir: RunDir, one: MemberPage) -> None:
     folder = _folder(rundir)
     make_folder(folder)
-    write_json(_page(rundir, one.job), one, sync=False)
-    for old in sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime)[:-_MOST]:
-        old.unlink(missing_ok=True)
+    with held_to_write(folder) as here:
+        write_json(here / _page(rundir, one.job).name, one, sync=False)
+        for old in sorted(here.iterdir(), key=lambda path: path.lstat().st_mtime)[:-_MOST]:
+            old.unlink(missing_ok=True)
 
 
 def _folder(rundir: RunDir) -> Path:

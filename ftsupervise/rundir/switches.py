@@ -5,12 +5,13 @@ Standard library only, and no file in a switch's place can block a read: the gua
 
 import os
 import stat
+from contextlib import ExitStack
 from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from ftsupervise.host import files
-from ftsupervise.host.ownership import in_group, shown_user
+from ftsupervise.host.ownership import held, in_group, shown_user
 from ftsupervise.rundir.paths import STOPPED, RunDir, sync_directory
 from ftsupervise.rundir.records import as_text, parse_object, read_record, time_of, write_json
 from ftsupervise.truth import Health, SwitchState
@@ -242,54 +243,62 @@ def write_brake(rundir: RunDir, brake: Brake, area: Path | None = None) -> None:
 
 
 def release_brake(rundir: RunDir, *, who: str, now: datetime) -> Brake | None:
-    """Release the brake; earlier failures no longer count. Returns the brake that was on, None if none was. Raises OSError.
+    """Release the brake; earlier failures no longer count. Returns the brake that was on, None if none was. Raises OSError,
+    and NotTrusted where a link of another account leads elsewhere.
 
     The jobs that it held stand in ``still_held`` until each has been released, however often that takes.
     """
     from ftsupervise.rundir.ledger import numbers  # here: a quick command has no need of the ledger
     from ftsupervise.rundir.members import forget_all
 
-    found = read_brake(rundir)
-    if found is not None:
-        held = tuple(dict.fromkeys([*still_held(rundir), *found.held]))
-        last = max(numbers(rundir), default=0)
-        write_json(rundir.state / RELEASED, Released(last, who, now.isoformat(), held))
-        forget_all(rundir)
-    try:
-        os.unlink(rundir.state / BRAKE)
-    except FileNotFoundError:
-        return None
-    sync_directory(rundir.state)
+    with ExitStack() as until:
+        try:
+            state = until.enter_context(held(rundir.state))
+        except FileNotFoundError:
+            return None
+        found = _read(Brake, state / BRAKE)
+        if found is not None:
+            jobs = tuple(dict.fromkeys([*_released(state).held, *found.held]))
+            last = max(numbers(rundir), default=0)
+            write_json(state / RELEASED, Released(last, who, now.isoformat(), jobs))
+            forget_all(rundir)
+        try:
+            os.unlink(state / BRAKE)
+        except FileNotFoundError:
+            return None
+        sync_directory(state)
     return found
 
 
-def _released(rundir: RunDir) -> Released:
-    return _read(Released, rundir.state / RELEASED) or Released()
+def _released(state: Path) -> Released:
+    return _read(Released, state / RELEASED) or Released()
 
 
 def still_held(rundir: RunDir) -> tuple[str, ...]:
     """Return jobs that are still on hold because of a released brake. Raises OSError."""
-    return _released(rundir).held
+    return _released(rundir.state).held
 
 
 def let_go(rundir: RunDir, job: str) -> None:
-    """Note that the job has been released. Raises OSError."""
-    before = _released(rundir)
-    write_json(rundir.state / RELEASED, before._replace(held=tuple(one for one in before.held if one != job)))
+    """Note that the job has been released. Raises OSError, NotTrusted."""
+    with held(rundir.state) as state:
+        before = _released(state)
+        write_json(state / RELEASED, before._replace(held=tuple(one for one in before.held if one != job)))
 
 
 def nothing_held(rundir: RunDir) -> None:
-    """Note that none of the jobs that the brake held waits any more; the brake stays on. Raises OSError."""
-    on, before = read_brake(rundir), _released(rundir)
-    if on is not None and on.held:
-        write_brake(rundir, on._replace(held=()))
-    if before.held:
-        write_json(rundir.state / RELEASED, before._replace(held=()))
+    """Note that none of the jobs that the brake held waits any more; the brake stays on. Raises OSError, NotTrusted."""
+    with held(rundir.state) as state:
+        on, before = _read(Brake, state / BRAKE), _released(state)
+        if on is not None and on.held:
+            write_json(state / BRAKE, on._replace(held=()))
+        if before.held:
+            write_json(state / RELEASED, before._replace(held=()))
 
 
 def counts_from(rundir: RunDir) -> int:
     """Return the first attempt whose failures count. Raises OSError."""
-    return _released(rundir).attempt + 1
+    return _released(rundir.state).attempt + 1
 
 
 # The guard records two things of its loop: that the training is complete, and why the loop stopped before that.

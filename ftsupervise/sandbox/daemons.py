@@ -170,7 +170,9 @@ def explained(message: str, said: str) -> Error:
 def last_words(log: Path, most: int = 300) -> str:
     """Return the last lines of a log on one line; "" if there is none."""
     try:
-        text = log.read_bytes()[-4 * most :].decode("utf-8", "replace")
+        with log.open("rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - 4 * most))
+            text = file.read(4 * most).decode("utf-8", "replace")
     except OSError:
         return ""
     return " / ".join(line.strip() for line in text.splitlines() if line.strip())[-most:]

@@ -23,7 +23,7 @@ from typing import NamedTuple
 from ftsupervise.findings import Finding, Notice
 from ftsupervise.host import files
 from ftsupervise.host.modes import as_page, make_folder
-from ftsupervise.host.ownership import user_name
+from ftsupervise.host.ownership import held_to_write, user_name
 from ftsupervise.printable import printable
 from ftsupervise.rundir.paths import RunDir
 
@@ -86,18 +86,23 @@ def append(path: Path, lines: Iterable[EventLine], *, largest: int = LARGEST) ->
     if not payload:
         return
     make_folder(path.parent)
-    lock = _lock(path)
-    try:
-        with suppress(FileNotFoundError):
-            if path.lstat().st_size >= largest:
-                os.replace(path, f"{path}.1")
-        fd = as_page(path)
+    with held_to_write(path.parent) as here:
+        lock = _lock(here / path.name)
         try:
-            _append(fd, payload)
+            _append_locked(here / path.name, payload, largest)
         finally:
-            os.close(fd)
+            os.close(lock)
+
+
+def _append_locked(path: Path, payload: Sequence[bytes], largest: int) -> None:
+    with suppress(FileNotFoundError):
+        if path.lstat().st_size >= largest:
+            os.replace(path, f"{path}.1")
+    fd = as_page(path)
+    try:
+        _append(fd, payload)
     finally:
-        os.close(lock)
+        os.close(fd)
 
 
 def _append(fd: int, payload: Sequence[bytes]) -> None:

@@ -288,7 +288,7 @@ BEFORE: dict[tuple[object, ...], tuple[set[int | None], set[str]]] = {}
 def before(folder: Path, lies: str, name: str, command: click.Command) -> tuple[set[int | None], set[str]]:
     """The codes of a command where nothing hangs, and its words of BLIND: the second time may differ, as with ``launch``."""
     desk = Desk(folder, None, lies, f"well-{name}".replace(" ", "-"))
-    key = (name, desk.by_name, desk.unnamed)
+    key = (name, desk.by_name, desk.unnamed, lies == "home")  # where a home of its own knows no run by name
     if key not in BEFORE:
         desk.typed = tuple(desk.words(name, command))
         codes, words = BEFORE[key] = set(), set()

@@ -286,3 +286,56 @@ def test_the_name_of_who_types_is_not_taken_from_the_environment(run: Path) -> N
         return user_name()
 
     assert as_user(STRANGER, who) == STRANGER
+
+
+class Exchanged(Journal):
+    """Somebody is as fast as can be: ``exchange`` is called between a generation and the removal of the old ones."""
+
+    exchange: Callable[[], object]
+
+    def _still_ahead(self, number: int) -> bool:
+        return number % 4 != 0 or bool(self.exchange()) or True
+
+
+def test_nothing_of_another_journal_is_pruned_where_a_member_exchanges_the_folder(shared: Path) -> None:
+    """A member may rename what lies in ``watch``. The link leads to a journal of the owner's own, which is private."""
+    other, journal = shared.parent / "mine" / "journal", shared / "watch" / "journal"
+
+    def make() -> None:
+        other.mkdir(parents=True)
+        other.parent.chmod(0o700)
+        for number in range(1, 30):
+            path = other / f"{number:08d}.json"
+            path.write_text("mine")
+            os.utime(path, (1, 1))
+
+    as_user(OWNER, make)
+    before = sorted(os.listdir(other))
+    asked, answered = os.pipe(), os.pipe()
+
+    def exchange() -> None:
+        os.read(asked[0], 1)
+        journal.rename(journal.with_name("aside"))
+        journal.symlink_to(other)
+        os.write(answered[1], b"1")
+
+    def write() -> int:
+        for turn in range(1, 29):
+            one = Exchanged(journal, spare=shared.parent / "spares" / "0", keep_for=0)
+            one.exchange = lambda turn=turn: turn == 28 and (os.write(asked[1], b"1"), os.read(answered[0], 1))  # type: ignore[misc]
+            one.change(lambda state, turn=turn: replace(state, announced_through=turn))  # type: ignore[misc]
+        return turn
+
+    pid = os.fork()
+    if pid == 0:
+        as_user(MEMBER, exchange)
+        os._exit(0)
+    try:
+        assert as_user(OWNER, write) == 28
+    finally:
+        os.close(asked[1])
+        os.waitpid(pid, 0)
+    assert journal.is_symlink() and journal.lstat().st_uid == pwd.getpwnam(MEMBER).pw_uid, "she was there"
+    assert sorted(os.listdir(other)) == before
+    kept = sorted(os.listdir(journal.with_name("aside")))
+    assert kept[0] == "00000005.json" and kept[-1] == "00000028.json", "the folder that was judged was worked in"

@@ -28,6 +28,9 @@ from ftsupervise.config.load import leaves, loads, values
 from ftsupervise.config.strict_yaml import dotted
 from ftsupervise.host.modes import as_page
 from ftsupervise.host.ownership import held
+from ftsupervise.rundir import members
+from ftsupervise.rundir.paths import RunDir
+from ftsupervise.rundir.switches import Brake, write_brake
 from ftsupervise.watch.event_lines import EventLine, append
 from tests.neighbours.leftovers import end_all_under
 from tests.neighbours.patience import wait_until
@@ -419,6 +422,33 @@ def test_a_report_by_name_lists_nothing_of_a_directory_that_was_put_in_the_runs_
     assert done.code == 77 and "was replaced by another" in done.said
 
 
+def test_no_status_shows_a_directory_that_was_put_in_the_runs_place_as_the_run(project: Project) -> None:
+    """It is a copy of the run, with a decision that nobody made: all that it says may be forged."""
+
+    def lay() -> None:
+        project.run.rename(project.away)
+        subprocess.run(
+            ["cp", "-r", str(project.away), str(project.run)], stderr=subprocess.DEVNULL, timeout=60, check=False
+        )
+        (project.run / "attempts" / "0001" / "observed").mkdir()
+        told = '{"decision": "hang", "what": "forged", "why": "forged", "at": "2026-11-22T03:00:00+00:00"}'
+        (project.run / "attempts" / "0001" / "observed" / "hang.json").write_text(told)
+
+    assert "exit 0" in project.type("status", "thesis").said
+    project.own(lay, EVE)
+    for words in (
+        ["status", "thesis"],
+        ["status", "thesis", "--json"],
+        ["metrics", "thesis"],
+        ["report", "thesis", "--markdown"],
+    ):
+        done = project.type(*words)
+        assert done.code == 77 and "was replaced by another" in done.said and "forged" not in done.said, (words, done)
+    for words in (["status"], ["report", "--week", "--markdown"]):
+        done = project.type(*words)
+        assert done.code == 0 and "was replaced by another" in done.said and "exit 0" not in done.said, (words, done)
+
+
 @pytest.mark.parametrize(
     "words",
     [
@@ -453,6 +483,74 @@ def test_nothing_that_is_typed_for_a_run_is_written_through_a_link_of_a_stranger
     done = project.type(*words, str(project.run), *more)
     assert done.code == 77 and "is a link of games to what belongs to daemon" in done.said, done
     assert modes(private) == before
+
+
+WRITES = (
+    *(["save"], ["kill", "--yes"], ["clear"], ["clear", "--brake"], ["clear", "--finished"]),
+    *(["observe"], ["observe", "--off"], ["groups", "leave", "g000"], ["groups", "join", "g000"]),
+    *(["nodes", "exclude", "node-1", "--reason", "x"], ["alerts", "silence", "disk"], ["watch", "--no-send"]),
+    *(["checkpoints", "upkeep"], ["checkpoints", "prune", "--last", "2"], ["forget"]),
+)
+
+
+@pytest.mark.parametrize(
+    "laid", ["state/members", "groups", "groups/g000", "groups/g000/state", "groups/g000/state/members"]
+)
+def test_nothing_is_removed_through_a_link_that_lies_deeper_in_a_directory_of_a_stranger(
+    project: Project, laid: str
+) -> None:
+    """The directory in the run's place is a copy of it that everybody may write, but for one folder of it, which is a link."""
+    private = project.home / "private"
+    brake = Brake(why="it failed", held=("7",))
+
+    def make() -> None:
+        for of in (RunDir(project.run), RunDir(project.run).group("g000")):
+            (of.state / "members").mkdir(parents=True, exist_ok=True)
+            of.attempts.mkdir(exist_ok=True)
+            write_brake(of, brake)
+        (project.run / laid).mkdir(parents=True, exist_ok=True)
+        shutil.copytree(project.run / laid, private)
+        (private / "precious").write_text("mine")
+        private.chmod(0o700)
+
+    def lay() -> None:
+        project.run.rename(project.away)
+        subprocess.run(
+            ["cp", "-r", str(project.away), str(project.run)], stderr=subprocess.DEVNULL, timeout=60, check=False
+        )
+        for folder, _, names in os.walk(project.run):
+            Path(folder).chmod(0o777)
+            for name in names:
+                Path(folder, name).chmod(0o666)
+        shutil.rmtree(project.run / laid)
+        (project.run / laid).symlink_to(private)
+
+    def mine() -> dict[str, str]:
+        return {str(one): one.read_text() for one in private.rglob("*") if one.is_file()}
+
+    project.own(make)
+    project.own(lay, EVE)
+    before = mine()
+    for words in WRITES:
+        done = project.type(*words, str(project.run))
+        assert mine() == before, (words, done)
+
+
+@pytest.mark.parametrize("name", ["watchers", "events"])
+def test_no_watch_writes_through_a_link_that_a_member_laid_into_a_shared_watch(project: Project, name: str) -> None:
+    """It leads to the pages of the watch of another run, where a beat would say that one is watched which is not."""
+    other, laid = project.home / "other", project.run / "watch" / name
+    (project.project / "ftsupervise.yaml").write_text(f"{SETTINGS}share: {{watch: true}}\n")
+    done = project.type("launch", "--again", str(project.project / "ftsupervise.yaml"))
+    assert done.code == 0, done.said
+    project.own(other.mkdir)
+    project.own(lambda: (laid.rename(laid.with_name("aside")), laid.symlink_to(other)), EVE)
+    done = project.type("watch", "--no-send", "thesis")
+    assert os.listdir(other) == [], done.said
+    assert "cannot write" in done.said and f"{laid} is a link of games to what belongs to daemon" in done.said
+    project.own(lambda: (laid.unlink(), laid.with_name("aside").rename(laid)), EVE)
+    done = project.type("watch", "--no-send", "thesis")
+    assert "cannot write" not in done.said and (name == "events" or os.listdir(laid)), done.said
 
 
 TYPED = (
@@ -552,6 +650,19 @@ def test_who_can_read_what_is_brought_back_or_told_can_hold_no_lock_of_it(projec
     weights.write_bytes(b"w" * 5)
     assert project.type(*words).code == 0
     assert not partial.exists() and (project.home / "back" / "step-5" / "weights").read_bytes() == b"w" * 5
+
+
+def test_a_member_of_the_chain_prunes_nothing_through_a_link_that_was_laid_behind_its_gate(tmp_path: Path) -> None:
+    run, private = RunDir(tmp_path / "run"), tmp_path / "private"
+    for folder in (run.state, private):
+        folder.mkdir(parents=True)
+    for number in range(100):
+        (private / f"{number}").touch()
+    (run.state / "members").symlink_to(private)
+    os.lchown(run.state / "members", pwd.getpwnam(EVE).pw_uid, GROUP)
+    with pytest.raises(PermissionError, match="is a link of games to what belongs to root"):
+        members.begin(run, "7", datetime.now(timezone.utc), 0)
+    assert len(os.listdir(private)) == 100
 
 
 def test_a_file_that_is_there_is_appended_to_and_opened_to_nobody(tmp_path: Path) -> None:

@@ -90,7 +90,7 @@ def test_a_member_that_waits_for_a_free_node_to_begin_again_is_seen_as_waiting(
     until(lambda: "EXPEDITING" in here.queue(), "Slurm to give the node up", 120)
     assert "WAITING (EXPEDITING)" in here.type("status", here.name)
     checked = here.type("check", "is-running")
-    assert "in the queue" in checked and "to begin again after the loss of a node" in checked, checked
+    assert "waits to begin again after the loss of a node (EXPEDITING), for" in checked, checked
     here.sandbox.run(["scancel", "-n", "wrap"])
     here.sandbox.node("node-1", "start")
     until(lambda: here.trains(2), "the second attempt", 120)

@@ -68,6 +68,7 @@ SAID: dict[str, tuple[str, list[str], list[str]]] = {
         [
             r"scancel \d+ ",
             r"correct launch\.time and launch again: it asks for more time than the partition gives, and it never starts",
+            r"ftsupervise launch \S+/queued   \(once that is corrected\)$",
             r"scontrol show job \d+ ",
         ],
         [r"queue     3 jobs left"],

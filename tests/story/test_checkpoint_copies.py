@@ -183,6 +183,22 @@ def test_a_checkpoint_that_is_damaged_here_is_not_copied(any_store: Store, tmp_p
     assert f"{checkpoint.name}/2.bin" not in any_store.sizes("")
 
 
+def test_a_file_that_grew_without_an_end_fills_no_disk_where_it_is_copied_or_brought_back(tmp_path: Path) -> None:
+    """A sparse file takes no room where it lies. All of it would be written where it is copied to."""
+    checkpoint, far, grown = make(tmp_path / "here", 100), FolderStore(tmp_path / "far"), 300_000_000
+    os.truncate(checkpoint / "2.bin", grown)
+    moved = list[int]()
+    with pytest.raises(CopyDamaged, match=r"2\.bin is not what was committed"):
+        offload(checkpoint, far, now=now, progress=moved.append)
+    whole = make(tmp_path / "there", 200)
+    offload(whole, far, now=now)
+    os.truncate(tmp_path / "far" / whole.name / "2.bin", grown)
+    for copy in copies_in([far])[0]:
+        with pytest.raises(CopyDamaged, match=r"2\.bin"):
+            restore(copy, tmp_path / "back", now=now, progress=moved.append)
+    assert sum(moved) < grown / 10
+
+
 def test_a_bit_that_flips_at_the_far_end_is_found_when_it_is_restored(store: Store, tmp_path: Path) -> None:
     checkpoint = make(tmp_path / "here", 100)
     offload(checkpoint, store, now=now)

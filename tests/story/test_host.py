@@ -13,6 +13,8 @@ import pytest
 
 from ftsupervise.host import files, ownership, processes
 from ftsupervise.printable import printable, printable_lines
+from tests.neighbours import access_lists
+from tests.neighbours.access_lists import give_list
 
 HOSTILE = "import os; os.write(2, b'HOSTILE CODE RAN\\n'); raise SystemExit(3)\n"
 STRANGER = 65534
@@ -148,26 +150,42 @@ def test_a_sticky_folder_is_no_danger_and_an_open_one_is(tmp_path: Path) -> None
     assert "everybody may write" in ownership.distrust(tmp_path.stat(), tmp_path)
 
 
+def given_to_a_stranger(page: Path) -> Path:
+    """``page``, which belongs to a private group, and which an access list lets a stranger write."""
+    page.write_text("x")
+    give_list(page, (access_lists.ACCOUNT, 6, STRANGER), group=4)
+    return page
+
+
 @pytest.mark.root
 def test_an_access_list_behind_a_private_group_counts(tmp_path: Path) -> None:
-    page = tmp_path / "page"
-    page.write_text("x")
-    entries = (
-        (0x01, 6, 0xFFFFFFFF),
-        (0x02, 6, STRANGER),
-        (0x04, 4, 0xFFFFFFFF),
-        (0x10, 6, 0xFFFFFFFF),
-        (0x20, 4, 0xFFFFFFFF),
-    )
-    packed = (2).to_bytes(4, "little") + b"".join(
-        tag.to_bytes(2, "little") + bits.to_bytes(2, "little") + who.to_bytes(4, "little") for tag, bits, who in entries
-    )
-    try:
-        os.setxattr(page, "system.posix_acl_access", packed)
-    except OSError:
-        pytest.skip("this file system has no access lists")
+    page = given_to_a_stranger(tmp_path / "page")
     with pytest.raises(ownership.NotTrusted):
         ownership.read_trusted(page)
+
+
+@pytest.mark.root
+def test_an_access_list_of_what_a_link_of_ones_own_leads_to_counts(tmp_path: Path) -> None:
+    page = given_to_a_stranger(tmp_path / "page")
+    (tmp_path / "link").symlink_to(page)
+    with pytest.raises(ownership.NotTrusted):
+        ownership.read_trusted(tmp_path / "link", follow=True)
+    os.removexattr(page, "system.posix_acl_access")
+    page.chmod(0o660)
+    assert ownership.read_trusted(tmp_path / "link", follow=True) == b"x", "its group is a private one"
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("then", ["it is gone", "another file lies there"])
+def test_an_access_list_counts_where_the_file_was_moved_away_before_it_was_looked_at(tmp_path: Path, then: str) -> None:
+    """Who may write the folder too takes its name away at once: whether it has a list cannot be seen by that name."""
+    page = given_to_a_stranger(tmp_path / "page")
+    found = page.stat()
+    page.rename(tmp_path / "elsewhere")
+    if then != "it is gone":
+        page.write_text("y")
+        page.chmod(0o660)
+    assert "may write" in ownership.distrust(found, page)
 
 
 @pytest.mark.parametrize(

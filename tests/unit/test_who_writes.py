@@ -48,7 +48,6 @@ DEVICE = "a device or a file of the kernel"
 OWN = "the descriptor of a file that this function has just made"
 NARROWER = "takes rights away"
 SAME = "has the rights of the file that it was made from, and stands beside it"
-JOURNAL = "in the journal, whose folder is judged at each read and write (alerts/generations.py)"
 
 
 class Past(NamedTuple):
@@ -59,7 +58,7 @@ class Past(NamedTuple):
 
 
 PAST: dict[str, tuple[Past, ...]] = {
-    "alerts/journal.py": (Past("_link _commit _prune _sweep", JOURNAL),),
+    "alerts/journal.py": (Past("_link _commit _prune _sweep", HELD),),
     "checkpoints/incremental.py": (Past("_replace cut_off", STAGED),),
     "checkpoints/memory_folder.py": (Past("_empty", PRIVATE),),
     "checkpoints/memory_kept.py": (Past("remove", JUDGED),),
@@ -119,11 +118,11 @@ PAST: dict[str, tuple[Past, ...]] = {
     "rundir/heartbeat_page.py": (Past("__init__ ends", PRIVATE), Past("remove_watcher remove_watchers", SHARED)),
     "rundir/ledger.py": (Past("give_back", RUN),),
     "rundir/lineage.py": (Past("_make", RUN),),
-    "rundir/members.py": (Past("forget forget_all _write", RUN),),
+    "rundir/members.py": (Past("forget", RUN), Past("forget_all _write", HELD)),
     "rundir/pinned.py": (Past("forget", STATE),),
     "rundir/unread.py": (Past("forget_unread", RUN),),
     "rundir/observing.py": (Past("forget_observing", TYPED),),
-    "rundir/switches.py": (Past("clear_switch clear_answered put_back", SHARED), Past("release_brake", TYPED)),
+    "rundir/switches.py": (Past("clear_switch clear_answered put_back", SHARED), Past("release_brake", HELD)),
     "sandbox/cluster.py": (Past("_write_files", SANDBOX),),
     "sandbox/daemons.py": (Past("link start_slurmds start_accounting _install _start", SANDBOX),),
     "sandbox/hosts.py": (Past("build _make power_off remove", SANDBOX),),
@@ -133,7 +132,7 @@ PAST: dict[str, tuple[Past, ...]] = {
     "warm/rank_setup.py": (Past("_fresh_standard_files", "descriptors that the rank has already"), Past("_set_oom", DEVICE)),
     "warm/serve.py": (Past("__init__ _check_bounds _on_signal", PRIVATE),),
     "warm/sitecustomize.py": (Past("_announce", PRIVATE),),
-    "watch/event_lines.py": (Past("append", RUN),),
+    "watch/event_lines.py": (Past("_append_locked", HELD),),
 }  # fmt: skip
 
 # Calls that make, move, remove or give rights by a name. ``os.replace`` and ``Path.replace`` are told from ``str.replace``.
