@@ -208,7 +208,10 @@ def one_aside(checkpoint: str, reason: str) -> None:
     from ftsupervise.errors import from_os_error
     from ftsupervise.host.ownership import refuse_link, user_name
 
-    path = Path(checkpoint).absolute()
+    place = find(checkpoint, acts=True)
+    if place.one is None:
+        raise UsageError(f"{checkpoint} is no checkpoint", hint="name one: ftsupervise checkpoints list")
+    path = place.one
     try:
         refuse_link(path)
         put = set_aside(path, f"{reason}, by {user_name()}", datetime.now(timezone.utc))

@@ -160,7 +160,9 @@ class HangMonitor:
     def _progressed(self, verdict: HangVerdict) -> bool:
         states, now = self._states(), time.monotonic()
         again = self._detector.look(now, states, now)
-        if not again.phase:  # no rank reports any more
+        if (
+            not again.phase and again.step is None
+        ):  # no rank reports any more; what was read from an output has no phase
             return False
         if verdict.how is Standstill.STOPPED:
             still = {one.rank for one in states if one.state in ("T", "t")}

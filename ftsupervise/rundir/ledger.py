@@ -115,7 +115,11 @@ def stop_within(rundir: RunDir, number: int) -> float | None:
 
 def torn_of(rundir: RunDir) -> tuple[TornSave, ...]:
     """Return the checkpoints that attempts have found torn when they began, the newest attempt's first. Raises OSError."""
-    return tuple(one for number in numbers(rundir)[::-1][:NEWEST] for one in read_torn(rundir.attempt(number)))
+    try:
+        newest = numbers(rundir)[::-1][:NEWEST]
+    except FileNotFoundError:
+        return ()
+    return tuple(one for number in newest for one in read_torn(rundir.attempt(number)))
 
 
 def kept_of(rundir: RunDir) -> tuple[tuple[int, LeftCheckpoint], ...]:

@@ -262,12 +262,13 @@ def the_loader_sleeps(stage: Stage, until: Until, number: int) -> None:
         assert not stage.is_over(number)
         asleep.touch()
         try:
-            found = is_over(stage, until, number, "hang: ")
+            until(lambda: stage.is_over(number), f"the end of attempt {number}", _WAIT)
         finally:
             asleep.unlink()
     else:
         with silent(stage.folder / stage.script.loads):
-            found = is_over(stage, until, number, "hang: ")
+            until(lambda: stage.is_over(number), f"the end of attempt {number}", _WAIT)
+    found = is_over(stage, until, number, "hang: ")  # the next one has its data by now, however long the notes take
     assert "is stopped" not in found.words
 
 

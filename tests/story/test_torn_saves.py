@@ -308,3 +308,14 @@ def test_a_first_save_whose_files_show_no_layout_yet_is_named_by_the_brake(
     assert f"mv -T {tmp_path}/.quarantine/checkpoint-5 {torn}" in done.stdout
     typed("clear", "--brake", folder=tmp_path, env=env(tmp_path), code=0)
     until(lambda: read_finished(rundir), "the end of the run", 120)
+
+
+def test_only_a_checkpoint_is_set_aside_and_no_run_and_no_folder_of_them(tmp_path: Path) -> None:
+    archive(tmp_path / "out/checkpoint-5/model.pt")
+    archive(tmp_path / "out/checkpoint-6/model.pt")
+    done = typed("checkpoints", "set-aside", tmp_path / "out", folder=tmp_path, env=env(tmp_path))
+    assert done.returncode and "is no checkpoint" in done.stderr and len(os.listdir(tmp_path / "out")) == 2
+    done = typed("checkpoints", "set-aside", tmp_path / "out/checkpoint-7", folder=tmp_path, env=env(tmp_path))
+    assert done.returncode == 66, done
+    typed("checkpoints", "set-aside", tmp_path / "out/checkpoint-6", folder=tmp_path, env=env(tmp_path), code=0)
+    assert sorted(os.listdir(tmp_path / "out")) == [".quarantine", "checkpoint-5"]

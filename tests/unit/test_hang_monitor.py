@@ -13,15 +13,18 @@ from ftsupervise.ranks.hang_monitor import HangMonitor, SeenFromOutside
 from ftsupervise.truth import RankState
 
 
+@pytest.mark.parametrize("phase", ["train", ""], ids=["the guard", "read from the output"])
 @pytest.mark.parametrize("goes_on", [True, False])
-def test_a_stopped_rank_that_somebody_lets_go_on_meanwhile_is_let_alone(tmp_path: Path, goes_on: bool) -> None:
-    """Its next step takes longer than the evidence."""
+def test_a_stopped_rank_that_somebody_lets_go_on_meanwhile_is_let_alone(
+    tmp_path: Path, goes_on: bool, phase: str
+) -> None:
+    """Its next step takes longer than the evidence. What is read from an output has no phase."""
     began, state = time.monotonic(), "T"
 
     def pulses() -> list[RankState]:
         now = time.monotonic()
         return [
-            RankState(rank, "node-0", 50, "train", began, began, now, rank + 1, state if rank else "S", 1.0)
+            RankState(rank, "node-0", 50, phase, began, began, now, rank + 1, state if rank else "S", 1.0)
             for rank in (0, 1)
         ]
 
@@ -30,7 +33,7 @@ def test_a_stopped_rank_that_somebody_lets_go_on_meanwhile_is_let_alone(tmp_path
         state = "R" if goes_on else "T"
         return {}
 
-    past = GapHistory({"train": PhaseStats(0.05, 1000)})
+    past = GapHistory({phase: PhaseStats(0.05, 1000)})
     monitor = HangMonitor(Detector(HangLimits(floor=1.0), past), pulses, evidence, tmp_path)
     verdict = None
     while verdict is None and time.monotonic() - began < 60 and state == "T":
