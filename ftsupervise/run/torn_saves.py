@@ -53,7 +53,7 @@ def look_before(place: ScriptPlace, number: int, policy: TornPolicy, wait: Calla
         before = list(islice(ledger.backwards(place.rundir, number), _RECENT))
     except OSError:
         return True
-    if not before or before[0].resumed is not None or before[0].exit_code == 0 or place.rundir.whole is not None:
+    if not before or _asks_guard(before[0]) or before[0].exit_code == 0 or place.rundir.whole is not None:
         return True
     found = [(one, attempt) for one in _search(place) if (attempt := _during(before, one.at)) is not None]
     if not found:
@@ -81,6 +81,11 @@ def look_before(place: ScriptPlace, number: int, policy: TornPolicy, wait: Calla
         except OSError:  # the log has it
             pass
     return True
+
+
+def _asks_guard(one: Attempt) -> bool:
+    """Return whether its loop asked the guard for a checkpoint, or took snapshots, which only ``guard.restore`` brings back."""
+    return one.resumed is not None or one.begins is not None
 
 
 def _search(place: ScriptPlace) -> tuple[Torn, ...]:
