@@ -60,7 +60,7 @@ def checkpoints() -> None:
     ftsupervise checkpoints prune --dry-run   which old ones may go
     ftsupervise checkpoints offload           copy the newest one elsewhere
     ftsupervise checkpoints restore           bring the newest copy back
-    ftsupervise checkpoints set-aside DIR     move one out of the way of its loader
+    ftsupervise checkpoints set-aside DIR     keep a loader from taking this one
     ftsupervise checkpoints anew              set all aside, and begin at step 0
 
     RUN, where it is named, is a directory, an ftsupervise.yaml, or a name; default: ./ftsupervise.yaml. A directory that is no

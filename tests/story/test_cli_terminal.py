@@ -66,8 +66,8 @@ def test_lines_break_between_words_and_a_command_to_type_stays_whole(rundir: Run
     prose = [line for line in shown.splitlines() if command not in line]
     assert max(map(len, prose)) <= 80
     assert " ".join(" ".join(prose).split()).startswith(
-        f"The save switch of {rundir.root.name} is up. It saves at the next step after its guard looks: within a second or "
-        "so, 60 s at worst on a shared file system, and takes the switch down."
+        f"The save switch of {rundir.root.name} is up. No attempt of it runs now. The next one with a guard saves at its "
+        "first step, and takes the switch down."
     )
 
 
