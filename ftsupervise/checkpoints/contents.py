@@ -34,6 +34,10 @@ class Contents(NamedTuple):
     folders: dict[str, os.stat_result]
     irregular: dict[str, str]
 
+    def stats(self) -> tuple[os.stat_result, ...]:
+        """Return those of all folders and files."""
+        return (*self.folders.values(), *(one.facts for one in self.files.values()))
+
 
 def contents_of(checkpoint: Path) -> Contents:
     """Walk a checkpoint, a folder or one file, without our own folder in it. No link is followed.

@@ -16,13 +16,15 @@ from __future__ import annotations
 import errno
 import os
 import re
+import stat
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
 from ftsupervise.checkpoints.manifest import FOLDER_NAME
 from ftsupervise.host.modes import make_folder
-from ftsupervise.host.ownership import user_name
+from ftsupervise.host.ownership import held_to_write, user_name
 from ftsupervise.rundir import fence, ledger
 from ftsupervise.rundir.paths import RunDir, sync_directory
 from ftsupervise.rundir.records import read_record, write_json
@@ -60,31 +62,38 @@ def set_aside(checkpoint: Path, reason: str, at: datetime, *, area: Path | None 
     """
     quarantine = _place_for(checkpoint)
     make_folder(quarantine)
-    here = checkpoint
-    if area is not None:
-        here = area / f"{fence.ASIDE}{checkpoint.name}"
-        _move(checkpoint, here, area)
-    page = _Page(checkpoint.name, reason, at, user_name(), str(checkpoint))
-    of_its_own = here.is_dir() and not here.is_symlink()
-    if of_its_own:
-        make_folder(here / FOLDER_NAME)
-        write_json(here / FOLDER_NAME / _PAGE, page)
+    with held_to_write(quarantine) as into:
+        here = checkpoint
+        if area is not None:
+            here = area / f"{fence.ASIDE}{checkpoint.name}"
+            _move(checkpoint, here, area)
+        page = _Page(checkpoint.name, reason, at, user_name(), str(checkpoint))
+        of_its_own = here.is_dir() and not here.is_symlink()
+        if of_its_own:
+            make_folder(here / FOLDER_NAME)
+            write_json(here / FOLDER_NAME / _PAGE, page)
+        target = _moved(here, into, checkpoint.name, area)
+        if not of_its_own:
+            write_json(_page_beside(target), page)
+        sync_directory(into)
+        sync_directory(checkpoint.parent)
+    return quarantine / target.name
+
+
+def _moved(source: Path, quarantine: Path, name: str, area: Path | None) -> Path:
+    """Move it to the first name that is free. Raises OSError."""
     for turn in range(1, _TURNS):
-        target = quarantine / (checkpoint.name if turn == 1 else f"{checkpoint.name}~{turn}")
+        target = quarantine / (name if turn == 1 else f"{name}~{turn}")
         if os.path.lexists(target):
             continue
         try:
-            _move(here, target, area)
+            _move(source, target, area)
         except OSError as error:  # another one was faster: a folder is never renamed over one that holds something
             if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
                 continue
             raise
-        if not of_its_own:
-            write_json(_page_beside(target), page)
-        sync_directory(quarantine)
-        sync_directory(checkpoint.parent)
         return target
-    raise OSError(errno.EEXIST, f"holds {_TURNS} checkpoints called {checkpoint.name} already", str(quarantine))
+    raise OSError(errno.EEXIST, f"holds {_TURNS} checkpoints called {name} already", str(quarantine))
 
 
 def _move(source: Path, target: Path, area: Path | None) -> None:
@@ -102,7 +111,19 @@ def _place_for(checkpoint: Path) -> Path:
         return folder / QUARANTINE
     above = folder.parent
     can_move = os.access(above, os.W_OK) and above.stat().st_dev == checkpoint.lstat().st_dev
-    return (above if can_move else folder) / QUARANTINE
+    return (above if can_move and _is_of(above / QUARANTINE, folder) else folder) / QUARANTINE
+
+
+def _is_of(quarantine: Path, folder: Path) -> bool:
+    """Return whether a quarantine that lies beside ``folder`` is none of another account, which may write above it alone."""
+    try:
+        found = quarantine.lstat()
+    except FileNotFoundError:
+        return True
+    accounts = {0, os.geteuid()}
+    with suppress(FileNotFoundError):
+        accounts.add(folder.stat().st_uid)
+    return stat.S_ISDIR(found.st_mode) and found.st_uid in accounts
 
 
 def _page_beside(path: Path) -> Path:
@@ -113,7 +134,8 @@ def quarantined(folder: Path) -> tuple[Quarantined, ...]:
     """Return the checkpoints of ``folder`` that were set aside, by name. Raises OSError."""
     found = [_one(folder / QUARANTINE / name) for name in _names(folder / QUARANTINE)]
     beside = folder.parent / QUARANTINE
-    found += [one for one in (_one(beside / name) for name in _names(beside)) if Path(one.was).parent == folder]
+    names = _names(beside) if _is_of(beside, folder) else []
+    found += [one for one in (_one(beside / name) for name in names) if Path(one.was).parent == folder]
     return tuple(found)
 
 

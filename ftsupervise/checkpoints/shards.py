@@ -26,9 +26,7 @@ from ftsupervise.host import files
 from ftsupervise.rundir.records import Exact, read_record, write_json
 
 PATIENCE = 30.0  # seconds for the lists of other nodes to be seen here
-APART = (
-    60.0  # seconds between the starts of the ranks of a launch, before any of them saves; torchrun starts them together
-)
+APART = 60.0  # seconds between the starts of the ranks of a launch, before any of them saves
 BESIDE = 900.0  # seconds for a rank that has begun to write its part
 _HERE, _FAILED = "here", "failed"  # endings of the marks of ranks that write without a barrier
 _NUMBERED = (

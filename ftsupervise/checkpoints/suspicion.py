@@ -85,8 +85,9 @@ def may_come_of_a_checkpoint(one: Attempt) -> bool:
     """Return whether it ended in a way in which a program ends that cannot use what it has loaded."""
     if one.failure is None or one.failure.kind not in _OF_THE_PROGRAM or one.hardware:
         return False
-    by_a_signal = one.failure.kind is FailureKind.SIGNAL and one.cause is not None
-    return not (by_a_signal and one.cause is not None and one.cause.first.killed_by in _SENT)
+    if one.failure.kind is not FailureKind.SIGNAL or one.cause is None:
+        return True
+    return one.cause.first.killed_by not in _SENT
 
 
 def _set_aside(newest_first: Iterable[Attempt]) -> int:

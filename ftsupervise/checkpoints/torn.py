@@ -13,13 +13,13 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
 from ftsupervise.checkpoints.contents import Contents, contents_of
-from ftsupervise.checkpoints.find import ONE_FILE, unfinished
+from ftsupervise.checkpoints.find import ONE_FILE
 from ftsupervise.checkpoints.layouts import (
     NO_WEIGHTS,
     Recognised,
@@ -32,7 +32,7 @@ from ftsupervise.checkpoints.layouts import (
     tracker_of,
 )
 from ftsupervise.checkpoints.manifest import CheckpointLayout as Layout
-from ftsupervise.checkpoints.written import DEEP, MOST, NOT_IN, Trusted
+from ftsupervise.checkpoints.written import Trusted, folders_below
 
 _RANDOM_STATES = "random_states_0.pkl"  # of accelerate: written last of what it saves by itself
 _BACK = 20  # older ones that are looked at
@@ -61,27 +61,20 @@ def find_torn(folders: Iterable[Path], without: Iterable[Path], trusted: Trusted
 
     What another account than the ``trusted`` ones has made, or put into one, is none of the run's.
     """
-    found, seen, barred = list[Torn](), set[str](), frozenset(map(os.path.realpath, without))
-    for top in folders:
-        for group in _groups(top, barred, seen, trusted):
-            try:
-                torn = _newest_of(group, trusted)
-            except OSError:
-                continue
-            if torn is not None:
+    found: list[Torn] = []
+    for group in _groups(folders, without, trusted):
+        with suppress(OSError):
+            if (torn := _newest_of(group, trusted)) is not None:
                 found.append(torn)
     return tuple(found)
 
 
 def last_written(folders: Iterable[Path], without: Iterable[Path], trusted: Trusted) -> Path | None:
     """Return the newest of its kind that was written last, whole or not; None where there is none below ``folders``."""
-    found, seen, barred = dict[Path, float](), set[str](), frozenset(map(os.path.realpath, without))
-    for top in folders:
-        for group in _groups(top, barred, seen, trusted):
-            try:
-                found[group[0]] = group[0].lstat().st_mtime
-            except OSError:
-                continue
+    found: dict[Path, float] = {}
+    for group in _groups(folders, without, trusted):
+        with suppress(OSError):
+            found[group[0]] = group[0].lstat().st_mtime
     return max(found, key=lambda path: found[path], default=None)
 
 
@@ -104,36 +97,22 @@ def _step(path: Path) -> int:
     return step_of(path.name) or 0
 
 
-def _groups(top: Path, barred: frozenset[str], seen: set[str], trusted: Trusted) -> Iterator[list[Path]]:
+def _groups(folders: Iterable[Path], without: Iterable[Path], trusted: Trusted) -> Iterator[list[Path]]:
     """Yield the checkpoints of each folder that are named alike, the newest first; one file without a step by itself."""
-    left, waiting = {True: MOST, False: MOST}, deque([(top, 0)])
-    while waiting:
-        folder, depth = waiting.popleft()
-        real = os.path.realpath(folder)
-        if real in seen or real in barred:
-            continue
-        seen.add(real)
-        alike: dict[str, list[Path]] = {}
-        try:
-            with os.scandir(folder) as entries:
-                for entry in entries:
-                    facts = entry.stat(follow_symlinks=False)
-                    ours = trusted(facts)
-                    left[ours] -= 1
-                    if left[ours] < 0:
-                        break
-                    if not ours or unfinished(entry.name):
-                        continue
-                    is_folder, path = stat.S_ISDIR(facts.st_mode), folder / entry.name
-                    if is_folder and not says_step(entry.name):
-                        if depth < DEEP and entry.name not in NOT_IN:
-                            waiting.append((path, depth + 1))
-                    elif is_folder or (stat.S_ISREG(facts.st_mode) and entry.name.endswith(ONE_FILE)):
-                        alike.setdefault(_form(entry.name) if says_step(entry.name) else entry.name, []).append(path)
-        except OSError:
-            continue
-        for paths in alike.values():
-            yield sorted(paths, key=_step, reverse=True)
+    seen, barred = set[str](), frozenset(map(os.path.realpath, without))
+
+    def closed(name: str, facts: os.stat_result) -> bool:
+        return says_step(name) or not trusted(facts)
+
+    for top in folders:
+        for folder, _, entries in folders_below(top, barred, trusted, seen, closed):
+            alike: dict[str, list[Path]] = {}
+            for name, facts in entries:
+                a_folder = stat.S_ISDIR(facts.st_mode) and says_step(name)
+                if trusted(facts) and (a_folder or (stat.S_ISREG(facts.st_mode) and name.endswith(ONE_FILE))):
+                    alike.setdefault(_form(name) if says_step(name) else name, []).append(folder / name)
+            for paths in alike.values():
+                yield sorted(paths, key=_step, reverse=True)
 
 
 def _newest_of(group: Sequence[Path], trusted: Trusted) -> Torn | None:
@@ -191,13 +170,11 @@ def _as_its_neighbour(newest: Path, contents: Contents, found: Recognised, whole
 
 
 def _all(contents: Contents, trusted: Trusted) -> bool:
-    facts = (*contents.folders.values(), *(one.facts for one in contents.files.values()))
-    return not contents.irregular and all(map(trusted, facts))
+    return not contents.irregular and all(map(trusted, contents.stats()))
 
 
 def _written_at(contents: Contents) -> float:
-    facts = (*contents.folders.values(), *(one.facts for one in contents.files.values()))
-    return max(one.st_mtime for one in facts)
+    return max(one.st_mtime for one in contents.stats())
 
 
 def _signature(contents: Contents) -> tuple[tuple[str, int, int], ...]:

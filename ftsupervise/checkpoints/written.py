@@ -21,7 +21,7 @@ import shutil
 import stat
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -36,9 +36,9 @@ from ftsupervise.truth import LeftCheckpoint
 _SURE = (".pt", ".pth", ".ckpt", ".safetensors", ".keras", ".msgpack", ".pdparams", ".weights", ".distcp")
 _PERHAPS = (".h5", ".hdf5", ".npz", ".pkl", ".bin", ".tar", ".rds", ".jld2")  # of data too
 _WORDS = ("ckpt", "checkpoint", "model", "weight", "state", "param", "optim", "snapshot", "backup")
-NOT_IN = frozenset(("node_modules", "__pycache__", "site-packages", "wandb", "mlruns"))
-DEEP = 4  # folders below each that is searched
-MOST = 20_000  # entries below each of them, of those that are trusted and of all others: these may fill a folder
+_NOT_IN = frozenset(("node_modules", "__pycache__", "site-packages", "wandb", "mlruns"))
+_DEEP = 4  # folders below each that is searched
+_MOST = 20_000  # entries below each of them, of those that are trusted and of all others: these may fill a folder
 _FICLONE = 0x40049409
 _PIECE = 8 << 20  # bytes
 _ROOM = 2  # times its size must be free
@@ -107,33 +107,54 @@ def _candidates(
 def _below(
     top: Path, since: float, until: float, without: frozenset[str], trusted: Trusted, seen: set[str]
 ) -> Iterator[tuple[Path, float]]:
-    left, waiting = {True: MOST, False: MOST}, deque([(top, 0)])  # whether they are trusted
+    for folder, depth, entries in folders_below(top, without, trusted, seen):
+        for name, found in entries:
+            if not stat.S_ISREG(found.st_mode) or not _like_a_checkpoint(folder.name, name):
+                continue
+            if trusted(found) and since <= found.st_mtime <= until:
+                whole = _whole(folder, name, depth)
+                try:
+                    if trusted(whole.lstat()):
+                        yield whole, found.st_mtime
+                except OSError:
+                    continue
+
+
+def folders_below(
+    top: Path,
+    without: Collection[str],
+    trusted: Trusted,
+    seen: set[str],
+    closed: Callable[[str, os.stat_result], bool] = lambda name, facts: False,
+) -> Iterator[tuple[Path, int, list[tuple[str, os.stat_result]]]]:
+    """Yield ``top`` and the folders below it, as deep and as wide as checkpoints are looked for: each with its depth, and with
+    the names and the stats in it. What is unfinished by its name is left out, and so is what cannot be read.
+
+    ``without`` and ``seen``: real paths that are passed over; each folder is added to ``seen``. ``closed``: whether the search
+    does not go into a folder, by its name and stat.
+    """
+    left, waiting = {True: _MOST, False: _MOST}, deque([(top, 0)])  # whether they are trusted
     while waiting:
         folder, depth = waiting.popleft()
         real = os.path.realpath(folder)
         if real in seen or real in without:
             continue
         seen.add(real)
-        try:
-            with os.scandir(folder) as entries:
-                for entry in entries:
-                    found = entry.stat(follow_symlinks=False)
-                    ours = trusted(found)
-                    left[ours] -= 1
-                    if left[ours] < 0:
-                        break
-                    if stat.S_ISDIR(found.st_mode):
-                        if depth < DEEP and entry.name not in NOT_IN and not unfinished(entry.name):
-                            waiting.append((folder / entry.name, depth + 1))
-                        continue
-                    if not _like_a_checkpoint(folder.name, entry.name) or unfinished(entry.name):
-                        continue
-                    if ours and stat.S_ISREG(found.st_mode) and since <= found.st_mtime <= until:
-                        whole = _whole(folder, entry.name, depth)
-                        if trusted(whole.lstat()):
-                            yield whole, found.st_mtime
-        except OSError:
-            continue
+        found: list[tuple[str, os.stat_result]] = []
+        with suppress(OSError), os.scandir(folder) as entries:
+            for entry in entries:
+                facts = entry.stat(follow_symlinks=False)
+                ours = trusted(facts)
+                left[ours] -= 1
+                if left[ours] < 0:
+                    break
+                if unfinished(entry.name):
+                    continue
+                found.append((entry.name, facts))
+                goes_in = stat.S_ISDIR(facts.st_mode) and depth < _DEEP and entry.name not in _NOT_IN
+                if goes_in and not closed(entry.name, facts):
+                    waiting.append((folder / entry.name, depth + 1))
+        yield folder, depth, found
 
 
 def _like_a_checkpoint(folder: str, name: str) -> bool:

@@ -284,13 +284,10 @@ def _saved(found: RunDetail) -> Iterator[str]:
         for reason, times in reasons.most_common(3):
             yield f"  aside     {count(times, 'checkpoint')} set aside: {printable(reason, 200)}"
     torn = [(one.number, each) for one in found.status.attempts[-_TORN:] for each in one.torn]
-    if aside := [(number, one) for number, one in torn if one.aside]:
-        number, one = aside[-1]
-        more = f"; {len(aside) - 1} more: ftsupervise checkpoints list" if len(aside) > 1 else ""
+    aside = [pair for pair in torn if pair[1].aside]
+    for number, one in (*aside[-1:], *(pair for pair in torn[-1:] if not pair[1].aside)):
+        more = f"; {len(aside) - 1} more: ftsupervise checkpoints list" if one.aside and len(aside) > 1 else ""
         yield f"  torn      before attempt {number}: {printable(f'{one.words()}; {one.now()}', 900)}{more}"
-    for number, one in torn[-1:]:
-        if not one.aside:
-            yield f"  torn      before attempt {number}: {printable(f'{one.words()}; {one.now()}', 900)}"
 
 
 def _resumes(seen: Status) -> Iterator[str]:

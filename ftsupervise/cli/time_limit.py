@@ -34,9 +34,7 @@ ANSWER = 12.0  # seconds
 _SLURM = 8.0  # … of which for Slurm's commands, all together
 _LAUNCH = 30.0  # seconds for all that ``launch`` asks Slurm before it submits, its dry run included: it is typed once
 _TRIAL = 4.0  # … of which for those of the dry run that comes first
-_MOST = (
-    60.0  # more of them at most, where the machine is so busy that the child, or what it has begun, waits for its turn
-)
+_MOST = 60.0  # more of them at most, where the machine is so busy that the child, or what it began, waits for its turn
 _TRIED = 30.0  # seconds for a dry run in which something moves: it is slow, and does not hang
 _QUIET = 4.0  # seconds in which nothing has moved: it hangs, once ANSWER is over
 _LOOK = 0.25  # seconds between two looks at what moves

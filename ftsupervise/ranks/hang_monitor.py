@@ -55,9 +55,7 @@ class HangMonitor:
         outside: Callable[[], SeenFromOutside] = SeenFromOutside,
     ) -> None:
         self.due = time.monotonic()
-        self.hangs_at: float | None = (
-            None  # monotonic: the present standstill is a hang then; None: not known, or never
-        )
+        self.hangs_at: float | None = None  # monotonic: the standstill is a hang then; None: not known, or never
         self._last = HangVerdict(HangState.FINE)  # while a rank reported
         self._accused: tuple[float, int | None] | None = (
             None  # since when the others say that it hangs, and its step then
@@ -160,9 +158,7 @@ class HangMonitor:
     def _progressed(self, verdict: HangVerdict) -> bool:
         states, now = self._states(), time.monotonic()
         again = self._detector.look(now, states, now)
-        if (
-            not again.phase and again.step is None
-        ):  # no rank reports any more; what was read from an output has no phase
+        if not again.phase and again.step is None:  # no rank reports; a step that was read from an output has no phase
             return False
         if verdict.how is Standstill.STOPPED:
             still = {one.rank for one in states if one.state in ("T", "t")}

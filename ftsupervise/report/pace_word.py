@@ -32,39 +32,49 @@ class PaceWord(NamedTuple):
     why: str = ""
 
 
+class _Judged(NamedTuple):
+    """A word, as it is judged. ``stands``: ``why`` is that it makes no step."""
+
+    word: str
+    why: str = ""
+    stands: bool = False
+
+
 def pace_word(run: RunReading) -> PaceWord:
-    word, why = _word(run)
+    word, why, stands = _word(run)
     if run.full and word in ("HUNG", "STALLED", "SILENT"):
         why = f"{run.full}; {why}"  # the cause first
-    elif why and (word == "HUNG" or why == _no_step(run, _moved(run))) and (end := hang_end(run.page, run.at).words):
+    elif stands and (end := hang_end(run.page, run.at).words):
         why = f"{why}; {end}"
     return PaceWord(word, why)
 
 
-def _word(run: RunReading) -> PaceWord:
+def _word(run: RunReading) -> _Judged:
     found, late, moved = run.watch.found, run.watch.late, _moved(run)
     judged = frozenset(() if found is None or late else found.judges)
     hang, slow = _alert(run, "hang"), _alert(run, "throughput")
     if found is not None and hang is not None and (moved is None or moved <= found.at.timestamp()) and not _anew(run):
-        return PaceWord("HUNG", f"{hang.summary}{_age(run, found.at.timestamp())}")
+        return _Judged("HUNG", f"{hang.summary}{_age(run, found.at.timestamp())}", stands=True)
     page = run.page
     if page is not None and page.hung:
-        return PaceWord("HUNG", f"{page.hung}{_age(run, page.at.timestamp())}")
+        return _Judged("HUNG", f"{page.hung}{_age(run, page.at.timestamp())}", stands=True)
     fresh = page is not None and abs((run.at - page.at).total_seconds()) < FRESH
     if fresh and judged.isdisjoint({"hang"}) and (stands := _stands(run, moved)):
-        return PaceWord("HUNG", stands)
-    halt = _stalled(run) or PaceWord("STALLED", _told(run, moved) if judged.isdisjoint({"hang"}) else "")
+        return _Judged("HUNG", stands, stands=True)
+    halt = _stalled(run) or _Judged("STALLED", _told(run, moved) if judged.isdisjoint({"hang"}) else "", stands=True)
     if halt.why:
         return halt
     if found is not None and slow is not None:
-        return PaceWord("SLOW", f"{slow.summary}{_age(run, found.at.timestamp())}")
+        return _Judged("SLOW", f"{slow.summary}{_age(run, found.at.timestamp())}")
     if page is not None and fresh and judged.isdisjoint({"throughput"}) and page.steady is not None and page.usual:
         from ftsupervise.rundir.step_rates import is_slow
 
         if is_slow(page.steady, page.usual):
             share = f"{100 * page.steady / page.usual:.0f} %"
-            return PaceWord("SLOW", f"{3600 * page.steady:,.4g} steps in its last hour, {share} of what is usual")
-    return PaceWord("", _no_step(run, moved) or left_behind(run))
+            return _Judged("SLOW", f"{3600 * page.steady:,.4g} steps in its last hour, {share} of what is usual")
+    if none := _no_step(run, moved):
+        return _Judged("", none, stands=True)
+    return _Judged("", left_behind(run))
 
 
 def heard(run: RunReading) -> datetime | None:
@@ -81,7 +91,7 @@ def moves(run: RunReading) -> bool:
     return at is not None and _since(run, at) < _SILENT and not _no_step(run, _moved(run))
 
 
-def _stalled(run: RunReading) -> PaceWord | None:
+def _stalled(run: RunReading) -> _Judged | None:
     """Return the word for a run whose job runs and that is not at work or not heard; None where it is, or nothing tells."""
     last = run.last
     if last is None:
@@ -89,13 +99,13 @@ def _stalled(run: RunReading) -> PaceWord | None:
     if last.ended is not None:
         since = _since(run, last.ended)
         words = f"attempt {last.number} ended {show_duration(since)} ago, and none has begun since"
-        return PaceWord("STALLED", words) if since > _SILENT else None
+        return _Judged("STALLED", words) if since > _SILENT else None
     at = heard(run)
     if at is None:  # without a guard and before the first page there is nothing to hear
         return None
     since = _since(run, max(at, last.started))
     if since > _SILENT:
-        return PaceWord("SILENT", f"nothing was heard of attempt {last.number} for {show_duration(since)}")
+        return _Judged("SILENT", f"nothing was heard of attempt {last.number} for {show_duration(since)}")
     return None
 
 

@@ -59,9 +59,7 @@ class RunRow(NamedTuple):
     asks: bool = False  # and that only asks whether it is finished
     reason: Annotated[str, 1000] = ""  # ``why`` without what to type, where that is in it
     percent: float | None = None  # by its own words, where it prints no step
-    ends_hang: bool | None = (
-        None  # its standstill is ended by its supervisor; None: it does not stand, or that is not known
-    )
+    ends_hang: bool | None = None  # its supervisor ends its standstill; None: it does not stand, or that is not known
     here: bool = False  # of the directory, or the job, in which this was asked
 
 

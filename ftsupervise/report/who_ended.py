@@ -21,28 +21,23 @@ _ASKED = 20  # of the newest attempts of a run
 def with_ends(runs: Sequence[RunReading], env: Mapping[str, str]) -> list[RunReading]:
     """Return ``runs``, their attempts with what Slurm's accounting knows of those that were asked to stop, or left no record.
     One question for all, and none where no attempt ended so."""
-    jobs = [one.job_id for run in runs for one in _last_of_jobs(run.attempts) if _may_be_known(one)]
+    asked = [{one.number: one.job_id for one in _last_of_jobs(run.attempts) if _may_be_known(one)} for run in runs]
+    jobs = tuple(dict.fromkeys(job for of_run in asked for job in of_run.values()))
     if not jobs:
         return list(runs)
     from ftsupervise.scheduler.accounting import how_they_ended
 
-    known = how_they_ended(tuple(dict.fromkeys(jobs)), env)
-    return [_told(run, known) for run in runs] if known else list(runs)
+    known = how_they_ended(jobs, env)
+    ends = ({number: known[job] for number, job in of_run.items() if job in known} for of_run in asked)
+    return [_told(run, of_run) for run, of_run in zip(runs, ends, strict=True)]
 
 
-def _told(run: RunReading, known: Mapping[str, JobEnded]) -> RunReading:
-    ends = {
-        one.number: known[one.job_id]
-        for one in _last_of_jobs(run.attempts)
-        if _may_be_known(one) and one.job_id in known
-    }
+def _told(run: RunReading, ends: Mapping[int, JobEnded]) -> RunReading:
+    """``ends``: those of the jobs of some attempts, by their numbers."""
     if not ends:
         return run
-    return run._replace(
-        attempts=tuple(
-            one._replace(cause=_cause(one, ends[one.number])) if one.number in ends else one for one in run.attempts
-        )
-    )
+    told = (one._replace(cause=_cause(one, ends[one.number])) if one.number in ends else one for one in run.attempts)
+    return run._replace(attempts=tuple(told))
 
 
 def _last_of_jobs(attempts: Sequence[Attempt]) -> tuple[Attempt, ...]:

@@ -40,7 +40,8 @@ _APART = 60.0  # seconds between two of the steps that are kept for the rate of 
 
 
 class OnHang(NamedTuple):
-    """What is done about a hang: one of ``ON_HANG``, and from when on (monotonic seconds) the present standstill is one."""
+    """The supervisor does this about a hang. ``does``: one of ``ON_HANG``. ``at``, in monotonic seconds: the present standstill
+    is a hang from then on."""
 
     does: str = ""
     at: float | None = None

@@ -36,7 +36,7 @@ _SLACK = 10.0  # seconds by which the clock of a file system may differ from our
 
 
 class TornPolicy(NamedTuple):
-    """What may be done about it."""
+    """It says what may be done about a torn checkpoint."""
 
     moves: bool  # ``checkpoints.torn`` says so
     observes: Callable[[str], bool]  # whether a decision is only told
@@ -129,9 +129,7 @@ def _treat(place: ScriptPlace, number: int, one: Torn, save: TornSave, *, moves:
         return save._replace(stays=why or f"attempt {newer} has begun")
 
     def move() -> str:
-        contents = contents_of(one.path)
-        facts = (*contents.folders.values(), *(each.facts for each in contents.files.values()))
-        if not all(map(is_own, facts)):
+        if not all(map(is_own, contents_of(one.path).stats())):
             return ""
         return str(set_aside(Path(save.path), save.words(), datetime.now(timezone.utc)))
 

@@ -289,7 +289,7 @@ def test_the_name_of_who_types_is_not_taken_from_the_environment(run: Path) -> N
 
 
 class Exchanged(Journal):
-    """Somebody is as fast as can be: ``exchange`` is called between a generation and the removal of the old ones."""
+    """A member is as fast as can be: ``exchange`` is called between a generation and the removal of the old ones."""
 
     exchange: Callable[[], object]
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
+from datetime import datetime, timezone
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ import pytest
 from ftsupervise.checkpoints.commit import commit
 from ftsupervise.checkpoints.find import choose
 from ftsupervise.checkpoints.manifest import FOLDER_NAME, manifest_of
+from ftsupervise.checkpoints.quarantine import QUARANTINE, quarantined, set_aside
 from ftsupervise.checkpoints.verify import CheckpointState as State
 from ftsupervise.checkpoints.verify import Scope, Thoroughness, verify
 from tests.neighbours.stranger import STRANGER, as_stranger
@@ -115,3 +118,39 @@ def test_what_may_not_be_read_is_unseen_and_stops_a_run_that_has_nothing_else(fo
             choose(folder, FULL)
 
     as_stranger(look)
+
+
+@pytest.mark.parametrize("how", ["folder", "link"])
+def test_nothing_is_set_aside_into_what_a_stranger_has_put_beside_the_folder_of_accelerate(top: Path, how: str) -> None:
+    """The quarantine lies beside a folder ``checkpoints``, and everybody may put something there, as in /tmp."""
+    top.chmod(0o1777)
+    (mine := top / "private").mkdir(0o700)
+    (one := top / "checkpoints" / "checkpoint_3").mkdir(parents=True)
+    (one / "model.safetensors").write_bytes(b"w")
+
+    def plant() -> None:
+        if how == "link":
+            (top / QUARANTINE).symlink_to(mine)
+            return
+        page = top / QUARANTINE / "checkpoint_9" / FOLDER_NAME / "quarantine.json"
+        page.parent.mkdir(parents=True)
+        said = {"name": "checkpoint_9", "reason": "forged", "was": str(one.with_name("checkpoint_9"))}
+        page.write_text(json.dumps(said))
+
+    as_stranger(plant)
+    assert quarantined(one.parent) == (), "what a stranger says of it is not shown"
+    put = set_aside(one, "it is torn", datetime.now(timezone.utc))
+    assert put == one.parent / QUARANTINE / "checkpoint_3" and (put / "model.safetensors").read_bytes() == b"w"
+    assert [found.name for found in quarantined(one.parent)] == ["checkpoint_3"]
+    assert list(mine.iterdir()) == []
+
+
+def test_nothing_is_set_aside_through_a_link_of_a_stranger(top: Path) -> None:
+    (folder := top / "out").mkdir()
+    folder.chmod(0o1777)
+    (mine := top / "private").mkdir(0o700)
+    (one := folder / "checkpoint-3").mkdir()
+    as_stranger(lambda: (folder / QUARANTINE).symlink_to(mine))
+    with pytest.raises(PermissionError, match="so it is not followed"):
+        set_aside(one, "it is torn", datetime.now(timezone.utc))
+    assert one.is_dir() and list(mine.iterdir()) == []

@@ -178,7 +178,7 @@ def test_an_access_list_of_what_a_link_of_ones_own_leads_to_counts(tmp_path: Pat
 @pytest.mark.root
 @pytest.mark.parametrize("then", ["it is gone", "another file lies there"])
 def test_an_access_list_counts_where_the_file_was_moved_away_before_it_was_looked_at(tmp_path: Path, then: str) -> None:
-    """Who may write the folder too takes its name away at once: whether it has a list cannot be seen by that name."""
+    """An account that may write the folder takes the name away at once: the list cannot be seen by that name."""
     page = given_to_a_stranger(tmp_path / "page")
     found = page.stat()
     page.rename(tmp_path / "elsewhere")

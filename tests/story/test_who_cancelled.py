@@ -1,4 +1,4 @@
-"""Who has cancelled a job is said where Slurm's accounting tells it, and nothing false where it does not."""
+"""``status`` says who has cancelled a job where Slurm's accounting tells it, and nothing false where it does not."""
 
 from __future__ import annotations
 
