@@ -7,6 +7,7 @@ before the next one begins, and a fault of one is raised on each.
 from __future__ import annotations
 
 import errno
+import shlex
 import time
 from collections.abc import Callable, Mapping
 from enum import Enum
@@ -254,7 +255,8 @@ class LoopCheckpoints:
         """Go on without one whose bytes the disk does not give, after another look at it. It stays where it is. Raises OSError
         where the other ranks cannot be told."""
         if not self._tells:
-            raise OSError(errno.EIO, f"{why}; the ranks cannot tell each other to take another", str(newest))
+            todo = f"to take the one before: ftsupervise checkpoints set-aside {shlex.quote(str(newest))}"
+            raise OSError(errno.EIO, f"{why}; the ranks cannot tell each other to take another; {todo}", str(newest))
         if self._looked != newest:
             self._looked = newest
             self._voice.once(f"checkpoint {newest.name} cannot be read: {why}; it is read once more")

@@ -149,7 +149,11 @@ def _pick(place: RankContext, scope: Scope, wanted: Wanted, without: Collection[
     while True:
         choice = choose(place.checkpoints, scope, without=left)
         if choice.verdict is None and wanted.unread:  # as ``choose`` does where all are such
-            raise OSError(wanted.unread[0].error, wanted.unread[0].words(), str(wanted.unread[0].path))
+            first = wanted.unread[0]
+            words = (
+                f"{first.words()}, and there is none before it: the disk, or its file system, has to be looked at first"
+            )
+            raise OSError(first.error, words, str(first.path))
         if choice.verdict is None or wanted.only is None or wanted.only(choice.verdict.path):
             return choice._replace(passed=(*wanted.unread, *choice.passed))
         foreign.append(choice.verdict)
