@@ -11,9 +11,7 @@ import sys
 from importlib import import_module
 from typing import Any, NoReturn
 
-from ftsupervise.cli import click_start  # noqa: F401 - before click
-
-import click  # isort: skip
+import click
 
 from ftsupervise import __version__
 from ftsupervise.cli.output import did_you_mean, look_at_terminals, may_colour, say
@@ -28,7 +26,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "check": ("check", "check", "Run the watchdogs once and print what they find."),
     "status": ("status", "status", "Show how all runs or one run are doing; --watch goes on showing it."),
     "logs": ("logs", "logs", "Show the output of the run, wherever it goes; -f follows it across restarts."),
-    "list": ("list", "list_runs", "List the runs that this account has launched, for scripts."),
+    "list": ("list_runs", "list_runs", "List the runs that this account has launched, for scripts."),
     "forget": ("forget", "forget", "Drop runs from list, status and the watch; nothing of them is deleted."),
     "report": ("report", "report", "Write a run as one HTML page that needs no network, or as Markdown."),
     "metrics": ("metrics", "metrics", "Print runs as metrics for Prometheus, or write them for its node_exporter."),
@@ -71,7 +69,7 @@ class Lazy(click.Group):
     """A group that knows its commands' one-liners and imports a command's module only to run it."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return [*COMMANDS]  # ``list`` is a module of this package once that command has been imported
+        return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:

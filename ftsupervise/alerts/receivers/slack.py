@@ -1,36 +1,35 @@
 """Sends to Slack, through slack-sdk: Block Kit with a text fallback, in an attachment that has the colour of its state.
 
 With a bot token a post is edited when its alert is over, and later news (repeats, escalations, the end) go into its
-thread. An incoming webhook can do neither: it gets a post for each. Rate limits and outages are left to the outbox:
-slack-sdk's own retry handlers sleep in place, so they are switched off.
+thread. An incoming webhook can do neither: it gets a post for each. Rate limits and outages are left to the outbox.
+
+slack-sdk knows the methods and what their answers mean; the request itself is the one that the other receivers make: urllib, as
+slack-sdk uses it, would follow a redirect with the token, and read an answer of any length.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 from datetime import datetime
-from http.client import HTTPException
 from typing import TYPE_CHECKING, Any
-from urllib.error import HTTPError, URLError
-from urllib.request import HTTPRedirectHandler, ProxyHandler, Request, build_opener
 
 from slack_sdk import WebClient
-from slack_sdk.errors import SlackApiError, SlackRequestError
-from slack_sdk.webhook import WebhookClient, WebhookResponse
+from slack_sdk.errors import SlackApiError
+from slack_sdk.web import SlackResponse
 
 from ftsupervise.alerts.outbox import Message
 from ftsupervise.alerts.receivers import (
     Broken,
     Doubtful,
     Parcel,
-    TryLater,
     Unsendable,
     read_secret,
     redact,
     safe_address,
 )
-from ftsupervise.alerts.receivers.webhook import failure
+from ftsupervise.alerts.receivers.webhook import failure, post
 from ftsupervise.alerts.wording import ENDS, View, in_short, render, slack_escape, view
 from ftsupervise.findings import Reason
 
@@ -88,54 +87,69 @@ _SILENT = logging.Logger("ftsupervise.slack", logging.CRITICAL + 1)  # slack-sdk
 def send(parcel: Parcel, settings: Slack) -> dict[str, str]:
     """Post the message. Slack must answer ok. Receipt: ``ts`` and ``channel`` (with a token)."""
     webhook, token = read_secret(settings, "webhook"), read_secret(settings, "token")
-    try:
-        return _by_webhook(parcel, settings, webhook) if webhook else _by_token(parcel, settings, token)
-    except HTTPError as error:
-        why = redact(error.reason, [webhook, token])
-        raise failure(error.code, why, error.headers.get("Retry-After"), parcel.now) from None
-    except (URLError, OSError, HTTPException) as error:
-        raise TryLater(redact(f"{type(error).__name__}: {error}", [webhook, token])) from None
+    return _by_webhook(parcel, settings, webhook) if webhook else _by_token(parcel, settings, token)
 
 
 # ------------------------------------------------------------------------------------------------------- two ways
 
 
 def _by_webhook(parcel: Parcel, settings: Slack, address: str) -> dict[str, str]:
-    class SlackWebhookClient(WebhookClient):
-        def _perform_http_request_internal(self, url: str, req: Request) -> Any:
-            status, headers, body = _once(req, self.timeout, self.proxy)
-            return WebhookResponse(url=url, status_code=status, body=body, headers=headers)
-
     safe_address(address, "webhook")
-    client = SlackWebhookClient(address, timeout=_seconds(settings), retry_handlers=[], logger=_SILENT)
-    body = compose(parcel, settings)
-    answer = client.send_dict(body)
-    said = str(answer.body).strip()
-    if answer.status_code == 200 and said == "ok":
+    answer = post(address, compose(parcel, settings), settings.timeout, hidden=[address])
+    said = answer.body.strip()
+    if answer.status == 200 and said == "ok":
         return {}
     why = redact(said, [address])
     if said in _CHOKED:
         raise Unsendable(why)
     if said in _FINAL:
-        raise Broken(f"Slack says {said} (HTTP {answer.status_code})")
-    if answer.status_code < 300:
-        raise Doubtful(f"HTTP {answer.status_code}, but not Slack's ok: {why or 'an empty answer'}")
-    retry = {key.lower(): value for key, value in dict(answer.headers).items()}.get("retry-after")
-    raise failure(answer.status_code, why, retry, parcel.now)
+        raise Broken(f"Slack says {said} (HTTP {answer.status})")
+    if answer.status < 300:
+        raise Doubtful(f"HTTP {answer.status}, but not Slack's ok: {why or 'an empty answer'}")
+    raise failure(answer.status, why, answer.headers.get("Retry-After"), parcel.now)
+
+
+class _Client(WebClient):
+    """Slack's methods by name; each call is one request of ours."""
+
+    def __init__(self, token: str, settings: Slack) -> None:
+        base = safe_address(settings.api_url, "api_url").rstrip("/") + "/"
+        super().__init__(token, base_url=base, logger=_SILENT)
+        self._within = settings.timeout
+
+    def api_call(self, api_method: str, *, json: dict[str, Any] | None = None, **_: Any) -> SlackResponse:
+        """Raises SlackApiError where Slack refuses, Doubtful where the answer is not one of Slack's, TryLater for none."""
+        url, token = self.base_url + api_method, str(self.token)
+        given = {name: value for name, value in (json or {}).items() if value is not None}
+        answer = post(url, given, self._within, bearer=token, hidden=[token])
+        response = SlackResponse(
+            client=self,
+            http_verb="POST",
+            api_url=url,
+            req_args={},
+            data=_object(answer.body),
+            headers=dict(answer.headers),
+            status_code=answer.status,
+        )
+        response.validate()  # type: ignore[no-untyped-call]
+        return response
+
+
+def _object(body: str) -> dict[str, Any]:
+    """Return the answer; of one that is not Slack's its beginning, as an error that Slack does not know."""
+    try:
+        found = json.loads(body)
+    except ValueError:
+        found = None
+    return found if isinstance(found, dict) else {"ok": False, "error": body[:300].strip() or "an empty answer"}
 
 
 def _by_token(parcel: Parcel, settings: Slack, token: str) -> dict[str, str]:
-    class SlackClient(WebClient):
-        def _perform_urllib_http_request_internal(self, url: str, req: Request) -> dict[str, Any]:
-            status, headers, body = _once(req, self.timeout, self.proxy)
-            return {"status": status, "headers": headers, "body": body}
-
-    base = safe_address(settings.api_url, "api_url").rstrip("/") + "/"
-    client = SlackClient(token, base_url=base, timeout=_seconds(settings), retry_handlers=[], logger=_SILENT)
+    client = _Client(token, settings)
     try:
         posted = [post for post in parcel.earlier if post.receipt.get("ts")]
-        for post in posted:
-            _edit(client, parcel, post, settings)
+        for one in posted:
+            _edit(client, parcel, one, settings)
         first, where = _place(parcel.message, posted)
         answer = client.chat_postMessage(
             channel=first.get("channel") or settings.channel or "",
@@ -145,14 +159,9 @@ def _by_token(parcel: Parcel, settings: Slack, token: str) -> dict[str, str]:
             **compose(parcel, settings),
             **where,
         )
-        return {"ts": str(answer.get("ts", "")), "channel": str(answer.get("channel", ""))}
     except SlackApiError as error:
         raise _meaning(error, token, parcel) from None
-    except (AttributeError, TypeError, ValueError) as error:  # slack-sdk, of an answer that is no JSON object
-        why = redact(f"{type(error).__name__}: {error}", [token])
-        raise Doubtful(f"the answer is not one of Slack's ({why})") from None
-    except SlackRequestError as error:
-        raise TryLater(redact(error, [token])) from None
+    return {"ts": str(answer.get("ts", "")), "channel": str(answer.get("channel", ""))}
 
 
 def _place(message: Message, posted: list[Message]) -> tuple[dict[str, str], dict[str, Any]]:
@@ -185,52 +194,22 @@ def _edit(client: Any, parcel: Parcel, post: Message, settings: Slack) -> None:
             raise
 
 
-def _meaning(error: Any, token: str, parcel: Parcel) -> Exception:
-    word = _word(error)
-    answer = error.response
-    headers = {str(k).lower(): v for k, v in dict(getattr(answer, "headers", None) or {}).items()}
-    status = int(getattr(answer, "status_code", 200) or 200)
+def _meaning(error: SlackApiError, token: str, parcel: Parcel) -> Exception:
+    word, status = _word(error), error.response.status_code
     why = redact(word or error, [token])
     if word in _FINAL:
         return Broken(f"Slack says {why}")
     if status != 200:
-        return failure(status, why, headers.get("retry-after"), parcel.now)
+        return failure(status, why, error.response.headers.get("Retry-After"), parcel.now)
     if word in _CHOKED:
         return Unsendable(why)
     if word in _PASSING:
-        return failure(429, why, headers.get("retry-after"), parcel.now)
+        return failure(429, why, error.response.headers.get("Retry-After"), parcel.now)
     return Doubtful(f"Slack says {why}")
 
 
-def _word(error: Any) -> str:
-    answer = error.response
-    try:
-        return str(answer.get("error") or "")
-    except (AttributeError, ValueError):
-        return ""
-
-
-def _seconds(settings: Slack) -> Any:
-    return settings.timeout.total_seconds()  # slack-sdk says int, and passes it on as it is
-
-
-# ----------------------------------------------------------------------------------------------------- the request
-
-
-class _NoRedirect(HTTPRedirectHandler):
-    """Follows no redirect: urllib would carry the token to the new address."""
-
-    def redirect_request(self, *args: Any, **kwargs: Any) -> None:
-        return None
-
-
-def _once(request: Request, timeout: float, proxy: str | None) -> tuple[int, dict[str, str], str]:
-    """Make one request, with no redirect, no second try, and at most a megabyte of answer."""
-    handlers: list[Any] = [_NoRedirect()]
-    if proxy:
-        handlers.append(ProxyHandler({"http": proxy, "https": proxy}))
-    with build_opener(*handlers).open(request, timeout=timeout) as answer:
-        return answer.status, dict(answer.headers.items()), answer.read(1_000_000).decode("utf-8", "replace")
+def _word(error: SlackApiError) -> str:
+    return str(error.response.get("error") or "")
 
 
 # -------------------------------------------------------------------------------------------------------- the body

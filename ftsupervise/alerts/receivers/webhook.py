@@ -8,11 +8,13 @@ joins trigger and resolve, so sending one twice is harmless. Redirects are not f
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
 from email.utils import parsedate_to_datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import requests
+from urllib3.exceptions import HTTPError
 
 from ftsupervise.alerts.outbox import RETRY_AFTER_MOST
 from ftsupervise.alerts.receivers import (
@@ -31,7 +33,52 @@ from ftsupervise.alerts.wording import ENDS, Item, View, one_line, render, view
 if TYPE_CHECKING:
     from ftsupervise.config.alerting import Webhook
 
-# For all receivers that speak HTTP: when to try again, and the meaning of an answer.
+# For all receivers that speak HTTP: one request, when to try again, and the meaning of an answer.
+
+
+class Answer(NamedTuple):
+    status: int
+    reason: str
+    headers: Mapping[str, str]  # in any case
+    body: str  # its beginning
+
+
+def post(
+    url: str,
+    body: Any,
+    within: timedelta,
+    *,
+    bearer: str = "",
+    headers: Mapping[str, str] | None = None,
+    hidden: Iterable[str] = (),
+) -> Answer:
+    """Make one request with the JSON of ``body``: no redirect is followed, nothing is tried twice, at most a megabyte is read.
+
+    ``within``: for the connection, and between two parts of the answer. Raises TryLater, with none of ``hidden`` in its words,
+    where no answer came; Unsendable for more than half a megabyte.
+    """
+    data = json.dumps(body, ensure_ascii=False).encode("utf-8", "replace")
+    if len(data) > _LARGEST:
+        raise Unsendable(f"{len(data)} bytes are too many")
+    told = {"User-Agent": "ftsupervise", "Content-Type": "application/json; charset=utf-8", **(headers or {})}
+    if bearer:
+        told["Authorization"] = f"Bearer {bearer}"
+    seconds = within.total_seconds()
+    try:
+        with requests.post(
+            url, data=data, headers=told, timeout=(seconds, seconds), allow_redirects=False, stream=True
+        ) as answer:
+            said = answer.raw.read(_MOST_READ, decode_content=True).decode("utf-8", "replace")
+            return Answer(answer.status_code, answer.reason or "", answer.headers, said)
+    except (requests.RequestException, HTTPError, OSError) as error:
+        raise TryLater(f"{type(error).__name__}: {redact(_cause(error), hidden)}") from None
+
+
+def _cause(error: BaseException) -> str:
+    """Return the innermost reason: the outer ones of requests repeat the whole address."""
+    while error.__cause__ or error.__context__:
+        error = error.__cause__ or error.__context__ or error
+    return getattr(error, "strerror", None) or str(error)
 
 
 def retry_after(value: str | None, now: datetime) -> timedelta | None:
@@ -71,7 +118,9 @@ def looks_like_a_page(body: str) -> bool:
 
 
 PAGERDUTY = "https://events.pagerduty.com/v2/enqueue"
-_LARGEST = 512_000  # PagerDuty's own limit
+_LARGEST = 512_000  # bytes of a body: PagerDuty's own limit
+_MOST_READ = 1_000_000  # bytes of an answer
+_SHOWN = 300  # characters of it
 
 
 def send(parcel: Parcel, settings: Webhook) -> dict[str, str]:
@@ -141,38 +190,15 @@ def _refusal(said: str) -> str:
 
 def _post(url: str, body: Any, bearer: str, settings: Webhook, parcel: Parcel) -> str:
     """Post ``body`` and return the beginning of the answer."""
-    seconds = settings.timeout.total_seconds()
-    headers = {"User-Agent": "ftsupervise", "Idempotency-Key": parcel.message.id}
-    if bearer:
-        headers["Authorization"] = f"Bearer {bearer}"
-    data = json.dumps(body, ensure_ascii=False).encode("utf-8", "replace")
-    if len(data) > _LARGEST:
-        raise Unsendable(f"{len(data)} bytes are too many")
     hidden = [bearer, url, str(body.get("routing_key", "")) if isinstance(body, dict) else ""]
-    try:
-        with requests.post(
-            url,
-            data=data,
-            headers={**headers, "Content-Type": "application/json"},
-            timeout=(seconds, seconds),
-            allow_redirects=False,
-            stream=True,
-        ) as answer:
-            said = answer.raw.read(300, decode_content=True).decode("utf-8", "replace")
-            if answer.status_code < 300 and looks_like_a_page(said):
-                raise Doubtful(f"HTTP {answer.status_code}, but with a web page: {redact(said, hidden)}")
-            if answer.status_code >= 300:
-                why = redact(said or answer.reason, hidden)
-                raise failure(answer.status_code, why, answer.headers.get("Retry-After"), parcel.now)
-            if settings.shape == "pagerduty" and (refusal := _refusal(said)):
-                raise Doubtful(f"HTTP {answer.status_code}, but {redact(refusal, hidden)}")
-            return said
-    except (requests.RequestException, OSError) as error:
-        raise TryLater(f"{type(error).__name__}: {redact(_cause(error), hidden)}") from None
-
-
-def _cause(error: BaseException) -> str:
-    """Return the innermost reason: the outer ones of requests repeat the whole address."""
-    while error.__cause__ or error.__context__:
-        error = error.__cause__ or error.__context__ or error
-    return getattr(error, "strerror", None) or str(error)
+    key = {"Idempotency-Key": parcel.message.id}
+    answer = post(url, body, settings.timeout, bearer=bearer, headers=key, hidden=hidden)
+    said = answer.body[:_SHOWN]
+    if answer.status < 300 and looks_like_a_page(said):
+        raise Doubtful(f"HTTP {answer.status}, but with a web page: {redact(said, hidden)}")
+    if answer.status >= 300:
+        why = redact(said or answer.reason, hidden)
+        raise failure(answer.status, why, answer.headers.get("Retry-After"), parcel.now)
+    if settings.shape == "pagerduty" and (refusal := _refusal(answer.body)):
+        raise Doubtful(f"HTTP {answer.status}, but {redact(refusal, hidden)}")
+    return answer.body
