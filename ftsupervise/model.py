@@ -10,6 +10,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
+from ftsupervise import truth
 from ftsupervise.truth import (
     Beginning,
     LeftCheckpoint,
@@ -71,20 +72,20 @@ class CauseKind(str, Enum):
     HANG = "hang"
     MOVED = "the lighthouse is at another address now"  # of a replica group
     FINISHED = "finished"
-    KILL_SWITCH = "kill switch"
-    WARNING = "warning signal"
-    TIME_LIMIT = "time limit"
-    RUN_TIME = "run time reached"
-    HOST_MEMORY = "host memory"
-    GPU_MEMORY = "GPU memory"
-    NOT_A_NUMBER = "loss is not a number"
-    DIVERGES = "loss diverges"
-    TOLD = "asked to stop (SIGTERM)"  # the guard's word, before it is known what for
+    KILL_SWITCH = truth.KILL_SWITCH
+    WARNING = truth.WARNED
+    TIME_LIMIT = truth.TIME_LIMIT
+    RUN_TIME = truth.RUN_TIME
+    HOST_MEMORY = truth.HOST_MEMORY
+    GPU_MEMORY = truth.GPU_MEMORY
+    NOT_A_NUMBER = truth.NOT_A_NUMBER
+    DIVERGES = truth.DIVERGES
+    TOLD = truth.TOLD_TO_STOP
     CANCELLED = "cancelled or preempted"
     PREEMPTED = "preemption"
     REQUEUED = "put back into the queue"  # by ``scontrol requeue``
     INTERRUPTED = "interrupted"
-    SUPERSEDED = "superseded"
+    SUPERSEDED = truth.SUPERSEDED
     LOST = "ended without a record"  # no end on record, and its process is gone
     UNKNOWN = "unknown"  # no end on record, and nothing can be said from here
     OTHER = "other"  # ``text`` says it: Slurm's own reason, or a page without more

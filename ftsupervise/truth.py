@@ -42,8 +42,18 @@ class SwitchState(NamedTuple):
         return self.health is Health.BAD
 
 
-NOT_A_NUMBER = "loss is not a number"
+# Why a loop is asked to save or to stop, in the words of the ledger. Those that end an attempt are kinds of causes too (model).
+SAVE_SWITCH = "save switch"
+HOST_MEMORY = "host memory"
+GPU_MEMORY = "GPU memory"
+RUN_TIME = "run time reached"
+TIME_LIMIT = "time limit"
+WARNED = "warning signal"
+TOLD_TO_STOP = "asked to stop (SIGTERM)"  # before it is known what for
+KILL_SWITCH = "kill switch"
 DIVERGES = "loss diverges"
+NOT_A_NUMBER = "loss is not a number"
+SUPERSEDED = "superseded"  # a newer attempt has begun: stop, and write nothing any more
 
 
 class LossTrouble(NamedTuple):
@@ -259,6 +269,20 @@ class TornSave(NamedTuple):
         if self.aside:
             return f"it is set aside: {self.aside}"
         return f"it stays: {self.stays}; to set it aside: ftsupervise checkpoints set-aside {quote(self.path)}"
+
+
+class LinesWithoutStep(NamedTuple):
+    """An output without a step. ``asked``: a person's own regular expression was looked for."""
+
+    lines: int
+    asked: bool = False
+
+    def words(self) -> str:
+        """Return it as half a sentence, with what helps."""
+        lines = f"{self.lines:,} line{'s' if self.lines != 1 else ''}"
+        if self.asked:
+            return f"no step found in {lines}: none fits launch.heartbeat.log"
+        return f"no step found in {lines}: launch.heartbeat says which number it is"
 
 
 class PercentReached(NamedTuple):

@@ -243,7 +243,7 @@ def summary(folder: Path, env: dict[str, str], shown: Shown, ranks: int, kind: s
     for path in sorted(run.glob("attempts/*/end.json")):
         end, start = (json.loads((path.parent / name).read_text()) for name in ("end.json", "start.json"))
         steps = f"steps {end['first_step']} to {end['last_step']}"
-        print(f"    attempt {end['attempt']}   job {start['job_id']}   {steps}   {end['cause']}")
+        print(f"    attempt {end['attempt']}   job {start['job_id']}   {steps}   {end['words']}")
     print(f"    messages    {len(shown.mail.mails)} mails, {len(shown.slack.posts)} Slack posts")
     print(f"    checkpoints {', '.join(sorted(path.name for path in (run / 'checkpoints').glob('step-*')))}")
     print(f"    weights     {weights[-1] if weights else 'none'}")

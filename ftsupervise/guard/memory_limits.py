@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ftsupervise.guard.loss_trend import median
 from ftsupervise.host.memory import JOB, THROTTLED, HostMemory
+from ftsupervise.truth import GPU_MEMORY, HOST_MEMORY
 
 if TYPE_CHECKING:
     from ftsupervise.guard.gpu_memory import GpuMemory
 
-HOST, GPU = "host memory", "GPU memory"  # causes, in the words of the ledger
 _SAMPLES, _WINDOW, _APART = 24, 3600.0, 10.0  # at most; seconds that they span, and between two, at least
 _ENOUGH, _LONG_ENOUGH = 8, 120.0  # samples and seconds before a trend is named
 _SLOWED = "; beyond memory.high the kernel slows the job down"
@@ -27,7 +27,7 @@ _GPU_EVERY = 5.0  # seconds between two looks at the GPU: its allocator is asked
 
 
 class Shortage(NamedTuple):
-    """A memory that is as full as its limit says. ``cause`` is HOST or GPU."""
+    """A memory that is as full as its limit says. ``cause`` is HOST_MEMORY or GPU_MEMORY."""
 
     cause: str
     words: str
@@ -170,7 +170,7 @@ class MemoryLimits:
         if whose not in self._gauges:
             throttled = whose == THROTTLED
             name = f"memory.high of the {JOB}" if throttled else f"{whose} memory"
-            self._gauges[whose] = _Gauge(HOST, name, self.limit, self._say, _SLOWED if throttled else "")
+            self._gauges[whose] = _Gauge(HOST_MEMORY, name, self.limit, self._say, _SLOWED if throttled else "")
         return self._gauges[whose]
 
     def check_host(self, now: float) -> Shortage | None:
@@ -206,7 +206,7 @@ class MemoryLimits:
             return None
         for one in shares:
             if one.device not in self._gpus:
-                self._gpus[one.device] = _Gauge(GPU, f"memory of GPU {one.device}", self._gpu_limit, self._say)
+                self._gpus[one.device] = _Gauge(GPU_MEMORY, f"memory of GPU {one.device}", self._gpu_limit, self._say)
         found = [(one.share, self._gpus[one.device].set(now, one.share)) for one in shares]
         self._gpu_says = max(found, key=lambda one: one[0], default=(0.0, None))[1]
         return self._gpu_says

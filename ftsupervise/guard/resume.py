@@ -29,7 +29,7 @@ from ftsupervise.guard.go_back import WayBack, way_back
 from ftsupervise.guard.settings import RankContext, Voice
 from ftsupervise.host.ownership import remedy
 from ftsupervise.rundir import ledger, switches
-from ftsupervise.rundir.began import read_began, write_began
+from ftsupervise.rundir.attempt_pages import read_page, write_page
 from ftsupervise.rundir.beginnings import saved_before
 from ftsupervise.rundir.lineage import Belongs, Lineage, belongs, read_lineage
 from ftsupervise.rundir.observing import Observes, tell_only
@@ -381,7 +381,7 @@ def set_damaged_aside(place: RankContext, name: str, why: str, voice: Voice) -> 
 def refuse(place: RankContext, why: str, voice: Voice) -> None:
     """Record that no attempt can begin before a person has acted, so that the supervisor starts none."""
     if place.attempt_dir is not None and place.rank == 0:
-        before = read_began(place.attempt_dir, Resumed) or Resumed(at=datetime.now(timezone.utc))
+        before = read_page(Resumed, place.attempt_dir) or Resumed(at=datetime.now(timezone.utc))
         _write(place.attempt_dir, before._replace(refused=why), voice)
 
 
@@ -477,7 +477,7 @@ def _set_aside(place: RankContext, name: str, why: str, voice: Voice) -> bool:
 
 def _write(attempt_dir: Path, resumed: Resumed, voice: Voice) -> None:
     """Record what the attempt begins from. Asked a second time, it keeps on record what was set aside at first."""
-    before = read_began(attempt_dir, Resumed)
+    before = read_page(Resumed, attempt_dir)
     if before is not None and before.set_aside and not resumed.set_aside:
         resumed = resumed._replace(
             set_aside=before.set_aside, set_aside_step=before.set_aside_step, more_aside=before.more_aside
@@ -485,7 +485,7 @@ def _write(attempt_dir: Path, resumed: Resumed, voice: Voice) -> None:
     try:
         if (own := _own_page(attempt_dir)).name != RESUMED:
             write_json(own, resumed, sync=False)
-        write_began(attempt_dir, resumed)
+        write_page(attempt_dir, resumed)
     except OSError as error:
         voice.once(f"cannot write which checkpoint this attempt began from: {error.strerror}")
 

@@ -35,7 +35,7 @@ from ftsupervise.guard.settings import RankContext, Voice, whole
 from ftsupervise.guard.snapshot_memory import Copied, Replaced, SnapshotMemory
 from ftsupervise.guard.stop_reasons import StopReasons
 from ftsupervise.host.shared_memory import is_private
-from ftsupervise.rundir.began import write_began
+from ftsupervise.rundir.attempt_pages import write_page
 from ftsupervise.rundir.paths import ENV_GUARD, ENV_RESTART, ENV_SNAPSHOT_KEPT, ENV_SNAPSHOT_STEP, ENV_SNAPSHOTS
 from ftsupervise.truth import NotFrom
 
@@ -175,7 +175,7 @@ class Snapshots:
             or f"another rank cannot begin from step {step}"
         )
         try:
-            write_began(self._place.attempt_dir, NotFrom(int(said), made, why[:2000]))
+            write_page(self._place.attempt_dir, NotFrom(int(said), made, why[:2000]))
         except OSError as error:
             self._voice.once(f"cannot write that this attempt did not begin from step {said}: {error.strerror}")
 

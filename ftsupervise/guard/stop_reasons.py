@@ -15,36 +15,48 @@ from ftsupervise import scheduler
 from ftsupervise.guard.gpu_memory import GpuMemory
 from ftsupervise.guard.held_back import HeldBack
 from ftsupervise.guard.loss_policy import LossWatch, loss_policy
-from ftsupervise.guard.memory_limits import GPU, HOST, MemoryLimits, Shortage
+from ftsupervise.guard.memory_limits import MemoryLimits, Shortage
 from ftsupervise.guard.settings import Limits, RankContext, Voice
 from ftsupervise.host import files
 from ftsupervise.printable import printable
 from ftsupervise.rundir.fence import newer
 from ftsupervise.rundir.paths import DEADLINE, WARNING, RunDir
 from ftsupervise.rundir.switches import KILL, SAVE, Identity, clear_answered, look_at_switch
-from ftsupervise.truth import DIVERGES, NOT_A_NUMBER, Health
+from ftsupervise.truth import (
+    DIVERGES,
+    GPU_MEMORY,
+    HOST_MEMORY,
+    KILL_SWITCH,
+    NOT_A_NUMBER,
+    RUN_TIME,
+    SAVE_SWITCH,
+    SUPERSEDED,
+    TIME_LIMIT,
+    TOLD_TO_STOP,
+    WARNED,
+    Health,
+)
 
 # The guard's answers, and how ranks vote on them with one int.
 
-SUPERSEDED = "superseded"  # a newer attempt has begun: stop, and write nothing any more
-
-# The causes of votes, weakest first, in the words of the ledger.
-CAUSES = (
-    "",
-    "save switch",
-    HOST,
-    GPU,
-    "run time reached",
-    "time limit",
-    "warning signal",
-    "asked to stop (SIGTERM)",
-    "kill switch",
-    DIVERGES,
-    NOT_A_NUMBER,
-    SUPERSEDED,
-)
+# A vote has the number of its cause, the weakest first: ranks of one version talk to each other, and agree on the maximum.
+CAUSES = {
+    0: "",
+    1: SAVE_SWITCH,
+    2: HOST_MEMORY,
+    3: GPU_MEMORY,
+    4: RUN_TIME,
+    5: TIME_LIMIT,
+    6: WARNED,
+    7: TOLD_TO_STOP,
+    8: KILL_SWITCH,
+    9: DIVERGES,
+    10: NOT_A_NUMBER,
+    11: SUPERSEDED,
+}
+_NUMBERS = {cause: number for number, cause in CAUSES.items()}
 _UNSAVED = (DIVERGES, NOT_A_NUMBER, SUPERSEDED)
-OF_ONE_RANK = (HOST, GPU, DIVERGES, NOT_A_NUMBER)  # the others have not seen it
+OF_ONE_RANK = (HOST_MEMORY, GPU_MEMORY, DIVERGES, NOT_A_NUMBER)  # the others have not seen it
 _CAUSE_BITS = 4
 
 
@@ -93,14 +105,13 @@ Decision.STOP = Decision(2)
 
 def as_vote(decision: Decision) -> int:
     """Return one non-negative int; the maximum over ranks is the strongest decision. 0 is CONTINUE; fits 6 bits."""
-    cause = CAUSES.index(decision.cause) if decision.cause in CAUSES else 0
-    return int(decision) << _CAUSE_BITS | cause
+    return int(decision) << _CAUSE_BITS | _NUMBERS.get(decision.cause, 0)
 
 
 def from_vote(vote: int) -> Decision:
     """Return the decision again, without the voter's details. An int that is no vote counts as CONTINUE."""
     value, cause = vote >> _CAUSE_BITS, vote & (1 << _CAUSE_BITS) - 1
-    if value <= 0 or value > 2 or cause >= len(CAUSES):
+    if value <= 0 or value > 2 or cause not in CAUSES:
         return Decision.CONTINUE
     return Decision(value, CAUSES[cause])
 
@@ -236,9 +247,9 @@ class SwitchReader:
         """Return what they ask for, as last seen."""
         seen = self._seen
         if seen.kill is not None:
-            return Decision(2, "kill switch", seen.kill)
+            return Decision(2, KILL_SWITCH, seen.kill)
         if seen.raised is not None and seen.raised != self._answered:
-            return Decision(1, "save switch", seen.save)
+            return Decision(1, SAVE_SWITCH, seen.save)
         return _CONTINUE
 
     def _look(self) -> SeenSwitches:
@@ -253,12 +264,12 @@ class SwitchReader:
         if SAVE in names:
             switch, raised = look_at_switch(rundir, SAVE)
             self._report(switch.problem)
-            seen = seen._replace(raised=raised, save=_words("save switch", switch.who, switch.why))
+            seen = seen._replace(raised=raised, save=_words(SAVE_SWITCH, switch.who, switch.why))
         if KILL in names:
             switch, _ = look_at_switch(rundir, KILL)
             self._report(switch.problem)
             if switch.health is Health.BAD:
-                seen = seen._replace(kill=_words("kill switch", switch.who, switch.why))
+                seen = seen._replace(kill=_words(KILL_SWITCH, switch.who, switch.why))
         return seen
 
     def _report(self, problem: str) -> None:
@@ -341,7 +352,7 @@ class AttemptFiles:
             self._voice.later(f"cannot check for the warning in {self._folder}: {error.strerror}")
             return self._warning
         words = _first_line(Path(self._folder, WARNING))
-        return Decision(2, "warning signal", f"warning from ftsupervise run: {words}")
+        return Decision(2, WARNED, f"warning from ftsupervise run: {words}")
 
     def superseded(self) -> bool:
         """Return whether a newer attempt has begun. Checks now; unknown counts as no."""
@@ -397,14 +408,14 @@ class StopReasons:
 
     def asks_for_the_end(self, now: float) -> bool:
         """Return whether the job's end is the next reason to stop: somebody may have moved it."""
-        return now >= self.end and self._end_cause == _TIME_LIMIT
+        return now >= self.end and self._end_cause == TIME_LIMIT
 
     def _follow_the_end(self) -> None:
         moved, before = self.attempt.deadline, self._before
         if moved is not None and before is not None and moved != self._deadline:
             self._deadline = moved
-            self._ends = [one for one in self._ends if one[1] != _TIME_LIMIT]
-            self._ends.append((time.monotonic() + moved - time.time() - before, _TIME_LIMIT))
+            self._ends = [one for one in self._ends if one[1] != TIME_LIMIT]
+            self._ends.append((time.monotonic() + moved - time.time() - before, TIME_LIMIT))
             self.end, self._end_cause = min(self._ends)
 
     def look_at_memory(self) -> bool:
@@ -430,9 +441,9 @@ class StopReasons:
     def _sure_reasons(self, now: float) -> Decision:
         """Return the reasons that need no check: signals received, and the clock."""
         if self.signals.got == signal.SIGTERM:
-            return Decision(2, "asked to stop (SIGTERM)", "SIGTERM: the job ends soon, or is preempted or cancelled")
+            return Decision(2, TOLD_TO_STOP, "SIGTERM: the job ends soon, or is preempted or cancelled")
         if self.signals.got:
-            return Decision(2, "warning signal", f"warning signal {_name(self.signals.got)}")
+            return Decision(2, WARNED, f"warning signal {_name(self.signals.got)}")
         return _CONTINUE if now < self.end else Decision(2, self._end_cause)
 
 
@@ -440,20 +451,17 @@ def _of(short: Shortage | None) -> Decision:
     return _CONTINUE if short is None else Decision(2, short.cause, short.words)
 
 
-_TIME_LIMIT = "time limit"
-
-
 def _find_ends(limits: Limits, rank: int) -> list[tuple[float, str]]:
     """Return the monotonic times at which to stop, with their causes; infinity if there is none."""
     now, ends = time.monotonic(), [(inf, "")]
     if limits.run_for is not None:
-        ends.append((now + limits.run_for, "run time reached"))
+        ends.append((now + limits.run_for, RUN_TIME))
     if limits.stop_before is not None:
         end = scheduler.deadline_from_environment(os.environ)
         if end is None and rank == 0:
             end = scheduler.ask_slurm_for_the_deadline(os.environ)
         if end is not None:
-            ends.append((now + end - time.time() - limits.stop_before, _TIME_LIMIT))
+            ends.append((now + end - time.time() - limits.stop_before, TIME_LIMIT))
     return ends
 
 

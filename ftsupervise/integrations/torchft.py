@@ -46,7 +46,7 @@ from ftsupervise.integrations.torchft_votes import Agreed, differ, has_to_copy, 
 from ftsupervise.replicas.groups import leaves
 from ftsupervise.replicas.stalls import write_seen
 from ftsupervise.rundir.switches import KILL, read_switch
-from ftsupervise.truth import Health
+from ftsupervise.truth import KILL_SWITCH, Health
 
 dist = torch.distributed
 _RETRIES = 20  # failed commits in a row after which the group ends, and is started again
@@ -310,7 +310,7 @@ class ReplicaManager(MendedManager):
         decision, rundir = self.guard.check(), self._place.rundir
         if not decision.stop and rundir is not None:
             if read_switch(rundir, KILL).health is Health.BAD:
-                decision = Decision(2, "kill switch")
+                decision = Decision(2, KILL_SWITCH)
             elif rundir.has_finished():
                 return "the run has finished"
         if decision.stop:

@@ -8,11 +8,10 @@ from math import inf
 from typing import NamedTuple
 
 from ftsupervise.errors import ConfigError
-from ftsupervise.guard.memory_limits import GPU, HOST
-from ftsupervise.guard.stop_reasons import SUPERSEDED
 from ftsupervise.model import CauseKind
 from ftsupervise.replicas.timeouts import ENV_PROCESS_GROUP, Timeouts, derive, majority, problems
 from ftsupervise.rundir.paths import ENV_GROUP_JOB, ENV_MIN_REPLICAS, ENV_SLOWEST_STEP
+from ftsupervise.truth import GPU_MEMORY, HOST_MEMORY, SUPERSEDED, TOLD_TO_STOP
 
 ENV_LIGHTHOUSE, ENV_GROUP, ENV_GROUPS = "TORCHFT_LIGHTHOUSE", "REPLICA_GROUP_ID", "NUM_REPLICA_GROUPS"
 _OF_TORCHFT = {
@@ -21,10 +20,10 @@ _OF_TORCHFT = {
     "retries": "TORCHFT_QUORUM_RETRIES",
 }
 _SLOWEST = 3.0  # seconds, where nothing is said: the timeouts are the shortest ones
-_OWN = (HOST, GPU, SUPERSEDED)  # causes to stop that concern one group alone
+_OWN = (GPU_MEMORY, HOST_MEMORY, SUPERSEDED)  # causes to stop that concern one group alone
 # the same for a group with a job of its own: the end of that job is no affair of the others, which train on in theirs
 _OF_ITS_JOB = (CauseKind.RUN_TIME, CauseKind.TIME_LIMIT, CauseKind.WARNING, CauseKind.TOLD)
-LEAVING = CauseKind.TOLD.value  # a group that a person lets leave is told so by its supervisor
+LEAVING = TOLD_TO_STOP  # a group that a person lets leave is told so by its supervisor
 
 
 class GroupLimits(NamedTuple):

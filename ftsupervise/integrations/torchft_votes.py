@@ -18,7 +18,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ftsupervise.guard.stop_reasons import SUPERSEDED, Decision, as_vote, from_vote
+from ftsupervise.guard.stop_reasons import Decision, as_vote, from_vote
+from ftsupervise.truth import SUPERSEDED
 
 _AHEAD = 2  # steps
 _BITS = 8

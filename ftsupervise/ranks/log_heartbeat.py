@@ -22,14 +22,13 @@ from typing import NamedTuple
 from ftsupervise.host import files, processes
 from ftsupervise.ranks.life import LOOKED, PROCESSES, QUIET, SAYS, CommandProcesses, ProcessesSeen
 from ftsupervise.rundir import heartbeat_page
+from ftsupervise.rundir.attempt_pages import forget_page, write_page
 from ftsupervise.rundir.log_lines import last_step, lines, whole
 from ftsupervise.rundir.paths import ENV_ATTEMPT_DIR, RunDir
-from ftsupervise.rundir.percent import write_percent
 from ftsupervise.rundir.percent_reader import PercentReader
 from ftsupervise.rundir.records import as_count
 from ftsupervise.rundir.step_reader import StepReader
-from ftsupervise.rundir.unread import LinesWithoutStep, forget_unread, write_unread
-from ftsupervise.truth import Beat
+from ftsupervise.truth import Beat, LinesWithoutStep, PercentReached
 
 USUAL = "auto"  # in place of a regular expression: the usual forms of a step
 _EVERY = 1.0  # seconds between two looks
@@ -281,7 +280,7 @@ class StepsNotFound:
         if step is not None and not self._over:
             self._over = True
             if self._told is not None:
-                forget_unread(self._folder)
+                forget_page(LinesWithoutStep, self._folder)
         now = time.monotonic()
         if self._over or not isinstance(log, FollowedLog) or now < self._due or not log.lines:
             return ""
@@ -296,9 +295,9 @@ class StepsNotFound:
             beats.look_for_a_guard()
         except GuardIsThere:
             if before is not None:
-                forget_unread(self._folder)
+                forget_page(LinesWithoutStep, self._folder)
             raise
-        write_unread(self._folder, found)
+        write_page(self._folder, found)
         return "" if before is not None else found.words()
 
 
@@ -319,7 +318,10 @@ class PercentPage:
         now, says = time.monotonic(), repr(found)
         if says != self._told and (last or now >= self._due or found is None):
             self._due, self._told = now + _PERCENT, says
-            write_percent(self._folder, found)
+            if found is None:  # it was no progress after all
+                forget_page(PercentReached, self._folder)
+            else:
+                write_page(self._folder, found)
         return found is not None
 
 

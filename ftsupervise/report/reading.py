@@ -16,10 +16,11 @@ from ftsupervise.host.in_time import in_time
 from ftsupervise.model import Attempt
 from ftsupervise.report.placing import bad_losses
 from ftsupervise.rundir import pinned
+from ftsupervise.rundir.attempt_pages import NAMES, StartPage
 from ftsupervise.rundir.heartbeat_page import AT_LEAST, LATE, of_the_group, read_beats, watchers
 from ftsupervise.rundir.launches import NEWEST as ALL_LAUNCHES
 from ftsupervise.rundir.launches import LaunchRecord, launches
-from ftsupervise.rundir.ledger import NEWEST, START, backwards, ledger, newest, numbers
+from ftsupervise.rundir.ledger import NEWEST, backwards, ledger, newest, numbers
 from ftsupervise.rundir.paths import RunDir, state_dir
 from ftsupervise.rundir.progress import ProgressPage, read_progress
 from ftsupervise.rundir.reached import FEW
@@ -226,7 +227,7 @@ def _restarts(rundir: RunDir, claimed: list[int], now: datetime) -> int:
     since, count = (now - _DAY).timestamp(), 0
     for number in reversed(claimed[1:][-_MOST_STARTS:]):
         try:
-            began = (rundir.attempt(number) / START).stat().st_mtime
+            began = (rundir.attempt(number) / NAMES[StartPage]).stat().st_mtime
         except OSError:
             continue
         if began < since:

@@ -36,7 +36,7 @@ from ftsupervise.run.snapshots import SnapshotKeeper
 from ftsupervise.run.states import State
 from ftsupervise.run.torn_saves import TornPolicy, look_before
 from ftsupervise.rundir import ledger, members, progress
-from ftsupervise.rundir.began import write_began
+from ftsupervise.rundir.attempt_pages import write_page
 from ftsupervise.rundir.fence import superseded
 from ftsupervise.rundir.heartbeat_page import ENV_PAGES
 from ftsupervise.rundir.observing import Observes
@@ -320,7 +320,7 @@ def run_to_end(to: Services, now: RunProgress) -> RunProgress:
 def _refused(mine: Claim, why: str) -> End:
     """Return the end of an attempt whose command was not started: it would begin anew over what it has saved."""
     try:
-        write_began(mine.folder, Resumed(at=datetime.now(timezone.utc), refused=why))
+        write_page(mine.folder, Resumed(at=datetime.now(timezone.utc), refused=why))
     except OSError:  # it counts as a failure then, and the brake comes on later
         pass
     return End(Cause(CauseKind.NOT_STARTED, text=why), Failure(FailureKind.GIVEN_UP, "cannot go on"), GIVEN_UP)

@@ -32,7 +32,6 @@ from ftsupervise.run import Options
 from ftsupervise.run.cause import HARDWARE, Told
 from ftsupervise.run.gate import SignalQueue
 from ftsupervise.run.job_end import JobEnd
-from ftsupervise.rundir.causes import read_cause
 from ftsupervise.rundir.log_lines import LINE
 from ftsupervise.rundir.records import read_json
 from ftsupervise.rundir.switches import read_stopped
@@ -288,7 +287,8 @@ def why_stopped(attempt: Path, seen: Reached) -> tuple[Cause | None, Reached]:
     said = read_stopped(attempt)
     if not said.cause:
         return None, seen
-    found = read_cause({}, said.cause)
+    kinds = {kind.value: kind for kind in CauseKind}
+    found = Cause(kinds[said.cause]) if said.cause in kinds else Cause(CauseKind.OTHER, text=said.cause)
     if found.kind is CauseKind.KILL_SWITCH:  # who raised it, and why: it may be down when somebody asks
         found = found._replace(text=printable(said.reason.removeprefix(said.cause), _RAISED).lstrip(" :"))
     if found.kind not in _OF_ONE_RANK:

@@ -18,10 +18,9 @@ from ftsupervise.host.modes import make_folder
 from ftsupervise.host.standing import Standing, standing
 from ftsupervise.ranks.evidence import evidence
 from ftsupervise.run.group_pulse import PulsePipe
+from ftsupervise.rundir.attempt_pages import LostEnd, write_page
 from ftsupervise.rundir.heartbeat_page import STACK_SIGNAL
-from ftsupervise.rundir.lost_ends import LOST_END, LostEnd
 from ftsupervise.rundir.paths import write_whole
-from ftsupervise.rundir.records import write_json
 
 ENV_SILENCE = "FTSUPERVISE_SILENCE_SECONDS"  # for tests
 SILENCE = 600.0  # seconds. Its waits that send nothing, one behind the other, take less than half of that: see docs/replicas.md
@@ -118,7 +117,7 @@ class SupervisorWatch:
         """Write down ``why`` the attempt has no end of its own in the ledger ("": it has one), and the stacks of a supervisor
         that we have ended. Raises OSError."""
         if why:
-            write_json(attempt / LOST_END, LostEnd(why))
+            write_page(attempt, LostEnd(why))
         if not self.ended_for:
             return
         make_folder(attempt / "evidence")

@@ -13,9 +13,8 @@ from collections.abc import Mapping, Sequence
 from ftsupervise.host import bounded
 from ftsupervise.hostlist import expand_hostlist
 from ftsupervise.rundir import ledger
-from ftsupervise.rundir.lost_ends import LOST_END, LostEnd
+from ftsupervise.rundir.attempt_pages import LostEnd, write_page
 from ftsupervise.rundir.paths import ENV_GROUP_JOB, RunDir
-from ftsupervise.rundir.records import write_json
 from ftsupervise.scheduler.parse import is_away
 
 _ASK = 10.0  # seconds for one question
@@ -42,7 +41,7 @@ def _note(rundir: RunDir, number: int, env: Mapping[str, str]) -> None:
         else:  # in this very job, which Slurm has begun again
             words = lost_from(one.nodes, env) if env.get("SLURM_RESTART_COUNT", "0") != "0" else ""
         if words:
-            write_json(rundir.attempt(number) / LOST_END, LostEnd(words))
+            write_page(rundir.attempt(number), LostEnd(words))
     except OSError:  # it stays an end without a record
         return
 

@@ -40,9 +40,8 @@ from ftsupervise.ranks.snapshot_relay import (
 )
 from ftsupervise.ranks.snapshot_ring import CopyState
 from ftsupervise.run.kept_snapshots import KeptSnapshots, Target
-from ftsupervise.rundir import kept, ledger
 from ftsupervise.rundir.anchor import Anchor, read_anchor
-from ftsupervise.rundir.began import read_began
+from ftsupervise.rundir.attempt_pages import CopiesPage, KeptSnapshotPage, read_page, write_page
 from ftsupervise.rundir.paths import ENV_GUARD, ENV_SNAPSHOT_KEPT, ENV_SNAPSHOT_STEP, ENV_SNAPSHOTS, tell
 from ftsupervise.truth import Beginning, NotFrom, RankState, Resumed
 
@@ -199,7 +198,7 @@ class SnapshotKeeper:
             if unverified:
                 tell(log, unverified_words(unverified))
             try:
-                kept.write_kept(mine.folder, one.step, str(path), datetime.now(timezone.utc))
+                write_page(mine.folder, KeptSnapshotPage(datetime.now(timezone.utc), one.step, str(path)))
             except OSError as error:
                 tell(log, f"cannot write what attempt {mine.number} has kept: {error}")
 
@@ -220,9 +219,9 @@ class SnapshotKeeper:
     def _note_not_from(self, first: int | None) -> None:
         """Correct where the attempt that has ended began, where its ranks did not take the snapshot: by its own pages. One that
         has begun from nothing at all leaves everything as it was, and says nothing against the snapshot."""
-        if read_began(self._last.folder, NotFrom) is None or not self._lineage:
+        if read_page(NotFrom, self._last.folder) is None or not self._lineage:
             return
-        resumed, mine = read_began(self._last.folder, Resumed), self._lineage.pop()
+        resumed, mine = read_page(Resumed, self._last.folder), self._lineage.pop()
         self._last, self._weight = self._last._replace(from_kept=None), 0
         if resumed is not None and resumed.begun:
             self._lineage.append(mine._replace(step=-1 if resumed.step is None else resumed.step))
@@ -231,7 +230,7 @@ class SnapshotKeeper:
 
     def _note_disk(self, saved: int | None) -> None:
         """Note what the attempt that has ended leaves on the disk, as it says itself."""
-        resumed, newest = read_began(self._last.folder, Resumed), read_anchor(self._last.folder)
+        resumed, newest = read_page(Resumed, self._last.folder), read_anchor(self._last.folder)
         if resumed is not None and resumed.begun:  # what was newer then is set aside, or no good
             anchor = Anchor(resumed.checkpoint, resumed.step, resumed.committed)
             self._saved, self._last = resumed.step, self._last._replace(anchor=anchor)
@@ -409,7 +408,7 @@ class SnapshotKeeper:
         begins = Beginning(chosen.source.value, step, chosen.copies, again, chosen.why, chosen.attempt or None)
         tell(log, f"attempt {mine.number} begins {begins.words()}")
         try:
-            ledger.write_beginning(mine, begins)
+            write_page(mine.folder, begins)
         except (OSError, ValueError) as error:
             tell(log, f"cannot write where attempt {mine.number} begins: {error}")
         return chosen.source is Source.MEMORY
@@ -439,6 +438,7 @@ class _CopiesPage:
                 continue
             written = state
             try:
-                ledger.write_copies(self._mine, *state, datetime.now(timezone.utc))
+                copies = CopiesPage(datetime.now(timezone.utc), state.held, state.nodes, state.problem)
+                write_page(self._mine.folder, copies)
             except OSError:  # a full disk: later
                 continue

@@ -22,12 +22,12 @@ from ftsupervise.host.modes import stranger
 from ftsupervise.model import GUARD, Attempt
 from ftsupervise.probe.errand import within
 from ftsupervise.rundir import ledger
+from ftsupervise.rundir.attempt_pages import read_page, write_page
 from ftsupervise.rundir.beginnings import begun_anew
 from ftsupervise.rundir.paths import RunDir
-from ftsupervise.rundir.percent import read_percent
 from ftsupervise.rundir.progress import ProgressPage
 from ftsupervise.rundir.starting_over import ADVICE, began_again, resumes, since_a_person, starts_over
-from ftsupervise.truth import LeftCheckpoint
+from ftsupervise.truth import LeftCheckpoint, PercentReached
 
 _SEARCH = 5.0  # seconds
 _COPY = 120.0  # seconds for the bytes of one checkpoint
@@ -111,7 +111,7 @@ def note_written(place: ScriptPlace, one: Attempt) -> LeftCheckpoint | None:
             key="checkpoints of a script",
         )
         if isinstance(found, LeftCheckpoint):
-            ledger.write_written(place.rundir.attempt(one.number), found)
+            write_page(place.rundir.attempt(one.number), found)
             return found
     except (OSError, TimeoutError):  # the search is a hint
         pass
@@ -178,7 +178,7 @@ class _Keeping:
         rundir, folder = place.rundir, place.rundir.root / ledger.KEPT
         try:
             kept = keep(written, folder / f"{number:04d}", _COPY, self.stop.is_set, place.trusted())
-            ledger.write_written(rundir.attempt(number), written._replace(kept=str(kept.path), how=kept.how))
+            write_page(rundir.attempt(number), written._replace(kept=str(kept.path), how=kept.how))
             self.words = (
                 f"{written.path} is kept until this attempt has shown that it resumes: {kept.path} ({kept.how})"
             )
@@ -210,7 +210,11 @@ class FirstStep:
 
     def __call__(self) -> ProgressPage | None:
         page = self._seen()
-        if self._tell and page is not None and (page.first is not None or read_percent(self._folder) is not None):
+        if (
+            self._tell
+            and page is not None
+            and (page.first is not None or read_page(PercentReached, self._folder) is not None)
+        ):
             self.over()
         return page
 

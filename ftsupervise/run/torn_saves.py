@@ -23,10 +23,10 @@ from ftsupervise.model import Attempt
 from ftsupervise.probe.errand import within
 from ftsupervise.run.start_over import ScriptPlace
 from ftsupervise.rundir import ledger
+from ftsupervise.rundir.attempt_pages import TornPage, write_page
 from ftsupervise.rundir.fence import superseded
 from ftsupervise.rundir.observing import tell_only
 from ftsupervise.rundir.paths import tell
-from ftsupervise.rundir.torn_saves import write_torn
 from ftsupervise.truth import BACK, TornSave
 
 _SEARCH = 10.0  # seconds
@@ -77,7 +77,7 @@ def look_before(place: ScriptPlace, number: int, policy: TornPolicy, wait: Calla
         tell(folder / "run.log", f"{told[-1].words()}; {told[-1].then()}")
     if told:
         try:
-            write_torn(folder, told)
+            write_page(folder, TornPage(tuple(told)))
         except OSError:  # the log has it
             pass
     return True

@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import os
 import signal
+import stat
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timezone
@@ -18,46 +19,38 @@ from ftsupervise.errors import from_os_error
 from ftsupervise.host import processes
 from ftsupervise.host.modes import claim_folder
 from ftsupervise.model import Attempt, Cause, CauseKind, Claim, End
-from ftsupervise.rundir import kept
-from ftsupervise.rundir.began import read_began
-from ftsupervise.rundir.causes import read_cause, read_failure
+from ftsupervise.rundir.attempt_pages import (
+    NAMES,
+    CopiesPage,
+    EndPage,
+    KeptSnapshotPage,
+    LostEnd,
+    StartPage,
+    TornPage,
+    read_page,
+    write_page,
+)
 from ftsupervise.rundir.fence import last_area
-from ftsupervise.rundir.lost_ends import end_as_asked, lost_end, stop_request, without_end
+from ftsupervise.rundir.lost_ends import end_as_asked, stop_request, without_end
 from ftsupervise.rundir.observing import known, read_observed
-from ftsupervise.rundir.outputs import own_outputs
 from ftsupervise.rundir.paths import ENV_JOB_ID, RunDir
-from ftsupervise.rundir.percent import read_percent
 from ftsupervise.rundir.progress import read_progress
 from ftsupervise.rundir.reached import reached
-from ftsupervise.rundir.records import (
-    as_count,
-    as_counts,
-    as_number,
-    as_text,
-    as_time,
-    as_whole,
-    decode,
-    encode,
-    read_json,
-    read_record,
-    time_of,
-    write_json,
+from ftsupervise.rundir.records import as_counts, read_record, time_of
+from ftsupervise.truth import (
+    Beginning,
+    LeftCheckpoint,
+    LinesWithoutStep,
+    NotFrom,
+    OutputPart,
+    PercentReached,
+    Resumed,
+    TornSave,
 )
-from ftsupervise.rundir.torn_saves import read_torn
-from ftsupervise.rundir.unread import read_unread
-from ftsupervise.truth import Beginning, LeftCheckpoint, LossTrouble, NotFrom, OutputPart, Resumed, TornSave
 
-
-class _Outputs(NamedTuple):
-    parts: tuple[OutputPart, ...] = ()
-
-
-T = TypeVar("T")
-
-START, COPIES, WRITTEN = "start.json", "copies.json", "written.json"  # pages of an attempt
 KEPT = "kept"  # the folder of what is kept of scripts without a guard
+_Page = TypeVar("_Page", StartPage, EndPage)
 NEWEST = 1000  # attempts that are read
-_LONGEST = 2000  # characters of a text in a page
 
 # Attempts whose end is on record, by folder, with the stamp of the folder: every page is renamed into it, so that a new one
 # changes the stamp. A supervisor reads all of them at each restart, which took a second at a thousand.
@@ -110,7 +103,8 @@ def backwards(rundir: RunDir, before: int | None = None, first: int = 1) -> Iter
 
 def stop_within(rundir: RunDir, number: int) -> float | None:
     """Return the seconds from the kill switch until attempt ``number`` is ended, as its supervisor has them; None: unknown."""
-    return as_number((_page(rundir.attempt(number) / START)[0] or {}).get("stop_within"))
+    page = read_page(StartPage, rundir.attempt(number))
+    return None if page is None else page.stop_within
 
 
 def torn_of(rundir: RunDir) -> tuple[TornSave, ...]:
@@ -119,7 +113,7 @@ def torn_of(rundir: RunDir) -> tuple[TornSave, ...]:
         newest = numbers(rundir)[::-1][:NEWEST]
     except FileNotFoundError:
         return ()
-    return tuple(one for number in newest for one in read_torn(rundir.attempt(number)))
+    return tuple(one for number in newest for one in _torn(rundir.attempt(number)))
 
 
 def kept_of(rundir: RunDir) -> tuple[tuple[int, LeftCheckpoint], ...]:
@@ -130,7 +124,7 @@ def kept_of(rundir: RunDir) -> tuple[tuple[int, LeftCheckpoint], ...]:
     except FileNotFoundError:
         return ()
     for number in sorted(there, reverse=True):
-        left = _written(rundir.attempt(number))
+        left = read_page(LeftCheckpoint, rundir.attempt(number))
         if left is not None and left.kept and os.path.lexists(left.kept):
             found.append((number, left))
     return tuple(found)
@@ -174,63 +168,60 @@ def _stamp(folder: Path) -> tuple[int, int, int] | None:
 
 def _read(rundir: RunDir, number: int) -> Attempt:
     folder = rundir.attempt(number)
-    start, bad_start = _page(folder / START)
-    end, bad_end = _page(folder / "end.json")
+    start, bad_start = _page(StartPage, folder)
+    end, bad_end = _page(EndPage, folder)
     if start is None:
         note = bad_start or "claimed, but nothing was started"
         return Attempt(
             number, "", _claimed_at(folder), cause=None if _young(folder) else Cause(CauseKind.UNKNOWN), note=note
         )
-    resumed, not_from, unread = read_began(folder, Resumed), read_began(folder, NotFrom), read_unread(folder)
+    not_from, kept = read_page(NotFrom, folder), read_page(KeptSnapshotPage, folder)
+    unread = read_page(LinesWithoutStep, folder)
     began = Attempt(
         number=number,
-        job_id=as_text(start.get("job_id"), _LONGEST),
-        started=as_time(start.get("at")) or _claimed_at(folder),
-        host=as_text(start.get("host"), _LONGEST),
-        nodes=_nodes(str(start.get("nodes") or "")),
-        resumed=resumed,
-        begins=_begins(_part(Beginning, start.get("begins")), not_from, resumed),
+        job_id=start.job_id,
+        started=start.at or _claimed_at(folder),
+        host=start.host,
+        nodes=_nodes(start.nodes),
         not_from=not_from,
-        kept=kept.read_kept(folder),
-        written=_written(folder),
-        torn=read_torn(folder),
+        kept=None if kept is None else kept.step,
         unread="" if unread is None else unread.words(),
-        percent=read_percent(folder),
-        outputs=decode(_Outputs, {"parts": start.get("outputs")}, lenient=True).parts,
-        begun_again=as_count(as_text(start.get("restart_count"), 20)) or 0,
-        observes=known(_words(start.get("observes"))),
+        outputs=start.outputs,
+        begun_again=start.restart_count,
+        observes=known(start.observes),
         observed=read_observed(folder),
     )
-    return _recorded(began, end) if end is not None else _unrecorded(began, rundir, start, bad_end)
+    began = _beside(began, folder)
+    began = began._replace(begins=_begins(read_page(Beginning, folder), not_from, began.resumed))
+    return _with_end(began, end) if end is not None else _unrecorded(began, rundir, start, bad_end)
 
 
-def _recorded(began: Attempt, end: Mapping[str, object]) -> Attempt:
-    """Return ``began`` with its end, which is on record."""
-    code = as_whole(end.get("exit_code"))
-    words = as_text(end.get("cause", CauseKind.UNKNOWN.value), _LONGEST)
-    return began._replace(
-        ended=as_time(end.get("at")),
-        exit_code=code,
-        cause=read_cause(end.get("parts"), words, code or 0),
-        first_step=as_whole(end.get("first_step")),
-        last_step=as_whole(end.get("last_step")),
-        note=as_text(end.get("note"), _LONGEST),
-        failure=read_failure(end),
-        saved=as_whole(end.get("saved")),
-        ready=as_number(end.get("ready")),
-        saving=as_number(end.get("saving")),
-        worked=as_number(end.get("worked")),
-        braked=end.get("braked") is True,
-        then=as_text(end.get("then"), _LONGEST),
-        hardware=as_text(end.get("hardware"), _LONGEST),
-        trouble=_part(LossTrouble, end.get("trouble")),
-        first_loss=as_number(end.get("first_loss")),
-        source=as_text(end.get("source"), _LONGEST),
-        epoch=as_whole(end.get("epoch")),
+def _beside(one: Attempt, folder: Path) -> Attempt:
+    """Return ``one`` with what others than its supervisor wrote beside its first and last page."""
+    return one._replace(
+        resumed=read_page(Resumed, folder),
+        written=read_page(LeftCheckpoint, folder),
+        torn=_torn(folder),
+        percent=_percent(folder),
     )
 
 
-def _unrecorded(began: Attempt, rundir: RunDir, start: Mapping[str, object], bad_end: str) -> Attempt:
+_TOO = tuple(name for name in EndPage._fields if name in Attempt._fields)
+
+
+def _with_end(one: Attempt, page: EndPage) -> Attempt:
+    """Return ``one`` with its end, which is on record."""
+    return one._replace(**{name: getattr(page, name) for name in _TOO} | {"cause": _cause(page)})
+
+
+def _cause(page: EndPage) -> Cause:
+    """Return its cause; of a damaged page the words that people read."""
+    if page.cause is not None:
+        return page.cause
+    return Cause(CauseKind.OTHER, text=page.words) if page.words else Cause(CauseKind.UNKNOWN)
+
+
+def _unrecorded(began: Attempt, rundir: RunDir, start: StartPage, bad_end: str) -> Attempt:
     """Return ``began`` without an end on record: it runs, or none was written. ``bad_end``: what is wrong with the page."""
     folder = rundir.attempt(began.number)
     page = read_progress(rundir, began.number)
@@ -239,14 +230,15 @@ def _unrecorded(began: Attempt, rundir: RunDir, start: Mapping[str, object], bad
     cause = without_end(start)
     if stop_signal == signal.SIGTERM and cause is not None and cause.kind is CauseKind.LOST:
         cause = end_as_asked(start, at)
-    if cause is not None and cause.kind in (CauseKind.LOST, CauseKind.UNKNOWN) and (fate := lost_end(folder)):
-        cause = Cause(CauseKind.LOST, text=fate)
-    since = began.started.timestamp()
+    lost = read_page(LostEnd, folder)
+    if cause is not None and cause.kind in (CauseKind.LOST, CauseKind.UNKNOWN) and lost is not None and lost.words:
+        cause = Cause(CauseKind.LOST, text=lost.words)
+    since, copies = began.started.timestamp(), read_page(CopiesPage, folder)
     return began._replace(
         first_step=seen.first,
         last_step=seen.last,
         saved=seen.saved,
-        held=as_whole((_page(folder / COPIES)[0] or {}).get("held")),
+        held=None if copies is None else copies.held,
         cause=cause,
         note="; ".join(filter(None, (bad_end, words))),
         stop_signal=stop_signal,
@@ -261,17 +253,6 @@ def _unrecorded(began: Attempt, rundir: RunDir, start: Mapping[str, object], bad
     )
 
 
-def _words(raw: object) -> tuple[str, ...]:
-    return tuple(one for one in raw if isinstance(one, str)) if isinstance(raw, list) else ()
-
-
-def _part(kind: type[T], raw: object) -> T | None:
-    try:
-        return None if raw is None else decode(kind, raw, lenient=True)
-    except ValueError:
-        return None
-
-
 def _begins(told: Beginning | None, not_from: NotFrom | None, resumed: Resumed | None) -> Beginning | None:
     """Return where an attempt began: as its supervisor told it, unless its ranks did not take that snapshot."""
     if told is None or not_from is None or not_from.step != told.step:
@@ -280,24 +261,22 @@ def _begins(told: Beginning | None, not_from: NotFrom | None, resumed: Resumed |
     return Beginning("start" if step is None else "disk", step, why=not_from.words())
 
 
-def _written(folder: Path) -> LeftCheckpoint | None:
-    if not os.path.lexists(folder / WRITTEN):
-        return None
+def _torn(folder: Path) -> tuple[TornSave, ...]:
+    page = read_page(TornPage, folder)
+    return () if page is None else page.torn
+
+
+def _percent(folder: Path) -> PercentReached | None:
+    """Return the share of its work that it printed; None where it printed none, or that was no progress after all."""
+    page = read_page(PercentReached, folder)
+    return page if page is not None and 0 <= page.last <= 100 else None
+
+
+def _page(kind: type[_Page], folder: Path) -> tuple[_Page | None, str]:
+    """Return the first or the last page, or None and what is wrong with it ("" if it is just missing)."""
+    path = folder / NAMES[kind]
     try:
-        return read_record(LeftCheckpoint, folder / WRITTEN)
-    except (OSError, ValueError):
-        return None
-
-
-def write_written(folder: Path, written: LeftCheckpoint) -> None:
-    """Write what an attempt without a guard has written like a checkpoint. Raises OSError."""
-    write_json(folder / WRITTEN, written, sync=False)
-
-
-def _page(path: Path) -> tuple[dict[str, object] | None, str]:
-    """Return a page, or None and its error ("" if it is just missing)."""
-    try:
-        return read_json(path), ""
+        return read_record(kind, path), ""
     except (OSError, ValueError) as error:
         return None, f"{path.name} cannot be read: {error}"
 
@@ -370,13 +349,6 @@ def _make(rundir: RunDir, number: int) -> Claim:
     return Claim(number, folder)
 
 
-def job_id(env: Mapping[str, str]) -> str:
-    """Return the job as squeue prints it ("88_3"), or its name at the local scheduler; "" outside any job."""
-    if env.get("SLURM_ARRAY_JOB_ID") and env.get("SLURM_ARRAY_TASK_ID"):
-        return f"{env['SLURM_ARRAY_JOB_ID']}_{env['SLURM_ARRAY_TASK_ID']}"
-    return env.get("SLURM_JOB_ID") or env.get(ENV_JOB_ID, "")
-
-
 class StartTerms(NamedTuple):
     """The terms that an attempt starts with, besides its command."""
 
@@ -394,105 +366,94 @@ def write_start(
     end: float | None,
     terms: StartTerms | None = None,
 ) -> None:
-    """Write the first page.
-
-    Others may read it: the command is written without its secrets. Raises CannotWrite, NotPermitted.
-    """
+    """Write the first page. ``end``: epoch seconds at which the job's time is over. Raises CannotWrite, NotPermitted."""
     from ftsupervise.hostlist import compress_hostlist
     from ftsupervise.secrecy import masked
 
-    terms = terms or StartTerms()
-    record: dict[str, object] = {
-        "attempt": mine.number,
-        "job_id": job_id(env),
-        "at": now.isoformat(),
-        "host": os.uname().nodename,
-        "nodes": compress_hostlist(terms.nodes) or env.get("SLURM_JOB_NODELIST", ""),
-        "in_place": terms.in_place,
-        "stop_within": terms.stop_within,
-        "observes": list(terms.observes),
-        "restart_count": env.get("SLURM_RESTART_COUNT", "0"),
-        "command": [masked(word) for word in command],
-        "pid": os.getpid(),
-        "pid_start": processes.identity(os.getpid()),
-        "boot_id": processes.boot_id(),
-        "outputs": own_outputs(),
-        "job_ends": datetime.fromtimestamp(end, timezone.utc).isoformat() if end else None,
-    }
+    terms, restarts = terms or StartTerms(), env.get("SLURM_RESTART_COUNT", "")
+    page = StartPage(
+        attempt=mine.number,
+        job_id=job_id(env),
+        at=now,
+        host=os.uname().nodename,
+        nodes=compress_hostlist(terms.nodes) or env.get("SLURM_JOB_NODELIST", ""),
+        in_place=terms.in_place,
+        stop_within=terms.stop_within,
+        observes=terms.observes,
+        restart_count=int(restarts) if restarts.isdigit() else 0,
+        command=tuple(masked(word) for word in command),
+        pid=os.getpid(),
+        pid_start=processes.identity(os.getpid()),
+        boot_id=processes.boot_id(),
+        outputs=_own_outputs(),
+        job_ends=datetime.fromtimestamp(end, timezone.utc) if end else None,
+    )
     try:
-        write_json(mine.folder / START, record)
+        write_page(mine.folder, page)
     except OSError as error:
         raise from_os_error(error, f"write {mine.folder}") from None
 
 
-def write_beginning(mine: Claim, begins: Beginning) -> None:
-    """Add to the first page where the attempt begins from. Raises OSError, ValueError."""
-    record = {**(read_json(mine.folder / START) or {}), "begins": encode(begins, sparse=True)}
-    write_json(mine.folder / START, record, sync=False)
+def job_id(env: Mapping[str, str]) -> str:
+    """Return the job as squeue prints it ("88_3"), or its name at the local scheduler; "" outside any job."""
+    if env.get("SLURM_ARRAY_JOB_ID") and env.get("SLURM_ARRAY_TASK_ID"):
+        return f"{env['SLURM_ARRAY_JOB_ID']}_{env['SLURM_ARRAY_TASK_ID']}"
+    return env.get("SLURM_JOB_ID") or env.get(ENV_JOB_ID, "")
 
 
-def write_copies(mine: Claim, held: int, nodes: int, problem: str, now: datetime) -> None:
-    """Write how far the buddy copies are: the step that every buddy holds. Raises OSError."""
-    record = {"attempt": mine.number, "at": now.isoformat(), "held": held, "nodes": nodes, "problem": problem}
-    write_json(mine.folder / COPIES, record, sync=False)
+def _own_outputs() -> tuple[OutputPart, ...]:
+    """Return the files of this process's standard output and error, each once, with its size now; a pipe or a terminal is none.
+
+    The kernel is asked: this is right for any ``output`` of any scheduler, and for a shell's ``>``.
+    """
+    found: dict[tuple[int, int], OutputPart] = {}
+    for fd in (1, 2):
+        try:
+            seen, path = os.fstat(fd), os.readlink(f"/proc/self/fd/{fd}")  # noqa: PTH115 - "… (deleted)" too
+        except OSError:
+            continue
+        if stat.S_ISREG(seen.st_mode) and path.startswith("/"):
+            found.setdefault((seen.st_dev, seen.st_ino), OutputPart(path, seen.st_size))
+    return tuple(found.values())
 
 
 def write_end(mine: Claim, ended: End, then: str, now: datetime) -> None:
     """Write the last page: the end and the decision after it. Raises OSError."""
-    failure = ended.failure
-    record: dict[str, object] = {
-        "attempt": mine.number,
-        "at": now.isoformat(),
-        "exit_code": ended.code,
-        "cause": ended.cause.words(),
-        "parts": encode(ended.cause, sparse=True),
-        "kind": failure.kind.value if failure else "",
-        "failure": failure.words() if failure else "",
-        "sign": failure.sign if failure else "",
-        "error": failure.error if failure else "",
-        "detail": failure.detail if failure else "",
-        "then": then,
-        "first_step": ended.reached.first,
-        "last_step": ended.reached.last,
-        "saved": ended.reached.saved,
-        "ready": None if ended.ready is None else round(ended.ready, 2),
-        "saving": None if ended.reached.saving is None else round(ended.reached.saving, 2),
-        "worked": None if ended.worked is None else round(ended.worked, 2),
-        "first_loss": ended.reached.first_loss,
-        "source": ended.reached.source,
-        "epoch": ended.reached.epoch,
-        "trouble": encode(ended.reached.trouble, sparse=True) if ended.reached.trouble else None,
-        "seconds": round(ended.seconds, 1),
-        "note": ended.note,
-        "hardware": ended.hardware,
-        "braked": ended.braked,
-    }
-    write_json(mine.folder / "end.json", record)
+    write_page(mine.folder, _end_page(mine, ended, then, now))
 
 
 def as_attempt(mine: Claim, ended: End, now: datetime) -> Attempt:
     """Return the attempt that has just ended, as the ledger will have it."""
-    return Attempt(
-        number=mine.number,
-        job_id="",
-        started=datetime.fromtimestamp(now.timestamp() - ended.seconds, timezone.utc),
+    started = datetime.fromtimestamp(now.timestamp() - ended.seconds, timezone.utc)
+    return _beside(_with_end(Attempt(mine.number, "", started), _end_page(mine, ended, "", now)), mine.folder)
+
+
+def _end_page(mine: Claim, end: End, then: str, now: datetime) -> EndPage:
+    """Return the last page. ``then``: what is done about it."""
+    return EndPage(
+        attempt=mine.number,
         ended=now,
-        exit_code=ended.code,
-        cause=ended.cause,
-        first_step=ended.reached.first,
-        last_step=ended.reached.last,
-        failure=ended.failure,
-        saved=ended.reached.saved,
-        ready=ended.ready,
-        saving=ended.reached.saving,
-        worked=ended.worked,
-        hardware=ended.hardware,
-        trouble=ended.reached.trouble,
-        first_loss=ended.reached.first_loss,
-        source=ended.reached.source,
-        epoch=ended.reached.epoch,
-        resumed=read_began(mine.folder, Resumed),
-        written=_written(mine.folder),
-        torn=read_torn(mine.folder),
-        percent=read_percent(mine.folder),
+        words=end.cause.words(),
+        exit_code=end.code,
+        cause=end.cause,
+        failure=end.failure,
+        then=then,
+        first_step=end.reached.first,
+        last_step=end.reached.last,
+        saved=end.reached.saved,
+        ready=_rounded(end.ready),
+        saving=_rounded(end.reached.saving),
+        worked=_rounded(end.worked),
+        first_loss=end.reached.first_loss,
+        source=end.reached.source,
+        epoch=end.reached.epoch,
+        trouble=end.reached.trouble,
+        seconds=round(end.seconds, 1),
+        note=end.note,
+        hardware=end.hardware,
+        braked=end.braked,
     )
+
+
+def _rounded(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds, 2)

@@ -4,44 +4,25 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Mapping
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Annotated, NamedTuple
 
 from ftsupervise.host import files, processes
 from ftsupervise.model import Attempt, Cause, CauseKind
 from ftsupervise.printable import printable
+from ftsupervise.rundir.attempt_pages import StartPage
 from ftsupervise.rundir.paths import WARNING
-from ftsupervise.rundir.records import as_time, as_whole, parse_object, read_record, time_of
+from ftsupervise.rundir.records import as_time, as_whole, parse_object, time_of
 
-LOST_END = (
-    "lost.json"  # in an attempt's directory, written by the attempt after it, or by the process that starts the groups
-)
 _NEAR_END = 60.0  # seconds: Slurm's limit loop is up to this early or late
 
 
-class LostEnd(NamedTuple):
-    """Others know why an attempt left no record of its end: Slurm knows of its host, and we know of a group's supervisor."""
-
-    words: Annotated[str, 500] = ""
-
-
-def lost_end(folder: Path) -> str:
-    """Return what became of its host or its supervisor; "" where nobody has found that out."""
-    try:
-        found = read_record(LostEnd, folder / LOST_END, limit=16_000)
-    except (OSError, ValueError):
-        return ""
-    return "" if found is None else found.words
-
-
-def without_end(start: Mapping[str, object]) -> Cause | None:
-    if start.get("host") != os.uname().nodename:
+def without_end(start: StartPage) -> Cause | None:
+    """Return None where its supervisor lives on this host."""
+    if start.host != os.uname().nodename:
         return Cause(CauseKind.UNKNOWN)
-    pid = start.get("pid")
-    lives = isinstance(pid, int) and processes.identity(pid) == start.get("pid_start")
-    return None if lives and start.get("boot_id") == processes.boot_id() else Cause(CauseKind.LOST)
+    lives = start.pid > 0 and processes.identity(start.pid) == start.pid_start
+    return None if lives and start.boot_id == processes.boot_id() else Cause(CauseKind.LOST)
 
 
 def last_sign(folder: Path, attempt: Attempt, before: datetime | None) -> datetime:
@@ -59,10 +40,9 @@ def last_sign(folder: Path, attempt: Attempt, before: datetime | None) -> dateti
     return max(attempt.started, max(min(sign, before) if before is not None else sign for sign in signs))
 
 
-def end_as_asked(start: Mapping[str, object], at: datetime | None) -> Cause:
+def end_as_asked(start: StartPage, at: datetime | None) -> Cause:
     """Return the cause of an end that was asked for and could not be recorded: Slurm's last 5 s were too few for it."""
-    ends = as_time(start.get("job_ends"))
-    if ends is not None and at is not None and (ends - at).total_seconds() < _NEAR_END:
+    if start.job_ends is not None and at is not None and (start.job_ends - at).total_seconds() < _NEAR_END:
         return Cause(CauseKind.TIME_LIMIT, late=True)
     return Cause(CauseKind.CANCELLED, signal=int(signal.SIGTERM), late=True)
 

@@ -16,7 +16,8 @@
                           stopped.json, error.json, percent.json and unread.json (what its output shows in place of a
                           step), lost.json (why it left no end), anchor.json (the newest checkpoint that
                           it committed), not_from.json (the snapshot that it
-                          did not begin from), written.json (what a script without the guard saved), copies.json,
+                          did not begin from), begins.json (from what it begins), written.json (what a script without
+                          the guard saved), copies.json,
                           imports.json, tracker.json, evidence/, observed/ (decisions that were only told)
       kept/NNNN/          what such a script had saved last, kept from a start that may write over it; two of them at most
       staging/NNNN/       shared files of an attempt are made here, then renamed; a plain file: sealed, a newer one has begun

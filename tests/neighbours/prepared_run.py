@@ -20,7 +20,7 @@ from ftsupervise.findings import Finding, Severity
 from ftsupervise.hostlist import compress_hostlist
 from ftsupervise.model import Cause, CauseKind, Claim, End, Failure, Reached
 from ftsupervise.nodes.incidents import Incident, IncidentLog
-from ftsupervise.rundir.ledger import START, write_end
+from ftsupervise.rundir.ledger import write_end
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.progress import ProgressPage, write_progress
 from ftsupervise.rundir.records import write_json
@@ -192,7 +192,7 @@ class PreparedRun:
             page = {"attempt": number, "job_id": job, "at": (begin + timedelta(seconds=at)).isoformat()}
             folder = self.rundir.attempt(number)
             folder.mkdir(parents=True)
-            write_json(folder / START, {**page, "host": "node-01", "nodes": nodes, "pid": 1}, sync=False)
+            write_json(folder / "start.json", {**page, "host": "node-01", "nodes": nodes, "pid": 1}, sync=False)
 
         return write
 

@@ -20,7 +20,6 @@ from ftsupervise.findings import Severity
 from ftsupervise.model import Cause, CauseKind, Failure, FailureKind, NodeRanks, Standstill
 from ftsupervise.replicas.groups import GroupState, GroupTable, ReplicaGroup, write_table
 from ftsupervise.replicas.stalls import STALLS, GroupStall, StallPage
-from ftsupervise.rundir.ledger import START
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.records import write_json
 from ftsupervise.rundir.switches import Brake, write_brake
@@ -381,8 +380,8 @@ def hostile(folder: Path, now: datetime, text: str = NASTY) -> Story:
     run.write(now, running=True, current=1.0, settings=f"checkpoints: {{pattern: {json.dumps(own)}}}\n")
     run.alert(now, "disk", text, Severity.CRITICAL, text, HOUR)
     (run.rundir.checkpoints / own.replace("/", "_")).mkdir()
-    page = json.loads((run.rundir.attempt(1) / START).read_text())
-    write_json(run.rundir.attempt(1) / START, {**page, "job_id": text, "host": text})
+    page = json.loads((run.rundir.attempt(1) / "start.json").read_text())
+    write_json(run.rundir.attempt(1) / "start.json", {**page, "job_id": text, "host": text})
     write_tracker(run.rundir.attempt(2), TrackerPage(f"javascript:alert(1)//{own}", own))
     run.job = "88_1"
     return run.rundir, run.jobs(now, running=True)

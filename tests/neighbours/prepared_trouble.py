@@ -19,7 +19,6 @@ from typing import Any
 from ftsupervise.findings import Severity
 from ftsupervise.model import Cause, CauseKind, Failure, FailureKind, NodeRanks
 from ftsupervise.rundir.heartbeat_page import write_beat, write_watcher
-from ftsupervise.rundir.ledger import START
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.progress import read_progress, write_progress
 from ftsupervise.rundir.records import read_json, write_json
@@ -80,8 +79,8 @@ def logs(rundir: RunDir, number: int, *lines: str) -> Path:
     """The attempt writes to a file, which ends with these lines."""
     path = rundir.logs / f"{rundir.root.name}-88_1.out"
     path.write_text("".join(f"{line}\n" for line in lines))
-    page = read_json(rundir.attempt(number) / START) or {}
-    write_json(rundir.attempt(number) / START, {**page, "outputs": [{"path": str(path), "begin": 0}]})
+    page = read_json(rundir.attempt(number) / "start.json") or {}
+    write_json(rundir.attempt(number) / "start.json", {**page, "outputs": [{"path": str(path), "begin": 0}]})
     return path
 
 

@@ -31,13 +31,13 @@ def make_run(folder: Path, name: str = "train", *, ranks: int = 8, failed: int =
         )
         if number <= failed:
             over = {
-                "at": (at + timedelta(minutes=50)).isoformat(),
+                "ended": (at + timedelta(minutes=50)).isoformat(),
                 "exit_code": 1,
-                "cause": "exit",
-                "failure": "exit 1",
+                "cause": {"kind": "exit", "code": 1},
+                "failure": {"kind": "code", "sign": "exit 1"},
             }
             steps = {"first_step": 100 * number, "last_step": 100 * number + 99, "ready": 60.0, "worked": 2900.0}
-            end = {**over, **steps, "kind": "code", "saving": 100.0}
+            end = {**over, **steps, "saving": 100.0}
             write_json(rundir.attempt(number) / "end.json", end)
     page = ProgressPage(
         at=NOW - timedelta(seconds=4), ranks=ranks, step=1200, ahead=1201, phase="train", first=1000, saved=1100,

@@ -17,7 +17,7 @@ from ftsupervise import Guard
 from ftsupervise.checkpoints.manifest import FOLDER_NAME, read_manifest
 from ftsupervise.checkpoints.shards import leave_list, list_of, rank_in
 from ftsupervise.checkpoints.verify import CheckpointState, Scope, Thoroughness, verify
-from ftsupervise.rundir.began import read_began
+from ftsupervise.rundir.attempt_pages import read_page
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.truth import Resumed
 
@@ -396,14 +396,14 @@ def test_the_attempt_says_which_checkpoint_it_went_on_from_and_which_it_passed_o
     monkeypatch.setenv("FTSUPERVISE_ATTEMPT", "1")
     with Guard(signals=(), rank=0, world=1) as guard:
         assert guard.latest() is None
-        anew = read_began(attempt, Resumed)
+        anew = read_page(Resumed, attempt)
         assert anew is not None and anew.words() == "from the beginning"
         for step in (1, 2):
             with guard.checkpoint(step) as folder:
                 (folder / "weights").write_bytes(b"w" * 1000)
         (checkpoints / "step-00000002" / "weights").unlink()
         guard.latest()
-    found = read_began(attempt, Resumed)
+    found = read_page(Resumed, attempt)
     assert found is not None and (found.checkpoint, found.step) == ("step-00000001", 1)
     assert found.passed == ("step-00000002 is missing: weights is missing",)
     assert found.words() == "from step-00000001 (1 newer passed over)"

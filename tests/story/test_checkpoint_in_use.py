@@ -23,7 +23,7 @@ from ftsupervise.checkpoints.staged import A_DAY
 from ftsupervise.checkpoints.stores import FolderStore
 from ftsupervise.model import Cause, CauseKind, End
 from ftsupervise.rundir import ledger
-from ftsupervise.rundir.began import write_began
+from ftsupervise.rundir.attempt_pages import write_page
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.truth import Resumed
 from tests.neighbours.supervised import SupervisedRun
@@ -39,7 +39,7 @@ def test_what_the_newest_attempt_and_a_living_one_began_from_is_in_use(tmp_path:
     for step, over in ((10, True), (20, False), (30, True), (40, True)):
         mine = ledger.claim(rundir)
         ledger.write_start(mine, {}, ["true"], NOW, None)  # this process lives
-        write_began(mine.folder, Resumed(f"step-{step}", step))
+        write_page(mine.folder, Resumed(f"step-{step}", step))
         if over:
             ledger.write_end(mine, End(Cause(CauseKind.FINISHED)), "", NOW)
     used = in_use(rundir, rundir.checkpoints, time.time())

@@ -33,11 +33,12 @@ def run(tmp_path: Path) -> RunDir:
     prepare(rundir, "r", SETTINGS)
     at = NOW.isoformat()
     start = {"attempt": 1, "job_id": HOSTILE, "at": at, "host": HOSTILE, "nodes": "node-1"}
-    end = {"at": at, "exit_code": 1, "cause": HOSTILE, "detail": HOSTILE, "then": HOSTILE, "note": HOSTILE}
+    failure = {"kind": "code", "sign": HOSTILE, "detail": HOSTILE, "error": HOSTILE}
+    end = {"ended": at, "exit_code": 1, "words": HOSTILE, "cause": HOSTILE, "then": HOSTILE, "note": HOSTILE}
     words = {"who": HOSTILE, "why": HOSTILE, "host": HOSTILE, "at": at}
     pages = {
         "attempts/0001/start.json": start,
-        "attempts/0001/end.json": {**end, "kind": "code", "failure": HOSTILE, "first_step": 1, "last_step": 2},
+        "attempts/0001/end.json": {**end, "failure": failure, "first_step": 1, "last_step": 2},
         "launches/0001/launch.json": {
             "state": "submitted",
             "by": HOSTILE,

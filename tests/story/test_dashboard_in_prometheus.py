@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 import pytest
 import yaml
 
-from ftsupervise.rundir.ledger import START
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.records import write_json
 from tests.neighbours.prepared_runs import prepare
@@ -131,8 +130,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         found.wait("count_over_time(ftsupervise_run_attempts_total[1m]) > 1")
         run = RunDir(found.folder / "account" / "crash-loop")
         shutil.copytree(run.attempt(6), run.attempt(7))
-        page = json.loads((run.attempt(7) / START).read_text())
-        write_json(run.attempt(7) / START, {**page, "attempt": 7})
+        page = json.loads((run.attempt(7) / "start.json").read_text())
+        write_json(run.attempt(7) / "start.json", {**page, "attempt": 7})
         found.write()
         found.wait("increase(ftsupervise_run_failures_total[1d]) > 0")
         yield found

@@ -14,7 +14,7 @@ from ftsupervise.checkpoints.quarantine import quarantined
 from ftsupervise.guard.resume import CannotResume
 from ftsupervise.model import Cause, CauseKind, End, Failure, FailureKind, Reached
 from ftsupervise.rundir import ledger
-from ftsupervise.rundir.began import read_began
+from ftsupervise.rundir.attempt_pages import read_page
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.truth import NOT_A_NUMBER, LossTrouble, Resumed
 
@@ -81,7 +81,7 @@ def test_every_rank_takes_the_same_whether_rank_0_has_set_the_newer_ones_aside_o
     assert one.choose(rank=0, world=2) == "step-00000300" and one.aside() == ["step-00000400"]
     other.join(60)
     assert asked == [one.choose(rank=1, world=2)] == [one.choose(rank=0, world=2)] == ["step-00000300"]
-    written = read_began(folder, Resumed)
+    written = read_page(Resumed, folder)
     assert written is not None and written.set_aside == "step-00000400", "asked twice, it still says so"
     assert written.skip == 110
 
@@ -113,7 +113,7 @@ def test_without_one_from_before_the_run_begins_anew_only_where_that_costs_littl
     early.trouble(50)
     folder = early.begin()
     assert early.choose() == "" and early.aside() == ["step-00000060"]
-    written = read_began(folder, Resumed)
+    written = read_page(Resumed, folder)
     assert written is not None and written.checkpoint == "" and written.skip == 50
 
 
@@ -138,7 +138,7 @@ def test_where_none_of_those_before_may_be_used_the_run_does_not_begin_anew_and_
         folder = one.begin()
         with pytest.raises(CannotResume, match=r"chmod go-w .* begin anew: ftsupervise checkpoints anew"):
             one.choose()
-        written = read_began(folder, Resumed)
+        written = read_page(Resumed, folder)
         assert written is not None and written.refused and not written.set_aside
     assert len(list(one.rundir.checkpoints.glob("step-*"))) == 4, "nothing is set aside"
     one.rundir.checkpoints.chmod(0o755)

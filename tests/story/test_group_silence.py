@@ -19,7 +19,7 @@ from ftsupervise.host.pulse import ENV_PULSE
 from ftsupervise.host.standing import Standing, standing
 from ftsupervise.run.group_pulse import is_stopped
 from ftsupervise.run.group_silence import SILENCE, SupervisorWatch
-from ftsupervise.rundir.lost_ends import lost_end
+from ftsupervise.rundir.attempt_pages import LostEnd, read_page
 from tests.neighbours.patience import wait_until
 
 # argv: how it stands, a FIFO, and a file that lets it stand as soon as it is there
@@ -132,7 +132,8 @@ def test_a_supervisor_that_stands_for_ever_is_ended_with_its_stacks_on_the_disk(
     wait_until(lambda: one.watch.look(one.at), "its end")
     assert one.process.wait(10) == -signal.SIGKILL
     one.watch.record(tmp_path, one.watch.ended_for)
-    assert "its supervisor did not answer for 600 s and was ended" in lost_end(tmp_path)
+    found = read_page(LostEnd, tmp_path)
+    assert found is not None and "its supervisor did not answer for 600 s and was ended" in found.words
     stacks = (tmp_path / "evidence" / "supervisor.txt").read_text()
     assert "in a_lock_that_nobody_gives_back" in stacks and "kernel stack" in stacks
 

@@ -88,7 +88,7 @@ def test_how_far_a_lost_attempt_came_is_kept_before_the_next_ones_beats_take_the
     (one,) = ledger(rundir)
     assert (one.first_step, one.last_step, one.saved, one.saving, one.worked) == (1, 140, 130, 1.5, 14.0)
     assert one.heard == TOLD + timedelta(seconds=14)
-    write_json(rundir.attempt(1) / "end.json", {"at": TOLD.isoformat(), "exit_code": 0})
+    write_json(rundir.attempt(1) / "end.json", {"ended": TOLD.isoformat(), "exit_code": 0})
     before = (rundir.attempt(1) / "progress.json").read_text()
     beat(0, 1, 999, 60)
     keep_reached(rundir, 1)

@@ -56,13 +56,13 @@ def count(folder: Path, now: float) -> dict[str, float]:
         elif before["job"] == start["job_id"]:
             found["restart"] += begin - over
         else:
-            asked = before["end"]["cause"].startswith("kill switch")
+            asked = before["end"]["cause"]["kind"] == "kill switch"
             found["braked" if before["end"]["braked"] else "held" if asked else "queue"] += begin - over
         steps = set[int]()
         if (attempt / "end.json").exists():
             end = read(attempt / "end.json")
             length, worked, failed = end["seconds"], end["worked"], bool(end["failure"])
-            finished = end["cause"] == "finished"
+            finished = end["cause"]["kind"] == "finished"
             found["faults"] += failed
             if end["first_step"]:
                 steps = set(range(end["first_step"], end["last_step"] + 1))

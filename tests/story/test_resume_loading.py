@@ -26,7 +26,7 @@ from ftsupervise.checkpoints.restore import RESTORING, copies_in, restore
 from ftsupervise.checkpoints.stores import open_store
 from ftsupervise.guard import resume
 from ftsupervise.guard.resume import CannotResume
-from ftsupervise.rundir.began import read_began
+from ftsupervise.rundir.attempt_pages import read_page
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.switches import read_brake
 from ftsupervise.truth import Resumed
@@ -430,7 +430,7 @@ def test_another_rank_reads_on_rank_0_s_page_what_the_attempt_begins_from(
         with Guard(signals=(), rank=0, world=2) as first:
             assert first.latest() == checkpoints / "step-00000001", "rank 0 has read every byte"
         assert other.latest() == checkpoints / "step-00000001"
-        found = read_began(rundir.attempt(1), Resumed)
+        found = read_page(Resumed, rundir.attempt(1))
         assert found is not None and found.passed == (
             "step-00000002 is damaged: weights has other bytes than were committed",
         )

@@ -242,7 +242,7 @@ def test_status_the_ledger_and_the_log_show_the_line_that_decides_and_no_escape_
     shown = typed("status", run.rundir.root).stdout
     for text in (*texts, shown):
         assert all(char.isprintable() for char in text.replace("\n", ""))
-    assert run.end_page(1)["detail"] == "RuntimeError: uncorrectable ECC error ? on GPU 3"
-    assert run.end_page(2)["detail"] == "no output"
+    assert run.end_page(1)["failure"]["detail"] == "RuntimeError: uncorrectable ECC error ? on GPU 3"
+    assert run.end_page(2)["failure"]["detail"] == "no output"
     assert ": RuntimeError: uncorrectable ECC error" in shown
     assert "exit 3 after" in shown and ": no output" in shown

@@ -65,7 +65,7 @@ def test_an_attempt_is_over_when_its_end_is_on_record_or_nothing_of_it_is_left(r
     assert at_work(rundir) is None
     beat(rundir, NOW - timedelta(seconds=5))
     assert at_work(rundir) == 1, "its supervisor is gone, a rank on a lost node trains on"
-    (rundir.attempt(1) / "end.json").write_text(json.dumps({"at": NOW.isoformat(), "cause": "exit 1"}))
+    (rundir.attempt(1) / "end.json").write_text(json.dumps({"ended": NOW.isoformat(), "words": "exit 1"}))
     assert at_work(rundir) is None
 
 

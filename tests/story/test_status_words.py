@@ -39,7 +39,9 @@ def attempt(rundir: RunDir, number: int, minutes: int, **end: object) -> None:
     at = NOW + timedelta(minutes=minutes)
     write_json(rundir.attempt(number) / "start.json", {"at": at.isoformat(), "host": "n", "job_id": ""})
     if end:
-        write_json(rundir.attempt(number) / "end.json", {"at": at.isoformat(), "cause": "exit 1", **end})
+        write_json(
+            rundir.attempt(number) / "end.json", {"ended": at.isoformat(), "cause": {"kind": "exit", "code": 1}, **end}
+        )
 
 
 def beat(rundir: RunDir, rank: int, step: int, minutes: int, **facts: str) -> None:
@@ -122,11 +124,10 @@ def test_equal_ends_are_shown_once_with_their_times_and_after_a_cancel_nothing_f
 ) -> None:
     (tmp_path / "ftsupervise.yaml").write_text(SETTINGS)
     rundir.config.write_text(SETTINGS)
-    failed = {"cause": "exit 1", "parts": {"kind": "exit", "code": 1}, "kind": "code", "failure": "exit 1"}
+    failure = {"kind": "code", "sign": "exit 1", "detail": "ValueError: no such shape"}
     for number in (1, 2, 3):
-        attempt(rundir, number, number, **failed, last_step=7, detail="ValueError: no such shape")
-    parts = {"kind": "cancelled or preempted", "signal": 15}
-    attempt(rundir, 4, 9, cause="cancelled or preempted (SIGTERM)", parts=parts, last_step=90, saved=80)
+        attempt(rundir, number, number, failure=failure, last_step=7)
+    attempt(rundir, 4, 9, cause={"kind": "cancelled or preempted", "signal": 15}, last_step=90, saved=80)
     said = type_in(tmp_path, "status", ".").stdout
     lines = [line for line in said.splitlines() if line.startswith("  attempt")]
     assert lines == [

@@ -14,7 +14,7 @@ from ftsupervise.rundir.records import write_json
 from tests.neighbours.typed import typed
 
 AT = datetime.now(timezone.utc) - timedelta(hours=1)
-CANCELLED = {"cause": "cancelled or preempted (SIGTERM)", "parts": {"kind": "cancelled or preempted", "signal": 15}}
+CANCELLED = {"cause": {"kind": "cancelled or preempted", "signal": 15}}
 UNSAID = "cancelled or preempted (SIGTERM)"
 # what sacct of a job answers, as Slurm 22.05 does with --parsable2 -> the words of the end
 KNOWN = {
@@ -56,7 +56,7 @@ class Place:
         at = AT + timedelta(minutes=number)
         write_json(folder / "start.json", {"attempt": number, "at": at.isoformat(), "host": "n", "job_id": job})
         if end:
-            write_json(folder / "end.json", {"at": (at + timedelta(seconds=30)).isoformat(), **end})
+            write_json(folder / "end.json", {"ended": (at + timedelta(seconds=30)).isoformat(), **end})
 
     def says(self, *words: str) -> str:
         path = f"{self.folder}/bin:{os.environ['PATH']}"
@@ -103,7 +103,7 @@ def test_an_end_without_a_record_has_slurms_word_for_it(tmp_path: Path) -> None:
 
 def test_nothing_is_asked_of_a_run_that_nobody_has_cancelled(tmp_path: Path) -> None:
     place = Place(tmp_path)
-    failed = {"cause": "exit 1", "parts": {"kind": "exit", "code": 1}, "kind": "code", "failure": "exit 1"}
+    failed = {"cause": {"kind": "exit", "code": 1}, "failure": {"kind": "code", "sign": "exit 1"}}
     place.attempt(1, "88_1", **failed)
     place.program("sacct", f"touch {tmp_path}/asked")
     place.says("status", str(place.rundir.root))

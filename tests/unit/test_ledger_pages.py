@@ -26,7 +26,7 @@ from ftsupervise.model import (
     Standstill,
 )
 from ftsupervise.model import ended as died
-from ftsupervise.rundir.kept import write_kept
+from ftsupervise.rundir.attempt_pages import KeptSnapshotPage, write_page
 from ftsupervise.rundir.ledger import claim, ledger, write_end, write_start
 from ftsupervise.rundir.paths import RunDir
 
@@ -97,37 +97,39 @@ def test_a_failure_is_read_as_it_was_written_and_its_page_can_be_read_without_us
     (one,) = written(tmp_path, End(died(1, "node-1", "3"), failed, 1, 60.0, reached, 12.5))
     assert (one.failure, one.first_step, one.last_step, one.saved, one.ready) == (failed, 1, 50, 40, 12.5)
     page = json.loads((tmp_path / "attempts" / "0001" / "end.json").read_text())
-    assert page["cause"] == "rank 3 on node-1 exit 1"
-    assert page["parts"] == {"kind": "exit", "at": [{"node": "node-1", "ranks": "3"}], "code": 1}
-    assert (page["kind"], page["failure"], page["detail"]) == (
-        "code",
-        "exit 1 (ValueError)",
-        "ValueError: no such shape",
-    )
+    assert page["words"] == "rank 3 on node-1 exit 1"
+    assert page["cause"]["kind"] == "exit" and page["cause"]["code"] == 1
+    assert page["cause"]["at"] == [{"node": "node-1", "ranks": "3"}]
+    assert page["failure"] == {
+        "kind": "code",
+        "sign": "exit 1",
+        "detail": "ValueError: no such shape",
+        "error": "ValueError",
+    }
 
 
 @pytest.mark.parametrize(
-    "parts",
+    "cause",
     [
         None, [], 7, {"kind": "later"}, {"kind": ["hang"]},
         {"kind": "hang", "at": 3, "more": "x", "how": {}, "step": 1e300, "waited": None, "then": [], "text": True},
         {"kind": "hang", "at": [1, {"node": {}}, {"ranks": ["a"]}, None]},
     ],
 )  # fmt: skip
-def test_a_damaged_page_is_read_as_far_as_it_goes(tmp_path: Path, parts: object) -> None:
+def test_a_damaged_page_is_read_as_far_as_it_goes(tmp_path: Path, cause: object) -> None:
     written(tmp_path, End(HANG))
     path = tmp_path / "attempts" / "0001" / "end.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "parts": parts}))
+    path.write_text(json.dumps({**json.loads(path.read_text()), "cause": cause}))
     (one,) = ledger(RunDir(tmp_path))
     assert one.cause is not None and one.words.startswith("hang: ")
 
 
-def test_pages_of_before_are_read_with_what_they_have() -> None:
+def test_pages_of_a_run_are_read_as_they_lie_on_the_disk() -> None:
     crash, killed, hang, switch, done = ledger(RunDir(GOLDEN))
-    assert crash.failure == Failure(FailureKind.CODE, "exit 1 (ValueError)", "ValueError: no such shape")
+    assert crash.failure == Failure(FailureKind.CODE, "exit 1", "ValueError: no such shape", "ValueError")
     assert crash.why() == "rank 1 on node-1 exit 1: ValueError: no such shape"
     assert (killed.words, killed.exit_code) == ("rank 1 on node-1 killed by SIGKILL (exit 137)", 137)
-    assert hang.words.startswith("hang: rank 2 on node-1, rank 5 on node-2 is stopped")
+    assert hang.words.startswith("hang: rank 2 on node-1, rank 5 on node-2 are stopped")
     assert hang.failure is not None and hang.failure.kind is FailureKind.HANG
     assert (switch.cause, done.cause) == (Cause(CauseKind.KILL_SWITCH), Cause(CauseKind.FINISHED))
     assert [one.job_id for one in (crash, done)] == ["88_1", "88_1"]
@@ -147,7 +149,9 @@ def test_an_attempt_that_has_ended_is_read_again_only_when_its_folder_has_change
         assert ledger(rundir) == first
     assert opened(events) == []
 
-    write_kept(rundir.attempt(2), 40, "somewhere", NOW)  # a page that comes later is a change of its folder
+    write_page(
+        rundir.attempt(2), KeptSnapshotPage(NOW, 40, "somewhere")
+    )  # a page that comes later is a change of its folder
     with files_opened() as events:
         assert [one.kept for one in ledger(rundir)] == [None, 40, None]
     assert {Path(one).parent for one in opened(events)} == {rundir.attempt(2)}

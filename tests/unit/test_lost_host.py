@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from ftsupervise.run.lost_host import fate_of, note_lost_host
+from ftsupervise.rundir.attempt_pages import NAMES, LostEnd
 from ftsupervise.rundir.ledger import ledger
-from ftsupervise.rundir.lost_ends import LOST_END
 from ftsupervise.rundir.paths import WARNING, RunDir
 from ftsupervise.rundir.records import write_json
 from tests.neighbours.patience import wait_until
@@ -75,10 +75,10 @@ def test_a_host_that_hung_up_before_it_was_lost_is_lost_but_an_order_to_stop_is_
     env = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "8", "FTSUPERVISE_JOB_ID": "8"}
     note_lost_host(rundir, 1, env)
     if is_noted:
-        wait_until((rundir.attempt(1) / LOST_END).is_file, "what Slurm said is written down")
+        wait_until((rundir.attempt(1) / NAMES[LostEnd]).is_file, "what Slurm said is written down")
         assert ledger(rundir)[0].words == f"ended without a record: {LOST} (down)"
     else:
         note_lost_host(rundir, 2, env)  # asked after it, and so an end to wait for
-        wait_until((rundir.attempt(2) / LOST_END).is_file, "the later one is answered")
-        assert not (rundir.attempt(1) / LOST_END).exists()
+        wait_until((rundir.attempt(2) / NAMES[LostEnd]).is_file, "the later one is answered")
+        assert not (rundir.attempt(1) / NAMES[LostEnd]).exists()
         assert len((tmp_path / "asked").read_text().splitlines()) == 2

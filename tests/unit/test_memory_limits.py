@@ -10,7 +10,8 @@ from math import inf
 import pytest
 
 from ftsupervise.guard.gpu_memory import GpuMemory, GpuShare
-from ftsupervise.guard.memory_limits import GPU, MemoryLimits, UsageTrend
+from ftsupervise.guard.memory_limits import MemoryLimits, UsageTrend
+from ftsupervise.truth import GPU_MEMORY
 
 GB = 1 << 30
 
@@ -104,7 +105,7 @@ def test_only_devices_that_this_process_computes_on_are_asked() -> None:
 def test_a_gpu_that_is_full_stops_the_run_and_the_words_name_it() -> None:
     said: list[str] = []
     short = limits(Cuda((1, 30, 0), (2, 76, 2)), 0.95, said).check_gpu(0.0)
-    assert short is not None and short.cause == GPU
+    assert short is not None and short.cause == GPU_MEMORY
     assert short.words == "memory of GPU 1 97.5% used, limit 95%" and not said
 
 

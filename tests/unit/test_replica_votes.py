@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from ftsupervise.guard.memory_limits import HOST
-from ftsupervise.guard.stop_reasons import CAUSES, SUPERSEDED, Decision, as_vote, from_vote
+from ftsupervise.guard.stop_reasons import CAUSES, Decision, as_vote, from_vote
 from ftsupervise.integrations.torchft_limits import GroupLimits
 from ftsupervise.integrations.torchft_votes import Agreed, differ, has_to_copy, propose
 from ftsupervise.rundir.paths import ENV_GROUP_JOB
+from ftsupervise.truth import HOST_MEMORY, SUPERSEDED
 
-OWN = (HOST, SUPERSEDED)
+OWN = (HOST_MEMORY, SUPERSEDED)
 STOP = as_vote(Decision(2, "kill switch"))
 SAVE = as_vote(Decision(1, "save switch"))
 
@@ -36,7 +36,7 @@ def test_a_stop_outweighs_a_request_to_save_of_another_group() -> None:
 
 
 def test_a_group_that_runs_out_of_memory_asks_for_a_checkpoint_and_leaves_alone() -> None:
-    vote = as_vote(Decision(2, HOST))
+    vote = as_vote(Decision(2, HOST_MEMORY))
     number, own = propose(vote, 10, 0, OWN)
     assert from_vote(Agreed(number).vote(11)).save, "the others save"
     assert not from_vote(Agreed(number).vote(11)).stop, "and train on"
@@ -64,7 +64,7 @@ def test_a_group_whose_place_a_newer_attempt_has_taken_leaves_at_once_and_asks_f
 
 
 def test_no_vote_is_as_large_as_a_step() -> None:
-    assert max(as_vote(Decision(2, cause)) for cause in CAUSES) < 1 << 8
+    assert max(as_vote(Decision(2, cause)) for cause in CAUSES.values()) < 1 << 8
 
 
 def test_groups_that_made_their_last_step_in_different_meetings_see_it_and_the_fewer_copy_from_the_more() -> None:

@@ -10,10 +10,10 @@ import pytest
 
 from ftsupervise.config.schema import Launch, Run
 from ftsupervise.config.watchdogs import Recovery as Settings
-from ftsupervise.model import OUTPUT
+from ftsupervise.model import OUTPUT, Cause, CauseKind
+from ftsupervise.rundir.attempt_pages import EndPage, write_page
 from ftsupervise.rundir.heartbeat_page import write_beat
 from ftsupervise.rundir.paths import RunDir
-from ftsupervise.rundir.percent import write_percent
 from ftsupervise.rundir.records import write_json
 from ftsupervise.rundir.switches import KILL
 from ftsupervise.truth import Beat, Health, PercentReached
@@ -38,9 +38,9 @@ def attempt(rundir: RunDir, number: int, ago: float, cause: str = "", first: int
         folder / "start.json", {"attempt": number, "job_id": f"88_{number}", "at": at.isoformat(), "host": "node-9"}
     )
     if cause:
-        code = 0 if cause == "exit 0" else 1
-        end = {"at": (at + timedelta(minutes=1)).isoformat(), "exit_code": code, "cause": cause, "first_step": first}
-        write_json(folder / "end.json", end)
+        word, _, code = cause.partition(" ") if cause.startswith("exit ") else (cause, "", "1")
+        why = Cause(CauseKind(word), code=int(code) if word == "exit" else None)
+        write_page(folder, EndPage(ended=at + timedelta(minutes=1), exit_code=int(code), cause=why, first_step=first))
 
 
 def look(rundir: RunDir, **settings: object) -> tuple[Health, str]:
@@ -50,7 +50,7 @@ def look(rundir: RunDir, **settings: object) -> tuple[Health, str]:
 
 
 def test_a_failure_with_nobody_to_take_over_is_told(rundir: RunDir) -> None:
-    attempt(rundir, 1, 5, "killed by SIGKILL", first=1)
+    attempt(rundir, 1, 5, "killed by a signal", first=1)
     assert look(rundir)[0] is Health.BAD
 
 
@@ -83,7 +83,7 @@ def test_a_script_without_a_known_step_that_is_at_work_has_recovered(rundir: Run
     facts = {"attempt": "2", "source": "launch.heartbeat"}
     write_beat(rundir, Beat(0, None, "", NOW, 1, "node-9", facts))
     assert look(rundir) == (Health.OK, "attempt 2 prints or computes; it shows no step")
-    write_percent(rundir.attempt(2), PercentReached(63.2, 0.1, of="Progress: %"))
+    write_page(rundir.attempt(2), PercentReached(63.2, 0.1, of="Progress: %"))
     run = Run(name="r", run_dir=rundir.root, launch=Launch(command="true"))
     found = list(check(Look(run=run, rundir=rundir, now=NOW, jobs=()), Settings()))
     assert [one.summary for one in found] == [
