@@ -298,7 +298,8 @@ def test_random_faults_and_the_weights_are_those_of_an_undisturbed_run(
         if spent > 3:
             wrong.append(f"{name}: {spent} members")
         show(f"{count:3} {name:40} {took:6.1f} s  attempt {before.number} -> {trained}, {spent} members: {told}")
-    until(here.rundir.finished.exists, "the end", 300)
+    left = steps - max((one.last_step or 0) for one in here.attempts())
+    until(here.rundir.finished.exists, "the end", 300 + left * 0.1)
     until(lambda: not here.queue(), "the end of the queue", 120)
     until(lambda: not here.processes(), "no orphan", 60)
     weights, lost = re.findall(r"weights (\w+)", here.log()), _lost(here)
