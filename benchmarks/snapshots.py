@@ -36,14 +36,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ftsupervise import Guard
-from ftsupervise.checkpoints import memory_folder
-from ftsupervise.checkpoints.memory_folder import node_folder, rank_file
-from ftsupervise.checkpoints.memory_pins import SLOTS
-from ftsupervise.checkpoints.memory_slots import open_slots
-from ftsupervise.checkpoints.memory_sums import is_damaged
 from ftsupervise.config.supervisor import default
-from ftsupervise.ranks.snapshot_exchange import start_exchange
-from ftsupervise.ranks.snapshot_ring import SnapshotRing
+from ftsupervise.snapshots import room
+from ftsupervise.snapshots.exchange import start_exchange
+from ftsupervise.snapshots.ring import SnapshotRing
+from ftsupervise.snapshots.room import node_folder, rank_file
+from ftsupervise.snapshots.slots import SLOTS, is_damaged, open_slots
 
 ROUNDS = 9
 PIECE = 4 << 20
@@ -243,8 +241,8 @@ class Nodes(NamedTuple):
 
 @contextmanager
 def two_nodes(share: float, *, at_once: bool = False) -> Iterator[Nodes]:
-    folder, key, names = memory_folder.new_folder("benchmark"), os.urandom(32), ("a", "b")
-    locks = [memory_folder.make(folder, node) for node in names]
+    folder, key, names = room.new_folder("benchmark"), os.urandom(32), ("a", "b")
+    locks = [room.make(folder, node) for node in names]
     talks: dict[str, socket.socket] = {}
     ring = SnapshotRing(lambda: names, lambda node, body: talks[node].send(body), at_once=at_once)
     pids = []
@@ -258,7 +256,7 @@ def two_nodes(share: float, *, at_once: bool = False) -> Iterator[Nodes]:
         for pid in pids:
             os.kill(pid, signal.SIGKILL)
         for node in names:
-            memory_folder.remove(folder, node)
+            room.remove(folder, node)
         for lock in locks:
             if lock is not None:
                 os.close(lock)

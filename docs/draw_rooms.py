@@ -37,6 +37,7 @@ MEANINGS = {
     "scheduler": "all that is asked of Slurm",
     "config": "ftsupervise.yaml to values",
     "checkpoints": "whole, newest, kept, copied",
+    "snapshots": "the last steps, in memory",
     "probe": "ask a disk, with a bound",
     "rundir": "the files of a run",
     "host": "this machine: processes, files",

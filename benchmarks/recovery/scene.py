@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.recovery.launchers import Launcher
-from ftsupervise.checkpoints import memory_folder
 from ftsupervise.host.shared_memory import SHARED_MEMORY
 from ftsupervise.ranks import shm_dir
 from ftsupervise.sandbox import Sandbox, temporary
+from ftsupervise.snapshots import room
 
 FAULTS = ("SIGKILL", "exit 1", "SIGSTOP", "slurmd", "crash")
 WORDS = {
@@ -168,7 +168,7 @@ def stage(launcher: Launcher, **more: str) -> Iterator[Stage]:
         events.close()
         shutil.rmtree(top, ignore_errors=True)
         _clear_pages(set(Path(SHARED_MEMORY).iterdir()) - before)
-        memory_folder.remove_leftovers()
+        room.remove_leftovers()
 
 
 def _clear_pages(found: set[Path]) -> None:

@@ -4,13 +4,12 @@ work."""
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
 
 from ftsupervise.checkpoints.find import ONE_FILE, Found
 from ftsupervise.checkpoints.manifest import FOLDER_NAME, CheckpointLayout, loop_file
-from ftsupervise.checkpoints.memory_kept import anchors
 from ftsupervise.checkpoints.offload import being_copied
 from ftsupervise.checkpoints.restore import RESTORING
 from ftsupervise.checkpoints.staged import A_DAY, left_alone, names_in, unchanged
@@ -23,12 +22,12 @@ from ftsupervise.rundir.paths import RunDir
 _BACK = 20  # newest attempts that are looked at
 
 
-def in_use(rundir: RunDir | None, folder: Path, now: float) -> dict[str, str]:
-    """Return name -> a clause that names its user: a living attempt or the newest one, a copy, a restore.
+def in_use(rundir: RunDir | None, folder: Path, now: float, anchors: Mapping[str, str]) -> dict[str, str]:
+    """Return name -> a clause that names its user: a living attempt or the newest one, a copy, a restore, a snapshot.
 
-    ``now``: epoch seconds. Raises OSError where that cannot be seen.
+    ``now``: epoch seconds. ``anchors``: those that kept snapshots go on from. Raises OSError where that cannot be seen.
     """
-    found = {**_copied(folder, now), **anchors(folder)}
+    found = {**_copied(folder, now), **anchors}
     if rundir is None:
         return found
     try:

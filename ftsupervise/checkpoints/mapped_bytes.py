@@ -1,7 +1,7 @@
 """A part of a file in mapped memory, to be compared before it is loaded and once more afterwards (``guard/loaded_again.py``).
 
 A copy in memory of our own would have to be compared once only. But new memory costs several times as much as the copy
-(``guard/snapshot_memory.py``), on each rank, and the ranks of a node share the pages of a mapped file. Who touches a page of it
+(``snapshots/memory.py``), on each rank, and the ranks of a node share the pages of a mapped file. Who touches a page of it
 that lies behind the end of the file by now, or that the disk cannot read, is killed (SIGBUS): so each is asked for before.
 """
 

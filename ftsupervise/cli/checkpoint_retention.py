@@ -147,8 +147,9 @@ def _candidates(
     from ftsupervise.checkpoints.in_use import in_use, kind_of, of_others
     from ftsupervise.checkpoints.retain import Candidate
     from ftsupervise.checkpoints.verify import CheckpointState, Scope, Thoroughness, verify
+    from ftsupervise.snapshots.kept import anchors
 
-    used = in_use(place.rundir, place.folder, time.time())
+    used = in_use(place.rundir, place.folder, time.time(), anchors(place.folder))
     found = checkpoints_in(place.folder, pattern=place.pattern)
     spared = of_others(found, place.run)
     whole = Counter[str]()

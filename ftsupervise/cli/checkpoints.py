@@ -16,13 +16,13 @@ from ftsupervise.units import count
 
 if TYPE_CHECKING:
     from ftsupervise.checkpoints.find import Found
-    from ftsupervise.checkpoints.hidden import HiddenEntry
     from ftsupervise.checkpoints.manifest import Manifest
     from ftsupervise.checkpoints.verify import Verdict
     from ftsupervise.config.checkpointing import CheckpointSettings
     from ftsupervise.probe.watched import WorkProgress
     from ftsupervise.rundir.lineage import Lineage
     from ftsupervise.rundir.paths import RunDir
+    from ftsupervise.snapshots.hidden import HiddenEntry
     from ftsupervise.truth import LeftCheckpoint
 
 SCHEMA_VERSION = 1
@@ -83,9 +83,9 @@ def list_checkpoints(run: str | None, as_json: bool, unread: bool) -> None:
     Nothing is read but the first lines of manifests.
     """
     from ftsupervise.checkpoints.find import checkpoints_in, runs_in
-    from ftsupervise.checkpoints.hidden import hidden_in
     from ftsupervise.checkpoints.quarantine import quarantined_of
     from ftsupervise.rundir.ledger import kept_of
+    from ftsupervise.snapshots.hidden import hidden_in
 
     place = find(run, acts=False)
     if unread:
@@ -130,7 +130,7 @@ def _size_of(left: LeftCheckpoint) -> str:
 
 
 def _users(place: CheckpointPlace) -> dict[Path, str]:
-    from ftsupervise.run.kept_snapshots import KeptSnapshots
+    from ftsupervise.snapshots.keeper import KeptSnapshots
 
     return {} if place.rundir is None else KeptSnapshots(place.rundir, place.folder).users()
 

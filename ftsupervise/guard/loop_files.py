@@ -2,7 +2,7 @@
 
 What all ranks hold alike (the weights and moments of a data-parallel training) rank 0 alone writes. Which arrays those are is
 seen, not assumed: each rank compares the digests of its arrays with those of rank 0, and writes what differs. The file of a
-rank is the description that snapshots have (``checkpoints/memory_state.py``), and the bytes of its arrays behind it.
+rank is the description that snapshots have (``snapshots/state.py``), and the bytes of its arrays behind it.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from ftsupervise.checkpoints import block_lists
 from ftsupervise.checkpoints.compared_file import ComparedFile, Damaged
 from ftsupervise.checkpoints.digest import CRC32, CannotJudge, best_algorithm, hash_buffer
 from ftsupervise.checkpoints.manifest import Manifest, loop_file, read_manifest
-from ftsupervise.checkpoints.memory_copies import LARGE
-from ftsupervise.checkpoints.memory_state import ALIGNED, PAGE, Described, StoredArray, parse
 from ftsupervise.host import files
+from ftsupervise.snapshots.state import ALIGNED, PAGE, Described, StoredArray, parse
+from ftsupervise.snapshots.wait import LARGE
 
 if TYPE_CHECKING:
     from ftsupervise.guard.loop_state import LoopState

@@ -19,19 +19,20 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 from ftsupervise.checkpoints.compared_file import ComparedFile
-from ftsupervise.checkpoints.memory_arrays import Bytes, NumPyArrays
-from ftsupervise.checkpoints.memory_copies import LARGE, Copies, Range
-from ftsupervise.checkpoints.memory_state import (
+from ftsupervise.snapshots.state import (
     Arrays,
+    Bytes,
     CannotKeep,
     Described,
     Describer,
     Node,
+    NumPyArrays,
     StoredArray,
     build,
     copy_blocks,
     parse,
 )
+from ftsupervise.snapshots.wait import LARGE, Copies, Range
 
 # Loaded by name, where the program itself has loaded the framework: the guard imports none, and starts without them.
 _INTEGRATIONS = {"torch": "ftsupervise.integrations.torch"}

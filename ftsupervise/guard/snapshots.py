@@ -15,33 +15,80 @@ goes on.
 
 from __future__ import annotations
 
+import errno
+import json
 import os
+import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ftsupervise.checkpoints import memory_folder
-from ftsupervise.checkpoints.memory_pins import SLOTS_ALONE
-from ftsupervise.checkpoints.memory_room import MOST, NoRoom
-from ftsupervise.checkpoints.memory_slots import SnapshotId
-from ftsupervise.checkpoints.memory_state import CannotKeep, Described
-from ftsupervise.checkpoints.memory_sums import Compared
+from ftsupervise.checkpoints.mapped_bytes import MappedBytes
 from ftsupervise.guard.loaded_again import LoadedAgain
 from ftsupervise.guard.loop_state import LoopState
 from ftsupervise.guard.resume import refuse
 from ftsupervise.guard.settings import RankContext, Voice, whole
-from ftsupervise.guard.snapshot_memory import Copied, Replaced, SnapshotMemory
 from ftsupervise.guard.stop_reasons import StopReasons
 from ftsupervise.host.shared_memory import is_private
 from ftsupervise.rundir.attempt_pages import write_page
 from ftsupervise.rundir.paths import ENV_GUARD, ENV_RESTART, ENV_SNAPSHOT_KEPT, ENV_SNAPSHOT_STEP, ENV_SNAPSHOTS
+from ftsupervise.snapshots import room
+from ftsupervise.snapshots.kept import read_trusted
+from ftsupervise.snapshots.memory import Copied, Replaced, SnapshotMemory
+from ftsupervise.snapshots.room import MOST, NoRoom, rank_file
+from ftsupervise.snapshots.slots import ALGORITHMS, SLOTS_ALONE, Compared, SnapshotId, as_bytes, open_slots
+from ftsupervise.snapshots.state import CannotKeep, Described
 from ftsupervise.truth import NotFrom
 
 if TYPE_CHECKING:
-    from ftsupervise.checkpoints.memory_wait import CopyWait
-    from ftsupervise.guard.snapshot_kept import KeptRank
+    from ftsupervise.snapshots.wait import CopyWait
+
+# This rank's part of a snapshot that was kept on the disk when its job ended (``snapshots/kept.py``).
+
+
+class KeptRank:
+    """This rank's snapshot, compared with its digest and mapped.
+
+    Raises OSError, ValueError where this rank cannot begin from it.
+    """
+
+    def __init__(self, folder: Path, rank: int) -> None:
+        with open_slots(rank_file(str(folder), rank)) as file:
+            header = file.valid(0)
+            if header is None:
+                raise ValueError(f"{file.path} is damaged")
+            if not header.algorithm:
+                raise ValueError(f"{file.path} has no digest to compare it with")
+            self.id, self._digest, self._algorithm = header.id, header.digest, ALGORITHMS[header.algorithm]
+            self.description = file.meta(0, header)
+            self._mapped = MappedBytes(file.fd, file.data_at(0), header.data_size)
+            self.data = self._mapped.data
+            if not self._compare():
+                raise ValueError(f"{file.path} is damaged")
+
+    def is_unchanged(self) -> bool:
+        """Return whether its bytes still are those that were kept: asked when they have been loaded."""
+        return self._compare(aside=True)
+
+    def _compare(self, *, aside: bool = False) -> bool:
+        return as_bytes(self._mapped.digest(self._algorithm, aside=aside)) == self._digest
+
+
+def kept_for(folder: Path, world: int, accounts: Collection[int]) -> SnapshotId:
+    """Return what is kept there, by the page that all ranks read. Raises OSError; ValueError for another number of ranks, or
+    where others than this account may write. ``accounts``: those that may own the folder above, besides."""
+    page = read_trusted(folder, accounts)
+    if page.world != world:
+        raise ValueError(
+            f"{'1 rank' if page.world == 1 else f'{page.world} ranks'} made it, and {world} would begin from it"
+        )
+    return SnapshotId(page.step, page.attempt)
+
+
+# ------------------------------------------------------------------------------------------
+
 
 EVERY = 2  # steps from one snapshot to the next, unless the settings say otherwise
 _SLOTS = 16  # at most
@@ -89,7 +136,7 @@ class Snapshots:
             self._why = f"{ENV_SNAPSHOTS} is not set; `ftsupervise run` sets it"
             self._coming_until = 0.0
             return
-        folder = memory_folder.node_folder(self._named)
+        folder = room.node_folder(self._named)
         if not is_private(folder):
             self._why = f"{folder} is not there, or is not ours alone (has this container a /dev/shm of its own?)"
             return
@@ -183,8 +230,6 @@ class Snapshots:
         """Map an older job's memory from the disk, where it was kept there."""
         folder = os.environ.get(ENV_SNAPSHOT_KEPT, "")
         if folder:
-            from ftsupervise.guard.snapshot_kept import KeptRank, kept_for
-
             try:
                 owner = () if self._place.rundir is None else (self._place.rundir.root.stat().st_uid,)
                 self._kept = kept_for(Path(folder), self._place.world, owner), None
@@ -259,7 +304,7 @@ class Snapshots:
 
     def _other_code(self, held: Mapping[SnapshotId, int], found: SnapshotId) -> str:
         """Return that code of another version made it, as a clause; all ranks of an attempt name the same."""
-        from ftsupervise.checkpoints.memory_state import code_of
+        from ftsupervise.snapshots.state import code_of
 
         made = code_of(self._content(held[found])[0])
         return "" if made == self._code else f"code {made!r} made it, and this is code {self._code!r}"
@@ -364,8 +409,6 @@ class Snapshots:
         if not self.is_due(step) or self._memory is None:
             yield None
             return
-        from ftsupervise.guard.snapshot_folder import FolderState, staging
-
         with staging(self._memory, size, self._voice.once) as folder:
             yield folder
             if folder is not None:
@@ -375,7 +418,6 @@ class Snapshots:
     def restore_folder(self, into: Path, code: str) -> int | None:
         """See ``Guard.restore``."""
         self._code = code
-        from ftsupervise.guard.snapshot_folder import unpack, why_not
 
         def load(found: SnapshotId, slot: int) -> None:
             unpack(*self._content(slot), into)
@@ -405,6 +447,102 @@ def _wait_for_copies(folder: str, rank: int) -> CopyWait | None:
         return None
     if not folder or not 0 < seconds <= 60:
         return None
-    from ftsupervise.checkpoints.memory_wait import CopyWait
+    from ftsupervise.snapshots.wait import CopyWait
 
-    return CopyWait(memory_folder.node_folder(folder), rank, seconds)
+    return CopyWait(room.node_folder(folder), rank, seconds)
+
+
+# ------------------------------------------------------------------------------------------
+
+# A folder of files as a snapshot, for loops that have no state dicts: written into the node's memory, copied into a slot.
+#
+# The files are written into a folder beside the slots, and copied into the slot when the block ends: two copies, where a state
+# of tensors takes one. Their names and sizes are the description; nothing of them is interpreted.
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM)
+
+
+class FolderState:
+    """The files below ``folder``, to be copied into a slot."""
+
+    def __init__(self, folder: Path, code: str = "") -> None:
+        self._folder, self._code = folder, code
+
+    def describe(self) -> Described:
+        """Describe the files. Raises OSError."""
+        found = sorted(path for path in self._folder.rglob("*") if path.is_file() and not path.is_symlink())
+        rows = [(path.relative_to(self._folder).as_posix(), path.stat().st_size) for path in found]
+        total = sum(size for _, size in rows)
+        text = json.dumps({"files": rows, "code": self._code}).encode()
+        return Described(text, b"", (), tuple(found), total)
+
+    def places(self, described: Described, buffer: memoryview) -> memoryview:
+        return buffer
+
+    def copy(self, described: Described, places: Any) -> None:
+        at = 0
+        for path, (name, size) in zip(described.values, json.loads(described.description)["files"], strict=True):
+            fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                end = at + size
+                while at < end:
+                    done = os.readv(fd, [places[at:end]])
+                    if not done:
+                        raise OSError(errno.EIO, f"{name} has become shorter")
+                    at += done
+            finally:
+                os.close(fd)
+
+
+@contextmanager
+def staging(memory: SnapshotMemory, size: int, say: Callable[[str], None]) -> Iterator[Path | None]:
+    """Give an empty folder in memory with room for ``size`` bytes; None where there is none. It is gone at the end.
+
+    The room is checked before, because a job whose memory is full is killed while it writes.
+    """
+    folder = memory.staging_folder
+    try:
+        shutil.rmtree(folder, ignore_errors=True)
+        memory.may_take(size)
+        folder.mkdir(mode=0o700)
+    except OSError as error:
+        say(f"no snapshots for now: {error}")
+        yield None
+        return
+    try:
+        yield folder
+    except OSError as error:
+        if error.errno not in _FULL:
+            raise
+        say(f"no snapshot: {error}")
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def why_not(description: bytes) -> str:
+    """Return why a snapshot is not one of a folder, as a clause; "" when it is. Raises ValueError for a damaged one."""
+    _rows(description)
+    return ""
+
+
+def unpack(description: bytes, buffer: memoryview, into: Path) -> None:
+    """Write the files below ``into``. Raises OSError, and ValueError for names that lead elsewhere."""
+    at = 0
+    for name, size in _rows(description):
+        target = into / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with target.open("wb") as file:
+            file.write(buffer[at : at + size])
+        at += size
+
+
+def _rows(description: bytes) -> list[tuple[str, int]]:
+    try:
+        rows = [(str(name), int(size)) for name, size in json.loads(description)["files"]]
+    except (KeyError, TypeError, ValueError):
+        raise ValueError("the loop keeps a folder, and the snapshot holds something else") from None
+    for name, size in rows:
+        parts = PurePosixPath(name).parts
+        if not parts or name.startswith("/") or ".." in parts or size < 0:
+            raise ValueError(f"{name!r} is not the name of a file in a snapshot")
+    return rows

@@ -6,6 +6,7 @@ often as not. The kernel knows from which address it would send to another node.
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
 from collections import deque
@@ -131,3 +132,17 @@ def _towards(address: str) -> str:
             return str(one.getsockname()[0])
     except OSError:
         return ""
+
+
+def own_addresses() -> list[str]:
+    """Return this host's names and the addresses it would use to reach others, the most reliable first."""
+    own = [os.environ.get("SLURMD_NODENAME", ""), socket.gethostname()]
+    found = [name for name in own if name]
+    for family, far in ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1")):  # documentation addresses
+        try:
+            with socket.socket(family, socket.SOCK_DGRAM) as probe:
+                probe.connect((far, 9))  # sends nothing: it asks the routing table
+                found.append(probe.getsockname()[0])
+        except OSError:
+            continue
+    return list(dict.fromkeys(found))

@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from ftsupervise.checkpoints.memory_copies import LARGE, Copies
-from ftsupervise.checkpoints.memory_state import CannotKeep, StoredArray
+from ftsupervise.snapshots.state import CannotKeep, StoredArray
+from ftsupervise.snapshots.wait import LARGE, Copies
 
 _NAMES = {one: str(one).removeprefix("torch.") for one in vars(torch).values() if isinstance(one, torch.dtype)}
 _TYPES = {name: one for one, name in _NAMES.items()}

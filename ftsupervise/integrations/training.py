@@ -30,6 +30,7 @@ from ftsupervise.guard.settings import RankContext, Voice
 from ftsupervise.integrations.needed import needed
 from ftsupervise.rundir.lineage import Lineage, read_lineage
 from ftsupervise.rundir.paths import ENV_RUN, ENV_RUN_DIR
+from ftsupervise.snapshots.kept import anchors
 
 torch, dist = needed("torch", package="torch"), needed("torch.distributed", package="torch")
 _NUMPY = "numpy.random"
@@ -134,7 +135,7 @@ class SupervisedTraining:
             return
         folder, now = self._context.checkpoints, time.time()
         try:
-            used, run = in_use(self._context.rundir, folder, now), self._run()
+            used, run = in_use(self._context.rundir, folder, now, anchors(folder)), self._run()
             found = checkpoints_in(folder)
         except OSError:  # it cannot be seen which are in use: none goes
             return

@@ -21,8 +21,8 @@ from ftsupervise.ranks.observe import RankObserver
 from ftsupervise.ranks.protocol import Address, Datagram, RankExit, Seal, resolve, send_datagram, udp
 from ftsupervise.ranks.rpc import Answers, reap
 from ftsupervise.ranks.shm_dir import clear, create_locked, remove_stale
-from ftsupervise.ranks.snapshot_relay import SnapshotRelay
 from ftsupervise.ranks.tally import pack
+from ftsupervise.snapshots.node import SnapshotRelay
 from ftsupervise.truth import Tally
 
 _SILENT = 40  # reports without an answer after which other addresses are tried again

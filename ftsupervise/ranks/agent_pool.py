@@ -10,24 +10,25 @@ import os
 import signal
 import subprocess
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from time import monotonic
-from typing import NamedTuple
 
 from ftsupervise.host import bounded, processes
+from ftsupervise.host.addresses import own_addresses
 from ftsupervise.ranks import protocol, shm_dir
 from ftsupervise.ranks.hang_detector import CLOSER
 from ftsupervise.ranks.life import ProcessesSeen
 from ftsupervise.ranks.protocol import RankExit
 from ftsupervise.ranks.rank_table import Node, RankTable, Reply
 from ftsupervise.ranks.rpc import read_killed
-from ftsupervise.ranks.snapshot_ring import SnapshotRing
 from ftsupervise.ranks.sources import BeatPoller, Listener
 from ftsupervise.rundir.paths import RunDir, tell
 from ftsupervise.scheduler.allocation import AGENTS, Allocation
+from ftsupervise.snapshots.ring import SnapshotRing
+from ftsupervise.snapshots.room import SnapshotPlace
 
 _EVERY = 1.0  # seconds between two reports of a node
 _RATE = 12_500  # datagrams a second that the supervisor has to receive
@@ -50,21 +51,6 @@ class ObservedAttempt:
     killed: bool = False  # by us
     unkilled: dict[str, float] = field(default_factory=dict)  # node -> when its agent was last asked to kill, in vain
     dying: list[RankExit] = field(default_factory=list)  # ranks that were already exiting when we killed the others
-
-
-class SnapshotPlace(NamedTuple):
-    """The place of the ranks' snapshots in memory; "" without them."""
-
-    folder: str = ""
-    copies: float = 0.0  # share of each node's cores for copying them
-    at_once: bool = False  # the ranks wait for the copies
-
-    def options(self) -> tuple[str, ...]:
-        """Return options for an agent's command line."""
-        if not self.folder:
-            return ()
-        waited = ("--at-once", "1") if self.at_once else ()
-        return ("--snapshots", self.folder, "--copies", f"{self.copies:g}", *waited)
 
 
 class Questions:
@@ -111,7 +97,7 @@ class Questions:
         return answers
 
     def order_copies(self, name: str, body: bytes) -> None:
-        """Send an order of ``snapshot_ring.py``; it may be lost."""
+        """Send an order of ``snapshots/ring.py``; it may be lost."""
         node = self._table.nodes.get(name.encode())
         if node is not None:
             self._send(self._table.pack(protocol.COPY, 0, name.encode(), body), node)
@@ -273,6 +259,10 @@ class Agents:
         """Return the nodes that have an agent in this attempt."""
         return [node for node in self._nodes if node not in self._attempt.away]
 
+    def silent(self, nodes: Iterable[str], seconds: float) -> list[str]:
+        """Return those of ``nodes`` whose agent has not reported for ``seconds``, or never."""
+        return self.table.silent(nodes, seconds)
+
     def life(self) -> tuple[str, ProcessesSeen] | None:
         """Return what the processes of a command without a guard do on all nodes together, and the node of the one that tells;
         None where that is not known."""
@@ -284,7 +274,7 @@ class Agents:
         every, port = self.table.every, self._questions.port if self._questions is not None else 0
         return [
             *processes.own_command("--base", self.base, module="ftsupervise.ranks"),
-            *("--to", ",".join(protocol.own_addresses()), "--port", str(port)),
+            *("--to", ",".join(own_addresses()), "--port", str(port)),
             *("--generation", str(self.table.generation), "--every", f"{every:g}"),
             *("--closer", f"{_closer(every, nodes):g}"),
             *self._snapshots.options(),

@@ -9,7 +9,6 @@ twice. Times are ages in milliseconds: the clocks of two hosts need not agree.
 
 from __future__ import annotations
 
-import os
 import socket
 import struct
 from collections.abc import Iterable, Sequence
@@ -31,7 +30,7 @@ ENV_KEY = "FTSUPERVISE_NODE_KEY"  # hexadecimal; in the environment of the agent
 KEY = 32  # bytes
 LARGEST = 1400  # bytes of a datagram: passes every Ethernet unsplit
 
-# 8 and 9: snapshot_orders.py; 10: tally.py; 11: life.py
+# 8 and 9: snapshots/ring.py; 10: tally.py; 11: life.py
 HELLO, STATES, EXIT, REPLY, ACK, ASK, BYE, COPIES, COPY, TALLY, LIFE = range(1, 12)
 TO_SUPERVISOR, TO_AGENT = frozenset((HELLO, STATES, EXIT, REPLY, COPIES, TALLY, LIFE)), frozenset((ACK, ASK, BYE, COPY))
 KEEP = b"keep"  # in a BYE: other agents will follow in this job
@@ -276,17 +275,3 @@ def send_datagram(sock: socket.socket, data: bytes, to: Address) -> bool:
     except OSError:
         return False
     return True
-
-
-def own_addresses() -> list[str]:
-    """Return this host's names and the addresses it would use to reach others, the most reliable first."""
-    own = [os.environ.get("SLURMD_NODENAME", ""), socket.gethostname()]
-    found = [name for name in own if name]
-    for family, far in ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1")):  # documentation addresses
-        try:
-            with socket.socket(family, socket.SOCK_DGRAM) as probe:
-                probe.connect((far, 9))  # sends nothing: it asks the routing table
-                found.append(probe.getsockname()[0])
-        except OSError:
-            continue
-    return list(dict.fromkeys(found))

@@ -7,7 +7,7 @@ tasks DIR        the living tasks of the attempt in DIR on this node, one a line
                  step 88.0, which has one task on each of two nodes
 ping             "here"
 port N N …       the first of these TCP ports that is free on this node; "" when none is
-snapshots…       what lies in this node's memory, and what shall (``snapshot_relay.py``)
+snapshots…       what lies in this node's memory, and what shall (``snapshots/node.py``)
 """
 
 from __future__ import annotations

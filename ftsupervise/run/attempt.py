@@ -32,7 +32,6 @@ from ftsupervise.run.log_follower import LogFollower
 from ftsupervise.run.lost_host import note_lost_host
 from ftsupervise.run.progress_pages import OnHang, ProgressWriter, seen_by
 from ftsupervise.run.quorum import QuorumWatcher
-from ftsupervise.run.snapshots import SnapshotKeeper
 from ftsupervise.run.states import State
 from ftsupervise.run.torn_saves import TornPolicy, look_before
 from ftsupervise.rundir import ledger, members, progress
@@ -65,6 +64,7 @@ from ftsupervise.rundir.paths import (
 from ftsupervise.rundir.reached import keep_reached
 from ftsupervise.scheduler.allocation import Allocation
 from ftsupervise.scheduler.parse import is_away, is_srun
+from ftsupervise.snapshots.keeper import SnapshotKeeper
 from ftsupervise.truth import GIVEN_UP, HANG, Resumed
 from ftsupervise.warm.restarts import WarmStart
 

@@ -16,6 +16,8 @@ from ftsupervise.rundir.paths import DEADLINE, ENV_ATTEMPT_DIR, ENV_DEADLINE, wr
 from ftsupervise.scheduler import JobNow
 
 _SPARE = 5.0  # seconds before Slurm's SIGKILL, for the end of the supervisor itself
+_KEEP = 120.0  # seconds for the memory to go to the disk
+_TO_KEEP = 2.0  # seconds before Slurm's SIGKILL at which that has to be over
 USUAL_GRACE = scheduler.USUAL_KILL_WAIT - _SPARE
 _SOON, _SELDOM = 5.0, 600.0  # seconds between two questions, at least and at most
 _UNANSWERED = 9.0  # seconds: a question is given up before that
@@ -58,6 +60,17 @@ class JobEnd:
         if self.at is not None and self.at - time.time() < least:
             self.ask()
         return None if self.at is None else self.at - time.time()
+
+    def keep_until(self, stopped_at: float | None) -> float:
+        """Return until when a job that ends may write what only its memory holds, ``stopped_at``: when it was asked to stop (both
+        monotonic)."""
+        now = time.monotonic()
+        bounds = [now + _KEEP]
+        if stopped_at is not None:
+            bounds.append(stopped_at + self.grace(_TO_KEEP))
+        if self.at is not None:
+            bounds.append(now + self.at - time.time() + self.grace(_TO_KEEP))
+        return min(bounds)
 
     def is_due(self, lead: float | None) -> bool:
         """Return whether a warning ``lead`` seconds before the end may come now: Slurm is up to a minute early or late."""

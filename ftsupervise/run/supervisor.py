@@ -40,10 +40,8 @@ from ftsupervise.run.decide import (
 from ftsupervise.run.fencing import OrphanReaper
 from ftsupervise.run.gate import PendingWrites, SignalQueue, shut, wait_for_space, wait_unless_stopped
 from ftsupervise.run.job_end import USUAL_GRACE, JobEnd
-from ftsupervise.run.kept_snapshots import KeptSnapshots, Target, keep_until
 from ftsupervise.run.left_alone import LeftAlone
 from ftsupervise.run.lines import lines_aside
-from ftsupervise.run.snapshots import SnapshotKeeper, place_for
 from ftsupervise.run.states import NEXT, Outcome, State
 from ftsupervise.rundir import ledger, members, switches
 from ftsupervise.rundir.fence import is_sealed, superseded
@@ -56,6 +54,7 @@ from ftsupervise.rundir.observing import Observes, read_observed
 from ftsupervise.rundir.paths import ENV_CHECKPOINT_DIR, tell, whole_run
 from ftsupervise.scheduler.allocation import Allocation
 from ftsupervise.scheduler.parse import is_away
+from ftsupervise.snapshots.keeper import KeptSnapshots, SnapshotKeeper, Target, place_for
 from ftsupervise.truth import BRAKE
 from ftsupervise.units import named, signal_name
 from ftsupervise.warm.restarts import WarmSettings, WarmStart
@@ -323,7 +322,7 @@ class Supervisor:
         if to.options.rundir.has_finished():
             to.snapshots.finished()
             return
-        until = keep_until(to.signals.stopped_at, to.job)
+        until = to.job.keep_until(to.signals.stopped_at)
         to.snapshots.keep(now.claim, Target(now.fence.staging, until), now.claim.folder / "run.log")
 
     # ------------------------------------------------------------------------------------------------------- placing

@@ -1,7 +1,7 @@
 """The newest checkpoint that an attempt has committed: ``attempts/NNNN/anchor.json``. Its snapshots go on from that one.
 
 Rank 0 writes it with each commit. A snapshot whose anchor is not there any more is not used: somebody has taken the run back
-to before it (``checkpoints/memory_doubts.py``).
+to before it (``snapshots/doubts.py``).
 """
 
 from __future__ import annotations

@@ -72,10 +72,8 @@ ENV_CHECKPOINT_DIR = "FTSUPERVISE_CHECKPOINT_DIR"
 ENV_AREA = "FTSUPERVISE_STAGING_AREA"  # RUN/staging/NNNN of this attempt, see fence.py
 ENV_STAGING = "FTSUPERVISE_STAGING"  # the same for its checkpoints
 ENV_DEADLINE = "FTSUPERVISE_DEADLINE"  # epoch seconds at which the job is killed, when known
-ENV_SNAPSHOTS = "FTSUPERVISE_SNAPSHOTS"  # the folder of the job's snapshots (checkpoints/memory_folder.py)
-ENV_SNAPSHOT_KEPT = (
-    "FTSUPERVISE_SNAPSHOT_KEPT"  # where it lies on the disk, if not in memory (checkpoints/memory_kept.py)
-)
+ENV_SNAPSHOTS = "FTSUPERVISE_SNAPSHOTS"  # the folder of the job's snapshots (snapshots/room.py)
+ENV_SNAPSHOT_KEPT = "FTSUPERVISE_SNAPSHOT_KEPT"  # where it lies on the disk, if not in memory (snapshots/kept.py)
 ENV_SNAPSHOT_STEP = "FTSUPERVISE_SNAPSHOT_STEP"  # STEP/ATTEMPT: the snapshot that this attempt begins from
 ENV_STATE_DIR = "FTSUPERVISE_STATE_DIR"
 ENV_GROUP = "FTSUPERVISE_GROUP"  # the replica group that this process belongs to: g000, g001, ...

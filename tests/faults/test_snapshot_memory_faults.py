@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from ftsupervise.checkpoints.memory_room import MemoryRoom, NoRoom, populate
-from ftsupervise.checkpoints.memory_slots import create_slots, room_for
 from ftsupervise.host.memory import HostMemory
+from ftsupervise.snapshots.room import MemoryRoom, NoRoom, populate
+from ftsupervise.snapshots.slots import create_slots, room_for
 
 pytestmark = [pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="needs root for mounts and cgroups")]
 MB = 1 << 20
@@ -58,8 +58,8 @@ def in_group(cgroup: Path, code: str) -> subprocess.CompletedProcess[str]:
 
 TAKE = """
 import mmap
-from ftsupervise.checkpoints.memory_room import MemoryRoom, NoRoom, populate
-from ftsupervise.checkpoints.memory_slots import create_slots, room_for
+from ftsupervise.snapshots.room import MemoryRoom, NoRoom, populate
+from ftsupervise.snapshots.slots import create_slots, room_for
 room = MemoryRoom({place!r})
 try:
     file = create_slots({place!r} + "/rank-0", 1, 0, room_for(2, 100, {size}), room.may_take if {asked} else lambda size: None)

@@ -31,33 +31,33 @@ FLOOD = 2.0  # seconds
 # The node of one account's run: a folder in memory with a rank's file, the port for copies, and its key on its standard input.
 NODE = """
 import sys
-from ftsupervise.checkpoints import memory_folder
-from ftsupervise.checkpoints.memory_slots import SlotRoom, create_slots
-from ftsupervise.ranks.snapshot_door import CopyServer
-from ftsupervise.ranks.snapshot_orders import CopyOrder
-key, folder = bytes.fromhex(sys.stdin.readline()), memory_folder.new_folder("77")
-lock = memory_folder.make(folder, "n1")
+from ftsupervise.snapshots import room
+from ftsupervise.snapshots.slots import SlotRoom, create_slots
+from ftsupervise.snapshots.exchange import CopyServer
+from ftsupervise.snapshots.ring import CopyOrder
+key, folder = bytes.fromhex(sys.stdin.readline()), room.new_folder("77")
+lock = room.make(folder, "n1")
 assert lock is not None
-place = memory_folder.node_folder(folder, "n1")
-file = create_slots(memory_folder.rank_file(place, 0), 2, 0, SlotRoom(2, 4096, 4096))
+place = room.node_folder(folder, "n1")
+file = create_slots(room.rank_file(place, 0), 2, 0, SlotRoom(2, 4096, 4096))
 server = CopyServer(place, key, lambda: CopyOrder(0, 0))
 print(folder, server.port, flush=True)
 sys.stdin.readline()
-memory_folder.remove_leftovers()
-print(*memory_folder.ranks_in(sys.argv[1]), flush=True)
+room.remove_leftovers()
+print(*room.ranks_in(sys.argv[1]), flush=True)
 sys.stdin.readline()
-memory_folder.remove(folder, "n1")
+room.remove(folder, "n1")
 """
 # The other account tries this on that folder and that port; it prints a line for each try, with its outcome.
 ATTACK = """
 import os, sys
-from ftsupervise.checkpoints import memory_folder
-from ftsupervise.checkpoints.memory_slots import SnapshotId, open_slots
-from ftsupervise.ranks.snapshot_exchange import fetch
+from ftsupervise.snapshots import room
+from ftsupervise.snapshots.slots import SnapshotId, open_slots
+from ftsupervise.snapshots.exchange import fetch
 folder, port, planted = sys.argv[1], int(sys.argv[2]), sys.argv[3]
-mine = memory_folder.new_folder("77")
-memory_folder.make(mine, "n1")
-place = memory_folder.node_folder(mine, "n1")
+mine = room.new_folder("77")
+room.make(mine, "n1")
+place = room.node_folder(mine, "n1")
 def tried(words, act):
     try:
         print(words, "done", act())
@@ -68,10 +68,10 @@ tried("open", lambda: open_slots(folder + "/n1/rank-0", write=True))
 tried("key", lambda: open(f"/proc/{sys.argv[4]}/environ").read())
 tried("memory", lambda: open(f"/proc/{sys.argv[4]}/mem", "rb"))
 tried("fetch", lambda: fetch(place, 0, SnapshotId(1, 1), "127.0.0.1", port, os.urandom(32)))
-tried("make", lambda: memory_folder.make(folder, "n2"))
-memory_folder.remove(folder, "n1")
-memory_folder.remove_leftovers()
-memory_folder.remove(mine, "n1")
+tried("make", lambda: room.make(folder, "n2"))
+room.remove(folder, "n1")
+room.remove_leftovers()
+room.remove(mine, "n1")
 os.makedirs(planted + "/n1")
 os.close(os.open(planted + "/n1/rank-0", os.O_CREAT | os.O_WRONLY))
 os.chmod(planted, 0o777)

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from ftsupervise.checkpoints import memory_folder
+from ftsupervise.snapshots import room
 from tests.neighbours.patience import waited_for_a_processor
 from tests.slurm.ring_scene import Scene
 
@@ -132,7 +132,7 @@ def test_after_the_loss_of_a_node_the_spare_begins_from_what_the_buddy_held(
     until(lambda: not here.queue(), "the end of the job")
     # the crashed node's memory is this host's, and nobody was left to free it: the next job on the node does
     until(lambda: {place.name for place in places(here)} <= {"node-1"}, "the other nodes' memory to be free")
-    memory_folder.remove_leftovers()
+    room.remove_leftovers()
     until(lambda: not places(here), "the lost node's memory to be free")
 
 

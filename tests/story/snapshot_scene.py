@@ -11,17 +11,16 @@ import sys
 import threading
 from pathlib import Path
 
-from ftsupervise.checkpoints import memory_folder
-from ftsupervise.checkpoints.memory_slots import SnapshotId, open_slots
-from ftsupervise.ranks.snapshot_exchange import start_exchange
-from ftsupervise.ranks.snapshot_orders import CopyReport, read_report
-from ftsupervise.ranks.snapshot_ring import SnapshotRing
+from ftsupervise.snapshots import room
+from ftsupervise.snapshots.exchange import start_exchange
+from ftsupervise.snapshots.ring import CopyReport, SnapshotRing, read_report
+from ftsupervise.snapshots.slots import SnapshotId, open_slots
 
 # A rank: PLACE WORLD RANK ATTEMPT SIZE FROM; a snapshot every 20 ms, every second step, in the slot that nobody needs.
 _RANK = """
 import os, sys, time
-from ftsupervise.checkpoints.memory_pins import SLOTS, Pins, PinsPage, slot_to_write
-from ftsupervise.checkpoints.memory_slots import SlotHeader, claim, create_slots, open_slots, room_for
+from ftsupervise.snapshots.slots import SLOTS, Pins, PinsPage, slot_to_write
+from ftsupervise.snapshots.slots import SlotHeader, claim, create_slots, open_slots, room_for
 from tests.story.snapshot_scene import state_of
 place, world, rank, attempt, size, step = sys.argv[1], *map(int, sys.argv[2:7])
 path = f"{place}/rank-{rank}"
@@ -94,7 +93,7 @@ class CopyScene:
 
     def hold(self, node: str) -> None:
         """Make the node's folder; while it is held no other test takes it for a leftover."""
-        fd = memory_folder.make(self.folder, node)
+        fd = room.make(self.folder, node)
         assert fd is not None
         self._locks.append(fd)
 
@@ -103,7 +102,7 @@ class CopyScene:
 
     def rank(self, number: int, node: str, attempt: int, step: int = 0) -> None:
         words = [str(word) for word in (self.world, number, attempt, self.size, step)]
-        place = memory_folder.node_folder(self.folder, node)
+        place = room.node_folder(self.folder, node)
         env = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
         self.ranks[number] = subprocess.Popen([sys.executable, "-c", _RANK, place, *words], env=env)
 
@@ -141,7 +140,7 @@ class CopyScene:
 
     def held(self, node: str, rank: int) -> dict[SnapshotId, bytes]:
         """What ``node`` has of ``rank``: the state by its step."""
-        path = memory_folder.rank_file(memory_folder.node_folder(self.folder, node), rank)
+        path = room.rank_file(room.node_folder(self.folder, node), rank)
         try:
             with open_slots(path) as file:
                 found = {}
@@ -163,7 +162,7 @@ class CopyScene:
         for talk in self._talks.values():
             talk.close()
         for node in os.listdir(self.folder) if Path(self.folder).is_dir() else ():
-            memory_folder.remove(self.folder, node)
+            room.remove(self.folder, node)
         for fd in self._locks:
             os.close(fd)
 

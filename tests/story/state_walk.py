@@ -22,14 +22,11 @@ from typing import Any, NamedTuple
 import numpy
 from click.testing import CliRunner
 
-from ftsupervise.checkpoints import memory_folder, memory_kept
 from ftsupervise.checkpoints.quarantine import set_aside
 from ftsupervise.cli import ftsupervise
 from ftsupervise.model import Cause, CauseKind, End, Failure, FailureKind, Reached
-from ftsupervise.ranks.agent_pool import Agents, SnapshotPlace
+from ftsupervise.ranks.agent_pool import Agents
 from ftsupervise.run import fencing
-from ftsupervise.run.kept_snapshots import KeptSnapshots, Target
-from ftsupervise.run.snapshots import SnapshotKeeper
 from ftsupervise.rundir import ledger
 from ftsupervise.rundir.lineage import keep_lineage, read_lineage
 from ftsupervise.rundir.paths import (
@@ -42,6 +39,10 @@ from ftsupervise.rundir.paths import (
     RunDir,
 )
 from ftsupervise.scheduler.allocation import Allocation
+from ftsupervise.snapshots import kept as snapshots_kept
+from ftsupervise.snapshots import room
+from ftsupervise.snapshots.keeper import KeptSnapshots, SnapshotKeeper, Target
+from ftsupervise.snapshots.room import SnapshotPlace
 from ftsupervise.truth import NOT_A_NUMBER, LossTrouble
 
 NOW = datetime(2026, 11, 24, tzinfo=timezone.utc)
@@ -220,7 +221,7 @@ class Walk:
     # ------------------------------------------------------------------------------------------------- the real parts
 
     def _new_job(self) -> None:
-        folder = memory_folder.new_folder("walk", self._top)
+        folder = room.new_folder("walk", self._top)
         wake = lambda: None  # noqa: E731
         self.agents = Agents(self.rundir, Allocation({}), {}, wake, snapshots=SnapshotPlace(folder))
         kept = KeptSnapshots(self.rundir, self.checkpoints)
@@ -577,7 +578,7 @@ class Walk:
 
     def delete_the_kept_snapshot(self) -> None:
         for one in self._kept_now():
-            memory_kept.remove(one)
+            snapshots_kept.remove(one)
             self.kept = None
 
     def open_the_kept_snapshot(self) -> None:
@@ -585,8 +586,8 @@ class Walk:
             one.path.chmod(0o777)
             self.folder.public.add(one.path.name)
 
-    def _kept_now(self) -> list[memory_kept.KeptSnapshot]:
-        mine = memory_kept.all_in(self.checkpoints, read_lineage(self.rundir).id)
+    def _kept_now(self) -> list[snapshots_kept.KeptSnapshot]:
+        mine = snapshots_kept.all_in(self.checkpoints, read_lineage(self.rundir).id)
         kept = self.kept
         return [one for one in mine if kept is not None and (one.step, one.attempt) == (kept[0].step, kept[1])]
 

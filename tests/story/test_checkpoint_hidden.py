@@ -7,10 +7,10 @@ import shutil
 from datetime import datetime, timezone
 from pathlib import Path
 
-from ftsupervise.checkpoints import memory_kept
-from ftsupervise.checkpoints.memory_kept import KeptPage
-from ftsupervise.checkpoints.memory_slots import SnapshotId
 from ftsupervise.checkpoints.quarantine import set_aside
+from ftsupervise.snapshots import kept
+from ftsupervise.snapshots.kept import KeptPage
+from ftsupervise.snapshots.slots import SnapshotId
 from tests.neighbours.supervised import SupervisedRun
 from tests.neighbours.typed import typed
 from tests.story.test_kept_snapshots import KILL_AT_36, train
@@ -29,9 +29,9 @@ def test_who_lists_checkpoints_sees_all_that_lies_there_and_who_may_use_it(run: 
     (folder / ".staging" / "0001" / "step-00000040").mkdir(parents=True)
     (folder / ".restoring-step-00000050").mkdir()
     (folder / ".removing-step-00000005").mkdir()
-    other = folder / memory_kept.name_of(SnapshotId(12, 3), "0123456789abcdef")
+    other = folder / kept.name_of(SnapshotId(12, 3), "0123456789abcdef")
     other.mkdir()
-    memory_kept.write_page(other, KeptPage(12, 3, 8, run="theirs", run_id="0123456789abcdef", run_dir="/runs/theirs"))
+    kept.write_page(other, KeptPage(12, 3, 8, run="theirs", run_id="0123456789abcdef", run_dir="/runs/theirs"))
     said = listed(root, run.folder)
     assert "step 34 of 1 rank, by attempt 1, code v1: the next attempt begins from it" in said
     assert f"set aside: {folder}/.quarantine/step-00000010, because it diverged" in said

@@ -42,7 +42,7 @@ def test_what_the_newest_attempt_and_a_living_one_began_from_is_in_use(tmp_path:
         write_page(mine.folder, Resumed(f"step-{step}", step))
         if over:
             ledger.write_end(mine, End(Cause(CauseKind.FINISHED)), "", NOW)
-    used = in_use(rundir, rundir.checkpoints, time.time())
+    used = in_use(rundir, rundir.checkpoints, time.time(), {})
     assert used == {"step-20": "attempt 2 began from it", "step-40": "attempt 4 began from it"}
     ones = [
         Candidate(f"step-{step}", step, step, 10, True, {}, False, used.get(f"step-{step}", ""))
@@ -59,11 +59,13 @@ def test_what_is_being_copied_or_restored_is_in_use(tmp_path: Path) -> None:
         (here / f"step-{step}").mkdir(parents=True)
         (here / f"step-{step}" / "weights").write_bytes(b"w" * 5000)
         commit(here / f"step-{step}", Origin(step=step))
-    offload(here / "step-1", there, now=lambda: NOW, progress=lambda size: seen.append(in_use(None, here, time.time())))
+    offload(
+        here / "step-1", there, now=lambda: NOW, progress=lambda size: seen.append(in_use(None, here, time.time(), {}))
+    )
     assert {"step-1": "it is being copied"} in seen
     (here / ".restoring-step-2").mkdir()
-    assert in_use(None, here, time.time()) == {"step-2": "it is being restored"}
-    assert not in_use(None, here, time.time() + A_DAY + 60), "it was interrupted long ago"
+    assert in_use(None, here, time.time(), {}) == {"step-2": "it is being restored"}
+    assert not in_use(None, here, time.time() + A_DAY + 60, {}), "it was interrupted long ago"
 
 
 def test_what_a_killed_save_and_a_killed_restore_left_goes_after_a_day_and_nothing_else(run: SupervisedRun) -> None:

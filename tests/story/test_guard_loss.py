@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 
 from ftsupervise import Guard
-from ftsupervise.checkpoints.memory_folder import node_folder
 from ftsupervise.config.schema import Launch, Run
 from ftsupervise.config.watchdogs import Loss
 from ftsupervise.findings import Severity
 from ftsupervise.probe import Probe
 from ftsupervise.rundir.heartbeat_page import read_beats
 from ftsupervise.rundir.paths import RunDir
+from ftsupervise.snapshots.room import node_folder
 from ftsupervise.truth import NOT_A_NUMBER, Health
 from ftsupervise.watch import Look
 from ftsupervise.watch.watchdogs.loss import check

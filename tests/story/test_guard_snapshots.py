@@ -17,9 +17,8 @@ import numpy as np
 import pytest
 
 from ftsupervise import Guard
-from ftsupervise.checkpoints.memory_folder import node_folder, remove
-from ftsupervise.checkpoints.memory_pins import SLOTS, Pins, PinsPage
-from ftsupervise.checkpoints.memory_slots import SnapshotId, open_slots
+from ftsupervise.snapshots.room import node_folder, remove
+from ftsupervise.snapshots.slots import SLOTS, Pins, PinsPage, SnapshotId, open_slots
 
 Until = Callable[..., Any]
 

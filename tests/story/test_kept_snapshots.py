@@ -15,15 +15,8 @@ from time import monotonic
 import pytest
 
 from ftsupervise import Guard
-from ftsupervise.checkpoints import memory_kept
 from ftsupervise.checkpoints.in_use import in_use
-from ftsupervise.checkpoints.memory_choice import Begun
-from ftsupervise.checkpoints.memory_doubts import Beside, against
-from ftsupervise.checkpoints.memory_kept import KeptPage, KeptSnapshot
-from ftsupervise.checkpoints.memory_slots import SnapshotId, open_slots
 from ftsupervise.model import Attempt
-from ftsupervise.ranks.snapshot_relay import keep
-from ftsupervise.run.kept_snapshots import KeptSnapshots, Target
 from ftsupervise.rundir import fence
 from ftsupervise.rundir.anchor import Anchor
 from ftsupervise.rundir.lineage import Lineage, keep_lineage, read_lineage
@@ -35,6 +28,13 @@ from ftsupervise.rundir.paths import (
     ENV_SNAPSHOTS,
     RunDir,
 )
+from ftsupervise.snapshots import kept as snapshots_kept
+from ftsupervise.snapshots.choice import Begun
+from ftsupervise.snapshots.doubts import Beside, against
+from ftsupervise.snapshots.keeper import KeptSnapshots, Target
+from ftsupervise.snapshots.kept import KeptPage, KeptSnapshot
+from ftsupervise.snapshots.node import keep
+from ftsupervise.snapshots.slots import SnapshotId, open_slots
 from tests.neighbours.patience import wait_until
 from tests.neighbours.supervised import Program, SupervisedRun
 from tests.neighbours.typed import typed
@@ -46,7 +46,7 @@ KILLED = "if attempt == 1 and step == 32 and rank == 1: os.kill(os.getpid(), 9)"
 
 
 def kept_in(run: SupervisedRun) -> list[KeptSnapshot]:
-    return memory_kept.all_in(run.rundir.checkpoints)
+    return snapshots_kept.all_in(run.rundir.checkpoints)
 
 
 def test_the_next_job_begins_from_what_only_the_memory_held(run: SupervisedRun) -> None:
@@ -139,7 +139,7 @@ def test_once_a_newer_attempt_has_begun_nothing_is_kept(memory: Path, tmp_path: 
 
     path, why = kept.write(KeptPage(8, 1, 1), Target(area, monotonic() + 30), ask)
     assert path is None and why
-    assert memory_kept.all_in(checkpoints) == []
+    assert snapshots_kept.all_in(checkpoints) == []
 
 
 def test_a_node_that_does_not_answer_or_has_too_little_time_leaves_nothing(memory: Path, tmp_path: Path) -> None:
@@ -153,7 +153,7 @@ def test_a_node_that_does_not_answer_or_has_too_little_time_leaves_nothing(memor
         assert area is not None
         path, why = kept.write(KeptPage(8, 1, 2), Target(area, monotonic() + seconds), lambda *_, say=answers: say)
         assert path is None and word in why
-    assert memory_kept.all_in(checkpoints) == []
+    assert snapshots_kept.all_in(checkpoints) == []
 
 
 def test_a_node_writes_only_what_it_holds_whole(memory: Path, tmp_path: Path) -> None:
@@ -178,7 +178,7 @@ def test_a_rank_loads_what_was_kept_and_ranks_of_another_number_do_not(
     guard.restore(state=state)
     wait_until(lambda: guard.snapshot(8), "the memory")
     wait_until(lambda: keep(str(memory / "here"), f"8/0 0 {tmp_path}") == "done", "its digest, which a thread takes")
-    memory_kept.write_page(tmp_path, KeptPage(8, 0, 1))
+    snapshots_kept.write_page(tmp_path, KeptPage(8, 0, 1))
     guard.finished(8)
     monkeypatch.setenv(ENV_SNAPSHOT_KEPT, str(tmp_path))
     monkeypatch.setenv(ENV_SNAPSHOT_STEP, "8")
@@ -332,7 +332,7 @@ def test_a_poisoned_kept_snapshot_does_not_defeat_what_is_done_about_the_loss(ru
 
 def test_retention_leaves_the_checkpoint_alone_that_a_kept_snapshot_goes_on_from(run: SupervisedRun) -> None:
     train(run, fault=KILL_AT_36)
-    assert in_use(None, run.rundir.checkpoints, 0.0) == {
+    assert in_use(None, run.rundir.checkpoints, 0.0, snapshots_kept.anchors(run.rundir.checkpoints)) == {
         "step-00000030": "the kept snapshot of step 34 goes on from it"
     }
 
@@ -353,7 +353,7 @@ def test_two_runs_in_one_folder_never_touch_each_others_kept_snapshots(run: Supe
         assert "attempt 2 begins after 8" in two.said()
         assert run.rundir.has_finished()
         (left,) = kept_in(run)
-        assert memory_kept.read_page(left.path).run_dir == str(other.rundir.root)
+        assert snapshots_kept.read_page(left.path).run_dir == str(other.rundir.root)
     finally:
         other.close()
 
@@ -372,7 +372,7 @@ def test_a_snapshot_of_an_attempt_that_the_ledger_does_not_know_is_neither_used_
 def test_a_kept_snapshot_says_who_made_it_from_what_and_by_which_code(run: SupervisedRun) -> None:
     train(run, fault=KILL_AT_36, code="v1")
     (kept,) = kept_in(run)
-    page = memory_kept.read_page(kept.path)
+    page = snapshots_kept.read_page(kept.path)
     lineage = read_lineage(run.rundir)
     assert (page.step, page.attempt, page.world, page.code) == (34, 1, 1, "v1")
     assert (page.run, page.run_id, page.run_dir) == (lineage.name, lineage.id, str(run.rundir.root))
@@ -391,7 +391,9 @@ def test_code_of_another_version_goes_on_from_a_checkpoint_and_not_from_a_snapsh
 
 def test_each_replica_group_of_a_run_keeps_its_own_snapshots() -> None:
     me = Lineage("0123456789abcdef")
-    names = [memory_kept.name_of(SnapshotId(8, 1), memory_kept.run_of(me, group)) for group in ("", "g000", "g001")]
+    names = [
+        snapshots_kept.name_of(SnapshotId(8, 1), snapshots_kept.run_of(me, group)) for group in ("", "g000", "g001")
+    ]
     assert len(set(names)) == 3
 
 

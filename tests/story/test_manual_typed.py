@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 
 from ftsupervise import Decision, Guard
-from ftsupervise.checkpoints.memory_folder import node_folder
 from ftsupervise.config.load import loads
 from ftsupervise.findings import Finding
 from ftsupervise.rundir.paths import RunDir
+from ftsupervise.snapshots.room import node_folder
 from ftsupervise.truth import Health
 from ftsupervise.watch import Look
 from tests.manual.blocks import ROOT, marked

@@ -24,17 +24,18 @@ import numpy
 import pytest
 
 from ftsupervise import Guard
-from ftsupervise.checkpoints import memory_folder, memory_kept
 from ftsupervise.checkpoints.commit import commit
-from ftsupervise.checkpoints.memory_slots import PAGE, SnapshotId, open_slots, pack_header
 from ftsupervise.model import Cause, CauseKind, Claim, End
-from ftsupervise.ranks.agent_pool import Agents, SnapshotPlace
-from ftsupervise.run.kept_snapshots import KeptSnapshots, Target
-from ftsupervise.run.snapshots import SnapshotKeeper
+from ftsupervise.ranks.agent_pool import Agents
 from ftsupervise.rundir import fence, ledger
 from ftsupervise.rundir.lineage import keep_lineage
 from ftsupervise.rundir.paths import ENV_ATTEMPT, ENV_ATTEMPT_DIR, ENV_CHECKPOINT_DIR, ENV_GUARD, ENV_RUN_DIR, RunDir
 from ftsupervise.scheduler.allocation import Allocation
+from ftsupervise.snapshots import kept as snapshots_kept
+from ftsupervise.snapshots import room
+from ftsupervise.snapshots.keeper import KeptSnapshots, SnapshotKeeper, Target
+from ftsupervise.snapshots.room import SnapshotPlace
+from ftsupervise.snapshots.slots import PAGE, SnapshotId, open_slots, pack_header
 from tests.neighbours.patience import wait_until
 from tests.story.test_checkpoint_layouts import dcp_of_items, hugging_face, safetensors
 from tests.story.test_checkpoint_torn_saves import deepspeed, megatron
@@ -331,7 +332,7 @@ class Run:
         return claim
 
     def job(self) -> tuple[SnapshotKeeper, str]:
-        folder = memory_folder.new_folder("flips", self._top)
+        folder = room.new_folder("flips", self._top)
         place = SnapshotPlace(folder)
         agents = Agents(self.rundir, Allocation({}), {}, lambda: None, snapshots=place)
         keeper = SnapshotKeeper(place, agents, "here", KeptSnapshots(self.rundir, self.rundir.checkpoints))
@@ -369,7 +370,7 @@ class Run:
                 guard.save(1)
             else:
                 wait_until(partial(guard.snapshot, step), "the memory")
-        path = Path(memory_folder.rank_file(memory_folder.node_folder(folder, "here"), 0))
+        path = Path(room.rank_file(room.node_folder(folder, "here"), 0))
         found = places_of(path, claim.number)
         guard.close()
         return claim, found
@@ -428,8 +429,8 @@ def test_no_flipped_bit_of_a_kept_snapshot_is_loaded(run: Run, flips: int) -> No
     keeper.keep(made, Target(area, monotonic() + 30), run.log)
     run.end_the_jobs()
     later = run.claim()
-    (kept,) = memory_kept.all_in(run.rundir.checkpoints)
-    page, file = kept.path / memory_kept.PAGE, Path(memory_folder.rank_file(str(kept.path), 0))
+    (kept,) = snapshots_kept.all_in(run.rundir.checkpoints)
+    page, file = kept.path / snapshots_kept.PAGE, Path(room.rank_file(str(kept.path), 0))
 
     def begins() -> int | None:
         keeper, _ = run.job()

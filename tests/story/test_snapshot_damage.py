@@ -13,11 +13,10 @@ from typing import Any
 import pytest
 
 from ftsupervise import Guard
-from ftsupervise.checkpoints import memory_folder
-from ftsupervise.checkpoints.memory_slots import SlotFile, SnapshotId, open_slots
-from ftsupervise.checkpoints.memory_sums import is_damaged
-from ftsupervise.ranks.snapshot_relay import DONE, begin_from, begin_question, read_damaged
 from ftsupervise.rundir.paths import ENV_RESTART, ENV_SNAPSHOTS
+from ftsupervise.snapshots import room
+from ftsupervise.snapshots.node import DONE, begin_from, begin_question, read_damaged
+from ftsupervise.snapshots.slots import SlotFile, SnapshotId, is_damaged, open_slots
 from tests.neighbours.patience import wait_until
 from tests.neighbours.supervised import SupervisedRun
 from tests.story.test_snapshots_in_a_run import ranks
@@ -50,7 +49,7 @@ def taken(state: dict[str, Any], *steps: int) -> None:
 
 def summed(place: Path, step: int) -> tuple[SlotFile, int]:
     """Rank 0's file, and the slot of that step, once its digest is there."""
-    file = open_slots(memory_folder.rank_file(str(place), 0), write=True)
+    file = open_slots(room.rank_file(str(place), 0), write=True)
     slot = file.held()[SnapshotId(step, 0)]
     wait_until(lambda: (header := file.valid(slot)) is not None and header.algorithm, "its digest")
     return file, slot
@@ -112,7 +111,7 @@ def test_a_slot_that_is_written_again_while_its_digest_is_taken_keeps_its_own(pl
     guard = Guard()
     guard.restore(state=state)
     wait_until(lambda: guard.snapshot(2), "the memory")
-    with open_slots(memory_folder.rank_file(str(place), 0)) as file:
+    with open_slots(room.rank_file(str(place), 0)) as file:
         for step in range(4, 400, 2):
             state["weights"][step] = step % 251
             assert guard.snapshot(step)
@@ -131,8 +130,8 @@ FLIPS = (
 
 def damage_newest() -> None:
     """In a rank: change a bit of its own newest snapshot."""
-    place = memory_folder.node_folder(os.environ[ENV_SNAPSHOTS])
-    with open_slots(memory_folder.rank_file(place, int(os.environ["RANK"])), write=True) as file:
+    place = room.node_folder(os.environ[ENV_SNAPSHOTS])
+    with open_slots(room.rank_file(place, int(os.environ["RANK"])), write=True) as file:
         newest = max(file.held().items())
         wait_until(lambda: (header := file.valid(newest[1])) is not None and header.algorithm, "its digest")
         flip(file, newest[1], 3)
@@ -160,8 +159,8 @@ NO_DIGEST = (
 
 def lose_the_digest() -> None:
     """In a rank: leave its own newest snapshot as a rank that dies before the digest is taken leaves it."""
-    place = memory_folder.node_folder(os.environ[ENV_SNAPSHOTS])
-    with open_slots(memory_folder.rank_file(place, int(os.environ["RANK"])), write=True) as file:
+    place = room.node_folder(os.environ[ENV_SNAPSHOTS])
+    with open_slots(room.rank_file(place, int(os.environ["RANK"])), write=True) as file:
         slot = max(file.held().items())[1]
         wait_until(lambda: (header := file.valid(slot)) is not None and header.algorithm, "its digest")
         header = file.valid(slot)

@@ -16,17 +16,13 @@ from typing import Any
 
 import pytest
 
-from ftsupervise.checkpoints import memory_folder
-from ftsupervise.checkpoints.memory_room import NoRoom
-from ftsupervise.checkpoints.memory_slots import SlotHeader, SnapshotId, create_slots, open_slots, room_for
-from ftsupervise.ranks import snapshot_wire
-from ftsupervise.ranks.snapshot_copy import NotTaken, TokenBucket, receive_snapshot, send_snapshot
-from ftsupervise.ranks.snapshot_door import CopyServer
-from ftsupervise.ranks.snapshot_exchange import fetch
-from ftsupervise.ranks.snapshot_orders import CopyOrder
-from ftsupervise.ranks.snapshot_relay import SnapshotRelay, Supply, begin_question, read_held
-from ftsupervise.ranks.snapshot_ring import SnapshotRing
-from ftsupervise.ranks.snapshot_wire import ChannelBroken, SnapshotChannel
+from ftsupervise.snapshots import room, wire
+from ftsupervise.snapshots.exchange import CopyServer, NotTaken, TokenBucket, fetch, receive_snapshot, send_snapshot
+from ftsupervise.snapshots.node import SnapshotRelay, Supply, begin_question, read_held
+from ftsupervise.snapshots.ring import CopyOrder, SnapshotRing
+from ftsupervise.snapshots.room import NoRoom
+from ftsupervise.snapshots.slots import SlotHeader, SnapshotId, create_slots, open_slots, room_for
+from ftsupervise.snapshots.wire import ChannelBroken, SnapshotChannel
 from tests.story.snapshot_scene import CopyScene, state_of
 
 Until = Callable[..., Any]
@@ -38,7 +34,7 @@ def make() -> Iterator[Make]:
     made: list[CopyScene] = []
 
     def scene(*nodes: str, world: int = 2, size: int = 100_000, begin: int = 1, at_once: bool = False) -> CopyScene:
-        made.append(CopyScene(memory_folder.new_folder("test"), nodes, world, size, at_once))
+        made.append(CopyScene(room.new_folder("test"), nodes, world, size, at_once))
         for node in nodes:
             made[-1].hold(node)
         made[-1].ring.begin(begin, -1)
@@ -83,7 +79,7 @@ def test_after_a_lost_node_its_spare_fetches_from_the_buddy_the_step_that_all_ho
     assert scene.held("b", 0)[held] == state_of(0, held.step, 1, scene.size)
     source = scene.ring.port_of("b")
     assert source is not None
-    place = memory_folder.node_folder(scene.folder, "spare")
+    place = room.node_folder(scene.folder, "spare")
     fetch(place, 0, held, *source, scene.key)
     assert scene.held("spare", 0) == {held: state_of(0, held.step, 1, scene.size)}
 
@@ -113,7 +109,7 @@ def test_a_buddy_that_is_killed_while_it_receives_holds_a_whole_step_or_none(
     scene = make("a", "b", size=3_000_000)
     both_copy(scene)
     until(lambda: scene.reports.get("b") is not None and scene.reports["b"].ranks == 1)
-    until(lambda: 0 in memory_folder.ranks_in(memory_folder.node_folder(scene.folder, "b")))
+    until(lambda: 0 in room.ranks_in(room.node_folder(scene.folder, "b")))
     for _ in range(kills):
         time.sleep(random.random() * 0.3)
         now = scene.ring.state.held
@@ -134,8 +130,8 @@ def test_what_every_buddy_holds_is_spared_also_by_one_that_has_not_heard_of_it(m
     scene.kill_ranks(0)
     first, second, third = sorted(scene.held("a", 0))[:3]
     late = CopyOrder(1, 1, held=first.step)
-    server = CopyServer(memory_folder.node_folder(scene.folder, "b"), scene.key, lambda: late)
-    channel = snapshot_wire.connect("127.0.0.1", server.port, scene.key)
+    server = CopyServer(room.node_folder(scene.folder, "b"), scene.key, lambda: late)
+    channel = wire.connect("127.0.0.1", server.port, scene.key)
     for held, one in ((-1, first), (first.step, second), (second.step, third)):
         channel.send({"do": "put", "held": held})
         _send(scene, channel, "a", 0, one)
@@ -235,10 +231,10 @@ def test_a_copy_never_takes_the_place_of_a_rank_that_runs_here(make: Make, until
     time.sleep(0.2)
     channel = _channel(scene, "b", scene.key)
     channel.send({"do": "put"})
-    place = memory_folder.node_folder(scene.folder, "a")
+    place = room.node_folder(scene.folder, "a")
     with pytest.raises(NotTaken, match="rank 1 runs here"):
         _send(scene, channel, "a", 1, max(scene.held("a", 1)))
-    assert 1 in memory_folder.ranks_in(place)
+    assert 1 in room.ranks_in(place)
 
 
 def test_a_stranger_at_the_port_gets_nothing_and_holds_nothing_up(make: Make, until: Until) -> None:
@@ -279,7 +275,7 @@ def test_a_changed_bit_on_the_wire_is_never_committed(make: Make, until: Until, 
     assert wanted not in before or scene.ring.state.held == wanted.step
     where = scene.ring.port_of("b")
     assert where is not None
-    channel = snapshot_wire.connect("127.0.0.1", _forger(where, 50_000), scene.key, seal=seal)
+    channel = wire.connect("127.0.0.1", _forger(where, 50_000), scene.key, seal=seal)
     assert channel.sealed == seal
     channel.send({"do": "put"})
     with pytest.raises((NotTaken, ChannelBroken)):
@@ -294,19 +290,19 @@ def test_copies_of_ranks_that_have_another_buddy_now_are_removed(make: Make, unt
     scene = make("a", "b")
     both_copy(scene)
     until(lambda: scene.ring.state.held > 0)
-    place = memory_folder.node_folder(scene.folder, "b")
-    old = memory_folder.rank_file(place, 7)
+    place = room.node_folder(scene.folder, "b")
+    old = room.rank_file(place, 7)
     fd = os.open(old, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(fd, "wb") as file:
-        file.write(Path(memory_folder.rank_file(place, 0)).read_bytes())
+        file.write(Path(room.rank_file(place, 0)).read_bytes())
     until(lambda: not Path(old).exists(), "the copy that nobody brings up to date")
-    assert Path(memory_folder.rank_file(place, 0)).exists()
+    assert Path(room.rank_file(place, 0)).exists()
 
 
 def _channel(scene: CopyScene, node: str, key: bytes) -> SnapshotChannel:
     where = scene.ring.port_of(node)
     assert where is not None
-    return snapshot_wire.connect(*where, key)
+    return wire.connect(*where, key)
 
 
 def _forger(where: tuple[str, int], at: int) -> int:
@@ -337,7 +333,7 @@ def _forger(where: tuple[str, int], at: int) -> int:
 
 
 def _send(scene: CopyScene, channel: SnapshotChannel, node: str, rank: int, wanted: SnapshotId) -> None:
-    with open_slots(memory_folder.rank_file(memory_folder.node_folder(scene.folder, node), rank)) as file:
+    with open_slots(room.rank_file(room.node_folder(scene.folder, node), rank)) as file:
         send_snapshot(channel, file, wanted, TokenBucket(None))
 
 
@@ -360,7 +356,7 @@ def test_an_agent_says_what_its_node_holds_gives_up_what_is_newer_and_leaves_not
     assert relay.answer(begin_question(-1, 1), "a") == "done"
     assert scene.held("a", 0) == {}
     relay.close(keep=True)
-    assert memory_folder.ranks_in(memory_folder.node_folder(scene.folder, "a"))
+    assert room.ranks_in(room.node_folder(scene.folder, "a"))
     again = SnapshotRelay(scene.folder, "a", scene.key, 0.0, select.poll(), lambda report: None)
     again.close(keep=False)
     assert not Path(scene.folder).exists()
@@ -372,7 +368,7 @@ def test_where_nothing_is_copied_the_supervisor_still_hears_that_there_are_snaps
     relay.beat()
     assert said == []
     scene.rank(0, "a", attempt=1)
-    until(lambda: memory_folder.ranks_in(memory_folder.node_folder(scene.folder, "a")))
+    until(lambda: room.ranks_in(room.node_folder(scene.folder, "a")))
     relay.beat()
     ring = SnapshotRing(lambda: ("a",), lambda node, body: None)
     for report in said:
@@ -436,12 +432,12 @@ def test_a_snapshot_that_is_damaged_where_it_lies_is_given_to_nobody(make: Make,
     scene.lose("a", 0)
     scene.kill_ranks(1)
     held = SnapshotId(scene.ring.state.held, 1)
-    with open_slots(memory_folder.rank_file(memory_folder.node_folder(scene.folder, "b"), 0), write=True) as file:
+    with open_slots(room.rank_file(room.node_folder(scene.folder, "b"), 0), write=True) as file:
         at = file.data_at(file.held()[held]) + 4321
         os.pwrite(file.fd, bytes([os.pread(file.fd, 1, at)[0] ^ 16]), at)
     source = scene.ring.port_of("b")
     assert source is not None
-    place = memory_folder.node_folder(scene.folder, "spare")
+    place = room.node_folder(scene.folder, "spare")
     with pytest.raises(NotTaken, match="damaged"):
         fetch(place, 0, held, *source, scene.key)
     assert scene.held("spare", 0) == {}

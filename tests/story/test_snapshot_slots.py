@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from ftsupervise.checkpoints.memory_slots import (
+from ftsupervise.snapshots.slots import (
     PAGE,
     TORN,
     SlotFile,

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from ftsupervise import Guard
-from ftsupervise.checkpoints import memory_folder
 from ftsupervise.host import processes
-from ftsupervise.ranks.agent_pool import SnapshotPlace
-from ftsupervise.run.snapshots import place_for
 from ftsupervise.rundir.paths import ENV_RESTART, ENV_SNAPSHOTS
+from ftsupervise.snapshots import room
+from ftsupervise.snapshots.keeper import place_for
+from ftsupervise.snapshots.room import SnapshotPlace
 from tests.neighbours.patience import wait_until
 from tests.neighbours.supervised import Program, SupervisedRun
 
@@ -161,18 +161,18 @@ def _in_use(folder: str) -> bool:
 def test_ranks_that_start_before_their_nodes_agent_have_snapshots_all_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = memory_folder.new_folder("late")
+    folder = room.new_folder("late")
     for name, value in {ENV_SNAPSHOTS: folder, ENV_RESTART: "0", "RANK": "0", "WORLD_SIZE": "1"}.items():
         monkeypatch.setenv(name, value)
     guard, state = Guard(), {"sum": 0}
     assert guard.restore(state=state) is None
     assert not guard.snapshot(2)
-    lock = memory_folder.make(folder)
+    lock = room.make(folder)
     assert lock is not None
     try:
         wait_until(lambda: guard.snapshot(4), "the first snapshot")
     finally:
-        memory_folder.remove(folder)
+        room.remove(folder)
         os.close(lock)
 
 

@@ -20,8 +20,8 @@ from typing import Any
 import pytest
 
 from ftsupervise import Guard
-from ftsupervise.checkpoints.memory_folder import node_folder
-from ftsupervise.checkpoints.memory_slots import open_slots
+from ftsupervise.snapshots.room import node_folder
+from ftsupervise.snapshots.slots import open_slots
 
 pytestmark = [
     pytest.mark.torch,

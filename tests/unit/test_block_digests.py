@@ -11,7 +11,7 @@ import pytest
 from ftsupervise.checkpoints import digest
 from ftsupervise.checkpoints.digest import BLOCK, BLOCKS, CRC32, XXH3
 from ftsupervise.checkpoints.mapped_bytes import MappedBytes
-from ftsupervise.checkpoints.memory_copies import Copies
+from ftsupervise.snapshots.wait import Copies
 
 SIZES = (0, 1, 4096, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK + 5)
 

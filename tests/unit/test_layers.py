@@ -29,6 +29,7 @@ ROOMS = (
         "scheduler",
         "config",
         "nodes",
+        "snapshots",
         "guard",
         "ranks",
         "warm",

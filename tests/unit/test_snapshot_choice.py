@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ftsupervise.checkpoints.memory_choice import Begun, HeldSnapshot, MemoryChoice, Pull, Source, accepts, choose
-from ftsupervise.checkpoints.memory_pins import SLOTS, Pins, keeps, slot_to_write
+from ftsupervise.snapshots.choice import Begun, HeldSnapshot, MemoryChoice, Pull, Source, accepts, choose
+from ftsupervise.snapshots.slots import SLOTS, Pins, keeps, slot_to_write
 
 FIRST = (Begun(1, -1),)
 HOMES = {0: "a", 1: "a", 2: "b", 3: "b"}

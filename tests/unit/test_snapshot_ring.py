@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ftsupervise.ranks.snapshot_copy import TokenBucket, rate_of
-from ftsupervise.ranks.snapshot_orders import CopyOrder, CopyReport, pack, read_order
-from ftsupervise.ranks.snapshot_ring import SnapshotRing
+from ftsupervise.snapshots.exchange import TokenBucket, rate_of
+from ftsupervise.snapshots.ring import CopyOrder, CopyReport, SnapshotRing, pack, read_order
 
 
 class Desk:

@@ -11,9 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ftsupervise.checkpoints.memory_arrays import Bytes, NumPyArrays
-from ftsupervise.checkpoints.memory_copies import Copies
-from ftsupervise.checkpoints.memory_state import CannotKeep, Describer, build, copy_blocks, parse
+from ftsupervise.snapshots.state import Bytes, CannotKeep, Describer, NumPyArrays, build, copy_blocks, parse
+from ftsupervise.snapshots.wait import Copies
 
 PLAIN = (
     st.none()

@@ -35,13 +35,13 @@ TRAINING = "of the program that trains: torchft's groups have timeouts of their 
 PERSON = "goes on until a person ends it"
 
 WAITS: dict[str, dict[str, str]] = {
-    "checkpoints/memory_sums.py": {"_run": "a thread of its own waits for work; it is a daemon"},
-    "checkpoints/memory_wait.py": {"wait": TIMED, "_connect": TIMED, "_opened": "it is made, and waits for nobody here"},
+    "snapshots/slots.py": {"_run": "a thread of its own waits for work; it is a daemon"},
+    "snapshots/wait.py": {"wait": TIMED, "_connect": TIMED, "_opened": "it is made, and waits for nobody here"},
     "cli/status_live.py": {"run": PERSON},
     "guard/loaded_again.py": {"require": "the loop saves to the disk that is being read here: it would wait for that one too"},
     "guard/side_thread.py": {"__init__": OWN_LOCK, "_wait": "the thread itself waits for work", "do": OWN_LOCK},
-    "guard/snapshot_memory.py": {"_prepare": "the thread fills memory, and touches no disk"},
-    "host/addresses.py": {"_ask": BESIDE, "_towards": LOCAL},
+    "snapshots/memory.py": {"_prepare": "the thread fills memory, and touches no disk"},
+    "host/addresses.py": {"_ask": BESIDE, "_towards": LOCAL, "own_addresses": LOCAL},
     "host/ports.py": {"_is_free": LOCAL},
     "integrations/torch_dcp.py": {"__exit__": "the writer of the loop's own checkpoint: torch's save would wait as well"},
     "integrations/torchft.py": {"_agree": TRAINING},
@@ -54,14 +54,13 @@ WAITS: dict[str, dict[str, str]] = {
     "ranks/protocol.py": {
         "udp": TIMED,
         "resolve": "the agent looks its supervisor up once, at its start: nobody waits for an agent without a bound",
-        "own_addresses": LOCAL,
     },
-    "ranks/snapshot_at_once.py": {
-        "_serve": "a thread of its own for one rank, whose end closes the connection; it is a daemon"
+    "snapshots/exchange.py": {
+        "_hear": "select has said that something is there",
+        "_serve": "a thread of its own for one rank, whose end closes the connection; it is a daemon",
     },
-    "ranks/snapshot_exchange.py": {"_hear": "select has said that something is there"},
-    "ranks/snapshot_relay.py": {"heard": TIMED, "_all_at_once": ITS_CHILD},
-    "ranks/snapshot_wire.py": {
+    "snapshots/node.py": {"heard": TIMED, "_all_at_once": ITS_CHILD},
+    "snapshots/wire.py": {
         "accepted": "a thread of its own waits for peers, or for ranks; it is a daemon",
         **dict.fromkeys(("_send", "fill", "connect", "accept"), TIMED),
     },
@@ -72,7 +71,7 @@ WAITS: dict[str, dict[str, str]] = {
     "run/group_process.py": {"start": OURS},
     "run/lines.py": {"_run": "a thread of its own waits for lines; nobody joins it without a bound"},
     "run/log_follower.py": {"_start": OURS},
-    "run/snapshots.py": {"_held": "the thread asks for twice _ASK at most"},
+    "snapshots/keeper.py": {"_held": "the thread asks for twice _ASK at most"},
     "run/supervisor.py": {"__init__": SYSTEM},
     "sandbox/daemons.py": {"_free": LOCAL, "_start": SANDBOX, "_database": SANDBOX},
     "sandbox/keeper.py": {"start": OURS, "follow": PERSON},

@@ -22,12 +22,12 @@ import threading
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ftsupervise.checkpoints import memory_folder
-from ftsupervise.checkpoints.memory_choice import HeldSnapshot
 from ftsupervise.rundir.records import as_count
+from ftsupervise.snapshots import room
+from ftsupervise.snapshots.choice import HeldSnapshot
 
 if TYPE_CHECKING:
-    from ftsupervise.checkpoints.memory_slots import SnapshotId
+    from ftsupervise.snapshots.slots import SnapshotId
 
 _TRIES = 5  # starts of an exchange that ends by itself
 NOT_COPIED = b"{}"  # a report without a port
@@ -55,21 +55,21 @@ class SnapshotRelay:
         self._pid = 0
         self._tries = 0
         self._last = b""  # order
-        self._held = memory_folder.make(folder, node) if folder else None
+        self._held = room.make(folder, node) if folder else None
         if folder:
-            memory_folder.remove_leftovers()
+            room.remove_leftovers()
 
     @property
     def place(self) -> str:
-        return memory_folder.node_folder(self._folder, self._node) if self._folder else ""
+        return room.node_folder(self._folder, self._node) if self._folder else ""
 
     def has_any(self) -> bool:
         """Return whether there are snapshots on this node."""
-        return self._held is not None and bool(memory_folder.ranks_in(self.place))
+        return self._held is not None and bool(room.ranks_in(self.place))
 
     def beat(self) -> None:
         """Once the ranks here make snapshots, start the exchange, or say that there are some where nothing is copied."""
-        if self._talk is not None or self._held is None or not memory_folder.ranks_in(self.place):
+        if self._talk is not None or self._held is None or not room.ranks_in(self.place):
             return
         if self._share > 0:
             self._start()
@@ -110,17 +110,17 @@ class SnapshotRelay:
         self._stop()
         if self._held is not None:
             if not keep:
-                memory_folder.remove(self._folder, self._node)
+                room.remove(self._folder, self._node)
             os.close(self._held)
             self._held = None
             if not keep:  # left on this host by a node of a test cluster that was lost
-                memory_folder.remove_leftovers()
+                room.remove_leftovers()
 
     def _start(self) -> None:
         if self._held is None or self._share <= 0 or self._tries >= _TRIES:
             return
         self._tries += 1
-        from ftsupervise.ranks.snapshot_exchange import start_exchange  # here: most agents have no snapshots
+        from ftsupervise.snapshots.exchange import start_exchange  # here: most agents have no snapshots
 
         try:
             self._pid, self._talk = start_exchange(self._folder, self._node, self._key, self._share, self._at_once)
@@ -151,10 +151,10 @@ class SnapshotRelay:
 
 def held_in(place: str, node: str) -> list[HeldSnapshot]:
     """Return the whole snapshots in ``place``."""
-    from ftsupervise.checkpoints.memory_slots import open_slots
+    from ftsupervise.snapshots.slots import open_slots
 
     found = []
-    for _, path in sorted(memory_folder.ranks_in(place).items()):
+    for _, path in sorted(room.ranks_in(place).items()):
         try:
             with open_slots(path) as file:
                 found += [HeldSnapshot(file.rank, one.step, one.attempt, file.world, node) for one in file.held()]
@@ -227,7 +227,7 @@ def begin_from(place: str, rest: str, key: bytes) -> str:
     "done" when nothing newer is left, all that was to be fetched is there, and the snapshots here are those that were
     copied.
     """
-    from ftsupervise.checkpoints.memory_slots import SnapshotId, open_slots
+    from ftsupervise.snapshots.slots import SnapshotId, open_slots
 
     until, *words = rest.split() or ["-"]
     step, _, attempt = until.partition("/")
@@ -244,7 +244,7 @@ def begin_from(place: str, rest: str, key: bytes) -> str:
             return f"no such question: {rest}"
         supplies.append(Supply(found[0], host, found[1]))
     problems = _fetch_all(place, supplies, wanted, key) if wanted is not None else []
-    for rank_number, path in memory_folder.ranks_in(place).items():
+    for rank_number, path in room.ranks_in(place).items():
         try:
             with open_slots(path, write=True) as file:
                 file.invalidate_newer(wanted)
@@ -261,10 +261,10 @@ def begin_from(place: str, rest: str, key: bytes) -> str:
 
 def _has_no_digest(place: str, rank: int, wanted: SnapshotId) -> bool:
     """Return whether what was fetched for a rank came without one: it was compared on the way where it has one."""
-    from ftsupervise.checkpoints.memory_slots import open_slots
+    from ftsupervise.snapshots.slots import open_slots
 
     try:
-        with open_slots(memory_folder.rank_file(place, rank)) as file:
+        with open_slots(room.rank_file(place, rank)) as file:
             slot = file.held().get(wanted)
             header = file.valid(slot) if slot is not None else None
             return header is not None and not header.algorithm
@@ -275,14 +275,13 @@ def _has_no_digest(place: str, rank: int, wanted: SnapshotId) -> bool:
 def give_up_damaged(place: str, ranks: Iterable[int], wanted: SnapshotId, unknown: set[int] | None = None) -> list[int]:
     """Compare that snapshot of each of ``ranks`` with its digest, all at the same time, and give up the damaged ones.
     ``unknown``: those that have none to compare are added there."""
-    from ftsupervise.checkpoints.memory_slots import open_slots
-    from ftsupervise.checkpoints.memory_sums import Compared, compare
+    from ftsupervise.snapshots.slots import Compared, compare, open_slots
 
     damaged: list[int] = []
 
     def look(rank: int) -> None:
         try:
-            with open_slots(memory_folder.rank_file(place, rank), write=True) as file:
+            with open_slots(room.rank_file(place, rank), write=True) as file:
                 slot = file.held().get(wanted)
                 header = file.valid(slot) if slot is not None else None
                 found = compare(file, slot, header) if slot is not None and header is not None else Compared.DAMAGED
@@ -307,8 +306,8 @@ def keep_question(step: int, attempt: int, ranks: Iterable[int], folder: str) ->
 
 def keep(place: str, rest: str) -> str:
     """Write snapshots from this node's memory onto the disk; "done" when all of them are durable, else why not."""
-    from ftsupervise.checkpoints.memory_kept import write_rank
-    from ftsupervise.checkpoints.memory_slots import SnapshotId
+    from ftsupervise.snapshots.kept import write_rank
+    from ftsupervise.snapshots.slots import SnapshotId
 
     wanted, _, rest = rest.partition(" ")
     ranks, _, folder = rest.partition(" ")
@@ -343,9 +342,8 @@ def _all_at_once(work: Callable[[Any], object], of: Iterable[Any]) -> None:
 
 def _fetch_all(place: str, supplies: Sequence[Supply], wanted: object, key: bytes) -> list[str]:
     """Fetch all at the same time: the restart waits for it."""
-    from ftsupervise.checkpoints.memory_slots import SnapshotId
-    from ftsupervise.ranks.snapshot_copy import NotTaken
-    from ftsupervise.ranks.snapshot_exchange import fetch
+    from ftsupervise.snapshots.exchange import NotTaken, fetch
+    from ftsupervise.snapshots.slots import SnapshotId
 
     problems: list[str] = []
 

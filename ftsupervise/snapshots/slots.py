@@ -1,6 +1,6 @@
 """A rank's snapshots in its node's memory: one file with a few slots, each of which holds the state after one step.
 
-    rank-N, in the folder that memory_folder.py names:
+    rank-N, in the folder that room.py names:
 
     page 0      world, rank, number of slots and their sizes; written before the file gets its name
     each slot   a page with the header; room for the description (JSON); room for the data
@@ -19,16 +19,19 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import mmap
 import os
 import stat
 import struct
 import threading
 import time
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from enum import Enum
 from pathlib import Path
 from typing import NamedTuple
 
+from ftsupervise.checkpoints import digest
 from ftsupervise.host import files
 
 PAGE = 4096
@@ -79,7 +82,7 @@ class SlotHeader(NamedTuple):
         return self.meta_size + self.data_size
 
     def unsummed(self) -> SlotHeader:
-        """Return the same without the digest, which its writer adds later (``memory_sums.py``)."""
+        """Return the same without the digest, which its writer adds later (``slots.py``)."""
         return self._replace(algorithm=0, digest=b"", layout=self.layout.ljust(16, b"\0"))
 
 
@@ -161,7 +164,7 @@ class SlotFile:
         return dict(sorted(found.items()))
 
     def steps(self) -> list[int]:
-        """Return the step of each slot, TORN for one that holds none (``memory_pins.slot_to_write``). Raises OSError."""
+        """Return the step of each slot, TORN for one that holds none (``slot_to_write``). Raises OSError."""
         headers = (self.valid(slot) for slot in range(self.room.slots))
         return [TORN if header is None else header.step for header in headers]
 
@@ -315,7 +318,7 @@ def create_slots(
     thread.
 
     ``may_take(bytes)`` is asked for the whole, and again before each piece of 8 MiB; it raises OSError where there is
-    no room (``memory_room.py``); ``fill`` may write slots before the file gets its name. Raises OSError, and leaves
+    no room (``room.py``); ``fill`` may write slots before the file gets its name. Raises OSError, and leaves
     nothing then.
     """
     target = Path(path)
@@ -402,3 +405,188 @@ def _order_stores() -> None:
         pass
     with _fence:
         pass
+
+
+# ------------------------------------------------------------------------------------------
+
+# The generations of snapshots that no rank overwrites: the one that every buddy holds, and the one that is being copied.
+#
+# A buddy copy takes seconds where snapshots come many times a second. Without a word to the ranks the slot that is being copied
+# would be overwritten on the way, and after the loss of a node the buddy would hold a step that nobody else holds any more. So
+# the copier writes two numbers into the node's folder, and a rank that is about to write a snapshot reads them:
+#
+#     held    the step that every buddy holds; -1 where there is none
+#     wanted  the first snapshot of this step or a later one is copied next; -1 where nothing is copied
+#
+# Both are functions of the step alone, so the ranks of all nodes keep the same generations. Two more slots take turns, so that
+# a rank that is killed while it writes has a whole newer one: SLOTS in all, and two where nothing is copied.
+
+SLOTS = 4  # held by every buddy, being copied, and two that take turns
+SLOTS_ALONE = 2  # where nothing is copied
+NAME = "kept"
+_PAGE = struct.Struct("<qq")
+
+
+class Pins(NamedTuple):
+    held: int = -1
+    wanted: int = -1
+
+
+def slot_to_write(steps: Sequence[int], pins: Pins) -> int:
+    """Return the slot that the next snapshot overwrites. ``steps``: the step of each slot, -1 for an empty or torn one.
+    Pure.
+
+    It is the oldest one that is not kept; never the newest of all. With fewer slots than there are to keep, the oldest
+    kept one goes.
+    """
+    kept = keeps(steps, pins)
+    newest = max(steps)
+    order = sorted(range(len(steps)), key=lambda slot: (steps[slot] in kept and steps[slot] >= 0, steps[slot]))
+    return next((slot for slot in order if steps[slot] != newest or newest < 0), order[0])
+
+
+def keeps(steps: Sequence[int], pins: Pins) -> frozenset[int]:
+    """Return those of ``steps`` that are not overwritten. Pure."""
+    wanted = min((step for step in steps if pins.wanted >= 0 and step >= pins.wanted), default=-1)
+    return frozenset(step for step in (pins.held, wanted) if step >= 0 and step in steps)
+
+
+class PinsPage:
+    """The two numbers in the node's folder ``place``: each is one aligned word, written by the copier alone."""
+
+    def __init__(self, place: str, *, write: bool = False) -> None:
+        """Open the page. Raises OSError: FileNotFoundError for a reader before there is a copier."""
+        flags = (os.O_RDWR | os.O_CREAT if write else os.O_RDONLY) | os.O_NOFOLLOW | os.O_CLOEXEC
+        fd = os.open(f"{place}/{NAME}", flags, 0o600)
+        try:
+            if write and os.fstat(fd).st_size != _PAGE.size:
+                os.pwrite(fd, _PAGE.pack(-1, -1), 0)
+            if os.fstat(fd).st_size < _PAGE.size:  # it is being made
+                raise FileNotFoundError(f"{place}/{NAME}")
+            access = mmap.ACCESS_WRITE if write else mmap.ACCESS_READ
+            self._map = mmap.mmap(fd, _PAGE.size, access=access)
+        finally:
+            os.close(fd)
+        self._words = memoryview(self._map).cast("q")
+
+    def read(self) -> Pins:
+        return Pins(self._words[0], self._words[1])
+
+    def write(self, pins: Pins) -> None:
+        """Write the held one first: between the two stores it is also the first of the wanted."""
+        self._words[0] = pins.held
+        self._words[1] = pins.wanted
+
+    def close(self) -> None:
+        self._words.release()
+        self._map.close()
+
+
+# ------------------------------------------------------------------------------------------
+
+# Takes the digest of a snapshot in memory beside the loop, right after the copy; it is compared before a rank begins
+# from it.
+#
+# Memory without ECC, a driver or a process that writes where it should not can change a bit, and a copy that lies on
+# another node for hours can change too. The digest comes after the header that makes the slot valid: a rank that is
+# killed in between leaves a snapshot without one, which is used, and people are told that it is
+# not verified. Taking it costs half a copy of the state
+# (xxh3_128), beside the loop.
+
+
+class Summing:
+    """A thread that takes the digest of the newest snapshot. ``lock`` is held by who begins to write a slot: until then the
+    slot is what it was."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self._news = threading.Condition()
+        self._next: tuple[SlotFile, int, SlotHeader, memoryview] | None = None
+        self._algorithm = ALGORITHMS.index(digest.best_algorithm())
+        self._thread: threading.Thread | None = None
+
+    def take(self, file: SlotFile, slot: int, header: SlotHeader, data: memoryview) -> None:
+        """Take the digest of the committed snapshot, unless a newer one comes first. Without xxhash it is crc32, which takes
+        as long as four copies: beside the loop, and zlib lets go of the interpreter's lock."""
+        with self._news:
+            self._next = file, slot, header, data
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="ftsupervise-digests", daemon=True)
+                self._thread.start()
+            self._news.notify()
+
+    def forget(self) -> None:
+        """Forget the file, which is about to be closed."""
+        with self._news:
+            self._next = None
+        with self.lock:
+            return
+
+    def _run(self) -> None:
+        while (
+            True
+        ):  # at the loop's own priority: a thread of a lower one could be stopped with the interpreter's lock in hand
+            with self._news:
+                while self._next is None:
+                    self._news.wait()
+                (file, slot, header, data), self._next = self._next, None
+            try:
+                found = self._sum(file, slot, header, data)
+                with self.lock:
+                    if file.fd >= 0 and file.still(slot, header):
+                        file.commit(slot, found)
+            except (OSError, ValueError):  # removed, or cut short: the loop finds out
+                continue
+            finally:
+                del data
+
+    def _sum(self, file: SlotFile, slot: int, header: SlotHeader, data: memoryview) -> SlotHeader:
+        """Take the digest. Raises OSError; ValueError once it is not that snapshot any more, whose memory may be given back."""
+        sums = digest.hasher(ALGORITHMS[self._algorithm])
+        for begin in range(0, header.data_size, PIECE):
+            if not file.still(slot, header):
+                raise ValueError("written over")
+            sums.update(data[begin : min(begin + PIECE, header.data_size)])
+        return header._replace(algorithm=self._algorithm, digest=as_bytes(sums.hexdigest()))
+
+
+class Compared(Enum):
+    """The outcome of a comparison. UNKNOWN: the digest was not taken before the rank died, or cannot be taken here."""
+
+    SAME = 0
+    DAMAGED = 1
+    UNKNOWN = 2
+
+
+def is_damaged(file: SlotFile, slot: int, header: SlotHeader) -> bool:
+    """Return whether its bytes differ from those that its checksums were taken of. Raises OSError."""
+    return compare(file, slot, header) is Compared.DAMAGED
+
+
+def compare(file: SlotFile, slot: int, header: SlotHeader) -> Compared:
+    """Compare a snapshot with its checksums. Raises OSError."""
+    try:
+        file.meta(slot, header)
+    except ValueError:
+        return Compared.DAMAGED
+    if not header.algorithm:
+        return Compared.UNKNOWN
+    try:
+        sums = digest.hasher(ALGORITHMS[header.algorithm])
+    except digest.CannotJudge:
+        return Compared.UNKNOWN
+    buffer = memoryview(bytearray(PIECE >> 3))  # it stays in the processor's cache
+    offset = header.meta_size
+    while offset < header.size:
+        start, most = file.extent(slot, header, offset)
+        size = os.preadv(file.fd, [buffer[: min(len(buffer), most)]], start)
+        if not size:
+            return Compared.DAMAGED  # cut short
+        sums.update(buffer[:size])
+        offset += size
+    return Compared.SAME if as_bytes(sums.hexdigest()) == header.digest else Compared.DAMAGED
+
+
+def as_bytes(hexdigest: str) -> bytes:
+    """Return a digest as it stands in a header."""
+    return bytes.fromhex(hexdigest).ljust(16, b"\0")

@@ -3,7 +3,7 @@
 A job that is killed at its limit, or leaves because a node is bad, has made steps since the last checkpoint that only the
 memory holds. Where the loop has not saved them, each node writes the newest snapshot that all ranks hold into one folder:
 
-    CHECKPOINTS/.snapshot-00000118-0003-RUN/rank-N         one slot, as in memory (memory_slots.py), with its digest
+    CHECKPOINTS/.snapshot-00000118-0003-RUN/rank-N         one slot, as in memory (slots.py), with its digest
     CHECKPOINTS/.snapshot-00000118-0003-RUN/snapshot.json  written last: step, attempt, world, run
 
 The folder is made in the staging area of the attempt and gets its name by one rename, so it is whole or not there, and nothing
@@ -25,25 +25,26 @@ from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple
 
-from ftsupervise.checkpoints import digest, memory_state
+from ftsupervise.checkpoints import digest
 from ftsupervise.checkpoints.contents import distrust_folder
-from ftsupervise.checkpoints.memory_choice import Begun
-from ftsupervise.checkpoints.memory_doubts import Beside
-from ftsupervise.checkpoints.memory_folder import rank_file
-from ftsupervise.checkpoints.memory_slots import (
+from ftsupervise.host.ownership import distrust, remedy, shown_user
+from ftsupervise.rundir.lineage import Lineage
+from ftsupervise.rundir.records import read_record, write_json
+from ftsupervise.snapshots import state
+from ftsupervise.snapshots.choice import Begun
+from ftsupervise.snapshots.doubts import Beside
+from ftsupervise.snapshots.room import rank_file
+from ftsupervise.snapshots.slots import (
     ALGORITHMS,
     SlotFile,
     SlotHeader,
     SlotRoom,
     SnapshotId,
+    as_bytes,
     create_slots,
     open_slots,
 )
-from ftsupervise.checkpoints.memory_slots import PAGE as PAGE_SIZE
-from ftsupervise.checkpoints.memory_sums import as_bytes
-from ftsupervise.host.ownership import distrust, remedy, shown_user
-from ftsupervise.rundir.lineage import Lineage
-from ftsupervise.rundir.records import read_record, write_json
+from ftsupervise.snapshots.slots import PAGE as PAGE_SIZE
 
 PAGE = "snapshot.json"
 _NAME = re.compile(r"\.snapshot-([0-9]{8,18})-([0-9]{4,9})(?:-([0-9a-f]{1,40}(?:\.g[0-9]{3,9})?))?")
@@ -143,7 +144,7 @@ def code_of(folder: Path) -> str:
     """Return the version of the loop's code that it was made by, "" where the loop names none. Raises OSError, ValueError."""
     with open_slots(rank_file(str(folder), 0)) as file:
         header = file.valid(0)
-        return "" if header is None else memory_state.code_of(file.meta(0, header))
+        return "" if header is None else state.code_of(file.meta(0, header))
 
 
 def anchors(checkpoints: Path) -> dict[str, str]:

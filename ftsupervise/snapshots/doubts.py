@@ -18,10 +18,10 @@ from typing import NamedTuple
 from ftsupervise.checkpoints.find import unfinished
 from ftsupervise.checkpoints.layouts import step_of
 from ftsupervise.checkpoints.manifest import ManifestHead, read_head
-from ftsupervise.checkpoints.memory_slots import SnapshotId
 from ftsupervise.model import Attempt, CauseKind, Failure, FailureKind
 from ftsupervise.rundir.anchor import Anchor
 from ftsupervise.rundir.lineage import Belongs, Lineage, belongs
+from ftsupervise.snapshots.slots import SnapshotId
 from ftsupervise.truth import NOT_A_NUMBER, LossTrouble
 
 DOUBT = 2  # a snapshot is not used again after this many; the program's own failures count twice

@@ -1,6 +1,6 @@
 """The supervisor's part of the memory tier: the job's folder on every node, and the step that the next attempt begins from.
 
-Before each attempt the nodes say which snapshots they hold. ``memory_choice.py`` takes the newest step that all ranks hold,
+Before each attempt the nodes say which snapshots they hold. ``choice.py`` takes the newest step that all ranks hold,
 unless the disk has a newer one; all nodes give up what is newer, and nodes that get ranks of others fetch their snapshots. Only
 then do the ranks start, with the step in their environment. Without a single snapshot nothing of this takes any time.
 """
@@ -9,22 +9,37 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import datetime, timezone
 from math import inf
 from pathlib import Path
 from time import monotonic, sleep
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
-from ftsupervise.checkpoints import memory_folder
-from ftsupervise.checkpoints.memory_choice import Begun, HeldSnapshot, MemoryChoice, Source, choose
-from ftsupervise.checkpoints.memory_doubts import DOUBT, Beside, spoils, weight
-from ftsupervise.checkpoints.memory_kept import KeptPage
-from ftsupervise.checkpoints.memory_pins import SLOTS
-from ftsupervise.checkpoints.memory_slots import SnapshotId
-from ftsupervise.model import Claim, End
-from ftsupervise.ranks.agent_pool import Agents, SnapshotPlace
-from ftsupervise.ranks.snapshot_relay import (
+from ftsupervise.host.in_time import in_time
+from ftsupervise.model import Attempt, Claim, End
+from ftsupervise.rundir import fence, ledger, switches
+from ftsupervise.rundir.anchor import Anchor, read_anchor
+from ftsupervise.rundir.attempt_pages import CopiesPage, KeptSnapshotPage, read_page, write_page
+from ftsupervise.rundir.beginnings import begun_anew
+from ftsupervise.rundir.lineage import Lineage, read_lineage
+from ftsupervise.rundir.paths import ENV_GUARD, ENV_SNAPSHOT_KEPT, ENV_SNAPSHOT_STEP, ENV_SNAPSHOTS, RunDir, tell
+from ftsupervise.snapshots import kept, room
+from ftsupervise.snapshots.choice import Begun, HeldSnapshot, MemoryChoice, Source, choose
+from ftsupervise.snapshots.doubts import (
+    DOUBT,
+    Beside,
+    against,
+    beside,
+    failed_from,
+    put_there,
+    spoils,
+    steps_in,
+    taken_back,
+    weight,
+)
+from ftsupervise.snapshots.kept import KeptPage, KeptSnapshot
+from ftsupervise.snapshots.node import (
     QUESTION,
     Supply,
     begin_from,
@@ -38,12 +53,280 @@ from ftsupervise.ranks.snapshot_relay import (
     read_unverified,
     unverified_words,
 )
-from ftsupervise.ranks.snapshot_ring import CopyState
-from ftsupervise.run.kept_snapshots import KeptSnapshots, Target
-from ftsupervise.rundir.anchor import Anchor, read_anchor
-from ftsupervise.rundir.attempt_pages import CopiesPage, KeptSnapshotPage, read_page, write_page
-from ftsupervise.rundir.paths import ENV_GUARD, ENV_SNAPSHOT_KEPT, ENV_SNAPSHOT_STEP, ENV_SNAPSHOTS, tell
+from ftsupervise.snapshots.ring import CopyState, SnapshotRing
+from ftsupervise.snapshots.room import SnapshotPlace
+from ftsupervise.snapshots.slots import SLOTS, SnapshotId
 from ftsupervise.truth import Beginning, NotFrom, RankState, Resumed
+
+# Keeps the newest snapshot of a job that ends on the disk, where the next member of the chain begins.
+#
+# It is kept where the loop has not saved those steps itself: a job that was killed at its limit, that leaves because a
+# node is bad, or whose loop did not hear the warning. Every node writes the snapshots of its ranks, within the time that
+# is left; the folder gets its name when all have. It is fenced as a checkpoint is: once a newer attempt has begun nothing
+# appears any more.
+
+_LOOK = 10.0  # seconds for the file system to show the kept snapshot
+_LATE = 2.0  # seconds in which a checkpoint that is missed may still show itself
+_ANSWER = 1.0  # seconds for a listing
+_ANEW = "somebody has begun the run anew since"
+
+
+class Target(NamedTuple):
+    """The place where an attempt may keep a snapshot."""
+
+    staging: Path  # its area
+    until: float  # monotonic
+
+
+class KeptSnapshots:
+    """The kept snapshots of one run."""
+
+    def __init__(self, rundir: RunDir, checkpoints: Path) -> None:
+        self._rundir, self._checkpoints = rundir, checkpoints
+        self._there: bool | None = None  # None: not looked yet
+        self._known: Lineage | None = None
+        self._doubts: dict[SnapshotId, int] = {}  # of this job, whose ends may not be on record yet
+
+    def doubt(self, one: SnapshotId, weight: int) -> None:
+        """Note that an attempt began from ``one`` and left nothing newer in memory."""
+        self._doubts[one] = self._doubts.get(one, 0) + weight
+
+    def candidate(self, before: int, saved: int | None) -> tuple[KeptSnapshot | None, Beside, str]:
+        """Return the snapshot that attempt ``before`` may begin from and what lay beside it; or why the newest is not used.
+
+        ``saved``: the newest step on the disk, as this job knows.
+        """
+        if self._there is False:
+            return None, Beside(), ""
+        found = in_time(lambda: self._look(before, saved), _LOOK)
+        if found is None:
+            return None, Beside(), "the disk of the checkpoints does not answer"
+        return found
+
+    def _look(self, before: int, saved: int | None) -> tuple[KeptSnapshot | None, Beside, str]:
+        why = ""
+        try:
+            kept = self._mine()
+            self._there = bool(kept)
+            names = self._names() if kept else {}
+            first = switches.counts_from(self._rundir) if kept else 1
+            for one in reversed(kept):
+                try:
+                    page = self._page(one)
+                except (OSError, ValueError) as error:
+                    why = why or f"the snapshot of step {one.step}, kept on the disk, is not used: {error}"
+                    continue
+                attempts = self._since(one, before)
+                speaks = (
+                    self._against(one, page, names, first, attempts)
+                    or ("attempts have failed from it" if self._doubts.get(one.id, 0) >= DOUBT else "")
+                    or ("a newer checkpoint was saved since" if saved is not None and saved >= one.step else "")
+                )
+                if not speaks:
+                    return one, page.beside, ""
+                why = why or f"the snapshot of step {one.step}, kept on the disk, is not used: {speaks}"
+                if self._failed(one, page, first, attempts):
+                    break
+        except (OSError, ValueError) as error:
+            return None, Beside(), f"a snapshot kept on the disk is not used: {error}"
+        return None, Beside(), why
+
+    def _since(self, one: KeptSnapshot, before: int | None = None) -> tuple[Attempt, ...]:
+        """Return the attempts from the one that made it on."""
+        return tuple(reversed([*ledger.backwards(self._rundir, before, one.attempt)]))
+
+    def _against(
+        self,
+        one: KeptSnapshot,
+        page: KeptPage,
+        names: Mapping[str, int | None],
+        first: int,
+        attempts: Sequence[Attempt],
+    ) -> str:
+        return (
+            _of_another(page, attempts)
+            or (_ANEW if one.attempt <= begun_anew(self._rundir) else "")
+            or taken_back(self._checkpoints, names, page.beside.anchor)
+            or put_there(names, one.step, page.beside)
+            or against(one.id, attempts, first)
+        )
+
+    def _failed(self, one: KeptSnapshot, page: KeptPage, first: int, attempts: Sequence[Attempt]) -> bool:
+        """Return whether attempts have failed from it. Then the next one begins from a checkpoint: no older one is used, which
+        may be there where it could not be removed."""
+        if _of_another(page, attempts):
+            return False
+        return self._doubts.get(one.id, 0) >= DOUBT or bool(failed_from(one.id, attempts, first))
+
+    def users(self) -> dict[Path, str]:
+        """Return what the next attempt does with each of this run's: path -> a clause. For people. Raises OSError."""
+        kept, found, instead = self._mine(), dict[Path, str](), ""
+        names, first = (self._names(), switches.counts_from(self._rundir)) if kept else ({}, 1)
+        for one in reversed(kept):
+            why = instead
+            if not why:
+                try:
+                    page, attempts = self._page(one), self._since(one)
+                    why = self._against(one, page, names, first, attempts)
+                    failed = self._failed(one, page, first, attempts)
+                    instead = (
+                        "attempts have failed from a newer one" if failed else "" if why else "a newer one is used"
+                    )
+                except (OSError, ValueError) as error:
+                    why = str(error)
+            found[one.path] = f"it is not used: {why}" if why else "the next attempt begins from it"
+        return found
+
+    def anew_since(self, attempt: int) -> str:
+        """Return that somebody has begun the run anew since ``attempt``, as a clause; "" where nobody is seen to."""
+        try:
+            found = in_time(lambda: begun_anew(self._rundir), _ANSWER)
+        except OSError:
+            return ""
+        return _ANEW if found is not None and found >= attempt else ""
+
+    def beside(self, step: int, was: Anchor) -> tuple[Beside, str] | None:
+        """Return what lies beside a snapshot of ``step`` now, and that its anchor ``was`` is gone, "" if not; None where the
+        disk does not answer, or cannot be read.
+        """
+
+        def look() -> tuple[Beside, str]:
+            names = self._names()
+            return beside(self._checkpoints, names, step, was), taken_back(self._checkpoints, names, was)
+
+        until = monotonic() + _LATE
+        while True:
+            try:
+                found = in_time(look, _ANSWER)
+            except OSError:
+                return None
+            if found is None or not found[1] or monotonic() > until:
+                return found
+            sleep(0.2)  # a network file system may show a moment later what another node has just committed
+
+    def write(
+        self, page: KeptPage, to: Target, ask: Callable[[str, float], Mapping[str, str]]
+    ) -> tuple[Path | None, str]:
+        """Return where it is kept now, or why not.
+
+        ``ask(folder, seconds)`` has all nodes write what they hold: node -> "done", or why not.
+        """
+        one = SnapshotId(page.step, page.attempt)
+        staged = to.staging / f"snapshot-{one.step}-{one.attempt}"
+        target: Path | None = None
+
+        def prepare() -> str:
+            nonlocal target
+            if not self._me().id:
+                return f"{self._rundir.lineage} gives this run no id"
+            target = self._checkpoints / kept.name_of(one, self._run())
+            staged.mkdir(mode=0o700)
+            return ""
+
+        def commit() -> str:
+            assert target is not None
+            kept.write_page(staged, self._complete(page, staged))
+            _sync(staged)
+            if not fence.move(staged, target, to.staging):
+                return "a newer attempt has begun"
+            _sync(self._checkpoints)
+            self._there = True
+            self._remove(but=target)
+            return ""
+
+        for work in (prepare, lambda: _wrong(ask(str(staged), to.until - monotonic())), commit):
+            left = to.until - monotonic()
+            problem = in_time(lambda work=work: _said(work), left) if left > 0 else None  # type: ignore[misc]
+            if problem is None:
+                return None, "there was too little time"
+            if problem:
+                return None, problem
+        return target, ""
+
+    def superseded_by(self, saved: int | None) -> None:
+        """Remove older kept snapshots: a checkpoint of step ``saved`` is on the disk."""
+        if saved is not None and self._there:
+            in_time(lambda: self._remove(until=saved), _LOOK)
+
+    def finished(self) -> None:
+        """Remove all: the run is complete."""
+        in_time(self._remove, _LOOK)
+
+    def _remove(self, but: Path | None = None, until: float = inf) -> None:
+        try:
+            for one in self._mine():
+                if one.path != but and one.step <= until and self._may_go(one):
+                    kept.remove(one)
+        except OSError:
+            return
+
+    def _may_go(self, one: KeptSnapshot) -> bool:
+        try:
+            return not _of_another(self._page(one), self._attempt(one.attempt))
+        except (OSError, ValueError):  # somebody else's, as far as is known
+            return False
+
+    def _me(self) -> Lineage:
+        """Raises OSError."""
+        if self._known is None or not self._known.id:
+            self._known = read_lineage(self._rundir)
+        return self._known
+
+    def _run(self) -> str:
+        return kept.run_of(self._me(), self._rundir.root.name if self._rundir.whole is not None else "")
+
+    def _mine(self) -> list[KeptSnapshot]:
+        """Return this run's, oldest first. Raises OSError."""
+        return kept.all_in(self._checkpoints, self._run())
+
+    def _page(self, one: KeptSnapshot) -> KeptPage:
+        """Raises OSError; ValueError where others than this account may write it."""
+        return kept.read_trusted(one.path, (self._rundir.root.stat().st_uid,))
+
+    def _names(self) -> dict[str, int | None]:
+        """Return the checkpoints in the folder, but those of other runs. Raises OSError."""
+        return steps_in(self._checkpoints, self._me())
+
+    def _attempt(self, number: int) -> tuple[Attempt, ...]:
+        return tuple(ledger.backwards(self._rundir, number + 1, number))
+
+    def _complete(self, page: KeptPage, staged: Path) -> KeptPage:
+        """Return the page with the run that keeps it. Raises OSError, ValueError."""
+        me, made = self._me(), self._attempt(page.attempt)
+        code = kept.code_of(staged)
+        page = page._replace(run=me.name, run_id=me.id, run_dir=me.root, code=code, at=datetime.now(timezone.utc))
+        return page._replace(began=made[0].started if made else None)
+
+
+def _of_another(page: KeptPage, attempts: Sequence[Attempt]) -> str:
+    """Return that the attempt which made a snapshot is not the one in this ledger, as a clause; "" where it is."""
+    made = next((one for one in attempts if one.number == page.attempt), None)
+    if made is not None and page.began == made.started:
+        return ""
+    return f"the ledger does not know the attempt {page.attempt} that made it: the run directory is a copy, or was made anew"
+
+
+def _said(work: Callable[[], str]) -> str:
+    try:
+        return work()
+    except (OSError, ValueError) as error:
+        return str(error) or type(error).__name__
+
+
+def _wrong(answers: Mapping[str, str]) -> str:
+    return "; ".join(f"{node}: {text}" for node, text in sorted(answers.items()) if not is_done(text))[:300]
+
+
+def _sync(folder: Path) -> None:
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+# ------------------------------------------------------------------------------------------
+
 
 _ASK = 1.5  # seconds for all nodes to say what they hold
 _TELL = 5.0  # seconds for all nodes to give up what is newer
@@ -58,7 +341,18 @@ def place_for(job: str, copies: float, guard: Mapping[str, str]) -> SnapshotPlac
     """Return the folder for the snapshots of ``job``; none where the settings turn them off."""
     off = guard.get("SNAPSHOT_EVERY") == "off"
     waits = copies > 0 and guard.get("SNAPSHOT_WAIT", "off") != "off"
-    return SnapshotPlace() if off else SnapshotPlace(memory_folder.new_folder(job), copies, waits)
+    return SnapshotPlace() if off else SnapshotPlace(room.new_folder(job), copies, waits)
+
+
+class AgentsOfNodes(Protocol):
+    """The agents of the job's nodes, as the keeper of the snapshots needs them."""
+
+    remote: bool  # False: there are none, and the ranks run beside us
+    ring: SnapshotRing
+
+    def present(self) -> list[str]: ...
+    def silent(self, nodes: Iterable[str], seconds: float) -> list[str]: ...
+    def ask(self, questions: Mapping[str, str], timeout: float) -> dict[str, str]: ...
 
 
 class _Last(NamedTuple):
@@ -77,7 +371,7 @@ class _Last(NamedTuple):
 class SnapshotKeeper:
     """The snapshots of one job."""
 
-    def __init__(self, where: SnapshotPlace, agents: Agents, node: str, kept: KeptSnapshots) -> None:
+    def __init__(self, where: SnapshotPlace, agents: AgentsOfNodes, node: str, kept: KeptSnapshots) -> None:
         """``node``: this one, where there are no agents."""
         self._folder, self._agents, self._kept = where.folder, agents, kept
         self._node = node or os.uname().nodename
@@ -93,8 +387,8 @@ class SnapshotKeeper:
         self._lock: int | None = None
         self._pages: _CopiesPage | None = None
         if self._folder and not agents.remote:
-            memory_folder.remove_leftovers()
-            self._lock = memory_folder.make(self._folder, node)
+            room.remove_leftovers()
+            self._lock = room.make(self._folder, node)
 
     def begin(self, mine: Claim, nodes: Sequence[str], log: Path) -> dict[str, str]:
         """Return the environment variables for the ranks of the next attempt.
@@ -182,7 +476,7 @@ class SnapshotKeeper:
             if self._agents.remote:
                 answers = self._agents.ask(questions, seconds)
             else:
-                place = memory_folder.node_folder(self._folder, self._node)
+                place = room.node_folder(self._folder, self._node)
                 answers = {node: keep(place, text.partition(" ")[2]) for node, text in questions.items()}
             unverified.update(rank for text in answers.values() for rank in read_unverified(text))
             return {node: answers.get(node, "no answer") for node in questions}
@@ -245,7 +539,7 @@ class SnapshotKeeper:
         if self._pages is not None:
             self._pages.close()
         if self._lock is not None:
-            memory_folder.remove(self._folder, self._node)
+            room.remove(self._folder, self._node)
             os.close(self._lock)
             self._lock = None
 
@@ -314,13 +608,13 @@ class SnapshotKeeper:
     def _ask(self) -> dict[str, str]:
         nodes = self._agents.present()
         until = monotonic() + _ASK  # agents that have just been started again have not reported yet
-        while self._agents.table.silent(nodes, inf) and monotonic() < until:
+        while self._agents.silent(nodes, inf) and monotonic() < until:
             sleep(0.02)
         return self._agents.ask(dict.fromkeys(nodes, QUESTION), _ASK)
 
     def _held(self, log: Path) -> list[HeldSnapshot]:
         if not self._agents.remote:
-            return held_in(memory_folder.node_folder(self._folder, self._node), self._node)
+            return held_in(room.node_folder(self._folder, self._node), self._node)
         ahead, self._ahead = self._ahead, None
         answers: dict[str, str] = {}
         if ahead is not None:
@@ -382,7 +676,7 @@ class SnapshotKeeper:
         """
         attempt = chosen.attempt or self._last.number
         if not self._agents.remote:
-            place = memory_folder.node_folder(self._folder, self._node)
+            place = room.node_folder(self._folder, self._node)
             question = begin_question(chosen.step, attempt, here=stay.get(self._node, ()))
             return {self._node: begin_from(place, question.partition(" ")[2], b"")}
         questions = {}
@@ -417,7 +711,7 @@ class SnapshotKeeper:
 class _CopiesPage:
     """Writes into the run directory how far the buddy copies of an attempt are: in a thread, because a file system may hang."""
 
-    def __init__(self, mine: Claim, agents: Agents) -> None:
+    def __init__(self, mine: Claim, agents: AgentsOfNodes) -> None:
         self._mine, self._agents = mine, agents
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="copies", daemon=True)

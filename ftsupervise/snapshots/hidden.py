@@ -1,6 +1,6 @@
 """What lies in a folder of checkpoints under names that begin with a dot, for people: nothing there is out of sight.
 
-.snapshot-STEP-ATTEMPT-RUN   the last state of a job that ended (memory_kept.py)
+.snapshot-STEP-ATTEMPT-RUN   the last state of a job that ended (kept.py)
 .staging/NNNN/NAME           a checkpoint that attempt NNNN writes, or has left behind (rundir/fence.py)
 .restoring-NAME              a copy that is being brought back (restore.py)
 .removing-NAME               a checkpoint or a snapshot that is being deleted (retain.py)
@@ -13,12 +13,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from ftsupervise.checkpoints import memory_kept
 from ftsupervise.checkpoints.restore import RESTORING
 from ftsupervise.checkpoints.retain import REMOVING
 from ftsupervise.checkpoints.staged import names_in
 from ftsupervise.rundir import fence
 from ftsupervise.rundir.lineage import whose
+from ftsupervise.snapshots import kept
 
 
 class HiddenEntry(NamedTuple):
@@ -40,10 +40,10 @@ def hidden_in(folder: Path, users: Mapping[Path, str]) -> tuple[HiddenEntry, ...
 
 
 def _kept(folder: Path, users: Mapping[Path, str]) -> Iterator[HiddenEntry]:
-    for one in reversed(memory_kept.all_in(folder)):
+    for one in reversed(kept.all_in(folder)):
         entry = HiddenEntry("kept snapshot", one.path, users.get(one.path, ""), one.step, one.attempt)
         try:
-            page = memory_kept.read_page(one.path)
+            page = kept.read_page(one.path)
         except (OSError, ValueError) as error:
             yield entry._replace(use=f"nobody: {error}")
             continue

@@ -19,21 +19,24 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from ftsupervise.checkpoints.memory_folder import rank_file, ranks_in
-from ftsupervise.checkpoints.memory_pins import Pins, PinsPage, slot_to_write
-from ftsupervise.checkpoints.memory_room import MemoryRoom, NoRoom, give_up, populate
-from ftsupervise.checkpoints.memory_slots import (
+from ftsupervise.snapshots.room import MemoryRoom, NoRoom, give_up, populate, rank_file, ranks_in
+from ftsupervise.snapshots.slots import (
+    Compared,
+    Pins,
+    PinsPage,
     SlotFile,
     SlotHeader,
     SlotRoom,
     SnapshotId,
+    Summing,
     claim,
+    compare,
     create_slots,
     open_slots,
     room_for,
+    slot_to_write,
 )
-from ftsupervise.checkpoints.memory_state import Described
-from ftsupervise.checkpoints.memory_sums import Compared, Summing, compare
+from ftsupervise.snapshots.state import Described
 
 _ALL = SnapshotId(1 << 62, 1 << 62)
 _LOOK_EVERY = 1.0  # seconds between two checks of the memory

@@ -1,0 +1,713 @@
+"""The process beside a node's agent that copies snapshots: its ranks' to the buddy node, and the other neighbour's to here.
+
+    supervisor  -> order (buddy, attempt, which generation) ->  agent  ->  exchange  ->  ``kept`` page, read by the ranks
+    supervisor  <- report (port, newest step, what the buddy has) <-  agent  <-  exchange
+
+It is a fork of the agent, so that nothing here can hold up the agent's reports, and it runs at nice 19 within a share of the
+node's cores: one thread sends, one for each connection receives. It sends one generation at a time, the one that the supervisor
+has named beforehand to all nodes; the ranks keep that one until every buddy has it (``slots.py``). Where the ranks wait
+for their copies it names none, and each is copied at once (``exchange.py``).
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import select
+import signal
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Collection
+from time import monotonic
+from typing import Any, NamedTuple
+
+from ftsupervise.checkpoints import digest
+from ftsupervise.host.addresses import own_addresses
+from ftsupervise.host.processes import die_with_parent
+from ftsupervise.rundir.records import as_count
+from ftsupervise.snapshots.ring import CopyOrder, CopyReport, pack, read_order
+from ftsupervise.snapshots.room import MemoryRoom, make, node_folder, rank_file, ranks_in
+from ftsupervise.snapshots.slots import (
+    ALGORITHMS,
+    Pins,
+    PinsPage,
+    SlotFile,
+    SlotHeader,
+    SlotRoom,
+    SnapshotId,
+    as_bytes,
+    create_slots,
+    open_slots,
+    pack_header,
+    parse_header,
+)
+from ftsupervise.snapshots.wait import Asked, answer, listen
+from ftsupervise.snapshots.wire import PIECE, ChannelBroken, SnapshotChannel, accept, accepted, connect
+
+# Copy one rank's snapshot from one node's memory to another's, over a ``SnapshotChannel``.
+#
+#     -> header, room, digest it can take    <- begin, with the digest to take    -> pieces    -> digest    <- taken
+#
+# Any of them may be {"why": …} instead.
+#
+# The sender reads a live file: it takes the header before and after, and says "torn" where they differ. The receiver writes
+# into a slot that is not needed any more, compares the digest that both have taken on the way, sets the header last and only
+# then says that it has the snapshot. A connection that ends anywhere leaves a slot that holds nothing.
+
+CPU_PER_BYTE = 1.1e-9  # seconds of both ends together: sealed, with the digest
+_BURST = 2 * PIECE
+_FLOCK = struct.Struct("hhlli")
+_RESERVED = 2  # slots of a copy: the one that is kept, and the one that comes
+
+
+class TokenBucket:
+    """Bounds the bytes per second that are sent."""
+
+    def __init__(self, rate: float | None, sleep: Callable[[float], object] = time.sleep) -> None:
+        """``rate`` in bytes per second; None: as fast as it goes."""
+        self._rate, self._sleep = rate, sleep
+        self._left, self._at = float(_BURST), time.monotonic()
+
+    def take(self, size: int) -> None:
+        """Wait until ``size`` more bytes may go."""
+        if self._rate is None:
+            return
+        now = time.monotonic()
+        self._left = min(float(_BURST), self._left + (now - self._at) * self._rate) - size
+        self._at = now
+        if self._left < 0:
+            self._sleep(-self._left / self._rate)
+
+
+def rate_of(share: float, cores: int | None = None) -> float:
+    """Return bytes per second whose copying takes ``share`` of this node's cores, sending and receiving together."""
+    return max(1e6, share * (cores or len(os.sched_getaffinity(0))) / CPU_PER_BYTE)
+
+
+class NotTaken(Exception):
+    """A snapshot that was not copied, and why. The channel is good for the next one."""
+
+
+def send_snapshot(channel: SnapshotChannel, file: SlotFile, wanted: SnapshotId, bucket: TokenBucket) -> None:
+    """Send a snapshot. Raises NotTaken, ChannelBroken, OSError."""
+    slot = file.held().get(wanted)
+    header = file.valid(slot) if slot is not None else None
+    if slot is None or header is None or header.id != wanted:
+        channel.send({"why": f"there is no step {wanted.step} of attempt {wanted.attempt} any more"})
+        raise NotTaken("it was overwritten")
+    room, can = file.room, digest.best_algorithm()
+    channel.send({"header": pack_header(header).hex(), "meta": room.meta, "data": room.data, "digest": can})
+    answer = channel.receive()
+    if answer.get("begin") not in (can, digest.CRC32):
+        raise NotTaken(str(answer.get("why", "refused"))[:200])
+    sums = digest.hasher(answer["begin"])
+    buffer = memoryview(bytearray(PIECE))
+    offset = 0
+    while offset < header.size:
+        start, most = file.extent(slot, header, offset)
+        piece = buffer[: min(PIECE, most)]
+        bucket.take(len(piece))
+        if os.preadv(file.fd, [piece], start) != len(piece):
+            raise ChannelBroken(f"{file.path} was cut short")  # mid-frame: only a new connection goes on from here
+        if offset >= header.meta_size:
+            sums.update(piece)
+        channel.send_piece(piece)
+        offset += len(piece)
+    if not file.still(slot, header):
+        channel.send({"why": "torn"})
+        raise NotTaken("it was overwritten while it was copied")
+    known = header.algorithm and ALGORITHMS[header.algorithm] == answer["begin"]
+    if known and as_bytes(sums.hexdigest()) != header.digest:
+        channel.send({"why": "it is damaged: its bytes are not those that were copied there"})
+        raise NotTaken(f"the snapshot of step {wanted.step} of rank {header.rank} is damaged")
+    channel.send({"digest": sums.hexdigest()})
+    answer = channel.receive()
+    if not answer.get("taken"):
+        raise NotTaken(str(answer.get("why", "not taken"))[:200])
+
+
+def receive_snapshot(
+    channel: SnapshotChannel,
+    place: str,
+    spared: Collection[SnapshotId],
+    may_take: Callable[[int], None],
+    refuse: Callable[[SlotHeader], str] = lambda header: "",
+) -> SlotHeader:
+    """Write the other side's data into the file of its rank in ``place``.
+
+    ``spared``: generations that are not overwritten; ``refuse``: why this one is not taken, "" if it is. Raises
+    NotTaken, ChannelBroken; OSError of our own memory is reported to the other side and raised as NotTaken.
+    """
+    offer = _offer(channel.receive())
+    why = refuse(offer.header)
+    try:
+        file = None if why else _file_for(offer, place, may_take)
+    except (OSError, ValueError) as error:
+        why, file = f"no room: {error}", None
+    if file is None:
+        channel.send({"why": why})
+        raise NotTaken(why)
+    with file:
+        slot = slot_to_receive([file.valid(slot) for slot in range(file.room.slots)], spared)
+        turn = file.begin(slot)
+        channel.send({"begin": offer.algorithm})
+        sums = _take_pieces(channel, file, slot, offer)
+        end = channel.receive()
+        if "digest" not in end:
+            raise NotTaken(str(end.get("why", "given up"))[:200])
+        algorithm, whole = ALGORITHMS.index(offer.algorithm), as_bytes(sums)
+        header = offer.header._replace(turn=turn, algorithm=algorithm, digest=whole)
+        why = "" if end["digest"] == sums else "the digest is another one"
+        try:
+            if not why:
+                file.meta(slot, header)
+        except (ValueError, OSError) as error:
+            why = str(error)
+        if why:
+            channel.send({"why": why})
+            raise NotTaken(why)
+        file.commit(slot, header)
+        channel.send({"taken": True})
+        return header
+
+
+class _Offer(NamedTuple):
+    header: SlotHeader
+    room: SlotRoom
+    algorithm: str  # of the digest that both sides take
+
+
+def _offer(message: dict[str, Any]) -> _Offer:
+    if "why" in message:
+        raise NotTaken(str(message["why"])[:200])
+    meta, data = as_count(str(message.get("meta"))), as_count(str(message.get("data")))
+    try:
+        header = parse_header(bytes.fromhex(str(message.get("header"))))
+    except ValueError as error:
+        raise ChannelBroken(str(error)) from None
+    if meta is None or data is None or header.step < 0 or not 0 <= header.rank < header.world:
+        raise ChannelBroken("no snapshot")
+    if header.meta_size > meta or header.data_size > data:
+        raise ChannelBroken("no snapshot: it does not fit into its own slot")
+    both = message.get("digest") == digest.best_algorithm()
+    return _Offer(header, SlotRoom(_RESERVED, meta, data), digest.best_algorithm() if both else digest.CRC32)
+
+
+def _file_for(offer: _Offer, place: str, may_take: Callable[[int], None]) -> SlotFile:
+    """Return the file of the rank in ``place``, made anew where there is none that fits."""
+    header, path = offer.header, rank_file(place, offer.header.rank)
+    try:
+        file = open_slots(path, write=True)
+        fits = (file.world, file.rank) == (header.world, header.rank) and file.room.slots >= _RESERVED
+        if fits and file.room.holds(header.meta_size, header.data_size):
+            return file
+        file.close()
+    except (OSError, ValueError):
+        pass
+    return create_slots(path, header.world, header.rank, offer.room, may_take)
+
+
+def slot_to_receive(slots: list[SlotHeader | None], spared: Collection[SnapshotId]) -> int:
+    """Return the slot to write over: an empty one, or the oldest that is not spared; the oldest where all are. Pure."""
+
+    def order(slot: int) -> tuple[bool, bool, SnapshotId]:
+        held = slots[slot]
+        if held is None:
+            return False, False, SnapshotId(-1, -1)
+        return True, held.id in spared, held.id
+
+    return min(range(len(slots)), key=order)
+
+
+def _take_pieces(channel: SnapshotChannel, file: SlotFile, slot: int, offer: _Offer) -> str:
+    """Write the pieces; returns the digest of the data among them."""
+    sums, header = digest.hasher(offer.algorithm), offer.header
+    buffer = memoryview(bytearray(PIECE))
+    offset = 0
+    while offset < header.size:
+        _, most = file.extent(slot, header, offset)
+        piece = buffer[: min(PIECE, most)]
+        channel.receive_piece(piece)
+        if offset >= header.meta_size:
+            sums.update(piece)
+        file.write(slot, header, offset, piece)
+        offset += len(piece)
+    return sums.hexdigest()
+
+
+# The contents of a node's folder.
+
+
+def has_writer(file: SlotFile) -> bool:
+    """Return whether a living rank holds the file as its own (``claim``).
+
+    Otherwise it is a copy, or its rank has ended.
+    """
+    asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+    try:
+        found = _FLOCK.unpack(fcntl.fcntl(file.fd, fcntl.F_GETLK, asked))
+    except OSError:
+        return False
+    return bool(found[0] != fcntl.F_UNLCK)
+
+
+def require_room(place: str, size: int) -> None:
+    """Check the room in ``place``. Raises OSError where ``size`` bytes more are too many (``room.py``)."""
+    room = MemoryRoom(place)
+    try:
+        room.may_take(size)
+    finally:
+        room.close()
+
+
+def open_all(place: str) -> list[SlotFile]:
+    """Return the rank files in ``place`` that can be read, for the caller to close; others are left out."""
+    found = []
+    for _, path in sorted(ranks_in(place).items()):
+        try:
+            found.append(open_slots(path))
+        except (OSError, ValueError):
+            continue
+    return found
+
+
+# ------------------------------------------------------------------------------------------
+
+
+_LOOK = 0.05  # seconds between two looks for the snapshot that is wanted
+_REPORT = 1.0  # seconds between two reports without news
+_AGAIN = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0)  # seconds between two tries to reach the buddy
+_NICE = 19
+
+
+class SnapshotExchange:
+    """Runs in a process of its own until the agent closes its end of ``talk``."""
+
+    def __init__(
+        self, folder: str, node: str, key: bytes, talk: socket.socket, share: float, at_once: bool = False
+    ) -> None:
+        """Open the folder and the sockets. ``at_once``: ranks wait for their copies. Raises OSError when there can be none."""
+        self.lock = make(folder, node)
+        if self.lock is None:
+            raise OSError(f"cannot make {folder}")
+        self._place, self._talk = node_folder(folder, node), talk
+        self._sender = CopySender(self._place, key, TokenBucket(rate_of(share)))
+        self._server = CopyServer(self._place, key, lambda: self._sender.order)
+        self._at_once = CopyAtOnce(self._place, key, lambda: self._sender.order) if at_once else None
+        self._pins = PinsPage(self._place, write=True)
+        host = next((one for one in reversed(own_addresses()) if one[:1].isdigit()), "")
+        self._self = CopyReport(port=self._server.port, host=host)
+        self._told, self._told_at = CopyReport(), 0.0
+
+    def run(self) -> None:
+        threading.Thread(target=self._sender.run, name="snapshots-out", daemon=True).start()
+        while self._hear(_LOOK):
+            self._tell()
+
+    def _hear(self, seconds: float) -> bool:
+        """Obey the orders that have come; return False when the agent has gone."""
+        if not select.select([self._talk], [], [], seconds)[0]:
+            return True
+        raw = self._talk.recv(1 << 16)
+        order, before = read_order(raw), self._sender.order
+        if order is not None and order.number > before.number:
+            self._pins.write(Pins(order.held, order.wanted))
+            if order.held > before.held:
+                drop_old(self._place, order.held)
+            self._sender.obey(order)
+        return bool(raw)
+
+    def _tell(self) -> None:
+        ranks, world, newest = own_snapshots(self._place)
+        report = self._sender.progress(self._self)._replace(ranks=ranks, world=world, newest=newest)
+        if self._at_once is not None:
+            report = self._at_once.progress(report, self._sender.order)
+        now, old = monotonic(), self._told
+        sent = old.sent if self._at_once is not None else report.sent  # each step is no news
+        urgent = report._replace(newest=old.newest, sent=sent) != old
+        if not urgent and now < self._told_at + _REPORT:
+            return
+        self._told, self._told_at = report, now
+        try:
+            self._talk.send(pack(report))
+        except OSError:  # it has gone: ``_hear`` sees it
+            return
+
+
+class CopySender:
+    """Copies the snapshots of this node's ranks to its buddy, one step at a time, as the last order says."""
+
+    def __init__(self, place: str, key: bytes, bucket: TokenBucket) -> None:
+        self.order = CopyOrder(0, 0)
+        self._place, self._key, self._bucket = place, key, bucket
+        self._news = threading.Condition()
+        self._sent = SnapshotId(-1, 0)
+        self._missed, self._problem = -1, ""
+
+    def obey(self, order: CopyOrder) -> None:
+        with self._news:
+            self.order = order
+            self._news.notify_all()
+
+    def progress(self, report: CopyReport) -> CopyReport:
+        """Return ``report`` with the progress of the copies."""
+        with self._news:
+            return report._replace(
+                sent=self._sent.step,
+                attempt=self._sent.attempt,
+                missed=self._missed,
+                order=self.order.number,
+                problem=self._problem[:200],
+            )
+
+    def run(self) -> None:
+        channel: SnapshotChannel | None = None
+        tries, of = 0, ("", 0)
+        while True:
+            with self._news:
+                self._news.wait(_LOOK)
+                order = self.order
+            if (order.host, order.port) != of:
+                _close(channel)
+                channel, tries, of = None, 0, (order.host, order.port)
+            wanted = self._wanted(order)
+            if wanted is None:
+                continue
+            try:
+                channel = channel or connect(order.host, order.port, self._key)
+                self._send_all(channel, wanted, order.held)
+                tries = 0
+            except NotTaken as error:
+                self._note(str(error))
+            except (ChannelBroken, OSError) as error:
+                if tries:  # the first time it may only be that the buddy has closed an idle connection
+                    self._note(str(error))
+                _close(channel)
+                channel = None
+                threading.Event().wait(0 if not tries else _AGAIN[min(tries, len(_AGAIN)) - 1])
+                tries += 1
+
+    def _wanted(self, order: CopyOrder) -> SnapshotId | None:
+        """Return the snapshot that goes next; None where there is none yet, or no buddy."""
+        done = self._sent.step >= order.wanted and self._sent.attempt == order.attempt
+        if not order.host or order.wanted < 0 or done:
+            return None
+        first: set[SnapshotId | None] = set()
+        for file in open_all(self._place):
+            with file:
+                try:
+                    if has_writer(file):
+                        fits = (one for one in file.held() if one.step >= order.wanted and one.attempt == order.attempt)
+                        first.add(min(fits, default=None))
+                except OSError:
+                    first.add(None)
+        if len(first) > 1 and None not in first:  # the order to keep it reached the ranks too late
+            self._missed = order.wanted
+        return first.pop() if len(first) == 1 else None
+
+    def _send_all(self, channel: SnapshotChannel, wanted: SnapshotId, held: int) -> None:
+        files = open_all(self._place)
+        try:
+            for file in files:
+                if has_writer(file):
+                    channel.send({"do": "put", "held": held})  # the buddy may not have heard of that yet
+                    send_snapshot(channel, file, wanted, self._bucket)
+        finally:
+            for file in files:
+                file.close()
+        with self._news:
+            self._sent, self._problem = wanted, ""
+
+    def _note(self, problem: str) -> None:
+        with self._news:
+            self._problem = problem
+
+
+def own_snapshots(place: str) -> tuple[int, int, int]:
+    """Return the ranks of this node that make snapshots, their world, and the newest step that all of them have."""
+    steps, world = [], 0
+    for file in open_all(place):
+        with file:
+            try:
+                if has_writer(file):
+                    steps.append({one.step for one in file.held()})
+                    world = file.world
+            except OSError:
+                return 0, 0, -1
+    return len(steps), world, max(set.intersection(*steps), default=-1) if steps else -1
+
+
+def drop_old(place: str, held: int) -> None:
+    """Remove the copies of ranks that have another buddy now: the run holds the newer step ``held`` elsewhere."""
+    for file in open_all(place):
+        with file:
+            try:
+                if not has_writer(file) and all(one.step < held for one in file.held()):
+                    os.unlink(file.path)
+            except OSError:
+                continue
+
+
+def _close(channel: SnapshotChannel | None) -> None:
+    if channel is not None:
+        channel.close()
+
+
+# ------------------------------------------------------------------------------------------------------- its process
+
+
+def start_exchange(
+    folder: str, node: str, key: bytes, share: float, at_once: bool = False
+) -> tuple[int, socket.socket]:
+    """Fork the exchange; return its process and the agent's end of the link. Raises OSError."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    before = die_with_parent(signal.SIGKILL)
+    pid = os.fork()
+    if pid:
+        theirs.close()
+        ours.setblocking(False)
+        return pid, ours
+    try:
+        ours.close()
+        before()
+        signal.set_wakeup_fd(-1)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+            signal.signal(number, signal.SIG_IGN)  # it ends with its agent, which may have ranks to wait for
+        if not at_once:  # else a training step waits for it
+            os.setpriority(os.PRIO_PROCESS, 0, _NICE)
+        SnapshotExchange(folder, node, key, theirs, share, at_once).run()
+    except BaseException:  # whatever the error, two agents would be worse
+        pass
+    finally:
+        os._exit(0)
+
+
+def fetch(place: str, rank: int, wanted: SnapshotId, host: str, port: int, key: bytes) -> None:
+    """Bring a rank's snapshot from another node to here, as fast as it goes. Raises NotTaken, ChannelBroken."""
+    channel = connect(host, port, key)
+    try:
+        channel.send({"do": "get", "rank": rank, "step": wanted.step, "attempt": wanted.attempt})
+        receive_snapshot(channel, place, (), lambda size: require_room(place, size))
+    finally:
+        channel.close()
+
+
+# ------------------------------------------------------------------------------------------
+
+# Takes the snapshots of other nodes, and serves ours: one port, and a thread for each connection.
+#
+# A peer that does not prove within seconds that it knows the key of this run is shut out, and never holds up another one.
+
+_STRANGERS = 32  # connections that have proven nothing yet; the oldest goes
+
+
+class CopyServer:
+    """Serves the connections of one node, whose folder is ``place``. ``order()``: the supervisor's last order."""
+
+    def __init__(self, place: str, key: bytes, order: Callable[[], CopyOrder]) -> None:
+        """Open the port. Raises OSError."""
+        self._place, self._order = place, order
+        self._door = _Door(key, self._serve)
+        self.port = self._door.port
+
+    def _serve(self, channel: SnapshotChannel) -> None:
+        """Serve one connection: "put" brings a snapshot of a rank that runs elsewhere, "get" fetches one for it."""
+        while True:
+            asked = channel.receive()
+            try:
+                if asked.get("do") == "put":
+                    receive_snapshot(channel, self._place, self._spared(asked), self._may_take, self._refuse)
+                elif asked.get("do") == "get":
+                    self._give(channel, asked)
+                else:
+                    raise ChannelBroken("no such request")
+            except NotTaken:
+                continue
+
+    def _give(self, channel: SnapshotChannel, asked: dict[str, Any]) -> None:
+        numbers = [as_count(str(asked.get(name))) for name in ("rank", "step", "attempt")]
+        rank, step, attempt = numbers
+        if rank is None or step is None or attempt is None:
+            raise ChannelBroken("no such request")
+        try:
+            file = open_slots(rank_file(self._place, rank))
+        except (OSError, ValueError) as error:
+            channel.send({"why": f"nothing of rank {rank}: {error}"})
+            raise NotTaken(str(error)) from None
+        with file:
+            send_snapshot(channel, file, SnapshotId(step, attempt), TokenBucket(None))
+
+    def _spared(self, asked: dict[str, Any]) -> frozenset[SnapshotId]:
+        """Return what is not written over: the step that every buddy holds, as the newer order of the two nodes has it; none
+        where each snapshot is copied at once."""
+        if asked.get("each") is True:
+            return frozenset()
+        order, told = self._order(), as_count(str(asked.get("held")))
+        held = order.held if told is None else max(order.held, told)
+        return frozenset(SnapshotId(held, attempt) for attempt in range(order.attempt + 1))
+
+    def _refuse(self, header: SlotHeader) -> str:
+        """Return why a snapshot is refused: an older attempt may still be alive on a node that Slurm has lost, and
+        nothing of it is taken.
+        """
+        attempt = self._order().attempt
+        if header.attempt != attempt:
+            return f"attempt {header.attempt} is not the one that runs here ({attempt})"
+        try:
+            with open_slots(rank_file(self._place, header.rank)) as file:
+                return f"rank {header.rank} runs here" if has_writer(file) else ""
+        except (OSError, ValueError):
+            return ""
+
+    def _may_take(self, size: int) -> None:
+        require_room(self._place, size)
+
+
+class _Door:
+    """Listens, and admits peers that know the key: a thread for each connection."""
+
+    def __init__(self, key: bytes, serve: Callable[[SnapshotChannel], None]) -> None:
+        """Open the port. Raises OSError."""
+        self._key, self._serve = key, serve
+        try:
+            self._sock = socket.create_server(("::", 0), family=socket.AF_INET6, dualstack_ipv6=True)
+        except OSError:  # no IPv6 here
+            self._sock = socket.create_server(("0.0.0.0", 0))
+        self.port = int(self._sock.getsockname()[1])
+        self._unproven: dict[socket.socket, None] = {}
+        self._lock = threading.Lock()
+        threading.Thread(target=self._accept, name="snapshots-door", daemon=True).start()
+
+    def _accept(self) -> None:
+        for sock in accepted(self._sock):
+            with self._lock:
+                self._unproven[sock] = None
+                if len(self._unproven) > _STRANGERS:
+                    _shut(next(iter(self._unproven)))
+            threading.Thread(target=self._let_in, args=(sock,), name="snapshots-in", daemon=True).start()
+
+    def _let_in(self, sock: socket.socket) -> None:
+        with sock:
+            try:
+                channel = accept(sock, self._key)
+                with self._lock:
+                    self._unproven.pop(sock, None)
+                self._serve(channel)
+            except (ChannelBroken, OSError):
+                pass
+            finally:
+                with self._lock:
+                    self._unproven.pop(sock, None)
+
+
+def _shut(sock: socket.socket) -> None:
+    try:
+        sock.shutdown(socket.SHUT_RDWR)
+    except OSError:
+        return
+
+
+# ------------------------------------------------------------------------------------------
+
+# Copies each snapshot to the buddy at once, while the rank that made it waits: no step that has counted is made again.
+#
+# A thread for each rank of the node, with a connection to the buddy of its own. It tries again for as long as the rank waits,
+# since the supervisor may not have named a buddy yet. A buddy that takes no connection is given up soon: the rank goes on
+# without its copy, and meets the loss of that node in its next collective.
+
+_FIRST, _LAST = 0.002, 0.1  # seconds between two tries, twice as long each time
+_GONE = 0.2  # seconds for which a buddy is tried that takes no connection: the loss of its node must be seen soon
+_PATIENCE = 60.0  # seconds at most, whatever a rank says
+
+
+class CopyAtOnce:
+    """Serves the ranks of ``place``. ``order()``: the supervisor's last order, which names the buddy."""
+
+    def __init__(self, place: str, key: bytes, order: Callable[[], CopyOrder]) -> None:
+        """Open the socket. Raises OSError."""
+        self._place, self._key, self._order = place, key, order
+        self._sock = listen(place)
+        self._lock = threading.Lock()
+        self._sent: dict[int, SnapshotId] = {}
+        self._problem = ""
+        threading.Thread(target=self._accept, name="snapshots-at-once", daemon=True).start()
+
+    def progress(self, report: CopyReport, order: CopyOrder) -> CopyReport:
+        """Return ``report`` with the newest step that the buddy holds of all ranks here."""
+        with self._lock:
+            sent = [one.step for one in self._sent.values() if one.attempt == order.attempt]
+            step = min(sent) if sent and len(sent) >= report.ranks else -1
+            return report._replace(sent=step, attempt=order.attempt, order=order.number, problem=self._problem[:200])
+
+    def _accept(self) -> None:
+        for sock in accepted(self._sock):
+            threading.Thread(target=self._serve, args=(sock,), name="snapshots-rank", daemon=True).start()
+
+    def _serve(self, sock: socket.socket) -> None:
+        """Serve one rank until it has gone."""
+        buddy = _Buddy(self._key)
+        with sock:
+            try:
+                while raw := sock.recv(256):
+                    asked = Asked(raw)
+                    why = self._copy(asked, buddy)
+                    with self._lock:
+                        self._problem = why
+                        if not why:
+                            self._sent[asked.rank] = SnapshotId(asked.step, asked.attempt)
+                    answer(sock, why)
+            except (OSError, ValueError):
+                pass
+            finally:
+                buddy.close()
+
+    def _copy(self, asked: Asked, buddy: _Buddy) -> str:
+        """Copy that snapshot; return why it is not copied, "" if it is."""
+        until, pause, closed = monotonic() + min(asked.seconds, _PATIENCE), _FIRST, 0.0
+        wanted = SnapshotId(asked.step, asked.attempt)
+        while True:
+            try:
+                channel = buddy.channel(self._order())
+                if channel is None:
+                    why = "there is no second node to copy to"
+                else:
+                    with open_slots(rank_file(self._place, asked.rank)) as file:
+                        # of the two slots there, the older one is written over: the newest whole step stays
+                        channel.send({"do": "put", "held": -1, "each": True})
+                        send_snapshot(channel, file, wanted, TokenBucket(None))
+                    return ""
+                closed = 0.0
+            except NotTaken as error:
+                why, closed = str(error), 0.0
+            except (ChannelBroken, OSError, ValueError) as error:
+                buddy.close()
+                why, closed = str(error), closed or monotonic()
+            now = monotonic() + pause
+            if now >= until or (closed and now >= closed + _GONE):
+                return why
+            threading.Event().wait(pause)
+            pause = min(_LAST, 2 * pause)
+
+
+class _Buddy:
+    """The connection to the buddy, made anew where the supervisor names another one."""
+
+    def __init__(self, key: bytes) -> None:
+        self._key, self._of = key, ("", 0)
+        self._channel: SnapshotChannel | None = None
+
+    def channel(self, order: CopyOrder) -> SnapshotChannel | None:
+        """Return the channel; None where there is no buddy. Raises ChannelBroken."""
+        if (order.host, order.port) != self._of:
+            self.close()
+            self._of = order.host, order.port
+        if self._channel is None and order.host:
+            self._channel = connect(order.host, order.port, self._key)
+        return self._channel
+
+    def close(self) -> None:
+        if self._channel is not None:
+            self._channel.close()
+            self._channel = None
