@@ -302,7 +302,7 @@ class Attempt(NamedTuple):
     failure: Failure | None = None  # None if it was none
     saved: int | None = None  # newest step the loop said it had saved
     ready: float | None = None  # seconds from the start to the first step
-    then: str = ""  # what was done about it: "restarted in place", "left to the next job", "stopped by the brake"
+    then: str = ""  # what was done about it: "restarted in place", "its supervisor left", "stopped by the brake"
     stop_signal: int = 0  # of one without an end: it had been asked to stop by this
     hardware: str = ""  # what a GPU or a node said of a fault of its own
     resumed: Resumed | None = None  # None where its loop did not ask the guard for a checkpoint

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from ftsupervise.printable import printable
-from ftsupervise.report.pace_word import left_behind
+from ftsupervise.report.pace_word import left_behind, no_step
 from ftsupervise.report.row import mostly_waits
 from ftsupervise.truth import BACK, HANG, NOT_A_NUMBER, LossTrouble
 
@@ -19,6 +19,7 @@ _USUAL = frozenset(
     ("", "Priority", "Resources", "Dependency", "JobArrayTaskLimit", "BeginTime")
 )  # these end by waiting
 _OVER = frozenset(("FINISHED", "NEW"))
+_SPACE_WAIT = "within launch.restart.space_wait (10m, where nothing else is set)"  # then its supervisor holds the chain
 _NO_NEXT = frozenset(("STOPPED", "STOPPING", "GONE"))  # no next attempt comes by itself
 
 
@@ -44,6 +45,8 @@ def advice_of(found: RunDetail, advised: Mapping[str, str]) -> Iterator[str]:
             yield _launch(found)
     if verdict == "RUNNING" and found.status.run.loss_trouble is not None:
         yield from _bad_loss(found, found.status.run.loss_trouble, run)
+    if verdict == "RUNNING" and no_step(found.status.run):
+        yield f"ftsupervise check hang {run}   (every sign of progress, with its age)"
     if verdict == "RUNNING" and left_behind(found.status.run):
         yield f"ftsupervise check hang {run}   (every sign of progress, with its age)"
     if verdict not in _OVER and found.row.watch_late:
@@ -97,8 +100,10 @@ def _hung(found: RunDetail, run: str) -> Iterator[str]:
 
 
 def _full(found: RunDetail, run: str) -> Iterator[str]:
-    if full := found.status.run.full:
-        yield f"make room, it goes on by itself then: {printable(full)}"
+    if full := found.row.full:
+        later = f"{_SPACE_WAIT} it goes on by itself, later by: ftsupervise clear --brake {run}"
+        then = "" if found.status.verdict in _NO_NEXT or found.status.verdict == "WAITING" else f"; {later}"
+        yield f"make room: {printable(full)}{then}"
         yield f"ftsupervise checkpoints prune --dry-run {run} --last 2   (the checkpoints that can go)"
 
 
@@ -153,6 +158,8 @@ def _slow(found: RunDetail, run: str) -> Iterator[str]:
 
 
 def _waits(found: RunDetail) -> Iterator[str]:
+    from ftsupervise.scheduler.ownership import why_held
+
     waiting = [job for job in found.status.jobs or () if job.state.waiting]
     jobs = dict.fromkeys(job.id.partition("_")[0] for job in waiting)
     never = next((words for job in waiting if (words := never_starts(job.reason)) is not None), None)
@@ -161,5 +168,8 @@ def _waits(found: RunDetail) -> Iterator[str]:
         yield f"{never[1]}: {never[0]}, and it never starts by waiting"
         yield f"ftsupervise launch {found.status.rundir.quoted()}   (once that is corrected)"
         yield f"scontrol show job {next(iter(jobs))}   (all that it asks for)"
+    elif any(map(why_held, waiting)):
+        run = found.status.rundir.quoted()
+        yield f"ftsupervise clear --brake {run}   (once that is repaired; the jobs that are held start again)"
     elif jobs and mostly_waits(found.row):
         yield f"squeue --start --jobs {','.join(jobs)}   (when Slurm expects to start it)"

@@ -17,7 +17,7 @@ from ftsupervise.model import OUTPUT
 from ftsupervise.printable import printable
 from ftsupervise.report.account import kinds_over, ratio
 from ftsupervise.report.queues import jobs_left
-from ftsupervise.report.row import pace_of, reason_of
+from ftsupervise.report.row import beside_running, pace_of, reason_of
 from ftsupervise.rundir.observing import phrase
 from ftsupervise.truth import NOT_A_NUMBER, show_percent_points
 from ftsupervise.units import count, show_duration, show_percent, show_rate
@@ -100,32 +100,15 @@ def _said(log: Path) -> Iterator[str]:
 
 
 def _alarm(found: RunDetail) -> str:
-    """Name beside RUNNING what is not well: it would look well without it."""
-    if found.status.verdict != "RUNNING":
-        return ""
-    words = _worst_alert(found)
-    if (trouble := found.status.run.loss_trouble) is not None:
-        words += f", {click.style(trouble.kind, fg='red', bold=True)}"
-    if found.row.watch_late:
-        words += f", {click.style('its watch is LATE', fg='red')}"
-    if found.status.run.full:
-        words += f", {click.style('its disk is full', fg='red', bold=True)}"
-    return words
-
-
-def _worst_alert(found: RunDetail) -> str:
-    if not found.row.alerts:
-        return ""
-    worst = found.row.alerts[0]
-    critical = worst.severity == "critical"
-    words = f"{'ALERT' if critical else 'alert'} {printable(worst.watchdog)}"
-    return f", {click.style(words, fg='red' if critical else 'yellow', bold=critical)}"
+    trouble = found.status.run.loss_trouble
+    words = beside_running(found.row, trouble.kind if trouble is not None else "")
+    return "".join(f", {click.style(one, fg=colour, bold=colour == 'red')}" for one, colour in words)
 
 
 def _queue(found: RunDetail) -> list[str]:
     seen = found.status
     if seen.jobs is None:
-        return [f"  queue     unknown: {seen.blind}"]
+        return [f"  queue     unknown{f': {seen.blind}' if seen.blind not in seen.why else ''}"]
     if not seen.jobs:
         return ["  queue     no job of this run"]
     from ftsupervise.hostlist import compress_hostlist
@@ -176,7 +159,8 @@ def _last_event(seen: Status) -> Iterator[str]:
     events += [
         (one.since, f"{_spoken(one.name)} raised{f' by {one.who}' if one.who else ''}") for one in switches if one.since
     ]
-    alerts = seen.run.watch.found.alerts if seen.run.watch.found is not None else ()
+    told = seen.run.watch.found if seen.verdict != "GONE" else None  # its end came before any alert of it
+    alerts = told.alerts if told is not None else ()
     events += [(one.since, f"{one.severity} {printable(one.watchdog)}") for one in alerts if one.since is not None]
     if events:
         at, what = max(events)
@@ -326,6 +310,8 @@ def _alerts(found: RunDetail) -> Iterator[str]:
         if found.status.run.watch.unwritten:
             late = "; its pages cannot be written to a full disk: whether it looks is not known"
         yield f"  watch     last tick {ago(row.watched_at, now)} ago{following}{late}"
+    elif row.full:
+        yield "  watch     not known: its pages cannot be written to a full disk"
     elif found.status.verdict not in ("FINISHED", "NEW", "STOPPED") or row.braked:
         yield f"  watch     nobody watches this run: ftsupervise watch --every 60s {found.status.rundir.quoted()}"
 

@@ -115,6 +115,8 @@ def _until(at: datetime | None, now: datetime) -> str:
 def _watch(row: RunRow, now: datetime) -> Cell:
     if row.watch_late:
         return Cell("LATE", "red")
+    if row.watched_at is None and row.full:
+        return Cell("")  # its pages cannot be written
     if row.watched_at is None:
         alone = row.verdict not in ("FINISHED", "NEW", "UNKNOWN", "STOPPED") or row.braked
         return Cell("by nobody" if alone else "", "yellow")
@@ -136,10 +138,14 @@ def _note(row: RunRow, now: datetime) -> Cell:
             printable(reason_of(row)),
             COLOURS.get(row.verdict, "") if row.verdict in ("HUNG", "STALLED", "SILENT", "SLOW") else "",
         )
+    if row.full:
+        return Cell(printable(row.full), "red")
     if row.alerts:
         return Cell(printable(f"{row.alerts[0].watchdog}: {row.alerts[0].summary}"), "red")
     if row.loss_trouble:
         return Cell(printable(row.loss_trouble), "red")
+    if row.verdict == "RUNNING" and row.ends_hang is not None:  # it makes no step, and is not yet judged
+        return Cell(printable(row.why), "yellow")
     if row.watch_late:
         return Cell(f"no tick of the watch for {ago(row.watched_at, now) or 'long'}", "red")
     if row.groups_away:

@@ -155,7 +155,7 @@ class NodeSelector:
         self.failed_nodes: frozenset[str] = frozenset()  # failed under a step of this job, or started none
         self.unhealthy: dict[str, str] = {}  # node -> what its health command said
         in_a_job_of_others = rundir.whole is not None and not env.get(ENV_GROUP_JOB)
-        self._after = "the group needs another one" if in_a_job_of_others else "the next member takes over"
+        self._after = "the group needs another one" if in_a_job_of_others else "the next member, if any, takes over"
 
     # --------------------------------------------------------------------------------------------------------- asking
 

@@ -14,7 +14,7 @@ from ftsupervise.report.detail import account_of
 from ftsupervise.report.placing import placed
 from ftsupervise.report.queues import QueueSeen
 from ftsupervise.report.reading import RunReading, read_run
-from ftsupervise.report.row import RunRow, row_of
+from ftsupervise.report.row import RunRow, beside_running, row_of
 from ftsupervise.report.verdict import verdict_of
 from ftsupervise.rundir.ledger import backwards, numbers
 from ftsupervise.rundir.paths import RunDir
@@ -62,12 +62,16 @@ def about_run(rundir: RunDir, jobs: tuple[Job, ...] | None, now: datetime) -> Ab
     """Return what messages about a run carry besides. Raises as ``last_day`` does."""
     page = read_tracker(rundir, max(numbers(rundir), default=0))
     run = read_run(rundir, now, row=True)
-    facts = facts_of(row_of(run, QueueSeen(jobs)), jobs, now)
+    trouble = run.loss_trouble.kind if run.loss_trouble is not None else ""
+    facts = facts_of(row_of(run, QueueSeen(jobs)), jobs, now, trouble)
     return AboutRun(last_day(rundir, jobs, now, run), page.url if page is not None else "", facts)
 
 
-def facts_of(row: RunRow, jobs: tuple[Job, ...] | None, now: datetime) -> tuple[tuple[str, str], ...]:
-    """Return how the run is now, for a reader who has nothing else at hand: what is not known is left out."""
+def facts_of(
+    row: RunRow, jobs: tuple[Job, ...] | None, now: datetime, trouble: str = ""
+) -> tuple[tuple[str, str], ...]:
+    """Return how the run is now, for a reader who has nothing else at hand: what is not known is left out. ``trouble``: what
+    kind of trouble its loss is in."""
     of = f" of {row.last_step:,} ({show_percent(row.step / row.last_step)})" if row.step and row.last_step else ""
     running = [job for job in jobs or () if not job.state.waiting and not job.state.ended]
     job = next(iter([*running, *(jobs or ())]), None)
@@ -77,8 +81,9 @@ def facts_of(row: RunRow, jobs: tuple[Job, ...] | None, now: datetime) -> tuple[
         if row.done_at
         else ""
     )
+    state = [row.verdict, *(words for words, _ in beside_running(row, trouble))]
     found = (
-        ("now", f"{row.verdict}{f' ({row.why})' if row.why else ''}"),
+        ("now", f"{', '.join(state)}{f' ({row.why})' if row.why else ''}"),
         ("step", f"{row.step:,}{of}" if row.step is not None else ""),
         ("loss", row.loss_trouble or (f"{row.loss:.4g}" if row.loss is not None else "")),
         ("ETA", eta),

@@ -17,7 +17,7 @@ from ftsupervise.printable import printable
 from ftsupervise.report.alert_rows import alert_rows
 from ftsupervise.report.costs import CostItem, cost_items
 from ftsupervise.report.detail import RunDetail, detail, runs_now
-from ftsupervise.report.incidents import RunIncident, incidents
+from ftsupervise.report.incidents import RunIncident, incidents, no_job_waits
 from ftsupervise.report.placing import BadLoss, bad_losses
 from ftsupervise.report.slow import SlowPeriod, paces_of, slow_periods
 from ftsupervise.rundir.launches import LaunchRecord
@@ -112,7 +112,12 @@ def report_of(
     page = found.status.run.page
     behind = page.slowest if page is not None else ""
     ended = incidents(
-        attempts, found.account, running=runs_now(found.status), hung=found.row.verdict == "HUNG", behind=behind
+        attempts,
+        found.account,
+        running=runs_now(found.status),
+        hung=found.row.verdict == "HUNG",
+        behind=behind,
+        then=no_job_waits(found.row.verdict, rundir.quoted()),
     )
     ends = tuple(harmless(one) for one in ended)
     run, settings = _settings(rundir, found.status.run.records, env)

@@ -100,6 +100,11 @@ def headline_of(now: RunPresent) -> Headline:
         return Headline(verdict, "bad", sentence, do, f"ftsupervise logs {now.where}")
     if verdict == "SLOW":
         return _slow(now)
+    if now.row.full:
+        prune = f"ftsupervise checkpoints prune --dry-run {now.where} --last 2"
+        return Headline(
+            verdict, "bad", f"It runs, and {now.row.full}.", "Make room; the checkpoints that can go:", prune
+        )
     if worst is not None:
         tone = "bad" if worst.severity == "critical" else "watch"
         do = f"{now.do[:1].upper()}{now.do[1:]}" or "See it for yourself:"

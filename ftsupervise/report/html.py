@@ -354,7 +354,7 @@ def incident_row(one: RunIncident) -> dict[str, Any]:
         "nodes": cut(", ".join(one.nodes[:8]), 120),
         "steps": f"{steps:,}" if steps else "0" if steps == 0 else "",
         "steps_value": -1 if steps is None else steps,
-        "done": cut(one.done, 200),
+        "done": cut(one.done, 500),
         "cost": show_duration(one.lost) if one.lost >= 1 else "",
         "lost": round(one.lost),
         "split": split,

@@ -112,11 +112,18 @@ class CauseCost(NamedTuple):
 
 
 def incidents(
-    attempts: Sequence[Attempt], account: TimeAccount, *, running: bool = False, hung: bool = False, behind: str = ""
+    attempts: Sequence[Attempt],
+    account: TimeAccount,
+    *,
+    running: bool = False,
+    hung: bool = False,
+    behind: str = "",
+    then: str = "",
 ) -> tuple[RunIncident, ...]:
     """The interruptions of a run, oldest first: each attempt that has ended, but for the one that finished it. ``running``: the
     last attempt still runs, whatever can be read of it (``detail.runs_now``). ``hung``: it hangs now, by the verdict of
-    ``status``; that is the last incident. ``behind``: the rank that is furthest behind, in words."""
+    ``status``; that is the last incident. ``behind``: the rank that is furthest behind, in words. ``then``: what is to be said
+    of the last one besides (``no_job_waits``)."""
     costs = spent_by_attempt(attempts, account)
     found = []
     for index, one in enumerate(attempts):
@@ -127,8 +134,15 @@ def incidents(
             continue
         after = attempts[index + 1 : index + 2]
         stepped = next((two for two in attempts[index + 1 :] if two.first_step is not None), None)
-        found.append(_incident(one, after[0] if after else None, stepped, costs.get(one.number, {})))
+        made = _incident(one, after[0] if after else None, stepped, costs.get(one.number, {}))
+        found.append(made if after or not then else made._replace(done="; ".join(filter(None, (made.done, then)))))
     return tuple(found)
+
+
+def no_job_waits(verdict: str, run: str) -> str:
+    """Return what is to be said of the last end of a run that is gone, by the verdict of ``status``: its supervisor did not
+    know whether a job waits. ``run``: the directory, as a shell takes it."""
+    return f"no job waits to go on: ftsupervise launch {run}" if verdict == "GONE" else ""
 
 
 def steps_again(attempts: Sequence[Attempt]) -> dict[int, dict[int, int]]:
@@ -274,7 +288,7 @@ def _blames(one: Attempt, cause: Cause) -> bool:
 
 
 def _done(one: Attempt, after: Attempt | None) -> str:
-    stopped = "stopped by the brake" if one.braked else ""
+    stopped = "stopped by the brake" if one.braked and not one.then else ""  # else ``then`` says it, with the reason
     went_on = ""
     if not one.then and after is not None:
         same = bool(one.job_id) and one.job_id == after.job_id

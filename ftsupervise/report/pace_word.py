@@ -85,10 +85,15 @@ def heard(run: RunReading) -> datetime | None:
     return max(signs, default=None)
 
 
+def no_step(run: RunReading) -> str:
+    """Return the words for a run in training that makes no step for much longer than its steps take; "" for one that does."""
+    return _no_step(run, _moved(run))
+
+
 def moves(run: RunReading) -> bool:
-    """Return whether the rate of its last minute says how it trains now: it is heard, and its steps come."""
-    at = heard(run)
-    return at is not None and _since(run, at) < _SILENT and not _no_step(run, _moved(run))
+    """Return whether the rate of its last minute says how it trains now: an attempt runs, is heard, and its steps come."""
+    at = heard(run) if run.last is not None and run.last.ended is None else None
+    return at is not None and _since(run, at) < _SILENT and not no_step(run)
 
 
 def _stalled(run: RunReading) -> _Judged | None:

@@ -5,8 +5,9 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
+from ftsupervise.printable import printable
 from ftsupervise.report import step_of
-from ftsupervise.report.pace_word import moves
+from ftsupervise.report.pace_word import moves, no_step
 from ftsupervise.report.queues import QueueSeen
 from ftsupervise.report.reading import RunReading
 from ftsupervise.report.verdict import verdict_of
@@ -61,6 +62,7 @@ class RunRow(NamedTuple):
     percent: float | None = None  # by its own words, where it prints no step
     ends_hang: bool | None = None  # its supervisor ends its standstill; None: it does not stand, or that is not known
     here: bool = False  # of the directory, or the job, in which this was asked
+    full: Annotated[str, 8300] = ""  # which of its file systems has no room left, in words; "" of a run that is over
 
 
 def row_of(run: RunReading, queue: QueueSeen) -> RunRow:
@@ -75,7 +77,7 @@ def row_of(run: RunReading, queue: QueueSeen) -> RunRow:
     going = runs and verdict not in ("HUNG", "STALLED", "SILENT") and moves(run)
     rate = page.rate if page is not None and going else None
     usual = page.usual if page is not None else None
-    stands = verdict in ("HUNG", "STALLED")
+    stands = verdict in ("HUNG", "STALLED") or (verdict == "RUNNING" and bool(no_step(run)))
     goal = _goal(run)
     pace = pace_of(rate, usual)
     percent = last.percent if last is not None and step is None else None
@@ -115,6 +117,7 @@ def row_of(run: RunReading, queue: QueueSeen) -> RunRow:
         braked=run.braked is not None and (verdict, why) == ("STOPPED", run.brake),
         asks=run.braked is not None and run.braked.asks,
         ends_hang=hang_end(page, now).by_itself if stands and last is not None and last.ended is None else None,
+        full=run.full if verdict not in ("FINISHED", "NEW") else "",
         reason=f"by the brake: {run.braked.words()}" if run.braked is not None and why == run.brake else "",
         **_waits(run, waiting, verdict),
     )
@@ -204,12 +207,31 @@ def need_of(row: RunRow) -> int:
     if row.verdict in ("HUNG", "STALLED", "SILENT"):
         return 0
     critical = any(one.severity == "critical" for one in row.alerts)
-    if row.verdict in ("UNKNOWN", "GONE") or row.braked or critical or row.watch_late:
+    if row.verdict in ("UNKNOWN", "GONE") or row.braked or critical or row.watch_late or row.full:
         return 1
     on_hold = row.verdict == "WAITING" and row.waits_since is None and not row.elsewhere
     if row.verdict == "SLOW" or row.firing or row.loss_trouble or row.groups_away or on_hold or mostly_waits(row):
         return 2
     return FINE
+
+
+def beside_running(row: RunRow, trouble: str) -> tuple[tuple[str, str], ...]:
+    """Return what is not well with a run that is RUNNING, each with its colour: it would look well without it. ``trouble``:
+    what kind of trouble its loss is in; "" for none."""
+    if row.verdict != "RUNNING":
+        return ()
+    found = []
+    if row.alerts:
+        critical = row.alerts[0].severity == "critical"
+        words = f"{'ALERT' if critical else 'alert'} {printable(row.alerts[0].watchdog)}"
+        found.append((words, "red" if critical else "yellow"))
+    if trouble:
+        found.append((trouble, "red"))
+    if row.watch_late:
+        found.append(("its watch is LATE", "red"))
+    if row.full:
+        found.append(("its disk is full", "red"))
+    return tuple(found)
 
 
 def reason_of(row: RunRow) -> str:

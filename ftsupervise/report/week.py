@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from ftsupervise.errors import Error
 from ftsupervise.host.in_time import in_time
@@ -19,7 +20,7 @@ from ftsupervise.report.costs import CostItem, cost_items
 from ftsupervise.report.detail import account_of, runs_now
 from ftsupervise.report.everything import believed_settings, harmless
 from ftsupervise.report.headline import Headline, RunPresent, faults_lately, headline_of, job_that_runs, restarts_hangs
-from ftsupervise.report.incidents import RunIncident, incidents, standing
+from ftsupervise.report.incidents import RunIncident, incidents, no_job_waits, standing
 from ftsupervise.report.observed import observes
 from ftsupervise.report.placing import placed
 from ftsupervise.report.queues import ask_queues
@@ -27,6 +28,7 @@ from ftsupervise.report.reading import RunReading, read_own
 from ftsupervise.report.row import FINE, RunRow, need_of
 from ftsupervise.report.rows import overview
 from ftsupervise.report.slow import paces_of, slow_periods
+from ftsupervise.report.who_ended import with_ends
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.step_rates import paces, usual_rate
 from ftsupervise.rundir.steps import StepRecord, read_steps
@@ -38,6 +40,7 @@ DAYS = 7
 _WITHIN = 4.0  # seconds for a run
 _AT_ALL = 60.0  # seconds for all of them
 _NODES = 10
+_T = TypeVar("_T")
 
 
 class WeekRow(NamedTuple):
@@ -144,14 +147,27 @@ def week_of(
     seen = overview(runs, now, env)
     found: list[WeekRow] = []
     idle, until = 0, time.monotonic() + _AT_ALL
+
+    def left() -> float:
+        extend(2 * _WITHIN)
+        return min(_WITHIN, max(0.1, until - time.monotonic()))
+
+    read: list[tuple[RunRow, RunReading]] = []
     for row in seen.rows:
         if row.name not in runs:  # only its jobs are known
             continue
         if row.verdict == "UNKNOWN" and row.attempts == 0 and row.seen_at is None:
             found.append(_unread(row, row.why))
             continue
-        extend(2 * _WITHIN)
-        one = _in_time(row, begin, now, env, min(_WITHIN, max(0.1, until - time.monotonic())))
+        one = _in_time(row, partial(read_own, RunDir(row.directory), now), left())
+        if isinstance(one, WeekRow):
+            found.append(one)
+        else:
+            read.append((row, one))
+    extend(2 * _WITHIN)
+    ended = with_ends([run for _, run in read], env)
+    for (row, _), run in zip(read, ended, strict=True):
+        one = _in_time(row, partial(_of_run, row, run, begin, now, env), left())
         if one.problem or (one.account is not None and one.account.total > 0):
             found.append(one)
         else:
@@ -164,9 +180,10 @@ def _lost(costs: Iterable[CostItem]) -> float:
     return sum(item.seconds for item in costs)
 
 
-def _in_time(row: RunRow, begin: datetime, now: datetime, env: Mapping[str, str], seconds: float) -> WeekRow:
+def _in_time(row: RunRow, do: Callable[[], _T], seconds: float) -> _T | WeekRow:
+    """Return what ``do`` returns, or a row that says why it does not."""
     try:
-        found = in_time(lambda: _of_run(row, begin, now, env), seconds)
+        found = in_time(do, seconds)
     except (Error, OSError, ValueError) as error:
         return _unread(row, printable(str(error), 300))
     if found is not None:
@@ -179,12 +196,12 @@ def _unread(row: RunRow, problem: str) -> WeekRow:
     return WeekRow(row, Headline(row.verdict, "unknown", f"It could not be read: {problem}."), problem=problem)
 
 
-def _of_run(row: RunRow, begin: datetime, now: datetime, env: Mapping[str, str]) -> WeekRow:
-    rundir = RunDir(row.directory)
-    run = read_own(rundir, now)
+def _of_run(row: RunRow, run: RunReading, begin: datetime, now: datetime, env: Mapping[str, str]) -> WeekRow:
+    rundir = run.rundir
     seen = Status(run, row.verdict, row.why, None, "")
     whole = account_of(seen)
     first, last = begin.timestamp(), now.timestamp()
+    then = no_job_waits(row.verdict, rundir.quoted())
     running, hung = runs_now(seen), row.verdict == "HUNG"
     behind = run.page.slowest if run.page is not None else ""
     record = read_steps(rundir)
@@ -210,7 +227,7 @@ def _of_run(row: RunRow, begin: datetime, now: datetime, env: Mapping[str, str])
     part = whole.within(first, last)
     ends = tuple(
         harmless(one)
-        for one in incidents(run.attempts, part, running=running, hung=hung, behind=behind)
+        for one in incidents(run.attempts, part, running=running, hung=hung, behind=behind, then=then)
         if one.at.timestamp() >= first or one.whole > 0
     )
     slow = tuple(one for one in slow_periods(rates) if one.begin >= first)

@@ -217,7 +217,7 @@ def _again(situation: Situation, budgets: Budgets, pause: float, same: int, why:
     need = time_needed(situation.attempts) + pause
     if situation.time_left is not None and situation.time_left < need:
         left = f"{max(0.0, situation.time_left):.0f} s are left of this job and a restart needs {need:.0f} s"
-        return RestartDecision(NextAction.LEAVE, f"{left}: the next member takes over", times=same)
+        return RestartDecision(NextAction.LEAVE, f"{left}: the next member, if any, takes over", times=same)
     return RestartDecision(NextAction.RESTART, why, pause, same)
 
 

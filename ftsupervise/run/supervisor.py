@@ -137,7 +137,7 @@ _CRASHES = 2  # failures at the start, at least, that may come of the checkpoint
 _SHORT = 3600.0  # seconds of the job that may be too few for another start
 _THEN = {
     NextAction.RESTART: "restarted in place",
-    NextAction.LEAVE: "left to the next job",
+    NextAction.LEAVE: "its supervisor left",
     NextAction.STOP: "stopped by the brake",
 }
 _OUTCOME = {NextAction.RESTART: Outcome.RESTART, NextAction.LEAVE: Outcome.LEAVE, NextAction.STOP: Outcome.STOP}
@@ -555,7 +555,7 @@ class Supervisor:
             situation = replace(situation, time_left=self.to.job.left())
             verdict = decide(situation, budgets)
         if unstarted and verdict.move is NextAction.RESTART:
-            verdict = replace(verdict, move=NextAction.LEAVE, why="the next member takes over")
+            verdict = replace(verdict, move=NextAction.LEAVE, why="the next member, if any, takes over")
             verdict = before_leaving(verdict, situation, budgets)
         if verdict.move is NextAction.STOP and self.to.observes(BRAKE):
             there = without_brake(situation, budgets)
@@ -635,7 +635,7 @@ class Supervisor:
             CauseKind.WARNING,
             CauseKind.TIME_LIMIT,
         ):
-            return "the job ends soon: the next member takes over"
+            return "the job ends soon: the next member, if any, takes over"
         return ""
 
     def _warned_after(self) -> float | None:

@@ -36,6 +36,6 @@ def hang_end(page: ProgressPage | None, now: datetime) -> HangEnd:
     nothing = {
         TOLD: "nothing ends it by itself, because a hang is only told",
         LEFT: "nothing ends it by itself: its supervisor was given neither --hang nor --in-place",
-        OFF: "nothing ends it by itself, because launch.restart.hang is off",
+        OFF: "nothing ends it by itself, because launch.restart.hang is null",
     }.get(page.on_hang)
     return HangEnd() if nothing is None else HangEnd(False, nothing)

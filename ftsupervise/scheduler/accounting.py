@@ -10,8 +10,9 @@ from typing import NamedTuple
 
 from ftsupervise.host import bounded
 from ftsupervise.host.ownership import shown_user
-from ftsupervise.model import JobState
+from ftsupervise.model import Attempt, Cause, CauseKind, JobState
 from ftsupervise.printable import printable
+from ftsupervise.scheduler import SLURM, kind_of_job
 from ftsupervise.scheduler.parse import parse_state
 from ftsupervise.scheduler.slurm import clean_environment
 
@@ -26,8 +27,9 @@ class JobEnded(NamedTuple):
     by: str = ""
 
 
-def how_they_ended(jobs: Sequence[str], env: Mapping[str, str]) -> dict[str, JobEnded]:
-    """Return job -> its end, of those among the last hundred ``jobs`` that have ended. Never raises."""
+def how_they_ended(jobs: Sequence[str], env: Mapping[str, str]) -> dict[str, JobEnded] | None:
+    """Return job -> its end, of those among the last hundred ``jobs`` that have ended; None where there is no answer. Never
+    raises."""
     if not jobs:
         return {}
     words = [
@@ -42,8 +44,31 @@ def how_they_ended(jobs: Sequence[str], env: Mapping[str, str]) -> dict[str, Job
     try:
         done = bounded.run(words, timeout=_ASK, env=asking)
     except OSError:
-        return {}
-    return dict(_read(done.stdout)) if done.code == 0 else {}
+        return None
+    return dict(_read(done.stdout)) if done.code == 0 else None
+
+
+def may_be_known(one: Attempt) -> bool:
+    """Return whether the accounting may know more of the end of this attempt than its own record."""
+    if one.cause is None or not one.job_id:
+        return False
+    unsaid = one.cause.kind is CauseKind.LOST and not one.cause.text
+    return (one.cause.kind is CauseKind.CANCELLED or unsaid) and kind_of_job(one.job_id) == SLURM
+
+
+def with_end(one: Attempt, end: JobEnded) -> Attempt:
+    """Return the attempt with what the accounting says of the end of its job."""
+    return one if one.cause is None else one._replace(cause=_cause(one.cause, end))
+
+
+def _cause(cause: Cause, end: JobEnded) -> Cause:
+    if cause.kind is CauseKind.LOST:
+        by = f" by {end.by}" if end.by else ""
+        return cause._replace(text=f"Slurm says {end.state.value}{by}")
+    if end.state is JobState.CANCELLED:
+        return cause._replace(text=f"by {end.by}") if end.by else cause
+    kinds = {JobState.PREEMPTED: CauseKind.PREEMPTED, JobState.TIMEOUT: CauseKind.TIME_LIMIT}
+    return cause._replace(kind=kinds.get(end.state, CauseKind.TOLD))  # TOLD: somebody has sent its processes the signal
 
 
 def _read(text: str) -> Iterator[tuple[str, JobEnded]]:

@@ -105,7 +105,7 @@ def test_a_job_that_leaves_writes_the_end_first_and_the_next_member_counts_it_as
     (only,) = run.attempts()
     assert (only.sign, only.then) == (
         "exit 5",
-        "left to the next job: no restart in place (--in-place 0): the next member, if any, takes over",
+        "its supervisor left: no restart in place (--in-place 0): the next member, if any, takes over",
     )
     assert run.start("--", "true").wait(60) == 0
     assert [one.words for one in run.attempts()] == ["exit 5", "exit 0"]
@@ -115,7 +115,7 @@ def test_what_never_found_space_stands_in_the_jobs_output(run: SupervisedRun, di
     one, _ = fail_on_a_full_disk(run, disk, until, "--space-wait", "1")
     assert one.wait(60) == 5
     assert (
-        "not written for lack of space: the end of attempt 1 (exit 5; left to the next job: no restart in place"
+        "not written for lack of space: the end of attempt 1 (exit 5; its supervisor left: no restart in place"
         in one.said()
     )
 

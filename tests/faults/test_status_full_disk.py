@@ -9,6 +9,7 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 from ftsupervise.host import processes
+from ftsupervise.report.day import about_run
 from ftsupervise.rundir.heartbeat_page import write_watcher
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.progress import ProgressPage, write_progress
@@ -39,14 +40,22 @@ def test_a_run_of_which_nothing_is_heard_on_a_full_disk_is_not_running_and_shows
         return typed("status", str(rundir.root), folder=tmp_path, env=env, code=0).stdout
 
     write_progress(rundir.attempt(1), page)
+    (tmp_path / "state" / "runs").mkdir(parents=True, exist_ok=True)
+    (tmp_path / "state" / "runs" / "run").symlink_to(rundir.root)
     assert status().startswith("run: RUNNING") and "  rate " in status()
     fill(place)
     assert status().startswith("run: RUNNING, its disk is full (")
+    assert re.search(r"  watch     not known: its pages cannot be written to a full disk\n", status()), "not: nobody"
+    told = dict(about_run(rundir, (), datetime.now(timezone.utc)).facts)["now"]
+    first = status().splitlines()[0]
+    assert told.startswith("RUNNING, its disk is full (") and first.startswith(f"run: {told}"), "a mail says the same"
+    table = typed("status", folder=tmp_path, env=env).stdout
+    assert f"no space is left in {rundir.root}" in table and "1 run needs a look" in table, table
     (place / "others").unlink()
-    write_progress(rundir.attempt(1), page._replace(at=now - timedelta(seconds=204)))
+    write_progress(rundir.attempt(1), page._replace(at=datetime.now(timezone.utc) - timedelta(seconds=204)))
     fill(place)
     said = status()
-    assert re.match(r"run: SILENT \(no space is left in \S+/run; nothing was heard of attempt 1 for 3m 2", said), said
+    assert re.match(r"run: SILENT \(no space is left in \S+/run; nothing was heard of attempt 1 for 3m \d", said), said
     assert f"no space is left in {rundir.root}" in said and "make room" in said
     assert "  rate " not in said and " in 3m" not in said
 
@@ -63,7 +72,8 @@ def test_status_alone_says_that_a_run_stands_on_a_full_disk_since_when_and_what_
     assert re.match(
         r"full: SILENT \(no space is left in \S+/full; nothing was heard of attempt 1 for 3m 2", lines[0]
     ), lines[0]
-    assert lines[1].startswith("  do        make room, it goes on by itself then")
+    assert lines[1].startswith(f"  do        make room: no space is left in {one.rundir.root}; within launch.restart")
+    assert lines[1].endswith(f" it goes on by itself, later by: ftsupervise clear --brake {one.rundir.root}"), lines[1]
     assert lines[2].startswith("  do        ftsupervise checkpoints prune --dry-run ")
     assert "  said      20" in said and "waiting up to 600 s for space" in said
     assert re.search(r"watch     last tick 6m( \d+s)? ago, the next was due 5m( \d+s)? ago", said), said

@@ -140,7 +140,7 @@ def test_the_alert_says_whether_its_supervisor_ends_the_hang_and_what_to_type(tm
     for does, hangs_at, words in (
         ("restarts", at.timestamp() + 120, ends),
         ("told", None, f"{re.escape(told)}, or {re.escape(last)}"),
-        ("off", None, f"nothing ends it by itself, because launch.restart.hang is off: {re.escape(last)}"),
+        ("off", None, f"nothing ends it by itself, because launch.restart.hang is null: {re.escape(last)}"),
         ("", None, re.escape(last)),
     ):
         write_progress(folder, ProgressPage(at=at, ranks=1, step=5, on_hang=does, hang_at=hangs_at))

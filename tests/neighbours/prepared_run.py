@@ -173,7 +173,7 @@ class PreparedRun:
     def time_limit(self, queue: float) -> None:
         """The job ends in order, and the next one waits."""
         self.saved, self._saved_at = self.step, self.clock
-        self.end(Cause(CauseKind.TIME_LIMIT), None, after=20.0, then="left to the next job")
+        self.end(Cause(CauseKind.TIME_LIMIT), None, after=20.0, then="its supervisor left")
         self.job = ""
         self.queue(queue)
 

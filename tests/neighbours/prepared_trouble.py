@@ -174,7 +174,7 @@ def is_gone(folder: Path, now: datetime) -> Story:
     run.train(5 * HOUR)
     where = (NodeRanks("node-03", "17"),)
     bug = Failure(FailureKind.CODE, "exit 1", "KeyError: 'lr_schedule'", "KeyError")
-    run.end(Cause(CauseKind.EXIT, where, code=1), bug, after=4, then="left to the next job")
+    run.end(Cause(CauseKind.EXIT, where, code=1), bug, after=4, then="its supervisor left")
     run.queue(40 * MINUTE)
     run.write(now, running=False)
     watch_looked(run.rundir, now - timedelta(seconds=20))

@@ -20,7 +20,10 @@ pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 SAID: dict[str, tuple[str, list[str], list[str]]] = {
     "full": (
         r"full: (SILENT|STALLED|HUNG) \(no space is left in \S+/full; .*\)",
-        [r"make room, it goes on by itself then: ", r"ftsupervise checkpoints prune --dry-run \S+ --last 2 "],
+        [
+            r"make room: no space is left in \S+/full; within launch\.restart\.space_wait .* clear --brake \S+/full",
+            r"ftsupervise checkpoints prune --dry-run \S+ --last 2 ",
+        ],
         [r"saved     step \d+"],
     ),
     "broken": (

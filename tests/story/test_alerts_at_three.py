@@ -67,6 +67,11 @@ def test_the_facts_of_a_run_are_those_of_status_and_what_is_not_known_is_left_ou
         ("job", "88_1 is RUNNING, 3h left"),
     )
     assert facts_of(RunRow("r", verdict="GONE", why="no job"), (), T0) == (("now", "GONE (no job)"),)
+    full = RunRow("r", verdict="RUNNING", why="job 88_1", watch_late=True, full="no space is left in /scratch")
+    said = "RUNNING, loss is not a number, its watch is LATE, its disk is full (job 88_1)"
+    assert facts_of(full, (), T0, "loss is not a number") == (("now", said),)
+    gone = full._replace(verdict="GONE", why="no job")
+    assert facts_of(gone, (), T0) == (("now", "GONE (no job)"),), "what stands beside RUNNING is in no other word"
 
 
 def test_only_what_was_accepted_counts_as_notified(mail: MailServer, tmp_path: Path) -> None:

@@ -201,4 +201,4 @@ def test_it_is_asked_after_a_failure_and_a_machine_that_has_got_ill_is_left(rund
     )
     assert "0 of 1 nodes are left" in said
     assert len(ledger(rundir)) == 1
-    assert last(rundir).then.startswith("left to the next job: 0 of 1 nodes are left")
+    assert last(rundir).then.startswith("its supervisor left: 0 of 1 nodes are left")

@@ -98,7 +98,7 @@ def test_the_brake_counts_over_members_that_do_not_restart_in_place(run: Supervi
     codes = [run.start("--back-off", "0", "--", "sh", "-c", "exit 7").wait(30) for _ in range(4)]
     assert codes == [7, 7, 7, 0]
     assert len(run.attempts()) == 3
-    assert run.end_page(2)["then"].startswith("left to the next job: no restart in place")
+    assert run.end_page(2)["then"].startswith("its supervisor left: no restart in place")
 
 
 def test_a_failure_deep_in_the_run_without_a_newer_checkpoint_is_no_progress(run: SupervisedRun) -> None:
@@ -116,7 +116,7 @@ def test_the_budget_of_a_job_sends_it_to_the_next_member(run: SupervisedRun) -> 
     one = run.start("--in-place", "2", "--same-failure", "0", "--back-off", "0", "--", "sh", "-c", "exit 9")
     assert one.wait(30) == 9
     then = [a.then.partition(":")[0] for a in run.attempts()]
-    assert then == ["restarted in place", "restarted in place", "left to the next job"]
+    assert then == ["restarted in place", "restarted in place", "its supervisor left"]
 
 
 def test_too_little_time_is_left_to_the_next_member(run: SupervisedRun) -> None:

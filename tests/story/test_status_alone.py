@@ -8,12 +8,14 @@ from __future__ import annotations
 import json
 import re
 import time
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 import pytest
 
 from ftsupervise.rundir.observing import write_observing
+from ftsupervise.rundir.progress import OFF, read_progress, write_progress
+from ftsupervise.rundir.watched import FiringAlert, read_found, write_found
 from ftsupervise.truth import BACK
 from tests.neighbours.prepared_trouble import trouble
 from tests.neighbours.typed import typed
@@ -169,3 +171,53 @@ def test_the_table_of_all_runs_says_that_a_job_never_starts(tmp_path: Path) -> N
         "it never starts by waiting: it asks for more time than its QOS gives (QOSMaxWallDurationPerJobLimit)" in said
     )
     assert "ftsupervise status waits   WAITING: what to correct" in said
+
+
+def test_of_a_run_that_is_gone_the_last_event_is_its_end_and_not_the_alert_that_came_of_it(tmp_path: Path) -> None:
+    one = trouble("gone", tmp_path)
+    found = read_found(one.rundir)
+    assert found is not None
+    alert = FiringAlert("1", "critical", "is-running", "no job of this run is running or waiting", found.at)
+    write_found(one.rundir, found._replace(firing=1, alerts=(alert,)))
+    said = one.status()
+    assert re.search(r"  last      .*40m ago: attempt 1 ended: ", said) and "alert     critical is-running" in said, (
+        said
+    )
+
+
+def test_a_run_that_makes_no_step_and_is_not_yet_judged_has_something_to_type(tmp_path: Path) -> None:
+    """Its watch judges hangs, by a bound that is not over."""
+    one = trouble("controller paused", tmp_path)
+    page = read_progress(one.rundir, 1)
+    assert page is not None and "check hang" not in one.status()
+    write_progress(one.rundir.attempt(1), page._replace(active_at=time.time() - 300, rate=0.0))
+    said = one.status()
+    assert re.search(r"no step for (5m|4m)", said.splitlines()[0]), said
+    assert f"  do        ftsupervise check hang {one.rundir.root}   (every sign of progress" in said, said
+    page = read_progress(one.rundir, 1)
+    assert page is not None and one.status("--json").count('"ends_hang": null') == 1, "its supervisor has not said it"
+    write_progress(one.rundir.attempt(1), page._replace(on_hang=OFF))
+    table = typed("status", folder=tmp_path, env=dict(one.env)).stdout
+    assert re.search(r"no step for \S+( \S+)?, at step \d\d,?\d+; nothing ends it by itself", table), table
+
+
+def test_why_slurm_could_not_be_asked_is_said_once(tmp_path: Path) -> None:
+    one = trouble("controller paused", tmp_path)
+    page = read_progress(one.rundir, 1)
+    assert page is not None and one.status().count("Unable to contact slurm controller") == 1
+    write_progress(one.rundir.attempt(1), page._replace(at=datetime.now(timezone.utc) - timedelta(hours=1)))
+    said = one.status()
+    assert said.startswith("paused: UNKNOWN (") and said.count("Unable to contact slurm controller") == 1, said
+    assert "  queue     unknown\n" in said
+
+
+def test_jobs_that_a_member_has_put_on_hold_have_a_line_with_what_lets_them_go(tmp_path: Path) -> None:
+    one = trouble("waiting for ever", tmp_path)
+    assert "clear --brake" not in one.status()
+    queue = json.loads((tmp_path / "queue.json").read_text())
+    for job in queue["jobs"].values():
+        job.update(reason="JobHeldUser", comment=f"{job['comment']} held: No space left on device")
+    (tmp_path / "queue.json").write_text(json.dumps(queue))
+    said = one.status()
+    assert "held by a member of the chain: No space left on device" in said.splitlines()[0], said
+    assert f"  do        ftsupervise clear --brake {one.rundir.root}   (once that is repaired" in said, said

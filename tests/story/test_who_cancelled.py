@@ -38,7 +38,9 @@ class Place:
         self.folder, self.rundir = folder, RunDir(folder / "runs" / "r")
         for part in (self.rundir.switches, self.rundir.state, self.rundir.launches / "0001", self.rundir.attempts):
             part.mkdir(parents=True)
-        self.rundir.config.write_text("name: r\nscheduler: slurm\nlaunch: {command: a}\n")
+        self.rundir.config.write_text(
+            f"name: r\nrun_dir: {self.rundir.root}\nscheduler: slurm\nlaunch: {{command: a}}\n"
+        )
         record = {"state": "submitted", "token": "t", "scheduler": "slurm", "job_ids": ["88"], "at": AT.isoformat()}
         write_json(self.rundir.launches / "0001/launch.json", record)
         for name in ("squeue", "sinfo", "scontrol"):
@@ -88,6 +90,51 @@ def test_the_table_the_report_and_programs_say_the_same(tmp_path: Path) -> None:
     assert json.loads(place.says("status", root, "--json"))["why"].endswith("cancelled by root (SIGTERM)")
     report = place.says("report", root, "--markdown")
     assert "| 2 | cancelled: by root (SIGTERM) |" in report and "| 1 | cancelled or preempted: (SIGTERM) |" in report
+
+
+def test_the_page_of_a_week_says_it_too_and_asks_once_for_all_its_runs(tmp_path: Path) -> None:
+    place = Place(tmp_path)
+    place.attempt(1, "88_1", **CANCELLED, last_step=40)
+    place.program("sacct", f"echo >> {tmp_path}/asked; echo '88_1|CANCELLED by 0'")
+    page = tmp_path / "week.html"
+    said = place.says("report", "--week", "--markdown", str(place.rundir.root))
+    assert "cancelled: by root (SIGTERM)" in said, said
+    asked = len((tmp_path / "asked").read_text().splitlines())
+    assert asked == 2, "the overview asks once, the page once"
+    place.says("report", "--week", "-o", str(page), str(place.rundir.root))
+    assert f"no job waits to go on: ftsupervise launch {place.rundir.root}" in page.read_text()
+
+
+def test_the_message_that_a_run_is_gone_says_who_cancelled_its_job_and_does_not_ask_for_ever(tmp_path: Path) -> None:
+    place = Place(tmp_path)
+    place.attempt(1, "88_1", **CANCELLED, last_step=40)
+    asked = tmp_path / "asked"
+
+    def tick() -> str:
+        said = place.says("watch", str(place.rundir.root))
+        return next(line for line in said.splitlines() if "is-running:" in line)
+
+    gone = "no job of this run is running or waiting; attempt 1 ended: "
+    place.program("sacct", f"echo >> {asked}; echo '88_1|RUNNING'")  # the accounting learns of an end late
+    assert tick().endswith(gone + UNSAID)
+    place.program("sacct", f"echo >> {asked}; echo '88_1|CANCELLED by 0'")
+    assert tick().endswith(gone + "cancelled by root (SIGTERM)")
+    place.program("sacct", f"echo >> {asked}; exit 1")
+    assert tick().endswith(gone + "cancelled by root (SIGTERM)"), "it is remembered"
+    assert len(asked.read_text().splitlines()) == 2
+
+
+@pytest.mark.parametrize(("answer", "times"), [("echo '88_1|RUNNING'", 3), ("exit 1", 1)])
+def test_the_watch_asks_the_accounting_for_a_few_ticks_and_once_where_there_is_none(
+    tmp_path: Path, answer: str, times: int
+) -> None:
+    place = Place(tmp_path)
+    place.attempt(1, "88_1", **CANCELLED, last_step=40)
+    asked = tmp_path / "asked"
+    place.program("sacct", f"echo >> {asked}; {answer}")
+    for _ in range(5):
+        assert f"attempt 1 ended: {UNSAID}" in place.says("watch", str(place.rundir.root))
+    assert len(asked.read_text().splitlines()) == times
 
 
 def test_an_end_without_a_record_has_slurms_word_for_it(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from ftsupervise.model import Attempt, Cause, CauseKind, Failure, FailureKind, NodeRanks
 from ftsupervise.report.account import Spent, account
-from ftsupervise.report.incidents import costs_of, incidents, spent_by_attempt, steps_again
+from ftsupervise.report.incidents import costs_of, incidents, no_job_waits, spent_by_attempt, steps_again
 from ftsupervise.truth import LossTrouble
 from tests.unit.test_time_account import CRASH, at, crashed, random_history, trained
 
@@ -66,6 +66,9 @@ def test_the_whole_of_an_attempt_that_never_made_a_step_is_its_own_cost() -> Non
     assert found[0].evidence == "ModuleNotFoundError: no module named 'flash'"
     assert found[0].done == "attempt 2 began in the same job"
     assert found[2].done == "stopped by the brake"
+    said = "stopped by the brake: the same failure 3 times without progress"
+    attempts[2] = attempts[2]._replace(then=said)
+    assert incidents(attempts, account(attempts, (), at(300), afterwards=Spent.HELD))[2].done == said, "once"
     (cost,) = costs_of(found)
     assert (cost.kind, cost.times, cost.seconds) == ("program error", 3, 170)
 
@@ -123,3 +126,14 @@ def test_steps_made_again_are_those_that_were_made_before_whoever_undid_them(see
         steps = set(range(one.first_step or 0, (one.last_step or -1) + 1))
         assert sum(steps_again(attempts).get(one.number, {}).values()) == len(steps & made), one.number
         made |= steps
+
+
+def test_the_last_end_of_a_run_that_is_gone_says_that_no_job_waits_and_what_to_type() -> None:
+    left = "its supervisor left: no restart in place (--in-place 0)"
+    attempts = [crashed(n, f"88_{n}", 1000 * n, 1000 * n + 900, then=left) for n in (1, 2)]
+    spent = account(attempts, (), at(3400), afterwards=Spent.HELD)
+    first, last = incidents(attempts, spent, then=no_job_waits("GONE", "/scratch/run"))
+    assert first.done == left, "another attempt came after it"
+    assert last.done == f"{left}; no job waits to go on: ftsupervise launch /scratch/run"
+    for verdict in ("WAITING", "RUNNING", "STOPPED", "UNKNOWN"):
+        assert incidents(attempts, spent, then=no_job_waits(verdict, "/scratch/run"))[1].done == left

@@ -137,7 +137,7 @@ ENDED_BY_ITSELF = {
     (ENDS, 40.0): (True, "its supervisor ends it at 12:40:00 UTC, in 40m, unless it moves"),
     (RESTARTS, None): (True, "its supervisor restarts it once it is sure that it hangs"),
     (TOLD, None): (False, "nothing ends it by itself, because a hang is only told"),
-    (OFF, None): (False, "nothing ends it by itself, because launch.restart.hang is off"),
+    (OFF, None): (False, "nothing ends it by itself, because launch.restart.hang is null"),
     ("", None): (None, ""),
 }
 
@@ -206,3 +206,15 @@ def test_a_page_that_hung_is_followed_by_the_next_after_a_minute_at_most() -> No
     assert pause_after(0.01) == 5.0
     assert pause_after(1.0) == 20.0, "a slow file system is not written to all the time"
     assert pause_after(30.0) == pause_after(3600.0) == 60.0
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_the_rate_of_an_attempt_that_has_ended_is_not_shown_as_that_of_the_run(asked: bool) -> None:
+    """Seconds after its end its page is fresh, also where Slurm does not say that no job runs."""
+    page = ProgressPage(at=ago(0.1), ranks=8, step=700, phase="train", rate=0.1, usual=0.1, saving=20.0, last_step=800)
+    switches = (SwitchState("kill-switch", Health.OK), SwitchState("save-switch", Health.OK))
+    run = seen(tick=None, page=page)._replace(switches=switches)
+    queue = QueueSeen((JOB,)) if asked else QueueSeen(None, "squeue failed")
+    over = run._replace(attempts=(Attempt(1, "88_1", ago(600), ended=ago(0.2)),))
+    row = row_of(over, queue)
+    assert (row.verdict, row.rate, row.done_at) == ("RUNNING" if asked else "UNKNOWN", None, None)

@@ -270,7 +270,7 @@ def test_a_guarded_loop_that_stands_at_its_start_for_half_an_hour_makes_no_progr
 
 def test_a_time_limit_too_short_for_the_start_is_said_with_both_numbers() -> None:
     night = [warned(n, ready=28.6, first_step=1, last_step=1) for n in (1, 2, 3)]
-    over = "the job ends soon: the next member takes over"
+    over = "the job ends soon: the next member, if any, takes over"
     assert decide(Situation(night[:2], over=over), ON) == decide(Situation(night[:1], over=over), ON)
     verdict = decide(Situation(night, over=over, warned_after=28.0), ON)
     assert (verdict.move, verdict.failure) == (NextAction.STOP, TOO_SHORT)

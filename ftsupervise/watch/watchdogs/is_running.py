@@ -9,6 +9,7 @@ Slurm does not say since when a job is in such a state, nor how long the members
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from collections.abc import Iterator
@@ -20,6 +21,7 @@ from ftsupervise.findings import Finding, Severity, Words
 from ftsupervise.model import Job, JobState
 from ftsupervise.rundir.ledger import lives_here
 from ftsupervise.rundir.switches import KILL, SAVE, read_brake, read_switch
+from ftsupervise.scheduler.accounting import how_they_ended, may_be_known, with_end
 from ftsupervise.scheduler.ownership import why_held
 from ftsupervise.scheduler.parse import array_size, is_held, reason_word
 from ftsupervise.truth import Health
@@ -28,6 +30,7 @@ from ftsupervise.watch.watchdogs.group_signs import group_findings
 
 if TYPE_CHECKING:
     from ftsupervise.config.watchdogs import IsRunning as Settings
+    from ftsupervise.model import Attempt
     from ftsupervise.watch import Look
 
 # Slurm's reason (squeue(1), JOB REASON CODES, and the text that it writes in place of one, as ``reason_word`` returns
@@ -122,6 +125,7 @@ _PASSING = {
 }
 _WAITS_KEPT = 20  # waits of this run in the queue, the newest
 _WAITS_ENOUGH = 3  # from so many on they say what is usual
+_ASKS = 3  # ticks in which the accounting is asked who cancelled a job
 _TIMES = 3  # a wait this many times the longest of them is told …
 _AT_LEAST = timedelta(hours=6)  # … from here on
 _ASKED_FOR = ("BeginTime", "Dependency")  # reasons to wait that a person has given it
@@ -161,7 +165,31 @@ def _job(look: Look, jobs: tuple[Job, ...], settings: Settings) -> Finding:
         words = f"attempt {attempt.number} runs on this machine, outside the queue"
         return look.finding("job", Health.OK, words, WORDS["job"])
     names = {"launch": how_to_launch(look.rundir)}
-    return look.finding("job", Health.BAD, "no job of this run is running or waiting", WORDS["gone"], names=names)
+    text = "no job of this run is running or waiting"
+    if attempt is not None and (ended := _how_it_ended(look, attempt)):
+        text += f"; attempt {attempt.number} ended: {ended}"
+    return look.finding("job", Health.BAD, text, WORDS["gone"], names=names)
+
+
+def _how_it_ended(look: Look, last: Attempt) -> str:
+    """Return how the newest attempt ended, in words, with who cancelled its job where Slurm's accounting knows it. That is
+    asked in the first ticks after the end, because it learns of it late, and not again where it does not answer."""
+    if last.ended is None or not may_be_known(last):
+        return last.words if last.ended is not None else ""
+    before = look.memory.get("accounting")
+    known = before if isinstance(before, dict) and before.get("attempt") == last.number else {"attempt": last.number}
+    words, asked = known.get("words"), known.get("asked")
+    if isinstance(words, str):
+        return words
+    times = asked if isinstance(asked, int) else 0
+    if times < _ASKS:
+        answer = how_they_ended((last.job_id,), os.environ)
+        known["asked"] = times + 1 if answer is not None else _ASKS
+        if answer and last.job_id in answer:
+            known["words"] = with_end(last, answer[last.job_id]).words
+        look.memory["accounting"] = known
+    words = known.get("words")
+    return words if isinstance(words, str) else last.words
 
 
 def _may_run(look: Look) -> bool:
