@@ -331,6 +331,22 @@ def test_the_watch_calls_it_hung_as_soon_as_status_does(tmp_path: Path, folder: 
     typed("check", "hang", folder=folder, code=0)
 
 
+def test_what_a_member_without_an_attempt_would_have_done_is_in_the_status_and_told(folder: Path, until: Until) -> None:
+    rundir = RunDir(folder / "runs" / "a")
+    typed("launch", "--observe", folder=folder, code=0)
+    (folder / "unfit").touch()
+    (folder / "go").touch()
+    until(lambda: not Local().queue(), "the end of both members", 120)
+    assert not any(rundir.attempts.glob("0*"))
+    would = [line for line in typed("status", ".", folder=folder).stdout.splitlines() if line.startswith("  would")]
+    assert len(would) == 1 and "no attempt began: would have excluded " in would[0], would
+    assert "launch.setup ended with 3; no attempt has run on " in would[0], would
+    typed("watch", folder=folder)
+    events = "".join(path.read_text() for path in (rundir.watch / "events").iterdir())
+    assert events.count('"observed"') == 1 and "would have excluded" in events, events
+    assert "| none | would have excluded " in typed("report", "--markdown", ".", folder=folder).stdout
+
+
 @pytest.mark.parametrize("page", ["", "{}", '{"of": "hang"}', '{"of": ["hang"', "x" * 100_000])
 def test_a_damaged_page_changes_nothing(run: SupervisedRun, page: str) -> None:
     asks = Observes(run.rundir, (), every=0.0)
