@@ -8,6 +8,8 @@
 | Lightning | a ``.ckpt`` file with its end, or a folder with ``.metadata`` |
 | Hugging Face | ``trainer_state.json``, written last, weights, and every shard of the index |
 | any other | none: only a manifest says so |
+
+The format of one file says of each whether its end is missing: the archives of torch and Keras, safetensors, HDF5.
 """
 
 from __future__ import annotations
@@ -53,6 +55,9 @@ _NEIGHBOURS = 3  # committed checkpoints beside one whose files are compared wit
 _MODEL_PARALLEL = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "expert_model_parallel_size")
 _BETWEEN = ("FRAME", "MARK", "PROTO", "MEMOIZE", "BINPUT", "LONG_BINPUT")  # between a name and its value
 _TORCH = (".pt", ".pth", ".ckpt", ".bin")
+_ARCHIVES = (*_TORCH, ".keras")
+_HDF5 = b"\x89HDF\r\n\x1a\n"
+_HDF5_SIZE = 64  # bytes of a superblock, at most
 NO_WEIGHTS = "it holds no weights"
 _WEIGHTS = (*_TORCH, ".safetensors", ".distcp", ".h5", ".msgpack")
 _BESIDE_WEIGHTS = ("optimizer", "scheduler", "scaler", "rng_state", "training_args", "random_states")
@@ -432,8 +437,9 @@ def cut_files(checkpoint: Path, contents: Contents) -> str:
 
 
 def cut_short(path: Path, size: int) -> str:
-    """Return why a file of torch or safetensors is not whole, by its own format; "" for one that is, or that says nothing."""
-    if path.suffix not in (*_TORCH, ".safetensors"):
+    """Return why a file of torch, Keras, safetensors or HDF5 is not whole, by its own format; "" for one that is, or that says
+    nothing."""
+    if path.suffix not in (*_ARCHIVES, ".safetensors", ".h5"):
         return ""
     if size == 0:
         return "is empty"
@@ -441,6 +447,8 @@ def cut_short(path: Path, size: int) -> str:
     try:
         if path.suffix == ".safetensors":
             return _safetensors(fd, size)
+        if path.suffix == ".h5":
+            return _hdf5(fd, size)[1]
         if os.pread(fd, 4, 0) != _ZIP:
             return ""
         return "" if _ZIP_END in os.pread(fd, _SMALL, max(0, size - _SMALL)) else "is cut short: its archive has no end"
@@ -449,14 +457,25 @@ def cut_short(path: Path, size: int) -> str:
 
 
 def is_archive(path: Path) -> bool:
-    """Return whether a file is an archive as torch.save makes it. Raises OSError."""
-    if path.suffix not in _TORCH:
+    """Return whether a file is an archive as torch.save and Keras make it. Raises OSError."""
+    if path.suffix not in _ARCHIVES:
         return False
     fd = files.open_regular(path)
     try:
         return os.pread(fd, 4, 0) == _ZIP
     finally:
         os.close(fd)
+
+
+def says_whole(path: Path, size: int) -> bool:
+    """Return whether a file of ``size`` bytes is whole by its own format; False where that says nothing. Raises OSError."""
+    if path.suffix == ".h5":
+        fd = files.open_regular(path)
+        try:
+            return _hdf5(fd, size) == (True, "")
+        finally:
+            os.close(fd)
+    return (path.suffix == ".safetensors" or is_archive(path)) and not cut_short(path, size)
 
 
 def damaged_archive(path: Path, progress: Callable[[int], object]) -> str:
@@ -489,6 +508,32 @@ def _safetensors(fd: int, size: int) -> str:
     except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError):
         return "has a header that is damaged"
     return "" if wanted == size else f"has {size} bytes where its header says {wanted}"
+
+
+def _hdf5(fd: int, size: int) -> tuple[bool, str]:
+    """Return whether the superblock at the beginning of a file says how long that is, and why the file is not whole.
+
+    The library writes the length when it closes the file, and marks one that is open for writing. What has another program's
+    block before it, or was written otherwise than by default, says nothing.
+    """
+    raw = os.pread(fd, _HDF5_SIZE, 0)
+    if len(raw) < _HDF5_SIZE or not raw.startswith(_HDF5):
+        return False, ""
+    version = raw[8]
+    if version < 2:
+        widths, at, mark = raw[13], 24 + 4 * version, raw[20]
+    else:
+        widths, at, mark = raw[9], 12, raw[11]
+    if version > 3 or widths != 8:
+        return False, ""
+    base, _, end = struct.unpack_from("<QQQ", raw, at)
+    if base:
+        return False, ""
+    if end > size:
+        return True, f"has {size} bytes where its superblock says {end}"
+    if mark & 1 and end != size:
+        return True, f"was not closed: it has {size} bytes, and its superblock says {end}"
+    return end == size and not mark & 1, ""
 
 
 def _small(path: Path) -> str | None:

@@ -24,10 +24,10 @@ from ftsupervise.checkpoints.layouts import (
     NO_WEIGHTS,
     Recognised,
     cut_files,
-    is_archive,
     may_hold_weights,
     recognise,
     says_step,
+    says_whole,
     step_of,
     tracker_of,
 )
@@ -35,6 +35,10 @@ from ftsupervise.checkpoints.manifest import CheckpointLayout as Layout
 from ftsupervise.checkpoints.written import Trusted, folders_below
 
 _RANDOM_STATES = "random_states_0.pkl"  # of accelerate: written last of what it saves by itself
+_KERAS = (".keras", ".weights.h5")  # one file of Keras
+_BACKED_UP = (
+    ".bkp"  # behind the name of a file: its loader goes back to that copy by itself (BackupAndRestore of Keras)
+)
 _BACK = 20  # older ones that are looked at
 _BY_SIGN = (Layout.HUGGING_FACE, Layout.DCP, Layout.LIGHTNING)  # whose sign says it without a neighbour
 
@@ -109,10 +113,15 @@ def _groups(folders: Iterable[Path], without: Iterable[Path], trusted: Trusted) 
             alike: dict[str, list[Path]] = {}
             for name, facts in entries:
                 a_folder = stat.S_ISDIR(facts.st_mode) and says_step(name)
-                if trusted(facts) and (a_folder or (stat.S_ISREG(facts.st_mode) and name.endswith(ONE_FILE))):
+                if trusted(facts) and (a_folder or (stat.S_ISREG(facts.st_mode) and _one_file(name))):
                     alike.setdefault(_form(name) if says_step(name) else name, []).append(folder / name)
             for paths in alike.values():
                 yield sorted(paths, key=_step, reverse=True)
+
+
+def _one_file(name: str) -> bool:
+    """Return whether the name is that of a checkpoint of one file. Data are HDF5 too: such a name has to say more."""
+    return name.endswith((*ONE_FILE, *_KERAS)) or (name.endswith(".h5") and says_step(name))
 
 
 def _newest_of(group: Sequence[Path], trusted: Trusted) -> Torn | None:
@@ -127,7 +136,7 @@ def _newest_of(group: Sequence[Path], trusted: Trusted) -> Torn | None:
         why = found.why if found.complete is False else _as_its_neighbour(newest, contents, found, whole)
     elif not why and found.layout is Layout.HUGGING_FACE and not may_hold_weights(contents):
         why = NO_WEIGHTS
-    if not why:
+    if not why or (not contents.folders and os.path.lexists(f"{newest}{_BACKED_UP}")):
         return None
     tracker, named = tracker_of(newest, found.layout)
     return Torn(newest, why, _written_at(contents), whole, tracker, named, _signature(contents))
@@ -152,7 +161,7 @@ def _is_whole(path: Path, contents: Contents, found: Recognised) -> bool:
         return False
     if contents.folders:
         return _RANDOM_STATES in contents.files
-    return path.suffix == ".safetensors" or is_archive(path)  # and neither is cut
+    return says_whole(path, contents.files[path.name].facts.st_size)
 
 
 def _as_its_neighbour(newest: Path, contents: Contents, found: Recognised, whole: Path) -> str:

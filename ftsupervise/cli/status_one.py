@@ -135,7 +135,7 @@ def _observed(found: RunDetail) -> Iterator[str]:
         run = found.status.rundir.quoted()
         yield f"  observes  {phrase(found.observes)} (ftsupervise observe --off {run})"
     for one in found.would[-_WOULD:]:
-        when = f"{_clock(one.at)} UTC, attempt {one.attempt}"
+        when = f"{_clock(one.at)} UTC, {f'attempt {one.attempt}' if one.attempt else 'no attempt began'}"
         yield f"  would     {when}: {printable(one.words, 300)}; {printable(one.then, 300)}"
     if len(found.would) > _WOULD:
         yield f"  would     {len(found.would) - _WOULD} earlier: ftsupervise report {found.status.rundir.quoted()}"

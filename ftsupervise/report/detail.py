@@ -17,6 +17,7 @@ from ftsupervise.report.queues import QueueSeen
 from ftsupervise.report.row import RunRow, row_of
 from ftsupervise.rundir.launches import launches
 from ftsupervise.rundir.ledger import lives_here
+from ftsupervise.rundir.observing import observed_alone
 from ftsupervise.rundir.paths import TRACKER, RunDir, tracked_attempts
 from ftsupervise.rundir.steps import read_steps
 from ftsupervise.rundir.time_marks import read_marks
@@ -84,7 +85,8 @@ def detail(rundir: RunDir, now: datetime, env: Mapping[str, str]) -> RunDetail:
     drawn = placed(spent.stretches, read_steps(rundir))
     aside = _set_aside(rundir)
     told = observes(rundir, seen.attempts[-1] if seen.attempts else None)
-    would = observed_rows(attempts_of(seen), _launched(rundir))
+    launched = _launched(rundir)
+    would = observed_rows(attempts_of(seen), launched, observed_alone(rundir, launched))
     return RunDetail(seen, row, spent, avoided, _newest_log(seen), drawn, groups, tracker, aside, told, would)
 
 

@@ -171,7 +171,7 @@ def _view(report: ReportFacts, axis: Axis, lines: Sequence[tuple[str, str, str, 
         "slow": _slow(report),
         "observed": summary.observed_sentence(report),
         "would": [
-            {"at": stamp(one.at), "attempt": one.attempt, "words": one.words, "then": one.then}
+            {"at": stamp(one.at), "attempt": one.attempt or "none", "words": one.words, "then": one.then}
             for one in reversed(report.detail.would)
         ],
         "incidents": [alike_row(one) for one in reversed(ends)],

@@ -147,7 +147,9 @@ def _observed(report: ReportFacts) -> Iterator[str]:
         yield plain(words, 600)
         yield ""
         rows = list(reversed(report.detail.would))[:_INCIDENTS]
-        cells = ((stamp(one.at), str(one.attempt), plain(one.words, 300), plain(one.then, 300)) for one in rows)
+        cells = (
+            (stamp(one.at), str(one.attempt or "none"), plain(one.words, 300), plain(one.then, 300)) for one in rows
+        )
         yield from table(("when", "attempt", "decision", "what happened without it"), cells) if rows else ()
 
 

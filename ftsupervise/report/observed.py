@@ -17,7 +17,7 @@ from ftsupervise.units import count, show_duration
 class ObservedRow(NamedTuple):
     """A decision that was not carried out."""
 
-    attempt: int
+    attempt: int  # 0: a member of the chain came to it that began none
     decision: str  # one of ``DECISIONS``
     at: datetime
     words: str  # "would have restarted it: rank 3 on node-1 is stopped; no progress for 31.2 s at step 120 (train)"
@@ -45,13 +45,15 @@ def _by_launch(rundir: RunDir, last: Attempt | None) -> tuple[str, ...]:
     return known(newest[0].observe) if newest and (last is None or newest[0].at > last.started) else own
 
 
-def observed_rows(attempts: Sequence[Attempt], launched: Sequence[datetime] = ()) -> tuple[ObservedRow, ...]:
+def observed_rows(
+    attempts: Sequence[Attempt], launched: Sequence[datetime] = (), alone: Sequence[OnlyTold] = ()
+) -> tuple[ObservedRow, ...]:
     """Return them, oldest first. What attempt after attempt comes to, such as that the chain would be held, is one.
 
     ``attempts``: the ledger, in order. ``launched``: when a person has launched the run, who may have changed it then, so that
-    what came after the next launch says nothing.
+    what came after the next launch says nothing. ``alone``: of members that began no attempt.
     """
-    found = []
+    found = [_row_alone(each, each.at, attempts, launched) for each in alone if each.at is not None]
     for index, one in enumerate(attempts):
         before = attempts[index - 1].observed if index else ()
         until = min((at for at in launched if at > one.started), default=None)
@@ -60,6 +62,12 @@ def observed_rows(attempts: Sequence[Attempt], launched: Sequence[datetime] = ()
             if each.at is not None and not each.repeats(before):
                 found.append(ObservedRow(one.number, each.decision, each.at, each.words(), _then(each, one, later)))
     return tuple(sorted(found, key=lambda row: row.at))
+
+
+def _row_alone(told: OnlyTold, at: datetime, attempts: Sequence[Attempt], launched: Sequence[datetime]) -> ObservedRow:
+    until = min((one for one in launched if one > at), default=None)
+    later = [each for each in attempts if each.started > at and (until is None or each.started < until)]
+    return ObservedRow(0, told.decision, at, told.words(), _then(told, Attempt(0, "", at), later))
 
 
 def _then(told: OnlyTold, one: Attempt, later: Sequence[Attempt]) -> str:

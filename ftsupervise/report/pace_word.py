@@ -14,7 +14,7 @@ from datetime import datetime
 from typing import NamedTuple
 
 from ftsupervise.report.reading import RunReading
-from ftsupervise.rundir.hang_end import FRESH, hang_end
+from ftsupervise.rundir.hang_end import FRESH, hang_end, hang_left
 from ftsupervise.rundir.watched import FiringAlert
 from ftsupervise.units import show_duration
 
@@ -56,8 +56,8 @@ def _word(run: RunReading) -> _Judged:
     if found is not None and hang is not None and (moved is None or moved <= found.at.timestamp()) and not _anew(run):
         return _Judged("HUNG", f"{hang.summary}{_age(run, found.at.timestamp())}", stands=True)
     page = run.page
-    if page is not None and page.hung:
-        return _Judged("HUNG", f"{page.hung}{_age(run, page.at.timestamp())}", stands=True)
+    if page is not None and (left := hang_left(page, run.at, moved)):
+        return _Judged("HUNG", f"{left}{_age(run, page.at.timestamp())}", stands=True)
     fresh = page is not None and abs((run.at - page.at).total_seconds()) < FRESH
     if fresh and judged.isdisjoint({"hang"}) and (stands := _stands(run, moved)):
         return _Judged("HUNG", stands, stands=True)

@@ -62,8 +62,8 @@ class JobEnd:
         return None if self.at is None else self.at - time.time()
 
     def keep_until(self, stopped_at: float | None) -> float:
-        """Return until when a job that ends may write what only its memory holds, ``stopped_at``: when it was asked to stop (both
-        monotonic)."""
+        """Return until when a job that ends may write what only its memory holds. ``stopped_at``: when it was asked to stop.
+        Both are monotonic."""
         now = time.monotonic()
         bounds = [now + _KEEP]
         if stopped_at is not None:

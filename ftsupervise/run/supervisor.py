@@ -50,12 +50,12 @@ from ftsupervise.rundir.ledger import ledger as read_ledger
 from ftsupervise.rundir.ledger import newest
 from ftsupervise.rundir.ledger import numbers as read_numbers
 from ftsupervise.rundir.lost_ends import last_sign, stop_request
-from ftsupervise.rundir.observing import Observes, read_observed
+from ftsupervise.rundir.observing import Observes, observed_alone, read_observed, tell_alone
 from ftsupervise.rundir.paths import ENV_CHECKPOINT_DIR, tell, whole_run
 from ftsupervise.scheduler.allocation import Allocation
 from ftsupervise.scheduler.parse import is_away
 from ftsupervise.snapshots.keeper import KeptSnapshots, SnapshotKeeper, Target, place_for
-from ftsupervise.truth import BRAKE
+from ftsupervise.truth import BRAKE, OnlyTold
 from ftsupervise.units import named, signal_name
 from ftsupervise.warm.restarts import WarmSettings, WarmStart
 
@@ -479,8 +479,10 @@ class Supervisor:
         if verdict is None:
             return False
         if self.to.observes(BRAKE):
-            folder = self.to.options.rundir.attempt(before[-1].number) if before[-1].number else None
-            if folder is None or not any(one.decision == BRAKE for one in read_observed(folder)):  # else it was told
+            rundir = self.to.options.rundir
+            folder = rundir.attempt(before[-1].number) if before[-1].number else None
+            told = read_observed(folder) if folder else observed_alone(rundir, (before[0].started,))
+            if not any(one.decision == BRAKE and (folder or _since(one, before[0].started)) for one in told):
                 self._note_brake(verdict, folder)
             return False
         tell(None, f"nothing is started: {verdict.why} ({verdict.failure})")
@@ -488,10 +490,13 @@ class Supervisor:
         return True
 
     def _note_brake(self, verdict: RestartDecision, folder: Path | None) -> None:
-        """Write down that the brake would have come on, in the folder of the attempt that it is about."""
+        """Write down that the brake would have come on, in the folder of the attempt that it is about, if there is one."""
         log = None if folder is None else folder / "run.log"
         what = "held the chain, to ask whether it is finished" if verdict.failure == switches.LEFT else "held the chain"
         why = ", ".join(filter(None, (verdict.failure, verdict.why)))
+        if folder is None:
+            tell_alone(self.to.options.rundir, ledger.job_id(self.to.env), OnlyTold(BRAKE, what, why, _now()))
+            return
         one = LeftAlone(self.to.observes, folder, partial(tell, log))
         one.note(BRAKE, what, why, self.now.ended.reached.last)
 
@@ -716,6 +721,10 @@ class Supervisor:
         if min(len(spent), times) < _CRASHES:
             return ""
         return start_over.loads_at_once(attempt.place_of(self.to), spent)
+
+
+def _since(one: OnlyTold, at: datetime) -> bool:
+    return one.at is not None and one.at >= at
 
 
 def _now() -> datetime:

@@ -1,4 +1,5 @@
-"""Says whether a run that stands is ended by itself, when, or why not: as its supervisor's page has it. Pure.
+"""Says of a run that stands what its supervisor's page has: whether it hangs, whether it is ended by itself, when, or why not.
+Pure.
 
 It stands alone because ``status``, the report and the watch all say it.
 """
@@ -19,6 +20,18 @@ class HangEnd(NamedTuple):
 
     by_itself: bool | None = None
     words: str = ""  # a clause
+
+
+def hang_left(page: ProgressPage | None, now: datetime, moved: float | None) -> str:
+    """Return the hang that its supervisor has found and left alone, in words; "" where there is none.
+
+    The word of a supervisor that still writes is the newest one. An old one counts until something has moved after it.
+    ``moved``: epoch seconds of the last sign of progress; None where none was seen.
+    """
+    if page is None or not page.hung:
+        return ""
+    fresh = abs((now - page.at).total_seconds()) < FRESH
+    return page.hung if fresh or moved is None or moved <= page.at.timestamp() else ""
 
 
 def hang_end(page: ProgressPage | None, now: datetime) -> HangEnd:

@@ -2,13 +2,14 @@
 
     RUN/state/observe               which decisions are only observed, as a person has said since the launch
     RUN/attempts/NNNN/observed/     a page for each decision that was: what would have been done, why, and what happened then
+    RUN/state/observed/             the same of a member of the chain that began no attempt
 
 A lab that tries us for a week sees what would have been done to its runs, and what became of them without it. Time limits,
 switches and saves work as ever, and so does what keeps a saved state from being lost. Light: the guard reads this too.
 """
 
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from datetime import datetime, timezone
 from functools import partial
@@ -122,24 +123,52 @@ def tell_only(decision: str, what: str, why: str, log: Path | None, node: str = 
             note(log.parent, "-".join(filter(None, (decision, what.partition(" ")[0], node))), one)
 
 
+def tell_alone(rundir: RunDir, job: str, one: OnlyTold) -> None:
+    """Say, and write down, what a member of the chain would have done that begins no attempt. ``job``: its own."""
+    tell(None, f"{one.words()}; this decision is only told")
+    with suppress(OSError):
+        note(rundir.state, f"{one.decision}-{job}", one)
+
+
 def read_observed(attempt_dir: Path) -> tuple[OnlyTold, ...]:
     """Return the decisions of an attempt that were not carried out, oldest first. A page that cannot be read is left out.
 
     What several ranks have come to, with the same words, is one.
     """
-    folder, found = attempt_dir / PLACE, dict[tuple[str, ...], OnlyTold]()
+    found = dict[tuple[str, ...], OnlyTold]()
+    for one in _pages(attempt_dir / PLACE):
+        same = (one.decision, one.what, one.why, one.node)
+        first, *more = sorted(filter(None, (found.get(same), one)), key=_when)
+        found[same] = first._replace(then=next((each.then for each in (first, *more) if each.then), ""))
+    return tuple(sorted(found.values(), key=_when))
+
+
+def _pages(folder: Path) -> Iterator[OnlyTold]:
     try:
         names = os.listdir(folder)
     except OSError:
-        return ()
+        return
     for name in sorted(names)[: 2 * MOST]:
         with suppress(OSError, ValueError):
             one = read_record(OnlyTold, folder / name)
             if one is not None and one.decision in DECISIONS and one.at is not None:
-                same = (one.decision, one.what, one.why, one.node)
-                first, *more = sorted(filter(None, (found.get(same), one)), key=_when)
-                found[same] = first._replace(then=next((each.then for each in (first, *more) if each.then), ""))
-    return tuple(sorted(found.values(), key=_when))
+                yield one
+
+
+def observed_alone(rundir: RunDir, launched: Sequence[datetime]) -> tuple[OnlyTold, ...]:
+    """Return the decisions that were not carried out where no attempt began, oldest first.
+
+    What member after member comes to is the first of them, once for each launch. ``launched``: when a person has launched.
+    """
+    found: list[OnlyTold] = []
+    pages = sorted(_pages(rundir.state / PLACE), key=_when)
+    for place, one in enumerate(pages):
+        since = max((at for at in launched if one.at is not None and at <= one.at), default=None)
+        if not one.repeats(
+            each for each in pages[:place] if since is None or (each.at is not None and each.at >= since)
+        ):
+            found.append(one)
+    return tuple(found)
 
 
 def _when(one: OnlyTold) -> float:

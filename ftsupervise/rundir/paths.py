@@ -10,7 +10,8 @@
                           lineage.json (the id of this run, by which its checkpoints are known),
                           steps.json (steps and loss over time, some 100 kB at most), last_hours.json (minute by minute),
                           restorable.json (guard.save has saved), anew.json (a person: the run begins anew),
-                          observe (a person: these decisions are only told)
+                          observe (a person: these decisions are only told), observed/ (those that were, where no
+                          attempt began)
       attempts/NNNN/      one per start of the command, claimed by mkdir: start.json, end.json, progress.json (all ranks as
                           one, every few seconds), run.log (what the supervisor said), resumed.json, warning, deadline,
                           stopped.json, error.json, percent.json and unread.json (what its output shows in place of a

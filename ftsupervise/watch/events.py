@@ -13,7 +13,10 @@ from datetime import datetime, timedelta
 from ftsupervise.findings import EventKind
 from ftsupervise.model import OUTPUT, Attempt, CauseKind, FailureKind
 from ftsupervise.rundir.starting_over import PercentOver, StartOver, began_again, starts_over
+from ftsupervise.truth import OnlyTold
 from ftsupervise.units import show_duration
+
+_NOT_DONE = "It was not done: decisions of this kind are only told. To act on them: "
 
 QUICK = timedelta(minutes=5)  # of training lost: a restart that costs less wakes nobody
 
@@ -32,14 +35,19 @@ class Event:
 
 
 def events(
-    attempts: Sequence[Attempt], *, finished_at: datetime | None, raised: str = "", run: str = ""
+    attempts: Sequence[Attempt],
+    *,
+    finished_at: datetime | None,
+    raised: str = "",
+    run: str = "",
+    alone: Sequence[OnlyTold] = (),
 ) -> tuple[Event, ...]:
     """Return every event of the run so far, oldest first; the journal drops those that were sent.
 
     ``raised``: a person's name and reason for the kill switch that is up now; the newest attempt has answered it. ``run``:
-    its directory, as a shell takes it.
+    its directory, as a shell takes it. ``alone``: decisions that were only told where no attempt began.
     """
-    found: list[Event] = []
+    found = _observed_alone(alone, run)
     for index, (before, attempt) in enumerate(zip([None, *attempts], attempts, strict=False)):
         up_to = attempts[: index + 1]
         anew = starts_over(up_to) if attempt.source == OUTPUT else ()
@@ -137,11 +145,26 @@ def _torn(attempt: Attempt, before: Attempt | None) -> list[Event]:
     ]
 
 
+def _observed_alone(alone: Sequence[OnlyTold], run: str) -> list[Event]:
+    """Return an event for each decision that was only told where no attempt began."""
+    means = _NOT_DONE + f"ftsupervise observe --off {run}".rstrip()
+    return [
+        Event(
+            EventKind.OBSERVED,
+            "-".join(filter(None, ("observed", one.decision, one.node, f"{one.at.timestamp():.0f}"))),
+            one.at,
+            f"no attempt began at {one.at:%H:%M} UTC: {one.words()}",
+            means,
+        )
+        for one in alone
+        if one.at is not None
+    ]
+
+
 def _observed(attempt: Attempt, before: Attempt | None, run: str) -> list[Event]:
     """Return an event for each decision that was only told. One that each attempt comes to anew is told once in a row."""
     found = []
-    acts = f"ftsupervise observe --off {run}".rstrip()
-    means = f"It was not done: decisions of this kind are only told. To act on them: {acts}"
+    means = _NOT_DONE + f"ftsupervise observe --off {run}".rstrip()
     for one in attempt.observed:
         if one.at is None or (before is not None and one.repeats(before.observed)):
             continue

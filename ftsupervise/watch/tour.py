@@ -24,7 +24,8 @@ from ftsupervise.host.in_time import in_time
 from ftsupervise.host.ownership import user_name
 from ftsupervise.probe import Probe
 from ftsupervise.rundir import heartbeat_page, pinned
-from ftsupervise.rundir.launches import people
+from ftsupervise.rundir.launches import launches, people
+from ftsupervise.rundir.observing import observed_alone
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.switches import KILL, read_finished, read_switch
 from ftsupervise.rundir.watched import MOST, FiringAlert, WatchFound, read_found, write_found
@@ -359,13 +360,15 @@ def _events(seen: RunLook) -> tuple[Event, ...]:
     """The events in the ledger and the state files; () when they cannot be read this time."""
     try:
         mark = read_finished(seen.rundir)
+        launched = [one.at for one in launches(seen.rundir)]
     except OSError:
         return ()
     switch = read_switch(seen.rundir, KILL)
     why = f" ({switch.why})" if switch.why else ""
     raised = f"raised by {switch.who}{why}" if switch.up and switch.who else ""
     finished_at = None if mark is None else mark.at
-    return events(seen.attempts, finished_at=finished_at, raised=raised, run=seen.rundir.quoted())
+    alone = observed_alone(seen.rundir, launched)
+    return events(seen.attempts, finished_at=finished_at, raised=raised, run=seen.rundir.quoted(), alone=alone)
 
 
 def _remember(seen: RunLook, report: RunReport, news: Sequence[EventLine], orders: TickOrders) -> list[str]:

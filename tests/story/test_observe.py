@@ -303,6 +303,50 @@ def test_the_script_of_the_job_follows_no_link_that_says_what_is_only_told(folde
     assert read_brake(rundir) is None
 
 
+STOPS = """
+import os, signal, time
+for step in range(1, 2000):
+    print(f"iter {step}: loss 3.1, time 80.12ms", flush=True)
+    if step == 20:
+        print(f"pid {os.getpid()}", flush=True)
+        os.kill(os.getpid(), signal.SIGSTOP)
+    time.sleep(0.05)
+"""
+
+
+def test_the_watch_calls_it_hung_as_soon_as_status_does(tmp_path: Path, folder: Path, until: Until) -> None:
+    (folder / "train.py").write_text(STOPS)
+    (folder / "ftsupervise.yaml").write_text(
+        f"name: a\nscheduler: local\nlaunch:\n  command: {sys.executable} train.py\n  restart: {{hang: {{at_least: 2s}}}}\n"
+        "act: {hang: observe}\n"
+    )
+    typed("launch", folder=folder, code=0)
+    said = until(lambda: (words := typed("status", ".", folder=folder).stdout) * ("HUNG" in words), "the hang", 120)
+    assert "it still stands" in said, said
+    seen = typed("check", "hang", folder=folder, code=2).stdout
+    assert seen.startswith("CRITICAL hang") and "is stopped; no progress for" in seen, seen
+    output = next(RunDir(folder / "runs" / "a").logs.glob("*.out")).read_text()
+    os.kill(int(output.rpartition("pid ")[2].split()[0]), signal.SIGCONT)
+    until(lambda: "HUNG" not in typed("status", ".", folder=folder).stdout, "that it goes on", 60)
+    typed("check", "hang", folder=folder, code=0)
+
+
+def test_what_a_member_without_an_attempt_would_have_done_is_in_the_status_and_told(folder: Path, until: Until) -> None:
+    rundir = RunDir(folder / "runs" / "a")
+    typed("launch", "--observe", folder=folder, code=0)
+    (folder / "unfit").touch()
+    (folder / "go").touch()
+    until(lambda: not Local().queue(), "the end of both members", 120)
+    assert not any(rundir.attempts.glob("0*"))
+    would = [line for line in typed("status", ".", folder=folder).stdout.splitlines() if line.startswith("  would")]
+    assert len(would) == 1 and "no attempt began: would have excluded " in would[0], would
+    assert "launch.setup ended with 3; no attempt has run on " in would[0], would
+    typed("watch", folder=folder)
+    events = "".join(path.read_text() for path in (rundir.watch / "events").iterdir())
+    assert events.count('"observed"') == 1 and "would have excluded" in events, events
+    assert "| none | would have excluded " in typed("report", "--markdown", ".", folder=folder).stdout
+
+
 @pytest.mark.parametrize("page", ["", "{}", '{"of": "hang"}', '{"of": ["hang"', "x" * 100_000])
 def test_a_damaged_page_changes_nothing(run: SupervisedRun, page: str) -> None:
     asks = Observes(run.rundir, (), every=0.0)

@@ -16,11 +16,13 @@ import pytest
 
 from ftsupervise.checkpoints.quarantine import quarantined, set_aside
 from ftsupervise.checkpoints.torn import Torn, find_torn
+from ftsupervise.checkpoints.verify import CheckpointState, verify
 from ftsupervise.checkpoints.written import is_own
 from ftsupervise.rundir.ledger import ledger
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.switches import read_brake, read_finished
 from ftsupervise.scheduler.local import Local
+from tests.neighbours.hdf5_files import NEW_CLOSED, NEW_KILLED, OLD_CLOSED, OLD_KILLED
 from tests.neighbours.own_loader import CUT, trainer
 from tests.neighbours.supervised import outside_a_job
 from tests.neighbours.typed import typed
@@ -235,6 +237,59 @@ def test_the_only_file_is_torn_and_has_no_other_to_take_its_place(tmp_path: Path
     archive(tmp_path / "out/ckpt.pt", whole=False)
     found = seen(tmp_path)
     assert found is not None and (found.path.name, found.whole) == ("ckpt.pt", None)
+
+
+def put(path: Path, raw: bytes) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(raw)
+    return path
+
+
+def test_what_keras_was_killed_over_is_torn_by_the_formats_of_its_files(tmp_path: Path) -> None:
+    """HDF5 says in its superblock how long the file is, once it is closed; a ``.keras`` is a zip."""
+    archive(tmp_path / "k/model_epoch_01.keras")
+    archive(tmp_path / "k/model_epoch_02.keras", whole=False)
+    put(tmp_path / "o/ckpt-01.weights.h5", OLD_CLOSED)
+    put(tmp_path / "o/ckpt-02.weights.h5", OLD_KILLED)
+    put(tmp_path / "n/model_epoch_01.h5", NEW_CLOSED)
+    put(tmp_path / "n/model_epoch_02.h5", NEW_KILLED)
+    put(tmp_path / "c/model_epoch_01.h5", OLD_CLOSED)
+    put(tmp_path / "c/model_epoch_02.h5", OLD_CLOSED[:2000])
+    found = {name: one for name in "konc" if (one := seen(tmp_path / name)) is not None}
+    assert {
+        name: (one.path.name, one.why.partition(" ")[2], one.whole and one.whole.name) for name, one in found.items()
+    } == {
+        "k": ("model_epoch_02.keras", "is cut short: its archive has no end", "model_epoch_01.keras"),
+        "o": (
+            "ckpt-02.weights.h5",
+            f"was not closed: it has {len(OLD_KILLED)} bytes, and its superblock says 2048",
+            "ckpt-01.weights.h5",
+        ),
+        "n": (
+            "model_epoch_02.h5",
+            f"was not closed: it has {len(NEW_KILLED)} bytes, and its superblock says 2048",
+            "model_epoch_01.h5",
+        ),
+        "c": ("model_epoch_02.h5", f"has 2000 bytes where its superblock says {len(OLD_CLOSED)}", "model_epoch_01.h5"),
+    }
+    assert verify(tmp_path / "o/ckpt-02.weights.h5").state is CheckpointState.TORN
+
+
+def test_of_hdf5_that_was_closed_or_says_nothing_nothing_is_said(tmp_path: Path) -> None:
+    put(tmp_path / "model_epoch_01.h5", OLD_CLOSED)
+    shifted = put(tmp_path / "model_epoch_02.h5", bytes(512) + OLD_KILLED)  # a block of another program before it
+    for raw in (shifted.read_bytes(), b"not HDF5 at all", OLD_CLOSED, OLD_CLOSED + b"padding", NEW_CLOSED):
+        shifted.write_bytes(raw)
+        assert seen(tmp_path) is None, raw[:16]
+
+
+def test_data_are_no_checkpoint_and_what_keras_backs_up_by_itself_is_left_to_it(tmp_path: Path) -> None:
+    put(tmp_path / "data/train.h5", OLD_KILLED)
+    assert seen(tmp_path / "data") is None
+    weights = put(tmp_path / "backup/latest.weights.h5", OLD_KILLED)
+    assert seen(tmp_path / "backup") is not None, "it has no other"
+    put(tmp_path / "backup/latest.weights.h5.bkp", OLD_CLOSED)
+    assert seen(tmp_path / "backup") is None and weights.read_bytes() == OLD_KILLED
 
 
 def test_the_quarantine_of_accelerates_own_folder_lies_beside_it_for_its_loader_takes_all_that_lies_in_there(

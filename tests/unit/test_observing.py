@@ -18,7 +18,7 @@ from ftsupervise.launch.words import words_of
 from ftsupervise.model import Attempt, Cause, CauseKind, Failure, FailureKind
 from ftsupervise.report.observed import observed_rows
 from ftsupervise.run.decide import Budgets, NextAction, Situation, decide, without_brake
-from ftsupervise.rundir.observing import note, phrase, read_observed
+from ftsupervise.rundir.observing import note, observed_alone, phrase, read_observed
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.truth import BACK, BRAKE, DECISIONS, EXCLUSION, HANG, LossTrouble, OnlyTold, Resumed
 from ftsupervise.watch.events import events
@@ -110,6 +110,31 @@ def test_a_node_that_would_be_left_out_is_followed_to_the_next_attempt_on_it() -
     assert observed_rows([attempt(1, out)])[0].then == "no attempt has run on n7 since"
     later = [attempt(2, nodes=("n1",)), attempt(3, nodes=("n1", "n7"))]
     assert observed_rows([attempt(1, out), *later])[0].then == "attempt 3 ran on it, and ended: exit 1"
+
+
+def test_what_members_without_an_attempt_come_to_is_one_row_and_one_event_for_each_launch(tmp_path: Path) -> None:
+    rundir = RunDir(tmp_path)
+    rundir.state.mkdir()
+    for place, minute in enumerate((1, 2, 9)):
+        note(
+            rundir.state, f"exclusion-7_{place}", at(1, minute, EXCLUSION, node="n7", what="excluded n7", standing=True)
+        )
+    note(rundir.state, "brake-7_3", at(1, 10, BRAKE))
+    times = [T0 + timedelta(minutes=10 + minute) for minute in (1, 2, 9, 10)]
+    assert len(observed_alone(rundir, ())) == 2
+    alone = observed_alone(rundir, [times[0] - timedelta(seconds=1), times[2] - timedelta(seconds=1)])
+    assert [(one.decision, one.at) for one in alone] == [
+        (EXCLUSION, times[0]),
+        (EXCLUSION, times[2]),
+        (BRAKE, times[3]),
+    ]
+    ran = attempt(2, nodes=("n7",))._replace(started=times[2] + timedelta(minutes=2))
+    rows = observed_rows([ran], (), alone)
+    assert [row.attempt for row in rows] == [0, 0, 0]
+    assert rows[0].then == "attempt 2 ran on it, and ended: exit 1"
+    assert rows[2].then.startswith("1 attempt since: ")
+    told = [one for one in events([ran], finished_at=None, alone=alone) if one.kind is EventKind.OBSERVED]
+    assert len({one.dedup for one in told}) == 3 and told[0].summary.startswith("no attempt began at ")
 
 
 def test_each_is_an_event_once_and_so_is_what_happened_then() -> None:

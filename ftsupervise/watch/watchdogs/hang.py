@@ -1,5 +1,5 @@
 """Checks that the run makes progress. It hangs only if every sign of it stands still for longer than this run's own
-past allows.
+past allows, or its supervisor has found a hang and left it alone.
 
 A job that waits in the queue, is completing or suspended, or whose kill switch is up, does not hang. Where the storage
 or the queue could not be seen, the answer is unknown, never "hung" and never "fine".
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ftsupervise.findings import Finding, Severity, Words
 from ftsupervise.model import Job, JobState
 from ftsupervise.probe import Entry, Listing
-from ftsupervise.rundir.hang_end import hang_end
+from ftsupervise.rundir.hang_end import hang_end, hang_left
 from ftsupervise.rundir.paths import FINISHED
 from ftsupervise.rundir.progress import PROGRESS, TOLD, ProgressPage
 from ftsupervise.rundir.records import decode, parse_object
@@ -172,6 +172,9 @@ def _say(look: Look, signs: Signs, verdict: StallVerdict, job: Job | None) -> Fi
         why = f": {look.blind}" if look.blind else ""
         text = f"it is not known whether the run was ever started, or runs now{why}"
         return look.finding("progress", Health.UNKNOWN, text, WORDS)
+    page = _page(look)
+    if left := hang_left(page, look.now, look.now.timestamp() - verdict.age):
+        return _hung(look, signs, verdict, job, left)
     age, limit = show_duration(verdict.age), show_duration(verdict.bound)
     last = f", the last being {verdict.words}" if verdict.words else " since it started"
     clock = f"\nAges are by this node's own clock: {signs.naive}" if signs.naive else ""
@@ -190,7 +193,9 @@ def _say(look: Look, signs: Signs, verdict: StallVerdict, job: Job | None) -> Fi
         text = f"job {job.id if job else ''} has run for {age} and shows nothing to judge it by: no beats, no log"
         text += _unread(look, signs)
         return look.finding("progress", Health.UNKNOWN, text, UNSEEN)
-    return _hung(look, signs, verdict, job, f"no progress for {age} (limit {limit}){last}", clock)
+    doing = f" in phase {verdict.phase}" if verdict.phase not in (TRAIN, UNTOLD) else ""
+    text = f"no progress for {age} (limit {limit}){last}{doing}"
+    return _hung(look, signs, verdict, job, text, clock, (age, limit))
 
 
 def _unread(look: Look, signs: Signs) -> str:
@@ -199,8 +204,16 @@ def _unread(look: Look, signs: Signs) -> str:
     return f"; {last.unread}" if last is not None and last.unread else ""
 
 
-def _hung(look: Look, signs: Signs, verdict: StallVerdict, job: Job | None, summary: str, clock: str) -> Finding:
-    doing = f" in phase {verdict.phase}" if verdict.phase not in (TRAIN, UNTOLD) else ""
+def _hung(
+    look: Look,
+    signs: Signs,
+    verdict: StallVerdict,
+    job: Job | None,
+    summary: str,
+    clock: str = "",
+    measured: tuple[str, str] = ("", ""),
+) -> Finding:
+    """``measured``: the finding's value and limit, where it was judged here."""
     switch = _kill_switch_age(look)
     if switch is not None:
         summary += f"; the kill switch has been up for {show_duration(switch)}, and the loop does not see it"
@@ -213,11 +226,11 @@ def _hung(look: Look, signs: Signs, verdict: StallVerdict, job: Job | None, summ
     return look.finding(
         "progress",
         Health.BAD,
-        summary + doing,
+        summary,
         HUNG,
         names={"job": job.id if job is not None else "JOBID", "end": _ends(look), "then": then},
-        value=show_duration(verdict.age),
-        limit=show_duration(verdict.bound),
+        value=measured[0],
+        limit=measured[1],
         since=look.now - timedelta(seconds=min(verdict.age, 10**8)),
         detail="\n".join([*stands, *_laggards(signs)]) + clock,
     )
@@ -225,20 +238,25 @@ def _hung(look: Look, signs: Signs, verdict: StallVerdict, job: Job | None, summ
 
 def _ends(look: Look) -> str:
     """Return what its supervisor does about it, as a clause before what to type."""
-    last = look.attempts[-1] if look.attempts else None
-    if last is None or last.ended is not None:
-        return ""
-    raw = look.probe.text(look.rundir.attempt(last.number) / PROGRESS)
-    try:
-        page = decode(ProgressPage, parse_object(raw), lenient=True) if isinstance(raw, bytes) else None
-    except ValueError:
-        return ""
+    page = _page(look)
     end = hang_end(page, look.now)
     if page is not None and page.on_hang == TOLD and end.words:
         return f"{end.words}: ftsupervise observe --off --only hang {look.rundir.quoted()}, or "
     if end.by_itself is None:
         return ""
     return f"{end.words}; without waiting for that: " if end.by_itself else f"{end.words}: "
+
+
+def _page(look: Look) -> ProgressPage | None:
+    """Return what its supervisor has seen of the attempt at work; None where there is none, or it cannot be read."""
+    last = look.attempts[-1] if look.attempts else None
+    if last is None or last.ended is not None:
+        return None
+    raw = look.probe.text(look.rundir.attempt(last.number) / PROGRESS)
+    try:
+        return decode(ProgressPage, parse_object(raw), lenient=True) if isinstance(raw, bytes) else None
+    except ValueError:
+        return None
 
 
 def _laggards(signs: Signs) -> list[str]:
