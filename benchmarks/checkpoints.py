@@ -37,7 +37,7 @@ from checkpoint_peers import loading, peers
 
 from ftsupervise import Guard
 from ftsupervise.checkpoints.digest import threads
-from ftsupervise.checkpoints.verify import CheckpointState, Scope, Thoroughness, verify
+from ftsupervise.checkpoints.find import CheckpointState, Scope, Thoroughness, verify
 
 ROUNDS, BY_SIZE_ROUNDS, FILES, PIECE = 9, 15, 4, 8 << 20
 COMMIT, VERIFY, RESTORE = 1.10, 1.2, 1.10  # the bounds of --check

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.recovery.launchers import Launcher
-from ftsupervise.host.shared_memory import SHARED_MEMORY
+from ftsupervise.host.memory import SHARED_MEMORY
 from ftsupervise.ranks import shm_dir
 from ftsupervise.sandbox import Sandbox, temporary
 from ftsupervise.snapshots import room

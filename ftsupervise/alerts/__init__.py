@@ -2,7 +2,7 @@
 
     step.py          who must be notified, why, through which receivers and from when; what is muted (pure)
     outbox.py        messages that wait, what was sent, how the receivers are (pure)
-    journal.py       all of it in one atomic write; several writers, no lock (generations.py: one file of it)
+    journal.py       all of it in one atomic write; several writers, no lock
     wording.py       text that is harmless in every receiver; the templates
     receivers/       one file for each way to reach people
     record.py        write down findings, announce events

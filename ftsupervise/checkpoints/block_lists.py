@@ -15,7 +15,7 @@ from pathlib import Path
 from ftsupervise.checkpoints.digest import BlockDigests, hasher
 from ftsupervise.checkpoints.manifest import FOLDER_NAME, FileEntry, is_loop_file, make_record_folder
 from ftsupervise.host import files
-from ftsupervise.host.modes import page_inside
+from ftsupervise.host.ownership import page_inside
 from ftsupervise.rundir.paths import write_whole
 
 DIGEST = 16  # bytes

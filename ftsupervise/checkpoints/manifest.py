@@ -1,7 +1,7 @@
 """The manifest of a checkpoint: its files with sizes and digests, and what it is a checkpoint of.
 
 A manifest lies in the checkpoint's own folder and is written last, so a folder with a manifest was whole once. Whether it still
-is, verification says. Ranks that write in parallel leave one list each; rank 0 joins them (``shards.py``).
+is, verification says. Ranks that write in parallel leave one list each; rank 0 joins them.
 
     step-00000100/.ftsupervise/manifest.json       the whole checkpoint: written last, by rank 0
     step-00000100/.ftsupervise/rank-00003.json     the files that rank 3 wrote; removed when they are joined
@@ -19,17 +19,20 @@ import errno
 import json
 import os
 import re
-from collections.abc import Iterable
+import stat
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import suppress
 from datetime import datetime
 from enum import Enum
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
-from ftsupervise.checkpoints.digest import CRC32, CannotJudge, hash_buffer
+from ftsupervise.checkpoints.digest import CRC32, CannotJudge, best_algorithm, hash_buffer
 from ftsupervise.host import files
-from ftsupervise.host.modes import make_folder, page_inside
+from ftsupervise.host.ownership import distrust, is_shared, make_folder, may_be_changed, page_inside, stranger
 from ftsupervise.rundir.paths import sync_directory, write_whole
-from ftsupervise.rundir.records import decode, encode, parse_object
+from ftsupervise.rundir.records import Exact, decode, encode, parse_object, read_record, write_json
 
 FOLDER_NAME = ".ftsupervise"
 MANIFEST = "manifest.json"
@@ -270,3 +273,384 @@ def unescaped(text: str) -> str:
         for index, part in enumerate(parts)
     )
     return os.fsdecode(raw)
+
+
+# ------------------------------------------------------------------------------------------
+
+# The files in a checkpoint, whatever their names, and whether another account could have put them there.
+
+MOST_FILES = 1_000_000
+
+
+class FileFacts(NamedTuple):
+    """One file as it lies there."""
+
+    path: str  # relative, with "/"
+    facts: os.stat_result
+
+    @property
+    def is_link(self) -> bool:
+        return stat.S_ISLNK(self.facts.st_mode)
+
+
+class Contents(NamedTuple):
+    """The contents of a checkpoint: files and links by their paths, folders, and other things such as "a FIFO"."""
+
+    files: dict[str, FileFacts]
+    folders: dict[str, os.stat_result]
+    irregular: dict[str, str]
+
+    def stats(self) -> tuple[os.stat_result, ...]:
+        """Return those of all folders and files."""
+        return (*self.folders.values(), *(one.facts for one in self.files.values()))
+
+
+def contents_of(checkpoint: Path) -> Contents:
+    """Walk a checkpoint, a folder or one file, without our own folder in it. No link is followed.
+
+    Raises OSError, also when it changes so fast that a folder vanishes meanwhile.
+    """
+    found = os.lstat(checkpoint)
+    if stat.S_ISREG(found.st_mode):
+        return Contents({checkpoint.name: FileFacts(checkpoint.name, found)}, {}, {})
+    if not stat.S_ISDIR(found.st_mode):
+        raise OSError(errno.EINVAL, f"is {_kind(found.st_mode)}, neither a folder nor a file", str(checkpoint))
+    seen = Contents({}, {"": found}, {})
+    left = [""]
+    while left:
+        here = left.pop()
+        with os.scandir(f"{checkpoint}/{here}") as entries:
+            for entry in entries:
+                if not here and entry.name == FOLDER_NAME:
+                    continue
+                path = f"{here}/{entry.name}" if here else entry.name
+                facts = entry.stat(follow_symlinks=False)
+                if stat.S_ISDIR(facts.st_mode):
+                    seen.folders[path] = facts
+                    left.append(path)
+                elif stat.S_ISREG(facts.st_mode) or stat.S_ISLNK(facts.st_mode):
+                    seen.files[path] = FileFacts(path, facts)
+                else:
+                    seen.irregular[path] = _kind(facts.st_mode)
+                if len(seen.files) > MOST_FILES:
+                    raise OSError(errno.EFBIG, f"holds more than {MOST_FILES} files", str(checkpoint))
+    return seen
+
+
+def leads_inside(checkpoint: Path, path: str) -> bool:
+    """Return whether the link ``path`` leads to something within the checkpoint. Raises OSError where it leads nowhere."""
+    whole = os.path.realpath(checkpoint)
+    target = os.path.realpath(f"{checkpoint}/{path}", strict=True)
+    return os.path.commonpath((whole, target)) == whole
+
+
+def distrust_folder(folder: Path, accounts: Collection[int] = ()) -> str:
+    """Return why a stranger could have put checkpoints into ``folder``, as a clause; "" when none could. Raises
+    OSError.
+
+    A folder that its owner shares with a group is trusted, and so are the members of that group in it.
+    """
+    found = os.stat(folder)  # noqa: PTH116 - a person may have linked it
+    return distrust(found, folder, accounts=accounts, group=found.st_gid if is_shared(found) else None)
+
+
+def distrust_contents(checkpoint: Path, contents: Contents, accounts: Collection[int] = ()) -> str:
+    """Return why a stranger could have changed the checkpoint, as a clause; "" when none could. Raises OSError.
+
+    The folder above is judged, and each folder, each file, and our own folder in it.
+    """
+    above = os.stat(checkpoint.parent)  # noqa: PTH116
+    if reason := distrust_folder(checkpoint.parent, accounts):
+        return reason
+    for path, facts in contents.folders.items():
+        holder = contents.folders[path.rpartition("/")[0]] if path else above
+        if reason := _distrust(holder, facts, f"{checkpoint}/{path}".rstrip("/"), accounts):
+            return reason
+    root = checkpoint if contents.folders else checkpoint.parent
+    judged: dict[tuple[int, int, int, int], None] = {}
+    for path, one in contents.files.items():
+        holder = contents.folders.get(path.rpartition("/")[0], above)
+        key = (one.facts.st_uid, one.facts.st_gid, one.facts.st_mode, holder.st_ino)
+        if one.is_link or key in judged:  # thousands have the same owner and mode
+            continue
+        judged[key] = None
+        if reason := _distrust(holder, one.facts, f"{root}/{path}", accounts):
+            return reason
+    return distrust_record(root, accounts, [] if contents.folders else [one.name for one in records_beside(checkpoint)])
+
+
+def distrust_record(root: Path, accounts: Collection[int] = (), names: Collection[str] = ()) -> str:
+    """Return the same for our own folder in ``root`` and the manifests there, or only those of these ``names``; "" also where
+    there is none."""
+    above = os.stat(root)  # noqa: PTH116
+    try:
+        folder = os.lstat(root / FOLDER_NAME)
+    except FileNotFoundError:
+        return ""
+    if not stat.S_ISDIR(folder.st_mode):
+        return f"{root / FOLDER_NAME} is {_kind(folder.st_mode)}"
+    if reason := _distrust(above, folder, f"{root / FOLDER_NAME}", accounts):
+        return reason
+    for name in names or os.listdir(root / FOLDER_NAME):
+        path = f"{root}/{FOLDER_NAME}/{name}"
+        try:
+            facts = os.lstat(path)
+        except FileNotFoundError:
+            continue
+        if stat.S_ISREG(facts.st_mode) and (reason := _distrust(folder, facts, path, accounts)):
+            return reason
+    return ""
+
+
+def _distrust(holder: os.stat_result, found: os.stat_result, path: str, accounts: Collection[int]) -> str:
+    """Return why the owner or a writer of ``path`` in ``holder`` is not trusted."""
+    reason = stranger(holder, found, accounts)
+    if reason:
+        return f"{path} is not trusted: {reason}"
+    return may_be_changed(holder, found, path)
+
+
+def _kind(mode: int) -> str:
+    kinds = (
+        (stat.S_ISLNK, "a link"),
+        (stat.S_ISDIR, "a folder"),
+        (stat.S_ISFIFO, "a FIFO"),
+        (stat.S_ISSOCK, "a socket"),
+        (stat.S_ISREG, "a file"),
+    )
+    return next((word for is_kind, word in kinds if is_kind(mode)), "a device")
+
+
+# ------------------------------------------------------------------------------------------
+
+# Ranks that write one checkpoint in parallel: each lists what it wrote, and rank 0 joins the lists.
+#
+# A rank takes the digests of its own files while their bytes are still in its node's memory. Which files are its own, their
+# names say (``__3_0.distcp``, ``rank-3.pt``); what no list names, rank 0 reads itself after all ranks are through. A wrong
+# guess costs time and nothing else: an entry counts only for a file that has the size and the time of writing which the rank
+# saw.
+#
+# A rank without a list has not written its part. Then the checkpoint is torn, not silently smaller.
+
+PATIENCE = 30.0  # seconds for the lists of other nodes to be seen here
+APART = 60.0  # seconds between the starts of the ranks of a launch, before any of them saves
+BESIDE = 900.0  # seconds for a rank that has begun to write its part
+_HERE, _FAILED = "here", "failed"  # endings of the marks of ranks that write without a barrier
+_NUMBERED = (
+    re.compile(r"__(\d+)_\d+\.distcp"),
+    re.compile(r"(?:rank|zero_pp_rank)[_=-]?(\d+)"),
+    re.compile(r"(?<![0-9])(\d+)(?![0-9])"),
+)
+
+
+class RankFile(NamedTuple):
+    """A file that a rank wrote."""
+
+    path: Exact
+    size: int
+    digest: str
+    written: int  # nanoseconds since the epoch, by the file server
+
+
+class RankList(NamedTuple):
+    """The files that one rank wrote."""
+
+    rank: int
+    algorithm: str
+    files: Annotated[tuple[RankFile, ...], 1_000_000] = ()
+
+
+class Joined(NamedTuple):
+    """The lists of all ranks: the entries that hold, and the files that rank 0 is to read itself."""
+
+    entries: tuple[FileEntry, ...]
+    rest: tuple[FileFacts, ...]
+
+
+def list_of(checkpoint: Path, rank: int) -> Path:
+    return checkpoint / FOLDER_NAME / f"rank-{rank:05d}.json"
+
+
+def rank_in(path: str) -> int | None:
+    """Return the rank that a file's name speaks of, or else its folder's name; None where neither does."""
+    for name in reversed(path.split("/")):
+        for form in _NUMBERED:
+            if (match := form.search(name)) and len(match[1]) <= 9:
+                return int(match[1])
+    return None
+
+
+def own_files(checkpoint: Path, rank: int) -> Iterator[FileFacts]:
+    """Yield the files whose names speak of ``rank``. The others are not even looked at: a thousand ranks do this at once."""
+    left = [""]
+    while left:
+        here = left.pop()
+        with os.scandir(f"{checkpoint}/{here}") as entries:
+            for entry in entries:
+                path = f"{here}/{entry.name}" if here else entry.name
+                if entry.is_dir(follow_symlinks=False):
+                    left += [path] if path != FOLDER_NAME else []
+                elif entry.is_file(follow_symlinks=False) and rank_in(path) == rank:
+                    yield FileFacts(path, entry.stat(follow_symlinks=False))
+
+
+def leave_list(checkpoint: Path, rank: int, entries: Iterable[FileEntry]) -> None:
+    """Write the list of this rank's files, for rank 0. The files themselves are durable by now. Raises OSError."""
+    found = []
+    for entry in entries:
+        written = os.lstat(f"{checkpoint}/{entry.path}").st_mtime_ns
+        found.append(RankFile(escaped(entry.path), entry.size, entry.digest, written))
+    path = list_of(checkpoint, rank)
+    make_record_folder(path.parent)
+    write_json(path, RankList(rank, best_algorithm(), tuple(found)), sync=False)
+
+
+def join(checkpoint: Path, contents: Contents, ranks: Collection[int]) -> Joined:
+    """Return the entries of all ``ranks``, as far as the files are still as these saw them, and the rest.
+
+    Raises OSError: FileNotFoundError where a rank left no list, or listed a file that is not there.
+    """
+    algorithm, entries = best_algorithm(), {}
+    for one in _lists(checkpoint, ranks):
+        for listed in one.files if one.algorithm == algorithm else ():
+            path = unescaped(listed.path)
+            found = contents.files.get(path)
+            if found is None:
+                raise FileNotFoundError(
+                    errno.ENOENT, f"was written by rank {one.rank} and is gone: the checkpoint is torn", path
+                )
+            if (found.facts.st_size, found.facts.st_mtime_ns) == (listed.size, listed.written):
+                entries[path] = FileEntry(path, listed.size, listed.digest)
+    rest = (one for path, one in contents.files.items() if path not in entries)
+    return Joined(tuple(entries.values()), tuple(rest))
+
+
+def _lists(checkpoint: Path, ranks: Collection[int]) -> Iterator[RankList]:
+    until = time.monotonic() + PATIENCE
+    wanted = sorted(ranks)
+    while wanted:
+        there = set(_names(checkpoint / FOLDER_NAME))
+        for rank in [one for one in wanted if list_of(checkpoint, one).name in there]:
+            found = _read_shard(list_of(checkpoint, rank), rank)
+            if found is not None:
+                wanted.remove(rank)
+                yield found
+        if not wanted:
+            return
+        if time.monotonic() > until:
+            others = f" and {len(wanted) - 1} more" if len(wanted) > 1 else ""
+            words = f"rank {wanted[0]}{others} left no list of its files: the checkpoint is torn"
+            raise FileNotFoundError(errno.ENOENT, words, str(checkpoint))
+        time.sleep(0.1)  # a network file system shows a new file of another node late
+
+
+def _read_shard(path: Path, rank: int) -> RankList | None:
+    try:
+        found = read_record(RankList, path, limit=256_000_000, lenient=False)
+    except ValueError as error:
+        raise OSError(errno.EBADMSG, f"is no list of a rank's files: {error}", str(path)) from None
+    return found if found is None or found.rank == rank else None
+
+
+def _names(folder: Path) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except FileNotFoundError:
+        return []
+
+
+def forget(checkpoint: Path, rank: int) -> None:
+    """Take away the list that this rank has left for a save of that name before. Raises OSError."""
+    list_of(checkpoint, rank).unlink(missing_ok=True)
+
+
+def clear_older(checkpoint: Path, age: float) -> None:
+    """Remove what was there long before this process, which has lived for ``age`` seconds: on rank 0. A launch before this one
+    has left it, and a part in it would be taken for one of this save. The file server's clock counts. Raises OSError.
+
+    torchrun has ended all ranks before it starts any of them again, so there it is all that was there before.
+    """
+    if not _names(checkpoint):
+        return
+    fd, path = files.create_temporary(checkpoint, "now")
+    try:
+        since = os.fstat(fd).st_ctime - age - (0.0 if "TORCHELASTIC_RUN_ID" in os.environ else APART)
+    finally:
+        os.close(fd)
+        os.unlink(path)
+    for here, _, names in os.walk(checkpoint):
+        for name in names:
+            with suppress(FileNotFoundError):
+                if os.lstat(f"{here}/{name}").st_ctime < since:
+                    os.unlink(f"{here}/{name}")
+
+
+def enter(checkpoint: Path, rank: int) -> None:
+    """Leave the mark of a rank that writes here too, before it writes. Raises OSError."""
+    make_record_folder(checkpoint / FOLDER_NAME)
+    _mark_of(checkpoint, rank, _FAILED).unlink(missing_ok=True)
+    _mark_of(checkpoint, rank).touch()
+
+
+def leave(checkpoint: Path, rank: int) -> None:
+    """Take the mark away: this rank has written nothing. The folders stay, for rank 0 may be about to write into them."""
+    with suppress(OSError):
+        _mark_of(checkpoint, rank).unlink()
+
+
+def fail(checkpoint: Path, rank: int) -> None:
+    """Say that this rank could not write its part, so that rank 0 does not commit without it."""
+    with suppress(OSError):
+        _mark_of(checkpoint, rank).rename(_mark_of(checkpoint, rank, _FAILED))
+
+
+def others_write(checkpoint: Path) -> bool:
+    """Return whether a rank has left its mark here."""
+    return any(name.endswith(f".{_HERE}") for name in _names(checkpoint / FOLDER_NAME))
+
+
+def await_others(checkpoint: Path, world: int, beat: Callable[[], object]) -> tuple[int, ...]:
+    """Wait for the ranks that are at work here, on rank 0. Return those that have left a list; all of them, once one of them
+    has written files that bear its number.
+
+    Raises FileNotFoundError where one has failed, or all must have a list and one has left neither that nor a mark within
+    PATIENCE, or is not through within BESIDE.
+    """
+    quiet = began = time.monotonic()
+    through: dict[int, bool] = {}  # rank -> has it files of its own?
+    while True:
+        names = set(_names(checkpoint / FOLDER_NAME))
+        for rank in (one for one in range(1, world) if one not in through and list_of(checkpoint, one).name in names):
+            if (found := _read_shard(list_of(checkpoint, rank), rank)) is not None:
+                through[rank] = bool(found.files)
+        left = [rank for rank in range(1, world) if rank not in through]
+        busy = any(_mark_of(checkpoint, rank).name in names for rank in left)
+        failed = [rank for rank in left if _mark_of(checkpoint, rank, _FAILED).name in names]
+        if failed:
+            words = f"rank {failed[0]} could not write its part: the checkpoint is torn"
+            raise FileNotFoundError(errno.ENOENT, words, str(checkpoint))
+        if not left or not (busy or any(through.values())):
+            return tuple(through)
+        now = time.monotonic()
+        quiet = now if busy else quiet
+        if now - quiet > PATIENCE or now - began > BESIDE:
+            words = f"rank {left[0]} left no list of its files: the checkpoint is torn"
+            raise FileNotFoundError(errno.ENOENT, words, str(checkpoint))
+        beat()
+        time.sleep(0.05)
+
+
+def _mark_of(checkpoint: Path, rank: int, word: str = _HERE) -> Path:
+    return checkpoint / FOLDER_NAME / f"rank-{rank:05d}.{word}"
+
+
+def remove_lists(checkpoint: Path) -> None:
+    """Remove the lists when they are joined. A list that cannot be removed stays: it harms no one."""
+    for name in _names(checkpoint / FOLDER_NAME):
+        if re.fullmatch(r"rank-\d{5,}\.(?:json|here|failed)|\.tmp-.*", name):
+            try:
+                path = checkpoint / FOLDER_NAME / name
+                if stat.S_ISREG(os.lstat(path).st_mode):
+                    path.unlink()
+            except OSError:
+                continue

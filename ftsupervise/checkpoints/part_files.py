@@ -16,7 +16,7 @@ from pathlib import Path
 
 from ftsupervise.host import files
 from ftsupervise.host.files import TEMPORARY
-from ftsupervise.host.modes import Reach, settle
+from ftsupervise.host.ownership import Reach, settle
 from ftsupervise.rundir.paths import sync_directory
 
 _READ = 1 << 20  # bytes that are read at once

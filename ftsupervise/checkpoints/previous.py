@@ -18,7 +18,7 @@ from ftsupervise.checkpoints.find import PREVIOUS
 from ftsupervise.checkpoints.layouts import step_of
 from ftsupervise.checkpoints.manifest import Manifest, write_manifest
 from ftsupervise.host import files
-from ftsupervise.host.modes import reach, settle
+from ftsupervise.host.ownership import reach, settle
 
 _FICLONE = 0x40049409
 _PIECE = 1 << 20  # bytes

@@ -23,8 +23,7 @@ from pathlib import Path
 from typing import Annotated, NamedTuple
 
 from ftsupervise.checkpoints.manifest import FOLDER_NAME
-from ftsupervise.host.modes import make_folder
-from ftsupervise.host.ownership import held_to_write, user_name
+from ftsupervise.host.ownership import held_to_write, make_folder, user_name
 from ftsupervise.rundir import fence, ledger
 from ftsupervise.rundir.paths import RunDir, sync_directory
 from ftsupervise.rundir.records import read_record, write_json

@@ -9,21 +9,133 @@ at the next call.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import stat
+import struct
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from enum import Enum
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
-from ftsupervise.checkpoints.contents import contents_of
-from ftsupervise.checkpoints.extents import Range, length_without, shared_ranges
-from ftsupervise.checkpoints.manifest import records_beside, root_of
+from ftsupervise.checkpoints.find import ONE_FILE, Found
+from ftsupervise.checkpoints.manifest import (
+    FOLDER_NAME,
+    CheckpointLayout,
+    contents_of,
+    loop_file,
+    records_beside,
+    root_of,
+)
+from ftsupervise.checkpoints.offload import being_copied
+from ftsupervise.checkpoints.restore import RESTORING
+from ftsupervise.host import files
 from ftsupervise.host.rate import RateLimit
-from ftsupervise.rundir.paths import sync_directory
+from ftsupervise.model import Attempt, CauseKind
+from ftsupervise.rundir import fence
+from ftsupervise.rundir.ledger import backwards
+from ftsupervise.rundir.lineage import Belongs, Lineage, whose
+from ftsupervise.rundir.paths import RunDir, sync_directory
+
+# Finds leftovers of killed saves in their staging areas. The guard asks at each save, so this imports little.
+
+A_DAY = 86400.0  # seconds without a change, after which nothing works there any more
+
+
+def left_alone(folder: Path, now: float) -> tuple[Path, ...]:
+    """Return what saves without a supervisor left in their staging areas and has not changed for a day. Raises OSError."""
+    areas = [folder / fence.STAGING / name for name in names_in(folder / fence.STAGING) if fence.is_alone(name)]
+    staged = (area / name for area in areas if area.is_dir() and not area.is_symlink() for name in names_in(area))
+    return tuple(path for path in staged if unchanged(path, now))
+
+
+def names_in(folder: Path) -> list[str]:
+    """Return the names in a folder; [] where there is no such folder: the run has not saved yet."""
+    try:
+        return os.listdir(folder)
+    except FileNotFoundError:
+        return []
+
+
+def unchanged(path: Path, now: float) -> bool:
+    """Return whether nothing in it has changed for a day. False where that cannot be seen."""
+    try:
+        if now - path.lstat().st_ctime < A_DAY:
+            return False
+        for here, folders, names in os.walk(path):
+            for name in (*folders, *names):
+                if now - os.lstat(f"{here}/{name}").st_ctime < A_DAY:
+                    return False
+    except OSError:
+        return False
+    return True
+
+
+# ------------------------------------------------------------------------------------------
+
+
+# The blocks that files have in common by reflinks, as the file system knows them: such a block is free with its last file.
+#
+# FIEMAP is asked, which reads no data. A file system without it has no reflinks either. Source: filesystems/fiemap.rst of the
+# kernel's documentation.
+
+_FIEMAP = 0xC020660B
+_HEAD = struct.Struct("=QQLLLL")  # start, length, flags, mapped, count, reserved
+_EXTENT = struct.Struct("=QQQQQLLLL")  # logical, physical, length, two and flags and three reserved ones
+_AT_ONCE = 256
+_LAST, _SHARED = 0x1, 0x2000
+
+Range = tuple[int, int]  # of blocks: the first byte on the device, and the first one behind
+
+
+def shared_ranges(path: str | os.PathLike[str], *, dir_fd: int | None = None) -> list[Range]:
+    """Return the blocks of a regular file that another file has too; [] where the file system does not say.
+
+    Raises OSError where the file cannot be opened.
+    """
+    fd = files.open_regular(path, dir_fd=dir_fd)
+    try:
+        found: list[Range] = []
+        start, last = 0, False
+        while not last:
+            asked = bytearray(_HEAD.size + _AT_ONCE * _EXTENT.size)
+            _HEAD.pack_into(asked, 0, start, 2**64 - 1 - start, 0, 0, _AT_ONCE, 0)
+            try:
+                fcntl.ioctl(fd, _FIEMAP, asked)
+            except OSError:
+                return []
+            mapped = _HEAD.unpack_from(asked)[3]
+            for number in range(mapped):
+                logical, physical, length, _, _, flags, *_ = _EXTENT.unpack_from(
+                    asked, _HEAD.size + number * _EXTENT.size
+                )
+                start, last = logical + length, bool(flags & _LAST)
+                if flags & _SHARED:
+                    found.append((physical, physical + length))
+            last = last or not mapped
+        return found
+    finally:
+        os.close(fd)
+
+
+def length_without(ranges: Iterable[Range], others: Iterable[Range]) -> int:
+    """Return the bytes in ``ranges``, each counted once, that are not in ``others``."""
+    edges = [(at, side, 0) for one in ranges for at, side in zip(one, (1, -1), strict=True)]
+    edges += [(at, side, 1) for one in others for at, side in zip(one, (1, -1), strict=True)]
+    length, before, inside = 0, 0, [0, 0]
+    for at, side, kind in sorted(edges):
+        if inside[0] and not inside[1]:
+            length += at - before
+        before, inside[kind] = at, inside[kind] + side
+    return length
+
+
+# ------------------------------------------------------------------------------------------
+
 
 REMOVING = ".removing-"  # + the name; it has gone, and what is left of it is being deleted
 ALWAYS = 2  # newest verified checkpoints of each kind that are never removed
@@ -267,3 +379,98 @@ def _delete(name: str, at: int, limit: RateLimit) -> Iterator[int]:
         os.rmdir(name, dir_fd=at)
     except FileNotFoundError:
         return
+
+
+# ------------------------------------------------------------------------------------------
+
+# What retention asks of each checkpoint: whether it is in use, of which kind and whose it is; and the leftovers of interrupted
+# work.
+
+_BACK = 20  # newest attempts that are looked at
+
+
+def in_use(rundir: RunDir | None, folder: Path, now: float, anchors: Mapping[str, str]) -> dict[str, str]:
+    """Return name -> a clause that names its user: a living attempt or the newest one, a copy, a restore, a snapshot.
+
+    ``now``: epoch seconds. ``anchors``: those that kept snapshots go on from. Raises OSError where that cannot be seen.
+    """
+    found = {**_copied(folder, now), **anchors}
+    if rundir is None:
+        return found
+    try:
+        newest = list(islice(backwards(rundir), _BACK))
+    except FileNotFoundError:
+        return found
+    for place, one in reversed(list(enumerate(newest))):
+        if one.resumed is not None and one.resumed.checkpoint and (place == 0 or _may_live(one)):
+            found[one.resumed.checkpoint] = f"attempt {one.number} began from it"
+    return found
+
+
+def kind_of(one: Found) -> str:
+    """Return the kind of a checkpoint, by what can load it, as people call it."""
+    if loop_file(one.path, 0).is_file():
+        return "guard.save"
+    layout = one.head.layout if one.head is not None else CheckpointLayout.FILES
+    return "other files" if layout is CheckpointLayout.FILES else layout.value
+
+
+def of_others(found: Collection[Found], run: Lineage | None) -> dict[str, str]:
+    """Return name -> a clause, for each that is not known to be of this ``run``, where another run saves there too.
+
+    Where all of them are of one run, or nothing says whose they are, none is spared.
+    """
+    whole = [one for one in found if one.belongs(run) in (Belongs.ANOTHERS, Belongs.TAKEN)]
+    spared = {one.path.name: f"{whose(one.head)} wrote it, and only that run removes it" for one in whole if one.head}
+    if whole:
+        unknown = "nothing says which run wrote it, and another run has saved here"
+        spared |= {one.path.name: unknown for one in found if one.belongs(run) is Belongs.UNKNOWN}
+    return spared
+
+
+def _may_live(one: Attempt) -> bool:
+    return one.ended is None and (one.cause is None or one.cause.kind is CauseKind.UNKNOWN)
+
+
+def _copied(folder: Path, now: float) -> dict[str, str]:
+    found = {}
+    for name in names_in(folder):
+        if name.startswith(RESTORING) and not unchanged(folder / name, now):
+            found[name.removeprefix(RESTORING)] = "it is being restored"
+        elif not name.startswith(".") and being_copied(folder / name, now - A_DAY):
+            found[name] = "it is being copied"
+    return found
+
+
+def leftovers(rundir: RunDir | None, folder: Path, now: float) -> tuple[str, ...]:
+    """Return paths below ``folder`` that an interrupted restore or save left and that have not changed for a day.
+
+    Raises OSError.
+    """
+    found = [folder / name for name in names_in(folder) if name.startswith(RESTORING)]
+    if rundir is not None and rundir.attempts.is_dir():  # without an attempt nothing was staged
+        found += _staged(fence.staging(rundir, folder))
+    found += left_alone(folder, now)
+    found += _of_nothing(folder)
+    return tuple(sorted(str(path.relative_to(folder)) for path in found if unchanged(path, now)))
+
+
+def _of_nothing(folder: Path) -> list[Path]:
+    """Return the manifests beside checkpoints of one file that their program has removed."""
+    pages = [folder / FOLDER_NAME / name for name in names_in(folder / FOLDER_NAME)]
+    manifests = [page for page in pages if page.name.endswith(tuple(f"{kind}.json" for kind in ONE_FILE))]
+    return [page for page in manifests if not os.path.lexists(folder / page.name.removesuffix(".json"))]
+
+
+def _staged(areas: Path) -> Iterator[Path]:
+    """Yield the contents of the staging areas and of swept, sealed ones; never an area or its seal itself."""
+    try:
+        with os.scandir(areas) as entries:
+            inside = [entry for entry in entries if entry.is_dir(follow_symlinks=False)]
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    for entry in inside:
+        if entry.name.isdecimal():
+            yield from (Path(entry.path, name) for name in os.listdir(entry.path))
+        elif entry.name.startswith((fence.SEALED, fence.SWEPT)):
+            yield Path(entry.path)

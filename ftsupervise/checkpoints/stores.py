@@ -18,8 +18,18 @@ from typing import Any, NamedTuple, Protocol
 from ftsupervise.checkpoints.part_files import PartFile, open_part
 from ftsupervise.errors import Error, NotFound, UsageError
 from ftsupervise.host import files
-from ftsupervise.host.modes import FOLDER, PAGE, Reach, held_or_made, is_shared, reach, reach_on_the_way
-from ftsupervise.host.ownership import distrust, distrust_route, held
+from ftsupervise.host.ownership import (
+    FOLDER,
+    PAGE,
+    Reach,
+    distrust,
+    distrust_route,
+    held,
+    held_or_made,
+    is_shared,
+    reach,
+    reach_on_the_way,
+)
 from ftsupervise.rundir.paths import write_whole
 from ftsupervise.secrecy import masked
 

@@ -29,7 +29,7 @@ from typing import NamedTuple
 from ftsupervise.checkpoints.find import unfinished
 from ftsupervise.checkpoints.layouts import step_of
 from ftsupervise.host import files
-from ftsupervise.host.modes import FOLDER, Reach, make_like, reach, reach_on_the_way, settle, settle_folder
+from ftsupervise.host.ownership import FOLDER, Reach, make_like, reach, reach_on_the_way, settle, settle_folder
 from ftsupervise.rundir.records import time_of
 from ftsupervise.truth import LeftCheckpoint
 

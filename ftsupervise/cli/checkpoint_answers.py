@@ -3,7 +3,7 @@ meanwhile.
 
 A process that copies to a dead mount hangs in the kernel, where no signal reaches it. So each folder is looked at first
 by the children of a ``Probe``. An object store is not asked: its package has time limits of its own. The work itself is
-done by a child, and given up when nothing moves in it any more (``probe/watched.py``).
+done by a child, and given up when nothing moves in it any more (``probe/errand.py``).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ftsupervise.printable import printable
 if TYPE_CHECKING:
     from ftsupervise.checkpoints.stores import Store
     from ftsupervise.probe import NotSeen, Probe
-    from ftsupervise.probe.watched import WorkProgress
+    from ftsupervise.probe.errand import WorkProgress
 
 T = TypeVar("T")
 
@@ -64,7 +64,7 @@ def patiently(
 
     Raises NoAnswer when nothing moves in it any more; the message names the one of ``places`` that does not answer.
     """
-    from ftsupervise.probe.watched import Stuck, watched
+    from ftsupervise.probe.errand import Stuck, watched
 
     used = tuple(places)
     key = f"checkpoints: {' '.join(one.url if not isinstance(one, Path) else str(one) for one in used)}"

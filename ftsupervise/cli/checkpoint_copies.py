@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ftsupervise.checkpoints.offload import OffloadReport
     from ftsupervise.checkpoints.restore import FoundCopy, StoreUnseen
     from ftsupervise.checkpoints.stores import Store
-    from ftsupervise.probe.watched import WorkProgress
+    from ftsupervise.probe.errand import WorkProgress
 
 _UNSEEN = 3
 
@@ -76,7 +76,7 @@ def targets(
 def committed(place: CheckpointPlace, *, every: bool) -> tuple[Path, ...]:
     """Return the newest of each kind with a manifest, or each one, newest first."""
     from ftsupervise.checkpoints.find import checkpoints_in
-    from ftsupervise.checkpoints.in_use import kind_of
+    from ftsupervise.checkpoints.retain import kind_of
 
     found = [one for one in checkpoints_in(place.folder, pattern=place.pattern, run=place.run) if one.committed]
     if not every:  # what loads one kind cannot load another

@@ -15,10 +15,9 @@ from ftsupervise.printable import printable
 from ftsupervise.units import count
 
 if TYPE_CHECKING:
-    from ftsupervise.checkpoints.find import Found
+    from ftsupervise.checkpoints.find import Found, Verdict
     from ftsupervise.checkpoints.retain import Candidate, Retention, RetentionPlan
-    from ftsupervise.checkpoints.verify import Verdict
-    from ftsupervise.probe.watched import WorkProgress
+    from ftsupervise.probe.errand import WorkProgress
 
 _TELL = 2000  # checkpoints between two lines of progress
 
@@ -44,7 +43,7 @@ def retention_of(
     removed, ``tell`` now and then how far it is. The folder that was judged is the one in which something is removed, whatever
     is put in its place meanwhile. Raises NotTrusted, OSError."""
     from ftsupervise.checkpoints import retain
-    from ftsupervise.checkpoints.in_use import leftovers
+    from ftsupervise.checkpoints.retain import leftovers
     from ftsupervise.host.ownership import held
 
     require_one_run(place)
@@ -143,10 +142,8 @@ def _candidates(
 ) -> tuple[Candidate, ...]:
     """All checkpoints of a folder as retention sees them: the newest ones of each kind read in full until ``in_full`` are
     verified, of the others the sizes compared, once (``known``)."""
-    from ftsupervise.checkpoints.find import checkpoints_in
-    from ftsupervise.checkpoints.in_use import in_use, kind_of, of_others
-    from ftsupervise.checkpoints.retain import Candidate
-    from ftsupervise.checkpoints.verify import CheckpointState, Scope, Thoroughness, verify
+    from ftsupervise.checkpoints.find import CheckpointState, Scope, Thoroughness, checkpoints_in, verify
+    from ftsupervise.checkpoints.retain import Candidate, in_use, kind_of, of_others
     from ftsupervise.snapshots.kept import anchors
 
     used = in_use(place.rundir, place.folder, time.time(), anchors(place.folder))

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ftsupervise.checkpoints.find import Found
     from ftsupervise.checkpoints.offload import OffloadReport
     from ftsupervise.probe import Probe
-    from ftsupervise.probe.watched import WorkProgress
+    from ftsupervise.probe.errand import WorkProgress
 
 __all__ = ["checkpoints"]
 _FIND = 8.0  # seconds to find a run and read its settings
@@ -219,9 +219,9 @@ def _adopt(place: CheckpointPlace, progress: WorkProgress) -> None:
 
 def _calls_itself_complete(one: Found, place: CheckpointPlace) -> bool:
     """Return whether it is complete by its own sign, and has no manifest, or was written again since."""
-    from ftsupervise.checkpoints.contents import contents_of
+    from ftsupervise.checkpoints.find import CheckpointState, Scope, Thoroughness, verify, written_since
     from ftsupervise.checkpoints.layouts import recognise
-    from ftsupervise.checkpoints.verify import CheckpointState, Scope, Thoroughness, verify, written_since
+    from ftsupervise.checkpoints.manifest import contents_of
 
     if not one.committed:
         return recognise(one.path, contents_of(one.path)).complete is True

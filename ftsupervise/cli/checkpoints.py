@@ -15,11 +15,10 @@ from ftsupervise.printable import printable
 from ftsupervise.units import count
 
 if TYPE_CHECKING:
-    from ftsupervise.checkpoints.find import Found
+    from ftsupervise.checkpoints.find import Found, Verdict
     from ftsupervise.checkpoints.manifest import Manifest
-    from ftsupervise.checkpoints.verify import Verdict
-    from ftsupervise.config.checkpointing import CheckpointSettings
-    from ftsupervise.probe.watched import WorkProgress
+    from ftsupervise.config.schema import CheckpointSettings
+    from ftsupervise.probe.errand import WorkProgress
     from ftsupervise.rundir.lineage import Lineage
     from ftsupervise.rundir.paths import RunDir
     from ftsupervise.snapshots.hidden import HiddenEntry
@@ -251,9 +250,8 @@ def verify(run: str | None, every: bool, thoroughness: str, world: int | None, s
 
     Without --all it looks from the newest one back until one is good. A checkpoint itself may be named too.
     """
-    from ftsupervise.checkpoints.find import checkpoints_in
-    from ftsupervise.checkpoints.verify import CheckpointState, Scope, Thoroughness
-    from ftsupervise.checkpoints.verify import verify as judge
+    from ftsupervise.checkpoints.find import CheckpointState, Scope, Thoroughness, checkpoints_in
+    from ftsupervise.checkpoints.find import verify as judge
 
     place = find(run, acts=False)
     found = checkpoints_in(place.folder, pattern=place.pattern, run=place.run)
@@ -338,7 +336,7 @@ def commit(
 def run_to_note(place: CheckpointPlace) -> Lineage | None:
     """Return the run that wrote what is adopted there; None where no run was named, or another one has saved there too."""
     from ftsupervise.checkpoints.find import checkpoints_in
-    from ftsupervise.checkpoints.in_use import of_others
+    from ftsupervise.checkpoints.retain import of_others
 
     me = place.run
     return None if me is None or of_others(checkpoints_in(place.folder, pattern=place.pattern), me) else me
@@ -490,10 +488,9 @@ def _is_checkpoint(folder: Path) -> bool:
     It is one by its manifest, its layout, or a step in its name where it holds no checkpoint of another step; or
     because nothing in it is a checkpoint.
     """
-    from ftsupervise.checkpoints.contents import contents_of
     from ftsupervise.checkpoints.find import checkpoints_in
     from ftsupervise.checkpoints.layouts import layout_of, says_step
-    from ftsupervise.checkpoints.manifest import CheckpointLayout, manifest_of
+    from ftsupervise.checkpoints.manifest import CheckpointLayout, contents_of, manifest_of
 
     if os.path.lexists(manifest_of(folder)):
         return True
@@ -511,9 +508,8 @@ def _is_another(one: Found, folder: Path) -> bool:
 
     It is one by its manifest, or by its layout and another step in its name.
     """
-    from ftsupervise.checkpoints.contents import contents_of
     from ftsupervise.checkpoints.layouts import layout_of, says_step, step_of
-    from ftsupervise.checkpoints.manifest import CheckpointLayout
+    from ftsupervise.checkpoints.manifest import CheckpointLayout, contents_of
 
     if one.committed or one.step == step_of(folder.name) or not says_step(one.path.name):
         return one.committed

@@ -76,13 +76,12 @@ def never_starts(reason: str) -> tuple[str, str] | None:
     """Return why a job with this reason of Slurm's never starts by waiting, and what to do; None where it may start."""
     if reason in _USUAL:
         return None
-    from ftsupervise.scheduler.parse import is_held, reason_word
-    from ftsupervise.watch.watchdogs.is_running import NEVER
+    from ftsupervise.scheduler import pending
+    from ftsupervise.scheduler.parse import is_held
 
-    word = reason_word(reason).lower()
-    if is_held(reason):
-        return None  # the verdict says who holds it, and what lets it go
-    return next((words for name, words in NEVER.items() if name.lower() == word), None)
+    return (
+        None if is_held(reason) else pending.never_starts(reason)
+    )  # the verdict says who holds it, and what lets it go
 
 
 def _hung(found: RunDetail, run: str) -> Iterator[str]:

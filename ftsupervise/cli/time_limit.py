@@ -217,7 +217,7 @@ class _TrialBound:
     def is_over(self) -> bool:
         now = time.monotonic()
         if now >= self._due:
-            from ftsupervise.probe.watched import movements
+            from ftsupervise.probe.errand import movements
 
             self._due = now + _LOOK
             if (seen := movements(self._pid)) != self._seen:
@@ -388,7 +388,7 @@ class _Movement:
             return until
         now = time.monotonic()
         if now >= self._until - self.patience / 2:  # half of the patience is over: look whether it has moved since
-            from ftsupervise.probe.watched import movements
+            from ftsupervise.probe.errand import movements
 
             seen = movements(self._pid)
             if seen != self._last:

@@ -23,7 +23,7 @@ from ftsupervise.config.load import load_account, loaded
 from ftsupervise.config.schema import Run
 from ftsupervise.errors import from_os_error
 from ftsupervise.host import files, ownership
-from ftsupervise.host.modes import make_own
+from ftsupervise.host.ownership import make_own
 from ftsupervise.printable import printable
 from ftsupervise.rundir.paths import state_dir
 

@@ -12,25 +12,25 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from ftsupervise.checkpoints.retain import ALWAYS, Better, Retention
 from ftsupervise.config.acting import Act, ActOrWord
 from ftsupervise.config.alerting import Alerts
-from ftsupervise.config.checkpointing import CheckpointSettings
 from ftsupervise.config.fields import (
     Duration,
     JobFile,
     Lines,
     Matching,
+    Off,
     Positive,
+    Share,
     Size,
     Strict,
     TimeLimit,
     declared,
+    off_is_null,
     wrong_at,
 )
-from ftsupervise.config.guarding import GuardSettings
-from ftsupervise.config.heartbeat import HeartbeatSettings
-from ftsupervise.config.replicas import ReplicaGroups
-from ftsupervise.config.restarts import Restart
+from ftsupervise.config.grouping import GROUP_KEYS, least_of
 from ftsupervise.config.slurm_options import (
     KEYS,
     Constraint,
@@ -50,9 +50,217 @@ from ftsupervise.config.slurm_options import (
     VariableValue,
     option_name,
 )
-from ftsupervise.config.watchdogs import Watch
+from ftsupervise.config.watchdogs import Pattern, Watch
 from ftsupervise.scheduler import SCHEDULERS
 from ftsupervise.secrecy import assigned, by_name
+
+# The ``launch.restart:`` section: the reaction to a command that fails or stands still.
+
+ModuleName = Annotated[
+    str, Matching(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", "the name of a Python module", "torch.distributed")
+]
+_Warm = Literal["auto"] | tuple[ModuleName, ...]
+Kind = Literal["code", "signal", "memory", "node", "disk", "start", "hang", "numbers", "lost"]
+
+
+class HangSettings(Strict):
+    """The time after which a hung command is ended and started again."""
+
+    at_least: Annotated[Duration, Positive] = declared("launch.restart.hang.at_least")
+    factor: float = declared("launch.restart.hang.factor")
+    start: Annotated[Duration, Positive] = declared("launch.restart.hang.start")
+    unknown: Annotated[Duration, Positive] = declared("launch.restart.hang.unknown")
+
+
+class Restart(Strict):
+    """The reaction to a failed command: start it again in the same job, leave it to the next member, or stop the chain."""
+
+    in_place: int = declared("launch.restart.in_place")
+    same_failure: int = declared("launch.restart.same_failure")
+    budgets: dict[Kind, Annotated[int, Field(ge=1, le=1000)]] = declared("launch.restart.budgets")
+    back_off: Duration = declared("launch.restart.back_off")
+    stop_within: Annotated[Duration, Positive] = declared("launch.restart.stop_within")
+    space_wait: Duration = declared("launch.restart.space_wait")
+    warm: Annotated[_Warm | None, off_is_null(_Warm | None | Off)] = declared("launch.restart.warm")
+    hang: Annotated[HangSettings | None, off_is_null(HangSettings | None | Off)] = HangSettings()
+    """When a command that stands still is ended; null: never."""
+
+
+# ------------------------------------------------------------------------------------------
+
+
+# Checks the ``launch.replica_groups:`` section: several copies of the training, of which one may fail.
+
+_KEY = "launch.replica_groups"
+
+
+class ReplicaGroups(Strict):
+    """Runs the training as replica groups, which agree on each step by torchft: one may fail, and the others train on."""
+
+    count: int = declared(f"{_KEY}.count")
+    nodes_each: int = declared(f"{_KEY}.nodes_each")
+    min: Literal["majority"] | Annotated[int, Field(ge=1, le=999)] = Field(
+        "majority", description=GROUP_KEYS[f"{_KEY}.min"].help
+    )
+    in_: Literal["allocation", "jobs"] = Field("allocation", alias="in", description=GROUP_KEYS[f"{_KEY}.in"].help)
+    lighthouse: Literal["torchft", "none"] = declared(f"{_KEY}.lighthouse")
+    slowest_step: Annotated[Duration, Positive] = declared(f"{_KEY}.slowest_step")
+    sync_period: Duration = declared(f"{_KEY}.sync_period")
+    state: Size = declared(f"{_KEY}.state")
+
+    @model_validator(mode="after")
+    def _enough(self) -> ReplicaGroups:
+        if self.least > self.count:
+            raise wrong_at(("min",), f"more than count ({self.count}): the run would wait for ever")
+        if 2 * self.least <= self.count:
+            raise wrong_at(
+                ("min",),
+                f"at most half of {self.count} groups: two halves could train apart; write {self.count // 2 + 1} or more",
+            )
+        return self
+
+    @property
+    def least(self) -> int:
+        """Return the fewest groups that train on."""
+        return least_of(self.min, self.count)
+
+
+# ------------------------------------------------------------------------------------------
+
+
+# The ``launch.heartbeat:`` section: progress of a command without the guard.
+
+
+class HeartbeatSettings(Strict):
+    """Progress of a command that has no guard in its loop, from what it writes anyway."""
+
+    log: Literal["auto"] | Pattern | Literal[""] = declared("launch.heartbeat.log")
+    file: Path | None = declared("launch.heartbeat.file")
+
+    @model_validator(mode="after")
+    def _says_where(self) -> HeartbeatSettings:
+        if not self.log and self.file is None:
+            raise ValueError(
+                "write log: the regular expression of a step (or auto), file: a file that the command touches, or both"
+            )
+        return self
+
+
+# ------------------------------------------------------------------------------------------
+
+
+# The ``guard:`` section: the guard's checks inside the training loop.
+
+_LossAction = Literal["warn", "stop", "resume"]
+
+
+class LossSettings(Strict):
+    """The reaction when the loss that the loop gives to ``guard.loss()`` is no number, or diverges."""
+
+    nonfinite: _LossAction = declared("guard.loss.nonfinite")
+    diverging: Annotated[_LossAction | None, off_is_null(_LossAction | None | Off)] = declared("guard.loss.diverging")
+    tolerate: int = declared("guard.loss.tolerate")
+    patience: int = declared("guard.loss.patience")
+    back: int = declared("guard.loss.back")
+    tries: int = declared("guard.loss.tries")
+
+
+class GuardSettings(Strict):
+    """The checks of the guard inside the training loop."""
+
+    poll: Annotated[Duration, Positive] = declared("guard.poll")
+    memory: Share | None = declared("guard.memory")
+    gpu_memory: Share | None = declared("guard.gpu_memory")
+    stop_before: Annotated[Duration, Positive] | None = declared("guard.stop_before")
+    run_for: Annotated[Duration, Positive] | None = declared("guard.run_for")
+    loss: LossSettings = LossSettings()
+    """A loss that is no number, or that diverges."""
+
+
+# ------------------------------------------------------------------------------------------
+
+
+# The ``checkpoints:`` section: the folder of the checkpoints, those that are kept, and the places of copies.
+
+
+class RetainSettings(Strict):
+    """Checkpoints to keep; the others are removed while the run trains, and by ``ftsupervise checkpoints prune``. The two
+    newest verified ones, and each one in use, are always kept."""
+
+    last: Annotated[int, Field(ge=ALWAYS)] = ALWAYS
+    """Keep this many of the newest."""
+    every: Annotated[int, Field(ge=1)] | None = None
+    """Keep the first one of each stretch of this many steps."""
+    best: Annotated[int, Field(ge=0)] = 0
+    """Keep this many of the best by ``metric``."""
+    metric: str = ""
+    """A metric that ``guard.checkpoint(metrics=...)`` or ``ftsupervise checkpoints commit --metric`` reported."""
+    better: Literal["low", "high"] = "low"
+    """Whether the highest or the lowest value of the metric is the best."""
+    copied: bool = False
+    """Remove only checkpoints that have a copy elsewhere (``checkpoints.offload``)."""
+    before_full: bool = False
+    """The disk watchdog may prune when the disk is about to be full."""
+
+    @model_validator(mode="after")
+    def _metric_for_best(self) -> RetainSettings:
+        if self.best and not self.metric:
+            raise ValueError("best: needs metric: which one, as guard.checkpoint(metrics=...) reports it")
+        return self
+
+    @property
+    def policy(self) -> Retention:
+        return Retention(self.last, self.every, self.best, self.metric, Better(self.better), self.copied)
+
+
+class OffloadSettings(Strict):
+    """The places for copies of the checkpoints. ``ftsupervise checkpoints offload`` makes them, from the crontab as a rule."""
+
+    to: tuple[str, ...]
+    """A folder, or an object store as fsspec writes it (s3://bucket/prefix), or a list of both. The store's package finds the
+    credentials: in the environment, in its own file."""
+    rate: Size | None = None
+    """Bytes a second at most, such as 200MB."""
+
+    @field_validator("to", mode="before")
+    @classmethod
+    def _one_or_more(cls, value: object) -> object:
+        return (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list) else value
+
+    @field_validator("to")
+    @classmethod
+    def _some(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if not value or not all(place.strip() for place in value):
+            raise ValueError("names no place: write to: s3://bucket/prefix, or a folder")
+        for place in value:
+            if not place.startswith(("/", "~")) and "://" not in place:
+                raise ValueError(f"{place!r} is no absolute path: copies are made from wherever the command runs")
+        return value
+
+
+class CheckpointSettings(Strict):
+    """The folder of the run's checkpoints, and the verification before the run goes on from one."""
+
+    path: Path | None = declared("checkpoints.path")
+    pattern: str = "*"
+    """Names of checkpoints, with * and ? as in a shell."""
+    verify: Literal["sizes", "quick", "sampled", "full"] = declared("checkpoints.verify")
+    quarantine_after: int = declared("checkpoints.quarantine_after")
+    torn: Literal["set-aside", "tell"] = declared("checkpoints.torn")
+    incremental: int = declared("checkpoints.incremental")
+    adopt: bool = False
+    """Write the manifests of checkpoints that another program completed (ftsupervise checkpoints upkeep)."""
+    snapshot_every: int | None = declared("checkpoints.snapshot_every")
+    snapshot_copies: Share = declared("checkpoints.snapshot_copies")
+    snapshot_wait: Duration | None = declared("checkpoints.snapshot_wait")
+    retain: RetainSettings | None = None
+    """The checkpoints to keep. Without it none is removed."""
+    offload: OffloadSettings | None = None
+    """The places for copies. Without it none are made."""
+
+
+# ------------------------------------------------------------------------------------------
+
 
 # The ``cron:`` section: where the crontab emulation lives, how often it ticks, and how small its jobs are. Read by
 # ``ftsupervise cron install``, which writes what it decided into the installed folder; a tick reads only that.

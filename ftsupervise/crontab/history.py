@@ -25,7 +25,7 @@ from ftsupervise.crontab.entries import floor
 from ftsupervise.crontab.installation import CronDir, Installed, read_stamp, stamp
 from ftsupervise.host import processes
 from ftsupervise.host.files import read_bounded
-from ftsupervise.host.modes import PAGE, claim_folder, make_folder
+from ftsupervise.host.ownership import PAGE, claim_folder, make_folder
 from ftsupervise.printable import printable_lines
 from ftsupervise.rundir.paths import write_whole
 from ftsupervise.rundir.records import Exact, as_time, read_record, write_json

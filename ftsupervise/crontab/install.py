@@ -34,8 +34,7 @@ from ftsupervise.crontab.installation import (
 )
 from ftsupervise.errors import ConfigError, Error, NotFound, NotPermitted, Refused, from_os_error
 from ftsupervise.host import ownership
-from ftsupervise.host.modes import FOLDER, make_folder
-from ftsupervise.host.ownership import user_name
+from ftsupervise.host.ownership import FOLDER, make_folder, user_name
 from ftsupervise.rundir.paths import write_whole
 from ftsupervise.scheduler.slurm import Slurm
 from ftsupervise.secrecy import is_secret

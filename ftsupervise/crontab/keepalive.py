@@ -28,8 +28,7 @@ from ftsupervise.crontab.installation import (
 from ftsupervise.errors import CannotWrite, Error, NotFound, UsageError
 from ftsupervise.findings import Finding, Severity
 from ftsupervise.host import bounded
-from ftsupervise.host.modes import claim_folder, make_folder
-from ftsupervise.host.ownership import user_name
+from ftsupervise.host.ownership import claim_folder, make_folder, user_name
 from ftsupervise.truth import Health
 from ftsupervise.units import format_slurm_time, show_duration
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from ftsupervise.guard.settings import RankContext, Voice
 from ftsupervise.host import files
-from ftsupervise.host.modes import SHARED, make_folder, mode_inside
+from ftsupervise.host.ownership import SHARED, make_folder, mode_inside
 from ftsupervise.rundir import fence
 from ftsupervise.rundir.anchor import Anchor, write_anchor
 from ftsupervise.rundir.paths import ENV_RUN, sync_directory, write_whole
@@ -28,8 +28,7 @@ from ftsupervise.rundir.records import time_of
 
 if TYPE_CHECKING:
     from ftsupervise.checkpoints.commit import Origin
-    from ftsupervise.checkpoints.contents import FileFacts
-    from ftsupervise.checkpoints.manifest import FileEntry
+    from ftsupervise.checkpoints.manifest import FileEntry, FileFacts
     from ftsupervise.guard.loaded_again import LoadedAgain, LoadedInPart
     from ftsupervise.guard.resume import Unread, Wanted
     from ftsupervise.rundir.lineage import Lineage
@@ -122,15 +121,15 @@ class Checkpoints:
         self._voice.once("a checkpoint could not be saved: what was written of it is deleted")
 
     def _delete_own(self, staged: Path, *, shared: bool, behind: bool) -> None:
-        from ftsupervise.checkpoints import shards
+        from ftsupervise.checkpoints import manifest
 
-        if not self._place.rank and not shared and (behind or not shards.others_write(staged)):
+        if not self._place.rank and not shared and (behind or not manifest.others_write(staged)):
             _delete(staged)
             return
-        for one in shards.own_files(staged, self._place.rank) if staged.is_dir() else ():
+        for one in manifest.own_files(staged, self._place.rank) if staged.is_dir() else ():
             _delete(staged / one.path)
         if self._place.rank and not shared:
-            shards.fail(staged, self._place.rank)
+            manifest.fail(staged, self._place.rank)
 
     def latest(self, world: int | None, *, begun: bool, wanted: Wanted | None = None) -> Path | None:
         """Return the newest one that is good to go on from; None when there is none. Raises OSError where they cannot
@@ -171,7 +170,7 @@ class Checkpoints:
 
     def _require_trusted(self) -> None:
         """Raise OSError where nothing in the folder would be believed at the next start."""
-        from ftsupervise.checkpoints.contents import distrust_folder
+        from ftsupervise.checkpoints.manifest import distrust_folder
         from ftsupervise.host.ownership import remedy
 
         owner = () if self._place.rundir is None else (self._place.rundir.root.stat().st_uid,)
@@ -202,16 +201,15 @@ class Checkpoints:
 
         Raises OSError, unless a newer attempt has begun.
         """
-        from ftsupervise.checkpoints import shards
-        from ftsupervise.checkpoints.commit import NotComplete, entries_of
-        from ftsupervise.checkpoints.incremental import base_for, share
+        from ftsupervise.checkpoints import manifest
+        from ftsupervise.checkpoints.commit import NotComplete, base_for, entries_of, share
 
         try:
-            own = tuple(shards.own_files(staged, self._place.rank))
+            own = tuple(manifest.own_files(staged, self._place.rank))
             self._close(staged / one.path for one in own)
             shared = share(staged, own, base_for(self.folder, self._place.incremental, self._run()))
             rest = _without(own, shared)
-            shards.leave_list(staged, self._place.rank, (*shared, *entries_of(staged, rest)))
+            manifest.leave_list(staged, self._place.rank, (*shared, *entries_of(staged, rest)))
             if self._place.rank == 0:  # of a commit of that name before
                 _failed(staged).unlink(missing_ok=True)
         except NotComplete as error:
@@ -238,7 +236,7 @@ class Checkpoints:
         if barrier is None and not commits:
             return self._finish_beside(staged, step, beat)
         if barrier is None:
-            from ftsupervise.checkpoints.shards import await_others
+            from ftsupervise.checkpoints.manifest import await_others
 
             others = await_others(staged, self._place.world, beat)
             if others:
@@ -257,8 +255,8 @@ class Checkpoints:
         What a failed save of that name has left is not in its way. Where no ``barrier`` does, a mark tells rank 0 that this
         rank is there too. ``ranks``: those that enter; None: all. Raises as ``stage`` does.
         """
-        from ftsupervise.checkpoints import shards
-        from ftsupervise.checkpoints.incremental import cut_off
+        from ftsupervise.checkpoints import manifest
+        from ftsupervise.checkpoints.commit import cut_off
         from ftsupervise.guard.heartbeat import age
 
         place = self._place
@@ -266,17 +264,17 @@ class Checkpoints:
             return self.stage(name) if self._sweeps else self.stage_anew(name)
         staged = self.stage(name)
         try:
-            shards.forget(staged, place.rank)
+            manifest.forget(staged, place.rank)
             if not place.rank and (seconds := age()):
-                shards.clear_older(staged, seconds)
+                manifest.clear_older(staged, seconds)
             if place.incremental:
                 others = (
-                    (range(place.world) if ranks is None else ranks) if barrier or shards.others_write(staged) else ()
+                    (range(place.world) if ranks is None else ranks) if barrier or manifest.others_write(staged) else ()
                 )
                 cut_off(staged, place.rank, {*others} - {place.rank})
             if place.rank and not barrier:
                 self._before = self.identity(staged.name)
-                shards.enter(staged, place.rank)
+                manifest.enter(staged, place.rank)
         except OSError:
             if not self.over():
                 raise
@@ -284,9 +282,8 @@ class Checkpoints:
 
     def _finish_beside(self, staged: Path, step: int | None, beat: Callable[[], object]) -> bool:
         """Leave the list of this rank for rank 0, which has seen its mark and waits. Raises OSError where rank 0 has not."""
-        from ftsupervise.checkpoints import shards
-        from ftsupervise.checkpoints.contents import contents_of
-        from ftsupervise.checkpoints.manifest import read_head
+        from ftsupervise.checkpoints import manifest
+        from ftsupervise.checkpoints.manifest import contents_of, read_head
         from ftsupervise.checkpoints.quarantine import set_aside
 
         try:
@@ -296,7 +293,7 @@ class Checkpoints:
         if self._place.world == 1 or self.over():
             return not self.over()
         if not wrote:  # rank 0 alone saves, or it has not begun yet
-            shards.leave(staged, self._place.rank)
+            manifest.leave(staged, self._place.rank)
             return True
         self.list_own(staged)
         done = self.is_committed(staged, self._before, beat)
@@ -380,16 +377,23 @@ class Checkpoints:
 
         Nothing reads them before they have their name, so files, manifest and folders go to the disk together.
         """
-        from ftsupervise.checkpoints import shards
-        from ftsupervise.checkpoints.commit import NotComplete, Syncs, digests_of, manifest_from, require_still
-        from ftsupervise.checkpoints.contents import contents_of
-        from ftsupervise.checkpoints.incremental import base_for, share, write_shared
+        from ftsupervise.checkpoints import manifest
+        from ftsupervise.checkpoints.commit import (
+            NotComplete,
+            Syncs,
+            base_for,
+            digests_of,
+            manifest_from,
+            require_still,
+            share,
+            write_shared,
+        )
         from ftsupervise.checkpoints.layouts import layout_of
-        from ftsupervise.checkpoints.manifest import FOLDER_NAME, manifest_of, write_manifest
+        from ftsupervise.checkpoints.manifest import FOLDER_NAME, contents_of, manifest_of, write_manifest
 
         contents = contents_of(staged)
         self._close(staged / path for path in (*contents.files, *contents.folders))
-        joined = shards.join(staged, contents, ranks)
+        joined = manifest.join(staged, contents, ranks)
         base = base_for(self.folder, self._place.incremental, self._run())
         write_shared(staged, base, ())
         shared = share(staged, joined.rest, base)
@@ -404,7 +408,7 @@ class Checkpoints:
                 entries = (*joined.entries, *shared, *digests_of(staged, rest, syncs))
                 pages = write_shared(staged, base, entries)
                 write_manifest(staged, manifest_from(entries, origin, layout_of(staged, contents)), sync=False)
-                shards.remove_lists(staged)
+                manifest.remove_lists(staged)
                 for page in (manifest_of(staged), *pages):
                     syncs.file(page)
                 for folder in (FOLDER_NAME, *contents.folders):
@@ -418,7 +422,7 @@ class Checkpoints:
 
         That is all of this name where no other rank may write there already, and all that has not changed for a day.
         """
-        from ftsupervise.checkpoints.staged import left_alone, names_in
+        from ftsupervise.checkpoints.retain import left_alone, names_in
 
         if self._place.world == 1 and staged.is_dir() and not staged.is_symlink():
             self._take_away(staged)

@@ -21,7 +21,7 @@ from ftsupervise.guard.process_group import find_process_group
 from ftsupervise.guard.settings import NOW, Limits, Pace, RankContext, Voice, whole
 from ftsupervise.guard.side_thread import LAST_WITHIN, WITHIN, SideThread
 from ftsupervise.guard.stop_reasons import OF_ONE_RANK, Decision, StopReasons, as_vote
-from ftsupervise.host.modes import FOLDER, make_folder
+from ftsupervise.host.ownership import FOLDER, make_folder
 from ftsupervise.host.processes import boot_id
 from ftsupervise.rundir.paths import STOPPED, RunDir
 from ftsupervise.rundir.records import write_json
@@ -263,7 +263,7 @@ class Decider:
     # ------------------------------------------------------------------------------------------------------- looking
 
     def _first_loss(self) -> float | None:
-        from ftsupervise.guard.go_back import first_loss
+        from ftsupervise.guard.resume import first_loss
 
         return self.side.answer("ledger", partial(first_loss, self._place), LAST_WITHIN)
 

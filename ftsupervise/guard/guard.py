@@ -26,7 +26,7 @@ from ftsupervise.guard.stop_reasons import Decision
 from ftsupervise.truth import SAVE
 
 if TYPE_CHECKING:
-    from ftsupervise.guard.loop_checkpoints import LoopCheckpoints
+    from ftsupervise.guard.loop_state import LoopCheckpoints
     from ftsupervise.guard.snapshots import Snapshots
 
 _CONTINUE = Decision.CONTINUE
@@ -234,8 +234,7 @@ class Guard:
             start = self._snapshots().restore_folder(Path(folder), code)
             self._checkpoints.again = self._snapshots().again
             return start
-        from ftsupervise.guard.loop_checkpoints import LoopCheckpoints
-        from ftsupervise.guard.loop_state import LoopState
+        from ftsupervise.guard.loop_state import LoopCheckpoints, LoopState
 
         loop = LoopState(state, code, strict=strict)
         self._loop = LoopCheckpoints(loop, self._place, self._checkpoints, self._voice, self._agree, self.beat)

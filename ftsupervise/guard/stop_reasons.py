@@ -12,10 +12,9 @@ from types import FrameType
 from typing import Any, ClassVar, NamedTuple
 
 from ftsupervise import scheduler
-from ftsupervise.guard.gpu_memory import GpuMemory
 from ftsupervise.guard.held_back import HeldBack
 from ftsupervise.guard.loss_policy import LossWatch, loss_policy
-from ftsupervise.guard.memory_limits import MemoryLimits, Shortage
+from ftsupervise.guard.memory_limits import GpuMemory, MemoryLimits, Shortage
 from ftsupervise.guard.settings import Limits, RankContext, Voice
 from ftsupervise.host import files
 from ftsupervise.printable import printable

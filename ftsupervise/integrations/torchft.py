@@ -29,7 +29,7 @@ from typing import Any
 
 from ftsupervise.errors import ConfigError
 from ftsupervise.guard import Decision, Guard
-from ftsupervise.guard.loop_checkpoints import name_of
+from ftsupervise.guard.loop_state import name_of
 from ftsupervise.guard.process_group import find_process_group
 from ftsupervise.guard.settings import RankContext, Voice, place
 from ftsupervise.guard.stop_reasons import from_vote

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ftsupervise.errors import Refused, from_os_error
-from ftsupervise.host.modes import FOLDER, SHARED, make_folder, make_root, no_wider, set_mode
-from ftsupervise.host.ownership import distrust, group_name
+from ftsupervise.host.ownership import FOLDER, SHARED, distrust, group_name, make_folder, make_root, no_wider, set_mode
 from ftsupervise.nodes import incidents
 from ftsupervise.rundir import pinned
 from ftsupervise.rundir.fence import STAGING

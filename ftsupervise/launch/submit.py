@@ -30,8 +30,17 @@ from ftsupervise.errors import (
 )
 from ftsupervise.host import files
 from ftsupervise.host.in_time import in_time
-from ftsupervise.host.modes import FOLDER, SCRIPT, claim_folder, make_folder, make_own
-from ftsupervise.host.ownership import distrust, shown_user, strangers_link, user_name
+from ftsupervise.host.ownership import (
+    FOLDER,
+    SCRIPT,
+    claim_folder,
+    distrust,
+    make_folder,
+    make_own,
+    shown_user,
+    strangers_link,
+    user_name,
+)
 from ftsupervise.launch.folders import make_folders, pin, require_own
 from ftsupervise.launch.plan import Plan, output_folders, wants_expedited
 from ftsupervise.launch.script import render

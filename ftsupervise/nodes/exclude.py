@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 from ftsupervise.errors import Error, SchedulerUnavailable
-from ftsupervise.host.modes import stranger
+from ftsupervise.host.ownership import stranger
 from ftsupervise.hostlist import compress_hostlist, expand_hostlist
 from ftsupervise.model import Job
 from ftsupervise.nodes import incidents

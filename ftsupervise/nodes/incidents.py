@@ -23,8 +23,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ftsupervise.config.supervisor import default
-from ftsupervise.host.modes import FOLDER, distrust_in, make_folder, may_be_changed, stranger
-from ftsupervise.host.ownership import NotTrusted, held
+from ftsupervise.host.ownership import FOLDER, NotTrusted, distrust_in, held, make_folder, may_be_changed, stranger
 from ftsupervise.printable import printable
 from ftsupervise.rundir.paths import sync_directory
 from ftsupervise.rundir.records import as_text, decode, read_json, read_record, time_of, write_json

@@ -14,7 +14,7 @@ from functools import partial
 from time import monotonic
 from typing import NamedTuple
 
-from ftsupervise.host.shared_memory import remove_empty
+from ftsupervise.host.memory import remove_empty
 from ftsupervise.ranks import protocol
 from ftsupervise.ranks.life import LifeReports
 from ftsupervise.ranks.observe import RankObserver

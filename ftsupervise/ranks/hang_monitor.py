@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ftsupervise.host.in_time import OneAtATime
-from ftsupervise.host.modes import make_folder
+from ftsupervise.host.ownership import make_folder
 from ftsupervise.model import Cause, CauseKind, NodeRanks, Standstill
 from ftsupervise.ranks.evidence import BETWEEN, WITHIN, EvidenceHeader, parse_header
 from ftsupervise.ranks.hang_detector import CLOSER, JITTER, Detector, HangLimits, HangState, HangVerdict

@@ -17,8 +17,8 @@ from pathlib import Path
 from time import monotonic
 
 from ftsupervise.host import processes
+from ftsupervise.host.memory import is_private
 from ftsupervise.host.processes import ProcessStat, process_stat
-from ftsupervise.host.shared_memory import is_private
 from ftsupervise.ranks.protocol import RankExit
 from ftsupervise.ranks.shm_dir import ExitFifo, newest_attempt, was_removed
 from ftsupervise.ranks.tally import of_pages

@@ -14,10 +14,10 @@ import re
 import time
 from collections.abc import Callable, Collection
 
-from ftsupervise.host.shared_memory import SHARED_MEMORY, hold, is_private, make_private, names_in, remove_empty
+from ftsupervise.host.memory import SHARED_MEMORY, hold, is_private, make_private, names_in, remove_empty
 from ftsupervise.rundir.heartbeat_page import EXIT_FIFO
 
-STANDBY_LOG = "standby.log"  # in the directory of standbys (warm/standbys.py)
+STANDBY_LOG = "standby.log"  # in the directory of standbys (warm/restarts.py)
 _OLD = 60.0  # seconds after which an unlocked directory is removed
 
 
@@ -76,7 +76,7 @@ def clear(base: str, before: int | None = None, keep: Collection[str] = ()) -> N
     if not is_private(base):
         return
     for name in names_in(base):
-        # of standbys (warm/standbys.py), and of agents that were killed
+        # of standbys (warm/restarts.py), and of agents that were killed
         if before is None and (
             name.endswith((".sock", ".coming")) or name == STANDBY_LOG or name.startswith(EXIT_FIFO)
         ):

@@ -20,8 +20,8 @@ from ftsupervise.ranks.observe import RankObserver
 from ftsupervise.ranks.protocol import RankExit, send_datagram
 from ftsupervise.ranks.rank_table import RankTable
 from ftsupervise.rundir.heartbeat_page import of_the_group, read_beats
+from ftsupervise.rundir.ledger import counted
 from ftsupervise.rundir.paths import RunDir
-from ftsupervise.rundir.reached import counted
 from ftsupervise.truth import Beat, RankState
 
 _MANY = 200  # nodes above which datagrams are gathered before they are taken

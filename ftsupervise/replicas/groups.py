@@ -15,7 +15,7 @@ from statistics import median
 from typing import Annotated, NamedTuple, TypeVar
 
 from ftsupervise.errors import NotFound, UsageError
-from ftsupervise.host.modes import distrust_in
+from ftsupervise.host.ownership import distrust_in
 from ftsupervise.rundir.paths import GROUPS, RunDir
 from ftsupervise.rundir.records import EPOCH, read_record, write_json
 

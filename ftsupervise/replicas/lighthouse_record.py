@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Annotated, NamedTuple
 
 from ftsupervise.errors import NoAnswer, from_os_error
-from ftsupervise.host.modes import claim_folder, distrust_in, make_folder
+from ftsupervise.host.ownership import claim_folder, distrust_in, make_folder
 from ftsupervise.rundir import fence
 from ftsupervise.rundir.records import EPOCH, read_record, write_json
 

@@ -3,7 +3,7 @@ unknown.
 
 It is made of the ledger alone, so it can be made anywhere and at any time, also of a run that still runs. What the ledger does
 not know is unknown, and never guessed: an attempt without the guard, the time after an attempt that nobody lived to end. Marks
-of the last two hours (``rundir/time_marks.py``) tell what a part of an attempt was; without them a part has even shares.
+of the last two hours (``rundir/progress.py``) tell what a part of an attempt was; without them a part has even shares.
 
     train    steps that no earlier attempt had made
     save     checkpoints, as far as the training waits for them
@@ -29,7 +29,7 @@ from typing import NamedTuple
 
 from ftsupervise.model import Attempt, CauseKind
 from ftsupervise.rundir.launches import LaunchRecord
-from ftsupervise.rundir.time_marks import TimeMark
+from ftsupervise.rundir.progress import TimeMark
 from ftsupervise.units import show_percent
 
 _SANE = 946_684_800.0  # the year 2000: an earlier time is a damaged page's

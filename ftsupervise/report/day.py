@@ -18,7 +18,7 @@ from ftsupervise.report.row import RunRow, beside_running, row_of
 from ftsupervise.report.verdict import verdict_of
 from ftsupervise.rundir.ledger import backwards, numbers
 from ftsupervise.rundir.paths import RunDir
-from ftsupervise.rundir.steps import StepRecord, read_steps
+from ftsupervise.rundir.progress import StepRecord, read_steps
 from ftsupervise.rundir.tracker import read_tracker
 from ftsupervise.units import show_duration, show_percent
 

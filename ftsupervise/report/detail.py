@@ -19,8 +19,7 @@ from ftsupervise.rundir.launches import launches
 from ftsupervise.rundir.ledger import lives_here
 from ftsupervise.rundir.observing import observed_alone
 from ftsupervise.rundir.paths import TRACKER, RunDir, tracked_attempts
-from ftsupervise.rundir.steps import read_steps
-from ftsupervise.rundir.time_marks import read_marks
+from ftsupervise.rundir.progress import read_marks, read_steps
 
 if TYPE_CHECKING:
     from ftsupervise.checkpoints.quarantine import Quarantined

@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 from ftsupervise.report.account import Spent, Stretch, TimeAccount, kinds_over
 from ftsupervise.report.placing import DrawnTime, TimeGap
+from ftsupervise.rundir.progress import StepRecord
 from ftsupervise.rundir.step_rates import StepRate
-from ftsupervise.rundir.steps import StepRecord
 
 WIDE, HIGH = 1200, 100
 KINDS = tuple(Spent)

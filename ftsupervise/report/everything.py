@@ -22,8 +22,8 @@ from ftsupervise.report.placing import BadLoss, bad_losses
 from ftsupervise.report.slow import SlowPeriod, paces_of, slow_periods
 from ftsupervise.rundir.launches import LaunchRecord
 from ftsupervise.rundir.paths import RunDir
+from ftsupervise.rundir.progress import StepRecord, read_steps
 from ftsupervise.rundir.step_rates import StepRate, paces, usual_rate
-from ftsupervise.rundir.steps import StepRecord, read_steps
 from ftsupervise.secrecy import masked
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from ftsupervise.report.groups import GroupFault, GroupsSeen
 from ftsupervise.report.placing import placed
 from ftsupervise.rundir.ledger import ledger
 from ftsupervise.rundir.paths import RunDir
-from ftsupervise.rundir.steps import read_steps
+from ftsupervise.rundir.progress import read_steps
 from ftsupervise.units import count
 
 _MOST = 64  # groups that are drawn

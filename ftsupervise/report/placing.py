@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from ftsupervise.model import Attempt
 from ftsupervise.report.account import KEPT_OUT, Spent, Stretch
-from ftsupervise.rundir.steps import StepRecord
+from ftsupervise.rundir.progress import StepRecord
 from ftsupervise.truth import NOT_A_NUMBER, LossTrouble
 
 _ALL = 0.9  # of the saves on record: the rest is rounding

@@ -20,11 +20,9 @@ from ftsupervise.rundir.attempt_pages import NAMES, StartPage
 from ftsupervise.rundir.heartbeat_page import AT_LEAST, LATE, of_the_group, read_beats, watchers
 from ftsupervise.rundir.launches import NEWEST as ALL_LAUNCHES
 from ftsupervise.rundir.launches import LaunchRecord, launches
-from ftsupervise.rundir.ledger import NEWEST, backwards, ledger, newest, numbers
+from ftsupervise.rundir.ledger import FEW, NEWEST, backwards, ledger, newest, numbers
 from ftsupervise.rundir.paths import RunDir, state_dir
-from ftsupervise.rundir.progress import ProgressPage, read_progress
-from ftsupervise.rundir.reached import FEW
-from ftsupervise.rundir.steps import read_steps
+from ftsupervise.rundir.progress import ProgressPage, read_progress, read_steps
 from ftsupervise.rundir.switches import KILL, SAVE, Brake, read_brake, read_switch, still_held
 from ftsupervise.rundir.watched import WatchFound, read_found
 from ftsupervise.truth import Beat, LossTrouble, SwitchState

@@ -12,7 +12,7 @@ from ftsupervise.report.queues import QueueSeen
 from ftsupervise.report.reading import RunReading
 from ftsupervise.report.verdict import verdict_of
 from ftsupervise.rundir.hang_end import hang_end
-from ftsupervise.rundir.reached import counted
+from ftsupervise.rundir.ledger import counted
 from ftsupervise.rundir.watched import FiringAlert
 
 if TYPE_CHECKING:

@@ -30,8 +30,8 @@ from ftsupervise.report.rows import overview
 from ftsupervise.report.slow import paces_of, slow_periods
 from ftsupervise.report.who_ended import with_ends
 from ftsupervise.rundir.paths import RunDir
+from ftsupervise.rundir.progress import StepRecord, read_steps
 from ftsupervise.rundir.step_rates import paces, usual_rate
-from ftsupervise.rundir.steps import StepRecord, read_steps
 
 if TYPE_CHECKING:
     from ftsupervise.model import Job

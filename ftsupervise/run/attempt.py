@@ -20,10 +20,9 @@ from ftsupervise.ranks.hang_monitor import HangMonitor
 from ftsupervise.replicas.environment import ENV_LIGHTHOUSE
 from ftsupervise.replicas.lighthouse_record import lighthouse_address
 from ftsupervise.run import Options, fencing, gate, rendezvous, start_over
-from ftsupervise.run.cause import with_lost_nodes
 from ftsupervise.run.command import RunningCommand
 from ftsupervise.run.decide import NextAction, RestartDecision, Situation
-from ftsupervise.run.exit_analysis import CommandSpec, Ours, RanksKilled
+from ftsupervise.run.exit_analysis import CommandSpec, Ours, RanksKilled, with_lost_nodes
 from ftsupervise.run.fencing import OrphanReaper
 from ftsupervise.run.gate import PendingWrites, SignalQueue, shut, wait_for_space
 from ftsupervise.run.job_end import EndFollower, JobEnd
@@ -38,6 +37,7 @@ from ftsupervise.rundir import ledger, members, progress
 from ftsupervise.rundir.attempt_pages import write_page
 from ftsupervise.rundir.fence import superseded
 from ftsupervise.rundir.heartbeat_page import ENV_PAGES
+from ftsupervise.rundir.ledger import keep_reached
 from ftsupervise.rundir.observing import Observes
 from ftsupervise.rundir.paths import (
     ENV_AREA,
@@ -61,7 +61,6 @@ from ftsupervise.rundir.paths import (
     RunDir,
     tell,
 )
-from ftsupervise.rundir.reached import keep_reached
 from ftsupervise.scheduler.allocation import Allocation
 from ftsupervise.scheduler.parse import is_away, is_srun
 from ftsupervise.snapshots.keeper import SnapshotKeeper

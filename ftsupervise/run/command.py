@@ -23,8 +23,17 @@ from ftsupervise.ranks.hang_monitor import HangMonitor, cause_of
 from ftsupervise.ranks.protocol import RankExit
 from ftsupervise.ranks.rank_table import first_failure
 from ftsupervise.run import exit_analysis
-from ftsupervise.run.cause import First, after_the_warning, cause, command_end, failure, first_event
-from ftsupervise.run.exit_analysis import CommandSpec, Ours, RanksKilled
+from ftsupervise.run.exit_analysis import (
+    CommandSpec,
+    First,
+    Ours,
+    RanksKilled,
+    after_the_warning,
+    cause,
+    command_end,
+    failure,
+    first_event,
+)
 from ftsupervise.run.fencing import RunDirWatcher
 from ftsupervise.run.gate import STOP
 from ftsupervise.run.hints import HintChecker
@@ -32,8 +41,8 @@ from ftsupervise.run.job_end import Announcement
 from ftsupervise.run.left_alone import LeftAlone
 from ftsupervise.run.progress_pages import seen_by
 from ftsupervise.run.states import AttemptEvent, AttemptProgress, AttemptState, Ending, OpenWarning
+from ftsupervise.rundir.ledger import reached
 from ftsupervise.rundir.paths import ENV_ATTEMPT_DIR, ERROR_FILE, shown, tell, warn
-from ftsupervise.rundir.reached import reached
 from ftsupervise.truth import HANG, RANKS
 from ftsupervise.units import signal_name
 

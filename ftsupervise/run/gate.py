@@ -17,7 +17,7 @@ from pathlib import Path
 from ftsupervise.checkpoints.find import others_in, others_refused
 from ftsupervise.errors import DiskFull, Error, NoAnswer, NotFound, NotPermitted, Refused, from_os_error
 from ftsupervise.host import files, pulse
-from ftsupervise.host.modes import FOLDER, make_folder, make_root
+from ftsupervise.host.ownership import FOLDER, make_folder, make_root
 from ftsupervise.model import Attempt, Claim, End
 from ftsupervise.nodes import incidents
 from ftsupervise.probe.errand import within

@@ -10,8 +10,7 @@ from typing import Any
 
 from ftsupervise.config.grouping import least_of
 from ftsupervise.errors import Refused, UsageError, from_os_error
-from ftsupervise.host.modes import make_folder
-from ftsupervise.host.ownership import refuse_link
+from ftsupervise.host.ownership import make_folder, refuse_link
 from ftsupervise.replicas.groups import LEAVE, find_group, read_table
 from ftsupervise.replicas.timeouts import Timeouts, derive, problems
 from ftsupervise.run.hang_bounds import hang_bounds

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 
 from ftsupervise.host.in_time import OneAtATime, in_time
-from ftsupervise.host.modes import FOLDER, as_page, make_folder
+from ftsupervise.host.ownership import FOLDER, as_page, make_folder
 from ftsupervise.host.processes import Process, die_with_parent, marked
 from ftsupervise.host.pulse import ENV_PULSE
 from ftsupervise.model import Attempt

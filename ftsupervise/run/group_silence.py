@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ftsupervise.host.in_time import OneAtATime
-from ftsupervise.host.modes import make_folder
+from ftsupervise.host.ownership import make_folder
 from ftsupervise.host.standing import Standing, standing
 from ftsupervise.ranks.evidence import evidence
 from ftsupervise.run.group_pulse import PulsePipe

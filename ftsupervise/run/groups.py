@@ -15,8 +15,7 @@ from pathlib import Path
 
 from ftsupervise.errors import Refused
 from ftsupervise.host.in_time import in_time
-from ftsupervise.host.modes import FOLDER, make_folder
-from ftsupervise.host.ownership import NotTrusted
+from ftsupervise.host.ownership import FOLDER, NotTrusted, make_folder
 from ftsupervise.host.processes import own_command
 from ftsupervise.model import CauseKind, Claim
 from ftsupervise.replicas.environment import environment_of, for_group, on_its_nodes

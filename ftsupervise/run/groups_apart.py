@@ -15,8 +15,7 @@ from pathlib import Path
 
 from ftsupervise.errors import Error
 from ftsupervise.host.in_time import in_time
-from ftsupervise.host.modes import FOLDER, make_folder
-from ftsupervise.host.ownership import user_name
+from ftsupervise.host.ownership import FOLDER, make_folder, user_name
 from ftsupervise.host.processes import own_command
 from ftsupervise.model import Claim, Job
 from ftsupervise.replicas.environment import environment_of, for_group

@@ -21,10 +21,20 @@ from ftsupervise.ranks.hang_detector import JITTER, HangVerdict
 from ftsupervise.ranks.hang_monitor import cause_of
 from ftsupervise.ranks.rank_table import RankTable
 from ftsupervise.rundir.paths import RunDir
-from ftsupervise.rundir.progress import ProgressPage, write_progress
+from ftsupervise.rundir.progress import (
+    ProgressPage,
+    StepRecord,
+    TimeMark,
+    added,
+    marked,
+    rates,
+    read_marks,
+    read_steps,
+    write_marks,
+    write_progress,
+    write_steps,
+)
 from ftsupervise.rundir.step_rates import SLOW_FOR, paces, usual_rate
-from ftsupervise.rundir.steps import StepRecord, added, rates, read_steps, write_steps
-from ftsupervise.rundir.time_marks import TimeMark, marked, read_marks, write_marks
 
 _EVERY = 5.0  # seconds between two pages
 _FIRST = 1.0  # seconds to the first one

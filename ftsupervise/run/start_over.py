@@ -18,7 +18,7 @@ from typing import NamedTuple
 from ftsupervise.checkpoints.suspicion import may_come_of_a_checkpoint
 from ftsupervise.checkpoints.torn import last_written, torn
 from ftsupervise.checkpoints.written import CopyStopped, drop_older, find_written, is_whole_by, keep
-from ftsupervise.host.modes import stranger
+from ftsupervise.host.ownership import stranger
 from ftsupervise.model import GUARD, Attempt
 from ftsupervise.probe.errand import within
 from ftsupervise.rundir import ledger

@@ -46,10 +46,9 @@ from ftsupervise.run.states import NEXT, Outcome, State
 from ftsupervise.rundir import ledger, members, switches
 from ftsupervise.rundir.fence import is_sealed, superseded
 from ftsupervise.rundir.launches import launches
+from ftsupervise.rundir.ledger import last_sign, newest, stop_request
 from ftsupervise.rundir.ledger import ledger as read_ledger
-from ftsupervise.rundir.ledger import newest
 from ftsupervise.rundir.ledger import numbers as read_numbers
-from ftsupervise.rundir.lost_ends import last_sign, stop_request
 from ftsupervise.rundir.observing import Observes, observed_alone, read_observed, tell_alone
 from ftsupervise.rundir.paths import ENV_CHECKPOINT_DIR, tell, whole_run
 from ftsupervise.scheduler.allocation import Allocation

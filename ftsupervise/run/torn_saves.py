@@ -15,7 +15,7 @@ from pathlib import Path
 from shlex import quote
 from typing import NamedTuple
 
-from ftsupervise.checkpoints.contents import contents_of
+from ftsupervise.checkpoints.manifest import contents_of
 from ftsupervise.checkpoints.quarantine import set_aside
 from ftsupervise.checkpoints.torn import Torn, find_torn
 from ftsupervise.checkpoints.written import is_own

@@ -42,7 +42,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from ftsupervise.host.modes import claim_folder, make_folder
+from ftsupervise.host.ownership import claim_folder, make_folder
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.records import as_counts
 

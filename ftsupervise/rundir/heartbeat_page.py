@@ -25,7 +25,7 @@ from time import monotonic
 from typing import Any, NamedTuple
 
 from ftsupervise.host import files, ownership, processes
-from ftsupervise.host.modes import distrust_in, make_folder
+from ftsupervise.host.ownership import distrust_in, make_folder
 from ftsupervise.rundir.paths import ENV_WATCHER, RunDir, write_whole
 from ftsupervise.rundir.records import as_count, decode, encode, parse_object, read_json, read_record, write_json
 from ftsupervise.truth import Beat, HeartbeatSample

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Annotated, NamedTuple, Protocol
 
 from ftsupervise.host import files
-from ftsupervise.host.modes import PAGE, distrust_in, make_folder
+from ftsupervise.host.ownership import PAGE, distrust_in, make_folder
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.records import EPOCH, read_record, write_json
 

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Annotated, NamedTuple
 
 from ftsupervise.host import processes
-from ftsupervise.host.modes import make_folder
-from ftsupervise.host.ownership import held, held_to_write
+from ftsupervise.host.ownership import held, held_to_write, make_folder
 from ftsupervise.model import Attempt, Cause, CauseKind, Failure, FailureKind
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.records import EPOCH, read_record, write_json

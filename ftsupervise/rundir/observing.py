@@ -18,7 +18,7 @@ from time import monotonic
 from typing import Annotated, NamedTuple
 
 from ftsupervise.host.in_time import OneAtATime
-from ftsupervise.host.modes import make_folder
+from ftsupervise.host.ownership import make_folder
 from ftsupervise.rundir.paths import RunDir, tell
 from ftsupervise.rundir.records import read_record, write_json
 from ftsupervise.truth import DECISIONS, OnlyTold

@@ -45,7 +45,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from ftsupervise.host import files
-from ftsupervise.host.modes import PAGE, SHARED, Reach, as_page, make_folder, set_file_mode, settle
+from ftsupervise.host.ownership import PAGE, SHARED, Reach, as_page, make_folder, set_file_mode, settle
 from ftsupervise.printable import log_line, printable
 
 FINISHED = "finished"

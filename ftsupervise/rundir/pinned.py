@@ -20,8 +20,16 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ftsupervise.errors import NotFound, NotPermitted
-from ftsupervise.host.modes import is_shared, make_folder, make_own
-from ftsupervise.host.ownership import NotTrusted, in_group, read_trusted, shown_user, strangers_link
+from ftsupervise.host.ownership import (
+    NotTrusted,
+    in_group,
+    is_shared,
+    make_folder,
+    make_own,
+    read_trusted,
+    shown_user,
+    strangers_link,
+)
 from ftsupervise.rundir.launches import LaunchRecord
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.records import as_counts, decode, parse_object, read_record, write_json

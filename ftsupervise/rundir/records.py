@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 from ftsupervise.host import files
-from ftsupervise.host.modes import PAGE
+from ftsupervise.host.ownership import PAGE
 from ftsupervise.printable import printable
 from ftsupervise.rundir.paths import write_whole
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from ftsupervise.rundir.steps import Span, StepRecord
+from ftsupervise.rundir.progress import Span, StepRecord
 
 SLOW = 0.7  # of the usual rate, over ``SLOW_FOR``: what the *throughput* watchdog and ``status`` call slow
 SLOW_FOR = 3600.0  # seconds

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
-from ftsupervise.host.modes import distrust_in
+from ftsupervise.host.ownership import distrust_in
 from ftsupervise.rundir.paths import TRACKER, RunDir, tracked_attempts
 from ftsupervise.rundir.records import read_record, write_json
 

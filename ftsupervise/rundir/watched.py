@@ -6,7 +6,7 @@ The journal of the alerts is the truth; this page is the part of it that can be 
 from datetime import datetime, timedelta
 from typing import Annotated, NamedTuple
 
-from ftsupervise.host.modes import distrust_in
+from ftsupervise.host.ownership import distrust_in
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.records import EPOCH, decode, read_json, write_json
 

@@ -16,8 +16,7 @@ from __future__ import annotations
 from ftsupervise.sandbox.cluster import CONTROLLER_ACTIONS, NODE_ACTIONS, ControllerAction, NodeAction, Sandbox
 from ftsupervise.sandbox.conf import Shape
 from ftsupervise.sandbox.keeper import Keeper, Seen, follow, sandboxes, temporary
-from ftsupervise.sandbox.place import ENV_DIRECTORY, default_directory, outer_variables
-from ftsupervise.sandbox.programs import missing
+from ftsupervise.sandbox.place import ENV_DIRECTORY, default_directory, missing, outer_variables
 
 __all__ = [
     "CONTROLLER_ACTIONS",

@@ -18,7 +18,7 @@ from typing import Any, Literal
 from ftsupervise.errors import AlreadyRunning, Error, NotFound, Refused, SchedulerUnavailable
 from ftsupervise.host.ownership import user_name
 from ftsupervise.host.processes import Process, signal_exactly, wait_gone
-from ftsupervise.sandbox import conf, daemons, hosts, place, programs
+from ftsupervise.sandbox import conf, daemons, hosts, place
 from ftsupervise.sandbox.conf import Layout, Shape
 from ftsupervise.sandbox.hosts import Network
 
@@ -58,7 +58,7 @@ class Sandbox:
         if shape.get("prefix"):
             shape["prefix"] = os.path.realpath(shape["prefix"])
         form = Shape(**{**shape, "overrides": tuple(shape.get("overrides", ()))})
-        programs.require_programs(form.prefix, accounting=form.accounting)
+        place.require_programs(form.prefix, accounting=form.accounting)
         if form.hosts:
             hosts.require_hosts()
         layout = Layout(place.real(directory))
@@ -138,15 +138,15 @@ class Sandbox:
         """Return a whole environment for commands that shall see this cluster: ``base`` (ours) without any outer Slurm's."""
         own = os.environ if base is None else base
         mark = {place.MARK_OWNER: self.owner} if self.marks else {}
-        return place.scrub(own) | {"PATH": programs.search_path(self.shape.prefix)} | self.exports(own) | mark
+        return place.scrub(own) | {"PATH": place.search_path(self.shape.prefix)} | self.exports(own) | mark
 
     def exports(self, base: Mapping[str, str] | None = None) -> dict[str, str]:
         """Return only the variables that make the difference to ``base`` (ours)."""
         exports = {"SLURM_CONF": str(self.layout.slurm_conf), place.ENV_DIRECTORY: str(self.directory)}
         if self.shape.prefix:
-            exports["PATH"] = programs.search_path(self.shape.prefix)
+            exports["PATH"] = place.search_path(self.shape.prefix)
             before = (os.environ if base is None else base).get("LD_LIBRARY_PATH", "")
-            exports["LD_LIBRARY_PATH"] = programs.libraries(self.shape.prefix, before)
+            exports["LD_LIBRARY_PATH"] = place.libraries(self.shape.prefix, before)
         return exports
 
     def run(self, command: Sequence[str], *, timeout: float = 60.0) -> str:
@@ -283,7 +283,7 @@ class Sandbox:
             )  # nobody else gets credentials from its munged
         user = user_name()
         host = socket.gethostname().split(".")[0]
-        plugins = programs.plugins(shape.prefix)
+        plugins = place.plugins(shape.prefix)
         text = conf.slurm_conf(shape, layout, port=self.port, user=user, host=host, plugins=plugins, subnet=self.subnet)
         place.write_new(layout.slurm_conf, text, 0o644)
         if shape.hosts:

@@ -19,8 +19,7 @@ from ftsupervise.errors import Error
 from ftsupervise.sandbox import conf
 from ftsupervise.sandbox.conf import Layout, Shape
 from ftsupervise.sandbox.hosts import Network
-from ftsupervise.sandbox.place import MARK, MARK_NODE
-from ftsupervise.sandbox.programs import find_program, libraries, search_path
+from ftsupervise.sandbox.place import MARK, MARK_NODE, find_program, libraries, search_path
 
 _KEPT = ("HOME", "LANG", "LC_ALL", "TZ", "USER", "LOGNAME", "TMPDIR")
 

@@ -25,7 +25,7 @@ from pathlib import Path
 
 from ftsupervise.errors import Error, NotFound, NotPermitted, Refused
 from ftsupervise.sandbox import conf, place
-from ftsupervise.sandbox.programs import absent_programs, search_path
+from ftsupervise.sandbox.place import absent_programs, search_path
 
 _NAMES = Path("/run/netns")  # where `ip netns` keeps the names; only root may write there
 _INTERFACES = Path("/sys/class/net")

@@ -1,8 +1,8 @@
 """What speaks against a snapshot: the ledger, and what lies beside it. A person's decision outlives the machine's memory.
 
 A snapshot goes on from a checkpoint, its anchor: the newest one when it was made. Whoever deletes the anchor or sets it aside
-has taken the run back to before it, and the snapshot with it. Retention leaves an anchor alone (``in_use.py``), so what is
-gone was taken by somebody. A folder that cannot be read says nothing.
+has taken the run back to before it, and the snapshot with it. Retention leaves an anchor alone, so what is gone was taken by
+somebody. A folder that cannot be read says nothing.
 
 The ledger knows the rest: a loss that was no number, an attempt that went back, and attempts that began from the snapshot and
 failed. All of it holds for the snapshots of every job, in memory and on the disk.

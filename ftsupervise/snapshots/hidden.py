@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ftsupervise.checkpoints.restore import RESTORING
-from ftsupervise.checkpoints.retain import REMOVING
-from ftsupervise.checkpoints.staged import names_in
+from ftsupervise.checkpoints.retain import REMOVING, names_in
 from ftsupervise.rundir import fence
 from ftsupervise.rundir.lineage import whose
 from ftsupervise.snapshots import kept

@@ -21,8 +21,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from ftsupervise.host import processes
-from ftsupervise.host.memory import HostMemory
-from ftsupervise.host.shared_memory import SHARED_MEMORY, hold, is_private, make_private, names_in, remove_empty
+from ftsupervise.host.memory import SHARED_MEMORY, HostMemory, hold, is_private, make_private, names_in, remove_empty
 from ftsupervise.rundir.paths import ENV_SNAPSHOTS
 from ftsupervise.snapshots.slots import PAGE, PIECE
 

@@ -33,8 +33,10 @@ FDS_AT_ONCE = 200  # SCM_MAX_FD is 253
 _APPEAR = 2.0  # seconds for a standby that was just started to say that it is coming
 _AGAIN = 0.02  # seconds between two checks for it
 _CONNECT = 2.0  # seconds for a standby to take the connection
-_HEARD = 8.0  # seconds for it to say that we fit, or, once nothing of an older attempt lives, that we do not (serve.py)
-_ANSWER = 20.0  # seconds from there to the child's readiness: processes of an older attempt die first (serve.py)
+_HEARD = (
+    8.0  # seconds for it to say that we fit, or, once nothing of an older attempt lives, that we do not (standby.py)
+)
+_ANSWER = 20.0  # seconds from there to the child's readiness: processes of an older attempt die first (standby.py)
 _DIE = 5.0  # seconds a child gets to be gone after SIGKILL
 _NAMESPACES = ("mnt", "pid", "net", "ipc", "user", "uts", "cgroup")
 _RIGHTS = ("CapEff", "CapBnd", "NoNewPrivs", "Seccomp", "Mems_allowed_list")  # of /proc/self/status

@@ -11,16 +11,398 @@ import gc
 import importlib
 import json
 import os
+import select
+import signal
+import socket
 import sys
 import time
+import traceback
 import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
-from ftsupervise.host import ownership, processes
+from ftsupervise.host import memory, ownership, processes
 from ftsupervise.host.memory import HostMemory
-from ftsupervise.warm.rank_setup import Judge, first_on_path
-from ftsupervise.warm.serve import Serving
+from ftsupervise.ranks import shm_dir
+from ftsupervise.warm import client, rank_setup
+from ftsupervise.warm.rank_setup import Incompatible, Judge, RankRequest, first_on_path, read_request
+
+# A serving standby: for each request it forks one child and returns its exit status. It never blocks: each connection has its
+# own buffer and bound, and connections of other accounts are not read.
+
+_LARGEST = 64 << 20  # bytes of a request
+_MOST_FDS = 4096
+_READ_WITHIN = 5.0  # seconds from the connection to the complete request
+_GO_WITHIN = 10.0  # seconds a child waits for the start message
+_CLEAR_WITHIN = 15.0  # seconds for processes of an older attempt to die of SIGKILL; less than client.py waits
+_REFUSE_WITHIN = 5.0  # the same, before a rank that does not fit is refused; less than client.py waits for that
+_LOOK = 5.0  # milliseconds between two checks of that
+_AGAIN = 0.2  # seconds between two SIGKILLs for it
+_LEFTOVERS = 5.0  # seconds between SIGTERM and SIGKILL for processes that the ranks left running
+_IGNORED = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM)
+
+
+@dataclass
+class Caller:
+    """One connection of a rank, and the child that was forked for it."""
+
+    link: socket.socket
+    until: float  # monotonic: it is dropped then, unless it has a child
+    data: bytearray = field(default_factory=bytearray)
+    request: RankRequest | None = None
+    fds: list[int] = field(default_factory=list)
+    complete: bool = False  # its request is complete; the fork waits until no process of an older attempt lives
+    refused: str = ""  # or it gets this refusal then: its cold start must not meet an older attempt either
+    pid: int = 0
+
+    @property
+    def attempt(self) -> int:
+        return self.request.attempt if self.request is not None else 0
+
+    def receive(self) -> bool:
+        """Take the data it has sent. Return False when it has ended, or has sent too much."""
+        try:
+            data, received, flags, _ = socket.recv_fds(self.link, 1 << 20, client.FDS_AT_ONCE)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        self.fds += received
+        if self.request is None:
+            self.data += data
+        too_much = flags & socket.MSG_CTRUNC or len(self.data) > _LARGEST or len(self.fds) > _MOST_FDS
+        return bool(data) and not too_much
+
+    def send(self, data: bytes) -> None:
+        try:
+            self.link.send(data)
+        except OSError:  # it has gone: its end is seen when it is read
+            pass
+
+    def close(self) -> None:
+        for fd in self.fds:
+            os.close(fd)
+        self.fds.clear()
+        self.link.close()
+
+
+class Entrance:
+    """PLACE/NODE.sock, where ranks connect, and the pipe through which signals arrive."""
+
+    def __init__(self, place: str, poll: select.poll) -> None:
+        """Open the socket and the pipe. Raises OSError."""
+        node = os.environ.get("SLURMD_NODENAME") or os.uname().nodename
+        self.path = Path(place) / f"{node}.sock"
+        self.path.unlink(missing_ok=True)
+        self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        self.listener.bind(str(self.path))
+        self.path.chmod(0o600)
+        self.listener.listen(1024)
+        self.path.with_suffix(".coming").unlink(missing_ok=True)  # waiting clients now find the socket
+        self.signals, write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self.old_wakeup = signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+        for number in (signal.SIGCHLD, signal.SIGTERM):
+            signal.signal(number, lambda *_: None)
+        for number in _IGNORED:
+            signal.signal(number, signal.SIG_IGN)
+        poll.register(self.listener, select.POLLIN)
+        poll.register(self.signals, select.POLLIN)
+
+    def accept(self) -> socket.socket | None:
+        """Return a connection of a process of this account."""
+        try:
+            link, _ = self.listener.accept()
+        except OSError:
+            return None
+        if client.peer(link)[1] != os.geteuid():
+            link.close()
+            return None
+        link.setblocking(False)
+        return link
+
+
+class Leftovers:
+    """The processes below us that ranks of an ended attempt have left: SIGTERM first, SIGKILL when they stay."""
+
+    def __init__(self) -> None:
+        self.kill_at: float | None = None  # monotonic
+        self._kill_again = 0.0  # monotonic: not sooner
+
+    def _send(self, number: int) -> bool:
+        return bool(processes.send(processes.below(os.getpid(), zombies=True), number))
+
+    def ask_to_end(self) -> None:
+        if self._send(signal.SIGTERM):
+            self.kill_at = time.monotonic() + _LEFTOVERS
+
+    def kill(self) -> None:
+        self.kill_at = None
+        self._send(signal.SIGKILL)
+
+    def are_gone(self) -> bool:
+        """Return whether none is alive or still dying (and holding its memory). Live ones are killed."""
+        try:
+            os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:  # orphans of a rank become our children
+            self.kill_at = None
+            return True
+        if (now := time.monotonic()) >= self._kill_again:
+            self._kill_again = now + _AGAIN
+            self._send(signal.SIGKILL)
+        return False
+
+
+class Serving:
+    """A standby that serves. ``changed_module(attempt)`` names a module that changed on disk since its import. ``coming``: the
+    descriptor whose lock has said until now that this process is on its way."""
+
+    def __init__(
+        self,
+        place: str,
+        judge: Judge,
+        report: Callable[[dict[str, Any]], None],
+        changed_module: Callable[[bytes], str],
+        coming: int | None = None,
+    ) -> None:
+        self.judge, self.report, self.changed_module = judge, report, changed_module
+        processes.become_subreaper()
+        processes.set_name(processes.STANDBY.encode())
+        if shm_dir.create_locked(place) is None:
+            self.report({"refused": f"cannot make {place}, or another user owns it"})
+            os._exit(1)
+        self.poll = select.poll()
+        self.entrance = Entrance(place, self.poll)
+        if coming is not None:
+            os.close(coming)
+        self.leftovers = Leftovers()
+        self.callers: dict[int, Caller] = {}
+        self.newest = 0  # attempt of which a rank was asked for
+        self.leaving = False
+        self.stale = ""  # the module that has changed on disk: this standby ends, and a new one imports it again
+
+    def serve(self) -> None:
+        """Serve. Returns only in a child that continues as a rank."""
+        self.report({"ready": True})
+        while True:
+            for fd, event in self.poll.poll(self._poll_timeout()):
+                if fd == self.entrance.listener.fileno():
+                    self._accept()
+                elif fd == self.entrance.signals:
+                    self._on_signal(os.read(fd, 4096))
+                elif fd in self.callers:
+                    self._on_caller(self.callers[fd], event)
+            if self._fork_waiting():
+                return
+            self._check_bounds()
+
+    # -------------------------------------------------------------------------------------------------------- waiting
+
+    def _poll_timeout(self) -> float | None:
+        """Return the milliseconds until the next bound."""
+        bounds = [caller.until for caller in self.callers.values() if not caller.pid]
+        if self.leftovers.kill_at is not None:
+            bounds.append(self.leftovers.kill_at)
+        if any(one.complete and not one.pid for one in self.callers.values()):
+            return _LOOK
+        return max(0.0, (min(bounds) - time.monotonic()) * 1000 + 1) if bounds else None
+
+    def _check_bounds(self) -> None:
+        now = time.monotonic()
+        for caller in [one for one in self.callers.values() if not one.pid and now >= one.until]:
+            late = "processes of an older attempt do not die" if caller.complete else "timed out"
+            self._refuse(caller, caller.refused or late)
+        if self.leftovers.kill_at is not None and now >= self.leftovers.kill_at:
+            self.leftovers.kill()
+        if (self.leaving or self.stale) and not self.callers:
+            self.entrance.path.unlink(missing_ok=True)
+            self.leftovers.kill()
+            memory.remove_empty(str(self.entrance.path.parent))
+            os._exit(0)
+
+    def _on_signal(self, numbers: bytes) -> None:
+        if signal.SIGTERM in numbers:  # the job is ending: ranks may be saving, so we do not end them
+            self.leaving = True
+            self.entrance.path.unlink(missing_ok=True)
+        self._reap()
+
+    def _reap(self) -> None:
+        """Report each ended rank to its client."""
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if not pid:
+                return
+            caller = next((one for one in self.callers.values() if one.pid == pid), None)
+            if caller is not None:
+                caller.send(status.to_bytes(4, "little"))
+                self._drop(caller)
+
+    def _drop(self, caller: Caller) -> None:
+        self._unwatch(caller)
+        del self.callers[caller.link.fileno()]
+        caller.close()
+        if caller.pid and not any(one.pid for one in self.callers.values()):
+            self.leftovers.ask_to_end()
+
+    # -------------------------------------------------------------------------------------------------------- callers
+
+    def _accept(self) -> None:
+        link = self.entrance.accept()
+        if link is None:
+            return
+        if self.leaving:
+            link.close()
+            return
+        self.callers[link.fileno()] = Caller(link, time.monotonic() + _READ_WITHIN)
+        self.poll.register(link, select.POLLIN | select.POLLRDHUP)
+
+    def _on_caller(self, caller: Caller, event: int) -> None:
+        """Read on, or react to its end."""
+        if caller.pid:
+            if event & (select.POLLHUP | select.POLLRDHUP | select.POLLERR):  # the rank's client was killed
+                self._kill_rank(caller)
+            return
+        if not caller.receive():
+            self._drop(caller)
+        elif caller.request is None:
+            request = read_request(caller.data)
+            if request is not None:
+                caller.data.clear()
+                self._judge(caller, request)
+        elif not caller.complete and len(caller.fds) > len(caller.request.fds):
+            caller.complete, caller.until = True, time.monotonic() + _CLEAR_WITHIN
+
+    def _judge(self, caller: Caller, request: RankRequest) -> None:
+        """Ask for the descriptors of a rank that fits. Another one is refused once no process of an older attempt lives."""
+        caller.request = request
+        if caller.attempt < self.newest:
+            self._refuse(caller, "a newer attempt has begun")
+            return
+        self.newest = caller.attempt
+        try:
+            if not self.stale and (changed := self.changed_module(request.env.get(b"FTSUPERVISE_ATTEMPT", b""))):
+                self.report({"refused": f"{changed} has changed"})
+                self.stale = changed
+            if self.stale:
+                raise Incompatible(f"{self.stale} has changed since it was imported")
+            if request.cold:
+                raise Incompatible("an attempt that began warm took no step")
+            self.judge.fits(request)
+            caller.until = time.monotonic() + _READ_WITHIN  # for the descriptors
+            caller.link.send(b"send")
+        except (Incompatible, OSError, TypeError, AttributeError) as problem:
+            caller.refused = str(problem) or type(problem).__name__
+            caller.complete, caller.until = True, time.monotonic() + _REFUSE_WITHIN
+
+    def _kill_rank(self, caller: Caller) -> None:
+        """Send SIGKILL to the rank and its group; its end is reaped as any other."""
+        self._unwatch(caller)
+        for kill in (os.killpg, os.kill):
+            try:
+                kill(caller.pid, signal.SIGKILL)
+            except (ProcessLookupError, PermissionError):
+                continue
+
+    def _unwatch(self, caller: Caller) -> None:
+        """Send the rank's end repeatedly, whatever else is asked."""
+        try:
+            self.poll.unregister(caller.link)
+        except KeyError:
+            return
+
+    def _fork_waiting(self) -> bool:
+        """Fork for waiting ranks; return True in a child that continues as a rank."""
+        for caller in [one for one in self.callers.values() if one.complete and not one.pid]:
+            if caller.attempt < self.newest:
+                self._refuse(caller, "a newer attempt has begun")
+            elif caller.refused:
+                if self._older_attempts_are_gone(caller):
+                    self._refuse(caller, caller.refused)
+            elif (
+                self._older_attempts_are_gone(caller)
+                and caller.request is not None
+                and self._fork(caller, caller.request)
+            ):
+                return True
+        return False
+
+    def _fork(self, caller: Caller, request: RankRequest) -> bool:
+        """Fork; return True in the child."""
+        try:
+            self.judge.folder(caller.fds[0])
+            die_with_parent = processes.die_with_parent(signal.SIGKILL)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                pid = os.fork()
+        except (Incompatible, OSError, TypeError) as problem:
+            self._refuse(caller, str(problem) or type(problem).__name__)
+            return False
+        if pid == 0:
+            self._become(caller, request, die_with_parent)
+            return True
+        for fd in caller.fds:
+            os.close(fd)
+        caller.fds.clear()
+        caller.pid = pid
+        self.poll.modify(caller.link, select.POLLRDHUP)
+        return False
+
+    def _refuse(self, caller: Caller, why: str) -> None:
+        caller.send(f"{why}\n".encode("utf-8", "replace")[:4000])
+        self._drop(caller)
+
+    def _older_attempts_are_gone(self, caller: Caller) -> bool:
+        """Return whether no process of an older attempt is alive."""
+        if any(one.pid and one.attempt == caller.attempt for one in self.callers.values()):
+            return True
+        self._reap()
+        return self.leftovers.are_gone()
+
+    # ------------------------------------------------------------------------------------------------------- the child
+
+    def _become(self, caller: Caller, request: RankRequest, die_with_parent: Callable[[], None]) -> None:
+        """Become the rank, in the child; report it and wait for the start message. Returns only then."""
+        link = caller.link
+        try:
+            signal.set_wakeup_fd(self.entrance.old_wakeup)
+            here, *fds = caller.fds
+            number = rank_setup.adopt_descriptors(request.fds, fds, here, caller.link.fileno())
+            self._forget_descriptors()
+            link = socket.socket(fileno=number)
+            link.settimeout(_GO_WITHIN)
+            die_with_parent()
+            rank_setup.become(request, self.judge.set)
+            me = os.pidfd_open(os.getpid())
+            socket.send_fds(link, [b"ready"], [me])
+            os.close(me)
+            rank_setup.restore_signals(request, (signal.SIGCHLD, signal.SIGTERM, *_IGNORED))
+            if link.recv(2) != b"go":
+                os._exit(1)
+            link.close()
+        except (rank_setup.Cannot, OSError, ValueError) as problem:
+            try:
+                link.send(f"{problem}\n".encode("utf-8", "replace"))
+            except OSError:
+                pass
+            os._exit(1)
+        except BaseException:  # a fork of the standby must not go on in its loop
+            traceback.print_exc()
+            os._exit(1)
+
+    def _forget_descriptors(self) -> None:
+        """Forget these descriptors in the child, which has closed them: their numbers may be reused."""
+        self.entrance.listener.detach()
+        for caller in self.callers.values():
+            caller.link.detach()
+            caller.fds.clear()
+
+
+# ------------------------------------------------------------------------------------------
+
 
 ENV = "FTSUPERVISE_STANDBY"
 _TRIES = 6
@@ -33,7 +415,7 @@ _NEVER = {"mpi4py", "horovod", "tensorflow"}  # they join something, or start th
 
 
 def stand_by(text: str) -> None:
-    """Stand by; return in a child that is to go on as a rank. ``text``: its orders as JSON, see ``warm/standbys.py``."""
+    """Stand by; return in a child that is to go on as a rank. ``text``: its orders as JSON, see ``warm/restarts.py``."""
     orders: dict[str, Any] = json.loads(text)
     _set_environment(orders)
     coming = orders.pop("coming", None)

@@ -18,7 +18,7 @@ from ftsupervise.alerts.receivers import Broken, TryLater, read_secret, redact, 
 from ftsupervise.alerts.record import record
 from ftsupervise.findings import Alert, Finding, Notice
 from ftsupervise.host import ownership
-from ftsupervise.host.modes import make_folder, make_own
+from ftsupervise.host.ownership import make_folder, make_own
 from ftsupervise.truth import Health
 from ftsupervise.watch import checks
 from ftsupervise.watch.checks import host_finding, settings_finding, slurm_finding

@@ -35,8 +35,7 @@ from ftsupervise.truth import Health
 from ftsupervise.watch import checks
 from ftsupervise.watch import roster as rosters
 from ftsupervise.watch.checks import QueueAnswer, RunLook, ask, look_at, settings_finding, slurm_finding, write_memory
-from ftsupervise.watch.event_lines import EventLine, append, events_path, of_event, of_notice
-from ftsupervise.watch.events import Event, events
+from ftsupervise.watch.events import Event, EventLine, append, events, events_path, of_event, of_notice
 from ftsupervise.watch.roster import (
     DirectoryFound,
     MessagesSent,

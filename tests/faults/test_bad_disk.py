@@ -14,7 +14,7 @@ import pytest
 
 from ftsupervise import Guard
 from ftsupervise.checkpoints.manifest import loop_file
-from ftsupervise.guard import loop_checkpoints
+from ftsupervise.guard import loop_state
 from ftsupervise.guard.resume import CannotResume
 from tests.neighbours.bad_disk import BadDisk, bad_disk
 
@@ -105,5 +105,5 @@ def test_a_disk_that_stumbles_once_costs_no_step(disk: BadDisk, monkeypatch: pyt
         newest.unlink()
         newest.write_bytes(whole)
 
-    monkeypatch.setattr(loop_checkpoints, "time", SimpleNamespace(sleep=come_back))
+    monkeypatch.setattr(loop_state, "time", SimpleNamespace(sleep=come_back))
     assert train() == [(20, weights(20))]

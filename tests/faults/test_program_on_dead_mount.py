@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from ftsupervise.crontab.execute import Ended, Task, run_all
+from ftsupervise.crontab.dispatch import Ended, Task, run_all
 from ftsupervise.host import bounded, processes
 from tests.neighbours.patience import wait_until
 

@@ -20,7 +20,7 @@ from ftsupervise.checkpoints.restore import copies_in, restore
 from ftsupervise.checkpoints.stores import open_store
 from ftsupervise.checkpoints.written import keep
 from ftsupervise.errors import NotPermitted
-from ftsupervise.host import modes, ownership
+from ftsupervise.host import ownership
 from ftsupervise.nodes import incidents
 from ftsupervise.rundir import heartbeat_page
 from ftsupervise.rundir.paths import RunDir
@@ -249,10 +249,10 @@ def test_a_folder_for_the_group_is_written_by_nobody_whom_the_folder_above_names
     """Switches are removed by whoever may write their folder, and a group that the list keeps out could raise none."""
     give_list(tmp_path, (ACCOUNT, 7, EVE.pw_uid), passed_on=True)
     folder = tmp_path / "switches"
-    modes.make_folder(folder, modes.SHARED)
+    ownership.make_folder(folder, ownership.SHARED)
     assert ownership.access_list(folder) == () and os.listxattr(folder) == []
     give_list(folder, (ACCOUNT, 7, EVE.pw_uid), group=7, others=5)
-    modes.set_mode(folder, modes.SHARED)
+    ownership.set_mode(folder, ownership.SHARED)
     assert ownership.access_list(folder) == () and folder.stat().st_mode & 0o7777 == 0o2775
 
 

@@ -26,12 +26,11 @@ from ftsupervise.cli import checkpoint_copies, checkpoint_upkeep
 from ftsupervise.config.believed import load_believed
 from ftsupervise.config.load import leaves, loads, values
 from ftsupervise.config.strict_yaml import dotted
-from ftsupervise.host.modes import as_page
-from ftsupervise.host.ownership import held
+from ftsupervise.host.ownership import as_page, held
 from ftsupervise.rundir import members
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.switches import Brake, write_brake
-from ftsupervise.watch.event_lines import EventLine, append
+from ftsupervise.watch.events import EventLine, append
 from tests.neighbours.leftovers import end_all_under
 from tests.neighbours.patience import wait_until
 

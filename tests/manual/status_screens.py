@@ -17,11 +17,10 @@ from ftsupervise.report.reading import RunReading, WatchSeen
 from ftsupervise.report.row import RunRow, row_of
 from ftsupervise.rundir.launches import LaunchRecord
 from ftsupervise.rundir.paths import RunDir
-from ftsupervise.rundir.progress import ProgressPage
-from ftsupervise.rundir.steps import StepRecord
+from ftsupervise.rundir.progress import ProgressPage, StepRecord
 from ftsupervise.rundir.watched import FiringAlert, WatchFound
 from ftsupervise.truth import Health, OutputPart, SwitchState
-from ftsupervise.watch.event_lines import EventLine
+from ftsupervise.watch.events import EventLine
 
 NOW = datetime(2026, 11, 22, 12, tzinfo=timezone.utc)
 RUN = RunDir("/scratch/ada/train-10b")

@@ -22,10 +22,17 @@ from ftsupervise.model import Cause, CauseKind, Claim, End, Failure, Reached
 from ftsupervise.nodes.incidents import Incident, IncidentLog
 from ftsupervise.rundir.ledger import write_end
 from ftsupervise.rundir.paths import RunDir
-from ftsupervise.rundir.progress import ProgressPage, write_progress
+from ftsupervise.rundir.progress import (
+    KEPT,
+    ProgressPage,
+    StepRecord,
+    TimeMark,
+    added,
+    write_marks,
+    write_progress,
+    write_steps,
+)
 from ftsupervise.rundir.records import write_json
-from ftsupervise.rundir.steps import StepRecord, added, write_steps
-from ftsupervise.rundir.time_marks import KEPT, TimeMark, write_marks
 from ftsupervise.rundir.watched import FiringAlert, WatchFound, write_found
 from ftsupervise.truth import Health, LossTrouble
 

@@ -20,7 +20,7 @@ from ftsupervise.alerts.last_day import KINDS, PARTS, LastDay, sample
 from ftsupervise.cli import status_one
 from ftsupervise.report.account import Spent, Stretch, kinds_over
 from ftsupervise.report.day import last_day, rates_over
-from ftsupervise.rundir.steps import Span, StepRecord, write_steps
+from ftsupervise.rundir.progress import Span, StepRecord, write_steps
 from ftsupervise.watch import tour
 from tests.neighbours.slack import SlackServer
 from tests.neighbours.smtp import MailServer

@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from ftsupervise.alerts.generations import parse
+from ftsupervise.alerts.journal import parse
 from ftsupervise.findings import Reason
 from tests.neighbours.proxy import Proxy
 from tests.neighbours.slack import TOKEN, SlackServer

@@ -14,8 +14,7 @@ from typing import Any
 
 import pytest
 
-from ftsupervise.checkpoints.find import checkpoints_in, choose
-from ftsupervise.checkpoints.verify import Scope, Thoroughness, verify
+from ftsupervise.checkpoints.find import Scope, Thoroughness, checkpoints_in, choose, verify
 from tests.story.power_loss import RECORDER, Disk, recorded
 
 FULL = Scope(Thoroughness.FULL)
@@ -125,7 +124,7 @@ def killed(tmp_path: Path, kills: int, seed: int, frozen: int = 0) -> int:
     done = saver.replace("DONE(step)", "os.pwrite(told, b'%12d' % step, 0)")
     (tmp_path / "saver.py").write_text(
         "import os, sys\n"
-        "import ftsupervise.guard.guard, ftsupervise.checkpoints.shards, ftsupervise.checkpoints.commit\n"
+        "import ftsupervise.guard.guard, ftsupervise.checkpoints.manifest, ftsupervise.checkpoints.commit\n"
         f"import ftsupervise.checkpoints.layouts, xxhash\ncode = compile({done!r}, 'saver', 'exec')\n"
         f"told = os.open({str(tell)!r}, os.O_RDWR | os.O_CREAT)\n"
         "for line in sys.stdin:\n"

@@ -15,11 +15,9 @@ from typing import Any
 import pytest
 
 from ftsupervise.checkpoints.commit import Origin, commit
-from ftsupervise.checkpoints.in_use import in_use, leftovers
 from ftsupervise.checkpoints.manifest import read_manifest
 from ftsupervise.checkpoints.offload import offload
-from ftsupervise.checkpoints.retain import Candidate, Retention, plan, remove, sweep
-from ftsupervise.checkpoints.staged import A_DAY
+from ftsupervise.checkpoints.retain import A_DAY, Candidate, Retention, in_use, leftovers, plan, remove, sweep
 from ftsupervise.checkpoints.stores import FolderStore
 from ftsupervise.model import Cause, CauseKind, End
 from ftsupervise.rundir import ledger

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ftsupervise.crontab.execute import Ended, Task, run_all
+from ftsupervise.crontab.dispatch import Ended, Task, run_all
 from ftsupervise.host.processes import identity
 
 

@@ -224,7 +224,7 @@ def test_what_lies_in_place_of_an_output_or_a_record_holds_no_tick(folder: Folde
     assert folder.tick(NINE).worked.ran == ("minutely/good",)
     ran = history.claim_run(folder.cron, "minutely.good", NINE + P5, history.RunStart(at=NINE))
     assert ran is not None
-    from ftsupervise.crontab.execute import BoundedOutput
+    from ftsupervise.crontab.dispatch import BoundedOutput
 
     os.mkfifo(ran / "output")
     output = BoundedOutput(ran / "output", 1000)

@@ -35,7 +35,7 @@ def test_no_module_in_the_current_directory_is_ours(tmp_path: Path, outer: str |
     )
     for argv in (
         processes.own_command("--version"),
-        processes.own_command("/nowhere", module="ftsupervise.scheduler.localchain"),
+        processes.own_command("/nowhere", module="ftsupervise.scheduler.local"),
     ):
         done = subprocess.run(argv, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60)
         assert "HOSTILE" not in done.stderr

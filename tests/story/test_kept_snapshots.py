@@ -15,7 +15,7 @@ from time import monotonic
 import pytest
 
 from ftsupervise import Guard
-from ftsupervise.checkpoints.in_use import in_use
+from ftsupervise.checkpoints.retain import in_use
 from ftsupervise.model import Attempt
 from ftsupervise.rundir import fence
 from ftsupervise.rundir.anchor import Anchor

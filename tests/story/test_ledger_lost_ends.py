@@ -11,10 +11,9 @@ import pytest
 
 from ftsupervise.host import processes
 from ftsupervise.rundir.heartbeat_page import write_beat
-from ftsupervise.rundir.ledger import ledger
+from ftsupervise.rundir.ledger import keep_reached, ledger
 from ftsupervise.rundir.paths import WARNING, RunDir
 from ftsupervise.rundir.progress import ProgressPage, write_progress
-from ftsupervise.rundir.reached import keep_reached
 from ftsupervise.rundir.records import write_json
 from ftsupervise.truth import Beat
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from ftsupervise.cli.status_groups import group_lines
-from ftsupervise.host.modes import make_folder
+from ftsupervise.host.ownership import make_folder
 from ftsupervise.model import Job, JobState
 from ftsupervise.replicas.groups import GroupState, GroupTable, ReplicaGroup, write_table
 from ftsupervise.replicas.lighthouse_record import PAGE_NAME, LighthouseRecord

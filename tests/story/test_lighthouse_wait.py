@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
-from ftsupervise.host.modes import make_folder
+from ftsupervise.host.ownership import make_folder
 from ftsupervise.model import Cause, CauseKind
 from ftsupervise.replicas.environment import ENV_LIGHTHOUSE
 from ftsupervise.replicas.lighthouse_record import PAGE_NAME, LighthouseRecord

@@ -27,8 +27,8 @@ from ftsupervise.ranks.log_heartbeat import (
 )
 from ftsupervise.run.log_follower import LogFollower
 from ftsupervise.rundir.heartbeat_page import read_beats
+from ftsupervise.rundir.ledger import reached
 from ftsupervise.rundir.paths import RunDir
-from ftsupervise.rundir.reached import reached
 from ftsupervise.truth import RankState
 from tests.neighbours.supervised import SupervisedRun
 

@@ -10,8 +10,7 @@ from typing import Any
 
 from ftsupervise.report.account import Spent, account
 from ftsupervise.rundir.launches import launches
-from ftsupervise.rundir.progress import read_progress
-from ftsupervise.rundir.steps import read_steps
+from ftsupervise.rundir.progress import read_progress, read_steps
 from tests.neighbours.supervised import SupervisedRun
 
 Until = Callable[..., Any]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ftsupervise.model import Cause, CauseKind, End, Failure, FailureKind, NodeRanks, Standstill, ended
-from ftsupervise.nodes import health, incidents
+from ftsupervise.nodes import incidents, selector
 from ftsupervise.nodes.exclude import fitting
 from ftsupervise.nodes.incidents import CLEARED, EXCLUDE, TRUST, Incident, NodeHistory, Override, Scoring, judge, margin
 from ftsupervise.nodes.selector import against, known_as
@@ -288,18 +288,21 @@ def test_only_nodes_that_have_what_the_job_asks_for_are_room(features: str, chos
      (124, "no answer")],
 )  # fmt: skip
 def test_what_the_exit_code_of_a_health_command_says(code: int | None, word: str) -> None:
-    assert health.answer(code, "GPU 3 \x1b[31mhot\nmore").word == word
+    assert selector.answer(code, "GPU 3 \x1b[31mhot\nmore").word == word
 
 
 def test_where_it_ends_nowhere_no_node_is_at_fault() -> None:
-    hangs = health.HealthAnswer(health.NO_ANSWER)
-    assert {one.word for one in health.judged({"a": hangs, "b": hangs}).values()} == {"unknown"}
-    assert health.judged({"a": hangs, "b": health.HealthAnswer(health.OK)})["a"].unfit
+    hangs = selector.HealthAnswer(selector.NO_ANSWER)
+    assert {one.word for one in selector.judged({"a": hangs, "b": hangs}).values()} == {"unknown"}
+    assert selector.judged({"a": hangs, "b": selector.HealthAnswer(selector.OK)})["a"].unfit
 
 
 def test_answers_are_told_apart_however_the_lines_of_the_tasks_mix() -> None:
     said = "1: hot\n0: \n0: ftsupervise-health 0 node-0\n 1: ftsupervise-health 1 node-1\nsrun: error: something\n"
-    assert health.parse(said) == {"node-0": health.HealthAnswer("ok"), "node-1": health.HealthAnswer("warning", "hot")}
+    assert selector.parse(said) == {
+        "node-0": selector.HealthAnswer("ok"),
+        "node-1": selector.HealthAnswer("warning", "hot"),
+    }
 
 
 # ---------------------------------------------------------------------------------------------------------------- files

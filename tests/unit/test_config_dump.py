@@ -9,9 +9,8 @@ import yaml
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from ftsupervise.config.guarding import GuardSettings
 from ftsupervise.config.load import dump, loads
-from ftsupervise.config.schema import Launch, Run
+from ftsupervise.config.schema import GuardSettings, Launch, Run
 from ftsupervise.config.strict_yaml import control_character
 from ftsupervise.errors import ConfigError
 

@@ -12,10 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from ftsupervise.cli.run import run as run_command
-from ftsupervise.config.checkpointing import CheckpointSettings
-from ftsupervise.config.replicas import ReplicaGroups
-from ftsupervise.config.restarts import HangSettings, Restart
-from ftsupervise.config.schema import Launch, Run
+from ftsupervise.config.schema import CheckpointSettings, HangSettings, Launch, ReplicaGroups, Restart, Run
 from ftsupervise.config.supervisor import SETTINGS, Setting
 from ftsupervise.errors import ConfigError, Refused
 from ftsupervise.host.processes import START

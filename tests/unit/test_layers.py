@@ -141,7 +141,7 @@ def test_a_circle_is_found() -> None:
 
 def test_only_the_command_line_prints_or_exits(trees: dict[str, ast.Module]) -> None:
     allowed = {
-        "scheduler/localchain.py",
+        "scheduler/local.py",
         "rundir/paths.py",
         "guard/settings.py",
         "probe/server.py",

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from ftsupervise.guard.loss_trend import LossRise, LossTrend
+from ftsupervise.guard.loss_policy import LossRise, LossTrend
 
 Curve = Callable[[int, random.Random], float]
 

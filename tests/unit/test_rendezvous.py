@@ -11,7 +11,7 @@ import pytest
 
 from ftsupervise.host.ports import first_free, ports_of
 from ftsupervise.model import Cause, CauseKind, FailureKind
-from ftsupervise.run.cause import failure
+from ftsupervise.run.exit_analysis import failure
 from ftsupervise.run.rendezvous import (
     MeetingPoint,
     in_each_rank,

@@ -30,8 +30,8 @@ from ftsupervise.report.drawing import (
 )
 from ftsupervise.report.placing import bad_losses, gaps, placed
 from ftsupervise.report.slow import paces_of, slow_periods
+from ftsupervise.rundir.progress import StepRecord, added
 from ftsupervise.rundir.step_rates import paces, usual_rate
-from ftsupervise.rundir.steps import StepRecord, added
 from ftsupervise.truth import LossTrouble
 from tests.unit.test_time_account import BEGIN, at, crashed, random_history, trained
 

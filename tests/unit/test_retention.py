@@ -5,8 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ftsupervise.checkpoints.extents import length_without
-from ftsupervise.checkpoints.retain import ALWAYS, Better, Candidate, Retention, plan
+from ftsupervise.checkpoints.retain import ALWAYS, Better, Candidate, Retention, length_without, plan
 
 
 def one(step: int, verified: bool | None = True, **more: object) -> Candidate:

@@ -9,7 +9,6 @@ import pytest
 
 from ftsupervise.checkpoints.suspicion import suspect
 from ftsupervise.model import Attempt, Cause, CauseKind, Failure, FailureKind, NodeRanks, ended
-from ftsupervise.run.cause import failure
 from ftsupervise.run.decide import (
     TOO_SHORT,
     Budgets,
@@ -21,6 +20,7 @@ from ftsupervise.run.decide import (
     time_needed,
     used_up,
 )
+from ftsupervise.run.exit_analysis import failure
 from ftsupervise.truth import Resumed
 
 T0 = datetime(2026, 11, 21, 2, tzinfo=timezone.utc)

@@ -9,8 +9,7 @@ import pytest
 from ftsupervise.model import Cause, CauseKind, ended
 from ftsupervise.ranks import protocol
 from ftsupervise.ranks.protocol import RankExit
-from ftsupervise.run.cause import First, Told, cause, first_event
-from ftsupervise.run.exit_analysis import by_itself, last_exits, same_rank
+from ftsupervise.run.exit_analysis import First, Told, by_itself, cause, first_event, last_exits, same_rank
 from ftsupervise.scheduler import deadline_from_environment, parse_end_time
 
 

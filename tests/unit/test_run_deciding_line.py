@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from ftsupervise.model import Attempt, Cause, CauseKind, Failure, FailureKind, ended
-from ftsupervise.run.cause import failure
-from ftsupervise.run.exit_analysis import Ours, Output, plain, root_error
+from ftsupervise.run.exit_analysis import Ours, Output, failure, plain, root_error
 from ftsupervise.watch.events import events
 
 NOW = datetime(2026, 11, 22, 3, tzinfo=timezone.utc)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from random import Random
 
-from ftsupervise.host.modes import make_folder
+from ftsupervise.host.ownership import make_folder
 from ftsupervise.rundir.paths import RunDir
-from ftsupervise.rundir.steps import (
+from ftsupervise.rundir.progress import (
     EVERY,
     MOST,
     Span,

@@ -13,7 +13,7 @@ from ftsupervise.model import Attempt, Cause, CauseKind, Failure, FailureKind
 from ftsupervise.report.account import Spent, TimeAccount, account
 from ftsupervise.rundir.launches import LaunchRecord
 from ftsupervise.rundir.paths import RunDir
-from ftsupervise.rundir.time_marks import TimeMark, marked, marks_path, read_marks, write_marks
+from ftsupervise.rundir.progress import TimeMark, marked, marks_path, read_marks, write_marks
 
 BEGIN = datetime(2026, 11, 1, tzinfo=timezone.utc)
 CRASH = Failure(FailureKind.SIGNAL, "killed by SIGKILL")

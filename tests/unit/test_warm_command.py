@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ftsupervise.warm.restarts import WarmSettings, parse_setting
-from ftsupervise.warm.standbys import PythonCommand, parse_command
+from ftsupervise.warm.restarts import PythonCommand, WarmSettings, parse_command, parse_setting
 
 
 @pytest.mark.parametrize(

@@ -21,9 +21,10 @@ from ftsupervise.rundir.records import write_json
 from ftsupervise.rundir.switches import KILL
 from ftsupervise.scheduler import ownership
 from ftsupervise.scheduler.ownership import RunIdentity, by_mark, candidates, own_job_ids
+from ftsupervise.scheduler.pending import NEVER
 from ftsupervise.truth import Health
 from ftsupervise.watch import Look
-from ftsupervise.watch.watchdogs.is_running import NEVER, check
+from ftsupervise.watch.watchdogs.is_running import check
 
 NOW = datetime(2026, 11, 21, 3, 0, tzinfo=timezone.utc)
 
@@ -152,12 +153,19 @@ def test_a_dead_slurmctld_is_neither_gone_nor_fine(tmp_path: Path) -> None:
     assert "connect failure" in finding.summary
 
 
-@pytest.mark.parametrize("reason", sorted(NEVER))
+@pytest.mark.parametrize(
+    "reason", [*sorted(NEVER), "QOSMaxGRESPerJob", "AssocMaxWallDurationPerJobLimit", "QOSMinGRES"]
+)
 def test_a_reason_that_never_ends_is_not_a_queue_wait(tmp_path: Path, reason: str) -> None:
     finding = look(tmp_path, job("88", JobState.PENDING, reason=reason))[0]
     assert finding.health is Health.BAD
     assert reason in finding.summary
     assert "JOBID" not in finding.do
+
+
+@pytest.mark.parametrize("reason", ["PartitionDown", "PartitionInactive", "QOSMaxGRESPerUser"])
+def test_a_maintenance_and_the_share_of_others_are_waits(tmp_path: Path, reason: str) -> None:
+    assert look(tmp_path, job("88", JobState.PENDING, reason=reason))[0].health is Health.OK
 
 
 @pytest.mark.parametrize(

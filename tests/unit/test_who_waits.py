@@ -76,16 +76,18 @@ WAITS: dict[str, dict[str, str]] = {
     "sandbox/daemons.py": {"_free": LOCAL, "_start": SANDBOX, "_database": SANDBOX},
     "sandbox/keeper.py": {"start": OURS, "follow": PERSON},
     "scheduler/allocation.py": {"_try": TIMED},
-    "scheduler/local.py": {"_start": OURS},
-    "scheduler/localchain.py": {"_member": SYSTEM},
+    "scheduler/local.py": {"_start": OURS, "_member": SYSTEM},
     "warm/client.py": {"hand_over": TIMED, "connect": TIMED, "follow": "a rank waits for itself: it ends as its child does"},
-    "warm/serve.py": {"__init__": TIMED, "accept": TIMED, "_accept": TIMED, "_become": TIMED},
     "warm/sitecustomize.py": {
         "_start": "a standby before it is one: ranks wait for it within a bound, and start cold",
         "_announce": "the lock of a file that this function has just made, under a name that nobody guesses",
     },
-    "warm/standby.py": {"_left_behind": "a child that only leaves", "_bad_fork": "a child that asks torch one thing"},
-    "watch/watchdogs/before_full.py": {"_start": SYSTEM},
+    "warm/standby.py": {
+        "_left_behind": "a child that only leaves",
+        "_bad_fork": "a child that asks torch one thing",
+        **dict.fromkeys(("__init__", "accept", "_accept", "_become"), TIMED),
+    },
+    "watch/watchdogs/disk.py": {"_start": SYSTEM},
 }  # fmt: skip
 
 # What a process that keeps the time of others does to a file all the same.
@@ -110,8 +112,8 @@ KEEPS_TIME: dict[str, dict[str, str]] = {
         "_boot": KERNEL,
         "_child": KERNEL,
         **dict.fromkeys(("write", "forget", "_all"), "notes in a folder of this host (host/local_disks.py)"),
+        "movements": KERNEL,
     },
-    "probe/watched.py": {"movements": KERNEL},
     "ranks/agent.py": {},
     "ranks/rpc.py": {},
     "run/attempt.py": {},

@@ -25,9 +25,8 @@ PACKAGE = Path(__file__).parents[2] / "ftsupervise"
 ROOMS = frozenset(
     (
         "host/files.py",
-        "host/modes.py",
         "host/ownership.py",
-        "host/shared_memory.py",
+        "host/memory.py",
         "rundir/paths.py",
         "rundir/fence.py",
     )
@@ -59,7 +58,7 @@ class Past(NamedTuple):
 
 PAST: dict[str, tuple[Past, ...]] = {
     "alerts/journal.py": (Past("_link _commit _prune _sweep", HELD),),
-    "checkpoints/incremental.py": (Past("_replace cut_off", STAGED),),
+    "checkpoints/commit.py": (Past("_replace cut_off", STAGED),),
     "snapshots/room.py": (Past("_empty", PRIVATE),),
     "snapshots/kept.py": (Past("remove", JUDGED),),
     "snapshots/keeper.py": (Past("prepare", STAGED),),
@@ -71,7 +70,7 @@ PAST: dict[str, tuple[Past, ...]] = {
         Past("restore _begin_anew _move_over _make_link _drop_others _as_old_as_it_is", JUDGED),
     ),
     "checkpoints/retain.py": (Past("remove _delete", HELD),),
-    "checkpoints/shards.py": (Past("forget clear_older enter leave fail remove_lists", STAGED),),
+    "checkpoints/manifest.py": (Past("forget clear_older enter leave fail remove_lists", STAGED),),
     "checkpoints/part_files.py": (
         Past("finish discard _open", "a part of a copy: no link is followed, and only a file of ours alone is gone on with"),
     ),
@@ -94,7 +93,7 @@ PAST: dict[str, tuple[Past, ...]] = {
         Past("_close_to_others", NARROWER),
     ),
     "guard/heartbeat.py": (Past("answer_with_the_stack", PRIVATE),),
-    "guard/loop_files.py": (Past("write", STAGED),),
+    "guard/loop_state.py": (Past("write_loop_file", STAGED),),
     "guard/snapshots.py": (Past("staging unpack", PRIVATE),),
     "snapshots/memory.py": (Past("remove _make", PRIVATE),),
     "host/bounded.py": (Past("run", DEVICE),),
@@ -126,12 +125,11 @@ PAST: dict[str, tuple[Past, ...]] = {
     "sandbox/daemons.py": (Past("link start_slurmds start_accounting _install _start", SANDBOX),),
     "sandbox/hosts.py": (Past("build _make power_off remove", SANDBOX),),
     "sandbox/place.py": (Past("make alone write_new clear leave", SANDBOX),),
-    "scheduler/local.py": (Past("_claim release", STATE),),
-    "scheduler/localchain.py": (Past("main _back_in_the_queue", STATE), Past("_file", DEVICE)),
+    "scheduler/local.py": (Past("_claim release", STATE), Past("main _back_in_the_queue", STATE), Past("_file", DEVICE),),
     "warm/rank_setup.py": (Past("_fresh_standard_files", "descriptors that the rank has already"), Past("_set_oom", DEVICE)),
-    "warm/serve.py": (Past("__init__ _check_bounds _on_signal", PRIVATE),),
+    "warm/standby.py": (Past("__init__ _check_bounds _on_signal", PRIVATE),),
     "warm/sitecustomize.py": (Past("_announce", PRIVATE),),
-    "watch/event_lines.py": (Past("_append_locked", HELD),),
+    "watch/events.py": (Past("_append_locked", HELD),),
 }  # fmt: skip
 
 # Calls that make, move, remove or give rights by a name. ``os.replace`` and ``Path.replace`` are told from ``str.replace``.

@@ -5,15 +5,18 @@ at all.
 from __future__ import annotations
 
 import os
+import subprocess
 from collections.abc import Iterator
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ftsupervise.findings import Finding
+from ftsupervise.host import processes
 from ftsupervise.probe import Entry, Missing, Mount, NotSeen, Space
 from ftsupervise.units import count, show_duration, show_size
 from ftsupervise.watch import due
-from ftsupervise.watch.watchdogs import before_full, checkpoints
+from ftsupervise.watch.watchdogs import checkpoints
 from ftsupervise.watch.watchdogs.disk_space import (
     Forecast,
     Left,
@@ -31,6 +34,65 @@ from ftsupervise.watch.watchdogs.own_checkpoints import folder_of
 if TYPE_CHECKING:
     from ftsupervise.config.watchdogs import Disk as Settings
     from ftsupervise.watch import Look
+
+# Removes old checkpoints before a disk is full, where the run allows it (``checkpoints.retain.before_full``).
+#
+# The watch does not wait for that: it starts ``ftsupervise checkpoints upkeep`` in the background, with a bound, and once
+# an hour while the disk stays full or fills up again. Its rules are those of ``checkpoints.retain``, so nothing goes here
+# that would not go at any other time.
+
+_LONGEST = 3600  # seconds that it may take
+_AGAIN = 3600.0  # seconds until it is started again
+
+
+def ask(look: Look, path: Path, memory: dict[str, Any], *, bad: bool) -> str:
+    """Return words to add to a finding about ``path``: that old checkpoints are being removed, and since when; "" if
+    none are.
+
+    ``memory`` is kept from check to check.
+    """
+    if not bad or not _allowed(look, path):
+        return ""
+    now, started = look.now.timestamp(), float(memory.get("upkeep", 0.0))
+    if not 0 <= now - started < _AGAIN:
+        try:
+            _start(look)
+        except OSError as error:
+            return f"; ftsupervise checkpoints upkeep could not be started: {error.strerror}"
+        memory["upkeep"] = started = now
+    at = datetime.fromtimestamp(started, timezone.utc)
+    return f"; old checkpoints are removed as checkpoints.retain says (upkeep was started at {at:%H:%M} UTC)"
+
+
+def _allowed(look: Look, path: Path) -> bool:
+    """Return whether the run allows it, and whether its checkpoints lie on that file system."""
+    retain = look.run.checkpoints.retain
+    if retain is None or not retain.before_full:
+        return False
+    folder = folder_of(look)
+    here, there = look.probe.look(path), look.probe.look(folder)
+    return isinstance(here, Entry) and isinstance(there, Entry) and here.device == there.device
+
+
+def _start(look: Look) -> None:
+    """Start it in a session of its own, so that neither the end of this check nor a signal to it cuts it short.
+
+    Raises OSError.
+    """
+    command = processes.own_command("checkpoints", "upkeep", "--quiet", str(look.rundir.root))
+    subprocess.Popen(
+        ["timeout", "--kill-after=60", str(_LONGEST), *command],
+        cwd="/",
+        env=dict(os.environ),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+
+
+# ------------------------------------------------------------------------------------------
+
 
 _STALE = 1800.0  # seconds; file systems have been seen to update their figures every half hour
 # seconds after which another file system at the same place is taken for the one that belongs there
@@ -176,7 +238,7 @@ class WatchedPath:
         return self.finding("space", found, text, value=f"{show_size(rest.free)} left", limit=", ".join(limits))
 
     def _pruning(self, found: Level) -> str:
-        return before_full.ask(self.look, self.path, self.memory, bad=found is not Level.FINE)
+        return ask(self.look, self.path, self.memory, bad=found is not Level.FINE)
 
     def _inodes(self, used: float, space: Space) -> Finding:
         warning = self.settings.inodes

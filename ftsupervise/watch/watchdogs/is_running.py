@@ -10,7 +10,6 @@ Slurm does not say since when a job is in such a state, nor how long the members
 from __future__ import annotations
 
 import os
-import re
 import shlex
 from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
@@ -23,7 +22,8 @@ from ftsupervise.rundir.ledger import lives_here
 from ftsupervise.rundir.switches import KILL, SAVE, read_brake, read_switch
 from ftsupervise.scheduler.accounting import how_they_ended, may_be_known, with_end
 from ftsupervise.scheduler.ownership import why_held
-from ftsupervise.scheduler.parse import array_size, is_held, reason_word
+from ftsupervise.scheduler.parse import array_size, is_held
+from ftsupervise.scheduler.pending import never_starts
 from ftsupervise.truth import Health
 from ftsupervise.units import show_duration
 from ftsupervise.watch.watchdogs.group_signs import group_findings
@@ -33,40 +33,6 @@ if TYPE_CHECKING:
     from ftsupervise.model import Attempt
     from ftsupervise.watch import Look
 
-# Slurm's reason (squeue(1), JOB REASON CODES, and the text that it writes in place of one, as ``reason_word`` returns
-# it) -> its meaning, and what to do about it. None of these ends by waiting.
-NEVER = {
-    "DependencyNeverSatisfied": ("it waits for a job that failed or is gone", "scancel it and launch again"),
-    "JobHeldUser": ("its owner has put it on hold", "scontrol release JOBID"),
-    "JobHeldAdmin": ("an administrator has put it on hold", "ask your administrator"),
-    "JobHoldMaxRequeue": (
-        "it was requeued too many times and is held",
-        "find the failure, then scontrol release JOBID",
-    ),
-    "BadConstraints": ("no node has the features it asks for", "correct launch.constraint and launch again"),
-    "InvalidQOS": ("its QOS does not exist or is not yours", "correct launch.qos and launch again"),
-    "InvalidAccount": ("its account does not exist or is not yours", "correct launch.account and launch again"),
-    "AccountNotAllowed": ("its account may not use this partition", "correct launch.account or launch.partition"),
-    "QOSNotAllowed": ("its QOS may not be used here", "correct launch.qos or launch.partition"),
-    "PartitionNodeLimit": ("it asks for more nodes than the partition has", "correct launch.nodes and launch again"),
-    "PartitionTimeLimit": ("it asks for more time than the partition gives", "correct launch.time and launch again"),
-    "PartitionDown": ("the partition is down", "ask your administrator"),
-    "PartitionInactive": ("the partition is inactive", "ask your administrator"),
-    "ReservationDeleted": ("its reservation was deleted", "correct launch.reservation and launch again"),
-    "AssocGrpCPUMinutesLimit": ("the account's budget is used up", "ask for more, or use another account"),
-    "AssocGrpGRESMinutes": ("the account's GPU budget is used up", "ask for more, or use another account"),
-    "QOSMaxWallDurationPerJobLimit": ("it asks for more time than its QOS gives", "correct launch.time"),
-    "launch_failed_requeued_held": ("it could not be started and is held", "find out why, then scontrol release JOBID"),
-    "launch_failure_limit_exceeded_requeued_held": (
-        "it could not be started too many times and is held",
-        "find out why, then scontrol release JOBID",
-    ),
-    "user_env_retrieval_failed_requeued_held": (
-        "the environment of its user could not be loaded and it is held",
-        "launch without --get-user-env, or scontrol release JOBID",
-    ),
-    "job_requeued_in_held_state": ("it was requeued and is held", "scontrol release JOBID"),
-}
 # "chain" and "switches" have alerts of their own, which are sent also while is-running is muted.
 _STATUS = "ftsupervise status {run_dir}"
 WORDS = {
@@ -111,7 +77,6 @@ WORDS = {
         watchdog="switches",
     ),
 }
-_NEVER = {reason.lower(): words for reason, words in NEVER.items()}
 # A state that a job passes through, or that others put it into -> how it is said, and what to do when it does not end.
 _PASSING = {
     JobState.SUSPENDED: ("is suspended", "ask your administrator why, or: scontrol resume {job}"),
@@ -322,7 +287,7 @@ def _waiting(look: Look, waiting: list[Job], bound: timedelta | None) -> Finding
     job = ones[0]
     since = _begun(look, job, look.now)
     if len(hopeless) == len(waiting):
-        what, do = _NEVER.get(_reason(job), ("it is held", "scontrol release JOBID"))
+        what, do = never_starts(job.reason) or ("it is held", "scontrol release JOBID")
         if why := next(filter(None, map(why_held, waiting)), ""):
             what = f"held by a member of the chain: {why}"
             do = f"repair it, then: ftsupervise clear --brake {shlex.quote(str(look.rundir.root))}"
@@ -350,16 +315,8 @@ def _waiting(look: Look, waiting: list[Job], bound: timedelta | None) -> Finding
     )
 
 
-def _reason(job: Job) -> str:
-    """Return the reason in the spelling of ``_NEVER``.
-
-    Some reasons have more behind a comma or a colon: nodes, a plugin's words.
-    """
-    return reason_word(re.split("[,:]", job.reason, maxsplit=1)[0]).lower()
-
-
 def _never_starts(job: Job) -> bool:
-    return _reason(job) in _NEVER or is_held(job.reason) or job.state in _HELD or bool(why_held(job))
+    return never_starts(job.reason) is not None or is_held(job.reason) or job.state in _HELD or bool(why_held(job))
 
 
 def _successor(look: Look, jobs: tuple[Job, ...]) -> Finding:
