@@ -311,7 +311,7 @@ PUBLIC = (
         "pytorch/examples",
         "77f55b912142e11fcfdf5b530231fb9c52f181e8",
         "word_language_model",
-        "{python} main.py --epochs 60 --nhid 32 --emsize 32 --log-interval 5 --batch_size 40",
+        "{python} main.py --epochs 6000 --nhid 32 --emsize 32 --log-interval 5 --batch_size 40",
         ("torch",),
         resumes=False,
         data="data/wikitext-2/train.txt",
