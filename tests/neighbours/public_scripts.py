@@ -361,7 +361,7 @@ PUBLIC = (
         "tmikolov/word2vec",
         "20c129af10659f7c50e86e3be406df663beff438",
         "",
-        "./word2vec -train text.txt -output vectors.bin -threads 1 -size 500 -negative 100 -window 10",
+        "./word2vec -train text.txt -output vectors.bin -threads 1 -size 500 -negative 100 -window 10 -iter 50",
         (),
         resumes=False,
         steps=False,
