@@ -68,6 +68,11 @@ def copies_of_files(folder: Path) -> int:
     return len([path for path in folder.rglob("*.bin") if not path.name.startswith(".")])
 
 
+@pytest.mark.fault(
+    "The mount of a place for copies dies in the middle of a copy",
+    "the copy is given up and the place named; the other places have their turn, and the next call goes on where it "
+    "was",
+)
 def test_a_place_that_dies_in_the_middle_of_a_copy_is_given_up_and_the_next_call_goes_on(
     tmp_path: Path, dead_mount: HungMount
 ) -> None:

@@ -59,6 +59,10 @@ def make_run(folder: Path, name: str, copies: Path, *, below: Path | None = None
     (folder / "state/runs" / name).symlink_to(root)
 
 
+@pytest.mark.fault(
+    "A place for copies of checkpoints, or the folder of a restore, lies on a dead mount",
+    "`offload` and `restore` begin nothing and end with 74 within fifteen seconds; the place is named",
+)
 def test_a_copy_from_or_to_a_dead_mount_is_not_begun_and_the_place_is_named(
     tmp_path: Path, dead_mount: HungMount
 ) -> None:
@@ -82,6 +86,10 @@ def test_a_copy_from_or_to_a_dead_mount_is_not_begun_and_the_place_is_named(
             assert seconds < BOUND, said
 
 
+@pytest.mark.fault(
+    "One of the runs that `upkeep` goes through lies, or has its copies, on a dead mount",
+    "that run is reported as failed; the others are kept up, and the mount costs one bound",
+)
 @pytest.mark.slow
 def test_upkeep_leaves_a_run_with_a_dead_place_and_goes_on_with_the_others(
     tmp_path: Path, dead_mount: HungMount

@@ -52,6 +52,10 @@ def passed(folder: Folder) -> str:
     return "; ".join(f"{one.name}: {one.why}" for one in find(folder.cron, folder.installed).passed if one.wanted)
 
 
+@pytest.mark.threat(
+    "A stranger drops an executable into a cron folder that everybody may write (1777).",
+    "Cron runs nothing in such a folder, sticky or not, and the alert says so.",
+)
 def test_what_a_stranger_drops_into_a_sticky_folder_does_not_run_and_is_told(folder: Folder, top: Path) -> None:
     folder.cron.folder("hourly").chmod(0o1777)
     plant(folder.cron.folder("hourly") / "theirs", top / "witness")
@@ -63,6 +67,10 @@ def test_what_a_stranger_drops_into_a_sticky_folder_does_not_run_and_is_told(fol
     assert any("cron passes over hourly/" in words for words in done.notified)
 
 
+@pytest.mark.threat(
+    "A stranger writes a line into a crontab file of mode 0666.",
+    "Cron checks the owner and mode of the open file, does not trust it, and runs none of its lines.",
+)
 def test_a_table_that_everybody_may_write_runs_nothing(folder: Folder, top: Path) -> None:
     folder.cron.crontab.chmod(0o666)
     assert as_stranger('echo "@tick id -un >> $2" > "$1"', folder.cron.crontab, top / "witness").returncode == 0
@@ -71,6 +79,10 @@ def test_a_table_that_everybody_may_write_runs_nothing(folder: Folder, top: Path
     assert "crontab: everybody may write" in passed(folder)
 
 
+@pytest.mark.threat(
+    "A member of a group drops an executable into a cron folder that the group may write.",
+    "Cron runs it only if the settings name both the group and the owner of the file.",
+)
 def test_a_group_writes_the_folders_only_where_the_settings_name_it(folder: Folder, top: Path) -> None:
     place = folder.cron.folder("minutely")
     os.chown(place, 0, grp.getgrnam(MEMBERS).gr_gid)
@@ -86,6 +98,10 @@ def test_a_group_writes_the_folders_only_where_the_settings_name_it(folder: Fold
     assert (top / "witness").read_text() == f"{pwd.getpwuid(os.getuid()).pw_name}\n"
 
 
+@pytest.mark.threat(
+    "A file of another account lies in a cron folder.",
+    "Cron skips it and reports it, unless `cron.trusted` names the account.",
+)
 @pytest.mark.parametrize("name", ["theirs", "theirs.slurm"])
 def test_a_file_of_somebody_else_runs_only_if_the_settings_name_the_account(
     folder: Folder, top: Path, name: str
@@ -98,6 +114,10 @@ def test_a_file_of_somebody_else_runs_only_if_the_settings_name_the_account(
     assert folder.tick(NINE + timedelta(minutes=5)).worked.ran == (f"minutely/{name}",)
 
 
+@pytest.mark.threat(
+    "A cron entry is a link through a folder that others may change.",
+    "Cron checks every folder and link on the way, and skips the entry.",
+)
 def test_a_link_through_a_folder_that_others_may_change_is_not_followed(folder: Folder, top: Path) -> None:
     """The file is ours; the stranger can put another one in its place between the look and the start."""
     shared = top / "shared"
@@ -113,6 +133,10 @@ def test_a_link_through_a_folder_that_others_may_change_is_not_followed(folder: 
     assert folder.tick(NINE + timedelta(minutes=5)).worked.ran == ("minutely/check",)
 
 
+@pytest.mark.threat(
+    "Others may write a folder above the cron folder, and so can exchange it.",
+    "`cron install` refuses the folder, and an installed cron runs nothing in it.",
+)
 def test_a_cron_folder_whose_parent_others_may_change_is_refused_at_install_and_runs_nothing_later(
     folder: Folder, top: Path
 ) -> None:
@@ -134,6 +158,10 @@ def test_a_cron_folder_whose_parent_others_may_change_is_refused_at_install_and_
     top.chmod(0o755)
 
 
+@pytest.mark.threat(
+    "A stranger prepares an installed cron whose PATH leads to their own `squeue`.",
+    "Every `cron` command names its owner and runs nothing of it.",
+)
 def test_a_cron_that_a_stranger_wrote_is_shown_and_nothing_of_it_is_run(folder: Folder, top: Path) -> None:
     """Its PATH has a squeue of theirs, its python a program of theirs."""
     theirs = top / "theirs"
@@ -158,6 +186,10 @@ def test_a_cron_that_a_stranger_wrote_is_shown_and_nothing_of_it_is_run(folder: 
     assert not (top / "witness").exists()
 
 
+@pytest.mark.threat(
+    "Another account tries to read the settings, secrets or outputs of a cron.",
+    "`state/` has mode 0700, settings and secrets have 0600, whatever the umask.",
+)
 def test_nobody_else_reads_settings_outputs_or_secrets(top: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("https_proxy", "http://ada:hunter2@proxy:3128")
     umask = os.umask(0o002)

@@ -351,6 +351,15 @@ QUICKLY = {  # one command for each place that had hung it, or had left somethin
 }
 
 
+@pytest.mark.fault(
+    "`TMPDIR` or the home directory lies on a dead mount",
+    "nothing of ours is looked for there but by a child: commands, ticks and launches go on, or answer within their "
+    "bound",
+)
+@pytest.mark.fault(
+    "The file of a receiver lies on a dead mount",
+    "`notify test` gives it ten seconds and names it; the other receivers are tried",
+)
 @pytest.mark.parametrize("place", [pytest.param(place, id=place.name) for place in PLACES if place.lies in QUICKLY])
 def test_some_commands_answer_with_a_place_of_the_account_on_a_dead_mount(
     tmp_path: Path, dead_mount: HungMount, place: DeadPlace
@@ -359,10 +368,19 @@ def test_some_commands_answer_with_a_place_of_the_account_on_a_dead_mount(
     assert type_all(tmp_path, dead_mount, place, [one for one in every_command() if one[0] in only]) == []
 
 
+@pytest.mark.fault(
+    "The run directory hangs when a job starts",
+    "the job says so, hears its signals and waits for it as for a mount (`launch.restart.space_wait`); after that it "
+    "leaves with 74 and the chain is held",
+)
 def test_a_job_whose_run_directory_hangs_at_its_start_says_so_and_ends(tmp_path: Path, dead_mount: HungMount) -> None:
     assert type_all(tmp_path, dead_mount, PLACES[0], [one for one in every_command() if one[0] == "run"]) == []
 
 
+@pytest.mark.fault(
+    "The folder of `launch.output` does not answer when a file of settings is checked",
+    "`config check` names it",
+)
 def test_config_check_names_the_folder_of_an_output_that_does_not_answer(tmp_path: Path, dead_mount: HungMount) -> None:
     desk = Desk(tmp_path, dead_mount, "logs", "config-check")
     desk.typed = ("config", "check", str(desk.settings))
@@ -373,6 +391,10 @@ def test_config_check_names_the_folder_of_an_output_that_does_not_answer(tmp_pat
     assert f"launch.output: {desk.seen['logs']} does not answer" in desk.said
 
 
+@pytest.mark.fault(
+    "The secret of a receiver, its program or your own templates lie on a dead mount",
+    "each is given five seconds and named; the other receivers are tried, and the built-in templates are used",
+)
 @pytest.mark.parametrize(
     ("lies", "named"),
     [
@@ -397,6 +419,11 @@ def test_what_a_receiver_needs_hangs_and_the_other_receivers_are_tried(
         assert "your own alert.text.j2 cannot be used: TimeoutError" in told
 
 
+@pytest.mark.fault(
+    "Any place of a run, its account or its shell hangs, whatever command is typed",
+    "it answers within the bound that docs/commands.md says, leaves nothing that could be ended, and is right again "
+    "afterwards",
+)
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("place", [pytest.param(place, id=place.name) for place in PLACES])

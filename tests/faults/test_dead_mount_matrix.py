@@ -143,6 +143,19 @@ def _parametrised() -> pytest.MarkDecorator:
     return pytest.mark.parametrize(("desk", "case"), both, indirect=["desk"])
 
 
+@pytest.mark.fault(
+    "A mount hangs under one of the watched runs: all of it, one directory, the data of a page, or writing",
+    "the child that looks is given up after some seconds, the run is told not to answer, every other run is watched "
+    "within its period",
+)
+@pytest.mark.fault(
+    "The file with a run's settings hangs, or its data does",
+    "the run is watched by the settings it had, or told; the others are watched",
+)
+@pytest.mark.fault(
+    "The home directory with the watch's own state hangs",
+    "names are looked up in what this host remembers, alerts are kept on this host until it answers",
+)
 @_parametrised()
 def test_a_mount_that_hangs_stops_nobody_else_s_tick(desk: Desk, case: Case) -> None:
     desk.tick(case.by)
@@ -192,6 +205,10 @@ def test_a_watch_that_goes_on_looks_at_the_others_again_and_again_and_ends_when_
         process.wait(10)
 
 
+@pytest.mark.fault(
+    "Many runs lie on one dead mount",
+    "each is given up by itself, at the same time: they do not add up to more than the watch's period",
+)
 @pytest.mark.parametrize("desk", [ROOT], indirect=True)
 def test_many_runs_on_one_dead_mount_do_not_add_up(desk: Desk) -> None:
     """Nine runs hang, each in the data of one of its pages, so that no look at the mount itself can tell."""

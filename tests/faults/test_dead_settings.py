@@ -14,6 +14,11 @@ from .conftest import HungMount
 pytestmark = pytest.mark.root
 
 
+@pytest.mark.fault(
+    "The settings of a run lie on a dead mount, and the alert tells people to mend the file with a command that "
+    "touches it.",
+    "It tells them not to touch it, and whom to ask.",
+)
 def test_nobody_is_told_to_mend_a_file_on_dead_storage(hung_mount: HungMount, tmp_path: Path) -> None:
     (tmp_path / "good.yaml").write_text(
         "name: good\nlaunch: {command: a}\nscheduler: local\nwatch: {hang: null, disk: null}\n"

@@ -67,6 +67,11 @@ def hang(mount: HungMount, how: str, member: Program, until: Until) -> int:
     return pid
 
 
+@pytest.mark.fault(
+    "The run directory hangs while a job trains and does not come back, and then the command ends",
+    "the job says so and waits for it as for a full disk (`launch.restart.space_wait`); then it ends with the exit "
+    "code of the command, also where not even SIGKILL ends the supervisor",
+)
 @pytest.mark.parametrize("how", ["read", "unread"])
 @pytest.mark.parametrize("code", [0, 3])
 def test_a_command_ends_and_the_job_ends_with_its_exit_code_when_the_disk_has_had_its_time(
@@ -85,6 +90,10 @@ def test_a_command_ends_and_the_job_ends_with_its_exit_code_when_the_disk_has_ha
         until(lambda: not alive(pid), "it ends when the file system answers")
 
 
+@pytest.mark.fault(
+    "The same, and the job is asked to stop (SIGTERM)",
+    "its ranks hear that at once; it ends ten seconds after they have ended",
+)
 def test_asked_to_stop_it_leaves_ten_seconds_after_its_command_whatever_the_disk_has_else(
     run: SupervisedRun, dead_mount: HungMount, until: Until
 ) -> None:
@@ -121,6 +130,7 @@ def test_while_the_command_runs_nobody_leaves_however_long_the_disk_hangs(
     assert (run.folder / "heard").read_text() == "SIGUSR1\n"
 
 
+@pytest.mark.fault("The same, and it answers again within that time", "the end is recorded and the run goes on")
 def test_a_disk_that_answers_in_time_costs_no_record_and_no_restart(
     run: SupervisedRun, dead_mount: HungMount, until: Until
 ) -> None:
@@ -138,6 +148,10 @@ def test_a_disk_that_answers_in_time_costs_no_record_and_no_restart(
     assert [one.words for one in run.attempts()] == ["exit 3", "cancelled or preempted (SIGTERM)"]
 
 
+@pytest.mark.fault(
+    "The supervisor is killed (memory) while one of its threads waits for a disk that hangs",
+    "the job ends as killed",
+)
 def test_a_supervisor_that_is_killed_while_a_thread_hangs_holds_nobody(
     run: SupervisedRun, dead_mount: HungMount, until: Until
 ) -> None:

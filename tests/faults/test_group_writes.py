@@ -128,6 +128,12 @@ def train(place: Path, do: Do, umask: int) -> Path:
     return run
 
 
+@pytest.mark.threat(
+    "A member of the primary group writes into the run (watch, journal, nodes, attempts, checkpoints), because the "
+    "owner's umask is 002 or 0.",
+    "ftsupervise sets the mode of every folder (0755) and file (0644) whatever the umask. Only `switches/` is 2775. "
+    "Each launch sets the modes anew.",
+)
 @pytest.mark.parametrize("umask", [0, 0o002, 0o022, 0o077, 0o027], ids=lambda u: f"umask {u:03o}")
 def test_the_group_may_write_the_switches_and_nothing_else_and_read_all(place: Path, do: Do, umask: int) -> None:
     configure(place)
@@ -142,6 +148,16 @@ def test_the_group_may_write_the_switches_and_nothing_else_and_read_all(place: P
     assert any(run.glob("checkpoints/*/model/weights")), sorted(run.rglob("*"))
 
 
+@pytest.mark.threat(
+    "A colleague who may read the run and raise its switches tries to change anything else with our own commands.",
+    "The colleague can look (`status`, `check`, `nodes`, `watch --no-send`), and raise and clear switches. The "
+    "commands refuse the rest.",
+)
+@pytest.mark.threat(
+    "A colleague who may raise the switches of a run has its hangs left alone, or has decisions carried out that its "
+    "owner wants only told (`observe`).",
+    "The page lies in `state/`, which the owner alone may write, and those with whom the launches are shared.",
+)
 def test_a_colleague_looks_and_raises_a_switch_and_can_change_nothing_else(place: Path, do: Do) -> None:
     configure(place)
     run = train(place, do, 0o002)
@@ -166,6 +182,11 @@ def test_a_colleague_looks_and_raises_a_switch_and_can_change_nothing_else(place
     assert {path for path in after if before.get(path) != after[path]} <= {run / "switches"}
 
 
+@pytest.mark.threat(
+    "Sharing gives others more rights than was intended.",
+    "`share:` names each part that is opened. `launch` says which rights that gives, and the next launch closes "
+    "parts that are no longer shared.",
+)
 def test_what_is_shared_is_open_and_nothing_else_and_the_launch_says_what_it_hands_over(place: Path, do: Do) -> None:
     configure(place, share={"watch": True, "nodes": True})
     run = place / "runs" / "r"
@@ -190,6 +211,11 @@ def test_what_is_shared_is_open_and_nothing_else_and_the_launch_says_what_it_han
     assert open_to_others(run) == {"switches"}
 
 
+@pytest.mark.threat(
+    "A second person launches somebody's run and so decides what its owner runs.",
+    "`launch` allows it only if the owner launched the run with `share: {launch: true}`. Otherwise it names the "
+    "owner and refuses.",
+)
 def test_a_second_person_launches_only_what_was_shared_for_it(place: Path, do: Do) -> None:
     configure(place)
     run = train(place, do, 0o002)
@@ -212,6 +238,10 @@ def test_a_second_person_launches_only_what_was_shared_for_it(place: Path, do: D
     assert (run / "state" / "finished").exists()
 
 
+@pytest.mark.threat(
+    "`share.group` names a group that does not exist or that the owner is not in.",
+    "`launch` refuses before it submits anything.",
+)
 def test_a_group_one_is_not_in_is_refused_before_anything_is_submitted(place: Path, do: Do) -> None:
     configure(place, share={"group": "shadow", "watch": True})
     refused = do(OWNER, 0o022, "launch", code=None)
@@ -222,6 +252,10 @@ def test_a_group_one_is_not_in_is_refused_before_anything_is_submitted(place: Pa
     assert not list((place / "runs" / "r" / "launches").glob("*"))
 
 
+@pytest.mark.threat(
+    "The run directory exists already, and others may write it.",
+    "`launch` leaves it as it is, and says who may write it and what to type.",
+)
 def test_a_run_directory_of_ones_own_that_others_may_write_is_told_at_launch(place: Path, do: Do) -> None:
     run = configure(place, run_dir=str(place / "mine")).parent.parent / "mine"
     run.mkdir()

@@ -30,6 +30,10 @@ def groups(dead_mount: HungMount, tmp_path: Path) -> Iterator[Groups]:
     run.close()
 
 
+@pytest.mark.fault(
+    "The run directory of replica groups stops answering",
+    "the groups train on, and their parent still sees to signals, ends and stopped supervisors",
+)
 def test_a_dead_run_directory_holds_nothing_up_and_its_groups_train_on(
     groups: Groups, dead_mount: HungMount, tmp_path: Path, until: Until
 ) -> None:

@@ -81,6 +81,11 @@ class Loop:
             return [0, 0.0, 0.0]
 
 
+@pytest.mark.fault(
+    "The run directory stops answering while a loop trains",
+    "the loop waits a second in all and goes on; when it answers again the switches are seen and the newest beat is "
+    "written",
+)
 def test_a_run_directory_that_stops_answering_does_not_hold_the_loop_and_is_told_all_afterwards(
     dead_mount: HungMount, tmp_path: Path, until: Until
 ) -> None:

@@ -76,6 +76,7 @@ def test_a_full_disk_is_one_sentence_and_73_before_the_command_starts(
     assert "df -h" in out and "Traceback" not in out and "trained" not in out
 
 
+@pytest.mark.fault("The disk fills up during the training", "the training goes on")
 def test_a_disk_that_fills_up_does_not_end_the_training(
     run: SupervisedRun, small_disk: Path, tmp_path: Path, until: Until
 ) -> None:
@@ -130,6 +131,7 @@ def test_an_unreadable_run_directory_is_one_sentence_and_77(tmp_path: Path) -> N
     assert "trained" not in done.stdout
 
 
+@pytest.mark.fault("The switches cannot be read", "the training goes on and says so")
 def test_a_guard_that_cannot_read_the_switches_trains_on_and_says_so(capfd: pytest.CaptureFixture[str]) -> None:
     top = Path(tempfile.mkdtemp(prefix="fts-", dir="/tmp"))
     try:
@@ -175,6 +177,7 @@ def cgroup() -> Iterator[Path]:
     pytest.skip("no memory cgroup of our own here")
 
 
+@pytest.mark.fault("The memory of the job fills up", "the run saves and leaves before the kernel kills it")
 def test_the_jobs_memory_stops_the_run_before_the_kernel_does_and_file_pages_do_not(
     cgroup: Path, tmp_path: Path
 ) -> None:
@@ -200,6 +203,10 @@ print(decision.reason)
     assert "job memory" in done.stdout and "limit 80%" in done.stdout
 
 
+@pytest.mark.fault(
+    "A leak in the job's memory",
+    "it is announced with the time that is left, and the loop saves and leaves before the kernel kills it",
+)
 def test_a_leak_in_the_job_is_announced_before_the_limit_and_the_tightest_group_on_the_path_counts(
     cgroup: Path,
 ) -> None:

@@ -108,6 +108,10 @@ def forgeries(folder: Path) -> None:
     (folder / "00000056.json").mkdir()
 
 
+@pytest.mark.threat(
+    "A stranger lays generations with silences, messages, FIFOs and links into the journal.",
+    "ftsupervise trusts and sends none of them, reports their owner, and the alerts go on.",
+)
 def test_what_a_stranger_lays_into_the_journal_is_told_and_not_believed(run: Path) -> None:
     watch(run, 0, well=True)
     attack(run, forgeries)
@@ -122,6 +126,10 @@ def test_what_a_stranger_lays_into_the_journal_is_told_and_not_believed(run: Pat
     assert max(names) > "00000056.json", "the journal is still written"
 
 
+@pytest.mark.threat(
+    "A stranger makes the journal's folder before the first tick.",
+    "The journal begins beside the stranger's files.",
+)
 def test_a_journal_of_strangers_alone_is_an_empty_one_and_can_be_begun(run: Path) -> None:
     attack(run, forgeries)
     watch(run, 0)
@@ -129,6 +137,7 @@ def test_a_journal_of_strangers_alone_is_an_empty_one_and_can_be_begun(run: Path
     assert "FIRING" in told(run) and "RESOLVED" in told(run) and "evil" not in told(run)
 
 
+@pytest.mark.threat("A stranger changes a generation that everybody may write.", "ftsupervise does not trust it.")
 def test_what_everybody_may_write_is_believed_of_nobody(run: Path) -> None:
     watch(run, 0, well=True)
     journal = run / "watch" / "journal"
@@ -144,6 +153,10 @@ def test_what_everybody_may_write_is_believed_of_nobody(run: Path) -> None:
     assert "3.2 TB free" in told(run) and "evil" not in told(run)
 
 
+@pytest.mark.threat(
+    "A stranger puts a folder of their own in the journal's place.",
+    "ftsupervise neither trusts nor writes it, and reports it.",
+)
 def test_a_folder_that_a_stranger_put_in_the_journal_s_place_is_neither_believed_nor_written(run: Path) -> None:
     watch(run, 0, well=True)
     (run / "watch").chmod(0o777)
@@ -163,6 +176,10 @@ def test_a_folder_that_a_stranger_put_in_the_journal_s_place_is_neither_believed
     assert not [path for path in (run / "watch" / "journal").iterdir() if path.lstat().st_uid == owner]
 
 
+@pytest.mark.threat(
+    "A stranger gives one of the owner's old generations a new number.",
+    "ftsupervise does not trust it.",
+)
 def test_an_old_generation_under_a_new_name_is_not_believed(run: Path) -> None:
     watch(run, 0)
     oldest = min((run / "watch" / "journal").glob("*.json"))
@@ -204,6 +221,10 @@ def read_by(run: Path, who: str) -> JournalState:
     return decode(JournalState, json.loads(str(raw)))
 
 
+@pytest.mark.threat(
+    "A member of a shared watch silences an alert in the owner's name.",
+    "The silence bears the name of the account that wrote it.",
+)
 def test_who_silenced_is_the_account_that_wrote_it_whatever_the_text_says(shared: Path) -> None:
     mine = replace(HUSH, id="mine", pattern="gpu", reason="mine")
     watch(shared, 0, well=True)
@@ -217,6 +238,10 @@ def test_who_silenced_is_the_account_that_wrote_it_whatever_the_text_says(shared
     assert "3.2 TB free" not in told(shared), "a member may silence: that is what was shared"
 
 
+@pytest.mark.threat(
+    "A member of a shared watch acknowledges an alert in the owner's name.",
+    "The acknowledgement bears the name of the account that wrote it.",
+)
 def test_who_acknowledged_is_the_account_that_wrote_it_whatever_the_text_says(shared: Path) -> None:
     watch(shared, 0)
 
@@ -230,6 +255,10 @@ def test_who_acknowledged_is_the_account_that_wrote_it_whatever_the_text_says(sh
     assert {a.acked_by for a in read_by(shared, STRANGER).alerts.values() if a.acked_at} == {MEMBER}
 
 
+@pytest.mark.threat(
+    "A member removes the history to hide the author of a silence.",
+    "ftsupervise shows the author's name as that member's claim: `OWNER (says MEMBER)`.",
+)
 def test_a_member_that_takes_the_history_away_proves_nothing_by_it(shared: Path) -> None:
     watch(shared, 0, well=True)
     change(shared, MEMBER, lambda state: replace(state, silences=(HUSH,)))
@@ -242,6 +271,10 @@ def test_a_member_that_takes_the_history_away_proves_nothing_by_it(shared: Path)
     assert [s.author for s in read_by(shared, OWNER).silences] == [f"{OWNER} (says {MEMBER})"]
 
 
+@pytest.mark.threat(
+    "A member writes escape sequences into the shared journal.",
+    "The sequences reach neither a terminal nor a receiver.",
+)
 def test_what_a_member_writes_reaches_no_terminal_as_an_escape(shared: Path) -> None:
     evil = "\x1b]0;owned\x07\x1b[2J\u202e"
     notice = Notice("n", Reason.ANNOUNCED, replace(bad(), summary=f"a{evil}b", detail=f"c\n{evil}d"), T0)
@@ -268,6 +301,10 @@ def test_two_accounts_that_share_a_watch_tell_each_thing_once(shared: Path) -> N
     assert told(shared).count("==== ") == 2
 
 
+@pytest.mark.threat(
+    "An account outside of the group writes into a shared watch.",
+    "ftsupervise does not trust the file.",
+)
 def test_a_stranger_is_not_believed_in_a_shared_watch_either(shared: Path) -> None:
     watch(shared, 0, well=True)
     folder = shared / "watch" / "journal"
@@ -278,6 +315,10 @@ def test_a_stranger_is_not_believed_in_a_shared_watch_either(shared: Path) -> No
     assert "3.2 TB free" in told(shared) and "evil" not in told(shared)
 
 
+@pytest.mark.threat(
+    "Somebody sets LOGNAME to another name and acknowledges an alert.",
+    "ftsupervise writes the account's real name.",
+)
 def test_the_name_of_who_types_is_not_taken_from_the_environment(run: Path) -> None:
     from ftsupervise.host.ownership import user_name
 
@@ -297,6 +338,11 @@ class Exchanged(Journal):
         return number % 4 != 0 or bool(self.exchange()) or True
 
 
+@pytest.mark.threat(
+    "A member of a shared watch exchanges the journal for a link to another journal of yours, in the moment between "
+    "a new generation and the removal of the old ones.",
+    "The folder is held open from the look at its owner until the last removal, and while it is read.",
+)
 def test_nothing_of_another_journal_is_pruned_where_a_member_exchanges_the_folder(shared: Path) -> None:
     """A member may rename what lies in ``watch``. The link leads to a journal of the owner's own, which is private."""
     other, journal = shared.parent / "mine" / "journal", shared / "watch" / "journal"

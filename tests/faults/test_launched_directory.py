@@ -76,6 +76,10 @@ def member(tmp_path: Path, disk: Disk) -> Member:
     return Member(tmp_path, disk.point / "runs" / "r")
 
 
+@pytest.mark.fault(
+    "A member starts after the mount of its run directory went away",
+    "it makes nothing on the disk beneath, waits for the mount, and leaves with 66 and one sentence",
+)
 def test_a_member_that_starts_after_the_mount_went_away_makes_nothing_anew_and_says_what_is_missing(
     disk: Disk, member: Member
 ) -> None:
@@ -89,6 +93,10 @@ def test_a_member_that_starts_after_the_mount_went_away_makes_nothing_anew_and_s
     assert not (member.marks / "2").exists()
 
 
+@pytest.mark.fault(
+    "Slurm has made the folder of the job's output beneath the lost mount (24.11 on)",
+    "that is not taken for the run directory",
+)
 def test_slurm_may_have_made_the_folder_of_the_output_beneath_the_lost_mount(disk: Disk, member: Member) -> None:
     disk.lose()
     (member.run_dir / "logs").mkdir(parents=True)  # from 24.11 on

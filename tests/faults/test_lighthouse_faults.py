@@ -86,6 +86,10 @@ def all_step(groups: list[Group], since: float) -> bool:
     return all(any(step.members == len(groups) for step in group.since(since)) for group in groups)
 
 
+@pytest.mark.fault(
+    "The network between the lighthouse and half of the groups is cut, then its own address is gone",
+    "nothing is ended, all go on afterwards",
+)
 def test_a_cut_network_costs_its_own_time_and_ends_nothing(cable: Cable, tmp_path: Path, until: Until) -> None:
     """Two groups run on this host and two on the other."""
     said: list[str] = []
@@ -121,6 +125,10 @@ def test_a_cut_network_costs_its_own_time_and_ends_nothing(cable: Cable, tmp_pat
     assert len(said) == 1, "that it listens"
 
 
+@pytest.mark.fault(
+    "The run directory hangs while the lighthouse has to be restarted",
+    "the restart does not wait for it",
+)
 def test_a_hung_disk_does_not_hold_up_a_restart(dead_mount: HungMount, tmp_path: Path, until: Until) -> None:
     said: list[str] = []
     with ExitStack() as stack:
@@ -135,6 +143,10 @@ def test_a_hung_disk_does_not_hold_up_a_restart(dead_mount: HungMount, tmp_path:
         until(lambda: isinstance(lighthouse.page(), LighthousePage), "and answers")
 
 
+@pytest.mark.threat(
+    "Another account listens on the lighthouse's port first.",
+    "Its port is passed over and the account is named. Nothing is sent to it.",
+)
 def test_a_strangers_server_on_the_port_is_named_and_never_asked_for_anything(tmp_path: Path, until: Until) -> None:
     """It was there first: its port is passed over. Nothing is sent to it."""
     home, said = tmp_path / "replicas", list[str]()

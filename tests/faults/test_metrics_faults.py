@@ -35,6 +35,10 @@ def settings(folder: Path, name: str, metrics: Path) -> Path:
     return path
 
 
+@pytest.mark.fault(
+    "The directory of the metrics hangs",
+    "The messages have gone out before, no run is blamed, and the tick says so once",
+)
 @pytest.mark.slow
 def test_a_metrics_directory_that_hangs_costs_no_message_and_blames_no_run(
     tmp_path: Path, dead_mount: HungMount

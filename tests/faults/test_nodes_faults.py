@@ -17,6 +17,7 @@ from tests.neighbours.typed import typed
 pytestmark = pytest.mark.root
 
 
+@pytest.mark.fault("The directory of shared node records hangs", "it is left out, the run goes on")
 def test_a_shared_directory_that_hangs_is_left_out_and_the_run_goes_on(
     run: SupervisedRun, hung_mount: HungMount
 ) -> None:

@@ -63,6 +63,7 @@ def tick(notes: Path, mount: HungMount) -> tuple[str, float]:
     return done.stdout.strip(), time.monotonic() - began
 
 
+@pytest.mark.fault("A mount hangs for ten ticks", "one child process is left in it, not ten")
 def test_ten_ticks_over_a_mount_that_never_answers_leave_one_child_and_end_by_themselves(
     hung_mount: HungMount, tmp_path: Path
 ) -> None:
@@ -126,6 +127,11 @@ def test_a_link_from_a_good_file_system_into_a_hung_one_does_not_condemn_the_goo
         assert isinstance(probe.space(tmp_path), Space)
 
 
+@pytest.mark.fault("A child hangs in the kernel and cannot be killed", "it is abandoned, counted and reported")
+@pytest.mark.fault(
+    "A probe of a mount cannot be killed",
+    "it is abandoned, remembered and not sent again while it lives",
+)
 def test_a_child_that_sigkill_does_not_reach_is_abandoned_and_remembered(
     freezer: Callable[[int], None], tmp_path: Path
 ) -> None:
@@ -148,6 +154,7 @@ def test_a_child_that_sigkill_does_not_reach_is_abandoned_and_remembered(
         assert isinstance(later.text("/proc/meminfo"), bytes)
 
 
+@pytest.mark.fault("A command of a watchdog ignores everything", "it is ended with all it started")
 def test_a_command_that_ignores_everything_is_ended_with_all_it_started(tmp_path: Path) -> None:
     script = "trap '' TERM INT HUP; sleep 1000 & echo begun; while true; do sleep 1; done"
     with Probe(bound=1, notes=tmp_path / "n" / "probe") as probe:

@@ -52,6 +52,12 @@ def run(tmp_path: Path) -> Iterator[SupervisedRun]:
         yield one
 
 
+@pytest.mark.chain(
+    "a helper that the job script had left running ends, and a process of the training gets its number",
+    "that process is ended with its attempt, as all others are: a number and a start time together are an identity",
+    "none",
+    "nothing",
+)
 @pytest.mark.root
 def test_a_straggler_with_the_number_of_a_helper_that_has_ended_is_ended(run: SupervisedRun, until: Until) -> None:
     one = run.start("--", "python3", "-c", COMMAND, shell=SCRIPT)

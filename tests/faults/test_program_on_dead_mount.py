@@ -43,6 +43,10 @@ def left(word: str) -> list[processes.Process]:
     return [one for one in processes.living() if one.pid in mine and one.state == "D"]
 
 
+@pytest.mark.fault(
+    "A command, the interpreter of its first line or its working directory lies on a mount that hangs",
+    "whoever starts it goes on at its bound; it never runs afterwards",
+)
 @pytest.mark.parametrize("what", ["the program", "the interpreter in its first line", "its working directory"])
 def test_what_cannot_begin_is_given_up_at_its_bound_and_never_runs(
     dead_mount: HungMount, tmp_path: Path, program: Path, canary: Path, what: str
@@ -86,6 +90,10 @@ def test_what_begins_late_and_within_the_bound_is_answered(dead_mount: HungMount
     assert canary.exists()
 
 
+@pytest.mark.fault(
+    "An entry of the cron is a link to a program on such a mount",
+    "the other entries run, and it is ended at its bound",
+)
 def test_an_entry_of_the_cron_that_cannot_begin_holds_no_other_one(
     dead_mount: HungMount, tmp_path: Path, program: Path, canary: Path
 ) -> None:
@@ -111,6 +119,7 @@ def test_an_entry_of_the_cron_that_cannot_begin_holds_no_other_one(
     assert not canary.exists()
 
 
+@pytest.mark.fault("The command of a job lies on such a mount", "the job says so, and hears that it is to end")
 def test_a_job_whose_command_cannot_begin_hears_that_it_is_to_end(
     dead_mount: HungMount, tmp_path: Path, program: Path
 ) -> None:

@@ -81,6 +81,7 @@ def fail_on_a_full_disk(run: SupervisedRun, disk: Path, until: Until, *words: st
     return one, block
 
 
+@pytest.mark.fault("The disk is full when an attempt ends", "its end is written as soon as there is space")
 @pytest.mark.parametrize("disk", ["tmpfs", "ext4"], indirect=True)
 def test_the_end_of_an_attempt_is_written_when_there_is_space_and_before_the_next_one_starts(
     run: SupervisedRun, disk: Path, until: Until
@@ -127,6 +128,7 @@ def test_a_job_told_to_leave_does_not_wait_long_for_space(run: SupervisedRun, di
     assert "not written for lack of space" in one.said()
 
 
+@pytest.mark.fault("The disk is full before the command starts", "the member waits at the gate and claims nothing")
 def test_a_member_waits_at_the_gate_for_space_and_claims_nothing_meanwhile(run: SupervisedRun, disk: Path) -> None:
     run.rundir.root.mkdir()
     block = fill(disk)

@@ -14,6 +14,7 @@ from tests.neighbours.supervised import SupervisedRun
 TWO_RANKS = str(Path(__file__).parents[1] / "story" / "two_ranks.py")
 
 
+@pytest.mark.fault("A rank is in uninterruptible sleep", "it is named and left behind, the run goes on")
 @pytest.mark.root
 def test_a_rank_in_uninterruptible_sleep_is_named_and_left_behind_and_the_run_goes_on(
     run: SupervisedRun, freezer: Callable[[int], None]

@@ -49,6 +49,12 @@ def when(notes: Path, word: str) -> float:
     return next((float(line.split()[1]) for line in lines if line.startswith(f"{word} ")), 0.0)
 
 
+@pytest.mark.chain(
+    "the run directory and the job's output stop answering, then Slurm warns and ends the job",
+    "each signal reaches the ranks at once, and the time to SIGKILL counts from then; what is to be written waits",
+    "the one that was over",
+    "the page of the attempt, when the disk answers again",
+)
 def test_signals_reach_the_ranks_at_once_and_the_grace_counts_from_then(
     run: SupervisedRun, dead_mount: HungMount, tmp_path: Path, until: Until
 ) -> None:

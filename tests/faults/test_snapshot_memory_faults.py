@@ -74,6 +74,7 @@ else:
 """
 
 
+@pytest.mark.fault("The job's memory is too small for snapshots", "there are none, and the kernel kills nothing")
 def test_a_job_that_is_too_small_for_snapshots_gets_none_and_lives(cgroup: Path, shm: Path) -> None:
     killed = in_group(cgroup, TAKE.format(place=str(shm), size=150 * MB, asked=False))
     assert killed.returncode == -9, "without the question the kernel kills it"
@@ -116,6 +117,7 @@ print(room.tight())
     assert done.returncode == 0 and "of the job's memory (210 MB)" in done.stdout, done
 
 
+@pytest.mark.fault("The job's memory fills up while there are snapshots", "they go first, and the loop trains on")
 def test_a_loop_whose_memory_fills_up_gives_its_snapshots_up_and_trains_on(cgroup: Path, shm: Path) -> None:
     (shm / os.uname().nodename).mkdir(mode=0o700)
     loop = f"""
@@ -158,6 +160,7 @@ print([guard.snapshot(step) or time.sleep(0.1) for step in range(5)], guard.step
     assert done.stdout == "[None, None, None, None, None] False\n" and "45% stay free" in done.stderr, done
 
 
+@pytest.mark.fault("`/dev/shm` is too small for snapshots", "there are none, and no SIGBUS")
 def test_a_small_tmpfs_is_full_without_a_sigbus(mounted: Callable[..., Path]) -> None:
     place = mounted("-t", "tmpfs", "-o", "size=64m,mode=0700", "tmpfs")
     room = MemoryRoom(place)

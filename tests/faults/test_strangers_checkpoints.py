@@ -38,6 +38,7 @@ def given_away(path: Path) -> None:
     os.chown(path, STRANGER, STRANGER, follow_symlinks=False)
 
 
+@pytest.mark.fault("A checkpoint is what another account wrote, or may change", "the run does not go on from it")
 @pytest.mark.parametrize("part", ["", "sub", "sub/weights", FOLDER_NAME, f"{FOLDER_NAME}/manifest.json"])
 @pytest.mark.parametrize("how", ["owner", "everybody"])
 def test_whatever_part_of_it_is_another_account_s_it_is_passed_over(folder: Path, part: str, how: str) -> None:
@@ -119,6 +120,12 @@ def test_what_may_not_be_read_is_unseen_and_stops_a_run_that_has_nothing_else(fo
     as_stranger(look)
 
 
+@pytest.mark.threat(
+    "Somebody who may write beside your folder of checkpoints, as in `/tmp`, puts a `.quarantine` of his own there, "
+    "or a link, before a checkpoint is set aside.",
+    "A quarantine of another account beside the folder is neither used nor shown; no link of another account is "
+    "followed.",
+)
 @pytest.mark.parametrize("how", ["folder", "link"])
 def test_nothing_is_set_aside_into_what_a_stranger_has_put_beside_the_folder_of_accelerate(top: Path, how: str) -> None:
     """The quarantine lies beside a folder ``checkpoints``, and everybody may put something there, as in /tmp."""

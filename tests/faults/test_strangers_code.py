@@ -86,6 +86,11 @@ def test_the_trap_is_a_real_one(trap: Trap) -> None:
     assert "ran-__main__" in trap.sprung() or "ran-click" in trap.sprung()
 
 
+@pytest.mark.threat(
+    "A group member or a stranger lays `click.py`, `signal.py`, `yaml.py` or `sitecustomize.py` into the folder from "
+    "which a run is launched.",
+    "The job, its agents, its keeper and the local queue start with a safe module path and import none of them.",
+)
 @pytest.mark.root
 def test_a_job_on_this_machine_runs_no_code_of_the_folder_it_was_launched_from(
     trap: Trap, until: Callable[..., Any]
@@ -105,6 +110,10 @@ def test_a_job_on_this_machine_runs_no_code_of_the_folder_it_was_launched_from(
     assert trap.sprung() == []
 
 
+@pytest.mark.threat(
+    "A distribution with entry points (a plug-in) lies in the current directory.",
+    "ftsupervise looks for none, and what the packages find is not on the module path.",
+)
 @pytest.mark.root
 def test_no_plug_in_that_a_stranger_laid_into_the_current_directory_is_loaded(trap: Trap) -> None:
     """Entry points are found on the module path. Nothing of ours has any; fsspec has, for the places of copies."""
@@ -138,6 +147,10 @@ def test_nothing_of_ours_looks_for_entry_points() -> None:
     assert found == []
 
 
+@pytest.mark.threat(
+    "PYTHONPATH has an empty or relative entry, which means the current directory.",
+    "Our interpreters ignore such entries. The command keeps its PYTHONPATH.",
+)
 @pytest.mark.root
 @pytest.mark.parametrize("path", [":/nowhere", "/nowhere:", ".", ""])
 def test_an_entry_of_pythonpath_that_means_the_current_directory_brings_nothing_into_the_job(
@@ -159,6 +172,10 @@ def test_an_entry_of_pythonpath_that_means_the_current_directory_brings_nothing_
     assert trap.sprung() == []
 
 
+@pytest.mark.threat(
+    "A `sitecustomize.py` lies in the current directory of a warm standby.",
+    "The standby's module path has no empty entry.",
+)
 @pytest.mark.root
 @pytest.mark.parametrize("path", ["", None])
 def test_a_standby_imports_nothing_from_the_current_directory(trap: Trap, path: str | None) -> None:
@@ -181,6 +198,10 @@ def test_a_standby_imports_nothing_from_the_current_directory(trap: Trap, path: 
         child.communicate()
 
 
+@pytest.mark.fault(
+    "The safe path of ours changes what the training command imports",
+    "it does not: no variable and no flag reaches the command",
+)
 @pytest.mark.parametrize("words", [["train.py"], ["-m", "mine.train"]])
 def test_the_command_finds_its_own_modules_as_without_us(tmp_path: Path, words: list[str]) -> None:
     (tmp_path / "mine").mkdir()
@@ -211,6 +232,10 @@ def starts_of_interpreters(path: Path) -> Iterator[str]:
                 yield f"{path.relative_to(ROOT)}:{node.lineno}: {ast.unparse(node)}"
 
 
+@pytest.mark.threat(
+    "A developer starts an interpreter in a new place and forgets the safe path.",
+    "A test walks the source and names the line.",
+)
 def test_every_interpreter_of_ours_is_started_by_the_one_function() -> None:
     allowed = {
         "sys.executable, 'train.py'": "examples/demo: the training itself",

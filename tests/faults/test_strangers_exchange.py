@@ -110,6 +110,11 @@ def test_a_member_of_the_chain_goes_on_in_the_folder_that_was_launched(scene: Sc
     assert scene.done() == ["trained-1", "trained-2"]
 
 
+@pytest.mark.threat(
+    "A group or everybody may write a folder above the training code, and puts another folder in its place.",
+    "The job script checks the owner of its folder before it runs anything, and starts nothing if the owner has "
+    "changed since the launch.",
+)
 def test_no_code_of_a_folder_that_a_stranger_put_in_the_place_of_ours_is_run(scene: Scene) -> None:
     scene.exchange(scene.copied)
     done = scene.run_script()
@@ -117,6 +122,11 @@ def test_no_code_of_a_folder_that_a_stranger_put_in_the_place_of_ours_is_run(sce
     assert f"{scene.mine} belongs to another account than at launch: nothing is started" in done.stderr
 
 
+@pytest.mark.threat(
+    "A stranger puts another folder in the place of the run directory.",
+    "A job knows the token of its launch. It starts nothing unless the folder has the same owner as before and a "
+    "file of this account with that token.",
+)
 def test_a_run_directory_that_a_stranger_put_in_the_place_of_ours_is_refused_by_the_next_member(scene: Scene) -> None:
     scene.settings.rename(scene.project / "ftsupervise.yaml")
     scene.exchange(scene.copied)
@@ -146,6 +156,10 @@ def token(scene: Scene) -> str:
     raise AssertionError("no launch")
 
 
+@pytest.mark.threat(
+    "A stranger puts another directory of the owner's, such as an older run, in the place of the run directory.",
+    "That directory holds no file of this launch, so the job starts nothing.",
+)
 def test_another_directory_of_ones_own_in_the_place_of_the_run_is_told_from_it(scene: Scene) -> None:
     """The stranger can also move there what is ours, such as an older run."""
     older = scene.project / "older" / "runs" / "thesis"
@@ -165,6 +179,16 @@ def test_a_copy_by_the_owner_is_the_same_run(scene: Scene) -> None:
     assert "replaced" not in scene.type("watch", "thesis").stdout
 
 
+@pytest.mark.threat(
+    "The watch reads a run directory that a stranger put in the place of the run's, and reports that all is well.",
+    "The account records the directory's owner at launch or at the first look. Another owner is a finding, and "
+    "nothing in the directory is trusted.",
+)
+@pytest.mark.threat(
+    "A member who may write above the run puts another directory in its place, to end the chain.",
+    "This is not prevented: `launch` names the folder, no job starts there, and the watch says that the directory "
+    "was replaced.",
+)
 def test_the_watch_says_that_the_run_directory_was_replaced_and_believes_nothing_in_it(scene: Scene) -> None:
     scene.type("watch", "thesis")
     scene.exchange(scene.copied)
@@ -173,6 +197,10 @@ def test_the_watch_says_that_the_run_directory_was_replaced_and_believes_nothing
         assert f"the run directory was replaced by another: {scene.run} belongs to nobody" in seen.stdout, seen
 
 
+@pytest.mark.threat(
+    "A stranger makes a run directory that everybody may write where the next launch will make one.",
+    "`launch` refuses it and names its owner.",
+)
 def test_a_launch_into_a_folder_that_a_stranger_laid_is_refused(scene: Scene) -> None:
     kept = scene.home / "ftsupervise.yaml"
     kept.write_text(SETTINGS + f"run_dir: {scene.run}\n")
@@ -192,6 +220,11 @@ def test_after_the_owner_laid_another_folder_there_one_launch_goes_on(scene: Sce
     assert "thesis: ok" in scene.type("watch", str(scene.settings)).stdout
 
 
+@pytest.mark.threat(
+    "Somebody exchanges the run directory between the gate and the claim, and `attempts` in the new one is a link to "
+    "a folder of yours.",
+    "ftsupervise makes nothing through a link there, and checks the run directory once more before the command starts.",
+)
 def test_no_attempt_is_claimed_through_a_link_that_a_stranger_laid(tmp_path: Path) -> None:
     """It is exchanged after the gate has looked: the pages would be made wherever the link leads."""
     run, private = RunDir(tmp_path / "run"), tmp_path / "private"

@@ -71,6 +71,10 @@ def coming_pids() -> range:
     return range(newest, newest + 400)
 
 
+@pytest.mark.threat(
+    "A stranger lays FIFOs at the temporary names of a watch.",
+    "Temporary names are unguessable and are created with O_EXCL.",
+)
 def test_fifos_laid_for_the_temporary_files_of_a_watch_do_not_hold_it(top: Path) -> None:
     run = RunDir(top / "run")
     for folder in (run.switches, run.launches, run.watch / "journal", run.watch / "watchers"):
@@ -87,6 +91,10 @@ def test_fifos_laid_for_the_temporary_files_of_a_watch_do_not_hold_it(top: Path)
     assert (run.watch / "watchers" / heartbeat_page.own_watcher()).is_file(), done.stderr
 
 
+@pytest.mark.threat(
+    "A stranger lays FIFOs at the temporary names of `nodes/incidents`.",
+    "`ftsupervise run` ends in time.",
+)
 def test_fifos_laid_for_the_troubles_of_nodes_do_not_hold_a_run_beyond_its_end(
     top: Path, until: Callable[..., Any]
 ) -> None:
@@ -110,6 +118,10 @@ def test_fifos_laid_for_the_troubles_of_nodes_do_not_hold_a_run_beyond_its_end(
         assert (run.nodes / "incidents" / name).is_file(), "the name was the right one"
 
 
+@pytest.mark.threat(
+    "A FIFO, a link or a folder lies in the place of a file that ftsupervise writes.",
+    "ftsupervise replaces it or reports an error. It never follows it or waits for it.",
+)
 def test_what_we_write_replaces_a_fifo_or_a_link_and_follows_none(top: Path) -> None:
     top.chmod(0o1777)
     target = top / "precious"
@@ -137,6 +149,11 @@ def test_a_beat_and_the_gate_are_not_held_by_what_lies_in_their_place(top: Path)
     assert [one.step for one in heartbeat_page.read_beats(run)] == [1]
 
 
+@pytest.mark.threat(
+    "FIFOs (with or without a writer), links to `/dev/zero` or folders lie in the place of every file that "
+    "ftsupervise reads.",
+    "ftsupervise skips each of them at once.",
+)
 @pytest.mark.parametrize("kind", ["fifo", "a fifo with a writer", "link to /dev/zero", "folder"])
 def test_what_lies_in_the_place_of_a_page_is_passed_over_at_once(top: Path, kind: str) -> None:
     run = RunDir(top / "run")
@@ -181,6 +198,10 @@ def test_what_lies_in_the_place_of_a_page_is_passed_over_at_once(top: Path, kind
             os.close(fd)
 
 
+@pytest.mark.threat(
+    "A link, a FIFO, a foreign file or a second hard link lies where a local job writes its output.",
+    "The job writes through none of them and says so.",
+)
 @pytest.mark.parametrize("kind", ["link", "fifo", "file", "second name"])
 def test_the_output_of_a_local_job_goes_through_nothing_that_a_stranger_laid(
     top: Path, until: Callable[..., Any], kind: str
@@ -211,6 +232,10 @@ def test_the_output_of_a_local_job_goes_through_nothing_that_a_stranger_laid(
         assert place.read_text() == "theirs\n", "and nothing of ours is told to its owner"
 
 
+@pytest.mark.threat(
+    "Others may write the templates of messages, or a FIFO lies in their place.",
+    "ftsupervise uses the built-in templates, and the message says so.",
+)
 def test_templates_of_messages_that_a_stranger_may_write_are_not_used(top: Path) -> None:
     from ftsupervise.alerts.wording import own_template
     from ftsupervise.host.ownership import NotTrusted

@@ -118,6 +118,12 @@ def by_a_list_of_the_source(desk: Desk) -> None:
     os.chown(desk.shared, ADA.pw_uid, PROJECT)
 
 
+@pytest.mark.threat(
+    "Your private checkpoint is copied, kept or brought back in a folder that hands its group (set-group-ID) or an "
+    "access list down; or its own access list lets one account in, which its mode shows as a right of the group.",
+    "What is made has at most the rights of its source for the group that it gets: a right of another group is none "
+    "of this one. It gets no access list.",
+)
 @pytest.mark.parametrize("how", [by_group, by_list, by_a_list_of_the_source])
 def test_a_copy_and_what_is_brought_back_are_read_by_no_group_and_no_account_that_may_not_read_the_source(
     desk: Desk, how: Callable[[Desk], None]
@@ -138,6 +144,12 @@ def test_a_copy_and_what_is_brought_back_are_read_by_no_group_and_no_account_tha
     assert what_eve_reads(back / "step-5") == []
 
 
+@pytest.mark.threat(
+    "A member of the group who may write the place for your copies lays a link there, by the name that a copy will "
+    "have, into a private folder of yours.",
+    "A link of another account to what is not theirs is not followed. Each folder of the place is held open while it "
+    "is worked in.",
+)
 def test_no_copy_is_written_through_a_link_that_a_member_laid_in_the_place_of_copies(desk: Desk) -> None:
     """Her place for copies is shared with the project. Eve lays a link there, by the name that the copy will have."""
     desk.shared.chmod(0o2775)
@@ -155,6 +167,11 @@ def test_no_copy_is_written_through_a_link_that_a_member_laid_in_the_place_of_co
     assert sorted(str(one.relative_to(private)) for one in private.rglob("*")) == ["index", "shards", "shards/weights"]
 
 
+@pytest.mark.threat(
+    "A member of the group who may write the folder into which you bring a checkpoint back moves the half aside, and "
+    "lays a link to a private folder of yours there.",
+    "The folder that was made is held open and worked in; what was replaced meanwhile is refused.",
+)
 def test_nothing_is_removed_through_a_link_that_a_member_puts_in_the_place_of_what_is_brought_back(desk: Desk) -> None:
     """She may write the folder, so she moves ``.restoring-step-5`` away when it has nearly come, and lays a link there."""
     copies, private = desk.top / "copies", desk.top / "private"
@@ -192,6 +209,7 @@ def test_a_copy_in_the_same_group_is_still_read_by_it(desk: Desk) -> None:
     assert {one.stat().st_mode & 0o777 for one in (desk.shared / "copies").rglob("*")} == {0o750, 0o640}
 
 
+@pytest.mark.threat("The same, when your script's checkpoint is kept in the run directory.", "The same.")
 @pytest.mark.parametrize("how", [by_group, by_list, by_a_list_of_the_source])
 def test_what_is_kept_of_a_script_s_checkpoint_is_read_by_nobody_else(desk: Desk, how: Callable[[Desk], None]) -> None:
     how(desk)
@@ -214,6 +232,11 @@ def test_what_is_copied_beside_a_file_of_another_group_is_read_by_no_other(desk:
     assert kept is not None and kept.read_bytes() == b"private" and what_eve_reads(kept) == []
 
 
+@pytest.mark.threat(
+    "A list of nodes (`share.nodes`, `nodes.directory`) is shared with a group, and a member exchanges a folder of "
+    "it for a link into a private folder of yours, where old files would be removed as incidents of long ago.",
+    "The folder is held open, and a link of another account to what is not theirs is not followed.",
+)
 def test_a_list_of_nodes_that_is_shared_leads_to_no_file_of_ones_own(desk: Desk) -> None:
     """Members may write it, so they exchange its folders for links. Old incidents are removed after each failure."""
     desk.shared.chmod(0o2775)
@@ -245,6 +268,11 @@ def test_a_list_of_nodes_that_is_shared_leads_to_no_file_of_ones_own(desk: Desk)
     )
 
 
+@pytest.mark.threat(
+    "The folder above a run passes on an access list, by which an account outside of the group would remove the "
+    "switches of the run.",
+    "A folder that the group may write has no access list.",
+)
 def test_a_folder_for_the_group_is_written_by_nobody_whom_the_folder_above_names(tmp_path: Path) -> None:
     """Switches are removed by whoever may write their folder, and a group that the list keeps out could raise none."""
     give_list(tmp_path, (ACCOUNT, 7, EVE.pw_uid), passed_on=True)
@@ -256,6 +284,10 @@ def test_a_folder_for_the_group_is_written_by_nobody_whom_the_folder_above_names
     assert ownership.access_list(folder) == () and folder.stat().st_mode & 0o7777 == 0o2775
 
 
+@pytest.mark.threat(
+    "An access list lets others write a file that the settings share with a group.",
+    "The file is not trusted.",
+)
 def test_a_page_that_is_shared_with_a_group_and_that_a_list_lets_others_write_is_not_believed(tmp_path: Path) -> None:
     page = tmp_path / "page"
     page.write_text("x")

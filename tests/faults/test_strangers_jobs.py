@@ -31,6 +31,11 @@ def theirs(tmp_path: Path) -> RunDir:
     return run
 
 
+@pytest.mark.threat(
+    "You watch a run whose owner writes your jobs' numbers or your run's name into its files, and marks all nodes as "
+    "bad.",
+    "Only launches that this account made itself, or in its own run directory, say which jobs may be changed.",
+)
 @pytest.mark.parametrize("comment", ["ftsupervise:x:abc", "something else"])
 def test_a_run_of_somebody_else_keeps_no_job_of_ours_from_a_node(tmp_path: Path, theirs: RunDir, comment: str) -> None:
     queue = Queue(tmp_path, ["n5", "n6", "n7", "n8"], {"88_[3-10]": {"excluded": [], "comment": comment}})

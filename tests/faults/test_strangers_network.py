@@ -96,6 +96,12 @@ def ports_of_all() -> set[int]:
     return found
 
 
+@pytest.mark.threat(
+    "An account on the node lists all UDP ports, and sends forged reports, deaths, questions and ends to each for "
+    "seconds; it looks for the key and for the pages.",
+    "The key stands in memory and in an environment that only the owner may read. Nothing is believed, nobody obeys, "
+    "and the steps still arrive.",
+)
 def test_a_flood_of_forged_datagrams_at_every_port_is_neither_believed_nor_keeps_a_step_from_arriving(
     stage: Stage, until: Until
 ) -> None:
@@ -139,6 +145,12 @@ def test_a_flood_of_forged_datagrams_at_every_port_is_neither_believed_nor_keeps
     assert agent.poll() is None and rank.poll() is None
 
 
+@pytest.mark.threat(
+    "Another account has a run on the same node, finds the folder and the port of your snapshots, asks for one, "
+    "cleans up, and lays a folder under your name.",
+    "It reads, makes and removes nothing of yours. Each run has a key and a folder of its own, and a folder of "
+    "another account is neither read nor removed.",
+)
 def test_the_snapshots_of_two_accounts_on_one_node_know_nothing_of_each_other(python: str) -> None:
     """Eve knows the folder and the port of ada's run: both can be seen. She has the source, and her own run beside it."""
     planted = f"/dev/shm/ftsupervise-snapshots-{user(ADA)}-77-{os.urandom(8).hex()}"
@@ -166,6 +178,10 @@ def test_the_snapshots_of_two_accounts_on_one_node_know_nothing_of_each_other(py
         shutil.rmtree(planted, ignore_errors=True)
 
 
+@pytest.mark.threat(
+    "Somebody who may write `replicas/` puts a lighthouse or a quorum of theirs, or a link, in the place of the run's.",
+    "A page of another account is not believed, so no group goes there.",
+)
 def test_no_lighthouse_and_no_quorum_of_a_stranger_is_believed_where_he_may_write(top: Path) -> None:
     """What the pages say is where the groups of a run meet, and whose weights they copy."""
     home = top / "replicas"

@@ -208,6 +208,12 @@ def test_what_ones_own_settings_ask_for_is_done(project: Project) -> None:
     assert (project.home / "copies" / "step-5" / "weights").read_bytes() == b"w" * 5
 
 
+@pytest.mark.threat(
+    "A member of the group renames your run away and puts a directory of theirs in its place; its settings tell the "
+    "hourly `checkpoints upkeep` to remove all but two checkpoints, and to copy the newest into their folder.",
+    "What another account may write names no `retain`, `offload` or `adopt`. The run directory has to be the one "
+    "that was launched: its owner, its token and its inode.",
+)
 @pytest.mark.parametrize("words", [["upkeep", "--all"], ["upkeep", "thesis"], ["upkeep", "{run}"], ["prune", "{run}"]])
 def test_the_hourly_upkeep_obeys_no_settings_of_a_stranger(project: Project, words: list[str]) -> None:
     before = project.adas()
@@ -218,6 +224,10 @@ def test_the_hourly_upkeep_obeys_no_settings_of_a_stranger(project: Project, wor
     assert done.code != 0 and "the run directory was replaced by another" in done.said
 
 
+@pytest.mark.threat(
+    "The same directory lies there when you type a command about checkpoints.",
+    "Each that writes, removes or copies refuses it. Only `list` and `verify` look at it.",
+)
 @pytest.mark.parametrize("verb", ACTS)
 def test_no_command_about_checkpoints_acts_in_a_directory_that_was_put_in_the_runs_place(
     project: Project, verb: str
@@ -235,6 +245,10 @@ def test_no_command_about_checkpoints_acts_in_a_directory_that_was_put_in_the_ru
     assert project.adas() == before and not (project.home / "copies").exists()
 
 
+@pytest.mark.threat(
+    "A member of the group puts an old copy of your own, with its owner and its token, in the place of the run.",
+    "It has another inode, so nothing is removed or copied.",
+)
 def test_an_old_copy_of_ones_own_in_the_place_of_the_run_is_told_from_it(project: Project) -> None:
     """It has the owner and the token of the run, so only its inode differs."""
 
@@ -252,6 +266,10 @@ def test_an_old_copy_of_ones_own_in_the_place_of_the_run_is_told_from_it(project
     assert len(list((project.run / "checkpoints").glob("step-*"))) == 5
 
 
+@pytest.mark.threat(
+    "You keep up the run of somebody else, whose settings name rules and places for copies.",
+    "They are shown. Only what you type is done.",
+)
 def test_settings_of_a_stranger_are_shown_and_what_is_typed_is_done(project: Project) -> None:
     """Eve's own run, which she lets ada keep up: ada's rules count, and no place of eve's."""
     run = project.eves / "runs" / "thesis"
@@ -272,6 +290,10 @@ def test_settings_of_a_stranger_are_shown_and_what_is_typed_is_done(project: Pro
     assert "checkpoints verified" in done.said
 
 
+@pytest.mark.threat(
+    "A member of the group puts a link to another folder of yours in the place of the folder of checkpoints.",
+    "A link of another account to what is not theirs is not followed.",
+)
 def test_no_checkpoint_is_removed_through_a_link_that_a_stranger_laid(project: Project) -> None:
     """The run is ada's own, but its checkpoints lie in a folder of the group's, where eve exchanges them for a link."""
     shared, other = project.project / "ckpt", project.home / "other"
@@ -286,6 +308,10 @@ def test_no_checkpoint_is_removed_through_a_link_that_a_stranger_laid(project: P
     assert len(list(other.glob("step-*"))) == 5
 
 
+@pytest.mark.threat(
+    "The folder of checkpoints is exchanged between the plan and the removal.",
+    "The folder that was judged is held open, and removed from.",
+)
 def test_a_folder_that_is_held_is_the_one_that_was_judged(project: Project) -> None:
     first = project.home / "first"
     (first / "mine").mkdir(parents=True)
@@ -300,6 +326,10 @@ def modes(top: Path) -> dict[str, int]:
     return {str(one.relative_to(top)): stat.S_IMODE(one.lstat().st_mode) for one in (top, *top.rglob("*"))}
 
 
+@pytest.mark.threat(
+    "A checkpoint for your eyes alone (0700, 0600) is copied elsewhere or brought back, under whatever umask.",
+    "The copy, what is brought back, and the folders made on the way have at most the rights of their source.",
+)
 @pytest.mark.parametrize("umask", [0, 0o022, 0o077])
 @pytest.mark.parametrize(("folder", "file"), [(0o700, 0o600), (0o750, 0o640), (0o755, 0o600)])
 def test_a_copy_and_what_is_brought_back_are_no_wider_than_their_source(
@@ -323,6 +353,11 @@ def test_a_copy_and_what_is_brought_back_are_no_wider_than_their_source(
             assert not mode & 0o077 & ~allowed, (top, name, oct(mode))
 
 
+@pytest.mark.threat(
+    "A member of the group lays a link at `runs/NAME`, or at `runs`, into a private folder of yours, before you "
+    "launch.",
+    "`launch` refuses a link of another account to what is not theirs.",
+)
 @pytest.mark.parametrize("laid", ["runs/second", "runs"])
 def test_launch_follows_no_link_of_a_stranger_into_a_private_folder(project: Project, laid: str) -> None:
     private = project.home / "private"
@@ -354,6 +389,11 @@ def test_launch_follows_no_link_of_a_stranger_into_a_private_folder(project: Pro
     assert "launch would refuse at present" in shown.said and "is a link of games" in shown.said
 
 
+@pytest.mark.threat(
+    "Your own link leads to the run, and others may write the folder in which it stands; or a private folder is "
+    "there already.",
+    "`launch` names that folder too. No folder that was there is opened by a launch.",
+)
 def test_a_folder_that_was_there_is_not_opened_by_a_launch_and_a_link_hides_no_open_folder(project: Project) -> None:
     """Ada's own link: it is followed, and the folder in which eve could exchange it is named."""
     place = project.home / "place"
@@ -372,6 +412,12 @@ def test_a_folder_that_was_there_is_not_opened_by_a_launch_and_a_link_hides_no_o
     assert stat.S_IMODE(place.stat().st_mode) == stat.S_IMODE((place / "logs").stat().st_mode) == 0o700
 
 
+@pytest.mark.threat(
+    "`launch.output` lies in a folder that a group or everybody may write, and a link by the name of the next job's "
+    "output leads to a private file of yours.",
+    "`launch` refuses such a folder, unless the run is shared for launching. Slurm itself follows links: in a sticky "
+    "one, as `/tmp`, the kernel's `fs.protected_symlinks` is what keeps it.",
+)
 def test_no_output_is_written_where_others_may_lay_a_link(project: Project) -> None:
     logs = project.project / "logs"
     project.own(lambda: (logs.mkdir(), logs.chmod(0o2775)))
@@ -389,6 +435,11 @@ def test_no_output_is_written_where_others_may_lay_a_link(project: Project) -> N
     assert project.type(*words).code == 0
 
 
+@pytest.mark.threat(
+    "A new setting acts for whoever watches a run of somebody else, because nobody thought of it; or settings name a "
+    "list of nodes.",
+    "Every key of the manual's full example is held back or stands in the list of those that are only shown.",
+)
 def test_every_setting_of_a_stranger_is_one_that_may_only_be_shown(tmp_path: Path) -> None:
     """Of the manual's full example, which has every key: a new setting has to be held back, or to stand in the list here."""
     text = max(
@@ -403,6 +454,10 @@ def test_every_setting_of_a_stranger_is_one_that_may_only_be_shown(tmp_path: Pat
     assert found.why and said and {key for key in said if not key.startswith(SHOWN) or key.startswith(NEVER)} == set()
 
 
+@pytest.mark.threat(
+    "New code reads a settings file without asking whose it is.",
+    "A test walks the source and names it.",
+)
 def test_whoever_reads_settings_whole_is_known() -> None:
     """Settings of another account come in by ``believed``. Who reads a file without it only shows what it says."""
     whole = {"load", "loads", "loaded"}
@@ -415,12 +470,21 @@ def test_whoever_reads_settings_whole_is_known() -> None:
     assert found == known
 
 
+@pytest.mark.threat(
+    "You ask by name for the report of a run in whose place a stranger put a directory.",
+    "The report says that it was replaced, and lists nothing of it.",
+)
 def test_a_report_by_name_lists_nothing_of_a_directory_that_was_put_in_the_runs_place(project: Project) -> None:
     project.exchange("{}")
     done = project.type("report", "thesis", "--markdown")
     assert done.code == 77 and "was replaced by another" in done.said
 
 
+@pytest.mark.threat(
+    "You type `status`, `metrics` or `report --week`, and a stranger's directory lies in the place of your run, with "
+    "forged pages: an attempt that runs well, or decisions that were only told (`observed/`).",
+    "The run is UNKNOWN, because its directory was replaced. Nothing of it is shown.",
+)
 def test_no_status_shows_a_directory_that_was_put_in_the_runs_place_as_the_run(project: Project) -> None:
     """It is a copy of the run, with a decision that nobody made: all that it says may be forged."""
 
@@ -448,6 +512,16 @@ def test_no_status_shows_a_directory_that_was_put_in_the_runs_place_as_the_run(p
         assert done.code == 0 and "was replaced by another" in done.said and "exit 0" not in done.said, (words, done)
 
 
+@pytest.mark.threat(
+    "A directory in the place of your run has `switches`, `state` or `nodes` as links into a private folder of "
+    "yours, and you type `save`, `kill`, `clear` or `nodes`.",
+    "The command refuses a link of another account to what is not theirs, and writes or removes nothing there.",
+)
+@pytest.mark.threat(
+    "You type `groups leave` or `alerts silence` for a directory in the place of your run, whose `watch` or "
+    "`groups/g001/state` is a link into another run of yours.",
+    "The command refuses the link, and no journal is written through one.",
+)
 @pytest.mark.parametrize(
     "words",
     [
@@ -492,6 +566,12 @@ WRITES = (
 )
 
 
+@pytest.mark.threat(
+    "The same directory is a copy of your run in which everybody may write, and only a folder deep in it is a link: "
+    "`state/members`, `groups` or a replica group's `state`. You type `clear --brake`, which takes pages away there, "
+    "or `kill`.",
+    "The folder is held open, and a link of another account to what is not theirs is not followed.",
+)
 @pytest.mark.parametrize(
     "laid", ["state/members", "groups", "groups/g000", "groups/g000/state", "groups/g000/state/members"]
 )
@@ -535,6 +615,11 @@ def test_nothing_is_removed_through_a_link_that_lies_deeper_in_a_directory_of_a_
         assert mine() == before, (words, done)
 
 
+@pytest.mark.threat(
+    "A member of a shared watch puts a link in the place of `watch/watchers` or `watch/events`, so that your watch "
+    "says in another run of yours that it is watched.",
+    "The link is not followed, and the watch says that it cannot write there.",
+)
 @pytest.mark.parametrize("name", ["watchers", "events"])
 def test_no_watch_writes_through_a_link_that_a_member_laid_into_a_shared_watch(project: Project, name: str) -> None:
     """It leads to the pages of the watch of another run, where a beat would say that one is watched which is not."""
@@ -565,6 +650,11 @@ TYPED = (
 )
 
 
+@pytest.mark.threat(
+    "An `ftsupervise.yaml` of a stranger, or one that others may write, lies where you type `save`, `kill`, `clear`, "
+    "`forget`, `nodes exclude` or `alerts silence`, and its `run_dir` is another run of yours.",
+    "Such a file leads to no run of yours but one below its own folder.",
+)
 def test_a_file_of_a_stranger_leads_to_no_run_of_ones_own_in_another_folder(project: Project) -> None:
     """It lies where ada types, or she was told its path: she would stop, forget or silence another run than she means."""
     stranger, mine = project.eves / "ftsupervise.yaml", project.home / "ftsupervise.yaml"
@@ -585,6 +675,10 @@ def test_a_file_of_a_stranger_leads_to_no_run_of_ones_own_in_another_folder(proj
     assert project.type("clear", str(launched)).code == 0, "it stands above its run, whose group may clear the switch"
 
 
+@pytest.mark.threat(
+    "Such a file names the folder that `cron remove` or `cron add` would act on.",
+    "The command refuses it, and asks for `--dir`.",
+)
 def test_a_file_of_a_stranger_names_no_cron_folder(project: Project) -> None:
     folder, own = project.eves / "cron", project.home / "cron"
     words = [project.python, "-m", "ftsupervise", "cron", "status"]
@@ -604,6 +698,11 @@ def test_a_file_of_a_stranger_names_no_cron_folder(project: Project) -> None:
     assert str(own) in said(project.home)
 
 
+@pytest.mark.threat(
+    "Who can read the events of a run, or a checkpoint that is being restored, opens it and holds its lock, so that "
+    "nothing is told or restored any more.",
+    "The lock of the events is a file of its own, 0600. What is being restored is 0700 until it is whole.",
+)
 def test_who_can_read_what_is_brought_back_or_told_can_hold_no_lock_of_it(project: Project) -> None:
     """A lock needs no more than to open a file or a folder to read. Eve would hold it as long as she likes."""
     copies, events = project.home / "copies", project.run / "watch" / "events" / "node-daemon.jsonl"
@@ -651,6 +750,11 @@ def test_who_can_read_what_is_brought_back_or_told_can_hold_no_lock_of_it(projec
     assert not partial.exists() and (project.home / "back" / "step-5" / "weights").read_bytes() == b"w" * 5
 
 
+@pytest.mark.threat(
+    "A link of another account lies in the place of `state/members` when a member of the chain begins, behind the "
+    "look of its gate.",
+    "It prunes and writes nothing through it.",
+)
 def test_a_member_of_the_chain_prunes_nothing_through_a_link_that_was_laid_behind_its_gate(tmp_path: Path) -> None:
     run, private = RunDir(tmp_path / "run"), tmp_path / "private"
     for folder in (run.state, private):
@@ -664,6 +768,10 @@ def test_a_member_of_the_chain_prunes_nothing_through_a_link_that_was_laid_behin
     assert len(os.listdir(private)) == 100
 
 
+@pytest.mark.threat(
+    "A log or an output of a job is to be appended to a private file that is there already.",
+    "It keeps its mode.",
+)
 def test_a_file_that_is_there_is_appended_to_and_opened_to_nobody(tmp_path: Path) -> None:
     private, new = tmp_path / "private", tmp_path / "new"
     private.write_text("mine")

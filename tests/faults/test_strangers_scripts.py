@@ -76,6 +76,12 @@ def _is_removed(top: Path) -> bool:
     return not top.exists()
 
 
+@pytest.mark.threat(
+    "Your command names a folder of data into which others write. A stranger lays `model-step-9.pt` there while the "
+    "script trains, so that `launch.resume` names it to the next attempt, which unpickles it.",
+    "A file of an account that is not trusted in the run directory is no checkpoint of the script. It is neither "
+    "kept nor named.",
+)
 @pytest.mark.parametrize("who", [ADA, EVE])
 def test_no_script_is_told_to_go_on_from_a_file_of_a_stranger(scene: Scene, who: str) -> None:
     """A counter-test is in it: what ada's own script wrote there is gone on from."""
@@ -92,6 +98,12 @@ def test_no_script_is_told_to_go_on_from_a_file_of_a_stranger(scene: Scene, who:
     assert [one.name for one in (scene.run / "kept").rglob("*.pt")] == (["model-step-9.pt"] if who == ADA else [])
 
 
+@pytest.mark.threat(
+    "Your command names a folder of data into which others write, or your working folder holds one. A stranger fills "
+    "it with tens of thousands of files, so that the search for your script's checkpoint ends before it, and the "
+    "next attempt begins at step 0.",
+    "What belongs to others is counted by itself, and each folder has a search of its own.",
+)
 def test_a_folder_that_a_stranger_fills_hides_no_checkpoint_of_the_script(scene: Scene) -> None:
     """He makes tens of thousands of files and folders there, so that the search would end before it comes to ada's own."""
     work = scene.home / "work"
@@ -108,6 +120,10 @@ def test_a_folder_that_a_stranger_fills_hides_no_checkpoint_of_the_script(scene:
     assert (found.path, found.step) == (str(work / "out" / "model-step-7.pt"), 7)
 
 
+@pytest.mark.threat(
+    "A stranger lays a file of theirs into a checkpoint of your script, or exchanges one while it is kept.",
+    "It is left out, or nothing is kept.",
+)
 def test_a_file_of_a_stranger_in_a_checkpoint_is_not_kept_and_one_that_was_exchanged_is_refused(scene: Scene) -> None:
     own, kept = scene.data / "step-3", scene.home / "kept"
     own.mkdir()
@@ -127,6 +143,12 @@ def test_a_file_of_a_stranger_in_a_checkpoint_is_not_kept_and_one_that_was_excha
     assert os.listdir(kept) == ["step-3"]
 
 
+@pytest.mark.threat(
+    "A group, or everybody, may write the folder of a checkpoint of your script (umask 002 or 0), and a stranger "
+    "lays a file into it that `launch.resume` would have the next attempt unpickle.",
+    "A checkpoint with a file of an account that is not trusted in the run directory is passed over for the copy "
+    "that was kept. Nobody else may write that copy.",
+)
 def test_a_checkpoint_into_which_a_stranger_wrote_is_not_gone_on_from_and_its_kept_copy_is(scene: Scene) -> None:
     """Its folder may be written by a group that eve is in, as with umask 002: she adds what torch.load would unpickle."""
     own, run = scene.data / "step-3", scene.home / "runs" / "thesis"
@@ -144,6 +166,10 @@ def test_a_checkpoint_into_which_a_stranger_wrote_is_not_gone_on_from_and_its_ke
     assert not (kept / "part" / "model.pt").stat().st_mode & 0o022, "nobody else writes into what is kept"
 
 
+@pytest.mark.threat(
+    "A checkpoint that only the folder above it keeps private is kept in the run directory, or copied.",
+    "What keeps others out of the source, on the whole way, keeps them out of the copy.",
+)
 @pytest.mark.parametrize("private", ["above", "folder", "file"])
 @pytest.mark.parametrize("umask", [0, 0o022])
 def test_what_is_kept_or_copied_of_a_private_checkpoint_is_reached_by_nobody_else(

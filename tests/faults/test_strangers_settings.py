@@ -58,6 +58,10 @@ def test_ones_own_settings_are_used_whole(scene: Scene) -> None:
     assert {"exec", "quota", "receiver", "file"} <= set(scene.done())
 
 
+@pytest.mark.threat(
+    "You watch a run of somebody else whose settings name commands and receivers.",
+    "ftsupervise shows them and does not run them, with or without `--no-send`.",
+)
 @pytest.mark.parametrize("words", [["--no-send"], []])
 def test_watching_somebody_elses_run_runs_none_of_their_commands(scene: Scene, words: list[str]) -> None:
     os.chown(scene.file, STRANGER, STRANGER)
@@ -69,6 +73,7 @@ def test_watching_somebody_elses_run_runs_none_of_their_commands(scene: Scene, w
     assert "shared" in seen.stdout, "and the run is watched all the same"
 
 
+@pytest.mark.threat("A group member replaces `run.yaml`.", "The watch runs nothing that it names.")
 def test_settings_that_a_group_member_replaced_run_nothing_as_the_watcher(scene: Scene) -> None:
     """The run directory is the group's, so a member can put another file in the place of ours."""
     os.chown(scene.run, 0, GROUP)
@@ -90,6 +95,10 @@ def test_settings_that_a_group_member_replaced_run_nothing_as_the_watcher(scene:
     assert scene.done() == []
 
 
+@pytest.mark.threat(
+    "A group or everybody may write `run.yaml`.",
+    "The watch runs nothing that it names, and says who may write it.",
+)
 @pytest.mark.parametrize(("mode", "who"), [(0o666, "everybody"), (0o664, "the group users")])
 def test_settings_that_others_may_write_run_nothing_either(scene: Scene, mode: int, who: str) -> None:
     os.chown(scene.file, 0, GROUP)
@@ -100,6 +109,10 @@ def test_settings_that_others_may_write_run_nothing_either(scene: Scene, mode: i
         assert f"{who} may write {scene.file}" in seen.stderr, words
 
 
+@pytest.mark.threat(
+    "Settings change after you accepted them with `--trust`.",
+    "ftsupervise trusts only the text that you accepted.",
+)
 def test_trust_is_said_once_and_holds_for_what_the_file_says_now(scene: Scene) -> None:
     os.chown(scene.file, STRANGER, STRANGER)
     scene.type("watch", "--trust", str(scene.run))
@@ -113,6 +126,10 @@ def test_trust_is_said_once_and_holds_for_what_the_file_says_now(scene: Scene) -
     assert not {"exec", "another"} & set(scene.done()), "another text is another thing"
 
 
+@pytest.mark.threat(
+    "Somebody forges the record of `--trust`.",
+    "ftsupervise ignores a record that belongs to another account.",
+)
 def test_a_mark_of_trust_that_somebody_else_laid_counts_for_nothing(scene: Scene) -> None:
     os.chown(scene.file, STRANGER, STRANGER)
     scene.type("watch", "--trust", str(scene.run))
@@ -123,6 +140,10 @@ def test_a_mark_of_trust_that_somebody_else_laid_counts_for_nothing(scene: Scene
     assert "exec" not in scene.done()
 
 
+@pytest.mark.threat(
+    "A receiver in somebody else's settings names your token file and their address.",
+    "Messages go to your own receivers instead.",
+)
 def test_messages_of_somebody_elses_run_go_to_ones_own_receivers(scene: Scene) -> None:
     os.chown(scene.file, STRANGER, STRANGER)
     (scene.home / ".config/ftsupervise").mkdir(parents=True)
@@ -134,6 +155,10 @@ def test_messages_of_somebody_elses_run_go_to_ones_own_receivers(scene: Scene) -
     assert scene.done() == []
 
 
+@pytest.mark.threat(
+    "You launch a YAML file that somebody else may write.",
+    "`launch` refuses it without `--trust`. `--dry-run` shows it.",
+)
 def test_launching_what_somebody_else_may_write_is_refused_and_can_be_shown(scene: Scene) -> None:
     mine = scene.top / "ftsupervise.yaml"
     mine.write_text(SETTINGS.format(marks=scene.marks))
@@ -146,6 +171,10 @@ def test_launching_what_somebody_else_may_write_is_refused_and_can_be_shown(scen
     assert scene.done() == []
 
 
+@pytest.mark.threat(
+    "Others may write the account's own `config.yaml`.",
+    "ftsupervise refuses it and prints the chmod to type.",
+)
 def test_the_accounts_own_settings_that_others_may_write_are_refused(scene: Scene) -> None:
     own = scene.home / ".config/ftsupervise/config.yaml"
     own.parent.mkdir(parents=True)
@@ -161,6 +190,11 @@ def test_the_accounts_own_settings_that_others_may_write_are_refused(scene: Scen
     assert "own" not in scene.done()
 
 
+@pytest.mark.threat(
+    "You type `cron install` where the `ftsupervise.yaml` belongs to another account or may be written by others.",
+    "`cron install` refuses it, because its receivers and trusted accounts would act as you at every slot. "
+    "`--dry-run` shows it.",
+)
 @pytest.mark.parametrize("owner", [STRANGER, 0])
 def test_cron_install_takes_no_receiver_from_settings_that_others_may_write(scene: Scene, owner: int) -> None:
     """It reads the ftsupervise.yaml of the current directory without being told to, and a tick runs its receivers."""
@@ -187,6 +221,14 @@ def test_cron_install_takes_no_receiver_from_settings_that_others_may_write(scen
     assert typed().returncode == 0, "with none there one's own settings count"
 
 
+@pytest.mark.threat(
+    "You watch a run whose settings name a file of yours as the log, with an expression that extracts a part of it.",
+    "ftsupervise shows such a log and expression and does not use them. It reads only the run's own output.",
+)
+@pytest.mark.threat(
+    "You watch a run whose settings hold an expression that takes for ever, so that the watch of all your runs stops.",
+    "ftsupervise does not use expressions of somebody else's settings.",
+)
 @pytest.mark.parametrize("watchdog", ["loss", "hang"])
 def test_somebody_elses_settings_name_no_file_of_ours_to_read_and_no_expression_to_search_by(
     scene: Scene, watchdog: str
@@ -208,6 +250,10 @@ def test_somebody_elses_settings_name_no_file_of_ours_to_read_and_no_expression_
     assert b"48151623" not in written
 
 
+@pytest.mark.threat(
+    "A FIFO that somebody reads, or a file of theirs, lies where a `file` receiver writes.",
+    "ftsupervise writes nothing there. The message waits and is reported as not delivered.",
+)
 @pytest.mark.parametrize("laid", ["FIFO", "file"])
 def test_no_message_is_taken_for_delivered_into_what_somebody_else_laid_in_the_file_s_place(
     scene: Scene, laid: str
@@ -255,6 +301,10 @@ def test_somebody_elses_settings_do_not_stand_for_a_run_of_ours(scene: Scene) ->
     assert "is yours" not in scene.type("watch", str(scene.run)).stderr
 
 
+@pytest.mark.threat(
+    "You watch a run whose settings name your folders as disk, checkpoints or output.",
+    "ftsupervise shows a path that leads to a file of yours and does not use it.",
+)
 @pytest.mark.parametrize(
     ("key", "section"),
     [
@@ -279,6 +329,11 @@ def test_somebody_elses_settings_name_no_path_of_ours_to_look_at(scene: Scene, k
     assert str(private) not in seen.stdout
 
 
+@pytest.mark.threat(
+    "You watch a run whose directory holds links to folders of yours, so that your private runs would be reported as "
+    "theirs.",
+    "ftsupervise refuses the links.",
+)
 def test_a_link_in_somebody_elses_run_to_a_folder_of_ours_is_refused(scene: Scene) -> None:
     """The pages of a run of ours would be told as those of theirs."""
     (scene.run / "attempts").rmdir()
@@ -293,6 +348,11 @@ def test_a_link_in_somebody_elses_run_to_a_folder_of_ours_is_refused(scene: Scen
     assert "secret-host" not in seen.stdout + seen.stderr
 
 
+@pytest.mark.threat(
+    "Settings of somebody else name a variable, so that a token of the account that looks would stand in a name or a "
+    "path.",
+    "ftsupervise fills in no variable there.",
+)
 @pytest.mark.parametrize("words", [["watch"], ["check", "all"], ["status"], ["nodes"], ["save"]])
 def test_somebody_elses_settings_do_not_read_the_environment_of_who_looks(scene: Scene, words: list[str]) -> None:
     """The run's name stands in its journal, which its owner reads, and a path is seen by whoever serves it."""
@@ -310,6 +370,10 @@ def test_somebody_elses_settings_do_not_read_the_environment_of_who_looks(scene:
         assert "is not filled in" not in trusted.stderr
 
 
+@pytest.mark.threat(
+    "You type `logs` for the run of somebody else, whose pages name a private file of yours as its output.",
+    "It is not shown.",
+)
 def test_a_run_of_somebody_else_names_no_private_file_of_ours_as_its_output(scene: Scene) -> None:
     secret = scene.home / "notes"
     secret.write_text("what nobody else reads\n")

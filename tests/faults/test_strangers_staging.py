@@ -59,6 +59,11 @@ def begin(run: RunDir) -> tuple[fencing.FenceToken, list[str]]:
     return hold, said
 
 
+@pytest.mark.threat(
+    "Somebody who may rename the run directory puts a link in the place of its staging areas, which are emptied and "
+    "deleted at the next attempt.",
+    "ftsupervise does not follow links there. The log says that old attempts cannot be sealed.",
+)
 @pytest.mark.parametrize("name", ["staging", "checkpoints/.staging"])
 def test_a_link_in_the_place_of_the_staging_areas_is_not_swept(top: Path, name: str) -> None:
     run = a_run_of_the_strangers(top, (name, "mine"))
@@ -69,6 +74,10 @@ def test_a_link_in_the_place_of_the_staging_areas_is_not_swept(top: Path, name: 
     assert any("cannot be sealed" in words and "Not a directory" in words for words in said)
 
 
+@pytest.mark.threat(
+    "Somebody puts a link in the place of one old staging area, or of one that is being sealed.",
+    "ftsupervise leaves the link alone and does not touch its target.",
+)
 @pytest.mark.parametrize("name", ["staging/0001", "staging/.sealed-0001-by-2-7-0", "staging/.swept-0001-by-2-7-0"])
 def test_a_link_in_the_place_of_an_old_staging_area_is_not_swept(top: Path, name: str) -> None:
     run = a_run_of_the_strangers(top, (name, "mine/0001"))

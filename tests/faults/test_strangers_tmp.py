@@ -49,6 +49,10 @@ def laid(place: Path, how: str) -> Path:
     return name if how == "a folder" else folder
 
 
+@pytest.mark.threat(
+    "A stranger makes `$TMPDIR/ftsupervise-UID` first, as a folder, a link or a file.",
+    "ftsupervise makes nothing in it and uses a folder with an unguessable name. The watch says so.",
+)
 @pytest.mark.parametrize("how", ["a folder", "a link", "a file"])
 def test_the_spare_of_the_journal_the_notes_and_the_names_have_a_second_place(shared_tmp: Path, how: str) -> None:
     theirs = laid(shared_tmp, how)
@@ -85,6 +89,11 @@ def test_it_is_told_whose_it_is_and_what_is_used_instead(shared_tmp: Path) -> No
     )
 
 
+@pytest.mark.threat(
+    "Another account reads alerts and names of private runs in `~/.local/state/ftsupervise`, in a home directory "
+    "that is open to all.",
+    "ftsupervise makes that folder with mode 0700, whatever the umask.",
+)
 @pytest.mark.parametrize("words", [["launch", "{settings}"], ["watch", "{settings}"], ["watch", "--trust", "{theirs}"]])
 def test_the_account_s_own_state_is_readable_by_nobody_else(tmp_path: Path, words: list[str]) -> None:
     """Names and alerts of runs that are kept in private folders stand in it, and a home is often open to all."""

@@ -89,12 +89,17 @@ def test_the_owner_the_group_and_root_may(rundir: RunDir, who: str) -> None:
     assert state.who == who
 
 
+@pytest.mark.threat(
+    "An account outside of the group raises a switch.",
+    "The account can neither write nor list `switches/`.",
+)
 def test_a_stranger_cannot_raise_it_nor_look(rundir: RunDir) -> None:
     assert as_user(STRANGER, lambda: (rundir.switches / KILL).touch()) == "PermissionError"
     state = seen_by(STRANGER, rundir)
     assert state.health is Health.UNKNOWN
 
 
+@pytest.mark.threat("Somebody moves a stranger's file into `switches/`.", "The guard does not obey it.")
 def test_a_strangers_file_that_was_moved_here_is_not_obeyed(rundir: RunDir) -> None:
     (rundir.switches / KILL).touch()
     os.chown(rundir.switches / KILL, pwd.getpwnam(STRANGER).pw_uid, -1)
@@ -117,6 +122,7 @@ def test_in_a_sticky_directory_for_all_only_the_group_is_obeyed(rundir: RunDir) 
     assert seen_by(OWNER, rundir, SAVE).up
 
 
+@pytest.mark.threat("Everybody may write `switches/`.", "The guard obeys no file in it.")
 def test_in_a_directory_for_all_without_sticky_nobody_is_obeyed(rundir: RunDir) -> None:
     as_user(OWNER, lambda: (rundir.switches / KILL).touch())
     rundir.switches.chmod(0o777)

@@ -99,6 +99,10 @@ COMMANDS = [
 ]
 
 
+@pytest.mark.fault(
+    "A run directory on a dead mount is named in a command that a person types",
+    "it answers within fifteen seconds with one sentence and exit code 74 (check: 3)",
+)
 @pytest.mark.root
 @pytest.mark.parametrize(
     "commands",
@@ -122,6 +126,10 @@ def answers(dead: Place, words: str, code: int) -> None:
     assert "Traceback" not in said
 
 
+@pytest.mark.fault(
+    "A person types a command about a run whose own place is a dead mount",
+    "the run is given up after four seconds, before the command is",
+)
 @pytest.mark.root
 def test_a_run_that_is_looked_for_on_a_dead_mount_is_given_up_before_the_command_is(
     dead: Place, monkeypatch: pytest.MonkeyPatch
@@ -135,6 +143,7 @@ def test_a_run_that_is_looked_for_on_a_dead_mount_is_given_up_before_the_command
     assert error.value.hint.endswith(f"ls {dead.root}"), "the place that hangs, not the folder that one is in"
 
 
+@pytest.mark.fault("A monitor checks a dead mount every minute", "one process hangs on it, the others answer at once")
 @pytest.mark.root
 @pytest.mark.slow
 def test_a_monitor_that_checks_a_dead_mount_again_and_again_leaves_one_process_behind(dead: Place) -> None:
@@ -144,6 +153,10 @@ def test_a_monitor_that_checks_a_dead_mount_again_and_again_leaves_one_process_b
     assert len(list((dead.folder / "tmp").glob("ftsupervise-*/probe/[0-9]*.json"))) == 1
 
 
+@pytest.mark.fault(
+    "`squeue` sleeps while somebody types `status`",
+    "it is ended after eight seconds, and what is known without it is shown",
+)
 def test_a_squeue_that_sleeps_leaves_status_with_what_it_knows_otherwise(tmp_path: Path) -> None:
     place = Place(tmp_path, tmp_path / "r")
     place.program("squeue", "sleep 300")
@@ -156,6 +169,10 @@ def test_a_squeue_that_sleeps_leaves_status_with_what_it_knows_otherwise(tmp_pat
     assert "the kill switch is up" in said, said
 
 
+@pytest.mark.fault(
+    "squeue sleeps for ever while somebody types launch",
+    "it answers within fifteen seconds with 69, and nothing was submitted",
+)
 def test_a_squeue_that_sleeps_leaves_launch_with_a_sentence_and_nothing_submitted(tmp_path: Path) -> None:
     place = Place(tmp_path, tmp_path / "r")
     (tmp_path / "ftsupervise.yaml").write_text("name: r\nscheduler: slurm\nlaunch:\n  command: sleep 1\n")
@@ -198,6 +215,10 @@ def test_on_a_terminal_a_slurm_that_sleeps_holds_no_look_and_no_install(tmp_path
     assert b"Traceback" not in said
 
 
+@pytest.mark.fault(
+    "squeue sleeps for ever under `watch RUN / tee log` or `cron install`",
+    "a person is answered within fifteen seconds, behind a pipe too",
+)
 @pytest.mark.parametrize("words", [LOOKS[0], pytest.param(LOOKS[1], marks=pytest.mark.slow)])
 def test_piped_into_tee_a_slurm_that_sleeps_holds_no_look_and_no_install(tmp_path: Path, words: str) -> None:
     place, typed = with_a_slurm_that_sleeps(tmp_path, words)

@@ -29,6 +29,7 @@ def probe(tmp_path: Path) -> Iterator[Probe]:
         yield probe
 
 
+@pytest.mark.fault("The inodes run out while blocks are free", "it is found as that")
 def test_a_tmpfs_out_of_inodes_with_blocks_free(mounted: Callable[..., Path], tmp_path: Path, probe: Probe) -> None:
     point = mounted("-t", "tmpfs", "-o", "size=1m,nr_inodes=20", "tmpfs")
     watched = Watched(tmp_path, f"{{disk: [{{path: {point}}}]}}", probe=probe)
@@ -46,6 +47,7 @@ def test_a_tmpfs_out_of_inodes_with_blocks_free(mounted: Callable[..., Path], tm
     assert watched.look("disk")[f"{point} inodes"].health is Health.OK
 
 
+@pytest.mark.fault("The disk is full for users, not for root", "it is judged as the user sees it")
 def test_an_ext4_that_is_full_for_users_and_not_for_root(
     mounted: Callable[..., Path], tmp_path: Path, probe: Probe
 ) -> None:
@@ -67,6 +69,7 @@ def test_an_ext4_that_is_full_for_users_and_not_for_root(
     assert "0 B left, 100.0%" in found.summary
 
 
+@pytest.mark.fault("The storage does not answer", 'an alert of its own, no "disk full"')
 def test_storage_that_does_not_answer_is_an_alert_of_its_own_and_no_full_disk(
     hung_mount: HungMount, tmp_path: Path, probe: Probe
 ) -> None:
@@ -135,6 +138,11 @@ def test_the_process_that_looked_at_a_hung_mount_ends_by_itself(hung_mount: Hung
     assert "has not answered for" in done.stdout
 
 
+@pytest.mark.fault(
+    "A watched file system is not mounted any more",
+    "that is an alert of its own; the disk beneath it neither fires nor resolves anything about space, inodes and "
+    "quota",
+)
 def test_a_mount_that_is_lost_is_told_as_such_and_resolves_nothing(
     mounted: Callable[..., Path], tmp_path: Path, probe: Probe
 ) -> None:
@@ -163,6 +171,7 @@ def test_a_mount_that_is_lost_is_told_as_such_and_resolves_nothing(
     assert back[f"{point} space"].health is Health.OK
 
 
+@pytest.mark.fault("Another file system is mounted where the watched one was", "it is told, and believed after a day")
 def test_another_file_system_at_the_same_place_is_told_and_accepted_after_a_day(
     mounted: Callable[..., Path], tmp_path: Path, probe: Probe
 ) -> None:
@@ -183,6 +192,10 @@ def test_another_file_system_at_the_same_place_is_told_and_accepted_after_a_day(
     assert accepted[f"{point} space"].health is Health.OK
 
 
+@pytest.mark.fault(
+    "The watch moves to a host where the file system was never mounted",
+    "it is missed there too, from what the other hosts have seen",
+)
 def test_a_mount_that_only_other_hosts_have_seen_is_missed_here_too(
     mounted: Callable[..., Path], tmp_path: Path, probe: Probe
 ) -> None:
@@ -197,6 +210,10 @@ def test_a_mount_that_only_other_hosts_have_seen_is_missed_here_too(
         assert watched.look("disk")[f"{point} mount"].health is Health.BAD
 
 
+@pytest.mark.fault(
+    "The disk of the checkpoints is about to be full",
+    "where the run allows it, old checkpoints go as its rules say, and the alert says so",
+)
 def test_old_checkpoints_go_before_the_disk_is_full_where_the_run_allows_it(
     mounted: Callable[..., Path], probe: Probe, until: Callable[..., Any]
 ) -> None:

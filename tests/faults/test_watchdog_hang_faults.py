@@ -73,6 +73,7 @@ def put(path: Path, data: bytes, age: float = 0.0) -> None:
     os.utime(path, (at, at))
 
 
+@pytest.mark.fault("A log is rotated, truncated or copied away", "it is followed")
 def test_a_log_that_is_rotated_truncated_and_copied_away_is_followed(tmp_path: Path, probe: Probe) -> None:
     watched = Watched(tmp_path, "{}", probe=probe)
     log = log_of(watched)
@@ -205,6 +206,7 @@ def test_logs_on_a_hung_mount_make_it_unknown(hung_mount: HungMount, tmp_path: P
         assert "no answer" in found.summary
 
 
+@pytest.mark.fault("The clock of another node is five minutes off", "no age changes")
 @pytest.mark.parametrize("offset", ["-5m", "+5m"])
 def test_a_clock_five_minutes_off_changes_no_age(offset: str, tmp_path: Path) -> None:
     """The looker's node is off, the file server is not: ages stay right because it asks the server for the time."""
@@ -257,6 +259,10 @@ def test_a_run_that_was_never_launched_and_a_scheduler_that_does_not_answer_is_u
     assert "ever started" in found.summary
 
 
+@pytest.mark.fault(
+    "A file stands in the place of the beats, or their directory is gone",
+    "That is unknown, and no hang",
+)
 def test_a_file_in_the_place_of_the_beats_is_unknown_and_not_a_hang(tmp_path: Path, probe: Probe) -> None:
     """What the ranks do cannot be seen, whatever the last checkpoint is."""
     here = Watched(tmp_path, "{hang: {at_least: 1m}}", probe=probe)
@@ -278,6 +284,10 @@ def test_a_file_in_the_place_of_the_beats_is_unknown_and_not_a_hang(tmp_path: Pa
     assert here.look("hang")["progress"].health is Health.BAD, "ranks that could write and do not are hung"
 
 
+@pytest.mark.fault(
+    "A name that only looks like a number lies among the attempts",
+    "It is skipped by the fence, the guard and the watch",
+)
 def test_a_stray_name_among_the_attempts_ends_no_watch(tmp_path: Path, probe: Probe) -> None:
     here = Watched(tmp_path, "{hang: {at_least: 1m}}", probe=probe)
     for name in ("0001", "\u00b2", "\u0663", "x"):

@@ -87,6 +87,7 @@ def hours(watched: Watched, leaking: Leaking, word: str, size: int, looks: int) 
     return found
 
 
+@pytest.mark.fault("Memory leaks", "the time of the end is forecast")
 def test_a_leak_is_forecast_before_the_memory_is_full(leaking: Leaking, tmp_path: Path, probe: Probe) -> None:
     watched = Watched(tmp_path, "{memory: {leak: 365d}}", probe=probe)
     beat_of(watched, leaking.process.pid)

@@ -47,6 +47,10 @@ def configs(tmp_path: Path, hung_mount: HungMount) -> Iterator[list[Path]]:
     yield [good, bad]
 
 
+@pytest.mark.fault(
+    "Storage hangs for hours and is watched by minutes",
+    "one child is left behind, not one a tick; all is told well again when it answers",
+)
 @pytest.mark.parametrize("ticks", [4, pytest.param(10, marks=pytest.mark.slow)])
 def test_ticks_over_hung_storage(hung_mount: HungMount, configs: list[Path], tmp_path: Path, ticks: int) -> None:
     watching = Watching(tmp_path, configs)

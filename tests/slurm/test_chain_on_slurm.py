@@ -48,6 +48,12 @@ def begun(scene: Scene) -> list[str]:
     return [one.job_id for one in scene.attempts()]
 
 
+@pytest.mark.chain(
+    "Supervisors are killed with their members (the batch step is out of memory)",
+    "After the third the next member starts nothing, puts the brake on, holds the rest and goes back into the queue",
+    "3",
+    "The brake alert: 3 members in a row ended without a record; what to type",
+)
 @pytest.mark.parametrize("chain", ["array", "daisy"])
 def test_members_whose_supervisors_are_killed_are_three_and_the_rest_is_held(
     scene: Callable[..., Scene], until: Until, chain: str
@@ -68,6 +74,13 @@ def test_members_whose_supervisors_are_killed_are_three_and_the_rest_is_held(
     until(here.rundir.finished.exists, "the end of the run", 60)
 
 
+@pytest.mark.chain(
+    "Somebody kills a run whose chain the brake holds",
+    "`ftsupervise kill` ends the members that are held, which otherwise stay in the queue for ever; no other job is "
+    "touched",
+    "none",
+    "`Members of … that the brake held were ended:` and their ids",
+)
 @pytest.mark.parametrize("chain", ["array", "daisy"])
 def test_kill_ends_what_the_brake_holds_and_no_other_job(scene: Callable[..., Scene], until: Until, chain: str) -> None:
     """By themselves these stay in the queue for ever: nobody releases the members of a run that was killed."""
@@ -88,6 +101,13 @@ def in_queue(scene: Scene) -> int:
     return sum(array_size(line.split()[0]) for line in scene.queue().splitlines())
 
 
+@pytest.mark.chain(
+    "The run directory is read-only, gives an I/O error or needs a new ticket when a member starts",
+    "It waits as for a full disk (`launch.restart.space_wait`); then it holds the chain by the scheduler alone and "
+    "goes back into the queue",
+    "none",
+    "`status` and *is-running*: held by a member of the chain, and why (from the comments of its jobs); what to type",
+)
 @pytest.mark.root
 @pytest.mark.parametrize("chain", ["array", "daisy"])
 def test_a_run_directory_that_became_read_only_costs_no_member_and_the_queue_says_why(
@@ -112,6 +132,12 @@ def test_a_run_directory_that_became_read_only_costs_no_member_and_the_queue_say
     until(here.rundir.finished.exists, "the end of the run", 120)
 
 
+@pytest.mark.chain(
+    "No node is fit, and an older attempt that makes no step may be running elsewhere",
+    "Each member waits ten minutes for it and claims nothing; the third holds the rest and goes back into the queue",
+    "2",
+    "The brake alert: which nodes are unfit, and which attempt may be running",
+)
 def test_no_fit_node_while_an_older_attempt_may_be_running_costs_three_members(
     scene: Callable[..., Scene], until: Until, monkeypatch: pytest.MonkeyPatch
 ) -> None:

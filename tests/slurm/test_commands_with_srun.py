@@ -14,6 +14,13 @@ pytestmark = pytest.mark.slurm
 Until = Callable[..., Any]
 
 
+@pytest.mark.chain(
+    "`launch.command` holds an `srun` of its own (with `$`, a pipe, a loop, in a variable)",
+    "One `srun` becomes the one of ftsupervise; other code runs once in the job around its `srun`s, so that none "
+    "waits inside another for ever",
+    "none",
+    "`config check`: the code runs once in the job, and the line to write instead",
+)
 @pytest.mark.parametrize(
     ("command", "lines"),
     [
@@ -44,6 +51,12 @@ def test_a_command_that_calls_srun_itself_runs_to_its_end(
     assert here.attempts()[0].words == "exit 0"
 
 
+@pytest.mark.chain(
+    "`launch.setup` has a `module purge`, and `launch.env` a variable of Slurm's",
+    "The modules are loaded behind the purge; the variable has the value of the job, not that of the login node",
+    "none",
+    "nothing",
+)
 def test_modules_come_behind_a_purge_and_slurms_variables_have_the_values_of_the_job(
     scene: Callable[..., Scene], until: Until
 ) -> None:

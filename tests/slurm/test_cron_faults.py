@@ -50,6 +50,10 @@ EACH = {
 }
 
 
+@pytest.mark.fault(
+    "slurmctld, slurmd or a job of the cron chain is killed, paused or cancelled",
+    "one chain is left, no slot runs twice",
+)
 def test_each_fault_leaves_exactly_one_chain_and_no_slot_twice(
     make_lab: Callable[..., Lab], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -15,6 +15,7 @@ pytestmark = pytest.mark.slurm
 Until = Callable[..., Any]
 
 
+@pytest.mark.fault("A cron chain is cancelled whole", "the running training brings it back")
 def test_a_chain_that_was_cancelled_whole_is_brought_back_by_the_run(
     make_sandbox: Callable[..., Sandbox], tmp_path: Path, until: Until
 ) -> None:

@@ -22,6 +22,7 @@ def left_of(here: Scene, attempt: int) -> list[int]:
     return [pid for pid in here.processes() if environment(pid).get(ENV_ATTEMPT) == str(attempt)]
 
 
+@pytest.mark.fault("A job is preempted", "nothing of it is left, the next member goes on")
 def test_a_preempted_job_leaves_nothing_and_the_next_member_goes_on_when_the_other_job_has_gone(
     scene: Callable[..., Scene], until: Until
 ) -> None:
@@ -41,6 +42,10 @@ def test_a_preempted_job_leaves_nothing_and_the_next_member_goes_on_when_the_oth
     until(lambda: not here.queue() and not here.processes(), "nothing left")
 
 
+@pytest.mark.fault(
+    "The batch host dies",
+    "the ranks on the other nodes are ended, the next member goes on and writes down what became of the host",
+)
 def test_when_the_batch_host_dies_the_ranks_on_the_other_node_end_too_and_the_next_member_goes_on(
     scene: Callable[..., Scene], until: Until
 ) -> None:
@@ -60,6 +65,7 @@ def test_when_the_batch_host_dies_the_ranks_on_the_other_node_end_too_and_the_ne
     until(lambda: not here.queue() and not here.processes(), "nothing left")
 
 
+@pytest.mark.fault("The batch host of a job with spare nodes dies", "the job does not stay until its time limit")
 def test_a_job_with_spare_nodes_does_not_live_on_without_its_batch_host(
     scene: Callable[..., Scene], until: Until
 ) -> None:

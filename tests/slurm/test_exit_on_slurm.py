@@ -93,6 +93,10 @@ class Job:
         assert "Kill task failed" not in self.cluster.run(["sinfo", "-R"])
 
 
+@pytest.mark.fault(
+    "The same on Slurm: the command fails, or somebody cancels the job",
+    'the job ends, and its node is not drained ("Kill task failed")',
+)
 @pytest.mark.parametrize("how", ["its command fails", "somebody cancels it"])
 def test_a_job_whose_run_directory_does_not_come_back_ends_and_its_node_is_not_drained(
     make_sandbox: Callable[..., Sandbox],
@@ -106,6 +110,12 @@ def test_a_job_whose_run_directory_does_not_come_back_ends_and_its_node_is_not_d
     job.has_a_free_node()
 
 
+@pytest.mark.fault(
+    "The same where Slurm follows the processes of a job by control groups (`proctrack/cgroup`), which keep a "
+    "process that the kernel keeps",
+    "as above where SIGKILL ends who waits (NFS); else the job ends with its exit code after Slurm's "
+    "`UnkillableStepTimeout`, and Slurm drains the node, which nothing in a job can prevent",
+)
 @pytest.mark.parametrize("how", ["its command fails", "somebody cancels it"])
 @pytest.mark.parametrize("as_on", ["NFS", "a disk that not even SIGKILL helps against"])
 def test_where_slurm_follows_control_groups_the_node_is_drained_only_for_what_no_kill_ends(
@@ -133,6 +143,11 @@ def test_where_slurm_follows_control_groups_the_node_is_drained_only_for_what_no
         )
 
 
+@pytest.mark.fault(
+    "The disk of `launch.output` hangs, and somebody cancels the job",
+    "Slurm's `slurmstepd` waits for that disk before it signals any process: the job stays in COMPLETING until the "
+    "disk answers. `ftsupervise kill` ends the job all the same",
+)
 def test_a_job_whose_output_hangs_is_ended_by_the_kill_switch_and_slurm_holds_one_that_is_cancelled(
     make_sandbox: Callable[..., Sandbox],
     dead_mount: HungMount,  # noqa: F811

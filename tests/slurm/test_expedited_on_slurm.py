@@ -40,6 +40,13 @@ def end(here: Scene, until: Until) -> None:
     until(lambda: not here.queue(), "the end of the queue", 90)
 
 
+@pytest.mark.chain(
+    "A job without spare nodes loses one, others wait in the queue, and the cluster offers expedited requeue",
+    "its nodes are kept until Slurm gives the lost one up; then the same member begins again at once on them and a "
+    "free one",
+    "none",
+    "`other jobs wait for the nodes that are left: they are kept until Slurm begins this member again`",
+)
 @pytest.mark.parametrize("chain", ["array", "daisy"])
 def test_a_member_that_loses_a_node_goes_on_with_its_others_and_a_free_one_in_front_of_its_rivals(
     offering: Callable[[int], Scene], until: Until, chain: str
@@ -62,6 +69,12 @@ def test_a_member_that_loses_a_node_goes_on_with_its_others_and_a_free_one_in_fr
     assert len(here.attempts()) == 2
 
 
+@pytest.mark.chain(
+    "The batch host of a job is lost, and the cluster offers expedited requeue",
+    "the same member begins again on its other nodes and a free one",
+    "none",
+    "`ended without a record: its batch host node-0 was lost (down*), and Slurm began the job again`",
+)
 def test_a_member_whose_batch_host_is_lost_begins_again_and_the_ledger_says_why_its_attempt_has_no_end(
     offering: Callable[[int], Scene], until: Until
 ) -> None:
@@ -79,6 +92,12 @@ def test_a_member_whose_batch_host_is_lost_begins_again_and_the_ledger_says_why_
     end(here, until)
 
 
+@pytest.mark.chain(
+    "A member is to begin again after the loss of a node, and no node is free",
+    "it stands in front of the queue as `EXPEDITING`, and begins when a node is free",
+    "none",
+    "`WAITING (EXPEDITING)`; `is-running`: `waits to begin again after the loss of a node (EXPEDITING), for 3m so far`",
+)
 def test_a_member_that_waits_for_a_free_node_to_begin_again_is_seen_as_waiting(
     offering: Callable[[int], Scene], until: Until
 ) -> None:

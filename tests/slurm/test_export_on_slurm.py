@@ -16,6 +16,12 @@ pytestmark = pytest.mark.slurm
 Until = Callable[..., Any]
 
 
+@pytest.mark.chain(
+    "the ranks' srun hands on only a few variables (`--export=NAME=x`, SLURM_EXPORT_ENV)",
+    "ours are added to its list: the ranks have their run, fence, beats and saves",
+    "none",
+    "nothing",
+)
 @pytest.mark.parametrize(
     "how",
     [

@@ -18,6 +18,10 @@ pytestmark = pytest.mark.slurm
 Until = Callable[..., Any]
 
 
+@pytest.mark.fault(
+    "A rank is stopped (SIGSTOP) on another node",
+    "it is named, its stacks are kept, the run goes on in the same job",
+)
 def test_a_stopped_rank_on_another_node_is_named_and_the_run_goes_on_in_the_same_job(
     scene: Callable[..., Scene], until: Until
 ) -> None:

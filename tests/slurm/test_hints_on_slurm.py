@@ -43,6 +43,12 @@ guard.finished(99)
 """
 
 
+@pytest.mark.chain(
+    "an evaluation with an `srun --overlap` of its own fails, or a log with lines of Slurm's is quoted",
+    "the run goes on; nobody is ended or blamed",
+    "0",
+    "nothing",
+)
 def test_neither_an_evaluation_with_its_own_srun_nor_a_quoted_log_ends_a_healthy_run(
     scene: Callable[..., Scene], until: Until
 ) -> None:
@@ -55,6 +61,12 @@ def test_neither_an_evaluation_with_its_own_srun_nor_a_quoted_log_ends_a_healthy
     assert not list((here.rundir.nodes / "incidents").iterdir())
 
 
+@pytest.mark.chain(
+    "a rank raises an error, and an older line names another rank",
+    "it is started again in place; the rank that raised is named, and no node is blamed",
+    "0",
+    "what it raised",
+)
 def test_who_failed_by_itself_is_named_and_not_whom_an_older_line_names(
     scene: Callable[..., Scene], until: Until
 ) -> None:

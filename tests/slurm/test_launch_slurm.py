@@ -104,6 +104,10 @@ def test_a_dry_run_prints_the_script_and_touches_nothing(desk: Desk) -> None:
     assert desk.queue() == []
 
 
+@pytest.mark.fault(
+    "A dry run prints an `--exclude` that the launch then drops.",
+    "A dry run asks Slurm as the launch does; the scripts are the same.",
+)
 def test_a_dry_run_prints_the_very_options_that_a_launch_then_submits(desk: Desk) -> None:
     nodes = desk.sandbox.run(["sinfo", "-h", "-N", "-o", "%N"]).split()
     desk.settings(f"launch: {{command: sleep 60, jobs: 2, nodes: {len(set(nodes))}}}\n")
@@ -123,6 +127,10 @@ def test_a_dry_run_prints_the_very_options_that_a_launch_then_submits(desk: Desk
     assert token.sub("TOKEN", script) == token.sub("TOKEN", dry.stdout)
 
 
+@pytest.mark.fault(
+    "A job that somebody wrapped by hand is running for `status` and gone for `check`.",
+    "Both know the job of the newest attempt as the run's, whatever its name.",
+)
 def test_status_and_check_agree_about_a_job_that_somebody_wrapped_by_hand(desk: Desk, until: Until) -> None:
     desk.settings("launch: {command: sleep 60}\nwatch: {hang: null, disk: null}\n")
     command = f"exec {sys.executable} -m ftsupervise run -- sleep 600"
@@ -228,6 +236,7 @@ def test_launching_from_inside_a_job_takes_nothing_of_it_along(desk: Desk, until
     assert inner.get("SLURM_MEM_PER_NODE") != "1234"
 
 
+@pytest.mark.fault("sbatch times out, but its job was accepted", "it is looked up by its token: one chain, not two")
 def test_an_sbatch_that_timed_out_but_was_accepted_makes_one_chain_and_not_two(desk: Desk, tmp_path: Path) -> None:
     """A neighbour with a mood: it hands the job in and then says what sbatch says when the answer got lost."""
     sbatch = subprocess.run(
@@ -249,6 +258,7 @@ def test_an_sbatch_that_timed_out_but_was_accepted_makes_one_chain_and_not_two(d
     assert len({line.split("_")[0] for line in desk.queue()}) == 1
 
 
+@pytest.mark.fault("launch is killed before it heard back", "the next launch finds the job")
 def test_a_launch_that_died_before_it_heard_back_is_found_by_the_next_one(desk: Desk) -> None:
     desk.settings("launch: {command: sleep 60, jobs: 3}\n")
     assert desk.type("launch").returncode == 0
@@ -277,6 +287,10 @@ def test_the_quoted_words_of_a_script_reach_slurm_as_they_were(desk: Desk) -> No
         assert found.comment == words
 
 
+@pytest.mark.threat(
+    "`scontrol write batch_script`, or the spool of slurmctld, shows a secret of the account that launched.",
+    "Neither the script nor the environment of a job holds one.",
+)
 def test_what_slurm_keeps_of_a_job_holds_no_secret(desk: Desk) -> None:
     """``scontrol write batch_script`` and the spool of slurmctld, in which the script and the environment of a job lie."""
     secret = "xoxb-1234567890-abcdefghijklmnop"

@@ -38,6 +38,12 @@ while True:
 """
 
 
+@pytest.mark.chain(
+    "a member is cancelled while it saves, and Slurm starts the next one on free nodes",
+    "the next one waits until the save is made, at most KillWait and 10 s, and goes on from it",
+    "1",
+    "`was asked to stop and may be about to save`",
+)
 def test_the_member_after_a_cancelled_one_waits_for_its_save_and_goes_on_from_it(
     scene: Callable[..., Scene], until: Until
 ) -> None:
@@ -56,6 +62,12 @@ def test_the_member_after_a_cancelled_one_waits_for_its_save_and_goes_on_from_it
     assert f"attempt 1 was asked to stop and may be about to save in job {job}_1; waiting for its end" in here.log()
 
 
+@pytest.mark.chain(
+    "somebody cancels a link of a daisy chain that waits",
+    "the links behind it wait for all before it; one that begins all the same waits for the one that runs",
+    "1",
+    "`is still running in job`",
+)
 def test_a_link_that_is_cancelled_lets_nobody_begin_beside_the_one_that_runs(
     scene: Callable[..., Scene], until: Until
 ) -> None:
@@ -79,6 +91,13 @@ def test_a_link_that_is_cancelled_lets_nobody_begin_beside_the_one_that_runs(
 _DEAF = "trap '' TERM; echo up; while :; do sleep 0.2; done"
 
 
+@pytest.mark.chain(
+    "`scancel` on a cluster with another `KillWait` than 30 s",
+    "the ranks have as long as Slurm gives them, less 5 s (of a short one a quarter): SIGKILL does not cut a save "
+    "that Slurm waits for",
+    "the one that was cancelled",
+    "nothing",
+)
 @pytest.mark.parametrize(("kill_wait", "grace"), [(45, "40"), (8, "6")])
 def test_a_command_has_as_long_to_leave_as_slurm_gives_it(
     scene: Callable[..., Scene], until: Until, kill_wait: int, grace: str

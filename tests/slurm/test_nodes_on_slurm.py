@@ -76,6 +76,7 @@ def here(make_sandbox: Callable[..., Sandbox], short_tmp: Path, request: pytest.
     return make
 
 
+@pytest.mark.fault("A node kills its rank twice", "it is excluded for the next member and the next launch")
 def test_a_node_that_kills_its_rank_twice_is_left_and_neither_the_next_member_nor_the_next_launch_gets_it(
     here: Callable[..., Here], until: Until
 ) -> None:
@@ -106,6 +107,12 @@ def test_a_node_that_kills_its_rank_twice_is_left_and_neither_the_next_member_no
     one.sandbox.run(["scancel", again])
 
 
+@pytest.mark.fault(
+    "The batch host dies with its supervisor while another node is excluded: nobody is left who could give the node "
+    "back",
+    "The reserve: one more node than are needed stays for the members that wait; only a supervisor that leaves uses "
+    "it up, for the member that starts in its place",
+)
 @pytest.mark.slow
 def test_the_batch_host_dies_while_another_node_is_bad_and_the_chain_goes_on_with_no_watch(
     here: Callable[..., Here], until: Until
@@ -149,6 +156,7 @@ def test_once_the_run_has_finished_no_member_waits_for_better_nodes(here: Callab
     assert len(ledger(one.rundir)) == 3
 
 
+@pytest.mark.fault("A failure moves with its rank from node to node", "no node is excluded for it")
 def test_a_failure_that_goes_with_the_rank_keeps_nobody_from_any_node(here: Callable[..., Here], until: Until) -> None:
     one = here(nodes=3)
     one.settings(
@@ -166,6 +174,7 @@ def test_a_failure_that_goes_with_the_rank_keeps_nobody_from_any_node(here: Call
     one.sandbox.run(["scancel", "-u", str(os.getuid())])
 
 
+@pytest.mark.fault("The health command fails or hangs on one node", "that node is not used")
 def test_a_node_that_fails_its_health_command_is_not_used_and_one_that_hangs_neither(
     here: Callable[..., Here], until: Until
 ) -> None:
@@ -192,6 +201,7 @@ def test_a_node_that_fails_its_health_command_is_not_used_and_one_that_hangs_nei
     until(one.over, "the end of the queue")
 
 
+@pytest.mark.fault("The health command fails on all nodes", "the command is not started, the brake counts it")
 def test_no_fit_node_no_start_and_the_brake_counts_it(here: Callable[..., Here], until: Until) -> None:
     one = here(nodes=2)
     health = {"command": "echo broken; exit 2", "timeout": "5s"}
@@ -204,6 +214,10 @@ def test_no_fit_node_no_start_and_the_brake_counts_it(here: Callable[..., Here],
     one.sandbox.run(["scancel", "-u", str(os.getuid())])
 
 
+@pytest.mark.fault(
+    "The controller is down while waiting jobs are changed",
+    "that is no answer: the change is made later",
+)
 def test_the_jobs_that_wait_are_told_at_once_and_a_controller_that_is_down_is_no_answer(
     here: Callable[..., Here], until: Until
 ) -> None:
@@ -225,6 +239,10 @@ def test_the_jobs_that_wait_are_told_at_once_and_a_controller_that_is_down_is_no
     one.sandbox.run(["scancel", "-u", str(os.getuid())])
 
 
+@pytest.mark.fault(
+    "All jobs of a run wait and too few nodes are left",
+    "The watch gives back what is excluded for its past",
+)
 def test_the_watch_takes_a_node_back_when_too_few_are_left_for_those_who_wait(
     here: Callable[..., Here], until: Until
 ) -> None:

@@ -16,6 +16,13 @@ pytestmark = pytest.mark.slurm
 Until = Callable[..., Any]
 
 
+@pytest.mark.chain(
+    "The folder of `launch.output` is not there, or somebody removes it while a member runs",
+    "`launch` makes it with all folders above it, and a member that leaves makes it again for the next one, on the "
+    "same file system only",
+    "none",
+    "`was removed: made again for the next member`, in the run's log",
+)
 def test_the_folder_of_the_output_is_made_at_launch_and_again_by_the_member_that_leaves(
     scene: Callable[..., Scene], until: Until
 ) -> None:
@@ -33,6 +40,13 @@ def test_the_folder_of_the_output_is_made_at_launch_and_again_by_the_member_that
     assert [path.name.rpartition("_")[2] for path in logs.iterdir()] == ["2.out"]
 
 
+@pytest.mark.chain(
+    "`launch.output` has a folder that differs from job to job (`%j`), or a backslash",
+    "`config check` and `launch` refuse it: Slurm could not open the file, and every member would end before "
+    "anything starts",
+    "none",
+    "The line to write instead",
+)
 @pytest.mark.parametrize(
     ("output", "said"),
     [

@@ -22,6 +22,12 @@ pytestmark = pytest.mark.slurm
 Until = Callable[..., Any]
 
 
+@pytest.mark.chain(
+    "A script without the guard begins at step 0 in each member, over the checkpoint that the one before had left",
+    "What the first had saved is kept in `RUN/kept`; after the second time the rest is held",
+    "3",
+    "`attempt 2 began at step 0, attempt 1 had reached 45: it does not resume`, the likely reason, and `launch.resume`",
+)
 def test_members_that_begin_anew_after_each_other_are_held_after_the_second_time_and_lose_nothing(
     scene: Callable[..., Scene], until: Until
 ) -> None:
@@ -36,6 +42,12 @@ def test_members_that_begin_anew_after_each_other_are_held_after_the_second_time
     assert (here.rundir.root / "kept/0001/ckpt.pt").read_text().startswith("40 by process")
 
 
+@pytest.mark.chain(
+    "A script without the guard has trained and leaves with 0",
+    "The others wait, held, until `clear --finished` or `clear --brake`; `launch.finished_by` decides it beforehand",
+    "none",
+    "`is it finished? it left with 0`, and both commands",
+)
 def test_a_member_that_leaves_with_0_holds_the_others_until_somebody_says_that_it_is_finished(
     scene: Callable[..., Scene], until: Until
 ) -> None:
@@ -53,6 +65,13 @@ def test_a_member_that_leaves_with_0_holds_the_others_until_somebody_says_that_i
     assert len(here.attempts()) == 1 and mark is not None and mark.step == 40
 
 
+@pytest.mark.chain(
+    "Slurm warns before the limit, and no process of the command catches the signal",
+    "Nothing is sent, and it trains on to the limit; `srun` would hand the signal on, and a Python without a handler "
+    "dies of it",
+    "the one that was over",
+    "`nothing in the command catches it, so nothing is sent: it trains on to the end of the job`",
+)
 @pytest.mark.parametrize("command", ["{python} own.py", "cd . && {python} own.py | cat"], ids=["program", "shell code"])
 def test_a_script_that_does_not_catch_the_warning_is_not_killed_by_it(
     scene: Callable[..., Scene], until: Until, command: str

@@ -58,6 +58,10 @@ guard.finished(step)
 """
 
 
+@pytest.mark.fault(
+    "Rank 0's node is replaced, cold or warm",
+    "the ranks meet at another node and port, which each is told",
+)
 def test_the_ranks_of_an_srun_find_each_other_warm_and_on_other_nodes_too(
     scene: Callable[..., Scene], until: Until
 ) -> None:

@@ -107,6 +107,10 @@ def test_a_group_with_a_job_of_its_own_may_wait_in_the_queue_while_the_others_tr
     assert here.causes(waits) == []
 
 
+@pytest.mark.fault(
+    "The batch host of all groups of a job is lost, and no other node is free",
+    "the next job goes on without a spare node, and the status says why",
+)
 @pytest.mark.slow
 def test_the_next_job_goes_on_without_a_spare_node_when_the_batch_host_of_all_groups_is_lost(
     scene: Callable[..., Scene], until: Until

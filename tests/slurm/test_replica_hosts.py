@@ -67,6 +67,11 @@ class Hosts:
         return next(self.rundir.group(name).logs.glob("*.out"))
 
 
+@pytest.mark.fault(
+    "The host of a replica group loses its power, or its cable is pulled and put in again; host names lead to "
+    "127.0.1.1",
+    "the others go on within two seconds, the group goes on on a spare host, and its older copy ends",
+)
 def test_a_group_on_another_host_is_killed_loses_its_power_and_is_cut_off_and_the_others_train_on(
     scene: Callable[..., Scene], until: Until, monkeypatch: pytest.MonkeyPatch
 ) -> None:

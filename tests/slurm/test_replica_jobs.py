@@ -68,6 +68,10 @@ class Apart(Four):
         return ledger(self.scene.rundir.group(name))[-1].job_id
 
 
+@pytest.mark.fault(
+    "The job of one replica group waits in the queue, is cancelled, or loses its node (`in: jobs`)",
+    "the others train on, it comes back by the next job of its chain, all weights are the same bits",
+)
 def test_groups_with_jobs_of_their_own_wait_fall_out_and_come_back_while_the_others_train(
     scene: Callable[..., Scene], until: Until
 ) -> None:

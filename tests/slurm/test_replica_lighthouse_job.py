@@ -112,6 +112,11 @@ def taken_as_soon_as_it_is_free(page: LighthouseRecord, until: Until) -> Iterato
         yield take
 
 
+@pytest.mark.fault(
+    "The node of the lighthouse's own job is lost (`in: jobs`)",
+    "the next job of its chain serves the groups, which have waited; at another address they begin again from the "
+    "newest checkpoint, which is no failure",
+)
 def test_the_groups_outlive_the_node_of_their_lighthouse_and_follow_it_to_another_address(
     scene: Callable[..., Scene], until: Until
 ) -> None:
@@ -194,6 +199,11 @@ runpy.run_path("ddp.py", run_name="__main__")
 """
 
 
+@pytest.mark.fault(
+    "The lighthouse's chain of jobs is cancelled",
+    "the status names the script to submit; groups that gave up begin again with the next lighthouse, and the kill "
+    "switch is obeyed without one",
+)
 def test_groups_that_end_themselves_without_a_lighthouse_begin_again_with_the_next_one_and_hear_the_kill_switch(
     scene: Callable[..., Scene], until: Until
 ) -> None:

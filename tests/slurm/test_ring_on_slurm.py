@@ -22,6 +22,10 @@ pytestmark = pytest.mark.slurm
 Until = Callable[..., Any]
 
 
+@pytest.mark.fault(
+    "A rank is killed",
+    "the run starts again in the same job within seconds and resumes from its newest checkpoint",
+)
 def test_a_killed_rank_is_back_in_the_same_job_and_the_weights_are_those_of_an_undisturbed_run(
     scene: Callable[..., Scene], until: Until
 ) -> None:
@@ -63,6 +67,10 @@ guard.finished(59)
 """
 
 
+@pytest.mark.fault(
+    "A rank raises and then hangs in its teardown",
+    "it tells its exit code first and is not waited for",
+)
 def test_a_rank_that_failed_and_does_not_end_is_not_waited_for(scene: Callable[..., Scene], until: Until) -> None:
     here = scene(nodes=2)
     (here.folder / "hangs.py").write_text(_HANGS_AT_ITS_END)
@@ -107,6 +115,7 @@ with Guard() as guard:
 """
 
 
+@pytest.mark.fault("A rank is killed and another raises because of it", "the killed one is named")
 def test_a_killed_rank_is_named_and_not_the_one_that_has_lost_its_connection(
     scene: Callable[..., Scene], until: Until
 ) -> None:
@@ -123,6 +132,7 @@ def test_a_killed_rank_is_named_and_not_the_one_that_has_lost_its_connection(
     assert first.words.startswith("rank 1 on node-1 ")
 
 
+@pytest.mark.fault("Ranks ignore SIGTERM", "they are killed; the restart does not wait for Slurm's KillWait")
 def test_ranks_that_do_not_hear_sigterm_do_not_hold_the_restart_up_for_slurms_kill_wait(
     scene: Callable[..., Scene], until: Until
 ) -> None:
@@ -140,6 +150,10 @@ def test_ranks_that_do_not_hear_sigterm_do_not_hold_the_restart_up_for_slurms_ki
     assert "rank 1 on node-1 killed by SIGKILL: the other ranks have" in here.log()
 
 
+@pytest.mark.fault(
+    "A node crashes, and the job has a spare one",
+    "the next attempt runs on the spare node, in the same allocation",
+)
 def test_a_crashed_node_is_replaced_by_the_spare_in_the_same_allocation(
     scene: Callable[..., Scene], until: Until
 ) -> None:
@@ -157,6 +171,7 @@ def test_a_crashed_node_is_replaced_by_the_spare_in_the_same_allocation(
     assert second.job_id == first.job_id
 
 
+@pytest.mark.fault("A node that the job has lost comes back", "it is not chosen again by this job")
 def test_a_node_that_the_job_has_lost_is_not_chosen_again_when_it_is_well(
     scene: Callable[..., Scene], until: Until
 ) -> None:
@@ -177,6 +192,10 @@ def test_a_node_that_the_job_has_lost_is_not_chosen_again_when_it_is_well(
     until(lambda: not here.queue(), "the end of the queue")
 
 
+@pytest.mark.fault(
+    "The controller is away, and what a victim raised is told before the rank that was killed",
+    "the killed rank is named: what its node saw, and what srun said, before anybody ended the others counts",
+)
 def test_with_the_controller_away_the_killed_rank_is_named_though_its_agent_is_late_and_not_the_one_that_raised(
     scene: Callable[..., Scene], until: Until
 ) -> None:
@@ -201,6 +220,10 @@ def test_with_the_controller_away_the_killed_rank_is_named_though_its_agent_is_l
     until(lambda: not here.queue(), "the end of the queue", 120)
 
 
+@pytest.mark.fault(
+    "Ranks outlive their slurmd",
+    "nothing they write reaches the newer attempt, and the agent there ends them",
+)
 @pytest.mark.parametrize("cut_off", [True, False])
 def test_ranks_that_outlive_their_slurmd_write_nothing_after_their_successors_have_begun(
     scene: Callable[..., Scene], until: Until, cut_off: bool
@@ -240,6 +263,7 @@ def test_ranks_that_outlive_their_slurmd_write_nothing_after_their_successors_ha
     until(lambda: not here.queue(), "the end of the queue")
 
 
+@pytest.mark.fault("The program fails at import, at each start", "the brake stops the chain and holds its members")
 def test_a_run_that_fails_at_import_is_stopped_by_the_brake_and_its_members_are_held(
     scene: Callable[..., Scene], until: Until
 ) -> None:
@@ -258,6 +282,7 @@ def test_a_run_that_fails_at_import_is_stopped_by_the_brake_and_its_members_are_
     until(lambda: not here.queue(), "the members to leave", 60)
 
 
+@pytest.mark.fault("scancel, or the supervisor is killed", "no process of the run is left on any node")
 def test_scancel_and_a_killed_supervisor_leave_nothing_on_any_node(scene: Callable[..., Scene], until: Until) -> None:
     here = scene(nodes=2, kill_wait=30)
     job = here.train("--steps 100000 --step-time 0.02 --save-every 20", jobs=3)

@@ -244,6 +244,12 @@ OF_THE_PROGRAM = ("a rank crashes", "a rank leaves with exit 7", "a rank stopped
 SLOW = ("a slurmd killed", "the batch host loses power")
 
 
+@pytest.mark.fault(
+    "Random faults in one run: ranks, nodes, slurmds, supervisors, batch hosts, the controller, a home, a read-only "
+    "run directory, cancels, foreign lines",
+    "It finishes with the weights of an undisturbed run; nothing saved is lost, no healthy attempt is ended, and the "
+    "ledger names each fault",
+)
 @pytest.mark.timeout(5400)
 def test_random_faults_and_the_weights_are_those_of_an_undisturbed_run(
     scene: Callable[..., Scene], until: Until, capsys: pytest.CaptureFixture[str]

@@ -204,6 +204,10 @@ def test_a_directory_that_was_there_before_is_emptied_and_stays(place: Path) -> 
     assert list(place.iterdir()) == []
 
 
+@pytest.mark.threat(
+    "A sandbox is to be made in a directory that others may change.",
+    "The command refuses before it makes anything.",
+)
 def test_a_hostile_directory_is_refused_before_anything_is_made(short_tmp: Path, slurm_installed: None) -> None:
     before = sorted(short_tmp.iterdir())
     for name in ("a b", "a,b", "x" * 70, "a%n"):

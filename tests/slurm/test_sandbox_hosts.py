@@ -226,6 +226,10 @@ def test_a_power_cut_takes_the_memory_of_a_host_which_a_restarted_slurmd_finds_a
     assert on("node-1", "ls", "/dev/shm") == ""
 
 
+@pytest.mark.threat(
+    "Another account makes the folder in `/dev/shm` that a sandbox with hosts would make.",
+    "`up --hosts` refuses and names the folder. Nothing in it is touched.",
+)
 def test_a_folder_of_its_name_in_memory_that_a_stranger_made_is_refused_and_left_alone(
     slurm_installed: None, hosts_allowed: None, short_tmp: Path
 ) -> None:
@@ -284,6 +288,10 @@ def owner() -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
         one.wait(30)
 
 
+@pytest.mark.fault(
+    "The owner of a sandbox with hosts is killed while its network is coming up",
+    "no namespace and no interface stays",
+)
 @pytest.mark.parametrize("moment", ["first namespace", "first slurmd", "up"])
 def test_when_its_owner_is_killed_its_keeper_removes_the_hosts(
     slurm_installed: None,

@@ -70,6 +70,10 @@ sleep 311
 """
 
 
+@pytest.mark.fault(
+    "`ftsupervise sandbox -- COMMAND` is ended by SIGKILL, SIGTERM or SIGHUP",
+    "its keeper ends the command, what that left in the background, and the cluster with its jobs",
+)
 @pytest.mark.parametrize("number", ENDINGS, ids=lambda number: number.name)
 def test_a_sandbox_for_one_command_ends_with_its_owner(
     begun: Callable[..., subprocess.Popen[str]], short_tmp: Path, until: Until, number: signal.Signals, tmp_path: Path
@@ -86,6 +90,10 @@ def test_a_sandbox_for_one_command_ends_with_its_owner(
     until(lambda: not place.exists(), "its directory to be gone")
 
 
+@pytest.mark.fault(
+    "The terminal in which a sandbox was made for a command is closed",
+    "the command and the cluster end",
+)
 def test_it_ends_when_its_terminal_is_closed(
     begun: Callable[..., subprocess.Popen[str]], short_tmp: Path, until: Until
 ) -> None:
@@ -116,6 +124,10 @@ with temporary(sys.argv[1], nodes=1):
 """
 
 
+@pytest.mark.fault(
+    "The owner of a sandbox is killed and a child that it forked lives on",
+    "the keeper looks at the owner itself, too",
+)
 def test_a_child_that_the_owner_forked_does_not_keep_it_up(
     begun: Callable[..., subprocess.Popen[str]], short_tmp: Path, until: Until, tmp_path: Path
 ) -> None:
@@ -131,6 +143,7 @@ def test_a_child_that_the_owner_forked_does_not_keep_it_up(
         os.kill(child, signal.SIGKILL)
 
 
+@pytest.mark.fault("It is killed while its cluster is coming up", "nothing of the cluster stays")
 def test_one_that_is_killed_while_it_brings_its_sandbox_up_leaves_nothing(
     begun: Callable[..., subprocess.Popen[str]], short_tmp: Path, until: Until
 ) -> None:
@@ -143,6 +156,7 @@ def test_one_that_is_killed_while_it_brings_its_sandbox_up_leaves_nothing(
         until(lambda p=place: not running(p) and not p.exists(), f"the end of what was up when it had {first}")  # type: ignore[misc]
 
 
+@pytest.mark.fault("Somebody has made another sandbox in its folder when the owner dies", "that one is left alone")
 def test_a_sandbox_that_somebody_else_made_there_since_is_left_alone(
     begun: Callable[..., subprocess.Popen[str]], short_tmp: Path, until: Until
 ) -> None:
@@ -196,6 +210,10 @@ class Demo:
         return mark
 
 
+@pytest.mark.fault(
+    "`make demo` is ended by SIGKILL, SIGTERM, SIGHUP or Ctrl-C, on Slurm or with `scheduler: local`",
+    "its cluster, its chain of jobs and its watch end with it",
+)
 @pytest.mark.parametrize(
     ("kind", "numbers"),
     [

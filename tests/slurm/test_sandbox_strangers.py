@@ -55,6 +55,11 @@ def typed(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=60)
 
 
+@pytest.mark.threat(
+    "Another account makes the folder of your sandbox first, with a `slurm.conf` that names its own plugins.",
+    "`up`, `down`, `env`, `node`, `controller` and `sandbox -- COMMAND` refuse it with one sentence and touch "
+    "nothing in it.",
+)
 def test_a_strangers_sandbox_is_refused_whatever_is_typed(place: Path) -> None:
     lay(place, STRANGER)
     ran = place.parent / "ran"
@@ -70,6 +75,10 @@ def test_a_strangers_sandbox_is_refused_whatever_is_typed(place: Path) -> None:
     assert (place / "sandbox.json").exists(), "nothing of the stranger's was touched"
 
 
+@pytest.mark.threat(
+    "Another account lays a link at the sandbox's place that leads to its own folder.",
+    "The commands refuse the link as they refuse the folder.",
+)
 def test_a_link_that_a_stranger_laid_to_his_own_is_refused_too(place: Path) -> None:
     lay(place.parent / "his", STRANGER)
     place.symlink_to(place.parent / "his")
@@ -77,6 +86,10 @@ def test_a_link_that_a_stranger_laid_to_his_own_is_refused_too(place: Path) -> N
     assert typed("env", "--dir", str(place)).returncode == 77
 
 
+@pytest.mark.threat(
+    "Everybody may write your sandbox's folder, its record or its `slurm.conf`.",
+    "The commands refuse the sandbox and name the file and its mode.",
+)
 @pytest.mark.parametrize("loose", [".", "sandbox.json", "slurm.conf"])
 def test_ones_own_that_everybody_may_write_is_refused(place: Path, loose: str) -> None:
     lay(place, 0)
@@ -89,6 +102,10 @@ def test_ones_own_that_everybody_may_write_is_refused(place: Path, loose: str) -
     assert Sandbox.at(place).port == 12345
 
 
+@pytest.mark.threat(
+    "A FIFO, a link to `/dev/zero` or a file of a terabyte lies in the place of a sandbox's record.",
+    "The commands refuse it at once.",
+)
 @pytest.mark.parametrize("kind", ["fifo", "link", "huge"])
 def test_a_record_that_is_no_plain_file_holds_nobody(place: Path, kind: str) -> None:
     place.mkdir(0o755)
@@ -105,6 +122,10 @@ def test_a_record_that_is_no_plain_file_holds_nobody(place: Path, kind: str) -> 
         assert done.returncode == 77 and f"{record} cannot be trusted" in done.stderr
 
 
+@pytest.mark.threat(
+    "Another account makes a folder in `/tmp` that is named like a sandbox of yours.",
+    "`sandbox list` does not show it as yours. A sandbox for one command has an unguessable name.",
+)
 def test_what_a_stranger_laid_in_tmp_is_not_listed_as_ours(slurm_installed: None) -> None:
     squatted = Path(f"/tmp/ftsupervise-sandbox-{os.getuid()}-{os.getpid()}")
     lay(squatted, STRANGER)
@@ -114,6 +135,10 @@ def test_what_a_stranger_laid_in_tmp_is_not_listed_as_ours(slurm_installed: None
         shutil.rmtree(squatted)
 
 
+@pytest.mark.threat(
+    "A program called `munged` lies in the current directory, and PATH names that directory.",
+    "The sandbox searches only absolute entries of PATH for Slurm's programs.",
+)
 def test_a_program_in_the_current_directory_is_not_slurms(place: Path) -> None:
     """Even where PATH names it, as "." does."""
     place.mkdir()
@@ -128,6 +153,10 @@ def test_a_program_in_the_current_directory_is_not_slurms(place: Path) -> None:
     assert not (place / "ran").exists()
 
 
+@pytest.mark.threat(
+    "Another account that may enter the folder of a sandbox asks its munged for a credential.",
+    "The folder of its key and socket has mode 0700 of its own.",
+)
 def test_nobody_else_gets_a_credential_from_its_munged(place: Path) -> None:
     """Even where all may enter the sandbox: the folder of the key and of the socket is closed by itself."""
     place.mkdir(0o755)

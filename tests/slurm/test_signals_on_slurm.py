@@ -64,6 +64,12 @@ def log(here: Scene) -> str:
     return (here.rundir.attempt(1) / "run.log").read_text()
 
 
+@pytest.mark.chain(
+    "Slurm announces the end by `launch.signal: USR2`, `TERM` or another signal than USR1",
+    "every rank hears it at once and has until the limit to save, not only KillWait; the next member goes on",
+    "the one that was over",
+    "nothing: it is the usual end of a member",
+)
 @pytest.mark.parametrize("name", ["USR2", "TERM", "ALRM"])
 def test_whichever_signal_announces_the_end_reaches_every_rank_and_leaves_it_the_time_to_save(
     here: Scene, name: str, until: Until
@@ -89,6 +95,13 @@ for look in $(seq 600); do sleep 0.2; done
 """
 
 
+@pytest.mark.chain(
+    "The program puts its own job back into the queue at the warning, as Lightning and submitit do where "
+    "`launch.requeue` is on, or a person does (`scontrol requeue`)",
+    "It is no failure; the same member begins again when Slurm lets it",
+    "none",
+    "The cause: `put back into the queue: scontrol requeue`, and after the warning `by the program itself as it seems`",
+)
 @pytest.mark.parametrize("by", ["the program", "a person"])
 def test_a_job_that_is_put_back_into_the_queue_is_told_so_and_by_whom_as_far_as_it_is_known(
     here: Scene, until: Until, by: str
@@ -107,6 +120,13 @@ def test_a_job_that_is_put_back_into_the_queue_is_told_so_and_by_whom_as_far_as_
     assert (first.words, first.failure) == (words + (after if by == "the program" else ""), None)
 
 
+@pytest.mark.chain(
+    "Slurm warns before the limit, and a rank of the `srun` does not catch the signal yet that others catch",
+    "It waits for that rank, up to a minute or a quarter of the time that is left; `srun` would kill it. One that "
+    "never does is left out",
+    "none",
+    "`a rank that does not catch it yet is waited for`, then `is asked to save and stop`",
+)
 def test_the_warning_waits_for_a_rank_that_is_still_starting_which_srun_would_kill(here: Scene, until: Until) -> None:
     slow = RANK.replace(
         "def note", 'while rank == "1" and not (here / "start").exists():\n    time.sleep(0.05)\ndef note'
@@ -147,6 +167,13 @@ def ranks_on(here: Scene) -> set[str]:
     }
 
 
+@pytest.mark.chain(
+    "`scancel` of a job whose `launch.signal` is TERM",
+    "Slurm is asked what the SIGTERM was: the job is being ended, so SIGKILL follows after the ranks were told, 5 s "
+    "before Slurm's own (25 s with its usual KillWait)",
+    "the one that was cancelled",
+    "nothing",
+)
 def test_a_sigterm_of_scancel_starts_the_grace_though_sigterm_announces_the_end_too(here: Scene, until: Until) -> None:
     (here.folder / "rank.py").write_text(RANK)
     job = here.launch(f"{sys.executable} rank.py {here.folder}", signal="TERM", warn="10m", time="1h", jobs=1)
@@ -193,6 +220,12 @@ def test_the_ranks_are_told_of_another_end_by_a_file(sandbox: Sandbox, tmp_path:
         sandbox.run(["scancel", job])
 
 
+@pytest.mark.chain(
+    "somebody extends the time limit of a running job (`scontrol update TimeLimit`)",
+    "the guards follow the new end, and a restart in place counts with it",
+    "none",
+    "the new end, in the attempt's log",
+)
 @pytest.mark.slow
 def test_a_limit_that_is_extended_while_the_job_runs_lets_the_attempt_and_its_restarts_go_on(
     here: Scene, until: Until

@@ -50,6 +50,10 @@ def warned(sandbox: Sandbox, tmp_path: Path) -> dict[str, str]:
     return env
 
 
+@pytest.mark.threat(
+    "A job's name or comment contains the characters that separate the fields of squeue.",
+    "ftsupervise draws new separators for each question, so no job is hidden and no field is shifted.",
+)
 def test_a_name_and_a_comment_of_control_characters_neither_hide_the_queue_nor_shift_a_field(
     sandbox: Sandbox, submit: Callable[..., str]
 ) -> None:
@@ -63,6 +67,10 @@ def test_a_name_and_a_comment_of_control_characters_neither_hide_the_queue_nor_s
     assert is_held(jobs[odd].reason)
 
 
+@pytest.mark.fault(
+    "The first members of an array are over and a later one runs",
+    "the array is alive, and launch --after attaches to it",
+)
 def test_an_array_whose_first_members_are_over_is_alive_while_one_runs(
     sandbox: Sandbox, submit: Callable[..., str], until: Until
 ) -> None:
@@ -81,6 +89,10 @@ def test_an_array_whose_first_members_are_over_is_alive_while_one_runs(
     assert (job.id, job.state) == (f"{array}_2", JobState.RUNNING)
 
 
+@pytest.mark.fault(
+    "Each command of Slurm prints a warning about the settings of the cluster",
+    "the answer counts by the exit code; words that say that nobody answered still count as no answer",
+)
 def test_a_warning_about_the_settings_of_the_cluster_takes_no_answer_away(
     warned: dict[str, str], submit: Callable[..., str], sandbox: Sandbox
 ) -> None:
@@ -94,6 +106,7 @@ def test_a_warning_about_the_settings_of_the_cluster_takes_no_answer_away(
     assert slurm.queue(users=("root" if user_name() != "root" else "daemon",)) == ()  # nothing but the warning
 
 
+@pytest.mark.fault("Each command of Slurm warns of the site's settings", "`launch` and `status` say it once")
 def test_what_slurm_warns_of_is_said_once_at_launch_and_by_status(
     warned: dict[str, str], sandbox: Sandbox, tmp_path: Path
 ) -> None:
@@ -108,6 +121,10 @@ def test_what_slurm_warns_of_is_said_once_at_launch_and_by_status(
         subprocess.run(["scancel", "--name=warned"], env=sandbox.env(), check=False)
 
 
+@pytest.mark.fault(
+    "squeue is asked about an account that does not exist, and ends with exit code 0",
+    "that is no empty queue",
+)
 def test_a_question_about_nobody_is_not_an_empty_queue_with_and_without_a_warning(
     warned: dict[str, str], sandbox: Sandbox
 ) -> None:
@@ -116,6 +133,7 @@ def test_a_question_about_nobody_is_not_an_empty_queue_with_and_without_a_warnin
             Slurm(env).queue(users=("no-such-account",))
 
 
+@pytest.mark.fault("A person has set SQUEUE_STATES", "what we see of the queue is not filtered by it")
 def test_what_a_person_set_for_squeue_does_not_filter_the_queue_we_see(
     sandbox: Sandbox, submit: Callable[..., str]
 ) -> None:
@@ -124,6 +142,10 @@ def test_what_a_person_set_for_squeue_does_not_filter_the_queue_we_see(
     assert job_id in {job.base_id for job in Slurm(env).queue()}
 
 
+@pytest.mark.fault(
+    "A person drained a node for a reason of their own",
+    "it is not taken for one that Slurm drained by itself",
+)
 def test_a_node_that_slurm_has_drained_by_itself_is_told_from_one_that_a_person_drained(
     make_sandbox: Callable[..., Sandbox],
 ) -> None:

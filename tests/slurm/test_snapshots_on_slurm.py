@@ -80,6 +80,10 @@ def assert_every_step_counts_once(here: Scene, steps: int) -> None:
         assert f"rank {rank} sum {3 * sum(range(steps + 1))}" in here.log()
 
 
+@pytest.mark.fault(
+    "A rank is killed in a job on several nodes, and the loop makes snapshots",
+    "the next attempt goes on from memory: no more steps are made again than lie between two snapshots",
+)
 @pytest.mark.slow
 def test_a_killed_rank_goes_on_from_memory_and_makes_two_steps_again_at_most(
     scene: Callable[..., Scene], until: Until
@@ -99,6 +103,17 @@ def test_a_killed_rank_goes_on_from_memory_and_makes_two_steps_again_at_most(
     until(lambda: not places(here), "the memory to be free again")
 
 
+@pytest.mark.fault(
+    "A node is lost, and the loop makes snapshots",
+    "the spare fetches its ranks' snapshots from the buddy; all begin from the step that every buddy held",
+)
+@pytest.mark.chain(
+    "A node is lost, and the job holds a spare",
+    "the run goes on in the same job on the spare, a second later; what belongs to the lost node (its agent, its "
+    "`srun`, its step in Slurm) is not waited for",
+    "none",
+    "`attempt 1 ended: node failure (node-1 is silent)`, `starting again in place`",
+)
 def test_after_the_loss_of_a_node_the_spare_begins_from_what_the_buddy_held(
     scene: Callable[..., Scene], until: Until
 ) -> None:
@@ -148,6 +163,10 @@ def _step(here: Scene) -> int:
     return min((beat.step or 0 for beat in read_beats(here.rundir)), default=0)
 
 
+@pytest.mark.fault(
+    "Slurm ends a job on several nodes, and its loop does not save",
+    "the nodes keep the memory on the disk before they are killed",
+)
 @pytest.mark.slow
 def test_a_job_that_is_told_to_end_keeps_its_memory_for_the_next_one(scene: Callable[..., Scene], until: Until) -> None:
     """As at the time limit: Slurm tells the job's processes on all nodes to end, and kills them half a minute later."""

@@ -26,6 +26,10 @@ def trap() -> Iterator[Trap]:
     shutil.rmtree(top)
 
 
+@pytest.mark.threat(
+    "The same files lie there in a job of a real Slurm, with agents and the cron's keeper at work.",
+    "None of them is imported, and the job script names its directory by `--chdir`.",
+)
 @pytest.mark.root
 @pytest.mark.slurm
 def test_a_job_its_agents_and_its_keeper_run_no_code_of_the_folder_they_stand_in(

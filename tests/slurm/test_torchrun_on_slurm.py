@@ -65,6 +65,10 @@ def of_attempt(here: Scene, number: int, word: str) -> list[int]:
     return found
 
 
+@pytest.mark.fault(
+    "A torchrun is killed; then a node is lost and there is no spare",
+    "nothing is left of its ranks; the run goes on with one node fewer, and with all in the next job",
+)
 @pytest.mark.slurm
 def test_a_torchrun_on_two_nodes_is_ended_as_a_whole_and_goes_on_with_one_and_with_two(
     scene: Callable[..., Scene], until: Until

@@ -30,6 +30,13 @@ def waiting(here: Scene, what: str = "%i|%r|%x") -> list[str]:
     return here.sandbox.run(["squeue", "-h", "-r", "-t", "PENDING", "-n", here.name, "-o", what]).splitlines()
 
 
+@pytest.mark.chain(
+    "The interpreter does not start on a node",
+    "The job script sees it before Python runs: the member leaves with 72, the node is excluded for those that wait, "
+    "and the next one starts elsewhere",
+    "1",
+    "`node-0 is not fit for this run:` and what the interpreter said, in the job's output",
+)
 @pytest.mark.parametrize("chain", ["array", "daisy"])
 def test_a_node_on_which_the_interpreter_does_not_start_costs_one_member_and_is_excluded(
     scene: Callable[..., Scene], until: Until, chain: str
@@ -49,6 +56,12 @@ def test_a_node_on_which_the_interpreter_does_not_start_costs_one_member_and_is_
     here.sandbox.run(["scancel", "-n", here.name])
 
 
+@pytest.mark.chain(
+    "The interpreter starts and finds no packages (a home that is not mounted, an environment that is being made anew)",
+    "It tries once more after 5 s; then the node is excluded, and after the third member in a row the rest is held",
+    "1 to 3",
+    "`node-0 is not fit for this run: ModuleNotFoundError: No module named 'click'`",
+)
 @pytest.mark.parametrize("nodes", [2, 4])
 def test_an_interpreter_that_does_not_find_its_packages_is_an_unfit_node_too(
     scene: Callable[..., Scene], until: Until, nodes: int
@@ -71,6 +84,12 @@ def test_an_interpreter_that_does_not_find_its_packages_is_an_unfit_node_too(
     here.sandbox.run(["scancel", "-n", here.name])
 
 
+@pytest.mark.chain(
+    "`launch.setup` ends the script (`module load X \\|\\| exit 1`, `set -e`) before anything starts",
+    "As a node without the interpreter: two nodes are excluded, after the third member in a row the rest is held",
+    "1 to 3",
+    "The brake alert: `node-2 is not fit for this run: launch.setup ended with 1`",
+)
 @pytest.mark.parametrize(
     "setup", ["source ./nothing.sh || exit 3", "set -euo pipefail\nmodule load nothing-of-that-name"]
 )
@@ -102,6 +121,12 @@ def test_a_setup_that_ends_the_script_without_an_error_and_a_cancel_meanwhile_co
     assert "not fit" not in here.log(), here.log()
 
 
+@pytest.mark.chain(
+    "Another version of ftsupervise is installed while members wait, and it does not know their options",
+    "As a node without the interpreter; `launch` again replaces what waits",
+    "3",
+    "The brake alert: `NoSuchOption: ...`",
+)
 def test_options_that_the_installed_version_does_not_know_cost_three_members(
     scene: Callable[..., Scene], until: Until
 ) -> None:
@@ -118,6 +143,13 @@ def test_options_that_the_installed_version_does_not_know_cost_three_members(
     here.sandbox.run(["scancel", "-n", here.name])
 
 
+@pytest.mark.chain(
+    "The interpreter is on no node any more (a home that is not mounted)",
+    "Each node it was tried on is excluded; after the third member in a row the rest is held and the brake is on; "
+    "`clear --brake` lets it go on",
+    "3",
+    "The brake alert: which file is not there, and on which node",
+)
 def test_three_members_in_a_row_without_the_interpreter_hold_the_rest_and_clear_lets_it_go_on(
     scene: Callable[..., Scene], until: Until
 ) -> None:
@@ -139,6 +171,12 @@ def test_three_members_in_a_row_without_the_interpreter_hold_the_rest_and_clear_
     here.sandbox.run(["scancel", "-n", here.name])
 
 
+@pytest.mark.chain(
+    "The folder of the settings belongs to another account when a member starts",
+    "Nothing is started, the rest is held, and the brake is on",
+    "1",
+    "The brake alert: the folder belongs to another account than at launch",
+)
 def test_a_folder_that_belongs_to_another_account_by_then_costs_one_member(
     scene: Callable[..., Scene], until: Until
 ) -> None:

@@ -64,6 +64,7 @@ alerts:
         yield Night(folder, env, mail, slack)
 
 
+@pytest.mark.fault("slurmctld is dead for several ticks", "one alert about Slurm; nothing else fires or is resolved")
 def test_three_ticks_without_slurmctld_are_one_slurm_alert_and_no_is_running_alert(night: Night, until: Until) -> None:
     sandbox = Sandbox.at(Path(night.env["FTS_SANDBOX"]))
     assert night.type("launch").returncode == 0
@@ -88,6 +89,7 @@ def test_three_ticks_without_slurmctld_are_one_slurm_alert_and_no_is_running_ale
     assert not any("no job of this run" in text for text in [*night.posts(), *night.subjects()])
 
 
+@pytest.mark.fault("All jobs of the run are gone", "people are notified once, and once when it is back")
 def test_a_run_that_is_gone_is_told_once_and_so_is_its_return(night: Night, until: Until) -> None:
     sandbox = Sandbox.at(Path(night.env["FTS_SANDBOX"]))
     assert night.type("launch").returncode == 0
@@ -115,6 +117,7 @@ def test_a_job_held_by_its_owner_is_not_taken_for_a_healthy_wait(night: Night, u
     assert "scontrol release" in body.get_content()
 
 
+@pytest.mark.fault("The controller is paused during launch", "no second chain")
 def test_a_paused_controller_does_not_make_a_second_chain_out_of_one_launch(night: Night, until: Until) -> None:
     """sbatch times out, the job was accepted all the same: the same command finds it."""
     sandbox = Sandbox.at(Path(night.env["FTS_SANDBOX"]))
@@ -132,6 +135,10 @@ def test_a_paused_controller_does_not_make_a_second_chain_out_of_one_launch(nigh
     assert len(lines) == 3, lines
 
 
+@pytest.mark.threat(
+    "Another account submits a job with the name or the comment of somebody's run.",
+    "Only jobs of the run's own people count, so the alert that the run is gone stays.",
+)
 @pytest.mark.root
 @pytest.mark.parametrize("comment", ["", "ftsupervise:nightly:0123456789ab"])
 def test_a_stranger_s_job_of_the_same_name_does_not_resolve_that_a_run_is_gone(

@@ -39,6 +39,10 @@ DAMAGED = {
 }
 
 
+@pytest.mark.fault(
+    "A generation of the journal is damaged: numbers, dates or nesting that nothing can hold",
+    "it is passed over and told, and the watch goes on",
+)
 @pytest.mark.parametrize("what", DAMAGED)
 def test_a_damaged_generation_is_passed_over_told_and_ends_no_watch(
     mail: MailServer, journal: Journal, what: str
@@ -54,6 +58,10 @@ def test_a_damaged_generation_is_passed_over_told_and_ends_no_watch(
     assert "begun" in journal.read().announced, "what was there before is still known"
 
 
+@pytest.mark.threat(
+    "The journal holds a file whose number has 250 digits or is far ahead.",
+    "ftsupervise can still write the journal.",
+)
 @pytest.mark.parametrize("name", ["9" * 250, "9" * 12, "9" * 15, "1" + "0" * 11, "000000000042", "99999999"])
 def test_a_generation_with_an_absurd_number_does_not_stop_the_journal(
     mail: MailServer, journal: Journal, name: str
@@ -87,6 +95,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before, sorted(journa
 """
 
 
+@pytest.mark.fault("A generation of 60 MB", "it is never read, and told")
 def test_a_generation_of_sixty_megabytes_takes_no_memory_and_is_told(journal: Journal) -> None:
     journal.change(lambda state: replace(state, announced={"begun": T0}))
     lay(journal.directory, "00000002", generation('{"more": [' + "[]," * 20_000_000 + "[]]}", 2))
@@ -99,6 +108,10 @@ def test_a_generation_of_sixty_megabytes_takes_no_memory_and_is_told(journal: Jo
     assert any("00000002.json" in problem and "bytes" in problem for problem in journal.problems)
 
 
+@pytest.mark.threat(
+    "The journal holds thousands of foreign files.",
+    "ftsupervise skips them and reports them in a few sentences.",
+)
 def test_five_thousand_files_of_others_are_a_few_sentences(journal: Journal) -> None:
     journal.change(lambda state: replace(state, announced={"begun": T0}))
     for number in range(2, 5_000):
@@ -106,6 +119,7 @@ def test_five_thousand_files_of_others_are_a_few_sentences(journal: Journal) -> 
     assert "begun" in journal.read().announced and len(journal.problems) <= 6
 
 
+@pytest.mark.fault("The journal's state is too large to be read again", "it is not written, and that is told")
 def test_a_state_that_is_too_large_to_be_read_again_is_not_written_but_said(journal: Journal) -> None:
     journal.change(lambda state: replace(state, announced={"begun": T0}))
     many = {f"{'x' * 200}{number}": T0 for number in range(120_000)}
@@ -115,6 +129,7 @@ def test_a_state_that_is_too_large_to_be_read_again_is_not_written_but_said(jour
     assert list(Journal(journal.directory, spare=journal.spare).read().announced) == ["begun"]
 
 
+@pytest.mark.fault("The journal's folder becomes writable for everybody", "it is told, and each alert is told once")
 def test_a_folder_that_everybody_may_write_is_told_and_its_alerts_are_told_once(
     mail: MailServer, journal: Journal
 ) -> None:
@@ -147,6 +162,7 @@ def test_a_time_without_a_zone_is_utc_and_ends_nothing(mail: MailServer, journal
 YEAR = T0 + timedelta(days=365)
 
 
+@pytest.mark.fault("The clock was a year ahead while messages were written", "they are sent when it is right again")
 def test_what_a_clock_that_was_ahead_put_off_is_sent_when_it_is_right_again(mail: MailServer, journal: Journal) -> None:
     alerts = settings([mailbox(mail)])
     mail.mood = "MAIL 451"
@@ -156,6 +172,7 @@ def test_what_a_clock_that_was_ahead_put_off_is_sent_when_it_is_right_again(mail
     assert len(mail.mails) == 1
 
 
+@pytest.mark.fault("A receiver was given up by a clock that was ahead", "it is tried again")
 def test_a_receiver_that_was_given_up_by_a_clock_that_was_ahead_is_tried_again(
     mail: MailServer, journal: Journal
 ) -> None:
@@ -167,6 +184,7 @@ def test_a_receiver_that_was_given_up_by_a_clock_that_was_ahead_is_tried_again(
     assert mail.mails
 
 
+@pytest.mark.fault("Somebody whose clock was ahead silenced an alert", "the silence holds nothing back")
 def test_a_silence_from_a_clock_that_was_ahead_silences_nothing_for_a_year(mail: MailServer, journal: Journal) -> None:
     wrong = Silence("abc", "disk", "ada", "", YEAR, YEAR + timedelta(hours=4))
     journal.change(lambda state: replace(state, silences=(wrong,)))

@@ -74,6 +74,7 @@ for n in range(25):
 """
 
 
+@pytest.mark.fault("Two watchers write the journal at once", "nothing is lost")
 def test_four_processes_that_write_at_once_lose_nothing(journal: Journal) -> None:
     command = [sys.executable, "-c", _WRITER, str(journal.directory)]
     writers = [subprocess.Popen([*command, str(n)], cwd=ROOT) for n in range(4)]
@@ -94,6 +95,7 @@ def test_a_torn_or_foreign_newest_file_is_passed_over_and_told(journal: Journal,
     assert list(journal.read().announced) == ["before", "after"] and not journal.problems
 
 
+@pytest.mark.fault("A byte of the journal changes on disk", "it is noticed, the generation before is taken")
 def test_a_byte_that_changed_on_disk_is_noticed(journal: Journal) -> None:
     say(journal, "one")
     say(journal, "two")
@@ -103,6 +105,10 @@ def test_a_byte_that_changed_on_disk_is_noticed(journal: Journal) -> None:
     assert list(journal.read().announced) == ["one"] and "checksum" in journal.problems[0]
 
 
+@pytest.mark.threat(
+    "Links, pipes and folders lie in the journal.",
+    "ftsupervise ignores them, and the journal goes on.",
+)
 def test_links_pipes_and_directories_in_its_place_are_harmless(journal: Journal, tmp_path: Path) -> None:
     say(journal, "one")
     (journal.directory / "00000002.json").symlink_to("/dev/zero")
@@ -173,6 +179,7 @@ def test_messages_that_wait_in_the_spare_are_not_lost_when_the_directory_comes_b
     assert not names(journal.spare)
 
 
+@pytest.mark.threat("Another account lays a generation of the journal.", "ftsupervise does not trust it.")
 def test_a_spare_that_somebody_else_could_have_put_there_is_not_believed(journal: Journal) -> None:
     say(journal, "one")
     planted = Journal(journal.spare, spare=journal.spare.with_name("other"))
@@ -182,6 +189,10 @@ def test_a_spare_that_somebody_else_could_have_put_there_is_not_believed(journal
     assert list(journal.read().announced) == ["one"]
 
 
+@pytest.mark.fault(
+    "The disk under the alerts' journal is full",
+    "its state goes to a spare place and comes back; the message gets out",
+)
 @pytest.mark.root
 def test_a_full_disk_keeps_the_state_in_the_spare_and_comes_back(tmp_path: Path) -> None:
     if os.geteuid() != 0:

@@ -21,6 +21,10 @@ def journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Journal:
     return journal_in(tmp_path)
 
 
+@pytest.mark.fault(
+    "The short beginning of an id acknowledges another alert than was meant.",
+    "A beginning that several alerts have is refused, and names them.",
+)
 def test_the_beginning_of_an_id_means_the_one_alert_that_has_it(mail: MailServer, journal: Journal) -> None:
     many = [replace(bad(), subject=f"/scratch{n}") for n in range(40)]
     tick(journal, settings([mailbox(mail)]), T0, *many)
@@ -37,6 +41,10 @@ def test_the_beginning_of_an_id_means_the_one_alert_that_has_it(mail: MailServer
     assert journal.read().silences == ()
 
 
+@pytest.mark.fault(
+    "A misspelt silence, `silence nosuchdog`, is taken and silences nothing.",
+    "A name that no watchdog and no alert has is refused, with the names there are.",
+)
 @pytest.mark.parametrize(
     ("pattern", "said"),
     [

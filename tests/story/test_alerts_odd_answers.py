@@ -43,6 +43,10 @@ def machine(server: SlackServer) -> dict[str, Any]:
     return {"webhook": {"url": server.machine_url}}
 
 
+@pytest.mark.fault(
+    "The mail server greets with 554, 521, or with something that is no SMTP",
+    "the mail arrives minutes later, also with no other receiver",
+)
 @pytest.mark.parametrize("mood", GREETINGS)
 def test_an_odd_greeting_of_the_only_mail_server_costs_minutes(mail: MailServer, journal: Journal, mood: str) -> None:
     alerts = settings([mailbox(mail, timeout="3s")])
@@ -53,6 +57,10 @@ def test_an_odd_greeting_of_the_only_mail_server_costs_minutes(mail: MailServer,
     assert len(mail.mails) == 1 and "FIRING" in str(mail.mails[0]["Subject"])
 
 
+@pytest.mark.fault(
+    "Slack, or a proxy in front of it, answers with a web page, nothing, a redirect, 403 or 404",
+    "it counts as not delivered and is tried again within minutes",
+)
 @pytest.mark.parametrize("mood", ANSWERS)
 @pytest.mark.parametrize("way", ["token", "webhook"])
 def test_an_odd_answer_of_the_only_slack_costs_minutes(
@@ -66,6 +74,7 @@ def test_an_odd_answer_of_the_only_slack_costs_minutes(
     assert [post.text.partition("]")[0] for post in slack.posts] == ["[FIRING"]
 
 
+@pytest.mark.fault("A webhook answers 200 with a login page, or 404", "the same")
 @pytest.mark.parametrize("mood", MACHINE)
 def test_an_odd_answer_of_the_only_webhook_costs_minutes(slack: SlackServer, journal: Journal, mood: str) -> None:
     alerts = settings([machine(slack)])
@@ -76,6 +85,10 @@ def test_an_odd_answer_of_the_only_webhook_costs_minutes(slack: SlackServer, jou
     assert len(slack.posts) == 1
 
 
+@pytest.mark.fault(
+    "The program of a command receiver is on a file system that is away for a moment",
+    "it is called again",
+)
 def test_a_program_that_is_away_for_a_moment_is_called_again(journal: Journal, tmp_path: Path) -> None:
     script = tmp_path / "script"
     alerts = settings([{"command": {"argv": [str(script)]}}])
@@ -86,6 +99,10 @@ def test_a_program_that_is_away_for_a_moment_is_called_again(journal: Journal, t
     assert "3.2 TB free" in (tmp_path / "out").read_text()
 
 
+@pytest.mark.fault(
+    "A receiver refuses, perhaps for good",
+    "the message and the refusal are told through another receiver, and its end too",
+)
 def test_an_odd_answer_is_told_through_another_receiver_and_so_is_its_message(
     mail: MailServer, slack: SlackServer, journal: Journal, tmp_path: Path
 ) -> None:
@@ -103,6 +120,10 @@ def test_an_odd_answer_is_told_through_another_receiver_and_so_is_its_message(
     assert said.count("[RESOLVED") >= 1, "that it was told to refuse is told to be over"
 
 
+@pytest.mark.fault(
+    "A receiver refuses for hours",
+    "it is tried with growing pauses, at most a quarter of an hour, and never given up for that",
+)
 def test_a_receiver_that_keeps_refusing_is_tried_with_growing_pauses_and_never_given_up(
     slack: SlackServer, journal: Journal, tmp_path: Path
 ) -> None:
@@ -117,6 +138,7 @@ def test_a_receiver_that_keeps_refusing_is_tried_with_growing_pauses_and_never_g
     assert slack.posts
 
 
+@pytest.mark.fault("The only receiver was given up for certain", "it is tried each hour")
 def test_the_only_receiver_is_tried_each_hour_even_when_it_was_given_up(
     slack: SlackServer, journal: Journal, tmp_path: Path
 ) -> None:
@@ -147,6 +169,10 @@ print(json.dumps({"sent": len(done.sent), "failed": [why for _, why in done.fail
 """
 
 
+@pytest.mark.fault(
+    "Two receivers import the same library for the first time in two threads",
+    "what a receiver needs is imported before the threads start",
+)
 @pytest.mark.parametrize("kind", ["slack", "webhook", "mixed"])
 def test_two_receivers_of_a_fresh_process_import_their_libraries_before_their_threads(
     slack: SlackServer, mail: MailServer, tmp_path: Path, kind: str
@@ -165,6 +191,7 @@ def test_two_receivers_of_a_fresh_process_import_their_libraries_before_their_th
         assert json.loads(done.stdout) == {"sent": len(two), "failed": []}
 
 
+@pytest.mark.fault("The library of one receiver cannot be loaded", "the others send, and the error is told")
 def test_a_library_that_cannot_be_loaded_costs_the_other_receivers_nothing(
     mail: MailServer, slack: SlackServer, tmp_path: Path
 ) -> None:
@@ -191,6 +218,10 @@ def addressed(server: MailServer, to: str) -> list[str]:
     return [" ".join(str(m["Subject"]).split())[1:].partition("]")[0] for m, who in pairs if to in who]
 
 
+@pytest.mark.fault(
+    "One of two recipients is greylisted",
+    "that one gets the mail later, the other does not get it twice",
+)
 def test_who_was_greylisted_gets_the_mail_later_and_the_other_does_not_get_it_twice(
     mail: MailServer, journal: Journal
 ) -> None:
@@ -206,6 +237,10 @@ def test_who_was_greylisted_gets_the_mail_later_and_the_other_does_not_get_it_tw
     assert len(mail.mails) == 2 and not journal.read().outbox
 
 
+@pytest.mark.fault(
+    "One recipient is put off for hours",
+    "everything arrives later, in order, and nobody else is held up",
+)
 def test_who_is_put_off_hears_everything_in_order_and_holds_up_nobody(mail: MailServer, journal: Journal) -> None:
     alerts = settings([mailbox(mail, to=["me@example.org", "you@example.org"])], repeat="1h")
     mail.mood = "later you"
@@ -220,6 +255,10 @@ def test_who_is_put_off_hears_everything_in_order_and_holds_up_nobody(mail: Mail
     assert not journal.read().outbox
 
 
+@pytest.mark.fault(
+    "One recipient is put off for days",
+    "others hear of it after 15 minutes; the mail is given up after five days, and that is said",
+)
 def test_who_is_put_off_for_long_is_told_to_others_and_given_up_after_five_days(
     mail: MailServer, slack: SlackServer, journal: Journal, tmp_path: Path
 ) -> None:

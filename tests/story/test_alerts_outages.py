@@ -34,6 +34,7 @@ from tests.story.alerting_scene import (
 VERBS = ("EHLO", "MAIL", "RCPT", "DATA", ".")
 
 
+@pytest.mark.fault("The mail server puts a message off", "it arrives once, later")
 @pytest.mark.parametrize("mood", [f"{verb} 451" for verb in VERBS] + [f"hang {verb}" for verb in VERBS])
 def test_mail_that_is_put_off_arrives_once_later(mail: MailServer, journal: Journal, mood: str) -> None:
     alerts = settings([mailbox(mail, timeout="2s" if "hang" in mood else "15s")])
@@ -46,6 +47,7 @@ def test_mail_that_is_put_off_arrives_once_later(mail: MailServer, journal: Jour
     assert len(mail.mails) == 1
 
 
+@pytest.mark.fault("The mail server's answer is lost", "the message comes again under the same id")
 def test_mail_whose_answer_was_lost_comes_again_under_the_same_id(mail: MailServer, journal: Journal) -> None:
     alerts = settings([mailbox(mail)])
     mail.mood = "reset ."
@@ -63,6 +65,7 @@ def test_a_reset_after_the_mail_was_taken_is_no_failure(mail: MailServer, journa
     assert len(mail.mails) == 1
 
 
+@pytest.mark.fault("A receiver refuses for good", "another receiver is notified at once")
 @pytest.mark.parametrize("mood", [f"{verb} 550" for verb in ("MAIL", "RCPT")])
 def test_a_refusal_for_good_is_told_through_another_receiver_at_once(
     mail: MailServer, slack: SlackServer, journal: Journal, tmp_path: Path, mood: str
@@ -83,6 +86,7 @@ def test_a_refusal_for_good_is_told_through_another_receiver_at_once(
     assert any("RESOLVED" in post.text and "email takes" in post.text for post in slack.posts)
 
 
+@pytest.mark.fault("A mail is refused for what it says", "others get it, and no other mail is held up")
 @pytest.mark.parametrize("mood", ["DATA 550", ". 550", ". 552", ". 554"])
 def test_a_refusal_of_what_one_mail_says_is_told_through_another_receiver_and_stops_no_other_mail(
     mail: MailServer, slack: SlackServer, journal: Journal, tmp_path: Path, mood: str
@@ -96,6 +100,7 @@ def test_a_refusal_of_what_one_mail_says_is_told_through_another_receiver_and_st
     assert {str(m["Subject"]).split("]")[0] for m in mail.mails} == {"[FIRING", "[RESOLVED"}
 
 
+@pytest.mark.fault("One of several recipients is refused", "the others get their mail")
 def test_one_refused_recipient_does_not_cost_the_others_their_mail(
     mail: MailServer, slack: SlackServer, journal: Journal, tmp_path: Path
 ) -> None:
@@ -162,6 +167,10 @@ def test_slack_that_says_no_for_good_is_broken_until_the_token_changes(
     assert "FIRING" in slack.posts[0].text
 
 
+@pytest.mark.threat(
+    "A receiver's server redirects a request that carries a token.",
+    "ftsupervise does not follow the redirect.",
+)
 def test_a_redirect_is_not_followed_because_the_token_would_go_with_it(
     slack: SlackServer, journal: Journal, tmp_path: Path
 ) -> None:
@@ -201,6 +210,7 @@ def test_a_bad_network_loses_no_mail(mail: MailServer, journal: Journal, mood: s
         assert mail.mails and len({m["Message-ID"] for m in mail.mails}) == 1
 
 
+@pytest.mark.fault("A receiver hangs", "the others are not held up")
 def test_a_receiver_that_hangs_does_not_hold_up_the_others(
     mail: MailServer, slack: SlackServer, journal: Journal, tmp_path: Path
 ) -> None:
@@ -213,6 +223,7 @@ def test_a_receiver_that_hangs_does_not_hold_up_the_others(
     assert len(slack.posts) == 1
 
 
+@pytest.mark.fault("The network is down all night", "two messages come, not two hundred")
 def test_after_a_night_without_network_two_messages_come_not_two_hundred(
     slack: SlackServer, journal: Journal, tmp_path: Path
 ) -> None:

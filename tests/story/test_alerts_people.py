@@ -308,6 +308,10 @@ def status_says(journal: Journal) -> str:
     return result.output
 
 
+@pytest.mark.fault(
+    "A receiver is given up",
+    "`status`, `alerts` and `notify test` say so, since when, and how many messages wait",
+)
 def test_given_up_is_said_where_people_look(mail: MailServer, journal: Journal, tmp_path: Path) -> None:
     config, alerts = configured(tmp_path, [mailbox(mail)]), settings([mailbox(mail)])
     assert "  receiver  " not in status_says(journal)
@@ -325,6 +329,7 @@ def test_given_up_is_said_where_people_look(mail: MailServer, journal: Journal, 
     assert "  receiver  " not in status_says(journal) and "receiver email: " not in alerts_cli(journal)
 
 
+@pytest.mark.fault("A receiver works again, but its messages are held", "`notify test` frees them")
 def test_notify_test_frees_what_a_clock_that_was_ahead_holds(
     mail: MailServer, journal: Journal, tmp_path: Path
 ) -> None:

@@ -314,6 +314,7 @@ def test_a_thousand_random_nights_lose_nothing_and_say_less_than_one_percent_twi
     assert total["twice"] < 0.01 * total["arrived"]
 
 
+@pytest.mark.fault("Random nights: servers that answer anything, watchers killed at any instant", "no message is lost")
 def test_a_few_random_nights_with_servers_that_answer_anything_lose_nothing(tmp_path: Path) -> None:
     assert nights(range(4), tmp_path, odd=True)["arrived"] > 0
 

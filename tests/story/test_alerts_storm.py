@@ -105,6 +105,10 @@ def mrkdwn(text: str) -> dict[str, list[str]]:
     return found
 
 
+@pytest.mark.threat(
+    "The name of a job is made to reach a mail header, or to mention everybody in Slack.",
+    "ftsupervise cleans and escapes the name.",
+)
 @given(NAMES)
 @example(HOSTILE[0])
 @example(HOSTILE[1])
@@ -152,6 +156,10 @@ class _Tags(HTMLParser):
         assert tag == "meta" or all(name in ("style", "cellpadding") for name, _ in attrs)
 
 
+@pytest.mark.threat(
+    "The name of a job is made to become HTML or Slack markup, or to break JSON.",
+    "ftsupervise escapes the name for each receiver.",
+)
 @pytest.mark.parametrize("name", HOSTILE)
 def test_no_name_becomes_markup_or_breaks_json(name: str) -> None:
     message = hostile_message(name)
@@ -164,6 +172,11 @@ def test_no_name_becomes_markup_or_breaks_json(name: str) -> None:
         assert webhook.compose(seen, about, Parcel(message, T0))
 
 
+@pytest.mark.threat(
+    "A line of a log, or the name of a host, mentions everybody (`@everyone`, `@here`) in a chat that takes mentions "
+    "out of plain text: Discord by way of Apprise, or Mattermost, which takes what is sent to Slack.",
+    "Text of others calls nobody: a character that no eye sees stands behind the `@`. A template of your own may.",
+)
 @pytest.mark.parametrize("kind", ["chat", "slack"])
 def test_no_name_calls_everybody_where_a_chat_takes_mentions_out_of_plain_text(kind: str, tmp_path: Path) -> None:
     """Discord, Matrix, and what speaks Slack's protocol (Mattermost) do; who writes a template may call whom they like."""
@@ -201,6 +214,10 @@ print(delivered); print(alerts); print(sorted(open("/proc/self/cmdline").read().
 """
 
 
+@pytest.mark.threat(
+    "A secret could stand in a file, an output or the list of processes.",
+    "ftsupervise reads secrets only when it sends a message, and writes them to none of these.",
+)
 @pytest.mark.parametrize("mood", ["well", "refusing", "down", "gone"])
 def test_a_secret_is_in_no_file_no_output_and_no_process_list(tmp_path: Path, mood: str) -> None:
     canaries = [f"canary{n}secret{os.urandom(4).hex()}" for n in range(6)]
@@ -243,6 +260,10 @@ def test_a_secret_is_in_no_file_no_output_and_no_process_list(tmp_path: Path, mo
         assert not [canary for canary in canaries if canary in text]
 
 
+@pytest.mark.threat(
+    "Other accounts can read a file that holds a secret.",
+    "ftsupervise does not use the secret and sends an alert.",
+)
 @pytest.mark.parametrize("mode", [0o644, 0o640, 0o604])
 def test_a_secret_others_can_read_is_not_used_and_somebody_is_told(
     mail: MailServer, chat: SlackServer, tmp_path: Path, mode: int
@@ -255,6 +276,10 @@ def test_a_secret_others_can_read_is_not_used_and_somebody_is_told(
     assert "can be read by others" in said and "chmod 600" in said
 
 
+@pytest.mark.threat(
+    "The traceback of a receiver's error holds a secret.",
+    "ftsupervise removes the secret from the error.",
+)
 def test_an_error_of_a_receiver_has_no_secret_in_its_traceback(chat: SlackServer, tmp_path: Path) -> None:
     canary = "xoxb-canary-1234567"
     chat.mood = "error invalid_auth"

@@ -61,6 +61,12 @@ def braked(rundir: RunDir) -> Brake | None:
     return read_brake(rundir) if queue and all(job.reason == "JobHeldUser" for job in queue) else None
 
 
+@pytest.mark.chain(
+    "The time limit is too short for the start: each member is warned before there is anything to save",
+    "After the third the brake comes on and the rest is held",
+    "3",
+    "The brake alert with both numbers: how long the start takes, and the time limit less the warning",
+)
 def test_a_time_limit_too_short_for_the_start_costs_three_members_and_both_numbers_are_said(
     launch: Launch, until: Until
 ) -> None:
@@ -72,6 +78,12 @@ def test_a_time_limit_too_short_for_the_start_costs_three_members_and_both_numbe
     assert len(ledger(rundir)) == 3
 
 
+@pytest.mark.chain(
+    "The same on a machine without a scheduler: supervisors are killed",
+    "The next member starts nothing, the local chain is held, and that member runs again once it is released",
+    "3",
+    "The brake alert",
+)
 def test_a_local_chain_whose_supervisors_are_killed_is_held_after_three_members_and_loses_none_of_the_others(
     launch: Launch, until: Until, tmp_path: Path
 ) -> None:

@@ -172,6 +172,7 @@ def test_a_file_that_was_changed_at_the_far_end_is_sent_again_before_the_copy_co
     assert content(restore(copy, tmp_path / "back", now=now)) == content(checkpoint)
 
 
+@pytest.mark.fault("A bit flips in a checkpoint before it is copied", "it is not copied, and the file is named")
 def test_a_checkpoint_that_is_damaged_here_is_not_copied(any_store: Store, tmp_path: Path) -> None:
     checkpoint = make(tmp_path / "here", 100)
     damaged = bytearray((checkpoint / "2.bin").read_bytes())
@@ -183,6 +184,10 @@ def test_a_checkpoint_that_is_damaged_here_is_not_copied(any_store: Store, tmp_p
     assert f"{checkpoint.name}/2.bin" not in any_store.sizes("")
 
 
+@pytest.mark.threat(
+    "A file of a checkpoint, or of a copy, has grown without an end (a sparse one takes no room).",
+    "No more of it is copied, or brought back, than its manifest says.",
+)
 def test_a_file_that_grew_without_an_end_fills_no_disk_where_it_is_copied_or_brought_back(tmp_path: Path) -> None:
     """A sparse file takes no room where it lies. All of it would be written where it is copied to."""
     checkpoint, far, grown = make(tmp_path / "here", 100), FolderStore(tmp_path / "far"), 300_000_000
@@ -260,6 +265,10 @@ def test_the_newest_of_several_places_comes_first_and_a_place_that_is_away_is_na
     assert [(one.where, one.why) for one in unseen] == [(str(away.root), "Not a directory")]
 
 
+@pytest.mark.threat(
+    "The manifest of a copy names files outside of the checkpoint (`../../x`).",
+    "The manifest is refused, and no file is written.",
+)
 @pytest.mark.parametrize("name", ["../../x", "/etc/passwd", "a/../../b", "", "a//b", "./a", "a\0b"])
 def test_a_manifest_that_leads_out_of_the_checkpoint_is_refused(name: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no path of a file inside a checkpoint"):
@@ -272,6 +281,10 @@ def test_a_manifest_that_leads_out_of_the_checkpoint_is_refused(name: str, tmp_p
     assert "step-1" in unseen[0].where
 
 
+@pytest.mark.threat(
+    "Somebody else may write the folder of copies that a checkpoint is restored from.",
+    "The copy is not trusted, and nothing of it is restored.",
+)
 @pytest.mark.root
 def test_a_copy_that_somebody_else_could_have_changed_is_not_restored(tmp_path: Path) -> None:
     store = FolderStore(tmp_path / "far")
@@ -358,6 +371,10 @@ def kill_at_random_moments(tmp_path: Path, rounds: int, seed: int) -> int:
     return hit
 
 
+@pytest.mark.fault(
+    "A crash in the middle of copying a checkpoint elsewhere, or of bringing it back",
+    "what counts as a copy is whole, and the next call goes on where it was",
+)
 def test_copying_and_restoring_may_be_killed_at_any_moment(tmp_path: Path) -> None:
     assert kill_at_random_moments(tmp_path, 12, seed=1) > 0
 

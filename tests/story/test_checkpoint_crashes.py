@@ -90,6 +90,10 @@ def cut_everywhere(tmp_path: Path, last: int, seed: int, frozen: int = 0) -> Non
             shutil.rmtree(left)
 
 
+@pytest.mark.fault(
+    "The power fails during a save, and the disk drops what was not synced",
+    "the newest committed checkpoint is there, whole, and found",
+)
 def test_a_power_cut_after_any_operation_leaves_the_newest_committed_checkpoint(tmp_path: Path) -> None:
     cut_everywhere(tmp_path, last=3, seed=1)
 
@@ -177,6 +181,10 @@ def test_a_killed_save_leaves_the_checkpoint_before_it(tmp_path: Path) -> None:
     assert killed(tmp_path, 20, seed=7) > 3
 
 
+@pytest.mark.fault(
+    "A save is killed while it shares files with the checkpoint before",
+    "both are whole, and so is each older one",
+)
 def test_a_save_that_is_killed_while_it_shares_files_harms_no_checkpoint(tmp_path: Path) -> None:
     assert killed(tmp_path, 15, seed=7, frozen=10) >= 2
 

@@ -85,6 +85,10 @@ def test_four_ranks_write_at_once_and_rank_0_joins_their_lists(checkpoints: Path
     assert [one.name for one in (whole / FOLDER_NAME).iterdir()] == ["manifest.json"], "the ranks' lists are gone"
 
 
+@pytest.mark.fault(
+    "A rank dies before it has written its part of a checkpoint",
+    "the checkpoint is torn, and is not committed",
+)
 @pytest.mark.usefixtures("one_after_the_other")
 def test_a_rank_that_left_no_list_makes_the_checkpoint_torn_and_nothing_is_committed(
     checkpoints: Path, ranks: list[Guard], monkeypatch: pytest.MonkeyPatch
@@ -131,6 +135,11 @@ def test_ranks_that_enter_and_write_nothing_take_no_folder_away_from_rank_0(
     assert verify(checkpoints / "step-00000001", FULL).good
 
 
+@pytest.mark.resume(
+    "One rank of several cannot write its part (a full disk), and there is no barrier",
+    "nothing is committed; the one before stays",
+    "rank 0 raises: rank 1 could not write its part",
+)
 def test_rank_0_commits_nothing_without_the_part_of_a_rank_that_could_not_write_it(
     checkpoints: Path, ranks: list[Guard]
 ) -> None:
@@ -141,6 +150,11 @@ def test_rank_0_commits_nothing_without_the_part_of_a_rank_that_could_not_write_
     assert not list(checkpoints.glob("step-*"))
 
 
+@pytest.mark.resume(
+    "A loop with a loader of its own asks nobody, and begins at step 1 over what it had saved",
+    "the save is refused, nothing is replaced",
+    "… which did not go on from it: it is not replaced",
+)
 @pytest.mark.parametrize("first", [1, 21])
 def test_a_loop_that_asks_nobody_replaces_a_step_only_where_it_has_gone_on(checkpoints: Path, first: int) -> None:
     def train(begin: int, *saves: int) -> None:
@@ -175,6 +189,11 @@ def test_a_loop_with_a_loader_of_its_own_writes_its_one_checkpoint_again_and_aga
     assert (checkpoints / "last" / "weights").read_bytes() == b"20"
 
 
+@pytest.mark.resume(
+    "Several ranks write one checkpoint and give no barrier",
+    "all their files: rank 0 waits for those that have entered",
+    "nothing",
+)
 def test_without_a_barrier_the_commit_waits_for_the_ranks_that_have_entered(
     checkpoints: Path, ranks: list[Guard]
 ) -> None:
@@ -199,6 +218,11 @@ def test_without_a_barrier_the_commit_waits_for_the_ranks_that_have_entered(
     assert [one.name for one in (checkpoints / "step-00000001" / FOLDER_NAME).iterdir()] == ["manifest.json"]
 
 
+@pytest.mark.resume(
+    "… and one of them enters when rank 0 has committed",
+    "the checkpoint before: the part is set aside",
+    "that rank's save raises: give guard.checkpoint(…, barrier=…)",
+)
 def test_without_a_barrier_a_rank_that_comes_too_late_raises_and_the_part_is_no_checkpoint(
     checkpoints: Path, ranks: list[Guard], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -234,6 +258,12 @@ with Guard(signals=(), rank=rank, world=2) as guard, guard.checkpoint(20) as fol
 """
 
 
+@pytest.mark.resume(
+    "Ranks without a supervisor are killed when one of them has written its part, and a later launch saves that step "
+    "again",
+    "the later one, without the part of before",
+    "nothing",
+)
 def test_a_part_that_a_launch_before_has_left_is_in_no_checkpoint_of_a_later_one(checkpoints: Path) -> None:
     def play(*words: str) -> int:
         return subprocess.run([sys.executable, "-c", A_PART, *words], timeout=60, check=False).returncode

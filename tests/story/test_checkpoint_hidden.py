@@ -7,6 +7,8 @@ import shutil
 from datetime import datetime, timezone
 from pathlib import Path
 
+import pytest
+
 from ftsupervise.checkpoints.quarantine import set_aside
 from ftsupervise.snapshots import kept
 from ftsupervise.snapshots.kept import KeptPage
@@ -22,6 +24,11 @@ def listed(where: Path, folder: Path, *words: str) -> str:
     return typed("checkpoints", "list", str(where), *words, folder=folder).stdout
 
 
+@pytest.mark.resume(
+    "Snapshots, staged checkpoints and leftovers lie beside the checkpoints under hidden names",
+    "what each of them is for",
+    "`checkpoints list`: every one of them, and who may use it",
+)
 def test_who_lists_checkpoints_sees_all_that_lies_there_and_who_may_use_it(run: SupervisedRun) -> None:
     train(run, fault=KILL_AT_36, code="v1")
     folder, root = run.rundir.checkpoints, run.rundir.root

@@ -69,6 +69,7 @@ def test_without_the_setting_nothing_is_shared(checkpoints: Path, monkeypatch: p
     assert not same_file(checkpoints, 1, 2)
 
 
+@pytest.mark.fault("A file that rotted in the checkpoint before", "it is not shared with the new one, which is whole")
 def test_a_rotten_old_file_is_never_shared_and_the_new_checkpoint_is_whole(checkpoints: Path) -> None:
     save(1)
     rotten = checkpoints / "step-00000001" / "frozen-rank0.bin"
@@ -116,6 +117,12 @@ def one_part(rank: int, step: int, frozen: bytes, barrier: Callable[[], object] 
     return ""
 
 
+@pytest.mark.resume(
+    "A save that shared files with the checkpoint before (`checkpoints.incremental`) fails, and the loop saves that "
+    "step again",
+    "both: nothing is written into a file that a checkpoint shares",
+    "nothing",
+)
 def test_a_save_that_is_tried_again_writes_into_no_checkpoint_that_shares_its_files(checkpoints: Path) -> None:
     def together(step: int, frozen: bytes, *, fails: bool = False) -> list[str]:
         meet = threading.Barrier(2, timeout=60)
@@ -137,6 +144,7 @@ def test_a_save_that_is_tried_again_writes_into_no_checkpoint_that_shares_its_fi
     assert [verify(checkpoints / f"step-{step:08d}", FULL).state for step in (1, 2)] == [CheckpointState.VERIFIED] * 2
 
 
+@pytest.mark.resume("… by rank 0 alone", "both", "nothing")
 def test_a_commit_of_rank_0_that_is_tried_again_writes_into_no_checkpoint_either(checkpoints: Path) -> None:
     assert one_part(0, 2, FROZEN, None, "frozen.bin") == ""
     away = checkpoints.rename(checkpoints.with_name("away")) / "step-00000002"
@@ -152,6 +160,11 @@ def test_a_commit_of_rank_0_that_is_tried_again_writes_into_no_checkpoint_either
     assert [verify(checkpoints / f"step-{step:08d}", FULL).state for step in (1, 2)] == [CheckpointState.VERIFIED] * 2
 
 
+@pytest.mark.resume(
+    "A save under a supervisor fails at its commit, and is tried again with other files",
+    "both: the later one has nothing of the one that failed",
+    "nothing",
+)
 def test_a_save_that_is_tried_again_under_a_supervisor_has_nothing_of_the_one_that_failed(
     checkpoints: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

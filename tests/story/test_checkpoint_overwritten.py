@@ -37,6 +37,16 @@ def upkeep(root: Path) -> str:
     return done.output
 
 
+@pytest.mark.resume(
+    "a program has saved `last.ckpt` or `ckpt.pt` again, in its place or by a rename",
+    "the new one: it counts by its own sign, and its archive's checksums",
+    "`checkpoints verify` calls it complete, `upkeep` adopts it again",
+)
+@pytest.mark.resume(
+    "the only file, `ckpt.pt`, was torn while it was written over",
+    "`previous-ckpt.pt`, the one that was adopted before",
+    '"ckpt.pt is torn: ... is cut short"; it is passed over',
+)
 @pytest.mark.parametrize("name", ["last.ckpt", "ckpt.pt"])
 @pytest.mark.parametrize("in_place", [True, False], ids=["in its place", "by a rename"])
 def test_one_file_that_is_written_over_is_good_again_and_a_torn_one_goes_back_to_the_one_before(
@@ -68,6 +78,11 @@ def test_one_file_that_is_written_over_is_good_again_and_a_torn_one_goes_back_to
     assert torn.verdict.path.read_bytes() == raw, "a torn one takes no place"
 
 
+@pytest.mark.resume(
+    "a bit flipped while a single file was saved again",
+    "the one before",
+    '"is damaged: ... is not whole: Bad CRC-32"',
+)
 def test_a_bit_that_was_flipped_while_it_was_written_again_is_found_by_the_checksums_of_its_archive(
     tmp_path: Path,
 ) -> None:
@@ -87,6 +102,11 @@ def test_a_bit_that_was_flipped_while_it_was_written_again_is_found_by_the_check
     assert verify(one, QUICK).good
 
 
+@pytest.mark.resume(
+    "Megatron or DeepSpeed has saved the same iteration again",
+    "that iteration, by its own sign",
+    "`upkeep` adopts it again",
+)
 @pytest.mark.parametrize("write, name", [(deepspeed, "global_step100"), (megatron, "iter_0000100")])
 def test_a_folder_that_its_program_saves_again_counts_by_its_own_sign_and_is_adopted_again(
     tmp_path: Path, write: object, name: str
@@ -104,6 +124,11 @@ def test_a_folder_that_its_program_saves_again_counts_by_its_own_sign_and_is_ado
     assert verify(one, QUICK).state is State.VERIFIED and read_manifest(one) != before
 
 
+@pytest.mark.resume(
+    "only some ranks of an adopted checkpoint have saved again",
+    "the one before",
+    'it "is damaged: ... has other bytes than were committed"',
+)
 def test_a_folder_of_which_only_a_part_was_written_again_is_no_good_by_any_sign(tmp_path: Path) -> None:
     one = megatron(tmp_path / "iter_0000100")
     commit(one)
@@ -119,6 +144,11 @@ def test_a_copy_with_new_times_is_still_what_its_manifest_says(tmp_path: Path) -
     assert verify(one, QUICK).state is State.VERIFIED
 
 
+@pytest.mark.resume(
+    "A copy of an adopted checkpoint (`cp -r`: all its files are new) lacks a file, or a bit of it flips",
+    "the one before",
+    "…is missing; … has other bytes than were committed",
+)
 @pytest.mark.parametrize("write, name", [(deepspeed, "global_step100"), (megatron, "iter_0000100")])
 @pytest.mark.parametrize("harm", ["flipped", "missing"])
 def test_a_copy_with_new_times_that_is_harmed_is_no_good(tmp_path: Path, write: object, name: str, harm: str) -> None:
@@ -139,6 +169,11 @@ def test_a_copy_with_new_times_that_is_harmed_is_no_good(tmp_path: Path, write: 
     assert not verify(one, QUICK).good
 
 
+@pytest.mark.resume(
+    "a checkpoint of one file was pruned, and one of the same name is saved later",
+    "the later one, judged by itself: the manifest went with the first",
+    "nothing",
+)
 @pytest.mark.parametrize("by", ["prune", "the loop"])
 def test_the_manifest_of_one_file_goes_with_it(tmp_path: Path, by: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FTSUPERVISE_CHECKPOINT_DIR", str(tmp_path))

@@ -54,6 +54,10 @@ def begun(run: SupervisedRun) -> list[str]:
     return [one.resumed.checkpoint if one.resumed is not None else "?" for one in run.attempts()]
 
 
+@pytest.mark.fault(
+    "A checkpoint that crashes its loader",
+    "after two such attempts it is set aside, and the run goes on from the one before",
+)
 def test_a_checkpoint_that_crashes_its_loader_is_set_aside_and_the_one_before_is_taken(run: SupervisedRun) -> None:
     code = train(
         run,
@@ -73,6 +77,10 @@ def test_a_checkpoint_that_crashes_its_loader_is_set_aside_and_the_one_before_is
     assert "step-00000020 is set aside in" in run.members[0].said()
 
 
+@pytest.mark.fault(
+    "A run that diverged before its last checkpoint",
+    "that checkpoint is set aside; the brake leaves the run this chance",
+)
 def test_a_run_that_diverged_goes_on_from_before_that_and_the_brake_leaves_it_the_chance(run: SupervisedRun) -> None:
     code = train(
         run,
@@ -92,6 +100,10 @@ def test_a_fault_of_the_hardware_sets_no_checkpoint_aside(run: SupervisedRun) ->
     assert switches.read_brake(run.rundir) is not None and not quarantined(run.rundir.checkpoints)
 
 
+@pytest.mark.fault(
+    "Somebody kills a rank again and again, soon after each start",
+    "no checkpoint is set aside: SIGKILL speaks against none; the brake comes on",
+)
 def test_a_rank_that_somebody_kills_again_and_again_sets_no_checkpoint_aside(run: SupervisedRun) -> None:
     code = train(run, fault="if step == 23: os.kill(os.getpid(), 9)")
     assert code != 0 and set(begun(run)[1:]) == {"step-00000020"} and len(begun(run)) >= 3

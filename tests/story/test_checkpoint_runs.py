@@ -74,6 +74,11 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Runs:
     return Runs(tmp_path, monkeypatch)
 
 
+@pytest.mark.resume(
+    "`prune` or `upkeep` of one of two runs in a folder",
+    "all of the other run's",
+    'prune: "run a (/runs/a) wrote it, and only that run removes it"',
+)
 def test_prune_of_one_run_leaves_the_checkpoints_of_another_in_the_same_folder(runs: Runs) -> None:
     runs.save("a", 10, 20, 30)
     runs.save("b", 1, 2, 3, 40)
@@ -93,6 +98,11 @@ def test_a_folder_of_several_runs_is_not_pruned_before_one_of_them_is_named(runs
     assert "of run a (" in shown and "of run b (" in shown
 
 
+@pytest.mark.resume(
+    "the other run began to save while this one ran",
+    "the newest of its own",
+    '"step-00000020 is another run\'s: run a (/runs/a) wrote it; it is passed over"',
+)
 def test_a_second_run_in_the_folder_does_not_go_on_from_what_the_first_one_saved(
     runs: Runs, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -103,6 +113,11 @@ def test_a_second_run_in_the_folder_does_not_go_on_from_what_the_first_one_saved
     assert (runs.latest("b"), runs.latest("a")) == ("step-00000005", "step-00000020")
 
 
+@pytest.mark.resume(
+    "two runs save the same step into one folder",
+    "the first one's stays",
+    'the second one\'s save raises: it "is a checkpoint of run a, and stays"',
+)
 def test_a_checkpoint_of_another_run_is_neither_replaced_nor_removed_by_the_loop(runs: Runs) -> None:
     runs.save("a", 10)
     with pytest.raises(FileExistsError, match="is a checkpoint of run a"):
@@ -112,6 +127,12 @@ def test_a_checkpoint_of_another_run_is_neither_replaced_nor_removed_by_the_loop
     assert (runs.shared / "step-00000010/weights").read_bytes().startswith(b"a 10")
 
 
+@pytest.mark.resume("the run directory was moved", "the newest, as before", "nothing")
+@pytest.mark.resume(
+    "the run directory was deleted or moved, and its run is launched anew in its place, with the checkpoints elsewhere",
+    "nothing before `launch --take-over`",
+    "launch refuses: … its directory lay here before, and was moved or deleted",
+)
 def test_a_run_whose_directory_was_moved_keeps_its_checkpoints_and_a_new_one_in_its_place_does_not_take_them(
     runs: Runs,
 ) -> None:
@@ -129,6 +150,11 @@ def test_a_run_whose_directory_was_moved_keeps_its_checkpoints_and_a_new_one_in_
     assert runs.latest("a") == "step-00000010"
 
 
+@pytest.mark.resume(
+    "the run directory was copied (`cp -r`)",
+    "in the copy: what was copied with it; of a folder that both name nothing, and it removes none there",
+    "launch refuses: … is a copy of that run's directory",
+)
 def test_a_copy_of_a_run_directory_is_another_run(runs: Runs) -> None:
     runs.save("a", 10, 20, 30)
     first = runs.rundir("a")
@@ -160,6 +186,11 @@ def without_an_id(checkpoint: Path, run: str, step: int) -> None:
     commit(checkpoint, Origin(step=step, run=run))
 
 
+@pytest.mark.resume(
+    "a manifest was written before runs had an id",
+    "it counts as the run's of that name",
+    "prune keeps it where another run saves too, and says so",
+)
 def test_a_manifest_of_before_runs_had_an_id_is_known_by_the_name_of_its_run(runs: Runs) -> None:
     for step in (1, 2, 3):
         without_an_id(runs.shared / f"step-{step:08d}", "a", step)
@@ -173,6 +204,11 @@ def test_a_manifest_of_before_runs_had_an_id_is_known_by_the_name_of_its_run(run
     assert runs.there() == [1, 2, 3, 50], "only its name says that it is this run's: where another one saves, it stays"
 
 
+@pytest.mark.resume(
+    "another run has saved in the same `checkpoints.path`",
+    "nothing of the other's: the newest of its own, or it begins anew in a folder of its own",
+    'launch and the job refuse the folder: "holds checkpoints of another run: run a (/runs/a)", and how to take over',
+)
 def test_launch_refuses_the_folder_of_another_run_and_takes_over_on_a_word_that_is_written_down(runs: Runs) -> None:
     runs.save("a", 10, 20, 30)
     runs.rundir("b")
@@ -193,6 +229,11 @@ def test_launch_refuses_the_folder_of_another_run_and_takes_over_on_a_word_that_
     assert runs.there() == [10, 20, 30, 50, 60], "what was taken over is not removed"
 
 
+@pytest.mark.resume(
+    "a job starts where only another run has saved",
+    "nothing: the command is not started",
+    "the job's log says whose they are, and how to take over",
+)
 def test_a_job_that_finds_the_checkpoints_of_another_run_does_not_begin(runs: Runs, run: SupervisedRun) -> None:
     runs.save("a", 10)
     member = run.start("true", FTSUPERVISE_CHECKPOINT_DIR=str(runs.shared))

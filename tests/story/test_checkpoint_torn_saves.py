@@ -9,6 +9,7 @@ import zipfile
 from argparse import Namespace
 from pathlib import Path
 
+import pytest
 from click.testing import CliRunner
 
 from ftsupervise.checkpoints.commit import commit
@@ -56,6 +57,11 @@ def upkeep_and_prune(folder: Path) -> None:
         CliRunner().invoke(ftsupervise, ["checkpoints", *words])
 
 
+@pytest.mark.resume(
+    "a save of DeepSpeed broke off, and `latest` names a later one",
+    "the newest whole one",
+    '"is torn: 2 of 4 ranks have written their part"',
+)
 def test_a_torn_save_of_deepspeed_that_was_passed_since_is_torn_by_the_world_in_its_states(tmp_path: Path) -> None:
     whole = [deepspeed(tmp_path, step, 4, world=4) for step in (10, 20)]
     torn = deepspeed(tmp_path, 30, 2, world=4)
@@ -66,6 +72,11 @@ def test_a_torn_save_of_deepspeed_that_was_passed_since_is_torn_by_the_world_in_
     assert verify(fewer).state is State.COMPLETE, "a run of fewer ranks"
 
 
+@pytest.mark.resume(
+    "a save of Megatron broke off, and the tracker names a later one",
+    "the newest whole one",
+    '"is torn: 2 of 4 model-parallel ranks have written their part"',
+)
 def test_a_torn_save_of_megatron_is_torn_by_the_sizes_in_its_arguments(tmp_path: Path) -> None:
     sizes = {"tensor_model_parallel_size": 2, "pipeline_model_parallel_size": 2}
     one, torn = megatron(tmp_path, 10, GRID, **sizes), megatron(tmp_path, 20, GRID[:2], **sizes)
@@ -82,6 +93,11 @@ def test_a_gap_in_the_grid_of_megatrons_ranks_is_seen(tmp_path: Path) -> None:
     assert "mp_rank_01_001/distrib_optim.pt is missing" in verify(two).words()
 
 
+@pytest.mark.resume(
+    "nothing says how many ranks there are, and a later save has fewer files than the verified ones",
+    "the newest verified one; prune removes none for it",
+    '"has files that it lacks: it may be torn, or of fewer ranks"',
+)
 def test_where_only_the_neighbours_know_how_many_ranks_there_are_a_torn_one_is_unseen_and_takes_nobodys_place(
     tmp_path: Path,
 ) -> None:

@@ -226,6 +226,7 @@ def test_a_name_with_a_line_feed_makes_no_line_of_its_own(type_it: Type, tmp_pat
         assert not [line for line in type_it(*command).splitlines() if line.startswith("step-9")]
 
 
+@pytest.mark.fault("A bit flips in a copy of a checkpoint", "it is not restored; the next copy is taken")
 def test_a_damaged_copy_is_passed_over_for_the_next_one(type_it: Type, tmp_path: Path) -> None:
     make(tmp_path / "here", 1)
     type_it("offload", "here", "--to", "near", "--to", "far")
@@ -298,6 +299,10 @@ def kill_while_removing(tmp_path: Path, rounds: int, seed: int) -> int:
     return hit
 
 
+@pytest.mark.fault(
+    "A crash in the middle of removing old checkpoints",
+    "no half of one is left under its name; the rest is deleted the next time",
+)
 def test_removing_may_be_killed_at_any_moment(tmp_path: Path) -> None:
     assert kill_while_removing(tmp_path, 6, seed=1) > 0
 
@@ -308,6 +313,10 @@ def test_removing_may_be_killed_at_500_moments(tmp_path: Path) -> None:
     assert kill_while_removing(tmp_path, 500, seed=2) > 250
 
 
+@pytest.mark.threat(
+    "Somebody lays a link in the place of a checkpoint that is being removed.",
+    "The link is removed and not followed.",
+)
 def test_a_link_in_the_place_of_a_checkpoint_is_removed_and_not_followed(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/thesis.txt").write_text("all of it")

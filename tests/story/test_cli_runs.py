@@ -189,6 +189,11 @@ def test_a_run_is_launched_again_by_its_name_from_anywhere_with_its_settings_as_
         (project / "ftsupervise.yaml").write_text(SETTINGS)
 
 
+@pytest.mark.threat(
+    "A run directory that another account owns or may write names the settings file that `launch NAME` would submit.",
+    "The launch record is trusted only if it and the folders above it belong to this account or root. Otherwise "
+    "`launch` asks for the file by name.",
+)
 @pytest.mark.root
 def test_a_run_directory_of_somebody_else_does_not_choose_what_is_launched(tmp_path: Path) -> None:
     theirs = RunDir(tmp_path / "theirs")
@@ -204,6 +209,10 @@ def test_a_run_directory_of_somebody_else_does_not_choose_what_is_launched(tmp_p
     assert "belongs to nobody" in done.stderr and "name that file yourself" in done.stderr
 
 
+@pytest.mark.fault(
+    "One of several runs on a command line is misspelt, and the others are stopped already.",
+    "All are found before anything is done to one.",
+)
 def test_of_several_runs_nothing_is_done_to_one_while_another_is_not_found(tmp_path: Path) -> None:
     for name in ("a", "b"):
         (tmp_path / name / "switches").mkdir(parents=True)
@@ -230,6 +239,10 @@ def test_the_hints_of_a_launch_name_the_output_that_the_settings_name(launched: 
     type_in(project / "two", env, "kill", "--yes")
 
 
+@pytest.mark.fault(
+    "A chain is launched and nobody is notified when it stops, because no receiver is configured.",
+    "`launch`, `watch` and `config check` say so.",
+)
 def test_a_chain_with_no_receiver_says_so(tmp_path: Path) -> None:
     env = {"FTSUPERVISE_STATE_DIR": str(tmp_path / "state"), "HOME": str(tmp_path)}
     (tmp_path / "ftsupervise.yaml").write_text(SETTINGS.partition("alerts:")[0])
@@ -290,6 +303,10 @@ def test_the_settings_beside_which_a_wrapped_run_lies_are_used_and_the_command_o
     assert type_in(folder.parent, env, *words[1:], "--dry-run").returncode == 0
 
 
+@pytest.mark.threat(
+    "Somebody removes the settings of a launched run, so that it is watched by defaults.",
+    "Defaults are used only for a directory that no launch has made.",
+)
 def test_a_launched_run_whose_settings_are_gone_is_not_taken_for_one_by_hand(
     launched: tuple[Path, dict[str, str]], tmp_path: Path
 ) -> None:
@@ -300,6 +317,10 @@ def test_a_launched_run_whose_settings_are_gone_is_not_taken_for_one_by_hand(
     assert done.returncode == 3 and "run.yaml is gone" in done.stderr, done.stderr
 
 
+@pytest.mark.threat(
+    "A FIFO lies where a command looks for the settings of a run (`watch PATH/run.yaml`).",
+    "The command names the FIFO and says how to find its owner. It does not wait.",
+)
 @pytest.mark.parametrize("command", ["watch", "check all", "status", "config check", "notify preview"])
 def test_a_fifo_in_the_place_of_the_settings_is_named(tmp_path: Path, command: str) -> None:
     os.mkfifo(tmp_path / "run.yaml")

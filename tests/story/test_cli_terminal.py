@@ -86,6 +86,10 @@ def test_a_wrapped_line_has_the_words_of_the_line(width: int) -> None:
     assert all(row.startswith(" " * 4) for row in rows[1:])
 
 
+@pytest.mark.fault(
+    "A person says no to `kill` and does not know whether anything happened.",
+    '"cancelled, nothing was changed", exit code 130, and no switch is up.',
+)
 def test_no_means_that_nothing_was_changed_and_says_so(rundir: RunDir) -> None:
     code, shown = at_terminal("kill", str(rundir.root), answer=b"n\n")
     assert code == 130

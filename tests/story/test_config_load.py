@@ -202,6 +202,10 @@ def test_a_variable_is_filled_in_wherever_it_stands(written: str, said: str) -> 
     assert str(run.run_dir) == said
 
 
+@pytest.mark.fault(
+    "`$SCRATCH` in a path makes a directory of that name, and nobody notices.",
+    "`${NAME}` is filled in wherever it stands; `$NAME` without braces is refused with what to write.",
+)
 @pytest.mark.parametrize(
     "written",
     [
@@ -228,6 +232,10 @@ def test_the_code_that_a_list_hands_to_a_shell_is_the_shells() -> None:
     assert run.launch.command == ("bash", "-lc", "echo $A ${B}")
 
 
+@pytest.mark.threat(
+    "A variable that holds a secret is given as the whole name of a secret's file, and would be written to `run.yaml`.",
+    "ftsupervise refuses it without reading or printing its value.",
+)
 def test_a_whole_variable_never_stands_for_the_file_of_a_secret() -> None:
     with pytest.raises(ConfigError, match="may hold the secret itself") as caught:
         text = "alerts: {receivers: [{slack: {token_file: '${TOKEN}', channel: C0}}]}\n"

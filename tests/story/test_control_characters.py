@@ -113,6 +113,10 @@ COMMANDS = (
 )
 
 
+@pytest.mark.threat(
+    "Escape sequences, C1 controls and direction marks in files, names and marks control the reader's terminal.",
+    "Texts are cleaned when they are read, and once more in the one stream through which every command prints.",
+)
 @pytest.mark.parametrize("terminal", [False, True], ids=["a pipe", "a terminal"])
 def test_no_control_character_of_anybody_is_printed(run: RunDir, terminal: bool) -> None:
     for words in COMMANDS:
@@ -128,6 +132,10 @@ def test_the_words_themselves_are_still_told(run: RunDir) -> None:
         assert "begin?]0;owned?" in typed(run, *words, terminal=False), words
 
 
+@pytest.mark.threat(
+    "The owner of a switch gives it a time in the year 3,000,000, which would stop the guard that reads it.",
+    "The guard reads such a time as 1970, and the switch counts.",
+)
 def test_a_switch_with_an_absurd_time_is_up_and_does_not_stop_the_reader(run: RunDir) -> None:
     for seconds in (2**62, -(2**40), 99_999_999_999_999):
         try:

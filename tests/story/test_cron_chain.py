@@ -48,6 +48,10 @@ def test_an_install_puts_the_next_slots_in_the_queue_and_a_tick_adds_one(folder:
     assert folder.queue.asked == 2  # one of them is this test's own
 
 
+@pytest.mark.fault(
+    "A cron chain loses its controller for two slots",
+    "the spare jobs carry on, and nothing is submitted on an unread queue",
+)
 def test_a_controller_that_is_down_changes_nothing_and_the_spares_carry_on(folder: Folder) -> None:
     folder.queue.down = "Unable to contact slurm controller"
     done = tick(folder, 0, "1")

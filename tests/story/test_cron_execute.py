@@ -56,6 +56,7 @@ def test_entries_run_at_the_same_time(tmp_path: Path) -> None:
     assert (tmp_path / "1" / "output").read_text() == "hi\n"
 
 
+@pytest.mark.fault("A cron entry hangs", "it is ended at its bound with all it started")
 def test_one_that_hangs_is_ended_at_its_bound_with_all_it_started(tmp_path: Path) -> None:
     """A child, a child that left the session, and one that left the family: double fork, own session."""
     body = (
@@ -94,6 +95,10 @@ def test_what_an_entry_leaves_running_ends_with_it_and_is_said(tmp_path: Path) -
     assert identity(pids(tmp_path / "0")[0]) is None
 
 
+@pytest.mark.threat(
+    "Processes of other accounts look like ours.",
+    "ftsupervise ends only processes that carry our mark.",
+)
 def test_processes_of_others_are_left_alone(tmp_path: Path) -> None:
     import subprocess
 

@@ -52,6 +52,10 @@ def secretive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Folder:
     return found
 
 
+@pytest.mark.threat(
+    "The environment at `cron install` holds a password.",
+    "Secrets, known by name or value, are kept in a separate file. Entries still get them.",
+)
 def test_no_secret_stands_in_the_settings_that_install_wrote_and_entries_have_them_all_the_same(
     secretive: Folder,
 ) -> None:
@@ -67,6 +71,10 @@ def test_no_secret_stands_in_the_settings_that_install_wrote_and_entries_have_th
     assert secretive.output("minutely.env") == f"{PROXY} {HOOK}\n"
 
 
+@pytest.mark.threat(
+    "A secret would stand in the environment of a job, which Slurm keeps.",
+    "sbatch does not get the secret. A dropped shell script reads it from the file.",
+)
 def test_no_secret_is_given_to_slurm_and_a_dropped_shell_script_has_them_all_the_same(secretive: Folder) -> None:
     secretive.drop("minutely", "report.slurm", 'echo "$https_proxy $TELLING"')
     (secretive.cron.folder("minutely") / "other.slurm").write_text("#!/usr/bin/env python3\nprint(1)\n")
@@ -97,6 +105,10 @@ def test_an_install_without_the_secret_takes_the_file_away(
 # --------------------------------------------------------------------------------------------------------- modules
 
 
+@pytest.mark.threat(
+    "A module such as `click.py` lies where a tick, a line of a table or the keep-alive starts.",
+    "Each of them starts with a safe module path, and a tick on Slurm starts in `state/`.",
+)
 def test_no_module_in_the_current_directory_is_run_by_a_tick_a_table_or_the_keep_alive(
     folder: Folder, tmp_path: Path
 ) -> None:
@@ -119,6 +131,7 @@ def test_no_module_in_the_current_directory_is_run_by_a_tick_a_table_or_the_keep
     assert len(history.slots(folder.cron)) >= 1, "and they did tick"
 
 
+@pytest.mark.threat("PATH has a relative part when cron is installed.", "`cron install` does not record that part.")
 def test_a_relative_part_of_the_path_is_not_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", f".:bin:{os.environ['PATH']}:")
     path = make(tmp_path).installed.environment["PATH"].split(":")
@@ -128,6 +141,10 @@ def test_a_relative_part_of_the_path_is_not_recorded(tmp_path: Path, monkeypatch
 # ------------------------------------------------------------------------------------------------------- odd files
 
 
+@pytest.mark.threat(
+    "A FIFO, a device, a broken link or a name with escape sequences lies in a cron folder.",
+    "Cron skips it, does not wait, and prints its name without control characters.",
+)
 def test_odd_files_in_the_folders_hold_nobody_and_are_printed_harmlessly(folder: Folder) -> None:
     folder.drop("minutely", "good", "echo x")
     for name in ("hourly", "minutely"):
@@ -148,6 +165,10 @@ def test_odd_files_in_the_folders_hold_nobody_and_are_printed_harmlessly(folder:
     assert told.isprintable()
 
 
+@pytest.mark.threat(
+    "An entry of cron prints escape sequences and fails.",
+    "The alert shows the end of its output without control characters.",
+)
 def test_escape_sequences_in_the_output_of_an_entry_do_not_reach_those_who_are_told(tmp_path: Path) -> None:
     folder = make(tmp_path, alerts=alerts_to(tmp_path / "heard"))
     folder.drop("minutely", "check", r"printf '\033]0;owned\007 the disk \342\200\256 is full\n'; exit 1")
@@ -157,6 +178,10 @@ def test_escape_sequences_in_the_output_of_an_entry_do_not_reach_those_who_are_t
     assert all(char == "\n" or char.isprintable() for char in heard)
 
 
+@pytest.mark.fault(
+    "A crontab file of megabytes, thousands of files in one cron folder",
+    "reading is bounded, and what is passed over is said",
+)
 def test_a_huge_table_and_a_crowded_folder_are_bounded_and_said(folder: Folder) -> None:
     folder.cron.crontab.write_bytes(b"@tick true\n" * 200_000)
     for n in range(1200):
@@ -169,6 +194,10 @@ def test_a_huge_table_and_a_crowded_folder_are_bounded_and_said(folder: Folder) 
     assert "1200 files" in told
 
 
+@pytest.mark.fault(
+    "A record of cron is nonsense: infinite numbers, times without a zone or outside of the calendar",
+    "it is read as nothing, and the entry runs",
+)
 @pytest.mark.parametrize(
     "start",
     [
@@ -205,6 +234,10 @@ def test_a_run_whose_end_is_nonsense_holds_its_entry_no_longer_than_its_bound(fo
     assert folder.tick(NINE + P5 * 2).worked.ran == ("minutely/good",)
 
 
+@pytest.mark.fault(
+    "A clock that was wrong left slots of another century",
+    "they do not pass for the newest, and cost no time",
+)
 def test_slots_of_another_century_are_not_the_newest_and_cost_no_time(folder: Folder) -> None:
     for name in ("99991231T235500Z", "00010101T000000Z", "20991231T235500Z"):
         (folder.cron.slots / name).mkdir(parents=True)
@@ -216,6 +249,10 @@ def test_slots_of_another_century_are_not_the_newest_and_cost_no_time(folder: Fo
     assert gather(folder.cron, folder.installed, None, NINE + timedelta(hours=1)).verdict == "DEAD"
 
 
+@pytest.mark.threat(
+    "A FIFO or a link lies in the place of an output or a record of cron.",
+    "Cron neither waits for it nor writes through it.",
+)
 def test_what_lies_in_place_of_an_output_or_a_record_holds_no_tick(folder: Folder) -> None:
     folder.drop("minutely", "good", "echo x")
     place = folder.cron.runs / "minutely.good"
@@ -238,6 +275,7 @@ def test_what_lies_in_place_of_an_output_or_a_record_holds_no_tick(folder: Folde
     assert not (folder.cron.root / "stolen").exists()
 
 
+@pytest.mark.fault("A folder lies among the logs of ticks", "the others are cleared all the same")
 def test_a_folder_among_the_logs_does_not_keep_the_others_from_being_cleared(folder: Folder) -> None:
     (folder.cron.log / "job-0").mkdir()
     for n in range(1, 80):

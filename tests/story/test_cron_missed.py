@@ -41,6 +41,10 @@ def heard(folder: Path) -> str:
 # ---------------------------------------------------------------------------------------------------- missed slots
 
 
+@pytest.mark.fault(
+    "Slots are missed, and cron install is typed again before the next one",
+    "the tick after them tells how many and since when",
+)
 @pytest.mark.parametrize("again", [False, True])
 def test_missed_slots_are_told_also_after_install_was_typed_again(tmp_path: Path, again: bool) -> None:
     folder = make(tmp_path, alerts=alerts_to(tmp_path / "heard"))
@@ -77,6 +81,10 @@ def verdict(folder: Folder, minutes: float) -> str:
     return gather(folder.cron, folder.installed, None, NINE + timedelta(minutes=minutes)).verdict
 
 
+@pytest.mark.fault(
+    "Nobody starts the loop that cron was installed with",
+    "status says UNSTARTED with the command to type, exit code 2, and never ALIVE",
+)
 def test_a_loop_that_nobody_has_started_is_not_alive_however_often_it_is_installed(tmp_path: Path) -> None:
     folder = make(tmp_path)
     assert verdict(folder, 1) == "UNSTARTED"
@@ -91,6 +99,10 @@ def test_a_loop_that_nobody_has_started_is_not_alive_however_often_it_is_install
     assert keepalive.see_to(folder.cron.root, folder.queue, NINE + timedelta(minutes=31)).health is Health.BAD
 
 
+@pytest.mark.fault(
+    "Another back end is installed where one has ticked a minute ago",
+    "the ticks of the old one are no sign of life of the new one",
+)
 def test_the_ticks_of_one_back_end_are_no_sign_of_life_of_another(tmp_path: Path) -> None:
     folder = make(tmp_path, backend="slurm")
     folder.tick(NINE, slot=NINE, job_id="1")
@@ -100,6 +112,7 @@ def test_the_ticks_of_one_back_end_are_no_sign_of_life_of_another(tmp_path: Path
     assert verdict(folder, 6) == "ALIVE"
 
 
+@pytest.mark.fault("The queue cannot be read before the first slot of a chain", "status says UNKNOWN")
 def test_a_chain_whose_queue_cannot_be_read_is_not_alive_before_its_first_slot(tmp_path: Path) -> None:
     folder = make(tmp_path, backend="slurm")
     folder.queue.down = "connect failure"
@@ -109,6 +122,10 @@ def test_a_chain_whose_queue_cannot_be_read_is_not_alive_before_its_first_slot(t
     assert gather(folder.cron, folder.installed, folder.queue, NINE + timedelta(minutes=1)).verdict == "ALIVE"
 
 
+@pytest.mark.fault(
+    "Somebody replaces the whole crontab",
+    "status says that the lines are gone, and ensure puts them back",
+)
 def test_a_line_in_a_crontab_waits_for_its_first_slot_and_is_dead_without_one(desk: Desk) -> None:
     table = desk.give_crontab()
     desk.type("cron", "install", "--backend", "crontab")
@@ -131,6 +148,10 @@ def disabled(table: str) -> str:
     return "\n".join(f"#DISABLED: {line}" if n in ours else line for n, line in enumerate(lines)) + "\n"
 
 
+@pytest.mark.fault(
+    "scancel of a job of scrontab disables its lines",
+    "status says so, ensure puts them back, remove takes them away",
+)
 def test_lines_that_scancel_has_disabled_are_seen_and_put_back(desk: Desk) -> None:
     table = desk.home / "scron-table"
     table.write_text("0 0 * * * theirs\n")
@@ -161,6 +182,10 @@ def test_the_marks_around_our_lines_are_found_if_they_were_disabled_too(tmp_path
 # --------------------------------------------------------------------------------------------------- drained nodes
 
 
+@pytest.mark.fault(
+    'Slurm drains nodes ("Duplicate jobid") after its controller was killed',
+    "the next tick tells which, and when they are back; ensure and status name them",
+)
 def test_nodes_that_slurm_drained_after_its_controller_was_killed_are_told_and_so_is_their_return(
     tmp_path: Path,
 ) -> None:

@@ -72,6 +72,7 @@ def test_a_node_whose_clock_is_a_little_behind_loses_no_slot(folder: Folder) -> 
     assert folder.tick(NINE + P5 - timedelta(seconds=2), slot=NINE + P5).claimed
 
 
+@pytest.mark.fault("Cron slots are missed", "the entry runs once for them, and that is said")
 def test_missed_slots_are_made_good_once_and_said(folder: Folder) -> None:
     folder.drop("hourly", "job", "echo x")
     assert folder.tick(NINE).worked.ran
@@ -198,6 +199,7 @@ def test_records_of_slots_do_not_pile_up(folder: Folder) -> None:
     assert kept[0] == NINE + period * 5
 
 
+@pytest.mark.threat("Everybody may write a cron folder.", "Cron runs nothing in it.")
 def test_a_folder_everybody_may_write_runs_nothing(folder: Folder) -> None:
     folder.drop("hourly", "check", "echo x")
     folder.cron.folder("hourly").chmod(0o777)
@@ -225,6 +227,8 @@ def test_a_run_whose_tick_was_killed_is_not_waited_for(folder: Folder) -> None:
     assert folder.tick(NINE + P5).worked.ran == ("minutely/slow",)
 
 
+@pytest.mark.fault("Three cron ticks in a row do not end", "an alert")
+@pytest.mark.fault("Three ticks in a row never end", "that is an alert, and the next good one resolves it")
 def test_three_ticks_in_a_row_that_never_ended_are_an_alert(tmp_path: Path) -> None:
     folder = make(tmp_path, alerts=alerts_to(tmp_path / "heard"))
     for n in range(3):
@@ -251,6 +255,7 @@ def test_a_time_that_somebody_edited_wrongly_is_told(folder: Folder) -> None:
     assert "hourly/" in gather(folder.cron, folder.installed, None, NINE).passed[0].name
 
 
+@pytest.mark.fault("The disk of the cron folder is full", "the queue decides who is first, and the disk watchdog runs")
 @pytest.mark.root
 def test_a_full_disk_does_not_keep_the_disk_watchdog_from_running(tmp_path: Path) -> None:
     """The slot and the run cannot be claimed on it; then the queue decides who is first."""

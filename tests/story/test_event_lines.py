@@ -63,6 +63,7 @@ def test_a_torn_line_never_swallows_the_next_and_hostile_text_stays_in_its_line(
     assert of_event("started", finding, RunDir("/r"), NOW).watchdog == ""
 
 
+@pytest.mark.fault("The disk is full while an event is appended", "No half line is left")
 def test_a_full_disk_leaves_no_half_line(tmp_path: Path) -> None:
     path = tmp_path / "n.jsonl"
     append(path, [LINE])
@@ -123,6 +124,7 @@ def test_writers_at_the_same_time_lose_and_mix_nothing(tmp_path: Path) -> None:
     assert len({one["summary"] for one in kept}) == len(kept) > 50 and "99" in last.values()
 
 
+@pytest.mark.threat("Somebody lays a link in the place of the file of events.", "It is not written.")
 def test_a_link_or_a_strangers_file_in_its_place_is_not_written(tmp_path: Path) -> None:
     path, mine = tmp_path / "n.jsonl", tmp_path / "mine"
     mine.write_text("keep\n")

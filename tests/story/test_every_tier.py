@@ -119,6 +119,10 @@ def play(tmp_path: Path, faults: int, steps: int) -> Counter[str]:
     return begins
 
 
+@pytest.mark.fault(
+    "Random faults one after the other: kills, a lost memory, flipped, cut and lost checkpoints",
+    "the run goes on from memory, disk or a copy, and its weights end as an undisturbed run's, bit for bit",
+)
 def test_a_few_faults_change_no_bit_of_the_weights(tmp_path: Path) -> None:
     begins = play(tmp_path, 5, 250)
     assert begins["memory"], begins

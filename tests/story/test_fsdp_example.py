@@ -46,6 +46,10 @@ launch:
 """
 
 
+@pytest.mark.fault(
+    "Half of the ranks are lost, and the checkpoint is of all of them",
+    "two ranks load what four have written, to the bit",
+)
 def test_a_run_of_four_ranks_that_loses_one_goes_on_with_two_from_the_same_bits(tmp_path: Path, until: Until) -> None:
     shutil.copy(TRAIN, tmp_path)
     (tmp_path / "ftsupervise.yaml").write_text(SETTINGS)

@@ -127,6 +127,11 @@ def test_an_attempt_that_moved_a_checkpoint_back_may_use_it(tmp_path: Path, monk
     assert one.choose() == "step-00000300", "a person has said so"
 
 
+@pytest.mark.resume(
+    "The loss was no number, and no checkpoint from before may be used: damaged, or the folder was opened",
+    "nothing: the program ends with 93; once a person has mended that, the run still goes back",
+    "stderr: what is wrong with them, and what to type",
+)
 def test_where_none_of_those_before_may_be_used_the_run_does_not_begin_anew_and_still_goes_back_afterwards(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -138,6 +138,10 @@ def test_a_supervisor_that_stands_for_ever_is_ended_with_its_stacks_on_the_disk(
     assert "in a_lock_that_nobody_gives_back" in stacks and "kernel stack" in stacks
 
 
+@pytest.mark.fault(
+    "A group's supervisor is silent because a file system does not answer",
+    "it is left alone, and goes on when that answers",
+)
 def test_a_supervisor_that_waits_for_a_disk_is_left_alone_and_goes_on_when_the_disk_answers(
     child: Callable[[str], Child], tmp_path: Path
 ) -> None:

@@ -70,6 +70,7 @@ def test_a_rank_names_its_reason_and_the_others_repeat_it(join: Join) -> None:
     assert heard.cause == "warning signal"
 
 
+@pytest.mark.fault("A loss is no number while the ranks are about to stop for another reason", "none of them saves")
 @pytest.mark.parametrize("first_there", [0, 1])
 def test_a_loss_that_is_no_number_keeps_all_ranks_from_saving_at_the_stop_that_is_to_come(
     join: Join, until: Callable[..., object], first_there: int
@@ -140,6 +141,10 @@ def test_a_step_that_overtakes_the_question_under_way_asks_again(join: Join, reg
     assert not rank.lost
 
 
+@pytest.mark.fault(
+    "The store that ranks agree through gives no answer",
+    "a step waits for it once, with a bound; then each rank decides alone until it answers",
+)
 def test_a_store_that_is_stopped_costs_the_patience_once_and_then_each_decides_alone(
     join: Join, register: SharedRegister, until: Callable[..., object]
 ) -> None:
@@ -169,6 +174,7 @@ def test_what_was_decided_while_a_rank_could_not_ask_is_answered_as_soon_as_it_c
     until(lambda: step(late).stop, "the stop")
 
 
+@pytest.mark.fault("That store is gone, or a stranger has written into it", "each rank decides alone, and says so")
 def test_a_store_that_is_gone_is_waited_for_no_longer(join: Join, register: SharedRegister) -> None:
     rank = join(1)
     assert not step(rank)

@@ -160,6 +160,11 @@ def test_a_forked_child_that_trains_has_a_thread_of_its_own(rundir: RunDir) -> N
             time.sleep(0.002)
 
 
+@pytest.mark.fault(
+    "The run directory stops answering when the loop has saved a checkpoint or has finished",
+    "the loop waits a second for the switch and 30 s for the finished mark, and says which file to touch; when it "
+    "answers both are done",
+)
 def test_a_run_directory_that_hangs_holds_a_save_and_the_end_up_for_a_bound_and_is_told_all_when_it_answers(
     rundir: RunDir, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -126,6 +126,7 @@ def killed(memory: Path, kills: int, steps: int) -> None:
     assert expected and found == expected
 
 
+@pytest.mark.fault("A loop is killed again and again", "it ends with the same bits")
 def test_a_loop_that_is_killed_again_and_again_ends_with_the_same_bits(memory: Path) -> None:
     killed(memory, 12, 400)
 
@@ -242,6 +243,10 @@ def test_without_a_supervisor_the_ranks_agree_on_the_newest_step_that_all_hold(
                 assert [one.step for one in file.held()] == [step for step in steps if step <= (agreed or 0)]
 
 
+@pytest.mark.fault(
+    "An attempt lives on beside its successor and makes snapshots in the same memory",
+    "they reach nothing that is read",
+)
 def test_an_attempt_that_lives_on_beside_its_successor_writes_into_nothing_that_is_read(
     memory: Path, attempt: Callable[..., None], until: Until, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -25,6 +25,11 @@ def lay_modules(folder: Path) -> None:
         (folder / f"{name}.py").write_text(HOSTILE)
 
 
+@pytest.mark.threat(
+    "A module such as `click.py` lies in the current directory.",
+    "Every interpreter of ours is started with `-I`, so it searches neither the current directory nor relative or "
+    "empty entries of PYTHONPATH.",
+)
 @pytest.mark.parametrize("outer", [None, "", ":/nowhere", "/nowhere:", ".", "./:sub"])
 def test_no_module_in_the_current_directory_is_ours(tmp_path: Path, outer: str | None) -> None:
     lay_modules(tmp_path)
@@ -42,6 +47,10 @@ def test_no_module_in_the_current_directory_is_ours(tmp_path: Path, outer: str |
         assert done.stdout.startswith("ftsupervise 0") or done.stderr == "/nowhere holds no job\n"
 
 
+@pytest.mark.threat(
+    "PYTHONUSERBASE is relative, and a `.pth` file lies below the current directory.",
+    "Our interpreters do not search that directory.",
+)
 def test_a_relative_user_base_brings_nothing_from_the_current_directory(tmp_path: Path) -> None:
     """Outside of a virtual environment: there the account's own site-packages are searched too."""
     base = str(getattr(sys, "_base_executable", sys.executable))
@@ -73,6 +82,10 @@ def fifo(tmp_path: Path) -> Path:
     return tmp_path / "fifo"
 
 
+@pytest.mark.threat(
+    "A FIFO, a link, a folder or a device lies where ftsupervise reads a file.",
+    "ftsupervise refuses it at once and waits for nothing.",
+)
 def test_a_fifo_a_link_a_folder_and_a_device_are_refused_at_once(tmp_path: Path, fifo: Path) -> None:
     (tmp_path / "real").write_text("x")
     (tmp_path / "link").symlink_to("real")
@@ -91,6 +104,10 @@ def test_a_fifo_a_link_a_folder_and_a_device_are_refused_at_once(tmp_path: Path,
     assert files.read_bounded(tmp_path / "link", 100, follow=True) == b"x"
 
 
+@pytest.mark.threat(
+    "A file of gigabytes lies where ftsupervise reads a small one.",
+    "ftsupervise reads no more than a fixed number of bytes.",
+)
 def test_no_more_is_read_than_was_asked_for(tmp_path: Path) -> None:
     (tmp_path / "page").write_bytes(b"12345")
     assert files.read_bounded(tmp_path / "page", 5) == b"12345"
@@ -108,6 +125,10 @@ def test_two_temporary_files_never_have_one_name(tmp_path: Path) -> None:
         os.close(fd)
 
 
+@pytest.mark.threat(
+    "Everybody may write a file that ftsupervise reads.",
+    "The file is not trusted. The message names its owner and the command to type.",
+)
 def test_an_own_file_is_believed_and_one_that_all_may_write_is_not(tmp_path: Path) -> None:
     page = tmp_path / "page"
     page.write_text("x")
@@ -120,6 +141,10 @@ def test_an_own_file_is_believed_and_one_that_all_may_write_is_not(tmp_path: Pat
     assert refused.value.exit_code == 77
 
 
+@pytest.mark.threat(
+    "A file of another account lies where ftsupervise reads its own file.",
+    "The file is trusted only if it belongs to this account, to root, or to an account named in the settings.",
+)
 @pytest.mark.root
 def test_a_file_of_another_account_is_believed_only_when_that_account_is_named(tmp_path: Path) -> None:
     page = tmp_path / "page"
@@ -130,6 +155,10 @@ def test_a_file_of_another_account_is_believed_only_when_that_account_is_named(t
     assert ownership.read_trusted(page, accounts={STRANGER}) == b"x"
 
 
+@pytest.mark.threat(
+    "A group may write a file that ftsupervise reads.",
+    "The file is not trusted, unless the settings share it with that group or the group is the owner's private one.",
+)
 @pytest.mark.root
 def test_a_group_that_others_are_in_may_not_write_unless_it_is_shared_with(tmp_path: Path) -> None:
     page = tmp_path / "page"
@@ -157,6 +186,7 @@ def given_to_a_stranger(page: Path) -> Path:
     return page
 
 
+@pytest.mark.threat("An access list (ACL) lets a stranger write a file.", "The file counts as writable by others.")
 @pytest.mark.root
 def test_an_access_list_behind_a_private_group_counts(tmp_path: Path) -> None:
     page = given_to_a_stranger(tmp_path / "page")
@@ -164,6 +194,10 @@ def test_an_access_list_behind_a_private_group_counts(tmp_path: Path) -> None:
         ownership.read_trusted(page)
 
 
+@pytest.mark.threat(
+    "An access list lets a stranger write a file of yours that you name by a link.",
+    "The list of what the link leads to counts.",
+)
 @pytest.mark.root
 def test_an_access_list_of_what_a_link_of_ones_own_leads_to_counts(tmp_path: Path) -> None:
     page = given_to_a_stranger(tmp_path / "page")
@@ -175,6 +209,11 @@ def test_an_access_list_of_what_a_link_of_ones_own_leads_to_counts(tmp_path: Pat
     assert ownership.read_trusted(tmp_path / "link", follow=True) == b"x", "its group is a private one"
 
 
+@pytest.mark.threat(
+    "A stranger whom an access list lets write a file of yours moves it away after it was opened, so that its list "
+    "is not found by its name.",
+    "A list that cannot be seen counts as one that lets others write.",
+)
 @pytest.mark.root
 @pytest.mark.parametrize("then", ["it is gone", "another file lies there"])
 def test_an_access_list_counts_where_the_file_was_moved_away_before_it_was_looked_at(tmp_path: Path, then: str) -> None:
@@ -188,6 +227,10 @@ def test_an_access_list_counts_where_the_file_was_moved_away_before_it_was_looke
     assert "may write" in ownership.distrust(found, page)
 
 
+@pytest.mark.threat(
+    "Text of others holds escape sequences and other control characters.",
+    "ftsupervise prints each of them as `?`.",
+)
 @pytest.mark.parametrize(
     "hostile", ["\x1b]0;title\x07", "\x1b[2J", "a\rb", "\x9b31m", "\u202eevil", "\u2066x", "\udc80", "\x00"]
 )

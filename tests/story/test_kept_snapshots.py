@@ -49,6 +49,10 @@ def kept_in(run: SupervisedRun) -> list[KeptSnapshot]:
     return snapshots_kept.all_in(run.rundir.checkpoints)
 
 
+@pytest.mark.fault(
+    "A job ends with steps that only the memory holds",
+    "they are kept on the disk, and the next job begins there",
+)
 def test_the_next_job_begins_from_what_only_the_memory_held(run: SupervisedRun) -> None:
     one = run.start("--in-place", "0", "--warm", "off", "--", *ranks(KILLED))
     one.wait(60)
@@ -88,6 +92,8 @@ def test_what_is_older_than_a_checkpoint_is_not_kept_and_goes(run: SupervisedRun
     assert kept_in(run) == [], "step 40 is on the disk, and nothing newer in memory"
 
 
+@pytest.mark.fault("A bit of what was kept on the disk changes", "the run begins from its checkpoint")
+@pytest.mark.resume("A bit of a kept snapshot flips", "the newest checkpoint", "the log: … is damaged")
 def test_a_kept_snapshot_with_a_flipped_bit_is_not_begun_from(run: SupervisedRun) -> None:
     run.start("--in-place", "0", "--warm", "off", "--", *ranks(KILLED)).wait(60)
     (kept,) = kept_in(run)
@@ -166,6 +172,11 @@ def test_a_node_writes_only_what_it_holds_whole(memory: Path, tmp_path: Path) ->
     assert keep(str(memory), "8/1 0 relative") == "no such question"
 
 
+@pytest.mark.resume(
+    "The next job has another number of ranks than the kept snapshot",
+    "the newest checkpoint",
+    "the loop's output: 1 rank made it, and 3 would begin from it",
+)
 def test_a_rank_loads_what_was_kept_and_ranks_of_another_number_do_not(
     memory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -255,6 +266,12 @@ def begins(run: SupervisedRun) -> list[tuple[str, int | None]]:
     return [(one.begins.source if one.begins else "", one.first_step) for one in run.attempts()]
 
 
+@pytest.mark.resume(
+    "Somebody deletes the newest checkpoints between two jobs, to go back to an older one",
+    "the newest checkpoint that was left; the snapshot of later steps that was kept on the disk is not used, and goes",
+    "the log: the snapshot of step 34, kept on the disk, is not used: step-00000030, the checkpoint behind it, is "
+    "not there any more",
+)
 def test_who_deletes_checkpoints_to_go_back_is_not_overruled_by_a_kept_snapshot(run: SupervisedRun) -> None:
     one = train(run, fault=KILL_AT_36)
     assert [kept.step for kept in kept_in(run)] == [34], one.said()
@@ -268,6 +285,11 @@ def test_who_deletes_checkpoints_to_go_back_is_not_overruled_by_a_kept_snapshot(
     assert kept_in(run) == []
 
 
+@pytest.mark.resume(
+    "Somebody moves the newest checkpoint away while the run goes on, and a rank dies",
+    "the newest checkpoint that was left, and no snapshot in memory",
+    "`status` and the log: step-00000030, the checkpoint behind it, is not there any more",
+)
 def test_a_checkpoint_that_somebody_moved_aside_takes_the_snapshots_in_memory_with_it(run: SupervisedRun) -> None:
     aside = "if attempt == 1 and step == 34: os.rename(guard.latest(), '{}')".format(run.folder / "aside")
     one = train(run, "--in-place", "1", fault=f"{aside}\n    {KILL_AT_36}")
@@ -275,6 +297,11 @@ def test_a_checkpoint_that_somebody_moved_aside_takes_the_snapshots_in_memory_wi
     assert "step-00000030, the checkpoint behind it, is not there any more" in one.said()
 
 
+@pytest.mark.resume(
+    "The folder of the checkpoints cannot be listed for a moment",
+    "the snapshot in memory: what cannot be seen is not deleted",
+    "nothing",
+)
 def test_a_file_system_that_cannot_be_listed_does_not_say_that_a_checkpoint_is_gone(tmp_path: Path) -> None:
     kept, _, checkpoints = areas(tmp_path)
     checkpoints.rmdir()
@@ -285,6 +312,11 @@ def test_a_file_system_that_cannot_be_listed_does_not_say_that_a_checkpoint_is_g
     assert kept.beside(34, was) == (Beside(was), "step-00000030, the checkpoint behind it, is not there any more")
 
 
+@pytest.mark.resume(
+    "A network file system shows the newest checkpoint a moment late",
+    "the snapshot, as if it had shown it at once",
+    "nothing",
+)
 def test_a_checkpoint_that_shows_itself_late_is_not_taken_for_a_deleted_one(tmp_path: Path) -> None:
     kept, _, checkpoints = areas(tmp_path)
     was = Anchor("step-00000030", 30)
@@ -294,6 +326,11 @@ def test_a_checkpoint_that_shows_itself_late_is_not_taken_for_a_deleted_one(tmp_
     late.join()
 
 
+@pytest.mark.resume(
+    "Somebody brings a newer checkpoint back from a copy, while a snapshot is kept on the disk",
+    "that checkpoint",
+    "the log: the snapshot … is not used: step-00000050 is newer",
+)
 def test_a_copy_that_somebody_brought_back_is_newer_than_a_kept_snapshot(run: SupervisedRun) -> None:
     train(run, fault=KILL_AT_36)
     shutil.copytree(run.rundir.checkpoints / "step-00000030", run.rundir.checkpoints / "step-00000050")
@@ -301,6 +338,11 @@ def test_a_copy_that_somebody_brought_back_is_newer_than_a_kept_snapshot(run: Su
     assert "kept on the disk, is not used: step-00000050 is newer" in two.said()
 
 
+@pytest.mark.resume(
+    "The state of a kept snapshot crashes the program",
+    "the first job tries the snapshot, the next one begins from the newest checkpoint",
+    "the log: the snapshot … is not used: attempt 2, which began from it, failed: exit 7",
+)
 def test_a_kept_snapshot_from_which_the_program_crashed_is_not_tried_by_each_member(run: SupervisedRun) -> None:
     train(run, fault=KILL_AT_36)
     crash = "if state['step'] == 34: sys.exit(7)"
@@ -311,12 +353,22 @@ def test_a_kept_snapshot_from_which_the_program_crashed_is_not_tried_by_each_mem
     assert "is not used: attempt 2, which began from it, failed: exit 7" in three.said()
 
 
+@pytest.mark.resume(
+    "The program crashes from a snapshot in memory, and its job ends",
+    "the newest checkpoint: that snapshot is not kept on the disk",
+    "`status`: exit 7",
+)
 def test_a_snapshot_in_memory_from_which_the_program_crashed_is_not_kept(run: SupervisedRun) -> None:
     one = train(run, "--in-place", "1", first="if state['step'] == 34: sys.exit(7)", fault=KILL_AT_36)
     assert "attempt 2 begins after 34" in one.said(), one.said()
     assert kept_in(run) == []
 
 
+@pytest.mark.resume(
+    "The loss is no number after a kept snapshot, with `guard.loss.nonfinite: resume`",
+    "a checkpoint from before the trouble, once, and not the snapshot again",
+    "the log: the snapshot … is not used: attempt 2 came to trouble with its loss",
+)
 def test_a_poisoned_kept_snapshot_does_not_defeat_what_is_done_about_the_loss(run: SupervisedRun) -> None:
     """The loss is no number from step 36 on wherever step 34 was made by attempt 1: only going back helps."""
     train(run, fault=KILL_AT_36)
@@ -330,6 +382,11 @@ def test_a_poisoned_kept_snapshot_does_not_defeat_what_is_done_about_the_loss(ru
     assert run.rundir.has_finished()
 
 
+@pytest.mark.resume(
+    "Retention would remove the checkpoint that a kept snapshot goes on from",
+    "the kept snapshot: that checkpoint stays",
+    "`checkpoints prune`: the kept snapshot of step 34 goes on from it",
+)
 def test_retention_leaves_the_checkpoint_alone_that_a_kept_snapshot_goes_on_from(run: SupervisedRun) -> None:
     train(run, fault=KILL_AT_36)
     assert in_use(None, run.rundir.checkpoints, 0.0, snapshots_kept.anchors(run.rundir.checkpoints)) == {
@@ -340,6 +397,11 @@ def test_retention_leaves_the_checkpoint_alone_that_a_kept_snapshot_goes_on_from
 # ------------------------------------------------------------------------------------------------- whose snapshot it is
 
 
+@pytest.mark.resume(
+    "Another run keeps a snapshot in the same folder",
+    "each run's own; neither removes the other's",
+    "nothing",
+)
 def test_two_runs_in_one_folder_never_touch_each_others_kept_snapshots(run: SupervisedRun) -> None:
     """Neither has saved a checkpoint yet; with one of another run there, the second would not begin at all."""
     kill_at_9 = "if step == 9: os.kill(os.getpid(), 9)"
@@ -358,6 +420,11 @@ def test_two_runs_in_one_folder_never_touch_each_others_kept_snapshots(run: Supe
         other.close()
 
 
+@pytest.mark.resume(
+    "The run directory was brought back from an older copy, and a kept snapshot is of an attempt that it does not know",
+    "the newest checkpoint; that snapshot stays where it is",
+    "the log: the snapshot … is not used: the ledger does not know the attempt 1 that made it",
+)
 def test_a_snapshot_of_an_attempt_that_the_ledger_does_not_know_is_neither_used_nor_removed(run: SupervisedRun) -> None:
     """As where a run directory was brought back from a copy that is older, and has made that attempt again."""
     train(run, fault=KILL_AT_36)
@@ -382,6 +449,11 @@ def test_a_kept_snapshot_says_who_made_it_from_what_and_by_which_code(run: Super
     assert page.line == (Begun(1, -1),)
 
 
+@pytest.mark.resume(
+    'The code has changed, and says so: `guard.restore(code="v2", …)`',
+    "the newest checkpoint, and no snapshot of the older code",
+    "the loop's output: code 'v1' made it, and this is code 'v2'",
+)
 def test_code_of_another_version_goes_on_from_a_checkpoint_and_not_from_a_snapshot(run: SupervisedRun) -> None:
     train(run, fault=KILL_AT_36, code="v1")
     two = train(run, code="v2")
@@ -424,6 +496,11 @@ def test_a_folder_of_files_is_not_given_back_to_code_of_another_version(
     assert Guard().restore(folder=tmp_path / "into", code="v1") is None, "it has begun without it: it is given up"
 
 
+@pytest.mark.resume(
+    "Somebody begins the run anew (`checkpoints anew`), and a job had kept a snapshot",
+    "nothing: it begins at step 0, as that person said",
+    "the log: the snapshot of step 8, kept on the disk, is not used: somebody has begun the run anew since",
+)
 def test_who_begins_a_run_anew_is_not_overruled_by_a_snapshot_of_before(run: SupervisedRun) -> None:
     """Where nothing was saved yet there is no checkpoint behind the snapshot that could be missed."""
     train(run, fault="if attempt == 1 and step == 9: os.kill(os.getpid(), 9)")
@@ -434,6 +511,11 @@ def test_who_begins_a_run_anew_is_not_overruled_by_a_snapshot_of_before(run: Sup
     assert "is not used: somebody has begun the run anew since" in two.said()
 
 
+@pytest.mark.resume(
+    "Somebody opens a kept snapshot, its page or the folder above to others (mode), or it belongs to another account",
+    "the newest checkpoint, or an older kept snapshot",
+    "the log: … is not used: everybody may write …; type: chmod go-w …",
+)
 @pytest.mark.parametrize("what", ["folder", "page", "state", "owner", "above"])
 def test_a_kept_snapshot_that_others_may_write_is_refused_with_a_word(run: SupervisedRun, what: str) -> None:
     train(run, fault="if attempt == 1 and step == 9: os.kill(os.getpid(), 9)")

@@ -73,6 +73,10 @@ def launch_of(**values: Any) -> Launch:
     return Launch(**{"command": ("python", "train.py"), **values})
 
 
+@pytest.mark.threat(
+    "The settings hold hostile values: names, comments or options with line feeds, quotes or `$()`.",
+    "The job script executes none of them.",
+)
 @settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(name=hostile, where=hostile, word=hostile, value=hostile, extra=hostile, module=hostile, option=hostile)
 def test_a_corpus_of_hostile_values_never_executes_a_canary(

@@ -18,6 +18,10 @@ def run_dir(tmp_path: Path) -> RunDir:
     return found
 
 
+@pytest.mark.threat(
+    "A group or everybody may write a folder above the run directory, and so can put another run in its place.",
+    "`launch` names the folder and says what that means.",
+)
 def test_a_folder_above_the_run_that_others_may_write_is_told_at_launch(run_dir: RunDir) -> None:
     assert handed_over(run_dir, Sharing()) == ()
     project = run_dir.root.parents[1]

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from ftsupervise.scheduler.local import Local
 from tests.neighbours.typed import typed
 
@@ -22,6 +24,10 @@ alerts:
 """
 
 
+@pytest.mark.threat(
+    "The environment at launch holds the secrets of the alerts.",
+    "`launch` does not pass these variables to the job.",
+)
 def test_the_variables_that_hold_the_alerts_secrets_do_not_reach_the_job(
     tmp_path: Path, own_home: Path, until: Callable[..., Any]
 ) -> None:

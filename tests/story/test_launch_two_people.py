@@ -76,6 +76,7 @@ def chains(local: Local) -> set[str]:
     return {job.base_id for job in local.queue()}
 
 
+@pytest.mark.threat("Two people launch the same run at the same moment.", "Only one of the two chains is submitted.")
 def test_who_looked_before_the_other_submitted_and_claimed_after_it_is_refused(local: Local, tmp_path: Path) -> None:
     run = a_run(tmp_path)
     with pytest.raises(Refused, match="in the queue already"):

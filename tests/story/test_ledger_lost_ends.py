@@ -64,6 +64,10 @@ def test_the_cause_of_an_attempt_without_a_last_page_is_what_it_was_told(
     assert ledger(rundir)[0].words == cause
 
 
+@pytest.mark.fault(
+    "The supervisor is killed and its last page is seconds old",
+    "The next one keeps how far the ranks' own beats say that it came",
+)
 def test_how_far_a_lost_attempt_came_is_kept_before_the_next_ones_beats_take_the_place_of_its_own(
     tmp_path: Path,
 ) -> None:

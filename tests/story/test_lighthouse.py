@@ -79,6 +79,10 @@ def together(groups: list[Group], until: Until) -> None:
     until(lambda: all_step(groups, since, len(groups)), "a quorum of all groups")
 
 
+@pytest.mark.fault(
+    "The lighthouse of replica groups is killed",
+    "it is back at its address at once; no group is left out of the next quorum",
+)
 def test_a_killed_lighthouse_is_back_at_its_address_within_a_second(scene: Scene, until: Until) -> None:
     lighthouse = scene.lighthouse()
     groups, before = scene.groups(lighthouse), lighthouse.record
@@ -96,6 +100,7 @@ def test_a_killed_lighthouse_is_back_at_its_address_within_a_second(scene: Scene
     assert [event.restart for event in lighthouse.events()] == [False, True]
 
 
+@pytest.mark.fault("The lighthouse is stopped (SIGSTOP)", "it is continued, and not restarted")
 def test_a_stopped_lighthouse_is_continued_and_not_restarted(scene: Scene, until: Until) -> None:
     lighthouse = scene.lighthouse()
     groups = scene.groups(lighthouse)
@@ -109,6 +114,7 @@ def test_a_stopped_lighthouse_is_continued_and_not_restarted(scene: Scene, until
     assert lighthouse.record.restarts == 0 and 1 < stall < 12 and time.time() - at < 30
 
 
+@pytest.mark.fault("The lighthouse's port is taken before it starts", "the next one is used")
 def test_a_taken_port_is_passed_over_before_any_group_has_started(scene: Scene) -> None:
     first, second, *_ = ports_of(f"{scene.home}/lighthouse", 0)
     with socket.create_server(("127.0.0.1", first)):
@@ -139,6 +145,10 @@ def test_a_lighthouse_that_was_stopped_is_not_said_to_be_there_and_the_next_one_
     )
 
 
+@pytest.mark.fault(
+    "The lighthouse and its supervisor get the signal of a cancelled job at once",
+    "its page says that there is none",
+)
 def test_a_lighthouse_that_ends_with_its_whole_job_is_said_to_be_gone(scene: Scene) -> None:
     """Slurm signals all processes of a cancelled job, the lighthouse and its supervisor alike."""
     for pause in (0.0, 0.001, 0.002, 0.004, 0.008, 0.016):
@@ -150,6 +160,10 @@ def test_a_lighthouse_that_ends_with_its_whole_job_is_said_to_be_gone(scene: Sce
         assert page is not None and page.generation == one.record.generation and page.down_since is not None, page
 
 
+@pytest.mark.fault(
+    "The lighthouse's port is taken when it is restarted",
+    "that is said; the address stays, and it is tried until the port is free",
+)
 def test_a_port_that_is_taken_at_a_restart_is_waited_for(scene: Scene, until: Until) -> None:
     lighthouse = scene.lighthouse()
     groups = scene.groups(lighthouse)
@@ -177,6 +191,7 @@ def _bound(thief: socket.socket, port: int) -> bool:
     return True
 
 
+@pytest.mark.fault("Two lighthouses are started for one run", "one is left, at the same address")
 def test_a_later_supervisor_takes_over_the_address_and_the_first_ends_its_own(scene: Scene, until: Until) -> None:
     """Whichever way two were started: one lighthouse is left, and the groups go on with it."""
     first = scene.lighthouse()
@@ -193,6 +208,7 @@ def test_a_later_supervisor_takes_over_the_address_and_the_first_ends_its_own(sc
     assert page is not None and (page.generation, page.pid) == (2, second.record.pid)
 
 
+@pytest.mark.fault("The lighthouse's supervisor is killed", "the lighthouse ends with it, also while it is stopped")
 @pytest.mark.parametrize("stopped", [False, True], ids=["running", "stopped"])
 def test_a_lighthouse_ends_with_its_supervisor(scene: Scene, stopped: bool, until: Until) -> None:
     program = f"""
@@ -215,6 +231,7 @@ time.sleep(600)
     until(lambda: not processes.lives(pid, found.start), "it is gone")
 
 
+@pytest.mark.fault("The lighthouse and a group die together", "the others go on")
 def test_groups_that_die_with_the_lighthouse_or_after_it_are_not_waited_for(scene: Scene, until: Until) -> None:
     lighthouse = scene.lighthouse(least=2)
     groups = scene.groups(lighthouse)
@@ -239,6 +256,10 @@ def page_of(lighthouse: SupervisedLighthouse) -> LighthousePage | None:
     return page if isinstance(page, LighthousePage) else None
 
 
+@pytest.mark.fault(
+    "A group tells the lighthouse a step that it has not made",
+    "it is named; the others go on when it is ended",
+)
 def test_a_manager_that_lies_about_its_step_is_named_and_the_others_go_on_when_it_is_ended(
     scene: Scene, until: Until
 ) -> None:
@@ -262,6 +283,10 @@ def test_a_manager_that_lies_about_its_step_is_named_and_the_others_go_on_when_i
     until(lambda: all_step(honest, at, 3), "the others go on")
 
 
+@pytest.mark.threat(
+    "A manager of another training joins the quorum, or calls itself like a group of the run.",
+    "Both are named in the log.",
+)
 def test_two_starts_of_one_group_and_a_stranger_are_named(scene: Scene, until: Until) -> None:
     lighthouse = scene.lighthouse()
     for name in (*NAMES[:3], "g001", "x;rm -rf"):
@@ -275,6 +300,7 @@ def test_two_starts_of_one_group_and_a_stranger_are_named(scene: Scene, until: U
     until(lambda: named() == wanted, "both are named")
 
 
+@pytest.mark.fault("The store of a group is gone, and its manager reports that all is well", "the group is named")
 def test_a_group_whose_store_is_gone_is_named(scene: Scene, until: Until) -> None:
     """Where another process than the manager's holds the store, as under torchrun: the manager reports that all is well."""
     store = subprocess.Popen([sys.executable, "-c", STORE], stdout=subprocess.PIPE, text=True)

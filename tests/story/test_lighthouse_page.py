@@ -62,6 +62,10 @@ def test_the_page_of_a_real_lighthouse_is_read() -> None:
     assert seen.heard(0.035) == () and len(seen.heard(0.04)) == 3 and seen.silent(1.0) == ()
 
 
+@pytest.mark.threat(
+    "A manager calls itself by HTML, escape sequences or a second page.",
+    "It is one name on the page, without tags and printable.",
+)
 def test_what_a_member_says_of_itself_is_text_and_nothing_else() -> None:
     """The second manager of the recorded page calls itself g001:<b>"x"&amp;, an escape sequence and a second quorum_id."""
     seen = parse(PAGE)
@@ -93,6 +97,11 @@ def flood(one: socket.socket) -> None:
         one.sendall(b'<div class="member"><b>' * 1000)
 
 
+@pytest.mark.threat(
+    "Another program listens on the lighthouse's port, and answers slowly, without an end, with another service's "
+    "words, a redirect or a page that is slow to parse.",
+    'A look at the page has one bound for time and one for size, follows nothing, and counts as "could not see".',
+)
 @pytest.mark.parametrize(
     ("serve", "kind"),
     [
@@ -132,6 +141,10 @@ def test_a_name_is_never_resolved(host: str) -> None:
     assert isinstance(seen, PageNotSeen) and seen.kind is Unseen.CUT
 
 
+@pytest.mark.threat(
+    "A stranger's name on the lighthouse's page is made to be slow to read, and the ranks that train read that page.",
+    "The page is read in a time that grows with its length alone.",
+)
 @pytest.mark.parametrize(
     "bomb",
     [

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import sys
 
+import pytest
+
 from ftsupervise.checkpoints.quarantine import quarantined
 from ftsupervise.model import CauseKind, FailureKind
 from ftsupervise.rundir import switches
@@ -93,6 +95,10 @@ def begun(run: SupervisedRun) -> list[str]:
     return [one.resumed.checkpoint if one.resumed is not None else "?" for one in run.attempts()]
 
 
+@pytest.mark.fault(
+    "A bad batch makes the loss no number, where the settings say `resume`",
+    "the run leaves unsaved, goes on from an older checkpoint, and is told how many batches to skip",
+)
 def test_a_bad_batch_makes_the_run_go_back_skip_it_and_finish(run: SupervisedRun) -> None:
     code = train(run, *RESUME, bad="place == 32")
     said = run.members[0].said()
@@ -115,6 +121,10 @@ def test_a_bad_batch_makes_the_run_go_back_skip_it_and_finish(run: SupervisedRun
     assert "from step-00000020 (step-00000030 and 1 more were set aside; 12 batches are skipped)" in told.stdout, told
 
 
+@pytest.mark.fault(
+    "A crash after the run went back",
+    "what its checkpoint does not know of is skipped again, and no more",
+)
 def test_a_crash_after_the_run_went_back_skips_what_its_checkpoint_does_not_know_of(run: SupervisedRun) -> None:
     code = train(run, *ON_DISK, bad="place == 32", fault="if step == {2: 23, 3: 28, 4: 33}.get(attempt): sys.exit(4)")
     said = run.members[0].said()
@@ -132,6 +142,10 @@ def test_a_snapshot_after_the_run_went_back_knows_what_was_skipped(run: Supervis
     assert code == 0 and "begins 3 {'step': 26, 'place': 38, 'weights': 1.0}" in said, said
 
 
+@pytest.mark.fault(
+    "The loss is no number again in the same place",
+    "each time the run goes further back; then the brake comes on",
+)
 def test_a_run_that_comes_to_the_same_again_goes_back_further_and_stops_after_its_tries(run: SupervisedRun) -> None:
     code = train(run, *RESUME, "--loss-tries", "2", bad="step == 32")
     said = run.members[0].said()
@@ -156,6 +170,10 @@ def test_a_loss_that_stops_the_run_leaves_it_to_a_person_and_the_next_start_is_f
     assert run.attempts()[-1].resumed.skip == 0  # type: ignore[union-attr]
 
 
+@pytest.mark.fault(
+    "The loss is no number, and nothing stops the run for it",
+    "no snapshot is taken, and the next attempt begins from before that",
+)
 def test_a_run_that_only_warns_goes_on_and_its_next_attempt_begins_from_before_the_loss_was_lost(
     run: SupervisedRun,
 ) -> None:
@@ -167,6 +185,7 @@ def test_a_run_that_only_warns_goes_on_and_its_next_attempt_begins_from_before_t
     assert run.attempts()[-1].begins is not None and run.attempts()[-1].begins.source != "memory"
 
 
+@pytest.mark.fault("The loss goes up and stays there", "the run goes back to before it began")
 def test_a_loss_that_diverges_goes_back_to_before_it_began(run: SupervisedRun) -> None:
     script = TRAIN.replace('"] < 60', '"] < 120').replace("finished(60)", "finished(120)")
     code = train(
@@ -184,6 +203,10 @@ def test_a_loss_that_diverges_goes_back_to_before_it_began(run: SupervisedRun) -
     assert last.resumed is not None and last.resumed.skip == 27 and last.words == "finished"
 
 
+@pytest.mark.fault(
+    "The loss is no number on one rank alone",
+    "all ranks leave at the same step, and the ledger names the rank",
+)
 def test_a_loss_that_one_rank_alone_has_seen_makes_all_ranks_leave_and_go_back_together(run: SupervisedRun) -> None:
     code = train(run, *RESUME, script=TWO_RANKS)
     said = run.members[0].said()

@@ -75,6 +75,7 @@ def test_every_story_in_the_manual_is_told_by_a_test() -> None:
     assert {name for name in names if f'"{name}"' not in here} == set()
 
 
+@pytest.mark.fault("The newcomer has no mail server", "the three steps of the README write messages to a file")
 def test_three_steps_lead_to_a_supervised_run(begin: Callable[..., Story]) -> None:
     """As they stand, with no mail server anywhere; the run is long enough to be watched."""
     story = begin("first")

@@ -101,6 +101,7 @@ def test_a_run_of_100000_ranks_and_many_failures_has_no_more_samples_than_a_smal
     assert len(every) <= MOST and every[-1].name.endswith("_metrics_timestamp_seconds"), "nothing was cut off"
 
 
+@pytest.mark.threat("The name of a run closes its label and adds lines to the metrics.", "It stays inside its label.")
 def test_a_hostile_name_stays_inside_its_label(tmp_path: Path) -> None:
     rundir = make_run(tmp_path)
     evil = 'a"} 1\\nftsupervise_run_step{run="b'
@@ -255,6 +256,10 @@ def test_the_file_is_readable_for_all_and_whole_whatever_lay_there(tmp_path: Pat
     assert "cannot write" in write(tmp_path / "nowhere", run)
 
 
+@pytest.mark.threat(
+    "Somebody lays a link or a file of theirs in the place of a run's metrics file.",
+    "The link is replaced and not followed. A fresh file of another account stays as it is, and the watch says so.",
+)
 def test_a_second_run_of_that_name_and_a_strangers_file_are_left_alone_while_they_are_fresh(tmp_path: Path) -> None:
     folder = tmp_path / "textfile"
     folder.mkdir()

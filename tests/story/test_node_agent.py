@@ -186,6 +186,7 @@ def test_a_rank_that_others_may_start_again_is_gone_and_no_crash(stage: Stage, u
     until(lambda: [one.pid for one in stage.pulses.newest() if one.state != "X"] == [rank.pid])
 
 
+@pytest.mark.fault("Half of all datagrams are lost", "neither progress nor a death is missed")
 def test_half_of_all_datagrams_lost_neither_hides_progress_nor_a_death(stage: Stage, until: Until) -> None:
     relay = stage.relay(lambda number: number % 2 == 0)
     stage.agent(port=relay.port)
@@ -198,6 +199,7 @@ def test_half_of_all_datagrams_lost_neither_hides_progress_nor_a_death(stage: St
     assert relay.lost > relay.count // 3
 
 
+@pytest.mark.fault("The network between the nodes lets nothing through", "ranks are unknown, not dead")
 def test_a_network_that_lets_nothing_through_makes_ranks_unknown_and_not_dead(stage: Stage, until: Until) -> None:
     relay = stage.relay(lambda number: True)
     stage.agent(port=relay.port)
@@ -313,6 +315,10 @@ def test_it_answers_and_not_twice(stage: Stage, until: Until, tmp_path: Path) ->
     assert (again.poll(), other.poll()) == (None, None)
 
 
+@pytest.mark.threat(
+    "Somebody sends forged datagrams to a node agent.",
+    "All datagrams are sealed with a key that only this supervisor has. The agent ignores all others.",
+)
 def test_who_lacks_the_key_is_neither_heard_nor_obeyed(stage: Stage, until: Until) -> None:
     agent, rank = stage.agent(), stage.rank(0)
     until(lambda: stage.step(0))
@@ -337,6 +343,7 @@ def test_who_lacks_the_key_is_neither_heard_nor_obeyed(stage: Stage, until: Unti
     assert agent.poll() is None
 
 
+@pytest.mark.threat("Another account makes pages in shared memory.", "The node agent does not read them.")
 def test_pages_that_others_could_have_made_are_not_read(stage: Stage, until: Until) -> None:
     stage.agent()
     stage.rank(0)

@@ -95,6 +95,10 @@ def test_exclude_trust_and_clear_by_hand(type_it: Type, rundir: RunDir) -> None:
     assert "node-9   0.00  excluded since " in type_it("nodes")
 
 
+@pytest.mark.threat(
+    "Somebody passes hostile node names to `nodes exclude`.",
+    "The command refuses them with one sentence.",
+)
 @pytest.mark.parametrize(
     ("name", "sentence"),
     [

@@ -111,6 +111,12 @@ sys.exit(0 if resumed else 7)
 """
 
 
+@pytest.mark.resume(
+    "Another account has laid a file into the checkpoint of a script that `launch.resume` would name, and there is "
+    "no clean copy",
+    "nothing: the command is not started, and the chain is held",
+    "the brake: it cannot go on from what it has saved; what to look at and to remove",
+)
 @pytest.mark.root
 def test_a_script_does_not_begin_anew_over_a_checkpoint_into_which_a_stranger_laid_a_file(
     launch: Launch, until: Until, tmp_path: Path

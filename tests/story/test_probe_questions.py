@@ -162,6 +162,7 @@ def test_devices_are_told_from_the_mount_table_alone() -> None:
     assert mounts.of("/scratch xx") == "254:0"
 
 
+@pytest.mark.threat("Another account lays notes about abandoned probes.", "The watch ignores them.")
 def test_the_watch_never_follows_somebody_elses_notes(tmp_path: Path) -> None:
     shared = tmp_path / "shared" / "probe"
     shared.mkdir(parents=True)

@@ -96,6 +96,10 @@ def groups(run: SupervisedRun, tmp_path: Path) -> Groups:
     return Groups(run, tmp_path)
 
 
+@pytest.mark.fault(
+    "The supervisor of a replica group is stopped (SIGSTOP), then the process that starts the groups",
+    "each is continued after two seconds; the ranks and the other groups do not notice",
+)
 def test_a_killed_group_comes_back_a_stopped_supervisor_is_continued_and_no_other_group_notices(groups: Groups) -> None:
     member = groups.start(100_000)
     pids = groups.train()
@@ -148,6 +152,10 @@ guard.close()
 """
 
 
+@pytest.mark.fault(
+    "The supervisor of a replica group is killed, and a rank of it ignores SIGTERM",
+    "the group is started again when that rank is gone",
+)
 @pytest.mark.slow
 def test_the_next_copy_of_a_group_whose_supervisor_was_killed_starts_when_the_ranks_of_the_last_one_are_gone(
     groups: Groups,

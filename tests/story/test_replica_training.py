@@ -70,6 +70,11 @@ def test_a_group_that_is_killed_while_it_computes_costs_the_others_one_step_and_
         assert checkpoints_in(tmp_path / "checkpoints")[0].step == last.pop(), "one of them has saved it"
 
 
+@pytest.mark.fault(
+    "A replica group is stopped in the middle of a reduction, and continued later",
+    "the others see its silence at the lighthouse and go on within two seconds; what it sends later reaches no "
+    "weights, and it takes theirs",
+)
 @pytest.mark.parametrize("name", ["ddp", pytest.param("hsdp", marks=pytest.mark.slow)])
 def test_a_group_that_is_stopped_costs_the_others_seconds_and_not_the_timeout_and_what_it_sends_later_reaches_nobody(
     tmp_path: Path, forker: Forker, name: str

@@ -113,6 +113,11 @@ class Tags(HTMLParser):
         self.text += data
 
 
+@pytest.mark.threat(
+    "Names of nodes, jobs and checkpoints, and lines of logs, hold HTML, scripts or Markdown that would act in a "
+    "report.",
+    "The report escapes them. Its own policy lets only its own script run, by its digest, and fetches nothing.",
+)
 def test_no_text_of_a_stranger_becomes_markup_whatever_field_it_stands_in(account: Account) -> None:
     found = account.report("hostile")
     clean = page(account.report("hang"))
@@ -331,6 +336,10 @@ def test_a_run_without_a_guard_or_without_any_attempt_has_a_report_too(tmp_path:
     assert "No step is on record" in page(found)
 
 
+@pytest.mark.threat(
+    "You report a run of somebody else whose settings name a folder of yours as that of the checkpoints.",
+    "The report lists nothing of it.",
+)
 @pytest.mark.root
 def test_settings_of_somebody_else_make_a_report_list_no_folder_of_ours(tmp_path: Path) -> None:
     env = outside_a_job(**prepare(tmp_path / "account", NOW, ["fine"]))

@@ -68,6 +68,7 @@ def test_it_opens_without_an_error_and_asks_for_nothing(at_a_desk: Chromium, wri
     assert at_a_desk.run("document.querySelectorAll('img, iframe, object, form[action]').length") == 0
 
 
+@pytest.mark.threat("A script gets into a report all the same.", "The browser does not run it.")
 def test_a_script_that_got_into_the_page_would_not_run(at_a_desk: Chromium, written: Written, tmp_path: Path) -> None:
     path = tmp_path / "injected.html"
     bad = "<script>document.title='owned'</script><svg onload=\"document.title='owned'\"></svg>"

@@ -232,6 +232,11 @@ def checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 short_and_long = pytest.mark.parametrize("flips", [SHORT, pytest.param(LONG, marks=pytest.mark.slow)])
 
 
+@pytest.mark.resume(
+    "Any bit of any file of a checkpoint flips, its manifest included, in any layout",
+    "the one before, from `guard.restore` and from `guard.latest`",
+    "… has other bytes than were committed",
+)
 @pytest.mark.parametrize(
     "names",
     [
@@ -247,12 +252,22 @@ def test_no_flipped_bit_of_any_layout_is_loaded(checkpoints: Path, names: tuple[
     play(saved_by_the_guard(checkpoints, names, draw), flips, draw)
 
 
+@pytest.mark.resume(
+    "… of one that DCP, Hugging Face, DeepSpeed or Megatron has saved and that was adopted",
+    "the one before",
+    "… has other bytes than were committed",
+)
 @pytest.mark.parametrize("layout", ADOPTED)
 @short_and_long
 def test_no_flipped_bit_of_a_checkpoint_that_was_adopted_is_named(checkpoints: Path, layout: str, flips: int) -> None:
     play(adopted(checkpoints, layout), flips, drawn(layout, flips))
 
 
+@pytest.mark.resume(
+    "… of a single file of Lightning, or of safetensors",
+    "the one before; a bit that belongs to no content may change, where the file may have been written again",
+    "… is not whole: Bad CRC-32",
+)
 @pytest.mark.parametrize("name", ["epoch=0-step={}.ckpt", "step-{}.safetensors"], ids=["Lightning", "safetensors"])
 @short_and_long
 def test_no_flipped_bit_of_a_single_file_brings_another_state(checkpoints: Path, name: str, flips: int) -> None:
@@ -260,6 +275,11 @@ def test_no_flipped_bit_of_a_single_file_brings_another_state(checkpoints: Path,
     play(one_file(checkpoints, draw, name), flips, draw)
 
 
+@pytest.mark.resume(
+    "… of one whose blocks are copied into the tensors of a model and its optimizer as they are compared",
+    "the one before, all of it, over that",
+    "… has other bytes than were committed",
+)
 @pytest.mark.torch
 @short_and_long
 def test_no_flipped_bit_of_a_model_and_its_optimizer_is_loaded(checkpoints: Path, flips: int) -> None:
@@ -405,6 +425,11 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
     assert not [each.name for each in left if each.name in ("rank-reports", "beats")], "what the jobs started has ended"
 
 
+@pytest.mark.resume(
+    "Any bit of the newest snapshot in memory flips: its header, its description, its data",
+    "the snapshot before it",
+    "the log: that of rank 0 on … is damaged",
+)
 @short_and_long
 def test_no_flipped_bit_of_a_snapshot_in_memory_is_loaded(run: Run, flips: int) -> None:
     draw = drawn("snapshot", flips)
@@ -419,6 +444,7 @@ def test_no_flipped_bit_of_a_snapshot_in_memory_is_loaded(run: Run, flips: int) 
         run.end_the_jobs()
 
 
+@pytest.mark.resume("Any bit of a kept snapshot flips, its page included", "the newest checkpoint", "… is damaged")
 @short_and_long
 def test_no_flipped_bit_of_a_kept_snapshot_is_loaded(run: Run, flips: int) -> None:
     draw = drawn("kept snapshot", flips)

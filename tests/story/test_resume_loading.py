@@ -93,6 +93,11 @@ def flip(path: Path, at: int, bit: int = 0) -> None:
         file.write(bytes([old ^ 1 << bit]))
 
 
+@pytest.mark.resume(
+    "A bit of the newest checkpoint flips, and `guard.restore` begins",
+    "the one before; nothing of the damaged one was put into the model",
+    "stderr: … has other bytes than were committed; it is not loaded",
+)
 def test_whatever_bit_flips_the_state_before_it_is_loaded_and_never_another(
     checkpoints: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -108,6 +113,12 @@ def test_whatever_bit_flips_the_state_before_it_is_loaded_and_never_another(
     assert "rank-00000.state has other bytes than were committed; it is not loaded" in capsys.readouterr().err
 
 
+@pytest.mark.resume(
+    "A bit of the only checkpoint flips",
+    "nothing: the program ends with 93; where it is found when a part has been copied into the model, nothing of "
+    "that loop is saved",
+    "stderr: what is wrong, that a part was loaded, and what to type to begin anew",
+)
 def test_where_the_only_one_is_damaged_nothing_is_loaded_and_the_run_stops(checkpoints: Path) -> None:
     saved(10)
     flip(loop_file(checkpoints / "step-00000010", 0), 9000)
@@ -146,6 +157,11 @@ def save_large(*steps: int) -> None:
             guard.save(step)
 
 
+@pytest.mark.resume(
+    "A bit of a large array flips, in the middle of a checkpoint whose first blocks are in the model already",
+    "the one before, all of it, over that",
+    "stderr: … has other bytes than were committed; it is not loaded",
+)
 def test_a_bit_of_a_large_array_flips_and_the_checkpoint_before_is_loaded_over_what_was_there_already(
     checkpoints: Path,
 ) -> None:
@@ -165,6 +181,11 @@ def test_a_bit_of_a_large_array_flips_and_the_checkpoint_before_is_loaded_over_w
         assert guard.restore(state=state) == 20 and same(state, large_state(20))
 
 
+@pytest.mark.resume(
+    "A bit of a large array of the only checkpoint flips",
+    "nothing: the program ends with 93, and where it goes on all the same, `step` and `save` raise",
+    "stderr: … was loaded in part: the objects of the loop are not to be used",
+)
 def test_where_the_only_one_is_damaged_and_a_part_was_loaded_nothing_is_saved(
     checkpoints: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -181,6 +202,11 @@ def test_where_the_only_one_is_damaged_and_a_part_was_loaded_nothing_is_saved(
                 goes_on(11)
 
 
+@pytest.mark.resume(
+    "The list of the digests of its blocks is missing, damaged or cut",
+    "that checkpoint: it is read twice",
+    "nothing",
+)
 @pytest.mark.parametrize("harm", ["gone", "flipped", "cut"])
 def test_without_the_list_of_its_blocks_a_checkpoint_is_read_twice_and_loaded(checkpoints: Path, harm: str) -> None:
     save_large(10)
@@ -213,6 +239,11 @@ def load_large(step: int) -> None:
         assert guard.restore(state=state) == step and same(state, large_state(step))
 
 
+@pytest.mark.resume(
+    "A checkpoint is brought back from a copy (`checkpoints restore`)",
+    "that checkpoint, read once: its list of blocks is made anew, and none in the copy is believed",
+    "nothing",
+)
 @pytest.mark.parametrize("killed", [False, True], ids=["at once", "by a second call"])
 def test_a_checkpoint_that_came_back_from_a_copy_is_read_once(checkpoints: Path, tmp_path: Path, killed: bool) -> None:
     save_large(10)
@@ -235,6 +266,11 @@ def test_a_checkpoint_that_came_back_from_a_copy_is_read_once(checkpoints: Path,
     assert bytes_read_by(lambda: load_large(10)) > 1.5 * size, "read twice, it would be seen"
 
 
+@pytest.mark.resume(
+    "Somebody changes bytes of a checkpoint, and its list of blocks so that it agrees with them",
+    "the one before: the manifest decides",
+    "stderr: … has other bytes than were committed; it is not loaded",
+)
 def test_a_list_of_blocks_that_agrees_with_other_bytes_makes_them_no_good(checkpoints: Path) -> None:
     save_large(10, 20)
     newest = checkpoints / "step-00000020"
@@ -245,6 +281,11 @@ def test_a_list_of_blocks_that_agrees_with_other_bytes_makes_them_no_good(checkp
     load_large(10)
 
 
+@pytest.mark.resume(
+    "One rank of two finds its part of the newest checkpoint damaged",
+    "all ranks take the one before",
+    "stderr, from rank 0",
+)
 def test_two_ranks_take_the_one_before_when_one_of_them_cannot_compare_its_part(
     checkpoints: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -305,6 +346,11 @@ def together(then: Callable[[Guard, int, dict[str, Any]], object], seen_by_1: Pa
     return found
 
 
+@pytest.mark.resume(
+    "A rank does not see yet what rank 0 chose (a network file system)",
+    "it waits for a minute; then no rank begins",
+    "rank 0 begins from …, and this rank does not see it",
+)
 def test_a_rank_that_does_not_see_the_choice_waits_and_then_no_rank_begins(
     checkpoints: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -321,6 +367,11 @@ def test_a_rank_that_does_not_see_the_choice_waits_and_then_no_rank_begins(
     assert "rank 0 begins from step-00000005, and this rank does not see it" in str(second)
 
 
+@pytest.mark.resume(
+    'The newest good checkpoint is not of `guard.save` ("best", an export)',
+    "the newest that `guard.save` wrote",
+    "`status` names it",
+)
 def test_the_newest_one_that_guard_save_wrote_is_loaded_whatever_newer_one_lies_there(checkpoints: Path) -> None:
     def export(guard: Guard) -> None:
         with guard.checkpoint(30, "best") as folder:
@@ -330,6 +381,11 @@ def test_the_newest_one_that_guard_save_wrote_is_loaded_whatever_newer_one_lies_
     assert restored()[0] == 20
 
 
+@pytest.mark.resume(
+    "The loop saves into a folder that everybody may write",
+    "nothing is saved there: the first save raises",
+    "everybody may write …; type: chmod go-w …",
+)
 def test_a_folder_that_everybody_may_write_is_refused_at_the_first_save(checkpoints: Path) -> None:
     checkpoints.mkdir()
     checkpoints.chmod(0o777)
@@ -340,6 +396,11 @@ def test_a_folder_that_everybody_may_write_is_refused_at_the_first_save(checkpoi
     assert not list(checkpoints.glob("step-*"))
 
 
+@pytest.mark.resume(
+    "Somebody opens the folder of the checkpoints to everybody (0777)",
+    "nothing, and nothing is replaced: the program ends with 93",
+    "stderr: chmod go-w …",
+)
 def test_a_run_whose_folder_was_opened_to_everybody_stops_and_replaces_nothing(checkpoints: Path) -> None:
     saved(10, 20, 30)
     before = {path: path.read_bytes() for path in checkpoints.rglob("*.state")}
@@ -351,6 +412,11 @@ def test_a_run_whose_folder_was_opened_to_everybody_stops_and_replaces_nothing(c
     assert restored()[0] == 30
 
 
+@pytest.mark.resume(
+    "The folder was empty at the start (not mounted) and has old checkpoints at the first save",
+    "the loop trains on; an existing step is not replaced",
+    "the save raises: … was saved before this loop began",
+)
 def test_a_run_that_began_anew_replaces_nothing_that_was_there(checkpoints: Path) -> None:
     saved(10)
     shutil.move(checkpoints, checkpoints.with_name("away"))
@@ -364,6 +430,11 @@ def test_a_run_that_began_anew_replaces_nothing_that_was_there(checkpoints: Path
     assert len(list(checkpoints.glob("step-*"))) == 2
 
 
+@pytest.mark.resume(
+    "All checkpoints of a run are deleted, damaged or no longer trusted",
+    "nothing: one attempt, exit 93, the chain is held until a person has acted",
+    "the *brake* alert, `status`: it cannot go on from what it has saved",
+)
 @pytest.mark.parametrize("harm", ["deleted", "flipped", "opened"])
 def test_a_run_that_has_saved_stops_once_and_says_what_to_type(run: SupervisedRun, harm: str) -> None:
     first = run.start("--in-place", "0", "--warm", "off", "--", sys.executable, "-c", TRAIN, "15")
@@ -396,6 +467,11 @@ def cli(rundir: RunDir, *words: str) -> str:
     return subprocess.run(argv, check=True, capture_output=True, text=True).stdout
 
 
+@pytest.mark.resume(
+    "A supervised loop finds that the newest checkpoint is damaged",
+    "the one before; the damaged one goes to `.quarantine`",
+    "a *damaged* event",
+)
 def test_a_damaged_checkpoint_is_set_aside_once_and_people_hear_of_it(run: SupervisedRun) -> None:
     first = run.start("--in-place", "0", "--warm", "off", "--", sys.executable, "-c", TRAIN, "25")
     assert first.wait(120) == 3
@@ -411,6 +487,11 @@ def test_a_damaged_checkpoint_is_set_aside_once_and_people_hear_of_it(run: Super
     assert "step-00000020 is damaged" in event.summary and "from step-00000010" in event.summary
 
 
+@pytest.mark.resume(
+    "A large file of a checkpoint of the program's own making flips a bit",
+    "`latest()` names the one before, on all ranks: rank 0 reads every byte",
+    "`resumed.json`, `status`: … newer passed over",
+)
 def test_another_rank_reads_on_rank_0_s_page_what_the_attempt_begins_from(
     checkpoints: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -450,6 +531,11 @@ LAUNCHES = {
 }
 
 
+@pytest.mark.resume(
+    "An attempt launches several groups of ranks, one after the other (two `srun`, two `torchrun`)",
+    "for each group what its own rank 0 chose",
+    "nothing",
+)
 @pytest.mark.parametrize("how", LAUNCHES)
 def test_each_of_several_launches_in_one_attempt_follows_its_own_rank_0(
     checkpoints: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
@@ -481,6 +567,11 @@ def test_each_of_several_launches_in_one_attempt_follows_its_own_rank_0(
     assert newest(1, one) == "step-00000001", "as its own rank 0"
 
 
+@pytest.mark.resume(
+    "Megatron's or DeepSpeed's tracker names a checkpoint, and none is there",
+    "nothing: the program ends with 93",
+    "… names a checkpoint that is not there or not good",
+)
 def test_a_program_s_own_tracker_that_names_what_is_gone_keeps_the_run_from_beginning_anew(checkpoints: Path) -> None:
     checkpoints.mkdir()
     (checkpoints / "latest_checkpointed_iteration.txt").write_text("300")
@@ -505,6 +596,12 @@ def made(shape: int = 4, dtype: str = "f8", **more: object) -> dict[str, Any]:
     return {"table": numpy.zeros(shape, dtype), "counters": {"tokens": 0, "w": numpy.zeros(3), **more}}
 
 
+@pytest.mark.resume(
+    "An array has another shape or type in the code than when it was saved, or the code has new keys",
+    "nothing is loaded, and no further attempt begins; with `restore(…, strict=False)` the rest, and these stay as "
+    "the code made them",
+    "the error names each difference; with `strict=False` each is said once",
+)
 @pytest.mark.parametrize(
     "grown",
     [
@@ -538,6 +635,11 @@ def test_what_no_longer_fits_the_code_is_named_and_with_strict_false_the_rest_is
     assert now["table"].shape == grown.state()["table"].shape
 
 
+@pytest.mark.resume(
+    "The training itself has dropped keys, and its arrays have grown",
+    "all as it was saved",
+    "nothing",
+)
 def test_what_the_training_itself_has_changed_comes_back_without_a_word(checkpoints: Path) -> None:
     """It drops keys, and its arrays and buffers grow: the code is the same."""
 
@@ -563,6 +665,12 @@ def by_hand(guard: Guard, *steps: int) -> None:
             (folder / "weights").write_bytes(content(step))
 
 
+@pytest.mark.resume(
+    "A loop that has saved with `guard.checkpoint` changes to `guard.save`",
+    "nothing by `guard.restore`; the program ends with 93 at its first step or save, unless it asks `guard.latest` "
+    "or goes on from a later step",
+    "…step-00000020 is good and this run has saved it, but guard.save() did not write it",
+)
 def test_a_loop_that_changes_from_guard_checkpoint_to_guard_save_does_not_begin_again_at_step_0(
     checkpoints: Path,
 ) -> None:
@@ -657,6 +765,11 @@ print("began at", step)
 """
 
 
+@pytest.mark.resume(
+    "The file is cut short while its state is loaded",
+    "the one before; the process is not killed (SIGBUS) for pages that are gone",
+    "stderr: … was cut short while it was read; it is not loaded",
+)
 def test_a_file_that_is_cut_short_while_it_is_loaded_is_passed_over_and_kills_nobody(checkpoints: Path) -> None:
     for words, began in (((), 20), ((str(loop_file(checkpoints / "step-00000020", 0)),), 10)):
         done = subprocess.run(
@@ -666,6 +779,11 @@ def test_a_file_that_is_cut_short_while_it_is_loaded_is_passed_over_and_kills_no
     assert "rank-00000.state was cut short while it was read; it is not loaded" in done.stderr
 
 
+@pytest.mark.resume(
+    "Somebody writes into the file while its state is loaded",
+    "the state as it was compared",
+    "nothing",
+)
 def test_what_somebody_writes_while_the_state_is_loaded_is_not_loaded(checkpoints: Path) -> None:
     path = loop_file(checkpoints / "step-00000001", 0)
     large = numpy.arange(400_000.0)
@@ -680,6 +798,13 @@ def test_what_somebody_writes_while_the_state_is_loaded_is_not_loaded(checkpoint
     assert (checkpoints / "step-00000002").is_dir()
 
 
+@pytest.mark.resume(
+    "A page is read again from the disk, or somebody writes, between the comparison in the mapping of a file (a "
+    "tensor on a GPU, a kept snapshot, ranks without xxhash) and the loading",
+    "that state, and nothing of this attempt is saved: it ends with the comparison after the loading; the next one "
+    "compares anew",
+    "the error: step-00000001 changed while it was loaded",
+)
 def test_what_changed_between_the_comparison_and_the_loading_is_saved_nowhere(
     checkpoints: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

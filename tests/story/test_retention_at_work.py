@@ -41,6 +41,11 @@ with Guard() as guard:
 """
 
 
+@pytest.mark.resume(
+    "`retain: {last: 5}`, and the run saves thirty times",
+    "the newest; five stay, without a crontab",
+    "nothing",
+)
 def test_retention_acts_by_itself_while_the_run_trains(run: SupervisedRun) -> None:
     root = run.rundir.root
     root.mkdir(exist_ok=True)
@@ -68,6 +73,11 @@ def many(folder: Path, count: int) -> None:
         page.write_bytes(encoded(made._replace(step=step)))
 
 
+@pytest.mark.resume(
+    "`prune` among ten thousand checkpoints",
+    "the newest",
+    '"4000 of 10000 checkpoints are compared", and so on',
+)
 @pytest.mark.slow
 @pytest.mark.parametrize("words", [["--dry-run"], []], ids=["a dry run", "in earnest"])
 def test_prune_among_ten_thousand_checkpoints_says_how_far_it_is_and_does_not_give_up(
@@ -98,6 +108,11 @@ def test_to_compare_a_checkpoint_of_one_file_looks_at_its_own_manifest_only(tmp_
     assert seconds(2000) < 5 * seconds(2)
 
 
+@pytest.mark.resume(
+    "a second member of the group saves into a folder of mode 2770",
+    "the newest, whoever saved it",
+    "nothing",
+)
 def test_in_a_folder_of_a_group_all_that_a_save_makes_lets_the_group_in(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -115,12 +130,18 @@ def test_in_a_folder_of_a_group_all_that_a_save_makes_lets_the_group_in(
         assert stat.S_IMODE(made.stat().st_mode) & 0o2070 == 0o2070, f"{made} is closed to the group"
 
 
+@pytest.mark.resume("Orbax was killed while it saved", "the one before: `N.orbax-checkpoint-tmp-…` is none", "nothing")
 def test_what_orbax_has_not_finished_is_no_checkpoint(tmp_path: Path) -> None:
     for name in ("100", "200.orbax-checkpoint-tmp-1700000000000000", "300.orbax-checkpoint-tmp"):
         (tmp_path / name).mkdir()
     assert [one.path.name for one in checkpoints_in(tmp_path)] == ["100"]
 
 
+@pytest.mark.resume(
+    "an old checkpoint was restored from its copy",
+    "the newest, by step",
+    "it has its old time: the *checkpoints* watchdog still says that saves are late",
+)
 @pytest.mark.parametrize("of", ["a folder", "a file"])
 def test_an_old_checkpoint_that_was_restored_is_as_old_as_it_was(tmp_path: Path, of: str) -> None:
     make: Callable[..., Any] = archive
@@ -136,6 +157,11 @@ def test_an_old_checkpoint_that_was_restored_is_as_old_as_it_was(tmp_path: Path,
     assert read_manifest(back) == read_manifest(checkpoint) and verify(back, Scope(Thoroughness.QUICK)).good
 
 
+@pytest.mark.resume(
+    "a copy elsewhere has rotted",
+    "the checkpoint itself; the copy is mended by `offload --again`",
+    '"copied to ...: ... sent and read back"',
+)
 def test_a_copy_that_has_rotted_is_read_again_when_asked_and_mended(tmp_path: Path) -> None:
     one = tmp_path / "here" / "step-1"
     archive(one / "weights.pt")
@@ -156,6 +182,11 @@ def weights(guard: Guard, step: int, name: str | None = None) -> None:
         (at / "weights").write_bytes(b"w")
 
 
+@pytest.mark.resume(
+    "Exports are made after the checkpoints that `guard.restore` loads, and `retain: {last: 2}` acts",
+    "the two newest of each kind stay",
+    "`prune` says of which kind",
+)
 def test_neither_an_export_nor_a_checkpoint_of_its_own_making_takes_the_place_of_what_guard_restore_can_load(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -99,6 +99,7 @@ def fenced(rundir: RunDir, monkeypatch: pytest.MonkeyPatch) -> Iterator[Guard]:
     one.close()
 
 
+@pytest.mark.fault("A crash in the middle of a checkpoint", "the checkpoint is there as a whole or not at all")
 def test_a_checkpoint_is_there_as_a_whole_or_not_at_all(rundir: RunDir, fenced: Guard) -> None:
     with fenced.checkpoint(7) as folder:
         (folder / "weights").write_text("1")
@@ -224,6 +225,12 @@ def test_an_attempt_whose_place_was_taken_is_not_started(tmp_path: Path) -> None
     assert claim(rundir).number == 4, "numbers that are sealed are not used again"
 
 
+@pytest.mark.chain(
+    "the run directory was made anew, the checkpoints of its older attempts were kept",
+    "its attempts are numbered past the older ones, so that their staging areas are their own and the fence stands",
+    "none",
+    "nothing",
+)
 def test_a_run_directory_made_anew_numbers_its_attempts_past_those_whose_areas_lie_beside_the_checkpoints(
     run: SupervisedRun,
 ) -> None:

@@ -9,6 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from ftsupervise.config.schema import Launch
 from ftsupervise.host.ownership import shown_user
 from ftsupervise.launch.plan import train_command
@@ -132,6 +134,10 @@ def test_a_program_that_says_it_is_no_use_is_believed(run: SupervisedRun) -> Non
     assert read_brake(run.rundir) is not None
 
 
+@pytest.mark.fault(
+    "The mount of the run directory goes away, or the directory is moved, while the run trains",
+    "no restart in place makes it anew on the disk beneath; the job says so and ends",
+)
 def test_a_run_directory_that_was_moved_away_is_not_made_anew_for_a_restart(run: SupervisedRun) -> None:
     """As when its mount is gone: what then stands in its place lies on the disk beneath."""
     away = run.rundir.root.with_name("away")
@@ -152,6 +158,7 @@ def test_told_to_stop_in_a_back_off_it_leaves_at_once(run: SupervisedRun, until:
     assert one.wait(60) == 9
 
 
+@pytest.mark.fault("The loop hangs and the kill switch is up", "it is ended after `stop_within`")
 def test_a_kill_switch_ends_a_loop_that_hangs(run: SupervisedRun) -> None:
     hang = "print('hangs', flush=True); time.sleep(0.1); os.kill(os.getpid(), 19)"
     one = run.start("--in-place", "5", "--hang", "off", "--stop-within", "0.5", "--", *train(hang))
@@ -174,6 +181,7 @@ def test_a_kill_switch_is_obeyed_by_a_loop_that_lives_and_nothing_is_restarted(r
     )
 
 
+@pytest.mark.fault("The supervisor is killed", "the command is told and nothing is left running")
 def test_killed_itself_it_leaves_nothing_running_and_the_next_one_counts_it_as_lost(
     run: SupervisedRun, until: Until, tmp_path: Path
 ) -> None:
@@ -202,6 +210,10 @@ def test_a_newer_attempt_ends_the_older_one_and_its_pages_stay_its_own(run: Supe
     assert (first.sign, second.ended) == ("", None)
 
 
+@pytest.mark.fault(
+    "A command leaves with 0 again and again and does nothing",
+    "The brake comes on after three such attempts in a row, and says how a run tells that it is done",
+)
 def test_three_members_that_leave_with_0_and_have_done_nothing_put_on_the_brake(run: SupervisedRun) -> None:
     for _ in (1, 2):
         assert run.start("--", "true").wait(60) == 0
@@ -225,6 +237,10 @@ def test_three_members_that_leave_with_0_and_say_that_the_run_is_done_change_not
     assert [one.words for one in run.attempts()] == ["finished"]
 
 
+@pytest.mark.fault(
+    "The training fails in a pipe whose last part succeeds (/ tee log)",
+    "The shell that runs shell code of launch.command has pipefail set",
+)
 def test_a_pipe_into_tee_does_not_hide_that_the_training_failed(run: SupervisedRun, tmp_path: Path) -> None:
     settings = Launch(command=f"sh -c 'echo loss; exit 7' 2>&1 | tee {tmp_path}/log")
     assert run.start("--", *train_command(settings, "local")).wait(60) == 7
@@ -232,6 +248,11 @@ def test_a_pipe_into_tee_does_not_hide_that_the_training_failed(run: SupervisedR
     assert run.attempts()[0].sign == "exit 7"
 
 
+@pytest.mark.threat(
+    "A job prints escape sequences that would reach a terminal, a mail or Slack.",
+    "Its output is made plain text before it is searched. `run.log`, the ledger and the brake hold printable text "
+    "only.",
+)
 def test_status_the_ledger_and_the_log_show_the_line_that_decides_and_no_escape_sequence_of_the_job(
     run: SupervisedRun,
 ) -> None:

@@ -110,6 +110,10 @@ def test_names_that_a_person_has_set_or_does_not_want_stay_as_they_are(run: Supe
     assert "told - - - - - 0 1" in never.said()
 
 
+@pytest.mark.threat(
+    "Another account listens on the port at which the ranks of an attempt would meet.",
+    "The attempt is given another port.",
+)
 def test_an_attempt_is_not_sent_to_a_port_on_which_somebody_listens(run: SupervisedRun, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(NAMES.replace("1 if", "0 if"))
     first, second, *_ = ports_of(str(run.rundir.root), 1)
@@ -128,6 +132,10 @@ print("listens at", place[1], flush=True)
 """
 
 
+@pytest.mark.fault(
+    "Somebody takes the port of an attempt before rank 0 binds it",
+    "the ledger says so; the next attempt has another port",
+)
 def test_a_port_that_is_taken_before_rank_0_binds_it_costs_one_restart(run: SupervisedRun, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(TAKEN)
     assert run.start("--in-place", "3", "--", sys.executable, "train.py").wait(60) == 0

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.manual.blocks import ROOT
 
 RACE = """
@@ -27,6 +29,10 @@ def run(folder: Path, text: str, *words: str) -> subprocess.CompletedProcess[str
     return subprocess.run(argv, cwd=folder, env=env, capture_output=True, text=True, timeout=120, check=False)
 
 
+@pytest.mark.fault(
+    "A test fails by a race in the continuous integration",
+    "it runs once more, alone, and is named `FLAKY` where it passes then",
+)
 def test_a_race_that_is_won_alone_is_named_and_passes(tmp_path: Path) -> None:
     calm = "".join(f"\ndef test_{n}(): pass\n" for n in range(3))
     done = run(tmp_path, RACE + calm, "-p", "xdist", "-n", "2", "--dist", "loadfile")
@@ -44,6 +50,7 @@ def test_what_fails_alone_too_fails(tmp_path: Path) -> None:
     assert done.stdout.splitlines()[-1].startswith("=== 1 failed, 1 passed, 2 rerun in ")
 
 
+@pytest.mark.fault("More than three tests fail", "no second chance: the whole fails")
 def test_more_than_three_failures_are_no_race(tmp_path: Path) -> None:
     four = "import pytest\n@pytest.mark.parametrize('n', range(4))" + RACE.replace("import os\n", "").replace(
         "()", "(n)", 1

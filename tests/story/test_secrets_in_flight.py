@@ -34,6 +34,10 @@ def type_in(folder: Path, *words: str, **more: str) -> subprocess.CompletedProce
     return typed(*words, folder=folder, **more)
 
 
+@pytest.mark.threat(
+    "SLACK_HOOK, SMTP_PASS, APPRISE_URLS, PAGERDUTY_KEY or a proxy's password is in the environment at launch.",
+    "The job gets none of them. `launch` names them, and `launch.take_along` lists exceptions.",
+)
 def test_no_secret_of_the_account_reaches_the_job_but_what_is_to_be_taken_along(
     tmp_path: Path, own_home: Path, until: Callable[..., Any]
 ) -> None:
@@ -58,6 +62,10 @@ def test_no_secret_of_the_account_reaches_the_job_but_what_is_to_be_taken_along(
     assert "launch.take_along" in done.stderr
 
 
+@pytest.mark.threat(
+    "A setting, a command, `launch.env`, `setup` or a template contains a secret.",
+    "ftsupervise refuses the settings and does not print the secret.",
+)
 @pytest.mark.parametrize(
     "settings",
     [
@@ -82,6 +90,10 @@ def test_a_secret_in_the_settings_is_refused_and_not_printed(tmp_path: Path, set
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.threat(
+    "Somebody types a secret where the name of a file or a variable belongs.",
+    "ftsupervise refuses the settings and does not print the secret.",
+)
 @pytest.mark.parametrize(
     "wrong",
     [
@@ -116,6 +128,10 @@ def test_the_names_of_files_and_variables_are_taken(right: str) -> None:
     loads(f"name: x\nlaunch: {{command: 'true'}}\n{MAIL % right}\n")
 
 
+@pytest.mark.threat(
+    "Somebody types the address of a webhook, which is a secret, where a file name belongs.",
+    "ftsupervise refuses the settings and does not print the address.",
+)
 @pytest.mark.parametrize(
     "typed",
     [
@@ -140,6 +156,10 @@ def test_a_folder_called_services_is_none_of_these(right: str) -> None:
     loads(f"name: x\nlaunch: {{command: 'true'}}\nalerts: {{receivers: [slack: {{webhook_file: '{right}'}}]}}\n")
 
 
+@pytest.mark.threat(
+    "The file of a secret does not exist, and the name given may be the secret itself.",
+    "The message prints the name only if it clearly is a file name.",
+)
 def test_a_file_that_is_not_there_is_named_only_where_that_cannot_be_the_secret(tmp_path: Path) -> None:
     with pytest.raises(Broken) as unseen:
         read_secret(Slack(token_file=tmp_path / CANARY, channel="C"), "token")

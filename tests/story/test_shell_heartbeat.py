@@ -73,6 +73,7 @@ def test_lines_of_ours_are_no_steps_with_labels_neither(tmp_path: Path) -> None:
     assert steps_in(log) == 4
 
 
+@pytest.mark.fault("That log is rotated or cut", "it is followed")
 def test_a_log_that_appears_late_is_rotated_or_cut_is_followed(tmp_path: Path) -> None:
     path = tmp_path / "log"
     log = FollowedLog(STEP, path)
@@ -209,6 +210,10 @@ def test_a_stopped_process_is_seen_without_a_step(until: Until) -> None:
         child.wait()
 
 
+@pytest.mark.fault(
+    "A shell loop without the guard is killed, or stops printing steps",
+    "it starts again and resumes; one that stands still is ended as hung first",
+)
 def test_a_loop_that_stops_printing_is_ended_as_hung_and_one_that_never_did_is_not(
     run: SupervisedRun, until: Until
 ) -> None:
@@ -246,6 +251,10 @@ def test_a_command_that_is_only_there_is_not_said_to_print_or_compute(tmp_path: 
     assert reached(rundir, 1, None).source == OUTPUT
 
 
+@pytest.mark.fault(
+    "The log of a command without the guard cannot be read (dead mount)",
+    "its standstill is unknown: nothing is ended",
+)
 def test_a_follower_that_does_not_look_is_not_believed(tmp_path: Path, until: Until) -> None:
     rundir = RunDir(tmp_path / "run")
     for folder in (rundir.beats, rundir.attempt(1)):

@@ -64,6 +64,11 @@ def flip(file: SlotFile, slot: int, bit: int) -> None:
     os.pwrite(file.fd, bytes([byte ^ 1 << bit % 8]), at)
 
 
+@pytest.mark.resume(
+    "A bit of a snapshot flips where the ranks have no xxhash",
+    "not that snapshot: it has a digest (crc32) all the same",
+    "the log: … is damaged",
+)
 @pytest.mark.parametrize("without", [(), ("xxhash",)], ids=["xxhash", "crc32"])
 def test_each_flipped_bit_is_seen_and_none_where_nothing_changed(
     place: Path, monkeypatch: pytest.MonkeyPatch, without: tuple[str, ...]
@@ -137,6 +142,10 @@ def damage_newest() -> None:
         flip(file, newest[1], 3)
 
 
+@pytest.mark.fault(
+    "A bit of a snapshot changes in memory",
+    "it is not used: a copy on another node is, or the one before, or the disk",
+)
 def test_a_run_whose_snapshot_is_damaged_begins_from_what_is_left(
     run: SupervisedRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -168,6 +177,11 @@ def lose_the_digest() -> None:
         file.commit(slot, header._replace(algorithm=0, digest=b""))
 
 
+@pytest.mark.resume(
+    "A rank dies between the data of its snapshot and its digest",
+    "that snapshot",
+    "the log, `status`: the snapshot of rank 1 is not verified",
+)
 @pytest.mark.parametrize("in_place", ["5", "0"])
 def test_a_snapshot_whose_rank_died_before_its_digest_is_told_to_be_unverified(
     run: SupervisedRun, monkeypatch: pytest.MonkeyPatch, in_place: str

@@ -102,6 +102,10 @@ def test_after_the_restart_the_ring_closes_over_the_spare_node(make: Make, until
     assert scene.ring.state.nodes == 2
 
 
+@pytest.mark.fault(
+    "A node's agent is killed while it receives a snapshot",
+    "it holds a whole one or none, and the copies go on",
+)
 @pytest.mark.parametrize("kills", [2, pytest.param(200, marks=pytest.mark.slow)])
 def test_a_buddy_that_is_killed_while_it_receives_holds_a_whole_step_or_none(
     make: Make, until: Until, kills: int
@@ -139,6 +143,7 @@ def test_what_every_buddy_holds_is_spared_also_by_one_that_has_not_heard_of_it(m
     assert sorted(scene.held("b", 0)) == [second, third]
 
 
+@pytest.mark.fault("A rank is killed while its snapshot is copied", "the buddy holds a whole one")
 def test_a_rank_that_is_killed_while_its_snapshot_is_copied_leaves_the_buddy_with_a_whole_one(
     make: Make, until: Until
 ) -> None:
@@ -162,6 +167,10 @@ def counts(path: Path, many: int) -> bool:
     return [step > 0 for step, _ in counted(path)][-many:] == [True] * many
 
 
+@pytest.mark.fault(
+    "A node is lost, and each snapshot waits for its copy (`checkpoints.snapshot_wait`)",
+    "no step that has counted is made again",
+)
 @pytest.mark.parametrize("turn", range(3))
 def test_each_step_that_has_counted_is_on_the_buddy_when_its_node_is_lost(
     make: Make, until: Until, tmp_path: Path, turn: int
@@ -181,6 +190,10 @@ def test_each_step_that_has_counted_is_on_the_buddy_when_its_node_is_lost(
     assert last in kept
 
 
+@pytest.mark.fault(
+    "The node that takes the copies does not answer, and the ranks wait for them",
+    "they go on after that time, wait for none during ten times as long, and say why",
+)
 def test_a_rank_whose_buddy_does_not_answer_goes_on_after_the_time_it_is_given_and_says_so(
     make: Make, until: Until, tmp_path: Path
 ) -> None:
@@ -203,6 +216,7 @@ def test_a_rank_whose_buddy_does_not_answer_goes_on_after_the_time_it_is_given_a
     until(lambda: counted(file)[-1][0] > 0, "copies again", 20)
 
 
+@pytest.mark.fault("An older attempt lives on and makes snapshots", "no node takes any of them")
 def test_nothing_of_an_older_attempt_is_taken(make: Make, until: Until) -> None:
     """Its node was lost and lives on: the fence of the memory tier."""
     scene = make("a", "b", begin=2)
@@ -237,6 +251,10 @@ def test_a_copy_never_takes_the_place_of_a_rank_that_runs_here(make: Make, until
     assert 1 in room.ranks_in(place)
 
 
+@pytest.mark.threat(
+    "A stranger connects to the port where a node takes snapshots.",
+    "He proves no key and gets nothing; mute connections do not hold the copies up.",
+)
 def test_a_stranger_at_the_port_gets_nothing_and_holds_nothing_up(make: Make, until: Until) -> None:
     scene = make("a", "b")
     both_copy(scene)
@@ -264,6 +282,10 @@ def test_a_stranger_at_the_port_gets_nothing_and_holds_nothing_up(make: Make, un
         one.close()
 
 
+@pytest.mark.threat(
+    "Somebody on the network changes a snapshot on its way to the buddy.",
+    "It is not committed; what the buddy held stays.",
+)
 @pytest.mark.parametrize("seal", [True, False])
 def test_a_changed_bit_on_the_wire_is_never_committed(make: Make, until: Until, *, seal: bool) -> None:
     scene = make("a", "b")
@@ -423,6 +445,10 @@ def test_a_node_whose_memory_is_tight_takes_no_copy_and_says_so(tmp_path: Path) 
     assert said == ["refused"] and list(place.iterdir()) == []
 
 
+@pytest.mark.fault(
+    "A bit of a snapshot changes before it is copied to the buddy, or fetched from it",
+    "it is not taken",
+)
 def test_a_snapshot_that_is_damaged_where_it_lies_is_given_to_nobody(make: Make, until: Until) -> None:
     """The buddy's copy has the digest that both sides took on the way; a bit of it changes later."""
     scene = make("a", "b", "spare")

@@ -99,6 +99,10 @@ def nothing_left_in_memory(run: SupervisedRun) -> Iterator[None]:
     assert not [folder for one in run.members for folder in folders_of(one) if Path(folder).exists()]
 
 
+@pytest.mark.fault(
+    "A rank is killed, and the loop makes snapshots",
+    "the next attempt goes on from memory: no more steps are made again than lie between two snapshots",
+)
 def test_a_killed_rank_costs_no_more_steps_than_lie_between_two_snapshots(run: SupervisedRun) -> None:
     fault = "if attempt < 4 and step == 13 + 10 * attempt + 4 and rank == 1: os.kill(os.getpid(), 9)"
     one = run.start("--in-place", "5", "--warm", "off", "--", *ranks(fault))
@@ -119,6 +123,10 @@ def test_a_killed_rank_costs_no_more_steps_than_lie_between_two_snapshots(run: S
     assert others[-1].words == "finished"
 
 
+@pytest.mark.fault(
+    "Attempts fail from the same snapshot (its state may be poisoned)",
+    "the one before is used, then the disk",
+)
 def test_a_snapshot_from_which_attempts_fail_is_not_used_for_ever(run: SupervisedRun) -> None:
     """A state may be poisoned: the older one in memory is tried, then the disk."""
     fault = "if step == 47 and rank == 0 and where == 'memory' or attempt == 1 and step == 47: sys.exit(3)"
@@ -131,6 +139,10 @@ def test_a_snapshot_from_which_attempts_fail_is_not_used_for_ever(run: Supervise
     assert found[1:-1] in ([], [("memory", 44)]), "the one before, where no rank has written over it"
 
 
+@pytest.mark.fault(
+    "The supervisor is killed, and its snapshots stay in memory",
+    "the next job on the node removes them",
+)
 def test_the_folder_of_a_killed_supervisor_is_removed_by_the_next_one(run: SupervisedRun) -> None:
     one = run.start("--grace", "0.1", "--", *ranks("", steps=100_000))
     one.until_said("rank 1 attempt 1 begins")

@@ -22,6 +22,12 @@ def top() -> Iterator[str]:
     shutil.rmtree(place)
 
 
+@pytest.mark.resume(
+    "All of this in any order: saves, kills, ends of jobs, deleted, moved and copied checkpoints, trouble with the "
+    "loss, other code, a second run in the folder",
+    "the newest state that nobody has thrown away, and no other",
+    "as above",
+)
 @pytest.mark.parametrize("seed", [25, None])
 def test_after_sixty_acts_of_persons_and_the_machine_only_the_right_state_comes_back(
     seed: int | None, top: str, tmp_path: Path
@@ -31,6 +37,12 @@ def test_after_sixty_acts_of_persons_and_the_machine_only_the_right_state_comes_
     assert walk(tmp_path, top, seed, 60) > 5
 
 
+@pytest.mark.resume(
+    "The state of a kept snapshot crashes the program, and an older kept one lies there, which could not be removed "
+    "while the folder was open to everybody",
+    "the newest checkpoint, and not the older snapshot",
+    "as in the next row",
+)
 @pytest.mark.parametrize(
     "acts",
     [
@@ -51,6 +63,12 @@ def test_what_the_walk_has_found_stays_found(acts: str, top: str, tmp_path: Path
     assert one.begun > 2
 
 
+@pytest.mark.resume(
+    "The code has changed so that neither the newest snapshot nor the newest checkpoint fits, and is changed back",
+    "the snapshot, from memory or from the disk: the attempt that was refused speaks against nothing and gives up "
+    "nothing",
+    "`status`: the snapshot of step 34 was not used: …; the brake: it cannot go on from what it has saved",
+)
 @pytest.mark.parametrize(
     "seed", range(4)
 )  # the job ends or not, and a person changes the code back or says strict=False
@@ -71,6 +89,12 @@ def test_an_attempt_that_refuses_what_it_was_told_to_begin_from_leaves_it_for_th
         one.close()
 
 
+@pytest.mark.resume(
+    "Code of another version does not take a kept snapshot, begins from a checkpoint and crashes; then the former "
+    "code comes back",
+    "the kept snapshot, unless the other code made a step",
+    "`status`: … was not used: code 'v1' made it, and this is code 'v2'",
+)
 def test_what_code_of_another_version_did_speaks_against_no_snapshot_that_it_refused(top: str, tmp_path: Path) -> None:
     one = Walk(tmp_path / "a", Shared(tmp_path / "checkpoints"), top, random.Random(1))
     try:
@@ -93,6 +117,11 @@ def test_what_code_of_another_version_did_speaks_against_no_snapshot_that_it_ref
         one.close()
 
 
+@pytest.mark.resume(
+    "In a shared folder somebody opens a checkpoint of another run to everybody",
+    "this run's own; it is not held for that",
+    "nothing",
+)
 def test_a_checkpoint_of_another_run_that_somebody_has_opened_to_everybody_keeps_nobody_else_from_beginning(
     top: str, tmp_path: Path
 ) -> None:

@@ -196,6 +196,10 @@ def test_list_is_for_scripts(desk: Desk) -> None:
     assert [one["verdict"] for one in listed] == ["gone", "waiting"]
 
 
+@pytest.mark.threat(
+    "Somebody writes into the page of the watch that `status` shows.",
+    "A page that others may write is not believed.",
+)
 def test_a_page_of_the_watch_by_a_stranger_is_not_believed(desk: Desk) -> None:
     rundir = RunDir(desk.folder / "runs" / "pretrain")
     assert read_found(rundir) is not None

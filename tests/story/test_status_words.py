@@ -48,6 +48,10 @@ def beat(rundir: RunDir, rank: int, step: int, minutes: int, **facts: str) -> No
     write_beat(rundir, Beat(rank, step, "train", NOW + timedelta(minutes=minutes), 1, "n", facts))
 
 
+@pytest.mark.fault(
+    "After a restart with fewer ranks `status` shows the step of a rank of the attempt before.",
+    "Only the heartbeats of the newest attempt count.",
+)
 @pytest.mark.parametrize("named", [True, False])
 def test_the_beats_of_an_older_attempt_do_not_count(rundir: RunDir, named: bool) -> None:
     attempt(rundir, 1, 0, last_step=561)
@@ -74,6 +78,10 @@ def type_in(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return typed(*words, folder=folder, FTSUPERVISE_STATE_DIR=str(folder / "state"))
 
 
+@pytest.mark.fault(
+    "A command that was started without Slurm runs, and the watch calls the run gone.",
+    "An attempt whose supervisor lives on this machine is said to run outside the queue, by both.",
+)
 def test_status_and_check_agree_about_a_command_that_was_started_by_hand(tmp_path: Path, until: Until) -> None:
     (tmp_path / "ftsupervise.yaml").write_text(SETTINGS)
     env = {**os.environ, "FTSUPERVISE_STATE_DIR": str(tmp_path / "state")}
@@ -93,6 +101,10 @@ def test_status_and_check_agree_about_a_command_that_was_started_by_hand(tmp_pat
     assert type_in(tmp_path, "check", "is-running").returncode == 2
 
 
+@pytest.mark.fault(
+    "The output of the jobs goes elsewhere (`launch.output`), and what is to be typed still names RUN/logs.",
+    "`launch` and `status` name the files that the settings name; relative ones start at the settings file.",
+)
 def test_a_run_that_never_began_names_the_log_that_its_settings_name(rundir: RunDir) -> None:
     (rundir.launches / "0001").mkdir()
     record = {"state": "submitted", "token": "t", "scheduler": "local", "job_ids": ["local-1"]}

@@ -123,6 +123,10 @@ def test_clear_takes_down_one_or_both_and_says_which(rundir: RunDir) -> None:
     assert "save switch of digits was not up" in done.stdout
 
 
+@pytest.mark.threat(
+    "A stranger lays a link where ftsupervise will write a switch.",
+    "ftsupervise replaces the link and does not touch its target.",
+)
 def test_a_link_planted_in_the_switchs_place_is_replaced_and_its_target_untouched(
     rundir: RunDir, tmp_path: Path
 ) -> None:

@@ -61,6 +61,10 @@ def test_the_command_records_who_where_and_why(rundir: RunDir) -> None:
     assert not read_switch(rundir, KILL).up
 
 
+@pytest.mark.threat(
+    "The text in a switch file names another person.",
+    "ftsupervise shows the owner of the file as well.",
+)
 def test_a_name_in_the_file_does_not_hide_its_owner(rundir: RunDir) -> None:
     raise_switch(rundir, KILL, who="somebody-else", host="", why="", now=NOON)
     import pwd
@@ -68,6 +72,10 @@ def test_a_name_in_the_file_does_not_hide_its_owner(rundir: RunDir) -> None:
     assert pwd.getpwuid(os.getuid()).pw_name in read_switch(rundir, KILL).who
 
 
+@pytest.mark.threat(
+    'The text in a switch file contains the owner\'s own name, as in "ada (not eve)".',
+    "ftsupervise shows the owner of the file as well, unless the text is exactly their name.",
+)
 def test_a_name_that_holds_the_owners_name_does_not_hide_its_owner_either(rundir: RunDir) -> None:
     import pwd
 
@@ -92,6 +100,10 @@ def test_a_directory_that_cannot_be_looked_at_is_unknown_never_down(tmp_path: Pa
     assert "cannot read" in state.problem
 
 
+@pytest.mark.threat(
+    "A link, a FIFO, a folder, a second hard link or a huge file lies in the place of a switch.",
+    "ftsupervise reports it and does not obey it.",
+)
 @pytest.mark.parametrize(
     ("kind", "words"),
     [
@@ -159,6 +171,10 @@ def test_only_the_raising_that_was_answered_is_taken_down(rundir: RunDir) -> Non
     assert not clear_answered(rundir, SAVE, answered)
 
 
+@pytest.mark.threat(
+    "A member of the group fills `switches/` with files, so that each look of each rank takes seconds.",
+    "The guard asks for the switches by name if the folder holds very many files.",
+)
 def test_very_many_files_beside_the_switches_hold_up_no_look(tmp_path: Path) -> None:
     """Whoever may raise a switch can also make any number of files there. Each rank looks every second."""
     place = Path(tempfile.mkdtemp(dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else tmp_path))

@@ -96,6 +96,10 @@ def test_all_ranks_stop_at_the_step_that_the_signal_of_one_has_led_to(stage: Sta
     assert [answer["stderr"][rank] for rank in (1, 2, 3)] == [answer["stderr"][1]] * 3, "rank 0 says it for all"
 
 
+@pytest.mark.fault(
+    "Ranks learn at different moments why to save or stop, while others die, stand still or lag",
+    "all that leave do so at the same step, none hangs, no save is lost",
+)
 @pytest.mark.parametrize(
     "given",
     [

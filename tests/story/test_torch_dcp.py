@@ -93,6 +93,10 @@ def test_a_save_in_the_background_is_said_to_be_there_when_it_is_durable_and_not
     assert verdict.state is CheckpointState.VERIFIED and (verdict.step, verdict.world) == (10, 2)
 
 
+@pytest.mark.fault(
+    "A rank is killed while torch's DCP writes in the background",
+    "the checkpoint before stays the newest; the other ranks learn that the save failed",
+)
 def test_a_rank_that_is_killed_in_the_middle_of_a_save_leaves_the_checkpoint_before_as_the_newest(scene: Scene) -> None:
     said = scene.play("killed")
     assert scene.ended[1] == -9
@@ -104,6 +108,10 @@ def test_a_rank_that_is_killed_in_the_middle_of_a_save_leaves_the_checkpoint_bef
     assert found is not None and found.step == 10
 
 
+@pytest.mark.fault(
+    "The job ends while a save in the background is under way",
+    "it is waited for as long as the job lasts",
+)
 def test_a_save_that_is_over_when_the_jobs_time_is_counts_as_failed_until_it_is_committed(scene: Scene) -> None:
     for one in scene.play("late"):
         assert not one["done"] and one["took"] < 5.0  # of the 6 s that were left
@@ -148,6 +156,10 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", str(disk)], check=True, timeout=30)
 
 
+@pytest.mark.fault(
+    "The disk is full during a save in the background",
+    "the save fails on all ranks, is reported, and gives its space back; the training goes on",
+)
 @pytest.mark.root
 def test_a_full_disk_fails_the_save_says_so_and_gets_its_space_back(
     stage: subprocess.Popen[str], tmp_path: Path, small_disk: Path

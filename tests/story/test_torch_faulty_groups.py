@@ -89,6 +89,10 @@ class FaultyGroups:
         return len(of_step) > 30 and all(len(found) == 1 for found in of_step.values())
 
 
+@pytest.mark.fault(
+    "The loop of a group holds the interpreter, or waits for a lock, for ever",
+    "a hang; the others train on after the join timeout, the group comes back",
+)
 @pytest.mark.parametrize("word", ["gil", "lock"])
 def test_a_loop_that_stands_for_ever_is_found_as_a_hang_and_started_again_while_the_others_train_on(
     run: SupervisedRun, word: str
@@ -107,6 +111,10 @@ def test_a_loop_that_stands_for_ever_is_found_as_a_hang_and_started_again_while_
     assert abs(told.seconds - stall) < 3 and told.missed, told
 
 
+@pytest.mark.fault(
+    "A group's manager reports a step that nobody has made",
+    "nobody takes its weights; the group alone is ended and started again",
+)
 def test_a_manager_that_tells_a_billion_steps_is_not_believed_and_its_group_alone_is_started_again(
     run: SupervisedRun,
 ) -> None:

@@ -151,6 +151,10 @@ def test_a_group_that_has_shrunk_saves_and_leaves_together(nodes: Nodes, until: 
     assert [said.split()[2] for said in last[0].said] == ["SAVE", "STOP"] and last[0].said == last[1].said
 
 
+@pytest.mark.fault(
+    "Nodes under torchrun die, come back and are added",
+    "in each group all ranks save and leave at the same step",
+)
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_nodes_that_die_and_come_back_at_random_never_part_the_ranks(nodes: Nodes, until: Until) -> None:
@@ -181,6 +185,10 @@ def test_nodes_that_die_and_come_back_at_random_never_part_the_ranks(nodes: Node
     assert disagreements(nodes.log) == []
 
 
+@pytest.mark.fault(
+    "torchrun starts its ranks again by itself, then is killed",
+    "the ranks of each group agree anew; the second is an attempt in the ledger, the first is not",
+)
 def test_ranks_agree_through_the_restarts_of_torchrun_and_through_ours(
     run: SupervisedRun, tmp_path: Path, until: Until, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -64,6 +64,17 @@ def output(rundir: RunDir) -> str:
     return "".join(path.read_text() for path in sorted(rundir.logs.glob("*.out")))
 
 
+@pytest.mark.chain(
+    "A program that loads by rules of its own is killed while it saves",
+    "The torn checkpoint is set aside before the next attempt, and its loader takes the one before",
+    "none",
+    "`checkpoint-10 is torn`, what is done about it, and how to undo it",
+)
+@pytest.mark.resume(
+    "Hugging Face's Trainer, or a program that saves as it does, is killed in the middle of a save, at any place",
+    "the newest whole one: the torn one is set aside before the next attempt, and its own loader finds the one before",
+    "log, `status`, a *damaged* event: checkpoint-10 is torn: …; it is set aside; to bring it back: mv …",
+)
 def test_a_save_that_is_cut_off_anywhere_costs_no_attempt_and_what_it_left_is_set_aside(
     launch: Launch, until: Until, tmp_path: Path
 ) -> None:
@@ -86,6 +97,11 @@ def test_a_save_that_is_cut_off_anywhere_costs_no_attempt_and_what_it_left_is_se
     assert f"set aside: {tmp_path}/out/.quarantine/checkpoint-10, because checkpoint-10 is torn: " in shown
 
 
+@pytest.mark.resume(
+    "The same, where `checkpoints.torn` says tell",
+    "nothing before a person has acted: the program crashes on it",
+    "the brake: none came as far as a step, and …/checkpoint-10 is what it loads; `checkpoints set-aside`",
+)
 def test_where_it_is_only_told_the_brake_names_the_checkpoint_and_the_command_that_sets_it_aside(
     launch: Launch, until: Until, tmp_path: Path
 ) -> None:
@@ -103,6 +119,11 @@ def test_where_it_is_only_told_the_brake_names_the_checkpoint_and_the_command_th
     assert output(rundir).rpartition("begins behind ")[2].split()[0] == "5"
 
 
+@pytest.mark.resume(
+    "The same, while *going_back* is only told",
+    "as the row before",
+    "would have set checkpoint-10 aside: …",
+)
 def test_while_going_back_is_only_told_it_stays_and_what_would_have_been_done_is_told(
     launch: Launch, until: Until, tmp_path: Path
 ) -> None:
@@ -115,6 +136,12 @@ def test_while_going_back_is_only_told_it_stays_and_what_would_have_been_done_is
     assert "checkpoint-5 is the newest whole one" in told[0].why
 
 
+@pytest.mark.chain(
+    "A program crashes on its newest checkpoint before its first step, though it is whole",
+    "After the third time the brake comes on, and the rest is held",
+    "1 to 3",
+    "The brake alert: none came as far as a step, which checkpoint it loads, and the command that sets it aside",
+)
 def test_a_loader_that_crashes_on_a_whole_checkpoint_leaves_it_there_and_the_brake_names_it(
     launch: Launch, until: Until, tmp_path: Path
 ) -> None:
@@ -126,6 +153,11 @@ def test_a_loader_that_crashes_on_a_whole_checkpoint_leaves_it_there_and_the_bra
     assert "ZeroDivisionError" in brake.detail
 
 
+@pytest.mark.resume(
+    "The first save of all is cut off",
+    "nothing before a person has acted: there is no other to take",
+    "… no whole one of its kind lies beside it; it stays",
+)
 def test_a_first_save_that_is_cut_off_stays_because_the_loader_has_no_other(
     launch: Launch, until: Until, tmp_path: Path
 ) -> None:
@@ -173,6 +205,11 @@ def seen(folder: Path) -> Torn | None:
     return found[0] if found else None
 
 
+@pytest.mark.resume(
+    "A save of Accelerate, Lightning (`hpc_ckpt_N.ckpt`), torch.save or DCP is cut off",
+    "the newest whole one",
+    "as in the first of these rows",
+)
 def test_each_layout_has_its_own_sign_of_a_save_that_was_cut_off(tmp_path: Path) -> None:
     """The older one of each is whole. What a loader takes by its highest number is found, and why it is torn."""
     accelerate(tmp_path / "a/step_50")
@@ -201,6 +238,11 @@ def test_each_layout_has_its_own_sign_of_a_save_that_was_cut_off(tmp_path: Path)
     }
 
 
+@pytest.mark.resume(
+    "A save of DeepSpeed or Megatron is cut off, and its tracker names one",
+    "what the tracker names; it is not taken away",
+    "the log, where the tracker names the torn one: write the name of the whole one in there",
+)
 def test_what_a_tracker_names_is_not_taken_away_and_what_it_does_not_name_is_passed_over(tmp_path: Path) -> None:
     deepspeed(tmp_path / "global_step10")
     deepspeed(tmp_path / "global_step20", whole=False)
@@ -213,6 +255,11 @@ def test_what_a_tracker_names_is_not_taken_away_and_what_it_does_not_name_is_pas
     assert found.whole == tmp_path / "global_step10"
 
 
+@pytest.mark.resume(
+    "A checkpoint of a layout that is not known lacks files",
+    "whatever its program takes: it is not touched",
+    "nothing",
+)
 @pytest.mark.parametrize("names", [("5.txt", "6.txt"), ("weights.bin", "more.bin"), ("a.keras", "b.keras")])
 def test_of_a_layout_that_is_not_known_nothing_is_said_however_it_looks(tmp_path: Path, names: tuple[str, str]) -> None:
     for name in names:
@@ -310,6 +357,11 @@ def test_the_quarantine_of_accelerates_own_folder_lies_beside_it_for_its_loader_
     ]
 
 
+@pytest.mark.resume(
+    "Another program has written what looks torn, while nothing of the run was at work",
+    "whatever the program takes: it is not touched",
+    "nothing",
+)
 def test_what_another_program_writes_when_nothing_of_the_run_is_at_work_stays(
     launch: Launch, until: Until, tmp_path: Path
 ) -> None:
@@ -339,6 +391,11 @@ for step in range(begun + 1, begun + 31):
 """
 
 
+@pytest.mark.resume(
+    "The script is told where to go on from (`launch.resume`), and its newest file is torn",
+    "the newest whole one",
+    "… is torn",
+)
 def test_a_script_that_is_told_where_to_go_on_from_is_told_of_the_newest_whole_one(
     launch: Launch, until: Until, tmp_path: Path
 ) -> None:

@@ -31,6 +31,10 @@ def run(tmp_path: Path) -> RunDir:
     return run
 
 
+@pytest.mark.threat(
+    "Tens of thousands of attempts or launches slow down every look.",
+    "ftsupervise reads the first one and the newest thousand, and `status` says so.",
+)
 def test_of_very_many_attempts_the_first_and_the_newest_are_read_and_status_says_so(run: RunDir) -> None:
     read = ledger.ledger(run)
     assert [one.number for one in (*read[:2], read[-1])] == [1, MANY - ledger.NEWEST + 3, 12345]

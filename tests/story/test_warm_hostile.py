@@ -303,6 +303,10 @@ def test_a_rank_of_an_older_attempt_that_comes_late_ends_nobody(
     assert new.wait(30) == 0
 
 
+@pytest.mark.threat(
+    "Another account makes the standby's folder first.",
+    "The ranks start without the standby and do not wait for it.",
+)
 def test_a_place_that_somebody_else_made_keeps_nobody_waiting(tmp_path: Path) -> None:
     place = tmp_path / "place"
     place.mkdir()
@@ -327,6 +331,10 @@ def test_a_standby_that_does_not_answer_costs_a_bounded_time(standby: Callable[.
     assert "started cold: timed out" in done.stderr
 
 
+@pytest.mark.threat(
+    "Another account connects to the standby.",
+    "The standby sends it nothing and accepts nothing from it.",
+)
 @pytest.mark.root
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs to be root, to be another user")
 def test_another_user_gets_nothing_from_a_standby_and_gives_nothing_to_a_rank(

@@ -37,6 +37,10 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Desk:
     return Desk(tmp_path)
 
 
+@pytest.mark.fault(
+    "One run's directory is broken: files where folders belong",
+    "it is told, and the next run is watched",
+)
 def test_a_run_whose_launches_are_a_file_is_told_and_the_next_one_is_watched(desk: Desk) -> None:
     (desk.folder / "odd" / "launches").rmdir()
     (desk.folder / "odd" / "launches").touch()

@@ -36,6 +36,7 @@ def heard(folder: Path) -> list[str]:
     return path.read_text().splitlines() if path.exists() else []
 
 
+@pytest.mark.fault("The settings of one run are broken", "that is reported, the others are watched")
 def test_a_run_whose_settings_are_broken_is_told_and_the_other_is_watched(two: Path) -> None:
     (two / "b" / "ftsupervise.yaml").write_text("name: [\n")
     for name in ("a", "b"):
@@ -71,6 +72,7 @@ def test_a_run_that_was_not_launched_yet_wakes_nobody_and_nothing_is_made_for_it
     assert not (two / "a" / "runs").exists()
 
 
+@pytest.mark.fault("The run directory vanishes", "one alert; it is not made anew")
 def test_a_run_directory_that_vanishes_is_an_alert_and_is_not_made_anew(two: Path, until: Callable[..., Any]) -> None:
     env = {**os.environ, "FTSUPERVISE_STATE_DIR": str(two / "state")}
     ft = [sys.executable, "-m", "ftsupervise"]

@@ -51,6 +51,7 @@ def looked(rundir: RunDir) -> list[Finding]:
     return list(check(Look(run=run, rundir=rundir, now=NOW, jobs=()), Settings()))
 
 
+@pytest.mark.fault("A watcher dies", "another watcher and the guard say so")
 def test_a_watcher_that_is_late_is_told_by_another(rundir: RunDir) -> None:
     other(rundir, timedelta(minutes=40))
     (finding,) = looked(rundir)

@@ -135,6 +135,10 @@ def test_a_key_that_is_an_option_of_sbatch_says_what_to_write_instead(line: str,
     assert "did you mean" not in said_now
 
 
+@pytest.mark.fault(
+    "A misspelt watchdog in `alerts.watchdogs` or in a route is never reached.",
+    "It is refused when the file is read.",
+)
 @pytest.mark.parametrize(
     ("alerts", "sentence"),
     [
@@ -163,6 +167,10 @@ def test_the_same_at_the_top_of_the_file() -> None:
         assert sentence.endswith(f"did you mean {meant!r}?")
 
 
+@pytest.mark.threat(
+    "A value contains a second option, such as `gres: 'gpu:8 --x'`, and reaches an #SBATCH line.",
+    "Every value has one strict form. ftsupervise refuses any other value before it writes a script.",
+)
 @pytest.mark.parametrize(
     ("lines", "sentence"),
     [

@@ -220,6 +220,10 @@ def test_an_unusual_number_is_refused_with_the_number_to_type(written: str, numb
     assert f'write {number}, or, where text is meant, type nodes: "{written}"' in problem.text
 
 
+@pytest.mark.threat(
+    "The settings of a run of somebody else hold a number of 200,000 digits, which took half an hour to read.",
+    "The time to read settings grows with their length alone, which is limited.",
+)
 @pytest.mark.parametrize(
     "text", ["9" * 200_000 + "h", "1_" * 100_000 + "x", "9:" * 100_000, "1." * 100_000, "1e" * 100_000]
 )

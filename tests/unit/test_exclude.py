@@ -94,6 +94,12 @@ def test_a_batch_host_may_die_with_its_supervisor_and_the_next_member_can_start_
     assert excluded_for_two(tmp_path / "b", rundir, ["n6", "n7", "n8", "n9"], "n7") == ["n7"]
 
 
+@pytest.mark.fault(
+    "Two nodes are lost one after the other while one more is excluded for its past: too few nodes are left for the "
+    "next member, and no watch runs",
+    "Nodes are excluded for their past only while enough others are up, with one (2 %) in reserve; nodes that do not "
+    "answer the supervisor are not up, whatever Slurm says yet",
+)
 def test_nodes_that_do_not_answer_the_supervisor_count_as_gone_before_slurm_knows_it(
     tmp_path: Path, rundir: RunDir
 ) -> None:
@@ -103,6 +109,10 @@ def test_nodes_that_do_not_answer_the_supervisor_count_as_gone_before_slurm_know
     assert excluded_for_two(tmp_path / "c", rundir, four, "n7", leaving=True, gone=frozenset({"n8", "n9"})) == []
 
 
+@pytest.mark.fault(
+    "A node that is excluded and down comes back, and is the one that is missing",
+    "What is down is excluded only where enough others are up without it",
+)
 def test_a_node_that_is_excluded_and_down_is_given_back_when_it_may_be_the_one_that_is_missing(
     tmp_path: Path, rundir: RunDir
 ) -> None:
@@ -110,6 +120,10 @@ def test_a_node_that_is_excluded_and_down_is_given_back_when_it_may_be_the_one_t
     assert excluded_for_two(tmp_path / "a", rundir, ["n6", "n7"], "n7", leaving=True, gone=frozenset({"n7"})) == []
 
 
+@pytest.mark.fault(
+    "Slurm requeues a job with the list it started with, in front of its array",
+    "Where jobs are requeued the reserve is kept also when the supervisor leaves",
+)
 def test_a_supervisor_that_leaves_uses_the_reserve_up_unless_slurm_may_requeue_what_starts_then(
     tmp_path: Path, rundir: RunDir
 ) -> None:

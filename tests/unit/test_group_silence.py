@@ -45,6 +45,10 @@ def test_what_is_not_seen_for_sure_makes_nobody_silent(seen: LighthousePage | Pa
     assert silent_members(seen, "g000:a", MEMBERS, HEARTBEAT) == ()
 
 
+@pytest.mark.threat(
+    "A stranger sends one heartbeat by a name that looks like that of a group, and is silent from then on.",
+    "Of names that look the same the later heartbeat counts: nobody gives up a step for it.",
+)
 def test_of_two_names_that_look_the_same_the_later_heartbeat_counts_so_that_no_stranger_makes_a_member_silent() -> None:
     member, stranger = page(g000_a=0.1, g001_b=0.1), page(g001_b=70.0)
     assert (

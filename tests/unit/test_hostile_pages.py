@@ -89,6 +89,12 @@ pages = st.one_of(st.binary(max_size=200), objects.map(lambda page: json.dumps(p
 _TIMES = b'{"at": "9999-12-31T23:59:59-14:00", "every": 1e309, "incidents": [{"node": "n", "at": "9999-12-31T23:59:59-14:00"}]}'
 
 
+@pytest.mark.threat(
+    "A file holds arbitrary bytes: NaN, 1e309, 250 digits, a time without zone, the year 9999, brackets, half a "
+    "surrogate pair.",
+    "One parser turns them into finite numbers, times in UTC and printable text. It skips the rest or reports it in "
+    "a sentence.",
+)
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(page=pages)
 @example(page=b'{"nodes": "n[1-"}')
@@ -122,6 +128,10 @@ def _huge(path: Path) -> None:
         file.truncate(1_000_000_000)
 
 
+@pytest.mark.threat(
+    "A FIFO, a link to `/dev/zero`, a folder or a file of 1 GB lies in the place of a file.",
+    "ftsupervise reads only regular files, never waits, and stops at its bound.",
+)
 @pytest.mark.parametrize(
     "lay", [_fifo, _endless, Path.mkdir, _huge], ids=["FIFO", "link to /dev/zero", "folder", "1 GB"]
 )
@@ -151,6 +161,10 @@ def read_all_but_errors(run: RunDir) -> None:
         assert (run.state).is_dir()
 
 
+@pytest.mark.threat(
+    "Folders among attempts and launches are named with digits of other scripts (²).",
+    "Only plain digits count as a number.",
+)
 def test_a_folder_of_names_that_look_like_numbers_holds_only_numbers(tmp_path: Path) -> None:
     run = RunDir(tmp_path / "run")
     for name in ("²", "٣", "1" * 40, "0002", "x", "-1", "1_0"):
@@ -160,6 +174,10 @@ def test_a_folder_of_names_that_look_like_numbers_holds_only_numbers(tmp_path: P
     assert [one.number for one in launches.launches(run)] == [2]
 
 
+@pytest.mark.threat(
+    "`watch/watchers` holds 50,000 files.",
+    "ftsupervise reads 200 of them, its own first, and a finding says so.",
+)
 def test_fifty_thousand_watcher_files_are_bounded_and_said(tmp_path: Path) -> None:
     run = RunDir(tmp_path / "run")
     place = heartbeat_page.watcher_folder(run)
@@ -175,6 +193,10 @@ def test_fifty_thousand_watcher_files_are_bounded_and_said(tmp_path: Path) -> No
     assert len(known) <= heartbeat_page.MOST_WATCHERS
 
 
+@pytest.mark.threat(
+    "A stranger's file in `nodes/` excludes nodes, or a file in `watch/watchers` claims to be a watch.",
+    "A file is trusted only from the folder's owner, this account, root, and group members if the folder is shared.",
+)
 def test_what_a_stranger_wrote_into_nodes_or_watchers_is_not_believed(tmp_path: Path) -> None:
     if os.geteuid() != 0:
         pytest.skip("needs root to give files away")
@@ -203,6 +225,10 @@ def test_what_a_stranger_wrote_into_nodes_or_watchers_is_not_believed(tmp_path: 
     assert any("w.json" in text and "nobody" in text for text in known.problems)
 
 
+@pytest.mark.threat(
+    "A group member edits the mark of a node that was made with umask 002.",
+    "The mark counts, and its text is ignored.",
+)
 def test_what_a_group_could_have_written_into_a_mark_is_not_read_but_the_mark_stands(tmp_path: Path) -> None:
     if os.geteuid() != 0:
         pytest.skip("needs root to give files to a group")
@@ -216,6 +242,10 @@ def test_what_a_group_could_have_written_into_a_mark_is_not_read_but_the_mark_st
     assert (found.who, found.until) == ("", None)
 
 
+@pytest.mark.threat(
+    "A host list such as `n[0-99999][0-99999]` would fill the memory.",
+    "The nodes are counted first. A list of more than 200,000 is refused.",
+)
 @settings(max_examples=300, deadline=None)
 @given(st.text(alphabet="n0129[]-,²٣ ", max_size=40))
 @example("n[0-99999][0-99999]")
@@ -249,6 +279,11 @@ def test_a_page_is_a_regular_file_of_finite_numbers(tmp_path: Path) -> None:
     assert stat.S_ISREG(path.stat().st_mode)
 
 
+@pytest.mark.threat(
+    "A line of a log is made to be slow to search (20,000 characters took `logs --errors` a minute), or begins with "
+    "a number of thousands of digits.",
+    "The search takes a time that grows with the length alone, and a longer number is none of a rank.",
+)
 def test_no_line_of_a_log_is_slow_to_search_and_no_number_in_it_stops_its_reader() -> None:
     lines = ["a." * 10_000, "9" * 19_000 + ": x", "x" * 20_000 + " failed", "1: KeyError"]
     began = time.process_time()

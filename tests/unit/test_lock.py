@@ -78,6 +78,10 @@ def test_what_the_project_names_is_locked_for_every_python_it_supports(extra: st
     assert "setuptools" in versions, "the build of ftsupervise itself fetches nothing"
 
 
+@pytest.mark.threat(
+    "The tests install an untested version of a package.",
+    "Only the locked versions are installed and run.",
+)
 def test_what_runs_here_is_what_is_locked() -> None:
     """``make`` takes the lock, not whatever is newest today."""
     other = {}
@@ -91,12 +95,17 @@ def test_what_runs_here_is_what_is_locked() -> None:
     assert not other, "rm -rf .venv, and make it again"
 
 
+@pytest.mark.fault("A dependency changes its interface in a new major version", "upper bounds in `pyproject.toml`")
 @pytest.mark.parametrize("name", ["click", "pydantic", "aiosmtpd", "psutil", "slack-sdk", "requests"])
 def test_what_has_changed_its_interface_before_has_an_upper_bound(name: str) -> None:
     [one] = {str(one.specifier) for one in wanted("test") if one.name == name}
     assert "<" in one
 
 
+@pytest.mark.threat(
+    "A package that `make` installs is exchanged at the registry.",
+    "Each file must match a hash in `.ci/lock`, and the build fetches nothing.",
+)
 def test_nothing_is_fetched_beside_the_lock() -> None:
     text = (ROOT / ".ci" / "install").read_text()
     installs = [line for line in text.splitlines() if re.match(r"\s*(pip install)", line)]

@@ -72,6 +72,7 @@ HARMLESS: dict[str, Curve] = {
 }
 
 
+@pytest.mark.fault("A spike of the loss that recovers, a warm-up, a restart of the learning rate", "nothing")
 @pytest.mark.parametrize("name", HARMLESS)
 def test_a_loss_that_is_only_restless_never_diverges(name: str) -> None:
     for seed in range(4):

@@ -1,45 +1,52 @@
-"""The tables of threats and faults: each row names a test that exists, and there are as many as were promised."""
+"""The tables of threats and faults: each row is that of a test, and there are as many as were promised."""
 
 from __future__ import annotations
 
-import ast
-from pathlib import Path
+import os
 
 import pytest
 
-from tests.matrix import PAGES, ROOT, Row, main, rows
+from tests.matrix import MARKS, PAGES, Row, all_rows, main, rows_in, written
 
 
-def names_in(path: Path) -> set[str]:
-    return {node.name for node in ast.walk(ast.parse(path.read_text("utf-8"))) if isinstance(node, ast.FunctionDef)}
+@pytest.fixture(scope="module")
+def every() -> list[Row]:
+    return all_rows()
 
 
 @pytest.mark.parametrize(("name", "least"), [("security", 40), ("faults", 60), ("chain", 20), ("resume", 30)])
-def test_each_table_has_its_rows_and_each_row_a_test_that_exists(name: str, least: int) -> None:
-    table = rows(PAGES[name])
-    assert len(table) >= least
-    assert [row for row in table if row.test not in names_in(ROOT / row.file)] == []
+def test_each_page_has_the_rows_of_its_tests(every: list[Row], name: str, least: int) -> None:
+    rows = [row for row in every if row.page == name]
+    text = PAGES[name].read_text("utf-8")
+    made = written(name, text, rows)
+    if os.environ.get("UPDATE_MANUAL"):
+        PAGES[name].write_text(made, "utf-8")
+        text = made
+    assert len(rows) >= least
+    assert text == made, 'type: UPDATE_MANUAL=1 make quick ARGS="-k test_matrix"'
 
 
-@pytest.mark.parametrize("name", PAGES)
-def test_no_line_of_a_table_is_passed_over_for_its_form(name: str) -> None:
-    lines = [line for line in PAGES[name].read_text("utf-8").splitlines() if line.startswith("|") and "tests/" in line]
-    assert len(lines) == len(rows(PAGES[name]))
+def test_no_row_stands_twice(every: list[Row]) -> None:
+    assert len({row.cells[0] for row in every}) == len(every)
 
 
-def test_no_row_stands_twice() -> None:
-    both = [row for page in PAGES.values() for row in rows(page)]
-    assert len({row.what for row in both}) == len(both)
+def test_a_row_is_read_as_it_stands_and_a_wrong_one_is_named() -> None:
+    text = '@pytest.mark.fault("a `|`-less fault", "the "\n    "answer")\ndef test_it() -> None: ...\n'
+    assert list(rows_in(text, "a.py")) == [Row("faults", ("a `|`-less fault", "the answer"), "a.py", "test_it")]
+    with pytest.raises(ValueError, match=r"a.py:1: a row of security has 2 cells"):
+        list(rows_in('@pytest.mark.threat("one")\ndef test_it() -> None: ...\n', "a.py"))
 
 
-def test_a_row_is_read_as_it_stands(tmp_path: Path) -> None:
-    page = tmp_path / "page.md"
-    page.write_text(
-        "| a `|`-less threat | the answer | `tests/unit/test_matrix.py::test_no_row_stands_twice` |\n| x | y |\n"
-    )
-    assert rows(page) == [
-        Row("a `|`-less threat", "the answer", "tests/unit/test_matrix.py", "test_no_row_stands_twice")
+def test_a_row_that_is_new_comes_behind_those_of_its_file_and_one_that_is_gone_goes() -> None:
+    head = MARKS["fault"][1]
+    text = f"# F\n\n{head}\n|---|---|\n| one | a |\n| two | b |\n| gone | c |\n\nthe rest\n"
+    rows = [
+        Row("faults", ("one", "other words"), "a.py", "test_one"),
+        Row("faults", ("new", "d"), "a.py", "test_new"),
+        Row("faults", ("two", "b"), "b.py", "test_two"),
     ]
+    lines = written("faults", text, rows).splitlines()
+    assert lines[4:] == ["| one | other words |", "| new | d |", "| two | b |", "", "the rest"]
 
 
 def test_a_table_that_does_not_exist_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -108,6 +108,11 @@ def test_a_gpu_that_is_full_stops_the_run_and_the_words_name_it() -> None:
     assert short.words == "memory of GPU 1 97.5% used, limit 95%" and not said
 
 
+@pytest.mark.fault(
+    "A GPU's memory is full",
+    "garbage and the allocator's cache are given back once; if that is not enough, the loop saves and leaves (tested "
+    "with a stand-in for `torch.cuda`, and on a GPU where the tests find one)",
+)
 def test_before_that_garbage_and_the_cache_are_given_back_once_in_ten_minutes() -> None:
     cuda = Cuda((2, 76, 2))
     cuda.garbage = 20

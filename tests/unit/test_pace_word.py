@@ -202,6 +202,10 @@ def test_a_rank_that_the_others_do_not_wait_for_is_named_when_it_stays_behind() 
     assert verdict_of(run, (JOB,), "")[1].startswith("job 88_1; rank 3 on node-1 is 640 steps behind")
 
 
+@pytest.mark.fault(
+    "The run directory hangs for half a minute while the supervisor writes its page",
+    "the next page comes after a minute at most",
+)
 def test_a_page_that_hung_is_followed_by_the_next_after_a_minute_at_most() -> None:
     assert pause_after(0.01) == 5.0
     assert pause_after(1.0) == 20.0, "a slow file system is not written to all the time"

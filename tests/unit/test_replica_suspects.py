@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from ftsupervise.replicas.lighthouse_page import GroupHeartbeat, LighthousePage, QuorumMember
 from ftsupervise.replicas.stores import hosts_of, store_answers
 from ftsupervise.replicas.suspects import LiarWatch, MemberTrouble, SuspectWatch, far_ahead, suspects
@@ -64,6 +66,10 @@ def test_a_group_that_never_made_the_step_that_it_told_is_said_to_be_ahead_once(
     assert one.words == "group g000 told the lighthouse step 1000000010, and its ranks are at step 10"
 
 
+@pytest.mark.threat(
+    "The address of a group's store on the page leads to a host of a stranger's choice.",
+    "It is connected to only where it is one of the run's own nodes.",
+)
 def test_a_store_is_asked_for_on_the_runs_own_nodes_alone() -> None:
     for store in (
         "evil.example:80",

@@ -238,6 +238,12 @@ def test_attempts_of_one_job_use_up_one_member() -> None:
     assert not used_up([one._replace(job_id="") for one in night]), "outside a job there is no chain"
 
 
+@pytest.mark.chain(
+    "Members end in different ways (an exit code, a lost supervisor, a lost node), none with a new checkpoint",
+    "After the third the brake comes on, though no failure came three times",
+    "3",
+    "The brake alert names the three ways",
+)
 def test_members_that_end_in_different_ways_are_three_too() -> None:
     night = [attempt(1, "exit 1", job_id="88_1"), lost(2), attempt(3, "node failure", "node", job_id="88_3")]
     verdict = decide(Situation(night), Budgets())
@@ -247,6 +253,12 @@ def test_members_that_end_in_different_ways_are_three_too() -> None:
     assert decide(Situation(night, asked="asked to stop (SIGTERM)"), Budgets()).move is NextAction.LEAVE
 
 
+@pytest.mark.chain(
+    "A member is cancelled or preempted between members that fail",
+    "It counts neither for nor against the run",
+    "only the others count",
+    "Nothing for that",
+)
 def test_what_somebody_asked_for_uses_no_member_up_and_does_not_make_the_others_good() -> None:
     cancelled = Cause(CauseKind.CANCELLED, signal=15)
     asked = [lost(n, failure=None, cause=cancelled, stop_signal=15) for n in (2, 3, 4)]
@@ -254,6 +266,12 @@ def test_what_somebody_asked_for_uses_no_member_up_and_does_not_make_the_others_
     assert [one.number for one in used_up([lost(1), *asked, lost(5)])] == [1, 5]
 
 
+@pytest.mark.chain(
+    "A supervisor of a loop that tells no steps is killed after 20 hours",
+    "Its log says until when it lived: that was progress",
+    "none",
+    "The ledger: ended without a record",
+)
 def test_a_member_that_saved_a_later_step_or_ran_for_hours_without_telling_is_not_used_up() -> None:
     assert not used_up([lost(1), lost(2), lost(3, first_step=1, last_step=120, saved=100)])
     assert [one.number for one in used_up([lost(1, first_step=1, saved=100), lost(2), lost(3)])] == [2, 3]
@@ -289,6 +307,13 @@ def test_members_that_were_warned_and_saved_or_trained_for_most_of_their_time_go
         assert decide(Situation(one, over=over), ON).move is NextAction.LEAVE
 
 
+@pytest.mark.chain(
+    "Somebody takes the run back to an older checkpoint",
+    "Progress counts from there, and the failures before count no more; this is believed once until the run is "
+    "further than ever",
+    "none",
+    "Nothing",
+)
 def test_a_run_that_somebody_took_back_makes_progress_from_there_and_the_failure_before_counts_no_more() -> None:
     before = [attempt(1, first_step=1, last_step=1050, saved=1000)]
     before += [attempt(n, first_step=1001, last_step=1050) for n in (2,)]

@@ -19,6 +19,11 @@ OURS = "2026-11-22T03:00:00Z ftsupervise"  # not the time of day: each worker of
 STACK = 'Traceback (most recent call last):\n  File "train.py", line 7, in <module>\n    step()\n'
 
 
+@pytest.mark.fault(
+    "People read exit 1 and have to look for why",
+    "The line of the output that decides (an ECC error, the exception, no output) goes with the cause into status, "
+    "alerts and end.json",
+)
 @pytest.mark.parametrize(
     ("code", "death", "output", "detail"),
     [
@@ -108,6 +113,10 @@ def test_output_without_a_newline_is_not_kept_and_what_srun_says_behind_it_is_st
     assert found is not None and found.words() == "rank 3 on node-0 killed by SIGKILL"
 
 
+@pytest.mark.threat(
+    "A rank writes control characters into its error file.",
+    "They are replaced when the file is read.",
+)
 def test_the_error_file_of_a_rank_is_printable(tmp_path: Path) -> None:
     path = tmp_path / "error.json"
     path.write_text(json.dumps({"message": {"message": "ValueError: \x1b[2Jbad\nmore"}}))

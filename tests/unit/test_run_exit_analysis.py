@@ -10,6 +10,10 @@ from ftsupervise.ranks.protocol import RankExit
 from ftsupervise.run.exit_analysis import cause_of, first_death, is_believed, named_alone
 
 
+@pytest.mark.fault(
+    "slurmstepd's lines read otherwise: several slurmds on a host, 24.11, 26.05",
+    "All recorded forms are known",
+)
 @pytest.mark.parametrize(
     ("lines", "cause"),
     [

@@ -146,6 +146,10 @@ def test_an_environment_is_parted_from_its_secrets() -> None:
     assert out == ("OURS", "SLACK_HOOK", "https_proxy")
 
 
+@pytest.mark.threat(
+    "A server repeats a secret in its error message, encoded as base64 or with `%`.",
+    "ftsupervise removes the secret from the message.",
+)
 @pytest.mark.parametrize(
     "encoded",
     [
@@ -187,6 +191,7 @@ def test_shell_lines_that_set_a_secret_are_seen() -> None:
     assert secrecy.assigned('export HF_TOKEN="$(cat ~/.hf_token)"\nX_KEY=$1\nKEYS=3\nHF_TOKEN=') == ""
 
 
+@pytest.mark.threat("A text is made to slow down the search for secrets.", "The search takes milliseconds.")
 def test_hostile_text_costs_no_time() -> None:
     began = time.monotonic()
     for hostile in (

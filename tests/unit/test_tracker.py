@@ -46,6 +46,10 @@ def test_without_a_page_there_is_none(env: dict[str, str]) -> None:
     assert from_environment(env) is None
 
 
+@pytest.mark.threat(
+    "The environment of a training names an address of a tracker that is none, or has a password in it.",
+    "Only a plain http or https address is shown, without user, password and query.",
+)
 def test_passwords_and_keys_in_an_address_are_left_out() -> None:
     env = {"MLFLOW_TRACKING_URI": "https://ada:s3cret@mlflow.example.org/x?token=s3cret", "MLFLOW_RUN_ID": "1"}
     found = from_environment(env)

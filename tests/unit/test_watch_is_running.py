@@ -168,6 +168,10 @@ def test_a_maintenance_and_the_share_of_others_are_waits(tmp_path: Path, reason:
     assert look(tmp_path, job("88", JobState.PENDING, reason=reason))[0].health is Health.OK
 
 
+@pytest.mark.fault(
+    "Slurm holds a job by itself (a prolog failed), and prints the reason with spaces",
+    "the watch says that it never starts; it is no successor",
+)
 @pytest.mark.parametrize(
     "reason",  # as squeue's %r prints them: with spaces
     [
@@ -396,6 +400,10 @@ def test_a_launch_that_has_written_no_page_yet_has_submitted_nothing() -> None:
     assert jobs_of_run("tr11", [claimed], [job("99_1", comment="ftsupervise:tr11:0123456789ab")], frozenset()) == ()
 
 
+@pytest.mark.threat(
+    "A file of the run claims the id of somebody else's job.",
+    "The job counts only if it also belongs to the run's own people.",
+)
 def test_a_stranger_s_job_with_an_id_that_a_page_of_the_run_claims_is_not_this_run_s() -> None:
     assert jobs_of_run("tr11", [LAUNCH], [job("88_1", comment="", user="nobody")], frozenset()) == ()
 
@@ -406,6 +414,10 @@ def test_a_colleague_s_job_to_which_the_launch_was_attached_counts() -> None:
     assert jobs_of_run("tr11", [attached], [theirs], frozenset()) == (theirs,)
 
 
+@pytest.mark.fault(
+    "Somebody trains another checkout by hand under the same name",
+    "a job that was submitted elsewhere is not taken for this run's",
+)
 @pytest.mark.parametrize(
     ("directory", "counts"),
     [

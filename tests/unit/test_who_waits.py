@@ -256,6 +256,11 @@ def found(of: str) -> dict[str, dict[str, str]]:
     return files
 
 
+@pytest.mark.threat(
+    "New code waits for a thread, a child, a lock or a socket without a bound, or a process that keeps the time of "
+    "others reads a disk itself.",
+    "A test walks the source and names it, unless it stands in a table with what ends it.",
+)
 def test_whoever_waits_without_a_bound_stands_in_the_table_with_what_ends_it() -> None:
     all_of = found("waits")
     new = [

@@ -231,6 +231,11 @@ def sources() -> dict[str, ast.Module]:
     return {path.relative_to(PACKAGE).as_posix(): ast.parse(path.read_text("utf-8")) for path in files}
 
 
+@pytest.mark.threat(
+    "New code makes, opens to write, moves or removes a file, or sets rights, without the functions that apply the "
+    "rules.",
+    "A test walks the source and names it, unless it stands in a table with the reason.",
+)
 def test_whoever_writes_past_the_rooms_stands_in_the_table_with_a_reason() -> None:
     unknown, gone = [], []
     for file, tree in sources().items():
@@ -373,6 +378,10 @@ def test_whoever_acts_for_a_run_asks_before() -> None:
         assert asks <= named, f"{file} no longer asks: {asks - named}"
 
 
+@pytest.mark.threat(
+    "New code acts by the settings of a run, or for one, without asking whose it is; or a new command does.",
+    "A test walks the source and the table of commands.",
+)
 def test_every_command_is_known_to_show_or_to_ask() -> None:
     assert COMMANDS.keys() == READ_ONLY | OWN_ONLY | ACTS.keys()
     assert set(ACTS.values()) <= ASKS.keys()
