@@ -79,7 +79,7 @@ def check(watchdog: str, runs: tuple[str, ...], as_json: bool, trust: bool, nagi
     if watchdog != "all" and watchdog not in WATCHDOGS:
         wrong = f"no watchdog is called {watchdog!r}{did_you_mean(watchdog, (*WATCHDOGS, 'all'))}"
         raise UsageError(wrong, hint=f"there are: all, {', '.join(WATCHDOGS)}")
-    settings = [load_settings(settings_of(run), trust=trust) for run in runs or (None,)]
+    settings = [load_settings(settings_of(run, judged=False), trust=trust) for run in runs or (None,)]
     if watchdog != "all":
         settings = [_switched_on(one, watchdog) for one in settings]
     looked = [(one, *_look(one, names)) for one in settings]

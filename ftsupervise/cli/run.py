@@ -124,7 +124,7 @@ def _run(run_dir: str | None, name: str | None, command: tuple[str, ...], **valu
 
     answer_parent(os.environ)
     try:
-        rundir = RunDir(Path(run_dir).absolute()) if run_dir else find_run(None, launched=False)
+        rundir = RunDir(Path(run_dir).absolute()) if run_dir else find_run(None, launched=False, judged=False)
     except NotFound as error:  # the words after the options are the command
         error.hint = "name its directory: ftsupervise run --run-dir runs/NAME -- COMMAND"
         raise

@@ -11,6 +11,7 @@ import os
 import re
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -99,14 +100,26 @@ def _is_ours(root: Path) -> bool:
         return False
 
 
-def find_run(argument: str | None, *, launched: bool = True) -> RunDir:
+def find_run(argument: str | None, *, launched: bool = True, judged: bool = True) -> RunDir:
     """Return the run that ``argument`` (a directory, a YAML file, a name, or nothing) means.
 
     Raises NotFound; also for a run that has no directory yet, unless ``launched`` is False. NoAnswer: a person waits, and its
-    file system does not answer.
+    file system does not answer. NotTrusted: another directory lies there than this account has launched, or first watched;
+    unless the caller judges that itself (``judged`` False).
     """
     _require_answer(argument)
-    return _find_launched(argument, launched)
+    found = _find_launched(argument, launched)
+    if judged:
+        _require_same(found)
+    return found
+
+
+def _require_same(rundir: RunDir) -> None:
+    """Raise NotTrusted where another directory lies in the place of the run. What cannot be seen in time is not judged here."""
+    from ftsupervise.rundir import pinned
+
+    with suppress(OSError):
+        in_time(lambda: pinned.require(state_dir(), rundir, copies=True), WITHIN)
 
 
 def _require_answer(argument: str | None) -> None:
@@ -253,11 +266,12 @@ def cron_directory(argument: Path | None, env: Mapping[str, str] = os.environ) -
 # the name it was launched under. ``find_run`` finds the directory, the functions below find the settings.
 
 
-def settings_of(name: str | None, *, bounded: bool = True) -> Path:
+def settings_of(name: str | None, *, bounded: bool = True, judged: bool = True) -> Path:
     """The file with the settings of the run ``name``: the one that is named, or beside which it lies, else run.yaml, as it
     was launched. A run that was typed by hand has the ftsupervise.yaml that names its directory, else a run.yaml which is
     read as the defaults and does not exist. Nothing said: the run of this job, else ./ftsupervise.yaml. Raises NotFound,
-    ConfigError; NoAnswer as ``find_run`` does, unless the caller has a bound of its own (``bounded`` False).
+    ConfigError; NoAnswer and NotTrusted as ``find_run`` does, unless the caller has a bound of its own (``bounded`` False) or
+    judges what lies there (``judged`` False).
     """
     if bounded:
         _require_answer(name)
@@ -270,6 +284,8 @@ def settings_of(name: str | None, *, bounded: bool = True) -> Path:
     if name is not None and (path / CONFIG_NAME).is_file():
         return path / CONFIG_NAME
     rundir = _find_launched(name, True)
+    if judged:
+        _require_same(rundir)
     if rundir.config.is_file():
         return rundir.config
     if kind := files.odd_kind(rundir.config):

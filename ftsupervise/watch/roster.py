@@ -113,7 +113,7 @@ def read(name: str | None, known: KnownRun | None, *, trust: bool = False) -> Kn
     try:
         from ftsupervise.config.believed import load_believed
 
-        path = known.path if known is not None else settings_of(name, bounded=False)  # the tick has one
+        path = known.path if known is not None else settings_of(name, bounded=False, judged=False)  # the tick has one
         stamp = _stamp(path)
         if known is not None and known.stamp == stamp:
             return known

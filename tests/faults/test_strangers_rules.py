@@ -20,9 +20,10 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import NamedTuple
 
+import click
 import pytest
 
-from ftsupervise.cli import checkpoint_copies, checkpoint_upkeep
+from ftsupervise.cli import checkpoint_copies, checkpoint_upkeep, ftsupervise
 from ftsupervise.config.believed import load_believed
 from ftsupervise.config.load import leaves, loads, values
 from ftsupervise.config.strict_yaml import dotted
@@ -512,6 +513,66 @@ def test_no_status_shows_a_directory_that_was_put_in_the_runs_place_as_the_run(p
         assert done.code == 0 and "was replaced by another" in done.said and "exit 0" not in done.said, (words, done)
 
 
+def commands_with_a_run() -> Iterator[tuple[str, click.Command]]:
+    """Every command of click's table that has an argument for a run."""
+
+    def walk(name: str, command: click.Command) -> Iterator[tuple[str, click.Command]]:
+        if isinstance(command, click.Group):
+            for word in command.list_commands(click.Context(command)):
+                below = command.get_command(click.Context(command), word)
+                assert below is not None
+                yield from walk(f"{name} {word}".strip(), below)
+        elif any(one.name in ("run", "runs", "name") for one in command.params):
+            yield name, command
+
+    yield from walk("", ftsupervise)
+
+
+# ``watch`` and ``check`` say it with the alert, ``forget`` is for what is gone, ``launch`` asks whose the directory is, ``run``
+# is typed by a job that has the token, ``cron`` has entries of that name, and a lighthouse's program reads no run.
+OTHERWISE = {"watch", "check", "forget", "launch", "run"}
+
+
+@pytest.mark.threat(
+    "You name your run to any other command (`logs`, `alerts`, `checkpoints list`, `kill`, `nodes`, `config show` …), and a "
+    "stranger's directory lies in its place.",
+    "The command says that it was replaced, shows nothing of it and changes nothing in it.",
+)
+def test_no_command_that_takes_a_run_takes_a_directory_that_was_put_in_its_place(project: Project) -> None:
+    def lay() -> None:
+        project.run.rename(project.away)
+        subprocess.run(
+            ["cp", "-r", str(project.away), str(project.run)], stderr=subprocess.DEVNULL, timeout=60, check=False
+        )
+        (project.run / "logs" / "forged-1.out").write_text("forged\n")
+
+    project.own(lay, EVE)
+    before = sorted((str(one), one.lstat().st_mtime_ns) for one in project.run.rglob("*"))
+    seen = set()
+    for name, command in commands_with_a_run():
+        if name.partition(" ")[0] in (*OTHERWISE, "cron", "sandbox") or name in ("groups run", "groups member"):
+            continue
+        words = [*name.split(), *typed_for(command)]
+        done = project.type(*words)
+        assert done.code != 0 and "was replaced by another" in done.said and "forged" not in done.said, (words, done)
+        seen.add(name)
+    assert {"logs", "checkpoints list", "kill", "save", "clear", "nodes list", "alerts list", "config show"} <= seen
+    assert sorted((str(one), one.lstat().st_mtime_ns) for one in project.run.rglob("*")) == before
+
+
+def typed_for(command: click.Command) -> list[str]:
+    """What a person types behind a command that names the run."""
+    words = []
+    for one in command.params:
+        if isinstance(one, click.Argument):
+            words += ["thesis"] if one.name in ("run", "runs", "name") else ["x"] * max(1, one.nargs)
+        elif one.name == "run":
+            words += ["--run", "thesis"]
+        elif one.required:
+            words += [one.opts[0], "x"]
+    return words
+
+
 @pytest.mark.threat(
     "A directory in the place of your run has `switches`, `state` or `nodes` as links into a private folder of "
     "yours, and you type `save`, `kill`, `clear` or `nodes`.",
@@ -551,6 +612,9 @@ def test_nothing_that_is_typed_for_a_run_is_written_through_a_link_of_a_stranger
 
     project.own(make)
     project.own(lay, EVE)
+    shutil.rmtree(
+        project.home / "state" / "watch" / "seen"
+    )  # it was launched from another home: no note says what lay there
     before = modes(private)
     more = ["--reason", "x"] if words[0] == "nodes" else []
     done = project.type(*words, str(project.run), *more)
