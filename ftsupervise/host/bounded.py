@@ -22,7 +22,7 @@ from typing import IO
 from ftsupervise import host
 from ftsupervise.host import pulse
 from ftsupervise.host.begin import StartedProgram, begin
-from ftsupervise.host.processes import end_group, send
+from ftsupervise.host.processes import die_with_parent, end_group, send
 
 _AT_LEAST = 1.0  # least seconds for a command
 
@@ -151,7 +151,13 @@ def run(
         try:
             with _starting:
                 child = begin(
-                    argv, (given.fileno(), written[1] if output_limit else null, written[0]), env=env, cwd=cwd
+                    argv,
+                    (given.fileno(), written[1] if output_limit else null, written[0]),
+                    env=env,
+                    cwd=cwd,
+                    before_exec=die_with_parent(
+                        signal.SIGKILL
+                    ),  # who asked may leave before the bound, and nobody would end it
                 )
                 _waited_for.add(child.pid)
         finally:
