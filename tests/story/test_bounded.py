@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ftsupervise.host import bounded
+from tests.neighbours.supervised import alive
 
 Until = Callable[..., Any]
 
@@ -56,3 +59,19 @@ def test_a_command_that_writes_without_an_end_is_ended_while_it_writes_and_its_s
 def test_a_long_answer_is_no_endless_one() -> None:
     done = bounded.run(["sh", "-c", "head -c 20000000 /dev/zero"], timeout=60)
     assert (done.code, done.endless, len(done.stdout)) == (0, False, 20_000_000)
+
+
+def test_a_command_dies_with_the_process_that_has_asked_it(tmp_path: Path, until: Until) -> None:
+    """``report`` asks in a thread, and leaves before the bound."""
+    asks = f"""
+import os, sys, threading, time
+from ftsupervise.host import bounded
+from tests.neighbours.supervised import alive
+asks = lambda: bounded.run(["sh", "-c", "echo $$ > {tmp_path}/pid; exec sleep 600"], timeout=600)
+threading.Thread(target=asks, daemon=True).start()
+while not os.path.exists("{tmp_path}/pid"): time.sleep(0.01)
+os._exit(0)
+"""
+    subprocess.run([sys.executable, "-c", asks], check=True, timeout=60)
+    pid = int((tmp_path / "pid").read_text())
+    until(lambda: not alive(pid), "its end")
