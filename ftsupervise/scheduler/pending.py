@@ -82,12 +82,12 @@ def never_starts(reason: str) -> tuple[str, str] | None:
         what, setting = _RESOURCES.get(found["what"], _OTHER)
         long = ", for as long as it may run," if found["long"] else ""
         return (
-            f"it asks for more {what}{long} than {_WHOSE[found['whose']]} gives to one job",
-            f"correct {setting} {_AGAIN}",
+            f"it asks for more {what}{long} than {_WHOSE[found['whose']]} gives",
+            f"correct {setting}",
         )
     if found := _TOO_LITTLE.fullmatch(word):
         what, setting = _RESOURCES.get(found["what"], _OTHER)
-        return f"it asks for fewer or less {what} than its QOS demands", f"correct {setting} or launch.qos {_AGAIN}"
+        return f"it asks for fewer or less {what} than its QOS demands", f"correct {setting} or launch.qos"
     if found := _BUDGET.fullmatch(word):
         whose = _WHOSE[found["whose"] or found["wall"]]
         return (

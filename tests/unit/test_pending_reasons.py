@@ -26,15 +26,15 @@ def test_each_reason_of_slurm_is_a_wait_or_never_ends(reason: str) -> None:
     [
         (
             "QOSMaxGRESPerJob",
-            "it asks for more GPUs or other gres than its QOS gives to one job",
+            "it asks for more GPUs or other gres than its QOS gives",
             "launch.gpus_per_node",
         ),
-        ("AssocMaxWallDurationPerJobLimit", "it asks for more time than its account gives to one job", "launch.time"),
+        ("AssocMaxWallDurationPerJobLimit", "it asks for more time than its account gives", "launch.time"),
         ("QOSMaxCpuMinutesPerJobLimit", "more CPUs, for as long as it may run, than its QOS", "launch.cpus_per_task"),
         ("QOSMinNode", "it asks for fewer or less nodes than its QOS demands", "launch.nodes or launch.qos"),
         ("AssocGrpGRESMinutes", "the budget of its account is used up", "sshare -l"),
         ("QOSGrpWallLimit", "the budget of its QOS is used up", "launch.qos"),
-        ("QOSMaxQuantumPerJob", "it asks for more of a resource than its QOS gives to one job", "correct launch"),
+        ("QOSMaxQuantumPerJob", "it asks for more of a resource than its QOS gives", "correct launch"),
     ],
 )
 def test_what_it_means_and_what_to_do_is_said(reason: str, what: str, do: str) -> None:
