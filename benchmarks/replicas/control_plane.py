@@ -36,9 +36,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from ftsupervise.host import processes
 from ftsupervise.host.ports import first_free
+from ftsupervise.replicas.bounds import Timeouts, derive, majority
 from ftsupervise.replicas.lighthouse import LighthousePlace, SupervisedLighthouse
-from ftsupervise.replicas.lighthouse_page import LighthousePage, look
-from ftsupervise.replicas.timeouts import Timeouts, derive, majority
+from ftsupervise.replicas.members import LighthousePage, look
 from tests.neighbours.managers import compiled
 
 OURS, THEIRS = "ours", "torchft_lighthouse"

@@ -22,7 +22,7 @@ from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
-from ftsupervise.replicas.lighthouse_record import read_lighthouse
+from ftsupervise.replicas.record import read_lighthouse
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.sandbox import Sandbox, temporary
 from ftsupervise.sandbox.conf import address

@@ -26,7 +26,7 @@ from benchmarks.replicas.scene import (
     stage,
     step_time,
 )
-from ftsupervise.replicas.lighthouse_record import read_lighthouse
+from ftsupervise.replicas.record import read_lighthouse
 from ftsupervise.rundir.ledger import ledger
 
 _START = 180.0  # seconds for the first steps

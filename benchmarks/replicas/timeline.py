@@ -21,8 +21,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks.replicas.local import LocalRun, local_run
 from benchmarks.replicas.scene import NAMES
-from ftsupervise.replicas.lighthouse_page import LighthousePage, look
-from ftsupervise.replicas.lighthouse_record import read_lighthouse
+from ftsupervise.replicas.members import LighthousePage, look
+from ftsupervise.replicas.record import read_lighthouse
 
 JOB = Path(__file__).with_name("job.py")
 PARTS = ("last step", "failed", "asks", "quorum", "configured", "step")

@@ -97,7 +97,7 @@ def _release_groups(rundir: RunDir) -> None:
     from datetime import datetime, timezone
 
     from ftsupervise.errors import from_os_error
-    from ftsupervise.replicas.groups import group_names
+    from ftsupervise.replicas.table import group_names
     from ftsupervise.rundir.switches import release_brake
 
     for group in map(rundir.group, group_names(rundir)):

@@ -29,10 +29,10 @@ def _run(command: tuple[str, ...], **values: Any) -> None:
     other nodes of the job where theirs are lost. Ends when the run has finished, is asked to stop, or no group can go on.
     """
     from ftsupervise.guard.settings import warning_signal
-    from ftsupervise.run.gate import SignalQueue
-    from ftsupervise.run.group_options import group_options
-    from ftsupervise.run.groups import GroupsOfJob
-    from ftsupervise.run.groups_apart import GroupsApart
+    from ftsupervise.host.signals import SignalQueue
+    from ftsupervise.replicas.apart import GroupsApart
+    from ftsupervise.replicas.job import GroupsOfJob
+    from ftsupervise.replicas.options import group_options
     from ftsupervise.run.lines import lines_aside
 
     settings, rest = _parted(command)
@@ -61,8 +61,8 @@ def _member(number: int, run_dir: str, name: str, command: tuple[str, ...], **va
     """
     from pathlib import Path
 
-    from ftsupervise.run.group_options import options_of_groups
-    from ftsupervise.run.groups_apart import member_command
+    from ftsupervise.replicas.apart import member_command
+    from ftsupervise.replicas.options import options_of_groups
     from ftsupervise.rundir.paths import RunDir, tell
 
     settings, rest = _parted(command)
@@ -114,7 +114,7 @@ def leave(group: str, run: str | None) -> None:
     RUN is a directory, an ftsupervise.yaml, or a name; default: ./ftsupervise.yaml.
     """
     from ftsupervise.config.find_run import find_run
-    from ftsupervise.run.group_options import let_leave
+    from ftsupervise.replicas.options import let_leave
 
     say(let_leave(find_run(run), group))
 
@@ -128,6 +128,6 @@ def join(group: str, run: str | None) -> None:
     RUN is a directory, an ftsupervise.yaml, or a name; default: ./ftsupervise.yaml.
     """
     from ftsupervise.config.find_run import find_run
-    from ftsupervise.run.group_options import let_join
+    from ftsupervise.replicas.options import let_join
 
     say(let_join(find_run(run), group))

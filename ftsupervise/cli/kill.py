@@ -79,7 +79,7 @@ def _end_held(rundir: RunDir, name: str) -> None:
     Only jobs that are certainly this run's, that wait, and that are on hold. The switch is up whatever comes of it.
     """
     from ftsupervise.errors import Error
-    from ftsupervise.replicas.groups import group_names
+    from ftsupervise.replicas.table import group_names
     from ftsupervise.rundir.switches import nothing_held, read_brake, still_held
 
     try:

@@ -54,7 +54,7 @@ def logs(
     RUN is a directory, an ftsupervise.yaml, or a name; default: ./ftsupervise.yaml.
     """
     from ftsupervise.config.find_run import find_run
-    from ftsupervise.replicas.groups import find_group, group_names
+    from ftsupervise.replicas.table import find_group, group_names
 
     whole = find_run(run)
     names = group_names(whole) if group is None and attempt is None else []

@@ -118,8 +118,8 @@ def _run(run_dir: str | None, name: str | None, command: tuple[str, ...], **valu
 
     from ftsupervise.config.find_run import find_run
     from ftsupervise.errors import NotFound, UsageError
+    from ftsupervise.replicas.process import answer_parent
     from ftsupervise.run import options_of, supervisor
-    from ftsupervise.run.group_pulse import answer_parent
     from ftsupervise.rundir.paths import ENV_GROUP, ENV_RUN, RunDir
 
     answer_parent(os.environ)

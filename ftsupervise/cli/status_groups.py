@@ -14,7 +14,7 @@ from ftsupervise.printable import printable
 from ftsupervise.units import count, show_duration
 
 if TYPE_CHECKING:
-    from ftsupervise.replicas.groups import ReplicaGroup
+    from ftsupervise.replicas.table import ReplicaGroup
     from ftsupervise.report.groups import GroupFault, GroupsSeen
 
 _COLOURS = {"running": "green", "stopped": "red", "waiting": "yellow", "unknown": "yellow"}
@@ -53,7 +53,7 @@ def group_lines(seen: GroupsSeen, now: datetime) -> Iterator[str]:
 
 def _stalls(seen: GroupsSeen, now: datetime) -> Iterator[str]:
     """Show the newest stalls of the groups that were left, oldest first."""
-    from ftsupervise.report.group_stalls import stall_rows
+    from ftsupervise.report.groups import stall_rows
 
     rows = stall_rows(seen)
     for row in reversed(rows[:_FAULTS]):

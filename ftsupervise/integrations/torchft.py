@@ -11,7 +11,7 @@
         optimizer.step()
 
 ``ReplicaManager`` is torchft's ``Manager`` with the addresses and timeouts of ``ftsupervise launch``, and with the guard: what
-all groups must agree on travels with the training (torchft_votes.py), and a group that comes back gets it with the weights.
+all groups must agree on travels with the training (torchft_group.py), and a group that comes back gets it with the weights.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import random
 import sys
 import time
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import timedelta
 from importlib import import_module
 from math import ceil, inf
@@ -34,19 +34,80 @@ from ftsupervise.guard.process_group import find_process_group
 from ftsupervise.guard.settings import RankContext, Voice, place
 from ftsupervise.guard.stop_reasons import from_vote
 from ftsupervise.host.in_time import in_time
-from ftsupervise.integrations.torchft_doubt import StepDoubt, told_by
-from ftsupervise.integrations.torchft_gloo import OneThread, ProcessGroupGloo
-from ftsupervise.integrations.torchft_limits import LEAVING, GroupLimits
-from ftsupervise.integrations.torchft_mended import DistributedDataParallel, HTTPTransport, MendedManager
-from ftsupervise.integrations.torchft_network import ENV_GLOO, GroupNetwork
-from ftsupervise.integrations.torchft_package import torch, torchft
-from ftsupervise.integrations.torchft_stalls import StallRecorder
-from ftsupervise.integrations.torchft_state import Counters, Registered, functions_of, is_sharded
-from ftsupervise.integrations.torchft_votes import Agreed, differ, has_to_copy, propose
-from ftsupervise.replicas.groups import leaves
+from ftsupervise.integrations.torchft_group import (
+    LEAVING,
+    Agreed,
+    GroupLimits,
+    StallRecorder,
+    StepDoubt,
+    differ,
+    has_to_copy,
+    propose,
+    told_by,
+)
+from ftsupervise.integrations.torchft_mended import (
+    DistributedDataParallel,
+    HTTPTransport,
+    MendedManager,
+    OneThread,
+    ProcessGroupGloo,
+    torch,
+    torchft,
+)
+from ftsupervise.integrations.torchft_silence import ENV_GLOO, GroupNetwork
 from ftsupervise.replicas.stalls import write_seen
+from ftsupervise.replicas.table import leaves
 from ftsupervise.rundir.switches import KILL, read_switch
 from ftsupervise.truth import KILL_SWITCH, Health
+
+# Takes and loads the state of a group: a group that joins gets it from a healthy one, and checkpoints hold it.
+
+
+class Counters:
+    """This is torchft's own state: how many steps and batches are committed."""
+
+    def __init__(self, manager: Any) -> None:
+        self._manager = manager
+
+    def state_dict(self) -> dict[str, int]:
+        return dict(self._manager.state_dict())
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self._manager.load_state_dict(state)
+
+
+class Registered:
+    """This is state that something else has registered (DiLoCo: its outer optimizer, and the weights of the last
+    synchronisation)."""
+
+    def __init__(self, manager: Any, name: str) -> None:
+        self.state_dict = manager._user_state_dicts[name]
+        self.load_state_dict = manager._load_state_dict_fns[name]
+
+
+def functions_of(name: str, one: Any) -> tuple[Callable[[Any], object], Callable[[], Any]]:
+    """Return the functions that load it and take it."""
+    if isinstance(one, dict):
+
+        def load(state: dict[Any, Any]) -> None:
+            one.clear()
+            one.update(state)
+
+        return load, lambda: dict(one)
+    if callable(getattr(one, "state_dict", None)) and callable(getattr(one, "load_state_dict", None)):
+        return one.load_state_dict, one.state_dict
+    raise TypeError(f"ReplicaManager({name}=…): {type(one).__name__} has no state_dict; keep such values in a dict")
+
+
+def is_sharded(state: Iterable[Any]) -> bool:
+    """Return whether it holds a model of FSDP2. Its ``state_dict`` frees the weights that a running pass works with."""
+    kind = getattr(import_module("torch.distributed.fsdp"), "FSDPModule", ())
+    modules = (part for one in state if isinstance(one, torch.nn.Module) for part in one.modules())
+    return any(isinstance(part, kind) for part in modules)
+
+
+# ------------------------------------------------------------------------------------------
+
 
 dist = torch.distributed
 _RETRIES = 20  # failed commits in a row after which the group ends, and is started again

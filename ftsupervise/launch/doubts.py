@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from ftsupervise.host.in_time import in_time
 from ftsupervise.launch.plan import output_folders
 from ftsupervise.launch.shell_code import Kind, calls_srun, expands, program_words, understand
-from ftsupervise.replicas.timeouts import derive
+from ftsupervise.replicas.bounds import derive
 from ftsupervise.scheduler import LOCAL
 from ftsupervise.units import show_duration
 

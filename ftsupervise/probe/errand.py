@@ -25,13 +25,15 @@ import struct
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
-from ftsupervise.errors import NoAnswer
+from ftsupervise.errors import Error, NoAnswer
 from ftsupervise.host.ownership import own_folder, private_folder
 from ftsupervise.host.processes import boot_id, die_with_parent, identity, lives, process
+from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.records import read_record, write_json
 
 # Children that did not die: their identity, their device, since when. Kept on this host, for this host.
@@ -515,3 +517,26 @@ def movements(pid: int) -> int:
         if b"\nState:\tR" in said:  # it waits for a processor, or has one to itself
             count += time.monotonic_ns()
     return count
+
+
+_ANSWER = 15.0  # seconds for what a start does in the run directory
+
+
+def no_answer(root: Path) -> NoAnswer:
+    return NoAnswer(f"the run directory {root} does not answer: its file system hangs", hint=f"findmnt -T {root}")
+
+
+def answers(rundir: RunDir, start: Callable[[], object]) -> bool:
+    """Return whether ``start``, which reads and writes there, comes back when a child does it; whatever it raises."""
+
+    def tried() -> bool:
+        with suppress(Error, OSError):
+            start()
+        return True
+
+    try:
+        return bool(within(_ANSWER, tried, key=f"start in {rundir.root}"))
+    except TimeoutError:
+        return False
+    except OSError:  # there can be no child now
+        return True

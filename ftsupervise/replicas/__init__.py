@@ -2,16 +2,19 @@
 
 torchft does the work in the loop; this room holds what surrounds it, and never imports it.
 
-    timeouts.py            how long each part may wait, derived from the slowest step, and what is wrong with other values
+    table.py               the groups' names, nodes and table
+    bounds.py              how long each part may wait, derived from the slowest step; what the ranks of each group get
+    options.py             what a launch says about the groups
+    job.py                 all groups in one job: a supervisor for each, and the lighthouse
+    apart.py               a job for each group, and one for the lighthouse
+    process.py             one group's supervisor as a process: started, heard, ended where it hangs
+    disk.py                what lies in the group's run directory, read beside the loop
+    pages.py               what people and the watch read of all groups
+    member.py              what a group's own supervisor asks of the others
     lighthouse.py          the lighthouse, which all groups ask at each step who takes part: supervised, at one address
-    lighthouse_process.py  one process that is the lighthouse
-    lighthouse_server.py   the program of that process, in the Python that has torchft
-    lighthouse_page.py     its status page, read into types
-    lighthouse_health.py   is it to be ended?
-    suspects.py            what the lighthouse believes of a group, and we know better
-    stores.py              does the store of each group still answer?
-    lighthouse_record.py   RUN/replicas/lighthouse.json, and whose turn it is
+    lighthouse_server.py   its program, in the Python that has torchft
+    record.py              RUN/replicas/lighthouse.json, and whose turn it is
+    members.py             its status page, read into types; what it believes of a group, and we know better
+    stalls.py              how long the groups stood, and for which of them
     torchft_python.py      which Python has torchft
-    groups.py              the groups' names, nodes and table
-    environment.py         what the ranks of each get
 """

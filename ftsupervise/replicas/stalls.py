@@ -16,7 +16,7 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
-from ftsupervise.replicas.groups import read_trusted
+from ftsupervise.replicas.table import read_trusted
 from ftsupervise.rundir import ledger
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.records import EPOCH, write_json

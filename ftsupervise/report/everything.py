@@ -29,7 +29,7 @@ from ftsupervise.secrecy import masked
 if TYPE_CHECKING:
     from ftsupervise.config.schema import Run
     from ftsupervise.nodes.judging import Judgement
-    from ftsupervise.report.group_rows import GroupsReport
+    from ftsupervise.report.groups import GroupsReport
 
 WITHIN = 4.0  # seconds for a place that may hang
 _MOST_CHECKPOINTS, _MOST_NOTICES, _MOST_NODES = 200, 200, 300
@@ -151,7 +151,7 @@ def _in_time(work: Callable[[], Listed], what: str) -> Listed:
 def _groups(rundir: RunDir, found: RunDetail, now: datetime) -> GroupsReport | None:
     if found.groups is None:  # what reads them is imported where there are some
         return None
-    from ftsupervise.report.group_rows import groups_report
+    from ftsupervise.report.groups import groups_report
 
     try:
         return in_time(lambda: groups_report(rundir, found.groups, now), WITHIN)

@@ -22,7 +22,7 @@ from ftsupervise.report.alert_rows import AlertRow
 from ftsupervise.report.costs import CostItem
 from ftsupervise.report.drawing import KINDS, Axis, Line
 from ftsupervise.report.everything import CheckpointRow, NodeRow, ReportFacts, SettingRow
-from ftsupervise.report.group_stalls import stall_rows
+from ftsupervise.report.groups import stall_rows
 from ftsupervise.report.incidents import STALL, AlikeIncidents, RunIncident, alike, costs_of
 from ftsupervise.report.placing import TimeGap, gaps
 from ftsupervise.report.plan import plan_line, plan_rows
@@ -268,7 +268,7 @@ def _groups(report: ReportFacts, axis: Axis) -> dict[str, Any] | None:
     found = report.groups
     if found is None:
         return None
-    from ftsupervise.report.group_rows import groups_sentence
+    from ftsupervise.report.groups import groups_sentence
 
     light = found.seen.lighthouse
     restarted = "" if light is None else "once" if light.restarts == 1 else f"{light.restarts} times"

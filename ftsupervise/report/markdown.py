@@ -13,7 +13,7 @@ from ftsupervise.report import summary
 from ftsupervise.report.account import Spent, TimeAccount
 from ftsupervise.report.alert_rows import AlertRow
 from ftsupervise.report.everything import NodeRow, ReportFacts
-from ftsupervise.report.group_stalls import stall_rows
+from ftsupervise.report.groups import stall_rows
 from ftsupervise.report.incidents import RunIncident, alike
 from ftsupervise.report.plan import plan_rows
 from ftsupervise.report.summary import stamp
@@ -99,7 +99,7 @@ def _time(of: TimeAccount) -> Iterator[str]:
 def _groups(report: ReportFacts) -> Iterator[str]:
     if report.groups is None:
         return
-    from ftsupervise.report.group_rows import groups_sentence
+    from ftsupervise.report.groups import groups_sentence
 
     yield "## Replica groups"
     yield ""

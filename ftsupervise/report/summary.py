@@ -26,7 +26,7 @@ from ftsupervise.report.costs import (
     at_usual_speed,
 )
 from ftsupervise.report.everything import ReportFacts
-from ftsupervise.report.group_stalls import stall_sentence
+from ftsupervise.report.groups import stall_sentence
 from ftsupervise.report.headline import Headline, RunPresent, faults_lately, headline_of, job_that_runs, restarts_hangs
 from ftsupervise.report.incidents import STALL, RunIncident, standing
 from ftsupervise.report.placing import BadLoss

@@ -11,26 +11,26 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+from ftsupervise.host.signals import SignalQueue
 from ftsupervise.hostlist import compress_hostlist
 from ftsupervise.model import GUARD, Cause, CauseKind, Claim, End, Failure, FailureKind
 from ftsupervise.nodes.selector import NodeSelector, Placement, calls_srun, text_of
 from ftsupervise.ranks.agent_pool import AT_ONCE, Agents
 from ftsupervise.ranks.hang_detector import Detector, GapHistory
 from ftsupervise.ranks.hang_monitor import HangMonitor
-from ftsupervise.replicas.environment import ENV_LIGHTHOUSE
-from ftsupervise.replicas.lighthouse_record import lighthouse_address
+from ftsupervise.replicas.bounds import ENV_LIGHTHOUSE
+from ftsupervise.replicas.member import QuorumWatcher, wait_for_lighthouse
+from ftsupervise.replicas.record import lighthouse_address
 from ftsupervise.run import Options, fencing, gate, rendezvous, start_over
 from ftsupervise.run.command import RunningCommand
 from ftsupervise.run.decide import NextAction, RestartDecision, Situation
 from ftsupervise.run.exit_analysis import CommandSpec, Ours, RanksKilled, with_lost_nodes
 from ftsupervise.run.fencing import OrphanReaper
-from ftsupervise.run.gate import PendingWrites, SignalQueue, shut, wait_for_space
+from ftsupervise.run.gate import PendingWrites, shut, wait_for_space
 from ftsupervise.run.job_end import EndFollower, JobEnd
-from ftsupervise.run.lighthouse_wait import wait_for_lighthouse
 from ftsupervise.run.log_follower import LogFollower
 from ftsupervise.run.lost_host import note_lost_host
-from ftsupervise.run.progress_pages import OnHang, ProgressWriter, seen_by
-from ftsupervise.run.quorum import QuorumWatcher
+from ftsupervise.run.progress_pages import OnHang, seen_by
 from ftsupervise.run.states import State
 from ftsupervise.run.torn_saves import TornPolicy, look_before
 from ftsupervise.rundir import ledger, members, progress
@@ -61,6 +61,7 @@ from ftsupervise.rundir.paths import (
     RunDir,
     tell,
 )
+from ftsupervise.rundir.progress_writer import ProgressWriter
 from ftsupervise.scheduler.allocation import Allocation
 from ftsupervise.scheduler.parse import is_away, is_srun
 from ftsupervise.snapshots.keeper import SnapshotKeeper

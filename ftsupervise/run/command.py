@@ -18,6 +18,7 @@ from ftsupervise.host import bounded, front, processes
 from ftsupervise.host.begin import begin
 from ftsupervise.host.in_time import in_time
 from ftsupervise.host.memory import OomKillCounter
+from ftsupervise.host.signals import STOP
 from ftsupervise.model import Cause, CauseKind, End, Reached
 from ftsupervise.ranks.hang_monitor import HangMonitor, cause_of
 from ftsupervise.ranks.protocol import RankExit
@@ -35,7 +36,6 @@ from ftsupervise.run.exit_analysis import (
     first_event,
 )
 from ftsupervise.run.fencing import RunDirWatcher
-from ftsupervise.run.gate import STOP
 from ftsupervise.run.hints import HintChecker
 from ftsupervise.run.job_end import Announcement
 from ftsupervise.run.left_alone import LeftAlone

@@ -24,12 +24,12 @@ from typing import NamedTuple
 
 from ftsupervise.host.in_time import OneAtATime
 from ftsupervise.host.processes import boot_id
+from ftsupervise.host.signals import SignalQueue
 from ftsupervise.model import Cause, CauseKind, Claim, End, Failure, FailureKind, NodeRanks, Reached, ended, signal_in
 from ftsupervise.printable import OUR_LINE, printable, printable_lines
 from ftsupervise.ranks.agent_pool import Agents
 from ftsupervise.ranks.protocol import RankExit
 from ftsupervise.run import Options
-from ftsupervise.run.gate import SignalQueue
 from ftsupervise.run.job_end import JobEnd
 from ftsupervise.rundir.log_lines import LINE
 from ftsupervise.rundir.records import read_json

@@ -20,8 +20,8 @@ from typing import NamedTuple
 
 from ftsupervise.host.in_time import in_time
 from ftsupervise.host.processes import SHELL_MARKED, end_child
+from ftsupervise.host.signals import SignalQueue
 from ftsupervise.model import CauseKind
-from ftsupervise.run.gate import SignalQueue
 from ftsupervise.rundir import fence, heartbeat_page, switches
 from ftsupervise.rundir.fence import superseded
 from ftsupervise.rundir.ledger import ledger, newest, numbers

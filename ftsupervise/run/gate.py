@@ -4,34 +4,32 @@ from __future__ import annotations
 
 import errno
 import os
-import select
-import signal
 import stat
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
 
 from ftsupervise.checkpoints.find import others_in, others_refused
-from ftsupervise.errors import DiskFull, Error, NoAnswer, NotFound, NotPermitted, Refused, from_os_error
-from ftsupervise.host import files, pulse
+from ftsupervise.errors import DiskFull, Error, NotFound, NotPermitted, Refused, from_os_error
+from ftsupervise.host import files
 from ftsupervise.host.ownership import FOLDER, make_folder, make_root
+from ftsupervise.host.signals import STOP, SignalQueue
 from ftsupervise.model import Attempt, Claim, End
 from ftsupervise.nodes import incidents
-from ftsupervise.probe.errand import within
+from ftsupervise.probe.errand import answers, no_answer, within
 from ftsupervise.run import Options
 from ftsupervise.rundir import ledger, pinned
 from ftsupervise.rundir.launches import launches
 from ftsupervise.rundir.lineage import keep_lineage
 from ftsupervise.rundir.observing import Observes
 from ftsupervise.rundir.paths import ENV_GROUP_JOB, RunDir, for_the_group, tell
-from ftsupervise.rundir.switches import BRAKE, KILL, SAVE, read_brake, read_finished, read_switch
+from ftsupervise.rundir.switches import BRAKE, KILL, SAVE, read_brake, read_switch, reason_not_to_start
 from ftsupervise.scheduler import LOCAL, kind_of_job, open_scheduler
 from ftsupervise.scheduler.ownership import held_comment, identify_to_change, jobs_of_run, own_job_ids, token_of
 
-_ANSWER, _ASK_AGAIN = 15.0, 3.0  # seconds for what a start does in the run directory, and between two tries
+_ASK_AGAIN = 3.0  # seconds between two tries of what a start does in the run directory
 _WHOSE = 20.0  # seconds to read whose checkpoints lie in the folder
 _ROOM = 16_384  # bytes
 _STALE, _STALE_LOOK = 60.0, 2.0  # seconds that a network file system may show a folder as it was, and between two looks
@@ -69,10 +67,6 @@ def wait_for_answer(options: Options, pause: Callable[[float], bool]) -> bool:
     return True
 
 
-def no_answer(root: Path) -> NoAnswer:
-    return NoAnswer(f"the run directory {root} does not answer: its file system hangs", hint=f"findmnt -T {root}")
-
-
 def _answers(options: Options) -> bool:
     def start() -> None:
         pinned.refuse(options.rundir, options.launched)
@@ -81,22 +75,6 @@ def _answers(options: Options) -> bool:
             keep_lineage(options.rundir, options.name)
 
     return answers(options.rundir, start)
-
-
-def answers(rundir: RunDir, start: Callable[[], object]) -> bool:
-    """Return whether ``start``, which reads and writes there, comes back when a child does it; whatever it raises."""
-
-    def tried() -> bool:
-        with suppress(Error, OSError):
-            start()
-        return True
-
-    try:
-        return bool(within(_ANSWER, tried, key=f"start in {rundir.root}"))
-    except TimeoutError:
-        return False
-    except OSError:  # there can be no child now
-        return True
 
 
 class RunDirGone(NotFound):
@@ -214,98 +192,12 @@ def another_place(rundir: RunDir, attempt: Path, launched: str) -> str:
     return ""
 
 
-def reason_not_to_start(rundir: RunDir) -> str:
-    """Return one sentence, or "" when the command may start. Raises NotPermitted, CannotWrite, NotFound when it cannot read."""
-    try:
-        files.among(rundir.switches)
-        finished = rundir.finished.name in os.listdir(rundir.finished.parent)
-        braked = rundir if rundir.whole is None or (rundir.state / BRAKE).exists() else RunDir(rundir.whole)
-        brake = read_brake(braked)
-    except OSError as error:
-        raise from_os_error(error, f"look into the run directory {rundir.root}") from None
-    if finished:
-        return f"the run has finished{_at_step(rundir)}: nothing to do (to train on, remove {rundir.finished})"
-    switch = read_switch(rundir, KILL)
-    if switch.up:
-        why = f": {switch.why}" if switch.why else ""
-        whole = rundir.whole or rundir.root  # a replica group has the switches of its run
-        return f"the kill switch is up, raised by {switch.who}{why}; nothing is started (ftsupervise clear {whole})"
-    if brake is not None:
-        return f"stopped by the brake: {brake.words()}; nothing is started (ftsupervise clear --brake {braked.root})"
-    return ""
-
-
 def odd_switches(rundir: RunDir) -> tuple[str, ...]:
     """Return a sentence for each file in a switch's place that is not obeyed."""
     return tuple(switch.problem for name in (KILL, SAVE) if (switch := read_switch(rundir, name)).problem)
 
 
-def _at_step(rundir: RunDir) -> str:
-    try:
-        mark = read_finished(rundir)
-    except OSError:
-        return ""
-    return f" at step {mark.step}" if mark is not None and mark.step is not None else ""
-
-
 # The signals that the supervisor waits for, together with news of other threads, as bytes in one pipe.
-
-STOP = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-PASS_ON = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT)
-
-
-class SignalQueue:
-    """Signals as bytes in a pipe, so that they are waited for together with everything else and none is lost."""
-
-    def __init__(self, warning: int = signal.SIGUSR1) -> None:
-        """``warning``: announces the end of the job. Where it is one of ``STOP``, the first one does not ask to stop."""
-        self._read, self._write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        self._old_fd = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
-        self._old = {n: signal.signal(n, lambda *_: None) for n in {*STOP, *PASS_ON, warning, signal.SIGCHLD}}
-        self._announces = warning if warning in STOP else 0
-        self.ends = frozenset(
-            {*STOP, signal.SIGUSR1, signal.SIGUSR2, warning}
-        )  # each says that the job is about to end
-        self.stopped_at: float | None = None  # monotonic: the first time that we were asked to stop
-
-    def wait(self, timeout: float | None) -> bytes:
-        """Return the numbers of the signals that came, each once, in order (0: another thread has news); b"" after
-        ``timeout`` seconds.
-
-        Each comes once: a burst of thousands must not stand before the SIGTERM behind it.
-        """
-        until = None if timeout is None else time.monotonic() + timeout
-        while True:
-            pulse.beat()
-            rest = None if until is None else max(0.0, until - time.monotonic())
-            if select.select([self._read], [], [], pulse.part(rest))[0]:
-                break
-            if until is not None and time.monotonic() >= until:
-                return b""
-        try:
-            found = bytes(dict.fromkeys(os.read(self._read, 1 << 16)))  # all that a pipe holds
-        except BlockingIOError:
-            return b""
-        for number in found:
-            if number == self._announces:
-                self._announces = 0
-            elif self.stopped_at is None and number in STOP:
-                self.stopped_at = time.monotonic()
-        return found
-
-    def wake(self) -> None:
-        """Wake the waiting thread, from another one."""
-        try:
-            os.write(self._write, b"\0")
-        except OSError:  # full: it wakes anyway
-            return
-
-    def close(self) -> None:
-        for number, handler in self._old.items():
-            signal.signal(number, handler)
-        signal.set_wakeup_fd(self._old_fd)
-        os.close(self._read)
-        os.close(self._write)
 
 
 # The waits before, between and after attempts: a back-off, a full disk, a run directory that is not mounted.

@@ -18,6 +18,7 @@ from pathlib import Path
 from ftsupervise.errors import Error
 from ftsupervise.host import front, processes
 from ftsupervise.host.processes import die_with_parent, end_child
+from ftsupervise.host.signals import SignalQueue
 from ftsupervise.model import Attempt, Cause, CauseKind, End, Failure, FailureKind
 from ftsupervise.nodes.selector import FAILURE, NodeSelector, Placement
 from ftsupervise.ranks.agent_pool import SILENT, Agents
@@ -38,7 +39,7 @@ from ftsupervise.run.decide import (
     without_brake,
 )
 from ftsupervise.run.fencing import OrphanReaper
-from ftsupervise.run.gate import PendingWrites, SignalQueue, shut, wait_for_space, wait_unless_stopped
+from ftsupervise.run.gate import PendingWrites, shut, wait_for_space, wait_unless_stopped
 from ftsupervise.run.job_end import USUAL_GRACE, JobEnd
 from ftsupervise.run.left_alone import LeftAlone
 from ftsupervise.run.lines import lines_aside
@@ -201,7 +202,7 @@ def _pass_the_gate(options: Options, env: Mapping[str, str], signals: SignalQueu
     gate.require_the_launched(options, pause)
     if not until_ready(partial(gate.prepare, rundir, launched=launched)):
         return 0
-    if not until_ready(lambda: closed.append(gate.reason_not_to_start(rundir))):
+    if not until_ready(lambda: closed.append(switches.reason_not_to_start(rundir))):
         return 0
     if why := closed[-1]:
         tell(None, why)
@@ -628,7 +629,7 @@ class Supervisor:
         if ended.stop_signal:
             return f"asked to stop ({signal_name(ended.stop_signal)})"
         try:
-            return gate.reason_not_to_start(self.to.options.rundir)
+            return switches.reason_not_to_start(self.to.options.rundir)
         except Error as error:  # an unreadable gate does not stop a restart: the ledger decides
             tell(None, f"cannot check the gate: {error.message}")
             return ""

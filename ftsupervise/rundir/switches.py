@@ -3,6 +3,8 @@
 Standard library only, and no file in a switch's place can block a read: the guard reads it inside the training loop.
 """
 
+from __future__ import annotations
+
 import os
 import stat
 from contextlib import ExitStack
@@ -10,6 +12,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
+from ftsupervise.errors import from_os_error
 from ftsupervise.host import files
 from ftsupervise.host.ownership import held, in_group, shown_user
 from ftsupervise.rundir.paths import STOPPED, RunDir, sync_directory
@@ -342,3 +345,32 @@ def read_stopped(attempt_dir: Path) -> Stopped:
         return _read(Stopped, attempt_dir / STOPPED) or Stopped()
     except OSError:
         return Stopped()
+
+
+def reason_not_to_start(rundir: RunDir) -> str:
+    """Return one sentence, or "" when the command may start. Raises NotPermitted, CannotWrite, NotFound when it cannot read."""
+    try:
+        files.among(rundir.switches)
+        finished = rundir.finished.name in os.listdir(rundir.finished.parent)
+        braked = rundir if rundir.whole is None or (rundir.state / BRAKE).exists() else RunDir(rundir.whole)
+        brake = read_brake(braked)
+    except OSError as error:
+        raise from_os_error(error, f"look into the run directory {rundir.root}") from None
+    if finished:
+        return f"the run has finished{_at_step(rundir)}: nothing to do (to train on, remove {rundir.finished})"
+    switch = read_switch(rundir, KILL)
+    if switch.up:
+        why = f": {switch.why}" if switch.why else ""
+        whole = rundir.whole or rundir.root  # a replica group has the switches of its run
+        return f"the kill switch is up, raised by {switch.who}{why}; nothing is started (ftsupervise clear {whole})"
+    if brake is not None:
+        return f"stopped by the brake: {brake.words()}; nothing is started (ftsupervise clear --brake {braked.root})"
+    return ""
+
+
+def _at_step(rundir: RunDir) -> str:
+    try:
+        mark = read_finished(rundir)
+    except OSError:
+        return ""
+    return f" at step {mark.step}" if mark is not None and mark.step is not None else ""

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from ftsupervise.replicas.groups import GroupState, read_table
-from ftsupervise.run.group_disk import GroupReading, RunDirReader
-from ftsupervise.run.group_options import GroupOptions
-from ftsupervise.run.group_pages import GroupPages, NodesSeen
-from ftsupervise.run.group_process import GroupProcess
+from ftsupervise.replicas.disk import GroupReading, RunDirReader
+from ftsupervise.replicas.options import GroupOptions
+from ftsupervise.replicas.pages import GroupPages, NodesSeen
+from ftsupervise.replicas.process import GroupProcess
+from ftsupervise.replicas.table import GroupState, read_table
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.switches import KILL
 from ftsupervise.scheduler.allocation import Allocation

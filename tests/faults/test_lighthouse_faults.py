@@ -17,9 +17,9 @@ import pytest
 
 from ftsupervise.host import processes
 from ftsupervise.host.ports import ports_of
+from ftsupervise.replicas.bounds import derive
 from ftsupervise.replicas.lighthouse import LighthousePlace, SupervisedLighthouse
-from ftsupervise.replicas.lighthouse_page import LighthousePage, PageNotSeen, Unseen
-from ftsupervise.replicas.timeouts import derive
+from ftsupervise.replicas.members import LighthousePage, PageNotSeen, Unseen
 from tests.faults.conftest import HungMount, need_root_and
 from tests.neighbours import needs
 from tests.neighbours.managers import Group

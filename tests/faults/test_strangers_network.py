@@ -16,8 +16,8 @@ import pytest
 
 from ftsupervise.ranks import protocol
 from ftsupervise.ranks.protocol import Datagram, RankExit, Seal
-from ftsupervise.replicas.groups import QuorumPage, read_quorum, write_quorum
-from ftsupervise.replicas.lighthouse_record import LighthouseRecord, lighthouse_address
+from ftsupervise.replicas.record import LighthouseRecord, lighthouse_address
+from ftsupervise.replicas.table import QuorumPage, read_quorum, write_quorum
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.records import write_json
 from tests.neighbours.stranger import as_stranger

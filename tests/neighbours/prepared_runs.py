@@ -18,8 +18,8 @@ from typing import Any
 from ftsupervise.checkpoints.quarantine import set_aside
 from ftsupervise.findings import Severity
 from ftsupervise.model import Cause, CauseKind, Failure, FailureKind, NodeRanks, Standstill
-from ftsupervise.replicas.groups import GroupState, GroupTable, ReplicaGroup, write_table
 from ftsupervise.replicas.stalls import STALLS, GroupStall, StallPage
+from ftsupervise.replicas.table import GroupState, GroupTable, ReplicaGroup, write_table
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.records import write_json
 from ftsupervise.rundir.switches import Brake, write_brake

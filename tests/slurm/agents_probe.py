@@ -11,9 +11,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from ftsupervise.host.signals import SignalQueue
 from ftsupervise.ranks.agent_pool import Agents
 from ftsupervise.ranks.protocol import ENV_KEY
-from ftsupervise.run.gate import SignalQueue
 from ftsupervise.rundir.heartbeat_page import ENV_PAGES
 from ftsupervise.rundir.paths import ENV_ATTEMPT, ENV_ATTEMPT_DIR, ENV_RUN_DIR, RunDir
 from ftsupervise.scheduler.allocation import Allocation

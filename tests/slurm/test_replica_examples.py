@@ -17,7 +17,7 @@ import pytest
 
 from ftsupervise.checkpoints.find import checkpoints_in
 from ftsupervise.model import FailureKind
-from ftsupervise.replicas.groups import read_table
+from ftsupervise.replicas.table import read_table
 from ftsupervise.rundir.heartbeat_page import read_beats
 from ftsupervise.rundir.ledger import ledger
 from tests.manual.blocks import ROOT

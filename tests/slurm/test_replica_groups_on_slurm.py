@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from ftsupervise.model import CauseKind, FailureKind
-from ftsupervise.replicas.groups import GroupState, ReplicaGroup, read_table
+from ftsupervise.replicas.table import GroupState, ReplicaGroup, read_table
 from ftsupervise.rundir.heartbeat_page import read_beats
 from ftsupervise.rundir.ledger import ledger
 from tests.slurm.ring_scene import Scene

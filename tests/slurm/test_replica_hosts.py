@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from ftsupervise.model import FailureKind
-from ftsupervise.replicas.groups import ReplicaGroup, read_table
+from ftsupervise.replicas.table import ReplicaGroup, read_table
 from ftsupervise.rundir.heartbeat_page import read_beats
 from ftsupervise.rundir.ledger import ledger
 from tests.neighbours.replicas import longest_pause

@@ -15,7 +15,7 @@ import pytest
 
 from ftsupervise.checkpoints.find import checkpoints_in
 from ftsupervise.model import CauseKind
-from ftsupervise.replicas.groups import GroupState
+from ftsupervise.replicas.table import GroupState
 from ftsupervise.rundir.ledger import ledger
 from tests.slurm.ring_scene import Scene
 from tests.slurm.test_replica_examples import EXAMPLES, NAMES, told_in

@@ -18,8 +18,8 @@ import pytest
 
 from ftsupervise.checkpoints.find import checkpoints_in
 from ftsupervise.model import CauseKind
-from ftsupervise.replicas.groups import read_table
-from ftsupervise.replicas.lighthouse_record import LighthouseRecord, read_lighthouse
+from ftsupervise.replicas.record import LighthouseRecord, read_lighthouse
+from ftsupervise.replicas.table import read_table
 from ftsupervise.rundir.ledger import ledger
 from ftsupervise.rundir.paths import RunDir
 from tests.slurm.ring_scene import Scene

@@ -29,7 +29,7 @@ def store(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def member(store: Any, rank: int, meeting: int = 1) -> Any:
     """A process group of two; ``configure`` returns when both have come."""
-    from ftsupervise.integrations.torchft_gloo import ProcessGroupGloo
+    from ftsupervise.integrations.torchft_mended import ProcessGroupGloo
 
     group = ProcessGroupGloo(timedelta(seconds=TIMEOUT))
     meet(group, store, rank, meeting)
@@ -99,7 +99,7 @@ class Stopped:
 
 @pytest.mark.parametrize("stopped", [False, True], ids=["it does not come", "it holds the store, and is stopped"])
 def test_the_attempt_to_connect_to_a_group_that_is_not_there_is_given_up(store: Any, stopped: bool) -> None:
-    from ftsupervise.integrations.torchft_gloo import ProcessGroupGloo
+    from ftsupervise.integrations.torchft_mended import ProcessGroupGloo
 
     group, said = ProcessGroupGloo(timedelta(seconds=TIMEOUT)), list[str]()
     met = Stopped() if stopped else store

@@ -17,8 +17,7 @@ import pytest
 from ftsupervise.host.processes import process
 from ftsupervise.host.pulse import ENV_PULSE
 from ftsupervise.host.standing import Standing, standing
-from ftsupervise.run.group_pulse import is_stopped
-from ftsupervise.run.group_silence import SILENCE, SupervisorWatch
+from ftsupervise.replicas.process import SILENCE, SupervisorWatch, is_stopped
 from ftsupervise.rundir.attempt_pages import LostEnd, read_page
 from tests.neighbours.patience import wait_until
 
@@ -27,8 +26,8 @@ PROGRAM = """\
 import os, subprocess, sys, threading
 from pathlib import Path
 from ftsupervise.host.in_time import in_time
-from ftsupervise.run.gate import SignalQueue
-from ftsupervise.run.group_pulse import answer_parent
+from ftsupervise.host.signals import SignalQueue
+from ftsupervise.replicas.process import answer_parent
 
 how, fifo, go = sys.argv[1:]
 answer_parent(os.environ)

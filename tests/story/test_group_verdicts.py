@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ftsupervise.replicas.lighthouse_page import LighthousePage, PageNotSeen, QuorumMember, Unseen
+from ftsupervise.replicas.members import LighthousePage, PageNotSeen, QuorumMember, Unseen
 
 pytestmark = [
     pytest.mark.torch,
@@ -24,8 +24,7 @@ class One:
     after the last reduction and before the answer. ``on_abort``: called at each abort after an error."""
 
     def __init__(self, lighthouse: str, store: Any) -> None:
-        from ftsupervise.integrations.torchft_gloo import ProcessGroupGloo
-        from ftsupervise.integrations.torchft_mended import HTTPTransport, MendedManager
+        from ftsupervise.integrations.torchft_mended import HTTPTransport, MendedManager, ProcessGroupGloo
 
         one = self
         self.said: list[str] = []

@@ -18,12 +18,10 @@ import pytest
 
 from ftsupervise.host import processes
 from ftsupervise.host.ports import ports_of
+from ftsupervise.replicas.bounds import derive
 from ftsupervise.replicas.lighthouse import LighthousePlace, SupervisedLighthouse
-from ftsupervise.replicas.lighthouse_page import LighthousePage
-from ftsupervise.replicas.lighthouse_record import read_lighthouse
-from ftsupervise.replicas.stores import StoreWatch, store_answers
-from ftsupervise.replicas.suspects import MemberTrouble, suspects
-from ftsupervise.replicas.timeouts import derive
+from ftsupervise.replicas.members import LighthousePage, MemberTrouble, StoreWatch, store_answers, suspects
+from ftsupervise.replicas.record import read_lighthouse
 from tests.neighbours import needs
 from tests.neighbours.managers import Group
 
@@ -215,7 +213,7 @@ def test_a_lighthouse_ends_with_its_supervisor(scene: Scene, stopped: bool, unti
 import sys, time
 from pathlib import Path
 from ftsupervise.replicas.lighthouse import LighthousePlace, SupervisedLighthouse
-from ftsupervise.replicas.timeouts import derive
+from ftsupervise.replicas.bounds import derive
 place = LighthousePlace(Path({str(scene.home)!r}), "127.0.0.1", 4, 3, derive(1.0))
 print(SupervisedLighthouse(place, sys.executable, lambda words: None).start().pid, flush=True)
 time.sleep(600)

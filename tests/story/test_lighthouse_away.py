@@ -10,8 +10,8 @@ import click
 from ftsupervise.cli.status_groups import group_lines
 from ftsupervise.host.ownership import make_folder
 from ftsupervise.model import Job, JobState
-from ftsupervise.replicas.groups import GroupState, GroupTable, ReplicaGroup, write_table
-from ftsupervise.replicas.lighthouse_record import PAGE_NAME, LighthouseRecord
+from ftsupervise.replicas.record import PAGE_NAME, LighthouseRecord
+from ftsupervise.replicas.table import GroupState, GroupTable, ReplicaGroup, write_table
 from ftsupervise.report.groups import GroupsSeen, groups_of
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.records import write_json

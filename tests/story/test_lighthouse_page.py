@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ftsupervise.replicas.lighthouse_page import LighthousePage, PageNotSeen, QuorumMember, Unseen, look, parse
+from ftsupervise.replicas.members import LighthousePage, PageNotSeen, QuorumMember, Unseen, look, parse
 
 PAGE = (Path(__file__).parents[1] / "golden" / "lighthouse" / "status.html").read_text("utf-8")
 Serve = Callable[[socket.socket], object]

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from ftsupervise.host.ownership import make_folder
 from ftsupervise.model import Cause, CauseKind
-from ftsupervise.replicas.environment import ENV_LIGHTHOUSE
-from ftsupervise.replicas.lighthouse_record import PAGE_NAME, LighthouseRecord
-from ftsupervise.run.lighthouse_wait import reason_to_wait, wait_for_lighthouse
+from ftsupervise.replicas.bounds import ENV_LIGHTHOUSE
+from ftsupervise.replicas.member import reason_to_wait, wait_for_lighthouse
+from ftsupervise.replicas.record import PAGE_NAME, LighthouseRecord
 from ftsupervise.rundir.paths import ENV_GROUP, ENV_GROUP_JOB, ENV_SLOWEST_STEP, RunDir
 from ftsupervise.rundir.records import write_json
 from tests.neighbours.patience import wait_until

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from ftsupervise.host.signals import SignalQueue
 from ftsupervise.model import Attempt
-from ftsupervise.replicas.groups import GroupState
-from ftsupervise.run.gate import SignalQueue
-from ftsupervise.run.group_disk import GroupReading
-from ftsupervise.run.group_options import GroupOptions
-from ftsupervise.run.groups import GroupsOfJob
+from ftsupervise.replicas.disk import GroupReading
+from ftsupervise.replicas.job import GroupsOfJob
+from ftsupervise.replicas.options import GroupOptions
+from ftsupervise.replicas.table import GroupState
 from ftsupervise.rundir.paths import ENV_ATTEMPT, ENV_ATTEMPT_DIR, RunDir
 
 NOW = datetime(2026, 11, 23, 3, 0, tzinfo=timezone.utc)

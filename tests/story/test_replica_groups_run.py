@@ -13,7 +13,7 @@ import pytest
 
 from ftsupervise.host.processes import process
 from ftsupervise.model import Attempt, CauseKind
-from ftsupervise.replicas.groups import GroupState, GroupTable, ReplicaGroup, read_table
+from ftsupervise.replicas.table import GroupState, GroupTable, ReplicaGroup, read_table
 from ftsupervise.rundir.heartbeat_page import read_beats
 from ftsupervise.rundir.ledger import ledger
 from ftsupervise.rundir.paths import RunDir

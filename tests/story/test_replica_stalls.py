@@ -6,8 +6,8 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 from ftsupervise.cli.status_groups import group_lines
-from ftsupervise.replicas.groups import GroupState, GroupTable, ReplicaGroup, write_table
 from ftsupervise.replicas.stalls import GroupStall, StallBook, StallPage, read_stalls, write_seen
+from ftsupervise.replicas.table import GroupState, GroupTable, ReplicaGroup, write_table
 from ftsupervise.report.everything import report_of
 from ftsupervise.report.groups import groups_of
 from ftsupervise.report.html import page as html_page

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from ftsupervise.replicas.groups import GroupState
+from ftsupervise.replicas.table import GroupState
 from ftsupervise.report.account import Spent
 from ftsupervise.report.alert_rows import AlertRow
 from ftsupervise.report.everything import CheckpointRow, NodeRow, SettingRow, report_of
-from ftsupervise.report.group_rows import groups_report
+from ftsupervise.report.groups import groups_report
 from ftsupervise.report.html import page
 from ftsupervise.report.markdown import as_markdown
 from ftsupervise.report.summary import headline, sentences, times_of

@@ -15,6 +15,7 @@ import pytest
 
 from ftsupervise.errors import Error
 from ftsupervise.host import bounded
+from ftsupervise.host.signals import SignalQueue
 from ftsupervise.model import Cause, CauseKind
 from ftsupervise.ranks.hang_detector import Detector, GapHistory, HangLimits, PhaseStats
 from ftsupervise.ranks.hang_monitor import HangMonitor, SeenFromOutside
@@ -24,7 +25,7 @@ from ftsupervise.run import Options, gate, supervisor
 from ftsupervise.run.command import RunningCommand
 from ftsupervise.run.decide import Budgets
 from ftsupervise.run.exit_analysis import CommandSpec
-from ftsupervise.run.gate import SignalQueue, wait_unless_stopped
+from ftsupervise.run.gate import wait_unless_stopped
 from ftsupervise.run.job_end import JobEnd
 from ftsupervise.run.states import AttemptProgress, AttemptState, Ending
 from ftsupervise.rundir.ledger import ledger

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from ftsupervise.model import CauseKind
-from ftsupervise.replicas.lighthouse_record import read_lighthouse
-from ftsupervise.run.group_options import let_join, let_leave
+from ftsupervise.replicas.options import let_join, let_leave
+from ftsupervise.replicas.record import read_lighthouse
 from ftsupervise.rundir.heartbeat_page import read_beats
 from ftsupervise.rundir.ledger import ledger
 from tests.neighbours.patience import wait_until

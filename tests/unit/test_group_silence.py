@@ -10,9 +10,8 @@ from collections.abc import Callable
 import pytest
 
 from ftsupervise.host.addresses import own_address
-from ftsupervise.integrations.torchft_network import GroupNetwork
-from ftsupervise.integrations.torchft_silence import SilenceWatch, Wait, silent_members
-from ftsupervise.replicas.lighthouse_page import GroupHeartbeat, LighthousePage, PageNotSeen, Unseen
+from ftsupervise.integrations.torchft_silence import GroupNetwork, SilenceWatch, Wait, silent_members
+from ftsupervise.replicas.members import GroupHeartbeat, LighthousePage, PageNotSeen, Unseen
 
 HEARTBEAT = 0.9
 MEMBERS = ("g000:a", "g001:b", "g002:c")

@@ -8,16 +8,15 @@ from pathlib import Path
 import pytest
 
 from ftsupervise.model import Attempt, Job, JobState
-from ftsupervise.replicas.groups import LEAVE, GroupState, read_table
-from ftsupervise.run.gate import reason_not_to_start
-from ftsupervise.run.group_disk import GroupReading
-from ftsupervise.run.group_options import GroupOptions
-from ftsupervise.run.group_pages import GroupPages, NodesSeen
-from ftsupervise.run.group_process import GroupProcess
-from ftsupervise.run.groups_apart import state_apart
+from ftsupervise.replicas.apart import state_apart
+from ftsupervise.replicas.disk import GroupReading
+from ftsupervise.replicas.options import GroupOptions
+from ftsupervise.replicas.pages import GroupPages, NodesSeen
+from ftsupervise.replicas.process import GroupProcess
+from ftsupervise.replicas.table import LEAVE, GroupState, read_table
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.progress import ProgressPage
-from ftsupervise.rundir.switches import KILL, Brake, write_brake
+from ftsupervise.rundir.switches import KILL, Brake, reason_not_to_start, write_brake
 from ftsupervise.scheduler.allocation import Allocation
 
 NOW = datetime(2026, 11, 21, 3, 0, tzinfo=timezone.utc)

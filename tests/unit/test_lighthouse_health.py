@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 import pytest
 
-from ftsupervise.replicas.lighthouse_health import LighthouseHealth, LighthouseVerdict
-from ftsupervise.replicas.lighthouse_page import LighthousePage, PageNotSeen, Unseen
+from ftsupervise.replicas.lighthouse import LighthouseHealth, LighthouseVerdict
+from ftsupervise.replicas.members import LighthousePage, PageNotSeen, Unseen
 
 SILENT = PageNotSeen(Unseen.SILENT, "no answer within 2 s")
 REFUSED = PageNotSeen(Unseen.REFUSED, "nothing listens there")

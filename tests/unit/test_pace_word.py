@@ -15,9 +15,9 @@ from ftsupervise.report.queues import QueueSeen
 from ftsupervise.report.reading import RunReading, WatchSeen
 from ftsupervise.report.row import row_of
 from ftsupervise.report.verdict import verdict_of
-from ftsupervise.run.progress_pages import HourOfTraining, pause_after
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.progress import ENDS, OFF, RESTARTS, TOLD, ProgressPage
+from ftsupervise.rundir.progress_writer import HourOfTraining, pause_after
 from ftsupervise.rundir.watched import FiringAlert, WatchFound
 from ftsupervise.truth import Health, SwitchState
 

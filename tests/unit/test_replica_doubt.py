@@ -7,7 +7,7 @@ from math import inf
 
 import pytest
 
-from ftsupervise.integrations.torchft_doubt import StepDoubt, ToldStep
+from ftsupervise.integrations.torchft_group import StepDoubt, ToldStep
 
 LIE = ToldStep(10**9, 1, "g003")
 

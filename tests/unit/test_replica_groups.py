@@ -12,8 +12,8 @@ from ftsupervise.cli.groups import groups
 from ftsupervise.cli.logs import logs
 from ftsupervise.config.schema import Launch
 from ftsupervise.errors import NotFound, UsageError
-from ftsupervise.replicas.environment import environment_of, for_group, on_its_nodes
-from ftsupervise.replicas.groups import (
+from ftsupervise.replicas.bounds import derive, environment_of, for_group, on_its_nodes
+from ftsupervise.replicas.table import (
     GroupState,
     GroupTable,
     QuorumPage,
@@ -29,7 +29,6 @@ from ftsupervise.replicas.groups import (
     write_quorum,
     write_table,
 )
-from ftsupervise.replicas.timeouts import derive
 from ftsupervise.rundir import fence
 from ftsupervise.rundir.paths import RunDir
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ftsupervise.errors import ConfigError
-from ftsupervise.integrations.torchft_limits import GroupLimits
+from ftsupervise.integrations.torchft_group import GroupLimits
 
 TOLD = {"TORCHFT_LIGHTHOUSE": "http://head:29510", "REPLICA_GROUP_ID": "g002", "NUM_REPLICA_GROUPS": "4"}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta, timezone
 
-from ftsupervise.integrations.torchft_stalls import StallRecorder
+from ftsupervise.integrations.torchft_group import StallRecorder
 from ftsupervise.replicas.stalls import MOST, MOST_SEEN, GroupStall, StallPage, with_seen
 
 T0 = datetime(2026, 11, 23, 12, 0, tzinfo=timezone.utc)

@@ -4,9 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from ftsupervise.replicas.lighthouse_page import GroupHeartbeat, LighthousePage, QuorumMember
-from ftsupervise.replicas.stores import hosts_of, store_answers
-from ftsupervise.replicas.suspects import LiarWatch, MemberTrouble, SuspectWatch, far_ahead, suspects
+from ftsupervise.replicas.members import (
+    GroupHeartbeat,
+    LiarWatch,
+    LighthousePage,
+    MemberTrouble,
+    QuorumMember,
+    SuspectWatch,
+    far_ahead,
+    hosts_of,
+    store_answers,
+    suspects,
+)
 
 STEPS: dict[str, int | None] = {"g000": 100, "g001": 100, "g002": 100}
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ftsupervise.replicas.timeouts import Timeouts, derive, environment, majority, problems
+from ftsupervise.replicas.bounds import Timeouts, derive, environment, majority, problems
 
 steps = st.floats(min_value=0.001, max_value=86_400)
 states = st.integers(min_value=0, max_value=10**14)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from ftsupervise.guard.stop_reasons import CAUSES, Decision, as_vote, from_vote
-from ftsupervise.integrations.torchft_limits import GroupLimits
-from ftsupervise.integrations.torchft_votes import Agreed, differ, has_to_copy, propose
+from ftsupervise.integrations.torchft_group import Agreed, GroupLimits, differ, has_to_copy, propose
 from ftsupervise.rundir.paths import ENV_GROUP_JOB
 from ftsupervise.truth import HOST_MEMORY, SUPERSEDED
 

@@ -13,8 +13,8 @@ from ftsupervise.config.schema import Launch, Run
 from ftsupervise.config.watchdogs import IsRunning as Settings
 from ftsupervise.findings import Finding
 from ftsupervise.model import Attempt, Job, JobState
-from ftsupervise.replicas.groups import GroupState, GroupTable, ReplicaGroup, write_table
-from ftsupervise.replicas.lighthouse_record import LighthouseRecord
+from ftsupervise.replicas.record import LighthouseRecord
+from ftsupervise.replicas.table import GroupState, GroupTable, ReplicaGroup, write_table
 from ftsupervise.rundir.launches import LaunchRecord
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.records import write_json

@@ -7,24 +7,253 @@ the fence, the brake and the ledger are those of any run. When it ends itself, t
 from __future__ import annotations
 
 import errno
+import faulthandler
 import os
+import re
 import signal
+import stat
 import subprocess
-from collections.abc import Mapping, Sequence
+import threading
+import time
+from collections.abc import Mapping, MutableMapping, Sequence
 from datetime import datetime, timedelta
+from pathlib import Path
 
+from ftsupervise.host import pulse
 from ftsupervise.host.in_time import OneAtATime, in_time
 from ftsupervise.host.ownership import FOLDER, as_page, make_folder
-from ftsupervise.host.processes import Process, die_with_parent, marked
+from ftsupervise.host.processes import Process, die_with_parent, marked, process, signal_exactly, stat_fields
 from ftsupervise.host.pulse import ENV_PULSE
+from ftsupervise.host.standing import Standing, standing
 from ftsupervise.model import Attempt
-from ftsupervise.replicas.groups import GroupState, ReplicaGroup
-from ftsupervise.run.group_disk import GroupReading, read_group
-from ftsupervise.run.group_pulse import STOPPED_FOR, is_stopped
-from ftsupervise.run.group_silence import SupervisorWatch, silence_bound
+from ftsupervise.ranks.evidence import evidence
+from ftsupervise.replicas.disk import GroupReading, read_group
+from ftsupervise.replicas.table import GroupState, ReplicaGroup
 from ftsupervise.rundir import ledger
-from ftsupervise.rundir.paths import ENV_ATTEMPT_DIR, RunDir
+from ftsupervise.rundir.attempt_pages import LostEnd, write_page
+from ftsupervise.rundir.heartbeat_page import STACK_SIGNAL
+from ftsupervise.rundir.paths import ENV_ATTEMPT_DIR, RunDir, write_whole
 from ftsupervise.rundir.progress import ProgressPage
+
+# The pipe between a group's supervisor and the process that started it: no disk is between them.
+#
+# The supervisor's main thread sends a byte whenever it turns or waits with a bound, and its stacks when it is asked for them.
+# The other way round, each supervisor continues the process above it where somebody has stopped that, and says so through the
+# pipe.
+
+STOPPED_FOR = 2.0  # seconds after which a stopped process is continued
+_STOPPED_LOOK = 0.5  # seconds between two looks at the process above
+_STOPPED = "T"  # in /proc/PID/stat; a debugger's "t" is left alone
+_CONTINUED = b"\1"
+_MOST_READ = 1 << 20  # characters of its stacks
+
+
+class PulsePipe:
+    """The end of the process above."""
+
+    def __init__(self) -> None:
+        """Raises OSError."""
+        self.stacks = ""  # as the supervisor has written them
+        self.has_continued_us = False
+        self._read, self.write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+
+    def given(self) -> None:
+        """The supervisor has the other end now."""
+        os.close(self.write)
+        self.write = -1
+
+    def close(self) -> None:
+        for fd in (self._read, self.write):
+            if fd >= 0:
+                os.close(fd)
+        self._read = self.write = -1
+
+    def hear(self) -> bool:
+        """Read what came; return whether the main thread has sent something. Never waits."""
+        heard = False
+        while self._read >= 0:
+            try:
+                data = os.read(self._read, 1 << 16)
+            except BlockingIOError:
+                break
+            if not data:
+                break
+            heard |= pulse.PULSE in data
+            self.has_continued_us |= _CONTINUED in data
+            self.stacks += data.translate(None, pulse.PULSE + _CONTINUED).decode("utf-8", "replace")
+        self.stacks = self.stacks[:_MOST_READ]
+        return heard
+
+
+# In the supervisor of a group.
+
+
+def answer_parent(env: MutableMapping[str, str]) -> None:
+    """Send the bytes from now on, answer with our stacks, and keep the process above us from being stopped. Nothing where we
+    are no group's supervisor. Takes the name of the pipe out of ``env``: our command does not get it."""
+    number = env.pop(ENV_PULSE, "")
+    if not number.isdecimal():
+        return
+    fd = int(number)
+    try:
+        if not stat.S_ISFIFO(os.fstat(fd).st_mode):
+            return
+        os.set_inheritable(fd, False)
+    except OSError:
+        return
+    pulse.start(fd)
+    if signal.getsignal(STACK_SIGNAL) == signal.SIG_DFL:
+        faulthandler.register(STACK_SIGNAL, file=fd, all_threads=True)
+    threading.Thread(target=_keep_going, args=(os.getppid(),), name="process-above", daemon=True).start()
+
+
+def _keep_going(parent: int) -> None:
+    looks = 0  # a clock would also count the time in which we were stopped ourselves, as all of a suspended job are
+    while os.getppid() == parent:
+        time.sleep(_STOPPED_LOOK)
+        looks = looks + 1 if is_stopped(parent) else 0
+        one = process(parent)
+        if looks * _STOPPED_LOOK >= STOPPED_FOR and one is not None and os.getppid() == parent:
+            looks = 0
+            signal_exactly(one, signal.SIGCONT)
+            pulse.send(_CONTINUED)
+
+
+def is_stopped(pid: int) -> bool:
+    """Return whether a process was stopped (SIGSTOP) and may be continued. One with a controlling terminal is left alone: the
+    person who sits there may have stopped it (Ctrl-Z)."""
+    found = stat_fields(f"/proc/{pid}/stat")
+    return found is not None and found[1][0] == _STOPPED and found[1][4] == "0"
+
+
+# ------------------------------------------------------------------------------------------
+
+
+# Ends the supervisor of a group that stands for ever, so that another one takes its place.
+#
+# One whose main thread has sent nothing for ten minutes, and that waits for no file system meanwhile, will not go on: its
+# stacks are read, then it is killed. What follows is the end of any killed supervisor. One that waits for a dead disk goes on
+# when the disk answers, and its ranks train meanwhile: it is left alone. So is one of which it cannot be seen where it stands.
+
+ENV_SILENCE = "FTSUPERVISE_SILENCE_SECONDS"  # for tests
+SILENCE = 600.0  # seconds. Its waits that send nothing, one behind the other, take less than half of that: see docs/replicas.md
+_AGO = 0.1  # of that: from then on it is looked at where it stands
+_LOOK = 5.0  # seconds between two such looks, at most
+_SEEN = 0.2  # seconds for one
+_GAP = 5.0  # seconds between two reads of the pipe: where more went by we did not run, and it may not have run either
+_STACKS = 4.0  # seconds for its stacks
+_DIES = 10.0  # seconds after SIGKILL
+
+
+def silence_bound(env: Mapping[str, str]) -> float:
+    text = env.get(ENV_SILENCE, "")
+    return float(text) if text.isdecimal() else SILENCE
+
+
+class SupervisorWatch:
+    """Follows one supervisor from its start to its end. ``at`` is monotonic."""
+
+    def __init__(self, at: float, bound: float = SILENCE) -> None:
+        """Raises OSError."""
+        self.pipe = PulsePipe()
+        self.ended_for = ""  # why we have ended it
+        self._bound, self._pid, self._evidence = bound, 0, ""
+        self._heard = self._looked = at
+        self._silent = self._counts = 0.0  # seconds: of silence, and of those in which it waited for no file system
+        self._asked: float | None = None  # since when its stacks are read, or since its SIGKILL
+        self._stands, self._told = Standing.FREE, False
+        self._look, self._outside = OneAtATime[Standing](), OneAtATime[str]()
+
+    def begin(self, pid: int) -> None:
+        """It has started."""
+        self._pid = pid
+        self.pipe.given()
+
+    def look(self, at: float) -> str:
+        """Hear it, and end it when its time is over. Returns a sentence for the log where there is news."""
+        gap, self._heard = at - self._heard, at
+        heard = self.pipe.hear()
+        if self.ended_for:
+            return self._after_the_kill(at)
+        if heard:
+            goes_on, self._told, self._asked = self._told or self._asked is not None, False, None
+            self._silent, self._counts, self._stands = 0.0, 0.0, Standing.FREE
+            return "its supervisor goes on" if goes_on else ""
+        if self._asked is not None:
+            return self._kill(at) if self._have_stacks(at) else ""
+        if gap > _GAP:
+            return ""
+        self._silent += gap
+        if self._silent >= _AGO * self._bound and at >= self._looked + min(_LOOK, _AGO * self._bound):
+            self._looked = at
+            self._stands = self._look(lambda: standing(self._pid), _SEEN) or Standing.UNSEEN
+        self._counts += gap if self._stands is Standing.FREE else 0.0
+        return self._judge(at)
+
+    def _judge(self, at: float) -> str:
+        words = f"its supervisor has not answered for {self._silent:.0f} s"
+        if self._counts >= self._bound and self._stands is Standing.FREE:
+            self._asked = at
+            self._ask_for_stacks()
+            return f"{words}, and {self._stands.value}: it is ended by SIGKILL as soon as its stacks are read"
+        if self._silent < self._bound or self._told or self._stands is Standing.FREE:
+            return ""
+        self._told = True
+        return f"{words}; {self._stands.value}: it is left alone"
+
+    def _ask_for_stacks(self) -> None:
+        self.pipe.stacks = ""
+        caught = re.search(r"^SigCgt:\s*([0-9a-f]+)", _status(self._pid), re.M)
+        if caught is not None and int(caught[1], 16) >> (STACK_SIGNAL - 1) & 1:
+            self._send(STACK_SIGNAL)
+
+    def _have_stacks(self, at: float) -> bool:
+        assert self._asked is not None
+        outside = self._outside(lambda: evidence(self._pid), 0.0)
+        self._evidence = outside or self._evidence
+        return outside is not None or at >= self._asked + _STACKS
+
+    def _kill(self, at: float) -> str:
+        self.ended_for = f"its supervisor did not answer for {self._silent:.0f} s and was ended"
+        self._asked, self._told = at, False
+        self._send(signal.SIGKILL)
+        return f"{self.ended_for}; its ranks are ended too, then the group is started again"
+
+    def _after_the_kill(self, at: float) -> str:
+        assert self._asked is not None
+        if self._told or at < self._asked + _DIES:
+            return ""
+        self._told = True
+        return "SIGKILL does not end its supervisor: nothing is started in its place before it has ended"
+
+    def record(self, attempt: Path, why: str) -> None:
+        """Write down ``why`` the attempt has no end of its own in the ledger ("": it has one), and the stacks of a supervisor
+        that we have ended. Raises OSError."""
+        if why:
+            write_page(attempt, LostEnd(why))
+        if not self.ended_for:
+            return
+        make_folder(attempt / "evidence")
+        inside = self.pipe.stacks or "none: it did not answer the signal that asks for them\n"
+        text = f"{self._evidence}\n== Python stacks (the main thread is the last one)\n{inside}"
+        write_whole(attempt / "evidence" / "supervisor.txt", text)
+
+    def _send(self, number: int) -> None:
+        try:
+            os.kill(self._pid, number)  # a child that we have not reaped: the number is its own
+        except ProcessLookupError:
+            return
+
+
+def _status(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/status").read_text("ascii", "replace")
+    except OSError:
+        return ""
+
+
+# ------------------------------------------------------------------------------------------
+
 
 _FIRST, _MOST = 1.0, 60.0  # seconds before a supervisor that ended is started again: doubled each time
 _LIVED = 60.0  # seconds after which it counts as the first time again

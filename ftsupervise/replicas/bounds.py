@@ -14,9 +14,32 @@ Measured with torchft 0.2.0. Pure, and free of torchft.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from math import ceil, isfinite
 from typing import NamedTuple
 
+from ftsupervise.config.supervisor import default
+from ftsupervise.replicas.table import name_of
+from ftsupervise.rundir.heartbeat_page import ENV_PAGES
+from ftsupervise.rundir.paths import (
+    ENV_AREA,
+    ENV_ATTEMPT,
+    ENV_ATTEMPT_DIR,
+    ENV_GROUP,
+    ENV_MASTER_ADDR,
+    ENV_MASTER_PORT,
+    ENV_MIN_REPLICAS,
+    ENV_NNODES,
+    ENV_NODE_RANK,
+    ENV_NODES,
+    ENV_RESTART,
+    ENV_RUN_DIR,
+    ENV_SLOWEST_STEP,
+    ENV_SNAPSHOT_KEPT,
+    ENV_SNAPSHOT_STEP,
+    ENV_SNAPSHOTS,
+    ENV_STAGING,
+)
 from ftsupervise.units import show_duration, show_size
 
 ENV_PROCESS_GROUP = (
@@ -153,3 +176,109 @@ def environment(timeouts: Timeouts) -> dict[str, str]:
         "TORCHFT_QUORUM_RETRIES": str(timeouts.retries),
         ENV_PROCESS_GROUP: f"{timeouts.process_group:g}",
     }
+
+
+# ------------------------------------------------------------------------------------------
+
+# This module makes the environment of the ranks of each replica group, so that torchft and the integration find all they need.
+#
+# Nothing that two groups must not share is passed on: a port of torchft's manager, a meeting point, names of the attempt around
+# them. Pure.
+
+ENV_LIGHTHOUSE = "TORCHFT_LIGHTHOUSE"
+_NOT_SHARED = frozenset(
+    {
+        *(ENV_AREA, ENV_ATTEMPT, ENV_ATTEMPT_DIR, ENV_NNODES, ENV_NODE_RANK, ENV_NODES, ENV_RESTART, ENV_RUN_DIR),
+        *(
+            ENV_MASTER_ADDR,
+            ENV_MASTER_PORT,
+            ENV_SNAPSHOTS,
+            ENV_SNAPSHOT_STEP,
+            ENV_SNAPSHOT_KEPT,
+            ENV_STAGING,
+            ENV_PAGES,
+        ),
+        *("MASTER_ADDR", "MASTER_PORT", "TORCHFT_MANAGER_PORT", "TORCHELASTIC_ERROR_FILE"),
+    }
+)
+_SLURMS = {
+    "SLURM_JOB_NODELIST": "list",
+    "SLURM_NODELIST": "list",
+    "SLURM_JOB_NUM_NODES": "count",
+    "SLURM_NNODES": "count",
+}
+_OF_ALL_NODES = ("SLURM_TASKS_PER_NODE", "SLURM_JOB_CPUS_PER_NODE", "SLURM_NTASKS", "SLURM_NPROCS")
+
+
+def environment_of(
+    number: int,
+    count: int,
+    least: int,
+    lighthouse: str,
+    timeouts: Timeouts | None,
+    slowest_step: float,
+    job: str,
+) -> dict[str, str]:
+    """Return those of group ``number``. ``lighthouse``: its address, "" where there is none. ``timeouts`` None: no torchft."""
+    found = {
+        ENV_GROUP: name_of(number),
+        ENV_MIN_REPLICAS: str(least),
+        "REPLICA_GROUP_ID": name_of(number),
+        "NUM_REPLICA_GROUPS": str(count),
+    }
+    if lighthouse:
+        found[ENV_LIGHTHOUSE] = lighthouse
+    if timeouts is not None:
+        found.update(environment(timeouts))
+        found[ENV_SLOWEST_STEP] = f"{slowest_step:g}"
+    if job:
+        found["JOB_ID"] = job
+    return found
+
+
+def for_group(outer: Mapping[str, str], given: Mapping[str, str]) -> dict[str, str]:
+    """``outer``, without what belongs to the attempt around the groups, and with what is ``given`` to this one. What makes
+    torchft quiet and small stays as a person has set it."""
+    kept = {key: value for key, value in outer.items() if key not in _NOT_SHARED and not key.startswith("PET_RDZV")}
+    kept.setdefault("RUST_LOG", "warn")  # at info 200 groups write 9 GB a day
+    kept.setdefault("TOKIO_WORKER_THREADS", "2")  # of each server and each client
+    return {**kept, **given}
+
+
+def on_its_nodes(env: Mapping[str, str], nodes: tuple[str, ...]) -> dict[str, str]:
+    """``env`` of a job of Slurm, as if it held only ``nodes``."""
+    from ftsupervise.hostlist import compress_hostlist
+
+    if not nodes or "SLURM_JOB_ID" not in env:
+        return dict(env)
+    words = {"list": compress_hostlist(nodes), "count": str(len(nodes))}
+    kept = {key: value for key, value in env.items() if key not in _OF_ALL_NODES}
+    return {**kept, **{key: words[what] for key, what in _SLURMS.items()}}
+
+
+# ------------------------------------------------------------------------------------------
+
+# The bounds of each group's hang detector, which have to fit between torchft's timeouts. Pure.
+#
+# A rank of a healthy group stands still while it waits for the others in an all-reduce, at most the process group's timeout:
+# that is no hang. And a hung group is ended long before the others end themselves for want of a quorum.
+
+_MORE = 2.0  # seconds after an all-reduce has failed, in which the group begins its next step
+
+
+def hang_bounds(timeouts: Timeouts, settings: Sequence[str]) -> list[str]:
+    """Return options of ``ftsupervise run``, without those that ``settings`` has.
+
+    Half of torchft's quorum timeout is the most for a phase that is not known yet, and for the first step.
+    """
+    most = timeouts.quorum / 2
+    bounds = {
+        "--hang": min(most, max(float(default("hang.floor")), timeouts.process_group + _MORE)),
+        "--hang-unknown": min(most, float(default("hang.unknown"))),
+        "--hang-start": min(most, float(default("hang.start"))),
+    }
+    found = []
+    for flag, seconds in bounds.items():
+        if not any(word.partition("=")[0] == flag for word in settings):
+            found += [flag, f"{seconds:g}"]
+    return found

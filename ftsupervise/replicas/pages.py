@@ -12,7 +12,10 @@ from pathlib import Path
 from ftsupervise.errors import Error
 from ftsupervise.host.in_time import OneAtATime
 from ftsupervise.nodes.judging import judge, of_run_dir
-from ftsupervise.replicas.groups import (
+from ftsupervise.replicas.members import SuspectMember
+from ftsupervise.replicas.options import GroupOptions
+from ftsupervise.replicas.process import GroupProcess
+from ftsupervise.replicas.table import (
     GroupState,
     GroupTable,
     Hung,
@@ -21,9 +24,6 @@ from ftsupervise.replicas.groups import (
     write_quorum,
     write_table,
 )
-from ftsupervise.replicas.suspects import SuspectMember
-from ftsupervise.run.group_options import GroupOptions
-from ftsupervise.run.group_process import GroupProcess
 from ftsupervise.rundir.fence import is_sealed
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.progress import ProgressPage

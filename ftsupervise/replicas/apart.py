@@ -12,27 +12,30 @@ import time
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
+from typing import NamedTuple
 
 from ftsupervise.errors import Error
 from ftsupervise.host.in_time import in_time
 from ftsupervise.host.ownership import FOLDER, make_folder, user_name
 from ftsupervise.host.processes import own_command
+from ftsupervise.host.signals import SignalQueue
 from ftsupervise.model import Claim, Job
-from ftsupervise.replicas.environment import environment_of, for_group
-from ftsupervise.replicas.groups import GroupState, name_of
-from ftsupervise.replicas.lighthouse_record import lighthouse_address
-from ftsupervise.run.gate import SignalQueue, answers, no_answer, reason_not_to_start
-from ftsupervise.run.group_disk import GroupReading, RunDirReader, note_stop, words_of_its_end
-from ftsupervise.run.group_lighthouse import GroupLighthouse
-from ftsupervise.run.group_options import GroupOptions
-from ftsupervise.run.group_pages import GroupPages, NodesSeen
-from ftsupervise.run.group_process import GroupProcess
-from ftsupervise.run.progress_pages import ProgressWriter
+from ftsupervise.probe.errand import answers, no_answer
+from ftsupervise.replicas.bounds import environment_of, for_group
+from ftsupervise.replicas.disk import GroupReading, RunDirReader, note_stop, words_of_its_end
+from ftsupervise.replicas.job import GroupLighthouse
+from ftsupervise.replicas.options import GroupOptions
+from ftsupervise.replicas.pages import GroupPages, NodesSeen
+from ftsupervise.replicas.process import GroupProcess
+from ftsupervise.replicas.record import lighthouse_address
+from ftsupervise.replicas.table import GroupState, name_of
 from ftsupervise.rundir import ledger, pinned
 from ftsupervise.rundir.launches import newest_script
-from ftsupervise.rundir.paths import ENV_AREA, ENV_ATTEMPT, ENV_ATTEMPT_DIR, ENV_GROUP_JOB, tell
+from ftsupervise.rundir.paths import ENV_AREA, ENV_ATTEMPT, ENV_ATTEMPT_DIR, ENV_GROUP_JOB, RunDir, tell
+from ftsupervise.rundir.progress_writer import ProgressWriter
+from ftsupervise.rundir.switches import reason_not_to_start
 from ftsupervise.scheduler.allocation import Allocation
-from ftsupervise.scheduler.ownership import comment
+from ftsupervise.scheduler.ownership import comment, link_of
 from ftsupervise.scheduler.slurm import Slurm
 from ftsupervise.units import signal_name
 
@@ -225,3 +228,36 @@ def member_command(asked: GroupOptions, number: int, env: Mapping[str, str]) -> 
 
 def _now() -> datetime:
     return datetime.now(timezone.utc)
+
+
+# ------------------------------------------------------------------------------------------
+
+# Finds the small job that runs the lighthouse where each replica group has jobs of its own, in the queue as it was asked.
+#
+# While it does not run, no group makes a step, and nobody writes of them.
+
+_SUBMISSION = 1  # of its launch; those of the groups follow
+
+
+class LighthouseJob(NamedTuple):
+    """``runs`` None: that could not be seen."""
+
+    runs: bool | None
+    words: str
+
+
+def lighthouse_job(rundir: RunDir, jobs: Sequence[Job] | None) -> LighthouseJob:
+    """Say where it is. ``jobs``: of the run in the queue, None where that could not be asked."""
+    if jobs is None:
+        return LighthouseJob(None, "the queue could not be asked for its job")
+    mine = [job for job in jobs if link_of(job) == _SUBMISSION and not job.state.ended]
+    for job in mine:
+        if not job.state.waiting:
+            return LighthouseJob(True, f"its job {job.id} is {job.state.value}, and has written nothing for a while")
+    if mine:
+        return LighthouseJob(
+            False, f"its job {mine[0].id} waits in the queue ({mine[0].reason or mine[0].state.value})"
+        )
+    script = newest_script(rundir, _SUBMISSION)
+    to_submit = f": sbatch {shlex.quote(str(script))}" if script is not None else ""
+    return LighthouseJob(False, f"no job of it is in the queue{to_submit}")

@@ -12,9 +12,9 @@ from datetime import datetime, timezone
 from typing import NamedTuple
 
 from ftsupervise.host.in_time import OneAtATime, in_time
+from ftsupervise.host.signals import STOP
 from ftsupervise.model import Attempt, CauseKind, Claim
-from ftsupervise.replicas.groups import leaves
-from ftsupervise.run.gate import STOP
+from ftsupervise.replicas.table import leaves
 from ftsupervise.rundir import ledger
 from ftsupervise.rundir.paths import STOPPED, RunDir
 from ftsupervise.rundir.progress import ProgressPage, read_progress

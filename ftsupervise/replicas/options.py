@@ -11,9 +11,8 @@ from typing import Any
 from ftsupervise.config.grouping import least_of
 from ftsupervise.errors import Refused, UsageError, from_os_error
 from ftsupervise.host.ownership import make_folder, refuse_link
-from ftsupervise.replicas.groups import LEAVE, find_group, read_table
-from ftsupervise.replicas.timeouts import Timeouts, derive, problems
-from ftsupervise.run.hang_bounds import hang_bounds
+from ftsupervise.replicas.bounds import Timeouts, derive, hang_bounds, problems
+from ftsupervise.replicas.table import LEAVE, find_group, read_table
 from ftsupervise.rundir.paths import ENV_ATTEMPT_DIR, ENV_RUN, ENV_RUN_DIR, RunDir, write_whole
 
 
