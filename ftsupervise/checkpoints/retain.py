@@ -383,8 +383,8 @@ def _delete(name: str, at: int, limit: RateLimit) -> Iterator[int]:
 
 # ------------------------------------------------------------------------------------------
 
-# What retention asks of each checkpoint: whether it is in use, of which kind and whose it is; and the leftovers of interrupted
-# work.
+# Retention asks of each checkpoint whether it is in use, of which kind and whose it is. It also finds what interrupted work has
+# left.
 
 _BACK = 20  # newest attempts that are looked at
 

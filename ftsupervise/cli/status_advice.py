@@ -79,9 +79,9 @@ def never_starts(reason: str) -> tuple[str, str] | None:
     from ftsupervise.scheduler import pending
     from ftsupervise.scheduler.parse import is_held
 
-    return (
-        None if is_held(reason) else pending.never_starts(reason)
-    )  # the verdict says who holds it, and what lets it go
+    if is_held(reason):
+        return None  # the verdict says who holds it, and what lets it go
+    return pending.never_starts(reason)
 
 
 def _hung(found: RunDetail, run: str) -> Iterator[str]:

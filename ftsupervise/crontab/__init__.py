@@ -8,7 +8,6 @@
     history.py       every slot and every run of every entry, claimed by mkdir (files)
     tick.py          one slot: claim it, keep the chain, run the entries that are due, notify people of failures
     dispatch.py      run the entries that are due at one slot, or one entry by hand
-    execute.py       run executables at the same time, each with a bound, children included (processes)
     status.py        the state of a cron, for ``cron status`` and as findings
 
 How the chain lives: every slot of the wall clock (a multiple of the period) has a job with ``--begin`` at the slot, and

@@ -430,7 +430,7 @@ def _names(words: Any) -> str:
 
 # The state of a training loop in the files of a checkpoint: one of each rank, without pickle.
 #
-# What all ranks hold alike (the weights and moments of a data-parallel training) rank 0 alone writes. Which arrays those are is
+# Rank 0 alone writes what all ranks hold alike (the weights and moments of a data-parallel training). Which arrays those are is
 # seen, not assumed: each rank compares the digests of its arrays with those of rank 0, and writes what differs. The file of a
 # rank is the description that snapshots have (``snapshots/state.py``), and the bytes of its arrays behind it.
 

@@ -147,6 +147,8 @@ def run(
             given.write(stdin.encode())
             given.seek(0)
         written = (err.fileno(), out.fileno())
+        # this process may leave before the bound, and nobody else would end it then
+        with_us = die_with_parent(signal.SIGKILL)
         null = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
         try:
             with _starting:
@@ -155,9 +157,7 @@ def run(
                     (given.fileno(), written[1] if output_limit else null, written[0]),
                     env=env,
                     cwd=cwd,
-                    before_exec=die_with_parent(
-                        signal.SIGKILL
-                    ),  # who asked may leave before the bound, and nobody would end it
+                    before_exec=with_us,
                 )
                 _waited_for.add(child.pid)
         finally:

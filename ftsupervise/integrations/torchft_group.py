@@ -1,4 +1,4 @@
-"""What a rank of a replica group decides by itself, without torchft: its limits, the votes, doubtful steps, and who stands.
+"""A rank of a replica group decides by these rules, which need no torchft: limits, votes, doubtful steps, and who stands.
 
 It stands apart from ``torchft.py`` so that it can be read, and tested, where torchft is not installed.
 """

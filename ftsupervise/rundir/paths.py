@@ -55,8 +55,8 @@ DEADLINE = (
 )
 ERROR_FILE = "error.json"  # in an attempt's directory: the first error, as torchrun's agent writes it
 TRACKER = "tracker.json"  # in an attempt's directory: the page of the run in an experiment tracker (tracker.py)
-NOT_FROM = "not_from.json"  # in an attempt's directory: the snapshot that it did not go on from (began.py)
-RESUMED = "resumed.json"  # in an attempt's directory: the checkpoint that it went on from (began.py)
+NOT_FROM = "not_from.json"  # in an attempt's directory: the snapshot that it did not go on from
+RESUMED = "resumed.json"  # in an attempt's directory: the checkpoint that it went on from
 STOPPED = "stopped.json"  # in an attempt's directory: why the guard asked the loop to leave
 
 ENV_RUN_DIR = "FTSUPERVISE_RUN_DIR"

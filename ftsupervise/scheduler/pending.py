@@ -73,21 +73,17 @@ def never_starts(reason: str) -> tuple[str, str] | None:
 
     None where it may start, as one that waits for the end of a maintenance (PartitionDown) may.
     """
-    word = reason_word(
-        re.split("[,:]", reason, maxsplit=1)[0]
-    ).lower()  # nodes may stand behind it, or a plug-in's words
+    alone = re.split("[,:]", reason, maxsplit=1)[0]  # nodes may stand behind it, or a plug-in's words
+    word = reason_word(alone).lower()
     if word in _BY_WORD:
         return _BY_WORD[word]
     if found := _OF_ONE_JOB.fullmatch(word):
         what, setting = _RESOURCES.get(found["what"], _OTHER)
         long = ", for as long as it may run," if found["long"] else ""
-        return (
-            f"it asks for more {what}{long} than {_WHOSE[found['whose']]} gives",
-            f"correct {setting}",
-        )
+        return f"it asks for more {what}{long} than {_WHOSE[found['whose']]} gives", f"correct {setting}"
     if found := _TOO_LITTLE.fullmatch(word):
         what, setting = _RESOURCES.get(found["what"], _OTHER)
-        return f"it asks for fewer or less {what} than its QOS demands", f"correct {setting} or launch.qos"
+        return f"it asks for less than its QOS demands ({what})", f"correct {setting} or launch.qos"
     if found := _BUDGET.fullmatch(word):
         whose = _WHOSE[found["whose"] or found["wall"]]
         return (

@@ -135,8 +135,8 @@ def _mb(size: int) -> str:
 # lies on the node that it runs on and, as a copy, on the buddy of that node; in each folder it has one writer. Several nodes of
 # a test cluster share a host, so each has a folder of its own.
 #
-# Who writes the folder holds a shared lock on it. An unlocked folder that no process of ours works with belongs to a job that
-# is gone, and the next job on the node removes it.
+# Each process that writes the folder holds a shared lock on it. An unlocked folder that no process of ours works with belongs
+# to a job that is gone, and the next job on the node removes it.
 
 _NAME = "ftsupervise-snapshots"
 _RANK = re.compile(r"rank-([0-9]{1,9})")

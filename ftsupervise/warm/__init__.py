@@ -1,10 +1,8 @@
 """Warm start: a restart begins at the rendezvous instead of at the interpreter's start and its imports.
 
-    restarts.py       the supervisor decides when to start standbys, and which attempts to hand to them
-    standbys.py       it starts them, reads their reports and ends them
+    restarts.py       the supervisor starts standbys, reads their reports, hands attempts to them and ends them
     sitecustomize.py  the hook in an interpreter that is started with the ranks' own command line, and waits
-    standby.py        imports there the ranks' modules
-    serve.py          listens, and forks one child for each rank
+    standby.py        imports there the ranks' modules, listens, and forks one child for each rank
     rank_setup.py     makes such a child the same as a fresh process of that rank, if it fits
     client.py         is started by srun in place of the command: hands itself over, or starts the command cold
 

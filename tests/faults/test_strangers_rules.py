@@ -561,7 +561,7 @@ def test_no_command_that_takes_a_run_takes_a_directory_that_was_put_in_its_place
 
 
 def typed_for(command: click.Command) -> list[str]:
-    """What a person types behind a command that names the run."""
+    """Return the words that a person types behind the command, to name the run."""
     words = []
     for one in command.params:
         if isinstance(one, click.Argument):

@@ -419,3 +419,11 @@ print(*(f"{one.__name__}.{name}" for one in ours for name, value in vars(one).it
 print("shlex" in sys.modules)"""
     done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
     assert done.stdout == "ftsupervise.config.find_run._PLAIN_NAME\nFalse\n", "compile it where it is used"
+
+
+@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="no checkout")
+def test_git_keeps_nothing_that_it_is_told_to_ignore() -> None:
+    """A link to somebody's environment once stood in the tree, where each fresh clone makes its own."""
+    listed = ["git", "ls-files", "--cached", "--ignored", "--exclude-standard"]
+    done = subprocess.run(listed, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == ""

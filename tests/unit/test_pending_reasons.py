@@ -31,7 +31,7 @@ def test_each_reason_of_slurm_is_a_wait_or_never_ends(reason: str) -> None:
         ),
         ("AssocMaxWallDurationPerJobLimit", "it asks for more time than its account gives", "launch.time"),
         ("QOSMaxCpuMinutesPerJobLimit", "more CPUs, for as long as it may run, than its QOS", "launch.cpus_per_task"),
-        ("QOSMinNode", "it asks for fewer or less nodes than its QOS demands", "launch.nodes or launch.qos"),
+        ("QOSMinNode", "it asks for less than its QOS demands (nodes)", "launch.nodes or launch.qos"),
         ("AssocGrpGRESMinutes", "the budget of its account is used up", "sshare -l"),
         ("QOSGrpWallLimit", "the budget of its QOS is used up", "launch.qos"),
         ("QOSMaxQuantumPerJob", "it asks for more of a resource than its QOS gives", "correct launch"),

@@ -29,7 +29,7 @@ from ftsupervise.alerts.receivers import (
     redact,
     safe_address,
 )
-from ftsupervise.alerts.receivers.webhook import failure, post
+from ftsupervise.alerts.receivers.webhook import failure, post_json
 from ftsupervise.alerts.wording import ENDS, View, in_short, render, slack_escape, view
 from ftsupervise.findings import Reason
 
@@ -95,7 +95,7 @@ def send(parcel: Parcel, settings: Slack) -> dict[str, str]:
 
 def _by_webhook(parcel: Parcel, settings: Slack, address: str) -> dict[str, str]:
     safe_address(address, "webhook")
-    answer = post(address, compose(parcel, settings), settings.timeout, hidden=[address])
+    answer = post_json(address, compose(parcel, settings), settings.timeout, hidden=[address])
     said = answer.body.strip()
     if answer.status == 200 and said == "ok":
         return {}
@@ -121,7 +121,7 @@ class _Client(WebClient):
         """Raises SlackApiError where Slack refuses, Doubtful where the answer is not one of Slack's, TryLater for none."""
         url, token = self.base_url + api_method, str(self.token)
         given = {name: value for name, value in (json or {}).items() if value is not None}
-        answer = post(url, given, self._within, bearer=token, hidden=[token])
+        answer = post_json(url, given, self._within, bearer=token, hidden=[token])
         response = SlackResponse(
             client=self,
             http_verb="POST",

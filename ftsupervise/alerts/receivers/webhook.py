@@ -43,7 +43,7 @@ class Answer(NamedTuple):
     body: str  # its beginning
 
 
-def post(
+def post_json(
     url: str,
     body: Any,
     within: timedelta,
@@ -192,7 +192,7 @@ def _post(url: str, body: Any, bearer: str, settings: Webhook, parcel: Parcel) -
     """Post ``body`` and return the beginning of the answer."""
     hidden = [bearer, url, str(body.get("routing_key", "")) if isinstance(body, dict) else ""]
     key = {"Idempotency-Key": parcel.message.id}
-    answer = post(url, body, settings.timeout, bearer=bearer, headers=key, hidden=hidden)
+    answer = post_json(url, body, settings.timeout, bearer=bearer, headers=key, hidden=hidden)
     said = answer.body[:_SHOWN]
     if answer.status < 300 and looks_like_a_page(said):
         raise Doubtful(f"HTTP {answer.status}, but with a web page: {redact(said, hidden)}")
