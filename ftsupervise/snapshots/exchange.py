@@ -1,6 +1,6 @@
 """The process beside a node's agent that copies snapshots: its ranks' to the buddy node, and the other neighbour's to here.
 
-    supervisor  -> order (buddy, attempt, which generation) ->  agent  ->  exchange  ->  ``kept`` page, read by the ranks
+    supervisor  -> order (buddy, attempt, which generation) ->  agent  ->  exchange  ->  ``pins`` page, read by the ranks
     supervisor  <- report (port, newest step, what the buddy has) <-  agent  <-  exchange
 
 It is a fork of the agent, so that nothing here can hold up the agent's reports, and it runs at nice 19 within a share of the
@@ -31,6 +31,7 @@ from ftsupervise.snapshots.ring import CopyOrder, CopyReport, pack, read_order
 from ftsupervise.snapshots.room import MemoryRoom, make, node_folder, rank_file, ranks_in
 from ftsupervise.snapshots.slots import (
     ALGORITHMS,
+    NOTHING,
     Pins,
     PinsPage,
     SlotFile,
@@ -42,6 +43,7 @@ from ftsupervise.snapshots.slots import (
     open_slots,
     pack_header,
     parse_header,
+    slot_to_write,
 )
 from ftsupervise.snapshots.wait import Asked, answer, listen
 from ftsupervise.snapshots.wire import PIECE, ChannelBroken, SnapshotChannel, accept, accepted, connect
@@ -59,7 +61,7 @@ from ftsupervise.snapshots.wire import PIECE, ChannelBroken, SnapshotChannel, ac
 CPU_PER_BYTE = 1.1e-9  # seconds of both ends together: sealed, with the digest
 _BURST = 2 * PIECE
 _FLOCK = struct.Struct("hhlli")
-_RESERVED = 2  # slots of a copy: the one that is kept, and the one that comes
+_RESERVED = 2  # slots of a copy: the one that is spared, and the one that comes
 
 
 class TokenBucket:
@@ -150,7 +152,8 @@ def receive_snapshot(
         channel.send({"why": why})
         raise NotTaken(why)
     with file:
-        slot = slot_to_receive([file.valid(slot) for slot in range(file.room.slots)], spared)
+        headers = [file.valid(slot) for slot in range(file.room.slots)]
+        slot = slot_to_write([header.id if header else NOTHING for header in headers], spared)
         turn = file.begin(slot)
         channel.send({"begin": offer.algorithm})
         sums = _take_pieces(channel, file, slot, offer)
@@ -207,18 +210,6 @@ def _file_for(offer: _Offer, place: str, may_take: Callable[[int], None]) -> Slo
     except (OSError, ValueError):
         pass
     return create_slots(path, header.world, header.rank, offer.room, may_take)
-
-
-def slot_to_receive(slots: list[SlotHeader | None], spared: Collection[SnapshotId]) -> int:
-    """Return the slot to write over: an empty one, or the oldest that is not spared; the oldest where all are. Pure."""
-
-    def order(slot: int) -> tuple[bool, bool, SnapshotId]:
-        held = slots[slot]
-        if held is None:
-            return False, False, SnapshotId(-1, -1)
-        return True, held.id in spared, held.id
-
-    return min(range(len(slots)), key=order)
 
 
 def _take_pieces(channel: SnapshotChannel, file: SlotFile, slot: int, offer: _Offer) -> str:

@@ -35,6 +35,7 @@ from ftsupervise.snapshots.slots import (
     open_slots,
     room_for,
     slot_to_write,
+    spared,
 )
 from ftsupervise.snapshots.state import Described
 
@@ -144,10 +145,11 @@ class SnapshotMemory:
         return False
 
     def write(self, step: int, attempt: int, described: Described, source: Copied) -> None:
-        """Copy a state into the oldest slot that is not kept. The loop waits for this. Raises OSError."""
+        """Copy a state into the oldest slot that is not spared. The loop waits for this. Raises OSError."""
         file = self._file
         assert file is not None
-        slot = slot_to_write(file.steps(), self._kept())
+        steps = file.steps()
+        slot = slot_to_write(steps, spared(steps, self._pinned()))
         with self._sums.lock:
             turn = file.begin(slot)
         known = self._places.get(slot)
@@ -187,7 +189,7 @@ class SnapshotMemory:
 
     # ------------------------------------------------------------------------------------------------ the memory itself
 
-    def _kept(self) -> Pins:
+    def _pinned(self) -> Pins:
         """Return the pins of the process that copies to other nodes, where there is one."""
         if self._pins is None:
             try:

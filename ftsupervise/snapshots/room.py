@@ -128,7 +128,7 @@ def _mb(size: int) -> str:
 # The folder of a job's snapshots in a node's memory: its name, whose it is, and its removal.
 #
 #     /dev/shm/ftsupervise-snapshots-UID-JOB-NONCE/NODE/rank-N    the snapshots of one rank (slots.py)
-#     /dev/shm/ftsupervise-snapshots-UID-JOB-NONCE/NODE/kept      the generations that no rank overwrites (slots.py)
+#     /dev/shm/ftsupervise-snapshots-UID-JOB-NONCE/NODE/pins      the generations that no rank overwrites (slots.py)
 #
 # The supervisor chooses the name, and the node's agent (or the supervisor itself, on one node) makes the folder. A rank never
 # makes it: where a container has another /dev/shm the folder is not there, and the rank makes no snapshots. A file of a rank

@@ -26,10 +26,10 @@ import struct
 import threading
 import time
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from enum import Enum
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from ftsupervise.checkpoints import digest
 from ftsupervise.host import files
@@ -54,6 +54,9 @@ class SnapshotId(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.step}/{self.attempt}"
+
+
+NOTHING = SnapshotId(TORN, -1)  # what an empty or torn slot holds
 
 
 class SlotHeader(NamedTuple):
@@ -423,7 +426,7 @@ def _order_stores() -> None:
 
 SLOTS = 4  # held by every buddy, being copied, and two that take turns
 SLOTS_ALONE = 2  # where nothing is copied
-NAME = "kept"
+NAME = "pins"
 _PAGE = struct.Struct("<qq")
 
 
@@ -432,23 +435,21 @@ class Pins(NamedTuple):
     wanted: int = -1
 
 
-def slot_to_write(steps: Sequence[int], pins: Pins) -> int:
-    """Return the slot that the next snapshot overwrites. ``steps``: the step of each slot, -1 for an empty or torn one.
-    Pure.
+_Age = TypeVar("_Age", int, SnapshotId)
 
-    It is the oldest one that is not kept; never the newest of all. With fewer slots than there are to keep, the oldest
-    kept one goes.
+
+def slot_to_write(held: Sequence[_Age], spared: Collection[_Age]) -> int:
+    """Return the slot to write over: an empty one, or the oldest that is not spared; the oldest where all are. Pure.
+
+    ``held``: what each slot holds, lower than all else for an empty or torn one: -1, or ``NOTHING``.
     """
-    kept = keeps(steps, pins)
-    newest = max(steps)
-    order = sorted(range(len(steps)), key=lambda slot: (steps[slot] in kept and steps[slot] >= 0, steps[slot]))
-    return next((slot for slot in order if steps[slot] != newest or newest < 0), order[0])
+    return min(range(len(held)), key=lambda slot: (held[slot] in spared, held[slot]))
 
 
-def keeps(steps: Sequence[int], pins: Pins) -> frozenset[int]:
-    """Return those of ``steps`` that are not overwritten. Pure."""
+def spared(steps: Sequence[int], pins: Pins) -> frozenset[int]:
+    """Return those of ``steps`` that a rank does not overwrite: the pinned ones, and the newest. Pure."""
     wanted = min((step for step in steps if pins.wanted >= 0 and step >= pins.wanted), default=-1)
-    return frozenset(step for step in (pins.held, wanted) if step >= 0 and step in steps)
+    return frozenset(step for step in (pins.held, wanted, max(steps)) if step >= 0 and step in steps)
 
 
 class PinsPage:

@@ -19,7 +19,7 @@ from ftsupervise.snapshots.slots import SnapshotId, open_slots
 # A rank: PLACE WORLD RANK ATTEMPT SIZE FROM; a snapshot every 20 ms, every second step, in the slot that nobody needs.
 _RANK = """
 import os, sys, time
-from ftsupervise.snapshots.slots import SLOTS, Pins, PinsPage, slot_to_write
+from ftsupervise.snapshots.slots import SLOTS, Pins, PinsPage, slot_to_write, spared
 from ftsupervise.snapshots.slots import SlotHeader, claim, create_slots, open_slots, room_for
 from tests.story.snapshot_scene import state_of
 place, world, rank, attempt, size, step = sys.argv[1], *map(int, sys.argv[2:7])
@@ -39,7 +39,8 @@ while os.getppid() > 1:
             pins = PinsPage(place)
         except OSError:
             pass
-    slot = slot_to_write(file.steps(), pins.read() if pins else Pins())
+    steps = file.steps()
+    slot = slot_to_write(steps, spared(steps, pins.read() if pins else Pins()))
     turn = file.begin(slot)
     header = SlotHeader(turn, step, attempt, world, rank, 0, size, 0)
     file.write(slot, header, 0, state_of(rank, step, attempt, size))

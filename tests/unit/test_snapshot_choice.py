@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ftsupervise.snapshots.choice import Begun, HeldSnapshot, MemoryChoice, Pull, Source, accepts, choose
-from ftsupervise.snapshots.slots import SLOTS, Pins, keeps, slot_to_write
+from ftsupervise.snapshots.slots import NOTHING, SLOTS, Pins, SnapshotId, slot_to_write, spared
 
 FIRST = (Begun(1, -1),)
 HOMES = {0: "a", 1: "a", 2: "b", 3: "b"}
@@ -227,7 +227,23 @@ def test_whatever_is_held_the_choice_is_held_by_every_rank_of_one_world(
     ],
 )
 def test_the_slot_that_the_next_snapshot_overwrites(steps: tuple[int, ...], pins: Pins, slot: int) -> None:
-    assert slot_to_write(steps, pins) == slot
+    assert slot_to_write(steps, spared(steps, pins)) == slot
+
+
+@pytest.mark.parametrize(
+    ("held", "stays", "slot"),
+    [
+        ((NOTHING, NOTHING), (), 0),
+        ((SnapshotId(4, 1), NOTHING), (), 1),
+        ((SnapshotId(4, 2), SnapshotId(4, 1)), (), 1),  # of one step, that of the earlier attempt
+        ((SnapshotId(4, 1), SnapshotId(6, 1)), (SnapshotId(4, 1),), 1),  # the newest copy may go: not all have it
+        ((SnapshotId(6, 1), SnapshotId(4, 1)), (SnapshotId(4, 1), SnapshotId(6, 1)), 1),
+    ],
+)
+def test_the_slot_that_a_copy_overwrites(
+    held: tuple[SnapshotId, ...], stays: tuple[SnapshotId, ...], slot: int
+) -> None:
+    assert slot_to_write(held, stays) == slot
 
 
 @given(st.integers(1, 60), st.integers(1, 30))
@@ -237,9 +253,9 @@ def test_what_every_buddy_holds_and_what_is_copied_stays_and_there_are_always_tw
     """A copier that is slow: it names a step in advance, copies it for ever, and then names the next."""
     steps, pins = [-1] * SLOTS, Pins(wanted=start)
     for step in range(1, 200):
-        slot = slot_to_write(steps, pins)
-        kept = keeps(steps, pins)
-        assert steps[slot] not in kept
+        stays = spared(steps, pins)
+        slot = slot_to_write(steps, stays)
+        assert steps[slot] not in stays
         assert step < 3 or sum(old >= step - 2 for index, old in enumerate(steps) if index != slot) >= 1
         steps[slot] = step
         if step == pins.wanted + advance:  # the copy has arrived everywhere
