@@ -11,13 +11,14 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import threading
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 from ftsupervise.host import bounded, processes
+from ftsupervise.host.in_time import PendingCall, all_at_once
 from ftsupervise.rundir import heartbeat_page
 from ftsupervise.truth import HeartbeatSample
 
@@ -71,28 +72,16 @@ def evidence(pid: int, within: float = WITHIN) -> str:
     until = time.monotonic() + within
     sections: list[str] = []
     stack: list[str] = [""]
-    worker = threading.Thread(target=_gather, args=(pid, until, sections, stack), daemon=True)
-    worker.start()
-    worker.join(within)
-    missing = "\n== the rest could not be read: a question was not answered in time\n" if worker.is_alive() else ""
+    gathered = PendingCall(partial(_gather, pid, until, sections, stack)).is_over(within)
+    missing = "" if gathered else "\n== the rest could not be read: a question was not answered in time\n"
     return "\n".join((header_of(pid, stack[0]).line(), *sections)) + missing
 
 
 def evidence_of(pids: Sequence[int]) -> str:
     """Return the evidence of several processes at once, in their order."""
-    texts = [""] * len(pids)
-
-    def take(index: int) -> None:
-        texts[index] = evidence(pids[index])
-
-    threads = [threading.Thread(target=take, args=(index,), daemon=True) for index in range(len(pids))]
-    for thread in threads:
-        thread.start()
-    until = time.monotonic() + WITHIN + 0.3
-    for thread in threads:
-        thread.join(max(0.0, until - time.monotonic()))
     most = _ALL // max(1, len(pids))
-    return BETWEEN.join(text.replace(BETWEEN, " ")[:most] for text in texts)
+    texts = all_at_once(evidence, pids, WITHIN + 0.3)
+    return BETWEEN.join((text or "").replace(BETWEEN, " ")[:most] for text in texts)
 
 
 def _gather(pid: int, until: float, sections: list[str], stack: list[str]) -> None:

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Sequence
 from time import monotonic
 
+from ftsupervise.host.in_time import Every
 from ftsupervise.ranks.observe import RankObserver
 from ftsupervise.ranks.protocol import RankExit, send_datagram
 from ftsupervise.ranks.rank_table import RankTable
@@ -120,32 +121,24 @@ class BeatPoller:
     def __init__(self, rundir: RunDir, table: RankTable, needed: Callable[[], bool]) -> None:
         self._rundir, self._table, self._needed = rundir, table, needed
         self._known: dict[int, tuple[Beat, float, float]] = {}  # rank -> its beat, when it and its step were new to us
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._poll, name="beats", daemon=True)
-        self._thread.start()
+        self._polling = Every(lambda took: max(_EVERY_BEATS, _SHARE * took), self._poll, "beats")
 
     def close(self) -> None:
-        self._over.set()
-        self._thread.join(0.5)
+        self._polling.close(0.5)
 
     def _poll(self) -> None:
-        pause = _EVERY_BEATS
-        while not self._over.wait(pause):
-            pause = _EVERY_BEATS
-            if not self._needed():
-                continue
-            began = monotonic()
-            try:
-                found = read_beats(self._rundir)
-            except OSError:
-                continue
-            pause = max(_EVERY_BEATS, _SHARE * (monotonic() - began))
-            mine = [one for one in found if one.facts.get("attempt") == str(self._table.attempt)]
-            told = counted(mine)
-            first_at = None if told.first_at is None else monotonic() - (time.time() - told.first_at)
-            self._table.put_slow(
-                self.states(tuple(mine), self._table.attempt, monotonic()), told._replace(first_at=first_at)
-            )
+        if not self._needed():
+            return
+        try:
+            found = read_beats(self._rundir)
+        except OSError:
+            return
+        mine = [one for one in found if one.facts.get("attempt") == str(self._table.attempt)]
+        told = counted(mine)
+        first_at = None if told.first_at is None else monotonic() - (time.time() - told.first_at)
+        self._table.put_slow(
+            self.states(tuple(mine), self._table.attempt, monotonic()), told._replace(first_at=first_at)
+        )
 
     def states(self, beats: tuple[Beat, ...], attempt: int, now: float) -> list[RankState]:
         """Return the states of ``attempt``, with the times at which they were first seen as they are."""

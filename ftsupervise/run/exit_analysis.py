@@ -12,7 +12,6 @@ import os
 import re
 import signal
 import stat
-import threading
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ from pathlib import Path
 from time import monotonic, time
 from typing import NamedTuple
 
-from ftsupervise.host.in_time import OneAtATime
+from ftsupervise.host.in_time import OneAtATime, PendingCall
 from ftsupervise.host.processes import boot_id
 from ftsupervise.host.signals import SignalQueue
 from ftsupervise.model import Cause, CauseKind, Claim, End, Failure, FailureKind, NodeRanks, Reached, ended, signal_in
@@ -664,25 +663,17 @@ class Output:
         self._settled = 0  # Slurm's lines before it are left out
         self._sizes: deque[tuple[float, int]] = deque()  # when it had which size
         self._turn = OneAtATime[list[Cause]]()
-        self._reading: threading.Thread | None = None
-        self._before = ""
+        self._reading: PendingCall[str | None] | None = None
         self.said_at: dict[NodeRanks, float] = {}  # monotonic: when srun's newest line about ranks was read
 
     def note_before(self) -> None:
         """Read what was printed by now, beside: the file may lie on a dead mount, and the ranks are about to be signalled. What
         srun says of that comes a moment later."""
-
-        def read() -> None:
-            self._before = self.lately() or ""
-
-        self._reading = threading.Thread(target=read, name="output", daemon=True)
-        self._reading.start()
+        self._reading = PendingCall(self.lately, "output")
 
     def before(self, seconds: float) -> str:
         """Return what was printed before that, waiting ``seconds`` for it at most."""
-        if self._reading is not None:
-            self._reading.join(seconds)
-        return self._before
+        return (self._reading(seconds) if self._reading is not None else None) or ""
 
     @property
     def is_file(self) -> bool:

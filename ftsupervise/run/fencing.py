@@ -10,15 +10,15 @@ import os
 import re
 import shutil
 import subprocess
-import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from ftsupervise.host.in_time import in_time
+from ftsupervise.host.in_time import Every, PendingCall, in_time
 from ftsupervise.host.processes import SHELL_MARKED, end_child
 from ftsupervise.host.signals import SignalQueue
 from ftsupervise.model import CauseKind
@@ -72,7 +72,7 @@ def begin(rundir: RunDir, number: int, env: Mapping[str, str], say: Callable[[st
     areas = lambda: fence.staging(rundir, _checkpoints(rundir, env))  # noqa: E731
     staging = _one(rundir, "the checkpoints", areas, number, known, swept, say)
     if swept:
-        threading.Thread(target=sweep, args=(swept,), name="sweep", daemon=True).start()
+        PendingCall(partial(sweep, swept), "sweep")
     return FenceToken(number, area, staging)
 
 
@@ -195,10 +195,7 @@ def _one(
         except OSError as error:
             trouble.append(error)
 
-    worker = threading.Thread(target=work, name="seal", daemon=True)
-    worker.start()
-    worker.join(_BOUND)
-    if worker.is_alive():
+    if not PendingCall(work, "seal").is_over(_BOUND):
         say(f"{what} cannot be sealed against older attempts: no answer within {_BOUND:.0f} s")
     if found == [None] and superseded(rundir, number) is None:
         say(
@@ -240,19 +237,15 @@ class RunDirWatcher:
     ) -> None:
         self.seen = Observed()
         self._also = also  # another check to make there
-        self._rundir, self._attempt, self._signals, self._every = rundir, attempt, signals, every
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._look_on, name="watch-run-dir", daemon=True)
-        self._thread.start()
+        self._rundir, self._attempt, self._signals = rundir, attempt, signals
+        self._looking = Every(every, self._look_on, "watch-run-dir")
 
     def close(self, seconds: float = 1.0) -> None:
-        self._over.set()
-        self._thread.join(seconds)
+        self._looking.close(seconds)
 
     def _look_on(self) -> None:
-        while not self._over.wait(self._every):
-            if self._look() | self._also():
-                self._signals.wake()
+        if self._look() | self._also():
+            self._signals.wake()
 
     def _look(self) -> bool:
         """Return whether there is anything new."""

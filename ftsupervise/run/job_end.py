@@ -5,13 +5,12 @@ It stands alone because the supervisor, each attempt and a thread beside it shar
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from ftsupervise import scheduler
-from ftsupervise.host.in_time import OneAtATime
+from ftsupervise.host.in_time import Every, OneAtATime
 from ftsupervise.rundir.paths import DEADLINE, ENV_ATTEMPT_DIR, ENV_DEADLINE, write_whole
 from ftsupervise.scheduler import JobNow
 
@@ -106,30 +105,27 @@ class EndFollower:
 
     def __init__(self, end: JobEnd, folder: Path, before: float, say: Callable[[str], None]) -> None:
         self._end, self._file, self._before, self._say = end, folder / DEADLINE, before, say
-        self._over = threading.Event()
-        if end.at is not None:
-            threading.Thread(target=self._follow, args=(end.at,), name="job-end", daemon=True).start()
+        self._told = end.at or 0.0
+        self._asking = Every(self._pause, self._follow, "job-end") if end.at is not None else None
 
     def close(self) -> None:
-        self._over.set()
+        if self._asking is not None:
+            self._asking.close()
 
-    def _follow(self, told: float) -> None:
-        while not self._over.wait(self._pause()):
-            if self._end.ask() is None:
-                continue
-            at = self._end.at
-            if at is None or abs(at - told) < _MOVED:
-                continue
-            told = at
-            try:
-                write_whole(self._file, f"{at:.0f}\n")
-            except OSError as error:
-                self._say(f"the job ends at another time now, and the ranks cannot be told: {error.strerror}")
-            else:
-                self._say(
-                    f"the job ends {time.strftime('%Y-%m-%d %H:%M:%S', time.gmtime(at))} UTC now: its limit was changed"
-                )
+    def _follow(self) -> None:
+        at = self._end.at if self._end.ask() is not None else None
+        if at is None or abs(at - self._told) < _MOVED:
+            return
+        self._told = at
+        try:
+            write_whole(self._file, f"{at:.0f}\n")
+        except OSError as error:
+            self._say(f"the job ends at another time now, and the ranks cannot be told: {error.strerror}")
+        else:
+            self._say(
+                f"the job ends {time.strftime('%Y-%m-%d %H:%M:%S', time.gmtime(at))} UTC now: its limit was changed"
+            )
 
-    def _pause(self) -> float:
+    def _pause(self, _took: float) -> float:
         left = (self._end.at or 0.0) - time.time() - self._before
         return min(max(_SOON, left / 2), _SELDOM)

@@ -18,6 +18,7 @@ from typing import NamedTuple
 from ftsupervise.checkpoints.suspicion import may_come_of_a_checkpoint
 from ftsupervise.checkpoints.torn import last_written, torn
 from ftsupervise.checkpoints.written import CopyStopped, drop_older, find_written, is_whole_by, keep
+from ftsupervise.host.in_time import PendingCall
 from ftsupervise.host.ownership import stranger
 from ftsupervise.model import GUARD, Attempt
 from ftsupervise.probe.errand import within
@@ -146,7 +147,7 @@ def keep_before(place: ScriptPlace, number: int, wait: Callable[[float], bool], 
     best = max((*before, last), key=lambda one: one.last_step if one.last_step is not None else -1)
     work = _Keeping(place, last.number, written, best.number)
     until = time.monotonic() + 2 * _COPY
-    while work.thread.is_alive() and time.monotonic() < until:
+    while not work.copying.is_over() and time.monotonic() < until:
         if not wait(_LOOK):
             work.stop.set()
             return False
@@ -170,8 +171,7 @@ class _Keeping:
     def __init__(self, place: ScriptPlace, number: int, written: LeftCheckpoint, best: int) -> None:
         self.stop, self.words = threading.Event(), ""
         self._args = (place, number, written, best)
-        self.thread = threading.Thread(target=self._run, name="keep", daemon=True)
-        self.thread.start()
+        self.copying = PendingCall(self._run, "keep")
 
     def _run(self) -> None:
         place, number, written, best = self._args

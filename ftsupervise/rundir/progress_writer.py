@@ -6,14 +6,15 @@ A thread of its own writes, because a file system may hang: the training and the
 from __future__ import annotations
 
 import os
-import threading
 import time
 from collections import deque
 from collections.abc import Callable
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from statistics import median
 
+from ftsupervise.host.in_time import Every
 from ftsupervise.model import Claim
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.progress import (
@@ -61,29 +62,20 @@ class ProgressWriter:
         self._usual: float | None = None
         self._training = HourOfTraining()
         self._write_steps_at = self._touch_at = 0.0
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="progress", daemon=True)
-        self._thread.start()
+        self._writing = Every(pause_after, self._go_on, "progress", first=_FIRST, last=partial(self._go_on, last=True))
 
     def close(self, seconds: float = 0.5) -> None:
         """Write a last time. A file system that hangs is not waited for longer than ``seconds``."""
-        self._over.set()
-        self._thread.join(seconds)
+        self._writing.close(seconds)
 
-    def _run(self) -> None:
-        pause = _FIRST
-        while True:
-            over = self._over.wait(pause)
-            began = time.monotonic()
-            page = self._seen_now()
-            if page is not None:
-                self._write(page, began, last=over)
-            elif began >= self._touch_at:  # no rank reports: should we be lost, the log says until when we lived
-                self._touch_at = began + _STEPS_EVERY
-                self._touch()
-            if over:
-                return
-            pause = pause_after(time.monotonic() - began)
+    def _go_on(self, *, last: bool = False) -> None:
+        began = time.monotonic()
+        page = self._seen_now()
+        if page is not None:
+            self._write(page, began, last=last)
+        elif began >= self._touch_at:  # no rank reports: should we be lost, the log says until when we lived
+            self._touch_at = began + _STEPS_EVERY
+            self._touch()
 
     def _touch(self) -> None:
         try:

@@ -10,7 +10,6 @@ import os
 import re
 import select
 import socket
-import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime
@@ -21,7 +20,7 @@ from typing import TypeVar
 from ftsupervise.errors import SchedulerUnavailable
 from ftsupervise.host import bounded, processes
 from ftsupervise.host.addresses import Names
-from ftsupervise.host.in_time import in_time
+from ftsupervise.host.in_time import PendingCall, in_time
 from ftsupervise.host.processes import SHELL_MARKED
 from ftsupervise.hostlist import compress_hostlist, expand_hostlist
 from ftsupervise.rundir.paths import ENV_ATTEMPT_DIR, ENV_GROUP, ENV_GROUP_JOB
@@ -409,13 +408,10 @@ class Allocation:
 def _beside(question: Callable[[], T], unknown: T) -> Callable[..., T]:
     """Ask in a thread. Returns a function that waits for the answer: so many seconds at most, by default for longer than all
     bounds of one question. ``unknown`` is the answer where there is none until then."""
-    found: list[T] = []
-    thread = threading.Thread(target=lambda: found.append(question()), name="asking", daemon=True)
-    thread.start()
+    asked = PendingCall(question, "asking")
 
     def answer(seconds: float = _LONGEST) -> T:
-        thread.join(seconds)
-        return found[0] if found else unknown
+        return found if (found := asked(seconds)) is not None else unknown
 
     return answer
 

@@ -8,7 +8,6 @@ then do the ranks start, with the step in their environment. Without a single sn
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import datetime, timezone
 from math import inf
@@ -16,7 +15,7 @@ from pathlib import Path
 from time import monotonic, sleep
 from typing import NamedTuple, Protocol
 
-from ftsupervise.host.in_time import in_time
+from ftsupervise.host.in_time import Every, PendingCall, in_time
 from ftsupervise.model import Attempt, Claim, End
 from ftsupervise.rundir import fence, ledger, switches
 from ftsupervise.rundir.anchor import Anchor, read_anchor
@@ -329,6 +328,7 @@ def _sync(folder: Path) -> None:
 
 
 _ASK = 1.5  # seconds for all nodes to say what they hold
+_ASKED = 3 * _ASK  # … once their agents have been waited for
 _TELL = 5.0  # seconds for all nodes to give up what is newer
 _COMPARE = 20.0  # seconds for all nodes to compare them with their digests: 20 GB or more for each thread
 _FETCH = 60.0  # seconds for snapshots to come from other nodes; the disk is used if they take longer
@@ -381,7 +381,7 @@ class SnapshotKeeper:
         self._weight = 1  # of the last failure
         self._saved: int | None = None  # newest step on disk, as the loop said
         self._last = _Last()
-        self._ahead: tuple[threading.Thread, dict[str, dict[str, str]]] | None = None  # a question that is being asked
+        self._ahead: PendingCall[dict[str, str]] | None = None  # a question that is being asked
         self._spoilt = ""  # why no snapshot is used before the next attempt has begun
         self._used = False  # true if a rank of this job has had a snapshot
         self._lock: int | None = None
@@ -600,10 +600,7 @@ class SnapshotKeeper:
         """Ask the nodes what they hold, for the ``begin`` that may follow: the ranks have ended."""
         self._ahead = None
         if self._agents.remote and self._agents.ring.active:
-            asked: dict[str, dict[str, str]] = {}
-            thread = threading.Thread(target=lambda: asked.update(ahead=self._ask()), name="asking", daemon=True)
-            thread.start()
-            self._ahead = thread, asked
+            self._ahead = PendingCall(self._ask, "asking")
 
     def _ask(self) -> dict[str, str]:
         nodes = self._agents.present()
@@ -616,10 +613,7 @@ class SnapshotKeeper:
         if not self._agents.remote:
             return held_in(room.node_folder(self._folder, self._node), self._node)
         ahead, self._ahead = self._ahead, None
-        answers: dict[str, str] = {}
-        if ahead is not None:
-            ahead[0].join()
-            answers = ahead[1].get("ahead", {})
+        answers = (ahead(_ASKED) if ahead is not None else None) or {}
         nodes = self._agents.present()
         if not answers.keys() >= set(nodes):
             answers = self._ask()
@@ -713,26 +707,22 @@ class _CopiesPage:
 
     def __init__(self, mine: Claim, agents: AgentsOfNodes) -> None:
         self._mine, self._agents = mine, agents
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="copies", daemon=True)
-        self._thread.start()
+        self._written, self._said = CopyState(), ""
+        self._writing = Every(_WRITE, self._write, "copies")
 
     def close(self) -> None:
-        self._over.set()
-        self._thread.join(0.5)
+        self._writing.close(0.5)
 
-    def _run(self) -> None:
-        written, said = CopyState(), ""
-        while not self._over.wait(_WRITE):
-            state = self._agents.ring.state
-            if state.problem and state.problem != said:
-                said = state.problem
-                tell(self._mine.folder / "run.log", f"a snapshot was not copied to its buddy: {said}")
-            if state == written or state.held < 0:
-                continue
-            written = state
-            try:
-                copies = CopiesPage(datetime.now(timezone.utc), state.held, state.nodes, state.problem)
-                write_page(self._mine.folder, copies)
-            except OSError:  # a full disk: later
-                continue
+    def _write(self) -> None:
+        state = self._agents.ring.state
+        if state.problem and state.problem != self._said:
+            self._said = state.problem
+            tell(self._mine.folder / "run.log", f"a snapshot was not copied to its buddy: {self._said}")
+        if state == self._written or state.held < 0:
+            return
+        self._written = state
+        try:
+            copies = CopiesPage(datetime.now(timezone.utc), state.held, state.nodes, state.problem)
+            write_page(self._mine.folder, copies)
+        except OSError:  # a full disk: later
+            return

@@ -18,10 +18,10 @@ import os
 import select
 import signal
 import socket
-import threading
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
+from ftsupervise.host.in_time import all_at_once
 from ftsupervise.rundir.records import as_count
 from ftsupervise.snapshots import room
 from ftsupervise.snapshots.choice import HeldSnapshot
@@ -295,7 +295,7 @@ def give_up_damaged(place: str, ranks: Iterable[int], wanted: SnapshotId, unknow
             pass
         damaged.append(rank)
 
-    _all_at_once(look, ranks)
+    all_at_once(look, ranks)
     return sorted(damaged)
 
 
@@ -326,18 +326,9 @@ def keep(place: str, rest: str) -> str:
         except (OSError, ValueError) as error:
             problems.append(f"rank {rank}: {error}")
 
-    _all_at_once(write, of)
+    all_at_once(write, of)
     done = " ".join((UNVERIFIED, *map(str, sorted(unknown)))) if unknown else DONE
     return "; ".join(sorted(problems)[:5]) or done
-
-
-def _all_at_once(work: Callable[[Any], object], of: Iterable[Any]) -> None:
-    """Run them in threads of our own: the restart waits, and a pool takes 20 ms to import."""
-    threads = [threading.Thread(target=work, args=(one,), daemon=True) for one in of]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
 
 
 def _fetch_all(place: str, supplies: Sequence[Supply], wanted: object, key: bytes) -> list[str]:
@@ -354,5 +345,5 @@ def _fetch_all(place: str, supplies: Sequence[Supply], wanted: object, key: byte
         except (NotTaken, OSError, ValueError) as error:
             problems.append(f"rank {one.rank}: {error}")
 
-    _all_at_once(bring, supplies)
+    all_at_once(bring, supplies)
     return problems

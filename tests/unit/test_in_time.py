@@ -8,7 +8,7 @@ import time
 import pytest
 
 from ftsupervise.host import addresses
-from ftsupervise.host.in_time import OneAtATime, in_time
+from ftsupervise.host.in_time import Every, OneAtATime, PendingCall, all_at_once, in_time
 
 
 def test_what_takes_too_long_is_none_and_an_error_in_time_is_raised() -> None:
@@ -61,6 +61,71 @@ def test_without_a_thread_for_it_nothing_is_known_and_a_later_call_is_made() -> 
     finally:
         threading.stack_size(usual)
     assert turn(lambda: 6, 60) == 6
+
+
+def test_a_call_that_has_begun_goes_on_beside_and_tells_its_result_or_its_error_to_who_asks() -> None:
+    go = threading.Event()
+    asked = PendingCall(lambda: go.wait(60))
+    assert not asked.is_over()
+    assert asked(0.01) is None
+    go.set()
+    assert asked(60) is True
+    assert asked.is_over()
+    failed = PendingCall(fail)
+    assert failed.is_over(60)
+    with pytest.raises(OSError, match="no such"):
+        failed(60)
+
+
+def test_calls_for_several_are_made_at_the_same_time_and_one_that_hangs_costs_the_others_nothing() -> None:
+    meet, go = threading.Barrier(3), threading.Event()
+
+    def work(number: int) -> int:
+        meet.wait(60)  # each waits for the two others
+        return number if number != 1 or go.wait(60) else 0
+
+    try:
+        found = all_at_once(work, range(3), 0.5)
+        assert found == [0, None, 2]
+    finally:
+        go.set()
+    assert all_at_once(lambda number: number + 1, range(3)) == [1, 2, 3]
+
+
+def test_a_thread_looks_again_and_again_until_it_is_closed_and_once_more_then() -> None:
+    looks, took, three = list[str](), list[float](), threading.Event()
+
+    def look() -> None:
+        looks.append("look")
+        if len(looks) == 3:
+            three.set()
+
+    def pause(seconds: float) -> float:
+        took.append(seconds)
+        return 0.001
+
+    every = Every(pause, look, "test", first=0.0, last=lambda: looks.append("last"))
+    assert three.wait(60)
+    every.close(60)
+    assert looks[-1] == "last"
+    assert looks.count("last") == 1
+    assert len(took) == looks.count("look"), "the pause is told from each look, the first one has its own"
+    seen = len(looks)
+    every.close(60)
+    assert len(looks) == seen
+
+
+def test_a_look_that_hangs_holds_nobody_who_closes() -> None:
+    begun, go = threading.Event(), threading.Event()
+
+    def look() -> None:
+        begun.set()
+        go.wait(60)
+
+    every = Every(0.0, look, "test")
+    assert begun.wait(60)
+    every.close(0.01)  # returns
+    go.set()
 
 
 def fail() -> int:

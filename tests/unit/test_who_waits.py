@@ -63,7 +63,7 @@ WAITS: dict[str, dict[str, str]] = {
         "_hear": "select has said that something is there",
         "_serve": "a thread of its own for one rank, whose end closes the connection; it is a daemon",
     },
-    "snapshots/node.py": {"heard": TIMED, "_all_at_once": ITS_CHILD},
+    "snapshots/node.py": {"heard": TIMED, "give_up_damaged": ITS_CHILD, "keep": ITS_CHILD, "_fetch_all": ITS_CHILD},
     "snapshots/wire.py": {
         "accepted": "a thread of its own waits for peers, or for ranks; it is a daemon",
         **dict.fromkeys(("_send", "fill", "connect", "accept"), TIMED),
@@ -74,7 +74,6 @@ WAITS: dict[str, dict[str, str]] = {
     "replicas/process.py": {"start": OURS},
     "run/lines.py": {"_run": "a thread of its own waits for lines; nobody joins it without a bound"},
     "run/log_follower.py": {"_start": OURS},
-    "snapshots/keeper.py": {"_held": "the thread asks for twice _ASK at most"},
     "run/supervisor.py": {"__init__": SYSTEM},
     "sandbox/daemons.py": {"_free": LOCAL, "_start": SANDBOX, "_database": SANDBOX},
     "sandbox/keeper.py": {"start": OURS, "follow": PERSON},
@@ -139,6 +138,8 @@ def waits(call: ast.Call) -> bool:
     """Whether the call may wait, and has no bound of its own."""
     called, text = call.func, ast.unparse(call)
     if isinstance(called, ast.Name):
+        if called.id == "all_at_once":
+            return len(call.args) < 3 and not has(call, "seconds")
         unbounded = ("Popen", "urlopen", "getaddrinfo", "create_connection")
         return called.id == "input" or (called.id in unbounded and not has(call, "timeout"))
     if not isinstance(called, ast.Attribute):
@@ -307,6 +308,7 @@ def test_who_keeps_the_time_of_others_touches_no_disk() -> None:
         "smtplib.SMTP(host)",
         "select.select([fd], [], [])",
         "poll.poll()",
+        "all_at_once(work, of)",
         "input()",
     ],
 )
@@ -321,6 +323,7 @@ def test_a_new_wait_is_found(line: str) -> None:
         "child.wait(5)",
         "os.waitpid(pid, os.WNOHANG)",
         "thread.join(2.0)",
+        "all_at_once(work, of, 5.0)",
         "','.join(words)",
         "queue.get(timeout=1)",
         "settings.get('name')",
