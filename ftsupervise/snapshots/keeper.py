@@ -39,17 +39,17 @@ from ftsupervise.snapshots.doubts import (
 )
 from ftsupervise.snapshots.kept import KeptPage, KeptSnapshot
 from ftsupervise.snapshots.node import (
+    NO_ANSWER,
     QUESTION,
+    Begin,
+    Done,
+    Keep,
     Supply,
     begin_from,
-    begin_question,
     held_in,
-    is_done,
     keep,
-    keep_question,
-    read_damaged,
+    read_done,
     read_held,
-    read_unverified,
     unverified_words,
 )
 from ftsupervise.snapshots.ring import CopyState, SnapshotRing
@@ -204,7 +204,7 @@ class KeptSnapshots:
             sleep(0.2)  # a network file system may show a moment later what another node has just committed
 
     def write(
-        self, page: KeptPage, to: Target, ask: Callable[[str, float], Mapping[str, str]]
+        self, page: KeptPage, to: Target, ask: Callable[[str, float], Mapping[str, Done]]
     ) -> tuple[Path | None, str]:
         """Return where it is kept now, or why not.
 
@@ -312,8 +312,8 @@ def _said(work: Callable[[], str]) -> str:
         return str(error) or type(error).__name__
 
 
-def _wrong(answers: Mapping[str, str]) -> str:
-    return "; ".join(f"{node}: {text}" for node, text in sorted(answers.items()) if not is_done(text))[:300]
+def _wrong(answers: Mapping[str, Done]) -> str:
+    return "; ".join(f"{node}: {one.problem}" for node, one in sorted(answers.items()) if one.problem)[:300]
 
 
 def _sync(folder: Path) -> None:
@@ -471,15 +471,15 @@ class SnapshotKeeper:
 
         unverified: set[int] = set()
 
-        def ask(folder: str, seconds: float) -> Mapping[str, str]:
-            questions = {node: keep_question(*one, sorted(ranks), folder) for node, ranks in where.items()}
+        def ask(folder: str, seconds: float) -> Mapping[str, Done]:
+            questions = {node: Keep(*one, tuple(sorted(ranks)), folder) for node, ranks in where.items()}
             if self._agents.remote:
-                answers = self._agents.ask(questions, seconds)
+                answers = self._asked({node: asked.question() for node, asked in questions.items()}, seconds)
             else:
                 place = room.node_folder(self._folder, self._node)
-                answers = {node: keep(place, text.partition(" ")[2]) for node, text in questions.items()}
-            unverified.update(rank for text in answers.values() for rank in read_unverified(text))
-            return {node: answers.get(node, "no answer") for node in questions}
+                answers = {node: keep(place, asked) for node, asked in questions.items()}
+            unverified.update(rank for answer in answers.values() for rank in answer.unverified)
+            return {node: answers.get(node, NO_ANSWER) for node in questions}
 
         found = self._kept.beside(one.step, self._last.anchor)
         there = found[0] if found is not None else Beside(self._last.anchor)
@@ -652,18 +652,17 @@ class SnapshotKeeper:
         answers = self._answers(chosen, held, stay)
         if isinstance(answers, str):
             return answers, ()
-        damaged = {(node, rank, step) for node, text in answers.items() for rank in read_damaged(text)}
+        damaged = {(node, rank, step) for node, answer in answers.items() for rank in answer.damaged}
         if damaged:
             return ", ".join(f"that of rank {rank} on {node} is damaged" for node, rank, _ in sorted(damaged)), damaged
-        wrong = {node: answers.get(node, "no answer") for node in {pull.target for pull in chosen.pulls} | stay.keys()}
-        unverified = frozenset(rank for text in wrong.values() for rank in read_unverified(text))
+        needed = {node: answers.get(node, NO_ANSWER) for node in {pull.target for pull in chosen.pulls} | stay.keys()}
+        unverified = frozenset(rank for answer in needed.values() for rank in answer.unverified)
         self._last = self._last._replace(unverified=unverified)
-        wrong = {node: text for node, text in wrong.items() if not is_done(text)}
-        return "; ".join(f"{node}: {text}" for node, text in sorted(wrong.items()))[:300], ()
+        return _wrong(needed), ()
 
     def _answers(
         self, chosen: MemoryChoice, held: Sequence[HeldSnapshot], stay: Mapping[str, Sequence[int]]
-    ) -> dict[str, str] | str:
+    ) -> dict[str, Done] | str:
         """Return the answer of each node that was asked; or why not all can be asked.
 
         ``stay``: node -> ranks that begin from its own.
@@ -671,22 +670,26 @@ class SnapshotKeeper:
         attempt = chosen.attempt or self._last.number
         if not self._agents.remote:
             place = room.node_folder(self._folder, self._node)
-            question = begin_question(chosen.step, attempt, here=stay.get(self._node, ()))
-            return {self._node: begin_from(place, question.partition(" ")[2], b"")}
+            here = tuple(stay.get(self._node, ()))
+            return {self._node: begin_from(place, Begin(chosen.step, attempt, here=here), b"")}
         questions = {}
         for node in self._agents.present():
-            supplies = []
+            sources: dict[tuple[str, int], list[int]] = {}
             for pull in chosen.pulls:
                 if pull.target == node:
                     where = self._agents.ring.port_of(pull.source)
                     if where is None:
                         return f"{pull.source} does not say at which port it serves snapshots"
-                    supplies.append(Supply(pull.rank, *where))
+                    sources.setdefault(where, []).append(pull.rank)
             mine = [one for one in held if one.node == node]
             newer = any(one.step > chosen.step or one.attempt > attempt for one in mine)
-            if supplies or node in stay or not mine or newer:
-                questions[node] = begin_question(chosen.step, attempt, supplies, stay.get(node, ()))
-        return self._agents.ask(questions, _FETCH if chosen.pulls else _COMPARE if stay else _TELL)
+            if sources or node in stay or not mine or newer:
+                supplies = tuple(Supply(tuple(ranks), *where) for where, ranks in sources.items())
+                questions[node] = Begin(chosen.step, attempt, supplies, tuple(stay.get(node, ()))).question()
+        return self._asked(questions, _FETCH if chosen.pulls else _COMPARE if stay else _TELL)
+
+    def _asked(self, questions: Mapping[str, str], seconds: float) -> dict[str, Done]:
+        return {node: read_done(text) for node, text in self._agents.ask(questions, seconds).items()}
 
     def _record(self, mine: Claim, chosen: MemoryChoice, log: Path) -> bool:
         """Write it into the ledger and the log; return whether it is from memory."""

@@ -1,19 +1,16 @@
 """The agent's part of the memory tier: it starts the exchange where snapshots appear, passes words on, and answers questions.
 
-    snapshots                    what this node holds: "RANK STEP ATTEMPT WORLD" for each
-    snapshots-begin STEP/ATTEMPT RANK,HOST,PORT… =RANK…
-                                 invalidate all that is newer ("-": everything), fetch those ranks, and compare the others
-                                 with their digest; "done", or "damaged RANK…" for those that it gave up, or why not;
-                                 "unverified RANK…": done, and these have no digest that can be taken here
+    snapshots           ``HeldSnapshot``: what this node holds
+    snapshots-begin     ``Begin``: give up all that is newer, fetch some ranks, and compare the others with their digest
+    snapshots-keep      ``Keep``: write what is held of one snapshot onto the disk
 
-    snapshots-keep STEP/ATTEMPT RANK,… DIR
-                                 write what is held of that one into DIR, on the disk; "done", "unverified RANK…", or why not
-
+A question is its verb and, where it has one, a record as JSON; both of these are answered by a ``Done``.
 The questions are answered by a process of their own (``rpc.py``), which may take its time.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import select
 import signal
@@ -22,7 +19,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from ftsupervise.host.in_time import all_at_once
-from ftsupervise.rundir.records import as_count
+from ftsupervise.rundir.records import decode, encode
 from ftsupervise.snapshots import room
 from ftsupervise.snapshots.choice import HeldSnapshot
 
@@ -32,7 +29,61 @@ if TYPE_CHECKING:
 _TRIES = 5  # starts of an exchange that ends by itself
 NOT_COPIED = b"{}"  # a report without a port
 QUESTION, BEGIN, KEEP = "snapshots", "snapshots-begin", "snapshots-keep"
-DONE, DAMAGED, UNVERIFIED = "done", "damaged", "unverified"
+
+
+class Supply(NamedTuple):
+    """The source from which the snapshots of some ranks are fetched."""
+
+    ranks: tuple[int, ...]
+    host: str
+    port: int
+
+
+class Begin(NamedTuple):
+    """Give up all snapshots newer than this one (step -1: all), and have this one of the ranks that begin here."""
+
+    step: int
+    attempt: int
+    supplies: tuple[Supply, ...] = ()
+    here: tuple[int, ...] = ()  # ranks that begin from the snapshots of this node
+
+    def question(self) -> str:
+        return f"{BEGIN} {_json(self)}"
+
+
+class Keep(NamedTuple):
+    """Write the snapshots of ``ranks`` into ``folder``."""
+
+    step: int
+    attempt: int
+    ranks: tuple[int, ...]
+    folder: str  # absolute
+
+    def question(self) -> str:
+        return f"{KEEP} {_json(self)}"
+
+
+class Done(NamedTuple):
+    """What a node says that was to begin from a snapshot, or to keep one."""
+
+    problem: str  # why it was not done; "" if it was
+    damaged: tuple[int, ...] = ()  # ranks whose snapshot it gave up for that
+    unverified: tuple[int, ...] = ()  # ranks whose snapshot has no digest that could be compared: done all the same
+
+
+NO_ANSWER = Done("no answer")
+
+
+def read_done(text: str) -> Done:
+    """Parse an answer; one that makes no sense is a problem."""
+    try:
+        return decode(Done, json.loads(text))
+    except ValueError:
+        return Done(text[:200] or "an empty answer")
+
+
+def _json(record: object) -> str:
+    return json.dumps(encode(record, sparse=True), separators=(",", ":"))
 
 
 class SnapshotRelay:
@@ -102,8 +153,13 @@ class SnapshotRelay:
         """Answer a question, in the process that answers."""
         verb, _, rest = question.partition(" ")
         if verb == QUESTION:
-            return "\n".join(" ".join(map(str, one[:4])) for one in held_in(self.place, node))
-        return keep(self.place, rest) if verb == KEEP else begin_from(self.place, rest, self._key)
+            return _json(held_in(self.place, node))
+        try:
+            if verb == KEEP:
+                return _json(keep(self.place, decode(Keep, json.loads(rest))))
+            return _json(begin_from(self.place, decode(Begin, json.loads(rest)), self._key))
+        except ValueError as error:
+            return _json(Done(f"no such question: {error}"))
 
     def close(self, *, keep: bool) -> None:
         """End the exchange. ``keep``: another agent will follow in this job."""
@@ -164,47 +220,11 @@ def held_in(place: str, node: str) -> list[HeldSnapshot]:
 
 
 def read_held(text: str, node: str) -> list[HeldSnapshot]:
-    """Parse an answer to the question; lines that make no sense are left out."""
-    found = []
-    for line in text.splitlines():
-        numbers = [as_count(word) for word in line.split()]
-        if len(numbers) == 4 and None not in numbers:
-            rank, step, attempt, world = (number or 0 for number in numbers)
-            found.append(HeldSnapshot(rank, step, attempt, world, node))
-    return found
-
-
-class Supply(NamedTuple):
-    """The source from which a rank's snapshot is fetched."""
-
-    rank: int
-    host: str
-    port: int
-
-
-def begin_question(step: int, attempt: int, supplies: Iterable[Supply] = (), here: Iterable[int] = ()) -> str:
-    """Return the question that invalidates all newer than ``step`` (-1: all) and fetches ``supplies``.
-
-    ``here``: ranks that begin from the snapshots of this node.
-    """
-    until = f"{step}/{attempt}" if step >= 0 else "-"
-    fetched = [f"{one.rank},{one.host},{one.port}" for one in supplies]
-    return " ".join([BEGIN, until, *fetched, *(f"={rank}" for rank in here)])
-
-
-def read_damaged(answer: str) -> frozenset[int]:
-    """Return the ranks whose snapshot an answer calls damaged."""
-    return _ranks_behind(DAMAGED, answer)
-
-
-def read_unverified(answer: str) -> frozenset[int]:
-    """Return the ranks whose snapshot could not be compared with a digest."""
-    return _ranks_behind(UNVERIFIED, answer)
-
-
-def is_done(answer: str) -> bool:
-    """Return whether a node has done what it was asked."""
-    return answer == DONE or bool(read_unverified(answer))
+    """Parse the answer of ``node`` on what it holds; nothing where it makes no sense."""
+    try:
+        return [one._replace(node=node) for one in decode(tuple[HeldSnapshot, ...], json.loads(text))]
+    except ValueError:
+        return []
 
 
 def unverified_words(ranks: Collection[int]) -> str:
@@ -215,48 +235,31 @@ def unverified_words(ranks: Collection[int]) -> str:
     return f"the snapshot of rank {few} is not verified: it has no digest that could be compared"
 
 
-def _ranks_behind(wanted: str, answer: str) -> frozenset[int]:
-    word, *ranks = answer.split()[:1_000_000] or [""]
-    numbers = [as_count(one) for one in ranks]
-    return frozenset(one for one in numbers if one is not None) if word == wanted else frozenset()
+def begin_from(place: str, asked: Begin, key: bytes) -> Done:
+    """Prepare the given generation.
 
-
-def begin_from(place: str, rest: str, key: bytes) -> str:
-    """Prepare the given generation and return "done", or why not.
-
-    "done" when nothing newer is left, all that was to be fetched is there, and the snapshots here are those that were
+    It is done when nothing newer is left, all that was to be fetched is there, and the snapshots here are those that were
     copied.
     """
     from ftsupervise.snapshots.slots import SnapshotId, open_slots
 
-    until, *words = rest.split() or ["-"]
-    step, _, attempt = until.partition("/")
-    numbers = as_count(step), as_count(attempt)
-    wanted = SnapshotId(numbers[0], numbers[1]) if numbers[0] is not None and numbers[1] is not None else None
-    supplies, here = [], []
-    for word in words:
-        if word.startswith("="):
-            here += [number for number in (as_count(word[1:]),) if number is not None]
-            continue
-        rank, host, port = (*word.split(","), "", "")[:3]
-        found = as_count(rank), as_count(port)
-        if found[0] is None or found[1] is None or wanted is None:
-            return f"no such question: {rest}"
-        supplies.append(Supply(found[0], host, found[1]))
-    problems = _fetch_all(place, supplies, wanted, key) if wanted is not None else []
-    for rank_number, path in room.ranks_in(place).items():
+    wanted = SnapshotId(asked.step, asked.attempt) if asked.step >= 0 else None
+    problems = _fetch_all(place, asked.supplies, wanted, key) if wanted is not None else []
+    for rank, path in room.ranks_in(place).items():
         try:
             with open_slots(path, write=True) as file:
                 file.invalidate_newer(wanted)
         except (OSError, ValueError) as error:
-            problems.append(f"rank {rank_number}: {error}")
-    damaged, unknown = list[int](), set[int]()
-    if wanted is not None and not problems:
-        damaged = give_up_damaged(place, here, wanted, unknown)
-        unknown |= {one.rank for one in supplies if _has_no_digest(place, one.rank, wanted)}
-    if damaged or (unknown and not problems):
-        return " ".join((DAMAGED if damaged else UNVERIFIED, *map(str, damaged or sorted(unknown))))
-    return "; ".join(problems) or DONE
+            problems.append(f"rank {rank}: {error}")
+    if wanted is None or problems:
+        return Done("; ".join(problems))
+    unknown = set[int]()
+    damaged = give_up_damaged(place, asked.here, wanted, unknown)
+    if damaged:
+        return Done("damaged", tuple(damaged))
+    fetched = [rank for one in asked.supplies for rank in one.ranks]
+    unknown |= {rank for rank in fetched if _has_no_digest(place, rank, wanted)}
+    return Done("", unverified=tuple(sorted(unknown)))
 
 
 def _has_no_digest(place: str, rank: int, wanted: SnapshotId) -> bool:
@@ -299,51 +302,39 @@ def give_up_damaged(place: str, ranks: Iterable[int], wanted: SnapshotId, unknow
     return sorted(damaged)
 
 
-def keep_question(step: int, attempt: int, ranks: Iterable[int], folder: str) -> str:
-    """Return the question that has a node write its snapshots of ``ranks`` into ``folder``."""
-    return f"{KEEP} {step}/{attempt} {','.join(map(str, ranks))} {folder}"
-
-
-def keep(place: str, rest: str) -> str:
-    """Write snapshots from this node's memory onto the disk; "done" when all of them are durable, else why not."""
+def keep(place: str, asked: Keep) -> Done:
+    """Write snapshots from this node's memory onto the disk: done when all of them are durable."""
     from ftsupervise.snapshots.kept import write_rank
     from ftsupervise.snapshots.slots import SnapshotId
 
-    wanted, _, rest = rest.partition(" ")
-    ranks, _, folder = rest.partition(" ")
-    step, _, attempt = wanted.partition("/")
-    numbers = [as_count(word) for word in (step, attempt, *ranks.split(","))]
-    if None in numbers or not folder.startswith("/"):
-        return "no such question"
-    first, second, *of = [number or 0 for number in numbers]
+    if asked.step < 0 or not asked.folder.startswith("/"):
+        return Done("no such question")
     problems: list[str] = []
     unknown: list[int] = []
 
     def write(rank: int) -> None:
         try:
-            if not write_rank(place, folder, rank, SnapshotId(first, second)):
+            if not write_rank(place, asked.folder, rank, SnapshotId(asked.step, asked.attempt)):
                 unknown.append(rank)
         except (OSError, ValueError) as error:
             problems.append(f"rank {rank}: {error}")
 
-    all_at_once(write, of)
-    done = " ".join((UNVERIFIED, *map(str, sorted(unknown)))) if unknown else DONE
-    return "; ".join(sorted(problems)[:5]) or done
+    all_at_once(write, asked.ranks)
+    return Done("; ".join(sorted(problems)[:5]), unverified=() if problems else tuple(sorted(unknown)))
 
 
-def _fetch_all(place: str, supplies: Sequence[Supply], wanted: object, key: bytes) -> list[str]:
+def _fetch_all(place: str, supplies: Sequence[Supply], wanted: SnapshotId, key: bytes) -> list[str]:
     """Fetch all at the same time: the restart waits for it."""
     from ftsupervise.snapshots.exchange import NotTaken, fetch
-    from ftsupervise.snapshots.slots import SnapshotId
 
     problems: list[str] = []
 
-    def bring(one: Supply) -> None:
-        assert isinstance(wanted, SnapshotId)
+    def bring(one: tuple[int, Supply]) -> None:
+        rank, supply = one
         try:
-            fetch(place, one.rank, wanted, one.host, one.port, key)
+            fetch(place, rank, wanted, supply.host, supply.port, key)
         except (NotTaken, OSError, ValueError) as error:
-            problems.append(f"rank {one.rank}: {error}")
+            problems.append(f"rank {rank}: {error}")
 
-    all_at_once(bring, supplies)
+    all_at_once(bring, [(rank, one) for one in supplies for rank in one.ranks])
     return problems

@@ -33,7 +33,7 @@ from ftsupervise.snapshots.choice import Begun
 from ftsupervise.snapshots.doubts import Beside, against
 from ftsupervise.snapshots.keeper import KeptSnapshots, Target
 from ftsupervise.snapshots.kept import KeptPage, KeptSnapshot
-from ftsupervise.snapshots.node import keep
+from ftsupervise.snapshots.node import NO_ANSWER, Done, Keep, keep
 from ftsupervise.snapshots.slots import SnapshotId, open_slots
 from tests.neighbours.patience import wait_until
 from tests.neighbours.supervised import Program, SupervisedRun
@@ -138,8 +138,8 @@ def test_once_a_newer_attempt_has_begun_nothing_is_kept(memory: Path, tmp_path: 
     area = fence.open_area(where, 1)
     assert area is not None
 
-    def ask(folder: str, seconds: float) -> dict[str, str]:
-        done = keep(str(memory), f"8/1 0 {folder}")
+    def ask(folder: str, seconds: float) -> dict[str, Done]:
+        done = keep(str(memory), Keep(8, 1, (0,), folder))
         fence.seal(where, 2, [1])
         return {"here": done}
 
@@ -153,7 +153,7 @@ def test_a_node_that_does_not_answer_or_has_too_little_time_leaves_nothing(memor
         write(file, 0, 8)
     kept, where, checkpoints = areas(tmp_path)
     for number, (seconds, answers, word) in enumerate(
-        ((30.0, {"a": "done", "b": "no answer"}, "b: no answer"), (0.0, {"a": "done"}, "too little time")), 1
+        ((30.0, {"a": Done(""), "b": NO_ANSWER}, "b: no answer"), (0.0, {"a": Done("")}, "too little time")), 1
     ):
         area = fence.open_area(where, number)
         assert area is not None
@@ -166,10 +166,10 @@ def test_a_node_writes_only_what_it_holds_whole(memory: Path, tmp_path: Path) ->
     with made(memory, rank=0, world=1) as file:
         header = write(file, 0, 8)
         file.commit(0, header._replace(algorithm=1, digest=b"x" * 16))
-        assert "damaged" in keep(str(memory), f"8/1 0 {tmp_path}")
-        assert "is not in memory any more" in keep(str(memory), f"6/1 0 {tmp_path}")
-        assert "No such file" in keep(str(memory), f"8/1 7 {tmp_path}")
-    assert keep(str(memory), "8/1 0 relative") == "no such question"
+        assert "damaged" in keep(str(memory), Keep(8, 1, (0,), str(tmp_path))).problem
+        assert "is not in memory any more" in keep(str(memory), Keep(6, 1, (0,), str(tmp_path))).problem
+        assert "No such file" in keep(str(memory), Keep(8, 1, (7,), str(tmp_path))).problem
+    assert keep(str(memory), Keep(8, 1, (0,), "relative")) == Done("no such question")
 
 
 @pytest.mark.resume(
@@ -188,7 +188,10 @@ def test_a_rank_loads_what_was_kept_and_ranks_of_another_number_do_not(
     guard, state = Guard(), {"weights": bytearray(weights), "done": 8}
     guard.restore(state=state)
     wait_until(lambda: guard.snapshot(8), "the memory")
-    wait_until(lambda: keep(str(memory / "here"), f"8/0 0 {tmp_path}") == "done", "its digest, which a thread takes")
+    wait_until(
+        lambda: keep(str(memory / "here"), Keep(8, 0, (0,), str(tmp_path))) == Done(""),
+        "its digest, which a thread takes",
+    )
     snapshots_kept.write_page(tmp_path, KeptPage(8, 0, 1))
     guard.finished(8)
     monkeypatch.setenv(ENV_SNAPSHOT_KEPT, str(tmp_path))

@@ -15,7 +15,7 @@ import pytest
 from ftsupervise import Guard
 from ftsupervise.rundir.paths import ENV_RESTART, ENV_SNAPSHOTS
 from ftsupervise.snapshots import room
-from ftsupervise.snapshots.node import DONE, begin_from, begin_question, read_damaged
+from ftsupervise.snapshots.node import Begin, Done, begin_from
 from ftsupervise.snapshots.slots import SlotFile, SnapshotId, is_damaged, open_slots
 from tests.neighbours.patience import wait_until
 from tests.neighbours.supervised import SupervisedRun
@@ -102,10 +102,10 @@ def test_ranks_that_agree_alone_do_not_begin_from_a_damaged_one(place: Path, cap
 def test_a_node_gives_up_what_is_damaged_and_names_it(place: Path) -> None:
     taken({"weights": bytearray(SIZE), "done": 0}, 2, 4)
     file, slot = summed(place, 4)
-    begin = begin_question(4, 0, here=[0]).partition(" ")[2]
-    assert begin_from(str(place), begin, b"") == DONE
+    begin = Begin(4, 0, here=(0,))
+    assert begin_from(str(place), begin, b"") == Done("")
     flip(file, slot, 77)
-    assert read_damaged(begin_from(str(place), begin, b"")) == {0}
+    assert begin_from(str(place), begin, b"").damaged == (0,)
     with file:
         assert list(file.held()) == [SnapshotId(2, 0)], "it holds nothing any more, and the one before is left"
 

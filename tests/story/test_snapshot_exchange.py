@@ -18,7 +18,7 @@ import pytest
 
 from ftsupervise.snapshots import room, wire
 from ftsupervise.snapshots.exchange import CopyServer, NotTaken, TokenBucket, fetch, receive_snapshot, send_snapshot
-from ftsupervise.snapshots.node import SnapshotRelay, Supply, begin_question, read_held
+from ftsupervise.snapshots.node import Begin, Done, SnapshotRelay, Supply, read_done, read_held
 from ftsupervise.snapshots.ring import CopyOrder, SnapshotRing
 from ftsupervise.snapshots.room import NoRoom
 from ftsupervise.snapshots.slots import SlotHeader, SnapshotId, create_slots, open_slots, room_for
@@ -373,9 +373,9 @@ def test_an_agent_says_what_its_node_holds_gives_up_what_is_newer_and_leaves_not
     assert [(one.rank, one.step, one.attempt, one.world, one.node) for one in said] == [
         (0, one.step, 1, 2, "a") for one in held
     ]
-    assert relay.answer(begin_question(held[1].step, 1), "a") == "done"
+    assert read_done(relay.answer(Begin(held[1].step, 1).question(), "a")) == Done("")
     assert sorted(scene.held("a", 0)) == held[:2]
-    assert relay.answer(begin_question(-1, 1), "a") == "done"
+    assert read_done(relay.answer(Begin(-1, 1).question(), "a")) == Done("")
     assert scene.held("a", 0) == {}
     relay.close(keep=True)
     assert room.ranks_in(room.node_folder(scene.folder, "a"))
@@ -406,10 +406,15 @@ def test_a_rank_cannot_be_fetched_from_a_node_that_has_it_no_more(make: Make, un
     where = scene.ring.port_of("b")
     assert where is not None
     relay = SnapshotRelay(scene.folder, "a", scene.key, 1.0, select.poll(), lambda report: None)
-    asked = begin_question(100_000, 1, [Supply(1, *where)])
-    assert "there is no step 100000 of attempt 1" in relay.answer(asked, "a")
-    assert "no connection to" in relay.answer(begin_question(2, 1, [Supply(1, "127.0.0.1", 9)]), "a")
-    assert relay.answer("snapshots-begin 5/1 ../../etc,127.0.0.1,9", "a").startswith("no such question")
+    asked = Begin(100_000, 1, (Supply((1,), *where),)).question()
+    assert "there is no step 100000 of attempt 1" in read_done(relay.answer(asked, "a")).problem
+    assert (
+        "no connection to"
+        in read_done(relay.answer(Begin(2, 1, (Supply((1,), "127.0.0.1", 9),)).question(), "a")).problem
+    )
+    path = '{"step": 5, "attempt": 1, "supplies": [{"ranks": ["../../etc"], "host": "127.0.0.1", "port": 9}]}'
+    for wrong in (f"snapshots-begin {path}", "snapshots-begin {", "snapshots-keep {}", "snapshots-begin"):
+        assert read_done(relay.answer(wrong, "a")).problem.startswith("no such question"), wrong
     relay.close(keep=True)
 
 
