@@ -26,9 +26,9 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from ftsupervise.ranks import protocol
+from ftsupervise.ranks.agent_pool import Listener
 from ftsupervise.ranks.protocol import Datagram
 from ftsupervise.ranks.rank_table import RankTable
-from ftsupervise.ranks.sources import Listener
 from ftsupervise.rundir.heartbeat_page import HeartbeatPage, write_beat
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.truth import Beat, RankState

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
 from contextlib import suppress
+from datetime import datetime, timezone
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from ftsupervise.cli.checkpoint_answers import Patient, folders_of, look, patience, patiently
-from ftsupervise.cli.checkpoint_copies import committed, copied, copy_each, raise_failed, targets
+from ftsupervise.cli.checkpoint_answers import Patient, folders_of, look, must_answer, patience, patiently
 from ftsupervise.cli.checkpoints import (
     CheckpointPlace,
     checkpoints,
@@ -17,16 +21,328 @@ from ftsupervise.cli.checkpoints import (
     keep_if_written_over,
     print_json,
     refuse_held,
+    require_launched,
     run_to_note,
 )
 from ftsupervise.cli.output import plain, say
-from ftsupervise.errors import Error, NoAnswer, UsageError
+from ftsupervise.errors import Error, NoAnswer, NotFound, Refused, UsageError
+from ftsupervise.printable import printable
+from ftsupervise.units import count
 
 if TYPE_CHECKING:
-    from ftsupervise.checkpoints.find import Found
+    from ftsupervise.checkpoints.find import Found, Verdict
     from ftsupervise.checkpoints.offload import OffloadReport
+    from ftsupervise.checkpoints.restore import FoundCopy, StoreUnseen
+    from ftsupervise.checkpoints.retain import Candidate, Retention, RetentionPlan
+    from ftsupervise.checkpoints.stores import Store
     from ftsupervise.probe import Probe
     from ftsupervise.probe.errand import WorkProgress
+
+# ``ftsupervise checkpoints offload|restore``: copy checkpoints elsewhere, and bring them back.
+
+_UNSEEN = 3
+
+
+class CopyTarget(NamedTuple):
+    """A place for copies. Each child that works there opens it anew: a connection does not survive a fork."""
+
+    address: str  # as it was typed, with a credential if there is one
+
+    def open(self) -> Store:
+        from ftsupervise.checkpoints.stores import open_store
+
+        return open_store(self.address)
+
+    @property
+    def url(self) -> str:
+        return self.open().url
+
+
+def now() -> datetime:
+    return datetime.now(timezone.utc)
+
+
+def _rate(_ctx: click.Context, _param: click.Parameter, value: str | None) -> int | None:
+    from ftsupervise.units import parse_size
+
+    if value is None:
+        return None
+    try:
+        rate = parse_size(value)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
+    if rate <= 0:
+        raise click.BadParameter("give a rate above zero, such as 200MB")
+    return rate
+
+
+def targets(
+    place: CheckpointPlace, places: tuple[str, ...], rate: int | None
+) -> tuple[tuple[CopyTarget, ...], int | None]:
+    """Return the places that are named, or those of the settings, and the bytes a second at most."""
+    offload = place.settings.offload if place.settings is not None else None
+    if not places and offload is None:
+        refuse_held(place)
+        raise UsageError(
+            "no place for copies is known",
+            hint="give a PLACE, or write checkpoints: {offload: {to: /archive/run}} in ftsupervise.yaml",
+        )
+    if rate is None and offload is not None:
+        rate = offload.rate
+    return tuple(CopyTarget(url) for url in places or (offload.to if offload is not None else ())), rate
+
+
+def committed(place: CheckpointPlace, *, every: bool) -> tuple[Path, ...]:
+    """Return the newest of each kind with a manifest, or each one, newest first."""
+    from ftsupervise.checkpoints.find import checkpoints_in
+    from ftsupervise.checkpoints.retain import kind_of
+
+    found = [one for one in checkpoints_in(place.folder, pattern=place.pattern, run=place.run) if one.committed]
+    if not every:  # what loads one kind cannot load another
+        newest = {kind_of(one): one for one in reversed(found)}
+        found = [one for one in found if one in newest.values()]
+    return tuple(one.path for one in found)
+
+
+# --------------------------------------------------------------------------------------------------------------- offload
+
+
+@checkpoints.command()
+@click.argument("run", required=False)
+@click.option(
+    "--to", "places", multiple=True, metavar="PLACE", help="A folder, or s3://bucket/prefix; may be repeated."
+)
+@click.option("--all", "every", is_flag=True, help="Each checkpoint that has a manifest, not only the newest.")
+@click.option("--rate", callback=_rate, metavar="SIZE", help="Bytes a second at most, such as 200MB.")
+@click.option("--again", is_flag=True, help="Read every byte of a copy that exists already, and mend it.")
+@patience
+@click.option("-q", "--quiet", is_flag=True, help="Do not mention copies that exist already.")
+@click.option("--json", "as_json", is_flag=True, help="For programs.")
+def offload(
+    run: str | None,
+    places: tuple[str, ...],
+    every: bool,
+    rate: int | None,
+    again: bool,
+    seconds: float,
+    quiet: bool,
+    as_json: bool,
+) -> None:
+    """Copy the newest checkpoint of RUN to each PLACE (default: checkpoints.offload.to), and read the copy back.
+
+    A copy counts when every file of it has come back with its digest; one that was interrupted goes on where it was. Nothing is
+    removed here: `prune` does that, with --copied only of what has a copy.
+    """
+    place = find(run, acts=True)
+    found, rate = targets(place, places, rate)
+    must_answer((one.open() for one in found), hint="nothing was copied; --to PLACE names only those that answer")
+    reports: list[tuple[str, OffloadReport]] = []
+
+    def print_copy(url: str, report: OffloadReport) -> None:
+        reports.append((url, report))
+        if not as_json and (report.sent or not quiet):
+            say(copied(url, report))
+
+    wanted, patient = _asked_for(place, every=every), Patient(seconds, as_json)
+    failed = copy_each(wanted, found, rate, patient, print_copy, again=again)
+    if as_json:
+        listed = [{"place": url, **report._asdict()} for url, report in reports]
+        print_json({"copies": listed, "failed": [why for why, _ in failed]})
+    raise_failed(failed)
+
+
+def copy_each(
+    wanted: Iterable[Path],
+    found: tuple[CopyTarget, ...],
+    rate: int | None,
+    patient: Patient,
+    on_copy: Any,
+    *,
+    again: bool = False,
+) -> list[tuple[str, bool]]:
+    """Copy each checkpoint to each place, one after the other, each in a child of its own. Returns what failed, and whether
+    that was for want of an answer: then the place is left alone, and the others have their turn."""
+    failed: list[tuple[str, bool]] = []
+    dead: set[CopyTarget] = set()
+    for path in wanted:
+        for target in found:
+            if target in dead:
+                continue
+            try:
+                report = _copy_one(path, target, rate, patient, again=again)
+            except (Error, OSError, ValueError) as error:
+                failed.append((f"{path.name} to {target.url}: {error}", isinstance(error, NoAnswer)))
+                if isinstance(error, NoAnswer):
+                    dead.add(target)
+                continue
+            on_copy(target.url, report)
+    return failed
+
+
+def _copy_one(path: Path, target: CopyTarget, rate: int | None, patient: Patient, *, again: bool) -> OffloadReport:
+    from ftsupervise.checkpoints.offload import offload as copy
+
+    return patiently(
+        lambda progress: copy(path, target.open(), now=now, rate=rate, progress=progress.moved, again=again),
+        patient,
+        doing="copied",
+        places=(path, target.open()),
+    )
+
+
+def raise_failed(failed: list[tuple[str, bool]]) -> None:
+    """Raise the error of copies that failed, if any did: NoAnswer where each of them did for that reason."""
+    if failed:
+        kind = NoAnswer if all(no_answer for _, no_answer in failed) else Error
+        raise kind(
+            "not copied: " + "; ".join(why for why, _ in failed), hint="the same command continues where it stopped"
+        )
+
+
+def copied(url: str, report: OffloadReport) -> str:
+    from ftsupervise.units import show_size
+
+    if report.sent:
+        return f"{report.name} is copied to {url}/{report.folder}: {show_size(report.sent)} sent and read back"
+    return f"{report.name} has its copy in {url}/{report.folder}"
+
+
+def _asked_for(place: CheckpointPlace, *, every: bool) -> tuple[Path, ...]:
+    if place.one is not None:
+        return (place.one,)
+    found = committed(place, every=every)
+    if not found:
+        raise NotFound(
+            f"{place.folder} holds no checkpoint with a manifest",
+            hint=f"ftsupervise checkpoints commit {place.folder} adopts those of other programs",
+        )
+    return found
+
+
+# --------------------------------------------------------------------------------------------------------------- restore
+
+
+@checkpoints.command()
+@click.argument("run", required=False)
+@click.option(
+    "--from", "places", multiple=True, metavar="PLACE", help="A folder, or s3://bucket/prefix; may be repeated."
+)
+@click.option("--name", metavar="NAME", help="This checkpoint; default: the newest that has a copy.")
+@click.option("--to", "target", type=Path, metavar="DIR", help="Into another folder.")
+@click.option("--rate", callback=_rate, metavar="SIZE", help="Bytes a second at most, such as 200MB.")
+@patience
+@click.option("--json", "as_json", is_flag=True, help="For programs.")
+def restore(
+    run: str | None,
+    places: tuple[str, ...],
+    name: str | None,
+    target: Path | None,
+    rate: int | None,
+    seconds: float,
+    as_json: bool,
+) -> None:
+    """Bring a checkpoint of RUN back from its nearest whole copy: PLACE, or checkpoints.offload.to in the order given there.
+
+    One that is here and has all its digests is left as it is. A damaged one is set aside, never deleted. When a copy turns out
+    to be damaged, or its place stops to answer, the next one is taken. Exit code 3: a place could not be seen, and none of the
+    others has a copy.
+    """
+    from ftsupervise.checkpoints.offload import CopyDamaged
+    from ftsupervise.errors import NotPermitted
+
+    place = CheckpointPlace(target) if run is None and target is not None and places else find(run, acts=True)
+    found, _ = targets(place, places, rate)
+    hint = "nothing was restored; --from PLACE and --to DIR name only those that answer"
+    must_answer((one.open() for one in found), target, hint=hint)
+    patient = Patient(seconds, as_json)
+    copies, unseen = _look_for_copies(found, patient)
+    for one in unseen:
+        say(f"{one.where} could not be seen: {one.why}", err=True)
+    wanted = [
+        (source, copy) for source, copy in copies if copy.name == name or (name is None and _may_take(place, copy))
+    ]
+    if not wanted:
+        _no_copy(name, found, blind=bool(unseen))
+    newest = wanted[0][1].name
+    here = (target or place.folder).absolute()
+    problem: Error | None = None
+    for source, copy in (one for one in wanted if one[1].name == newest):
+        try:
+            path = _bring_back(source, copy, here, rate, patient)
+        except (CopyDamaged, NotFound, NotPermitted, NoAnswer) as error:
+            say(str(error), err=True)
+            problem = error
+            continue
+        if as_json:
+            print_json({"path": str(path), "step": copy.manifest.step, "from": f"{copy.store.url}/{copy.folder}"})
+        else:
+            say(f"{path} is here and whole, as in {copy.store.url}/{copy.folder}")
+        return
+    assert problem is not None
+    kind = NoAnswer if isinstance(problem, NoAnswer) else Error
+    raise kind(f"no copy of {newest} could be used", hint="--name NAME restores another checkpoint") from problem
+
+
+def _may_take(place: CheckpointPlace, copy: FoundCopy) -> bool:
+    """Return whether it is no copy of another run's checkpoint, which only its name brings back."""
+    from ftsupervise.rundir.lineage import Belongs, belongs
+
+    return belongs(place.run, copy.manifest, place.folder) is not Belongs.ANOTHERS
+
+
+def _look_for_copies(
+    found: tuple[CopyTarget, ...], patient: Patient
+) -> tuple[list[tuple[CopyTarget, FoundCopy]], list[StoreUnseen]]:
+    """Return the whole copies with their places, newest first, and what could not be seen. One silent place hides no other."""
+    from ftsupervise.checkpoints.restore import StoreUnseen
+
+    copies: list[tuple[CopyTarget, FoundCopy]] = []
+    unseen: list[StoreUnseen] = []
+    for source in found:
+        try:
+            there, blind = patiently(partial(_copies_at, source), patient, doing="", places=(source.open(),))
+        except NoAnswer as error:
+            unseen.append(StoreUnseen(source.url, error.message))
+            continue
+        copies += [(source, copy) for copy in there]
+        unseen += blind
+    copies.sort(key=lambda one: one[1].rank, reverse=True)  # stable: of one checkpoint in the order of the places
+    return copies, unseen
+
+
+def _copies_at(source: CopyTarget, _: WorkProgress) -> tuple[tuple[FoundCopy, ...], tuple[StoreUnseen, ...]]:
+    from ftsupervise.checkpoints.restore import copies_in
+
+    return copies_in([source.open()])
+
+
+def _bring_back(source: CopyTarget, copy: FoundCopy, here: Path, rate: int | None, patient: Patient) -> Path:
+    from ftsupervise.checkpoints.restore import restore as bring_back
+
+    return patiently(
+        lambda progress: bring_back(
+            copy._replace(store=source.open()), here, now=now, rate=rate, progress=progress.moved
+        ),
+        patient,
+        doing="restored",
+        total=copy.manifest.size,
+        places=(here, copy.store),
+    )
+
+
+def _no_copy(name: str | None, found: tuple[CopyTarget, ...], *, blind: bool) -> None:
+    where = ", ".join(one.url for one in found)
+    if blind:
+        say(f"no whole copy {f'of {name} ' if name else ''}was found in what could be seen of {where}", err=True)
+        raise SystemExit(_UNSEEN)
+    raise NotFound(
+        f"there is no whole copy {f'of {name} ' if name else ''}in {where}",
+        hint="ftsupervise checkpoints offload makes one",
+    )
+
+
+# ------------------------------------------------------------------------------------------
+
 
 __all__ = ["checkpoints"]
 _FIND = 8.0  # seconds to find a run and read its settings
@@ -53,8 +369,6 @@ def prune(run: str | None, dry_run: bool, seconds: float, as_json: bool, **rules
     fewer than two verified ones nothing is removed. What goes is renamed first and deleted then, at 500 files a second. Without
     rules nothing goes.
     """
-    from ftsupervise.cli.checkpoint_retention import policy_of, retention_of, show_plan
-
     place = find(run, acts=not dry_run)
     if place.one is not None:
         raise UsageError(
@@ -165,8 +479,6 @@ def _all_runs() -> tuple[str, ...]:
 
 
 def _keep_up(place: CheckpointPlace, patient: Patient, *, quiet: bool) -> None:
-    from ftsupervise.cli.checkpoint_retention import retention_of, show_plan
-
     settings, failed = place.settings, list[tuple[str, bool]]()
     refuse_held(place)
     if settings is None:
@@ -233,3 +545,182 @@ def _calls_itself_complete(one: Found, place: CheckpointPlace) -> bool:
         return False
     verdict = verify(one.path, Scope(Thoroughness.QUICK, accounts=place.accounts, run=place.run))
     return verdict.state is CheckpointState.COMPLETE
+
+
+# ------------------------------------------------------------------------------------------
+
+# The plan of ``ftsupervise checkpoints prune`` and ``upkeep``, and how it is shown.
+
+_TELL = 2000  # checkpoints between two lines of progress
+
+
+class RetentionResult(NamedTuple):
+    """The plan, the leftovers of an interrupted save or restore, and the outcome."""
+
+    planned: RetentionPlan
+    leftovers: tuple[str, ...]
+    removed: tuple[str, ...] = ()
+    freed: int = 0  # bytes
+
+
+def retention_of(
+    place: CheckpointPlace,
+    policy: Retention,
+    progress: WorkProgress,
+    *,
+    dry_run: bool = False,
+    tell: Callable[[str], object] = lambda text: None,
+) -> RetentionResult:
+    """Plan what goes by ``policy`` and remove it, unless it is a ``dry_run``. ``progress`` hears of bytes that are read and
+    removed, ``tell`` now and then how far it is. The folder that was judged is the one in which something is removed, whatever
+    is put in its place meanwhile. Raises NotTrusted, OSError."""
+    from ftsupervise.checkpoints import retain
+    from ftsupervise.checkpoints.retain import leftovers
+    from ftsupervise.host.ownership import held
+
+    require_one_run(place)
+    if not place.folder.is_dir():  # the run has not saved yet
+        return RetentionResult(_plan(place, policy, progress, tell), ())
+    with held(place.folder) as folder:
+        place = place._replace(folder=folder)
+        planned = _plan(place, policy, progress, tell)
+        left = leftovers(place.rundir, folder, time.time())
+        if dry_run:
+            return RetentionResult(planned, left)
+        if place.rundir is not None:
+            require_launched(place.rundir)  # once more: it took a while to read all that
+        retain.remove(folder, left)
+        gone = retain.remove(folder, [one.name for one in planned.remove])
+        planned = planned._replace(remove=tuple(one for one in planned.remove if one.name in gone))
+        return RetentionResult(planned, left, gone, retain.sweep(folder, progress=progress.moved))
+
+
+def show_plan(planned: Any, left: tuple[str, ...], *, dry_run: bool, freed: int) -> None:
+    from ftsupervise.units import show_size
+
+    for name in sorted(planned.keep, reverse=True):
+        say(printable(f"kept     {name}: {'; '.join(planned.keep[name])}"))
+    for one in reversed(planned.remove):
+        size = f", {show_size(one.size)}" if one.size is not None else ""
+        say(printable(f"{'would go' if dry_run else 'removed '} {one.name}{size}"))
+    for name in left:
+        say(f"{'would go' if dry_run else 'removed '} {name}, left by a restore or a save that was interrupted")
+    if planned.refused:
+        say(planned.refused)
+    elif not planned.remove and not freed and not left:
+        say("nothing to remove")
+    elif dry_run:
+        say(f"{count(len(planned.remove), 'checkpoint')} would go, which frees {show_size(planned.frees)}")
+    else:
+        say(f"{count(len(planned.remove), 'checkpoint')} removed, {show_size(freed)} freed")
+
+
+def policy_of(place: CheckpointPlace, rules: dict[str, Any]) -> Retention:
+    from ftsupervise.checkpoints.retain import Better, Retention
+
+    given = {name: value for name, value in rules.items() if value is not None}
+    if "better" in given:
+        given["better"] = Better(given["better"])
+    retain = place.settings.retain if place.settings is not None else None
+    if retain is None and not given:
+        refuse_held(place)
+        raise UsageError(
+            "no rule says which checkpoints to keep, so none is removed",
+            hint="give --last 3, or write checkpoints: {retain: {last: 3}} in ftsupervise.yaml",
+        )
+    policy = (retain.policy if retain is not None else Retention())._replace(**given)
+    if policy.best and not policy.metric:
+        raise UsageError(
+            "--best needs --metric NAME: by which metric", hint="ftsupervise checkpoints list --json shows them"
+        )
+    return policy
+
+
+def require_one_run(place: CheckpointPlace) -> None:
+    """Raise Refused for a folder that holds checkpoints of several runs, where none of them was named."""
+    from ftsupervise.checkpoints.find import checkpoints_in, runs_in
+    from ftsupervise.rundir.lineage import whose
+
+    if place.rundir is None and len(runs := runs_in(checkpoints_in(place.folder, pattern=place.pattern))) > 1:
+        raise Refused(
+            printable(
+                f"{place.folder} holds checkpoints of {len(runs)} runs: {', '.join(whose(one) for one in runs[:5])}"
+            ),
+            hint="name the run whose checkpoints are meant: ftsupervise checkpoints prune RUN",
+        )
+
+
+def _plan(
+    place: CheckpointPlace, policy: Retention, progress: WorkProgress, tell: Callable[[str], object]
+) -> RetentionPlan:
+    """The plan by ``policy``, from the sizes of the files. Where something goes by it, it is made again after every byte of the
+    newest checkpoints was read, until two of each kind are verified."""
+    from ftsupervise.checkpoints.retain import ALWAYS, plan, would_free
+
+    known: dict[Path, Verdict] = {}
+    planned = plan(_candidates(place, policy, 0, progress, known, tell), policy)
+    if planned.remove:
+        planned = plan(_candidates(place, policy, ALWAYS, progress, known, tell), policy)
+    return planned._replace(frees=would_free(place.folder, [one.name for one in planned.remove]))
+
+
+def _candidates(
+    place: CheckpointPlace,
+    policy: Retention,
+    in_full: int,
+    progress: WorkProgress,
+    known: dict[Path, Verdict],
+    tell: Callable[[str], object],
+) -> tuple[Candidate, ...]:
+    """All checkpoints of a folder as retention sees them: the newest ones of each kind read in full until ``in_full`` are
+    verified, of the others the sizes compared, once (``known``)."""
+    from ftsupervise.checkpoints.find import CheckpointState, Scope, Thoroughness, checkpoints_in, verify
+    from ftsupervise.checkpoints.retain import Candidate, in_use, kind_of, of_others
+    from ftsupervise.snapshots.kept import anchors
+
+    used = in_use(place.rundir, place.folder, time.time(), anchors(place.folder))
+    found = checkpoints_in(place.folder, pattern=place.pattern)
+    spared = of_others(found, place.run)
+    whole = Counter[str]()
+    made: list[Candidate] = []
+    for one in found:
+        if one.path.name in spared:
+            made.append(
+                Candidate(one.path.name, one.step, one.at.timestamp(), None, None, others=spared[one.path.name])
+            )
+            continue
+        kind = kind_of(one)
+        thoroughness = Thoroughness.FULL if whole[kind] < in_full else Thoroughness.SIZES
+        verdict = known.get(one.path)
+        if verdict is None or thoroughness is Thoroughness.FULL:
+            verdict = verify(one.path, Scope(thoroughness, accounts=place.accounts, progress=progress.moved))
+            known[one.path] = verdict
+            if made and len(made) % _TELL == 0:
+                tell(f"{len(made)} of {len(found)} checkpoints are compared")
+        whole[kind] += verdict.state is CheckpointState.VERIFIED
+        unknown = verdict.state in (CheckpointState.UNSEEN, CheckpointState.COMPLETE)
+        made.append(
+            _candidate(one, None if unknown else verdict.good, verdict.size, policy)._replace(
+                used_by=used.get(one.path.name, ""), kind=kind
+            )
+        )
+    return tuple(made)
+
+
+def _candidate(one: Found, verified: bool | None, size: int, policy: Retention) -> Candidate:
+    from ftsupervise.checkpoints.manifest import read_manifest
+    from ftsupervise.checkpoints.offload import copies_of, holds
+    from ftsupervise.checkpoints.retain import Candidate
+    from ftsupervise.checkpoints.stores import open_store
+    from ftsupervise.errors import Error
+
+    copied = False
+    if policy.copied and verified:
+        try:
+            manifest = read_manifest(one.path)
+            known = copies_of(one.path, manifest) if manifest is not None else ()
+            copied = manifest is not None and any(holds(open_store(it.url), it.folder, manifest) for it in known)
+        except (OSError, ValueError, Error):  # away, or changed: no copy as long as that is so
+            copied = False
+    metrics = one.head.metrics if one.head is not None else {}
+    return Candidate(one.path.name, one.step, one.at.timestamp(), size, verified, metrics, copied)

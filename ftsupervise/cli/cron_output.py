@@ -1,4 +1,7 @@
-"""The output of ``ftsupervise cron status`` and ``cron list``, line by line, and the ticks that are made in a terminal."""
+"""The output of ``ftsupervise cron status`` and ``cron list``, line by line, and the ticks that are made in a terminal.
+
+It stands alone because the commands (``cron.py``) can be read without their words.
+"""
 
 from __future__ import annotations
 

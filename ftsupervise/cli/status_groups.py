@@ -1,4 +1,7 @@
-"""The replica groups of a run in lines: how many run, a row for each, the lighthouse, and the last faults."""
+"""The replica groups of a run in lines: how many run, a row for each, the lighthouse, and the last faults.
+
+It stands alone because only a run of replica groups loads it.
+"""
 
 from __future__ import annotations
 

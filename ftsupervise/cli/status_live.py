@@ -1,5 +1,7 @@
 """``ftsupervise status --watch`` draws the table again and again, and shows one run or its log at a key.
 
+It stands alone because nothing of it is loaded without ``--watch``.
+
 Each look is made by a process of its own, ``ftsupervise status --json``, which answers in bounded time: whatever hangs, the
 keys work. Between two looks this process sleeps.
 """

@@ -1,4 +1,7 @@
-"""One run in lines: the verdict first, then its evidence, where its time went, and where to read on."""
+"""One run in lines: the verdict first, then its evidence, where its time went, and where to read on.
+
+It stands alone because the table of all runs, which is typed most, loads none of it.
+"""
 
 from __future__ import annotations
 

@@ -11,23 +11,96 @@ import signal
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from ftsupervise.guard import settings, tracked
+from ftsupervise.guard import settings
 from ftsupervise.guard.checkpoint import COMMIT_WITHIN, Checkpoints
 from ftsupervise.guard.decider import Decider
 from ftsupervise.guard.heartbeat import Heart
-from ftsupervise.guard.settings import Voice, whole
+from ftsupervise.guard.settings import RankContext, Voice, whole
+from ftsupervise.guard.side_thread import SideThread
 from ftsupervise.guard.stop_reasons import Decision
 from ftsupervise.truth import SAVE
 
 if TYPE_CHECKING:
     from ftsupervise.guard.loop_state import LoopCheckpoints
     from ftsupervise.guard.snapshots import Snapshots
+
+# Links a run to its page in an experiment tracker: the page's address is recorded, and a restart is marked there.
+
+_NAMES = ("WANDB_", "MLFLOW_", "FTSUPERVISE_TRACKER_URL")  # without them a guard that starts imports nothing for this
+
+
+class Restarted(NamedTuple):
+    """This attempt, and the one that it follows."""
+
+    attempt: int
+    before: int
+    why: str  # the earlier one ended; "" where that is not known
+    step: int | None  # the last one that it made
+    ended: datetime | None
+
+    def words(self) -> str:
+        """Return "attempt 3 goes on where attempt 2 ended at step 118: exit 1"."""
+        step = f" at step {self.step}" if self.step is not None else ""
+        return f"attempt {self.attempt} goes on where attempt {self.before} ended{step}{f': {self.why}' if self.why else ''}"
+
+
+def note_page(place: RankContext, voice: Voice, url: str | None = None) -> None:
+    """Record the page of this run: ``url``, or the address that the environment names. Rank 0 alone does. Never raises."""
+    if place.rank != 0 or place.attempt_dir is None:
+        return
+    if url is None and not any(name.startswith(_NAMES) for name in os.environ):
+        return
+    from ftsupervise.rundir.tracker import TrackerPage, from_environment, safe_url, write_tracker
+
+    if url is None:
+        page = from_environment(os.environ)
+    else:
+        shown = safe_url(str(url))
+        page = TrackerPage(shown, "W&B" if "wandb" in shown else "tracker") if shown else None
+        if page is None:
+            voice.later("report(url=…): that is no plain http or https address, so it is not shown")
+    if page is None:
+        return
+    try:
+        write_tracker(place.attempt_dir, page)
+    except OSError as error:
+        voice.later(f"cannot record the page of the tracker: {error.strerror}")
+
+
+def tell_restart(place: RankContext, voice: Voice, callback: Callable[[Restarted], object], side: SideThread) -> None:
+    """Call ``callback`` on rank 0 of an attempt that is not the first.
+
+    An error in it is printed, and costs the loop nothing.
+    """
+    if place.rank != 0 or place.rundir is None or place.attempt is None or place.attempt < 2:
+        return
+    try:
+        known = side.answer("ledger", partial(_restart, place.attempt, place))
+        callback(known or Restarted(place.attempt, place.attempt - 1, "", None, None))
+    except Exception as error:  # the tracker's trouble is not the training's
+        voice.say(f"on_restart: {type(error).__name__}: {error}")
+
+
+def _restart(attempt: int, place: RankContext) -> Restarted:
+    from ftsupervise.rundir.ledger import backwards
+
+    try:
+        before = next(backwards(place.rundir, attempt), None) if place.rundir is not None else None
+    except OSError:
+        before = None
+    if before is None:
+        return Restarted(attempt, attempt - 1, "", None, None)
+    return Restarted(attempt, before.number, before.why(), before.last_step, before.ended)
+
+
+# ------------------------------------------------------------------------------------------
+
 
 _CONTINUE = Decision.CONTINUE
 _monotonic = time.monotonic
@@ -87,7 +160,7 @@ class Guard:
         if self._page is not None:
             self._outside.signals.on_told = self._page.told
         self._decider.listen(problems)
-        tracked.note_page(place, self._voice)
+        note_page(place, self._voice)
 
     # ------------------------------------------------------------------------------------------- in the training loop
 
@@ -362,12 +435,12 @@ class Guard:
         if last_step is not None:
             self._heart.last_step(last_step)
         if url is not None:
-            self._decider.side.do("tracker", partial(tracked.note_page, self._place, self._voice, url))
+            self._decider.side.do("tracker", partial(note_page, self._place, self._voice, url))
             self._voice.say_held()
 
-    def on_restart(self, callback: Callable[[tracked.Restarted], object]) -> None:
+    def on_restart(self, callback: Callable[[Restarted], object]) -> None:
         """Call ``callback(restart)`` now, on rank 0, if this attempt follows another: to mark it in a tracker. Never raises."""
-        tracked.tell_restart(self._place, self._voice, callback, self._decider.side)
+        tell_restart(self._place, self._voice, callback, self._decider.side)
 
     def loss(self, value: float, step: int | None = None) -> None:
         """Give the loss of this step, before or after ``step()``, each step or now and then; ``step`` where it is an older

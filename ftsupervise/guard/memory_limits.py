@@ -1,5 +1,7 @@
 """The shares of host, job and GPU memory at which the loop leaves, and how long it is until then.
 
+It stands alone because a trend of memory is judged from numbers alone.
+
 The kernel, Slurm and CUDA end a run that has used up its memory, and say little. The guard leaves before that, in order. The
 trend is the median slope over the last hour at most: a checkpoint that comes and goes does not bend it, and what it cannot say
 yet it does not say.

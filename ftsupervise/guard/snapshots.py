@@ -1,6 +1,8 @@
 """Snapshots in the node's memory, as the training loop sees them: the step to begin from, and one more of every few
 steps.
 
+It stands alone because it is loaded only where snapshots are asked for.
+
 The supervisor names the step from which all ranks begin ($FTSUPERVISE_SNAPSHOT_STEP): the newest that all of them hold.
 Without a supervisor the ranks find it by ``agree``. Newer snapshots are given up before the first step, for those steps
 are made again. A snapshot of another world size, a torn one, and one that a later attempt has gone back behind are

@@ -1,6 +1,6 @@
 """A rank of a replica group decides by these rules, which need no torchft: limits, votes, doubtful steps, and who stands.
 
-It stands apart from ``torchft.py`` so that it can be read, and tested, where torchft is not installed.
+It stands alone because it can be read, and tested, where torchft is not installed.
 """
 
 from __future__ import annotations

@@ -1,5 +1,7 @@
 """Adds from outside what torchft 0.2.0 lacks to survive the loss of a group, each part until torchft has it itself.
 
+It stands alone because it goes, part by part, as torchft has each itself.
+
     DistributedDataParallel   a death while gradients are computed: the hook of 0.2.0 raises in every survivor, and all exit.
                               Mended upstream after 0.2.0; gone here when a release has it
     abort on an error         only the neighbours of a dead group see its sockets close; the others wait for the whole timeout

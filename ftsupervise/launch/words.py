@@ -1,4 +1,7 @@
-"""The settings of a run as the words of the batch script: options of ``ftsupervise run``, and of ``ftsupervise groups run``."""
+"""The settings of a run as the words of the batch script: options of ``ftsupervise run``, and of ``ftsupervise groups run``.
+
+It stands alone because the plan can be read without them.
+"""
 
 from __future__ import annotations
 

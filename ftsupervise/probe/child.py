@@ -1,4 +1,7 @@
-"""One child process that answers questions, seen from its parent: ask with a bound, end with a bound, else abandon it."""
+"""One child process that answers questions, seen from its parent: ask with a bound, end with a bound, else abandon it.
+
+It stands alone because whoever asks need not know how a child is made, spoken to and given up.
+"""
 
 from __future__ import annotations
 

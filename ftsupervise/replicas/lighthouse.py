@@ -1,5 +1,7 @@
 """The lighthouse of a run of replica groups, supervised: it is there, at one address, for as long as a group lives.
 
+It stands alone because it needs no group: only the address at which it is to be.
+
 Each group asks it at each step who takes part, and has its address from its start to its end. So the port is chosen before any
 group starts, and a lighthouse that dies is started again at that very address, at once: the groups ask again once a second.
 Where another program has taken the port meanwhile, it is tried again until it is free.

@@ -1,23 +1,33 @@
-"""One attempt of a job: its claim, its environment, its command, and the cleanup after it."""
+"""One attempt of a job: its claim, its environment, its command, and the cleanup after it.
+
+It stands alone because an attempt knows of nothing before it and after it, which the supervisor does.
+"""
 
 from __future__ import annotations
 
 import os
+import re
 import signal
-from collections.abc import Callable, Mapping
+import subprocess
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
+from time import monotonic
 from typing import NamedTuple
 
+from ftsupervise.host import bounded, processes
+from ftsupervise.host.in_time import in_time
 from ftsupervise.host.signals import SignalQueue
-from ftsupervise.hostlist import compress_hostlist
+from ftsupervise.hostlist import compress_hostlist, expand_hostlist
 from ftsupervise.model import GUARD, Cause, CauseKind, Claim, End, Failure, FailureKind
 from ftsupervise.nodes.selector import NodeSelector, Placement, calls_srun, text_of
 from ftsupervise.ranks.agent_pool import AT_ONCE, Agents
 from ftsupervise.ranks.hang_detector import Detector, GapHistory
 from ftsupervise.ranks.hang_monitor import HangMonitor
+from ftsupervise.ranks.life import LOOKED, PROCESSES, SAYS, ProcessesSeen
 from ftsupervise.replicas.bounds import ENV_LIGHTHOUSE
 from ftsupervise.replicas.member import QuorumWatcher, wait_for_lighthouse
 from ftsupervise.replicas.record import lighthouse_address
@@ -28,13 +38,11 @@ from ftsupervise.run.exit_analysis import CommandSpec, Ours, RanksKilled, with_l
 from ftsupervise.run.fencing import OrphanReaper
 from ftsupervise.run.gate import PendingWrites, shut, wait_for_space
 from ftsupervise.run.job_end import EndFollower, JobEnd
-from ftsupervise.run.log_follower import LogFollower
-from ftsupervise.run.lost_host import note_lost_host
 from ftsupervise.run.progress_pages import OnHang, seen_by
+from ftsupervise.run.start_over import TornPolicy, look_before
 from ftsupervise.run.states import State
-from ftsupervise.run.torn_saves import TornPolicy, look_before
 from ftsupervise.rundir import ledger, members, progress
-from ftsupervise.rundir.attempt_pages import write_page
+from ftsupervise.rundir.attempt_pages import LostEnd, write_page
 from ftsupervise.rundir.fence import superseded
 from ftsupervise.rundir.heartbeat_page import ENV_PAGES
 from ftsupervise.rundir.ledger import keep_reached
@@ -65,8 +73,269 @@ from ftsupervise.rundir.progress_writer import ProgressWriter
 from ftsupervise.scheduler.allocation import Allocation
 from ftsupervise.scheduler.parse import is_away, is_srun
 from ftsupervise.snapshots.keeper import SnapshotKeeper
-from ftsupervise.truth import GIVEN_UP, HANG, Resumed
+from ftsupervise.truth import GIVEN_UP, HANG, RankState, Resumed
 from ftsupervise.warm.restarts import WarmStart
+
+# Starts the process that reads a heartbeat from the command's own output (``ranks/log_heartbeat.py``), for the
+# supervisor.
+#
+# The beats reach the supervisor through the run directory. The pipe says only that the process could look just now: while
+# it cannot, a beat that stays the same proves nothing.
+
+_SILENT = 5.0  # seconds without a look after which nothing is known of the command
+_OURS = ("FTSUPERVISE_", "SLURM_")  # what marks a process as the attempt's own
+_END = 1.0  # seconds for it to end
+_LAST = 4.0  # the same for one that could look until now: on a busy machine it has no turn for a while
+_LATE = 10.0  # seconds without a rank's report to a start that was put off
+_OUTPUT = 1.0  # seconds for a look at our own output, which may lie on a dead mount
+_BRIEF = 2.0  # seconds: a command that lasts no longer has no steps that would be waited for
+
+
+class LogFollower:
+    """The follower of one attempt. Make it before the command, whose processes are told from it by that.
+
+    ``log`` and ``file`` empty: nobody has asked for it. It reads the output all the same, until a guard reports.
+    ``guarded``: the attempt before had a guard. Then the process is started late, and only where no rank has reported by then:
+    it would take processor time from ranks that start.
+    ``everywhere``: what the processes do on all nodes, where there are nodes beside this one; None: this is the only one.
+    """
+
+    def __init__(
+        self,
+        log: str,
+        file: Path | None,
+        rundir: RunDir,
+        attempt: int,
+        area: Path | None,
+        say: Callable[[str], None],
+        everywhere: Callable[[], tuple[str, ProcessesSeen] | None] | None = None,
+        guarded: bool = False,
+    ) -> None:
+        self._say, self._looked, self._ended = say, monotonic(), False
+        self._asked, self._everywhere = bool(log or file), everywhere
+        self._processes: tuple[str, float | None] = ("", None)  # the state of those here, and their CPU seconds
+        self._rest, self._reported, self._began = b"", False, monotonic()
+        self._process: processes.Process | None = None
+        self.leave_out: Callable[[int], object] = lambda _: None  # told of a process that is none of the command's
+        node = os.environ.get("SLURMD_NODENAME", "")
+        self._words = (
+            log,
+            str(file or ""),
+            str(rundir.root),
+            str(attempt),
+            str(area or ""),
+            in_time(partial(_size, 1), _OUTPUT) or "",
+            node,
+        )
+        self._pipe, self._write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        if self._asked or not guarded:
+            self._start()
+
+    def _start(self) -> None:
+        output = in_time(partial(_readable, 1), _OUTPUT, late=_close)
+        try:
+            child = subprocess.Popen(
+                processes.own_command(*self._words, module="ftsupervise.ranks.log_heartbeat"),
+                stdin=subprocess.DEVNULL if output is None else output,
+                stdout=self._write,
+                stderr=subprocess.DEVNULL,
+                env={key: value for key, value in os.environ.items() if not key.startswith(_OURS)},
+                start_new_session=True,
+                preexec_fn=_before_exec(),
+            )
+        except OSError as error:
+            self._say(f"launch.heartbeat is not read: {error.strerror}")
+            self._ended = True
+        else:
+            child.returncode = 0  # reaped with everything else that is ours
+            self._process, self._looked = processes.process(child.pid), monotonic()
+            self.leave_out(child.pid)
+        finally:
+            os.close(self._write)
+            self._write = -1
+            if output is not None:
+                os.close(output)
+
+    def believed(self, states: Sequence[RankState]) -> Sequence[RankState]:
+        """Return ``states``, as far as they may speak of a hang: while the follower does not look, beats without a
+        process behind them prove nothing.
+        """
+        if self._write >= 0 and not states and monotonic() - self._began >= _LATE:
+            self._start()
+        self._hear()
+        if not self._ended and monotonic() - self._looked < _SILENT:
+            return [self._with_processes(one) if one.read else one for one in states]
+        if not self._reported and self._asked:
+            self._reported = True
+            self._say("launch.heartbeat is not read at present: until it is, no hang is noticed")
+        return [one for one in states if not one.read]
+
+    def _with_processes(self, one: RankState) -> RankState:
+        """Return the state of what was read, with what the processes of the command do."""
+        if self._everywhere is None:
+            return one._replace(state=self._processes[0], cpu=self._processes[1])
+        found = self._everywhere()
+        if found is None:
+            return one._replace(state="", cpu=None)
+        node, seen = found
+        if seen.state == "T":
+            one = one._replace(rank=seen.rank, node=node, pid=seen.pid)
+        return one._replace(state=seen.state, cpu=seen.cpu)
+
+    def _hear(self) -> None:
+        while not self._ended:
+            try:
+                data = os.read(self._pipe, 4096)
+            except BlockingIOError:
+                return
+            if not data:
+                self._ended = True
+                return
+            self._looked = monotonic()
+            *said, rest = (self._rest + data).split(b"\n")
+            self._rest = rest.lstrip(LOOKED)[-4096:]
+            for line in said:
+                if line.lstrip(LOOKED).startswith(PROCESSES):
+                    self._note(line.lstrip(LOOKED).removeprefix(PROCESSES).decode("ascii", "replace").split())
+                    continue
+                self._say(line.lstrip(LOOKED).removeprefix(SAYS).decode("utf-8", "replace"))
+
+    def _note(self, words: Sequence[str]) -> None:
+        """Take what the processes do here."""
+        self._processes = (words[0], float(words[1])) if len(words) == 2 else ("", None)
+
+    def close(self) -> None:
+        """Let it take a last look and end; bounded. What it has not read by then is missing from the step of the attempt."""
+        self._hear()
+        if self._process is not None:
+            brief = not self._asked and monotonic() - self._began < _BRIEF
+            processes.signal_exactly(self._process, signal.SIGKILL if brief else signal.SIGTERM)
+            bound = _LAST if monotonic() - self._looked < _SILENT else _END
+            for one in processes.wait_gone([self._process], bound):
+                processes.signal_exactly(one, signal.SIGKILL)
+        self._hear()
+        for fd in (self._pipe, self._write):
+            if fd >= 0:
+                os.close(fd)
+
+
+def _before_exec() -> Callable[[], None]:
+    """Return the function that the follower calls before its exec. It is asked for its last look by SIGTERM, which waits for
+    it (``log_heartbeat.follow``) where it is still starting by then.
+    """
+    dies = processes.die_with_parent(signal.SIGKILL)
+
+    def before_exec() -> None:
+        dies()
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+
+    return before_exec
+
+
+def _size(fd: int) -> str:
+    """Return the size of the file that ``fd`` is, where it is one: the first lines may be there before anybody reads."""
+    try:
+        return str(os.fstat(fd).st_size)
+    except OSError:
+        return ""
+
+
+def _close(fd: int | None) -> None:
+    if fd is not None:
+        os.close(fd)
+
+
+def _readable(fd: int) -> int | None:
+    """Return ``fd``, which was opened for writing, opened anew for reading; None where that cannot be."""
+    try:
+        return os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return None
+
+
+# ------------------------------------------------------------------------------------------
+
+
+# The attempt before left no record of its end, because its batch host is gone: the next job asks Slurm, and writes it down.
+#
+# Nobody on a lost host can say why it is silent. Slurm knows it for the few minutes in which it keeps an ended job.
+
+_ASK = 10.0  # seconds for one question
+_OF_A_LOST_HOST = ("NODE_FAIL", "CANCELLED")  # by Slurm, or by our agents: no slurmd was there to report another end
+_NO_ORDER = (0, signal.SIGHUP)  # a host that goes down may hang up on its processes first
+_FIELDS = re.compile(r"(?:^|\s)(JobState|BatchHost|NodeList)=(\S*)")
+
+
+def note_lost_host(rundir: RunDir, number: int, env: Mapping[str, str]) -> None:
+    """Begin to find out what became of the host of attempt ``number``, in a thread: no start waits for it. Of the groups of one
+    job only the whole run asks: Slurm is not asked the same thing hundreds of times."""
+    in_a_job_of_others = rundir.whole is not None and not env.get(ENV_GROUP_JOB)
+    if number > 0 and env.get("SLURM_JOB_ID") and not in_a_job_of_others:
+        threading.Thread(target=_note, args=(rundir, number, dict(env)), name="lost-host", daemon=True).start()
+
+
+def _note(rundir: RunDir, number: int, env: Mapping[str, str]) -> None:
+    try:
+        one = next(ledger.backwards(rundir, before=number + 1, first=number), None)
+        if one is None or one.ended is not None or one.stop_signal not in _NO_ORDER or not one.job_id:
+            return
+        if one.job_id != ledger.job_id(env):
+            words = fate_of(one.job_id, env, one.nodes)
+        else:  # in this very job, which Slurm has begun again
+            words = lost_from(one.nodes, env) if env.get("SLURM_RESTART_COUNT", "0") != "0" else ""
+        if words:
+            write_page(rundir.attempt(number), LostEnd(words))
+    except OSError:  # it stays an end without a record
+        return
+
+
+def fate_of(job: str, env: Mapping[str, str], began_on: Sequence[str] = ()) -> str:
+    """Return why Slurm or our agents have ended ``job``: "its batch host node-0 was lost (down)"; "" where that was not why,
+    or where Slurm does not say. ``began_on``: its nodes, if known. Raises OSError where there are no Slurm commands."""
+    shown = _answer(("scontrol", "--oneliner", "show", "job", job), env)
+    fields = dict(_FIELDS.findall(shown))
+    host, state = fields.get("BatchHost", "").removeprefix("(null)"), fields.get("JobState", "")
+    if state in ("", "RUNNING", "PENDING", "COMPLETING"):
+        return ""
+    now = _answer(("sinfo", "-h", "-N", "-n", host, "-o", "%T"), env).split("\n")[0].strip() if host else ""
+    nodes, away = fields.get("NodeList", "").removeprefix("(null)"), bool(now) and is_away(now)
+    try:
+        taken_out = bool(host and nodes) and host not in expand_hostlist(nodes)
+    except ValueError:
+        taken_out = False
+    if taken_out or (away and state in _OF_A_LOST_HOST):
+        return f"its batch host {host} was lost{f' ({_plain(now)})' if away else ''}"
+    if state != "NODE_FAIL":
+        return ""
+    which = f"its node {began_on[0]}" if len(began_on) == 1 else "one of its nodes"
+    return f"{which} was lost, and Slurm ended the job (NODE_FAIL)"
+
+
+def lost_from(nodes: Sequence[str], env: Mapping[str, str]) -> str:
+    """Return which of ``nodes``, the first of them its batch host, a job has lost before Slurm began it again; "" if none."""
+    if not nodes:
+        return ""
+    listed = ("sinfo", "-h", "-N", "-n", ",".join(nodes), "-o", "%N %T")
+    states = dict(line.split(None, 1) for line in _answer(listed, env).splitlines() if " " in line)
+    away = [node for node in nodes if is_away(states.get(node, ""))]
+    if not away:
+        return ""
+    what = "batch host" if away[0] == nodes[0] else "node"
+    return f"its {what} {away[0]} was lost ({_plain(states[away[0]])}), and Slurm began the job again"
+
+
+def _plain(state: str) -> str:
+    """Return a node's state without the sign that its slurmd does not answer, which comes and goes."""
+    return state.rstrip("*")
+
+
+def _answer(words: tuple[str, ...], env: Mapping[str, str]) -> str:
+    done = bounded.run(words, timeout=_ASK, env=env)
+    return done.stdout if done.code == 0 else ""
+
+
+# ------------------------------------------------------------------------------------------
+
 
 # The command's environment: its run, its attempt, its folders, and the needs of its launchers.
 

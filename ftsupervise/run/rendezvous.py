@@ -1,6 +1,8 @@
 """Sets where the ranks of an attempt meet: an address and a port of its own, and the names by which launchers and torch
 read them.
 
+It stands alone because its words are those of other launchers.
+
 A setup block need not compute them, where they would name a node that is replaced later, or a port that a dead attempt
 still holds. The node is the one with rank 0. The port is one that was free there just now, and that none of the 1,249
 attempts before has had: a leftover rank of one of them never meets the new ones.

@@ -2,25 +2,525 @@
 
 from __future__ import annotations
 
+import hashlib
+import ipaddress
 import json
 import os
+import random
 import shlex
+import shutil
 import signal
 import socket
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
 
-from ftsupervise.errors import AlreadyRunning, Error, NotFound, Refused, SchedulerUnavailable
+from ftsupervise.errors import AlreadyRunning, Error, NotFound, NotPermitted, Refused, SchedulerUnavailable
 from ftsupervise.host.ownership import user_name
 from ftsupervise.host.processes import Process, signal_exactly, wait_gone
-from ftsupervise.sandbox import conf, daemons, hosts, place
+from ftsupervise.sandbox import conf, place
 from ftsupervise.sandbox.conf import Layout, Shape
-from ftsupervise.sandbox.hosts import Network
+from ftsupervise.sandbox.place import MARK, MARK_NODE, absent_programs, find_program, libraries, search_path
+
+# Hosts for the nodes of a sandbox: for each a network namespace with an address and a cable, a host name, and a /dev/shm.
+#
+# Without them all nodes are one host at 127.0.0.1, and what goes wrong only between hosts cannot be tried: an address found by
+# host name, a pulled cable, a power cut that closes no connection.
+#
+# The namespaces have names (``ip netns``) that are made from the sandbox's directory, so ``down`` finds them whatever happened
+# to the record. A bridge in a namespace of its own joins them, out of reach of this machine's firewall; one interface of this
+# machine leads to it. Only root makes such names and interfaces: a namespace of our name is ours. The interface of our
+# name is ours if its other end is on our switch, and it is removed from that end only. The memory that a power cut takes,
+# /dev/shm, is a folder in this machine's /dev/shm, where anybody can make names: one that is not root's is not touched.
+
+_NAMES = Path("/run/netns")  # where `ip netns` keeps the names; only root may write there
+_INTERFACES = Path("/sys/class/net")
+_MEMORY = Path("/dev/shm")
+_RANGE = ipaddress.IPv4Network("198.18.0.0/15")  # RFC 2544: for trials between hosts, nobody's on the Internet
+_SECONDS = 30.0  # for one call of ``ip``; the longest, for 250 nodes, takes one
+
+# A shell sets the host name and the mounts of a node's host, and becomes its slurmd: only that and its children see them.
+_ON_HOST = 'hostname "$1" && mount --bind "$2" /etc/hosts && mount --bind "$3" /dev/shm && shift 3 && exec "$@"'
+
+
+class SubnetTaken(Error):
+    """Another command took our addresses between the choice and their use. Worth another try."""
+
+
+def require_hosts() -> None:
+    """Raise NotPermitted without root, NotFound without the programs, each in one sentence."""
+    if os.geteuid() != 0:
+        raise NotPermitted(
+            "a sandbox with hosts needs root: it makes network namespaces and interfaces",
+            hint="sudo ftsupervise sandbox up --hosts   or leave out --hosts: all nodes are one host then",
+        )
+    absent = absent_programs({"ip": "iproute2", "nsenter": "util-linux", "unshare": "util-linux", "mount": "mount"})
+    if absent:
+        raise NotFound(
+            f"a sandbox with hosts needs {', '.join(absent)}",
+            hint=f"install them: sudo apt-get install {' '.join(dict.fromkeys(absent.values()))}",
+        )
+
+
+def free_subnet() -> str:
+    """Return the first three numbers of a /24 network of 198.18.0.0/15 to which no address or route of this machine leads."""
+    there = _leads_to()
+    free = [net for net in _RANGE.subnets(new_prefix=24) if not any(net.overlaps(other) for other in there)]
+    if not free:
+        raise Error(f"addresses or routes of this machine use all of {_RANGE}", hint="ip route show table all")
+    return str(random.choice(free)[0]).rpartition(".")[0]
+
+
+def _leads_to(*, without: str = "") -> list[ipaddress.IPv4Network]:
+    """Return the networks to which an address or route leads, but those of the interface ``without``.
+
+    Routes to a large part of the Internet (a default route, a VPN's two halves) give way to a nearer one.
+    """
+    routes = json.loads(_ip(["-4", "-json", "route", "show", "table", "all"]) or "[]")
+    found = [
+        ipaddress.IPv4Network(one["dst"]) for one in routes if one["dst"] != "default" and one.get("dev") != without
+    ]
+    return [network for network in found if network.prefixlen >= 8]
+
+
+@dataclass(frozen=True)
+class Network:
+    """The hosts of the sandbox in the directory ``root``. Without a ``subnet`` it is good for looking and removing."""
+
+    root: Path
+    subnet: str = ""
+
+    @property
+    def interface(self) -> str:
+        """Return the name of this machine's interface to the switch, with which the namespaces' names begin."""
+        return "fts" + hashlib.sha256(os.fsencode(self.root)).hexdigest()[:8]
+
+    @property
+    def switch(self) -> str:
+        return f"{self.interface}-switch"
+
+    @property
+    def memory(self) -> Path:
+        """Return the folder in this machine's memory that has the hosts' own."""
+        return _MEMORY / self.interface
+
+    def namespace(self, node: str) -> str:
+        return f"{self.interface}-{node}"
+
+    def names(self) -> list[str]:
+        """Return the namespaces that are there."""
+        try:
+            return sorted(path.name for path in _NAMES.glob(f"{self.interface}-*"))
+        except OSError:
+            return []
+
+    def numbers(self) -> dict[tuple[int, int], str]:
+        """Return the nodes by the numbers of their namespaces, as ``place.members`` wants them."""
+        found = {}
+        for name in self.names():
+            if name != self.switch:
+                try:
+                    seen = (_NAMES / name).stat()
+                except OSError:  # going
+                    continue
+                found[seen.st_dev, seen.st_ino] = name.removeprefix(f"{self.interface}-")
+        return found
+
+    def build(self, nodes: Sequence[str]) -> None:
+        """Make the switch, this machine's end of it, and a host for each node.
+
+        Raises Refused if an interface or a folder of this name is another's, SubnetTaken, and Error with the kernel's
+        words.
+        """
+        if (_INTERFACES / self.interface).exists():
+            raise Refused(
+                f"this machine has an interface {self.interface}, which is not this sandbox's",
+                hint="use another directory: --dir DIR",
+            )
+        self._ip([f"netns add {self.switch}"])  # first, and removed last: the rest is known by it
+        try:
+            self.memory.mkdir(0o755)
+        except OSError as error:
+            raise Refused(f"{self.memory} cannot be made: {error.strerror}", hint=f"ls -ld {self.memory}") from None
+        self.memory.chmod(0o755)  # whatever the umask says
+        self._ip(["link add switch type bridge", "link set switch up"], self.switch)
+        self._ip([f"link add {self.interface} type veth peer name uplink netns {self.switch}"])
+        self._ip(["link set uplink master switch", "link set uplink up"], self.switch)
+        self._ip([f"addr add {conf.address(self.subnet)}/24 dev {self.interface}", f"link set {self.interface} up"])
+        ours = ipaddress.IPv4Network(f"{self.subnet}.0/24")
+        if any(ours.overlaps(other) for other in _leads_to(without=self.interface)):
+            raise SubnetTaken(f"another command took the addresses {ours}")
+        self._make(nodes)
+
+    def boot(self, node: str) -> None:
+        """Make the host of a node anew if a power cut took it, and put its cable in."""
+        if self.namespace(node) not in self.names():
+            self._make([node])
+        else:
+            self.cable(node, "up")
+
+    def cable(self, node: str, way: str) -> None:
+        """Put the cable of a node in ("up") or pull it ("down"). Its address stays, as on a real host."""
+        self._ip([f"link set {node} {way}"], self.switch)
+
+    def power_off(self, node: str) -> None:
+        """Remove the host of a node whose cable is out and whose processes have ended.
+
+        Connections that its kernel would still close are lost with it, as in a power cut.
+        """
+        self._ip([f"link del {node}"], self.switch)
+        self._ip([f"netns del {self.namespace(node)}"])
+        shutil.rmtree(self.memory / node, ignore_errors=True)
+
+    def remove(self) -> None:
+        """Remove all that is there. Its processes have ended before; what another account runs there loses its network."""
+        names = self.names()
+        if not names or os.geteuid() != 0:
+            return
+        try:
+            if self.memory.lstat().st_uid == 0:
+                shutil.rmtree(self.memory, ignore_errors=True)  # it follows no link
+        except OSError:  # none
+            pass
+        if self.switch in names:
+            # now, not when the kernel comes to it: an interface of this name must be gone when this returns
+            self._ip(["link del uplink"], self.switch, forgive=True)
+        self._ip([f"netns del {name}" for name in names], forgive=True)
+
+    def unheard(self) -> str:
+        """Return what to check where the nodes do not reach slurmctld."""
+        return f"a firewall of this machine may refuse what comes in at {self.interface}: nft list ruleset"
+
+    def enter(self, node: str, hosts: Path) -> list[str]:
+        """Return the words before a command that runs it on the host of ``node``, with the file ``hosts`` as /etc/hosts."""
+        own = ["unshare", "--mount", "--propagation", "slave", "--uts", "sh", "-c", _ON_HOST]
+        seen = [node, str(hosts), str(self.memory / node)]
+        return ["nsenter", f"--net={_NAMES / self.namespace(node)}", *own, "sh", *seen]
+
+    def _make(self, nodes: Sequence[str]) -> None:
+        addresses = {node: conf.address(self.subnet, node) for node in nodes}
+        for node in nodes:
+            (self.memory / node).mkdir()
+            (self.memory / node).chmod(0o1777)
+        self._ip([f"netns add {self.namespace(node)}" for node in nodes])
+        self._ip(
+            [
+                f"link add {node} netns {self.switch} type veth"
+                f" peer name eth0 address {_hardware(address)} netns {self.namespace(node)}"
+                for node, address in addresses.items()
+            ]
+        )
+        for node, address in addresses.items():
+            lines = ["link set lo up", f"addr add {address}/24 dev eth0", "link set eth0 up"]
+            self._ip(lines, self.namespace(node))
+        self._ip([f"link set {node} master switch up" for node in nodes], self.switch)
+
+    def _ip(self, lines: Iterable[str], namespace: str = "", *, forgive: bool = False) -> None:
+        """Run commands of ``ip``. They carry the sandbox's mark: ``down`` ends those of an ``up`` that was killed."""
+        more = {"SLURM_CONF": str(conf.Layout(self.root).slurm_conf), place.MARK: str(self.root)}
+        words = [*(["-netns", namespace] if namespace else []), *(["-force"] if forgive else []), "-batch", "-"]
+        _ip(words, "\n".join(lines) + "\n", more, forgive=forgive)
+
+
+def _hardware(address: str) -> str:
+    """Return a hardware address that a host keeps over a power cut: other hosts remember it for a while."""
+    return "02:00:" + ":".join(f"{int(part):02x}" for part in address.split("."))
+
+
+def _ip(words: Sequence[str], lines: str = "", more: dict[str, str] | None = None, *, forgive: bool = False) -> str:
+    env = {"PATH": search_path(), "LC_ALL": "C", **(more or {})}
+    try:
+        done = subprocess.run(["ip", *words], input=lines, capture_output=True, text=True, timeout=_SECONDS, env=env)
+    except subprocess.TimeoutExpired:
+        raise Error(f"ip gave no answer within {_SECONDS:.0f} s") from None
+    if done.returncode and not forgive:
+        said = " / ".join(line for line in done.stderr.splitlines() if not line.startswith("Command failed"))
+        raise Error(
+            f"the hosts of the sandbox could not be made: ip: {said}",
+            hint="a container may refuse network namespaces: leave out --hosts, and all nodes are one host",
+        )
+    return done.stdout
+
+
+# ------------------------------------------------------------------------------------------
+
+
+# Starts the sandbox's daemons. Each start is bounded, and a failure shows the daemon's own last words.
+#
+# Daemons get a small environment of their own: not one variable of an outer Slurm job may reach them. They carry a mark
+# in it, by which they are found again whatever happens to our files.
+
+_KEPT = ("HOME", "LANG", "LC_ALL", "TZ", "USER", "LOGNAME", "TMPDIR")
+
+
+class PortTaken(Error):
+    """Another process took one of our ports between the check and the start. Worth another try."""
+
+
+def environment(layout: Layout, shape: Shape, **more: str) -> dict[str, str]:
+    """Return the whole environment of a daemon."""
+    env = {name: os.environ[name] for name in _KEPT if name in os.environ}
+    env |= {"PATH": search_path(shape.prefix), "SLURM_CONF": str(layout.slurm_conf), MARK: str(layout.root)}
+    if shape.prefix:
+        env["LD_LIBRARY_PATH"] = libraries(shape.prefix)
+    return env | more
+
+
+def free_ports(count: int) -> int:
+    """Return the first of ``count`` free ports in a row, below those that the kernel assigns."""
+    try:
+        ephemeral = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    except (OSError, ValueError):
+        ephemeral = 32768
+    top = (ephemeral if ephemeral > 12000 + count else 60000) - count
+    for _ in range(200):
+        first = random.randrange(10000, top)
+        if all(_free(port) for port in range(first, first + count)):
+            return first
+    raise Error(f"no {count} free ports in a row on this machine", hint="ss -ltn shows the listening processes")
+
+
+def _free(port: int) -> bool:
+    with socket.socket() as probe:
+        try:
+            probe.bind(("", port))
+        except OSError:
+            return False
+    return True
+
+
+def link(layout: Layout, shape: Shape) -> None:
+    """Make links with the names that the daemons expect: slurmctld acts by its own name."""
+    for name in ("slurmctld", "slurmd", "slurmstepd"):
+        target = find_program(name, shape.prefix)
+        assert target is not None, name  # require_programs came first
+        (layout.bin / name).symlink_to(target)
+
+
+def start_munged(layout: Layout, shape: Shape, seconds: float) -> None:
+    program = find_program("munged", shape.prefix) or "munged"
+    key, socket_, log = layout.munge / "key", layout.munge_socket, layout.munge / "log"
+    # --force: its checks of the directories above are for a machine's one key, not for one made a moment ago.
+    command = [program, "--force", f"--key-file={key}", f"--socket={socket_}", f"--log-file={log}"]
+    command += [f"--pid-file={layout.munge}/pid", f"--seed-file={layout.munge}/seed", "--num-threads=2"]
+    _start({"munged": command}, layout, environment(layout, shape), seconds, log)
+
+
+def start_slurmdbd(layout: Layout, env: dict[str, str], seconds: float) -> None:
+    _start({"slurmdbd": [str(layout.bin / "slurmdbd")]}, layout, env, seconds, layout.logs / "slurmdbd.log")
+
+
+def start_slurmctld(layout: Layout, shape: Shape, seconds: float, *, clean: bool = False) -> None:
+    """Start slurmctld and return when it listens. ``clean`` forgets all jobs and states of nodes from earlier."""
+    command = [str(layout.bin / "slurmctld"), *(["-c"] if clean else [])]
+    _start({"slurmctld": command}, layout, environment(layout, shape), seconds, layout.logs / "slurmctld.log")
+
+
+def start_slurmds(
+    layout: Layout, shape: Shape, nodes: Sequence[str], seconds: float, network: Network | None = None
+) -> None:
+    """Start slurmd of each node, on the node's own host where there is a ``network`` of hosts."""
+    commands = {}
+    for node in nodes:
+        (layout.spool / node).mkdir(exist_ok=True)
+        before = network.enter(node, layout.hosts / node) if network else []
+        commands[node] = [*before, str(layout.bin / "slurmd"), "-N", node, "-d", str(layout.bin / "slurmstepd")]
+    _start(commands, layout, environment(layout, shape), seconds, layout.logs / "{name}.log", node_mark=True)
+
+
+def _start(
+    commands: Mapping[str, Sequence[str]],
+    layout: Layout,
+    env: dict[str, str],
+    seconds: float,
+    log: Path,
+    *,
+    node_mark: bool = False,
+) -> None:
+    """Start daemons that go to the background by themselves; return when all of them have."""
+    end = time.monotonic() + seconds
+    running: dict[str, subprocess.Popen[bytes]] = {}
+    try:
+        for name, command in commands.items():
+            own = env | {MARK_NODE: name} if node_mark else env
+            with (layout.logs / f"{name}.start").open("wb") as words:
+                running[name] = subprocess.Popen(
+                    command,
+                    env=own,
+                    cwd=layout.root,
+                    stdin=subprocess.DEVNULL,
+                    stdout=words,
+                    stderr=words,
+                    umask=0o022,
+                    start_new_session=True,
+                )
+        for name, process in running.items():
+            try:
+                code = process.wait(max(0.1, end - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                raise _failed(name, f"did not come up within {seconds:.0f} s", layout, log) from None
+            if code:
+                raise _failed(name, f"ended with exit code {code}", layout, log)
+    finally:
+        for process in running.values():
+            if process.poll() is None:
+                process.kill()
+                process.wait(5)
+
+
+def _failed(name: str, how: str, layout: Layout, log: Path) -> Error:
+    own_log = Path(str(log).format(name=name))
+    said = last_words(layout.logs / f"{name}.start") or last_words(own_log)
+    who = f"slurmd of {name}" if own_log != log else name
+    return explained(f"{who} {how}" + (f": {said}" if said else ""), said + last_words(own_log, 2000))
+
+
+def gave_up(name: str, log: Path) -> Error:
+    """Return the error for a daemon that went to the background and ended there."""
+    said = last_words(log)
+    return explained(f"{name} ended: {said}", said)
+
+
+def explained(message: str, said: str) -> Error:
+    """Return the error for a daemon's last output, with a hint where it is known."""
+    if "already in use" in said:
+        return PortTaken(message)
+    if "Invalid user for SlurmUser nobody" in said:
+        return Error(message, hint="Slurm 26.05 does not run as the account nobody: use an account of a person")
+    if "5027" in said and "@var := concat" in said:
+        return Error(
+            f"the slurmdbd of this machine ends with its MariaDB (known of Slurm 26.05 and MariaDB 11.8): {message}",
+            hint="leave out --accounting: all but sacct works",
+        )
+    return Error(message)
+
+
+def last_words(log: Path, most: int = 300) -> str:
+    """Return the last lines of a log on one line; "" if there is none."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - 4 * most))
+            text = file.read(4 * most).decode("utf-8", "replace")
+    except OSError:
+        return ""
+    return " / ".join(line.strip() for line in text.splitlines() if line.strip())[-most:]
+
+
+# A database and slurmdbd for a sandbox, so that ``sacct`` works. It costs seconds and 100 MB: not the default.
+
+
+def start_accounting(layout: Layout, shape: Shape, seconds: float) -> None:
+    """Start the database first, then slurmdbd; return when slurmdbd answers. munged must be up already."""
+    end = time.monotonic() + seconds
+    env = environment(layout, shape)
+    _install(layout, shape, env, seconds)
+    socket = layout.database / "sock"
+    database = _database(layout, shape, env, socket)
+    _wait_until(socket.exists, end, database, layout.database / "err.log", "mariadbd")
+    env["MYSQL_UNIX_PORT"] = str(socket)
+    program = find_program("slurmdbd", shape.prefix) or "slurmdbd"
+    (layout.bin / "slurmdbd").symlink_to(program)
+    start_slurmdbd(layout, env, max(1.0, end - time.monotonic()))
+    ask = [find_program("sacctmgr", shape.prefix) or "sacctmgr", "-i", "-Q", "add", "cluster", conf.CLUSTER]
+    _wait_until(_Answer(ask, env, layout), end, database, layout.logs / "slurmdbd.log", "slurmdbd")
+
+
+def _install(layout: Layout, shape: Shape, env: dict[str, str], seconds: float) -> None:
+    layout.database.mkdir()
+    program = find_program("mariadb-install-db", shape.prefix) or "mariadb-install-db"
+    log = layout.database / "install.log"
+    command = [program, "--no-defaults", *_as_root(), *_based(program, shape), f"--datadir={layout.database}/data"]
+    command += ["--auth-root-authentication-method=normal", "--skip-test-db"]
+    with log.open("wb") as words:  # its errors; its other output is advice for a real installation
+        try:
+            done = subprocess.run(
+                command,
+                env=env,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=words,
+                timeout=seconds,
+            )
+        except subprocess.TimeoutExpired:
+            raise Error(f"mariadb-install-db did not end within {seconds:.0f} s") from None
+    if done.returncode:
+        raise Error(f"mariadb-install-db ended with exit code {done.returncode}: {last_words(log)}")
+
+
+def _database(layout: Layout, shape: Shape, env: dict[str, str], socket: Path) -> subprocess.Popen[bytes]:
+    program = find_program("mariadbd", shape.prefix) or "mariadbd"
+    command = [program, "--no-defaults", *_as_root(), *_based(program, shape), f"--datadir={layout.database}/data"]
+    command += [f"--socket={socket}", f"--pid-file={layout.database}/pid", f"--log-error={layout.database}/err.log"]
+    # slurmdbd complains, and at times refuses, below these
+    command += ["--skip-networking", "--innodb-buffer-pool-size=64M", "--innodb-lock-wait-timeout=900"]
+    return subprocess.Popen(
+        command,
+        env=env,
+        cwd=layout.root,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        umask=0o077,
+        start_new_session=True,
+    )
+
+
+def _as_root() -> list[str]:
+    return ["--user=root"] if os.getuid() == 0 else []
+
+
+def _based(program: str, shape: Shape) -> list[str]:
+    """Return the options that tell an unpacked MariaDB its own path; an installed one knows it."""
+    inside = shape.prefix and program.startswith(f"{shape.prefix}/")
+    return [f"--basedir={shape.prefix}/usr"] if inside else []
+
+
+@dataclass
+class _Answer:
+    """Return whether slurmdbd answers ``ask``. Raises Error with its last output once it has ended."""
+
+    ask: list[str]
+    env: dict[str, str]
+    layout: Layout
+    absent: int = 0  # scans in a row without it: a process that forks and ends can escape one
+
+    def __call__(self) -> bool:
+        import psutil  # here: an interpreter without any package can bring up a sandbox
+
+        if _succeeds(self.ask, self.env):
+            return True
+        lives = any(
+            one.info["name"] == "slurmdbd" and (one.info["environ"] or {}).get(MARK) == str(self.layout.root)
+            for one in psutil.process_iter(["name", "environ"])
+        )
+        self.absent = 0 if lives else self.absent + 1
+        if self.absent == 10:
+            raise gave_up("slurmdbd", self.layout.logs / "slurmdbd.log")
+        return False
+
+
+def _succeeds(command: list[str], env: dict[str, str]) -> bool:
+    try:
+        return subprocess.run(command, env=env, capture_output=True, timeout=10).returncode == 0
+    except subprocess.TimeoutExpired:
+        return False
+
+
+def _wait_until(done: Callable[[], bool], end: float, database: subprocess.Popen[bytes], log: Path, name: str) -> None:
+    while not done():
+        if database.poll() is not None:
+            raise Error(f"mariadbd ended with exit code {database.returncode}: {last_words(log)}")
+        if time.monotonic() >= end:
+            raise Error(f"{name} did not answer in time: {last_words(log)}")
+        time.sleep(0.05)
+
+
+# ------------------------------------------------------------------------------------------
+
 
 NODE_ACTIONS = ("start", "stop", "kill", "pause", "cont", "crash", "cut", "plug")
 CONTROLLER_ACTIONS = ("start", "stop", "kill", "restart", "pause", "cont")
@@ -60,13 +560,13 @@ class Sandbox:
         form = Shape(**{**shape, "overrides": tuple(shape.get("overrides", ()))})
         place.require_programs(form.prefix, accounting=form.accounting)
         if form.hosts:
-            hosts.require_hosts()
+            require_hosts()
         layout = Layout(place.real(directory))
         end = time.monotonic() + timeout
         for tries_left in (2, 1, 0):
             try:
                 return cls._up(layout, form, end, owner)
-            except (daemons.PortTaken, hosts.SubnetTaken):
+            except (PortTaken, SubnetTaken):
                 if not tries_left:
                     raise
         raise AssertionError("unreachable")
@@ -77,7 +577,7 @@ class Sandbox:
         _refuse_foreign(layout)
         with place.alone(layout):
             made |= _clear_leftovers(layout)
-            port, subnet = daemons.free_ports(shape.ports), hosts.free_subnet() if shape.hosts else ""
+            port, subnet = free_ports(shape.ports), free_subnet() if shape.hosts else ""
             sandbox = cls(layout.root, shape, port, made, owner, marks=bool(owner), subnet=subnet)
             try:
                 sandbox._write_files()
@@ -210,7 +710,7 @@ class Sandbox:
             _act("slurmctld", self._slurmctld(), "stop" if action == "restart" else action)
         if action in ("start", "restart"):
             self._refuse_double("slurmctld", self._slurmctld())
-            daemons.start_slurmctld(self.layout, self.shape, 20)
+            start_slurmctld(self.layout, self.shape, 20)
             self._wait_controller(20)
 
     @property
@@ -264,7 +764,7 @@ class Sandbox:
 
     def _start_slurmds(self, nodes: Sequence[str], seconds: float) -> None:
         network = self.network if self.shape.hosts else None
-        daemons.start_slurmds(self.layout, self.shape, nodes, seconds, network)
+        start_slurmds(self.layout, self.shape, nodes, seconds, network)
 
     def _refuse_double(self, name: str, running: list[Process]) -> None:
         if running:
@@ -300,7 +800,7 @@ class Sandbox:
             text = conf.slurmdbd_conf(layout, port=self.port, user=user, plugins=plugins)
             place.write_new(layout.slurmdbd_conf, text, 0o600)
         place.write_new(layout.munge / "key", os.urandom(1024), 0o600)
-        daemons.link(layout, shape)
+        link(layout, shape)
 
     def _start(self, end: float) -> None:
         layout, shape = self.layout, self.shape
@@ -310,10 +810,10 @@ class Sandbox:
 
         if shape.hosts:
             self.network.build(shape.node_names)
-        daemons.start_munged(layout, shape, left())
+        start_munged(layout, shape, left())
         if shape.accounting:
-            daemons.start_accounting(layout, shape, left())
-        daemons.start_slurmctld(layout, shape, left(), clean=True)
+            start_accounting(layout, shape, left())
+        start_slurmctld(layout, shape, left(), clean=True)
         self._wait_controller(left())
         self._start_slurmds(shape.node_names, left())
         self.wait_ready(left())
@@ -329,7 +829,7 @@ class Sandbox:
             except SchedulerUnavailable:
                 absent = 0 if self._slurmctld() else absent + 1
                 if absent == 10:  # not the first time: a process that forks and ends can escape one scan
-                    raise daemons.gave_up("slurmctld", self.layout.logs / "slurmctld.log") from None
+                    raise gave_up("slurmctld", self.layout.logs / "slurmctld.log") from None
                 if time.monotonic() >= end:
                     raise
             time.sleep(0.02)

@@ -1,5 +1,7 @@
 """The process beside a node's agent that copies snapshots: its ranks' to the buddy node, and the other neighbour's to here.
 
+It stands alone because it is a process of its own, which most agents never start.
+
     supervisor  -> order (buddy, attempt, which generation) ->  agent  ->  exchange  ->  ``pins`` page, read by the ranks
     supervisor  <- report (port, newest step, what the buddy has) <-  agent  <-  exchange
 

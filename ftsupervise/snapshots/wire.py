@@ -1,5 +1,7 @@
 """The channel between two node agents that carries snapshots: TCP, authenticated on both sides, sealed where that can be.
 
+It stands alone because what is proved and sealed here has to be read as one, by who looks for a hole.
+
     client: hello (can it seal? 16 random bytes)    server: hello, proof    client: proof    then frames both ways
 
 The key is the one that the supervisor gave the agents of this ``ftsupervise run``. Each connection gets a key of its own from

@@ -1,5 +1,7 @@
 """A rank's request to a standby: may a fork become that rank (``Judge``), and how it does (``become``).
 
+It stands alone because it is a list of all that a fork does not set up by itself.
+
 It may not if anything differs that an import may have read, or that a fork cannot change. All else is set again: what a
 process inherits from its parent, and what an interpreter sets up at its start. Two things cannot be set again: the seed of
 ``hash()`` for text (all ranks of a node have the standby's, unless PYTHONHASHSEED is set), and warnings that a module gives

@@ -1,5 +1,7 @@
 """A standby waits to become the next attempt: it has imported the ranks' modules, and forks one child for each rank.
 
+It stands alone because it runs in the interpreter of the training, where ``sitecustomize`` begins it.
+
 It runs nothing of the user's program, so it is as clean after a hundred attempts as before the first. An import may
 leave things behind that a fork does not carry over (threads, open devices and sockets, processes, an initialised GPU).
 They are looked for after each one; a module that leaves such a thing is not imported by the next try.

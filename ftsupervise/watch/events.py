@@ -1,5 +1,7 @@
 """The events of a run since the last tick, from its ledger: pure. Events are sent once and have no end.
 
+It stands alone because it is pure: attempts in, events out.
+
 A fault that is over before the next tick (an attempt dies, the next array member takes over within seconds) is no alert,
 but people want to find it in the morning: it is sent as one event with both halves in it.
 """

@@ -23,7 +23,7 @@ from typing import NamedTuple
 import click
 import pytest
 
-from ftsupervise.cli import checkpoint_copies, checkpoint_upkeep, ftsupervise
+from ftsupervise.cli import checkpoint_upkeep, ftsupervise
 from ftsupervise.config.believed import load_believed
 from ftsupervise.config.load import leaves, loads, values
 from ftsupervise.config.strict_yaml import dotted
@@ -59,7 +59,7 @@ SHOWN = (
 NEVER = ("launch.template", "watch.exec", "watch.metrics", "watch.hang.log", "watch.loss.log", "watch.loss.pattern")
 LINKED = ("switches", "state", "nodes", "watch", "groups/g000/state", "groups/g001/state")
 READS = {"list", "verify"}  # what only shows
-ACTS = sorted((checkpoint_copies.checkpoints.commands | checkpoint_upkeep.checkpoints.commands).keys() - READS)
+ACTS = sorted((checkpoint_upkeep.checkpoints.commands | checkpoint_upkeep.checkpoints.commands).keys() - READS)
 
 
 class Typed(NamedTuple):

@@ -21,7 +21,7 @@ import pytest
 
 from ftsupervise.errors import Error
 from ftsupervise.sandbox import Sandbox, missing, temporary
-from ftsupervise.sandbox.hosts import require_hosts
+from ftsupervise.sandbox.cluster import require_hosts
 from tests.neighbours.newest_slurm import CannotUnpack, unpack
 from tests.slurm.ring_scene import EXAMPLE, Scene
 

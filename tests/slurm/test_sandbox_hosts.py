@@ -17,7 +17,7 @@ import pytest
 from ftsupervise.errors import Error, NotFound, Refused, SchedulerUnavailable
 from ftsupervise.host.processes import living, process
 from ftsupervise.sandbox import Sandbox
-from ftsupervise.sandbox.hosts import Network
+from ftsupervise.sandbox.cluster import Network
 
 pytestmark = [
     pytest.mark.slurm,
@@ -338,10 +338,10 @@ def test_without_hosts_there_is_no_cable_to_pull(make_sandbox: Make) -> None:
 ORDINARY = """
 import os
 from ftsupervise.errors import NotPermitted
-from ftsupervise.sandbox import hosts
+from ftsupervise.sandbox import cluster
 os.setuid(65534)
 try:
-    hosts.require_hosts()
+    cluster.require_hosts()
 except NotPermitted as error:
     print(error.message)
 """

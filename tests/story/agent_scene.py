@@ -10,8 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ftsupervise.ranks import protocol, shm_dir
+from ftsupervise.ranks.agent_pool import Listener
 from ftsupervise.ranks.rank_table import RankTable, Reply
-from ftsupervise.ranks.sources import Listener
 from ftsupervise.rundir.paths import ENV_ATTEMPT_DIR
 
 RANK = """

@@ -21,7 +21,7 @@ from ftsupervise.config.alerting import Alerts, DeadMan
 from ftsupervise.errors import Error
 from ftsupervise.findings import AlertState, Finding, Reason, Severity
 from ftsupervise.truth import Health
-from ftsupervise.watch import general
+from ftsupervise.watch.tick import after_tick
 from tests.neighbours.smtp import MailServer
 from tests.story.alerting_scene import (
     RUN,
@@ -268,9 +268,9 @@ def service() -> Iterator[Service]:
 
 def test_the_dead_man_hears_of_a_tick_only_if_it_saw_and_could_tell(service: Service, tmp_path: Path) -> None:
     about = DeadMan(url_file=Path(secret(tmp_path, "url", f"{service.url}/ping/uuid")))
-    assert general.after_tick(about, Delivered(waiting=1)) == ""
-    assert general.after_tick(about, Delivered(), "no slurmctld") == ""
-    assert general.after_tick(about, Delivered(critical_waiting=2)) == ""
+    assert after_tick(about, Delivered(waiting=1)) == ""
+    assert after_tick(about, Delivered(), "no slurmctld") == ""
+    assert after_tick(about, Delivered(critical_waiting=2)) == ""
     paths = [path for path, _ in service.heard]
     assert paths == ["/ping/uuid", "/ping/uuid/log", "/ping/uuid/log"]
     assert "no slurmctld" in service.heard[1][1]
@@ -279,11 +279,11 @@ def test_the_dead_man_hears_of_a_tick_only_if_it_saw_and_could_tell(service: Ser
 def test_a_dead_man_service_in_trouble_is_a_sentence_without_its_secret(service: Service, tmp_path: Path) -> None:
     gone = DeadMan(url_file=Path(secret(tmp_path, "gone", f"{service.url}/gone/canary123")))
     service.server.RequestHandlerClass.timeout = 1
-    assert "404" in general.after_tick(gone, Delivered())
+    assert "404" in after_tick(gone, Delivered())
     down = DeadMan(url_file=Path(secret(tmp_path, "down", "http://127.0.0.1:9/canary123")))
     plain = DeadMan(url_file=Path(secret(tmp_path, "plain", "http://example.org/canary123")))
     for about in (down, plain, DeadMan(url_env="NOT_SET_ANYWHERE")):
-        said = general.after_tick(about, Delivered())
+        said = after_tick(about, Delivered())
         assert said and "canary123" not in said
 
 

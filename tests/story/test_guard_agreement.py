@@ -9,8 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from ftsupervise import Decision, Guard
-from ftsupervise.guard.agreement import MOST_AHEAD, AskedAgreement, ReducedAgreement, StepPace
-from ftsupervise.guard.store_agreement import StoreAgreement
+from ftsupervise.guard.decider import MOST_AHEAD, AskedAgreement, ReducedAgreement, StepPace, StoreAgreement
 from ftsupervise.truth import NOT_A_NUMBER
 from tests.neighbours.register import SharedRegister
 

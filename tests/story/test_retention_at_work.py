@@ -20,7 +20,7 @@ from ftsupervise.checkpoints.manifest import encoded, read_manifest
 from ftsupervise.checkpoints.offload import offload
 from ftsupervise.checkpoints.restore import copies_in, restore
 from ftsupervise.checkpoints.stores import FolderStore
-from ftsupervise.cli.checkpoint_copies import now
+from ftsupervise.cli.checkpoint_upkeep import now
 from ftsupervise.config.load import dump, loads
 from tests.neighbours.patience import wait_until
 from tests.neighbours.supervised import SupervisedRun

@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from ftsupervise.host.signals import SignalQueue
-from ftsupervise.ranks.agent_pool import Agents
+from ftsupervise.ranks.agent_pool import Agents, BeatPoller
 from ftsupervise.ranks.rank_table import RankTable
-from ftsupervise.ranks.sources import BeatPoller
 from ftsupervise.rundir.heartbeat_page import write_beat
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.scheduler.allocation import Allocation

@@ -25,7 +25,7 @@ from ftsupervise.ranks.log_heartbeat import (
     TouchedFile,
     source,
 )
-from ftsupervise.run.log_follower import LogFollower
+from ftsupervise.run.attempt import LogFollower
 from ftsupervise.rundir.heartbeat_page import read_beats
 from ftsupervise.rundir.ledger import reached
 from ftsupervise.rundir.paths import RunDir
@@ -362,7 +362,7 @@ def test_the_last_lines_count_though_the_follower_had_no_turn_for_two_seconds(tm
 
 ENDS_AT_ONCE = """
 import sys
-from ftsupervise.run.log_follower import LogFollower
+from ftsupervise.run.attempt import LogFollower
 from ftsupervise.rundir.paths import RunDir
 
 follower = LogFollower("auto", None, RunDir(sys.argv[1]), 1, None, print)

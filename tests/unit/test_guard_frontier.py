@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ftsupervise.guard.decider import Frontier, NamedStep, parse
 from ftsupervise.guard.stop_reasons import CAUSES, Decision
-from ftsupervise.guard.store_agreement import Frontier, NamedStep, parse
 from ftsupervise.truth import NOT_A_NUMBER
 
 STOP = Decision(2, "warning signal", "warning signal SIGUSR1")

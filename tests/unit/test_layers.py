@@ -6,7 +6,7 @@ import ast
 import re
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
 
@@ -427,3 +427,37 @@ def test_git_keeps_nothing_that_it_is_told_to_ignore() -> None:
     listed = ["git", "ls-files", "--cached", "--ignored", "--exclude-standard"]
     done = subprocess.run(listed, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout == ""
+
+
+def single_importers(trees: Mapping[str, ast.Module]) -> dict[str, str]:
+    """Each module that exactly one other imports, from its own room, with that one; not those that a table or a command line
+    loads by name as well."""
+    who: dict[str, set[str]] = {name: set() for name in trees}
+    for name, targets in arrows(trees).items():
+        for _, target in targets:
+            who[target].add(name)
+    texts = {node.value for tree in trees.values() for node in ast.walk(tree)
+             if isinstance(node, ast.Constant) and isinstance(node.value, str)}  # fmt: skip
+    found = {name: min(ones) for name, ones in who.items() if len(ones) == 1}
+    return {
+        name: one
+        for name, one in found.items()
+        if name.rpartition(".")[0] in (one.rpartition(".")[0], one) and not is_a_door(name, trees[name], texts)
+    }
+
+
+def is_a_door(name: str, tree: ast.Module, texts: Collection[str]) -> bool:
+    """Whether it is a program, or a table names it: a command, a watchdog, a receiver, a scheduler."""
+    own = name.rpartition(".")[2].replace("_", "-")
+    by_words = name.startswith(("cli.", "watch.watchdogs.", "alerts.receivers.")) and own in texts
+    program = any(isinstance(node, ast.If) and "__name__" in ast.unparse(node.test) for node in tree.body)
+    return program or by_words or f"ftsupervise.{name}" in texts
+
+
+def test_a_file_for_one_other_file_says_why_it_stands_alone(trees: dict[str, ast.Module]) -> None:
+    alone = single_importers(trees)
+    silent = [name for name in alone if "stands alone" not in " ".join((ast.get_docstring(trees[name]) or "").split())]
+    assert not silent, "bring it home, or say in its head why it stands alone:\n" + "\n".join(
+        f"{name} <- {alone[name]}" for name in silent
+    )
+    assert len(alone) <= 20, "an idea is one file: " + ", ".join(alone)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ftsupervise.run.lost_host import fate_of, note_lost_host
+from ftsupervise.run.attempt import fate_of, note_lost_host
 from ftsupervise.rundir.attempt_pages import NAMES, LostEnd
 from ftsupervise.rundir.ledger import ledger
 from ftsupervise.rundir.paths import WARNING, RunDir

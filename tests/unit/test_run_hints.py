@@ -9,8 +9,8 @@ import pytest
 
 from ftsupervise.hostlist import expand_counts
 from ftsupervise.model import Cause
+from ftsupervise.run.command import HintChecker
 from ftsupervise.run.exit_analysis import Ours, blamed, cause_of, first_death, hints
-from ftsupervise.run.hints import HintChecker
 from tests.neighbours.patience import wait_until
 
 OURS = Ours("88", "88.1", frozenset(("node-0", "node-1")), frozenset())

@@ -8,6 +8,7 @@ import pytest
 
 from ftsupervise.errors import UsageError
 from ftsupervise.sandbox import Shape
+from ftsupervise.sandbox.cluster import PortTaken, explained
 from ftsupervise.sandbox.conf import (
     LONGEST_ROOT,
     Layout,
@@ -18,7 +19,6 @@ from ftsupervise.sandbox.conf import (
     slurmdbd_conf,
     span,
 )
-from ftsupervise.sandbox.daemons import PortTaken, explained
 
 LAYOUT = Layout(Path("/tmp/lab"))
 

@@ -121,9 +121,10 @@ PAST: dict[str, tuple[Past, ...]] = {
     "rundir/pinned.py": (Past("forget", STATE),),
     "rundir/observing.py": (Past("forget_observing", TYPED),),
     "rundir/switches.py": (Past("clear_switch clear_answered put_back", SHARED), Past("release_brake", HELD)),
-    "sandbox/cluster.py": (Past("_write_files", SANDBOX),),
-    "sandbox/daemons.py": (Past("link start_slurmds start_accounting _install _start", SANDBOX),),
-    "sandbox/hosts.py": (Past("build _make power_off remove", SANDBOX),),
+    "sandbox/cluster.py": (
+        Past("_write_files link start_slurmds start_accounting _install _start", SANDBOX),
+        Past("build _make power_off remove", SANDBOX),
+    ),
     "sandbox/place.py": (Past("make alone write_new clear leave", SANDBOX),),
     "scheduler/local.py": (Past("_claim release", STATE), Past("main _back_in_the_queue", STATE), Past("_file", DEVICE),),
     "warm/rank_setup.py": (Past("_fresh_standard_files", "descriptors that the rank has already"), Past("_set_oom", DEVICE)),
@@ -322,9 +323,12 @@ ASKS = {
         "require_launched",
         "refuse_link",
     },  # ``find(acts=True)``, by which all that act find the folder
-    "cli/checkpoint_copies.py": {"find", "refuse_held"},
-    "cli/checkpoint_upkeep.py": {"find", "refuse_held"},
-    "cli/checkpoint_retention.py": {"refuse_held", "require_launched", "held"},
+    "cli/checkpoint_upkeep.py": {
+        "find",
+        "refuse_held",
+        "require_launched",
+        "held",
+    },
     "cli/switches.py": {"refuse_link"},  # ``find``, for save, kill and clear
     "cli/nodes.py": {"refuse_link"},
     "cli/report.py": {"require"},
