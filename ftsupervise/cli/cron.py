@@ -40,7 +40,11 @@ def cron() -> None:
 @cron.command(short_help="Make the folder and start keeping time.")
 @click.argument("config", required=False, type=Path)
 @DIR
-@click.option("--backend", type=click.Choice(["auto", "slurm", "scrontab", "crontab", "loop"]))
+@click.option(
+    "--backend",
+    type=click.Choice(["auto", "slurm", "scrontab", "crontab", "loop"]),
+    help="Which clock; auto: the best there is.",
+)
 @click.option("--period", metavar="TIME", help="A slot every so often: 5m (the default), 1h.")
 @click.option("--partition", help="Partition of the small jobs; best is one that shares its nodes.")
 @click.option("--account", help="Account of the small jobs.")

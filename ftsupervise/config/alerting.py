@@ -53,20 +53,27 @@ class Email(Strict):
     """Mail through an SMTP server."""
 
     host: str
+    """The mail server."""
     port: Annotated[int, Field(ge=1, le=65535)] | None = None
     """Default 25; 587 with ``security: starttls``, which a user brings; 465 with ``tls``."""
     from_: Address = Field(alias="from")
+    """The sender."""
     to: tuple[Address, ...] = Field(min_length=1)
+    """The recipients."""
     security: Literal["none", "starttls", "tls"] | None = None
     """Default: starttls when there is a user to log in, else none."""
     ca_file: Path | None = None
     """Certificates to trust besides the system's own."""
     user: str | None = None
+    """The account at the mail server, where it wants one."""
     password_file: SecretFile | None = None
+    """A file with its password: yours, readable by you alone."""
     password_env: SecretVariable | None = None
+    """The environment variable that holds its password."""
     html: bool | None = None
     """Send the mail as HTML besides the plain text, which has everything too; null: where the last day of the run is drawn."""
     timeout: Annotated[Duration, Positive] = timedelta(seconds=10)
+    """How long it is waited for."""
 
     @model_validator(mode="after")
     def _login(self) -> Email:
@@ -80,15 +87,21 @@ class Slack(Strict):
     """Slack, by an incoming webhook or, better, by a bot token (posts are edited and threads kept)."""
 
     webhook_file: SecretFile | None = None
+    """A file with the address of the webhook: yours, readable by you alone."""
     webhook_env: SecretVariable | None = None
+    """The environment variable that holds the address of the webhook."""
     token_file: SecretFile | None = None
+    """A file with the bot token: yours, readable by you alone."""
     token_env: SecretVariable | None = None
+    """The environment variable that holds the bot token."""
     channel: str | None = None
     """Needed with a token: the channel's id, such as "C0123456789", or its name."""
     api_url: Url = "https://slack.com/api/"
+    """Another address than Slack's own, for a service that speaks as Slack does."""
     mention: str | None = None
     """Put before critical messages, in Slack's own form: "<!channel>", "<@U012AB3CD>"."""
     timeout: Annotated[Duration, Positive] = timedelta(seconds=10)
+    """How long it is waited for."""
 
     @model_validator(mode="after")
     def _way(self) -> Slack:
@@ -102,16 +115,23 @@ class Webhook(Strict):
     """An HTTP POST: our own JSON, PagerDuty Events v2, Alertmanager v2, or a template of yours."""
 
     url: Url | None = None
+    """Its address, where that is no secret."""
     url_file: SecretFile | None = None
+    """A file with its address: yours, readable by you alone."""
     url_env: SecretVariable | None = None
+    """The environment variable that holds its address."""
     shape: Literal["json", "pagerduty", "alertmanager"] = "json"
+    """What is posted."""
     key_file: SecretFile | None = None
     """PagerDuty's routing key, or for other shapes the token of ``Authorization: Bearer``."""
     key_env: SecretVariable | None = None
+    """The environment variable that holds that key, or token."""
     plain_http: bool = False
     """Allow http:// to other machines, where the network is your own."""
     template: Path | None = None
+    """A Jinja template of your own for what is posted."""
     timeout: Annotated[Duration, Positive] = timedelta(seconds=10)
+    """How long it is waited for."""
 
     @model_validator(mode="after")
     def _way(self) -> Webhook:
@@ -125,8 +145,11 @@ class Apprise(Strict):
     """All other services, through Apprise (``pip install 'ftsupervise[apprise]'``); one URL a line."""
 
     urls_file: SecretFile | None = None
+    """A file with them: yours, readable by you alone."""
     urls_env: SecretVariable | None = None
+    """The environment variable that holds them."""
     timeout: Annotated[Duration, Positive] = timedelta(seconds=20)
+    """How long it is waited for."""
 
     @model_validator(mode="after")
     def _way(self) -> Apprise:
@@ -138,13 +161,16 @@ class Command(Strict):
     """A program of yours: the message is on its standard input, its subject in FTSUPERVISE_ALERT_* variables."""
 
     argv: tuple[str, ...] = Field(min_length=1)
+    """The program and its arguments."""
     timeout: Annotated[Duration, Positive] = timedelta(seconds=20)
+    """How long it may run."""
 
 
 class File(Strict):
     """A file to append to; for tests, and for ``tail -f``."""
 
     path: Path
+    """Where it is; it is made if it is not there."""
 
 
 KINDS = ("email", "slack", "webhook", "apprise", "command", "file")
@@ -154,12 +180,19 @@ class Receiver(Strict):
     """One way to reach people: exactly one of the kinds, and a name if there are several of a kind."""
 
     name: Word | None = None
+    """How routes call it; default: its kind."""
     email: Email | None = None
+    """By a mail server."""
     slack: Slack | None = None
+    """To a Slack channel."""
     webhook: Webhook | None = None
+    """To an address of your own, PagerDuty or Alertmanager."""
     apprise: Apprise | None = None
+    """Through Apprise."""
     command: Command | None = None
+    """By a program of yours."""
     file: File | None = None
+    """Into a file."""
 
     @model_validator(mode="after")
     def _one_kind(self) -> Receiver:
@@ -183,10 +216,15 @@ class Rule(Strict):
     """The delays of one watchdog's alerts; missing keys are as in ``alerts:``."""
 
     hold: Duration | None = None
+    """As ``alerts.hold``, for this watchdog."""
     clear: Duration | None = None
+    """As ``alerts.clear``."""
     repeat: Pause | None = None
+    """As ``alerts.repeat``."""
     escalate_after: Pause | None = None
+    """As ``alerts.escalate_after``."""
     checks: Checks | None = None
+    """As ``alerts.checks``."""
 
 
 class Route(Strict):
@@ -195,11 +233,13 @@ class Route(Strict):
     severity: SeverityWord | None = None
     """This or worse."""
     watchdog: tuple[str, ...] = ()
+    """Those of these watchdogs; default: of all."""
     run: tuple[str, ...] = ()
     """Names, with * and ? as in the shell."""
     hours: tuple[Clock, Clock] | None = None
     """From and to, in ``alerts.timezone``: ["22:00", "07:00"]."""
     days: tuple[DayWord, ...] = ()
+    """On these days; default: on all."""
     escalated: bool | None = None
     """true: only alerts that were not acknowledged for ``escalate_after``; false: all others."""
     to: tuple[Word, ...]
@@ -210,15 +250,20 @@ class QuietHours(Strict):
     """Alerts less severe than ``below`` wait for the end of these hours; they are not lost."""
 
     hours: tuple[Clock, Clock] = ("22:00", "07:00")
+    """From and to, in ``alerts.timezone``."""
     below: SeverityWord = "critical"
+    """Alerts of this severity, or a worse one, are sent at any hour."""
 
 
 class DeadMan(Strict):
     """An outside service (healthchecks.io or your own) that calls when the pings stop."""
 
     url_file: SecretFile | None = None
+    """A file with its address: yours, readable by you alone."""
     url_env: SecretVariable | None = None
+    """The environment variable that holds its address."""
     timeout: Annotated[Duration, Positive] = timedelta(seconds=5)
+    """How long it is waited for."""
 
     @model_validator(mode="after")
     def _way(self) -> DeadMan:
@@ -247,6 +292,7 @@ class Alerts(Strict):
     """The receivers, the alerts that each one gets, when, and how often."""
 
     receivers: tuple[Receiver, ...] = ()
+    """The ways to reach people."""
     hold: Duration = timedelta(0)
     """A finding must be bad for this long before people are notified."""
     clear: Duration = timedelta(0)
@@ -254,16 +300,21 @@ class Alerts(Strict):
     checks: Checks = "1 of 1"
     """How many of the last checks must be bad to make an alert."""
     repeat: Pause | None = timedelta(hours=4)
+    """Time between two reminders of an alert that goes on; null: none."""
     escalate_after: Pause | None = None
     """An alert that is not acknowledged for this long is sent again, as escalated."""
     forget_after: Annotated[Duration, Positive] = timedelta(hours=1)
     """A firing alert whose subject is no longer checked ends after this long, and says so."""
     watchdogs: dict[str, Rule] = Field(default={})
+    """Other delays for the alerts of single watchdogs."""
     routes: tuple[Route, ...] = ()
+    """Who hears what; without any, all receivers are notified."""
     quiet: QuietHours | None = None
+    """Hours in which only the worst is sent."""
     timezone: str | None = None
     """For hours and days, such as "Europe/Berlin"; default: this machine's own."""
     dead_man: DeadMan | None = None
+    """Whoever notices that the watch itself has died."""
     templates: Path | None = None
     """A directory whose alert.*.j2 stand in for the built-in ones."""
     weekly_report: tuple[str, ...] | None = None

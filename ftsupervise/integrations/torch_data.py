@@ -288,3 +288,6 @@ def _set_random_states(saved: Mapping[str, Any], generators: list[torch.Generato
         import_module("numpy.random").set_state(saved["numpy"])
     for one, before in zip(generators, saved["generators"], strict=False):
         one.set_state(before)
+
+
+__all__ = ["Batches"]

@@ -275,3 +275,6 @@ def _words(error: BaseException) -> str:
         return f"{behind.strerror}: {behind.filename}" if behind.filename else f"{behind.strerror}"
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+
+
+__all__ = ["AsyncCheckpoints"]

@@ -42,9 +42,10 @@ class Block:
 
 
 def pages() -> list[Path]:
-    """Every page of the manual."""
+    """Every page of the manual that is written by hand."""
     found = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
-    return [*found, *(path for place in PLACES for path in sorted((ROOT / place).glob("**/*.md")))]
+    below = (path for place in PLACES for path in sorted((ROOT / place).glob("**/*.md")))
+    return [*found, *(path for path in below if path.parent.name != "reference")]
 
 
 def blocks(path: Path) -> list[Block]:

@@ -276,8 +276,9 @@ def test_every_page_is_in_the_navigation_of_the_site_once() -> None:
     hook = (ROOT / "docs" / "mkdocs_hook.py").read_text()
     elsewhere = dict(re.findall(r'"([\w-]+\.md)": "([\w/]+\.md)"', hook))
     assert {ROOT / source for source in elsewhere.values()} | set((ROOT / "docs").glob("*.md")) == set(pages())
-    listed = re.findall(r"[\w-]+\.md", text.partition("\nnav:\n")[2])
-    assert sorted(listed) == sorted([*elsewhere, *(path.name for path in (ROOT / "docs").glob("*.md"))])
+    listed = re.findall(r"[\w/-]+\.md", text.partition("\nnav:\n")[2])
+    made = (f"reference/{path.name}" for path in (ROOT / "docs" / "reference").glob("*.md"))
+    assert sorted(listed) == sorted([*elsewhere, *made, *(path.name for path in (ROOT / "docs").glob("*.md"))])
 
 
 def test_the_readme_leads_to_every_page() -> None:
