@@ -22,7 +22,7 @@ import re
 import stat
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from enum import Enum
 from pathlib import Path
@@ -30,7 +30,15 @@ from typing import Annotated, Any, NamedTuple
 
 from ftsupervise.checkpoints.digest import CRC32, CannotJudge, best_algorithm, hash_buffer
 from ftsupervise.host import files
-from ftsupervise.host.ownership import distrust, is_shared, make_folder, may_be_changed, page_inside, stranger
+from ftsupervise.host.ownership import (
+    distrust,
+    held_to_write,
+    is_shared,
+    make_folder,
+    may_be_changed,
+    page_inside,
+    stranger,
+)
 from ftsupervise.rundir.paths import sync_directory, write_whole
 from ftsupervise.rundir.records import Exact, decode, encode, parse_object, read_record, write_json
 
@@ -157,7 +165,7 @@ def read_head(checkpoint: Path) -> ManifestHead | None:
     """
     path = manifest_of(checkpoint)
     try:
-        fd = files.open_regular(path)
+        fd = _open(path)
     except FileNotFoundError:
         return None
     try:
@@ -171,10 +179,26 @@ def read_head(checkpoint: Path) -> ManifestHead | None:
 
 def _read(path: Path) -> Manifest | None:
     try:
-        raw = files.read_bounded(path, LIMIT)
+        fd = _open(path)
     except FileNotFoundError:
         return None
+    try:
+        raw = files.read_open(fd, LIMIT, path)
+    finally:
+        os.close(fd)
     return parse_manifest(raw, path)
+
+
+def _open(path: Path) -> int:
+    """Return a descriptor to read a page in our own folder. Raises OSError, also where a link stands in the place of either."""
+    folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        return files.open_regular(path.name, dir_fd=folder)
+    except OSError as error:
+        error.filename = str(path)
+        raise
+    finally:
+        os.close(folder)
 
 
 def parse_manifest(raw: bytes, path: Path | str) -> Manifest:
@@ -224,8 +248,8 @@ def write_manifest(checkpoint: Path, manifest: Manifest, *, sync: bool = True) -
     """Write it, whole and durable. From then on the folder is a checkpoint. ``sync`` False: the caller makes file and folders
     durable. Raises OSError."""
     path = manifest_of(checkpoint)
-    make_record_folder(path.parent)
-    write_whole(path, encoded(manifest), sync=sync, mode=page_inside(path.parent))
+    with record_folder(path.parent) as here:
+        write_whole(here / path.name, encoded(manifest), sync=sync, mode=page_inside(here))
     if sync:
         sync_directory(path.parent.parent)
 
@@ -235,6 +259,15 @@ def make_record_folder(folder: Path) -> None:
     make_folder(folder)
     if folder.is_symlink():
         raise NotADirectoryError(errno.ENOTDIR, "is a link: nothing is written through it", str(folder))
+
+
+@contextmanager
+def record_folder(folder: Path) -> Iterator[Path]:
+    """Do as ``make_record_folder``, and yield a path that leads to this very folder: others who may write into the checkpoint
+    may put a link in its place meanwhile. Raises OSError."""
+    make_record_folder(folder)
+    with held_to_write(folder) as here:
+        yield here
 
 
 def encoded(manifest: Manifest) -> bytes:

@@ -40,6 +40,7 @@ from ftsupervise.checkpoints.stores import FolderStore, Store, file_pieces, insi
 from ftsupervise.errors import Error, NotFound, UsageError
 from ftsupervise.host import files
 from ftsupervise.host.files import TEMPORARY
+from ftsupervise.host.ownership import held, held_to_write
 from ftsupervise.host.rate import RateLimit
 from ftsupervise.rundir.records import read_record, write_json
 
@@ -301,7 +302,9 @@ def _send_in_parts(job: _Job, entry: FileEntry, file: PartFile) -> bool:
     found = len(blocks)
     with job.known.lock:
         job.known.parts[entry.path] = blocks
-    here = files.open_regular(root_of(job.checkpoint) / entry.path)
+    source = root_of(job.checkpoint) / entry.path
+    with held(source.parent) as folder:
+        here = files.open_regular(folder / source.name)
     try:
         for begin in range(found * digest.BLOCK, entry.size, job.part):
             size = min(job.part, entry.size - begin)
@@ -397,9 +400,14 @@ def _not_as_committed(job: _Job, entry: FileEntry) -> CopyDamaged:
 
 
 def pieces_of(root: Path, entry: FileEntry) -> Iterator[bytes]:
-    """Yield the bytes of a file; of a link, the path that it leads to. Raises OSError."""
+    """Yield the bytes of a file; of a link, the path that it leads to. Others may write into the checkpoint: no link of theirs
+    leads to what is ours. Raises NotTrusted, OSError."""
     path = root / entry.path
-    return iter((os.fsencode(path.readlink()),)) if entry.link else file_pieces(path)
+    with held(path.parent) as here:
+        if entry.link:
+            yield os.fsencode((here / path.name).readlink())
+        else:
+            yield from file_pieces(here / path.name)
 
 
 def _read_back(job: _Job, entry: FileEntry) -> bool:
@@ -463,5 +471,6 @@ def _remember(job: _Job, at: datetime | None = None) -> None:
         if at is None:
             parts = (PartRecord(path, b"".join(blocks).hex()) for path, blocks in job.known.parts.items() if blocks)
             mine = mine._replace(read_back=tuple(sorted(job.known.files)), parts=tuple(parts))
-        with suppress(OSError):
-            write_json(_page_of(job.checkpoint), CopyRecords((*others, mine)))
+        page = _page_of(job.checkpoint)
+        with suppress(OSError), held_to_write(page.parent) as here:
+            write_json(here / page.name, CopyRecords((*others, mine)))

@@ -22,8 +22,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
-from ftsupervise.checkpoints.manifest import FOLDER_NAME
-from ftsupervise.host.ownership import held_to_write, make_folder, user_name
+from ftsupervise.checkpoints.manifest import FOLDER_NAME, record_folder
+from ftsupervise.host.ownership import held_to_write, make_folder, strangers_link, user_name
 from ftsupervise.rundir import fence, ledger
 from ftsupervise.rundir.paths import RunDir, sync_directory
 from ftsupervise.rundir.records import read_record, write_json
@@ -54,11 +54,14 @@ class _Page(NamedTuple):
 
 
 def set_aside(checkpoint: Path, reason: str, at: datetime, *, area: Path | None = None) -> Path:
-    """Move ``checkpoint`` into the quarantine beside it, with the reason; return its new path. Raises OSError.
+    """Move ``checkpoint`` into the quarantine beside it, with the reason; return its new path. Raises OSError, also where a
+    link of another account leads to it.
 
     ``area``: the staging area of the attempt that does so. It goes by way of that, so that an attempt that a newer one
     has sealed sets nothing aside (ESTALE), wherever it was stopped; the newer one puts back what it finds there.
     """
+    if link := strangers_link(checkpoint):
+        raise PermissionError(errno.EPERM, f"{link}, so it is not followed", str(checkpoint))
     quarantine = _place_for(checkpoint)
     make_folder(quarantine)
     with held_to_write(quarantine) as into:
@@ -67,10 +70,10 @@ def set_aside(checkpoint: Path, reason: str, at: datetime, *, area: Path | None 
             here = area / f"{fence.ASIDE}{checkpoint.name}"
             _move(checkpoint, here, area)
         page = _Page(checkpoint.name, reason, at, user_name(), str(checkpoint))
-        of_its_own = here.is_dir() and not here.is_symlink()
+        of_its_own = _has_a_place(here)
         if of_its_own:
-            make_folder(here / FOLDER_NAME)
-            write_json(here / FOLDER_NAME / _PAGE, page)
+            with record_folder(here / FOLDER_NAME) as records:
+                write_json(records / _PAGE, page)
         target = _moved(here, into, checkpoint.name, area)
         if not of_its_own:
             write_json(_page_beside(target), page)
@@ -125,6 +128,12 @@ def _is_of(quarantine: Path, folder: Path) -> bool:
     return stat.S_ISDIR(found.st_mode) and found.st_uid in accounts
 
 
+def _has_a_place(path: Path) -> bool:
+    """Return whether its page lies in it: not in one file, nor where a link, which another account may have laid, stands in the
+    place of our own folder."""
+    return path.is_dir() and not path.is_symlink() and not (path / FOLDER_NAME).is_symlink()
+
+
 def _page_beside(path: Path) -> Path:
     return path.with_name(f".{path.name}.json")
 
@@ -153,9 +162,8 @@ def _names(area: Path) -> list[str]:
 
 
 def _one(path: Path) -> Quarantined:
-    of_its_own = path.is_dir() and not path.is_symlink()
     try:
-        page = read_record(_Page, path / FOLDER_NAME / _PAGE if of_its_own else _page_beside(path))
+        page = read_record(_Page, path / FOLDER_NAME / _PAGE if _has_a_place(path) else _page_beside(path))
     except (OSError, ValueError):
         page = None
     if page is None:

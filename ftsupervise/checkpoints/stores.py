@@ -57,7 +57,7 @@ def rights_of(file: Path, top: Path) -> Rights:
 
     Raises OSError.
     """
-    above = (reach(file.parent, follow=True), reach(top, follow=True), reach_on_the_way(top))
+    above = (reach(file.parent, follow=True), reach(top, follow=True), reach_on_the_way(top), reach_on_the_way(file))
     own = reach(file) if stat.S_ISREG(file.lstat().st_mode) else Reach(PAGE).within(*above)
     return Rights(Reach(own.mode | 0o600, own.groups), Reach(FOLDER).within(*above))
 

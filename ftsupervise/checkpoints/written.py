@@ -29,7 +29,16 @@ from typing import NamedTuple
 from ftsupervise.checkpoints.find import unfinished
 from ftsupervise.checkpoints.layouts import step_of
 from ftsupervise.host import files
-from ftsupervise.host.ownership import FOLDER, Reach, make_like, reach, reach_on_the_way, settle, settle_folder
+from ftsupervise.host.ownership import (
+    FOLDER,
+    Reach,
+    held_to_write,
+    make_like,
+    reach,
+    reach_on_the_way,
+    settle,
+    settle_folder,
+)
 from ftsupervise.rundir.records import time_of
 from ftsupervise.truth import LeftCheckpoint
 
@@ -211,33 +220,43 @@ def keep(
 ) -> Kept:
     """Keep what is ``trusted`` of a checkpoint in ``folder``, whole or not at all, and return where and how.
 
-    Bytes are copied for ``seconds`` at most. Raises OSError; CopyStopped when ``stopped`` says so meanwhile.
+    Bytes are copied for ``seconds`` at most. Others may write above it, and put a link of theirs in its place meanwhile: it is
+    not followed. Raises OSError; CopyStopped when ``stopped`` says so meanwhile.
     """
     source, until = Path(written.path), time.monotonic() + seconds
     target, half = folder / source.name, folder / f".tmp-{source.name}"
-    way = Reach(FOLDER).within(reach_on_the_way(source))
-    make_like(folder, way)
-    settle_folder(folder, way)
-    _remove(half)
-    how = "a copy"
+    with held_to_write(source.parent) as above:
+        if (above / source.name).is_symlink():  # what was found is none
+            raise OSError(errno.ELOOP, "was replaced by a link", str(source))
+        way = Reach(FOLDER).within(reach_on_the_way(source), reach_on_the_way(above.readlink() / source.name))
+        make_like(folder, way)
+        settle_folder(folder, way)
+        _remove(half)
+        how = _make(above / source.name, half, until, stopped, trusted)
+    _remove(target)
+    os.rename(half, target)
+    return Kept(target, how)
+
+
+def _make(source: Path, half: Path, until: float, stopped: Callable[[], bool], trusted: Trusted) -> str:
+    """Make ``half`` whole, or not at all; return how. Raises as ``keep``."""
     try:
         _copy(source, half, until, stopped, trusted)
     except CopyStopped:
         _remove(half)
         if stopped():
             raise
-        how = _link(source, half, trusted)
+        return _link(source, half, trusted)
     except BaseException:
         _remove(half)
         raise
-    _remove(target)
-    os.rename(half, target)
-    return Kept(target, how)
+    return "a copy"
 
 
 def _link(source: Path, half: Path, trusted: Trusted) -> str:
     for path, _ in _files(source, trusted):
-        os.link(path, _place_of(path, source, half), follow_symlinks=False)
+        with held_to_write(path.parent) as here:
+            os.link(here / path.name, _place_of(path, source, half), follow_symlinks=False)
     return "hard links, which outlive its removal, and not a program that writes into the same files"
 
 
@@ -253,7 +272,8 @@ def _place_of(path: Path, source: Path, half: Path) -> Path:
 def _copy(source: Path, half: Path, until: float, stopped: Callable[[], bool], trusted: Trusted) -> None:
     every, room = list(_files(source, trusted)), None
     for path, _ in every:
-        out = files.open_regular(path)
+        with held_to_write(path.parent) as here:
+            out = files.open_regular(here / path.name)
         found = os.fstat(out)
         into = -1
         try:

@@ -584,10 +584,10 @@ def reach(path: Path | int, *, follow: bool = False) -> Reach:
 
 
 def reach_on_the_way(path: Path) -> Reach:
-    """Return what the folders above ``path`` leave of 0777: nothing for the group, or for others, where one of them keeps these
-    out. Raises OSError."""
+    """Return what the folders above ``path`` leave of 0777, those of the path as it was given and those to which links on it
+    lead: nothing for the group, or for others, where one of them keeps these out. Raises OSError."""
     left = Reach(0o777)
-    for folder in path.absolute().parents:
+    for folder in dict.fromkeys((*path.absolute().parents, *Path(os.path.realpath(path.parent), path.name).parents)):
         found = reach(folder, follow=True)
         through = 0o700 | sum(7 * one for one in (0o001, 0o010) if found.mode & one)
         left = left.within(Reach(through, found.groups if through in (0o770, 0o707) else frozenset()))

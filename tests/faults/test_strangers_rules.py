@@ -23,6 +23,8 @@ from typing import NamedTuple
 import click
 import pytest
 
+from ftsupervise.checkpoints.quarantine import quarantined
+from ftsupervise.checkpoints.written import keep
 from ftsupervise.cli import checkpoint_upkeep, ftsupervise
 from ftsupervise.config.believed import load_believed
 from ftsupervise.config.load import leaves, loads, values
@@ -31,6 +33,7 @@ from ftsupervise.host.ownership import as_page, held
 from ftsupervise.rundir import members
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.switches import Brake, write_brake
+from ftsupervise.truth import LeftCheckpoint
 from ftsupervise.watch.events import EventLine, append
 from tests.neighbours.leftovers import end_all_under
 from tests.neighbours.patience import wait_until
@@ -843,3 +846,133 @@ def test_a_file_that_is_there_is_appended_to_and_opened_to_nobody(tmp_path: Path
     for path in (private, new):
         os.close(as_page(path))
     assert [stat.S_IMODE(one.stat().st_mode) for one in (private, new)] == [0o600, 0o644]
+
+
+PRIVATE = """
+import pathlib, sys
+from ftsupervise.checkpoints.commit import commit
+one = pathlib.Path(sys.argv[1])
+(one / "model").mkdir(parents=True)
+(one / "model" / "model.pt").write_text("private")
+commit(one)
+"""
+
+
+def private_checkpoint(project: Project) -> Path:
+    """A checkpoint of ada's that anybody might read, if her home directory did not keep others out."""
+    one = project.home / "secret" / "step-9"
+    argv = [project.python, "-c", PRIVATE, str(one)]
+    subprocess.run(argv, user=ADA, group=GROUP, extra_groups=[], cwd="/", umask=0o022, check=True, timeout=60)
+    return one
+
+
+def all_in(top: Path) -> dict[str, tuple[int, bytes]]:
+    """All that lies below a folder, with its mode and its bytes."""
+    return {str(one): (one.lstat().st_mode, one.read_bytes() if one.is_file() else b"") for one in top.rglob("*")}
+
+
+@pytest.mark.threat(
+    "A member who may write the folder of your checkpoints, or above it, lays a checkpoint there whose folders are links into "
+    "a private one of yours. The hourly `checkpoints upkeep` copies the newest.",
+    "No link of another account is followed from a checkpoint into what is not theirs. Nothing is copied, and nothing is "
+    "written there.",
+)
+@pytest.mark.parametrize("laid", ["into it", "above it"])
+def test_no_private_checkpoint_is_copied_through_the_links_of_one_that_a_stranger_laid(
+    project: Project, laid: str
+) -> None:
+    secret, folder, copies = private_checkpoint(project), project.project / "ckpt", project.project / "copies"
+
+    def make() -> None:
+        for one in (folder, copies):
+            one.mkdir()
+        folder.chmod(0o2775 if laid == "into it" else 0o755)
+
+    def lay() -> None:
+        if laid == "above it":
+            folder.rename(folder.with_name("aside"))
+            folder.mkdir()
+        (folder / "step-9").mkdir()
+        for name in ("model", ".ftsupervise"):
+            (folder / "step-9" / name).symlink_to(secret / name)
+
+    project.own(make)
+    asked = f"{{path: {folder}, offload: {{to: {copies}}}}}"
+    (project.project / "ftsupervise.yaml").write_text(f"{SETTINGS}checkpoints: {asked}\n")
+    assert project.type("launch", "--again", str(project.project / "ftsupervise.yaml")).code == 0
+    project.own(lay, EVE)
+    before = all_in(secret)
+    done = project.type("checkpoints", "upkeep", "thesis")
+    assert all_in(secret) == before
+    assert [one for one in copies.rglob("*") if one.is_file()] == [], done
+    assert done.code != 0, done
+
+
+@pytest.mark.threat(
+    "Your command saves into a folder above which others may write. Between two attempts a member puts a link to a private "
+    "folder of yours in its place, with a checkpoint of the same name, which would be kept in the run directory.",
+    "A link of another account to what is not theirs is not followed. What your own link leads to stays as private as it is.",
+)
+def test_nothing_private_is_kept_for_the_next_attempt_through_a_link_of_a_stranger(project: Project) -> None:
+    secret, out = private_checkpoint(project), project.project / "out"
+    kept = project.run / "kept" / "0001"
+    left = LeftCheckpoint(str(out / "step-9"), 9, datetime.now(timezone.utc), 7)
+
+    def save() -> None:
+        (out / "step-9").mkdir(parents=True, mode=0o755)
+        (out / "step-9" / "model.pt").write_text("open")
+        assert keep(left, kept, 60).how == "a copy"
+        shutil.rmtree(kept)
+
+    def lay() -> None:
+        out.rename(out.with_name("aside"))
+        out.symlink_to(secret.parent)
+
+    def refuse() -> None:
+        with pytest.raises(PermissionError, match="so it is not followed"):
+            keep(left, kept, 60)
+
+    def by_my_own() -> None:
+        out.unlink()
+        out.symlink_to(secret.parent)
+        keep(left, kept, 60)
+
+    project.own(save)
+    project.own(lay, EVE)
+    project.own(refuse)
+    assert not kept.exists()
+    project.own(by_my_own)
+    assert (kept / "step-9" / "model" / "model.pt").read_text() == "private"
+    assert not kept.stat().st_mode & 0o077, "nobody else gets there"
+
+
+@pytest.mark.threat(
+    "A member who may write the folder of your checkpoints lays one there in which the folder of our pages is a link into a "
+    "private folder of yours, and you set it aside.",
+    "The reason is written beside it, and nothing through the link.",
+)
+@pytest.mark.parametrize("verb", ["set-aside", "anew"])
+def test_no_reason_is_written_through_a_link_in_a_checkpoint_of_a_stranger(project: Project, verb: str) -> None:
+    mine, folder = project.home / "private", project.project / "ckpt"
+
+    def make() -> None:
+        mine.mkdir(0o700)
+        (mine / "quarantine.json").write_text("mine")
+        (mine / "quarantine.json").chmod(0o600)
+        folder.mkdir()
+        folder.chmod(0o2775)
+
+    def lay() -> None:
+        (folder / "step-7").mkdir()
+        (folder / "step-7" / "weights").write_text("w")
+        (folder / "step-7" / ".ftsupervise").symlink_to(mine)
+
+    project.own(make)
+    project.own(lay, EVE)
+    before = all_in(mine)
+    done = project.type(
+        "checkpoints", verb, str(folder / "step-7" if verb == "set-aside" else folder), "--reason", "odd"
+    )
+    assert all_in(mine) == before, done
+    assert done.code == 0, done
+    assert [one.reason for one in quarantined(folder)] == [f"odd, by {ADA}"]
