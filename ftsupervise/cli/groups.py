@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from ftsupervise.cli.output import say
-from ftsupervise.cli.run import option_of
+from ftsupervise.cli.run import option_of, values_typed
 from ftsupervise.config.grouping import GROUP_SETTINGS
 
 
@@ -36,7 +36,7 @@ def _run(command: tuple[str, ...], **values: Any) -> None:
     from ftsupervise.run.lines import lines_aside
 
     settings, rest = _parted(command)
-    asked = group_options(os.environ, values, settings, rest)
+    asked = group_options(os.environ, values, values_typed(settings), rest)
     signals = SignalQueue(warning_signal(os.environ))
     try:
         with lines_aside():
@@ -66,7 +66,7 @@ def _member(number: int, run_dir: str, name: str, command: tuple[str, ...], **va
     from ftsupervise.rundir.paths import RunDir, tell
 
     settings, rest = _parted(command)
-    asked = options_of_groups(RunDir(Path(run_dir).absolute()), name, values, settings, rest)
+    asked = options_of_groups(RunDir(Path(run_dir).absolute()), name, values, values_typed(settings), rest)
     found = member_command(asked, number, os.environ)
     if isinstance(found, str):
         tell(None, found)

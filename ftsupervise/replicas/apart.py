@@ -17,7 +17,6 @@ from typing import NamedTuple
 from ftsupervise.errors import Error
 from ftsupervise.host.in_time import in_time
 from ftsupervise.host.ownership import FOLDER, make_folder, user_name
-from ftsupervise.host.processes import own_command
 from ftsupervise.host.signals import SignalQueue
 from ftsupervise.model import Claim, Job
 from ftsupervise.probe.errand import answers, no_answer
@@ -203,7 +202,7 @@ def member_command(asked: GroupOptions, number: int, env: Mapping[str, str]) -> 
     def begin() -> None:
         if asked.launched:
             pinned.refuse(asked.rundir, asked.launched)
-        make_folder(group.state, FOLDER, parents=True)
+        asked.prepare(number)
 
     until = time.monotonic() + _ANSWERS
     while not answers(group, begin):
@@ -221,9 +220,7 @@ def member_command(asked: GroupOptions, number: int, env: Mapping[str, str]) -> 
         time.sleep(_TICK)
     job = ledger.job_id(env)
     given = environment_of(number, asked.count, asked.least, address, asked.timeouts, asked.slowest_step, job)
-    words = ["run", "--run-dir", str(group.root), "--name", f"{asked.name}-{name}", *asked.settings]
-    words += ["--launched", asked.launched] if asked.launched else []
-    return own_command(*words, "--", *asked.command), {**for_group(env, given), ENV_GROUP_JOB: "1"}
+    return asked.supervisor(number, asked.command), {**for_group(env, given), ENV_GROUP_JOB: "1"}
 
 
 def _now() -> datetime:

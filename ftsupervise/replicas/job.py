@@ -7,6 +7,7 @@ is done to the others. While too few run, those that are left wait: that is said
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import time
@@ -18,7 +19,6 @@ from ftsupervise.errors import Refused
 from ftsupervise.host.addresses import LOOPBACK, own_address
 from ftsupervise.host.in_time import in_time
 from ftsupervise.host.ownership import FOLDER, NotTrusted, make_folder
-from ftsupervise.host.processes import own_command
 from ftsupervise.host.signals import PASS_ON, SignalQueue
 from ftsupervise.model import CauseKind, Claim
 from ftsupervise.replicas.bounds import environment_of, for_group, on_its_nodes
@@ -339,13 +339,14 @@ class GroupsOfJob:
             group.number, asked.count, asked.least, address, asked.timeouts, asked.slowest_step, self.job
         )
         command = on_nodes(asked.command, nodes) if nodes else asked.command
-        words = ["run", "--run-dir", str(group.rundir.root), "--name", f"{asked.name}-{name}", *asked.settings]
-        words += ["--launched", asked.launched] if asked.launched else []
         env = on_its_nodes(for_group(self.env, given), nodes)
         if len(nodes) > 1 and group.row.attempt:  # Slurm may keep the step of a lost node, and its other nodes with it
             env.setdefault("SLURM_OVERLAP", "1")
         try:
-            group.start(own_command(*words, "--", *command), env, log_name(asked.name, self.job), now, at)
+            words = asked.supervisor(group.number, command)
+            if in_time(lambda: asked.prepare(group.number), _WRITES) is None:
+                raise OSError(errno.ETIMEDOUT, f"{group.rundir.state} does not answer")
+            group.start(words, env, log_name(asked.name, self.job), now, at)
         except OSError as error:
             group.due = at + _NODES_EVERY
             self._wait(group, f"its supervisor cannot be started: {error.strerror}", now)

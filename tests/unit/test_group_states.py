@@ -85,7 +85,7 @@ def test_groups_of_which_nothing_is_known_do_not_make_the_run_wait(tmp_path: Pat
     run = RunDir(tmp_path)
     run.replicas.mkdir()
     groups = [a_group(tmp_path, f"g00{number}") for number in range(4)]
-    asked = GroupOptions(run, "tr11", "", 4, 1, 3, (), ("true",))
+    asked = GroupOptions(run, "tr11", "", 4, 1, 3, {}, ("true",))
     said = list[str]()
     pages = GroupPages(asked, groups, NodesSeen(Allocation({}), run), said.append, None)
     states = [GroupState.RUNNING, GroupState.RUNNING, GroupState.UNKNOWN, GroupState.WAITING]
