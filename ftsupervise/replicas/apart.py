@@ -6,39 +6,34 @@ while it waits in the queue it is not dead. What is known of a group comes from 
 
 from __future__ import annotations
 
+import math
 import shlex
 import threading
 import time
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta, timezone
-from pathlib import Path
 from typing import NamedTuple
 
 from ftsupervise.errors import Error
 from ftsupervise.host.in_time import in_time
-from ftsupervise.host.ownership import FOLDER, make_folder, user_name
+from ftsupervise.host.ownership import user_name
 from ftsupervise.host.signals import SignalQueue
-from ftsupervise.model import Claim, Job
+from ftsupervise.model import Job
 from ftsupervise.probe.errand import answers, no_answer
 from ftsupervise.replicas.bounds import environment_of, for_group
-from ftsupervise.replicas.disk import GroupReading, RunDirReader, note_stop, words_of_its_end
-from ftsupervise.replicas.job import GroupLighthouse
+from ftsupervise.replicas.job import RunOfGroups
 from ftsupervise.replicas.options import GroupOptions
-from ftsupervise.replicas.pages import GroupPages, NodesSeen
 from ftsupervise.replicas.process import GroupProcess
 from ftsupervise.replicas.record import lighthouse_address
 from ftsupervise.replicas.table import GroupState, name_of
 from ftsupervise.rundir import ledger, pinned
 from ftsupervise.rundir.launches import newest_script
-from ftsupervise.rundir.paths import ENV_AREA, ENV_ATTEMPT, ENV_ATTEMPT_DIR, ENV_GROUP_JOB, RunDir, tell
-from ftsupervise.rundir.progress_writer import ProgressWriter
+from ftsupervise.rundir.paths import ENV_GROUP_JOB, RunDir, tell
 from ftsupervise.rundir.switches import reason_not_to_start
-from ftsupervise.scheduler.allocation import Allocation
 from ftsupervise.scheduler.ownership import comment, link_of
 from ftsupervise.scheduler.slurm import Slurm
-from ftsupervise.units import signal_name
 
-_TICK = 1.0  # seconds between two looks at all groups
+_AGAIN = 1.0  # seconds between two looks at what a group waits for
 _ANSWERS = 40.0  # seconds for a run directory to answer before the group is given up
 _QUEUE_EVERY = 20.0  # seconds between two looks at the queue
 _FRESH = timedelta(seconds=20)  # a page that young is of a group that runs
@@ -46,78 +41,34 @@ _ONE_LOOK = 2.0  # seconds for a folder to be read
 _LAST = 900.0  # seconds for the groups to end, once the run is over
 
 
-class GroupsApart:
+class GroupsApart(RunOfGroups):
     """Follows all groups of a run, none of which is in this job."""
 
+    tick = 1.0
+    at_a_stop = "this job ends; the groups train on, and the next member serves them"
+
     def __init__(self, asked: GroupOptions, env: Mapping[str, str], signals: SignalQueue) -> None:
-        self.asked, self.env, self.signals = asked, env, signals
-        allocation, now = Allocation(env), _now()
-        names = [name_of(number) for number in range(asked.count)]
-        self.groups = [
-            GroupProcess(name, number, asked.rundir.group(name), (), now) for number, name in enumerate(names)
-        ]
-        self.area = Path(env[ENV_AREA]) if env.get(ENV_AREA) else None
-        self.attempt = Claim(int(env[ENV_ATTEMPT]), Path(env[ENV_ATTEMPT_DIR]))
-        self.queue = QueueOfGroups(asked)
-        self.pages = GroupPages(asked, self.groups, NodesSeen(Allocation({}), asked.rundir), self.say, self.area)
-        self.log = self.attempt.folder / "run.log"
-        self.disk = RunDirReader(asked.rundir, self.say)
-        self._allocation = allocation
+        super().__init__(asked, env, signals, {})
+        self._queue, self._until = QueueOfGroups(asked), math.inf
 
-    def go(self) -> int:
-        """Serve the groups until the run is over or this job is asked to stop: then the next job of its chain takes over."""
-        asked, told, until = self.asked, 0, None
-        make_folder(asked.rundir.replicas, FOLDER)
-        lighthouse = None
-        if asked.timeouts is not None:
-            lighthouse = GroupLighthouse(asked, self.env, self._allocation, self.say, apart=True)
-        writer = ProgressWriter(asked.rundir, self.attempt, self.area, self.pages.progress)
-        try:
-            while not told:
-                readings, over = self.disk.read([group.known for group in self.groups]), self.disk.over
-                for group, seen in zip(self.groups, readings or (), strict=False):
-                    self._look(group, seen, over)
-                if lighthouse is not None:
-                    lighthouse.follow({group.row.name: group.step_by(_now()) for group in self.groups})
-                    self.pages.lighthouse_restarted, self.pages.moved = lighthouse.restarted, lighthouse.moved
-                    self.pages.liars = lighthouse.liars
-                self.pages.write(over)
-                if over:
-                    until = time.monotonic() + _LAST if until is None else until
-                    if not self._running() or time.monotonic() > until:
-                        return 0
-                told = next((n for n in self.signals.wait(_TICK) if n in self.signals.ends), 0)
-            self.say(f"{signal_name(told)}: this job ends; the groups train on, and the next member serves them")
-            return 0
-        finally:
-            steps = [group.row.step for group in self.groups if group.row.step is not None]
-            note_stop(asked.rundir, self.attempt, told, self.disk.over or _asked(told), max(steps, default=None))
-            writer.close()
-            self.pages.write("ended", last=True)
-            self.queue.close()
-            if lighthouse is not None:
-                lighthouse.stop()
-
-    def say(self, text: str) -> None:
-        tell(self.log, text)
-
-    def _running(self) -> int:
-        return sum(1 for group in self.groups if group.row.state in (GroupState.RUNNING, GroupState.UNKNOWN))
-
-    def _look(self, group: GroupProcess, seen: GroupReading, over: str) -> None:
+    def look_after(self, group: GroupProcess, over: str) -> None:
         now = _now()
-        for one in group.take(seen, now):
-            self.say(f"{group.row.name}: {words_of_its_end(one)}")
-        state, why = state_apart(group, self.queue.of(group.number), over, now)
+        state, why = state_apart(group, self._queue.of(group.number), over, now)
         group.runs_elsewhere = state is GroupState.RUNNING
         nodes = group.newest.nodes if group.newest is not None and group.runs_elsewhere else ()
         group.row = group.row._replace(nodes=nodes)
         if group.move(state, why, now):
             self.say(f"{group.row.name}: {state.value}{f': {why}' if why else ''}")
 
+    def exit_code(self, over: str) -> int | None:
+        if not over:
+            return None
+        self._until = min(self._until, time.monotonic() + _LAST)
+        running = any(group.row.state in (GroupState.RUNNING, GroupState.UNKNOWN) for group in self.groups)
+        return None if running and time.monotonic() <= self._until else 0
 
-def _asked(told: int) -> str:
-    return f"asked to stop ({signal_name(told)})" if told else ""
+    def end(self) -> None:
+        self._queue.close()
 
 
 def state_apart(group: GroupProcess, jobs: Sequence[Job] | None, over: str, now: datetime) -> tuple[GroupState, str]:
@@ -208,7 +159,7 @@ def member_command(asked: GroupOptions, number: int, env: Mapping[str, str]) -> 
     while not answers(group, begin):
         if time.monotonic() >= until:
             raise no_answer(asked.rundir.root)
-        time.sleep(_TICK)
+        time.sleep(_AGAIN)
     begin()
     address, told = "", False
     while asked.timeouts is not None and not (address := lighthouse_address(asked.rundir.replicas)):
@@ -217,7 +168,7 @@ def member_command(asked: GroupOptions, number: int, env: Mapping[str, str]) -> 
         if not told:
             told = True
             tell(None, f"group {name} waits for the lighthouse of the run: {asked.rundir.replicas}/lighthouse.json")
-        time.sleep(_TICK)
+        time.sleep(_AGAIN)
     job = ledger.job_id(env)
     given = environment_of(number, asked.count, asked.least, address, asked.timeouts, asked.slowest_step, job)
     return asked.supervisor(number, asked.command), {**for_group(env, given), ENV_GROUP_JOB: "1"}

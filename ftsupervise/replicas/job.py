@@ -22,7 +22,7 @@ from ftsupervise.host.ownership import FOLDER, NotTrusted, make_folder
 from ftsupervise.host.signals import PASS_ON, SignalQueue
 from ftsupervise.model import CauseKind, Claim
 from ftsupervise.replicas.bounds import environment_of, for_group, on_its_nodes
-from ftsupervise.replicas.disk import GroupReading, RunDirReader, note_stop, words_of_its_end
+from ftsupervise.replicas.disk import RunDirReader, note_stop, words_of_its_end
 from ftsupervise.replicas.lighthouse import LighthousePlace, SupervisedLighthouse
 from ftsupervise.replicas.members import LiarWatch, LighthousePage, StoreWatch, SuspectMember, SuspectWatch
 from ftsupervise.replicas.options import GroupOptions
@@ -52,17 +52,14 @@ class GroupLighthouse:
         env: Mapping[str, str],
         allocation: Allocation,
         say: Callable[[str], None],
-        *,
-        apart: bool = False,
     ) -> None:
-        """``apart``: the groups are in other jobs, wherever those run."""
         assert asked.timeouts is not None
         self._timeouts, self._least, self._say = asked.timeouts, asked.least, say
         here = env.get("SLURMD_NODENAME", "")
         others = [allocation.address(node) or node for node in allocation.nodes if node != here]
         place = LighthousePlace(
             home=asked.rundir.replicas,
-            host=own_address(others) if others or apart else LOOPBACK,
+            host=own_address(others) if others or asked.apart else LOOPBACK,
             groups=asked.count,
             least=asked.least,
             timeouts=asked.timeouts,
@@ -115,7 +112,6 @@ class GroupLighthouse:
 # ------------------------------------------------------------------------------------------
 
 
-_TICK = 0.5  # seconds between two looks at all groups
 _NODES_EVERY = 5.0  # seconds between two looks at the nodes
 _WRITES = 5.0  # seconds for a page to be written
 _NAMED = 4  # processes
@@ -128,33 +124,32 @@ _BY_OTHERS = (
 )  # we ask all groups at once
 
 
-class GroupsOfJob:
-    """Starts the groups of one job and keeps them running."""
+class RunOfGroups:
+    """Follows all groups of a run, in one job or in several: their directories, their lighthouse, their pages.
 
-    def __init__(self, asked: GroupOptions, env: Mapping[str, str], signals: SignalQueue) -> None:
-        """Raises Refused where the command cannot run in groups."""
+    A place starts them, or finds them in the queue: ``GroupsOfJob`` and ``GroupsApart``."""
+
+    tick = 0.5  # seconds between two looks at all groups
+    at_a_stop = ""  # what becomes of the groups when this process is asked to stop
+
+    def __init__(
+        self, asked: GroupOptions, env: Mapping[str, str], signals: SignalQueue, nodes: Mapping[str, tuple[str, ...]]
+    ) -> None:
+        """``nodes``: those of this job, by group."""
         self.asked, self.env, self.signals = asked, env, signals
-        self.lighthouse: GroupLighthouse | None = None
-        self.job, now = ledger.job_id(env), _now()
-        self.allocation = allocation = Allocation(env)
-        if allocation.nodes and not is_srun(asked.command):
-            raise Refused(
-                "the command of replica groups begins with srun on Slurm, so that each group starts on its own nodes",
-                hint="launch.srun: true puts it there",
-            )
-        nodes = first_nodes(allocation.nodes, asked.count, asked.nodes_each)
-        self.groups = [
-            GroupProcess(name, number, asked.rundir.group(name), mine, now)
-            for number, (name, mine) in enumerate(nodes.items())
-        ]
-        self.nodes = NodesSeen(allocation, asked.rundir)
-        self.area = Path(env[ENV_AREA]) if env.get(ENV_AREA) else None
+        self.allocation, now = Allocation(env), _now()
         self.attempt = Claim(int(env[ENV_ATTEMPT]), Path(env[ENV_ATTEMPT_DIR]))
-        self.told = 0  # the signal that asked us to stop
-        self.continued = 0.0  # monotonic: when that was said of ourselves
-        self.log = self.attempt.folder / "run.log"
+        self.area = Path(env[ENV_AREA]) if env.get(ENV_AREA) else None
+        self.groups = [
+            GroupProcess(name, number, asked.rundir.group(name), nodes.get(name, ()), now)
+            for number, name in enumerate(map(name_of, range(asked.count)))
+        ]
+        self.nodes = NodesSeen(self.allocation if nodes else Allocation({}), asked.rundir)
         self.disk = RunDirReader(asked.rundir, self.say)
         self.pages = GroupPages(asked, self.groups, self.nodes, self.say, self.area)
+        self.lighthouse: GroupLighthouse | None = None
+        self.told = 0  # the signal that asked us to stop
+        self._continued = 0.0  # monotonic: when that was said of ourselves
 
     def go(self) -> int:
         """Return the exit code: 0 when the run has finished or was asked to stop, 1 when no group can go on. Raises OSError,
@@ -164,25 +159,17 @@ class GroupsOfJob:
             self.lighthouse = GroupLighthouse(self.asked, self.env, self.allocation, self.say)
         writer = ProgressWriter(self.asked.rundir, self.attempt, self.area, self.pages.progress)
         try:
-            while True:
-                for group in self.groups:
-                    self._keep_alive(group)
-                readings = self.disk.read([group.known for group in self.groups])  # after the ends, so that it has them
-                over = self._over()
-                for group, seen in zip(self.groups, readings or (), strict=False):
-                    self._look_after(group, seen, over)
-                if self.lighthouse is not None:
-                    self.lighthouse.follow({group.row.name: group.step_by(_now()) for group in self.groups})
-                    self.pages.lighthouse_restarted = self.lighthouse.restarted
-                    self.pages.liars = self.lighthouse.liars
-                self.pages.write(over)
-                if not any(group.alive for group in self.groups) and (over or not self._may_go_on()):
-                    return 0 if over else 1
-                for number in self.signals.wait(_TICK):
+            while not (self.told and self.asked.apart):  # what is in other jobs goes on
+                code = self._turn()
+                if code is not None:
+                    return code
+                for number in self.signals.wait(self.tick):
                     self._on_signal(number)
+            return 0
         finally:
-            self._end_all()
-            self._note_why()
+            self.end()
+            steps = [group.row.step for group in self.groups if group.row.step is not None]
+            note_stop(self.asked.rundir, self.attempt, self.told, self.over(), max(steps, default=None))
             writer.close()
             self.pages.write("ended", last=True)
             self.nodes.close()
@@ -190,11 +177,50 @@ class GroupsOfJob:
                 self.lighthouse.stop()
 
     def say(self, text: str) -> None:
-        tell(self.log, text)
+        tell(self.attempt.folder / "run.log", text)
 
-    # ----------------------------------------------------------------------------------------------------------- one group
+    def over(self) -> str:
+        """Say why no group is started any more; "" while they are."""
+        return f"asked to stop ({signal_name(self.told)})" if self.told else self.disk.over
 
-    def _keep_alive(self, group: GroupProcess) -> None:
+    def look_after(self, group: GroupProcess, over: str) -> None:
+        """Judge one group, whose directory has just been read, and do what that asks for."""
+        raise NotImplementedError
+
+    def exit_code(self, over: str) -> int | None:
+        """Return None as long as this process has something to do."""
+        raise NotImplementedError
+
+    def end(self) -> None:
+        """Leave nothing of ours behind, whatever went wrong."""
+        raise NotImplementedError
+
+    def _turn(self) -> int | None:
+        """Look at all groups once."""
+        for group in self.groups:
+            self.keep_alive(group)
+        readings, over = self.disk.read([group.known for group in self.groups]), self.over()  # with the ends just seen
+        for group, seen in zip(self.groups, readings or (), strict=False):
+            for one in group.take(seen, _now()):
+                self.say(f"{group.row.name}: {words_of_its_end(one)}")
+            self.look_after(group, over)
+        if self.lighthouse is not None:
+            self.lighthouse.follow({group.row.name: group.step_by(_now()) for group in self.groups})
+            self.pages.lighthouse_restarted, self.pages.liars = self.lighthouse.restarted, self.lighthouse.liars
+            self.pages.moved = self.lighthouse.moved if self.asked.apart else None
+        self.pages.write(over)
+        return self.exit_code(over)
+
+    def _on_signal(self, number: int) -> None:
+        if number not in self.signals.ends and (self.asked.apart or number not in PASS_ON):
+            return
+        if number != signal.SIGCONT:
+            self.told = self.told or number
+            self.say(f"{signal_name(number)}: {self.at_a_stop}")
+        for group in self.groups:
+            group.signal(number)
+
+    def keep_alive(self, group: GroupProcess) -> None:
         """Do what needs no disk: reap its supervisor, continue one that was stopped, and end one that stands for ever."""
         at = time.monotonic()
         code = group.ended(at)
@@ -203,14 +229,28 @@ class GroupsOfJob:
             self.say(f"{group.row.name}: its supervisor was stopped (SIGSTOP); it is continued")
         if news := group.listen(at):
             self.say(f"{group.row.name}: {news}")
-        if group.has_continued_us() and at - self.continued >= STOPPED_FOR:  # others may have done the same just then
-            self.continued = at
+        if group.has_continued_us() and at - self._continued >= STOPPED_FOR:  # others may have done the same just then
+            self._continued = at
             self.say(f"this process was stopped (SIGSTOP); the supervisor of {group.row.name} has continued it")
 
-    def _look_after(self, group: GroupProcess, seen: GroupReading, over: str) -> None:
+
+class GroupsOfJob(RunOfGroups):
+    """Starts the groups of one job and keeps them running."""
+
+    at_a_stop = "passed on to the groups; none is started any more"
+
+    def __init__(self, asked: GroupOptions, env: Mapping[str, str], signals: SignalQueue) -> None:
+        """Raises Refused where the command cannot run in groups."""
+        self.job, nodes = ledger.job_id(env), Allocation(env).nodes
+        if nodes and not is_srun(asked.command):
+            raise Refused(
+                "the command of replica groups begins with srun on Slurm, so that each group starts on its own nodes",
+                hint="launch.srun: true puts it there",
+            )
+        super().__init__(asked, env, signals, first_nodes(nodes, asked.count, asked.nodes_each) if nodes else {})
+
+    def look_after(self, group: GroupProcess, over: str) -> None:
         now, at = _now(), time.monotonic()
-        for one in group.take(seen, now):
-            self.say(f"{group.row.name}: {words_of_its_end(one)}")
         if group.code is not None:
             code, ended = group.code
             if self.disk.begun < ended:
@@ -358,44 +398,29 @@ class GroupsOfJob:
 
     # ------------------------------------------------------------------------------------------------------------- all
 
-    def _over(self) -> str:
-        """Say why no group is started any more; "" while they are."""
-        if self.told:
-            return f"asked to stop ({signal_name(self.told)})"
-        return self.disk.over
+    def exit_code(self, over: str) -> int | None:
+        if any(group.alive for group in self.groups) or (not over and self._may_go_on()):
+            return None
+        return 0 if over else 1
 
     def _may_go_on(self) -> bool:
         """Tell whether a group that does not run now may come back by itself. One whose end has not been looked at yet may:
         its directory does not answer."""
         return any(group.row.state is GroupState.WAITING or group.code is not None for group in self.groups)
 
-    def _on_signal(self, number: int) -> None:
-        if number in self.signals.ends or number in PASS_ON:
-            if number != signal.SIGCONT:
-                self.told = self.told or number
-                self.say(f"{signal_name(number)}: passed on to the groups; none is started any more")
-            for group in self.groups:
-                group.signal(number)
-
-    def _note_why(self) -> None:
-        """Write down why the groups stopped, for the ledger of the whole run, as a guard does for its own attempt."""
-        steps = [group.row.step for group in self.groups if group.row.step is not None]
-        note_stop(self.asked.rundir, self.attempt, self.told, self._over(), max(steps, default=None))
-
-    def _end_all(self) -> None:
-        """End all supervisors, so that nothing of ours stays behind us, whatever went wrong."""
+    def end(self) -> None:
         for group in self.groups:
             group.signal(signal.SIGTERM)
         while any(group.alive and group.ended(time.monotonic()) is None for group in self.groups):
-            self.signals.wait(_TICK)  # each supervisor has its own bound, and the one above us ends us by force
+            self.signals.wait(self.tick)  # each supervisor has its own bound, and the one above us ends us by force
             for group in self.groups:
                 if group.alive:
-                    self._keep_alive(group)
+                    self.keep_alive(group)
         readings = self.disk.read([group.known for group in self.groups])
         for number, group in enumerate(self.groups):
             group.take(readings[number] if readings is not None else group.seen, _now())
             if group.row.state is GroupState.RUNNING:
-                group.move(GroupState.OVER, self._over() or "the groups of this job have ended", _now())
+                group.move(GroupState.OVER, self.over() or "the groups of this job have ended", _now())
 
 
 def _now() -> datetime:
