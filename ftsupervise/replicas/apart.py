@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta, timezone
 from typing import NamedTuple
 
-from ftsupervise.errors import Error
+from ftsupervise.errors import Error, from_os_error
 from ftsupervise.host.in_time import in_time
 from ftsupervise.host.ownership import user_name
 from ftsupervise.host.signals import SignalQueue
@@ -38,6 +38,8 @@ _ANSWERS = 40.0  # seconds for a run directory to answer before the group is giv
 _QUEUE_EVERY = 20.0  # seconds between two looks at the queue
 _FRESH = timedelta(seconds=20)  # a page that young is of a group that runs
 _ONE_LOOK = 2.0  # seconds for a folder to be read
+_LIGHTHOUSE, _FIRST_GROUP = 1, 2  # which submission of the launch: those of the other groups follow
+_NO_JOB = "no job of it is in the queue"
 _LAST = 900.0  # seconds for the groups to end, once the run is over
 
 
@@ -55,7 +57,7 @@ class GroupsApart(RunOfGroups):
         now = _now()
         state, why = state_apart(group, self._queue.of(group.number), over, now)
         group.runs_elsewhere = state is GroupState.RUNNING
-        nodes = group.newest.nodes if group.newest is not None and group.runs_elsewhere else ()
+        nodes = group.seen.newest.nodes if group.seen.newest is not None and group.runs_elsewhere else ()
         group.row = group.row._replace(nodes=nodes)
         if group.move(state, why, now):
             self.say(f"{group.row.name}: {state.value}{f': {why}' if why else ''}")
@@ -75,8 +77,8 @@ def state_apart(group: GroupProcess, jobs: Sequence[Job] | None, over: str, now:
     """Judge a group: PENDING is not dead, and a queue that does not answer says nothing. An attempt without an end runs as long
     as its page is fresh or its job runs: a command without the guard has no page. ``jobs``: of this group in the queue, None
     where that could not be asked."""
-    page = group.page
-    newest = group.newest if group.newest is not None and group.newest.ended is None else None
+    page = group.seen.page
+    newest = group.seen.newest if group.seen.newest is not None and group.seen.newest.ended is None else None
     if newest is not None and page is not None and abs(now - page.at) < _FRESH:
         return GroupState.RUNNING, ""
     run = [job for job in jobs or () if not job.state.waiting and not job.state.ended]
@@ -86,7 +88,7 @@ def state_apart(group: GroupProcess, jobs: Sequence[Job] | None, over: str, now:
         return GroupState.UNKNOWN, "its last page is old, and the queue could not be asked"
     if over:
         return GroupState.OVER, over
-    if why := group.braked:
+    if why := group.seen.braked:
         return GroupState.STOPPED, why
     if jobs is None:
         return GroupState.UNKNOWN, "the queue could not be asked"
@@ -94,18 +96,14 @@ def state_apart(group: GroupProcess, jobs: Sequence[Job] | None, over: str, now:
         return GroupState.WAITING, "its job starts"
     if jobs:
         return GroupState.WAITING, f"in the queue as job {jobs[0].id} ({jobs[0].reason or jobs[0].state.value})"
-    return GroupState.WAITING, f"no job of it is in the queue{in_time(lambda: _to_submit(group), _ONE_LOOK) or ''}"
+    script = in_time(lambda: _to_submit(group.rundir, group.number + _FIRST_GROUP), _ONE_LOOK)
+    return GroupState.WAITING, f"{_NO_JOB}{script or ''}"
 
 
-def _to_submit(group: GroupProcess) -> str:
-    """Name the script of this group alone: a new launch of the run would start a second copy of each group that runs."""
-    script = newest_script(group.rundir, _submission(group.number))
+def _to_submit(rundir: RunDir, submission: int) -> str:
+    """Name its script alone: a new launch of the run would start a second copy of each group that runs."""
+    script = newest_script(rundir, submission)
     return f": sbatch {shlex.quote(str(script))}" if script is not None else ""
-
-
-def _submission(number: int) -> int:
-    """Return which submission of its launch is that of group ``number``. The first one is the lighthouse's."""
-    return number + 2
 
 
 class QueueOfGroups:
@@ -121,7 +119,7 @@ class QueueOfGroups:
         """Return the jobs of this group; None where the queue could not be asked."""
         if self._jobs is None:
             return None
-        mark = comment(self._name, f"{self._token}.{_submission(number)}")
+        mark = comment(self._name, f"{self._token}.{number + _FIRST_GROUP}")
         return tuple(
             job for job in self._jobs if job.comment == mark and job.user == self._user
         )  # anybody may write a comment
@@ -146,14 +144,17 @@ class QueueOfGroups:
 
 def member_command(asked: GroupOptions, number: int, env: Mapping[str, str]) -> tuple[list[str], dict[str, str]] | str:
     """Return the command that this process becomes, and its environment; or why it is not to start. Raises an error where the
-    run directory is not the one that was launched."""
+    run directory is not the one that was launched, or cannot be written."""
     name = name_of(number)
     group = asked.rundir.group(name)
 
     def begin() -> None:
         if asked.launched:
             pinned.refuse(asked.rundir, asked.launched)
-        asked.prepare(number)
+        try:
+            asked.prepare(number)
+        except OSError as error:
+            raise from_os_error(error, f"write {group.state}") from None
 
     until = time.monotonic() + _ANSWERS
     while not answers(group, begin):
@@ -184,8 +185,6 @@ def _now() -> datetime:
 #
 # While it does not run, no group makes a step, and nobody writes of them.
 
-_SUBMISSION = 1  # of its launch; those of the groups follow
-
 
 class LighthouseJob(NamedTuple):
     """``runs`` None: that could not be seen."""
@@ -198,7 +197,7 @@ def lighthouse_job(rundir: RunDir, jobs: Sequence[Job] | None) -> LighthouseJob:
     """Say where it is. ``jobs``: of the run in the queue, None where that could not be asked."""
     if jobs is None:
         return LighthouseJob(None, "the queue could not be asked for its job")
-    mine = [job for job in jobs if link_of(job) == _SUBMISSION and not job.state.ended]
+    mine = [job for job in jobs if link_of(job) == _LIGHTHOUSE and not job.state.ended]
     for job in mine:
         if not job.state.waiting:
             return LighthouseJob(True, f"its job {job.id} is {job.state.value}, and has written nothing for a while")
@@ -206,6 +205,4 @@ def lighthouse_job(rundir: RunDir, jobs: Sequence[Job] | None) -> LighthouseJob:
         return LighthouseJob(
             False, f"its job {mine[0].id} waits in the queue ({mine[0].reason or mine[0].state.value})"
         )
-    script = newest_script(rundir, _SUBMISSION)
-    to_submit = f": sbatch {shlex.quote(str(script))}" if script is not None else ""
-    return LighthouseJob(False, f"no job of it is in the queue{to_submit}")
+    return LighthouseJob(False, f"{_NO_JOB}{_to_submit(rundir, _LIGHTHOUSE)}")

@@ -13,6 +13,7 @@ import signal
 import time
 from collections.abc import Callable, Mapping
 from datetime import datetime, timezone
+from functools import partial
 from pathlib import Path
 
 from ftsupervise.errors import Refused
@@ -29,7 +30,7 @@ from ftsupervise.replicas.options import GroupOptions
 from ftsupervise.replicas.pages import GroupPages, NodesSeen
 from ftsupervise.replicas.process import STOPPED_FOR, GroupProcess, log_name
 from ftsupervise.replicas.stalls import StallBook
-from ftsupervise.replicas.table import GroupState, choose_nodes, first_nodes, name_of
+from ftsupervise.replicas.table import GroupState, choose_nodes, first_nodes
 from ftsupervise.replicas.torchft_python import find_torchft
 from ftsupervise.rundir import ledger
 from ftsupervise.rundir.paths import ENV_AREA, ENV_ATTEMPT, ENV_ATTEMPT_DIR, tell
@@ -42,9 +43,9 @@ from ftsupervise.units import signal_name
 # Starts torchft's lighthouse for the groups, at an address of this host that all their nodes reach, and follows it.
 
 
-class GroupLighthouse:
-    """The lighthouse of one run. Making one raises an error where there is no torchft, no port, or no answer from the run
-    directory."""
+class GroupLighthouse(SupervisedLighthouse):
+    """The lighthouse of one run, which listens when this is made. Raises an error where there is no torchft, no port, or no
+    answer from the run directory."""
 
     def __init__(
         self,
@@ -54,7 +55,6 @@ class GroupLighthouse:
         say: Callable[[str], None],
     ) -> None:
         assert asked.timeouts is not None
-        self._timeouts, self._least, self._say = asked.timeouts, asked.least, say
         here = env.get("SLURMD_NODENAME", "")
         others = [allocation.address(node) or node for node in allocation.nodes if node != here]
         place = LighthousePlace(
@@ -66,47 +66,34 @@ class GroupLighthouse:
             job=ledger.job_id(env),
             node=here or os.uname().nodename,
         )
-        python = find_torchft(asked.command, env).python
-        self._lighthouse = SupervisedLighthouse(place, python, say, env=env)
-        self._lighthouse.start()
-        self.address = self._lighthouse.address
-        self.moved = self._lighthouse.moved
-        self.restarted: float | None = None  # monotonic: torchft may have lost a group's call then
+        super().__init__(place, find_torchft(asked.command, env).python, say, env=env)
+        self.start()
         self.liars: Mapping[str, SuspectMember] = {}  # groups that report steps which no group can have made
         self._suspects, self._liars = SuspectWatch(), LiarWatch()
         names = [LOOPBACK, os.uname().nodename, *allocation.nodes, *map(allocation.address, allocation.nodes)]
-        self._stores = StoreWatch(self._lighthouse.page, names)
+        self._stores = StoreWatch(self.page, names)
         area = env.get(ENV_AREA)
-        self._stalls = StallBook(
-            asked.rundir, [name_of(number) for number in range(asked.count)], Path(area) if area else None
-        )
+        self._stalls = StallBook(asked.rundir, asked.names, Path(area) if area else None)
 
     def follow(self, steps: Mapping[str, int | None]) -> None:
         """Take note of what has happened to it. ``steps``: of each group, the most that its ranks can have
         made."""
-        self._lighthouse.keep()
-        for event in self._lighthouse.events():
-            if event.restart:
-                self.restarted = time.monotonic()
-        page = self._lighthouse.page()
+        self.keep()
+        page = self.page()
         if not isinstance(page, LighthousePage):
             return
-        now, heartbeat = time.monotonic(), 2 * self._timeouts.heartbeat
+        now, heartbeat = time.monotonic(), 2 * self.place.timeouts.heartbeat
         for one in self._suspects.news(now, page, steps, heartbeat, self._stores.silent):
             self._say(one.words)
-        before, self.liars = self.liars, self._liars.after(now, page, steps, heartbeat, self._least)
+        before, self.liars = self.liars, self._liars.after(now, page, steps, heartbeat, self.place.least)
         for name, liar in self.liars.items():
             if name not in before:
                 self._say(f"{liar.words}: {name} is ended and started again")
 
-    def heard(self, group: str) -> bool | None:
-        """Tell whether a start of this group still sends heartbeats; None where that cannot be seen."""
-        return self._lighthouse.heard(group)
-
     def stop(self) -> None:
         self._stores.close()
         self._stalls.close()
-        self._lighthouse.stop()
+        super().stop()
 
 
 # ------------------------------------------------------------------------------------------
@@ -142,7 +129,7 @@ class RunOfGroups:
         self.area = Path(env[ENV_AREA]) if env.get(ENV_AREA) else None
         self.groups = [
             GroupProcess(name, number, asked.rundir.group(name), nodes.get(name, ()), now)
-            for number, name in enumerate(map(name_of, range(asked.count)))
+            for number, name in enumerate(asked.names)
         ]
         self.nodes = NodesSeen(self.allocation if nodes else Allocation({}), asked.rundir)
         self.disk = RunDirReader(asked.rundir, self.say)
@@ -258,7 +245,7 @@ class GroupsOfJob(RunOfGroups):
             self._after_its_end(group, code, over, now)
             group.code = None
         if group.alive:
-            if group.leaves and group.move(GroupState.RUNNING, "is leaving", now):
+            if group.seen.leaves and group.move(GroupState.RUNNING, "is leaving", now):
                 self.say(f"{group.row.name}: leaves for good; it is asked to stop")
                 group.signal(signal.SIGTERM)
             return
@@ -269,18 +256,18 @@ class GroupsOfJob(RunOfGroups):
             self._start(group, nodes, now, at)
 
     def _after_its_end(self, group: GroupProcess, code: int, over: str, now: datetime) -> None:
-        group.orphaned = group.newest is not None and group.newest.ended is None
+        group.orphaned = group.seen.newest is not None and group.seen.newest.ended is None
         why = group.watch.ended_for if group.watch is not None else ""
         why = why or (f"its supervisor was killed by {signal_name(-code)}" if code < 0 else "")
         if why:
             self._record(group, why)
-        if self._failed_of_waiting(now) and group.braked:
+        if self._failed_of_waiting(now) and group.seen.braked:
             self._release(group, now)
-        cause = group.newest.cause if group.newest is not None else None
-        if cause is not None and cause.kind in _BY_OTHERS and not (group.orphaned or group.leaves):
+        cause = group.seen.newest.cause if group.seen.newest is not None else None
+        if cause is not None and cause.kind in _BY_OTHERS and not (group.orphaned or group.seen.leaves):
             why = f"somebody has asked this group alone to stop: {cause.words()}"
         fine = code == 0 and not group.has_failed and not why
-        if fine and not over and not group.leaves and not group.braked:
+        if fine and not over and not group.seen.leaves and not group.seen.braked:
             group.move(GroupState.OVER, "its command has ended by itself", now)
         elif not over:
             group.move(GroupState.WAITING, why or f"its supervisor has ended (exit {code})", now)
@@ -289,32 +276,28 @@ class GroupsOfJob(RunOfGroups):
 
     def _record(self, group: GroupProcess, why: str) -> None:
         """Write down why its supervisor has not written the end of the attempt itself, and what it did before we ended it."""
-        newest, watch = group.newest, group.watch
-        if newest is None or watch is None:
-            return
-        folder, unended = group.rundir.attempt(newest.number), newest.ended is None
-
-        def record() -> bool:
-            watch.record(folder, why if unended else "")
-            return True
-
-        try:
-            if not in_time(record, _WRITES):
-                self.say(f"{group.row.name}: the end of its supervisor cannot be written: {folder} does not answer")
-        except OSError as error:
-            self.say(f"{group.row.name}: the end of its supervisor cannot be written: {error.strerror}")
+        newest, watch = group.seen.newest, group.watch
+        if newest is not None and watch is not None:
+            folder, why = group.rundir.attempt(newest.number), why if newest.ended is None else ""
+            self._written(group, "the end of its supervisor cannot be written", lambda: watch.record(folder, why))
 
     def _release(self, group: GroupProcess, now: datetime) -> None:
+        """Take its brake off. Where that fails it stays on, which the table says, and no other group is touched."""
         who = "its supervisor: the group failed for want of others"
+        release = partial(release_brake, group.rundir, who=who, now=now)
+        if self._written(group, "its brake cannot be taken off", release):
+            self.say(f"{group.row.name}: its brake is taken off: it failed because too few other groups ran")
+
+    def _written(self, group: GroupProcess, problem: str, work: Callable[[], object]) -> bool:
+        """Do what writes in its directory, within a bound; say the ``problem`` where that fails."""
         try:
-            done = in_time(lambda: (release_brake(group.rundir, who=who, now=now),), _WRITES)
-        except (OSError, NotTrusted) as error:  # it stays on, which the table says, and no other group is touched
-            self.say(f"{group.row.name}: its brake cannot be taken off: {getattr(error, 'strerror', error)}")
-            return
-        if done is None:
-            self.say(f"{group.row.name}: its brake cannot be taken off: {group.rundir.root} does not answer")
-            return
-        self.say(f"{group.row.name}: its brake is taken off: it failed because too few other groups ran")
+            if in_time(lambda: (work(),), _WRITES) is not None:
+                return True
+            why = f"{group.rundir.root} does not answer"
+        except (OSError, NotTrusted) as error:
+            why = getattr(error, "strerror", str(error))
+        self.say(f"{group.row.name}: {problem}: {why}")
+        return False
 
     def _failed_of_waiting(self, now: datetime) -> bool:
         """Tell whether too few groups ran for so long that those that wait ended themselves: that is no failure of theirs."""
@@ -325,10 +308,10 @@ class GroupsOfJob(RunOfGroups):
         """Return the state of a group whose supervisor does not run, and why."""
         if over:
             return GroupState.OVER, over
-        if group.leaves:
+        if group.seen.leaves:
             join = f"ftsupervise groups join {group.row.name} {self.asked.rundir.quoted()}"
             return GroupState.LEFT, f"for good; to let it join again: {join}"
-        if why := group.braked:
+        if why := group.seen.braked:
             return GroupState.STOPPED, why
         if group.row.state is GroupState.OVER:
             return group.row.state, group.row.why

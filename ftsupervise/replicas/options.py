@@ -41,6 +41,10 @@ class GroupOptions:
     slowest_step: float = 0.0
     apart: bool = False  # each group has jobs of its own
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(map(name_of, range(self.count)))
+
     def prepare(self, number: int) -> Path:
         """Write the page for the supervisor of group ``number``, and return it. Raises OSError."""
         page = self._page(number)
