@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import click
 
 from ftsupervise.cli.output import say
-from ftsupervise.cli.run import option_of
+from ftsupervise.cli.run import option_of, values_typed
 from ftsupervise.config.grouping import GROUP_SETTINGS
 
 
@@ -36,7 +37,7 @@ def _run(command: tuple[str, ...], **values: Any) -> None:
     from ftsupervise.run.lines import lines_aside
 
     settings, rest = _parted(command)
-    asked = group_options(os.environ, values, settings, rest)
+    asked = group_options(os.environ, values, values_typed(settings), rest)
     signals = SignalQueue(warning_signal(os.environ))
     try:
         with lines_aside():
@@ -59,49 +60,58 @@ def _member(number: int, run_dir: str, name: str, command: tuple[str, ...], **va
 
     The batch script of such a group calls it.
     """
+    import time
     from pathlib import Path
 
+    from ftsupervise.config.supervisor import default
     from ftsupervise.replicas.apart import member_command
     from ftsupervise.replicas.options import options_of_groups
+    from ftsupervise.run.gate import wait_for_space
     from ftsupervise.rundir.paths import RunDir, tell
+    from ftsupervise.rundir.switches import reason_not_to_start
 
     settings, rest = _parted(command)
-    asked = options_of_groups(RunDir(Path(run_dir).absolute()), name, values, settings, rest)
-    found = member_command(asked, number, os.environ)
-    if isinstance(found, str):
-        tell(None, found)
+    asked = options_of_groups(RunDir(Path(run_dir).absolute()), name, values, values_typed(settings), rest)
+
+    found = list[tuple[list[str], dict[str, str]] | str]()
+
+    def wait(seconds: float) -> bool:
+        time.sleep(seconds)
+        why = reason_not_to_start(asked.rundir)
+        if why:
+            tell(None, why)
+        return not why
+
+    seconds = float(asked.settings.get("space_wait", default("space_wait")))
+    if not wait_for_space(lambda: found.append(member_command(asked, number, os.environ)), seconds, wait):
         return
-    words, env = found
+    if isinstance(found[0], str):
+        tell(None, found[0])
+        return
+    words, env = found[0]
     os.execve(words[0], words, env)
 
 
-_COMMAND = click.Argument(["command"], nargs=-1, required=True, type=click.UNPROCESSED)
-groups.add_command(
-    click.Command(
-        "member",
-        callback=_member,
-        help=_member.__doc__,
-        context_settings={"ignore_unknown_options": False, "allow_interspersed_args": False},
-        params=[
-            click.Option(["--number"], type=click.IntRange(0, 998), required=True, help="Of the group, from 0."),
-            click.Option(["--run-dir"], metavar="DIR", required=True, help="The directory of the whole run."),
-            click.Option(["--name"], required=True, help="What the run is called."),
-            *map(option_of, GROUP_SETTINGS),
-            _COMMAND,
-        ],
+def _add(callback: Callable[..., None], *params: click.Parameter) -> None:
+    """Make it a command that takes the settings of the groups, and then the words of another command."""
+    words = click.Argument(["command"], nargs=-1, required=True, type=click.UNPROCESSED)
+    groups.add_command(
+        click.Command(
+            callback.__name__.strip("_"),
+            callback=callback,
+            help=callback.__doc__,
+            context_settings={"ignore_unknown_options": False, "allow_interspersed_args": False},
+            params=[*params, *map(option_of, GROUP_SETTINGS), words],
+        )
     )
-)
-groups.add_command(
-    click.Command(
-        "run",
-        callback=_run,
-        help=_run.__doc__,
-        context_settings={"ignore_unknown_options": False, "allow_interspersed_args": False},
-        params=[
-            *map(option_of, GROUP_SETTINGS),
-            _COMMAND,
-        ],
-    )
+
+
+_add(_run)
+_add(
+    _member,
+    click.Option(["--number"], type=click.IntRange(0, 998), required=True, help="Of the group, from 0."),
+    click.Option(["--run-dir"], metavar="DIR", required=True, help="The directory of the whole run."),
+    click.Option(["--name"], required=True, help="What the run is called."),
 )
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from math import isfinite
+from pathlib import Path
 from typing import Any
 
 import click
@@ -114,8 +116,6 @@ def _run(run_dir: str | None, name: str | None, command: tuple[str, ...], **valu
     The settings that launch passes on have the same meaning as in ftsupervise.yaml; times are in seconds. Without --hang and
     --in-place a hung command is only reported, not ended.
     """
-    from pathlib import Path
-
     from ftsupervise.config.find_run import find_run
     from ftsupervise.errors import NotFound, UsageError
     from ftsupervise.replicas.process import answer_parent
@@ -137,6 +137,25 @@ def _run(run_dir: str | None, name: str | None, command: tuple[str, ...], **valu
     sys.exit(supervisor.run(options_of(rundir, command, name, values), os.environ))
 
 
+def _read_settings(ctx: click.Context, _param: click.Parameter, value: str | None) -> None:
+    from ftsupervise.replicas.options import read_settings
+
+    if value is not None:
+        ctx.default_map = read_settings(Path(value))
+
+
+def values_typed(words: Sequence[str]) -> dict[str, Any]:
+    """Return the values of these options of ``run`` by parameter, as they were typed: what ``--settings`` reads. Raises
+    click.UsageError where ``run`` would not take them."""
+    line = [*words, "--", "true"]
+    context = run.make_context("run", [*line])
+    typed, _, _ = run.make_parser(context).parse_args(line)
+    found = {setting.parameter: typed.pop(setting.parameter) for setting in SETTINGS if setting.parameter in typed}
+    for name in typed.keys() - {"command"}:
+        raise click.UsageError(f"--{name.replace('_', '-')} is set for each group", context)
+    return found
+
+
 run = click.Command(
     "run",
     callback=_run,
@@ -147,6 +166,15 @@ run = click.Command(
             ["--run-dir"], metavar="DIR", help="The run's directory; default: $FTSUPERVISE_RUN_DIR, ./ftsupervise.yaml."
         ),
         click.Option(["--name"], help="The name of the run; default: $FTSUPERVISE_RUN, or the directory's name."),
+        click.Option(
+            ["--settings"],
+            metavar="FILE",
+            is_eager=True,
+            expose_value=False,
+            callback=_read_settings,
+            help="A page with values for the options that are not typed: a JSON object by their names, as `groups run` "
+            "writes it for each group.",
+        ),
         *map(option_of, SETTINGS),
         click.Argument(["command"], nargs=-1, required=True, type=click.UNPROCESSED),
     ],

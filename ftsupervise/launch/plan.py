@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -31,11 +31,12 @@ if TYPE_CHECKING:
     from ftsupervise.config.schema import Launch, Run
     from ftsupervise.nodes.incidents import JudgedNode
 
-EXPEDITED, PLAIN, NEVER = "--requeue=expedite", "--requeue", "--no-requeue"
+SbatchOptions = Mapping[str, str | None]  # by sbatch's long names; None: it has no value
+_EXPEDITED, _PLAIN, _NEVER = ("requeue", "expedite"), ("requeue", None), ("no-requeue", None)
 _KNOWN_AT_LAUNCH = ("%%", "%x", "%u")  # sbatch's patterns that are the same for all jobs of a chain
 PREVIOUS = "ID-OF-THE-JOB-BEFORE"  # stands in a daisy chain's plan until the job before has its id
 # Key of ``launch`` -> option of sbatch, where the value is passed on as it stands.
-_PLAIN = (
+_PASSED_ON = (
     ("partition", "partition"),
     ("account", "account"),
     ("qos", "qos"),
@@ -60,7 +61,7 @@ _ONE_SRUN = 'write one srun and its program alone: command: "srun python train.p
 class PlannedGroup:
     """The chain of one replica group."""
 
-    options: tuple[str, ...]
+    options: SbatchOptions
     command: tuple[str, ...]
 
 
@@ -77,7 +78,7 @@ class Plan:
     members: int
     run_dir: Path
     workdir: Path
-    options: tuple[str, ...]  # without the dependency, in which the links of a daisy chain differ
+    options: SbatchOptions  # without the dependency, in which the links of a daisy chain differ
     after: str  # the running job this chain attaches to, or ""
     command: tuple[str, ...]  # the command that replaces the script by exec
     avoided: tuple[str, ...] = ()  # nodes excluded because of their incidents, not by the settings
@@ -103,18 +104,17 @@ class Plan:
     def token_of(self, index: int) -> str:
         return self.token if self.submissions == 1 else f"{self.token}.{index + 1}"
 
-    def link(self, index: int, previous: str = PREVIOUS) -> tuple[str, ...]:
+    def link(self, index: int, previous: str = PREVIOUS) -> SbatchOptions:
         """Return the options of submission ``index`` (from 0); ``previous``: the ids of those before, with colons between them.
 
         It waits for all of them: one that waits for the last alone would begin beside the first when that one is cancelled.
         """
         before = self.after if index == 0 or self.groups else ":".join(filter(None, (self.after, previous)))
-        own = self.token_of(index)  # a token of its own, so that each can be found again
-        given = self.part(index).options
+        options = dict(self.part(index).options)
+        options["comment"] = comment(self.name, self.token_of(index))  # a token of its own: each can be found again
         if index and self.least_nodes:  # a successor does not wait for spare nodes: a lost node may be why it begins
-            given = tuple(re.sub("^--nodes=", f"--nodes={self.least_nodes}-", option) for option in given)
-        options = (f"--comment={comment(self.name, own)}" if o.startswith("--comment=") else o for o in given)
-        return (*options, *((f"--dependency=afterany:{before}",) if before else ()))
+            options["nodes"] = f"{self.least_nodes}-{options['nodes']}"
+        return {**options, "dependency": f"afterany:{before}"} if before else options
 
 
 def plan(
@@ -145,7 +145,7 @@ def plan(
     of_groups: tuple[PlannedGroup, ...] = ()
     if groups is not None and apart:
         commands = [(*in_its_job(run, token, python, number), *trains) for number in range(groups.count)]
-        of_groups = tuple(PlannedGroup(tuple(options), command) for command in commands)
+        of_groups = tuple(PlannedGroup(options, command) for command in commands)
         options = _of_the_lighthouse(options)
     return Plan(
         name=run.name,
@@ -155,7 +155,7 @@ def plan(
         members=launch.jobs,
         run_dir=run.run_dir,
         workdir=workdir,
-        options=tuple(options),
+        options=options,
         after=after,
         command=(*_supervisor(run, token, python), *trains),
         avoided=avoided,
@@ -248,10 +248,19 @@ def output_folders(run: Run) -> tuple[Path, ...]:
 
 
 class Requeue(NamedTuple):
-    """What Slurm does with a member that has lost a node: the option of sbatch, and why."""
+    """What Slurm does with a member that has lost a node: the option of sbatch with its value, and why."""
 
-    option: str
+    asked: tuple[str, str | None]
     why: str
+
+    @property
+    def option(self) -> str:
+        return word(*self.asked)
+
+
+def word(name: str, value: str | None) -> str:
+    """Return an option as a word of the command line: --requeue=expedite."""
+    return f"--{name}" if value is None else f"--{name}={value}"
 
 
 def wants_expedited(launch: Launch) -> bool:
@@ -263,19 +272,19 @@ def wants_expedited(launch: Launch) -> bool:
 def requeue_of(launch: Launch, *, expedites: bool | None) -> Requeue:
     """Return the choice. ``expedites``: whether the cluster offers expedited requeue; None: it has not been asked."""
     if launch.requeue is not None:
-        return Requeue(PLAIN if launch.requeue else NEVER, f"launch.requeue is {str(launch.requeue).lower()}")
+        return Requeue(_PLAIN if launch.requeue else _NEVER, f"launch.requeue is {str(launch.requeue).lower()}")
     if not wants_expedited(launch):
         why = (
             "each group begins again by itself"
             if launch.replica_groups
             else "the job goes on without a node that it loses"
         )
-        return Requeue(NEVER, why)
+        return Requeue(_NEVER, why)
     if expedites:
-        return Requeue(EXPEDITED, "a member that loses a node begins again at once on its other nodes and a free one")
+        return Requeue(_EXPEDITED, "a member that loses a node begins again at once on its other nodes and a free one")
     where = "SlurmctldParameters has no enable_expedited_requeue, or Slurm is older than 25.11"
-    asked = where if expedites is False else f"not asked yet; {EXPEDITED} where scontrol show config offers it"
-    return Requeue(NEVER, f"the next member takes over after the loss of a node ({asked})")
+    asked = where if expedites is False else f"not asked yet; {word(*_EXPEDITED)} where scontrol show config offers it"
+    return Requeue(_NEVER, f"the next member takes over after the loss of a node ({asked})")
 
 
 def requeued(made: Plan, launch: Launch, *, expedites: bool | None) -> Plan:
@@ -283,8 +292,10 @@ def requeued(made: Plan, launch: Launch, *, expedites: bool | None) -> Plan:
     if expedites is False or made.kind != SLURM or not wants_expedited(launch):
         return made
     choice = requeue_of(launch, expedites=expedites)
-    options = tuple(choice.option if option == NEVER else option for option in made.options)
-    return replace(made, options=options, notes=(f"{choice.option}: {choice.why}", *made.notes))
+    options = {name: value for name, value in made.options.items() if name != _NEVER[0]}
+    return replace(
+        made, options={**options, **dict([choice.asked])}, notes=(f"{choice.option}: {choice.why}", *made.notes)
+    )
 
 
 def _of_observing(of: tuple[str, ...], run_dir: Path) -> tuple[str, ...]:
@@ -320,54 +331,46 @@ def _supervisor(run: Run, token: str, python: str) -> tuple[str, ...]:
     return (*own, *(in_groups(run, token, python) if groups else ()))
 
 
-_LARGE = (
-    "ntasks", "ntasks-per-node", "ntasks-per-gpu", "ntasks-per-socket", "cpus-per-task", "cpus-per-gpu",
-    "gpus", "gpus-per-node", "gpus-per-task", "gpus-per-socket", "gres", "mem", "mem-per-cpu", "mem-per-gpu", "exclusive",
-    "nodelist", "nodefile",
-)  # fmt: skip
+_LARGE = frozenset((
+    "no-kill", "ntasks-per-node", "ntasks-per-gpu", "ntasks-per-socket", "cpus-per-task", "cpus-per-gpu",
+    "gpus", "gpus-per-node", "gpus-per-task", "gpus-per-socket", "gres", "exclusive", "nodelist", "nodefile",
+))  # fmt: skip
+_MEMORY = frozenset(("mem", "mem-per-cpu", "mem-per-gpu"))
 
 
-def _of_the_lighthouse(options: Sequence[str]) -> list[str]:
+def _of_the_lighthouse(options: SbatchOptions) -> SbatchOptions:
     """Return ``options`` of a group's job, changed for the small one that serves all groups and trains nothing."""
-    none = tuple(f"--{name}" for name in ("nodes", "no-kill", *_LARGE))
-    memory = ["--mem=2G"] if any(one.startswith("--mem") for one in options) else []
-    return [*(one for one in options if one.partition("=")[0] not in none), "--nodes=1", "--ntasks=1", *memory]
+    small = {name: value for name, value in options.items() if name not in _LARGE | _MEMORY}
+    return {**small, "nodes": "1", "ntasks": "1", **({"mem": "2G"} if _MEMORY & options.keys() else {})}
 
 
-def _options(run: Run, *, array: bool, token: str, workdir: Path, exclude: tuple[str, ...]) -> list[str]:
+def _options(run: Run, *, array: bool, token: str, workdir: Path, exclude: tuple[str, ...]) -> SbatchOptions:
     launch = run.launch
     assert run.run_dir is not None
     number = "%A_%a" if array and launch.jobs > 1 else "%j"  # outside of an array Slurm makes %a 4294967294
-    output = launch.output or f"{str(run.run_dir).replace('%', '%%')}/logs/%x-{number}.out"
-    options = [
-        f"--job-name={run.name}",
-        f"--comment={comment(run.name, token)}",
-        f"--chdir={workdir}",
-        f"--output={output}",
-        *((f"--error={launch.error}",) if launch.error else ()),
-        "--open-mode=append",
-        f"--nodes={launch.job_nodes + launch.spare_nodes}",
-        f"--signal=B:{warning_option(launch)}",
-        requeue_of(launch, expedites=False).option,
-    ]
-    if array and launch.jobs > 1:
-        options.append(f"--array=1-{launch.jobs}%1")
-    if _outlives_a_node(launch):
-        options.append("--no-kill")
-    if launch.time:
-        options.append(f"--time={format_slurm_time(launch.time)}")
-    for key, option in _PLAIN:
-        if getattr(launch, key) is not None:
-            options.append(f"--{option}={getattr(launch, key)}")
-    if launch.ntasks is not None and not _outlives_a_node(
-        launch
-    ):  # (the spare nodes start none: srun is told the number)
-        options.append(f"--ntasks={launch.ntasks}")
-    if launch.exclusive:
-        options.append("--exclusive" if launch.exclusive is True else f"--exclusive={launch.exclusive}")
-    if excluded := (*launch.exclude, *exclude):
-        options.append(f"--exclude={','.join(excluded)}")
-    return [*options, *launch.sbatch]
+    outlives = _outlives_a_node(launch)
+    asked = {
+        "job-name": run.name,
+        "comment": comment(run.name, token),
+        "chdir": workdir,
+        "output": launch.output or f"{str(run.run_dir).replace('%', '%%')}/logs/%x-{number}.out",
+        "error": launch.error or None,
+        "open-mode": "append",
+        "nodes": launch.job_nodes + launch.spare_nodes,
+        "signal": f"B:{warning_option(launch)}",
+        "array": f"1-{launch.jobs}%1" if array and launch.jobs > 1 else None,
+        "time": format_slurm_time(launch.time) if launch.time else None,
+        **{option: getattr(launch, key) for key, option in _PASSED_ON},
+        "ntasks": None if outlives else launch.ntasks,  # the spare nodes start none: srun is told the number
+        "exclusive": launch.exclusive if isinstance(launch.exclusive, str) else None,
+        "exclude": ",".join((*launch.exclude, *exclude)) or None,
+    }
+    options: dict[str, str | None] = {name: str(value) for name, value in asked.items() if value is not None}
+    options |= dict([requeue_of(launch, expedites=False).asked])
+    options |= {name: None for name, on in (("no-kill", outlives), ("exclusive", launch.exclusive is True)) if on}
+    for name, given, value in (one.removeprefix("--").partition("=") for one in launch.sbatch):
+        options[name] = value if given else None
+    return options
 
 
 def train_command(launch: Launch, kind: str) -> list[str]:

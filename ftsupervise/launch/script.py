@@ -16,16 +16,15 @@ from ftsupervise import __version__, secrecy
 from ftsupervise.errors import ConfigError, from_os_error
 from ftsupervise.host import ownership
 from ftsupervise.hostlist import expand_hostlist
-from ftsupervise.launch.plan import Plan
+from ftsupervise.launch.plan import Plan, SbatchOptions, word
 from ftsupervise.launch.shell_code import ShellWord
-from ftsupervise.scheduler.ownership import comment
 from ftsupervise.scheduler.parse import quote
 
 if TYPE_CHECKING:
     from ftsupervise.config.schema import Launch
 
 
-def render(plan: Plan, launch: Launch, options: tuple[str, ...]) -> str:
+def render(plan: Plan, launch: Launch, options: SbatchOptions) -> str:
     """The script. Raises ConfigError when the template or a value in it is wrong."""
     import jinja2
 
@@ -41,7 +40,7 @@ def render(plan: Plan, launch: Launch, options: tuple[str, ...]) -> str:
             name=plan.name,
             token=plan.token,
             version=__version__,
-            options=options,
+            options=[word(*one) for one in options.items()],
             fit_node=fit_node,
             assignments="".join(f"{one} " for one in plan.assignments),
             command=plan.command,
@@ -72,10 +71,9 @@ def render(plan: Plan, launch: Launch, options: tuple[str, ...]) -> str:
     return script
 
 
-def _of_the_node(plan: Plan, options: tuple[str, ...]) -> dict[str, object]:
+def _of_the_node(plan: Plan, options: SbatchOptions) -> dict[str, object]:
     """Return what the first lines of the script ask of a node, and how they know the members that wait behind this one."""
-    given = {key: value for key, _, value in (option.partition("=") for option in options)}
-    mine = given.get("--comment") or comment(plan.name, plan.token)
+    mine = options["comment"] or ""
     if plan.chain == "daisy" and plan.members > 1:  # each link has a number of its own
         mine = f"{mine.rpartition('.')[0]}.*"
     return {
@@ -84,7 +82,7 @@ def _of_the_node(plan: Plan, options: tuple[str, ...]) -> dict[str, object]:
         "needed": (str(plan.workdir), plan.command[0], plan.command[2]),
         "mine": mine,
         "launched": json.dumps(plan.observe),
-        "excluded": len(expand_hostlist(given.get("--exclude", ""))),
+        "excluded": len(expand_hostlist(options.get("exclude") or "")),
     }
 
 

@@ -57,24 +57,22 @@ def words_of_the_whole(run: Run) -> list[str]:
 
 def in_groups(run: Run, token: str, python: str) -> list[str]:
     """Return the words before the command that start it once for each replica group."""
-    groups = run.launch.replica_groups
-    assert groups is not None
-    own = processes.own_command("groups", "run", "--launched", token, python=python)
-    own += words_of(run, [one for one in GROUP_SETTINGS if one.key])
-    left_out = {RETAIN, *_OF_A_SCRIPT}  # the run's supervisor removes for all groups
-    left_out |= set() if _says_when_it_hangs(run) else {_HANG}
-    each = [one for one in BY_KEY.values() if one.key not in left_out]
-    return [*own, "--", *words_of(run, each), *_warning(run), "--"]
+    return [*processes.own_command("groups", "run", python=python), *_of_the_groups(run, token)]
 
 
 def in_its_job(run: Run, token: str, python: str, number: int) -> list[str]:
     """Return the same for one group that has a job of its own."""
-    own = processes.own_command(
-        "groups", "member", "--number", str(number), "--run-dir", str(run.run_dir), python=python
-    )
-    words = in_groups(run, token, python)
-    at = words.index("run", len(processes.own_command(python=python)))
-    return [*own, "--name", run.name, *words[at + 1 :]]
+    member = ("member", "--number", str(number), "--run-dir", str(run.run_dir), "--name", run.name)
+    return [*processes.own_command("groups", *member, python=python), *_of_the_groups(run, token)]
+
+
+def _of_the_groups(run: Run, token: str) -> list[str]:
+    """Return the settings of the groups, and those of each one's supervisor."""
+    left_out = {RETAIN, *_OF_A_SCRIPT}  # the run's supervisor removes for all groups
+    left_out |= set() if _says_when_it_hangs(run) else {_HANG}
+    each = [one for one in BY_KEY.values() if one.key not in left_out]
+    groups = words_of(run, [one for one in GROUP_SETTINGS if one.key])
+    return ["--launched", token, *groups, "--", *words_of(run, each), *_warning(run), "--"]
 
 
 _HANG = "launch.restart.hang.at_least"

@@ -4,8 +4,8 @@ torchft does the work in the loop; this room holds what surrounds it, and never 
 
     table.py               the groups' names, nodes and table
     bounds.py              how long each part may wait, derived from the slowest step; what the ranks of each group get
-    options.py             what a launch says about the groups
-    job.py                 all groups in one job: a supervisor for each, and the lighthouse
+    options.py             what a launch says about the groups; the page that each group's supervisor reads
+    job.py                 follows all groups, wherever they are; all in one job: a supervisor for each, and the lighthouse
     apart.py               a job for each group, and one for the lighthouse
     process.py             one group's supervisor as a process: started, heard, ended where it hangs
     disk.py                what lies in the group's run directory, read beside the loop

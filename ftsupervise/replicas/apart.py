@@ -6,127 +6,79 @@ while it waits in the queue it is not dead. What is known of a group comes from 
 
 from __future__ import annotations
 
+import math
 import shlex
 import threading
 import time
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta, timezone
-from pathlib import Path
 from typing import NamedTuple
 
-from ftsupervise.errors import Error
+from ftsupervise.errors import Error, from_os_error
 from ftsupervise.host.in_time import in_time
-from ftsupervise.host.ownership import FOLDER, make_folder, user_name
-from ftsupervise.host.processes import own_command
+from ftsupervise.host.ownership import user_name
 from ftsupervise.host.signals import SignalQueue
-from ftsupervise.model import Claim, Job
+from ftsupervise.model import Job
 from ftsupervise.probe.errand import answers, no_answer
 from ftsupervise.replicas.bounds import environment_of, for_group
-from ftsupervise.replicas.disk import GroupReading, RunDirReader, note_stop, words_of_its_end
-from ftsupervise.replicas.job import GroupLighthouse
+from ftsupervise.replicas.job import RunOfGroups
 from ftsupervise.replicas.options import GroupOptions
-from ftsupervise.replicas.pages import GroupPages, NodesSeen
 from ftsupervise.replicas.process import GroupProcess
 from ftsupervise.replicas.record import lighthouse_address
 from ftsupervise.replicas.table import GroupState, name_of
 from ftsupervise.rundir import ledger, pinned
 from ftsupervise.rundir.launches import newest_script
-from ftsupervise.rundir.paths import ENV_AREA, ENV_ATTEMPT, ENV_ATTEMPT_DIR, ENV_GROUP_JOB, RunDir, tell
-from ftsupervise.rundir.progress_writer import ProgressWriter
+from ftsupervise.rundir.paths import ENV_GROUP_JOB, RunDir, tell
 from ftsupervise.rundir.switches import reason_not_to_start
-from ftsupervise.scheduler.allocation import Allocation
 from ftsupervise.scheduler.ownership import comment, link_of
 from ftsupervise.scheduler.slurm import Slurm
-from ftsupervise.units import signal_name
 
-_TICK = 1.0  # seconds between two looks at all groups
+_AGAIN = 1.0  # seconds between two looks at what a group waits for
 _ANSWERS = 40.0  # seconds for a run directory to answer before the group is given up
 _QUEUE_EVERY = 20.0  # seconds between two looks at the queue
 _FRESH = timedelta(seconds=20)  # a page that young is of a group that runs
 _ONE_LOOK = 2.0  # seconds for a folder to be read
+_LIGHTHOUSE, _FIRST_GROUP = 1, 2  # which submission of the launch: those of the other groups follow
+_NO_JOB = "no job of it is in the queue"
 _LAST = 900.0  # seconds for the groups to end, once the run is over
 
 
-class GroupsApart:
+class GroupsApart(RunOfGroups):
     """Follows all groups of a run, none of which is in this job."""
 
+    tick = 1.0
+    at_a_stop = "this job ends; the groups train on, and the next member serves them"
+
     def __init__(self, asked: GroupOptions, env: Mapping[str, str], signals: SignalQueue) -> None:
-        self.asked, self.env, self.signals = asked, env, signals
-        allocation, now = Allocation(env), _now()
-        names = [name_of(number) for number in range(asked.count)]
-        self.groups = [
-            GroupProcess(name, number, asked.rundir.group(name), (), now) for number, name in enumerate(names)
-        ]
-        self.area = Path(env[ENV_AREA]) if env.get(ENV_AREA) else None
-        self.attempt = Claim(int(env[ENV_ATTEMPT]), Path(env[ENV_ATTEMPT_DIR]))
-        self.queue = QueueOfGroups(asked)
-        self.pages = GroupPages(asked, self.groups, NodesSeen(Allocation({}), asked.rundir), self.say, self.area)
-        self.log = self.attempt.folder / "run.log"
-        self.disk = RunDirReader(asked.rundir, self.say)
-        self._allocation = allocation
+        super().__init__(asked, env, signals, {})
+        self._queue, self._until = QueueOfGroups(asked), math.inf
 
-    def go(self) -> int:
-        """Serve the groups until the run is over or this job is asked to stop: then the next job of its chain takes over."""
-        asked, told, until = self.asked, 0, None
-        make_folder(asked.rundir.replicas, FOLDER)
-        lighthouse = None
-        if asked.timeouts is not None:
-            lighthouse = GroupLighthouse(asked, self.env, self._allocation, self.say, apart=True)
-        writer = ProgressWriter(asked.rundir, self.attempt, self.area, self.pages.progress)
-        try:
-            while not told:
-                readings, over = self.disk.read([group.known for group in self.groups]), self.disk.over
-                for group, seen in zip(self.groups, readings or (), strict=False):
-                    self._look(group, seen, over)
-                if lighthouse is not None:
-                    lighthouse.follow({group.row.name: group.step_by(_now()) for group in self.groups})
-                    self.pages.lighthouse_restarted, self.pages.moved = lighthouse.restarted, lighthouse.moved
-                    self.pages.liars = lighthouse.liars
-                self.pages.write(over)
-                if over:
-                    until = time.monotonic() + _LAST if until is None else until
-                    if not self._running() or time.monotonic() > until:
-                        return 0
-                told = next((n for n in self.signals.wait(_TICK) if n in self.signals.ends), 0)
-            self.say(f"{signal_name(told)}: this job ends; the groups train on, and the next member serves them")
-            return 0
-        finally:
-            steps = [group.row.step for group in self.groups if group.row.step is not None]
-            note_stop(asked.rundir, self.attempt, told, self.disk.over or _asked(told), max(steps, default=None))
-            writer.close()
-            self.pages.write("ended", last=True)
-            self.queue.close()
-            if lighthouse is not None:
-                lighthouse.stop()
-
-    def say(self, text: str) -> None:
-        tell(self.log, text)
-
-    def _running(self) -> int:
-        return sum(1 for group in self.groups if group.row.state in (GroupState.RUNNING, GroupState.UNKNOWN))
-
-    def _look(self, group: GroupProcess, seen: GroupReading, over: str) -> None:
+    def look_after(self, group: GroupProcess, over: str) -> None:
         now = _now()
-        for one in group.take(seen, now):
-            self.say(f"{group.row.name}: {words_of_its_end(one)}")
-        state, why = state_apart(group, self.queue.of(group.number), over, now)
+        state, why = state_apart(group, self._queue.of(group.number), over, now)
         group.runs_elsewhere = state is GroupState.RUNNING
-        nodes = group.newest.nodes if group.newest is not None and group.runs_elsewhere else ()
+        nodes = group.seen.newest.nodes if group.seen.newest is not None and group.runs_elsewhere else ()
         group.row = group.row._replace(nodes=nodes)
         if group.move(state, why, now):
             self.say(f"{group.row.name}: {state.value}{f': {why}' if why else ''}")
 
+    def exit_code(self, over: str) -> int | None:
+        if not over:
+            return None
+        self._until = min(self._until, time.monotonic() + _LAST)
+        running = any(group.row.state in (GroupState.RUNNING, GroupState.UNKNOWN) for group in self.groups)
+        return None if running and time.monotonic() <= self._until else 0
 
-def _asked(told: int) -> str:
-    return f"asked to stop ({signal_name(told)})" if told else ""
+    def end(self) -> None:
+        self._queue.close()
 
 
 def state_apart(group: GroupProcess, jobs: Sequence[Job] | None, over: str, now: datetime) -> tuple[GroupState, str]:
     """Judge a group: PENDING is not dead, and a queue that does not answer says nothing. An attempt without an end runs as long
     as its page is fresh or its job runs: a command without the guard has no page. ``jobs``: of this group in the queue, None
     where that could not be asked."""
-    page = group.page
-    newest = group.newest if group.newest is not None and group.newest.ended is None else None
+    page = group.seen.page
+    newest = group.seen.newest if group.seen.newest is not None and group.seen.newest.ended is None else None
     if newest is not None and page is not None and abs(now - page.at) < _FRESH:
         return GroupState.RUNNING, ""
     run = [job for job in jobs or () if not job.state.waiting and not job.state.ended]
@@ -136,7 +88,7 @@ def state_apart(group: GroupProcess, jobs: Sequence[Job] | None, over: str, now:
         return GroupState.UNKNOWN, "its last page is old, and the queue could not be asked"
     if over:
         return GroupState.OVER, over
-    if why := group.braked:
+    if why := group.seen.braked:
         return GroupState.STOPPED, why
     if jobs is None:
         return GroupState.UNKNOWN, "the queue could not be asked"
@@ -144,18 +96,14 @@ def state_apart(group: GroupProcess, jobs: Sequence[Job] | None, over: str, now:
         return GroupState.WAITING, "its job starts"
     if jobs:
         return GroupState.WAITING, f"in the queue as job {jobs[0].id} ({jobs[0].reason or jobs[0].state.value})"
-    return GroupState.WAITING, f"no job of it is in the queue{in_time(lambda: _to_submit(group), _ONE_LOOK) or ''}"
+    script = in_time(lambda: _to_submit(group.rundir, group.number + _FIRST_GROUP), _ONE_LOOK)
+    return GroupState.WAITING, f"{_NO_JOB}{script or ''}"
 
 
-def _to_submit(group: GroupProcess) -> str:
-    """Name the script of this group alone: a new launch of the run would start a second copy of each group that runs."""
-    script = newest_script(group.rundir, _submission(group.number))
+def _to_submit(rundir: RunDir, submission: int) -> str:
+    """Name its script alone: a new launch of the run would start a second copy of each group that runs."""
+    script = newest_script(rundir, submission)
     return f": sbatch {shlex.quote(str(script))}" if script is not None else ""
-
-
-def _submission(number: int) -> int:
-    """Return which submission of its launch is that of group ``number``. The first one is the lighthouse's."""
-    return number + 2
 
 
 class QueueOfGroups:
@@ -171,7 +119,7 @@ class QueueOfGroups:
         """Return the jobs of this group; None where the queue could not be asked."""
         if self._jobs is None:
             return None
-        mark = comment(self._name, f"{self._token}.{_submission(number)}")
+        mark = comment(self._name, f"{self._token}.{number + _FIRST_GROUP}")
         return tuple(
             job for job in self._jobs if job.comment == mark and job.user == self._user
         )  # anybody may write a comment
@@ -196,20 +144,23 @@ class QueueOfGroups:
 
 def member_command(asked: GroupOptions, number: int, env: Mapping[str, str]) -> tuple[list[str], dict[str, str]] | str:
     """Return the command that this process becomes, and its environment; or why it is not to start. Raises an error where the
-    run directory is not the one that was launched."""
+    run directory is not the one that was launched, or cannot be written."""
     name = name_of(number)
     group = asked.rundir.group(name)
 
     def begin() -> None:
         if asked.launched:
             pinned.refuse(asked.rundir, asked.launched)
-        make_folder(group.state, FOLDER, parents=True)
+        try:
+            asked.prepare(number)
+        except OSError as error:
+            raise from_os_error(error, f"write {group.state}") from None
 
     until = time.monotonic() + _ANSWERS
     while not answers(group, begin):
         if time.monotonic() >= until:
             raise no_answer(asked.rundir.root)
-        time.sleep(_TICK)
+        time.sleep(_AGAIN)
     begin()
     address, told = "", False
     while asked.timeouts is not None and not (address := lighthouse_address(asked.rundir.replicas)):
@@ -218,12 +169,10 @@ def member_command(asked: GroupOptions, number: int, env: Mapping[str, str]) -> 
         if not told:
             told = True
             tell(None, f"group {name} waits for the lighthouse of the run: {asked.rundir.replicas}/lighthouse.json")
-        time.sleep(_TICK)
+        time.sleep(_AGAIN)
     job = ledger.job_id(env)
     given = environment_of(number, asked.count, asked.least, address, asked.timeouts, asked.slowest_step, job)
-    words = ["run", "--run-dir", str(group.root), "--name", f"{asked.name}-{name}", *asked.settings]
-    words += ["--launched", asked.launched] if asked.launched else []
-    return own_command(*words, "--", *asked.command), {**for_group(env, given), ENV_GROUP_JOB: "1"}
+    return asked.supervisor(number, asked.command), {**for_group(env, given), ENV_GROUP_JOB: "1"}
 
 
 def _now() -> datetime:
@@ -235,8 +184,6 @@ def _now() -> datetime:
 # Finds the small job that runs the lighthouse where each replica group has jobs of its own, in the queue as it was asked.
 #
 # While it does not run, no group makes a step, and nobody writes of them.
-
-_SUBMISSION = 1  # of its launch; those of the groups follow
 
 
 class LighthouseJob(NamedTuple):
@@ -250,7 +197,7 @@ def lighthouse_job(rundir: RunDir, jobs: Sequence[Job] | None) -> LighthouseJob:
     """Say where it is. ``jobs``: of the run in the queue, None where that could not be asked."""
     if jobs is None:
         return LighthouseJob(None, "the queue could not be asked for its job")
-    mine = [job for job in jobs if link_of(job) == _SUBMISSION and not job.state.ended]
+    mine = [job for job in jobs if link_of(job) == _LIGHTHOUSE and not job.state.ended]
     for job in mine:
         if not job.state.waiting:
             return LighthouseJob(True, f"its job {job.id} is {job.state.value}, and has written nothing for a while")
@@ -258,6 +205,4 @@ def lighthouse_job(rundir: RunDir, jobs: Sequence[Job] | None) -> LighthouseJob:
         return LighthouseJob(
             False, f"its job {mine[0].id} waits in the queue ({mine[0].reason or mine[0].state.value})"
         )
-    script = newest_script(rundir, _SUBMISSION)
-    to_submit = f": sbatch {shlex.quote(str(script))}" if script is not None else ""
-    return LighthouseJob(False, f"no job of it is in the queue{to_submit}")
+    return LighthouseJob(False, f"{_NO_JOB}{_to_submit(rundir, _LIGHTHOUSE)}")

@@ -14,7 +14,7 @@ Measured with torchft 0.2.0. Pure, and free of torchft.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from math import ceil, isfinite
 from typing import NamedTuple
 
@@ -266,19 +266,14 @@ def on_its_nodes(env: Mapping[str, str], nodes: tuple[str, ...]) -> dict[str, st
 _MORE = 2.0  # seconds after an all-reduce has failed, in which the group begins its next step
 
 
-def hang_bounds(timeouts: Timeouts, settings: Sequence[str]) -> list[str]:
-    """Return options of ``ftsupervise run``, without those that ``settings`` has.
+def hang_bounds(timeouts: Timeouts) -> dict[str, float]:
+    """Return settings of ``ftsupervise run`` by parameter, in seconds.
 
     Half of torchft's quorum timeout is the most for a phase that is not known yet, and for the first step.
     """
     most = timeouts.quorum / 2
-    bounds = {
-        "--hang": min(most, max(float(default("hang.floor")), timeouts.process_group + _MORE)),
-        "--hang-unknown": min(most, float(default("hang.unknown"))),
-        "--hang-start": min(most, float(default("hang.start"))),
+    return {
+        "hang": min(most, max(float(default("hang.floor")), timeouts.process_group + _MORE)),
+        "hang_unknown": min(most, float(default("hang.unknown"))),
+        "hang_start": min(most, float(default("hang.start"))),
     }
-    found = []
-    for flag, seconds in bounds.items():
-        if not any(word.partition("=")[0] == flag for word in settings):
-            found += [flag, f"{seconds:g}"]
-    return found

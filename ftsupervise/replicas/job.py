@@ -7,29 +7,30 @@ is done to the others. While too few run, those that are left wait: that is said
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import time
 from collections.abc import Callable, Mapping
 from datetime import datetime, timezone
+from functools import partial
 from pathlib import Path
 
 from ftsupervise.errors import Refused
 from ftsupervise.host.addresses import LOOPBACK, own_address
 from ftsupervise.host.in_time import in_time
 from ftsupervise.host.ownership import FOLDER, NotTrusted, make_folder
-from ftsupervise.host.processes import own_command
 from ftsupervise.host.signals import PASS_ON, SignalQueue
 from ftsupervise.model import CauseKind, Claim
 from ftsupervise.replicas.bounds import environment_of, for_group, on_its_nodes
-from ftsupervise.replicas.disk import GroupReading, RunDirReader, note_stop, words_of_its_end
+from ftsupervise.replicas.disk import RunDirReader, note_stop, words_of_its_end
 from ftsupervise.replicas.lighthouse import LighthousePlace, SupervisedLighthouse
 from ftsupervise.replicas.members import LiarWatch, LighthousePage, StoreWatch, SuspectMember, SuspectWatch
 from ftsupervise.replicas.options import GroupOptions
 from ftsupervise.replicas.pages import GroupPages, NodesSeen
 from ftsupervise.replicas.process import STOPPED_FOR, GroupProcess, log_name
 from ftsupervise.replicas.stalls import StallBook
-from ftsupervise.replicas.table import GroupState, choose_nodes, first_nodes, name_of
+from ftsupervise.replicas.table import GroupState, choose_nodes, first_nodes
 from ftsupervise.replicas.torchft_python import find_torchft
 from ftsupervise.rundir import ledger
 from ftsupervise.rundir.paths import ENV_AREA, ENV_ATTEMPT, ENV_ATTEMPT_DIR, tell
@@ -42,9 +43,9 @@ from ftsupervise.units import signal_name
 # Starts torchft's lighthouse for the groups, at an address of this host that all their nodes reach, and follows it.
 
 
-class GroupLighthouse:
-    """The lighthouse of one run. Making one raises an error where there is no torchft, no port, or no answer from the run
-    directory."""
+class GroupLighthouse(SupervisedLighthouse):
+    """The lighthouse of one run, which listens when this is made. Raises an error where there is no torchft, no port, or no
+    answer from the run directory."""
 
     def __init__(
         self,
@@ -52,70 +53,52 @@ class GroupLighthouse:
         env: Mapping[str, str],
         allocation: Allocation,
         say: Callable[[str], None],
-        *,
-        apart: bool = False,
     ) -> None:
-        """``apart``: the groups are in other jobs, wherever those run."""
         assert asked.timeouts is not None
-        self._timeouts, self._least, self._say = asked.timeouts, asked.least, say
         here = env.get("SLURMD_NODENAME", "")
         others = [allocation.address(node) or node for node in allocation.nodes if node != here]
         place = LighthousePlace(
             home=asked.rundir.replicas,
-            host=own_address(others) if others or apart else LOOPBACK,
+            host=own_address(others) if others or asked.apart else LOOPBACK,
             groups=asked.count,
             least=asked.least,
             timeouts=asked.timeouts,
             job=ledger.job_id(env),
             node=here or os.uname().nodename,
         )
-        python = find_torchft(asked.command, env).python
-        self._lighthouse = SupervisedLighthouse(place, python, say, env=env)
-        self._lighthouse.start()
-        self.address = self._lighthouse.address
-        self.moved = self._lighthouse.moved
-        self.restarted: float | None = None  # monotonic: torchft may have lost a group's call then
+        super().__init__(place, find_torchft(asked.command, env).python, say, env=env)
+        self.start()
         self.liars: Mapping[str, SuspectMember] = {}  # groups that report steps which no group can have made
         self._suspects, self._liars = SuspectWatch(), LiarWatch()
         names = [LOOPBACK, os.uname().nodename, *allocation.nodes, *map(allocation.address, allocation.nodes)]
-        self._stores = StoreWatch(self._lighthouse.page, names)
+        self._stores = StoreWatch(self.page, names)
         area = env.get(ENV_AREA)
-        self._stalls = StallBook(
-            asked.rundir, [name_of(number) for number in range(asked.count)], Path(area) if area else None
-        )
+        self._stalls = StallBook(asked.rundir, asked.names, Path(area) if area else None)
 
     def follow(self, steps: Mapping[str, int | None]) -> None:
         """Take note of what has happened to it. ``steps``: of each group, the most that its ranks can have
         made."""
-        self._lighthouse.keep()
-        for event in self._lighthouse.events():
-            if event.restart:
-                self.restarted = time.monotonic()
-        page = self._lighthouse.page()
+        self.keep()
+        page = self.page()
         if not isinstance(page, LighthousePage):
             return
-        now, heartbeat = time.monotonic(), 2 * self._timeouts.heartbeat
+        now, heartbeat = time.monotonic(), 2 * self.place.timeouts.heartbeat
         for one in self._suspects.news(now, page, steps, heartbeat, self._stores.silent):
             self._say(one.words)
-        before, self.liars = self.liars, self._liars.after(now, page, steps, heartbeat, self._least)
+        before, self.liars = self.liars, self._liars.after(now, page, steps, heartbeat, self.place.least)
         for name, liar in self.liars.items():
             if name not in before:
                 self._say(f"{liar.words}: {name} is ended and started again")
 
-    def heard(self, group: str) -> bool | None:
-        """Tell whether a start of this group still sends heartbeats; None where that cannot be seen."""
-        return self._lighthouse.heard(group)
-
     def stop(self) -> None:
         self._stores.close()
         self._stalls.close()
-        self._lighthouse.stop()
+        super().stop()
 
 
 # ------------------------------------------------------------------------------------------
 
 
-_TICK = 0.5  # seconds between two looks at all groups
 _NODES_EVERY = 5.0  # seconds between two looks at the nodes
 _WRITES = 5.0  # seconds for a page to be written
 _NAMED = 4  # processes
@@ -128,33 +111,32 @@ _BY_OTHERS = (
 )  # we ask all groups at once
 
 
-class GroupsOfJob:
-    """Starts the groups of one job and keeps them running."""
+class RunOfGroups:
+    """Follows all groups of a run, in one job or in several: their directories, their lighthouse, their pages.
 
-    def __init__(self, asked: GroupOptions, env: Mapping[str, str], signals: SignalQueue) -> None:
-        """Raises Refused where the command cannot run in groups."""
+    A place starts them, or finds them in the queue: ``GroupsOfJob`` and ``GroupsApart``."""
+
+    tick = 0.5  # seconds between two looks at all groups
+    at_a_stop = ""  # what becomes of the groups when this process is asked to stop
+
+    def __init__(
+        self, asked: GroupOptions, env: Mapping[str, str], signals: SignalQueue, nodes: Mapping[str, tuple[str, ...]]
+    ) -> None:
+        """``nodes``: those of this job, by group."""
         self.asked, self.env, self.signals = asked, env, signals
-        self.lighthouse: GroupLighthouse | None = None
-        self.job, now = ledger.job_id(env), _now()
-        self.allocation = allocation = Allocation(env)
-        if allocation.nodes and not is_srun(asked.command):
-            raise Refused(
-                "the command of replica groups begins with srun on Slurm, so that each group starts on its own nodes",
-                hint="launch.srun: true puts it there",
-            )
-        nodes = first_nodes(allocation.nodes, asked.count, asked.nodes_each)
-        self.groups = [
-            GroupProcess(name, number, asked.rundir.group(name), mine, now)
-            for number, (name, mine) in enumerate(nodes.items())
-        ]
-        self.nodes = NodesSeen(allocation, asked.rundir)
-        self.area = Path(env[ENV_AREA]) if env.get(ENV_AREA) else None
+        self.allocation, now = Allocation(env), _now()
         self.attempt = Claim(int(env[ENV_ATTEMPT]), Path(env[ENV_ATTEMPT_DIR]))
-        self.told = 0  # the signal that asked us to stop
-        self.continued = 0.0  # monotonic: when that was said of ourselves
-        self.log = self.attempt.folder / "run.log"
+        self.area = Path(env[ENV_AREA]) if env.get(ENV_AREA) else None
+        self.groups = [
+            GroupProcess(name, number, asked.rundir.group(name), nodes.get(name, ()), now)
+            for number, name in enumerate(asked.names)
+        ]
+        self.nodes = NodesSeen(self.allocation if nodes else Allocation({}), asked.rundir)
         self.disk = RunDirReader(asked.rundir, self.say)
         self.pages = GroupPages(asked, self.groups, self.nodes, self.say, self.area)
+        self.lighthouse: GroupLighthouse | None = None
+        self.told = 0  # the signal that asked us to stop
+        self._continued = 0.0  # monotonic: when that was said of ourselves
 
     def go(self) -> int:
         """Return the exit code: 0 when the run has finished or was asked to stop, 1 when no group can go on. Raises OSError,
@@ -164,25 +146,17 @@ class GroupsOfJob:
             self.lighthouse = GroupLighthouse(self.asked, self.env, self.allocation, self.say)
         writer = ProgressWriter(self.asked.rundir, self.attempt, self.area, self.pages.progress)
         try:
-            while True:
-                for group in self.groups:
-                    self._keep_alive(group)
-                readings = self.disk.read([group.known for group in self.groups])  # after the ends, so that it has them
-                over = self._over()
-                for group, seen in zip(self.groups, readings or (), strict=False):
-                    self._look_after(group, seen, over)
-                if self.lighthouse is not None:
-                    self.lighthouse.follow({group.row.name: group.step_by(_now()) for group in self.groups})
-                    self.pages.lighthouse_restarted = self.lighthouse.restarted
-                    self.pages.liars = self.lighthouse.liars
-                self.pages.write(over)
-                if not any(group.alive for group in self.groups) and (over or not self._may_go_on()):
-                    return 0 if over else 1
-                for number in self.signals.wait(_TICK):
+            while not (self.told and self.asked.apart):  # what is in other jobs goes on
+                code = self._turn()
+                if code is not None:
+                    return code
+                for number in self.signals.wait(self.tick):
                     self._on_signal(number)
+            return 0
         finally:
-            self._end_all()
-            self._note_why()
+            self.end()
+            steps = [group.row.step for group in self.groups if group.row.step is not None]
+            note_stop(self.asked.rundir, self.attempt, self.told, self.over(), max(steps, default=None))
             writer.close()
             self.pages.write("ended", last=True)
             self.nodes.close()
@@ -190,11 +164,50 @@ class GroupsOfJob:
                 self.lighthouse.stop()
 
     def say(self, text: str) -> None:
-        tell(self.log, text)
+        tell(self.attempt.folder / "run.log", text)
 
-    # ----------------------------------------------------------------------------------------------------------- one group
+    def over(self) -> str:
+        """Say why no group is started any more; "" while they are."""
+        return f"asked to stop ({signal_name(self.told)})" if self.told else self.disk.over
 
-    def _keep_alive(self, group: GroupProcess) -> None:
+    def look_after(self, group: GroupProcess, over: str) -> None:
+        """Judge one group, whose directory has just been read, and do what that asks for."""
+        raise NotImplementedError
+
+    def exit_code(self, over: str) -> int | None:
+        """Return None as long as this process has something to do."""
+        raise NotImplementedError
+
+    def end(self) -> None:
+        """Leave nothing of ours behind, whatever went wrong."""
+        raise NotImplementedError
+
+    def _turn(self) -> int | None:
+        """Look at all groups once."""
+        for group in self.groups:
+            self.keep_alive(group)
+        readings, over = self.disk.read([group.known for group in self.groups]), self.over()  # with the ends just seen
+        for group, seen in zip(self.groups, readings or (), strict=False):
+            for one in group.take(seen, _now()):
+                self.say(f"{group.row.name}: {words_of_its_end(one)}")
+            self.look_after(group, over)
+        if self.lighthouse is not None:
+            self.lighthouse.follow({group.row.name: group.step_by(_now()) for group in self.groups})
+            self.pages.lighthouse_restarted, self.pages.liars = self.lighthouse.restarted, self.lighthouse.liars
+            self.pages.moved = self.lighthouse.moved if self.asked.apart else None
+        self.pages.write(over)
+        return self.exit_code(over)
+
+    def _on_signal(self, number: int) -> None:
+        if number not in self.signals.ends and (self.asked.apart or number not in PASS_ON):
+            return
+        if number != signal.SIGCONT:
+            self.told = self.told or number
+            self.say(f"{signal_name(number)}: {self.at_a_stop}")
+        for group in self.groups:
+            group.signal(number)
+
+    def keep_alive(self, group: GroupProcess) -> None:
         """Do what needs no disk: reap its supervisor, continue one that was stopped, and end one that stands for ever."""
         at = time.monotonic()
         code = group.ended(at)
@@ -203,14 +216,28 @@ class GroupsOfJob:
             self.say(f"{group.row.name}: its supervisor was stopped (SIGSTOP); it is continued")
         if news := group.listen(at):
             self.say(f"{group.row.name}: {news}")
-        if group.has_continued_us() and at - self.continued >= STOPPED_FOR:  # others may have done the same just then
-            self.continued = at
+        if group.has_continued_us() and at - self._continued >= STOPPED_FOR:  # others may have done the same just then
+            self._continued = at
             self.say(f"this process was stopped (SIGSTOP); the supervisor of {group.row.name} has continued it")
 
-    def _look_after(self, group: GroupProcess, seen: GroupReading, over: str) -> None:
+
+class GroupsOfJob(RunOfGroups):
+    """Starts the groups of one job and keeps them running."""
+
+    at_a_stop = "passed on to the groups; none is started any more"
+
+    def __init__(self, asked: GroupOptions, env: Mapping[str, str], signals: SignalQueue) -> None:
+        """Raises Refused where the command cannot run in groups."""
+        self.job, nodes = ledger.job_id(env), Allocation(env).nodes
+        if nodes and not is_srun(asked.command):
+            raise Refused(
+                "the command of replica groups begins with srun on Slurm, so that each group starts on its own nodes",
+                hint="launch.srun: true puts it there",
+            )
+        super().__init__(asked, env, signals, first_nodes(nodes, asked.count, asked.nodes_each) if nodes else {})
+
+    def look_after(self, group: GroupProcess, over: str) -> None:
         now, at = _now(), time.monotonic()
-        for one in group.take(seen, now):
-            self.say(f"{group.row.name}: {words_of_its_end(one)}")
         if group.code is not None:
             code, ended = group.code
             if self.disk.begun < ended:
@@ -218,7 +245,7 @@ class GroupsOfJob:
             self._after_its_end(group, code, over, now)
             group.code = None
         if group.alive:
-            if group.leaves and group.move(GroupState.RUNNING, "is leaving", now):
+            if group.seen.leaves and group.move(GroupState.RUNNING, "is leaving", now):
                 self.say(f"{group.row.name}: leaves for good; it is asked to stop")
                 group.signal(signal.SIGTERM)
             return
@@ -229,18 +256,18 @@ class GroupsOfJob:
             self._start(group, nodes, now, at)
 
     def _after_its_end(self, group: GroupProcess, code: int, over: str, now: datetime) -> None:
-        group.orphaned = group.newest is not None and group.newest.ended is None
+        group.orphaned = group.seen.newest is not None and group.seen.newest.ended is None
         why = group.watch.ended_for if group.watch is not None else ""
         why = why or (f"its supervisor was killed by {signal_name(-code)}" if code < 0 else "")
         if why:
             self._record(group, why)
-        if self._failed_of_waiting(now) and group.braked:
+        if self._failed_of_waiting(now) and group.seen.braked:
             self._release(group, now)
-        cause = group.newest.cause if group.newest is not None else None
-        if cause is not None and cause.kind in _BY_OTHERS and not (group.orphaned or group.leaves):
+        cause = group.seen.newest.cause if group.seen.newest is not None else None
+        if cause is not None and cause.kind in _BY_OTHERS and not (group.orphaned or group.seen.leaves):
             why = f"somebody has asked this group alone to stop: {cause.words()}"
         fine = code == 0 and not group.has_failed and not why
-        if fine and not over and not group.leaves and not group.braked:
+        if fine and not over and not group.seen.leaves and not group.seen.braked:
             group.move(GroupState.OVER, "its command has ended by itself", now)
         elif not over:
             group.move(GroupState.WAITING, why or f"its supervisor has ended (exit {code})", now)
@@ -249,32 +276,28 @@ class GroupsOfJob:
 
     def _record(self, group: GroupProcess, why: str) -> None:
         """Write down why its supervisor has not written the end of the attempt itself, and what it did before we ended it."""
-        newest, watch = group.newest, group.watch
-        if newest is None or watch is None:
-            return
-        folder, unended = group.rundir.attempt(newest.number), newest.ended is None
-
-        def record() -> bool:
-            watch.record(folder, why if unended else "")
-            return True
-
-        try:
-            if not in_time(record, _WRITES):
-                self.say(f"{group.row.name}: the end of its supervisor cannot be written: {folder} does not answer")
-        except OSError as error:
-            self.say(f"{group.row.name}: the end of its supervisor cannot be written: {error.strerror}")
+        newest, watch = group.seen.newest, group.watch
+        if newest is not None and watch is not None:
+            folder, why = group.rundir.attempt(newest.number), why if newest.ended is None else ""
+            self._written(group, "the end of its supervisor cannot be written", lambda: watch.record(folder, why))
 
     def _release(self, group: GroupProcess, now: datetime) -> None:
+        """Take its brake off. Where that fails it stays on, which the table says, and no other group is touched."""
         who = "its supervisor: the group failed for want of others"
+        release = partial(release_brake, group.rundir, who=who, now=now)
+        if self._written(group, "its brake cannot be taken off", release):
+            self.say(f"{group.row.name}: its brake is taken off: it failed because too few other groups ran")
+
+    def _written(self, group: GroupProcess, problem: str, work: Callable[[], object]) -> bool:
+        """Do what writes in its directory, within a bound; say the ``problem`` where that fails."""
         try:
-            done = in_time(lambda: (release_brake(group.rundir, who=who, now=now),), _WRITES)
-        except (OSError, NotTrusted) as error:  # it stays on, which the table says, and no other group is touched
-            self.say(f"{group.row.name}: its brake cannot be taken off: {getattr(error, 'strerror', error)}")
-            return
-        if done is None:
-            self.say(f"{group.row.name}: its brake cannot be taken off: {group.rundir.root} does not answer")
-            return
-        self.say(f"{group.row.name}: its brake is taken off: it failed because too few other groups ran")
+            if in_time(lambda: (work(),), _WRITES) is not None:
+                return True
+            why = f"{group.rundir.root} does not answer"
+        except (OSError, NotTrusted) as error:
+            why = getattr(error, "strerror", str(error))
+        self.say(f"{group.row.name}: {problem}: {why}")
+        return False
 
     def _failed_of_waiting(self, now: datetime) -> bool:
         """Tell whether too few groups ran for so long that those that wait ended themselves: that is no failure of theirs."""
@@ -285,10 +308,10 @@ class GroupsOfJob:
         """Return the state of a group whose supervisor does not run, and why."""
         if over:
             return GroupState.OVER, over
-        if group.leaves:
+        if group.seen.leaves:
             join = f"ftsupervise groups join {group.row.name} {self.asked.rundir.quoted()}"
             return GroupState.LEFT, f"for good; to let it join again: {join}"
-        if why := group.braked:
+        if why := group.seen.braked:
             return GroupState.STOPPED, why
         if group.row.state is GroupState.OVER:
             return group.row.state, group.row.why
@@ -339,13 +362,14 @@ class GroupsOfJob:
             group.number, asked.count, asked.least, address, asked.timeouts, asked.slowest_step, self.job
         )
         command = on_nodes(asked.command, nodes) if nodes else asked.command
-        words = ["run", "--run-dir", str(group.rundir.root), "--name", f"{asked.name}-{name}", *asked.settings]
-        words += ["--launched", asked.launched] if asked.launched else []
         env = on_its_nodes(for_group(self.env, given), nodes)
         if len(nodes) > 1 and group.row.attempt:  # Slurm may keep the step of a lost node, and its other nodes with it
             env.setdefault("SLURM_OVERLAP", "1")
         try:
-            group.start(own_command(*words, "--", *command), env, log_name(asked.name, self.job), now, at)
+            words = asked.supervisor(group.number, command)
+            if in_time(lambda: asked.prepare(group.number), _WRITES) is None:
+                raise OSError(errno.ETIMEDOUT, f"{group.rundir.state} does not answer")
+            group.start(words, env, log_name(asked.name, self.job), now, at)
         except OSError as error:
             group.due = at + _NODES_EVERY
             self._wait(group, f"its supervisor cannot be started: {error.strerror}", now)
@@ -357,44 +381,29 @@ class GroupsOfJob:
 
     # ------------------------------------------------------------------------------------------------------------- all
 
-    def _over(self) -> str:
-        """Say why no group is started any more; "" while they are."""
-        if self.told:
-            return f"asked to stop ({signal_name(self.told)})"
-        return self.disk.over
+    def exit_code(self, over: str) -> int | None:
+        if any(group.alive for group in self.groups) or (not over and self._may_go_on()):
+            return None
+        return 0 if over else 1
 
     def _may_go_on(self) -> bool:
         """Tell whether a group that does not run now may come back by itself. One whose end has not been looked at yet may:
         its directory does not answer."""
         return any(group.row.state is GroupState.WAITING or group.code is not None for group in self.groups)
 
-    def _on_signal(self, number: int) -> None:
-        if number in self.signals.ends or number in PASS_ON:
-            if number != signal.SIGCONT:
-                self.told = self.told or number
-                self.say(f"{signal_name(number)}: passed on to the groups; none is started any more")
-            for group in self.groups:
-                group.signal(number)
-
-    def _note_why(self) -> None:
-        """Write down why the groups stopped, for the ledger of the whole run, as a guard does for its own attempt."""
-        steps = [group.row.step for group in self.groups if group.row.step is not None]
-        note_stop(self.asked.rundir, self.attempt, self.told, self._over(), max(steps, default=None))
-
-    def _end_all(self) -> None:
-        """End all supervisors, so that nothing of ours stays behind us, whatever went wrong."""
+    def end(self) -> None:
         for group in self.groups:
             group.signal(signal.SIGTERM)
         while any(group.alive and group.ended(time.monotonic()) is None for group in self.groups):
-            self.signals.wait(_TICK)  # each supervisor has its own bound, and the one above us ends us by force
+            self.signals.wait(self.tick)  # each supervisor has its own bound, and the one above us ends us by force
             for group in self.groups:
                 if group.alive:
-                    self._keep_alive(group)
+                    self.keep_alive(group)
         readings = self.disk.read([group.known for group in self.groups])
         for number, group in enumerate(self.groups):
             group.take(readings[number] if readings is not None else group.seen, _now())
             if group.row.state is GroupState.RUNNING:
-                group.move(GroupState.OVER, self._over() or "the groups of this job have ended", _now())
+                group.move(GroupState.OVER, self.over() or "the groups of this job have ended", _now())
 
 
 def _now() -> datetime:

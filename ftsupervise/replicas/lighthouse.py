@@ -277,14 +277,6 @@ class LighthousePlace(NamedTuple):
         return min(_SILENT, self.timeouts.quorum / 10)
 
 
-class LighthouseEvent(NamedTuple):
-    """``restart``: groups that make no step soon after it are to be restarted, for torchft may have lost their call."""
-
-    at: datetime
-    words: str
-    restart: bool = False
-
-
 class SupervisedLighthouse:
     """``python``: an interpreter that has torchft."""
 
@@ -305,7 +297,7 @@ class SupervisedLighthouse:
             0.0,
             PageNotSeen(Unseen.CUT, "it is not looked at yet"),
         )
-        self._events: list[LighthouseEvent] = []
+        self.restarted: float | None = None  # monotonic: torchft may have lost a group's call then
         self._sentence: tuple[LighthouseProcess | None, str] = (None, "")  # which one is to be ended, and why
         self._over = threading.Event()
         self._threads = [
@@ -340,9 +332,9 @@ class SupervisedLighthouse:
             trouble="",
         )
         self._put(record)
-        self._tell(f"the lighthouse of {self.place.groups} groups listens at {self.record.address}")
+        self._say(f"the lighthouse of {self.place.groups} groups listens at {self.record.address}")
         if moves:
-            self._tell(f"it was at {before.address} before: groups that were started with that address do not find it")
+            self._say(f"it was at {before.address} before: groups that were started with that address do not find it")
         for thread in self._threads:
             thread.start()
         return self.record
@@ -378,11 +370,6 @@ class SupervisedLighthouse:
             if not self._threads[number].is_alive() and not self._left():
                 self._threads[number] = threading.Thread(target=work, name="lighthouse", daemon=True)
                 self._threads[number].start()
-
-    def events(self) -> list[LighthouseEvent]:
-        """Return what has happened since the last call."""
-        events, self._events = self._events, []
-        return events
 
     @property
     def superseded(self) -> int | None:
@@ -439,7 +426,7 @@ class SupervisedLighthouse:
             ended = process.end()
             self._process = None if self._left() else self._restarted(ended if gone else why, _steady(process))
         if self.superseded is not None:
-            self._tell(f"supervisor {self.superseded} of the lighthouse has begun: this one has ended its own")
+            self._say(f"supervisor {self.superseded} of the lighthouse has begun: this one has ended its own")
 
     def _left(self) -> bool:
         return self._over.is_set() or self.superseded is not None
@@ -458,7 +445,7 @@ class SupervisedLighthouse:
             except NoLighthouse as error:
                 words = _taken(self.record.port) if error.taken else error.message
                 if words != self.record.trouble:
-                    self._tell(f"the lighthouse ended ({why}) and cannot be started: {words}; it is tried again")
+                    self._say(f"the lighthouse ended ({why}) and cannot be started: {words}; it is tried again")
                     self._put(self.record._replace(trouble=words))
                 continue
             if self._left():
@@ -466,7 +453,8 @@ class SupervisedLighthouse:
                 break
             down = time.monotonic() - began
             self._put(self.record.restarted(LighthouseRestart(at, why, down), process.pid))
-            self._tell(f"the lighthouse ended ({why}); started again after {show_duration(down)}", True)
+            self._say(f"the lighthouse ended ({why}); started again after {show_duration(down)}")
+            self.restarted = time.monotonic()
             return process
         return None
 
@@ -491,18 +479,12 @@ class SupervisedLighthouse:
             if verdict is LighthouseVerdict.CONTINUE:
                 process.proceed()
                 if words:
-                    self._tell(f"the lighthouse: {words}")
+                    self._say(f"the lighthouse: {words}")
             elif verdict is LighthouseVerdict.END:
                 self._sentence = (process, words)
                 self._rouse()
             if self.superseded is not None:
                 self._rouse()
-
-    # ------------------------------------------------------------------------------------------------------------ telling
-
-    def _tell(self, words: str, restart: bool = False) -> None:
-        self._say(words)
-        self._events.append(LighthouseEvent(_now(), words, restart))
 
     def _rouse(self) -> None:
         try:

@@ -1,4 +1,4 @@
-"""The status page of torchft's lighthouse, read into types: who is in the quorum, who is heard of, and what it waits for.
+"""The status page of torchft's lighthouse, read into types: who is in the quorum, and who is heard of.
 
 The page proves little. A heartbeat comes from a thread that goes on while training hangs, the step of a member is the one it
 sent with its last quorum, and a member says about itself what it likes: the lighthouse asks nobody for a name or a password.
@@ -31,18 +31,16 @@ from ftsupervise.printable import printable
 LIMIT = 4_000_000  # bytes: a page of 500 groups is 220 kB, and each start of a group adds 120 bytes for good
 _MOST = 20_000  # members, and heartbeats
 _TEXT = 200  # characters of an id or an address
-_SENTENCE = 500
 
 _PART = 10_000  # characters of one member
 
 # "<" and ">" in what a member says of itself are escaped on the page, so that no text can pretend to be a tag.
 _MEMBER, _HEARTBEAT = '<div class="member', '<li class="heartbeat'  # what each begins with
-_NAMED = re.compile(r'([^"<>]*)">\s*<b>([^<>]*)</b>')
+_NAMED = re.compile(r'[^"<>]*">\s*<b>([^<>]*)</b>')
 _FIELD = re.compile(r"<br/>\s*([A-Za-z ]{1,20}):\s([^<>]*)(?=<br/>)")
 _LISTED = re.compile(r'[^"<>]*">([^<>]*)</li>')
-_QUORUM_ID = re.compile(r"\s*Current quorum_id:\s*(-?[0-9]{1,20})\s*<br>\s*Next quorum status:([^<>]*)<h3>")
+_QUORUM_ID = re.compile(r"\s*Current quorum_id:\s*(-?[0-9]{1,20})\s*<br>\s*Next quorum status:[^<>]*<h3>")
 _SEEN = re.compile(r"(.*): seen ([^\s]{1,40}) ago", re.S)  # of text without space around it, which would make it slow
-_AGE = re.compile(r"Quorum age:\s*([^\s<>]{1,40})\s*<")
 _DURATION = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,12})?)(ns|µs|us|ms|s)")
 _UNITS = {"ns": 1e-9, "µs": 1e-6, "us": 1e-6, "ms": 1e-3, "s": 1.0}
 
@@ -52,10 +50,7 @@ class QuorumMember(NamedTuple):
 
     replica: str  # "g002:3f0c…", the group and a word that is new at each start
     step: int | None  # that it sent with its last quorum
-    manager: str
     store: str
-    ranks: int | None
-    recovering: bool  # it is behind, and copies the weights of another one
 
     @property
     def group(self) -> str:
@@ -77,24 +72,12 @@ class LighthousePage(NamedTuple):
     """This is what the lighthouse knew at one moment."""
 
     quorum: int  # its id: counted from 1 by each lighthouse
-    waits_for: str  # its own sentence about the next quorum
-    age: float | None  # seconds since the last quorum; None: there was none
     members: tuple[QuorumMember, ...]
     heartbeats: tuple[GroupHeartbeat, ...]
 
     def heard(self, within: float) -> tuple[str, ...]:
         """The starts of groups that were heard of within so many seconds."""
         return tuple(one.replica for one in self.heartbeats if one.age <= within)
-
-    def silent(self, within: float) -> tuple[QuorumMember, ...]:
-        """The members of the last quorum that are not heard of any more."""
-        heard = set(self.heard(within))
-        return tuple(one for one in self.members if one.replica not in heard)
-
-    @property
-    def has_stragglers(self) -> bool:
-        """Return whether the next quorum waits for groups that are heard of and do not ask. One of them may hang."""
-        return "stragglers" in self.waits_for or "need at least half of" in self.waits_for
 
 
 class Unseen(Enum):
@@ -198,14 +181,10 @@ def parse(text: str) -> LighthousePage | PageNotSeen:
             Unseen.STRANGE, "its answer is no status page of torchft's lighthouse: another program or version"
         )
     above, _, below = text.partition("<h2>Heartbeats</h2>")
-    quorum, *parts = above[first.end() :].split(_MEMBER, _MOST)
-    members = [_member(part[:_PART]) for part in parts]
+    members = [_member(part[:_PART]) for part in above[first.end() :].split(_MEMBER, _MOST)[1:]]
     heard = [_heartbeat(part[:_PART]) for part in below.split(_HEARTBEAT, _MOST)[1:]]
-    age = _AGE.search(quorum[:_PART])
     return LighthousePage(
         quorum=_whole(first[1]) or 0,
-        waits_for=_clean(first[2], _SENTENCE),
-        age=_seconds(age[1]) if age else None,
         members=tuple(one for one in members if one is not None),
         heartbeats=tuple(one for one in heard if one is not None),
     )
@@ -219,12 +198,9 @@ def _member(part: str) -> QuorumMember | None:
     for name, value in _FIELD.findall(part):
         fields.setdefault(name.strip(), value)
     return QuorumMember(
-        replica=_clean(named[2]),
+        replica=_clean(named[1]),
         step=_whole(fields.get("Step", "")),
-        manager=_clean(fields.get("Manager", "")),
         store=_clean(fields.get("TCPStore", "")),
-        ranks=_whole(fields.get("World size", "")),
-        recovering="recovering" in named[1].split(),
     )
 
 

@@ -30,8 +30,7 @@ from ftsupervise.rundir.progress import ProgressPage
 from ftsupervise.scheduler.allocation import Allocation
 from ftsupervise.scheduler.parse import is_away
 
-_TABLE_EVERY = 2.0  # seconds between two tables
-_QUORUM_EVERY = 5.0  # seconds between two pages about the quorum that say the same
+_EVERY = 2.0  # seconds between two writings of the same about the quorum
 _WITHIN = 1.0  # seconds for both to be written
 _LAST_WITHIN = 5.0  # seconds for the last ones, behind older ones that still hang
 _AGAIN = 0.1  # seconds between two tries
@@ -87,7 +86,7 @@ class GroupPages:
     ) -> None:
         self._asked, self._groups, self._nodes, self._say, self._area = asked, groups, nodes, say, area
         self.below: datetime | None = None  # since when fewer than the least run
-        self._written = self._quorum_written = 0.0
+        self._written = 0.0  # monotonic
         self._quorum, self._turn = QuorumPage(), OneAtATime[QuorumPage]()
         self._slow = ""
         self.lighthouse_restarted: float | None = None  # monotonic
@@ -103,15 +102,13 @@ class GroupPages:
         why = self._below_the_least(over, now)
         quorum = QuorumPage(now, bool(why), why, self._hung())
         same = quorum._replace(at=self._quorum.at) == self._quorum
-        table = self._table(now) if last or not same or at >= self._written + _TABLE_EVERY else None
-        if not (last or not same or at >= self._quorum_written + _QUORUM_EVERY):
-            quorum = self._quorum
+        if same and not last and at < self._written + _EVERY:
+            return
+        table = self._table(now)
 
         def put() -> QuorumPage:
-            if quorum is not self._quorum:
-                write_quorum(self._asked.rundir, quorum, self._area)
-            if table is not None:
-                write_table(self._asked.rundir, table, self._area)
+            write_quorum(self._asked.rundir, quorum, self._area)
+            write_table(self._asked.rundir, table, self._area)
             return quorum
 
         if last:
@@ -122,10 +119,7 @@ class GroupPages:
                 return  # the directory does not answer, or has taken an older page only now: soon again
         except OSError:  # a full disk, or a newer attempt: the groups go on
             return
-        if quorum is not self._quorum:
-            self._quorum, self._quorum_written = quorum, at
-        if table is not None:
-            self._written = at
+        self._quorum, self._written = quorum, at
 
     def _put_the_last(self, put: Callable[[], QuorumPage], quorum: QuorumPage) -> None:
         """Write the pages that others will find when we have ended, once an older write that hangs is through."""
@@ -179,7 +173,7 @@ class GroupPages:
                 continue
             if gone and (row.stalled is None or row.stalled >= _STILL):
                 found.append(Hung(row.name, row.attempt, f"{', '.join(gone)} does not answer"))
-            elif self.moved is not None and group.newest is not None and group.newest.started < self.moved:
+            elif self.moved is not None and group.seen.newest is not None and group.seen.newest.started < self.moved:
                 found.append(Hung(row.name, row.attempt, "the lighthouse is at another address now"))
             elif (lie := self.liars.get(row.name)) and self._accused.setdefault(
                 lie.replica, row.attempt
@@ -221,7 +215,7 @@ class GroupPages:
 
     def progress(self) -> ProgressPage | None:
         """Sum the groups up: the step that the first of them has reached counts, because one that comes back begins there."""
-        pages = [(group.row.name, page) for group in self._groups if group.alive and (page := group.page)]
+        pages = [(group.row.name, page) for group in self._groups if group.alive and (page := group.seen.page)]
         if not pages:
             return None
         every, now = [page for _, page in pages], _now()

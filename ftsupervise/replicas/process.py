@@ -22,7 +22,7 @@ from pathlib import Path
 from ftsupervise.host import pulse
 from ftsupervise.host.in_time import OneAtATime, in_time
 from ftsupervise.host.ownership import FOLDER, as_page, make_folder
-from ftsupervise.host.processes import Process, die_with_parent, marked, process, signal_exactly, stat_fields
+from ftsupervise.host.processes import Process, die_with_parent, marked, process, send, signal_exactly, stat_fields
 from ftsupervise.host.pulse import ENV_PULSE
 from ftsupervise.host.standing import Standing, standing
 from ftsupervise.model import Attempt
@@ -33,7 +33,6 @@ from ftsupervise.rundir import ledger
 from ftsupervise.rundir.attempt_pages import LostEnd, write_page
 from ftsupervise.rundir.heartbeat_page import STACK_SIGNAL
 from ftsupervise.rundir.paths import ENV_ATTEMPT_DIR, RunDir, write_whole
-from ftsupervise.rundir.progress import ProgressPage
 
 # The pipe between a group's supervisor and the process that started it: no disk is between them.
 #
@@ -239,10 +238,7 @@ class SupervisorWatch:
         write_whole(attempt / "evidence" / "supervisor.txt", text)
 
     def _send(self, number: int) -> None:
-        try:
-            os.kill(self._pid, number)  # a child that we have not reaped: the number is its own
-        except ProcessLookupError:
-            return
+        send([self._pid], number)  # a child that we have not reaped: the number is its own
 
 
 def _status(pid: int) -> str:
@@ -286,23 +282,8 @@ class GroupProcess:
     @property
     def has_failed(self) -> bool:
         """Tell whether its newest attempt failed. The exit code of its supervisor is srun's, which may be 0 for a lost node."""
-        return self.newest is not None and (self.newest.failure is not None or self.newest.ended is None)
-
-    @property
-    def newest(self) -> Attempt | None:
-        return self.seen.newest
-
-    @property
-    def page(self) -> ProgressPage | None:
-        return self.seen.page
-
-    @property
-    def leaves(self) -> bool:
-        return self.seen.leaves
-
-    @property
-    def braked(self) -> str:
-        return self.seen.braked
+        newest = self.seen.newest
+        return newest is not None and (newest.failure is not None or newest.ended is None)
 
     def move(self, state: GroupState, why: str, now: datetime) -> bool:
         """Set its state, and tell whether that is new."""
@@ -371,10 +352,7 @@ class GroupProcess:
 
     def signal(self, number: int) -> None:
         if self.row.pid:
-            try:
-                os.kill(self.row.pid, number)  # a child that we have not reaped: the number is its own
-            except ProcessLookupError:
-                return
+            send([self.row.pid], number)  # a child that we have not reaped: the number is its own
 
     def continued(self, at: float) -> bool:
         """Continue its supervisor once that has been stopped (SIGSTOP) for two seconds. True where that was done."""
@@ -432,13 +410,13 @@ class GroupProcess:
     def step_by(self, now: datetime) -> int | None:
         """Return the highest step that its ranks can have reached by now; None where that is not known, or they have made
         none since their start. The page may be seconds old."""
-        page, seconds = self.page, self.row.seconds
+        page, seconds = self.seen.page, self.row.seconds
         if page is None or page.ahead is None or page.first is None or not seconds:
             return None
         return page.ahead + round(2 * max(0.0, (now - page.at).total_seconds()) / seconds) + 1
 
     def _row(self, newest: Attempt, now: datetime) -> ReplicaGroup:
-        page = self.page
+        page = self.seen.page
         step = newest.last_step if page is None or newest.ended is not None else page.ahead
         row = self.row._replace(
             attempt=newest.number, job=newest.job_id, step=step if step is not None else self.row.step

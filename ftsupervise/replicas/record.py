@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Annotated, NamedTuple
 
 from ftsupervise.errors import NoAnswer, from_os_error
+from ftsupervise.host.in_time import in_time
 from ftsupervise.host.ownership import claim_folder, distrust_in, make_folder
 from ftsupervise.rundir import fence
 from ftsupervise.rundir.records import EPOCH, read_record, write_json
@@ -96,32 +97,25 @@ class LighthouseFiles:
     """One supervisor's turn. ``newer``: a later one that has begun, None as long as none is seen."""
 
     def __init__(self, home: Path, say: Callable[[str], None]) -> None:
-        self.home, self.newer, self.number = home, None, 0
+        self.home, self.number = home, 0
+        self.newer: int | None = None
         self._say, self._area, self._next = say, home, LighthouseRecord()
         self._wake, self._looked, self._over, self._problem = threading.Event(), threading.Event(), False, ""
         self._thread = threading.Thread(target=self._keep, name="lighthouse-page", daemon=True)
 
-    newer: int | None
-
     def claim(self) -> LighthouseRecord | None:
         """Take the turn, and return what the one before wrote. Raises an error when the run directory cannot be written, or
         does not answer."""
-        done: list[LighthouseRecord | None] = []
-        failed: list[OSError] = []
 
-        def work() -> None:
-            try:
-                self._claim()
-                done.append(self._before())
-            except OSError as error:
-                failed.append(error)
+        def work() -> tuple[LighthouseRecord | None]:
+            self._claim()
+            return (self._before(),)
 
-        worker = threading.Thread(target=work, name="claim-lighthouse", daemon=True)
-        worker.start()
-        worker.join(_CLAIM)
-        if failed:
-            raise from_os_error(failed[0], f"claim the lighthouse in {self.home}")
-        if not done:
+        try:
+            done = in_time(work, _CLAIM)
+        except OSError as error:
+            raise from_os_error(error, f"claim the lighthouse in {self.home}") from None
+        if done is None:
             raise NoAnswer(f"{self.home} does not answer within {_CLAIM:.0f} s", hint=f"ls {self.home}")
         self._thread.start()
         return done[0]

@@ -31,7 +31,7 @@ class Pages:
         for folder in (self.behind.replicas, self.behind.switches, self.behind.state):
             folder.mkdir(parents=True)
         self.groups = [GroupProcess(f"g00{n}", n, self.run.group(f"g00{n}"), (), NOW) for n in range(3)]
-        asked = GroupOptions(self.run, "tr11", "", 3, 1, 2, (), ("true",))
+        asked = GroupOptions(self.run, "tr11", "", 3, 1, 2, {}, ("true",))
         self.pages = GroupPages(asked, self.groups, NodesSeen(Allocation({}), self.run), self.said.append, None)
         self.move(GroupState.RUNNING)
         self.pages.write("")

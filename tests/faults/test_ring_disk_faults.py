@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any
 import pytest
 
 from ftsupervise.rundir.switches import KILL
-from tests.neighbours.supervised import Program, SupervisedRun
+from tests.neighbours.supervised import Program, SupervisedRun, outside_a_job
 
 pytestmark = [pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="needs root for mounts")]
 Until = Callable[..., Any]
@@ -140,6 +141,27 @@ def test_a_member_waits_at_the_gate_for_space_and_claims_nothing_meanwhile(run: 
     assert "there is space again" in one.said() and "trained" in one.said()
     assert one.said().count("waiting up to") == 1
     assert [a.words for a in run.attempts()] == ["exit 0"]
+
+
+@pytest.mark.parametrize("then", ["there is space again", "the kill switch is up"])
+def test_the_member_of_a_replica_group_waits_for_space_before_its_supervisor_begins(
+    run: SupervisedRun, disk: Path, then: str
+) -> None:
+    for folder in (run.rundir.group("g000").state, run.rundir.state, run.rundir.switches):
+        folder.mkdir(parents=True)
+    block = fill(disk)
+    asked = ["--number", "0", "--run-dir", str(run.rundir.root), "--name", "r", "--count", "3", "--lighthouse", "none"]
+    words = [sys.executable, "-m", "ftsupervise", "groups", "member", *asked]
+    words += ["--", "--space-wait", "500", "--", "sh", "-c", "echo trained"]
+    one = Program(words, run.folder, outside_a_job(), run.folder / "out")
+    run.members.append(one)
+    one.until_said("waiting up to 500 s for space")
+    if then == "there is space again":
+        make_room(block)
+    else:
+        min(block.iterdir(), key=lambda one: one.stat().st_size).rename(run.rundir.switches / KILL)
+    assert one.wait(60) == 0
+    assert then in one.said() and ("trained" in one.said()) is (then == "there is space again")
 
 
 @pytest.mark.parametrize("by", ["SIGTERM", "kill switch"])

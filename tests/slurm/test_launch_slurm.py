@@ -278,9 +278,10 @@ def test_the_quoted_words_of_a_script_reach_slurm_as_they_were(desk: Desk) -> No
         )
         run = load(desk.folder / "ftsupervise.yaml")
         one = plan(run, kind="slurm", token="t", workdir=desk.folder, python=sys.executable)
-        comment = tuple(o.replace("--wckey=", "--comment=") for o in one.link(0) if "--comment" not in o)
+        options = dict(one.link(0))
+        options["comment"] = options.pop("wckey")
         path = desk.folder / "x.sbatch"
-        path.write_text(render(one, run.launch, comment))
+        path.write_text(render(one, run.launch, options))
         job = desk.sandbox.run(["sbatch", "--parsable", str(path)]).strip()
         found = Slurm(desk.sandbox.env()).describe(job)
         assert found is not None

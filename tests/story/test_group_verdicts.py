@@ -116,8 +116,8 @@ def test_a_step_that_the_others_have_made_without_this_group_is_not_made_by_it_t
 ) -> None:
     one.manager.calls_long(seconds)
     named = [name.replace("g000:OWN", one.manager.start_id) for name in members or ()]
-    seen = tuple(QuorumMember(name, 3, "", "", 1, False) for name in named)
-    one.page = PageNotSeen(Unseen.CUT, "no network") if members is None else LighthousePage(9, "", 0.0, seen, ())
+    seen = tuple(QuorumMember(name, 3, "") for name in named)
+    one.page = PageNotSeen(Unseen.CUT, "no network") if members is None else LighthousePage(9, seen, ())
     one.reduce()
     assert one.manager.should_commit() is commits
 

@@ -56,10 +56,10 @@ def answer(body: str, first: str = "HTTP/1.1 200 OK", more: str = "") -> str:
 def test_the_page_of_a_real_lighthouse_is_read() -> None:
     seen, _ = asked(sent(answer(PAGE)))
     assert isinstance(seen, LighthousePage)
-    assert (seen.quorum, seen.age, seen.has_stragglers) == (1, pytest.approx(0.304539457), False)
-    assert seen.members[0] == QuorumMember("g000:uuid-1", 5, "http://127.0.0.1:46615", "127.0.0.1:1/s", 2, True)
+    assert seen.quorum == 1
+    assert seen.members[0] == QuorumMember("g000:uuid-1", 5, "127.0.0.1:1/s")
     assert {one.group for one in seen.heartbeats} == {"g000", "g001", "g002"} and max(seen.heartbeats).age < 0.04
-    assert seen.heard(0.035) == () and len(seen.heard(0.04)) == 3 and seen.silent(1.0) == ()
+    assert seen.heard(0.035) == () and len(seen.heard(0.04)) == 3
 
 
 @pytest.mark.threat(
@@ -71,7 +71,7 @@ def test_what_a_member_says_of_itself_is_text_and_nothing_else() -> None:
     seen = parse(PAGE)
     assert isinstance(seen, LighthousePage) and len(seen.members) == 2
     assert seen.members[1].replica == 'g001:<b>"x"&amp; ?[31m quorum_id: 77 <br>' and seen.members[1].step == 2**62
-    assert all(text.isprintable() for one in seen.members for text in (one.replica, one.manager, one.store))
+    assert all(text.isprintable() for one in seen.members for text in (one.replica, one.store))
 
 
 def test_an_answer_in_small_pieces_is_put_together() -> None:

@@ -49,7 +49,7 @@ class Lighthouse:
 def job(tmp_path: Path) -> Iterator[GroupsOfJob]:
     signals, folder = SignalQueue(), tmp_path / "attempts" / "0001"
     folder.mkdir(parents=True)
-    asked = GroupOptions(RunDir(tmp_path), "tr11", "", 3, 1, 2, (), ("srun", "true"))
+    asked = GroupOptions(RunDir(tmp_path), "tr11", "", 3, 1, 2, {}, ("srun", "true"))
     env = {ENV_ATTEMPT: "1", ENV_ATTEMPT_DIR: str(folder)}
     one = GroupsOfJob(asked, env, signals)
     one.nodes.close()

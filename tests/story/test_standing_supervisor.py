@@ -71,7 +71,7 @@ def test_a_supervisor_whose_main_thread_locks_itself_out_is_ended_and_its_group_
     first = groups.attempts("g002")[0]
     assert "its supervisor did not answer for 2" in first.words
     stacks = (groups.of("g002").attempt(1) / "evidence" / "supervisor.txt").read_text()
-    assert "in wait" in stacks and "gate.py" in stacks, "where its main thread stood"
+    assert "in wait" in stacks and "signals.py" in stacks, "where its main thread stood"
     said = wait_until(lambda: "ended without a record: its supervisor did" in run.log() and run.log(), "its end")
     assert "it waits for no file system: it is ended by SIGKILL as soon as its stacks are read" in said
     assert len(read_beats(groups.of("g002"))) == 1

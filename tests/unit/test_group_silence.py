@@ -21,7 +21,7 @@ Until = Callable[..., object]
 def page(**ages: float) -> LighthousePage:
     """``g001_b=0.1``: that start was heard of then."""
     heard = tuple(GroupHeartbeat(name.replace("_", ":"), age) for name, age in ages.items())
-    return LighthousePage(1, "", 0.0, (), heard)
+    return LighthousePage(1, (), heard)
 
 
 def test_a_member_that_the_lighthouse_hears_of_no_more_is_silent() -> None:

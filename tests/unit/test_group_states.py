@@ -35,15 +35,15 @@ def test_a_group_stays_away_while_nobody_can_see_whether_it_may_come_back(tmp_pa
     state = group.rundir.state
     state.mkdir(parents=True)
     group.look(NOW)
-    assert not group.leaves and not group.braked
+    assert not group.seen.leaves and not group.seen.braked
     (state / LEAVE).touch()
     write_brake(group.rundir, Brake())
     group.look(NOW)
-    assert group.leaves and "ftsupervise clear --brake" in group.braked
+    assert group.seen.leaves and "ftsupervise clear --brake" in group.seen.braked
     state.rename(state.with_name("gone"))
     state.touch()  # no folder: no answer
     group.look(NOW)
-    assert group.leaves and group.braked
+    assert group.seen.leaves and group.seen.braked
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_groups_of_which_nothing_is_known_do_not_make_the_run_wait(tmp_path: Pat
     run = RunDir(tmp_path)
     run.replicas.mkdir()
     groups = [a_group(tmp_path, f"g00{number}") for number in range(4)]
-    asked = GroupOptions(run, "tr11", "", 4, 1, 3, (), ("true",))
+    asked = GroupOptions(run, "tr11", "", 4, 1, 3, {}, ("true",))
     said = list[str]()
     pages = GroupPages(asked, groups, NodesSeen(Allocation({}), run), said.append, None)
     states = [GroupState.RUNNING, GroupState.RUNNING, GroupState.UNKNOWN, GroupState.WAITING]

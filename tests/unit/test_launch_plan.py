@@ -16,7 +16,7 @@ from ftsupervise.config.schema import CheckpointSettings, HangSettings, Launch, 
 from ftsupervise.config.supervisor import SETTINGS, Setting
 from ftsupervise.errors import ConfigError, Refused
 from ftsupervise.host.processes import START
-from ftsupervise.launch.plan import plan, requeued, train_command
+from ftsupervise.launch.plan import SbatchOptions, plan, requeued, train_command, word
 from ftsupervise.launch.script import render
 from ftsupervise.launch.submit import check_queue
 from ftsupervise.launch.words import warning_lead
@@ -52,8 +52,12 @@ def planned(
     )
 
 
+def as_words(options: SbatchOptions) -> list[str]:
+    return [word(*one) for one in options.items()]
+
+
 def test_the_default_is_an_array_of_ten_one_at_a_time() -> None:
-    options = planned({"time": "20:00:00"}).link(0)
+    options = as_words(planned({"time": "20:00:00"}).link(0))
     assert "--array=1-10%1" in options
     assert "--signal=B:USR1@600" in options
     assert "--time=20:00:00" in options
@@ -80,7 +84,7 @@ def test_a_job_that_a_lost_node_would_end_is_requeued_ahead_of_others_where_the_
 ) -> None:
     settings = {"time": "1h", **launch}
     found = requeued(planned(settings), make(settings).launch, expedites=expedites)
-    assert [one for one in found.link(0) if "requeue" in one] == [option]
+    assert [one for one in as_words(found.link(0)) if "requeue" in one] == [option]
     notes = [note for note in found.notes if "requeue" in note]
     assert noted in "".join(notes) and bool(notes) is bool(noted)
     here = planned(settings, "local")
@@ -107,41 +111,45 @@ def test_the_keys_that_people_have_in_their_scripts_reach_sbatch() -> None:
         "--licenses=ansys:2",
         "--error=/logs/%x-%A_%a.err",
     }
-    assert wanted <= set(planned(launch).options)
-    assert "--exclusive=user" in planned({"exclusive": "user"}).options
-    assert "--mem-per-gpu=9G" in planned({"mem_per_gpu": "9G"}).options
-    assert not any(option.startswith(("--exclusive", "--error", "--ntasks")) for option in planned({}).options)
+    assert wanted <= set(as_words(planned(launch).options))
+    assert "--exclusive=user" in as_words(planned({"exclusive": "user"}).options)
+    assert "--mem-per-gpu=9G" in as_words(planned({"mem_per_gpu": "9G"}).options)
+    assert not any(
+        option.startswith(("--exclusive", "--error", "--ntasks")) for option in as_words(planned({}).options)
+    )
 
 
 def test_the_number_of_ranks_does_not_count_the_spare_nodes() -> None:
     one = planned({"nodes": 2, "spare_nodes": 1, "tasks_per_node": 2, "ntasks": 3})
     assert "--ntasks=3" in one.command and "--nodes=2" in one.command
-    assert "--ntasks=3" not in one.options
+    assert "--ntasks=3" not in as_words(one.options)
 
 
 def test_a_percent_sign_in_the_run_directory_is_not_a_pattern_of_sbatch() -> None:
-    assert "--output=/scratch/runs/tr 11%%/logs/%x-%A_%a.out" in planned({}).options
+    assert "--output=/scratch/runs/tr 11%%/logs/%x-%A_%a.out" in as_words(planned({}).options)
 
 
 def test_the_log_of_a_job_that_is_no_array_is_called_by_its_id_alone() -> None:
-    assert "--output=/scratch/runs/tr 11%%/logs/%x-%j.out" in planned({"jobs": 1}).options
+    assert "--output=/scratch/runs/tr 11%%/logs/%x-%j.out" in as_words(planned({"jobs": 1}).options)
 
 
 def test_attaching_to_a_running_job_is_a_dependency() -> None:
-    assert "--dependency=afterany:87" in planned({}, after="87").link(0)
+    assert "--dependency=afterany:87" in as_words(planned({}, after="87").link(0))
 
 
 def test_a_daisy_chain_hangs_each_job_on_the_one_before() -> None:
     chain = planned({"chain": "daisy", "jobs": 3}, after="87")
     assert chain.submissions == 3
-    assert not any(option.startswith("--array") for option in chain.options)
-    assert chain.link(0)[-1] == "--dependency=afterany:87"
-    assert chain.link(1, "90")[-1] == "--dependency=afterany:87:90", "all before it: one of them may be cancelled"
+    assert not any(option.startswith("--array") for option in as_words(chain.options))
+    assert as_words(chain.link(0))[-1] == "--dependency=afterany:87"
+    assert as_words(chain.link(1, "90"))[-1] == "--dependency=afterany:87:90", (
+        "all before it: one of them may be cancelled"
+    )
 
 
 def test_a_plan_shows_each_link_of_a_daisy_chain_with_the_token_it_is_submitted_under() -> None:
     chain = planned({"chain": "daisy", "jobs": 2})
-    marks = [[o for o in chain.link(index) if o.startswith("--comment=")] for index in range(2)]
+    marks = [[o for o in as_words(chain.link(index)) if o.startswith("--comment=")] for index in range(2)]
     assert marks == [["--comment=ftsupervise:tr11:t0.1"], ["--comment=ftsupervise:tr11:t0.2"]]
     assert [chain.token_of(index) for index in range(2)] == ["t0.1", "t0.2"]
 
@@ -149,8 +157,8 @@ def test_a_plan_shows_each_link_of_a_daisy_chain_with_the_token_it_is_submitted_
 def test_spare_nodes_are_never_in_an_array_because_no_kill_starts_two_members_at_once() -> None:
     spare = planned({"nodes": 4, "spare_nodes": 2})
     assert spare.chain == "daisy"
-    assert {"--nodes=6", "--no-kill"} <= set(spare.options) and "--nodes=6" in spare.link(0)
-    assert "--nodes=4-6" in spare.link(1), "a node may be lost: the next job does not wait for spare ones"
+    assert {"--nodes=6", "--no-kill"} <= set(as_words(spare.options)) and "--nodes=6" in as_words(spare.link(0))
+    assert "--nodes=4-6" in as_words(spare.link(1)), "a node may be lost: the next job does not wait for spare ones"
     assert "--nodes=4" in spare.command[spare.command.index("srun") :]
     assert any("--no-kill" in note for note in spare.notes)
 
@@ -222,7 +230,7 @@ def test_without_slurm_there_is_no_partition_whose_limit_could_apply() -> None:
 def test_a_control_character_never_reaches_a_script() -> None:
     one = planned({})
     with pytest.raises(ConfigError, match="control characters"):
-        render(one, make({}).launch, ("--job-name=a\ntouch /tmp/canary",))
+        render(one, make({}).launch, {**one.link(0), "job-name": "a\ntouch /tmp/canary"})
 
 
 def test_a_misspelt_name_in_an_own_template_is_an_error(tmp_path: Path) -> None:
@@ -230,7 +238,7 @@ def test_a_misspelt_name_in_an_own_template_is_an_error(tmp_path: Path) -> None:
     own.write_text("#!/bin/bash\n{{ comand }}\n")
     run = make({"template": own})
     with pytest.raises(ConfigError, match="comand"):
-        render(planned({}), run.launch, ())
+        render(planned({}), run.launch, planned({}).link(0))
 
 
 def test_an_own_template_is_used(tmp_path: Path) -> None:
@@ -238,8 +246,10 @@ def test_an_own_template_is_used(tmp_path: Path) -> None:
     own.write_text(
         "#!/bin/sh\n{% for o in options %}#SBATCH {{ o | sbatch }}\n{% endfor %}exec {{ command | map('quote') | join(' ') }}\n"
     )
-    script = render(planned({}), make({"template": own}).launch, ("--job-name=x",))
-    assert script.startswith(f"#!/bin/sh\n#SBATCH --job-name=x\nexec /venv/bin/python -I {START} run")
+    script = render(planned({}), make({"template": own}).launch, {"job-name": "x", "comment": "ours"})
+    assert script.startswith(
+        f"#!/bin/sh\n#SBATCH --job-name=x\n#SBATCH --comment=ours\nexec /venv/bin/python -I {START} run"
+    )
 
 
 @pytest.mark.parametrize("off", [None, False, "off"])
@@ -302,7 +312,7 @@ def test_every_setting_that_null_switches_off_is_taken_by_the_supervisor_as_laun
 
 def test_replica_groups_are_one_job_with_a_node_for_each_and_the_spare_ones() -> None:
     found = planned({"replica_groups": ReplicaGroups(count=4, nodes_each=2), "spare_nodes": 1, "tasks_per_node": 8})
-    assert {"--nodes=9", "--no-kill", "--ntasks-per-node=8"} <= set(found.options)
+    assert {"--nodes=9", "--no-kill", "--ntasks-per-node=8"} <= set(as_words(found.options))
     assert found.chain == "daisy", "--no-kill and an array's %1 start two members at once"
     words = list(found.command)
     each = words[words.index("groups") :]
@@ -333,13 +343,13 @@ def test_a_run_in_a_place_where_a_replica_group_would_lie_is_refused() -> None:
 def test_groups_with_jobs_of_their_own_have_a_chain_each_and_a_small_one_for_all() -> None:
     found = planned({"replica_groups": JOBS, "gpus_per_node": 8, "mem": "500G", "jobs": 5})
     assert found.submissions == 4
-    small, group = found.link(0), found.link(3, "90")
+    small, group = as_words(found.link(0)), as_words(found.link(3, "90"))
     assert {"--nodes=1", "--ntasks=1", "--mem=2G", "--array=1-5%1"} <= set(small)
     assert not any("gpus" in option for option in small) and "--gpus-per-node=8" in group
     assert not any(option.startswith("--dependency") for option in group), "no group waits for another one"
     command = found.part(3).command
     assert command[command.index("--number") + 1] == "2" and command[command.index("groups") + 1] == "member"
-    assert len({next(o for o in found.link(n) if o.startswith("--comment=")) for n in range(4)}) == 4
+    assert len({next(o for o in as_words(found.link(n)) if o.startswith("--comment=")) for n in range(4)}) == 4
     with pytest.raises(ConfigError, match="cannot have spare nodes yet"):
         planned({"replica_groups": JOBS, "spare_nodes": 1})
     with pytest.raises(ConfigError, match="needs Slurm"):

@@ -16,7 +16,7 @@ STRANGE = PageNotSeen(Unseen.STRANGE, "its answer is not HTTP")
 Look = tuple[LighthousePage | PageNotSeen, str]
 
 
-FINE: Look = (LighthousePage(1, "", 0.5, (), ()), "S")
+FINE: Look = (LighthousePage(1, (), ()), "S")
 
 
 def played(looks: Iterable[Look]) -> list[tuple[float, LighthouseVerdict, str]]:

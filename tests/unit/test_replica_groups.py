@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import click
 import pytest
 from click.testing import CliRunner
 from pydantic import ValidationError
 
 from ftsupervise.cli.groups import groups
 from ftsupervise.cli.logs import logs
+from ftsupervise.cli.run import run as run_command
+from ftsupervise.cli.run import values_typed
+from ftsupervise.config.grouping import GROUP_SETTINGS
 from ftsupervise.config.schema import Launch
 from ftsupervise.errors import NotFound, UsageError
+from ftsupervise.host.ownership import NotTrusted
 from ftsupervise.replicas.bounds import derive, environment_of, for_group, on_its_nodes
+from ftsupervise.replicas.options import GroupOptions, options_of_groups, read_settings
 from ftsupervise.replicas.table import (
     GroupState,
     GroupTable,
@@ -185,3 +192,55 @@ def test_a_member_without_the_number_of_groups_is_a_mistake_of_who_typed_it(tmp_
     typed = ["member", "--number", "0", "--run-dir", str(tmp_path), "--name", "r", "true"]
     found = CliRunner().invoke(groups, typed).exception
     assert isinstance(found, UsageError) and "--count" in str(found)
+
+
+def asked_of(root: Path, *typed: str, **values: Any) -> GroupOptions:
+    every = {one.parameter: one.unset for one in GROUP_SETTINGS}
+    given = {**every, "count": 4, "launched": "t0", **values}
+    return options_of_groups(RunDir(root), "tr11", given, values_typed(typed), ["python", "train.py"])
+
+
+def read_by_its_supervisor(asked: GroupOptions, number: int) -> dict[str, Any]:
+    page = str(asked.prepare(number))
+    words = asked.supervisor(number, asked.command)
+    assert words[words.index("--settings") + 1] == page
+    return run_command.make_context("run", words[words.index("run") + 1 :]).params
+
+
+def test_what_is_typed_for_each_group_reaches_its_supervisor_as_if_it_had_been_typed_there(tmp_path: Path) -> None:
+    typed = ["--in-place", "9", "--budget", "node=20", "--budget", "memory=1", "--warm", "off", "--warning", "TERM@600"]
+    here = run_command.make_context("run", [*typed, "--", "python", "train.py"]).params
+    there = read_by_its_supervisor(asked_of(tmp_path, *typed, lighthouse="none"), 2)
+    differs = {name: value for name, value in there.items() if value != here[name]}
+    assert differs == {
+        "run_dir": str(tmp_path / "groups" / "g002"),
+        "name": "tr11-g002",
+        "launched": "t0",
+        "nodes_dir": str(tmp_path / "nodes"),
+    }
+
+
+def test_the_bounds_of_a_hang_follow_from_the_timeouts_but_for_those_that_are_typed(tmp_path: Path) -> None:
+    found = read_by_its_supervisor(asked_of(tmp_path, "--hang-start=77", "--nodes-dir", "/shared/nodes"), 0)
+    assert (found["hang"], found["hang_unknown"], found["hang_start"]) == (12.0, 300.0, 77.0)
+    assert (found["snapshot_every"], found["nodes_dir"]) == ("off", "/shared/nodes"), "the copies are the other groups"
+    assert read_by_its_supervisor(asked_of(tmp_path, "--hang", "off"), 0)["hang"] == "off"
+
+
+def test_a_setting_that_no_supervisor_takes_is_refused_before_a_group_starts(tmp_path: Path) -> None:
+    wrong = [["--in-place", "many"], ["--bogus"], ["--name", "x"]]
+    for words in wrong:
+        with pytest.raises(click.UsageError, match=r"many|--bogus|--name is set for each group"):
+            asked_of(tmp_path, *words)
+
+
+def test_a_page_of_settings_that_others_may_write_is_not_read(tmp_path: Path) -> None:
+    """It names the shell code of the health check."""
+    page = asked_of(tmp_path).prepare(1)
+    assert read_settings(page)["launched"] == "t0"
+    page.chmod(0o666)
+    with pytest.raises(NotTrusted):
+        read_settings(page)
+    page.unlink()
+    with pytest.raises(NotFound):
+        read_settings(page)

@@ -21,9 +21,9 @@ STEPS: dict[str, int | None] = {"g000": 100, "g001": 100, "g002": 100}
 
 
 def page(*starts: tuple[str, int], old: tuple[str, ...] = ()) -> LighthousePage:
-    members = tuple(QuorumMember(name, step, "", "10.0.0.1:7", 1, False) for name, step in starts)
+    members = tuple(QuorumMember(name, step, "10.0.0.1:7") for name, step in starts)
     heard = tuple(GroupHeartbeat(name, 9.0 if name in old else 0.1) for name, _ in starts)
-    return LighthousePage(1, "", 0.1, members, heard)
+    return LighthousePage(1, members, heard)
 
 
 FINE = (("g000:a", 100), ("g001:b", 101), ("g002:c", 102))
