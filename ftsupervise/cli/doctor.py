@@ -25,6 +25,7 @@ SCHEMA_VERSION = 1
 _WORDS = {Health.OK: "ok", Health.BAD: "wrong", Health.UNKNOWN: "unseen"}
 _COLOURS = {Health.OK: "green", Health.BAD: "red", Health.UNKNOWN: "cyan"}
 _WRONG, _UNSEEN = 1, 3  # exit codes
+_BOUND, _SLACK = 4.0, 3.0  # seconds for a question to a file system, and beside the bound of each look
 
 
 @click.command()
@@ -55,14 +56,15 @@ def doctor(run: str | None, probe: bool, wait: str, trust: bool, as_json: bool) 
     ftsupervise doctor --probe runs/my-training
     ftsupervise doctor --json > doctor.json
     """
+    from ftsupervise.cli.time_limit import extend
     from ftsupervise.doctor.examinations import examine
     from ftsupervise.doctor.sights import look
     from ftsupervise.probe import Probe
 
     queued = _duration(wait)
     asked, lines = _asked(run, trust=trust, probe=probe)
-    with Probe(bound=3.0) as bounded:
-        seen = look(asked, datetime.now(timezone.utc), bounded)
+    with Probe(bound=_BOUND, waits=extend) as bounded:
+        seen = look(asked, datetime.now(timezone.utc), bounded, lambda seconds: extend(seconds + _SLACK))
         if probe:
             seen = _with_trial(seen, asked, bounded, queued)
     lines = [*lines, *examine(seen, asked.run)]
@@ -132,7 +134,7 @@ def _leave(_number: int, _frame: object) -> None:
 def _asked(name: str | None, *, trust: bool, probe: bool) -> tuple[ToExamine, list[Examined]]:
     """Return what is to be looked at, and the line about the settings."""
     from ftsupervise.config.believed import load_believed, load_to_act
-    from ftsupervise.config.find_run import launch_file, require_run_dir, settings_of
+    from ftsupervise.config.find_run import launch_file, settings_of
     from ftsupervise.doctor.seen import Examined
     from ftsupervise.doctor.sights import ToExamine
     from ftsupervise.errors import ConfigError, Error, NotFound
@@ -161,7 +163,6 @@ def _asked(name: str | None, *, trust: bool, probe: bool) -> tuple[ToExamine, li
         return ToExamine(None, workdir, kind_of("auto"), True, os.environ), lines
     for sentence in found.sentences(path):
         say(sentence, err=True)
-    require_run_dir(found.run.run_dir)
     kind = kind_of(found.run.scheduler)
     line = Examined(Health.OK, "settings", f"{printable(str(path))}, run {found.run.name}, on {kind}")
     return ToExamine(found.run, workdir, kind, not found.why, os.environ), [line]

@@ -40,15 +40,16 @@ from ftsupervise.probe.errand import within
 from ftsupervise.rundir.paths import RunDir, state_dir
 from ftsupervise.scheduler import LOCAL, SLURM
 from ftsupervise.scheduler.slurm import Slurm
+from ftsupervise.watch.watchdogs.preflight import complaints
 
 if TYPE_CHECKING:
     from ftsupervise.config.alerting import Receiver
     from ftsupervise.config.schema import Run
 
 COMMANDS = ("sbatch", "squeue", "scancel", "scontrol", "sinfo", "srun")
-_LOOK = 3.0  # seconds for a look at files
-_PYTHON = 5.0  # seconds
-_REACH = 3.0  # seconds for all receivers, which are tried at the same time
+_LOOK = 4.0  # seconds for a look at files
+_PYTHON = 6.0  # seconds
+_REACH = 4.0  # seconds for all receivers, which are tried at the same time
 T = TypeVar("T")
 
 
@@ -63,21 +64,26 @@ class ToExamine(NamedTuple):
     env: Mapping[str, str]
 
 
-def look(asked: ToExamine, now: datetime, probe: Probe) -> Sights:
-    """Look at everything but what only a job sees (trial.py)."""
+def look(asked: ToExamine, now: datetime, probe: Probe, tell: Callable[[float], None]) -> Sights:
+    """Look at everything but what only a job sees (trial.py). ``tell`` is told before each look how long it may take, in
+    seconds."""
     run, slurm = asked.run, asked.kind == SLURM
     absent = _absent_commands(asked.env) if slurm else ()
-    cluster: ClusterSeen | NotSeen | None = None
-    if slurm and not absent:
-        cluster = look_at_cluster(Slurm(asked.env))
+    cluster = (
+        look_at_cluster(Slurm(asked.env)) if slurm and not absent else None
+    )  # first: Slurm's commands share a bound
     answers = isinstance(cluster, ClusterSeen)
+    tell(_LOOK)
+    cron = _bounded("the cron folder", lambda: _cron(run, Slurm(asked.env) if answers else None, now, asked.env))
     of_run: dict[str, Any] = {}
+    places = _places(run, probe)
     if run is not None:
+        tell(_REACH + _LOOK + _PYTHON)
         of_run = {
             "receivers": reach(run),
             "script": _bounded("the run directory", lambda: _script(run, asked.workdir)),
-            "watchdogs": _watchdogs(run, probe, now),
             "python": _python(asked, run),
+            "watchdogs": complaints(run, probe, now),
         }
     return Sights(
         slurm=slurm,
@@ -85,8 +91,8 @@ def look(asked: ToExamine, now: datetime, probe: Probe) -> Sights:
         version=__version__,
         missing_commands=absent,
         cluster=cluster,
-        places=_places(run, probe),
-        cron=_bounded("the cron folder", lambda: _cron(run, Slurm(asked.env) if answers else None, now, asked.env)),
+        places=places,
+        cron=cron,
         account=_account(),
         memory=_memory() if asked.kind == LOCAL else None,
         **of_run,
@@ -295,12 +301,6 @@ def _python(asked: ToExamine, run: Run) -> PythonSeen | NotSeen | None:
         return NotSeen("python", "the settings are another account's, so nothing that they name is run")
     env = {**asked.env, **{key: str(value) for key, value in launch.env.items() if "$" not in str(value)}}
     return PythonSeen(*here.ask_python(program, env, str(asked.workdir), _PYTHON))
-
-
-def _watchdogs(run: Run, probe: Probe, now: datetime) -> tuple[str, ...]:
-    from ftsupervise.watch.watchdogs.preflight import complaints
-
-    return complaints(run, probe, now)
 
 
 def _memory() -> MemorySeen | NotSeen:
