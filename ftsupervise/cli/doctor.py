@@ -160,7 +160,7 @@ def _asked(name: str | None, *, trust: bool, probe: bool) -> tuple[ToExamine, li
         wrong = [one for one in str(error).splitlines() if one.strip()]
         do = f"ftsupervise config check {printable(str(path))}"
         lines = [Examined(Health.BAD, "settings", printable(one.strip(), 300), do) for one in wrong[:3]]
-        return ToExamine(None, workdir, kind_of("auto"), True, os.environ), lines
+        return ToExamine(None, workdir, kind_of("auto"), True, os.environ, unread=True), lines
     for sentence in found.sentences(path):
         say(sentence, err=True)
     kind = kind_of(found.run.scheduler)

@@ -47,21 +47,22 @@ if TYPE_CHECKING:
     from ftsupervise.config.schema import Run
 
 COMMANDS = ("sbatch", "squeue", "scancel", "scontrol", "sinfo", "srun")
-_LOOK = 4.0  # seconds for a look at files
+_LOOK = 8.0  # seconds for a look at files
 _PYTHON = 6.0  # seconds
 _REACH = 4.0  # seconds for all receivers, which are tried at the same time
 T = TypeVar("T")
 
 
 class ToExamine(NamedTuple):
-    """What is to be looked at. ``run``: None where its settings cannot be used; ``trusted``: they are this account's own, so
-    that what they name may be run."""
+    """What is to be looked at. ``run``: None without settings, or where none can be used (``unread``); ``trusted``: they
+    are this account's own, so that what they name may be run."""
 
     run: Run | None
     workdir: Path
     kind: str  # of the scheduler
     trusted: bool
     env: Mapping[str, str]
+    unread: bool = False
 
 
 def look(asked: ToExamine, now: datetime, probe: Probe, tell: Callable[[float], None]) -> Sights:
@@ -72,9 +73,11 @@ def look(asked: ToExamine, now: datetime, probe: Probe, tell: Callable[[float], 
     cluster = (
         look_at_cluster(Slurm(asked.env)) if slurm and not absent else None
     )  # first: Slurm's commands share a bound
-    answers = isinstance(cluster, ClusterSeen)
-    tell(_LOOK)
-    cron = _bounded("the cron folder", lambda: _cron(run, Slurm(asked.env) if answers else None, now, asked.env))
+    cron = None
+    if not asked.unread:  # they may name another cron
+        tell(_LOOK)
+        scheduler = Slurm(asked.env) if isinstance(cluster, ClusterSeen) else None
+        cron = _bounded("the cron folder", lambda: _cron(run, scheduler, now, asked.env))
     of_run: dict[str, Any] = {}
     places = _places(run, probe)
     if run is not None:
