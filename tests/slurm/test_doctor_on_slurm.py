@@ -17,7 +17,6 @@ import pytest
 import yaml
 
 from ftsupervise.sandbox import Sandbox, temporary
-from tests.neighbours.patience import wait_until
 from tests.neighbours.typed import typed
 
 pytestmark = pytest.mark.slurm
@@ -39,12 +38,6 @@ def cron(cluster: Sandbox, tmp_path_factory: pytest.TempPathFactory) -> Path:
     typed("cron", "install", "--backend", "slurm", "--dir", top / "cron", folder=top, env=env, code=0)
     typed("cron", "add", "watch-all", "--dir", top / "cron", folder=top, env=env, code=0)
     return top / "cron"
-
-
-def await_nodes(cluster: Sandbox) -> None:
-    """The nodes have reported to a controller that has just begun."""
-    state = ["sinfo", "-h", "-N", "-n", "node-[0-1]", "-p", "prod", "-o", "%T"]
-    wait_until(lambda: {*cluster.run(state).split()} <= {"idle", "mixed", "allocated"}, "the nodes")
 
 
 class Desk:
@@ -87,12 +80,12 @@ def conf(cluster: Sandbox) -> Iterator[Callable[..., None]]:
         kept = [line for line in before.splitlines() if line.partition("=")[0] not in keys]
         path.write_text("\n".join([*kept, *settings]) + "\n")
         cluster.controller("restart")
-        await_nodes(cluster)
+        cluster.wait_ready()
 
     yield change
     path.write_text(before)
     cluster.controller("restart")
-    await_nodes(cluster)
+    cluster.wait_ready()
 
 
 def test_a_sandbox_that_is_well_has_nothing_wrong(desk: Desk) -> None:
@@ -164,7 +157,7 @@ def test_a_controller_that_is_away_is_unseen_and_nothing_is_wrong(desk: Desk) ->
         code, found = desk.examine()
     finally:
         desk.cluster.controller("start")
-        await_nodes(desk.cluster)
+        desk.cluster.wait_ready()
     assert code == 3 and found["wrong"] == [], found
     assert "Slurm" in {one["about"] for one in found["unseen"]}
     assert any("scontrol ping" in one["do"] for one in found["unseen"])
