@@ -54,7 +54,7 @@ def doctor(run: str | None, probe: bool, wait: str, trust: bool, as_json: bool) 
     \b
     ftsupervise doctor
     ftsupervise doctor --probe runs/my-training
-    ftsupervise doctor --json > doctor.json
+    ftsupervise doctor --json
     """
     from ftsupervise.cli.time_limit import extend
     from ftsupervise.doctor.examinations import examine
