@@ -26,6 +26,7 @@ MEANINGS = {
     "watch": "one tick, and the watchdogs",
     "crontab": "keep time by Slurm jobs",
     "report": "status",
+    "doctor": "what a night depends on",
     "sandbox": "a real Slurm on one machine",
     "alerts": "whom to notify, and delivery",
     "warm": "the standby for a restart",

@@ -45,6 +45,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "alerts": ("alerts", "alerts", "Show what fires, since when, and who was notified; ack and silence."),
     "notify": ("notify", "notify", "Test a receiver; preview every message."),
     "config": ("config", "config", "Check the configuration, print it with its origins, print its schema."),
+    "doctor": ("doctor", "doctor", "Look at all that a night depends on, each line with what to type."),
     "sandbox": ("sandbox", "sandbox", "A real Slurm on this machine, for trying things."),
 }
 
@@ -104,6 +105,7 @@ def ftsupervise() -> None:
     Exit codes: 0 done; 64 usage, 65 refused by sbatch, 66 not found, 69 Slurm unreachable, 73 cannot write,
     74 no answer (a file system hangs), 75 not now (kill switch up), 77 not permitted, 78 configuration,
     100 already running, 130 cancelled. check and watch: Nagios 0-3.
+    doctor: 1 something is wrong, 3 something was not seen.
     """
 
 

@@ -114,6 +114,7 @@ BOUNDS: dict[str, CommandBound] = {
     "config check": _LOOKS,
     "config schema": _LOOKS,
     "config show": _LOOKS,
+    "doctor": CommandBound(Bounding.LOOKS, 60.0),  # each of its looks has its bound, and it is told before each
     "sandbox controller": CommandBound(Bounding.WORKS, 60.0),
     "sandbox down": CommandBound(Bounding.WORKS, 60.0),
     "sandbox env": _LOOKS,

@@ -55,6 +55,11 @@ def lies_here(path: str, kinds: Mapping[str, str] | None = None) -> bool:
     return True
 
 
+def is_local(kind: str) -> bool:
+    """Return whether a file system of this kind, as the mount table calls it, is this machine's alone."""
+    return kind in _HERE
+
+
 def _served_here(path: str, kinds: Mapping[str, str]) -> bool:
     while path not in kinds and path != "/":
         path = os.path.dirname(path)  # noqa: PTH120

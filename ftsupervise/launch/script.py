@@ -24,11 +24,14 @@ if TYPE_CHECKING:
     from ftsupervise.config.schema import Launch
 
 
-def render(plan: Plan, launch: Launch, options: SbatchOptions) -> str:
-    """The script. Raises ConfigError when the template or a value in it is wrong."""
+def render(plan: Plan, launch: Launch, options: SbatchOptions, *, packaged: str = "") -> str:
+    """The script. ``packaged``: the name of another template of ours than that of a member, in the place of the person's own.
+
+    Raises ConfigError when the template or a value in it is wrong.
+    """
     import jinja2
 
-    source, name = _template(launch.template)
+    source, name = (_packaged(packaged), packaged) if packaged else _template(launch.template)
     environment = jinja2.Environment(
         undefined=jinja2.StrictUndefined, trim_blocks=True, keep_trailing_newline=True, autoescape=False
     )

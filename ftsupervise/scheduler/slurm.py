@@ -30,6 +30,19 @@ from ftsupervise.rundir.paths import (
     ENV_RUN_DIR,
 )
 from ftsupervise.scheduler import SLURM
+from ftsupervise.scheduler.cluster import (
+    ASSOC_FIELDS,
+    NODE_HOSTS,
+    QOS_FIELDS,
+    AccountLimit,
+    ClusterSettings,
+    NodeHost,
+    PartitionLimits,
+    parse_limits,
+    parse_node_hosts,
+    parse_partitions,
+    parse_settings,
+)
 from ftsupervise.scheduler.parse import (
     INVENTORY,
     SQUEUE_ENV,
@@ -127,6 +140,30 @@ class Slurm:
     def expedites(self) -> bool:
         """Return whether the cluster takes ``--requeue=expedite``. Raises SchedulerUnavailable."""
         return offers_expedited_requeue(self._answer(["scontrol", "show", "config"]).stdout)
+
+    def settings(self) -> ClusterSettings:
+        """Return what the cluster is set to. Raises SchedulerUnavailable."""
+        return parse_settings(self._answer(["scontrol", "show", "config"]).stdout)
+
+    def partition_limits(self) -> tuple[PartitionLimits, ...]:
+        """Return the partitions with what a job may ask of them. Raises SchedulerUnavailable."""
+        return parse_partitions(self._answer(["scontrol", "show", "partition", "-o"]).stdout)
+
+    def node_hosts(self) -> tuple[NodeHost, ...]:
+        """Return the nodes of all partitions with their hosts. Raises SchedulerUnavailable."""
+        return parse_node_hosts(self._answer(["sinfo", "-h", "-a", "-N", "-o", NODE_HOSTS]).stdout)
+
+    def limits(self) -> tuple[AccountLimit, ...]:
+        """Return what this account's associations and their QOS allow. Raises SchedulerUnavailable."""
+        ask = ["sacctmgr", "-n", "-P", "show"]
+        mine = self._accounted([*ask, "assoc", f"user={user_name()}", f"format={ASSOC_FIELDS}"])
+        return parse_limits(mine, self._accounted([*ask, "qos", f"format={QOS_FIELDS}"]))
+
+    def _accounted(self, argv: list[str]) -> str:
+        done = self._ask(argv)
+        if done.code != 0:
+            raise self._blind("sacctmgr", done)
+        return done.stdout
 
     def drained(self, reason: str) -> tuple[str, ...]:
         """Return the nodes that are drained for ``reason``, as sinfo's %E has it. Raises SchedulerUnavailable."""

@@ -341,7 +341,18 @@ def type_all(
 
 # The supervisor of a job whose own working directory hangs waits as its command would: that has the same one.
 WAITS = {("run", "work"), ("groups member", "work")}
-SOME = ("watch", "check", "status", "launch", "notify test", "cron tick", "cron run", "alerts list", "groups leave")
+SOME = (
+    "watch",
+    "check",
+    "doctor",
+    "status",
+    "launch",
+    "notify test",
+    "cron tick",
+    "cron run",
+    "alerts list",
+    "groups leave",
+)
 QUICKLY = {  # one command for each place that had hung it, or had left something behind
     "tmp": SOME,
     "home": SOME,

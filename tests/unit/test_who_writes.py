@@ -102,6 +102,8 @@ PAST: dict[str, tuple[Past, ...]] = {
     "launch/folders.py": (Past("_give", "gives a folder of this account's own to a group that the settings name"),),
     "launch/submit.py": (Past("register", STATE), Past("submit _claim", RUN)),
     "nodes/exclude.py": (Past("write_exclusions", RUN),),
+    "doctor/here.py": (Past("_write_as_a_run", OWN),),
+    "doctor/trial.py": (Past("_take_away", PRIVATE),),
     "nodes/incidents.py": (Past("set_override forget", SHARED),),
     "probe/errand.py": (Past("_child", DEVICE), Past("forget", PRIVATE)),
     "probe/server.py": (Past("clock", "a file of an unguessable name, made exclusively and removed again"),),
@@ -313,6 +315,7 @@ SHOWS = {
     "config/find_run.py": "which run, and which cron folder: what others may write leads to none of ours elsewhere",
     "cli/config.py": "for a watch and to show: what acts is held back; each command that acts takes load_to_act",
     "cli/checkpoints.py": "what another account wrote is only shown: refuse_held",
+    "cli/doctor.py": "looks: what acts is held back, another account's Python is not asked; --probe takes load_to_act",
     "watch/roster.py": "a watch: what acts is held back",
     "report/everything.py": "a report: paths of this account are left out",
     "report/mail.py": "whom a report goes to: another account's receivers are held back, its own stand in",
@@ -341,7 +344,7 @@ ASKS = {
     "replicas/apart.py": {"refuse"},
 }
 # The commands of click's table that write nothing for a run, and those whose asking is above, or that act for no run of others.
-READ_ONLY = frozenset(("check", "config", "list", "logs", "status", "watch"))
+READ_ONLY = frozenset(("check", "config", "doctor", "list", "logs", "status", "watch"))
 ACTS = {
     "alerts": "cli/alerts.py",
     "checkpoints": "cli/checkpoints.py",

@@ -119,6 +119,19 @@ def delivered_to(receiver: Receiver) -> str:
     return f"written to {settings.path}"
 
 
+def address_of(receiver: Receiver) -> tuple[str, int] | None:
+    """Return the host and port that ``send`` would speak to, a proxy's where one stands before it; None: it is a file, a
+    program, or addresses of Apprise's. Raises Broken or TryLater where its secret cannot be used.
+    """
+    found: tuple[str, int] | None = None
+    module = import_module(MODULES[receiver.kind])
+    if hasattr(module, "address"):
+        found = module.address(receiver.settings)
+    elif receiver.kind == "apprise":
+        read_secret(receiver.settings, "urls")
+    return found
+
+
 # Secrets are read when a message is sent, from a file only its owner can read or from the environment. They live in local
 # variables of one function call; every error text leaves through ``redact``.
 

@@ -137,9 +137,22 @@ def _converse(mail: EmailMessage, settings: Email, to: tuple[str, ...], password
         _leave(server)
 
 
+def address(settings: Email) -> tuple[str, int]:
+    """Return the mail server's host and port. Raises Broken, TryLater."""
+    read_secret(settings, "password")
+    return settings.host, _port(settings)
+
+
+def _port(settings: Email) -> int:
+    return settings.port or {"tls": 465, "starttls": 587, "none": 25}[_security(settings)]
+
+
+def _security(settings: Email) -> str:
+    return settings.security or ("starttls" if settings.user is not None else "none")
+
+
 def _connect(settings: Email) -> smtplib.SMTP:
-    security = settings.security or ("starttls" if settings.user is not None else "none")
-    port = settings.port or {"tls": 465, "starttls": 587, "none": 25}[security]
+    security, port = _security(settings), _port(settings)
     timeout = settings.timeout.total_seconds()
     context = ssl.create_default_context() if security != "none" else None
     if context is not None and settings.ca_file is not None:

@@ -29,7 +29,7 @@ from ftsupervise.alerts.receivers import (
     redact,
     safe_address,
 )
-from ftsupervise.alerts.receivers.webhook import failure, post_json
+from ftsupervise.alerts.receivers.webhook import behind_a_proxy, failure, post_json
 from ftsupervise.alerts.wording import ENDS, View, in_short, render, slack_escape, view
 from ftsupervise.findings import Reason
 
@@ -82,6 +82,14 @@ _FINAL = frozenset(
 _PASSING = ("ratelimited", "rate_limited", "internal_error", "fatal_error", "service_unavailable", "request_timeout")
 _GONE = ("message_not_found", "cant_update_message", "edit_window_closed", "thread_not_found")
 _SILENT = logging.Logger("ftsupervise.slack", logging.CRITICAL + 1)  # slack-sdk logs bodies and headers
+
+
+def address(settings: Slack) -> tuple[str, int]:
+    """Return the host and port of Slack, or of the proxy before it. Raises Broken, TryLater."""
+    webhook = read_secret(settings, "webhook")
+    if not webhook:
+        read_secret(settings, "token")
+    return behind_a_proxy(webhook or str(settings.api_url))
 
 
 def send(parcel: Parcel, settings: Slack) -> dict[str, str]:

@@ -12,8 +12,10 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import urlsplit
 
 import requests
+from requests.utils import get_environ_proxies, select_proxy
 from urllib3.exceptions import HTTPError
 
 from ftsupervise.alerts.outbox import RETRY_AFTER_MOST
@@ -186,6 +188,24 @@ def _refusal(said: str) -> str:
         return ""
     status = answer.get("status", "success") if isinstance(answer, dict) else "success"
     return "" if status == "success" else f"{status}: {_word(said)}"
+
+
+def address(settings: Webhook) -> tuple[str, int]:
+    """Return the host and port of the service, or of the proxy before it. Raises Broken, TryLater."""
+    read_secret(settings, "key")
+    return behind_a_proxy(str(settings.url) if settings.url is not None else read_secret(settings, "url") or PAGERDUTY)
+
+
+def behind_a_proxy(url: str) -> tuple[str, int]:
+    """Return the host and port to which a request for ``url`` goes, of the proxy if there is one. Raises Broken."""
+    parts = urlsplit(select_proxy(url, get_environ_proxies(url)) or url)
+    try:
+        port = parts.port or (80 if parts.scheme == "http" else 443)
+    except ValueError:
+        port = 0
+    if not parts.hostname or not port:
+        raise Broken("its address is no URL with a host")
+    return parts.hostname, port
 
 
 def _post(url: str, body: Any, bearer: str, settings: Webhook, parcel: Parcel) -> str:
