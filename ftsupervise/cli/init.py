@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ftsupervise.config.schema import Run
     from ftsupervise.importer.comparison import Difference
     from ftsupervise.importer.sbatch import Option, Script
-    from ftsupervise.importer.settings import Draft, Row, Source
+    from ftsupervise.importer.settings import Draft, Row, ScriptSource
     from ftsupervise.importer.training import Training
 
 _LARGEST = 4 << 20  # bytes: sbatch's own bound of a script
@@ -86,11 +86,11 @@ def init(words: tuple[str, ...], job: str | None, output: str | None, force: boo
 
 def _read(
     words: tuple[str, ...], job: str | None, output: str | None
-) -> tuple[list[Draft], Source, tuple[Option, ...], str]:
+) -> tuple[list[Draft], ScriptSource, tuple[Option, ...], str]:
     """Return the drafts, where they came from, the options of the script, and its name in words."""
     from ftsupervise.errors import UsageError
     from ftsupervise.importer.sbatch import read_script
-    from ftsupervise.importer.settings import Source, draft, draft_of_command, of_element
+    from ftsupervise.importer.settings import ScriptSource, draft, draft_of_command, of_element
 
     if bool(words) == bool(job):
         raise UsageError(
@@ -101,12 +101,12 @@ def _read(
     folder = Path.cwd()
     moved = output is not None and Path(output).absolute().parent != folder
     if job:
-        text, source = _of_job(job), Source(str(folder), "", f"job-{job}", (), moved)
+        text, source = _of_job(job), ScriptSource(str(folder), "", f"job-{job}", (), moved)
         name = f"the script of job {job}"
     elif words[0] == "-":
         text, source, name = (
             _text(sys.stdin.buffer.read(_LARGEST + 1), "standard input"),
-            Source(str(folder), moved=moved),
+            ScriptSource(str(folder), moved=moved),
             "standard input",
         )
         source = replace(source, arguments=words[1:])
@@ -118,14 +118,19 @@ def _read(
             command = words[0] if len(words) == 1 else shlex.join(words)
             if typed:
                 raise UsageError(f"{words[0]} is no file: sbatch takes a script", hint="or --wrap COMMAND")
-            return [draft_of_command(command, _name_of(command))], Source(str(folder), moved=moved), (), "the command"
+            return (
+                [draft_of_command(command, _name_of(command))],
+                ScriptSource(str(folder), moved=moved),
+                (),
+                "the command",
+            )
         if own := [word for word in words[1:] if word in _OWN]:
             raise UsageError(
                 f"{own[0]} stands behind {words[0]}, and so would be an argument of the script",
                 hint=f"type {own[0]} before it",
             )
         text, name = found, words[0]
-        source = Source(str(folder), words[0], Path(words[0]).stem, words[1:], moved)
+        source = ScriptSource(str(folder), words[0], Path(words[0]).stem, words[1:], moved)
     script = read_script(text)
     _check_syntax(script)
     script = replace(script, options=(*script.options, *typed))
@@ -221,7 +226,7 @@ def _name_of(command: str) -> str:
 # ---------------------------------------------------------------------------------------------------- writing, comparing
 
 
-def _made(draft: Draft, output: str | None, source: Source) -> _Made:
+def _made(draft: Draft, output: str | None, source: ScriptSource) -> _Made:
     from ftsupervise.config.load import loads
     from ftsupervise.errors import ConfigError, Untranslatable
     from ftsupervise.importer.yaml_text import yaml_of
@@ -265,7 +270,7 @@ def _compared(options: tuple[Option, ...], made: _Made) -> tuple[tuple[str, ...]
     return differences(options, planned.link(0), str(made.path.absolute().parent))
 
 
-def _training(made: _Made, source: Source) -> Training | None:
+def _training(made: _Made, source: ScriptSource) -> Training | None:
     """Return what is known of the script that trains; None where none is found."""
     from ftsupervise.importer.training import look_at, script_in
     from ftsupervise.probe import Probe

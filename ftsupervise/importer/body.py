@@ -15,7 +15,7 @@ from enum import Enum
 
 from ftsupervise.errors import Untranslatable
 from ftsupervise.importer.sbatch import Script
-from ftsupervise.importer.statements import ASSIGNS, NotUnderstood, Part, Statement, statements
+from ftsupervise.importer.statements import ASSIGNS, NotUnderstood, Pipeline, Statement, statements
 from ftsupervise.launch.shell_code import Kind, Simple, understand
 from ftsupervise.scheduler.parse import is_srun, srun_options
 from ftsupervise.secrecy import assigned, by_name, kind
@@ -61,14 +61,14 @@ _LOGIN = (
 _LARGEST = 60_000  # characters of code in ftsupervise.yaml
 
 
-class Form(Enum):
+class BodyKind(Enum):
     SRUN = "one srun, which ftsupervise starts"
     ONCE = "code that runs once in the job"
     SCRIPT = "the script as it stands"
 
 
 @dataclass(frozen=True)
-class Told:
+class Remark:
     """Lines of the body, by their numbers in the script, and what became of them. ``decide``: a person has to."""
 
     first: int
@@ -82,14 +82,14 @@ class Told:
 class Body:
     """``command``: the code of ``launch.command``; "" for SCRIPT. ``setup``: the lines before it."""
 
-    form: Form
+    form: BodyKind
     command: str = ""
     command_lines: tuple[int, int] = (0, 0)
     setup: str = ""
     modules: tuple[str, ...] = ()
     env: dict[str, str] = field(default_factory=dict)
     take_along: tuple[str, ...] = ()
-    told: tuple[Told, ...] = ()
+    told: tuple[Remark, ...] = ()
     why: str = ""  # of SCRIPT: why it was not taken apart
 
 
@@ -105,7 +105,7 @@ def read_body(script: Script, arguments: Sequence[str] = (), *, whole: str = "",
     """
     shell, *flags = script.interpreter
     if shell.rpartition("/")[2] not in _SHELLS:
-        return Body(Form.SCRIPT, why=f"line 1: it is a script of {shell.rpartition('/')[2]}")
+        return Body(BodyKind.SCRIPT, why=f"line 1: it is a script of {shell.rpartition('/')[2]}")
     try:
         if whole:
             raise _Whole(whole)
@@ -118,22 +118,22 @@ def read_body(script: Script, arguments: Sequence[str] = (), *, whole: str = "",
 
 
 def _as_it_stands(script: Script, why: str, own: str) -> Body:
-    told: list[Told] = []
+    told: list[Remark] = []
     for number, line in enumerate(script.body.splitlines(), script.body_line):
         if line.lstrip().startswith("#"):
             continue
         if re.search(r"\bscontrol\s+requeue\w*\b", line) or _submits_itself(line, own):
             raise Untranslatable(
                 f"line {number}: {_shown(line)} puts the job into the queue again, beside the chain that is there; "
-                f"it cannot be left out by itself, because of {why}",
+                f"it cannot be left out by itself ({why})",
                 hint=f"take line {number} out (the next job of the chain goes on by itself), then type this again",
             )
         if re.search(r"(?:^|[;&|({\s])sbatch\s+\S", line) and not re.search(r"\becho\b", line):
             words = "each start of the script submits this again: in each job, and after each restart; is that meant?"
-            told.append(Told(number, number, _shown(line), words, decide=True))
+            told.append(Remark(number, number, _shown(line), words, decide=True))
         if assigned(line) or kind(line):
             told.append(
-                Told(
+                Remark(
                     number,
                     number,
                     _shown(line),
@@ -141,7 +141,7 @@ def _as_it_stands(script: Script, why: str, own: str) -> Body:
                     decide=True,
                 )
             )
-    return Body(Form.SCRIPT, told=tuple(told), why=why)
+    return Body(BodyKind.SCRIPT, told=tuple(told), why=why)
 
 
 class _Apart:
@@ -150,14 +150,14 @@ class _Apart:
     def __init__(self, script: Script, flags: tuple[str, ...], arguments: tuple[str, ...], own: str) -> None:
         self._script, self._flags, self._arguments, self._own = script, flags, arguments, own
         self._all = statements(script.body)
-        self._told: list[Told] = []
+        self._told: list[Remark] = []
         self._out: set[int] = set()  # statements that are left out
 
     def _line(self, at: int) -> int:
         return self._script.body_line + at
 
     def _tell(self, one: Statement, words: str, *, decide: bool = False) -> None:
-        self._told.append(Told(self._line(one.first), self._line(one.last), _shown(one.text), words, decide))
+        self._told.append(Remark(self._line(one.first), self._line(one.last), _shown(one.text), words, decide))
 
     def _leave_out(self, index: int, words: str, *, decide: bool = False) -> None:
         self._out.add(index)
@@ -260,7 +260,7 @@ class _Apart:
                 raise _Whole(f"line {self._line(one.first)}: it submits the job again, and does other work")
             self._leave_out(index, "not needed: the next job of the chain waits in the queue already")
 
-    def _before(self, main: int) -> tuple[list[int], Part]:
+    def _before(self, main: int) -> tuple[list[int], Pipeline]:
         """Return the statements that go to setup, and the part of the main statement that trains."""
         one = self._all[main]
         first = one.parts[0]
@@ -273,7 +273,7 @@ class _Apart:
 
     # ----------------------------------------------------------------------------------------------- setup and command
 
-    def _made(self, main: int, before: list[int], part: Part) -> Body:
+    def _made(self, main: int, before: list[int], part: Pipeline) -> Body:
         one, script = self._all[main], self._script
         code = part.text if len(one.parts) > 1 else script.body[one.start : one.end]
         if assigned(code) or kind(code):
@@ -287,19 +287,21 @@ class _Apart:
         if found.kind is Kind.SRUN:
             modules, env, kept = ((), {}, before) if own else self._hoisted(before)
             setup = self._text(kept, own + self._given(), chain)
-            return self._checked(Body(Form.SRUN, code, lines, setup, modules, env, take_along))
+            return self._checked(Body(BodyKind.SRUN, code, lines, setup, modules, env, take_along))
+        first = self._first_needed(before, code)
+        one_program = bool(part.words) and not part.redirected and found.kind in (Kind.CODE, Kind.PROGRAM)
+        moved, before = before[first:], before[:first]
+        options = [] if one_program and not moved else self._options_of_the_shell(before, own)
+        if moved or options:
+            code = f"{self._text(moved, options, chain)}{code}"
+            chain = []
+        if moved:
+            lines = (min(lines[0], self._line(self._all[moved[0]].first)), lines[1])
         if _POSITIONAL.search(code) and found.kind is not Kind.PROGRAM:
             raise _Whole(f"line {lines[0]}: it uses the script's arguments")
-        shift = self._first_needed(
-            before, code, simple=part.words != () and not part.redirected and found.kind is Kind.CODE
-        )
-        if shift < len(before):
-            code = f"{self._text(before[shift:], [], [])}{''.join(f'{c}{chr(10)}' for c in chain)}{code}"
-            chain, before = [], before[:shift]
-            lines = (min(lines[0], self._line(self._all[self._moved].first)), lines[1])
         modules, env, kept = ((), {}, before) if own else self._hoisted(before)
         setup = self._text(kept, own + self._given(), chain)
-        return self._checked(Body(Form.ONCE, code, lines, setup, modules, env, take_along))
+        return self._checked(Body(BodyKind.ONCE, code, lines, setup, modules, env, take_along))
 
     def _checked(self, made: Body) -> Body:
         for key, text in (("setup", made.setup), ("command", made.command)):
@@ -370,12 +372,25 @@ class _Apart:
             self._out.add(index)
             text = " ".join(f"export {name}=…" for name in found)
             words = f"launch.take_along: the value is not written; export {' '.join(found)} before you type ftsupervise launch"
-            self._told.append(Told(self._line(one.first), self._line(one.last), text, words, decide=True))
+            self._told.append(Remark(self._line(one.first), self._line(one.last), text, words, decide=True))
         return tuple(dict.fromkeys(names))
 
     # ------------------------------------------------------------------------------------------ variables not exported
 
-    def _first_needed(self, before: Sequence[int], code: str, *, simple: bool) -> int:
+    def _options_of_the_shell(self, before: Sequence[int], own: Sequence[str]) -> list[str]:
+        """Return the lines that set the shell as it was, for the command's own. Raises _Whole where one is inside of others."""
+        found = [line for line in own if line.startswith("set -")]
+        for index in before:
+            local, one = _Local(), self._all[index]
+            local.read(one)
+            if local.options and (one.alone is None or one.defines):
+                raise _Whole(
+                    f"line {self._line(one.first)}: {_shown(one.text)} sets the shell, which the command has not"
+                )
+            found += [one.text] if local.options else []
+        return found
+
+    def _first_needed(self, before: Sequence[int], code: str) -> int:
         """Return the place in ``before`` from which on the statements go into the command: it runs in a shell of its own, which
         has what was exported only. Raises _Whole where what it needs cannot be said.
         """
@@ -384,11 +399,6 @@ class _Apart:
             local.read(self._all[index])
         needed = _used(code) & local.names()
         first = len(before)
-        if local.options and not simple:
-            at = self._line(local.options[0])
-            raise _Whole(
-                f"line {at}: a setting of the shell (set, shopt) holds in the command too, which runs in one of its own"
-            )
         if not needed:
             return first
         for place, index in enumerate(before):
@@ -404,12 +414,12 @@ class _Apart:
             first = earliest
         for index in before[first:]:
             one = self._all[index]
-            if one.defines or any(_program(simple)[0] in _KNOWN_TO_SHELL for simple in one.simples()):
+            sets = one.alone is not None and one.alone.words[0] in ("set", "shopt")
+            if one.defines or (not sets and any(_program(simple)[0] in _KNOWN_TO_SHELL for simple in one.simples())):
                 raise _Whole(
                     f"line {self._line(one.first)}: {_shown(one.text)} stands between a variable that is not exported and the "
                     "command that uses it"
                 )
-        self._moved = before[first]
         return first
 
     def _sets(self, index: int) -> set[str]:
@@ -592,7 +602,7 @@ def _assigns(one: Statement) -> bool:
     )
 
 
-def _light(part: Part) -> bool:
+def _light(part: Pipeline) -> bool:
     return bool(part.words) and _weight(Simple(part.words, ()), set()) == 0
 
 

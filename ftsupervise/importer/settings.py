@@ -11,7 +11,7 @@ from typing import Any
 
 from ftsupervise.errors import Untranslatable
 from ftsupervise.hostlist import expand_hostlist
-from ftsupervise.importer.body import Body, Form, read_body
+from ftsupervise.importer.body import Body, BodyKind, read_body
 from ftsupervise.importer.sbatch import Option, Script
 from ftsupervise.launch.doubts import job_numbers
 from ftsupervise.launch.shell_code import Kind, understand
@@ -61,7 +61,7 @@ class Draft:
 
 
 @dataclass(frozen=True)
-class Source:
+class ScriptSource:
     """Where the script came from. ``path``: as a shell in ``folder`` names it; "" where it is no file. ``folder``: where it was
     typed, in which sbatch would have started the job. ``arguments``: of the script. ``moved``: the settings lie elsewhere.
     """
@@ -77,10 +77,10 @@ def draft_of_command(command: str, name: str) -> Draft:
     """Return a run of one command, which was in no script: a job on one node, through srun as every command is."""
     row = Row("", _cut(command), "launch.command")
     launch: dict[str, tuple[Any, str]] = {"nodes": (1, ""), "command": (command, "")}
-    return Draft(name, launch, (row,), Body(Form.ONCE, command))
+    return Draft(name, launch, (row,), Body(BodyKind.ONCE, command))
 
 
-def draft(script: Script, source: Source) -> Draft:
+def draft(script: Script, source: ScriptSource) -> Draft:
     """Return the settings that submit the same job. Raises Untranslatable, with the line and the reason."""
     return _Drafting(script, source).made()
 
@@ -88,7 +88,7 @@ def draft(script: Script, source: Source) -> Draft:
 @dataclass
 class _Drafting:
     script: Script
-    source: Source
+    source: ScriptSource
     name: str = ""
     launch: dict[str, tuple[Any, str]] = field(default_factory=dict)
     rows: list[Row] = field(default_factory=list)
@@ -389,7 +389,7 @@ class _Drafting:
         first = (
             [f"cd {shlex.quote(self.folder or self.source.folder)} || exit"] if self.folder or self.source.moved else []
         )
-        if body.form is Form.SCRIPT:
+        if body.form is BodyKind.SCRIPT:
             self._script_itself(body, first)
             return
         if body.modules:
@@ -403,13 +403,13 @@ class _Drafting:
             self.launch["setup"] = (setup, "")
         self.launch["command"] = (body.command, "")
         around = understand(body.command).kind is Kind.AROUND
-        if body.form is Form.ONCE and not around:
+        if body.form is BodyKind.ONCE and not around:
             self.launch["srun"] = (False, "it runs once in the job, as in your script")
         self._told_setup(body)
         lines = _lines(*body.command_lines)
-        shown = body.command.strip().split("\n")[-1 if body.form is Form.ONCE and "\n" in body.command else 0]
+        shown = body.command.strip().split("\n")[-1 if body.form is BodyKind.ONCE and "\n" in body.command else 0]
         words = "launch.command: ftsupervise starts this srun, with --kill-on-bad-exit=1 before your own options"
-        if body.form is Form.ONCE:
+        if body.form is BodyKind.ONCE:
             words = "launch.command: runs once in the job, as in your script"
             if around:
                 words += "; ftsupervise places no ranks: one srun alone would let it"
@@ -475,7 +475,7 @@ class _Drafting:
             Row(
                 _lines(self.script.body_line, last),
                 "the script's commands",
-                f"launch.command: {shlex.join(words)}: the script stays as it is, because of {body.why}",
+                f"launch.command: {shlex.join(words)}: the script stays as it is ({body.why})",
             )
         )
 

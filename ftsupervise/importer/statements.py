@@ -37,7 +37,7 @@ class NotUnderstood(ValueError):
 
 
 @dataclass(frozen=True)
-class Part:
+class Pipeline:
     """One pipeline of a statement. ``connector``: what stands before it, "", "&&" or "||"."""
 
     connector: str
@@ -58,12 +58,12 @@ class Statement:
     end: int
     first: int
     last: int
-    parts: tuple[Part, ...]
+    parts: tuple[Pipeline, ...]
     background: bool
     defines: str  # the function that it defines
 
     @property
-    def alone(self) -> Part | None:
+    def alone(self) -> Pipeline | None:
         """Return its only part, where it is one simple command without a pipe."""
         one = self.parts[0]
         return one if len(self.parts) == 1 and one.words and not one.piped else None
@@ -300,7 +300,7 @@ def _defines(found: Sequence[Token]) -> str:
     return words[0] if words[1:3] == ["(", ")"] else ""
 
 
-def _part(code: str, connector: str, found: Sequence[Token]) -> Part:
+def _part(code: str, connector: str, found: Sequence[Token]) -> Pipeline:
     text = code[found[0].start : found[-1].end]
     operators = [one.text for one in found if one.kind == "operator"]
     redirects = [one for one in operators if "<" in one or ">" in one]
@@ -314,7 +314,7 @@ def _part(code: str, connector: str, found: Sequence[Token]) -> Part:
     if compound and all(one in ("(", ")", "\n") or one in redirects for one in operators) and _is_array(found):
         compound = False
     simple = not compound and "|" not in operators and "|&" not in operators
-    return Part(
+    return Pipeline(
         connector, text, found[0].start, compound, "|" in operators or "|&" in operators, bool(redirects),
         tuple(words) if simple else (),
     )  # fmt: skip

@@ -36,9 +36,14 @@ def test_it_writes_the_settings_and_says_of_each_line_where_it_went(folder: Path
     assert any(row.startswith("  6 ") and "launch.command" in row for row in rows), done.stdout
     assert any(row.startswith("! 5 ") and "SLURM_JOB_ID is another one in each job" in row for row in rows)
     assert any(row.startswith("  7 ") and "left out" in row for row in rows)
-    for line in ("- --mail-user=ada@example.org", "+ --array=1-10%1", "train.py (DDP) has no guard", "Nothing was submitted."):
+    for line in (
+        "- --mail-user=ada@example.org",
+        "+ --array=1-10%1",
+        "train.py (DDP) has no guard",
+        "Nothing was submitted.",
+    ):
         assert line in done.stdout
-    assert "command: \"srun python train.py --out $OUT\"" in (folder / "ftsupervise.yaml").read_text()
+    assert 'command: "srun python train.py --out $OUT"' in (folder / "ftsupervise.yaml").read_text()
     assert not (folder / "runs").exists()
     rendered = typed("launch", "--dry-run", "--scheduler", "slurm", folder=folder, code=0).stdout
     assert "#SBATCH --nodes=4\n" in rendered
@@ -86,7 +91,9 @@ def test_it_takes_what_sbatch_takes_and_a_command(folder: Path) -> None:
 def test_a_program_gets_the_table_as_json(folder: Path) -> None:
     told = json.loads(typed("init", "--json", "job.sbatch", folder=folder, code=0).stdout)
     assert told["files"] == ["ftsupervise.yaml"]
-    assert {"lines": "6", "text": "srun python train.py --out $OUT"}.items() <= told["rows"][-2].items() | told["rows"][-3].items()
+    assert {"lines": "6", "text": "srun python train.py --out $OUT"}.items() <= told["rows"][-2].items() | told["rows"][
+        -3
+    ].items()
     assert told["training"] == {"path": "train.py", "framework": "DDP", "guard": False}
     assert "nodes" in told["same"]
 

@@ -14,7 +14,7 @@ import pytest
 
 from ftsupervise.config.load import loads
 from ftsupervise.importer.sbatch import read_script
-from ftsupervise.importer.settings import Source, draft
+from ftsupervise.importer.settings import ScriptSource, draft
 from ftsupervise.importer.yaml_text import yaml_of
 from ftsupervise.launch.plan import plan
 from ftsupervise.launch.script import render
@@ -51,7 +51,7 @@ exec "$@"
 def project(tmp_path: Path) -> Path:
     programs = tmp_path / "bin"
     programs.mkdir()
-    names = "srun python python3 torchrun deepspeed julia apptainer module conda nvidia-smi sacct rsync sbatch scontrol"
+    names = "srun python python3 torchrun deepspeed julia apptainer module conda nvidia-smi sacct rsync sbatch scontrol wandb"
     for name in names.split():
         (programs / name).write_text(CALLED)
     (tmp_path / "supervisor").write_text(SUPERVISOR)
@@ -100,7 +100,7 @@ def test_the_programs_are_called_as_the_script_called_them(project: Path, script
     (project / script.name).write_text(text)
     theirs = calls(project, project / script.name, *given)
 
-    read = draft(read_script(text), Source(str(project), script.name, script.stem, given))
+    read = draft(read_script(text), ScriptSource(str(project), script.name, script.stem, given))
     run = loads(yaml_of(read, script.name), project / "ftsupervise.yaml")
     supervisor = project.parents[1] / "supervisor"
     planned = plan(run, kind=SLURM, token="0" * 12, workdir=project, python=str(supervisor))

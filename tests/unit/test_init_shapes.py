@@ -16,7 +16,7 @@ from ftsupervise.config.schema import Run
 from ftsupervise.errors import Untranslatable
 from ftsupervise.importer.comparison import differences
 from ftsupervise.importer.sbatch import read_script
-from ftsupervise.importer.settings import Draft, Source, draft, of_element
+from ftsupervise.importer.settings import Draft, ScriptSource, draft, of_element
 from ftsupervise.importer.yaml_text import yaml_of
 from ftsupervise.launch.plan import plan
 from ftsupervise.launch.script import render
@@ -43,7 +43,7 @@ ADDED = {"array", "chdir", "comment", "job-name", "no-requeue", "nodes", "open-m
 
 
 def drafts(script: Path) -> list[Draft]:
-    source = Source("/home/ada/project", f"{script.stem}.sbatch", script.stem, ARGUMENTS.get(script.stem, ()))
+    source = ScriptSource("/home/ada/project", f"{script.stem}.sbatch", script.stem, ARGUMENTS.get(script.stem, ()))
     whole = draft(read_script(script.read_bytes().decode()), source)
     return [of_element(whole, number) for number in whole.elements] or [whole]
 
