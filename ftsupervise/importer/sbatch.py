@@ -148,9 +148,9 @@ def words_of(line: str, number: int = 0) -> list[str]:
     word: list[str] | None = None
     quote, escaped = "", False
     for char in line:
-        if escaped:
+        if escaped and (quote or not char.isspace()):  # (a blank ends a word all the same)
             word, escaped = [*(word or []), char], False
-        elif char == "\\":
+        elif char == "\\" and not escaped:
             escaped, word = True, word or []
         elif quote:
             quote = "" if char == quote else quote
@@ -163,7 +163,7 @@ def words_of(line: str, number: int = 0) -> list[str]:
             break
         elif char.isspace():
             words += ["".join(word)] if word is not None else []
-            word = None
+            word, escaped = None, False
         else:
             word = [*(word or []), char]
     if quote:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import posixpath
 import re
 import shlex
 from collections.abc import Callable
@@ -313,7 +314,11 @@ class _Drafting:
             self._set(one, "exclusive", True)
 
     def _chdir(self, one: Option) -> None:
-        self.folder = one.value if one.value.startswith("/") else f"{self.source.folder}/{one.value}"
+        self.folder = posixpath.normpath(posixpath.join(self.source.folder, one.value))
+        if self.folder == self.source.folder and not self.source.moved:
+            self.folder = ""
+            self._row(one, "not needed: the job starts there")
+            return
         self._row(one, "launch.setup: cd there first")
 
     def _mail_user(self, one: Option) -> None:
