@@ -121,7 +121,7 @@ def test_the_program_sees_the_same_words_folder_environment_and_job(
     "lines",
     [
         "#SBATCH --job-name=\"a b\" --comment='c # d'  # e",
-        "#SBATCH -J a#b\n#SBATCH --comment x\\\"y",
+        '#SBATCH -J a#b\n#SBATCH --comment x\\"y',
         "#SBATCH -Jab --comm=short -t7",
         "#SBATCH --comment='it\\'s' --job-name=a\"b c\"d",
         (
@@ -150,3 +150,48 @@ def test_options_are_read_as_sbatch_reads_them(sandbox: Sandbox, tmp_path: Path,
             )
     if "time" in given:
         assert "TimeLimit=00:07:00" in shown
+
+
+SWEEP = """#!/bin/bash
+#SBATCH --job-name=lr --array=1-2 --nodes=1 --time=10
+RATES=(none 0.1 0.01)
+echo ${RATES[$SLURM_ARRAY_TASK_ID]} >> seen-$SLURM_ARRAY_TASK_ID
+[ $(wc -l < seen-$SLURM_ARRAY_TASK_ID) = 2 ]  # the first attempt fails
+"""
+
+
+def test_each_run_of_a_sweep_keeps_its_element_after_a_restart(scene: Callable[..., Scene], until: Until) -> None:
+    here = scene(nodes=2)
+    place = here.folder
+    (place / "job.sbatch").write_text(SWEEP)
+    here.type("init", "job.sbatch")
+    for number in (1, 2):
+        settings = place / f"lr-{number}.yaml"
+        once = '\nlaunch:\n  jobs: 1\n  restart: {back_off: "100ms"}\n'
+        settings.write_text(settings.read_text().replace("\nlaunch:\n", once))
+        here.type("launch", settings.name)
+
+    def lines(number: int) -> list[str]:
+        seen = place / f"seen-{number}"
+        return seen.read_text().splitlines() if seen.exists() else []
+
+    until(lambda: len(lines(1)) == len(lines(2)) == 2, "a restart of both", 120)
+    assert (lines(1), lines(2)) == (["0.1"] * 2, ["0.01"] * 2)
+    assert {path.name for path in place.glob("seen-*")} == {"seen-1", "seen-2"}
+
+
+def test_the_script_of_a_job_in_the_queue_is_taken(scene: Callable[..., Scene]) -> None:
+    here = scene(nodes=1)
+    (here.folder / "ftsupervise.yaml").unlink(missing_ok=True)
+    (here.folder / "job.sbatch").write_text(
+        "#!/bin/bash\n#SBATCH --job-name=theirs --nodes=1\nsrun python train.py --epochs 3\n"
+    )
+    job = here.sandbox.run(
+        ["sbatch", "--hold", "--parsable", f"--chdir={here.folder}", str(here.folder / "job.sbatch")]
+    ).strip()
+    said = here.type("init", "--job", job)
+    assert f"the script of job {job} -> ftsupervise.yaml" in said
+    text = (here.folder / "ftsupervise.yaml").read_text()
+    assert "name: theirs\n" in text
+    assert 'command: "srun python train.py --epochs 3"\n' in text
+    assert "is not in the queue" in here.type("init", "--force", "--job", "99999", code=66)
