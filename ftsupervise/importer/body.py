@@ -16,6 +16,7 @@ from enum import Enum
 from ftsupervise.errors import Untranslatable
 from ftsupervise.importer.sbatch import Script
 from ftsupervise.importer.statements import ASSIGNS, NotUnderstood, Pipeline, Statement, statements
+from ftsupervise.launch.script import PURGES
 from ftsupervise.launch.shell_code import Kind, Simple, understand
 from ftsupervise.scheduler.parse import is_srun, srun_options
 from ftsupervise.secrecy import assigned, by_name, kind
@@ -432,14 +433,16 @@ class _Apart:
     def _hoisted(self, before: list[int]) -> tuple[tuple[str, ...], dict[str, str], list[int]]:
         """Return modules and variables that stand so far in front that their own keys keep the order, and the rest."""
         rest, modules = list(before), list[str]()
-        purges = [p for p, i in enumerate(rest) if re.search(r"\b(?:purge|reset|restore)\b", self._all[i].text)]
-        if any(_program(simple)[0] in ("module", "ml") for i in rest for simple in self._all[i].simples()):
+        purges = [p for p, i in enumerate(rest) if PURGES.match(self._all[i].text)]
+        lines = sum(1 for i in rest for line in self._all[i].text.splitlines() if PURGES.match(line))
+        of_modules = any(_program(one)[0] in ("module", "ml") for i in rest for one in self._all[i].simples())
+        if of_modules and lines == len(purges):  # (one inside of other code: the modules stay where they are)
             at = purges[-1] + 1 if purges else next((p for p, i in enumerate(rest) if not self._tells(i)), 0)
             while at < len(rest) and (found := self._loads(rest[at])):
                 modules += found
                 del rest[at]
         env: dict[str, str] = {}
-        at = 0
+        at = purges[-1] + 1 if modules and purges else 0  # (what stands before runs before the modules)
         while at < len(rest):
             one = self._all[rest[at]]
             if found_env := self._literals(rest[at]):
@@ -448,9 +451,6 @@ class _Apart:
                     break
                 env |= found_env
                 del rest[at]
-                continue
-            if re.search(r"\b(?:purge|reset|restore)\b", one.text) and modules and at < len(rest):
-                at += 1  # it runs before the modules, and so before the variables
                 continue
             if not all(_program(simple)[0] in _HARMLESS for simple in one.simples()) or one.defines:
                 break
