@@ -23,6 +23,7 @@ MEANINGS = {
     "cli": "each command group",
     "run": "the supervisor in the job",
     "launch": "submit a chain of jobs",
+    "importer": "a job script to settings",
     "watch": "one tick, and the watchdogs",
     "crontab": "keep time by Slurm jobs",
     "report": "status",

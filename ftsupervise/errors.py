@@ -5,6 +5,7 @@
     ├── NotFound              66   a file, run or job that was named does not exist
     ├── SchedulerUnavailable  69   Slurm could not be asked: nothing is known, nothing was changed
     ├── SubmitRejected        65   sbatch said no; its own words are in the message
+    ├── Untranslatable        65   a job script that init cannot bring over; says the line and the reason
     ├── CannotWrite           73   the directory cannot be written
     │   └── DiskFull          73   ... because no space, inode or quota is left
     ├── NoAnswer              74   a file system, as a rule, does not answer within the bound
@@ -47,6 +48,10 @@ class UsageError(Error):
 
 
 class SubmitRejected(Error):
+    exit_code = 65
+
+
+class Untranslatable(Error):
     exit_code = 65
 
 

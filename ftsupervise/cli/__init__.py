@@ -20,6 +20,7 @@ from ftsupervise.printable import log_line
 
 # name -> (module, attribute, one line for --help). A new command is one line here and one module beside this file.
 COMMANDS: dict[str, tuple[str, str, str]] = {
+    "init": ("init", "init", "Write an ftsupervise.yaml from a job script that you have; nothing is submitted."),
     "launch": ("launch", "launch", "Submit the run: a chain of jobs, so that a successor is always waiting."),
     "run": ("run", "run", "Supervise a command inside the job (the batch script calls this)."),
     "watch": ("watch", "watch", "Check runs once and notify people of what changed; --every 60s repeats it."),
@@ -97,14 +98,15 @@ def ftsupervise() -> None:
     """Keep a long training run on a Slurm cluster alive.
 
     \b
+    ftsupervise init JOB.sbatch    write ftsupervise.yaml from a job script that you have
     ftsupervise launch             submit the run of ./ftsupervise.yaml
     ftsupervise status             show how all runs are doing; "status .": this one in full
     ftsupervise logs -f            follow its output
     ftsupervise watch --every 60s  notify people when something is wrong
 
-    Exit codes: 0 done; 64 usage, 65 refused by sbatch, 66 not found, 69 Slurm unreachable, 73 cannot write,
-    74 no answer (a file system hangs), 75 not now (kill switch up), 77 not permitted, 78 configuration,
-    100 already running, 130 cancelled. check and watch: Nagios 0-3.
+    Exit codes: 0 done; 64 usage, 65 a job script that sbatch refuses or init cannot bring over, 66 not found,
+    69 Slurm unreachable, 73 cannot write, 74 no answer (a file system hangs), 75 not now (kill switch up),
+    77 not permitted, 78 configuration, 100 already running, 130 cancelled. check and watch: Nagios 0-3.
     doctor: 1 something is wrong, 3 something was not seen.
     """
 

@@ -65,6 +65,7 @@ _LOOKS = CommandBound(Bounding.LOOKS)
 _COPIES = CommandBound(Bounding.WORKS, 150.0)  # the patience of ``checkpoints`` is two minutes
 _PROGRAM = CommandBound(Bounding.STAYS, 60.0)
 BOUNDS: dict[str, CommandBound] = {
+    "init": _LOOKS,
     "launch": CommandBound(Bounding.ACTS, 45.0, 15.0),
     "run": _PROGRAM,
     "watch": _PROGRAM,

@@ -93,8 +93,7 @@ def _differs_in_each_job(run: Run) -> Iterator[str]:
     texts = {"launch.command": launch.command, "launch.setup": launch.setup or ""}
     texts |= {f"launch.env.{name}": value for name, value in launch.env.items()}
     for key, text in texts.items():
-        said = _HARMLESS.sub("", text if isinstance(text, str) else "\n".join(text))
-        for name in expands(said, _EACH_JOB):
+        for name in job_numbers(text if isinstance(text, str) else "\n".join(text)):
             yield (
                 f"{key}: {name} differs in each job of the chain, so what it names (a seed, a shard, a folder of checkpoints) "
                 "is another one after each restart; $FTSUPERVISE_CHECKPOINT_DIR is the same in all of them"
@@ -102,6 +101,11 @@ def _differs_in_each_job(run: Run) -> Iterator[str]:
     path = run.checkpoints.path
     if path is not None and re.search(r"%[jAaJ]|\bSLURM_", str(path)):
         yield f"checkpoints.path: {path} is taken as it stands; no job's number is filled in"
+
+
+def job_numbers(code: str) -> tuple[str, ...]:
+    """Return the variables in shell code that name the job, and so differ in each job; not where they are only told."""
+    return expands(_HARMLESS.sub("", code), _EACH_JOB)
 
 
 def _no_folder(run: Run) -> Iterator[str]:

@@ -89,7 +89,7 @@ def _of_the_node(plan: Plan, options: SbatchOptions) -> dict[str, object]:
     }
 
 
-_PURGES = re.compile(r"[ \t]*(?:module|ml)[ \t]+(?:-{1,2}[\w-]+[ \t]+)*(?:purge|reset|restore)\b")
+PURGES = re.compile(r"[ \t]*(?:module|ml)[ \t]+(?:-{1,2}[\w-]+[ \t]+)*(?:purge|reset|restore)\b")
 
 
 def around_modules(setup: str) -> tuple[str, str]:
@@ -99,7 +99,7 @@ def around_modules(setup: str) -> tuple[str, str]:
     or it would unload them again.
     """
     lines = setup.splitlines(keepends=True)
-    last = max((index for index, line in enumerate(lines, 1) if _PURGES.match(line)), default=0)
+    last = max((index for index, line in enumerate(lines, 1) if PURGES.match(line)), default=0)
     return "".join(lines[:last]), "".join(lines[last:])
 
 

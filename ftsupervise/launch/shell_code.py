@@ -11,6 +11,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 from ftsupervise.host.processes import OUTLIVES
 from ftsupervise.scheduler.parse import is_srun, srun_options
@@ -39,7 +40,7 @@ class Understood:
 
 
 @dataclass(frozen=True)
-class _Simple:
+class Simple:
     """One simple command of the code: its words as they are written."""
 
     words: tuple[str, ...]
@@ -128,7 +129,7 @@ def _of_list(words: tuple[str, ...]) -> Understood:
     if at and is_srun(words[at:]):
         given = (one.partition("=") for one in assignments)
         return Understood(Kind.SRUN, words[at:], tuple(ShellWord(f"{n}={shlex.quote(v)}") for n, _, v in given))
-    simple = _Simple(tuple(map(shlex.quote, words)), ())
+    simple = Simple(tuple(map(shlex.quote, words)), ())
     kind = Kind.SRUN if is_srun(words) else Kind.AROUND if _calls_srun(simple) else Kind.PROGRAM
     return Understood(kind, words)
 
@@ -144,7 +145,7 @@ def _leading(words: Sequence[str]) -> tuple[list[str], int]:
     return found, len(words)
 
 
-def _calls_srun(simple: _Simple) -> bool:
+def _calls_srun(simple: Simple) -> bool:
     if any(map(calls_srun, simple.inner)):
         return True
     plain = [_plain(word) for word in simple.words]
@@ -184,13 +185,13 @@ def _kept(word: str) -> str:
 # ------------------------------------------------------------------------------------------------------------- reading
 
 
-def _read(code: str) -> tuple[list[_Simple], bool]:
+def _read(code: str) -> tuple[list[Simple], bool]:
     """Return the simple commands of ``code``, and whether it is one and nothing else. Raises ValueError for an open quote."""
-    simples: list[_Simple] = []
+    simples: list[Simple] = []
     words: list[str] = []
     inner: list[str] = []
     alone, skip = True, False  # skip: the next word is the target of a redirection
-    for kind, text, code_within in _tokens(code):
+    for kind, text, code_within, *_ in tokens(code):
         if kind == "word":
             if skip:
                 skip, inner = False, [*inner, *code_within]
@@ -204,15 +205,28 @@ def _read(code: str) -> tuple[list[_Simple], bool]:
         else:
             alone = alone and text in (";", "\n")
             if words or inner:
-                simples.append(_Simple(tuple(words), tuple(inner)))
+                simples.append(Simple(tuple(words), tuple(inner)))
             words, inner = [], []
     if words or inner:
-        simples.append(_Simple(tuple(words), tuple(inner)))
+        simples.append(Simple(tuple(words), tuple(inner)))
     return simples, alone
 
 
-def _tokens(code: str) -> Iterator[tuple[str, str, list[str]]]:
-    """Yield ("word", text, [code of its substitutions]) and ("operator", text, [])."""
+class Token(NamedTuple):
+    """A word or an operator of shell code, from ``start`` to ``end``. ``document``: the end of the here-documents behind a
+    line's end; 0: there are none.
+    """
+
+    kind: str  # "word" or "operator"
+    text: str
+    within: list[str]  # the code of its substitutions
+    start: int
+    end: int
+    document: int = 0
+
+
+def tokens(code: str) -> Iterator[Token]:
+    """Yield the words and operators of ``code``, without comments and here-documents. Raises ValueError for an open quote."""
     at, ends = 0, list[tuple[str, bool]]()  # of the here-documents that begin on this line
     while at < len(code):
         if code.startswith("\\\n", at):
@@ -222,21 +236,23 @@ def _tokens(code: str) -> Iterator[tuple[str, str, list[str]]]:
         elif code[at] == "#":
             at = _until(code, at, "\n")
         elif code[at] == "\n":
-            yield "operator", "\n", []
-            at += 1
+            start, at = at, at + 1
             for end, tabs in ends:
                 at = _after_document(code, at, end, tabs)
+            yield Token("operator", "\n", [], start, start + 1, at if ends else 0)
             ends.clear()
         elif match := _OPERATOR.match(code, at):
-            yield "operator", match[0], []
+            yield Token("operator", match[0], [], at, match.end())
             at = match.end()
             if match[0].lstrip("0123456789") in ("<<", "<<-"):
-                text, at, _ = _word(code, _after_blanks(code, at))
+                start = _after_blanks(code, at)
+                text, at, _ = _word(code, start)
                 ends.append((_plain(text), match[0].endswith("-")))
-                yield "word", text, []
+                yield Token("word", text, [], start, at)
         else:
+            start = at
             text, at, within = _word(code, at)
-            yield "word", text, within
+            yield Token("word", text, within, start, at)
 
 
 def _after_blanks(code: str, at: int) -> int:

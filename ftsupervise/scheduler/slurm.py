@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
-from ftsupervise.errors import Error, NotPermitted, SchedulerUnavailable, SubmitRejected
+from ftsupervise.errors import Error, NotFound, NotPermitted, SchedulerUnavailable, SubmitRejected
 from ftsupervise.host import bounded
 from ftsupervise.host.ownership import user_name
 from ftsupervise.hostlist import compress_hostlist
@@ -117,6 +117,15 @@ class Slurm:
         if "Invalid job id" in done.stderr:
             return None
         return most_alive(self._read(self._checked(done), form))
+
+    def batch_script(self, job_id: str) -> str:
+        """Return the script that a job in the queue was submitted with. Raises NotFound, SchedulerUnavailable."""
+        done = self._ask(["scontrol", "write", "batch_script", job_id, "-"])
+        if done.code == 0 and done.stdout.startswith("#!"):
+            return done.stdout
+        if re.search("Invalid job id|does not contain|not found|no batch script", done.stderr + done.stdout, re.I):
+            raise NotFound(f"job {job_id} is not in the queue, or has no script", hint="squeue --me lists yours")
+        raise self._blind("scontrol write batch_script", done)
 
     def inventory(self) -> NodeInventory:
         """Return the nodes of all partitions. Raises SchedulerUnavailable."""

@@ -83,6 +83,7 @@ WORDS = {  # what is typed for a parameter that has no default; "" for none
     "pattern": "*",
     "silence_id": "abc",
     "watchdog": "all",
+    "words": {"init": "SCRIPT"},
 }
 OPTIONS: dict[str, list[str]] = {
     "cron": ["--dir", "CRON"],
@@ -181,6 +182,7 @@ class Desk:
         (real["logs"] / "r-7.out").write_text("a line\n")
         for place in (real["settings"], real["work"]):
             (place / "ftsupervise.yaml").write_text(text)
+        (real["work"] / "job.sbatch").write_text("#!/bin/bash\n#SBATCH --nodes=2\nsrun python train.py\n")
         (real["run"] / "r/run.yaml").write_text(text)
         (real["state"] / "runs").mkdir()
         (real["state"] / "runs" / "r").symlink_to(self.run)
@@ -225,6 +227,7 @@ class Desk:
             said += [word] if word else []
         places = {"CRON": str(self.seen["cron"]), "SANDBOX": str(self.folder / "sandbox"), "RUN": str(self.run)}
         places["NOTHING"] = str(self.folder / "bin")
+        places["SCRIPT"] = str(self.seen["work"] / "job.sbatch")
         return [*name.split(), *(places.get(word, word) for word in (*options, *said))]
 
     def sit_down(self) -> subprocess.Popen[str]:

@@ -314,6 +314,7 @@ SHOWS = {
     "config/believed.py": "the rule itself",
     "config/find_run.py": "which run, and which cron folder: what others may write leads to none of ours elsewhere",
     "cli/config.py": "for a watch and to show: what acts is held back; each command that acts takes load_to_act",
+    "cli/init.py": "to check what it has just written itself: nothing in it is run",
     "cli/checkpoints.py": "what another account wrote is only shown: refuse_held",
     "cli/doctor.py": "looks: what acts is held back, another account's Python is not asked; --probe takes load_to_act",
     "watch/roster.py": "a watch: what acts is held back",
@@ -358,7 +359,9 @@ ACTS = {
     "report": "cli/report.py",
     "run": "run/gate.py",
 }
-OWN_ONLY = frozenset(("cron", "forget", "metrics", "notify", "sandbox"))  # the account's own state, cron and sandbox
+OWN_ONLY = frozenset(
+    ("cron", "forget", "init", "metrics", "notify", "sandbox")
+)  # the account's own state, files and sandbox
 
 
 def test_whoever_reads_the_settings_of_a_run_asks_whose_they_are() -> None:

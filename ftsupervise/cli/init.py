@@ -1,0 +1,397 @@
+"""``ftsupervise init``: write an ftsupervise.yaml that submits the job of a script, and say what became of each line."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import click
+
+from ftsupervise.cli.output import say, say_json
+
+if TYPE_CHECKING:
+    from ftsupervise.config.schema import Run
+    from ftsupervise.importer.comparison import Difference
+    from ftsupervise.importer.sbatch import Option, Script
+    from ftsupervise.importer.settings import Draft, Row, ScriptSource
+    from ftsupervise.importer.training import Training
+
+_LARGEST = 4 << 20  # bytes: sbatch's own bound of a script
+_OWN = ("--force", "-o", "--output", "--json", "--job")
+
+
+class _Made(NamedTuple):
+    """One run to be written. ``text``: of its file."""
+
+    path: Path
+    draft: Draft
+    text: str
+    run: Run
+
+
+@click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@click.argument("words", metavar="[JOB.sbatch [ARGUMENTS] | - | COMMAND]", nargs=-1, type=click.UNPROCESSED)
+@click.option("--job", metavar="JOBID", help="Take the script of a job that is in the queue.")
+@click.option("-o", "--output", metavar="FILE", help="Write there, instead of ./ftsupervise.yaml.")
+@click.option("--force", is_flag=True, help="Write over a file that is there.")
+@click.option("--json", "as_json", is_flag=True, help="The table and the comparison, for programs.")
+def init(words: tuple[str, ...], job: str | None, output: str | None, force: bool, as_json: bool) -> None:
+    """Write ./ftsupervise.yaml from a job script, and print what became of each line. Nothing is submitted.
+
+    \b
+    ftsupervise init job.sbatch              a script, as sbatch takes it; arguments may follow
+    ftsupervise init sbatch -N 2 job.sbatch  as you type it, with options of sbatch
+    ftsupervise init - < job.sbatch          from standard input
+    ftsupervise init --job 87                the script of a job that is in the queue
+    ftsupervise init python train.py         a command that has no script
+
+    Options of init stand before the script. An array whose elements differ becomes one run for each element, in a file
+    NAME-NUMBER.yaml. Exit codes: 0 written; 64 usage; 65 the script cannot be brought over (the message has the line);
+    66 no such file or job; 75 the file is there already.
+    """
+    from ftsupervise.errors import Refused
+
+    drafts, source, options, name = _read(words, job, output)
+    made = [_made(draft, output, source) for draft in drafts]
+    for one in made:
+        if not force and os.path.lexists(one.path):
+            raise Refused(f"{one.path} is there already", hint="--force writes over it; -o FILE writes another one")
+    from ftsupervise.rundir.paths import write_whole
+
+    first = made[0]
+    same, others = _compared(options, first)
+    training = _training(first, source)
+    rows = (*first.draft.rows, *_about(training, first.draft))
+    found = _doubts(first)
+    for one in made:
+        write_whole(one.path, one.text)
+    if as_json:
+        _say_json(made, rows, same, others, training)
+        return
+    _say_table(name, made, rows)
+    _say_comparison(same, others)
+    _say_training(training)
+    for sentence in found:
+        say(f"note: {sentence}")
+    _say_next(made)
+
+
+# -------------------------------------------------------------------------------------------------------------- reading
+
+
+def _read(
+    words: tuple[str, ...], job: str | None, output: str | None
+) -> tuple[list[Draft], ScriptSource, tuple[Option, ...], str]:
+    """Return the drafts, where they came from, the options of the script, and its name in words."""
+    from ftsupervise.errors import UsageError
+    from ftsupervise.importer.sbatch import read_script
+    from ftsupervise.importer.settings import ScriptSource, draft, draft_of_command, of_element
+
+    if bool(words) == bool(job):
+        raise UsageError(
+            "name one job script, - or a command" if not words else "--job JOBID stands alone",
+            hint="such as ftsupervise init job.sbatch; ftsupervise init --help has the others",
+        )
+    typed: list[Option] = []
+    folder = Path.cwd()
+    moved = output is not None and Path(output).absolute().parent != folder
+    if job:
+        text, source = _of_job(job), ScriptSource(str(folder), "", f"job-{job}", (), moved)
+        name = f"the script of job {job}"
+    elif words[0] == "-":
+        text, source, name = (
+            _text(sys.stdin.buffer.read(_LARGEST + 1), "standard input"),
+            ScriptSource(str(folder), moved=moved),
+            "standard input",
+        )
+        source = replace(source, arguments=words[1:])
+    else:
+        if words[0].rpartition("/")[2] == "sbatch":
+            typed, words = _typed(words[1:])
+        found = _file(words[0])
+        if found is None:
+            command = words[0] if len(words) == 1 else shlex.join(words)
+            if typed:
+                raise UsageError(f"{words[0]} is no file: sbatch takes a script", hint="or --wrap COMMAND")
+            return (
+                [draft_of_command(command, _name_of(command))],
+                ScriptSource(str(folder), moved=moved),
+                (),
+                "the command",
+            )
+        if own := [word for word in words[1:] if word in _OWN]:
+            raise UsageError(
+                f"{own[0]} stands behind {words[0]}, and so would be an argument of the script",
+                hint=f"type {own[0]} before it",
+            )
+        text, name = found, words[0]
+        source = ScriptSource(str(folder), words[0], Path(words[0]).stem, words[1:], moved)
+    script = read_script(text)
+    _check_syntax(script)
+    script = replace(script, options=(*script.options, *typed))
+    whole = draft(script, source)
+    drafts = [of_element(whole, number) for number in whole.elements] or [whole]
+    return drafts, source, script.options, name
+
+
+def _typed(words: tuple[str, ...]) -> tuple[list[Option], tuple[str, ...]]:
+    """Return what was typed behind ``sbatch``: its options, the script and its arguments."""
+    from ftsupervise.errors import UsageError
+    from ftsupervise.importer.sbatch import typed_options
+
+    options, rest = typed_options(words)
+    wrapped = [one.value for one in options if one.name == "wrap"]
+    if wrapped:
+        raise UsageError(
+            "a command in --wrap has no script",
+            hint=f"type ftsupervise init {wrapped[-1]}, and set its resources in the file",
+        )
+    if not rest:
+        raise UsageError("sbatch is followed by no script", hint="ftsupervise init sbatch OPTIONS JOB.sbatch")
+    return options, tuple(rest)
+
+
+def _file(path: str) -> str | None:
+    """Return the text of a job script; None where ``path`` names a command. Raises NotFound, UsageError, Untranslatable."""
+    from ftsupervise.errors import NotFound, UsageError, from_os_error
+    from ftsupervise.host import files
+
+    at = Path(path)
+    if not at.is_file():
+        if at.exists():
+            raise UsageError(f"{path} is no file")
+        if "/" in path or re.search(r"\.(?:sh|bash|sbatch|slurm|job|run|sub)$", path):
+            raise NotFound(f"there is no file {path}", hint="check the path")
+        return None
+    try:
+        text = _text(files.read_bounded(at, _LARGEST, follow=True), path)
+    except OSError as error:
+        raise from_os_error(error, f"read {path}") from None
+    if not text.startswith("#!") and path.endswith(".py"):
+        raise UsageError(f"{path} is a program, and no job script", hint=f"type ftsupervise init python {path}")
+    return text
+
+
+def _text(data: bytes, name: str) -> str:
+    from ftsupervise.errors import Untranslatable
+
+    if len(data) > _LARGEST:
+        raise Untranslatable(f"{name} is larger than a job script may be (4 MB)")
+    if b"\0" in data:
+        raise Untranslatable(f"{name} is no text: it holds a NUL byte")
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise Untranslatable(f"{name}: line {line} is no UTF-8 text") from None
+
+
+def _of_job(job: str) -> str:
+    from ftsupervise.errors import UsageError
+    from ftsupervise.scheduler import is_job_id
+    from ftsupervise.scheduler.slurm import Slurm
+
+    if not is_job_id(job):
+        raise UsageError(f"--job takes a job id such as 87, not {job!r}", hint="squeue --me lists yours")
+    return Slurm().batch_script(job)
+
+
+def _check_syntax(script: Script) -> None:
+    """Raise Untranslatable for a script that its own shell cannot read."""
+    from ftsupervise.errors import Untranslatable
+    from ftsupervise.host import bounded
+
+    if script.interpreter[0].rpartition("/")[2] not in ("bash", "sh"):
+        return
+    try:
+        done = bounded.run(["bash", "-n"], timeout=5, stdin=script.text)
+    except OSError:
+        return  # without bash nothing is said
+    if found := re.search(r"line ([0-9]+): (.*)", done.stderr if done.code else ""):
+        raise Untranslatable(f"line {found[1]}: {found[2].strip()} (says bash -n)", hint="mend the script first")
+
+
+def _name_of(command: str) -> str:
+    from ftsupervise.importer.training import script_in
+
+    word = script_in(command) or command.split()[0]
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", Path(word).stem).strip("-._")[:100] or "run"
+
+
+# ---------------------------------------------------------------------------------------------------- writing, comparing
+
+
+def _made(draft: Draft, output: str | None, source: ScriptSource) -> _Made:
+    from ftsupervise.config.load import loads
+    from ftsupervise.errors import ConfigError, Untranslatable
+    from ftsupervise.importer.yaml_text import yaml_of
+
+    swept = bool(re.search(r"\bSLURM_ARRAY_TASK_ID=\d", str(draft.launch["command"][0])))
+    path = Path(output or "ftsupervise.yaml")
+    if swept:
+        path = path.with_name(f"{draft.name}.yaml")
+    text = yaml_of(draft, source.path or "what was given to it")
+    try:
+        run = loads(text, path.absolute())
+    except ConfigError as error:
+        raise Untranslatable(
+            _in_the_script(str(error), draft), hint="change the line, or say it in ftsupervise.yaml by hand"
+        ) from None
+    for key in ("setup", "command"):
+        before, after = str(draft.launch.get(key, ("", ""))[0]), getattr(run.launch, key) or ""
+        if after.rstrip("\n") != before.rstrip("\n"):
+            raise Untranslatable(
+                f"the lines of launch.{key} cannot be written as YAML without a change", hint="keep them in a file"
+            )
+    return _Made(path, draft, text, run)
+
+
+def _in_the_script(said: str, draft: Draft) -> str:
+    """Return an error of the settings with the line of the script that it is about."""
+    first = said.split("\n")[0]
+    for row in draft.rows:
+        key = re.match(r"launch\.(\w+)", row.words)
+        if row.lines and key and f"launch.{key[1]}" in first:
+            return f"line {row.lines}: {row.text}: {first.partition(f'launch.{key[1]}: ')[2] or first}"
+    return first
+
+
+def _compared(options: tuple[Option, ...], made: _Made) -> tuple[tuple[str, ...], tuple[Difference, ...]]:
+    from ftsupervise.importer.comparison import differences
+    from ftsupervise.launch.plan import plan
+    from ftsupervise.scheduler import SLURM
+
+    planned = plan(made.run, kind=SLURM, token="0" * 12, workdir=made.path.absolute().parent, python=sys.executable)
+    return differences(options, planned.link(0), str(made.path.absolute().parent))
+
+
+def _training(made: _Made, source: ScriptSource) -> Training | None:
+    """Return what is known of the script that trains; None where none is found."""
+    from ftsupervise.importer.training import look_at, script_in
+    from ftsupervise.probe import Probe
+
+    launch = made.run.launch
+    command = launch.command if isinstance(launch.command, str) else shlex.join(launch.command)
+    with Probe() as probe:
+        if source.path and source.path in command:
+            held = probe.text(Path(source.path).absolute())
+            command = held.decode("utf-8", "replace") if isinstance(held, bytes) else command
+            command = "\n".join(line for line in command.splitlines() if not line.lstrip().startswith("#"))
+        path = script_in(command)
+        if not path:
+            return None
+        folders = [
+            Path(match) for match in re.findall(r"(?m)^\s*cd\s+([\w./+-]+)\s*(?:$|[;&|])", launch.setup or command)
+        ]
+        for folder in (*reversed(folders), Path()):
+            data = probe.text((folder / path).absolute())
+            if isinstance(data, bytes) and data:
+                return look_at(str(folder / path), data.decode("utf-8", "replace"))
+    return None
+
+
+def _about(training: Training | None, draft: Draft) -> tuple[Row, ...]:
+    from ftsupervise.importer.settings import Row
+    from ftsupervise.importer.training import told_to_resume
+
+    if training is None or training.guarded or told_to_resume(str(draft.launch["command"][0])):
+        return ()
+    words = "nothing says where to go on from: does it find its newest checkpoint by itself? Else launch.resume, or the guard"
+    return (Row("", training.path, words, decide=True),)
+
+
+def _doubts(made: _Made) -> tuple[str, ...]:
+    from ftsupervise.launch.doubts import doubts
+    from ftsupervise.probe import Probe
+
+    with Probe() as probe:
+        found = doubts(made.run, made.path.absolute().parent, probe.text)
+    return tuple(one for one in found if "differs in each job" not in one)  # (the table has their lines)
+
+
+# ------------------------------------------------------------------------------------------------------------- printing
+
+
+def _say_table(name: str, made: list[_Made], rows: tuple[Row, ...]) -> None:
+    wrote = f"{made[0].path}" if len(made) == 1 else f"{made[0].path} to {made[-1].path}, {len(made)} runs"
+    say(f"{name} -> {wrote}")
+    say()
+    width = min(46, max((len(row.text) for row in rows), default=9) + 2)
+    say(f"  {'line':<7} {'yours':<{width}} where it went, or why it is not needed")
+    for row in rows:
+        mark = "!" if row.decide else " "
+        text = row.text if len(row.text) < width else f"{row.text[: width - 2]}…"
+        say(f"{mark} {row.lines or '-':<7} {text:<{width}} {row.words}")
+    if any(row.decide for row in rows):
+        say("! you decide")
+    say()
+
+
+def _say_comparison(same: tuple[str, ...], others: tuple[Difference, ...]) -> None:
+    say(
+        f"The options of the job: {len(same)} are the same{f' ({chr(44).join(same)})' if same else ''}. The others:".replace(
+            ",", ", "
+        )
+    )
+    for one in others:
+        for sign, text in (("-", one.before), ("+", one.after)):
+            if text:
+                say(f"  {sign} {text}{f'  ({one.why})' if one.why and (sign == '+' or not one.after) else ''}")
+    say()
+
+
+def _say_training(training: Training | None) -> None:
+    if training is None or training.guarded:
+        return
+    framework = f" ({training.framework})" if training.framework else ""
+    say(
+        f"{training.path}{framework} has no guard. With it the run saves before the limit and on request, and hangs are seen:"
+    )
+    for line in training.lines:
+        say(f"    {line}")
+    say(
+        "  docs/frameworks.md says where each line goes; without it the script is supervised all the same (docs/own-script.md)"
+    )
+    say()
+
+
+def _say_next(made: list[_Made]) -> None:
+    one = made[0].path
+    named = "" if str(one) == "ftsupervise.yaml" else f" {shlex.quote(str(one))}"
+    say("Nothing was submitted. Next:")
+    say("  ftsupervise sandbox up          makes a real Slurm on this machine, to try it in")
+    say(f"  ftsupervise launch --dry-run{named}    prints the job script")
+    after = f" --after {made[0].draft.after}" if made[0].draft.after else ""
+    if len(made) > 1:
+        names = " ".join(shlex.quote(str(each.path)) for each in made[:200])
+        say(f"  for run in {names}; do ftsupervise launch $run; done")
+    else:
+        say(f"  ftsupervise launch{after}{named}")
+
+
+def _say_json(
+    made: list[_Made],
+    rows: tuple[Row, ...],
+    same: tuple[str, ...],
+    others: tuple[Difference, ...],
+    training: Training | None,
+) -> None:
+    say_json(
+        {
+            "schema_version": 1,
+            "files": [str(one.path) for one in made],
+            "rows": [{"lines": one.lines, "text": one.text, "words": one.words, "decide": one.decide} for one in rows],
+            "same": list(same),
+            "different": [
+                {"option": one.option, "before": one.before, "after": one.after, "why": one.why} for one in others
+            ],
+            "training": None
+            if training is None
+            else {"path": training.path, "framework": training.framework, "guard": training.guarded},
+        }
+    )

@@ -1,0 +1,652 @@
+"""Takes the body of a job script apart: what prepares, the one command that trains, and what did our work by hand. Pure.
+
+What stands before the command goes to ``launch.setup`` as it stands: it runs in the job's own shell, as it did. So a variable
+that is set and not exported, a module, a function and the directory are there as they were. A body that is not of that form
+(two commands, work behind it) is not taken apart: the script itself becomes the command, with the reason. Nothing is left out
+but what ``_DROPPED`` knows, and each line of it is told.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+
+from ftsupervise.errors import Untranslatable
+from ftsupervise.importer.sbatch import Script
+from ftsupervise.importer.statements import ASSIGNS, NotUnderstood, Pipeline, Statement, statements
+from ftsupervise.launch.script import PURGES
+from ftsupervise.launch.shell_code import Kind, Simple, understand
+from ftsupervise.scheduler.parse import is_srun, srun_options
+from ftsupervise.secrecy import assigned, by_name, kind
+
+# Commands that prepare, look or tell: none of them is the training.
+_LIGHT = frozenset(
+    """
+    : [ [[ . alias awk basename break builtin cat cd chmod command conda continue cp curl cut date deactivate declare df
+    dirname du echo eval exit export expr false find free gcc git grep gunzip hash head hostname huggingface-cli hf id kill
+    let ln local ls lscpu lspci mamba mapfile micromamba mkdir mktemp ml module mv nproc nvcc nvidia-smi pip pip3 popd
+    printenv printf pushd pwd read readarray readlink readonly realpath return rm rmdir rocm-smi rsync sacct sbatch scancel
+    scontrol sed seff seq set setfacl shift shopt sinfo sleep sort source spack sqlite3 squeue sstat stat sync tail tar tee
+    test touch tr trap true typeset type ulimit umask unalias uname unset unzip uv wait wandb wc wget whereis which who
+    whoami xargs
+    """.split()  # noqa: SIM905 - a list of quoted words reads worse
+)
+# Of a handler, or behind the command: what they did is ours (the warning, the next job, the end), or tells only.
+_DROPPED = frozenset(
+    """
+    : [ [[ break conda continue date deactivate echo exit false hostname kill let local mamba module printf pwd return sacct
+    sbatch scancel scontrol seff set shift sleep squeue sstat sync test trap true uptime wait
+    """.split()  # noqa: SIM905
+)
+_WRAPPERS = frozenset(
+    """
+    builtin catchsegv chrt command env exec gtime ionice nice nohup numactl script setsid stdbuf strace sudo taskset time
+    timeout unbuffer
+    """.split()  # noqa: SIM905
+)
+_KNOWN_TO_SHELL = frozenset(
+    ("source", ".", "eval", "module", "ml", "conda", "mamba", "micromamba", "spack", "set", "shopt", "alias")
+)
+_SHELLS = frozenset(("bash", "sh", "dash"))
+_SIGNALS = frozenset(
+    ("USR1", "USR2", "TERM", "INT", "HUP", "CONT", "EXIT", "QUIT", "ERR", "0", "10", "12", "15", "2", "1")
+)
+_POSITIONAL = re.compile(r"\$(?:[1-9@*#]|\{[1-9@*#][^}]*\})")
+_OWN_PATH = re.compile(r"\$(?:0\b|\{0\b|\{?BASH_SOURCE\b)")
+_LOGIN = (
+    "[ ! -r /etc/profile ] || . /etc/profile",
+    "for own in ~/.bash_profile ~/.bash_login ~/.profile; do [ ! -r $own ] || { . $own; break; }; done; unset own",
+)
+_LARGEST = 60_000  # characters of code in ftsupervise.yaml
+
+
+class BodyKind(Enum):
+    SRUN = "one srun, which ftsupervise starts"
+    ONCE = "code that runs once in the job"
+    SCRIPT = "the script as it stands"
+
+
+@dataclass(frozen=True)
+class Remark:
+    """Lines of the body, by their numbers in the script, and what became of them. ``decide``: a person has to."""
+
+    first: int
+    last: int
+    text: str
+    words: str
+    decide: bool = False
+
+
+@dataclass(frozen=True)
+class Body:
+    """``command``: the code of ``launch.command``; "" for SCRIPT. ``setup``: the lines before it."""
+
+    form: BodyKind
+    command: str = ""
+    command_lines: tuple[int, int] = (0, 0)
+    setup: str = ""
+    modules: tuple[str, ...] = ()
+    env: dict[str, str] = field(default_factory=dict)
+    take_along: tuple[str, ...] = ()
+    told: tuple[Remark, ...] = ()
+    why: str = ""  # of SCRIPT: why it was not taken apart
+
+
+class _Whole(Exception):
+    """The body is not taken apart; says why, with the line of the script."""
+
+
+def read_body(script: Script, arguments: Sequence[str] = (), *, whole: str = "", own: str = "") -> Body:
+    """Return the body, taken apart where that is sure. ``arguments``: those the script is given; ``whole``: why it must stay;
+    ``own``: the name of its file.
+
+    Raises Untranslatable where neither will do: it submits itself again, in a way that cannot be left out.
+    """
+    shell, *flags = script.interpreter
+    if shell.rpartition("/")[2] not in _SHELLS:
+        return Body(BodyKind.SCRIPT, why=f"line 1: it is a script of {shell.rpartition('/')[2]}")
+    try:
+        if whole:
+            raise _Whole(whole)
+        return _Apart(script, tuple(flags), tuple(arguments), own).body()
+    except NotUnderstood as error:
+        why = f"line {script.body_line + error.at}: {error}, as far as it is understood here"
+    except _Whole as reason:
+        why = str(reason)
+    return _as_it_stands(script, why, own)
+
+
+def _as_it_stands(script: Script, why: str, own: str) -> Body:
+    told: list[Remark] = []
+    for number, line in enumerate(script.body.splitlines(), script.body_line):
+        if line.lstrip().startswith("#"):
+            continue
+        if re.search(r"\bscontrol\s+requeue\w*\b", line) or _submits_itself(line, own):
+            raise Untranslatable(
+                f"line {number}: {_shown(line)} puts the job into the queue again, beside the chain that is there; "
+                f"it cannot be left out by itself ({why})",
+                hint=f"take line {number} out (the next job of the chain goes on by itself), then type this again",
+            )
+        if re.search(r"(?:^|[;&|({\s])sbatch\s+\S", line) and not re.search(r"\becho\b", line):
+            words = "each start of the script submits this again: in each job, and after each restart; is that meant?"
+            told.append(Remark(number, number, _shown(line), words, decide=True))
+        if assigned(line) or kind(line):
+            told.append(
+                Remark(
+                    number,
+                    number,
+                    _shown(line),
+                    "a secret: it stays in the script, and nowhere else; chmod go-r it",
+                    decide=True,
+                )
+            )
+    return Body(BodyKind.SCRIPT, told=tuple(told), why=why)
+
+
+class _Apart:
+    """One body on its way to ``setup`` and ``command``."""
+
+    def __init__(self, script: Script, flags: tuple[str, ...], arguments: tuple[str, ...], own: str) -> None:
+        self._script, self._flags, self._arguments, self._own = script, flags, arguments, own
+        self._all = statements(script.body)
+        self._told: list[Remark] = []
+        self._out: set[int] = set()  # statements that are left out
+
+    def _line(self, at: int) -> int:
+        return self._script.body_line + at
+
+    def _tell(self, one: Statement, words: str, *, decide: bool = False) -> None:
+        self._told.append(Remark(self._line(one.first), self._line(one.last), _shown(one.text), words, decide))
+
+    def _leave_out(self, index: int, words: str, *, decide: bool = False) -> None:
+        self._out.add(index)
+        self._tell(self._all[index], words, decide=decide)
+
+    # ------------------------------------------------------------------------------------------------------ the parts
+
+    def body(self) -> Body:
+        self._traps()
+        main = self._main()
+        self._behind(main)
+        self._resubmitting(main)
+        before, part = self._before(main)
+        return self._made(main, before, part)
+
+    def _traps(self) -> None:
+        """Leave out handlers that only did our work."""
+        functions = {one.defines: index for index, one in enumerate(self._all) if one.defines}
+        for index, one in enumerate(self._all):
+            part = one.alone
+            if part is None or part.words[0] != "trap":
+                if any(_program(simple)[0] == "trap" for simple in one.simples()) and not one.defines:
+                    raise _Whole(f"line {self._line(one.first)}: a trap inside of other code")
+                continue
+            words = [word for word in part.words[1:] if word != "--"]
+            handler = words[0].strip("'\"") if words else ""
+            signals = {word.upper().removeprefix("SIG") for word in words[1:]}
+            if len(words) < 2 or not signals <= _SIGNALS:
+                raise _Whole(f"line {self._line(one.first)}: {_shown(one.text)}")
+            if handler in functions:
+                body = self._all[functions[handler]]
+                if not _all_dropped(body.simples()):
+                    raise _Whole(
+                        f"line {self._line(body.first)}: {handler}, which answers a signal, does work of its own"
+                    )
+                if functions[handler] not in self._out:
+                    self._leave_out(functions[handler], f"not needed: {_warns(body.text)}")
+            elif handler not in ("", "-") and not _dropped_code(handler):
+                raise _Whole(f"line {self._line(one.first)}: the trap does work of its own")
+            self._leave_out(index, f"not needed: {_warns(one.text)}")
+
+    def _main(self) -> int:
+        """Return the statement that trains."""
+        functions = {one.defines for one in self._all if one.defines}
+        heavy: list[int] = []
+        for index, one in enumerate(self._all):
+            if index in self._out:
+                continue
+            weights = [_weight(simple, functions) for simple in one.simples()]
+            if one.defines:
+                if 2 in weights:
+                    raise _Whole(f"line {self._line(one.first)}: the function {one.defines} starts a program")
+                continue
+            if 2 in weights and not _assigns(one):  # (what it asks a program for is there before the next line)
+                heavy.append(index)
+        if not heavy:
+            light = [i for i, one in enumerate(self._all) if 1 in [_weight(s, functions) for s in one.simples()]]
+            if len(light) != 1:
+                raise _Whole("no line of it is known to be the training")
+            heavy = light
+        if len(heavy) > 1:
+            lines = ", ".join(str(self._line(self._all[index].first)) for index in heavy[:6])
+            raise _Whole(f"lines {lines}: each starts a program, and ftsupervise supervises one command")
+        return heavy[0]
+
+    def _behind(self, main: int) -> None:
+        """Leave out what stands behind the command: only lines that told, waited or submitted the job again."""
+        waits = False
+        for index in range(main + 1, len(self._all)):
+            one = self._all[index]
+            if index in self._out:
+                continue
+            if re.fullmatch(r"[A-Za-z_]\w*=(\$!|\$\?|\"\$[!?]\"|\$\{[!?]\})", one.text):
+                self._leave_out(index, "not needed: the supervisor knows its process and its exit code")
+                continue
+            if one.defines or not _all_dropped(one.simples()):
+                raise _Whole(f"line {self._line(one.first)}: {_shown(one.text)} works on, after the training has ended")
+            waits = waits or any(_program(simple)[0] == "wait" for simple in one.simples())
+            self._leave_out(index, _why_behind(one))
+        if self._all[main].background and not waits:
+            raise _Whole(
+                f"line {self._line(self._all[main].first)}: it goes on in the background, and nothing waits for it"
+            )
+
+    def _resubmitting(self, main: int) -> None:
+        """Leave out what submitted the job again before the command began."""
+        for index in range(main):
+            one = self._all[index]
+            if index in self._out or one.defines:
+                continue
+            names = [_program(simple) for simple in one.simples()]
+            again = any(name[:1] == ("scontrol",) and "requeue" in name for name in names) or _submits_itself(
+                one.text, self._own
+            )
+            if not again:
+                if any(name[:1] == ("sbatch",) for name in names):
+                    self._tell(one, "launch.setup: each job of the chain submits this; is that meant?", decide=True)
+                continue
+            if not _all_dropped(one.simples()):
+                raise _Whole(f"line {self._line(one.first)}: it submits the job again, and does other work")
+            self._leave_out(index, "not needed: the next job of the chain waits in the queue already")
+
+    def _before(self, main: int) -> tuple[list[int], Pipeline]:
+        """Return the statements that go to setup, and the part of the main statement that trains."""
+        one = self._all[main]
+        first = one.parts[0]
+        if len(one.parts) == 1:
+            return [i for i in range(main) if i not in self._out], first
+        chained = all(part.connector == "&&" for part in one.parts[1:])
+        if chained and all(_light(part) for part in one.parts[:-1]) and not one.background:
+            return [i for i in range(main) if i not in self._out], one.parts[-1]
+        raise _Whole(f"line {self._line(one.first)}: {_shown(one.text)}")
+
+    # ----------------------------------------------------------------------------------------------- setup and command
+
+    def _made(self, main: int, before: list[int], part: Pipeline) -> Body:
+        one, script = self._all[main], self._script
+        code = part.text if len(one.parts) > 1 else script.body[one.start : one.end]
+        if assigned(code) or kind(code):
+            raise _Whole(f"line {self._line(one.first)}: it holds a secret")
+        found = understand(code)
+        lines = (self._line(one.first), self._line(one.last))
+        take_along = self._secrets(before)
+        before = [index for index in before if index not in self._out]
+        chain = [f"{earlier.text} || exit" for earlier in one.parts[:-1]] if len(one.parts) > 1 else []
+        own = self._own_lines()
+        if found.kind is Kind.SRUN:
+            modules, env, kept = ((), {}, before) if own else self._hoisted(before)
+            setup = self._text(kept, own + self._given(), chain)
+            return self._checked(Body(BodyKind.SRUN, code, lines, setup, modules, env, take_along))
+        first = self._first_needed(before, code)
+        one_program = bool(part.words) and not part.redirected and found.kind in (Kind.CODE, Kind.PROGRAM)
+        moved, before = before[first:], before[:first]
+        options = [] if one_program and not moved else self._options_of_the_shell(before, own)
+        if moved or options:
+            code = f"{self._text(moved, options, chain)}{code}"
+            chain = []
+        if moved:
+            lines = (min(lines[0], self._line(self._all[moved[0]].first)), lines[1])
+        if _POSITIONAL.search(code) and found.kind is not Kind.PROGRAM:
+            raise _Whole(f"line {lines[0]}: it uses the script's arguments")
+        modules, env, kept = ((), {}, before) if own else self._hoisted(before)
+        setup = self._text(kept, own + self._given(), chain)
+        return self._checked(Body(BodyKind.ONCE, code, lines, setup, modules, env, take_along))
+
+    def _checked(self, made: Body) -> Body:
+        for key, text in (("setup", made.setup), ("command", made.command)):
+            if len(text) > _LARGEST:
+                raise _Whole(f"its {key} is too long for a settings file ({len(text):,} characters)")
+            if assigned(text) or kind(text):
+                raise _Whole("it holds a secret, which has no place in a settings file")
+            if any((ord(char) < 32 and char not in "\n\t") or char in "\x7f\x85\u2028\u2029\ufeff" for char in text):
+                raise _Whole("it holds control characters")
+        if _OWN_PATH.search(made.setup + made.command):
+            raise _Whole("it asks for its own path ($0, BASH_SOURCE)")
+        told = [*self._told]
+        return Body(
+            made.form, made.command, made.command_lines, made.setup, made.modules, made.env, made.take_along,
+            tuple(sorted(told, key=lambda one: one.first)),
+        )  # fmt: skip
+
+    def _own_lines(self) -> list[str]:
+        """Return the lines that do what the first line of the script asks of its shell."""
+        found: list[str] = []
+        letters = ""
+        for word in self._flags:
+            if word in ("-l", "--login"):
+                found += _LOGIN
+            elif re.fullmatch(r"-[elux]+", word):
+                found += _LOGIN if "l" in word else ()
+                letters += word[1:].replace("l", "")
+            else:
+                raise _Whole(f"line 1: {' '.join(self._script.interpreter)}")
+        return found + ([f"set -{letters}"] if letters else [])
+
+    def _given(self) -> list[str]:
+        import shlex
+
+        return [f"set -- {shlex.join(self._arguments)}"] if self._arguments else []
+
+    def _text(self, indices: Sequence[int], first: Iterable[str], last: Iterable[str]) -> str:
+        """Return these statements as they stand, with the comments between two that stay."""
+        parts = [f"{line}\n" for line in first]
+        body = self._script.body
+        for index in indices:
+            one = self._all[index]
+            before = self._all[index - 1].end if index else 0
+            gap = body[before : one.start]
+            comments = (
+                []
+                if index - 1 in self._out
+                else [line for line in gap.split("\n")[1 if index else 0 :] if line.strip()]
+            )
+            parts += [
+                f"{line.strip()}\n" for line in comments if line.lstrip().startswith("#") and "#SBATCH" not in line
+            ]
+            parts.append(f"{one.text}{' &' if one.background else ''}\n")
+        return "".join((*parts, *(f"{line}\n" for line in last)))
+
+    def _secrets(self, before: Sequence[int]) -> tuple[str, ...]:
+        names: list[str] = []
+        for index in before:
+            one = self._all[index]
+            part = one.alone
+            if part is None or not (assigned(one.text) or kind(one.text)):
+                continue
+            given = [word.partition("=") for word in part.words[1:]]
+            if part.words[0] != "export" or not all(by_name(name) for name, _, _ in given):
+                raise _Whole(f"line {self._line(one.first)}: it holds a secret, in a form that cannot be taken along")
+            found = [name for name, _, _ in given]
+            names += found
+            self._out.add(index)
+            text = " ".join(f"export {name}=…" for name in found)
+            words = f"launch.take_along: the value is not written; export {' '.join(found)} before you type ftsupervise launch"
+            self._told.append(Remark(self._line(one.first), self._line(one.last), text, words, decide=True))
+        return tuple(dict.fromkeys(names))
+
+    # ------------------------------------------------------------------------------------------ variables not exported
+
+    def _options_of_the_shell(self, before: Sequence[int], own: Sequence[str]) -> list[str]:
+        """Return the lines that set the shell as it was, for the command's own. Raises _Whole where one is inside of others."""
+        found = [line for line in own if line.startswith("set -")]
+        for index in before:
+            local, one = _Local(), self._all[index]
+            local.read(one)
+            if local.options and (one.alone is None or one.defines):
+                raise _Whole(
+                    f"line {self._line(one.first)}: {_shown(one.text)} sets the shell, which the command has not"
+                )
+            found += [one.text] if local.options else []
+        return found
+
+    def _first_needed(self, before: Sequence[int], code: str) -> int:
+        """Return the place in ``before`` from which on the statements go into the command: it runs in a shell of its own, which
+        has what was exported only. Raises _Whole where what it needs cannot be said.
+        """
+        local = _Local()
+        for index in before:
+            local.read(self._all[index])
+        needed = _used(code) & local.names()
+        first = len(before)
+        if not needed:
+            return first
+        for place, index in enumerate(before):
+            if self._sets(index) & needed:
+                first = place
+                break
+        while True:  # what these need, and what those need again
+            inside = "\n".join(self._all[index].text for index in before[first:])
+            more = _used(f"{inside}\n{code}") & local.names()
+            earliest = next((p for p, index in enumerate(before) if self._sets(index) & more), first)
+            if earliest >= first:
+                break
+            first = earliest
+        for index in before[first:]:
+            one = self._all[index]
+            sets = one.alone is not None and one.alone.words[0] in ("set", "shopt")
+            if one.defines or (not sets and any(_program(simple)[0] in _KNOWN_TO_SHELL for simple in one.simples())):
+                raise _Whole(
+                    f"line {self._line(one.first)}: {_shown(one.text)} stands between a variable that is not exported and the "
+                    "command that uses it"
+                )
+        return first
+
+    def _sets(self, index: int) -> set[str]:
+        local = _Local()
+        local.read(self._all[index])
+        return local.names()
+
+    # ----------------------------------------------------------------------------------------------- modules and env
+
+    def _hoisted(self, before: list[int]) -> tuple[tuple[str, ...], dict[str, str], list[int]]:
+        """Return modules and variables that stand so far in front that their own keys keep the order, and the rest."""
+        rest, modules = list(before), list[str]()
+        purges = [p for p, i in enumerate(rest) if PURGES.match(self._all[i].text)]
+        lines = sum(1 for i in rest for line in self._all[i].text.splitlines() if PURGES.match(line))
+        of_modules = any(_program(one)[0] in ("module", "ml") for i in rest for one in self._all[i].simples())
+        if of_modules and lines == len(purges):  # (one inside of other code: the modules stay where they are)
+            at = purges[-1] + 1 if purges else next((p for p, i in enumerate(rest) if not self._tells(i)), 0)
+            while at < len(rest) and (found := self._loads(rest[at])):
+                modules += found
+                del rest[at]
+        env: dict[str, str] = {}
+        at = purges[-1] + 1 if modules and purges else 0  # (what stands before runs before the modules)
+        while at < len(rest):
+            one = self._all[rest[at]]
+            if found_env := self._literals(rest[at]):
+                said = "\n".join(self._all[i].text for i in rest[:at])
+                if any(re.search(rf"\b{name}\b", said) or name in env for name in found_env):
+                    break
+                env |= found_env
+                del rest[at]
+                continue
+            if not all(_program(simple)[0] in _HARMLESS for simple in one.simples()) or one.defines:
+                break
+            at += 1
+        return tuple(modules), env, rest
+
+    def _tells(self, index: int) -> bool:
+        return all(
+            _program(simple)[0] in ("echo", "date", "hostname", "printf") for simple in self._all[index].simples()
+        )
+
+    def _loads(self, index: int) -> list[str]:
+        part = self._all[index].alone
+        if part is None or part.redirected or part.words[:1] not in (("module",), ("ml",)):
+            return []
+        words = list(part.words[1:])
+        if words[:1] in (["load"], ["add"]):
+            words = words[1:]
+        elif part.words[0] == "module" or (
+            words and words[0] in ("purge", "reset", "restore", "unload", "use", "list", "swap")
+        ):
+            return []
+        plain = all(re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.+/:=@-]*", word) for word in words)
+        return words if plain else []
+
+    def _literals(self, index: int) -> dict[str, str]:
+        """Return the variables of an ``export`` whose values hold nothing that a shell expands; {} for anything else."""
+        part = self._all[index].alone
+        if part is None or part.redirected or part.words[:1] != ("export",):
+            return {}
+        found: dict[str, str] = {}
+        for word in part.words[1:]:
+            name, equals, value = word.partition("=")
+            if (
+                not equals
+                or not re.fullmatch(r"[A-Za-z_]\w*", name)
+                or name.startswith(("FTSUPERVISE_", "SLURM_", "SBATCH_"))
+            ):
+                return {}
+            quoted = re.fullmatch(r"'([^'$]*)'|\"([^\"$`\\]*)\"|([\w@%+=:,./-]*)", value)
+            if quoted is None or by_name(name) or value.startswith("~"):
+                return {}
+            found[name] = next((group for group in quoted.groups() if group is not None), "")
+        return found
+
+
+_HARMLESS = frozenset(("cd", "date", "echo", "hostname", "mkdir", "nvidia-smi", "printf", "pwd", "ulimit", "umask"))
+
+
+class _Local:
+    """The names that statements set in their shell, and that no program sees which is started there."""
+
+    def __init__(self) -> None:
+        self._set: set[str] = set()
+        self._exported: set[str] = set()
+        self._all_exported = False
+        self.options: list[int] = []
+
+    def names(self) -> set[str]:
+        return self._set - self._exported
+
+    def read(self, one: Statement) -> None:
+        if one.defines:
+            self._set.add(one.defines)
+            return
+        self._set |= set(re.findall(r"\bfor\s+([A-Za-z_]\w*)", one.text))
+        self._set |= set(re.findall(r"\b(?:read|mapfile|readarray|printf\s+-v)\s+(?:-\w+\s+)*([A-Za-z_]\w*)", one.text))
+        for simple in one.simples():
+            words = list(simple.words)
+            names = [match[1] for word in words if (match := ASSIGNS.match(word))]
+            if words and all(ASSIGNS.match(word) for word in words):
+                target = self._exported if self._all_exported else self._set
+                target |= set(names)
+                self._set |= set(names)
+            elif words[:1] in (["export"], ["declare"], ["typeset"], ["readonly"], ["local"]):
+                out = words[0] == "export" or any(re.fullmatch(r"-\w*x\w*", word) for word in words[1:])
+                plain = {word.partition("=")[0].rstrip("+") for word in words[1:] if not word.startswith("-")}
+                self._set |= plain
+                self._exported |= plain if out else set()
+            elif words[:1] == ["set"] and len(words) > 1 and words[1] != "--":
+                self._all_exported = self._all_exported or words[1] == "-a" or words[1:3] == ["-o", "allexport"]
+                if words[1] == "+a":
+                    self._all_exported = False
+                self.options += [] if words[1] in ("-a", "+a") else [one.first]
+            elif words[:1] == ["shopt"]:
+                self.options.append(one.first)
+
+
+def _used(code: str) -> set[str]:
+    """Return the names that the code expands or calls."""
+    found = set(re.findall(r"\$\{?[#!]?([A-Za-z_]\w*)", code))
+    for inside in re.findall(r"\$?\(\((.*?)\)\)", code, re.S):
+        found |= set(re.findall(r"[A-Za-z_]\w*", inside))
+    return found | set(re.findall(r"(?:^|[;&|(\n])\s*([A-Za-z_][\w-]*)", code))
+
+
+# --------------------------------------------------------------------------------------------------------- what a command is
+
+
+def _program(simple: Simple) -> tuple[str, ...]:
+    """Return the words of a simple command from its program on, without assignments, and without its srun or wrappers."""
+    words = [word.strip("\"'") for word in simple.words]
+    at = 0
+    while at < len(words):
+        if ASSIGNS.match(simple.words[at]):
+            at += 1
+        elif words[at].rpartition("/")[2] in _WRAPPERS and at + 1 < len(words):
+            at += 1
+            while at < len(words) and re.fullmatch(r"-.*|\d[\d.:,a-z-]*|[A-Za-z_]\w*=.*", words[at]):
+                at += 1
+        else:
+            break
+    return tuple(words[at:]) or ("",)
+
+
+def _weight(simple: Simple, functions: set[str]) -> int:
+    """Return 2 for a program that may be the training, 1 for a short Python one, 0 for a command that prepares or tells."""
+    words = _program(simple)
+    name = words[0].rpartition("/")[2]
+    if is_srun(words):
+        inner = words[srun_options(words)[1] :]
+        return min(2, _weight(Simple(tuple(inner), ()), functions)) if inner else 2
+    if words[1:2] == ("run",) and name in ("conda", "mamba", "micromamba", "uv", "poetry", "pixi", "pipenv"):
+        return 2
+    if words[:2] == ("wandb", "agent"):
+        return 2
+    if name in functions and name:
+        return 0 if name == words[0] else 2
+    if not name or name in _LIGHT:
+        return 0
+    if name.startswith("python"):
+        rest = words[1:]
+        if rest[:1] in (("--version",), ("-V",)) or rest[:2] in (
+            ("-m", "pip"),
+            ("-m", "venv"),
+            ("-m", "torch.utils.collect_env"),
+        ):
+            return 0
+        return 1 if rest[:1] == ("-c",) or rest[:1] in ((), ("-",)) else 2
+    return 2
+
+
+def _assigns(one: Statement) -> bool:
+    part = one.alone
+    if part is None or part.redirected:
+        return False
+    return part.words[0] in ("export", "declare", "readonly", "local") or all(
+        ASSIGNS.match(word) for word in part.words
+    )
+
+
+def _light(part: Pipeline) -> bool:
+    return bool(part.words) and _weight(Simple(part.words, ()), set()) == 0
+
+
+def _all_dropped(simples: Sequence[Simple]) -> bool:
+    for simple in simples:
+        words = _program(simple)
+        if words[0] in _DROPPED or not words[0]:
+            continue
+        return False
+    return True
+
+
+def _dropped_code(code: str) -> bool:
+    try:
+        return all(_all_dropped(one.simples()) for one in statements(code))
+    except NotUnderstood:
+        return False
+
+
+def _submits_itself(text: str, own: str) -> bool:
+    named = rf"|(?<![\w.-]){re.escape(own)}(?![\w.-])" if own else ""
+    return re.search(rf"\bsbatch\b[^;&|\n]*(?:\$0\b|\$\{{0\}}|BASH_SOURCE|\$SLURM_JOB_NAME{named})", text) is not None
+
+
+def _warns(text: str) -> str:
+    if "requeue" in text or "sbatch" in text:
+        return "the next job of the chain goes on after the end, and the ranks get Slurm's warning from the supervisor"
+    return "the supervisor passes Slurm's warning on to the ranks"
+
+
+def _why_behind(one: Statement) -> str:
+    text = one.text
+    if "requeue" in text or re.search(r"\bsbatch\b", text):
+        return "not needed: the next job of the chain waits in the queue already"
+    if re.search(r"\bwait\b", text):
+        return "not needed: the supervisor waits for the command"
+    if re.search(r"\bexit\b", text):
+        return "not needed: the job ends with the exit code of the command"
+    return "left out: nothing runs behind the supervisor; its log and ftsupervise status tell how the command ended"
+
+
+def _shown(text: str) -> str:
+    """Return a line for the table: its first line, cut short, and never a secret."""
+    line = " ".join(text.strip().split("\n")[0].split())
+    if assigned(line) or kind(line):
+        line = re.sub(r"=.*", "=…", line) if "=" in line else "(a line with a secret)"
+    return line if len(line) <= 60 else f"{line[:59]}…"

@@ -1,0 +1,116 @@
+"""``init`` brings a person's job script over, or says in one sentence why not: shapes of public scripts, written anew.
+
+``tests/golden/sbatch`` has each script, and beside it the settings (``.yaml``) or the sentence (``.refused``) that it becomes.
+``UPDATE_GOLDEN=1`` writes them anew: read the difference.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from ftsupervise.config.load import loads
+from ftsupervise.config.schema import Run
+from ftsupervise.errors import Untranslatable
+from ftsupervise.importer.comparison import differences
+from ftsupervise.importer.sbatch import read_script
+from ftsupervise.importer.settings import Draft, ScriptSource, draft, of_element
+from ftsupervise.importer.yaml_text import yaml_of
+from ftsupervise.launch.plan import plan
+from ftsupervise.launch.script import render
+from ftsupervise.scheduler import SLURM
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "sbatch"
+SCRIPTS = sorted(GOLDEN.glob("*.sbatch"))
+ARGUMENTS = {"arguments": ("10b.yaml", "--small words")}
+# The table says of each why: the job's own name and chain, and what ftsupervise does in the place of these options.
+LEFT_OUT = {
+    "array",
+    "chdir",
+    "comment",
+    "dependency",
+    "mail-type",
+    "mail-user",
+    "open-mode",
+    "output",
+    "requeue",
+    "wait",
+}
+CHANGED = {"array", "chdir", "comment", "error", "job-name", "open-mode", "output"}
+ADDED = {"array", "chdir", "comment", "job-name", "no-requeue", "nodes", "open-mode", "output", "signal"}
+
+
+def drafts(script: Path) -> list[Draft]:
+    source = ScriptSource("/home/ada/project", f"{script.stem}.sbatch", script.stem, ARGUMENTS.get(script.stem, ()))
+    whole = draft(read_script(script.read_bytes().decode()), source)
+    return [of_element(whole, number) for number in whole.elements] or [whole]
+
+
+def planned(run: Run) -> tuple[list[str], str]:
+    """Return the options of the first job, and its script."""
+    made = plan(run, kind=SLURM, token="0" * 12, workdir=Path("/home/ada/project"), python="/usr/bin/python3")
+    return list(made.link(0)), render(made, run.launch, made.link(0))
+
+
+def test_there_are_forty_shapes() -> None:
+    assert len(SCRIPTS) >= 40
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
+def test_a_script_becomes_what_stands_beside_it(script: Path) -> None:
+    try:
+        made = drafts(script)
+        kind, text = (
+            "yaml",
+            "---\n".join(yaml_of(one, script.name) for one in (made[:1] + made[-1:] if made[1:] else made)),
+        )
+    except Untranslatable as error:
+        kind, text = "refused", f"{error}\n"
+    expected = script.with_suffix(f".{kind}")
+    if os.environ.get("UPDATE_GOLDEN"):
+        for other in ("yaml", "refused"):
+            script.with_suffix(f".{other}").unlink(missing_ok=True)
+        expected.write_text(text)
+    assert expected.exists(), text
+    assert text == expected.read_text()
+
+
+TRANSLATED = [script for script in SCRIPTS if script.with_suffix(".yaml").exists()]
+
+
+@pytest.mark.parametrize("script", TRANSLATED, ids=lambda path: path.stem)
+def test_its_job_asks_for_what_the_script_asks_for(script: Path) -> None:
+    """Partition, ranks, GPUs, memory and whatever else decides what the job gets."""
+    given = read_script(script.read_bytes().decode()).options
+    for one in drafts(script):
+        run = loads(yaml_of(one, script.name), Path("/home/ada/project/ftsupervise.yaml"))
+        options, rendered = planned(run)
+        _, others = differences(given, options)
+        assert {found.option for found in others if not found.after} <= LEFT_OUT, others
+        assert {found.option for found in others if not found.before} <= ADDED, others
+        assert {found.option for found in others if found.before and found.after} <= CHANGED, others
+        assert f"#SBATCH --nodes={run.launch.nodes}\n" in rendered
+
+
+@pytest.mark.parametrize("script", TRANSLATED, ids=lambda path: path.stem)
+def test_no_line_is_lost_in_silence(script: Path) -> None:
+    """Each line of the script stands in the settings, in the table, or both: comments and blank lines apart."""
+    text = script.read_bytes().decode()
+    read = read_script(text)
+    for one in drafts(script):
+        told: set[int] = set()
+        for row in one.rows:
+            first, _, last = row.lines.partition("-")
+            told |= set(range(int(first), int(last or first) + 1)) if first else set()
+        for number, line in enumerate(text.splitlines(), 1):
+            if number > 1 and line.strip() and (not line.startswith("#") or number in {o.line for o in read.options}):
+                assert number in told, (number, line)
+
+
+def test_no_secret_stands_in_the_settings_or_in_the_table() -> None:
+    for name in ("secret", "secret_in_command"):
+        for one in drafts(GOLDEN / f"{name}.sbatch"):
+            assert "0123456789abcdef" not in yaml_of(one, name)
+            assert "0123456789abcdef" not in repr(one.rows)
