@@ -133,7 +133,6 @@ class RunDir:
         self.nodes = root / "nodes"
         self.beats = root / "beats"
         self.logs = root / "logs"
-        self.guard = shared / "guard"
         self.watch = root / "watch"
         self.checkpoints = shared / "checkpoints"
         self.config = root / "run.yaml"
@@ -162,6 +161,11 @@ class RunDir:
     def group(self, name: str) -> RunDir:
         """Return the directory of one of its replica groups."""
         return RunDir(self.root / GROUPS / name)
+
+    @property
+    def guard(self) -> Path:
+        """Return the folder of the guard's copies, which replica groups share."""
+        return (self.whole or self.root) / "guard"
 
     @property
     def replicas(self) -> Path:
