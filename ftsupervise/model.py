@@ -8,7 +8,7 @@ annotations``): typing compiles each text, and every start would wait for it.
 from datetime import datetime
 from enum import Enum
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated, NamedTuple, Optional
 
 from ftsupervise import truth
 from ftsupervise.truth import (
@@ -124,11 +124,11 @@ class Cause(NamedTuple):
     at: tuple[NodeRanks, ...] = ()  # where, as far as it is known
     more: int = 0  # ranks beside those
     signal: int = 0  # that killed it, or told it to leave
-    code: int | None = None  # exit code of what it tells of
-    left: int | None = None  # exit code of the command, where that is another
-    how: Standstill | None = None
+    code: Optional[int] = None  # exit code of what it tells of
+    left: Optional[int] = None  # exit code of the command, where that is another
+    how: Optional[Standstill] = None
     phase: str = ""
-    step: int | None = None
+    step: Optional[int] = None
     waited: float = 0.0  # seconds without progress
     text: Annotated[str, 2000] = ""  # in others' words: Slurm's reason, why nothing was started
     then: "Cause | None" = None  # how the command ended after that
@@ -219,7 +219,7 @@ _SIGTERM = 15
 _ORDERLY = (CauseKind.FINISHED, CauseKind.KILL_SWITCH, CauseKind.WARNING, CauseKind.TIME_LIMIT, CauseKind.RUN_TIME)
 
 
-def ended(code: int | None, node: str, rank: str) -> "Cause":
+def ended(code: Optional[int], node: str, rank: str) -> "Cause":
     """Return how a rank ended whose exit code is ``code``, negative for a signal; None where it is not known."""
     at = (NodeRanks(node, rank),)
     if code is None:
@@ -227,7 +227,7 @@ def ended(code: int | None, node: str, rank: str) -> "Cause":
     return Cause(CauseKind.SIGNAL, at, signal=-code) if code < 0 else Cause(CauseKind.EXIT, at, code=code)
 
 
-def signal_in(code: int | None) -> int:
+def signal_in(code: Optional[int]) -> int:
     """Return the signal in an exit code above 128; 0 if there is none."""
     return code - 128 if code is not None and 128 < code < 128 + 65 else 0
 
@@ -241,17 +241,17 @@ def _signal_name(number: int) -> str:
 class Reached(NamedTuple):
     """The progress of an attempt, as far as its beats tell."""
 
-    first: int | None = None  # first step
-    last: int | None = None  # last step
-    saved: int | None = None  # newest step that was saved
-    first_at: float | None = None  # epoch seconds at which the last rank had made its first step
-    saving: float | None = None  # seconds in saves
-    active_at: float | None = None  # epoch seconds of the last step, or of the last change of a phase
-    trouble: LossTrouble | None = None  # with the loss, that was not over when it ended
-    first_loss: float | None = None
-    because: tuple[NodeRanks, str] | None = None  # the rank that asked to stop, and its words
+    first: Optional[int] = None  # first step
+    last: Optional[int] = None  # last step
+    saved: Optional[int] = None  # newest step that was saved
+    first_at: Optional[float] = None  # epoch seconds at which the last rank had made its first step
+    saving: Optional[float] = None  # seconds in saves
+    active_at: Optional[float] = None  # epoch seconds of the last step, or of the last change of a phase
+    trouble: Optional[LossTrouble] = None  # with the loss, that was not over when it ended
+    first_loss: Optional[float] = None
+    because: Optional[tuple[NodeRanks, str]] = None  # the rank that asked to stop, and its words
     source: str = ""  # who told the steps: one of ``SOURCES``; "": not known
-    epoch: int | None = None  # at the first step, where the output says so
+    epoch: Optional[int] = None  # at the first step, where the output says so
 
 
 GUARD, OUTPUT, NOBODY = SOURCES = ("guard", "output", "nobody")  # who tells the steps of an attempt
@@ -268,19 +268,19 @@ class End(NamedTuple):
     """The end of an attempt, before it is decided what to do about it."""
 
     cause: Cause
-    failure: Failure | None = None
+    failure: Optional[Failure] = None
     code: int = 0  # negative for a signal
     seconds: float = 0.0
     reached: Reached = Reached()
-    ready: float | None = None  # seconds to the first step
-    worked: float | None = None  # seconds to the last sign of progress
+    ready: Optional[float] = None  # seconds to the first step
+    worked: Optional[float] = None  # seconds to the last sign of progress
     braked: bool = False  # the brake comes on after it
     stop_signal: int = 0  # that asked us to stop
     warned: bool = False
     heard: bool = False  # a process of it catches the signal that warned it
-    newer: int | None = None  # the attempt that has taken our place
+    newer: Optional[int] = None  # the attempt that has taken our place
     note: str = ""
-    died_at: float | None = None  # monotonic time at which the end was first seen
+    died_at: Optional[float] = None  # monotonic time at which the end was first seen
     gone: tuple[str, ...] = ()  # nodes that Slurm's lines say went away or took no task
     hardware: str = ""  # what a GPU or a node has said of a fault of its own
 
@@ -293,36 +293,36 @@ class Attempt(NamedTuple):
     started: datetime
     host: str = ""
     nodes: tuple[str, ...] = ()
-    ended: datetime | None = None
-    exit_code: int | None = None  # None while it runs, or when nobody lived to write it down
-    cause: Cause | None = None  # None while it runs
-    first_step: int | None = None
-    last_step: int | None = None
+    ended: Optional[datetime] = None
+    exit_code: Optional[int] = None  # None while it runs, or when nobody lived to write it down
+    cause: Optional[Cause] = None  # None while it runs
+    first_step: Optional[int] = None
+    last_step: Optional[int] = None
     note: str = ""
-    failure: Failure | None = None  # None if it was none
-    saved: int | None = None  # newest step the loop said it had saved
-    ready: float | None = None  # seconds from the start to the first step
+    failure: Optional[Failure] = None  # None if it was none
+    saved: Optional[int] = None  # newest step the loop said it had saved
+    ready: Optional[float] = None  # seconds from the start to the first step
     then: str = ""  # what was done about it: "restarted in place", "its supervisor left", "stopped by the brake"
     stop_signal: int = 0  # of one without an end: it had been asked to stop by this
     hardware: str = ""  # what a GPU or a node said of a fault of its own
-    resumed: Resumed | None = None  # None where its loop did not ask the guard for a checkpoint
-    begins: Beginning | None = None  # None where no rank of its job had a snapshot in memory
-    not_from: NotFrom | None = None  # the snapshot that it was to begin from, and did not
-    held: int | None = None  # of one without an end: newest step whose snapshots every buddy holds
-    kept: int | None = None  # step that was in memory only and was kept on the disk when its job ended
-    saving: float | None = None  # seconds in saves; None where the loop does not say
-    worked: float | None = None  # seconds from the start to the last sign of progress
+    resumed: Optional[Resumed] = None  # None where its loop did not ask the guard for a checkpoint
+    begins: Optional[Beginning] = None  # None where no rank of its job had a snapshot in memory
+    not_from: Optional[NotFrom] = None  # the snapshot that it was to begin from, and did not
+    held: Optional[int] = None  # of one without an end: newest step whose snapshots every buddy holds
+    kept: Optional[int] = None  # step that was in memory only and was kept on the disk when its job ended
+    saving: Optional[float] = None  # seconds in saves; None where the loop does not say
+    worked: Optional[float] = None  # seconds from the start to the last sign of progress
     braked: bool = False  # the brake came on after it
     outputs: tuple[OutputPart, ...] = ()  # files; none where it goes to a pipe or a terminal
-    heard: datetime | None = None  # of one without an end: its supervisor's last page
-    trouble: LossTrouble | None = None  # with the loss, that was not over when it ended
-    first_loss: float | None = None  # the first that any rank reported
+    heard: Optional[datetime] = None  # of one without an end: its supervisor's last page
+    trouble: Optional[LossTrouble] = None  # with the loss, that was not over when it ended
+    first_loss: Optional[float] = None  # the first that any rank reported
     source: str = ""  # who told the steps: one of ``SOURCES``; "": not known
-    epoch: int | None = None  # at the first step, where the output says so
-    written: LeftCheckpoint | None = None  # None where it has a guard, or nobody has looked
+    epoch: Optional[int] = None  # at the first step, where the output says so
+    written: Optional[LeftCheckpoint] = None  # None where it has a guard, or nobody has looked
     torn: tuple[TornSave, ...] = ()  # checkpoints that were torn when it began
     unread: str = ""  # where no step was found in its output: in words
-    percent: PercentReached | None = None  # where it prints a share of its work, and no step
+    percent: Optional[PercentReached] = None  # where it prints a share of its work, and no step
     begun_again: int = 0  # how often Slurm had put its job back into the queue and begun it again by then
     observes: tuple[str, ...] = ()  # decisions that its launch says are only told
     observed: tuple[OnlyTold, ...] = ()  # decisions on it that were only told
@@ -426,9 +426,9 @@ class Job(NamedTuple):
     dependency: str = ""
     comment: str = ""
     nodes: tuple[str, ...] = ()
-    submit_time: datetime | None = None
-    start_time: datetime | None = None  # expected start while pending, if Slurm has an opinion
-    end_time: datetime | None = None  # None: unlimited, or not known
+    submit_time: Optional[datetime] = None
+    start_time: Optional[datetime] = None  # expected start while pending, if Slurm has an opinion
+    end_time: Optional[datetime] = None  # None: unlimited, or not known
     raw_id: str = ""  # SLURM_JOB_ID of this very member
     directory: str = ""  # it was submitted in, or for; "" when that is not known
     nodes_wanted: int = 1

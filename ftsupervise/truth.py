@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime
 from enum import Enum
 from types import MappingProxyType
-from typing import Annotated, NamedTuple
+from typing import Annotated, NamedTuple, Optional
 
 # the exit code that says: starting it again is no use before a person has acted. Source: NVIDIA's ft_launcher
 GIVEN_UP = 93
@@ -22,7 +22,7 @@ class Health(Enum):
     UNKNOWN = "unknown"
 
     @classmethod
-    def of(cls, bad: bool | None) -> "Health":
+    def of(cls, bad: Optional[bool]) -> "Health":
         """Return the health; ``bad`` None: it could not be seen."""
         return cls.UNKNOWN if bad is None else cls.BAD if bad else cls.OK
 
@@ -34,7 +34,7 @@ class SwitchState(NamedTuple):
     health: Health  # OK: not raised; BAD: raised; UNKNOWN: could not look
     who: str = ""
     why: str = ""
-    since: datetime | None = None
+    since: Optional[datetime] = None
     problem: str = ""  # why a file in its place is not accepted as a switch ("a symbolic link", "1 GB long" …)
 
     @property
@@ -60,8 +60,8 @@ class LossTrouble(NamedTuple):
     """A loss that is no number or that diverges, as the rank that was given it says."""
 
     kind: str = NOT_A_NUMBER  # or DIVERGES
-    since: int | None = None  # the first step whose loss showed it
-    step: int | None = None  # the last one that did
+    since: Optional[int] = None  # the first step whose loss showed it
+    step: Optional[int] = None  # the last one that did
     rank: int = 0
     words: Annotated[str, 500] = ""  # the numbers
     then: str = "warn"  # what the settings say: "warn", "stop", or "resume" from an older checkpoint
@@ -82,8 +82,8 @@ class OnlyTold(NamedTuple):
     decision: str = ""  # one of ``DECISIONS``
     what: Annotated[str, 500] = ""  # would have been done: "restarted it"
     why: Annotated[str, 1000] = ""
-    at: datetime | None = None
-    step: int | None = None  # that the run had reached
+    at: Optional[datetime] = None
+    step: Optional[int] = None  # that the run had reached
     node: str = ""  # that it is about
     then: Annotated[str, 1000] = ""  # what happened without it; "": nothing yet, or the end of the attempt says it
     standing: bool = False  # each attempt comes to it anew, while its reason lasts
@@ -105,13 +105,13 @@ class Beat(NamedTuple):
     """A rank's newest proof of progress."""
 
     rank: int
-    step: int | None
+    step: Optional[int]
     phase: str
     at: datetime
     pid: int = 0
     host: str = ""
     facts: Mapping[str, str] = MappingProxyType({})
-    trouble: LossTrouble | None = None  # with its loss, while there is any
+    trouble: Optional[LossTrouble] = None  # with its loss, while there is any
 
 
 class HeartbeatSample(NamedTuple):
@@ -124,35 +124,37 @@ class HeartbeatSample(NamedTuple):
     attempt: int
     pid: int
     pid_start: int  # clock ticks since boot: with the pid an identity
-    step: int | None
+    step: Optional[int]
     phase: str
     stepped: float  # when the last step was made; before the first one, when the page was
     beaten: float  # the last sign of life of any kind
     leaving: bool = False
     failed: bool = False  # an exception is on its way out
-    code: int | None = None  # the exit code with which its interpreter ends after a failure; its process may take long
+    code: Optional[int] = (
+        None  # the exit code with which its interpreter ends after a failure; its process may take long
+    )
     since: float = 0.0  # when its phase began
     saving: float = 0.0  # seconds that it has spent in saves that are over
-    saved: int | None = None  # newest step that it has saved
-    first: int | None = None  # the first step that it made
+    saved: Optional[int] = None  # newest step that it has saved
+    first: Optional[int] = None  # the first step that it made
     first_at: float = 0.0  # when it had made it
-    loss: float | None = None  # the newest that it reported
-    last_step: int | None = None  # the one after which the training is complete, where it said so
+    loss: Optional[float] = None  # the newest that it reported
+    last_step: Optional[int] = None  # the one after which the training is complete, where it said so
     told: bool = False  # SIGTERM has come to it
 
 
 class Tally(NamedTuple):
     """The counts of the guards of some ranks, as one (``ranks/tally.py``). Times as in ``RankState``."""
 
-    first: int | None = None  # the lowest first step
-    first_at: float | None = None  # when the last of them had made its first step
-    last: int | None = None  # the highest step
-    saved: int | None = None  # newest step that one of them has saved
+    first: Optional[int] = None  # the lowest first step
+    first_at: Optional[float] = None  # when the last of them had made its first step
+    last: Optional[int] = None  # the highest step
+    saved: Optional[int] = None  # newest step that one of them has saved
     saving: float = 0.0  # seconds in saves, of the one that spent most
-    active: float | None = None  # the last step of any of them, or the last change of its phase
-    loss: float | None = None  # of the lowest rank that reported one
-    loss_rank: int | None = None
-    last_step: int | None = None  # the one after which the training is complete, where one said so
+    active: Optional[float] = None  # the last step of any of them, or the last change of its phase
+    loss: Optional[float] = None  # of the lowest rank that reported one
+    loss_rank: Optional[int] = None
+    last_step: Optional[int] = None  # the one after which the training is complete, where one said so
 
 
 class RankState(NamedTuple):
@@ -160,14 +162,14 @@ class RankState(NamedTuple):
 
     rank: int
     node: str
-    step: int | None
+    step: Optional[int]
     phase: str
     stepped: float
     beaten: float
     seen: float  # when we last heard of it at all
     pid: int = 0
     state: str = ""  # one letter as in /proc/PID/stat, "X" when the process is gone, "" when nobody could look
-    cpu: float | None = None  # seconds of CPU it has used so far, None when nobody could look
+    cpu: Optional[float] = None  # seconds of CPU it has used so far, None when nobody could look
     leaving: bool = False
     read: bool = False  # nobody in the loop told it: it was read from the output, and proves nothing alone
 
@@ -183,14 +185,14 @@ class Resumed(NamedTuple):
     """The checkpoint that an attempt began from, and why, as its guard recorded it. ``words()`` renders it for people."""
 
     checkpoint: str = ""  # its name; "": there was none
-    step: int | None = None
-    committed: datetime | None = None
-    at: datetime | None = None  # when it was chosen
+    step: Optional[int] = None
+    committed: Optional[datetime] = None
+    at: Optional[datetime] = None  # when it was chosen
     why: Annotated[str, 2000] = ""
     older: int = 0  # checkpoints behind it
     passed: tuple[Annotated[str, 2000], ...] = ()  # newer ones, each with the reason that it was not taken
     set_aside: str = ""  # the one that this attempt put into the quarantine
-    set_aside_step: int | None = None
+    set_aside_step: Optional[int] = None
     more_aside: int = 0  # others that were set aside with it
     skipped: tuple[SkippedBatches, ...] = ()  # on the way to here, the last at this very step
     damaged: tuple[
@@ -231,8 +233,8 @@ class LeftCheckpoint(NamedTuple):
     """The newest thing like a checkpoint that an attempt without a guard wrote, and where it was kept from a start over it."""
 
     path: Annotated[str, 4096] = ""
-    step: int | None = None  # as its name says
-    at: datetime | None = None  # when it was last written
+    step: Optional[int] = None  # as its name says
+    at: Optional[datetime] = None  # when it was last written
     size: int = 0
     kept: Annotated[str, 4096] = ""  # "": it was not kept
     how: Annotated[str, 300] = ""  # in which way, or why not
@@ -294,12 +296,12 @@ class PercentReached(NamedTuple):
     last_at: float = 0.0
     of: Annotated[str, 200] = ""  # what the line looks like without its numbers: another one is another counter
 
-    def pace(self) -> float | None:
+    def pace(self) -> Optional[float]:
         """Return the points a second; None where too little was seen."""
         seconds = self.last_at - self.first_at
         return (self.last - self.first) / seconds if seconds >= 10 and self.last > self.first else None
 
-    def left(self) -> float | None:
+    def left(self) -> Optional[float]:
         """Return the seconds from its last line to 100 %; None where that is not known."""
         pace = self.pace()
         return None if not pace or self.last >= 100 else (100 - self.last) / pace
@@ -316,8 +318,8 @@ def show_percent_points(percent: float) -> str:
 class NotFrom(NamedTuple):
     """The snapshot that an attempt was to begin from and did not, as its guard recorded: its end says nothing against it."""
 
-    step: int | None = None
-    made: int | None = None  # the attempt that made it
+    step: Optional[int] = None
+    made: Optional[int] = None  # the attempt that made it
     why: Annotated[str, 2000] = ""  # a clause
 
     def words(self) -> str:
@@ -331,11 +333,11 @@ class Beginning(NamedTuple):
     source: str = (
         ""  # "memory", "kept" on the disk from an older job's memory, "disk", or "start" where none offers a step
     )
-    step: int | None = None
+    step: Optional[int] = None
     copies: int = 0  # ranks whose snapshot came from another node
-    again: int | None = None  # steps that are made again
+    again: Optional[int] = None  # steps that are made again
     why: Annotated[str, 2000] = ""  # the memory was not used, or not its newest step
-    made: int | None = None  # the attempt that made the snapshot
+    made: Optional[int] = None  # the attempt that made the snapshot
 
     def words(self) -> str:
         """Return "from step 118 in memory (2 steps are made again)"."""

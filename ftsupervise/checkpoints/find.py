@@ -306,7 +306,7 @@ def _smallest(entries: Iterable[FileEntry]) -> list[FileEntry]:
     """Return the smallest files: the same ones each time, so that all ranks come to the same verdict."""
     small = sorted((entry for entry in entries if entry.size <= _SMALL), key=lambda entry: (entry.size, entry.path))
     totals = accumulate(entry.size for entry in small)
-    return [entry for entry, total in zip(small[:_SMALL_FILES], totals, strict=False) if total <= _SMALL_TOTAL]
+    return [entry for entry, total in zip(small[:_SMALL_FILES], totals) if total <= _SMALL_TOTAL]
 
 
 def _hash(root: Path, entry: FileEntry, algorithm: str, scope: Scope) -> Hashed | OSError:

@@ -269,7 +269,7 @@ def _each(
     wrong, since = [], 0
     tasks = [(do, entry) for do, entries in work.items() for entry in entries]
     done = digest.in_parallel(lambda task: task[0](job, task[1]), tasks, workers)
-    for (_, entry), well in zip(tasks, done, strict=True):
+    for (_, entry), well in zip(tasks, done):
         if not well:
             wrong.append(entry)
             continue

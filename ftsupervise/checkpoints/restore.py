@@ -124,7 +124,7 @@ def restore(
         if not copy.is_file:
             with suppress(OSError):
                 settle_folder(partial, widest.folder)
-            for entry, blocks in zip(copy.manifest.files, blocks_of, strict=True):
+            for entry, blocks in zip(copy.manifest.files, blocks_of):
                 block_lists.leave(held, entry.path, blocks)
             write_manifest(held, copy.manifest)
         _as_old_as_it_is(held, copy)

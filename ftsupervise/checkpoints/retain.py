@@ -124,8 +124,8 @@ def shared_ranges(path: str | os.PathLike[str], *, dir_fd: int | None = None) ->
 
 def length_without(ranges: Iterable[Range], others: Iterable[Range]) -> int:
     """Return the bytes in ``ranges``, each counted once, that are not in ``others``."""
-    edges = [(at, side, 0) for one in ranges for at, side in zip(one, (1, -1), strict=True)]
-    edges += [(at, side, 1) for one in others for at, side in zip(one, (1, -1), strict=True)]
+    edges = [(at, side, 0) for one in ranges for at, side in zip(one, (1, -1))]
+    edges += [(at, side, 1) for one in others for at, side in zip(one, (1, -1))]
     length, before, inside = 0, 0, [0, 0]
     for at, side, kind in sorted(edges):
         if inside[0] and not inside[1]:

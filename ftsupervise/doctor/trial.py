@@ -55,19 +55,18 @@ class TrialWait(NamedTuple):
     tell: Callable[[float], None]
 
 
-def options_of(given: Sequence[str], nodes: int, folder: Path, token: str) -> tuple[str, ...]:
+def options_of(given: SbatchOptions, nodes: int, folder: Path, token: str) -> SbatchOptions:
     """Return the options of the trial job: those of a member, ``given``, but for its time, its name and its size. Pure."""
-    kept = [one for one in given if one.lstrip("-").partition("=")[0] not in _OURS]
-    return (
-        f"--job-name={NAME}",
-        f"--comment={NAME}:{token}",
-        f"--output={str(folder).replace('%', '%%')}/output",
-        f"--signal=B:USR1@{_LEAD}",
-        f"--time={_LIMIT}",
-        f"--nodes={nodes}",
-        "--no-requeue",
-        *kept,
-    )
+    return {
+        "job-name": NAME,
+        "comment": f"{NAME}:{token}",
+        "output": f"{str(folder).replace('%', '%%')}/output",
+        "signal": f"B:USR1@{_LEAD}",
+        "time": str(_LIMIT),
+        "nodes": str(nodes),
+        "no-requeue": None,
+        **{name: value for name, value in given.items() if name not in _OURS},
+    }
 
 
 def try_in_a_job(

@@ -159,7 +159,7 @@ class Guard:
         self._page = self._heart.page
         if self._page is not None:
             self._outside.signals.on_told = self._page.told
-        self._decider.listen(problems)
+        self._decider.listen([*problems, *settings.other_version(os.environ, place.rank)])
         note_page(place, self._voice)
 
     # ------------------------------------------------------------------------------------------- in the training loop

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, Optional
 
 from ftsupervise.guard.loss_policy import LossWatch
 from ftsupervise.guard.settings import RankContext, Voice, whole
@@ -133,7 +133,7 @@ class PhaseTime(NamedTuple):
 WATCH_EVERY = 60.0  # seconds between two checks of the watches
 
 
-Facts = tuple[dict[str, str], LossTrouble | None]
+Facts = tuple[dict[str, str], Optional[LossTrouble]]
 
 
 class BeatWriter:

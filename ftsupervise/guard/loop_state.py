@@ -22,7 +22,7 @@ from hashlib import blake2b
 from importlib import import_module
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Optional
 
 from ftsupervise.checkpoints import block_lists
 from ftsupervise.checkpoints.compared_file import ComparedFile, Damaged
@@ -125,7 +125,7 @@ class LoopState:
         """Copy all arrays to their places. The loop waits for this."""
         buffer, views = places
         copy_blocks(described, buffer)
-        for framework, mine in zip(self._frameworks, views, strict=True):
+        for framework, mine in zip(self._frameworks, views):
             if mine:
                 kind, rows = framework.kind, described.arrays
                 framework.copy(mine, [described.values[n] for n in described.loose if rows[n].kind == kind])
@@ -159,7 +159,7 @@ class LoopState:
             return ""
         found = self._misfits(tree, rows)
         more = f" (and {len(found) - _NAMED} more)" if len(found) > _NAMED else ""
-        return f"{'; '.join(found[:_NAMED])}{more} (to begin all the same: restore(…, strict=False))" if found else ""
+        return f"{'; '.join(found[:_NAMED])}{more} (to begin all the same: restore(…))" if found else ""
 
     def left(self, description: bytes) -> tuple[str, ...]:
         """Return what ``strict=False`` leaves out, or loads as another type: clauses. ValueError for a damaged one."""
@@ -390,7 +390,7 @@ class _Saved:
             return live
         if type(live) is list and type(saved) is list:
             old = [*live[: len(saved)], *[None] * (len(saved) - len(live))]
-            live[:] = [self.merge(one, other, "") for one, other in zip(old, saved, strict=True)]
+            live[:] = [self.merge(one, other, "") for one, other in zip(old, saved)]
             return live
         if id(saved) in self._seen:
             view, row = self._seen[id(saved)]
@@ -619,7 +619,7 @@ _NONE, _FAULT, _REFUSED, _STEPS = (
 _UNREADABLE = (errno.EIO, errno.EBADMSG, errno.EUCLEAN)  # the disk is bad in this place; other files may be read
 _READ_AGAIN = 2.0  # seconds until such a checkpoint is read once more
 
-Latest = Callable[[Wanted], Path | None]
+Latest = Callable[[Wanted], Optional[Path]]
 
 
 class _Kind(Enum):

@@ -276,7 +276,7 @@ def _newest(
             choice, aside = other, suspicion
     path = choice.verdict.path if choice.verdict is not None else None
     resumed = _resumed(place.checkpoints, choice, run)
-    damaged = {**dict(zip(wanted.without, wanted.damaged, strict=True)), **_damaged(choice)} if not begun else {}
+    damaged = {**dict(zip(wanted.without, wanted.damaged)), **_damaged(choice)} if not begun else {}
     resumed = resumed._replace(damaged=tuple(damaged.values()))
     if not begun:
         resumed = resumed._replace(skipped=_still_skipped(place, resumed.step or 0))

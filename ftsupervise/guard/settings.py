@@ -14,6 +14,7 @@ from pathlib import Path
 from resource import RUSAGE_THREAD, getrusage, struct_rusage
 from typing import Any, NamedTuple
 
+from ftsupervise import __version__
 from ftsupervise.guard.process_group import find_process_group
 from ftsupervise.printable import log_line
 from ftsupervise.rundir.paths import (
@@ -24,6 +25,7 @@ from ftsupervise.rundir.paths import (
     ENV_GUARD,
     ENV_RUN_DIR,
     ENV_STAGING,
+    ENV_VERSION,
     RunDir,
 )
 
@@ -129,6 +131,16 @@ def limits(
         gpu_memory=setting("GPU_MEMORY", gpu_memory, 1.0) or None,
     )
     return found, problems
+
+
+def other_version(env: Mapping[str, str], rank: int) -> list[str]:
+    """Return what is to be said of a guard that is not of its supervisor's version, by rank 0 alone."""
+    theirs = env.get(ENV_VERSION, "")
+    if rank or theirs in ("", __version__):
+        return []
+    where = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # noqa: PTH100, PTH120
+    words = f"this guard is ftsupervise {__version__} and its supervisor is {theirs}: remove {where} from the training's Python"
+    return [f"{words}, which then gets the guard of its supervisor, or install that version there"]
 
 
 def warning_signal(env: Mapping[str, str]) -> int:

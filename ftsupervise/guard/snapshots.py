@@ -483,7 +483,7 @@ class FolderState:
 
     def copy(self, described: Described, places: Any) -> None:
         at = 0
-        for path, (name, size) in zip(described.values, json.loads(described.description)["files"], strict=True):
+        for path, (name, size) in zip(described.values, json.loads(described.description)["files"]):
             fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
             try:
                 end = at + size

@@ -1,5 +1,7 @@
 """This machine: file ownership, safe creation and reading of files, processes, and the start of our interpreters."""
 
+from __future__ import annotations
+
 # The deadline of a typed command, in monotonic seconds: every question it asks is answered before. None: no person waits, and
 # each question has its own bound. It stands here because a fast command must not import ``bounded``, which obeys it.
 answer_by: float | None = None

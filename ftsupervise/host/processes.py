@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Optional, Union
 
 STANDBY = "ftsup-standby"  # the name (comm) of a process that waits to become the next attempt's ranks
 _SIGKILL, _SIGTERM = 9, 15  # the module ``signal`` is another millisecond of a start
@@ -55,7 +55,7 @@ class Process(NamedTuple):
         return self.state in "ZX"
 
 
-def process(pid: int) -> Process | None:
+def process(pid: int) -> Optional[Process]:
     """Return the process with this number now; None if there is none. ``stat`` can be read even of one in state D."""
     found = stat_fields(f"/proc/{pid}/stat")
     if found is None:
@@ -79,7 +79,7 @@ class ProcessStat(NamedTuple):
         return self.state in "ZX"
 
 
-def process_stat(pid: int) -> ProcessStat | None:
+def process_stat(pid: int) -> Optional[ProcessStat]:
     """Return the facts of the process with this number now; None if there is none."""
     found = stat_fields(f"/proc/{pid}/stat")
     if found is None:
@@ -92,7 +92,7 @@ def process_stat(pid: int) -> ProcessStat | None:
         return None
 
 
-def stat_fields(path: str) -> tuple[str, list[str]] | None:
+def stat_fields(path: str) -> Optional[tuple[str, list[str]]]:
     """Return the name in /proc/PID/stat or /proc/PID/task/TID/stat, and the fields behind it: the first is the state.
     Source: proc(5). None when the process or thread is gone."""
     try:
@@ -114,13 +114,13 @@ def own_bytes(pid: int) -> int:
     return sum(int(line.split()[1]) << 10 for line in _status(pid) if line.startswith(("RssAnon:", "RssShmem:")))
 
 
-def identity(pid: int) -> int | None:
+def identity(pid: int) -> Optional[int]:
     """Return the start time of a living process in clock ticks since boot; None if there is none, or only its corpse."""
     found = process(pid)
     return None if found is None or found.gone else found.start
 
 
-def lives(pid: int, start: int | None) -> bool:
+def lives(pid: int, start: Optional[int]) -> bool:
     """Return whether this same process is still alive."""
     return start is not None and identity(pid) == start
 
@@ -218,7 +218,7 @@ def below(pid: int, without: frozenset[int] = frozenset(), *, zombies: bool = Fa
     return found
 
 
-def who_hears(pid: int, number: int, tree: Mapping[int, list[int]] | None = None) -> list[int]:
+def who_hears(pid: int, number: int, tree: Optional[Mapping[int, list[int]]] = None) -> list[int]:
     """Return, on every branch from ``pid`` down, the first process that signal ``number`` would not kill and that is no
     launcher. Processes below such a one (loader workers, helpers) are its own affair and are left out. ``tree``:
     ``children()``, where the caller has it."""
@@ -287,7 +287,7 @@ def _libc() -> Any:
     return libc
 
 
-def prctl(option: int, value: int | bytes, more: int | bytes = 0, length: int = 0) -> None:
+def prctl(option: int, value: Union[int, bytes], more: Union[int, bytes] = 0, length: int = 0) -> None:
     """Call prctl(2) for this process, a struct and its length included; nothing where this Python cannot call it."""
     libc = _libc()
     if libc is not None:
@@ -442,6 +442,19 @@ def _names(pid: int) -> set[str]:
     return {os.path.basename(word) for word in first}
 
 
+def own_words() -> list[str]:
+    """Return the interpreter of this process and all words after it, as ``sys.orig_argv`` has them from Python 3.10 on."""
+    given = getattr(sys, "orig_argv", None)
+    return list(given) if given is not None else [os.fsdecode(word) for word in _own_line().split(b"\0")[:-1]]
+
+
+def _own_line() -> bytes:
+    try:
+        return Path("/proc/self/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
 # --------------------------------------------------------------------------------------------------- start one of ours
 #
 # Every ``python -m ftsupervise …`` that is put into a job script, a crontab line or a child process is built here, so that no
@@ -451,7 +464,7 @@ def _names(pid: int) -> set[str]:
 START = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "start.py")  # noqa: PTH100, PTH118, PTH120
 
 
-def own_command(*words: str, module: str | None = None, python: str | None = None) -> list[str]:
+def own_command(*words: str, module: Optional[str] = None, python: Optional[str] = None) -> list[str]:
     """Return ``ftsupervise WORD …``, or another program of this package (``module``: "ftsupervise.ranks"), as a command
     line. ``python``: the interpreter, by its full path; default: the one that runs this."""
     program = ["-m", module] if module else []

@@ -170,7 +170,7 @@ class TorchFramework:
     def set_rng_state(self, saved: Mapping[str, Any]) -> None:
         torch.set_rng_state(saved["cpu"])
         if "cuda" in saved and torch.cuda.is_available():
-            for device, state in zip(range(torch.cuda.device_count()), saved["cuda"], strict=False):
+            for device, state in zip(range(torch.cuda.device_count()), saved["cuda"]):
                 torch.cuda.set_rng_state(state, device)
 
     def seed(self, seed: int) -> None:
@@ -205,7 +205,7 @@ class TorchFramework:
             for key, live in target.state_dict().items():
                 if isinstance(live, torch.Tensor) and key in state and state[key].shape != _local(live).shape:
                     del state[key]
-            return partial(target.load_state_dict, strict=False)
+            return partial(target.load_state_dict)
         if isinstance(target, torch.optim.Optimizer):
             parameters = [_local(one) for group in target.param_groups for one in group["params"]]
             for index, entries in list(state["state"].items()):

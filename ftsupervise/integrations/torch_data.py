@@ -99,7 +99,7 @@ class Batches:
         saved, replicas = state["replicas"], self._replicas()
         if saved and replicas and saved != replicas:  # the samples that all of them have seen together
             self.taken = self.taken * saved // replicas
-        for one, before in zip(self._generators, state["generators"], strict=False):
+        for one, before in zip(self._generators, state["generators"]):
             one.set_state(before)
         if self._stateful and state["loader"] is not None:
             self.loader.load_state_dict(state["loader"])
@@ -286,7 +286,7 @@ def _set_random_states(saved: Mapping[str, Any], generators: list[torch.Generato
     torch.set_rng_state(saved["torch"])
     if "numpy" in saved:
         import_module("numpy.random").set_state(saved["numpy"])
-    for one, before in zip(generators, saved["generators"], strict=False):
+    for one, before in zip(generators, saved["generators"]):
         one.set_state(before)
 
 

@@ -223,7 +223,7 @@ class _Reduction(_Work):  # type: ignore[misc] # torch is not installed where my
         group.allreduce(copies, self._options).wait()
         with self._lock:
             if not self._over:
-                for one, copy in zip(self._tensors, copies, strict=True):
+                for one, copy in zip(self._tensors, copies):
                     one.copy_(copy)
 
     def end(self, error: Exception | None) -> None:

@@ -37,6 +37,7 @@ from ftsupervise.run.decide import NextAction, RestartDecision, Situation
 from ftsupervise.run.exit_analysis import CommandSpec, Ours, RanksKilled, with_lost_nodes
 from ftsupervise.run.fencing import OrphanReaper
 from ftsupervise.run.gate import PendingWrites, shut, wait_for_space
+from ftsupervise.run.guard_folder import add_guard
 from ftsupervise.run.job_end import EndFollower, JobEnd
 from ftsupervise.run.progress_pages import OnHang, seen_by
 from ftsupervise.run.start_over import TornPolicy, look_before
@@ -628,6 +629,7 @@ def _env(to: Services, now: RunProgress, pages: str) -> dict[str, str]:
         )  # without it srun waits for ever for ranks that wait for a dead one
     given.setdefault("PYTHONUNBUFFERED", "1")  # else the last 8 kB of a file that is printed to are not to be read yet
     _for_launchers(given, to.env, mine)
+    add_guard(given, options.rundir, partial(tell, mine.folder / "run.log"))
     return given
 
 

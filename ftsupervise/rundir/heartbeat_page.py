@@ -22,7 +22,7 @@ from itertools import islice
 from math import nan
 from pathlib import Path
 from time import monotonic
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Optional, Union
 
 from ftsupervise.host import files, ownership, processes
 from ftsupervise.host.ownership import distrust_in, make_folder
@@ -55,7 +55,7 @@ class HeartbeatPage:
 
     __slots__ = ("_d", "_map", "_q", "path", "pid")
 
-    def __init__(self, directory: str | os.PathLike[str], rank: int, attempt: int | None) -> None:
+    def __init__(self, directory: Union[str, os.PathLike[str]], rank: int, attempt: Optional[int]) -> None:
         """Make the page. Raises OSError when there can be none here: no such memory, full, or a directory that is not ours."""
         folder = Path(directory)
         for one in (folder.parent, folder):  # each 0700, whatever the umask; another rank may be first
@@ -113,18 +113,18 @@ class HeartbeatPage:
         self._d[_SAVING] = saving
         self._q[_TURN] += 1
 
-    def first(self, step: int | None) -> None:
+    def first(self, step: Optional[int]) -> None:
         """Note that the first step was made just now."""
         self._d[_FIRST_AT] = monotonic()
         self._q[_FIRST] = _whole(step)
 
-    def saved(self, step: int | None) -> None:
+    def saved(self, step: Optional[int]) -> None:
         self._q[_SAVED] = _whole(step)
 
     def loss(self, value: float) -> None:
         self._d[_LOSS] = value
 
-    def last_step(self, step: int | None) -> None:
+    def last_step(self, step: Optional[int]) -> None:
         """Note the step after which the training is complete."""
         self._q[_LAST_STEP] = _whole(step)
 
@@ -171,20 +171,20 @@ class HeartbeatPage:
                 os.close(fd)
 
 
-def _whole(step: int | None) -> int:
+def _whole(step: Optional[int]) -> int:
     return step if step is not None and -(1 << 63) < step < 1 << 63 else _NONE
 
 
-def _step(word: int) -> int | None:
+def _step(word: int) -> Optional[int]:
     return None if word == _NONE else word
 
 
-def stack_path(directory: str | os.PathLike[str], rank: int) -> Path:
+def stack_path(directory: Union[str, os.PathLike[str]], rank: int) -> Path:
     """Return the file to which the rank writes its stacks on request."""
     return Path(directory, f"stack-{rank}")
 
 
-def read_page(path: Path) -> HeartbeatSample | None:
+def read_page(path: Path) -> Optional[HeartbeatSample]:
     """Return the state of a rank now; None when its page is missing or incomplete. Never blocks: node-local memory."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -196,7 +196,7 @@ def read_page(path: Path) -> HeartbeatSample | None:
         os.close(fd)
 
 
-def read_open(fd: int) -> HeartbeatSample | None:
+def read_open(fd: int) -> Optional[HeartbeatSample]:
     """Return the same of a page that is open already."""
     try:
         for _ in range(_TRIES):
@@ -208,7 +208,7 @@ def read_open(fd: int) -> HeartbeatSample | None:
         return None
 
 
-def read_pages(directory: str | os.PathLike[str]) -> tuple[HeartbeatSample, ...]:
+def read_pages(directory: Union[str, os.PathLike[str]]) -> tuple[HeartbeatSample, ...]:
     """Return all ranks of this node that have a page in ``directory``, by rank. Raises OSError if it cannot be read."""
     try:
         names = [name for name in os.listdir(directory) if name.startswith("rank-")]
@@ -218,7 +218,7 @@ def read_pages(directory: str | os.PathLike[str]) -> tuple[HeartbeatSample, ...]
     return tuple(sorted((one for one in found if one is not None), key=lambda one: one.rank))
 
 
-def _parse(raw: bytes) -> tuple[HeartbeatSample | None, int]:
+def _parse(raw: bytes) -> tuple[Optional[HeartbeatSample], int]:
     if len(raw) < SIZE:
         return None, 0
     q, d = memoryview(raw).cast("q"), memoryview(raw).cast("d")
@@ -262,7 +262,7 @@ def interval(world: int, wanted: float) -> float:
     return max(wanted, world / WRITES_PER_SECOND)
 
 
-def write_beat(rundir: RunDir, beat: Beat, area: Path | None = None) -> None:
+def write_beat(rundir: RunDir, beat: Beat, area: Optional[Path] = None) -> None:
     """Replace this rank's beat. Not synced: after a power cut an older beat, or none, is just as true. Raises OSError.
 
     ``area``: made there, so that the beats of a newer attempt, which has sealed it, are never replaced (``fence.py``).
@@ -293,14 +293,14 @@ def of_the_group(beats: Sequence[Beat]) -> tuple[Beat, ...]:
     return tuple(beat for beat in beats if not world or beat.rank < world)
 
 
-def _read_beat(path: Path) -> Beat | None:
+def _read_beat(path: Path) -> Optional[Beat]:
     try:
         return read_record(Beat, path, limit=64_000)
     except (OSError, ValueError):
         return None
 
 
-def parse_beat(data: bytes) -> Beat | None:
+def parse_beat(data: bytes) -> Optional[Beat]:
     """Return the beat in the text of a beat file; None if it is damaged or half there."""
     try:
         return decode(Beat, parse_object(data), lenient=True)
@@ -326,10 +326,10 @@ class Watcher(NamedTuple):
     name: str
     host: str
     at: datetime
-    every: timedelta | None = None
+    every: Optional[timedelta] = None
     pid: int = 0
 
-    def late_by(self, now: datetime) -> timedelta | None:
+    def late_by(self, now: datetime) -> Optional[timedelta]:
         """Return the time since its last check, if that is too long; None while all is well."""
         silent = now - self.at
         if self.every is None or silent <= max(self.every * LATE, AT_LEAST):
@@ -347,7 +347,7 @@ def own_watcher() -> str:
     return entry if re.fullmatch(_ENTRY, entry) else f"{os.uname().nodename}-{os.getuid()}"
 
 
-def watch_interval(rundir: RunDir, now: datetime, meant: timedelta, *, typed: bool) -> timedelta | None:
+def watch_interval(rundir: RunDir, now: datetime, meant: timedelta, *, typed: bool) -> Optional[timedelta]:
     """Return the interval that a watch states that is started anew for each check; None where it is not known.
 
     A crontab starts it again and again: it is the time since its last check, or ``meant`` where that is longer. A person
@@ -359,7 +359,7 @@ def watch_interval(rundir: RunDir, now: datetime, meant: timedelta, *, typed: bo
     return min(max(meant, now - before.at), LONGEST)
 
 
-def write_watcher(rundir: RunDir, now: datetime, every: timedelta | None) -> None:
+def write_watcher(rundir: RunDir, now: datetime, every: Optional[timedelta]) -> None:
     """Record a check of this watcher. Raises OSError."""
     place = watcher_folder(rundir)
     make_folder(place)
@@ -409,7 +409,7 @@ def look_at_watchers(rundir: RunDir) -> tuple[tuple[Watcher, ...], str]:
     return tuple(sorted((watcher for watcher in found if watcher is not None), key=lambda one: one.name)), odd
 
 
-def _read(path: Path, whose: os.stat_result) -> Watcher | None:
+def _read(path: Path, whose: os.stat_result) -> Optional[Watcher]:
     """Return the watcher; None for a page that is damaged, or by an account with which the watch is not shared."""
     try:
         raw = read_json(path, limit=10_000, distrust=distrust_in(whose, path))

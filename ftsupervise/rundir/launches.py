@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterable
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated, NamedTuple, Optional
 
 from ftsupervise.host.ownership import user_id, user_name
 from ftsupervise.rundir.paths import RunDir
@@ -31,7 +31,7 @@ class LaunchRecord(NamedTuple):
     after: str = ""
     job_ids: tuple[str, ...] = ()
     config: Annotated[str, 4096] = ""  # the settings file it was launched from
-    owner: int | None = None  # the user id of the owner of the run directory
+    owner: Optional[int] = None  # the user id of the owner of the run directory
     name: str = ""
     comment: str = ""
     written: bool = True  # False: the number is claimed, and nothing was submitted yet
@@ -50,7 +50,7 @@ def launches(run_dir: RunDir, most: int = NEWEST) -> tuple[LaunchRecord, ...]:
     return tuple(_launch(run_dir, name) for name in names[-most:])
 
 
-def newest_script(run_dir: RunDir, submission: int) -> Path | None:
+def newest_script(run_dir: RunDir, submission: int) -> Optional[Path]:
     """Return the script of this submission (from 1) of the newest launch, where that had several; None where there is none, or
     it cannot be seen."""
     try:
@@ -84,14 +84,14 @@ def may_change(run_dir: RunDir, job_id: str) -> bool:
     return any(job_id.partition("_")[0] in record.job_ids for record in believed)
 
 
-def _owner(page: Path) -> int | None:
+def _owner(page: Path) -> Optional[int]:
     try:
         return page.lstat().st_uid
     except OSError:
         return None
 
 
-def people(run_dir: RunDir, known: Iterable[LaunchRecord] | None = None) -> tuple[str, ...]:
+def people(run_dir: RunDir, known: Optional[Iterable[LaunchRecord]] = None) -> tuple[str, ...]:
     """Return accounts whose jobs may be this run's: the owner of the run directory, and all that launched it.
 
     ``known``: its launches, where they have been read. () when it is not there. Accounts that are gone are left out:

@@ -15,7 +15,7 @@ from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
 from time import monotonic
-from typing import Annotated, NamedTuple
+from typing import Annotated, NamedTuple, Optional
 
 from ftsupervise.host.in_time import OneAtATime
 from ftsupervise.host.ownership import make_folder
@@ -33,12 +33,12 @@ _RANKS = 8  # pages of them that ranks write: a thousand of them may see the sam
 class Observing(NamedTuple):
     """``RUN/state/observe``."""
 
-    of: Annotated[tuple[str, ...] | None, 100] = None  # of ``DECISIONS``; None: the page is damaged
+    of: Annotated[Optional[tuple[str, ...]], 100] = None  # of ``DECISIONS``; None: the page is damaged
     who: str = ""
-    at: datetime | None = None
+    at: Optional[datetime] = None
 
 
-def read_observing(rundir: RunDir) -> Observing | None:
+def read_observing(rundir: RunDir) -> Optional[Observing]:
     """Return what a person has said since the launch; None where nobody has. Raises OSError, ValueError where it is damaged."""
     found = read_record(Observing, _switch(rundir), limit=64_000)
     if found is not None and found.of is None:
@@ -108,7 +108,7 @@ def note(attempt_dir: Path, name: str, one: OnlyTold, *, by_a_rank: bool = False
         write_json(path, one, sync=False)
 
 
-def tell_only(decision: str, what: str, why: str, log: Path | None, node: str = "", *, say: bool = True) -> None:
+def tell_only(decision: str, what: str, why: str, log: Optional[Path], node: str = "", *, say: bool = True) -> None:
     """Say that a decision is not carried out, and write it down where there is an attempt, once. ``log``: its run.log.
 
     ``say`` False: that was said before there was an attempt.

@@ -25,6 +25,7 @@
       nodes/              incidents by node; exclude/NODE and trust/NODE: ``touch`` and ``rm``
       beats/              rank-N: one JSON line, rewritten whole by that rank only
       logs/               output of the jobs
+      guard/              a copy of the guard, for a training whose Python has no ftsupervise (run/guard_folder.py)
       watch/              journal, outbox and beats of the watches; found.json: what the last tick found, in short;
                           events/: what happened, as JSON lines for log collectors
       checkpoints/        where FTSUPERVISE_CHECKPOINT_DIR points unless the run says otherwise
@@ -87,6 +88,7 @@ ENV_WATCHER = (
     "FTSUPERVISE_WATCHER"  # of an entry of the crontab: the name of the watch that it may be, on whichever node
 )
 ENV_WATCH_EVERY = "FTSUPERVISE_WATCH_EVERY"  # … and the seconds until it runs again
+ENV_VERSION = "FTSUPERVISE_VERSION"  # of the supervisor
 ENV_GUARD = "FTSUPERVISE_GUARD_"  # + POLL, MEMORY, STOP_BEFORE, RUN_FOR: the guard's settings, from `ftsupervise run`
 
 
@@ -160,6 +162,11 @@ class RunDir:
     def group(self, name: str) -> RunDir:
         """Return the directory of one of its replica groups."""
         return RunDir(self.root / GROUPS / name)
+
+    @property
+    def guard(self) -> Path:
+        """Return the folder of the guard's copies, which replica groups share."""
+        return (self.whole or self.root) / "guard"
 
     @property
     def replicas(self) -> Path:

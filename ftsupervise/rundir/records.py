@@ -15,6 +15,7 @@ import errno
 import json
 import os
 import re
+import sys
 import types
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -41,6 +42,7 @@ _CENTURY = 100 * 366 * 86400.0  # seconds
 # Characters that move a cursor or turn a line round. Ours are taken out before writing (wording.py); a page may be another's.
 _UNSEEN = "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ufff9-\ufffb]"
 _DAMAGED = (ValueError, KeyError, TypeError, AttributeError, OverflowError)
+_UNIONS = (typing.Union, getattr(types, "UnionType", typing.Union))
 _PLAIN = frozenset({str, int, float, bool, type(None)})
 T = TypeVar("T")
 Exact = Annotated[str, "exact"]  # text that stays as it is: a path, the value of a variable
@@ -236,7 +238,7 @@ def _decoder(kind: Any, lenient: bool, bound: int | None = None) -> Convert:
         return lambda raw: _of(typing.get_origin(args[0]) or args[0], raw)
     if origin is Annotated:
         return _decoder(args[0], lenient, args[1])
-    if origin in (typing.Union, types.UnionType):
+    if origin in _UNIONS:
         (inner,) = (_decoder(arg, lenient) for arg in args if arg is not type(None))
         return lambda raw: None if raw is None else inner(raw)
     if origin is tuple:
@@ -266,13 +268,21 @@ def _each(convert: Convert, items: Iterable[Any], lenient: bool) -> Iterator[Any
                 raise
 
 
+def _hints(kind: Any) -> dict[str, Any]:
+    if sys.version_info >= (3, 10):
+        return typing.get_type_hints(kind, include_extras=True)
+    from ftsupervise.rundir.hints import read_hints
+
+    return read_hints(kind)
+
+
 def _record_decoder(kind: Any, lenient: bool) -> Convert:
     parts: dict[str, Convert] = {}
     absent: dict[str, object] = {}
     needed: set[str] = set()
 
     def prepare() -> None:
-        for name, hint in typing.get_type_hints(kind, include_extras=True).items():
+        for name, hint in _hints(kind).items():
             parts[name] = _decoder(hint, lenient)
             if _fields(kind).get(name) is _REQUIRED:
                 if lenient and (hint is str or type(None) in typing.get_args(hint)):

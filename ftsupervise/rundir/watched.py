@@ -4,7 +4,7 @@ The journal of the alerts is the truth; this page is the part of it that can be 
 """
 
 from datetime import datetime, timedelta
-from typing import Annotated, NamedTuple
+from typing import Annotated, NamedTuple, Optional
 
 from ftsupervise.host.ownership import distrust_in
 from ftsupervise.rundir.paths import RunDir
@@ -18,7 +18,7 @@ class FiringAlert(NamedTuple):
     severity: str = ""
     watchdog: str = ""
     summary: str = ""
-    since: datetime | None = None
+    since: Optional[datetime] = None
 
 
 class WatchFound(NamedTuple):
@@ -36,7 +36,7 @@ def write_found(rundir: RunDir, found: WatchFound) -> None:
     write_json(rundir.watch / "found.json", found, sync=False, indent=None)
 
 
-def read_found(rundir: RunDir) -> WatchFound | None:
+def read_found(rundir: RunDir) -> Optional[WatchFound]:
     """Return the page; None where there is none, it is damaged, or by an account with which the watch is not shared."""
     path = rundir.watch / "found.json"
     try:

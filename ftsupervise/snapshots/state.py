@@ -360,7 +360,7 @@ class Bytes(_Wordless):
         return 0
 
     def copy(self, views: Sequence[Any], values: Sequence[Any]) -> None:
-        for view, value in zip(views, values, strict=True):
+        for view, value in zip(views, values):
             view[:] = value
 
     def clone(self, view: Any, stored: StoredArray, copies: Copies) -> Any:
@@ -402,7 +402,7 @@ class NumPyArrays(_Wordless):
     def copy(self, views: Sequence[Any], values: Sequence[Any]) -> None:
         import numpy
 
-        for view, value in zip(views, values, strict=True):
+        for view, value in zip(views, values):
             numpy.copyto(view, value)
 
     def clone(self, view: Any, stored: StoredArray, copies: Copies) -> Any:

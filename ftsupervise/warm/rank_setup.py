@@ -98,7 +98,7 @@ class Judge:
     interpreter that are the interpreter's options."""
 
     def __init__(self, cpus: int, env: Mapping[bytes, bytes], flags: int) -> None:
-        self.program = sys.orig_argv[1 + flags :]
+        self.program = processes.own_words()[1 + flags :]
         self.cpus = cpus or len(os.sched_getaffinity(0))
         self.env = {key: value for key, value in env.items() if not _of_a_rank(key)}
         every = {*env, *os.environb}
@@ -113,7 +113,7 @@ class Judge:
             raise Incompatible(f"imported modules set variables of one rank: {', '.join(self.of_a_rank[:5])}")
         if request.python != sys.hexversion or os.fsdecode(request.executable) != sys.executable:
             raise Incompatible("another Python")
-        if [os.fsdecode(word) for word in request.command] != sys.orig_argv:
+        if [os.fsdecode(word) for word in request.command] != processes.own_words():
             raise Incompatible("another command")
         if request.groups != sorted(os.getgroups()):
             raise Incompatible("other groups")
@@ -251,7 +251,7 @@ def adopt_descriptors(numbers: list[int], received: list[int], here: int, link: 
                 os.close(int(name))
             except OSError:  # the one that listed the folder
                 continue
-    for number, fd in zip(numbers, moved, strict=True):
+    for number, fd in zip(numbers, moved):
         os.dup2(fd, number, inheritable=True)
         os.close(fd)
     return link

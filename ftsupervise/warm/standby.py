@@ -546,7 +546,7 @@ class Standby:
 
     def _has_another(self) -> bool:
         """Return whether the rank would find another ftsupervise beside its program."""
-        first = first_on_path(sys.orig_argv[1 + int(self.orders["flags"]) :])
+        first = first_on_path(processes.own_words()[1 + int(self.orders["flags"]) :])
         if first is None:
             return False
         beside = os.path.join(first, "ftsupervise")
@@ -559,7 +559,7 @@ class Standby:
         path = self.orders.get("pythonpath")
         os.environ["PYTHONPATH"] = f"{hook}{os.pathsep}{path}" if path else hook
         os.environ[ENV] = json.dumps(self.orders)
-        words = sys.orig_argv
+        words = processes.own_words()
         os.execvp(words[0], words)
 
     def changed_module(self, attempt: bytes) -> str:

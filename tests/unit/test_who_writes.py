@@ -112,6 +112,7 @@ PAST: dict[str, tuple[Past, ...]] = {
     "replicas/record.py": (Past("_claim", RUN),),
     "report/textfile.py": (Past("write _remove_stale", "a page of this account's own, which was read and judged before"),),
     "run/fencing.py": (Past("sweep", "sealed areas of older attempts, which fence.py has found without a link"),),
+    "run/guard_folder.py": (Past("_drop_old", RUN),),
     "run/gate.py": (Past("_probe", OWN), Past("_close_output", NARROWER)),
     "replicas/options.py": (Past("let_join", TYPED),),
     "rundir/progress_writer.py": (Past("_touch", "sets a time, of a file and not of what a link leads to"),),

@@ -1,0 +1,122 @@
+"""The guard for a training whose Python has no ftsupervise: a copy in the run directory, found by PYTHONPATH.
+
+    RUN/guard/VERSION-DIGEST/path/ftsupervise/      what PYTHONPATH names: it decides whose guard is taken (guard/by_path.py)
+                             package/ftsupervise/   the guard, standard library alone, for Python 3.9 and newer
+
+The tool lives where ``uv tool install`` or pipx put it, and nothing of its packages may stand before the training's own. It is
+a copy, because the run directory is what a container has to see anyway. It is made once for each run and version; a file that
+is missing or cut short is written again.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable, Iterator, Mapping
+from hashlib import blake2b
+from pathlib import Path
+
+from ftsupervise import __version__
+from ftsupervise.host.in_time import in_time
+from ftsupervise.host.ownership import FOLDER, make_folder
+from ftsupervise.rundir.paths import ENV_VERSION, RunDir, write_whole
+
+_PACKAGE = Path(__file__).parents[1]
+# What the guard, its integrations and a standby import: tests/unit/test_old_python.py walks it, and holds it to Python 3.9.
+ROOMS = ("checkpoints", "guard", "host", "integrations", "rundir", "snapshots", "warm")
+PARTS = (
+    *("config/__init__.py", "config/supervisor.py", "ranks/__init__.py", "ranks/shm_dir.py", "scheduler/__init__.py"),
+    *(f"replicas/{name}.py" for name in ("__init__", "bounds", "members", "stalls", "table")),
+)
+_BY_PATH = "guard/by_path.py"
+_WITHIN = 60.0  # seconds for the copy, on a file system that may hang
+_KEPT = 3  # copies: an earlier attempt may still end with the one before
+
+
+def copied() -> tuple[str, ...]:
+    """Return the files of this package that the copy consists of, relative to it, in order."""
+    folders = (_PACKAGE, *(_PACKAGE / room for room in ROOMS))
+    whole = {str(path.relative_to(_PACKAGE)) for folder in folders for path in folder.glob("*.py")}
+    return tuple(sorted({*whole, *PARTS}))
+
+
+def add_guard(env: dict[str, str], rundir: RunDir, say: Callable[[str], None]) -> None:
+    """Let the command with this environment find our guard after its own PYTHONPATH. Where the copy cannot be made the command
+    begins without: it may need none."""
+    env[ENV_VERSION] = __version__
+    root = rundir.guard
+    try:
+        entry = in_time(lambda: prepare(root), _WITHIN)
+    except OSError as error:
+        say(f"no guard for a Python without ftsupervise: {root}: {error.strerror or error}")
+        return
+    if entry is None:
+        say(f"no guard for a Python without ftsupervise: {root} does not answer")
+        return
+    env["PYTHONPATH"] = with_entry(env, entry)
+
+
+def with_entry(env: Mapping[str, str], entry: Path) -> str:
+    """Return PYTHONPATH with ``entry`` behind all that a person has there. One of an outer supervisor gives way. Pure."""
+    theirs = env.get("PYTHONPATH", "")
+    kept = [one for one in theirs.split(os.pathsep) if not _is_ours(one)] if theirs else []
+    return os.pathsep.join((*kept, str(entry)))
+
+
+def _is_ours(entry: str) -> bool:
+    parts = Path(entry).parts
+    return parts[-1:] == ("path",) and parts[-3:-2] == ("guard",)
+
+
+def prepare(root: Path) -> Path:
+    """Make the copy in ``root``, or complete it; return the entry for PYTHONPATH. Raises OSError, PermissionError also
+    where another account could have written what the training would run."""
+    sources = {name: (_PACKAGE / name).stat() for name in copied()}
+    told = "\n".join(f"{name} {one.st_size} {one.st_mtime_ns}" for name, one in sources.items())
+    home = root / f"{__version__}-{blake2b(told.encode(), digest_size=6).hexdigest()}"
+    fresh = not home.is_dir()
+    wanted = {home / "package" / "ftsupervise" / name: (name, one.st_size) for name, one in sources.items()}
+    wanted[home / "path" / "ftsupervise" / "__init__.py"] = (_BY_PATH, sources[_BY_PATH].st_size)
+    for folder in _folders(root, wanted):
+        make_folder(folder, FOLDER)
+        _require_own(folder)
+    for path, (name, size) in wanted.items():
+        if not _is_whole(path, size):
+            write_whole(path, (_PACKAGE / name).read_bytes(), sync=False)
+    if fresh:
+        _drop_old(root, home)
+    return home / "path"
+
+
+def _folders(root: Path, files: Mapping[Path, object]) -> list[Path]:
+    """Return the folders to make, those above before those inside."""
+    found = {folder for path in files for folder in path.parents if folder == root or root in folder.parents}
+    return sorted(found, key=lambda one: len(one.parts))
+
+
+def _require_own(folder: Path) -> None:
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
+        raise PermissionError(f"{folder} is not ours alone to write: the training would run what lies there")
+
+
+def _is_whole(path: Path, size: int) -> bool:
+    try:
+        found = path.lstat()
+    except FileNotFoundError:
+        return False
+    return stat.S_ISREG(found.st_mode) and found.st_size == size and found.st_uid == os.geteuid()
+
+
+def _drop_old(root: Path, home: Path) -> None:
+    """Remove all copies but the newest. Nobody waits for that to succeed."""
+    import shutil
+
+    for old in sorted(_others(root, home), reverse=True)[_KEPT - 1 :]:
+        shutil.rmtree(old[1], ignore_errors=True)
+
+
+def _others(root: Path, home: Path) -> Iterator[tuple[int, str]]:
+    for entry in os.scandir(root):
+        if entry.path != str(home) and entry.is_dir(follow_symlinks=False):
+            yield entry.stat(follow_symlinks=False).st_mtime_ns, entry.path
