@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ValidationError
@@ -74,10 +75,15 @@ def refusal(problems: Iterable[Problem]) -> ConfigError:
     return ConfigError("\n".join(lines))
 
 
-def sentences(error: ValidationError, document: Document, model: type[BaseModel]) -> list[Problem]:
+def sentences(
+    error: ValidationError,
+    document: Document,
+    model: type[BaseModel],
+    others: Mapping[KeyPath, type[BaseModel]] = MappingProxyType({}),
+) -> list[Problem]:
     """Return each finding of pydantic at its place in the file, but for keys that a problem of the document covers already.
-    Values under the name of a secret are never repeated."""
-    known = Known(model)
+    Values under the name of a secret are never repeated. ``others``: models of other packages, and where they stand."""
+    known = Known(model, others)
     told = [problem.path for problem in document.problems if problem.path]
     found = [
         _finding(item, document.value) for item in error.errors(include_url=False) if item["type"] != "json_invalid"
@@ -193,6 +199,8 @@ def _unknown(path: KeyPath, given: Any, document: Document, known: Known) -> str
     longer = [name for name in here if name.startswith(key)] if len(key) > 2 else []
     if len(longer) == 1:  # launch: {gpu: 8}
         return f"{text}; did you mean {longer[0]!r}?"
+    if path[:-1] == ("watch",) and not known.homes(key):
+        return f"{text}; no watchdog of ours is called so, and no installed package brings one"
     elsewhere = known.homes(key)
     if elsewhere:
         return f"{text}; it is known as " + " and ".join(dotted(home) for home in elsewhere[:3])
@@ -327,10 +335,13 @@ def _meaning(text: str) -> object:
 
 
 class Known:
-    """The keys of ``model`` and of everything below it."""
+    """The keys of ``model`` and of everything below it; at the places of ``others``, of that one's."""
 
-    def __init__(self, model: type[BaseModel]) -> None:
+    def __init__(
+        self, model: type[BaseModel], others: Mapping[KeyPath, type[BaseModel]] = MappingProxyType({})
+    ) -> None:
         self._root: dict[str, Any] = model.model_json_schema(by_alias=True)
+        self._others = {place: Known(other) for place, other in others.items()}
 
     def keys(self, path: KeyPath, value: Any) -> list[str]:
         """The keys that may stand in the mapping at ``path``. ``value``: the whole document, to tell alternatives."""
@@ -361,6 +372,9 @@ class Known:
                 yield from self._paths(below, (*path, key))
 
     def _at(self, path: KeyPath, value: Any) -> list[dict[str, Any]]:
+        for place, other in self._others.items():
+            if path[: len(place)] == place:
+                return other._at(path[len(place) :], value_at(value, place))
         here = self._forms(self._root)
         for step in path:
             value = value_at(value, (step,))

@@ -12,20 +12,23 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from ftsupervise.config import sources
-from ftsupervise.config.alerting import Alerts
+from ftsupervise.config import plugged, sources
+from ftsupervise.config.alerting import Alerts, Receiver
 from ftsupervise.config.explain import refusal, sentences
 from ftsupervise.config.fields import JobFile, Strict
+from ftsupervise.config.plugged import PluggedReceiver, PluggedWatchdog, Reading
 from ftsupervise.config.schema import Cron, Run
 from ftsupervise.config.strict_yaml import Document, KeyPath, dotted, parse, plain
 from ftsupervise.config.watchdogs import Watch
+from ftsupervise.errors import PluginUnusable
+from ftsupervise.host import plugins
 
 _Model = TypeVar("_Model", bound=BaseModel)
 _PLAIN = re.compile(r"[A-Za-z_/][A-Za-z0-9_./-]*")
@@ -63,7 +66,7 @@ def load_account(*, environ: Mapping[str, str] | None = None) -> Account:
     """
     given = os.environ if environ is None else environ
     document = sources.read_outer(given, ("alerts", "cron", "watch"))
-    return _anchored(validated(document, Account), (), document, sources.outer_files(given)[0].parent)
+    return _anchored(validated(document, Account), (), _Anchor(document, sources.outer_files(given)[0].parent))
 
 
 def dump(run: Run) -> str:
@@ -108,59 +111,97 @@ def origin_of(document: Document, path: KeyPath) -> str:
     return f"${place.variable} ({where})" if place.variable else where
 
 
-def loaded(document: Document, path: Path) -> Run:
-    """The settings in ``document``, which was read from ``path``. Raises ConfigError."""
+def loaded(document: Document, path: Path, *, strangers: bool = False) -> Run:
+    """The settings in ``document``, which was read from ``path``. ``strangers``: another account wrote it, so it makes this
+    process import no package that it names. Raises ConfigError."""
     base = path.absolute().parent
-    run = _anchored(validated(document, Run), (), document, base)
+    reading = Reading(may_load=not strangers, may_miss=strangers or path.name == sources.LAUNCHED)
+    run = _anchored(validated(document, Run, reading), (), _Anchor(document, base, reading.may_load))
     return run if run.run_dir else run.model_copy(update={"run_dir": base / "runs" / run.name})
 
 
-def validated(document: Document, model: type[_Model]) -> _Model:
+def validated(document: Document, model: type[_Model], reading: Reading = Reading()) -> _Model:  # noqa: B008 - frozen
     """The document as ``model``. Raises ConfigError with all errors of either."""
     if document.value is None:
         raise refusal(document.problems)
     try:
         # Through JSON, because strict models take a list for a tuple and text for a path only from there.
-        settings = model.model_validate_json(json.dumps(document.value))
+        settings = model.model_validate_json(json.dumps(document.value), context=reading)
     except ValidationError as error:
-        raise refusal(document.problems + sentences(error, document, model)) from None
+        others = dict(_of_other_packages(document.value)) if reading.may_load else {}
+        raise refusal(document.problems + sentences(error, document, model, others)) from None
     if document.problems:
         raise refusal(document.problems)
     return settings
 
 
-def _anchored(settings: _Model, path: KeyPath, document: Document, base: Path) -> _Model:
+def _of_other_packages(value: Any) -> Iterator[tuple[KeyPath, type[BaseModel]]]:
+    """Yield the place of each section of another package's watchdog or receiver, and that package's model of it."""
+    watch, alerts = (value.get(key) if isinstance(value, dict) else None for key in ("watch", "alerts"))
+    receivers = alerts.get("receivers") if isinstance(alerts, dict) else None
+    found: list[tuple[str, KeyPath, Any, type[BaseModel]]] = [(plugins.WATCHDOGS, ("watch",), watch, Watch)]
+    for index, one in enumerate(receivers if isinstance(receivers, list) else ()):
+        found.append((plugins.RECEIVERS, ("alerts", "receivers", index), one, Receiver))
+    for group, path, section, ours in found:
+        for key in section if isinstance(section, dict) else ():
+            if key not in ours.model_fields:
+                try:
+                    yield (*path, key), plugged.module_of(group, key).Settings
+                except PluginUnusable:
+                    continue
+
+
+class _Anchor(NamedTuple):
+    """Where relative paths start."""
+
+    document: Document
+    base: Path  # of a path that stands in no file
+    may_load: bool = True  # the packages that the settings name
+
+
+def _anchored(settings: _Model, path: KeyPath, at: _Anchor) -> _Model:
     """``settings`` with every Path in it absolute, at whatever depth."""
     changed: dict[str, Any] = {}
+    for name, before in (settings.model_extra or {}).items():
+        after: Any = _of_a_package(name, before, (*path, name), at)
+        if after is not before:
+            changed[name] = after
     for name, field in type(settings).model_fields.items():
         before = getattr(settings, name)
         here = (*path, field.alias or name)
         if isinstance(before, str) and any(isinstance(mark, JobFile) for mark in field.metadata):
-            after: Any = _job_file(before, _start(here, document, base))
+            after = _job_file(before, _start(here, at))
         else:
-            after = _absolute(before, here, document, base)
+            after = _absolute(before, here, at)
         if after is not before:
             changed[name] = after
     return settings.model_copy(update=changed) if changed else settings
 
 
-def _absolute(value: Any, path: KeyPath, document: Document, base: Path) -> Any:
+def _of_a_package(key: str, kept: Any, path: KeyPath, at: _Anchor) -> Any:
+    if not isinstance(kept, (PluggedWatchdog, PluggedReceiver)) or not at.may_load:
+        return kept
+    group = plugins.WATCHDOGS if isinstance(kept, PluggedWatchdog) else plugins.RECEIVERS
+    return plugged.changed(group, key, kept, lambda settings: _anchored(settings, path, at))
+
+
+def _absolute(value: Any, path: KeyPath, at: _Anchor) -> Any:
     if isinstance(value, Path):
-        return _start(path, document, base) / value.expanduser()
+        return _start(path, at) / value.expanduser()
     if isinstance(value, BaseModel):
-        return _anchored(value, path, document, base)
+        return _anchored(value, path, at)
     if isinstance(value, tuple):
-        items = tuple(_absolute(item, (*path, index), document, base) for index, item in enumerate(value))
+        items = tuple(_absolute(item, (*path, index), at) for index, item in enumerate(value))
         return items if any(a is not b for a, b in zip(items, value, strict=True)) else value
     if isinstance(value, dict):
-        return {key: _absolute(item, (*path, key), document, base) for key, item in value.items()}
+        return {key: _absolute(item, (*path, key), at) for key, item in value.items()}
     return value
 
 
-def _start(path: KeyPath, document: Document, base: Path) -> Path:
+def _start(path: KeyPath, at: _Anchor) -> Path:
     """Return where a relative path that stands at ``path`` starts: at the file it is written in."""
-    place = document.places.get(path)
-    return Path(place.file).absolute().parent if place else base
+    place = at.document.places.get(path)
+    return Path(place.file).absolute().parent if place else at.base
 
 
 def _job_file(text: str, start: Path) -> str:
