@@ -27,7 +27,7 @@ WATCHDOGS, RECEIVERS = "ftsupervise.watchdogs", "ftsupervise.receivers"
 _WHAT = {WATCHDOGS: "watchdog", RECEIVERS: "receiver"}
 
 
-class Plugin(NamedTuple):
+class EntryPlugin(NamedTuple):
     """An entry point of an installed package."""
 
     group: str
@@ -41,19 +41,21 @@ class Plugin(NamedTuple):
 
 
 @cache
-def installed(group: str) -> tuple[Plugin, ...]:
+def installed(group: str) -> tuple[EntryPlugin, ...]:
     """Return every plug-in of ``group``, by name."""
     from importlib.metadata import distributions
 
     found = {
-        Plugin(group, entry.name.replace("_", "-"), f"{one.metadata['Name']} {one.version}", entry.module, _source(one))
+        EntryPlugin(
+            group, entry.name.replace("_", "-"), f"{one.metadata['Name']} {one.version}", entry.module, _source(one)
+        )
         for one in distributions(path=list(_folders()))
         for entry in one.entry_points.select(group=group)
     }
     return tuple(sorted(found))
 
 
-def find(group: str, name: str) -> Plugin | None:
+def find(group: str, name: str) -> EntryPlugin | None:
     """Return the plug-in called ``name`` ("_" is "-"), None where no package brings it. Raises PluginUnusable where two do."""
     found = [one for one in installed(group) if one.name == name.replace("_", "-")]
     if len(found) > 1:
@@ -64,7 +66,7 @@ def find(group: str, name: str) -> Plugin | None:
     return found[0] if found else None
 
 
-def load(plugin: Plugin) -> ModuleType:
+def load(plugin: EntryPlugin) -> ModuleType:
     """Import the module of a plug-in. Raises PluginUnusable with a sentence, whatever the module does."""
     from importlib.util import find_spec
 
@@ -84,7 +86,7 @@ def load(plugin: Plugin) -> ModuleType:
         raise _unusable(plugin, f"{type(error).__name__}: {error}") from error
 
 
-def _unusable(plugin: Plugin, why: str) -> PluginUnusable:
+def _unusable(plugin: EntryPlugin, why: str) -> PluginUnusable:
     said = printable(" ".join(f"{plugin} cannot be loaded: {why}".split()), 500)
     return PluginUnusable(said, hint=f"repair or uninstall the package; this Python is {sys.executable}")
 
