@@ -11,7 +11,7 @@ LOCKS := $(wildcard .ci/lock/*.txt)
 # The tests start interpreters by the thousand: what one has compiled serves the next. Images of Python often forbid it.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-torch quick soak faults threats lint compiled lock bench docs clean slurm debian
+.PHONY: demo test test-torch quick soak faults threats lint compiled lowest package coverage lock bench docs clean slurm debian
 
 demo: .venv/.demo slurm
 	@$(BIN)/python examples/demo/demo.py
@@ -43,6 +43,18 @@ lint: .venv/.test
 	@$(BIN)/ruff check -q .
 	@$(BIN)/ruff format -q --check .
 	@$(BIN)/mypy --no-error-summary
+
+lowest:                       ## quick, with the lowest versions of the dependencies, in .venv-lowest
+	@sh .ci/make-lowest "$(PYTHON)"
+	@.venv-lowest/bin/python -m pytest tests/unit tests/story -m "not slow" $(ARGS)
+
+package:                      ## the sdist and the wheel in dist/, each installed and started once
+	@sh .ci/make-package "$(PYTHON)"
+
+coverage: .venv/.test         ## lines and branches that quick runs, in the processes it starts too; a figure and no gate
+	@rm -rf .coverage-data && mkdir .coverage-data
+	@$(BIN)/python -m coverage run -m pytest -q tests/unit tests/story -m "not slow" -n 4 --dist loadfile $(ARGS) || true
+	@$(BIN)/python -m coverage combine -q && $(BIN)/python -m coverage report --skip-covered --sort cover
 
 bench: .venv/.test slurm
 	@for b in benchmarks/*.py; do $(BIN)/python $$b || exit 1; done
@@ -83,4 +95,4 @@ $(DOCS)/.made: pyproject.toml .ci/lock/docs.txt
 	@touch $@
 
 clean:
-	rm -rf .venv .venv-lock $(TORCH) $(DOCS) site .demo build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf .venv .venv-lock .venv-lowest .venv-package $(TORCH) $(DOCS) .coverage-data site .demo build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -12,6 +12,7 @@
     ├── Refused               75   not now: a kill switch is up, or the same thing was submitted already
     ├── NotPermitted          77   the file or job belongs to somebody else, or may not be read
     ├── ConfigError           78   ftsupervise.yaml is wrong; the message starts with file:line:col
+    ├── PluginUnusable        78   a package that brings a watchdog or a receiver cannot be used
     ├── AlreadyRunning       100   another instance holds this place
     └── Cancelled            130   a person said no, or pressed Ctrl-C: what was not done yet is not done
 
@@ -88,6 +89,12 @@ class NotPermitted(Error):
 
 
 class ConfigError(Error):
+    exit_code = 78
+
+
+class PluginUnusable(Error):
+    """A watchdog or a receiver of another package is missing, or its module cannot be loaded or used."""
+
     exit_code = 78
 
 

@@ -57,7 +57,7 @@ def rows_in(text: str, file: str) -> Iterator[Row]:
                     raise ValueError(
                         f"{file}:{mark.lineno}: a row of {page} has {head.count(' | ') + 1} cells of one line"
                     )
-                yield Row(page, cells, file, node.name)  # type: ignore[union-attr]
+                yield Row(page, cells, file, node.name)  # type: ignore[attr-defined]
 
 
 def all_rows() -> list[Row]:

@@ -128,14 +128,14 @@ def judged(stamps: Stamps, loop: str, seed: int, kills: int) -> Learned:
     earlier = round(len(losses) * (1 - _BEFORE))
     last = min(_LAST, len(losses) // 3)
     final = fmean(losses[-last:])
-    present = sum(max(count for _, count, _ in of_step[step]) for step in steps)
+    made = sum(max(count for _, count, _ in of_step[step]) for step in steps)
     return Learned(
         loop=loop,
         seed=seed,
         loss=final,
         before=fmean(losses[earlier - last : earlier]),
         kills=kills,
-        missing=1 - present / (len(NAMES) * len(steps)),
+        missing=1 - made / (len(NAMES) * len(steps)),
         differ=sum(len({weights for _, _, weights in found}) > 1 for found in of_step.values()),
         off=abs(final - replayed(seed, [(took_part[step], of_step[step][0][1]) for step in steps], last))
         if loop == "ddp"

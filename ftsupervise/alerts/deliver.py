@@ -257,6 +257,8 @@ def _send_all(attempts: list[_Attempt], patience: timedelta) -> Iterator[list[_A
     for attempt in attempts:
         try:
             attempt.send = sender(attempt.receiver.kind)
+        except Broken as error:
+            attempt.error = error
         except Exception as error:  # any failure of an import: it must not cost the others their messages
             attempt.error = TryLater(
                 f"the receiver {attempt.receiver.kind} cannot be loaded: {type(error).__name__}: {error}"

@@ -199,7 +199,7 @@ class ObjectStore:
 
     def __init__(self, url: str) -> None:
         try:
-            import fsspec  # type: ignore[import-untyped]
+            import fsspec
         except ImportError:
             raise _missing("fsspec", url) from None
         try:

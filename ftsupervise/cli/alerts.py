@@ -160,9 +160,9 @@ def _known(pattern: str, alerts: list[Alert]) -> str:
     """The pattern of a silence: an id, or a pattern that fits a watchdog's name. Raises UsageError for another."""
     from ftsupervise.alerts.step import matches, plain_name
     from ftsupervise.findings import BESIDES
-    from ftsupervise.watch.watchdogs import WATCHDOGS
+    from ftsupervise.watch.watchdogs import installed
 
-    names = dict.fromkeys((*WATCHDOGS, *BESIDES, *(plain_name(a.finding.watchdog) for a in alerts)))
+    names = dict.fromkeys((*installed(), *BESIDES, *(plain_name(a.finding.watchdog) for a in alerts)))
     wanted = plain_name(pattern.partition(":")[0].strip())
     if any(fnmatchcase(name, wanted) for name in names):
         return pattern

@@ -71,18 +71,17 @@ def check(watchdog: str, runs: tuple[str, ...], as_json: bool, trust: bool, nagi
     from ftsupervise.cli.config import load_settings
     from ftsupervise.config.find_run import settings_of
     from ftsupervise.errors import UsageError
-    from ftsupervise.watch.watchdogs import WATCHDOGS
+    from ftsupervise.watch.watchdogs import installed, is_watchdog, names_of
 
-    if watchdog != "all" and watchdog not in WATCHDOGS and _is_run(watchdog):
+    if watchdog != "all" and not is_watchdog(watchdog):
+        if not _is_run(watchdog):
+            wrong = f"no watchdog is called {watchdog!r}{did_you_mean(watchdog, (*installed(), 'all'))}"
+            raise UsageError(wrong, hint=f"there are: all, {', '.join(installed())}")
         watchdog, runs = "all", (watchdog, *runs)
-    names = list(WATCHDOGS) if watchdog == "all" else [watchdog]
-    if watchdog != "all" and watchdog not in WATCHDOGS:
-        wrong = f"no watchdog is called {watchdog!r}{did_you_mean(watchdog, (*WATCHDOGS, 'all'))}"
-        raise UsageError(wrong, hint=f"there are: all, {', '.join(WATCHDOGS)}")
     settings = [load_settings(settings_of(run, judged=False), trust=trust) for run in runs or (None,)]
     if watchdog != "all":
         settings = [_switched_on(one, watchdog) for one in settings]
-    looked = [(one, *_look(one, names)) for one in settings]
+    looked = [(one, *_look(one, names_of(one.watch) if watchdog == "all" else [watchdog])) for one in settings]
     every = [finding for _, seen, _ in looked for finding in seen.findings]
     complaints = [sentence for _, _, sentences in looked for sentence in sentences]
     code = verdict(every, complaints)
@@ -121,7 +120,7 @@ def _switched_on(run: Run, name: str) -> Run:
     from ftsupervise.errors import UsageError
 
     key = name.replace("-", "_")
-    if getattr(run.watch, key) not in (None, ()):
+    if getattr(run.watch, key, None) not in (None, ()):
         return run
     try:
         default = getattr(Watch.model_validate({key: [{}] if key in ("disk", "exec") else {}}), key)

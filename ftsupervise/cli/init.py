@@ -263,11 +263,11 @@ def _in_the_script(said: str, draft: Draft) -> str:
 
 def _compared(options: tuple[Option, ...], made: _Made) -> tuple[tuple[str, ...], tuple[Difference, ...]]:
     from ftsupervise.importer.comparison import differences
-    from ftsupervise.launch.plan import plan
+    from ftsupervise.launch.plan import plan, word
     from ftsupervise.scheduler import SLURM
 
     planned = plan(made.run, kind=SLURM, token="0" * 12, workdir=made.path.absolute().parent, python=sys.executable)
-    return differences(options, planned.link(0), str(made.path.absolute().parent))
+    return differences(options, [word(*one) for one in planned.link(0).items()], str(made.path.absolute().parent))
 
 
 def _training(made: _Made, source: ScriptSource) -> Training | None:

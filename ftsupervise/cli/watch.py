@@ -66,11 +66,11 @@ def watch(
     """
     from ftsupervise.errors import Error, UsageError
     from ftsupervise.watch.roster import Roster
-    from ftsupervise.watch.watchdogs import WATCHDOGS
+    from ftsupervise.watch.watchdogs import installed, is_watchdog
 
     for name in only:
-        if name not in WATCHDOGS:
-            raise UsageError(f"--only: no watchdog is called {name!r}", hint=f"there are: {', '.join(WATCHDOGS)}")
+        if not is_watchdog(name):
+            raise UsageError(f"--only: no watchdog is called {name!r}", hint=f"there are: {', '.join(installed())}")
     if everything and runs:
         raise UsageError("--all and names of runs do not go together", hint="leave one of them out")
     roster = Roster(runs or (None,), trust=trust)

@@ -10,9 +10,11 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, ConfigDict, Field, ValidationInfo, model_validator
 
 from ftsupervise.config.fields import Duration, Matching, Positive, SecretFile, SecretVariable, Strict, wrong_at
+from ftsupervise.config.plugged import reading_of, settings_as_kept
+from ftsupervise.host.plugins import RECEIVERS, WATCHDOGS, installed
 
 Clock = Annotated[str, Matching(r"([01]\d|2[0-3]):[0-5]\d", "a time of day in quotes", "22:00")]
 Address = Annotated[str, Matching(r"[^@\s<>,;]+@[^@\s<>,;]+", "a mail address", "me@example.org")]
@@ -179,6 +181,8 @@ KINDS = ("email", "slack", "webhook", "apprise", "command", "file")
 class Receiver(Strict):
     """One way to reach people: exactly one of the kinds, and a name if there are several of a kind."""
 
+    model_config = ConfigDict(extra="allow", json_schema_extra={"additionalProperties": False})  # of other packages
+
     name: Word | None = None
     """How routes call it; default: its kind."""
     email: Email | None = None
@@ -195,16 +199,21 @@ class Receiver(Strict):
     """Into a file."""
 
     @model_validator(mode="after")
-    def _one_kind(self) -> Receiver:
-        given = [kind for kind in KINDS if getattr(self, kind) is not None]
+    def _one_kind(self, info: ValidationInfo) -> Receiver:
+        settings_as_kept(Receiver, RECEIVERS, self.model_extra, info)
+        given = [kind for kind in self._kinds if getattr(self, kind) is not None]
         if len(given) != 1:
             got = " and ".join(given) or "none"
             raise ValueError(f"a receiver is exactly one of {', '.join(KINDS)}; got {got}")
         return self
 
     @property
+    def _kinds(self) -> tuple[str, ...]:
+        return (*KINDS, *(self.model_extra or ()))
+
+    @property
     def kind(self) -> str:
-        return next(kind for kind in KINDS if getattr(self, kind) is not None)
+        return next(kind for kind in self._kinds if getattr(self, kind) is not None)
 
     @property
     def settings(self) -> Any:
@@ -271,7 +280,7 @@ class DeadMan(Strict):
         return self
 
 
-def _no_watchdog(name: str) -> str:
+def _no_watchdog(name: str, info: ValidationInfo) -> str:
     """Return why no alert can have ``name``; "" if one can."""
     from difflib import get_close_matches
 
@@ -280,7 +289,7 @@ def _no_watchdog(name: str) -> str:
 
     names = (*(key.replace("_", "-") for key in Watch.model_fields if key not in GENERAL), *BESIDES)
     wanted = name.replace("_", "-").lower()
-    if wanted in names:
+    if wanted in names or reading_of(info).may_miss or any(one.name == wanted for one in installed(WATCHDOGS)):
         return ""
     close = get_close_matches(wanted, names, 1)
     return f"no watchdog is called {name!r}; " + (
@@ -321,7 +330,7 @@ class Alerts(Strict):
     """Receivers of kind email that ``ftsupervise report --week --mail`` writes to; default: all of them."""
 
     @model_validator(mode="after")
-    def _names(self) -> Alerts:
+    def _names(self, info: ValidationInfo) -> Alerts:
         names = [receiver.name for receiver in self.receivers if receiver.name]
         for index, receiver in enumerate(self.receivers):
             if receiver.name and names.count(receiver.name) > 1:
@@ -332,14 +341,14 @@ class Alerts(Strict):
                     known = ", ".join(self.named) or "none"
                     raise wrong_at(("routes", index, "to"), f"no receiver is called {name!r}; there are: {known}")
             for name in route.watchdog:
-                if unknown := _no_watchdog(name):
+                if unknown := _no_watchdog(name, info):
                     raise wrong_at(("routes", index, "watchdog"), unknown)
         for index, name in enumerate(self.weekly_report or ()):
             if name not in self.named or self.named[name].kind != "email":
                 known = ", ".join(one for one, receiver in self.named.items() if receiver.kind == "email") or "none"
                 raise wrong_at(("weekly_report", index), f"no email receiver is called {name!r}; there are: {known}")
         for name in self.watchdogs:
-            if unknown := _no_watchdog(name):
+            if unknown := _no_watchdog(name, info):
                 raise wrong_at(("watchdogs", name), unknown)
         if self.timezone is not None:
             from zoneinfo import ZoneInfo

@@ -76,7 +76,7 @@ def load_believed(
     text, found = sources.read_bytes(path)
     why, mark = ownership.distrust(found, path), _mark(path, found, text, given)
     trusted = not why or trust or _is_ours(mark)
-    run = loaded(sources.read(path, given, text, strangers=not trusted), path)
+    run = loaded(sources.read(path, given, text, strangers=not trusted), path, strangers=not trusted)
     if why and trust:
         _remember(mark)
     if trusted:
@@ -113,6 +113,7 @@ def _harmless(run: Run, environ: Mapping[str, str], ours: frozenset[str]) -> Run
     for name in _READERS:
         section = getattr(run.watch, name)
         changed[name] = section and section.model_copy(update={"log": None, "pattern": None})
+    changed |= dict.fromkeys(run.watch.model_extra or ())  # other packages' watchdogs: what they read is not known
     watch = run.watch.model_copy(update=changed)
     nodes = run.nodes.model_copy(update={"health": None, "directory": None})
     output = {key: None for key in ("output", "error") if f"launch.{key}" in ours}
@@ -184,6 +185,9 @@ def _held(run: Run) -> Iterator[str]:
         for key in ("log", "pattern") if section else ():
             if getattr(section, key) is not None:
                 yield f"watch.{name}.{key}: {printable(str(getattr(section, key)), 300)}"
+    for name, section in (run.watch.model_extra or {}).items():
+        if section is not None:
+            yield f"watch.{name}: {printable(section.model_dump_json(by_alias=True, exclude_unset=True), 300)}"
     if run.watch.metrics is not None:
         yield f"watch.metrics: {printable(str(run.watch.metrics), 300)}"
     if run.nodes.directory is not None:

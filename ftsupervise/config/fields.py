@@ -63,12 +63,13 @@ class Strict(BaseModel):
     @classmethod
     def _no_control_characters(cls, value: object, info: ValidationInfo) -> object:
         marks = cls.model_fields[info.field_name].metadata if info.field_name else []
-        _refuse_control_characters(value, several_lines=any(isinstance(mark, Lines) for mark in marks))
-        _refuse_secrets(value)
+        refuse_control_characters(value, several_lines=any(isinstance(mark, Lines) for mark in marks))
+        refuse_secrets(value)
         return value
 
 
-def _refuse_control_characters(value: object, *, several_lines: bool) -> None:
+def refuse_control_characters(value: object, *, several_lines: bool) -> None:
+    """Raise ValueError where any text in ``value`` has one."""
     if isinstance(value, (str, Path)):
         text = str(value)
         found = control_character(text)
@@ -82,14 +83,14 @@ def _refuse_control_characters(value: object, *, several_lines: bool) -> None:
             raise ValueError("only one's own home directory is written with '~'; write the path out")
     elif isinstance(value, dict):
         for key, item in value.items():
-            _refuse_control_characters(key, several_lines=False)
-            _refuse_control_characters(item, several_lines=several_lines)
-    elif isinstance(value, tuple):
+            refuse_control_characters(key, several_lines=False)
+            refuse_control_characters(item, several_lines=several_lines)
+    elif isinstance(value, (tuple, list)):
         for item in value:
-            _refuse_control_characters(item, several_lines=several_lines)
+            refuse_control_characters(item, several_lines=several_lines)
 
 
-def _refuse_secrets(value: object) -> None:
+def refuse_secrets(value: object) -> None:
     """Refuse secrets: settings are read by everybody who may read the run, and stand in the job script.
 
     An address with a password can still be shown (without it) and fixed; ``launch`` refuses it.
@@ -99,11 +100,11 @@ def _refuse_secrets(value: object) -> None:
             raise ValueError(f"{found} stands here; no setting holds a secret, only the file or the variable that does")
     elif isinstance(value, dict):
         for key, item in value.items():
-            _refuse_secrets(key)
-            _refuse_secrets(item)
-    elif isinstance(value, tuple):
+            refuse_secrets(key)
+            refuse_secrets(item)
+    elif isinstance(value, (tuple, list)):
         for item in value:
-            _refuse_secrets(item)
+            refuse_secrets(item)
 
 
 def wrong_at(path: tuple[str | int, ...], sentence: str) -> PydanticCustomError:
@@ -236,6 +237,16 @@ Share = Annotated[
 SecretFile = Annotated[Path, BeforeValidator(_secret_file)]
 SecretVariable = Annotated[str, BeforeValidator(_secret_variable)]
 Positive = AfterValidator(_positive)
+
+
+Span = Annotated[Duration, Positive]
+
+
+class Section(Strict):
+    """The settings that all watchdogs have."""
+
+    every: Span | None = None
+    """How often to check; default: at each tick."""
 
 
 def declared(key: str) -> Any:

@@ -11,11 +11,12 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, field_validator, model_validator
+from pydantic import AfterValidator, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
-from ftsupervise.config.fields import Duration, Positive, Share, Size, Strict, wrong_at
+from ftsupervise.config.fields import Duration, Section, Share, Size, Span, Strict, wrong_at
+from ftsupervise.config.plugged import settings_as_kept
+from ftsupervise.host.plugins import WATCHDOGS
 
-Span = Annotated[Duration, Positive]
 Some = Annotated[Share, Field(gt=0, le=1)]
 Count = Annotated[int, Field(ge=1)]
 _M, _H = timedelta(minutes=1), timedelta(hours=1)
@@ -38,13 +39,6 @@ def _pattern(value: str, groups: tuple[str, ...] = ()) -> str:
 
 
 Pattern = Annotated[str, AfterValidator(_pattern)]
-
-
-class Section(Strict):
-    """The settings that all watchdogs have."""
-
-    every: Span | None = None
-    """How often to check; default: at each tick."""
 
 
 class IsRunning(Section):
@@ -266,6 +260,8 @@ class BrakeSection(Section):
 class Watch(Strict):
     """The checks from outside, and how often they are made."""
 
+    model_config = ConfigDict(extra="allow", json_schema_extra={"additionalProperties": False})  # of other packages
+
     every: Span = 5 * _M
     """How often the run is meant to be checked. A watch by a crontab is late after three times that, and after three of its own
     intervals; a run that was checked by hand, longer ago than that, is watched by nobody."""
@@ -304,6 +300,11 @@ class Watch(Strict):
             if names.count(name) > 1:
                 raise ValueError(f"two plug-ins are called {name!r}")
         return value
+
+    @model_validator(mode="after")
+    def _of_other_packages(self, info: ValidationInfo) -> Watch:
+        settings_as_kept(Watch, WATCHDOGS, self.model_extra, info)
+        return self
 
 
 GENERAL = ("every", "metrics")  # keys of ``watch`` that are not watchdogs

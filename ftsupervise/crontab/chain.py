@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from ftsupervise import __version__
 from ftsupervise.crontab import history
@@ -27,14 +27,13 @@ from ftsupervise.crontab.installation import CronDir, Installed, read_believed
 from ftsupervise.errors import Error, SchedulerUnavailable
 from ftsupervise.host import processes
 from ftsupervise.hostlist import compress_hostlist
-from ftsupervise.model import Job, JobState
+from ftsupervise.model import Job, JobState, Submitted
 from ftsupervise.rundir.records import as_count
 from ftsupervise.scheduler.parse import is_held, quote
 from ftsupervise.units import format_slurm_time
 
 if TYPE_CHECKING:
     from ftsupervise.scheduler import Scheduler
-    from ftsupervise.scheduler.slurm import Slurm
 
 MARK = "ftsupervise-cron"  # begins the comments, and is the job's name
 DUPLICATE = "Duplicate jobid"  # Slurm's reason when it drains a node with a job that a killed controller has forgotten
@@ -126,7 +125,34 @@ class Extended:
     trouble: str = ""
 
 
-def extend(cron: CronDir, installed: Installed, scheduler: Slurm, now: datetime) -> Extended:
+class TickScheduler(Protocol):
+    """What a crontab that is made of jobs asks of its scheduler: Slurm's own methods, and each raises SchedulerUnavailable."""
+
+    warnings: set[str]  # warnings that came with its answers
+
+    def queue(self, *, users: Sequence[str] = ()) -> tuple[Job, ...]:
+        """Return all live jobs of ``users``."""
+
+    def submit(
+        self,
+        script: str,
+        *,
+        script_path: Path,
+        token: str,
+        env: Mapping[str, str] | None = None,
+        options: Sequence[str] = (),
+        arguments: Sequence[str] = (),
+    ) -> Submitted:
+        """Hand in ``script``, with further ``options`` of sbatch and ``arguments`` of the script."""
+
+    def cancel(self, job_id: str, *, only_pending: bool = False) -> None:
+        """End a job. One that is gone already is no error."""
+
+    def drained(self, reason: str) -> tuple[str, ...]:
+        """Return the nodes that Slurm has drained for ``reason``."""
+
+
+def extend(cron: CronDir, installed: Installed, scheduler: TickScheduler, now: datetime) -> Extended:
     """Read the queue once, submit the jobs that are missing, cancel duplicates. An error of Slurm's stands in ``trouble``."""
     try:
         jobs = scheduler.queue(users=(installed.owner,))
@@ -162,7 +188,7 @@ def extend(cron: CronDir, installed: Installed, scheduler: Slurm, now: datetime)
     return Extended(found, jobs, tuple(submitted), tuple(cancelled), trouble)
 
 
-def drained(scheduler: Slurm) -> tuple[str, ...] | None:
+def drained(scheduler: TickScheduler) -> tuple[str, ...] | None:
     """Return the nodes that Slurm has drained by itself after its controller was killed; None when it could not be asked."""
     try:
         return scheduler.drained(DUPLICATE)

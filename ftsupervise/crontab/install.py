@@ -159,7 +159,7 @@ class InstallDone:
     notes: tuple[str, ...] = ()
 
 
-def install(plan: InstallPlan, now: datetime, scheduler: Slurm | None) -> InstallDone:
+def install(plan: InstallPlan, now: datetime, scheduler: chain.TickScheduler | None) -> InstallDone:
     """Write the folder and start the back end. Raises Refused where it belongs to another account, CannotWrite …"""
     cron, wanted = plan.cron, plan.installed
     _check_place(cron, wanted)
@@ -282,7 +282,7 @@ def _limit(text: str) -> timedelta | None:
         return None
 
 
-def _jobs(installed: Installed, scheduler: Slurm) -> list[Job]:
+def _jobs(installed: Installed, scheduler: chain.TickScheduler) -> list[Job]:
     """The jobs of its ticks in the queue."""
     found = scheduler.queue(users=(installed.owner,))
     return [job for job in found if chain.slot_of(job.comment, installed.id) is not None]
@@ -296,7 +296,7 @@ class RemoveDone:
     left: str = ""
 
 
-def remove(cron: CronDir, installed: Installed, now: datetime, scheduler: Slurm | None) -> RemoveDone:
+def remove(cron: CronDir, installed: Installed, now: datetime, scheduler: chain.TickScheduler | None) -> RemoveDone:
     """Remove the cron: it is recorded as removed first (a tick that still starts does nothing), then its jobs and lines go.
 
     Folders, files and outputs stay. Raises Refused where it belongs to another account, CannotWrite.

@@ -34,7 +34,7 @@ from ftsupervise.units import format_slurm_time, show_duration
 
 if TYPE_CHECKING:
     from ftsupervise.config.schema import Run
-    from ftsupervise.scheduler.slurm import Slurm
+    from ftsupervise.crontab.chain import TickScheduler
 
 # scrontab and crontab, where a cluster has them: our lines stand in a block of the person's own table, and nothing else
 # is touched.
@@ -147,7 +147,7 @@ class CronState:
     installed: bool = True
 
 
-def look_after_for(run: Run, scheduler: Slurm, now: datetime) -> Finding | None:
+def look_after_for(run: Run, scheduler: TickScheduler, now: datetime) -> Finding | None:
     """Revive the cron that watches ``run``, or notify the run's own receivers that it is dead, and when it lives again.
 
     None when there is no cron to look after. Nothing is written while all is well.
@@ -169,7 +169,7 @@ def look_after_for(run: Run, scheduler: Slurm, now: datetime) -> Finding | None:
     return found
 
 
-def look_after(directory: Path | None, scheduler: Slurm, now: datetime, *, run: str) -> Finding | None:
+def look_after(directory: Path | None, scheduler: TickScheduler, now: datetime, *, run: str) -> Finding | None:
     """Return a running job's finding about the cron that watches it, after ``see_to``. Call it once a period.
 
     None while there is no cron to look after (nothing installed, or removed by its owner).
@@ -192,7 +192,7 @@ def look_after(directory: Path | None, scheduler: Slurm, now: datetime, *, run: 
     )
 
 
-def see_to(directory: Path | None, scheduler: Slurm, now: datetime, *, thorough: bool = False) -> CronState:
+def see_to(directory: Path | None, scheduler: TickScheduler, now: datetime, *, thorough: bool = False) -> CronState:
     """Revive the cron if it is dead, and describe its state in one sentence. Idempotent; one squeue at most.
 
     ``thorough`` asks the queue even while slots come. No error of the cron is raised, so that it cannot harm a run.
@@ -217,7 +217,13 @@ def see_to(directory: Path | None, scheduler: Slurm, now: datetime, *, thorough:
 
 
 def _see_to_chain(
-    cron: CronDir, installed: Installed, newest: datetime | None, scheduler: Slurm, now: datetime, *, thorough: bool
+    cron: CronDir,
+    installed: Installed,
+    newest: datetime | None,
+    scheduler: TickScheduler,
+    now: datetime,
+    *,
+    thorough: bool,
 ) -> CronState:
     age = now - max(newest or installed.at, installed.at)
     fresh = age < 2 * installed.period

@@ -21,7 +21,7 @@ from ftsupervise.printable import printable
 from ftsupervise.truth import Health
 
 if TYPE_CHECKING:
-    from ftsupervise.scheduler.slurm import Slurm
+    from ftsupervise.crontab.chain import TickScheduler
 
 _MOST = 100_000  # number of slots that are searched for
 
@@ -120,7 +120,7 @@ class CronStatus:
         return "WAITING" if fresh else "DEAD"
 
 
-def gather(cron: CronDir, installed: Installed, scheduler: Slurm | None, now: datetime) -> CronStatus:
+def gather(cron: CronDir, installed: Installed, scheduler: TickScheduler | None, now: datetime) -> CronStatus:
     """Everything about one installed cron. Raises OSError where the folder cannot be read."""
     jobs, seen, living, blind = None, None, None, ""
     if scheduler is not None:

@@ -32,7 +32,6 @@ from ftsupervise.truth import Health
 if TYPE_CHECKING:
     from ftsupervise.findings import Finding
     from ftsupervise.scheduler import Scheduler
-    from ftsupervise.scheduler.slurm import Slurm
 
 _PATIENCE = timedelta(seconds=10)  # a job that came second waits this long for the first one to keep the chain
 _NOTIFY = 60.0  # seconds of the job that are kept for notifying people
@@ -57,7 +56,7 @@ def tick(
     slot: datetime | None,
     now: datetime,
     job_id: str = "",
-    slurm: Callable[[Mapping[str, str]], Slurm],
+    slurm: Callable[[Mapping[str, str]], chain.TickScheduler],
     jobs: Callable[[Mapping[str, str]], Scheduler],
     answers: Callable[[Path], bool] = Path.is_dir,
 ) -> CronTicked | None:
@@ -95,7 +94,9 @@ def tick(
     return _run_slot(one, extended, controller, started)
 
 
-def _run_slot(slot: CronSlot, extended: chain.Extended | None, controller: Slurm | None, started: float) -> CronTicked:
+def _run_slot(
+    slot: CronSlot, extended: chain.Extended | None, controller: chain.TickScheduler | None, started: float
+) -> CronTicked:
     """Do the work of a slot that this tick has claimed and whose successors are in the queue."""
     cron, at = slot.cron, slot.at
     found = find(cron, slot.installed)
@@ -115,7 +116,9 @@ def _run_slot(slot: CronSlot, extended: chain.Extended | None, controller: Slurm
     return CronTicked(at, True, extended, worked, notified, tuple(trouble))
 
 
-def _keep(cron: CronDir, installed: Installed, controller: Slurm, now: datetime, at: datetime) -> chain.Extended:
+def _keep(
+    cron: CronDir, installed: Installed, controller: chain.TickScheduler, now: datetime, at: datetime
+) -> chain.Extended:
     extended = chain.extend(cron, installed, controller, now)
     if not extended.trouble:
         history.mark_ensured(cron, at)
@@ -171,7 +174,7 @@ def _follow(slot: CronSlot, found: CronEntries) -> CronSlot:
     return slot
 
 
-def _drained(slot: CronSlot, extended: chain.Extended, controller: Slurm) -> tuple[str, ...] | None:
+def _drained(slot: CronSlot, extended: chain.Extended, controller: chain.TickScheduler) -> tuple[str, ...] | None:
     """Return the nodes that Slurm has drained by itself; None if Slurm was not asked.
 
     It is asked only when its controller did not answer, slots were missed, or nodes were drained at the last slot: a

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import secrets
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -23,7 +23,7 @@ from ftsupervise.doctor.sights import program_of_python
 from ftsupervise.errors import Error, SubmitRejected
 from ftsupervise.host.ownership import OWN, SCRIPT, claim_folder
 from ftsupervise.host.processes import own_command
-from ftsupervise.launch.plan import plan
+from ftsupervise.launch.plan import SbatchOptions, plan
 from ftsupervise.launch.script import render
 from ftsupervise.printable import printable
 from ftsupervise.probe import NotSeen, Probe

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ftsupervise.errors import Error, SchedulerUnavailable, from_os_error
+from ftsupervise.errors import Error, PluginUnusable, SchedulerUnavailable, from_os_error
 from ftsupervise.findings import Finding, Severity, Words
 from ftsupervise.model import Attempt, Job
 from ftsupervise.probe import Probe
@@ -30,7 +30,7 @@ from ftsupervise.scheduler.ownership import by_mark, candidates, identify, jobs_
 from ftsupervise.truth import Health
 from ftsupervise.units import show_duration
 from ftsupervise.watch import Look, due
-from ftsupervise.watch.watchdogs import WATCHDOGS, load_watchdog
+from ftsupervise.watch.watchdogs import load_watchdog, names_of
 
 if TYPE_CHECKING:
     from ftsupervise.config.schema import Run
@@ -72,6 +72,11 @@ WORDS = {
         "Its checks are not being made.",
         "ftsupervise check {name} {run_dir}",
         "report it with the lines below",
+    ),
+    "plugin": Words(
+        "Its checks are not being made.",
+        "ftsupervise check {name} {run_dir}",
+        "{do}, or switch it off: watch.{key}: null",
     ),
 }
 
@@ -171,7 +176,7 @@ def look_at(
         jobs = jobs_of_run(known_by, candidates(known_by, queue.by_mark))
     memory = read_memory(rundir)
     findings: list[Finding] = []
-    for name in WATCHDOGS:
+    for name in names_of(run.watch):
         settings = getattr(run.watch, name.replace("-", "_"), None)
         if settings is None or (only and name not in only):
             continue
@@ -187,6 +192,9 @@ def _check(look: Look, settings: object) -> list[Finding]:
     words, names = WORDS["broken"], {"name": look.watchdog}
     try:
         found = list(load_watchdog(look.watchdog)(look, settings))
+    except PluginUnusable as error:
+        names |= {"key": look.watchdog.replace("-", "_"), "do": error.hint or "report it to the authors of its package"}
+        return [look.finding("watchdog", Health.BAD, error.message, WORDS["plugin"], names=names)]
     except Exception as error:  # one broken watchdog must neither end the tick nor go unnoticed
         detail = "".join(traceback.format_exception(error)[-6:])
         summary = f"the {look.watchdog} watchdog itself failed: {type(error).__name__}: {error}"

@@ -293,7 +293,8 @@ def _ticked(orders: TickOrders, progress: TickProgress) -> TickResult:
 
 
 def _import_all(orders: TickOrders) -> None:
-    """Import the watchdogs here: a child that imports them cannot hand them to the next one."""
+    """Import our watchdogs here: a child that imports them cannot hand them to the next one. Those of other packages run in
+    children alone."""
     for name in orders.only or WATCHDOGS:
         load_watchdog(name)
 

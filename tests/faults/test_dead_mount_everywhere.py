@@ -216,7 +216,7 @@ class Desk:
         """What a person types who means this desk's run."""
         group = name.split()[0]
         options = [word for key in (group, name) for word in OPTIONS.get(key, [])] if OPTIONS.get(name) != [] else []
-        said = []
+        said: list[str] = []
         for one in command.params:
             if not isinstance(one, click.Argument):
                 continue
@@ -224,7 +224,7 @@ class Desk:
             word = known.get(name, "") if isinstance(known, dict) else known
             if one.name in ("run", "runs", "config") and not self.unnamed:
                 word = "r" if self.by_name else str(self.settings if name != "config check" else self.run)
-            said += [word] if word else []
+            said += [word] if isinstance(word, str) and word else []
         places = {"CRON": str(self.seen["cron"]), "SANDBOX": str(self.folder / "sandbox"), "RUN": str(self.run)}
         places["NOTHING"] = str(self.folder / "bin")
         places["SCRIPT"] = str(self.seen["work"] / "job.sbatch")

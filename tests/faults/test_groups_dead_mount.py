@@ -37,6 +37,11 @@ def groups(dead_mount: HungMount, tmp_path: Path) -> Iterator[Groups]:
 def test_a_dead_run_directory_holds_nothing_up_and_its_groups_train_on(
     groups: Groups, dead_mount: HungMount, tmp_path: Path, until: Until
 ) -> None:
+    def state(pid: int) -> str:
+        found = process(pid)
+        assert found is not None
+        return found.state
+
     member = groups.start(1_000_000)
     pids = groups.train()
     supervisor = until(lambda: groups.row("g002").pid, "the supervisor of g002")
@@ -44,8 +49,8 @@ def test_a_dead_run_directory_holds_nothing_up_and_its_groups_train_on(
     dead_mount.hang("all:/run")
     for _ in range(2):
         os.kill(supervisor, signal.SIGSTOP)
-        until(lambda: process(supervisor).state == "T", "it is stopped")
-        until(lambda: process(supervisor).state != "T", "its parent continues it", 20)
+        until(lambda: state(supervisor) == "T", "it is stopped")
+        until(lambda: state(supervisor) != "T", "its parent continues it", 20)
     dead_mount.answer()
     log = behind.attempt(1) / "run.log"
     until(

@@ -55,7 +55,7 @@ class Loop:
         self.process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
     def step(self) -> int:
-        return self._note()[0]
+        return int(self._note()[0])
 
     def longest(self) -> float:
         return float(self._note()[1])

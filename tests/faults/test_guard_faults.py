@@ -92,9 +92,9 @@ def test_a_disk_that_fills_up_does_not_end_the_training(
     until(lambda: (run.rundir.beats / "rank-0").exists())
     fill(small_disk)
     (tmp_path / "go").touch()
-    code = one.wait(60)
+    left = one.wait(60)
     out = one.said()
-    assert code == 5, out
+    assert left == 5, out
     assert "trained" in out and "Traceback" not in out
     assert "cannot write" in out and out.count("ftsupervise:") < 10
 
@@ -105,9 +105,9 @@ def test_the_warning_gets_through_on_a_full_disk(run: SupervisedRun, small_disk:
     until(lambda: "attempt 1" in run.log())
     fill(small_disk)
     one.send_signal(signal.SIGUSR1)
-    code = one.wait(60)
+    left = one.wait(60)
     out = one.said()
-    assert code == 0, out
+    assert left == 0, out
 
 
 def test_an_unreadable_run_directory_is_one_sentence_and_77(tmp_path: Path) -> None:

@@ -112,11 +112,12 @@ def test_a_job_on_this_machine_runs_no_code_of_the_folder_it_was_launched_from(
 
 @pytest.mark.threat(
     "A distribution with entry points (a plug-in) lies in the current directory.",
-    "ftsupervise looks for none, and what the packages find is not on the module path.",
+    "A watchdog or receiver of another package is looked for in the interpreter's own site-packages alone, and only under a "
+    "name that is none of ours; what the packages find is not on the module path.",
 )
 @pytest.mark.root
 def test_no_plug_in_that_a_stranger_laid_into_the_current_directory_is_loaded(trap: Trap) -> None:
-    """Entry points are found on the module path. Nothing of ours has any; fsspec has, for the places of copies."""
+    """Entry points are found on the module path by fsspec, for the places of copies; by us in site-packages."""
 
     def lay() -> None:
         info = trap.folder / "planted-1.0.dist-info"
@@ -134,17 +135,22 @@ def test_no_plug_in_that_a_stranger_laid_into_the_current_directory_is_loaded(tr
         done = subprocess.run([TYPED, *words], cwd=trap.folder, env=environment(), capture_output=True, timeout=60)
         assert b"Traceback" not in done.stderr
     assert done.returncode != 0 and trap.sprung() == []
+    settings = trap.folder.parent / "ftsupervise.yaml"
+    settings.write_text("name: mine\nlaunch: {command: a}\nwatch: {planted: {}}\n")
+    argv = [TYPED, "config", "check", str(settings)]
+    done = subprocess.run(argv, cwd=trap.folder, env=environment(), capture_output=True, timeout=60)
+    assert done.returncode == 78 and b"unknown key 'planted'" in done.stderr and trap.sprung() == []
     asks = "import sys; sys.path.append(''); import fsspec; fsspec.filesystem('planted')"
     subprocess.run([sys.executable, "-I", "-c", asks], cwd=trap.folder, check=False, capture_output=True, timeout=60)
     assert trap.sprung() == ["ran-planted"], "it is a real one"
 
 
-def test_nothing_of_ours_looks_for_entry_points() -> None:
+def test_one_module_of_ours_looks_for_entry_points() -> None:
     words = ("entry_points", "iter_entry_points", "pkg_resources", "importlib_metadata")
     found = [
         path.name for path in (ROOT / "ftsupervise").rglob("*.py") if any(w in path.read_text("utf-8") for w in words)
     ]
-    assert found == []
+    assert found == ["plugins.py"]
 
 
 @pytest.mark.threat(

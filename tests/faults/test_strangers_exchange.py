@@ -54,7 +54,7 @@ class Scene:
         done = self.type("launch", str(self.settings), "--again")
         assert done.returncode == 0, done.stderr
 
-    def exchange(self, make: Callable[[], None]) -> None:
+    def exchange(self, make: Callable[[], object]) -> None:
         """The stranger renames all that is mine away and makes something under its name."""
 
         def do() -> None:

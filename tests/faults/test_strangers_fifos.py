@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from contextlib import closing
 from datetime import datetime, timezone
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.records import read_json, write_json
 from ftsupervise.scheduler.local import Local
 from ftsupervise.truth import Beat
-from tests.neighbours.stranger import as_stranger
+from tests.neighbours.stranger import as_stranger, one_by_one
 from tests.neighbours.supervised import SupervisedRun
 
 pytestmark = [pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="needs root to act as another account")]
@@ -61,7 +62,7 @@ def old_names(folder: Path, name: str, pids: range) -> list[Path]:
 
 
 def lay_fifos(paths: list[Path]) -> None:
-    as_stranger(lambda: [os.mkfifo(path) for path in paths])
+    as_stranger(one_by_one(*(partial(os.mkfifo, path) for path in paths)))
     assert paths[0].exists()
 
 
@@ -126,7 +127,8 @@ def test_what_we_write_replaces_a_fifo_or_a_link_and_follows_none(top: Path) -> 
     top.chmod(0o1777)
     target = top / "precious"
     target.write_text("mine")
-    as_stranger(lambda: (os.mkfifo(top / "fifo"), (top / "link").symlink_to(target), (top / "folder").mkdir()))
+    fifo, link = partial(os.mkfifo, top / "fifo"), partial((top / "link").symlink_to, target)
+    as_stranger(one_by_one(fifo, link, (top / "folder").mkdir))
     for name in ("fifo", "link"):
         assert within(10, lambda name=name: write_json(top / name, {"a": 1})) is None  # type: ignore[misc]
         assert read_json(top / name) == {"a": 1}

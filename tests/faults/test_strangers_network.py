@@ -9,6 +9,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from ftsupervise.replicas.record import LighthouseRecord, lighthouse_address
 from ftsupervise.replicas.table import QuorumPage, read_quorum, write_quorum
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.records import write_json
-from tests.neighbours.stranger import as_stranger
+from tests.neighbours.stranger import as_stranger, one_by_one
 from tests.story.agent_scene import Stage
 
 pytestmark = [pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="needs root to act as other accounts")]
@@ -203,7 +204,12 @@ def test_no_lighthouse_and_no_quorum_of_a_stranger_is_believed_where_he_may_writ
         home.chmod(mode)
         assert lighthouse_address(home) == "" and read_quorum(RunDir(top)) is None, oct(mode)
     home.chmod(0o777)
-    as_stranger(lambda: [(page.unlink(), page.symlink_to(page.with_suffix(".old"))) for page in own])
+
+    def laid_as_link(page: Path) -> None:
+        page.unlink()
+        page.symlink_to(page.with_suffix(".old"))
+
+    as_stranger(one_by_one(*(partial(laid_as_link, page) for page in own)))
     home.chmod(0o755)
     assert lighthouse_address(home) == "" and read_quorum(RunDir(top)) is None, "nor through a link of his"
 

@@ -17,6 +17,7 @@ import tempfile
 import traceback
 from collections.abc import Callable, Iterator
 from datetime import datetime, timezone
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,6 +27,7 @@ import pytest
 from ftsupervise.checkpoints.quarantine import quarantined
 from ftsupervise.checkpoints.written import keep
 from ftsupervise.cli import checkpoint_upkeep, ftsupervise
+from ftsupervise.cli.checkpoints import checkpoints
 from ftsupervise.config.believed import load_believed
 from ftsupervise.config.load import leaves, loads, values
 from ftsupervise.config.strict_yaml import dotted
@@ -37,6 +39,7 @@ from ftsupervise.truth import LeftCheckpoint
 from ftsupervise.watch.events import EventLine, append
 from tests.neighbours.leftovers import end_all_under
 from tests.neighbours.patience import wait_until
+from tests.neighbours.stranger import one_by_one
 
 pytestmark = [pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="needs root to act as other accounts")]
 
@@ -62,7 +65,8 @@ SHOWN = (
 NEVER = ("launch.template", "watch.exec", "watch.metrics", "watch.hang.log", "watch.loss.log", "watch.loss.pattern")
 LINKED = ("switches", "state", "nodes", "watch", "groups/g000/state", "groups/g001/state")
 READS = {"list", "verify"}  # what only shows
-ACTS = sorted((checkpoint_upkeep.checkpoints.commands | checkpoint_upkeep.checkpoints.commands).keys() - READS)
+assert checkpoint_upkeep  # it adds its commands to the group
+ACTS = sorted({*checkpoints.commands} - READS)
 
 
 class Typed(NamedTuple):
@@ -301,12 +305,12 @@ def test_settings_of_a_stranger_are_shown_and_what_is_typed_is_done(project: Pro
 def test_no_checkpoint_is_removed_through_a_link_that_a_stranger_laid(project: Project) -> None:
     """The run is ada's own, but its checkpoints lie in a folder of the group's, where eve exchanges them for a link."""
     shared, other = project.project / "ckpt", project.home / "other"
-    project.own(lambda: (shared.mkdir(), other.mkdir()))
+    project.own(one_by_one(shared.mkdir, other.mkdir))
     project.save(other)
     settings = f"{SETTINGS}checkpoints: {{path: {shared}, retain: {{last: 2}}}}\n"
     (project.project / "ftsupervise.yaml").write_text(settings)
     assert project.type("launch", "--again", str(project.project / "ftsupervise.yaml")).code == 0
-    project.own(lambda: (shared.rename(project.project / "gone"), shared.symlink_to(other)), EVE)
+    project.own(one_by_one(lambda: shared.rename(project.project / "gone"), partial(shared.symlink_to, other)), EVE)
     done = project.type("checkpoints", "upkeep", "thesis")
     assert f"{shared} is a link of games to what belongs to daemon" in done.said
     assert len(list(other.glob("step-*"))) == 5
@@ -424,7 +428,7 @@ def test_a_folder_that_was_there_is_not_opened_by_a_launch_and_a_link_hides_no_o
 )
 def test_no_output_is_written_where_others_may_lay_a_link(project: Project) -> None:
     logs = project.project / "logs"
-    project.own(lambda: (logs.mkdir(), logs.chmod(0o2775)))
+    project.own(one_by_one(logs.mkdir, partial(logs.chmod, 0o2775)))
     (project.project / "ftsupervise.yaml").write_text(
         SETTINGS.replace("thesis", "second").replace("jobs: 1", f"jobs: 1, output: {logs}/%j.out")
     )
@@ -695,11 +699,11 @@ def test_no_watch_writes_through_a_link_that_a_member_laid_into_a_shared_watch(p
     done = project.type("launch", "--again", str(project.project / "ftsupervise.yaml"))
     assert done.code == 0, done.said
     project.own(other.mkdir)
-    project.own(lambda: (laid.rename(laid.with_name("aside")), laid.symlink_to(other)), EVE)
+    project.own(one_by_one(lambda: laid.rename(laid.with_name("aside")), partial(laid.symlink_to, other)), EVE)
     done = project.type("watch", "--no-send", "thesis")
     assert os.listdir(other) == [], done.said
     assert "cannot write" in done.said and f"{laid} is a link of games to what belongs to daemon" in done.said
-    project.own(lambda: (laid.unlink(), laid.with_name("aside").rename(laid)), EVE)
+    project.own(one_by_one(laid.unlink, lambda: laid.with_name("aside").rename(laid)), EVE)
     done = project.type("watch", "--no-send", "thesis")
     assert "cannot write" not in done.said and (name == "events" or os.listdir(laid)), done.said
 

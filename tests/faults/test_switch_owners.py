@@ -77,7 +77,9 @@ def seen_by(name: str, rundir: RunDir, switch: str = KILL) -> SwitchState:
         state = read_switch(rundir, switch)
         return [state.health.value, state.who, state.problem]
 
-    health, who, problem = as_user(name, look)  # type: ignore[misc]
+    found = as_user(name, look)
+    assert isinstance(found, list), found
+    health, who, problem = found
     return SwitchState(switch, Health(health), who=who, problem=problem)
 
 

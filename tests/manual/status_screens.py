@@ -95,7 +95,7 @@ def detail() -> RunDetail:
     launch = LaunchRecord(1, "submitted", "t", before(hours=24), scheduler="slurm", job_ids=("88",))
     alert = FiringAlert("3f9a1c", "warning", "disk", "/scratch: full in 2d 6h at 1.3 TB a day (24h)", before(hours=2))
     found = WatchFound(
-        before(seconds=40), 1, (alert,), "full in 2d 6h at 1.3 TB a day (24h)", before(seconds=40), ("hang",)
+        before(seconds=40), 1, (alert,), "full in 2d 6h at 1.3 TB a day (24h)", before(seconds=40), judges=("hang",)
     )
     run = RunReading(
         name="train-10b",

@@ -123,7 +123,7 @@ class Story:
 
     def ended(self) -> bool:
         """No job of the run is left, as far as status can see."""
-        return self.seen()["jobs"] == []
+        return bool(self.seen()["jobs"] == [])
 
     def seen(self) -> dict[str, Any]:
         asked = ["ftsupervise", "status", str(self.run), "--json"]

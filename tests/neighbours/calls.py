@@ -11,9 +11,9 @@ def calls(tree: ast.Module) -> Iterator[tuple[str, ast.Call]]:
 
     def below(node: ast.AST, function: str) -> Iterator[tuple[str, ast.Call]]:
         for child in ast.iter_child_nodes(node):
-            named = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef)
+            inside = child.name if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef) else function
             if isinstance(child, ast.Call):
                 yield function, child
-            yield from below(child, child.name if named else function)
+            yield from below(child, inside)
 
     yield from below(tree, "")

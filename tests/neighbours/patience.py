@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import pytest
 
@@ -14,14 +14,14 @@ from ftsupervise.errors import SchedulerUnavailable
 T = TypeVar("T")
 
 
-def wait_until(question: Callable[[], T], what: str = "it", seconds: float = 60.0) -> T:
+def wait_until(question: Callable[[], T | Literal[False] | None], what: str = "it", seconds: float = 60.0) -> T:
     """The first true answer; fails with the last one after ``seconds``.
 
     A file that is not there yet is an answer too: not yet. So is a controller that has no turn for a moment.
     """
     deadline = time.monotonic() + seconds
     while True:
-        answer: T | Exception
+        answer: T | Literal[False] | Exception | None
         try:
             answer = question()
         except (FileNotFoundError, SchedulerUnavailable) as error:

@@ -26,3 +26,13 @@ def as_stranger(act: Callable[[], object]) -> None:
         finally:
             os._exit(code)
     assert os.waitpid(pid, 0)[1] == 0, "the other account could not do it"
+
+
+def one_by_one(*acts: Callable[[], object]) -> Callable[[], None]:
+    """What does each of ``acts``, in their order."""
+
+    def do() -> None:
+        for act in acts:
+            act()
+
+    return do

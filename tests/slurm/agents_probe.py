@@ -87,8 +87,15 @@ def main(folder: Path) -> None:
         srun.wait(40)
         before = next(iter(agents.pids))
         os.kill(before, 9)
-        until(lambda: before not in agents.pids or agents.keep_running())
-        until(lambda: agents.keep_running() or len(agents.table.nodes) == 2)
+
+        def kept(there: Callable[[], bool]) -> bool:
+            done = there()
+            if not done:
+                agents.keep_running()
+            return done or there()
+
+        until(lambda: kept(lambda: before not in agents.pids))
+        until(lambda: kept(lambda: len(agents.table.nodes) == 2))
         say("again", nodes=sorted(one.name for one in agents.table.nodes.values()))
         agents.begin(2, mine / "run.log")
         say("begun", newest=len(agents.table.newest()))

@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from ftsupervise.config.load import load
 from ftsupervise.host import processes
@@ -127,7 +127,7 @@ class Scene:
                 continue
         return all(re.search(rf"^Pid:\s+{pid}$", found, re.M) for pid in pids)
 
-    def lose(self, node: str, how: str = "crash") -> None:
+    def lose(self, node: str, how: Literal["crash", "kill", "cut"] = "crash") -> None:
         """``sandbox.node(node, how)``, and Slurm's verdict at once. By itself it comes to it after a dozen seconds, as
         test_sandbox_faults.py and the test of a lost node that is well again wait for."""
         self.sandbox.node(node, how)

@@ -28,7 +28,7 @@ torch_only = [
     pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed: make test-torch"),
 ]
 TORCHRUN = f"{Path(sys.executable).parent}/torchrun --standalone --nproc-per-node 2"
-SHAPES = {
+SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "minimal": (sys.executable, {"nodes": 2, "tasks_per_node": 1}),
     "ddp": (sys.executable, {"nodes": 2, "tasks_per_node": 1}),
     "fsdp_dcp": (TORCHRUN, {"nodes": 1, "tasks_per_node": 1}),

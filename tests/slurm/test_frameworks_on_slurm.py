@@ -49,7 +49,7 @@ def test_an_example_that_is_interrupted_five_times_at_random_ends_with_the_bits_
     shutil.copy(ROOT / "examples" / framework / "train.py", here.folder)
     words = "train.py --epochs 12 --step-time 0.05 --save-every 7"
     command = f"{TORCHRUN} --nproc-per-node 2 {words}" if ranks == "torchrun" else f"{sys.executable} {words}"
-    launch = {"nodes": 1, "tasks_per_node": 1 if ranks == "torchrun" else 2, "jobs": 8}
+    launch: dict[str, Any] = {"nodes": 1, "tasks_per_node": 1 if ranks == "torchrun" else 2, "jobs": 8}
     here.launch(command, **launch)
     until(lambda: "ended: finished" in here.log(), "the undisturbed run", 300)
     alone = ending(here)

@@ -150,6 +150,7 @@ def test_the_groups_outlive_the_node_of_their_lighthouse_and_follow_it_to_anothe
             f"lost node, another address: it listens after {listens:.0f} s, all train after {time.monotonic() - at:.0f} s"
         )
     assert third.address != second.address and third.moved is not None
+    assert saved is not None
     for name in NAMES:
         before, now = ledger(run.group(name))
         assert before.cause is not None and before.cause.kind is CauseKind.MOVED and before.failure is None, before
@@ -230,6 +231,7 @@ def test_groups_that_end_themselves_without_a_lighthouse_begin_again_with_the_ne
     until(lambda: here.starts() == [2, 2, 2, 2], "all groups begin again", 120)
     here.train_again(step, "with the lighthouse that was submitted by hand")
     print(f"all train {time.monotonic() - at:.0f} s after the lighthouse's job was submitted")
+    assert saved is not None
     for name in NAMES:
         before, now = ledger(run.group(name))
         assert now.first_step is not None and now.first_step > saved, (before, now)

@@ -60,9 +60,9 @@ def jobs_of_slurm(sandbox: Sandbox, array: str) -> dict[str, SlurmJob]:
     found = {}
     for line in out.splitlines():
         facts = dict(re.findall(r"(\S+?)=(\S*)", line))
-        times = [datetime.fromisoformat(facts[name]).timestamp() for name in ("StartTime", "EndTime")]
+        start, end = (datetime.fromisoformat(facts[name]).timestamp() for name in ("StartTime", "EndTime"))
         job = f"{array}_{facts['ArrayTaskId']}"
-        found[job] = SlurmJob(facts["JobState"], *times, int(facts["Restarts"]))
+        found[job] = SlurmJob(facts["JobState"], start, end, int(facts["Restarts"]))
     return found
 
 

@@ -215,7 +215,8 @@ def test_with_the_controller_away_the_killed_rank_is_named_though_its_agent_is_l
     finally:
         here.sandbox.controller("cont")
     until(lambda: here.attempts()[0].cause, "the end", 120)
-    assert here.attempts()[0].cause.words().startswith("rank 1 on node-1 killed by SIGKILL")
+    cause = here.attempts()[0].cause
+    assert cause is not None and cause.words().startswith("rank 1 on node-1 killed by SIGKILL")
     here.type("kill", "--yes")
     until(lambda: not here.queue(), "the end of the queue", 120)
 

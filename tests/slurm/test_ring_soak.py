@@ -100,7 +100,8 @@ class Night:
         """A random rank of the attempt that trains, and its pid."""
         number = self.here.attempts()[-1].number
         ranks = self.until(lambda: self.here.trains(number), f"attempt {number} to train", 120)
-        return self.luck.choice(sorted(ranks.items()))
+        chosen: tuple[int, int] = self.luck.choice(sorted(ranks.items()))
+        return chosen
 
     def signal(self, number: int) -> None:
         os.kill(self.rank()[1], number)
@@ -201,7 +202,7 @@ class Night:
 @contextmanager
 def _read_only(folder: Path) -> Iterator[None]:
     """A mount on top of the folder: files that are open there stay writable, no other does."""
-    for words in (["--bind", folder, folder], ["-o", "remount,bind,ro", folder]):
+    for words in (["--bind", str(folder), str(folder)], ["-o", "remount,bind,ro", str(folder)]):
         subprocess.run(["mount", *words], check=True, timeout=20)
     try:
         yield
@@ -211,7 +212,7 @@ def _read_only(folder: Path) -> Iterator[None]:
 
 GOES_ON = ""  # the attempt trains on, and the ledger says nothing
 
-FAULTS: dict[str, tuple[Callable[[Night], None], str]] = {
+FAULTS: dict[str, tuple[Callable[[Night], object], str]] = {
     # name: (what is done, what the ledger says of it, as a regular expression on "kind|failure|cause")
     "a rank killed": (lambda night: night.signal(signal.SIGKILL), r"signal\|killed by SIGKILL"),
     "a rank crashes": (lambda night: night.signal(signal.SIGSEGV), r"signal\|killed by SIGSEGV"),
@@ -226,7 +227,7 @@ FAULTS: dict[str, tuple[Callable[[Night], None], str]] = {
         r"ended without a record|cancelled",
     ),
     "the job cancelled": (
-        lambda night: night.here.sandbox.run(["scancel", night.job()]) and None,
+        lambda night: night.here.sandbox.run(["scancel", night.job()]),
         r"cancelled or preempted",
     ),
     "the job cancelled while it saves": (Night.cancelled_while_saving, r"cancelled or preempted"),

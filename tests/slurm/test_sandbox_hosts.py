@@ -96,7 +96,7 @@ def connected(sandbox: Sandbox, folder: Path, until: Until, *nodes: str) -> list
         submit(sandbox, node, python, "listen", node, "4000", str(folder / f"{node}-listens"))
         submit(sandbox, "node-0", python, "connect", node, "4000", str(note))
     for note in notes:
-        until(lambda one=note: one.exists() and one.read_text() == "connected", "the connection")  # type: ignore[misc]
+        until(lambda one=note: one.exists() and one.read_text() == "connected", "the connection")
     return notes
 
 

@@ -50,7 +50,11 @@ def begun(slurm_installed: None) -> Iterator[Callable[..., subprocess.Popen[str]
     owners: list[subprocess.Popen[str]] = []
 
     def start(*words: str, **more: Any) -> subprocess.Popen[str]:
-        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "preexec_fn": _heed_signals} | more
+        quiet: dict[str, Any] = {
+            "stdout": subprocess.DEVNULL,
+            "stderr": subprocess.DEVNULL,
+            "preexec_fn": _heed_signals,
+        } | more
         owners.append(subprocess.Popen([sys.executable, *words], start_new_session=True, text=True, **quiet))
         return owners[-1]
 
@@ -150,10 +154,10 @@ def test_one_that_is_killed_while_it_brings_its_sandbox_up_leaves_nothing(
     for n, first in enumerate(("munged", "slurmctld", "slurmd")):
         place = short_tmp / f"half-{n}"
         owner = begun("-m", "ftsupervise", "sandbox", "--dir", str(place), "--nodes", "3", "--", "sleep", "312")
-        until(lambda p=place, f=first: [one for one in running(p) if one.endswith(f)], first)  # type: ignore[misc]
+        until(lambda p=place, f=first: [one for one in running(p) if one.endswith(f)], first)
         owner.kill()
         owner.wait(30)
-        until(lambda p=place: not running(p) and not p.exists(), f"the end of what was up when it had {first}")  # type: ignore[misc]
+        until(lambda p=place: not running(p) and not p.exists(), f"the end of what was up when it had {first}")
 
 
 @pytest.mark.fault("Somebody has made another sandbox in its folder when the owner dies", "that one is left alone")
@@ -240,9 +244,9 @@ def test_the_demo_leaves_nothing_running(
         assert len(of(mark)) >= 3 and len(places) == (kind == "slurm")
         demo.process.send_signal(number)
         assert demo.process.wait(60) == (130 if number == signal.SIGINT else -number)
-        until(lambda m=mark: not of(m), "the end of the chain and the watch")  # type: ignore[misc]
+        until(lambda m=mark: not of(m), "the end of the chain and the watch")
         until(
-            lambda p=places: not any(running(place) or Path(place).exists() for place in p),  # type: ignore[misc]
+            lambda p=places: not any(running(place) or Path(place).exists() for place in p),
             "the end of the cluster",
         )
         assert not {Path(place) for place in places} & {seen.directory for seen in sandboxes()}

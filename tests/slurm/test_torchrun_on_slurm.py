@@ -95,16 +95,16 @@ def test_a_torchrun_on_two_nodes_is_ended_as_a_whole_and_goes_on_with_one_and_wi
     (here.rundir.switches / "kill-switch").touch()
     until(lambda: here.attempts()[-1].ended, "the end", 120)
     assert re.findall(r"at world size (\d)", here.log()) == ["2", "2", "1", "2"]
-    assert here.attempts()[1].failure is not None
-    assert here.attempts()[1].failure.kind.value == "node"
+    failure = here.attempts()[1].failure
+    assert failure is not None and failure.kind.value == "node"
 
 
 @pytest.mark.slurm
 def test_plain_python_under_srun_needs_no_line_to_make_its_group(scene: Callable[..., Scene], until: Until) -> None:
     here = scene(nodes=2)
     lines = ("import os, torch, torch.distributed as dist", 'dist.init_process_group("gloo")', "one = torch.ones(1)")
-    lines += ("dist.all_reduce(one)", "os.write(1, f'rank {dist.get_rank()} sum {int(one)}\\n'.encode())")
-    (here.folder / "plain.py").write_text("\n".join((*lines, "dist.barrier()")))
+    more = ("dist.all_reduce(one)", "os.write(1, f'rank {dist.get_rank()} sum {int(one)}\\n'.encode())")
+    (here.folder / "plain.py").write_text("\n".join((*lines, *more, "dist.barrier()")))
     here.launch(f"{sys.executable} plain.py", tasks_per_node=2, jobs=1, restart={"in_place": 0})
     until(lambda: here.attempts() and here.attempts()[-1].ended, "the end", 180)
     assert sorted(re.findall(r"rank (\d) sum (\d)", here.log())) == [(str(rank), "4") for rank in range(4)]

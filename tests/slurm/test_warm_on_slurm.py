@@ -42,7 +42,12 @@ def test_the_ranks_of_two_nodes_restart_from_their_standbys(scene: Callable[...,
     pytest.importorskip("numpy")
     here = scene(nodes=2)
     (here.folder / "warm.py").write_text(TRAIN)
-    shape = {"tasks_per_node": 2, "gpus_per_node": 8, "jobs": 1, "restart": {"warm": ["numpy"], "back_off": "0s"}}
+    shape: dict[str, Any] = {
+        "tasks_per_node": 2,
+        "gpus_per_node": 8,
+        "jobs": 1,
+        "restart": {"warm": ["numpy"], "back_off": "0s"},
+    }
     here.launch(f"{sys.executable} warm.py", **shape)
     until(lambda: "a standby is ready on all nodes" in here.log(), "the standbys", 120)
     for attempt in (1, 2):
@@ -81,8 +86,8 @@ def test_a_spare_node_that_is_lost_takes_no_warm_rank_with_it(scene: Callable[..
     until(lambda: len(standbys(here.folder)) < 3, "the end of the standby there", 60)
     seen = here.trains(2)
     assert seen == ranks
-    steps = {beat.rank: beat.step for beat in read_beats(here.rundir)}
-    until(lambda: all(beat.step > steps[beat.rank] for beat in read_beats(here.rundir)), "more steps", 60)
+    steps = {beat.rank: beat.step or 0 for beat in read_beats(here.rundir)}
+    until(lambda: all((beat.step or 0) > steps[beat.rank] for beat in read_beats(here.rundir)), "more steps", 60)
     os.kill(ranks[0], signal.SIGKILL)
     until(lambda: here.trains(3), "an attempt from the standbys that are left", 120)
     (here.folder / "done").touch()

@@ -107,7 +107,8 @@ class Loop:
     """How the ranks meet: in each step, up to three steps apart, every tenth step, or never."""
 
     def __init__(self, kind: str) -> None:
-        self._kind, self._works, self._box = kind, [], torch.ones(8)
+        self._works: list[Any] = []
+        self._kind, self._box = kind, torch.ones(8)
 
     def meet(self, count: int) -> None:
         if self._kind == "lockstep" or (self._kind == "seldom" and count % 10 == 0):
@@ -172,7 +173,8 @@ def rank_of(plan: dict[str, Any], rank: int, folder: Path, said: dict[str, Any])
     if plan["store"] == "agent":
         os.environ |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_MAX_RESTARTS": plan.get("restarts", "0")}
     os.environ["FTSUPERVISE_GUARD_LOSS_NONFINITE"] = "stop"
-    own, hold = random.Random(plan["seed"] * 10 + rank), []
+    hold: list[Any] = []
+    own = random.Random(plan["seed"] * 10 + rank)
     memory = max(HostMemory().shares().values()) + 0.012 if any(what == "memory" for _, what in mine) else None
     if not plan["early"]:
         meet(plan["store"], rank, folder)
@@ -226,7 +228,8 @@ def play(plan: dict[str, Any]) -> dict[str, Any]:
             tell(folder / f"said-{rank}", json.dumps(said))
             os._exit(code)
         children[child] = rank
-    ended, end = {}, time.monotonic() + BOUND
+    ended: dict[int, Any] = {}
+    end = time.monotonic() + BOUND
     while children and time.monotonic() < end:
         pid, status = os.waitpid(-1, os.WNOHANG)
         if pid == 0:

@@ -67,6 +67,21 @@ class FakeQueue:
         self.jobs[number] = Job(number, number, "x", "me", JobState.PENDING, comment=token, raw_id=number)
         return Submitted(number)
 
+    def find(self, token: str) -> tuple[Job, ...]:
+        return tuple(job for job in self.queue() if token in job.comment)
+
+    def hold(self, job_id: str) -> None:
+        self.jobs[job_id] = self.jobs[job_id]._replace(reason="JobHeldUser")
+
+    def release(self, job_id: str) -> None:
+        self.jobs[job_id] = self.jobs[job_id]._replace(reason="")
+
+    def put_back(self, job_id: str) -> bool:
+        return False
+
+    def remark(self, job_id: str, comment: str) -> None:
+        self.jobs[job_id] = self.jobs[job_id]._replace(comment=comment)
+
     def describe(self, job_id: str) -> Job | None:
         return self.jobs.get(job_id)
 

@@ -107,8 +107,8 @@ def main() -> None:
             os._exit(0)
         for pid in pids:
             os.waitpid(pid, 0)
-        said = [json.loads(Path(f"{order['store']}-{rank}").read_text()) for rank in range(order["world"])]
-        print(json.dumps(said), flush=True)
+        all_said = [json.loads(Path(f"{order['store']}-{rank}").read_text()) for rank in range(order["world"])]
+        print(json.dumps(all_said), flush=True)
 
 
 if __name__ == "__main__":

@@ -97,7 +97,7 @@ def show(name: str, place: Path, example: Any) -> None:
     if name == "lightning":
         import lightning.pytorch as pl
 
-        class Tested(example.Classifier):  # type: ignore[misc]
+        class Tested(example.Classifier):
             def test_step(self, batch: Any, batch_idx: int) -> None:
                 self.validation_step(batch, batch_idx)
 

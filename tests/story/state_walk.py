@@ -349,7 +349,8 @@ class Walk:
             self.memory = {step: each for step, each in self.memory.items() if step <= one.step}
         if source != "memory":
             self.doubts = 0
-        self.trouble, self.saved_now = None, None
+        self.trouble = None
+        self.saved_now: int | None = None
         self.now, self.began = one, (source, one)
         self._look()
 

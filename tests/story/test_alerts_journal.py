@@ -10,6 +10,7 @@ import sys
 from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -53,7 +54,7 @@ def test_a_change_that_changes_nothing_writes_nothing(journal: Journal) -> None:
 
 
 def test_the_slower_of_two_writers_makes_its_change_anew_on_what_the_faster_wrote(journal: Journal) -> None:
-    calls = []
+    calls: list[Any] = []
 
     def slow(state: JournalState) -> JournalState:
         if not calls:
@@ -134,7 +135,7 @@ def test_a_writer_that_was_frozen_past_the_pruning_does_not_believe_it_committed
     journal = Journal(tmp_path / "journal", keep_for=-1)
     for n in range(3):
         say(journal, str(n))
-    based_on = []
+    based_on: list[Any] = []
 
     def frozen(state: JournalState) -> JournalState:
         if not based_on:

@@ -134,8 +134,8 @@ def configured(directory: Path, receivers: list[dict[str, object]]) -> str:
 
 
 def test_notify_test_sends_a_real_message_and_says_what_became_of_it(mail: MailServer, tmp_path: Path) -> None:
-    broken = {"name": "old", "command": {"argv": ["sh", "-c", "exit 78"]}}
-    absent = {"name": "away", "command": {"argv": ["/no/such/program"]}}
+    broken: dict[str, object] = {"name": "old", "command": {"argv": ["sh", "-c", "exit 78"]}}
+    absent: dict[str, object] = {"name": "away", "command": {"argv": ["/no/such/program"]}}
     config = configured(tmp_path, [mailbox(mail), broken, absent])
     result = type_in("notify", "test", config)
     assert result.exit_code == 1 and "email: delivered to " in result.output and "old: will not work" in result.output
@@ -193,7 +193,8 @@ def test_a_command_and_a_file_get_the_words_and_no_shell_does(journal: Journal, 
     script = tmp_path / "script"
     script.write_text('#!/bin/sh\ncat > "$1"; echo "$FTSUPERVISE_ALERT_STATE $FTSUPERVISE_ALERT_TITLE" >> "$1"\n')
     script.chmod(0o755)
-    wanted = [{"command": {"argv": [str(script), str(tmp_path / "out")]}}, {"file": {"path": str(tmp_path / "file")}}]
+    wanted: list[dict[str, Any]] = [{"command": {"argv": [str(script), str(tmp_path / "out")]}}]
+    wanted.append({"file": {"path": str(tmp_path / "file")}})
     evil = Finding(RUN, "disk", "$(touch canary)", Health.BAD, Severity.WARNING, "`touch canary`; $(touch canary)", T0)
     _, delivered = tick(journal, settings(wanted), T0, evil)
     assert len(delivered.sent) == 2 and not Path("canary").exists()
@@ -278,7 +279,7 @@ def test_the_dead_man_hears_of_a_tick_only_if_it_saw_and_could_tell(service: Ser
 
 def test_a_dead_man_service_in_trouble_is_a_sentence_without_its_secret(service: Service, tmp_path: Path) -> None:
     gone = DeadMan(url_file=Path(secret(tmp_path, "gone", f"{service.url}/gone/canary123")))
-    service.server.RequestHandlerClass.timeout = 1
+    setattr(service.server.RequestHandlerClass, "timeout", 1)  # noqa: B010 - mypy knows it as a function
     assert "404" in after_tick(gone, Delivered())
     down = DeadMan(url_file=Path(secret(tmp_path, "down", "http://127.0.0.1:9/canary123")))
     plain = DeadMan(url_file=Path(secret(tmp_path, "plain", "http://example.org/canary123")))

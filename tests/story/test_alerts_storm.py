@@ -168,7 +168,7 @@ def test_no_name_becomes_markup_or_breaks_json(name: str) -> None:
     tags.feed(render("alert.html.j2", seen, kind="html"))
     assert tags.seen <= {"html", "head", "meta", "body", "p", "div", "strong", "em", "table", "tr", "td", "code", "pre"}
     for shape in ("json", "pagerduty", "alertmanager"):
-        about = Webhook(url="https://example.org/x", shape=shape, key_env="K")  # type: ignore[arg-type]
+        about = Webhook(url="https://example.org/x", shape=shape, key_env="K")
         assert webhook.compose(seen, about, Parcel(message, T0))
 
 

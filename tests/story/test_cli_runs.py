@@ -65,7 +65,7 @@ def launched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, d
         local.cancel(job.base_id)
 
 
-def type_in(place: Path, env: dict[str, str], *words: str) -> subprocess.CompletedProcess[str]:
+def type_in(place: Path, env: dict[str, Any], *words: str) -> subprocess.CompletedProcess[str]:
     return typed(*words, folder=place, **env)
 
 

@@ -37,7 +37,7 @@ def folder(tmp_path: Path) -> Folder:
 class Recording(FakeQueue):
     """A queue that keeps the environment of what is submitted, as slurmctld does."""
 
-    def submit(self, script: str, **more: object) -> Submitted:  # type: ignore[override]
+    def submit(self, script: str, **more: object) -> Submitted:
         self.__dict__.setdefault("environments", []).append(more["env"])
         return super().submit(script, **more)  # type: ignore[arg-type]
 
@@ -290,4 +290,4 @@ def test_a_settings_file_that_is_no_file_is_an_error_and_no_wait(folder: Folder)
     from ftsupervise.errors import Error
 
     with pytest.raises(Error, match=r"installed\.json"):
-        tick(folder.cron, slot=None, now=NINE, slurm=lambda _: folder.queue, jobs=lambda _: folder.queue)  # type: ignore[arg-type,return-value]
+        tick(folder.cron, slot=None, now=NINE, slurm=lambda _: folder.queue, jobs=lambda _: folder.queue)

@@ -27,7 +27,7 @@ if torch is not None:
 
     from ftsupervise.integrations.torch_data import Batches
 
-    class Noisy(Dataset):  # type: ignore[type-arg]
+    class Noisy(Dataset):
         """Fifty samples, each different at each look."""
 
         def __init__(self) -> None:
@@ -41,7 +41,7 @@ if torch is not None:
             noise = random.random() + float(np.random.rand()) + float(torch.rand(()))
             return self.xs[at] + 0.1 * noise, self.ys[at]
 
-    class Stream(IterableDataset):  # type: ignore[type-arg]
+    class Stream(IterableDataset):
         def __iter__(self) -> Iterator[tuple[Any, Any]]:
             rows = Noisy()
             return iter(list(zip(rows.xs, rows.ys, strict=True)))

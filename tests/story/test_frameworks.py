@@ -44,7 +44,7 @@ def environment(**more: str) -> dict[str, str]:
 def played(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder in which ``framework_ranks.py`` has run all three on two ranks."""
     folder = tmp_path_factory.mktemp("frameworks")
-    words = [BIN / "torchrun", "--standalone", "--nproc-per-node=2", RANKS, folder, *NAMES]
+    words = [str(BIN / "torchrun"), "--standalone", "--nproc-per-node=2", str(RANKS), str(folder), *NAMES]
     env = environment(FTSUPERVISE_GUARD_POLL="0.05")
     done = subprocess.run(words, cwd=folder, env=env, check=False, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -95,15 +95,15 @@ def test_a_rank_that_is_killed_costs_no_bit(tmp_path: Path, until: Until) -> Non
         f"name: killed\nscheduler: local\nlaunch:\n  command: torchrun --nproc-per-node 2 {words} --step-time 0.02\n"
         "  jobs: 1\n  restart: {back_off: 1s}\n"
     )
-    launch = [BIN / "ftsupervise", "launch"]
+    launch = [str(BIN / "ftsupervise"), "launch"]
     subprocess.run(launch, cwd=tmp_path, env=environment(), check=True, timeout=60, stdout=subprocess.DEVNULL)
     run = RunDir(tmp_path / "runs" / "killed")
     (tmp_path / "alone").mkdir()
     by_itself = [
-        BIN / "torchrun",
+        str(BIN / "torchrun"),
         "--standalone",
         "--nproc-per-node=2",
-        tmp_path / words.split()[0],
+        str(tmp_path / words.split()[0]),
         *words.split()[1:],
     ]
     alone = subprocess.Popen(
@@ -133,7 +133,8 @@ def test_an_attempt_that_is_over_commits_nothing_and_stops(tmp_path: Path, until
         FTSUPERVISE_CHECKPOINT_DIR=str(run.checkpoints),
         FTSUPERVISE_GUARD_POLL="0.05",
     )
-    words = [sys.executable, ROOT / "examples" / "accelerate" / "train.py", "--save-every", "2", "--epochs", "1000"]
+    program = str(ROOT / "examples" / "accelerate" / "train.py")
+    words = [sys.executable, program, "--save-every", "2", "--epochs", "1000"]
     alone = subprocess.Popen(words, cwd=tmp_path, env=env, stdout=subprocess.PIPE, text=True)
     try:
         until(lambda: list(run.checkpoints.glob("step-*")), "the first checkpoint", 120)

@@ -12,7 +12,7 @@ import pytest
 from ftsupervise import Guard
 from ftsupervise.checkpoints.quarantine import quarantined
 from ftsupervise.guard.resume import CannotResume
-from ftsupervise.model import Cause, CauseKind, End, Failure, FailureKind, Reached
+from ftsupervise.model import Cause, CauseKind, Claim, End, Failure, FailureKind, Reached
 from ftsupervise.rundir import ledger
 from ftsupervise.rundir.attempt_pages import read_page
 from ftsupervise.rundir.paths import RunDir
@@ -57,7 +57,7 @@ class Scene:
             Failure(FailureKind.NUMBERS, NOT_A_NUMBER),
             reached=Reached(1, since, trouble=found),
         )
-        ledger.write_end(ledger.Claim(int(folder.name), folder), ended, "", NOW)
+        ledger.write_end(Claim(int(folder.name), folder), ended, "", NOW)
 
     def aside(self) -> list[str]:
         return [one.name for one in quarantined(self.rundir.checkpoints)]

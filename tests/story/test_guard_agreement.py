@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -51,7 +52,8 @@ def test_two_ranks_that_are_apart_stop_at_the_same_step(join: Join) -> None:
         assert not step(ahead)
     for _ in range(7):
         assert not step(behind)
-    left, n = {}, 0
+    left: dict[Any, Any] = {}
+    n = 0
     while len(left) < 2 and (n := n + 1) < 1000:
         for one in (ahead, behind):
             if one not in left and step(one, STOP if one is behind else CONTINUE):

@@ -451,13 +451,19 @@ def test_what_is_no_switch_is_told_never_obeyed_and_never_waited_for(
     place = rundir.switches / KILL
     other = tmp_path / "other"
     other.write_text("x")
-    {
+
+    def huge() -> None:
+        place.touch()
+        os.truncate(place, 1 << 40)
+
+    ways: dict[str, Callable[[], object]] = {
         "symlink": lambda: place.symlink_to(other),
         "fifo": lambda: os.mkfifo(place),
         "directory": place.mkdir,
-        "huge": lambda: (place.touch(), os.truncate(place, 1 << 40)),
+        "huge": huge,
         "hard link": lambda: place.hardlink_to(other),
-    }[kind]()
+    }
+    ways[kind]()
     guard = make()
     assert not any(guard.step(n) for n in range(5))
     guard.close()

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -210,7 +211,8 @@ def test_threads_that_meet_a_guard_whose_thread_has_ended_start_one_together(thr
     side = SideThread()
     side.start(0.02)
     for _ in range(20):
-        meet, done = threading.Barrier(8), []
+        done: list[Any] = []
+        meet = threading.Barrier(8)
 
         def ask(meet: threading.Barrier = meet, done: list[bool] = done) -> None:
             meet.wait(30)

@@ -73,7 +73,7 @@ def play(folder: Path, processes: int, stop_at: int = 0) -> str:
     assert [one.returncode for one in started] == [0] * processes, said
     found = {line for out, _ in said for line in re.findall(r"^from .*$", out, re.M)}
     assert len(found) == 1, said
-    return found.pop()
+    return str(found.pop())
 
 
 @pytest.mark.parametrize("processes", [1, 2])

@@ -45,7 +45,7 @@ def laid(place: Path, kind: str) -> None:
         place.mkdir()
     else:
         place.symlink_to(
-            {"a link to nothing": "gone", "a link to a folder": "switches", "a link to itself": place}[kind]
+            {"a link to nothing": "gone", "a link to a folder": "switches", "a link to itself": str(place)}[kind]
         )
 
 

@@ -32,7 +32,9 @@ def test_the_variables_that_hold_the_alerts_secrets_do_not_reach_the_job(
     tmp_path: Path, own_home: Path, until: Callable[..., Any]
 ) -> None:
     (tmp_path / "ftsupervise.yaml").write_text(SETTINGS)
-    secret = dict.fromkeys(("OUR_SLACK_TOKEN", "OUR_PAGER_KEY", "OUR_PING_URL"), "https://canary.example.org/CANARY")
+    secret: dict[str, Any] = dict.fromkeys(
+        ("OUR_SLACK_TOKEN", "OUR_PAGER_KEY", "OUR_PING_URL"), "https://canary.example.org/CANARY"
+    )
     typed("launch", folder=tmp_path, code=0, MINE="taken along", **secret)
     until((tmp_path / "seen").exists, "the job")
     seen = (tmp_path / "seen").read_text()

@@ -182,7 +182,7 @@ def test_a_run_that_only_warns_goes_on_and_its_next_attempt_begins_from_before_t
     assert code == 0, said
     assert begun(run) == ["", "step-00000030"], "not from 40, whose weights are no numbers, and from no snapshot"
     assert "loss is not a number: nan at step 32" in said and run.attempts()[-1].words == "finished"
-    assert run.attempts()[-1].begins is not None and run.attempts()[-1].begins.source != "memory"
+    assert (begins := run.attempts()[-1].begins) is not None and begins.source != "memory"
 
 
 @pytest.mark.fault("The loss goes up and stays there", "the run goes back to before it began")

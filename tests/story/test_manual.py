@@ -55,6 +55,10 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     texts |= screens() | report_screens(tmp_path_factory.mktemp("report"))
     texts["last-day"] = sample(NOW).text + "\n"
     texts["event-line"] = EVENT.text("login1") + "\n"
+    _, _, plugin = (
+        (ROOT / "tests/neighbours/readme_package/pyproject.toml").read_text("utf-8").partition("\n[project.entry")
+    )
+    texts["plug-in"] = f"[project.entry{plugin.partition('[tool.')[0]}".rstrip() + "\n"
     texts["run-directory"] = "RUN/\n" + "".join(f"{line[4:]}\n" for line in tree.split("\n"))
     if os.environ.get("UPDATE_MANUAL"):
         for page in pages():

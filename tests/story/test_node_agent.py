@@ -130,8 +130,9 @@ def test_a_rank_that_leaves_in_order_is_told_when_it_has_ended(
 def test_who_was_dying_before_is_told_with_a_kill(stage: Stage, until: Until, tmp_path: Path, why: str) -> None:
     """Its memory is freed before its process is gone, or it has not even been its turn since it was killed."""
     stage.agent()
-    mark = {ENV_ATTEMPT_DIR: str(tmp_path / "1")}
-    heavy = stage.rank(0, **{why: "600"}, **mark)
+    mark: dict[str, Any] = {ENV_ATTEMPT_DIR: str(tmp_path / "1")}
+    about: dict[str, Any] = {why: "600"}
+    heavy = stage.rank(0, **about, **mark)
     light = stage.rank(1, **mark)
     until(lambda: stage.step(0) and stage.step(1))
     if why == "IDLE":
@@ -298,14 +299,15 @@ def test_it_ends_when_the_ring_says_so_and_when_the_ring_is_silent(stage: Stage,
 
 def test_it_answers_and_not_twice(stage: Stage, until: Until, tmp_path: Path) -> None:
     stage.agent()
-    mine = stage.rank(0, **{ENV_ATTEMPT_DIR: str(tmp_path), "SLURMD_NODENAME": "node-1"})
-    other = stage.rank(1, **{ENV_ATTEMPT_DIR: str(tmp_path), "SLURMD_NODENAME": "node-2"})
+    here: dict[str, Any] = {ENV_ATTEMPT_DIR: str(tmp_path), "SLURMD_NODENAME": "node-1"}
+    mine = stage.rank(0, **here)
+    other = stage.rank(1, **{**here, "SLURMD_NODENAME": "node-2"})
     until(lambda: stage.step(0))
     assert until(stage.ask(1, "ping")) == "here"
     assert until(stage.ask(2, "what is this")) == "no such question: what"
     assert until(stage.ask(3, f"kill {tmp_path}")) == "1"
     assert mine.wait(20) == -signal.SIGKILL
-    again = stage.rank(2, **{ENV_ATTEMPT_DIR: str(tmp_path), "SLURMD_NODENAME": "node-1"})
+    again = stage.rank(2, **here)
     until(lambda: stage.step(2))
     assert until(stage.ask(3, f"kill {tmp_path}")) == "1", "the old answer"
     assert until(stage.ask(4, "ping")) == "here"

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from ftsupervise.host.processes import identity
-from ftsupervise.probe import Entry, Listing, Missing, NotSeen, Probe, Ran, Space, Tail, Tree
+from ftsupervise.probe import Entry, Listing, Probe, Ran
+from ftsupervise.probe.child import Missing, NotSeen, ProcessMemory, Space, Tail, Tree
 from ftsupervise.probe.server import Mounts, parse_mounts
 
 
@@ -93,7 +94,7 @@ def test_processes_are_found_with_all_they_started(probe: Probe) -> None:
     child = subprocess.Popen(["sh", "-c", "sleep 60 & wait"])
     try:
         until = time.monotonic() + 10
-        found = ()
+        found: tuple[ProcessMemory, ...] = ()
         while len(found) < 2 and time.monotonic() < until:
             got = probe.processes([child.pid])
             found = got if isinstance(got, tuple) else ()

@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -80,9 +81,7 @@ class Groups:
         return beats[0].pid if beats else 0
 
     def train(self, attempt: int = 1, *names: str) -> dict[str, int]:
-        return {
-            name: wait_until(lambda name=name: self.pid(name, attempt), f"{name} trains") for name in names or NAMES
-        }
+        return {name: wait_until(partial(self.pid, name, attempt), f"{name} trains") for name in names or NAMES}
 
     def table(self) -> GroupTable:
         return read_table(self.run.rundir) or GroupTable()

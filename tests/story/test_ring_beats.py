@@ -88,7 +88,12 @@ def test_where_no_agent_can_be_started_the_run_directory_tells_and_the_log_says_
         write_beat(rundir, beat)
         (found,) = until(agents.table.newest, "the beat")
         assert (found.rank, found.node, found.step, found.state) == (1, "node-1", 17, "")
-        until(lambda: agents.keep_running() or "have ended: srun: error: no such job" in log.read_text())
+
+        def told() -> bool:
+            agents.keep_running()
+            return "have ended: srun: error: no such job" in log.read_text()
+
+        until(told)
         assert agents.ask({"node-1": "ping"}, timeout=0.3) == {}
         assert agents.kill(tmp_path, ["node-0", "node-1"], 0.3) == frozenset()
     finally:

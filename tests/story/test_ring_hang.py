@@ -65,8 +65,9 @@ def test_the_page_of_a_run_says_what_becomes_of_a_standstill_and_when(
 
     def stands() -> ProgressPage | None:
         page = read_progress(run.rundir, 1)
-        stopped = page is not None and page.step == 74 and (page.stepped or 0.0) > 2
-        return page if stopped and page.on_hang and (page.hang_at or does not in (RESTARTS, ENDS)) else None
+        if page is None or page.step != 74 or (page.stepped or 0.0) <= 2:
+            return None
+        return page if page.on_hang and (page.hang_at or does not in (RESTARTS, ENDS)) else None
 
     page = until(stands, "a page of the standstill", 60)
     assert page.on_hang == does

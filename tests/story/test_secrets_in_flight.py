@@ -30,7 +30,7 @@ FOUR = {
 MAIL = "alerts: {receivers: [email: {host: m, from: a@b.c, to: [d@e.f], user: u, %s}]}"
 
 
-def type_in(folder: Path, *words: str, **more: str) -> subprocess.CompletedProcess[str]:
+def type_in(folder: Path, *words: str, **more: Any) -> subprocess.CompletedProcess[str]:
     return typed(*words, folder=folder, **more)
 
 

@@ -265,8 +265,13 @@ def test_a_follower_that_does_not_look_is_not_believed(tmp_path: Path, until: Un
     beat = RankState(0, "here", 5, "train", 0.0, 0.0, 0.0, 1, read=True)
     rank = beat._replace(rank=1, state="S", read=False)
     numbers = itertools.count()
+
+    def grown() -> Any:
+        append(tmp_path / "log", f"step {next(numbers)}\n")
+        return read_beats(rundir)
+
     try:
-        until(lambda: append(tmp_path / "log", f"step {next(numbers)}\n") or read_beats(rundir), "a beat", 60)
+        until(grown, "a beat", 60)
         assert follower.believed([beat, rank]) == [beat, rank]
         (pid,) = followers(rundir)
         os.kill(pid, signal.SIGSTOP)
@@ -349,7 +354,12 @@ def test_the_last_lines_count_though_the_follower_had_no_turn_for_two_seconds(tm
     (tmp_path / "log").touch()
     follower = LogFollower("auto", tmp_path / "log", rundir, 1, None, print)
     numbers = itertools.count()
-    until(lambda: append(tmp_path / "log", f"step {next(numbers)}\n") or read_beats(rundir), "a beat", 60)
+
+    def grown() -> Any:
+        append(tmp_path / "log", f"step {next(numbers)}\n")
+        return read_beats(rundir)
+
+    until(grown, "a beat", 60)
     (pid,) = followers(rundir)
     os.kill(pid, signal.SIGSTOP)
     append(tmp_path / "log", "".join(f"step {next(numbers)}\n" for _ in range(30)))

@@ -7,6 +7,7 @@ import random
 import shutil
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,7 @@ def taken(state: dict[str, Any], *steps: int) -> None:
     guard.restore(state=state)
     for step in steps:
         state["done"] = step
-        wait_until(lambda step=step: guard.snapshot(step), "the memory")
+        wait_until(partial(guard.snapshot, step), "the memory")
     guard.close()
 
 
@@ -93,7 +94,7 @@ def test_ranks_that_agree_alone_do_not_begin_from_a_damaged_one(place: Path, cap
     file, slot = summed(place, 2)
     flip(file, slot, 12345)
     file.close()
-    state = {"weights": bytearray(SIZE), "done": 0}
+    state: dict[str, Any] = {"weights": bytearray(SIZE), "done": 0}
     assert Guard(agree=lambda value: value).restore(state=state) is None
     assert state["done"] == 0
     assert "it is damaged" in capfd.readouterr().err
@@ -112,7 +113,7 @@ def test_a_node_gives_up_what_is_damaged_and_names_it(place: Path) -> None:
 
 def test_a_slot_that_is_written_again_while_its_digest_is_taken_keeps_its_own(place: Path) -> None:
     """The digest comes late, and the loop may have begun to write over what it belongs to."""
-    state = {"weights": bytearray(SIZE), "done": 0}
+    state: dict[str, Any] = {"weights": bytearray(SIZE), "done": 0}
     guard = Guard()
     guard.restore(state=state)
     wait_until(lambda: guard.snapshot(2), "the memory")

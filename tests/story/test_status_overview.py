@@ -73,7 +73,7 @@ class Desk:
         (names / name).symlink_to(rundir.root)
         return rundir
 
-    def type(self, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
+    def type(self, *words: str, **env: Any) -> subprocess.CompletedProcess[str]:
         return typed(*words, folder=self.here, env=self.env, **env)
 
     def asked(self) -> list[str]:

@@ -159,7 +159,11 @@ def test_a_loss_that_is_no_number_is_said_with_its_numbers(rundir: RunDir, tmp_p
     rundir.attempt(1).mkdir()
     me, now = processes.process(os.getpid()), datetime.now(timezone.utc)
     assert me is not None
-    start = {"at": (now - timedelta(minutes=1)).isoformat(), "host": os.uname().nodename, "job_id": ""}
+    start: dict[str, object] = {
+        "at": (now - timedelta(minutes=1)).isoformat(),
+        "host": os.uname().nodename,
+        "job_id": "",
+    }
     start |= {"pid": me.pid, "pid_start": me.start, "boot_id": processes.boot_id()}
     write_json(rundir.attempt(1) / "start.json", start)
     trouble = LossTrouble(since=61, step=170, words="nan at step 170, since step 61")

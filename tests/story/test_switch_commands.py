@@ -173,7 +173,7 @@ def test_kill_ends_the_process_of_a_local_chain_that_the_brake_holds(tmp_path: P
         "name: held\nscheduler: local\nlaunch: {command: sh -c 'exit 3', jobs: 5, restart: {back_off: 1s, same_failure: 2}}\n"
     )
     run = RunDir(tmp_path / "runs" / "held")
-    env = {"FTSUPERVISE_STATE_DIR": str(tmp_path / "state")}
+    env: dict[str, Any] = {"FTSUPERVISE_STATE_DIR": str(tmp_path / "state")}
     typed("launch", folder=tmp_path, code=0, **env)
     brake = until(lambda: (found := read_brake(run)) and found.held and found, "the brake, and the chain on hold")
     (state,) = (tmp_path / "state").rglob("state.json")
@@ -186,7 +186,7 @@ def test_kill_ends_the_process_of_a_local_chain_that_the_brake_holds(tmp_path: P
 
 
 def test_launch_promises_no_save_of_a_script_that_has_no_guard(tmp_path: Path) -> None:
-    env = {"FTSUPERVISE_STATE_DIR": str(tmp_path / "state")}
+    env: dict[str, Any] = {"FTSUPERVISE_STATE_DIR": str(tmp_path / "state")}
     for name, program in {"plain": "import time\n", "guarded": "from ftsupervise import Guard\n"}.items():
         place = tmp_path / name
         place.mkdir()

@@ -8,6 +8,7 @@ import re
 import signal
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -108,6 +109,7 @@ def test_a_loop_that_stands_for_ever_is_found_as_a_hang_and_started_again_while_
     assert stall < 14, "ten seconds until the quorum is made without it, and the machine is busy"
     assert groups.agree()
     told = wait_until(lambda: groups.stall_of("g002"), f"the stall is told: {read_stalls(run.rundir)}", 30)
+    assert told is not None
     assert abs(told.seconds - stall) < 3 and told.missed, told
 
 
@@ -134,11 +136,18 @@ def test_a_manager_that_tells_a_billion_steps_is_not_believed_and_its_group_alon
 def test_a_group_that_tells_less_or_has_just_been_restored_or_started_again_is_no_liar(run: SupervisedRun) -> None:
     """The first two copy the weights of the others; nobody is ended, and nobody waits."""
     groups = FaultyGroups(run)
+
+    def gone(path: Path) -> bool:
+        return not path.exists()
+
+    def all_beyond(step: int) -> bool:
+        return min(groups.newest(one) for one in NAMES) > step
+
     for name, word in (("g001", "low"), ("g002", "restored")):
         groups.becomes(name, word)
-        wait_until(lambda name=name: not (groups.faults / name).exists(), f"{name} has told it", 60)
+        wait_until(partial(gone, groups.faults / name), f"{name} has told it", 60)
         step = groups.newest("g000")
-        wait_until(lambda step=step: min(groups.newest(one) for one in NAMES) > step + 10, "all go on", 120)
+        wait_until(partial(all_beyond, step + 10), "all go on", 120)
     os.kill(next(one.pid for one in read_beats(run.rundir.group("g003")) if one.step), signal.SIGKILL)
     groups.stall_until_all_train("g003")
     time.sleep(10)  # a liar is found within so long

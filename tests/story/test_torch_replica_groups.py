@@ -7,6 +7,7 @@ import re
 import signal
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -40,7 +41,7 @@ class Groups:
         return found[0] if found else 0
 
     def train(self, attempt: int, *names: str) -> dict[str, int]:
-        return {name: wait_until(lambda name=name: self.pid(name, attempt), f"{name} trains", 120) for name in names}
+        return {name: wait_until(partial(self.pid, name, attempt), f"{name} trains", 120) for name in names}
 
     def stall(self, fault: Callable[[], None], *survivors: str) -> float:
         logs = [next((self.run.rundir.group(name).logs).glob("*.out")) for name in survivors]

@@ -284,7 +284,7 @@ def equal(one: Any, other: Any) -> bool:
         if one.dtype != other.dtype or one.shape != other.shape:
             return False
         raw = [t.resolve_conj().contiguous().reshape(-1).view(torch.uint8) for t in (one, other)]
-        return torch.equal(*raw)
+        return bool(torch.equal(*raw))
     if isinstance(one, dict):
         return list(one) == list(other) and all(equal(one[key], other[key]) for key in one)
     if isinstance(one, (list, tuple)):

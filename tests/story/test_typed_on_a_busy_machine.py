@@ -8,6 +8,7 @@ import pty
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -32,12 +33,13 @@ ASKS = "[time.sleep(0.02) for _ in range(100)]"  # again and again, as one asks 
 STANDS = "signal.pause()"
 
 
-def tried(work: str, *words: str, **how: object) -> subprocess.CompletedProcess[str]:
+def tried(work: str, *words: str, **how: Any) -> subprocess.CompletedProcess[str]:
     program = TYPED.format(typed=list(words or ("launch",)), work=work.replace("\n", "\\n"))
-    return subprocess.run(
+    done: subprocess.CompletedProcess[str] = subprocess.run(
         [sys.executable, "-c", program], stdout=subprocess.PIPE, **{"stderr": subprocess.PIPE, **how},
         text=True, timeout=120, check=False,
-    )  # type: ignore[call-overload, no-any-return]  # fmt: skip
+    )  # fmt: skip
+    return done
 
 
 @pytest.mark.parametrize("work", [WORKS, BEGUN], ids=["itself", "what it has begun"])
@@ -113,7 +115,7 @@ def test_a_launch_waits_for_a_slurm_that_is_slow_and_submits_once(tmp_path: Path
         path.write_text(f"#!/bin/sh\n{does}\n")
         path.chmod(0o755)
     (tmp_path / "ftsupervise.yaml").write_text("name: r\nscheduler: slurm\nlaunch: {command: 'true', jobs: 2}\n")
-    path = f"{tmp_path}/bin:{os.environ['PATH']}"
-    said = typed("launch", folder=tmp_path, code=0, PATH=path, FTSUPERVISE_STATE_DIR=str(tmp_path / "state")).stdout
+    programs = f"{tmp_path}/bin:{os.environ['PATH']}"
+    said = typed("launch", folder=tmp_path, code=0, PATH=programs, FTSUPERVISE_STATE_DIR=str(tmp_path / "state")).stdout
     assert "r: submitted as job 7" in said
     assert len((tmp_path / "sent").read_text().splitlines()) == 1

@@ -10,7 +10,7 @@ import pytest
 from ftsupervise.probe import Probe
 from ftsupervise.truth import Health
 
-from .run_history import TELLINGS, Player, generate
+from .run_history import TELLINGS, History, Player, generate
 
 
 @pytest.mark.parametrize("histories", [20, pytest.param(200, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])])
@@ -46,7 +46,7 @@ def test_no_history_gives_a_false_hang_and_none_a_missed_one(
     assert {h.hung_in for h, _ in delays} == {"train", "save", "eval", "start"}
 
 
-def _report(delays: list[tuple[object, float]]) -> str:
+def _report(delays: list[tuple[History, float]]) -> str:
     lines = ["", f"detection delay of {len(delays)} hangs (ticks every 5 min), median and worst:"]
     for telling in TELLINGS:
         for where in ("train", "save", "eval", "start"):

@@ -123,7 +123,7 @@ def test_files_in_which_nothing_counts_any_more_go(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("other", [{"run": "another"}, {"sign": "another failure"}, {"rank": "7"}])
-def test_it_went_nowhere_when_it_was_another_run_failure_or_rank(other: dict[str, str]) -> None:
+def test_it_went_nowhere_when_it_was_another_run_failure_or_rank(other: dict[str, Any]) -> None:
     first = [trouble("node-1", rank="1", attempt=n) for n in (1, 2)]
     assert states(*first, trouble("node-2", rank="1")._replace(**other))["node-1"] == "excluded"
 

@@ -24,7 +24,8 @@ def utc(text: str) -> datetime:
 
 def every_slot(schedule: Schedule, first: datetime, last: datetime, period: timedelta) -> list[datetime]:
     """The slots at which an entry runs if every slot has its tick."""
-    ran, at, seen = [], floor(first, period), floor(first, period) - period
+    ran: list[datetime] = []
+    at, seen = floor(first, period), floor(first, period) - period
     while at <= last:
         if due(schedule, at, period, ran[-1] if ran else seen, once=True).run:
             ran.append(at)

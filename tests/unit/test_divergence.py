@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime, timezone
+from typing import Any
 
 from ftsupervise.checkpoints.divergence import GoBack, go_back
 from ftsupervise.model import Attempt, Cause, CauseKind, Failure, FailureKind
@@ -102,7 +103,7 @@ def test_a_state_that_is_no_number_is_passed_over_where_the_settings_only_warn_a
 # ----------------------------------------------------------------------------------------------------------- decisions
 
 
-def after(attempts: Sequence[Attempt], **more: int) -> RestartDecision:
+def after(attempts: Sequence[Attempt], **more: Any) -> RestartDecision:
     return decide(Situation(list(attempts)), Budgets(in_place=10, **more))
 
 

@@ -311,7 +311,13 @@ def test_every_setting_that_null_switches_off_is_taken_by_the_supervisor_as_laun
 
 
 def test_replica_groups_are_one_job_with_a_node_for_each_and_the_spare_ones() -> None:
-    found = planned({"replica_groups": ReplicaGroups(count=4, nodes_each=2), "spare_nodes": 1, "tasks_per_node": 8})
+    found = planned(
+        {
+            "replica_groups": ReplicaGroups.model_validate({"count": 4, "nodes_each": 2}),
+            "spare_nodes": 1,
+            "tasks_per_node": 8,
+        }
+    )
     assert {"--nodes=9", "--no-kill", "--ntasks-per-node=8"} <= set(as_words(found.options))
     assert found.chain == "daisy", "--no-kill and an array's %1 start two members at once"
     words = list(found.command)
@@ -327,7 +333,7 @@ def test_replica_groups_are_one_job_with_a_node_for_each_and_the_spare_ones() ->
     assert "--hang" in words[: words.index("groups")] and "--hang" not in each, (
         "the bound follows from the groups' timeouts"
     )
-    asked = planned({"replica_groups": ReplicaGroups(count=4), "restart": SLOW}).command
+    asked = planned({"replica_groups": ReplicaGroups.model_validate({"count": 4}), "restart": SLOW}).command
     assert asked[asked.index("groups") :][-1] == "train.py" and list(asked).count("--hang") == 2
 
 
@@ -371,7 +377,9 @@ def test_a_launch_of_groups_that_broke_off_is_ended_before_another_one(tmp_path:
 
 
 @pytest.mark.parametrize(
-    "launch", [{}, {"replica_groups": ReplicaGroups(count=4), "restart": SLOW}], ids=["one", "groups"]
+    "launch",
+    [{}, {"replica_groups": ReplicaGroups.model_validate({"count": 4}), "restart": SLOW}],
+    ids=["one", "groups"],
 )
 def test_the_supervisor_of_a_run_is_told_that_checkpoints_are_retained_and_that_of_a_group_is_not(launch: Any) -> None:
     asks = CheckpointSettings.model_validate_json('{"retain": {"last": 5}}')

@@ -21,7 +21,8 @@ FINE: Look = (LighthousePage(1, (), ()), "S")
 
 def played(looks: Iterable[Look]) -> list[tuple[float, LighthouseVerdict, str]]:
     """What is done, and after how many seconds; LEAVE is left out."""
-    health, done = LighthouseHealth(0.0), []
+    health = LighthouseHealth(0.0)
+    done: list[tuple[float, LighthouseVerdict, str]] = []
     for number, (seen, state) in enumerate(looks, 1):
         health, verdict, words = health.after(2.0 * number, seen, state, 60.0)
         if verdict is not LighthouseVerdict.LEAVE:

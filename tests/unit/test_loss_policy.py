@@ -76,7 +76,8 @@ def test_the_step_of_a_loss_that_came_before_the_first_step_is_that_of_the_stop(
     watch.take(math.nan, None)
     assert watch.trouble is not None and watch.trouble.since is None
     watch.settle(51)
-    assert (watch.trouble.since, watch.trouble.step) == (51, 51)
+    settled: LossTrouble = watch.trouble
+    assert (settled.since, settled.step) == (51, 51)
 
 
 def test_a_loss_that_comes_and_goes_does_not_fill_the_log() -> None:

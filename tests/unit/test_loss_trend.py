@@ -15,7 +15,7 @@ Curve = Callable[[int, random.Random], float]
 
 def language_model(step: int, chance: random.Random) -> float:
     """Cross entropy from 11 down to about 2.7, a power law after the warm-up, with the noise of batches."""
-    return 2.4 + 8.6 / (1 + step / 40) ** 0.7 + chance.gauss(0, 0.06)
+    return 2.4 + 8.6 / math.pow(1 + step / 40, 0.7) + chance.gauss(0, 0.06)
 
 
 def pictures(step: int, chance: random.Random) -> float:

@@ -9,7 +9,7 @@ from math import inf
 
 import pytest
 
-from ftsupervise.guard.memory_limits import GpuMemory, GpuShare, MemoryLimits, UsageTrend
+from ftsupervise.guard.memory_limits import GpuMemory, MemoryLimits, UsageTrend
 from ftsupervise.truth import GPU_MEMORY
 
 GB = 1 << 30
@@ -89,15 +89,15 @@ def limits(cuda: Cuda, limit: float, said: list[str]) -> MemoryLimits:
 
 
 def test_what_the_allocator_holds_in_reserve_is_not_used() -> None:
-    assert GpuMemory(lambda: Cuda((2, 40, 36))).shares() == (GpuShare(0, pytest.approx(42 / 80)),)
+    [one] = GpuMemory(lambda: Cuda((2, 40, 36))).shares()
+    assert one.device == 0 and one.share == pytest.approx(42 / 80)
 
 
 def test_only_devices_that_this_process_computes_on_are_asked() -> None:
     cuda = Cuda((79, 0, 0), (2, 60, 0), (2, 10, 0))
-    assert GpuMemory(lambda: cuda).shares() == (
-        GpuShare(1, pytest.approx(62 / 80)),
-        GpuShare(2, pytest.approx(12 / 80)),
-    )
+    found = GpuMemory(lambda: cuda).shares()
+    assert [one.device for one in found] == [1, 2]
+    assert [one.share for one in found] == pytest.approx([62 / 80, 12 / 80])
     assert cuda.asked == [1, 2]
 
 

@@ -200,7 +200,8 @@ def test_a_record_comes_back_from_its_page(tmp_path: Path) -> None:
 def test_a_damaged_field_costs_nothing_but_itself(field: str, bad: Any) -> None:
     page = encode(WHOLE) | {field: bad, "of a newer version": {"x": [1]}}
     found = decode(Outer, page, lenient=True)
-    assert found._replace(**{field: None}) == WHOLE._replace(**{field: None})
+    without: dict[str, Any] = {field: None}
+    assert found._replace(**without) == WHOLE._replace(**without)
     assert "\x1b" not in repr(getattr(found, field))
 
 
@@ -212,7 +213,8 @@ def test_a_damaged_item_of_a_list_is_left_out_and_a_long_list_ends() -> None:
 
 
 def test_a_page_without_what_makes_it_a_record_is_a_value_error() -> None:
-    for page in ({}, {"at": "yesterday"}, [], None, {"at": None}):
+    pages: tuple[Any, ...] = ({}, {"at": "yesterday"}, [], None, {"at": None})
+    for page in pages:
         with pytest.raises(ValueError, match="no Inner"):
             decode(Inner, page, lenient=True)
 

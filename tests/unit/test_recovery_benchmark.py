@@ -7,9 +7,9 @@ import shlex
 
 import pytest
 
-from benchmarks.recovery.__main__ import FAULTS, arguments
+from benchmarks.recovery.__main__ import arguments
 from benchmarks.recovery.launchers import LAUNCHERS
-from benchmarks.recovery.scene import Trial
+from benchmarks.recovery.scene import FAULTS, Trial
 from benchmarks.recovery.table import HEAD, tables
 from tests.manual.blocks import ROOT, marked
 

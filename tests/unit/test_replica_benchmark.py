@@ -44,5 +44,6 @@ def test_the_commands_of_the_other_two_are_taken() -> None:
         assert blocks, name
         for line in blocks[0].text.splitlines():
             words = shlex.split(line, comments=True)
+            assert benchmark.__file__ is not None
             assert words[1] == str(Path(benchmark.__file__).relative_to(ROOT))
             benchmark.arguments(words[2:])

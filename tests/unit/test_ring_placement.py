@@ -45,9 +45,9 @@ def test_a_script_that_takes_its_nodes_from_the_environment_is_given_those_that_
     assert found.nodes == ("node-0", "node-2")
     assert found.command == command
     assert place(command, NODES, {}, {"node-0": 1}, text=text_of(command)).nodes == ("node-1", "node-2")
-    command = ("bash", "-c", "srun --nodelist=$FTSUPERVISE_NODES train")
-    assert place(command, NODES, {}, {}, text=text_of(command)).nodes == NODES
-    assert place(command, NODES, {"node-1": "down"}, {}, text=text_of(command)).short
+    typed = ("bash", "-c", "srun --nodelist=$FTSUPERVISE_NODES train")
+    assert place(typed, NODES, {}, {}, text=text_of(typed)).nodes == NODES
+    assert place(typed, NODES, {"node-1": "down"}, {}, text=text_of(typed)).short
 
 
 def test_a_script_that_does_not_is_not_started_beside_a_node_that_is_gone() -> None:

@@ -147,6 +147,7 @@ def named(module: Any, *kinds: str) -> set[str]:
 def test_the_code_raises_every_event_of_the_table_and_moves_an_attempt_at_no_other_place() -> None:
     assert named(command, "AttemptEvent") == {event.name for event in E}
     for module in (attempt, command, supervisor):
+        assert module.__file__ is not None
         text = Path(module.__file__).read_text("utf-8")
         assert text.count("self.now.after(") == (module is command)
         assert "AttemptProgress(AttemptState" not in text

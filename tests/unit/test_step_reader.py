@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ftsupervise.rundir.step_reader import FORMATS, StepReader
+from ftsupervise.rundir.step_reader import FORMATS, Format, StepReader
 
 
 def read(lines: Iterable[str]) -> StepReader:
@@ -24,9 +24,9 @@ def bar(step: int, total: int, before: str = "", after: str = "") -> str:
 
 
 @pytest.mark.parametrize("form", FORMATS, ids=lambda form: form.name)
-def test_a_real_line_of_each_program_is_taken_by_its_own_format(form: object) -> None:
+def test_a_real_line_of_each_program_is_taken_by_its_own_format(form: Format) -> None:
     assert form in FORMATS
-    fits = next(one for one in FORMATS if one.pattern.search(form.example.strip()))  # type: ignore[attr-defined]
+    fits = next(one for one in FORMATS if one.pattern.search(form.example.strip()))
     assert fits is form
 
 

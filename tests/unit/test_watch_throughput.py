@@ -29,7 +29,8 @@ def week(
     run = Run(name="r", run_dir=Path("/r"), launch=Launch(command="true"))
     look = Look(run, RunDir("/r"), datetime(2026, 11, 21, tzinfo=timezone.utc), None, watchdog="throughput")
     memory: dict[str, Any] = {}
-    out, steps, second = [], 0.0, 0.0
+    out: list[Any] = []
+    steps, second = 0.0, 0.0
     while second < hours * HOUR:
         trains = phase(second / HOUR) == "train"
         steps += every * speed(second / HOUR) if trains else 0.0

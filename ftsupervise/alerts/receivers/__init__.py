@@ -1,4 +1,4 @@
-"""One file for each way to reach people, one line here for each file.
+"""One file for each way to reach people, one line here for each file. Other packages bring theirs by an entry point.
 
 A receiver is ``send(parcel, settings) -> receipt``: it returns when the other side has accepted the message,
 else raises one of the three errors below. It keeps no state, never sleeps, retries nothing: when to try again is the
@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from importlib import import_module
@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING, Any
 from ftsupervise import secrecy
 from ftsupervise.alerts.last_day import AboutRun
 from ftsupervise.alerts.outbox import Message
+from ftsupervise.errors import PluginUnusable
+from ftsupervise.host import plugins
 
 if TYPE_CHECKING:
     from ftsupervise.config.alerting import Alerts, Receiver
@@ -97,7 +99,30 @@ def sender(kind: str) -> Send:
     them is given a half-made module.
     """
     import_module("jinja2.sandbox")  # wording.py renders with it
+    if kind not in MODULES:
+        return _sender_of_plugin(kind)
     send: Send = import_module(MODULES[kind]).send
+    return send
+
+
+def _sender_of_plugin(kind: str) -> Send:
+    from ftsupervise.config.plugged import as_used, module_of
+
+    try:
+        module = module_of(plugins.RECEIVERS, kind)
+    except PluginUnusable as error:
+        raise Broken(error.message) from error
+
+    def send(parcel: Parcel, settings: Any) -> dict[str, str]:
+        try:
+            receipt = module.send(parcel, as_used(plugins.RECEIVERS, kind, settings))
+        except PluginUnusable as error:
+            raise Broken(error.message) from None
+        except SystemExit:
+            raise TryLater(f"the receiver {kind} wanted to exit") from None
+        kept = receipt.items() if isinstance(receipt, Mapping) else ()
+        return {str(name): str(value) for name, value in kept}
+
     return send
 
 
@@ -116,7 +141,7 @@ def delivered_to(receiver: Receiver) -> str:
         return "delivered to every address, as Apprise says"
     if receiver.kind == "command":
         return f"delivered to {settings.argv[0]}, which ended with 0"
-    return f"written to {settings.path}"
+    return f"written to {settings.path}" if receiver.kind == "file" else f"delivered by {receiver.kind}"
 
 
 def address_of(receiver: Receiver) -> tuple[str, int] | None:
@@ -162,7 +187,18 @@ def read_secret(settings: Any, name: str) -> str:
 def missing_secrets(alerts: Alerts) -> tuple[str, ...]:
     """Return a sentence for each secret that is missing or unusable, so that a receiver cannot be reached; never the secret."""
     found = []
-    everyone = [(f"alerts.receivers: {name}", receiver.settings) for name, receiver in alerts.named.items()]
+    everyone: list[tuple[str, Any]] = []
+    for name, receiver in alerts.named.items():
+        settings = receiver.settings
+        if receiver.kind not in MODULES:
+            from ftsupervise.config.plugged import as_used
+
+            try:
+                settings = as_used(plugins.RECEIVERS, receiver.kind, settings)
+            except PluginUnusable as error:
+                found.append(f"alerts.receivers: {name}: {error.message}")
+                continue
+        everyone.append((f"alerts.receivers: {name}", settings))
     if alerts.dead_man is not None:
         everyone.append(("alerts.dead_man", alerts.dead_man))
     for whose, settings in everyone:

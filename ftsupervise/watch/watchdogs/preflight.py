@@ -13,6 +13,8 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ftsupervise.errors import PluginUnusable
+from ftsupervise.host.plugins import WATCHDOGS
 from ftsupervise.probe import Missing, Probe
 from ftsupervise.rundir import log_lines
 from ftsupervise.rundir.paths import RunDir
@@ -30,7 +32,18 @@ def complaints(run: Run, probe: Probe, now: datetime | None = None) -> tuple[str
     assert run.run_dir is not None
     when = now if now is not None else datetime.fromtimestamp(0, timezone.utc)  # only a label here: no age is computed
     look = Look(run=run, rundir=RunDir(run.run_dir), now=when, jobs=None, probe=probe)
-    return (*_paths(look), *_patterns(look), *_programs(look))
+    return (*_paths(look), *_patterns(look), *_programs(look), *_of_other_packages(look))
+
+
+def _of_other_packages(look: Look) -> Iterator[str]:
+    from ftsupervise.config.plugged import as_used
+
+    for key, settings in (look.run.watch.model_extra or {}).items():
+        try:
+            if settings is not None:
+                as_used(WATCHDOGS, key, settings)
+        except PluginUnusable as error:
+            yield f"watch.{key}: {error.message}"
 
 
 def _paths(look: Look) -> Iterator[str]:

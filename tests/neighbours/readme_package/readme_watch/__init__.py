@@ -1,0 +1,1 @@
+"""A watchdog and a receiver for ftsupervise, in a package of their own."""

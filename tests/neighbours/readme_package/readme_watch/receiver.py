@@ -1,0 +1,26 @@
+"""Each message is a file in a folder: ``alerts: {receivers: [{spool: {folder: spool}}]}``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from ftsupervise.alerts.receivers import Parcel, TryLater
+from ftsupervise.alerts.wording import view
+from ftsupervise.config.fields import Strict
+
+
+class Settings(Strict):
+    """The section ``spool`` of a receiver."""
+
+    folder: Path
+    suffix: Literal["txt", "md"] = "txt"
+
+
+def send(parcel: Parcel, settings: Settings) -> dict[str, str]:
+    page = settings.folder / f"{parcel.message.id}.{settings.suffix}"
+    try:
+        page.write_text(view(parcel.message, parcel.now).title + "\n")
+    except OSError as error:
+        raise TryLater(f"{page}: {error.strerror}") from None
+    return {"page": page.name}
