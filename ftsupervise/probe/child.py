@@ -18,7 +18,7 @@ from typing import Any
 
 from ftsupervise.host import processes
 from ftsupervise.probe import server
-from ftsupervise.probe.errand import Notes
+from ftsupervise.probe.errand import Notes, is_ready
 
 _SCRIPT = str(Path(server.__file__))
 _GRACE = 0.2  # seconds for a child to die of SIGKILL, or to exit after we closed its input
@@ -65,7 +65,7 @@ class Child:
     def _send(self, data: bytes, until: float) -> None:
         view = memoryview(data)
         while view:
-            if not select.select([], [self._to], [], max(0.0, until - time.monotonic()))[1]:
+            if not is_ready(self._to, until - time.monotonic(), select.POLLOUT):
                 raise Late
             try:
                 view = view[os.write(self._to.fileno(), view) :]
@@ -77,7 +77,7 @@ class Child:
     def _receive(self, count: int, until: float) -> bytes:
         parts = []
         while count:
-            if not select.select([self._from], [], [], max(0.0, until - time.monotonic()))[0]:
+            if not is_ready(self._from, until - time.monotonic()):
                 raise Late
             part = os.read(self._from.fileno(), min(count, 1 << 20))
             if not part:

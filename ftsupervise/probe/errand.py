@@ -28,7 +28,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn, TypeVar
+from typing import IO, Any, NamedTuple, NoReturn, TypeVar
 
 from ftsupervise.errors import Error, NoAnswer
 from ftsupervise.host.ownership import own_folder, private_folder
@@ -46,6 +46,14 @@ from ftsupervise.rundir.records import read_record, write_json
 # host or after a reboot, and a home directory may be the very thing that hangs. One file for each child.
 
 _MOMENT = 1.0  # seconds
+
+
+def is_ready(file: int | IO[bytes], seconds: float, what: int = select.POLLIN) -> bool:
+    """Wait for a file, so many seconds at most. By poll: ``select`` takes no descriptor above 1023, and a process that watches
+    many things may have as many."""
+    poll = select.poll()
+    poll.register(file, what)
+    return bool(poll.poll(max(0.0, seconds) * 1000))
 
 
 @dataclass(frozen=True)
@@ -250,7 +258,7 @@ class Errand:
 
     def wait(self, seconds: float) -> list[Any]:
         """Return the values that it has sent meanwhile, after ``seconds`` at most."""
-        select.select([self._from], [], [], seconds)
+        is_ready(self._from, seconds)
         return self.heard()
 
     def heard(self) -> list[Any]:

@@ -171,3 +171,17 @@ def test_the_watch_never_follows_somebody_elses_notes(tmp_path: Path) -> None:
     with Probe(notes=shared) as probe:
         assert isinstance(probe.look("/"), Entry)
         assert probe.stuck() == []
+
+
+def test_a_process_with_more_than_a_thousand_open_files_can_ask() -> None:
+    code = """
+import os, resource
+most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+resource.setrlimit(resource.RLIMIT_NOFILE, (min(most, 4096), most))
+held = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
+from ftsupervise.probe import Probe, Space
+from ftsupervise.probe.errand import within
+print(within(60, lambda: 7), type(Probe().space("/")).__name__)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.stdout == "7 Space\n", done.stderr

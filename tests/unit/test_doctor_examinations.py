@@ -86,8 +86,16 @@ def test_the_python_that_a_job_was_asked_is_not_unseen_any_more() -> None:
 
 def test_the_trial_has_the_options_of_a_member_but_for_its_size_its_time_and_its_name() -> None:
     given = {
-        **{"job-name": "thesis", "comment": "ftsupervise:thesis:abc", "array": "1-10%1", "nodes": "64", "no-kill": None},
-        **{"time": "1-0", "signal": "B:USR1@600", "partition": "gpu", "gpus-per-node": "8", "account": "physics"},
+        "job-name": "thesis",
+        "comment": "ftsupervise:thesis:abc",
+        "array": "1-10%1",
+        "nodes": "64",
+        "no-kill": None,
+        "time": "1-0",
+        "signal": "B:USR1@600",
+        "partition": "gpu",
+        "gpus-per-node": "8",
+        "account": "physics",
         "mail-type": "ALL",
     }
     found = options_of(given, 2, Path("/scratch/.tmp-doctor-1"), "abc")

@@ -20,7 +20,7 @@ def needed() -> dict[str, tuple[str, str]]:
 
 
 def version() -> str:
-    return re.findall(r'^version = "(.+)"$', _TEXT, re.M)[0]
+    return str(re.findall(r'^version = "(.+)"$', _TEXT, re.M)[0])
 
 
 def test_the_conda_recipe_asks_for_the_same() -> None:

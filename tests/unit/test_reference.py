@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from pathlib import Path
 
 import pytest
@@ -48,8 +49,8 @@ class One:
     def _hidden(self) -> None:
         """Not shown."""
 '''
-    (node,) = reference.ast.parse(text).body
-    assert isinstance(node, reference.ast.ClassDef)
+    (node,) = ast.parse(text).body
+    assert isinstance(node, ast.ClassDef)
     shown = list(reference.of_class(node, "One", 2))
     assert "One(first: int, *, second: str = 'x')" in shown
     assert shown[shown.index("Does it.") :][:10] == [
