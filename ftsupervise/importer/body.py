@@ -1,5 +1,7 @@
 """Takes the body of a job script apart: what prepares, the one command that trains, and what did our work by hand. Pure.
 
+It stands alone because it knows the shell, and no setting.
+
 What stands before the command goes to ``launch.setup`` as it stands: it runs in the job's own shell, as it did. So a variable
 that is set and not exported, a module, a function and the directory are there as they were. A body that is not of that form
 (two commands, work behind it) is not taken apart: the script itself becomes the command, with the reason. Nothing is left out

@@ -1,5 +1,7 @@
 """The body of a job script, cut into the statements of its outermost level, each with its lines. Pure.
 
+It stands alone because it knows the grammar, and no command.
+
 The words are those that ``launch/shell_code.py`` reads: one reader of shell code in the whole program, and no further package.
 (tree-sitter-bash would bring a tree, and two compiled packages into every installation; whoever reads the tree must still know
 what each command does, and that is the part that can go wrong.) Code that is not understood is no error here: the script is

@@ -1,4 +1,7 @@
-"""Writes the pages about the replica groups: their table, the page about the quorum, and the progress of the whole run."""
+"""Writes the pages about the replica groups: their table, the page about the quorum, and the progress of the whole run.
+
+It stands alone because it starts and ends nothing.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
 """The guard for a training whose Python has no ftsupervise: a copy in the run directory, found by PYTHONPATH.
 
+It stands alone because it writes a copy of ourselves, and knows no run.
+
     RUN/guard/VERSION-DIGEST/path/ftsupervise/      what PYTHONPATH names: it decides whose guard is taken (guard/by_path.py)
                              package/ftsupervise/   the guard, standard library alone, for Python 3.9 and newer
 

@@ -18,7 +18,7 @@ from ftsupervise.importer.comparison import differences
 from ftsupervise.importer.sbatch import read_script
 from ftsupervise.importer.settings import Draft, ScriptSource, draft, of_element
 from ftsupervise.importer.yaml_text import yaml_of
-from ftsupervise.launch.plan import plan
+from ftsupervise.launch.plan import plan, word
 from ftsupervise.launch.script import render
 from ftsupervise.scheduler import SLURM
 
@@ -51,7 +51,7 @@ def drafts(script: Path) -> list[Draft]:
 def planned(run: Run) -> tuple[list[str], str]:
     """Return the options of the first job, and its script."""
     made = plan(run, kind=SLURM, token="0" * 12, workdir=Path("/home/ada/project"), python="/usr/bin/python3")
-    return list(made.link(0)), render(made, run.launch, made.link(0))
+    return [word(*one) for one in made.link(0).items()], render(made, run.launch, made.link(0))
 
 
 def test_there_are_forty_shapes() -> None:

@@ -22,6 +22,6 @@ class PyFtsupervise(PythonPackage):
     depends_on("py-pyyaml@6.0:6", type=("build", "run"))
     depends_on("py-jinja2@3.1:3", type=("build", "run"))
     depends_on("py-slack-sdk@3.27:3", type=("build", "run"))
-    depends_on("py-pydantic@2.7:2", type=("build", "run"))
+    depends_on("py-pydantic@2.12:2", type=("build", "run"))
     depends_on("py-rich@13:15", type=("build", "run"))
     depends_on("py-xxhash@3.4:4", type=("build", "run"))
