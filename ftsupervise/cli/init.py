@@ -44,10 +44,10 @@ def init(words: tuple[str, ...], job: str | None, output: str | None, force: boo
     """Write ./ftsupervise.yaml from a job script, and print what became of each line. Nothing is submitted.
 
     \b
-    ftsupervise init job.sbatch              a script, as sbatch takes it; arguments may follow
-    ftsupervise init sbatch -N 2 job.sbatch  as you type it, with options of sbatch
+    ftsupervise init job.sbatch              a script; arguments may follow
+    ftsupervise init sbatch -N 2 job.sbatch  as you type it, with options
     ftsupervise init - < job.sbatch          from standard input
-    ftsupervise init --job 87                the script of a job that is in the queue
+    ftsupervise init --job 87                the script of a job in the queue
     ftsupervise init python train.py         a command that has no script
 
     Options of init stand before the script. An array whose elements differ becomes one run for each element, in a file
