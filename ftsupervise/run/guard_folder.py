@@ -79,7 +79,9 @@ def prepare(root: Path) -> Path:
     fresh = not home.is_dir()
     wanted = {home / "package" / "ftsupervise" / name: (name, one.st_size) for name, one in sources.items()}
     wanted[home / "path" / "ftsupervise" / "__init__.py"] = (_BY_PATH, sources[_BY_PATH].st_size)
-    for folder in _folders(root, wanted):
+    # Python makes these itself, as wide as the umask of the training has it, and runs what lies there
+    compiled = {path.parent / "__pycache__" for path in wanted}
+    for folder in (*_folders(root, wanted), *sorted(compiled)):
         make_folder(folder, FOLDER)
         _require_own(folder)
     for path, (name, size) in wanted.items():

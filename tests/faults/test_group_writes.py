@@ -110,7 +110,9 @@ def closed_to_the_group(root: Path) -> set[str]:
     return {
         str(path.relative_to(root))
         for path, bits in needed.items()
-        if path.lstat().st_mode & bits != bits and checkpoints not in path.parents
+        if path.lstat().st_mode & bits != bits
+        and checkpoints not in path.parents
+        and path.suffix != ".pyc"  # of the guard
     }
 
 

@@ -469,7 +469,12 @@ def test_every_setting_of_a_stranger_is_one_that_may_only_be_shown(tmp_path: Pat
 def test_whoever_reads_settings_whole_is_known() -> None:
     """Settings of another account come in by ``believed``. Who reads a file without it only shows what it says."""
     whole = {"load", "loads", "loaded"}
-    known = {"cli/config.py", "config/believed.py", "report/everything.py", "cli/init.py"}  # init: what it has written itself
+    known = {
+        "cli/config.py",
+        "config/believed.py",
+        "report/everything.py",
+        "cli/init.py",
+    }  # init: what it has written itself
     found = set()
     for path in (ROOT / "ftsupervise").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):
