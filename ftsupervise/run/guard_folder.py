@@ -12,6 +12,7 @@ is missing or cut short is written again.
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections.abc import Callable, Iterator, Mapping
@@ -32,6 +33,7 @@ PARTS = (
 )
 _BY_PATH = "guard/by_path.py"
 _WITHIN = 60.0  # seconds for the copy, on a file system that may hang
+_ROOM, _ROOM_INODES = 32_000_000, 1000  # bytes and inodes that must be free: ten times what the copy takes
 _KEPT = 3  # copies: an earlier attempt may still end with the one before
 
 
@@ -77,6 +79,8 @@ def prepare(root: Path) -> Path:
     told = "\n".join(f"{name} {one.st_size} {one.st_mtime_ns}" for name, one in sources.items())
     home = root / f"{__version__}-{blake2b(told.encode(), digest_size=6).hexdigest()}"
     fresh = not home.is_dir()
+    if fresh:
+        _require_room(root.parent)
     wanted = {home / "package" / "ftsupervise" / name: (name, one.st_size) for name, one in sources.items()}
     wanted[home / "path" / "ftsupervise" / "__init__.py"] = (_BY_PATH, sources[_BY_PATH].st_size)
     # Python makes these itself, as wide as the umask of the training has it, and runs what lies there
@@ -90,6 +94,13 @@ def prepare(root: Path) -> Path:
     if fresh:
         _drop_old(root, home)
     return home / "path"
+
+
+def _require_room(folder: Path) -> None:
+    """On a disk that is nearly full the run's own pages go before the copy."""
+    found = os.statvfs(folder)
+    if found.f_bavail * found.f_frsize < _ROOM or (found.f_files and found.f_favail < _ROOM_INODES):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder))
 
 
 def _folders(root: Path, files: Mapping[Path, object]) -> list[Path]:
