@@ -629,7 +629,7 @@ def _env(to: Services, now: RunProgress, pages: str) -> dict[str, str]:
         )  # without it srun waits for ever for ranks that wait for a dead one
     given.setdefault("PYTHONUNBUFFERED", "1")  # else the last 8 kB of a file that is printed to are not to be read yet
     _for_launchers(given, to.env, mine)
-    add_guard(given, options.rundir, partial(tell, mine.folder / "run.log"))
+    add_guard(given, options.rundir, options.command, partial(tell, mine.folder / "run.log"))
     return given
 
 

@@ -15,7 +15,9 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Callable, Iterator, Mapping
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 
@@ -36,6 +38,8 @@ _WITHIN = 60.0  # seconds for the copy, on a file system that may hang
 _ROOM, _ROOM_INODES = 32_000_000, 1000  # bytes and inodes that must be free: ten times what the copy takes
 _KEPT = 3  # copies: an earlier attempt may still end with the one before
 
+_made: dict[Path, Path] = {}  # by this process: the folder of the copies -> the entry for PYTHONPATH
+
 
 def copied() -> tuple[str, ...]:
     """Return the files of this package that the copy consists of, relative to it, in order."""
@@ -44,20 +48,41 @@ def copied() -> tuple[str, ...]:
     return tuple(sorted({*whole, *PARTS}))
 
 
-def add_guard(env: dict[str, str], rundir: RunDir, say: Callable[[str], None]) -> None:
+def add_guard(env: dict[str, str], rundir: RunDir, command: Sequence[str], say: Callable[[str], None]) -> None:
     """Let the command with this environment find our guard after its own PYTHONPATH. Where the copy cannot be made the command
-    begins without: it may need none."""
+    begins without: it may need none. A restart in this process takes the copy that is there."""
     env[ENV_VERSION] = __version__
     root = rundir.guard
     try:
-        entry = in_time(lambda: prepare(root), _WITHIN)
+        entry = in_time(partial(_copy, root), _WITHIN)
+        why = "its file system does not answer"
     except OSError as error:
-        say(f"no guard for a Python without ftsupervise: {root}: {error.strerror or error}")
-        return
-    if entry is None:
-        say(f"no guard for a Python without ftsupervise: {root} does not answer")
-        return
-    env["PYTHONPATH"] = with_entry(env, entry)
+        entry, why = None, str(error) if isinstance(error, PermissionError) else error.strerror or str(error)
+    if entry is not None:
+        env["PYTHONPATH"] = with_entry(env, entry)
+    elif not _has_ours(env, command):
+        say(
+            f"the guard could not be copied to {root}: {why}; where the training's Python has no ftsupervise, "
+            "it cannot import it: install it there, or set this right and start again"
+        )
+
+
+def _copy(root: Path) -> Path:
+    """Make the copy, or take that of an earlier attempt of this process, if its folders are still ours alone to write."""
+    entry = _made.get(root)
+    if entry is None or not entry.is_dir():
+        entry = _made[root] = prepare(root)
+    for folder in (root, entry.parent, entry, entry / "ftsupervise"):
+        _require_own(folder)
+    return entry
+
+
+def _has_ours(env: Mapping[str, str], command: Sequence[str]) -> bool:
+    """Return whether the command's Python is ours by its path: it is named, or its environment is the activated one."""
+    beside = str(Path(sys.executable).parent)
+    return (
+        any(str(Path(word).parent) == beside for word in command) or env.get("PATH", "").split(os.pathsep)[0] == beside
+    )
 
 
 def with_entry(env: Mapping[str, str], entry: Path) -> str:

@@ -45,7 +45,7 @@ def in_training(
 
 def given(rundir: RunDir, **before: str) -> dict[str, str]:
     env, said = dict(before), list[str]()
-    add_guard(env, rundir, said.append)
+    add_guard(env, rundir, ("python", "train.py"), said.append)
     assert not said
     return env
 
@@ -193,6 +193,46 @@ def test_a_copy_that_was_cut_short_is_completed_and_a_whole_one_left_alone(rundi
     assert kept.stat().st_ino == before
 
 
+@pytest.mark.parametrize("spoil", ["mode", "link", "gone"])
+def test_a_restart_takes_the_copy_that_was_made_and_not_one_that_others_could_write(
+    rundir: RunDir, tmp_path: Path, spoil: str
+) -> None:
+    entry = Path(given(rundir)["PYTHONPATH"])
+    cut = entry.parent / "package/ftsupervise/guard/guard.py"
+    cut.write_text("")  # a whole look would mend it
+    assert Path(given(rundir)["PYTHONPATH"]) == entry
+    assert cut.read_text() == ""
+    if spoil == "mode":
+        entry.chmod(0o777)
+    elif spoil == "link":
+        entry.rename(tmp_path / "elsewhere")
+        entry.symlink_to(tmp_path / "elsewhere")
+    else:
+        shutil.rmtree(entry.parent)
+        assert Path(given(rundir)["PYTHONPATH"]) == entry
+        assert cut.read_text(), "it is made again"
+        return
+    env, said = dict[str, str](), list[str]()
+    add_guard(env, rundir, ("python", "train.py"), said.append)
+    assert "PYTHONPATH" not in env and "install it there" in said[0]
+
+
+def test_where_the_copy_cannot_be_made_nothing_is_said_to_who_has_the_package_anyway(tmp_path: Path) -> None:
+    rundir, beside = RunDir(tmp_path / "run"), str(Path(sys.executable).parent)
+    (rundir.root).mkdir()
+    rundir.guard.write_text("in the way")
+    told = {}
+    for what, command, path in (
+        ("named", (sys.executable, "train.py"), "/usr/bin"),
+        ("activated", ("python", "train.py"), f"{beside}:/usr/bin"),
+        ("another", ("python", "train.py"), "/usr/bin"),
+    ):
+        said = list[str]()
+        add_guard({"PATH": path}, rundir, command, said.append)
+        told[what] = len(said)
+    assert told == {"named": 0, "activated": 0, "another": 1}
+
+
 @pytest.mark.parametrize("spoil", ["mode", "link"])
 def test_a_copy_that_others_could_write_is_not_run(rundir: RunDir, tmp_path: Path, spoil: str) -> None:
     folder = prepare(rundir.guard).parent / "package"
@@ -202,6 +242,6 @@ def test_a_copy_that_others_could_write_is_not_run(rundir: RunDir, tmp_path: Pat
         folder.rename(tmp_path / "elsewhere")
         folder.symlink_to(tmp_path / "elsewhere")
     env, said = dict[str, str](), list[str]()
-    add_guard(env, rundir, said.append)
+    add_guard(env, rundir, ("python", "train.py"), said.append)
     assert "PYTHONPATH" not in env
     assert "not ours alone to write" in said[0]
