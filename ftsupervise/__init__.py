@@ -12,11 +12,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ftsupervise.version import VERSION as __version__
+
 if TYPE_CHECKING:
     from ftsupervise.guard.guard import Guard
     from ftsupervise.guard.stop_reasons import Decision
 
-__version__ = "0.1.0"
 __all__ = ["Decision", "Guard", "__version__"]
 
 

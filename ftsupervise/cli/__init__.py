@@ -13,10 +13,10 @@ from typing import Any, NoReturn
 
 import click
 
-from ftsupervise import __version__
 from ftsupervise.cli.output import did_you_mean, look_at_terminals, may_colour, say
 from ftsupervise.errors import Cancelled, Error, UsageError
 from ftsupervise.printable import log_line
+from ftsupervise.version import VERSION
 
 # name -> (module, attribute, one line for --help). A new command is one line here and one module beside this file.
 COMMANDS: dict[str, tuple[str, str, str]] = {
@@ -93,7 +93,7 @@ class Lazy(click.Group):
 
 
 @click.command(cls=Lazy, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(__version__, "-V", "--version", message="ftsupervise %(version)s")
+@click.version_option(VERSION, "-V", "--version", message="ftsupervise %(version)s")
 def ftsupervise() -> None:
     """Keep a long training run on a Slurm cluster alive.
 

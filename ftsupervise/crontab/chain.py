@@ -19,7 +19,6 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from ftsupervise import __version__
 from ftsupervise.crontab import history
 from ftsupervise.crontab.entries import EPOCH, CronEntry, floor, slots_after
 from ftsupervise.crontab.history import EntryRun, RunEnd
@@ -31,6 +30,7 @@ from ftsupervise.model import Job, JobState, Submitted
 from ftsupervise.rundir.records import as_count
 from ftsupervise.scheduler.parse import is_held, quote
 from ftsupervise.units import format_slurm_time
+from ftsupervise.version import VERSION
 
 if TYPE_CHECKING:
     from ftsupervise.scheduler import Scheduler
@@ -245,7 +245,7 @@ def script(cron: CronDir, installed: Installed) -> str:
     """
     paths = {"directory": str(cron.root), "state": str(cron.state), "log": str(cron.log)}
     options, words = directives(cron, installed), command(cron, installed)
-    return render("cron.sbatch.j2", {**paths, "options": options, "command": words, "version": __version__})
+    return render("cron.sbatch.j2", {**paths, "options": options, "command": words, "version": VERSION})
 
 
 def render(template: str, values: Mapping[str, object]) -> str:

@@ -16,7 +16,6 @@ from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from ftsupervise import __version__
 from ftsupervise.doctor import here
 from ftsupervise.doctor.examinations import CHECKPOINTS, RUN_DIRECTORY, STATE
 from ftsupervise.doctor.seen import (
@@ -40,6 +39,7 @@ from ftsupervise.probe.errand import within
 from ftsupervise.rundir.paths import RunDir, state_dir
 from ftsupervise.scheduler import LOCAL, SLURM
 from ftsupervise.scheduler.slurm import Slurm
+from ftsupervise.version import VERSION
 from ftsupervise.watch.watchdogs.preflight import complaints
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def look(asked: ToExamine, now: datetime, probe: Probe, tell: Callable[[float], 
     return Sights(
         slurm=slurm,
         here=os.uname().nodename,
-        version=__version__,
+        version=VERSION,
         missing_commands=absent,
         cluster=cluster,
         places=places,

@@ -31,7 +31,7 @@ def _take() -> None:
     if found == version:
         sys.path.append(package)  # processes that are started with this path find one too
         return
-    sys.modules.pop("ftsupervise", None)
+    _forget()
     sys.path.insert(len(others) if found is None else min(at, len(others)), package)
     if found is not None and os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) == "0":
         words = "ftsupervise: {} has ftsupervise {} and this run's supervisor is {}, whose guard is used\n"
@@ -44,11 +44,17 @@ def _installed() -> "str | None":
     try:
         import ftsupervise
     except Exception:  # whatever it raises: it is of no use here
-        sys.modules.pop("ftsupervise", None)
+        _forget()
         return None
     if getattr(ftsupervise, "__file__", None) is None:  # a folder of that name, as of a run or a clone
         return None
     return str(getattr(ftsupervise, "__version__", "unknown"))
+
+
+def _forget() -> None:
+    """What was imported of another one, its parts too, must not be mixed with ours."""
+    for name in [one for one in sys.modules if one.partition(".")[0] == "ftsupervise"]:
+        del sys.modules[name]
 
 
 if __name__ == "ftsupervise":

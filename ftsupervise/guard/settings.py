@@ -14,7 +14,6 @@ from pathlib import Path
 from resource import RUSAGE_THREAD, getrusage, struct_rusage
 from typing import Any, NamedTuple
 
-from ftsupervise import __version__
 from ftsupervise.guard.process_group import find_process_group
 from ftsupervise.printable import log_line
 from ftsupervise.rundir.paths import (
@@ -28,6 +27,7 @@ from ftsupervise.rundir.paths import (
     ENV_VERSION,
     RunDir,
 )
+from ftsupervise.version import VERSION
 
 _RANK = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
 _WORLD = ("WORLD_SIZE", "SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
@@ -136,10 +136,12 @@ def limits(
 def other_version(env: Mapping[str, str], rank: int) -> list[str]:
     """Return what is to be said of a guard that is not of its supervisor's version, by rank 0 alone."""
     theirs = env.get(ENV_VERSION, "")
-    if rank or theirs in ("", __version__):
+    if rank or theirs in ("", VERSION):
         return []
     where = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # noqa: PTH100, PTH120
-    words = f"this guard is ftsupervise {__version__} and its supervisor is {theirs}: remove {where} from the training's Python"
+    words = (
+        f"this guard is ftsupervise {VERSION} and its supervisor is {theirs}: remove {where} from the training's Python"
+    )
     return [f"{words}, which then gets the guard of its supervisor, or install that version there"]
 
 

@@ -12,13 +12,14 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ftsupervise import __version__, secrecy
+from ftsupervise import secrecy
 from ftsupervise.errors import ConfigError, from_os_error
 from ftsupervise.host import ownership
 from ftsupervise.hostlist import expand_hostlist
 from ftsupervise.launch.plan import Plan, SbatchOptions, word
 from ftsupervise.launch.shell_code import ShellWord
 from ftsupervise.scheduler.parse import quote
+from ftsupervise.version import VERSION
 
 if TYPE_CHECKING:
     from ftsupervise.config.schema import Launch
@@ -42,7 +43,7 @@ def render(plan: Plan, launch: Launch, options: SbatchOptions, *, packaged: str 
         script = environment.from_string(source).render(
             name=plan.name,
             token=plan.token,
-            version=__version__,
+            version=VERSION,
             options=[word(*one) for one in options.items()],
             fit_node=fit_node,
             assignments="".join(f"{one} " for one in plan.assignments),

@@ -14,7 +14,6 @@ from functools import lru_cache
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
-from ftsupervise import __version__
 from ftsupervise.printable import printable_lines
 from ftsupervise.report import drawing, summary
 from ftsupervise.report.account import Spent
@@ -29,6 +28,7 @@ from ftsupervise.report.plan import plan_line, plan_rows
 from ftsupervise.report.summary import stamp
 from ftsupervise.secrecy import masked
 from ftsupervise.units import count, show_duration, show_percent, show_size
+from ftsupervise.version import VERSION
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -84,7 +84,7 @@ def rendered(template: str, view: Mapping[str, Any], data: Mapping[str, Any] | N
             script=Markup(script),
             data=Markup(_json(data or {})),
             policy=Markup(policy),
-            version=__version__,
+            version=VERSION,
         )
     )
 

@@ -12,13 +12,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import NamedTuple
 
-from ftsupervise import __version__
 from ftsupervise.model import FailureKind
 from ftsupervise.printable import printable
 from ftsupervise.replicas.stalls import StallPage
 from ftsupervise.report import Status
 from ftsupervise.report.account import Ettr, TimeAccount
 from ftsupervise.report.row import RunRow
+from ftsupervise.version import VERSION
 
 MOST = 120  # samples of a run
 STATES = (
@@ -134,7 +134,7 @@ def _values(
 ) -> Iterator[_Value]:
     last, page = seen.run.last, seen.run.page
     job = last.job_id if last is not None else ""
-    info = ("directory", printable(row.directory, 4096)), ("job_id", printable(job, 60)), ("version", __version__)
+    info = ("directory", printable(row.directory, 4096)), ("job_id", printable(job, 60)), ("version", VERSION)
     yield "info", info, 1
     state = seen.verdict.lower() if seen.verdict.lower() in STATES else "other"
     for word in STATES:

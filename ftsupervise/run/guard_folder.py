@@ -21,10 +21,10 @@ from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 
-from ftsupervise import __version__
 from ftsupervise.host.in_time import in_time
 from ftsupervise.host.ownership import FOLDER, make_folder
 from ftsupervise.rundir.paths import ENV_VERSION, RunDir, write_whole
+from ftsupervise.version import VERSION
 
 _PACKAGE = Path(__file__).parents[1]
 # What the guard, its integrations and a standby import: tests/unit/test_old_python.py walks it, and holds it to Python 3.9.
@@ -51,7 +51,7 @@ def copied() -> tuple[str, ...]:
 def add_guard(env: dict[str, str], rundir: RunDir, command: Sequence[str], say: Callable[[str], None]) -> None:
     """Let the command with this environment find our guard after its own PYTHONPATH. Where the copy cannot be made the command
     begins without: it may need none. A restart in this process takes the copy that is there."""
-    env[ENV_VERSION] = __version__
+    env[ENV_VERSION] = VERSION
     root = rundir.guard
     try:
         entry = in_time(partial(_copy, root), _WITHIN)
@@ -102,7 +102,7 @@ def prepare(root: Path) -> Path:
     where another account could have written what the training would run."""
     sources = {name: (_PACKAGE / name).stat() for name in copied()}
     told = "\n".join(f"{name} {one.st_size} {one.st_mtime_ns}" for name, one in sources.items())
-    home = root / f"{__version__}-{blake2b(told.encode(), digest_size=6).hexdigest()}"
+    home = root / f"{VERSION}-{blake2b(told.encode(), digest_size=6).hexdigest()}"
     fresh = not home.is_dir()
     if fresh:
         _require_room(root.parent)

@@ -58,8 +58,8 @@ def installed(python: Path, version: str) -> Path:
     folder = Path(done.stdout.strip()) / "ftsupervise"
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(PACKAGE, folder, ignore=shutil.ignore_patterns("__pycache__"))
-    text = (folder / "__init__.py").read_text()
-    (folder / "__init__.py").write_text(text.replace(f'"{__version__}"', f'"{version}"'))
+    text = (folder / "version.py").read_text()
+    (folder / "version.py").write_text(text.replace(f'"{__version__}"', f'"{version}"'))
     return folder
 
 
@@ -130,7 +130,7 @@ def test_a_checkout_that_the_person_puts_first_is_taken_and_says_that_it_is_anot
 ) -> None:
     theirs = tmp_path / "checkout"
     shutil.copytree(PACKAGE, theirs / "ftsupervise", ignore=shutil.ignore_patterns("__pycache__"))
-    init = theirs / "ftsupervise/__init__.py"
+    init = theirs / "ftsupervise/version.py"
     init.write_text(init.read_text().replace(f'"{__version__}"', '"0.0.7"'))
     env = given(rundir, PYTHONPATH=str(theirs))
     done = in_training(bare, env, "from ftsupervise import Guard; Guard(agree=False)")
