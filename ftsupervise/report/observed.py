@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from ftsupervise.model import Attempt
 from ftsupervise.rundir.launches import launches
-from ftsupervise.rundir.observing import known, observed_now
+from ftsupervise.rundir.observing import as_a_shell_has_it, known, observed_now
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.truth import BRAKE, EXCLUSION, HANG, OnlyTold
 from ftsupervise.units import count, show_duration
@@ -65,7 +65,7 @@ def observed_rows(
 
 
 def _row_alone(told: OnlyTold, at: datetime, attempts: Sequence[Attempt], launched: Sequence[datetime]) -> ObservedRow:
-    until = min((one for one in launched if one > at), default=None)
+    until = min((one for one in launched if as_a_shell_has_it(one) > at), default=None)
     later = [each for each in attempts if each.started > at and (until is None or each.started < until)]
     return ObservedRow(0, told.decision, at, told.words(), _then(told, Attempt(0, "", at), later))
 

@@ -162,6 +162,7 @@ def observed_alone(rundir: RunDir, launched: Sequence[datetime]) -> tuple[OnlyTo
     """
     found: list[OnlyTold] = []
     pages = sorted(_pages(rundir.state / PLACE), key=_when)
+    launched = [as_a_shell_has_it(at) for at in launched]
     for place, one in enumerate(pages):
         since = max((at for at in launched if one.at is not None and at <= one.at), default=None)
         if not one.repeats(
@@ -169,6 +170,12 @@ def observed_alone(rundir: RunDir, launched: Sequence[datetime]) -> tuple[OnlyTo
         ):
             found.append(one)
     return tuple(found)
+
+
+def as_a_shell_has_it(launched: datetime) -> datetime:
+    """Return the time of a launch in whole seconds, as the shell of a member writes what it decides: one that begins at once
+    would have begun before its launch."""
+    return launched.replace(microsecond=0)
 
 
 def _when(one: OnlyTold) -> float:

@@ -128,10 +128,16 @@ def test_what_members_without_an_attempt_come_to_is_one_row_and_one_event_for_ea
         (EXCLUSION, times[2]),
         (BRAKE, times[3]),
     ]
+    in_its_second = observed_alone(
+        rundir, [times[0] + timedelta(seconds=0.4)]
+    )  # whose member's shell writes whole seconds
+    assert [one.decision for one in in_its_second] == [EXCLUSION, BRAKE]
     ran = attempt(2, nodes=("n7",))._replace(started=times[2] + timedelta(minutes=2))
     rows = observed_rows([ran], (), alone)
     assert [row.attempt for row in rows] == [0, 0, 0]
     assert rows[0].then == "attempt 2 ran on it, and ended: exit 1"
+    own_launch = [times[0] + timedelta(seconds=0.4)]
+    assert observed_rows([ran], own_launch, alone)[0].then == rows[0].then, "what came after its own launch counts"
     assert rows[2].then.startswith("1 attempt since: ")
     told = [one for one in events([ran], finished_at=None, alone=alone) if one.kind is EventKind.OBSERVED]
     assert len({one.dedup for one in told}) == 3 and told[0].summary.startswith("no attempt began at ")
