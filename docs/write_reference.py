@@ -133,7 +133,7 @@ def _inner(node: dict[str, Any], schema: dict[str, Any]) -> dict[str, Any] | Non
 
 
 def _value(node: dict[str, Any], schema: dict[str, Any]) -> str:
-    """What may be written there, in words."""
+    """Return the values that a setting takes, in words."""
     if "anyOf" in node:
         ways = [_value(one, schema) for one in node["anyOf"]]
         return " or ".join(dict.fromkeys(way for way in ways if way and way != "a variable"))

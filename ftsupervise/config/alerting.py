@@ -75,7 +75,7 @@ class Email(Strict):
     html: bool | None = None
     """Send the mail as HTML besides the plain text, which has everything too; null: where the last day of the run is drawn."""
     timeout: Annotated[Duration, Positive] = timedelta(seconds=10)
-    """How long it is waited for."""
+    """The time to wait for its answer."""
 
     @model_validator(mode="after")
     def _login(self) -> Email:
@@ -103,7 +103,7 @@ class Slack(Strict):
     mention: str | None = None
     """Put before critical messages, in Slack's own form: "<!channel>", "<@U012AB3CD>"."""
     timeout: Annotated[Duration, Positive] = timedelta(seconds=10)
-    """How long it is waited for."""
+    """The time to wait for its answer."""
 
     @model_validator(mode="after")
     def _way(self) -> Slack:
@@ -123,7 +123,7 @@ class Webhook(Strict):
     url_env: SecretVariable | None = None
     """The environment variable that holds its address."""
     shape: Literal["json", "pagerduty", "alertmanager"] = "json"
-    """What is posted."""
+    """The form of what is posted: our own JSON, an event of PagerDuty, or alerts as Alertmanager takes them."""
     key_file: SecretFile | None = None
     """PagerDuty's routing key, or for other shapes the token of ``Authorization: Bearer``."""
     key_env: SecretVariable | None = None
@@ -133,7 +133,7 @@ class Webhook(Strict):
     template: Path | None = None
     """A Jinja template of your own for what is posted."""
     timeout: Annotated[Duration, Positive] = timedelta(seconds=10)
-    """How long it is waited for."""
+    """The time to wait for its answer."""
 
     @model_validator(mode="after")
     def _way(self) -> Webhook:
@@ -151,7 +151,7 @@ class Apprise(Strict):
     urls_env: SecretVariable | None = None
     """The environment variable that holds them."""
     timeout: Annotated[Duration, Positive] = timedelta(seconds=20)
-    """How long it is waited for."""
+    """The time to wait for its answer."""
 
     @model_validator(mode="after")
     def _way(self) -> Apprise:
@@ -165,14 +165,14 @@ class Command(Strict):
     argv: tuple[str, ...] = Field(min_length=1)
     """The program and its arguments."""
     timeout: Annotated[Duration, Positive] = timedelta(seconds=20)
-    """How long it may run."""
+    """The time after which it is ended."""
 
 
 class File(Strict):
     """A file to append to; for tests, and for ``tail -f``."""
 
     path: Path
-    """Where it is; it is made if it is not there."""
+    """The file; it is made where there is none."""
 
 
 KINDS = ("email", "slack", "webhook", "apprise", "command", "file")
@@ -184,19 +184,19 @@ class Receiver(Strict):
     model_config = ConfigDict(extra="allow", json_schema_extra={"additionalProperties": False})  # of other packages
 
     name: Word | None = None
-    """How routes call it; default: its kind."""
+    """The name that routes use; default: its kind."""
     email: Email | None = None
-    """By a mail server."""
+    """Mail, through an SMTP server."""
     slack: Slack | None = None
-    """To a Slack channel."""
+    """Posts in a Slack channel."""
     webhook: Webhook | None = None
-    """To an address of your own, PagerDuty or Alertmanager."""
+    """POST requests to an address of yours, PagerDuty or Alertmanager."""
     apprise: Apprise | None = None
-    """Through Apprise."""
+    """The services that Apprise knows."""
     command: Command | None = None
-    """By a program of yours."""
+    """A program of yours, started for each message."""
     file: File | None = None
-    """Into a file."""
+    """A file that messages are appended to."""
 
     @model_validator(mode="after")
     def _one_kind(self, info: ValidationInfo) -> Receiver:
@@ -225,15 +225,15 @@ class Rule(Strict):
     """The delays of one watchdog's alerts; missing keys are as in ``alerts:``."""
 
     hold: Duration | None = None
-    """As ``alerts.hold``, for this watchdog."""
+    """The same as ``alerts.hold``, for this watchdog."""
     clear: Duration | None = None
-    """As ``alerts.clear``."""
+    """The same as ``alerts.clear``, for this watchdog."""
     repeat: Pause | None = None
-    """As ``alerts.repeat``."""
+    """The same as ``alerts.repeat``, for this watchdog."""
     escalate_after: Pause | None = None
-    """As ``alerts.escalate_after``."""
+    """The same as ``alerts.escalate_after``, for this watchdog."""
     checks: Checks | None = None
-    """As ``alerts.checks``."""
+    """The same as ``alerts.checks``, for this watchdog."""
 
 
 class Route(Strict):
@@ -242,13 +242,13 @@ class Route(Strict):
     severity: SeverityWord | None = None
     """This or worse."""
     watchdog: tuple[str, ...] = ()
-    """Those of these watchdogs; default: of all."""
+    """The watchdogs whose alerts it is for; default: all."""
     run: tuple[str, ...] = ()
     """Names, with * and ? as in the shell."""
     hours: tuple[Clock, Clock] | None = None
     """From and to, in ``alerts.timezone``: ["22:00", "07:00"]."""
     days: tuple[DayWord, ...] = ()
-    """On these days; default: on all."""
+    """The days on which it holds; default: all."""
     escalated: bool | None = None
     """true: only alerts that were not acknowledged for ``escalate_after``; false: all others."""
     to: tuple[Word, ...]
@@ -259,7 +259,7 @@ class QuietHours(Strict):
     """Alerts less severe than ``below`` wait for the end of these hours; they are not lost."""
 
     hours: tuple[Clock, Clock] = ("22:00", "07:00")
-    """From and to, in ``alerts.timezone``."""
+    """The beginning and the end of these hours, in ``alerts.timezone``."""
     below: SeverityWord = "critical"
     """Alerts of this severity, or a worse one, are sent at any hour."""
 
@@ -272,7 +272,7 @@ class DeadMan(Strict):
     url_env: SecretVariable | None = None
     """The environment variable that holds its address."""
     timeout: Annotated[Duration, Positive] = timedelta(seconds=5)
-    """How long it is waited for."""
+    """The time to wait for its answer."""
 
     @model_validator(mode="after")
     def _way(self) -> DeadMan:
@@ -317,13 +317,13 @@ class Alerts(Strict):
     watchdogs: dict[str, Rule] = Field(default={})
     """Other delays for the alerts of single watchdogs."""
     routes: tuple[Route, ...] = ()
-    """Who hears what; without any, all receivers are notified."""
+    """Rules that say which receivers hear of which alert; without any, all receivers hear of all."""
     quiet: QuietHours | None = None
     """Hours in which only the worst is sent."""
     timezone: str | None = None
     """For hours and days, such as "Europe/Berlin"; default: this machine's own."""
     dead_man: DeadMan | None = None
-    """Whoever notices that the watch itself has died."""
+    """An outside service that notices when the watch itself has died."""
     templates: Path | None = None
     """A directory whose alert.*.j2 stand in for the built-in ones."""
     weekly_report: tuple[str, ...] | None = None

@@ -126,7 +126,7 @@ class Extended:
 
 
 class TickScheduler(Protocol):
-    """What a crontab that is made of jobs asks of its scheduler: Slurm's own methods, and each raises SchedulerUnavailable."""
+    """The methods of Slurm that a crontab made of jobs needs. Each raises SchedulerUnavailable."""
 
     warnings: set[str]  # warnings that came with its answers
 

@@ -1,4 +1,4 @@
-"""What a night depends on, looked at before it: ``ftsupervise doctor``.
+"""Looks at what a night depends on, before it: ``ftsupervise doctor``.
 
     sights.py        looks, each look with its bound, and judges nothing
     seen.py          what was seen, as values

@@ -52,7 +52,7 @@ def _installed() -> "str | None":
 
 
 def _forget() -> None:
-    """What was imported of another one, its parts too, must not be mixed with ours."""
+    """Drop all that was imported of another ftsupervise: its parts must not be mixed with ours."""
     for name in [one for one in sys.modules if one.partition(".")[0] == "ftsupervise"]:
         del sys.modules[name]
 

@@ -1,4 +1,4 @@
-"""What may hang is done in a thread, which is left behind where it does: a file system, a name server, Slurm."""
+"""Makes a call that may hang (a file system, a name server, Slurm) in a thread, which is left behind where it does."""
 
 from __future__ import annotations
 

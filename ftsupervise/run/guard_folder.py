@@ -122,7 +122,7 @@ def prepare(root: Path) -> Path:
 
 
 def _require_room(folder: Path) -> None:
-    """On a disk that is nearly full the run's own pages go before the copy."""
+    """Raise OSError where the disk is nearly full: the run's own pages need that space more than the copy does."""
     found = os.statvfs(folder)
     if found.f_bavail * found.f_frsize < _ROOM or (found.f_files and found.f_favail < _ROOM_INODES):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder))
