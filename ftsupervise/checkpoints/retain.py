@@ -296,10 +296,26 @@ def _files_of(folder: Path, names: Iterable[str]) -> Iterator[tuple[Path, os.sta
 # ------------------------------------------------------------------------------------------------------------- removing
 
 
-def remove(folder: Path, names: Iterable[str]) -> tuple[str, ...]:
+FileKey = tuple[int, int]  # device and inode
+
+
+def others_may_write(folder: Path) -> bool:
+    """Return whether other accounts may give what lies in ``folder`` another name. Raises OSError."""
+    mode = folder.stat().st_mode
+    return bool(mode & 0o022) and not mode & stat.S_ISVTX
+
+
+def keys_in(folder: Path) -> dict[str, FileKey]:
+    """Return which file or folder each name in ``folder`` is now. Raises OSError."""
+    found = {name: os.lstat(folder / name) for name in names_in(folder) if os.path.lexists(folder / name)}
+    return {name: (one.st_dev, one.st_ino) for name, one in found.items()}
+
+
+def remove(folder: Path, names: Iterable[str], judged: Mapping[str, FileKey] | None = None) -> tuple[str, ...]:
     """Take checkpoints out of ``folder``: from now on they are none. Returns the names that were there. Raises OSError.
 
-    A name may be a path below the folder. Their files are still to be deleted (``sweep``).
+    A name may be a path below the folder. Their files are still to be deleted (``sweep``). ``judged``: what each name was when
+    it was judged; where others may write the folder, it may be something else by now, which gets its name back.
     """
     gone = []
     for name in names:
@@ -313,20 +329,32 @@ def remove(folder: Path, names: Iterable[str]) -> tuple[str, ...]:
                 os.rename(folder / name, aside)
             except FileNotFoundError:  # another one was faster
                 break
+            if judged is not None and _key(aside) != judged.get(name):
+                os.rename(aside, folder / name)
+                break
             gone.append(name)
             for page in (
                 records_beside(folder / name) if one_file else ()
             ):  # else the next one of that name is judged by it
                 with suppress(FileNotFoundError):
-                    os.rename(page, folder / f"{aside.name}{page.suffix}")
+                    if judged is None:
+                        os.rename(page, folder / f"{aside.name}{page.suffix}")
+                    elif not others_may_write(page.parent):
+                        page.unlink()
             break
     if gone:
         sync_directory(folder)
     return tuple(gone)
 
 
+def _key(path: Path) -> FileKey:
+    found = path.lstat()
+    return found.st_dev, found.st_ino
+
+
 def sweep(
     folder: Path,
+    only: Collection[FileKey] | None = None,
     *,
     rate: float = FILES_A_SECOND,
     progress: Callable[[int], object] = lambda size: None,
@@ -336,8 +364,9 @@ def sweep(
     """Delete the checkpoints that ``remove`` took out, by this call or an earlier one, at ``rate`` files a second;
     return bytes freed.
 
-    Links are removed, not followed. Raises OSError for the first file that cannot be deleted; the rest stays for the
-    next call.
+    Links are removed, not followed. ``only``: what ``remove`` took out by this very call, where others may write the folder
+    and may have given anything of ours such a name. Raises OSError for the first file that cannot be deleted; the rest stays
+    for the next call.
     """
     if not folder.is_dir():  # the run has not saved yet
         return 0
@@ -345,6 +374,9 @@ def sweep(
     freed = 0
     with os.scandir(folder) as found:
         names = [entry.name for entry in found if entry.name.startswith(REMOVING)]
+    if only is not None:
+        keys = keys_in(folder)
+        names = [name for name in names if keys.get(name) in only]
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         for name in sorted(names):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -392,11 +393,12 @@ def prune(run: str | None, dry_run: bool, seconds: float, as_json: bool, **rules
             "keep": keep,
             "remove": removed,
             "leftovers": done.leftovers,
+            "spared": done.spared,
         }
         counted = {"frees": done.planned.frees, "freed": done.freed, "refused": done.planned.refused or None}
         print_json({**shown, **counted})
         return
-    show_plan(done.planned, done.leftovers, dry_run=dry_run, freed=done.freed)
+    show_plan(done.planned, done, place.folder, dry_run=dry_run)
 
 
 def _quiet(text: str) -> None:
@@ -498,7 +500,7 @@ def _keep_up(place: CheckpointPlace, patient: Patient, *, quiet: bool) -> None:
             lambda progress: retention_of(place, policy, progress), patient, doing="", places=(place.folder,)
         )
         if done.removed or done.leftovers or not quiet:
-            show_plan(done.planned, done.leftovers, dry_run=False, freed=done.freed)
+            show_plan(done.planned, done, place.folder, dry_run=False)
     raise_failed(failed)
 
 
@@ -561,6 +563,9 @@ class RetentionResult(NamedTuple):
     leftovers: tuple[str, ...]
     removed: tuple[str, ...] = ()
     freed: int = 0  # bytes
+    spared: tuple[
+        str, ...
+    ] = ()  # what looks like a leftover, where others may write the folder and may have named it so
 
 
 def retention_of(
@@ -583,20 +588,27 @@ def retention_of(
         return RetentionResult(_plan(place, policy, progress, tell), ())
     with held(place.folder) as folder:
         place = place._replace(folder=folder)
+        # who may write the folder may give a name that we delete to anything of ours there
+        judged = retain.keys_in(folder) if retain.others_may_write(folder) else None
         planned = _plan(place, policy, progress, tell)
-        left = leftovers(place.rundir, folder, time.time())
+        left, spared = leftovers(place.rundir, folder, time.time()), tuple[str, ...]()
+        if judged is not None:
+            left, spared = (), (*left, *sorted(name for name in judged if name.startswith(retain.REMOVING)))
         if dry_run:
-            return RetentionResult(planned, left)
+            return RetentionResult(planned, left, spared=spared)
         if place.rundir is not None:
             require_launched(place.rundir)  # once more: it took a while to read all that
         retain.remove(folder, left)
-        gone = retain.remove(folder, [one.name for one in planned.remove])
+        gone = retain.remove(folder, [one.name for one in planned.remove], judged)
         planned = planned._replace(remove=tuple(one for one in planned.remove if one.name in gone))
-        return RetentionResult(planned, left, gone, retain.sweep(folder, progress=progress.moved))
+        only = None if judged is None else {judged[name] for name in gone}
+        return RetentionResult(planned, left, gone, retain.sweep(folder, only, progress=progress.moved), spared)
 
 
-def show_plan(planned: Any, left: tuple[str, ...], *, dry_run: bool, freed: int) -> None:
+def show_plan(planned: Any, done: RetentionResult, folder: Path, *, dry_run: bool) -> None:
     from ftsupervise.units import show_size
+
+    left, freed = done.leftovers, done.freed
 
     for name in sorted(planned.keep, reverse=True):
         say(printable(f"kept     {name}: {'; '.join(planned.keep[name])}"))
@@ -605,6 +617,13 @@ def show_plan(planned: Any, left: tuple[str, ...], *, dry_run: bool, freed: int)
         say(printable(f"{'would go' if dry_run else 'removed '} {one.name}{size}"))
     for name in left:
         say(f"{'would go' if dry_run else 'removed '} {name}, left by a restore or a save that was interrupted")
+    for name in done.spared:
+        say(
+            printable(
+                f"kept     {name}: others may write {folder}, and may have given it this name; if it is what an interrupted "
+                f"removal, restore or save left: rm -r {shlex.quote(str(folder / name))}"
+            )
+        )
     if planned.refused:
         say(planned.refused)
     elif not planned.remove and not freed and not left:

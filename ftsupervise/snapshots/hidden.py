@@ -74,4 +74,8 @@ def _leftovers(folder: Path) -> Iterator[HiddenEntry]:
                 "being restored", path, "nobody until it is whole: ftsupervise checkpoints restore goes on there"
             )
         elif name.startswith(REMOVING):
-            yield HiddenEntry("being removed", path, "nobody: it is deleted, or prune deletes the rest")
+            yield HiddenEntry(
+                "being removed",
+                path,
+                "nobody: it is deleted, or prune deletes the rest where nobody else may write here",
+            )

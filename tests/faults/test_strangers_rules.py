@@ -985,3 +985,38 @@ def test_no_reason_is_written_through_a_link_in_a_checkpoint_of_a_stranger(proje
     assert all_in(mine) == before, done
     assert done.code == 0, done
     assert [one.reason for one in quarantined(folder)] == [f"odd, by {ADA}"]
+
+
+@pytest.mark.threat(
+    "A member who may write the folder of your checkpoints gives a name that is deleted (`.removing-`, `.restoring-`) to your "
+    "newest one, or to another folder of yours.",
+    "Nothing is deleted there that this very removal has not judged and taken out itself. What has such a name is told, with "
+    "what to type.",
+)
+def test_nothing_is_deleted_for_the_name_that_a_stranger_gave_it(project: Project) -> None:
+    folder = project.project / "ckpt"
+
+    def make() -> None:
+        folder.mkdir()
+        (folder / "precious").mkdir(0o700)
+        (folder / "precious" / "thesis.tex").write_text("mine")
+        os.utime(folder / "precious", (0, 0))
+
+    def share() -> None:
+        folder.chmod(0o2775)
+
+    def lay() -> None:
+        (folder / "step-5").rename(folder / ".removing-step-5")
+        (folder / "precious").rename(folder / ".restoring-precious")
+
+    project.own(make)
+    argv = [project.python, "-c", SAVE, str(folder)]
+    subprocess.run(argv, user=ADA, group=GROUP, extra_groups=[], cwd="/", umask=0o022, check=True, timeout=60)
+    project.own(share)
+    project.own(lay, EVE)
+    done = project.type("checkpoints", "prune", str(folder), "--last", "2")
+    assert done.code == 0, done
+    assert (folder / ".removing-step-5" / "weights").read_bytes() == b"wwwww", done
+    assert (folder / ".restoring-precious" / "thesis.tex").exists(), done
+    assert "others may write" in done.said and "rm -r" in done.said
+    assert sorted(one.name for one in folder.glob("step-*")) == ["step-3", "step-4"], "its own work is done"
