@@ -11,6 +11,7 @@ import errno
 import os
 import signal
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from datetime import datetime, timezone
 from functools import partial
@@ -111,7 +112,7 @@ _BY_OTHERS = (
 )  # we ask all groups at once
 
 
-class RunOfGroups:
+class RunOfGroups(ABC):
     """Follows all groups of a run, in one job or in several: their directories, their lighthouse, their pages.
 
     A place starts them, or finds them in the queue: ``GroupsOfJob`` and ``GroupsApart``."""
@@ -170,17 +171,17 @@ class RunOfGroups:
         """Say why no group is started any more; "" while they are."""
         return f"asked to stop ({signal_name(self.told)})" if self.told else self.disk.over
 
+    @abstractmethod
     def look_after(self, group: GroupProcess, over: str) -> None:
         """Judge one group, whose directory has just been read, and do what that asks for."""
-        raise NotImplementedError
 
+    @abstractmethod
     def exit_code(self, over: str) -> int | None:
         """Return None as long as this process has something to do."""
-        raise NotImplementedError
 
+    @abstractmethod
     def end(self) -> None:
         """Leave nothing of ours behind, whatever went wrong."""
-        raise NotImplementedError
 
     def _turn(self) -> int | None:
         """Look at all groups once."""
