@@ -44,7 +44,7 @@ _SETTING = {RUN_DIRECTORY: "run_dir:", CHECKPOINTS: "checkpoints: {path:}", STAT
 _CLOCK = 2.0  # seconds between two clocks, beyond which ages of files mislead
 _LITTLE_SHARED = 256 << 20  # bytes of /dev/shm: a container's 64 MB are too few for NCCL, and for the ranks' pages
 _LITTLE_MEMORY = 0.05
-_OLDEST = (3, 10)  # of the Python that imports the guard
+_OLDEST = (3, 9)  # of the Python that imports the guard (tests/unit/test_old_python.py)
 _SLOW_SWITCH = 30.0  # seconds
 
 
@@ -337,14 +337,12 @@ def script(seen: Sights, run: Run | None) -> Iterator[Examined]:
     if found.missing:
         what = f"launch.command: {printable(found.missing)} is not there"
         wrong.append(Examined(WRONG, "script", what, "set launch.command, or launch from the folder where it lies"))
-    for sentence in found.doubts:
-        about, do = "launch", "ftsupervise config check   (says it again, once it is corrected)"
-        if " has no guard" in sentence:
-            about, do = (
-                "guard",
-                "from ftsupervise import Guard   (three lines in the loop: docs/guard.md); or set finished_by",
-            )
-        wrong.append(Examined(WRONG, about, sentence, do))
+    without = "from ftsupervise import Guard   (a few lines in the loop: docs/guard.md); or set launch.finished_by"
+    wrong += [Examined(WRONG, "guard", sentence, without) for sentence in found.unguarded]
+    again = "ftsupervise config check   (says it again, once it is corrected)"
+    wrong += [
+        Examined(WRONG, "launch", sentence, again) for sentence in found.doubts if sentence not in found.unguarded
+    ]
     yield from wrong
     if not wrong:
         guard = (
@@ -367,7 +365,6 @@ def python(seen: Sights, run: Run | None) -> Iterator[Examined]:
 
 def _judge_python(about: str, found: PythonSeen, seen: Sights) -> Examined:
     needs = not isinstance(seen.script, ScriptSeen) or seen.script.uses_guard
-    word = shlex.quote(found.path)
     numbers = tuple(int(part) for part in found.version.split(".")[:2] if part.isdigit())
     if found.trouble:
         what = f"{printable(found.path)} does not start: {printable(found.trouble, 200)}"
@@ -377,13 +374,11 @@ def _judge_python(about: str, found: PythonSeen, seen: Sights) -> Examined:
     if needs and numbers < _OLDEST:
         what = f"{printable(found.path)} is Python {found.version}, and the guard needs {_OLDEST[0]}.{_OLDEST[1]}"
         return Examined(WRONG, about, what, "set launch.command, or launch.setup, to a newer one")
-    if needs and not found.package:
-        what = f"{printable(found.path)} has no ftsupervise, and the script imports it"
-        return Examined(WRONG, about, what, f"{word} -m pip install ftsupervise=={seen.version}")
-    if found.package and found.package != seen.version:
-        what = f"{printable(found.path)} has ftsupervise {printable(found.package)}, and this is {seen.version}"
-        return Examined(WRONG, about, what, f"{word} -m pip install ftsupervise=={seen.version}")
-    return Examined(OK, about, f"{printable(found.path)}, Python {found.version}")
+    gives = ""  # run/guard_folder.py
+    if needs and found.package != seen.version:
+        has = f"ftsupervise {printable(found.package)}" if found.package else "no ftsupervise"
+        gives = f", which has {has}: the run gives it the guard of {seen.version}"
+    return Examined(OK, about, f"{printable(found.path)}, Python {found.version}{gives}")
 
 
 def watchdogs(seen: Sights, run: Run | None) -> Iterator[Examined]:

@@ -75,9 +75,11 @@ class CronSeen(NamedTuple):
 
 
 class ScriptSeen(NamedTuple):
-    """The training script and the settings of its launch. ``doubts``: sentences of ``launch.doubts``."""
+    """The training script and the settings of its launch. ``doubts``: sentences of ``launch.doubts``; ``unguarded``: those of
+    them about a script without the guard."""
 
     doubts: tuple[str, ...] = ()
+    unguarded: tuple[str, ...] = ()
     missing: str = ""  # the script that is not there
     uses_guard: bool = False
     refusal: str = ""  # why launch would refuse now

@@ -32,7 +32,7 @@ from ftsupervise.doctor.seen import (
 from ftsupervise.errors import Error, Refused, SchedulerUnavailable
 from ftsupervise.host.in_time import in_time
 from ftsupervise.host.local_disks import is_local
-from ftsupervise.launch.doubts import doubts, without_guard
+from ftsupervise.launch.doubts import doubts, leaves_with_0, without_guard
 from ftsupervise.launch.shell_code import program_words, understand
 from ftsupervise.probe import Missing, Mount, NotSeen, Probe, Space
 from ftsupervise.probe.errand import within
@@ -273,6 +273,7 @@ def _script(run: Run, workdir: Path) -> ScriptSeen:
     plain = not without_guard(run, workdir, _read)
     return ScriptSeen(
         doubts=doubts(run, workdir, _read),
+        unguarded=tuple(leaves_with_0(run, workdir, _read)),
         missing=missing,
         uses_guard=bool(scripts) and not missing and plain,
         refusal=refusal,

@@ -30,7 +30,7 @@ _SCRIPT = re.compile(rb"#!\s*\S*(?:/|env\s+)(?:ba|da|k|z)?sh\b")
 
 def doubts(run: Run, workdir: Path, read: Read) -> tuple[str, ...]:
     """Return a sentence for each. What cannot be read in time is passed over."""
-    of_files = (*_nested(run, workdir, read), *_leaves_with_0(run, workdir, read))
+    of_files = (*_nested(run, workdir, read), *leaves_with_0(run, workdir, read))
     return (*of_files, *_differs_in_each_job(run), *_no_folder(run), *_hangs_too_long(run))
 
 
@@ -65,7 +65,7 @@ def _nested(run: Run, workdir: Path, read: Read) -> Iterator[str]:
             )
 
 
-def _leaves_with_0(run: Run, workdir: Path, read: Read) -> Iterator[str]:
+def leaves_with_0(run: Run, workdir: Path, read: Read) -> Iterator[str]:
     """A Python script without the guard: nothing says what it means when it leaves with 0."""
     if "finished_by" in run.launch.model_fields_set:
         return

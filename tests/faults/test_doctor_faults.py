@@ -285,8 +285,6 @@ FAULTS: dict[str, tuple[Plant, str, str]] = {
     "a group of others": (settings(share={"watch": True, "group": "nogroup"}), "group", "id -Gn"),
     "no guard": (plain_script, "guard", "from ftsupervise import Guard"),
     "no script": (settings(launch={"command": [sys.executable, "trian.py"]}), "script", "launch.command"),
-    "a Python without the package": (bare_python, "python", "pip install ftsupervise=="),
-    "a Python with an old release": (other_version, "python", "pip install ftsupervise=="),
     "no such Python": (settings(launch={"command": ["/nowhere/python", "train.py"]}), "python", "launch.command"),
     "a job's number in a path": (
         settings(launch={"command": f"{sys.executable} train.py --out ckpt-$SLURM_JOB_ID"}), "launch", "config check"
@@ -310,6 +308,19 @@ def test_each_planted_fault_is_found_with_what_to_type(desk: Desk, name: str) ->
     bad = [one for one in lines if one["word"] != "ok"]
     assert [(one["about"], one["word"]) for one in bad] == [(about, "wrong")], bad
     assert advice in bad[0]["do"] and code == 1, bad
+
+
+@pytest.mark.parametrize(("plant", "has"), [(bare_python, "no ftsupervise"), (other_version, "ftsupervise 0.0.1")])
+def test_a_python_without_this_release_is_well_because_the_run_gives_it_the_guard(
+    desk: Desk, plant: Callable[[Desk], None], has: str
+) -> None:
+    plant(desk)
+    desk.write()
+    code, lines = desk.examine()
+    (python,) = (one for one in lines if one["about"] == "python")
+    assert (
+        code == 0 and python["word"] == "ok" and f"which has {has}: the run gives it the guard of " in python["what"]
+    ), lines
 
 
 def test_a_run_directory_that_does_not_answer_is_unseen_and_the_rest_is_seen(desk: Desk, dead_mount: HungMount) -> None:

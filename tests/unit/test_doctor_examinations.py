@@ -53,7 +53,6 @@ def test_a_trial_in_which_all_is_well_has_nothing_wrong() -> None:
         ({"ahead": -9.0}, "job's clock", "chronyc"),
         ({"nodes": (NodeSeen("node-1", False, 0.0, ""),)}, "nodes", "run_dir"),
         ({"nodes": (NodeSeen("node-1", True, 0.0, "10.0.0.1:9: timed out"),)}, "ports", "NCCL_SOCKET_IFNAME"),
-        ({"python": PYTHON._replace(package="")}, "job's python", "pip install ftsupervise==1.0"),
         ({"python": PYTHON._replace(version="3.8.1")}, "job's python", "newer"),
         ({"place": PLACE._replace(trouble="rename: Permission denied")}, "run directory on node-0", "run_dir:"),
         ({"memory": MemorySeen(1 << 30, 100 << 30, 50 << 30)}, "memory", "launch.mem"),
