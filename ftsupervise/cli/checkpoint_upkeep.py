@@ -20,8 +20,10 @@ from ftsupervise.cli.checkpoints import (
     checkpoints,
     find,
     keep_if_written_over,
+    note_checkpoints,
     print_json,
     refuse_held,
+    require_checkpoints,
     require_launched,
     run_to_note,
 )
@@ -253,6 +255,7 @@ def restore(
 
     place = CheckpointPlace(target) if run is None and target is not None and places else find(run, acts=True)
     found, _ = targets(place, places, rate)
+    here = (target or place.folder).absolute()
     hint = "nothing was restored; --from PLACE and --to DIR name only those that answer"
     must_answer((one.open() for one in found), target, hint=hint)
     patient = Patient(seconds, as_json)
@@ -265,11 +268,10 @@ def restore(
     if not wanted:
         _no_copy(name, found, blind=bool(unseen))
     newest = wanted[0][1].name
-    here = (target or place.folder).absolute()
     problem: Error | None = None
     for source, copy in (one for one in wanted if one[1].name == newest):
         try:
-            path = _bring_back(source, copy, here, rate, patient)
+            path = _bring_back(place, source, copy, here, rate, patient)
         except (CopyDamaged, NotFound, NotPermitted, NoAnswer) as error:
             say(str(error), err=True)
             problem = error
@@ -317,13 +319,20 @@ def _copies_at(source: CopyTarget, _: WorkProgress) -> tuple[tuple[FoundCopy, ..
     return copies_in([source.open()])
 
 
-def _bring_back(source: CopyTarget, copy: FoundCopy, here: Path, rate: int | None, patient: Patient) -> Path:
+def _bring_back(
+    place: CheckpointPlace, source: CopyTarget, copy: FoundCopy, here: Path, rate: int | None, patient: Patient
+) -> Path:
     from ftsupervise.checkpoints.restore import restore as bring_back
 
+    def work(progress: WorkProgress) -> Path:
+        made = not here.exists()
+        path = bring_back(copy._replace(store=source.open()), here, now=now, rate=rate, progress=progress.moved)
+        if made:
+            note_checkpoints(place)
+        return path
+
     return patiently(
-        lambda progress: bring_back(
-            copy._replace(store=source.open()), here, now=now, rate=rate, progress=progress.moved
-        ),
+        work,
         patient,
         doing="restored",
         total=copy.manifest.size,
@@ -587,6 +596,8 @@ def retention_of(
     if not place.folder.is_dir():  # the run has not saved yet
         return RetentionResult(_plan(place, policy, progress, tell), ())
     with held(place.folder) as folder:
+        if not dry_run:
+            require_checkpoints(place, folder.stat())
         place = place._replace(folder=folder)
         # who may write the folder may give a name that we delete to anything of ours there
         judged = retain.keys_in(folder) if retain.others_may_write(folder) else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -418,6 +419,7 @@ def find(run: str | None, *, acts: bool) -> CheckpointPlace:
     if acts:
         try:
             refuse_link(place.folder)
+            require_checkpoints(place)
         except OSError as error:
             raise from_os_error(error, f"look at {place.folder}") from None
     return place
@@ -460,6 +462,27 @@ def require_launched(rundir: RunDir) -> None:
         pinned.require(state_dir(), rundir)
     except OSError as error:
         raise from_os_error(error, f"look at the run directory {rundir.root}") from None
+
+
+def require_checkpoints(place: CheckpointPlace, seen: os.stat_result | None = None) -> None:
+    """Raise NotTrusted unless its folder, or the open one with the facts ``seen``, is the one that the run saves in. Raises
+    OSError."""
+    from ftsupervise.rundir import pinned
+    from ftsupervise.rundir.paths import state_dir
+
+    if place.rundir is not None:
+        pinned.require_checkpoints(state_dir(), place.rundir, place.folder, seen)
+
+
+def note_checkpoints(place: CheckpointPlace) -> None:
+    """Note that the run saves in its folder as it is now: a command that a person typed has made it. Best effort: where it is
+    not noted, the next command refuses and says what to type."""
+    from ftsupervise.rundir import pinned
+    from ftsupervise.rundir.paths import state_dir
+
+    if place.rundir is not None:
+        with suppress(OSError):
+            pinned.note_checkpoints(state_dir(), place.rundir, place.folder)
 
 
 def _settings(rundir: RunDir, *, acts: bool) -> tuple[CheckpointSettings | None, tuple[str, ...]]:

@@ -108,6 +108,7 @@ def not_seen(heard: Hearing) -> str:
 def put_up(rundir: RunDir, switch: str, why: str) -> None:
     from datetime import datetime, timezone
 
+    from ftsupervise.config.find_run import require_same
     from ftsupervise.errors import from_os_error
     from ftsupervise.rundir.switches import raise_switch
 
@@ -117,3 +118,4 @@ def put_up(rundir: RunDir, switch: str, why: str) -> None:
         )
     except OSError as error:
         raise from_os_error(error, f"write {rundir.switches / switch}") from None
+    require_same(rundir)  # else it is up in what somebody has put there since the run was found

@@ -110,11 +110,11 @@ def find_run(argument: str | None, *, launched: bool = True, judged: bool = True
     _require_answer(argument)
     found = _find_launched(argument, launched)
     if judged:
-        _require_same(found)
+        require_same(found)
     return found
 
 
-def _require_same(rundir: RunDir) -> None:
+def require_same(rundir: RunDir) -> None:
     """Raise NotTrusted where another directory lies in the place of the run. What cannot be seen in time is not judged here."""
     from ftsupervise.rundir import pinned
 
@@ -285,7 +285,7 @@ def settings_of(name: str | None, *, bounded: bool = True, judged: bool = True) 
         return path / CONFIG_NAME
     rundir = _find_launched(name, True)
     if judged:
-        _require_same(rundir)
+        require_same(rundir)
     if rundir.config.is_file():
         return rundir.config
     if kind := files.odd_kind(rundir.config):

@@ -254,6 +254,20 @@ def refuse_link(path: str | os.PathLike[str]) -> None:
         return
 
 
+def open_above(path: Path) -> str:
+    """Return a folder above ``path`` in which accounts other than its owner can rename entries, as a clause; "" if
+    there is none.
+    """
+    for folder in dict.fromkeys((*path.absolute().parents, *path.resolve().parents)):  # as typed, and as it resolves
+        try:
+            found = folder.stat()
+        except OSError:
+            continue
+        if not found.st_mode & stat.S_ISVTX and (why := distrust(found, folder, accounts=(found.st_uid,))):
+            return why
+    return ""
+
+
 class _StrangersLink(NotTrusted):
     def __init__(self, clause: str, link: str) -> None:
         super().__init__(

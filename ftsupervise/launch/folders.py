@@ -12,7 +12,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ftsupervise.errors import Refused, from_os_error
-from ftsupervise.host.ownership import FOLDER, SHARED, distrust, group_name, make_folder, make_root, no_wider, set_mode
+from ftsupervise.host.ownership import (
+    FOLDER,
+    SHARED,
+    group_name,
+    make_folder,
+    make_root,
+    no_wider,
+    open_above,
+    set_mode,
+)
 from ftsupervise.nodes import incidents
 from ftsupervise.rundir import pinned
 from ftsupervise.rundir.fence import STAGING
@@ -128,25 +137,11 @@ def handed_over(run_dir: RunDir, share: Sharing) -> tuple[str, ...]:
         told.append(
             f"{whoever} may write {run_dir.root} itself, and so replace everything in it: chmod go-w {run_dir.root}"
         )
-    if not share.launch and (open_above := _open_above(run_dir.root)):
+    if not share.launch and (above := open_above(run_dir.root)):
         told.append(
-            f"{open_above}, and so put another run in the place of this one: a folder that only you may write is safer"
+            f"{above}, and so put another run in the place of this one: a folder that only you may write is safer"
         )
     return tuple(told)
-
-
-def _open_above(root: Path) -> str:
-    """Return a folder above ``root`` in which accounts other than its owner can rename entries, as a clause; "" if
-    there is none.
-    """
-    for folder in dict.fromkeys((*root.absolute().parents, *root.resolve().parents)):  # as typed, and as it resolves
-        try:
-            found = folder.stat()
-        except OSError:
-            continue
-        if not found.st_mode & stat.S_ISVTX and (why := distrust(found, folder, accounts=(found.st_uid,))):
-            return why
-    return ""
 
 
 def require_own(run_dir: RunDir) -> None:
@@ -157,10 +152,12 @@ def require_own(run_dir: RunDir) -> None:
         raise from_os_error(error, f"look at the run directory {run_dir.root}") from None
 
 
-def pin(run_dir: RunDir, number: int) -> None:
-    """Note the run directory for this account's watch. Best effort: a full home must not deny a launch that was made."""
+def pin(run_dir: RunDir, number: int, checkpoints: Path | None) -> None:
+    """Note the run directory, and the folder of its checkpoints, for this account's watch and upkeep. Best effort: a full home
+    must not deny a launch that was made."""
     try:
         page = read_json(run_dir.launches / f"{number:04d}" / "launch.json") or {}
         pinned.note(state_dir(), run_dir.root, as_text(page.get("token")))
+        pinned.note_checkpoints(state_dir(), run_dir, checkpoints or run_dir.checkpoints)
     except (OSError, ValueError):
         return

@@ -355,7 +355,7 @@ def launch_run(
         given, _ = without_secrets(env, run)
         done = submit(plan, run.launch, scheduler, again=again, now=now, env=given)
     known_as = register(run_dir, plan.name)
-    pin(run_dir, done.number)
+    pin(run_dir, done.number, run.checkpoints.path)
     try:
         forget_observing(run_dir)  # what a person said of the launch before, which counts where this one is refused
     except OSError as error:

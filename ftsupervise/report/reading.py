@@ -127,11 +127,20 @@ def read_own(rundir: RunDir, now: datetime, *, row: bool = False) -> RunReading:
 
     Raises NotTrusted where another directory lies there than this account has launched, or first watched.
     """
+
+    def look() -> tuple[int, int]:
+        before = pinned.identity(rundir.root)
+        pinned.require(state_dir(), rundir, copies=True)
+        return before
+
     try:
-        in_time(lambda: pinned.require(state_dir(), rundir, copies=True), _LOOK)
+        before = in_time(look, _LOOK)
     except OSError:  # of the directory: it is told below
-        pass
-    return read_run(rundir, now, row=row)
+        before = None
+    found = read_run(rundir, now, row=row)
+    if before is not None:
+        pinned.require_still(rundir, before)
+    return found
 
 
 def _full(rundir: RunDir) -> str:

@@ -9,6 +9,9 @@ For a job and for the watch a copy or a restore by the owner is the same run. Wi
 it again. What deletes, copies or overwrites for a run (``require``) asks for the inode too, because a stranger may put an old
 copy of the owner's own in the place of the run. The device is not asked for: each node numbers a network file system its own
 way.
+
+The folder of its checkpoints may lie elsewhere, below a folder that others may write. Its inode is noted by the launch, or by
+the first command that acts on it.
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ from ftsupervise.host.ownership import (
     is_shared,
     make_folder,
     make_own,
+    open_above,
     read_trusted,
     shown_user,
     strangers_link,
@@ -45,6 +49,8 @@ class Pin(NamedTuple):
     run_dir: str = ""
     inode: int = 0  # 0: not noted
     over: bool = False  # when it was last seen, it had finished, or a person had stopped it
+    saves_in: str = ""  # the folder of its checkpoints, absolute
+    saves_inode: int = 0  # of that folder; 0: not noted
 
 
 # -------------------------------------------------------------------------------------------------------------- in a job
@@ -68,6 +74,23 @@ def another(rundir: RunDir, token: str) -> str:
         if record.token == token:
             return _another_owner(rundir, owner, record.owner)
     return f"{ANOTHER}: {rundir.root} belongs to {shown_user(owner)} and holds no launch {token}"
+
+
+def identity(root: Path) -> tuple[int, int]:
+    """Return what tells this folder from one that is put in its place: its inode and its owner. Raises OSError."""
+    found = root.stat()
+    return found.st_ino, found.st_uid
+
+
+def require_still(rundir: RunDir, before: tuple[int, int]) -> None:
+    """Raise NotTrusted where the folder at ``rundir`` is not the one that it was ``before`` it was judged and read. What cannot
+    be seen is not judged here."""
+    try:
+        now = identity(rundir.root)
+    except OSError:
+        return
+    if now != before:
+        raise NotTrusted(f"{ANOTHER} while it was read: {rundir.root}", hint=hint(rundir))
 
 
 def hint(rundir: RunDir) -> str:
@@ -217,6 +240,45 @@ def require(state: Path, rundir: RunDir, *, copies: bool = False) -> None:
             why = f"{ANOTHER}: {root} is a copy of the one that was launched"
         if why:
             raise NotTrusted(f"{why}; nothing is done with it", hint=hint(here))
+
+
+def note_checkpoints(state: Path, rundir: RunDir, folder: Path) -> None:
+    """Note that the run saves in ``folder``, as it is now; one that is not there yet is noted later. Raises OSError."""
+    root = rundir.whole or rundir.root
+    try:
+        inode = folder.stat().st_ino
+    except (FileNotFoundError, NotADirectoryError):
+        inode = 0
+    for place in dict.fromkeys((root, root.resolve())):
+        pin = noted(state, place)
+        if pin is not None:
+            pin = pin._replace(saves_in=str(folder), saves_inode=inode)
+            write_json(page_of(state, place), pin, sync=False)
+
+
+def require_checkpoints(state: Path, rundir: RunDir, folder: Path, seen: os.stat_result | None = None) -> None:
+    """Raise NotTrusted where others may have exchanged the folder of its checkpoints, and it is another one than was noted.
+    Where none was noted, this one is. ``seen``: the facts of the open folder in which something is done. Raises OSError.
+    """
+    root = rundir.whole or rundir.root
+    pin = noted(state, root)
+    if (
+        pin is None or not folder.is_absolute() or folder.is_relative_to(root)
+    ):  # in that one, which is asked for by itself
+        return
+    if not pin.saves_inode or pin.saves_in != str(folder):
+        note_checkpoints(state, rundir, folder)
+        return
+    try:
+        inode = (seen or folder.stat()).st_ino
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    if inode != pin.saves_inode and (why := open_above(folder)):
+        raise NotTrusted(
+            f"{folder} is another folder than the one that the run has saved in, and {why}; nothing is done with it",
+            hint=f"look at it: ls -la {folder}; if you put it there yourself, launch again, "
+            f"or: rm {page_of(state, root)}",
+        )
 
 
 def require_own(state: Path, rundir: RunDir) -> None:

@@ -99,6 +99,7 @@ class Tour:
         self.journals: dict[int, Journal] = {}
         self.looks: dict[int, RunLook] = {}
         self.jobs: dict[int, tuple[Job, ...] | None] = {}  # of the runs that were looked at
+        self.stood: dict[int, tuple[int, int]] = {}  # of their directories, before these were judged
 
     def tell(self, event: Any) -> None:
         self.progress.apply(event)
@@ -145,7 +146,7 @@ class Tour:
         rundir = RunDir(str(run.run_dir))
         self.say.at(index, STANDS, BOUND)
         try:
-            rundir.root.stat()
+            self.stood[index] = pinned.identity(rundir.root)
         except (FileNotFoundError, NotADirectoryError):
             self.tell(RunDirChecked(index, checks.missing(run, self.orders.now), missing=True))
         except OSError as error:
@@ -219,6 +220,7 @@ class Tour:
                 probe=probe,
                 at=lambda name: self.say.at(index, f"check it (watchdog {name})", BOUND),
             )
+            self._require_still(index)
             self.say.at(index, "write down what was found", BOUND)
             report, news = _notify(seen, journal, orders.now, context=bad_in_general(self.progress, orders.now))
             self.say.at(index, "write down that it was checked", BOUND)
@@ -230,6 +232,13 @@ class Tour:
             self.tell(RunChecked(index, report, trouble, waits))
         except Exception as error:  # a broken directory must neither end the watch of the others nor go unnoticed
             self.tell(RunDirChecked(index, checks.unusable(run, error, orders.now)))
+
+    def _require_still(self, index: int) -> None:
+        """Raise NotTrusted where another directory was put in its place since it was judged: it may be that one that was
+        seen."""
+        run_dir = self.progress.roster.known[index].run.run_dir
+        if index in self.stood:
+            pinned.require_still(RunDir(str(run_dir)), self.stood[index])
 
     def _journal(self, index: int) -> Journal:
         if index not in self.journals:

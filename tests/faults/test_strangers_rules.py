@@ -16,6 +16,7 @@ import subprocess
 import tempfile
 import traceback
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
@@ -28,10 +29,13 @@ from ftsupervise.checkpoints.quarantine import quarantined
 from ftsupervise.checkpoints.written import keep
 from ftsupervise.cli import checkpoint_upkeep, ftsupervise
 from ftsupervise.cli.checkpoints import checkpoints
+from ftsupervise.cli.switches import put_up
 from ftsupervise.config.believed import load_believed
 from ftsupervise.config.load import leaves, loads, values
 from ftsupervise.config.strict_yaml import dotted
-from ftsupervise.host.ownership import as_page, held
+from ftsupervise.errors import NotPermitted
+from ftsupervise.host.ownership import NotTrusted, as_page, held
+from ftsupervise.report.reading import read_own
 from ftsupervise.rundir import members
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.switches import Brake, write_brake
@@ -314,6 +318,136 @@ def test_no_checkpoint_is_removed_through_a_link_that_a_stranger_laid(project: P
     done = project.type("checkpoints", "upkeep", "thesis")
     assert f"{shared} is a link of games to what belongs to daemon" in done.said
     assert len(list(other.glob("step-*"))) == 5
+
+
+def two_folders(project: Project) -> tuple[Path, Path]:
+    """A run that saves into a folder of the group's, and another folder of ada's beside it. Both have five checkpoints."""
+    mine, other = project.project / "ckpt", project.project / "thesis-of-2025"
+    project.own(one_by_one(partial(mine.mkdir, 0o755), partial(other.mkdir, 0o755)))
+    for folder in (mine, other):
+        project.save(folder)
+    settings = f"{SETTINGS}checkpoints: {{path: {mine}, retain: {{last: 2}}, offload: {{to: {project.home}/copies}}}}\n"
+    (project.project / "ftsupervise.yaml").write_text(settings)
+    return mine, other
+
+
+def swap(first: Path, second: Path) -> None:
+    first.rename(first.with_name("between"))
+    second.rename(first)
+    first.with_name("between").rename(second)
+
+
+@pytest.mark.threat(
+    "The folder of checkpoints lies below one that the group may write. A member exchanges it for another folder of yours, "
+    "which the hourly `checkpoints upkeep` would thin out.",
+    "The launch notes which folder the run saves in. Where others may exchange it, another one is neither removed from nor "
+    "copied, and the command to type is named.",
+)
+@pytest.mark.parametrize("when", ["there at launch", "first seen by upkeep"])
+def test_no_other_folder_of_ones_own_is_thinned_out_in_the_place_of_the_runs(project: Project, when: str) -> None:
+    mine, other = two_folders(project)
+    if when != "there at launch":
+        project.own(lambda: mine.rename(mine.with_name("later")))
+    assert project.type("launch", "--again", str(project.project / "ftsupervise.yaml")).code == 0
+    if when != "there at launch":
+        project.own(lambda: mine.with_name("later").rename(mine))
+        assert project.type("checkpoints", "prune", "--last", "5", "thesis").code == 0
+    project.own(partial(swap, mine, other), EVE)
+    for words in (["upkeep", "thesis"], ["prune", "thesis"], ["offload", "--all", "thesis"]):
+        done = project.type("checkpoints", *words)
+        assert done.code != 0 and f"{mine} is another folder than the one that the run has saved in" in done.said, done
+    assert [len(list(folder.glob("step-*"))) for folder in (mine, other)] == [5, 5]
+    assert not (project.home / "copies").exists()
+    assert "step-5" in project.type("checkpoints", "list", "thesis").said, "what only shows goes on"
+    assert project.type("launch", "--again", str(project.project / "ftsupervise.yaml")).code == 0, "a person has looked"
+    done = project.type("checkpoints", "upkeep", "thesis")
+    assert [len(list(folder.glob("step-*"))) for folder in (mine, other)] == [2, 5], done
+
+
+def test_where_nobody_else_could_exchange_it_a_folder_that_was_moved_is_kept_up(project: Project) -> None:
+    """The counter-test: its owner copies it to a larger disk, and nobody else may write on the way to it."""
+    mine = project.home / "ckpt"
+    project.own(partial(mine.mkdir, 0o755))
+    project.save(mine)
+    settings = f"{SETTINGS}checkpoints: {{path: {mine}, retain: {{last: 2}}}}\n"
+    (project.project / "ftsupervise.yaml").write_text(settings)
+    assert project.type("launch", "--again", str(project.project / "ftsupervise.yaml")).code == 0
+
+    def move() -> None:
+        shutil.copytree(mine, mine.with_name("larger"))
+        shutil.rmtree(mine)
+        mine.symlink_to(mine.with_name("larger"))
+
+    project.own(move)
+    done = project.type("checkpoints", "upkeep", "thesis")
+    assert (done.code, len(list(mine.glob("step-*")))) == (0, 2), done
+
+
+class Looked(RunDir):
+    """A run directory that is exchanged once somebody has found it good, as the first page in it is opened."""
+
+    def __init__(self, root: Path, exchange: Callable[[], None]) -> None:
+        super().__init__(root)
+        self._exchange: Callable[[], None] | None = exchange
+
+    @property
+    def switches(self) -> Path:
+        act, self._exchange = self._exchange, None
+        if act is not None:
+            act()
+        return self.root / "switches"
+
+    @switches.setter
+    def switches(self, path: Path) -> None:
+        """``RunDir`` says where they are."""
+
+
+@pytest.mark.threat(
+    "The run directory is exchanged between the look that found it good and the reading: by `status`, by a watch, or while "
+    "`kill` asks whether you are sure.",
+    "It is looked at once more after it was read, or written. What was read of another directory is not shown and not sent.",
+)
+def test_what_is_read_of_a_directory_that_came_in_between_is_not_shown(project: Project) -> None:
+    def exchange() -> None:
+        project.run.rename(project.away)
+        shutil.copytree(project.away, project.run, symlinks=True)
+
+    with pytest.raises(NotTrusted, match="replaced by another while it was read"):
+        read_own(Looked(project.run, exchange), datetime.now(timezone.utc))
+
+
+def test_a_watch_sends_nothing_of_a_directory_that_came_in_between(project: Project) -> None:
+    """An ``exec`` watchdog is what gives eve the time."""
+    looks, goes = project.home / "looks", project.home / "goes"
+    wait = f"touch {looks}; for i in $(seq 600); do [ -e {goes} ] && break; sleep 0.1; done"
+    settings = SETTINGS.replace("memory: null", f"memory: null, exec: [{{name: slow, command: [sh, -c, '{wait}']}}]")
+    (project.project / "ftsupervise.yaml").write_text(settings)
+    assert project.type("launch", "--again", str(project.project / "ftsupervise.yaml")).code == 0
+    with ThreadPoolExecutor(1) as pool:
+        watch = pool.submit(project.type, "watch", "thesis")
+        wait_until(looks.exists, "the watch to look at the run")
+        project.exchange("{}")
+        project.own(goes.touch)
+        done = watch.result(60)
+    assert "was replaced by another while it was read" in done.said and "thesis: ok" not in done.said, done
+    assert not list((project.run / "watch").iterdir()), "nothing was written into it either"
+
+
+@pytest.mark.parametrize("verb", ["kill", "save"])
+def test_a_switch_that_went_up_in_a_directory_that_came_in_between_is_not_said_to_be_up(
+    project: Project, verb: str
+) -> None:
+    project.exchange("{}")  # the moment after the run was found
+    rundir = RunDir(project.run)
+
+    def do() -> None:
+        os.environ["FTSUPERVISE_STATE_DIR"] = str(project.home / "state")
+        os.environ["HOME"] = str(project.home)
+        with pytest.raises((NotTrusted, PermissionError, NotPermitted)):
+            put_up(rundir, f"{verb}-switch", "")
+
+    project.own(lambda: (project.run / "switches").chmod(0o777), EVE)
+    project.own(do)
 
 
 @pytest.mark.threat(
