@@ -27,6 +27,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "check": ("check", "check", "Run the watchdogs once and print what they find."),
     "status": ("status", "status", "Show how all runs or one run are doing; --watch goes on showing it."),
     "logs": ("logs", "logs", "Show the output of the run, wherever it goes; -f follows it across restarts."),
+    "diagnose": ("diagnose", "diagnose", "Say what happened in an attempt: its class, whose it was, by which lines."),
     "list": ("list_runs", "list_runs", "List the runs that this account has launched, for scripts."),
     "forget": ("forget", "forget", "Drop runs from list, status and the watch; nothing of them is deleted."),
     "report": ("report", "report", "Write a run as one HTML page that needs no network, or as Markdown."),

@@ -72,6 +72,7 @@ BOUNDS: dict[str, CommandBound] = {
     "check": _LOOKS,
     "status": _LOOKS,
     "logs": _LOOKS,
+    "diagnose": _LOOKS,
     "list": _LOOKS,
     "forget": _LOOKS,
     "report": _LOOKS,

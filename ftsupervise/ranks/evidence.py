@@ -129,9 +129,9 @@ def _of_page(page: HeartbeatSample) -> str:
 def header_of(pid: int, stack: str) -> EvidenceHeader:
     """Return the line that shows how this rank differs from the others."""
     found = processes.process(pid)
-    frames = _FRAME.findall(_main_thread(stack))
+    frames = _FRAME.findall(main_thread(stack))
     at = f"{os.path.basename(frames[0][0])}:{frames[0][1]} {frames[0][2]}" if frames else ""
-    waits = any(_WAITS.search(line) for line in _main_thread(stack).splitlines())
+    waits = any(_WAITS.search(line) for line in main_thread(stack).splitlines())
     number, *_ = _text(f"/proc/{pid}/syscall").split() or [""]
     wchan = _text(f"/proc/{pid}/wchan")
     return EvidenceHeader(-1, pid, found.state if found else "X", number, "" if wchan == "0" else wchan, waits, at)
@@ -189,7 +189,7 @@ class _Stacks:
             return -1
 
 
-def _main_thread(stack: str) -> str:
+def main_thread(stack: str) -> str:
     """Return the stack of the main thread, which faulthandler shows last, as the first one made."""
     return re.split(r"^(?:Current thread|Thread) .*$", stack, flags=re.M)[-1]
 

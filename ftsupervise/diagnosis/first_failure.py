@@ -1,0 +1,405 @@
+"""Reads the output of all ranks as one, and finds the failure that came first among thousands of lines about it.
+
+A line is looked at closely only where it holds one of a few words, so that gigabytes are read at the speed of a search for
+bytes. What several ranks say in the same words is one group. Of two causes the earlier one counts, by the times in the lines,
+and where they have none by their order in the file. A follower is never the first failure while there is a cause.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from datetime import datetime, timezone
+from io import RawIOBase
+from multiprocessing import get_context
+from pathlib import Path
+from typing import NamedTuple
+
+from ftsupervise.diagnosis.vocabulary import EXCEPTION, TRACEBACK, FailureClass, Role, Sign, sign_in
+from ftsupervise.host import files
+from ftsupervise.printable import OUR_LINE, printable
+
+# Words of which nearly each message of a failure has one; lower case. A test holds that each sign of the table has one.
+ANCHORS = tuple(
+    word.encode()
+    for word in (
+        *(
+            "traceback (",
+            "error",
+            "fail",
+            "fault",
+            "kill",
+            "nan",
+            "non-finite",
+            "xid",
+            "ecc",
+            "out of memory",
+            "no space",
+        ),
+        *(
+            "quota",
+            "by peer",
+            "refused",
+            "broken pipe",
+            "aborted",
+            "illegal",
+            "fallen off",
+            "not found",
+            "no cuda",
+            "signal",
+        ),
+        *("watchdog", "mismatch", "due to"),
+    )
+)
+CHUNK = 4 << 20  # bytes that are read at once
+_LONGEST = 4096  # bytes of a line that are looked at
+_FRAMES = 200  # lines of a traceback
+_BEFORE = 4000  # bytes before a traceback
+_TEXT = 300  # characters of a line that is shown
+_IN_A_FILE = 2000  # lines of one file that are looked at closely; of more, the first and the last
+_GROUPS = 1000  # different failures
+_LARGE = 200 << 20  # bytes from which on several processes read
+_LABEL = re.compile(
+    r"^(?:(\d{1,9}): ?|\[(?:default|rank ?)?(\d{1,9})\]:? ?)"  # srun --label, torchrun, PyTorch
+)
+_ISO = re.compile(r"(\d{4})-(\d\d)-(\d\d)[T ](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,6}))?(Z|[+-]\d\d:?\d\d)?")
+_GLOG = re.compile(r"\[?[EIWF](\d\d)(\d\d) (\d\d):(\d\d):(\d\d)\.(\d{1,6})")
+_OURS = re.compile(OUR_LINE)
+_VARIES = re.compile(r"0x[0-9a-f]+|\d+", re.I)
+_FRAME = re.compile(r'^\s*File "([^"]+)", line (\d+), in (\S+)')
+_LIBRARY = re.compile(r"/(?:site|dist)-packages/|/lib/python3|<frozen ")
+
+
+class LogFile(NamedTuple):
+    """A part of a file that ranks write to. ``rank``: whose it is alone; ``end`` None: to its end."""
+
+    path: Path
+    rank: int | None = None
+    node: str = ""
+    begin: int = 0
+    end: int | None = None
+
+
+class LogEvent(NamedTuple):
+    """A line that tells of a failure. ``at``: epoch seconds by the line, or one before it; None where none has a time."""
+
+    kind: FailureClass
+    role: Role
+    rank: int | None
+    node: str
+    at: float | None
+    path: str
+    offset: int  # bytes
+    text: str
+    where: str = ""  # of a traceback: the innermost frame in the user's own files, "train.py:42 step"
+    remedy: str = ""
+
+
+class EventGroup(NamedTuple):
+    """Lines that say the same. ``ranks``: those that are known, ascending."""
+
+    first: LogEvent
+    times: int
+    ranks: tuple[int, ...]
+
+
+class FirstFailure(NamedTuple):
+    """What the output tells. ``groups``: the causes first, each kind by its time; ``unseen``: files that could not be read."""
+
+    first: LogEvent | None
+    groups: tuple[EventGroup, ...]
+    unseen: tuple[str, ...] = ()
+    read: int = 0  # bytes
+
+
+def first_failure(
+    logs: Sequence[LogFile],
+    *,
+    year: int | None = None,
+    processes: int = 0,
+    progress: Callable[[], object] = lambda: None,
+) -> FirstFailure:
+    """Return the failure that came first in ``logs``. ``year``: that of times without one (default: this year).
+    ``processes``: how many read at once; 0: as many as there are processors, where it is worth it. ``progress`` is called now
+    and then while it reads. Raises nothing for a file that cannot be read.
+    """
+    year = year or datetime.now(timezone.utc).year
+    many = processes or min(4, os.cpu_count() or 1)
+    if many > 1 and len(logs) > 1 and _size_of(logs) > _LARGE:
+        share = max(1, len(logs) // (many * 4))
+        parts = [logs[at : at + share] for at in range(0, len(logs), share)]
+        with ProcessPoolExecutor(many, get_context("fork")) as pool:
+            found = []
+            for one in pool.map(_read_some, parts, [year] * len(parts)):
+                found.append(one)
+                progress()
+    else:
+        found = [_read_some(logs, year, progress)]
+    return _merged(found)
+
+
+def _size_of(logs: Iterable[LogFile]) -> int:
+    size = 0
+    for one in logs:
+        try:
+            size += one.path.stat().st_size
+        except OSError:
+            continue
+    return size
+
+
+class _Groups:
+    """Groups of lines that say the same, bounded."""
+
+    def __init__(self) -> None:
+        self._found: dict[tuple[FailureClass, Role, str], tuple[LogEvent, int, set[int]]] = {}
+
+    def add(self, event: LogEvent, count: int = 1, ranks: Iterable[int] = ()) -> None:
+        key = (event.kind, event.role, _VARIES.sub("#", event.text))
+        known = self._found.get(key)
+        if known is None:
+            if len(self._found) < _GROUPS:
+                self._found[key] = event, count, {*ranks, *([event.rank] if event.rank is not None else [])}
+            return
+        first, counted, of = known
+        of.update(ranks, [event.rank] if event.rank is not None else [])
+        self._found[key] = event if _is_earlier(event, first) else first, counted + count, of
+
+    def groups(self) -> list[EventGroup]:
+        return [EventGroup(event, count, tuple(sorted(ranks))) for event, count, ranks in self._found.values()]
+
+
+def _is_earlier(one: LogEvent, other: LogEvent) -> bool:
+    if one.at is not None and other.at is not None and one.at != other.at:
+        return one.at < other.at
+    return one.path == other.path and one.offset < other.offset
+
+
+def _read_some(logs: Sequence[LogFile], year: int, progress: Callable[[], object] = lambda: None) -> FirstFailure:
+    groups, unseen, read = _Groups(), list[str](), 0
+    for log in logs:
+        try:
+            with os.fdopen(files.open_regular(log.path, follow=True), "rb", buffering=0) as file:
+                for event in events_in(_blocks(file, log, progress), log, year):
+                    groups.add(event)
+                read += file.tell() - log.begin
+        except OSError as error:
+            unseen.append(f"{log.path}: {error.strerror or error}")
+    return FirstFailure(None, tuple(groups.groups()), tuple(unseen), read)
+
+
+def _merged(found: Sequence[FirstFailure]) -> FirstFailure:
+    groups = _Groups()
+    for part in found:
+        for one in part.groups:
+            groups.add(one.first, one.times, one.ranks)
+    every = groups.groups()
+    every.sort(key=lambda one: (one.first.role is Role.FOLLOWER, *_order(one.first)))
+    first = every[0].first if every and every[0].first.role is Role.CAUSE else None
+    unseen = tuple(why for part in found for why in part.unseen)
+    return FirstFailure(first, tuple(every), unseen, sum(part.read for part in found))
+
+
+def _order(event: LogEvent) -> tuple[bool, float, int]:
+    """Return a key that sorts the first failure first. A traceback says more than a line without a time."""
+    return event.at is None, event.at or 0.0, event.offset
+
+
+# ------------------------------------------------------------------------------------------------------------------ lines
+
+
+class _Block(NamedTuple):
+    data: bytes  # whole lines
+    offset: int
+
+
+def _blocks(file: RawIOBase, log: LogFile, progress: Callable[[], object]) -> Iterator[_Block]:
+    """Yield the bytes of the part in blocks that end with a line, or in the middle of a very long one."""
+    file.seek(log.begin)
+    at, rest = log.begin, b""
+    while True:
+        want = CHUNK if log.end is None else min(CHUNK, log.end - at - len(rest))
+        more = (file.read(want) or b"") if want > 0 else b""
+        progress()
+        data = rest + more
+        if not more:
+            if data:
+                yield _Block(data, at)
+            return
+        cut = _cut(data)
+        if cut:
+            yield _Block(data[:cut], at)
+        at, rest = at + cut, data[cut:]
+
+
+def _cut(data: bytes) -> int:
+    """Return where a block may end: behind a line, and not within the traceback that it ends with."""
+    cut = data.rfind(b"\n") + 1
+    begun = data.rfind(b"Traceback (most", max(0, cut - 64_000), cut)
+    begun = data.rfind(b"\n", 0, max(0, begun - _BEFORE)) + 1 if begun > 0 else 0  # with lines that may have the time
+    if begun > 0 and len(data) < 2 * CHUNK:
+        return begun
+    return cut or (len(data) if len(data) > CHUNK else 0)
+
+
+def events_in(blocks: Iterable[_Block], log: LogFile, year: int) -> Iterator[LogEvent]:
+    """Yield what the lines tell, in their order. Of a file with very many such lines only the first ones are looked at, and
+    those near the end of a block."""
+    looked = 0
+    for data, offset in blocks:
+        for start in _candidates(data):
+            if looked > _IN_A_FILE and start < len(data) - 256_000:
+                continue
+            looked += 1
+            yield from _event_at(data, start, offset, log, year)
+
+
+def _candidates(data: bytes) -> Iterator[int]:
+    """Yield where the lines begin that hold an anchor, ascending; within a traceback only its own begin."""
+    low, starts = data.lower(), set[int]()
+    for anchor in ANCHORS:
+        at = low.find(anchor)
+        while at >= 0:
+            starts.add(data.rfind(b"\n", 0, at) + 1)
+            end = data.find(b"\n", at)
+            at = low.find(anchor, end) if end >= 0 else -1
+    behind = 0
+    for start in sorted(starts):
+        if start < behind:
+            continue
+        if data.startswith(b"Traceback (most", _after_label(data, start)):
+            behind = _end_of_traceback(data, start)
+        yield start
+
+
+def _after_label(data: bytes, start: int) -> int:
+    found = _LABEL.match(data[start : start + 24].decode("latin-1"))
+    return start + (found.end() if found else 0)
+
+
+def _line(data: bytes, start: int) -> str:
+    end = data.find(b"\n", start)
+    raw = data[start : min(end if end >= 0 else len(data), start + _LONGEST)]
+    return raw.decode("utf-8", "replace").rstrip("\r")
+
+
+def _unlabelled(line: str) -> tuple[str, int | None]:
+    found = _LABEL.match(line)
+    if found is None:
+        return line, None
+    return line[found.end() :], int(next(one for one in found.groups() if one is not None))
+
+
+def _traceback(data: bytes, start: int) -> Iterator[tuple[int, str]]:
+    """Yield the lines of the traceback that begins at ``start``, each with its place, without its label: those of its own rank
+    where ranks write between each other, to the line of its exception."""
+    first, rank = _unlabelled(_line(data, start))
+    yield start, first
+    at = start
+    for _ in range(_FRAMES * (1 if rank is None else 50)):
+        at = data.find(b"\n", at) + 1
+        if not at or at >= len(data):
+            return
+        line, of = _unlabelled(_line(data, at))
+        if of != rank:
+            if rank is None:
+                return
+            continue
+        yield at, line
+        if (
+            line
+            and not line.startswith((" ", "\t", "Traceback (most", "During handling", "The above exc"))
+            and line.strip(" ~^")
+        ):
+            return
+
+
+def _end_of_traceback(data: bytes, start: int) -> int:
+    last = max(at for at, _ in _traceback(data, start))
+    end = data.find(b"\n", last)
+    return end + 1 if end >= 0 else len(data)
+
+
+def _event_at(data: bytes, start: int, offset: int, log: LogFile, year: int) -> Iterator[LogEvent]:
+    whole = _line(data, start)
+    line, label = _unlabelled(whole)
+    if _OURS.match(line):
+        return
+    rank = label if label is not None else log.rank
+    at = _time_of(whole, year)
+    at = at if at is not None else _time_before(data, start, year)
+    where = ""
+    if line.startswith(TRACEBACK):
+        lines = [text for _, text in _traceback(data, start)]
+        where, line = _frame(lines), lines[-1]
+        if line.startswith((" ", "\t")) or not line.strip():  # cut off: the rank was killed meanwhile
+            return
+    sign = sign_in(line)
+    if sign is None and (known := _exception(line, in_traceback=bool(where))):
+        sign = known
+    if sign is not None:
+        text = printable(line.strip(), _TEXT)
+        yield LogEvent(
+            sign.kind, sign.role, rank, log.node, at, str(log.path), offset + start, text, where, sign.remedy
+        )
+
+
+_OWN = Sign(
+    FailureClass.USER_CODE,
+    Role.CAUSE,
+    (),
+    EXCEPTION,
+    "the line that is named; the run stops after failures that repeat",
+)
+
+
+def _exception(line: str, *, in_traceback: bool) -> Sign | None:
+    """Return that an exception of no table is an error in the program. Outside of a traceback programs quote such lines."""
+    return _OWN if in_traceback and EXCEPTION.match(line) else None
+
+
+def _frame(lines: Sequence[str]) -> str:
+    """Return the innermost frame that is not a library's, else the innermost one."""
+    frames = [found for line in lines if (found := _FRAME.match(line))]
+    own = [one for one in frames if not _LIBRARY.search(one[1])]
+    for one in reversed(own or frames):
+        return printable(f"{os.path.basename(one[1])}:{one[2]} {one[3]}", 200)
+    return ""
+
+
+# ------------------------------------------------------------------------------------------------------------------ times
+
+
+def _time_of(line: str, year: int) -> float | None:
+    """Return the time in a line, epoch seconds; one without a zone is taken as UTC, as all ranks do alike."""
+    head = line[:120]
+    try:
+        if found := _ISO.search(head):
+            year, month, day, hour, minute, second = (int(one) for one in found.groups()[:6])
+            micros = int((found[7] or "0").ljust(6, "0"))
+            zone = found[8] or "Z"
+            moment = datetime(year, month, day, hour, minute, second, micros, timezone.utc).timestamp()
+            if zone != "Z":
+                moment -= int(f"{zone[0]}1") * (int(zone[1:3]) * 3600 + int(zone[-2:]) * 60)
+            return moment
+        if found := _GLOG.search(head):
+            month, day, hour, minute, second = (int(one) for one in found.groups()[:5])
+            micros = int(found[6].ljust(6, "0"))
+            return datetime(year, month, day, hour, minute, second, micros, timezone.utc).timestamp()
+    except ValueError:
+        return None
+    return None
+
+
+def _time_before(data: bytes, start: int, year: int) -> float | None:
+    """Return the time of the nearest line before ``start`` that has one, of a few."""
+    at = start
+    for _ in range(20):
+        if at <= 0:
+            return None
+        at = data.rfind(b"\n", 0, at - 1) + 1
+        if (found := _time_of(_line(data, at), year)) is not None:
+            return found
+    return None

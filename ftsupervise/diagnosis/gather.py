@@ -1,0 +1,121 @@
+"""Gathers what is known of an attempt of a run, or of a folder of logs and dumps from elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import islice
+from pathlib import Path
+
+from ftsupervise.diagnosis.first_failure import FirstFailure, LogFile, first_failure
+from ftsupervise.diagnosis.flight_recorder import FlightRecord, dump_files, read_flight_record
+from ftsupervise.diagnosis.stacks import RankStack, read_stacks
+from ftsupervise.diagnosis.verdict import Material
+from ftsupervise.model import Attempt
+from ftsupervise.report.output import Part, output_files, parts_of, rank_files
+from ftsupervise.rundir.paths import RunDir
+
+MOST = 1 << 30  # bytes of output that are read without being asked for all: the last ones of each file
+_RANK_FILES = 100_000
+_LOGS = (".log", ".out", ".err", ".txt")
+_FILES = 20_000  # of a folder
+Progress = Callable[[], object]
+
+
+def of_attempt(
+    rundir: RunDir, attempts: Sequence[Attempt], one: Attempt, *, whole: bool, progress: Progress
+) -> Material:
+    """Return what is known of the attempt ``one`` of ``attempts``. ``whole``: its output from the beginning, however large.
+    Raises nothing for what cannot be read: it is named."""
+    unseen: list[str] = []
+    folder = rundir.attempt(one.number) / "evidence"
+    parts = [part for part in parts_of(attempts) if part.attempt == one.number] or (
+        output_files(rundir, rundir.root.name) if one is attempts[-1] else []
+    )
+    logs = [log for part in parts for log in _logs_of(part)]
+    output = first_failure(logs if whole else _last_of(logs), year=one.started.year, progress=progress)
+    if not logs:
+        unseen.append("where its output went is not known")
+    return Material(one, output, _stacks(folder, unseen), _flight(folder / "flight", unseen, progress), tuple(unseen))
+
+
+def of_folder(folder: Path, *, whole: bool, progress: Progress) -> Material:
+    """Return what the logs, pages of evidence and dumps in a folder tell. Raises OSError where it cannot be listed."""
+    unseen: list[str] = []
+    names = sorted(one.name for one in islice(folder.iterdir(), _FILES))
+    logs = [
+        LogFile(folder / name, _number_in(name)) for name in names if name.endswith(_LOGS) and (folder / name).is_file()
+    ]
+    stacks = _stacks(folder, unseen)
+    read = {f"rank-{one.rank}.txt" for one in stacks}
+    logs = [log for log in logs if log.path.name not in read]
+    output = first_failure(logs if whole else _last_of(logs), progress=progress) if logs else FirstFailure(None, ())
+    return Material(None, output, stacks, _flight(folder, unseen, progress), tuple(unseen))
+
+
+def _number_in(name: str) -> int | None:
+    digits = "".join(one if one.isdigit() else " " for one in name.rpartition(".")[0]).split()
+    return int(digits[-1]) if digits and len(digits[-1]) < 7 else None
+
+
+def _logs_of(part: Part) -> list[LogFile]:
+    """Return the file of a part, and those beside it that differ by the number of a rank."""
+    found = [LogFile(part.path, part.rank, begin=part.begin, end=part.end)]
+    for rank in range(1, _RANK_FILES):
+        other = rank_files(part, rank)
+        if other is None:
+            break
+        found.append(LogFile(other.path, rank))
+    return [found[0]._replace(rank=0), *found[1:]] if len(found) > 1 else found
+
+
+def _last_of(logs: Sequence[LogFile]) -> list[LogFile]:
+    """Return the same, each no longer than its share of ``MOST``: its end."""
+    share, found = MOST // max(1, len(logs)), []
+    for log in logs:
+        try:
+            size = log.path.stat().st_size
+        except OSError:
+            size = 0
+        end = size if log.end is None else min(log.end, size)
+        found.append(log._replace(begin=max(log.begin, end - share)))
+    return found
+
+
+def _stacks(folder: Path, unseen: list[str]) -> list[RankStack]:
+    try:
+        return read_stacks(folder)
+    except OSError as error:
+        unseen.append(f"{folder}: {error.strerror or error}")
+        return []
+
+
+def _flight(folder: Path, unseen: list[str], progress: Progress) -> FlightRecord | None:
+    try:
+        dumps = {rank: path for rank, path in dump_files(folder).items() if not path.name.endswith(_LOGS)}
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        unseen.append(f"{folder}: {error.strerror or error}")
+        return None
+    if not dumps:
+        return None
+    found = read_flight_record(dumps, progress=progress)
+    unseen.extend(found.unread[:10])
+    return found if found.ranks else None
+
+
+def chosen(attempts: Sequence[Attempt], number: int | None) -> Attempt | None:
+    """Return the attempt that is meant: ``number``, else the newest that failed, else the newest. None: there is none."""
+    if number is not None:
+        return next((one for one in attempts if one.number == number), None)
+    failed = [one for one in attempts if one.failure is not None]
+    return failed[-1] if failed else attempts[-1] if attempts else None
+
+
+def alike_before(attempts: Sequence[Attempt], one: Attempt) -> tuple[int, ...]:
+    """Return the earlier attempts that failed in the same way."""
+    mine = one.failure
+    if mine is None:
+        return ()
+    before = (other for other in attempts if other.number < one.number)
+    return tuple(other.number for other in before if other.failure is not None and mine.same(other.failure))

@@ -1,0 +1,199 @@
+"""What each rank did when the run stood still: the evidence of a hang, read back, and equal stacks put together.
+
+The pages are those of ranks/hang_monitor.py, ``evidence/rank-N.txt``. A rank whose stack shows that it waits for others is
+never the culprit while another one does not wait. What that one does says of which kind the hang is.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from ftsupervise.diagnosis.vocabulary import FailureClass
+from ftsupervise.host import files
+from ftsupervise.printable import printable
+from ftsupervise.ranks.evidence import EvidenceHeader, main_thread, parse_header
+from ftsupervise.units import rank_words
+
+_PAGE = re.compile(r"rank-(\d{1,9})\.txt$")
+_LARGEST = 400_000  # bytes of a page
+_MOST = 100_000  # pages
+_FRAME = re.compile(r'^  File "([^"]*)", line (\d+) in (\S+)', re.M)
+_LIBRARY = re.compile(r"/(?:site|dist)-packages/|/lib/python3|<frozen ")
+_LOADER = re.compile(
+    r"/torch/utils/data/|\bin (?:_next_data|_get_data|_try_get_data|_get_iterator|default_collate|__getitem__)$", re.M
+)
+_ITSELF = re.compile(
+    r'/threading\.py", line \d+ in (?:acquire|wait|join|__enter__|_wait_for_tstate_lock)|/queue\.py"|/multiprocessing/'
+)
+# system calls of x86-64 that wait for a file: read, write, open, stat, fstat, lstat, pread64, pwrite64, readv, writev, fsync,
+# fdatasync, getdents, rename, mkdir, unlink, openat, newfstatat, statx
+_FILE_CALLS = frozenset(
+    [
+        "0",
+        "1",
+        "2",
+        "4",
+        "5",
+        "6",
+        "17",
+        "18",
+        "19",
+        "20",
+        "74",
+        "75",
+        "78",
+        "82",
+        "83",
+        "87",
+        "217",
+        "257",
+        "262",
+        "332",
+    ]
+)
+_IN_STORAGE = re.compile(
+    r"nfs|fuse|lustre|ll_|cl_|gpfs|ceph|rpc_wait|request_wait|io_schedule|wait_on_page|folio_wait|xfs|btrfs|ext4", re.I
+)
+
+
+class RankStack(NamedTuple):
+    """What one rank did. ``stack``: of its main thread, innermost first, "" where it gave none."""
+
+    rank: int
+    seen: EvidenceHeader
+    stack: str
+    answered: bool
+
+    @property
+    def own(self) -> str:
+        """Return the innermost frame in the user's own files, else the innermost one: "train.py:42 step"."""
+        frames = _FRAME.findall(self.stack)
+        mine = [one for one in frames if not _LIBRARY.search(one[0])]
+        for path, line, name in mine or frames:
+            return f"{path.rpartition('/')[2]}:{line} {name}"
+        return self.seen.at
+
+
+class StackGroup(NamedTuple):
+    """Ranks that did the same. ``doing``: "wait for others in all_reduce (train.py:42 step)"."""
+
+    ranks: tuple[int, ...]
+    doing: str
+    waits: bool
+
+    def words(self) -> str:
+        return f"{rank_words(self.ranks)}: {self.doing}"
+
+
+class StackVerdict(NamedTuple):
+    """Of which kind the hang is, and whose it is."""
+
+    kind: FailureClass
+    culprits: tuple[int, ...]
+    why: str
+    where: str = ""
+    sure: bool = False
+
+
+def read_stacks(folder: Path) -> list[RankStack]:
+    """Return what the pages in ``folder`` tell, by rank; [] where there are none. Raises OSError."""
+    found = []
+    try:
+        names = sorted(one.name for one in folder.iterdir())[:_MOST]
+    except FileNotFoundError:
+        return []
+    for name in names:
+        if (number := _PAGE.search(name)) is None:
+            continue
+        text = files.read_bounded(folder / name, _LARGEST).decode("utf-8", "replace")
+        if (one := parse_stack(int(number[1]), text)) is not None:
+            found.append(one)
+    return sorted(found, key=lambda one: one.rank)
+
+
+def parse_stack(rank: int, text: str) -> RankStack | None:
+    """Parse a page of evidence; None for anything else."""
+    header = parse_header(text)
+    if header is None:
+        return None
+    _, found, rest = text.partition("\n== Python stacks")
+    stack = main_thread(rest.partition("\n== ")[0].partition("\n")[2]) if found else ""
+    return RankStack(rank, header._replace(rank=rank), stack, bool(_FRAME.search(stack)))
+
+
+def alike(stacks: Iterable[RankStack]) -> list[StackGroup]:
+    """Return the ranks in groups that do the same, the largest first."""
+    groups: dict[tuple[str, bool], list[int]] = {}
+    for one in stacks:
+        groups.setdefault((doing(one), one.seen.waits), []).append(one.rank)
+    found = [StackGroup(tuple(ranks), text, waits) for (text, waits), ranks in groups.items()]
+    return sorted(found, key=lambda one: (-len(one.ranks), one.ranks))
+
+
+def doing(one: RankStack) -> str:
+    """Return what the rank does, as a clause."""
+    frames = _FRAME.findall(one.stack)
+    inner = frames[0][2] if frames else ""
+    at = f" ({printable(one.own, 120)})" if one.own else ""
+    if one.seen.waits:
+        call = next((name for path, _, name in frames if "distributed" in path), inner)
+        return f"waits for others in {printable(call, 60) or 'a collective'}{at}"
+    if one.seen.state in "Tt":
+        return f"is stopped (state T){at}"
+    if one.seen.state == "D":
+        return f"waits in the kernel ({one.seen.wchan or 'where is not known'}, state D){at}"
+    if not one.answered:
+        return f"answers nothing, state {one.seen.state or '?'}"
+    return f"is in {printable(inner, 60)}{at}, state {one.seen.state or '?'}"
+
+
+def judge(stacks: Sequence[RankStack], accused: Iterable[int] = ()) -> StackVerdict | None:
+    """Return whose hang it is. ``accused``: ranks that the ledger names. None where the stacks do not say it."""
+    waiting = [one for one in stacks if one.seen.waits]
+    free = [one for one in stacks if not one.seen.waits]
+    named = set(accused)
+    odd = [one for one in free if one.rank in named] or (
+        free if len(free) <= max(1, len(waiting)) or not waiting else []
+    )
+    if not odd:
+        return None
+    if len(odd) > 1 and not waiting:
+        odd = _smallest(odd)
+    kinds = {_kind(one) for one in odd}
+    kind = kinds.pop() if len(kinds) == 1 else FailureClass.MISSING
+    first = odd[0]
+    others = (
+        f" while {rank_words(one.rank for one in waiting)} {'wait' if len(waiting) > 1 else 'waits'} for it"
+        if waiting
+        else ""
+    )
+    why = f"{rank_words(one.rank for one in odd)} {doing(first)}{others}"
+    return StackVerdict(kind, tuple(one.rank for one in odd), why, first.own, sure=bool(waiting) and len(odd) == 1)
+
+
+def _smallest(stacks: Sequence[RankStack]) -> list[RankStack]:
+    """Return the ranks that do something else than the most, where such a majority is to be seen; else all."""
+    groups: dict[str, list[RankStack]] = {}
+    for one in stacks:
+        groups.setdefault(doing(one), []).append(one)
+    most = max(groups.values(), key=len)
+    return [one for one in stacks if one not in most] if 2 * len(most) > len(stacks) else list(stacks)
+
+
+def _kind(one: RankStack) -> FailureClass:
+    if one.seen.state in "Tt" and one.seen.state:
+        return FailureClass.STOPPED
+    if one.seen.state == "D" or (one.seen.syscall in _FILE_CALLS and _IN_STORAGE.search(one.seen.wchan)):
+        return FailureClass.STUCK_IN_IO
+    if _LOADER.search(one.stack):
+        return FailureClass.STUCK_IN_LOADER
+    if one.seen.syscall in _FILE_CALLS and one.seen.syscall != "0":
+        return FailureClass.STUCK_IN_IO
+    if one.seen.state == "R" or one.seen.syscall == "running":
+        return FailureClass.BUSY
+    if _ITSELF.search(one.stack):
+        return FailureClass.DEADLOCK
+    return FailureClass.MISSING

@@ -1,0 +1,274 @@
+"""One verdict about an attempt: of which class its end was, whose it was, how sure that is, and which lines decide.
+
+It never disagrees with what was done: the cause in the ledger, by which the chain restarts or stops, is where it begins. The
+output, the stacks and the flight recorder say more about it, or nothing. "Unknown" is an answer.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from enum import Enum
+from typing import NamedTuple
+
+from ftsupervise.diagnosis.first_failure import FirstFailure, LogEvent
+from ftsupervise.diagnosis.flight_recorder import FlightFinding, FlightRecord, Trouble
+from ftsupervise.diagnosis.stacks import RankStack, StackGroup, StackVerdict, alike, judge
+from ftsupervise.diagnosis.vocabulary import FailureClass, Role
+from ftsupervise.model import Attempt, Cause, CauseKind, FailureKind
+from ftsupervise.units import rank_words
+
+
+class Confidence(str, Enum):
+    """How sure a verdict is."""
+
+    HIGH = "high"  # two kinds of evidence agree, or one that cannot mean anything else
+    MEDIUM = "medium"  # one kind of evidence
+    LOW = "low"  # a guess
+
+
+class Evidence(NamedTuple):
+    """A line that decides. ``source``: the ledger, the output of a rank, its stack, the flight recorder."""
+
+    source: str
+    text: str
+
+
+class Verdict(NamedTuple):
+    """What happened in an attempt."""
+
+    attempt: int | None
+    kind: FailureClass
+    confidence: Confidence
+    headline: str
+    culprits: tuple[int, ...] = ()
+    nodes: tuple[str, ...] = ()
+    evidence: tuple[Evidence, ...] = ()
+    done: str = ""  # by us: "restarted in place"
+    remedy: str = ""  # what to try
+    stacks: tuple[StackGroup, ...] = ()
+    unseen: tuple[str, ...] = ()  # what could not be read
+
+
+class Material(NamedTuple):
+    """All that is known of an attempt. ``attempt`` None: a folder of dumps and logs from elsewhere."""
+
+    attempt: Attempt | None = None
+    output: FirstFailure = FirstFailure(None, ())
+    stacks: Sequence[RankStack] = ()
+    flight: FlightRecord | None = None
+    unseen: tuple[str, ...] = ()
+
+
+# What the ledger's cause and failure mean, where they say it alone.
+_OF_CAUSE = {
+    CauseKind.MEMORY: FailureClass.HOST_MEMORY,
+    CauseKind.HOST_MEMORY: FailureClass.HOST_MEMORY,
+    CauseKind.GPU_MEMORY: FailureClass.GPU_MEMORY,
+    CauseKind.NODE: FailureClass.NODE,
+    CauseKind.LAUNCH: FailureClass.NODE,
+    CauseKind.NO_STEP: FailureClass.START,
+    CauseKind.NO_START: FailureClass.START,
+    CauseKind.NOT_STARTED: FailureClass.START,
+    CauseKind.NOT_A_NUMBER: FailureClass.NUMBERS,
+    CauseKind.DIVERGES: FailureClass.NUMBERS,
+}
+_OF_FAILURE = {
+    FailureKind.DISK: FailureClass.DISK,
+    FailureKind.NODE: FailureClass.NODE,
+    FailureKind.START: FailureClass.START,
+    FailureKind.NUMBERS: FailureClass.NUMBERS,
+}
+_OF_TROUBLE = {
+    Trouble.MISMATCH: FailureClass.MISMATCH,
+    Trouble.CIRCLE: FailureClass.MISMATCH,
+    Trouble.NOT_JOINED: FailureClass.MISSING,
+    Trouble.SILENT: FailureClass.MISSING,
+    Trouble.LATE: FailureClass.STRAGGLER,
+}
+_CRASHES = frozenset({4, 6, 7, 8, 11})  # SIGILL, SIGABRT, SIGBUS, SIGFPE, SIGSEGV: a program does that to itself
+_REMEDIES = {
+    FailureClass.MISMATCH: "look for a branch that only some ranks take, and for smaller batches at the end of an epoch",
+    FailureClass.MISSING: "look at what that rank did instead; a branch that only some ranks take is the usual reason",
+    FailureClass.STUCK_IN_IO: "dmesg on that node; leave it out while its file system hangs: ftsupervise nodes exclude NODE",
+    FailureClass.STUCK_IN_LOADER: "a sample that takes long, a lock, or a slow file system; long work calls guard.beat()",
+    FailureClass.DEADLOCK: "two locks taken in different orders, or a queue that nobody fills: its stack names the line",
+    FailureClass.BUSY: "a loop without an end, or C code that holds the interpreter: its stack names the line",
+    FailureClass.STOPPED: "who stopped it (kill -STOP, a debugger, a cgroup that is frozen)? kill -CONT goes on",
+    FailureClass.STRAGGLER: "compare that node with the others; leave it out: ftsupervise nodes exclude NODE",
+    FailureClass.NODE: "the node is left out of the next attempts for a while; `ftsupervise nodes` lists its past",
+    FailureClass.CRASH: "python -X faulthandler names the line of the crash",
+}
+
+
+def judge_attempt(of: Material) -> Verdict:
+    """Return the verdict. Pure."""
+    one = of.attempt
+    number = one.number if one is not None else None
+    cause = one.cause if one is not None else None
+    groups = tuple(alike(of.stacks))
+    base = Verdict(
+        number, FailureClass.UNKNOWN, Confidence.LOW, "", stacks=groups, unseen=(*of.unseen, *of.output.unseen)
+    )
+    if one is not None:
+        base = base._replace(done=one.then)
+        if one.ended is None and one.cause is None:
+            base = base._replace(headline="it has not ended")
+        elif cause is not None and one.failure is None:
+            said = f"it was no failure: {cause.words()}"
+            return base._replace(
+                kind=FailureClass.ASKED, confidence=Confidence.HIGH, headline=said, evidence=_ledger(cause)
+            )
+    hung = cause is not None and cause.kind is CauseKind.HANG
+    if hung or (one is None and (of.stacks or of.flight)) or (cause is None and of.stacks):
+        found = _hang(of, base, cause)
+        if found is not None:
+            return _at(found, cause)
+    return _at(_end(of, base, cause), cause)
+
+
+def _ledger(cause: Cause | None) -> tuple[Evidence, ...]:
+    return (Evidence("the ledger", cause.words()),) if cause is not None else ()
+
+
+def _at(found: Verdict, cause: Cause | None) -> Verdict:
+    """Add the ranks and nodes that the ledger names, where nothing else named any."""
+    first = cause.first if cause is not None else None
+    ranks, nodes = found.culprits, found.nodes
+    if first is not None:
+        named = tuple(int(text) for one in first.at for text in re.findall(r"\d+", one.ranks) if "-" not in one.ranks)
+        ranks = ranks or named
+        nodes = nodes or tuple(
+            dict.fromkeys(one.node for one in first.at if one.node and (not ranks or set(named) & set(ranks)))
+        )
+    remedy = found.remedy or _REMEDIES.get(found.kind, "")
+    return found._replace(culprits=ranks, nodes=nodes, remedy=remedy)
+
+
+# ------------------------------------------------------------------------------------------------------------------ hangs
+
+
+def _hang(of: Material, base: Verdict, cause: Cause | None) -> Verdict | None:
+    """Return whose hang it was, by the flight recorder and the stacks."""
+    accused = [int(text) for one in (cause.at if cause is not None else ()) for text in re.findall(r"\d+", one.ranks)]
+    by_stacks = judge(of.stacks, accused) if of.stacks else None
+    finding = of.flight.first if of.flight is not None else None
+    if finding is not None and (found := _by_flight(base, finding, by_stacks)) is not None:
+        return found._replace(evidence=(*found.evidence, *_ledger(cause))[:3])
+    if by_stacks is not None:
+        agreed = bool(accused) and set(accused) >= set(by_stacks.culprits)
+        sure = Confidence.HIGH if by_stacks.sure and (agreed or not accused) else Confidence.MEDIUM
+        source = f"the stack of {rank_words(by_stacks.culprits[:1])}"
+        return base._replace(
+            kind=by_stacks.kind,
+            confidence=sure,
+            headline=by_stacks.why,
+            culprits=by_stacks.culprits,
+            evidence=(Evidence(source, by_stacks.why), *_ledger(cause)),
+        )
+    if cause is None:
+        return None
+    return base._replace(headline=f"it stood still: {cause.words()}", evidence=_ledger(cause))
+
+
+def _by_flight(base: Verdict, finding: FlightFinding, stacks: StackVerdict | None) -> Verdict | None:
+    who = rank_words(finding.culprits)
+    why = f"{who} {finding.text}"
+    if finding.waiting and finding.trouble is Trouble.NOT_JOINED:
+        why += f", which {rank_words(finding.waiting)} {'wait' if len(finding.waiting) > 1 else 'waits'} for"
+    lines = [Evidence("the flight recorder", why)]
+    kind = _OF_TROUBLE[finding.trouble]
+    sure = Confidence.MEDIUM if finding.sure else Confidence.LOW
+    if stacks is not None:
+        agreed = set(stacks.culprits) == set(finding.culprits)
+        lines.append(Evidence(f"the stack of {rank_words(stacks.culprits[:1])}", stacks.why))
+        if agreed:
+            sure = Confidence.HIGH
+            if finding.trouble in (Trouble.NOT_JOINED, Trouble.SILENT):  # the stack says why it did not join
+                kind = stacks.kind
+        elif finding.trouble is Trouble.SILENT:
+            return None
+        else:
+            sure = Confidence.LOW
+    if finding.where:
+        lines.append(Evidence("the flight recorder", f"{finding.collective or 'it'} was called at {finding.where}"))
+    return base._replace(kind=kind, confidence=sure, headline=why, culprits=finding.culprits, evidence=tuple(lines))
+
+
+# ------------------------------------------------------------------------------------------------------------------- ends
+
+
+def _end(of: Material, base: Verdict, cause: Cause | None) -> Verdict:
+    """Return what ended it, by the ledger and the first failure in the output."""
+    one, first = of.attempt, of.output.first
+    failed = one.failure if one is not None else None
+    kind = _OF_CAUSE.get(cause.kind) if cause is not None else None
+    if kind is None and failed is not None:
+        kind = _OF_FAILURE.get(failed.kind)
+    if failed is not None and failed.kind is FailureKind.MEMORY and kind is None:
+        kind = FailureClass.GPU_MEMORY if "GPU" in failed.sign else FailureClass.HOST_MEMORY
+    if one is not None and one.hardware:
+        line = Evidence("the node", one.hardware)
+        return base._replace(
+            kind=FailureClass.HARDWARE,
+            confidence=Confidence.HIGH,
+            headline=one.hardware,
+            evidence=(line, *_ledger(cause)),
+        )
+    if first is not None:
+        return _by_output(of, base, first, kind, cause)
+    signalled = _signal(cause)
+    if kind is None and signalled in _CRASHES:
+        kind = FailureClass.CRASH
+    if kind is not None and cause is not None:
+        return base._replace(kind=kind, confidence=Confidence.MEDIUM, headline=cause.words(), evidence=_ledger(cause))
+    told = [group for group in of.output.groups if group.first.role is Role.FOLLOWER]
+    lines = tuple(_line(group.first) for group in told[:2])
+    said = cause.words() if cause is not None else "nothing that was read says why"
+    if told and (cause is None or cause.kind in (CauseKind.EXIT, CauseKind.SIGNAL)):
+        said += "; the ranks say only that others had gone"
+    return base._replace(headline=said, evidence=(*_ledger(cause), *lines)[:3])
+
+
+def _by_output(of: Material, base: Verdict, first: LogEvent, kind: FailureClass | None, cause: Cause | None) -> Verdict:
+    agreed = kind is None or kind is first.kind
+    ranks = (first.rank,) if first.rank is not None else ()
+    group = next((one for one in of.output.groups if one.first == first), None)
+    also = len(group.ranks) if group is not None else 0
+    where = f" at {first.where}" if first.where else ""
+    who = f"{rank_words(ranks)}: " if ranks else ""
+    lines = [
+        Evidence(f"the output{f' of {rank_words(ranks)}' if ranks else ''}", f"{first.text}{where}"),
+        *_ledger(cause),
+    ]
+    followers = sum(one.times for one in of.output.groups if one.first.role is Role.FOLLOWER)
+    if followers:
+        lines.append(Evidence("the output", f"{followers} later lines of other ranks only follow from it"))
+    sure = Confidence.HIGH if agreed and kind is not None else Confidence.MEDIUM
+    if first.kind is FailureClass.USER_CODE and agreed and first.at is not None:
+        sure = Confidence.HIGH
+    if also > 1:  # the same words by several ranks: the first of them is so by its clock alone
+        where += f" ({also} ranks say the same)"
+        sure = Confidence.MEDIUM if first.kind is not FailureClass.USER_CODE else sure
+    return base._replace(
+        kind=first.kind if agreed or kind is None else kind,
+        confidence=sure if agreed else Confidence.LOW,
+        headline=f"{who}{first.text}{where}",
+        culprits=ranks,
+        nodes=(first.node,) if first.node else (),
+        evidence=tuple(lines[:3]),
+        remedy=first.remedy if agreed else "",
+    )
+
+
+def _signal(cause: Cause | None) -> int:
+    while cause is not None:
+        if cause.kind is CauseKind.SIGNAL:
+            return cause.signal
+        cause = cause.then
+    return 0
+
+
+def _line(event: LogEvent) -> Evidence:
+    source = f"the output of {rank_words((event.rank,))}" if event.rank is not None else "the output"
+    return Evidence(source, event.text)
