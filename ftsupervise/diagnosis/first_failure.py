@@ -50,7 +50,7 @@ ANCHORS = tuple(
             "no cuda",
             "signal",
         ),
-        *("watchdog", "mismatch", "due to"),
+        *("watchdog", "acquire gil", "terminat", "mismatch", "due to", "no such", "remote process", "inconsistency"),
     )
 )
 CHUNK = 4 << 20  # bytes that are read at once
@@ -265,12 +265,14 @@ def _candidates(data: bytes) -> Iterator[int]:
             starts.add(data.rfind(b"\n", 0, at) + 1)
             end = data.find(b"\n", at)
             at = low.find(anchor, end) if end >= 0 else -1
-    behind = 0
+    behind: dict[bytes, int] = {}  # of a rank, by its label: where its traceback ends
     for start in sorted(starts):
-        if start < behind:
+        after = _after_label(data, start)
+        label = data[start:after]
+        if start < behind.get(label, 0):
             continue
-        if data.startswith(b"Traceback (most", _after_label(data, start)):
-            behind = _end_of_traceback(data, start)
+        if data.startswith(b"Traceback (most", after):
+            behind[label] = _end_of_traceback(data, start)
         yield start
 
 

@@ -30,30 +30,7 @@ _ITSELF = re.compile(
 )
 # system calls of x86-64 that wait for a file: read, write, open, stat, fstat, lstat, pread64, pwrite64, readv, writev, fsync,
 # fdatasync, getdents, rename, mkdir, unlink, openat, newfstatat, statx
-_FILE_CALLS = frozenset(
-    [
-        "0",
-        "1",
-        "2",
-        "4",
-        "5",
-        "6",
-        "17",
-        "18",
-        "19",
-        "20",
-        "74",
-        "75",
-        "78",
-        "82",
-        "83",
-        "87",
-        "217",
-        "257",
-        "262",
-        "332",
-    ]
-)
+_FILE_CALLS = frozenset(map(str, (0, 1, 2, 4, 5, 6, 17, 18, 19, 20, 74, 75, 78, 82, 83, 87, 217, 257, 262, 332)))
 _IN_STORAGE = re.compile(
     r"nfs|fuse|lustre|ll_|cl_|gpfs|ceph|rpc_wait|request_wait|io_schedule|wait_on_page|folio_wait|xfs|btrfs|ext4", re.I
 )

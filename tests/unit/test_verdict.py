@@ -1,0 +1,200 @@
+"""One verdict from all that is known of an attempt. It never disagrees with the ledger, and says how sure it is."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta, timezone
+
+import pytest
+
+from ftsupervise.diagnosis.first_failure import EventGroup, FirstFailure, LogEvent
+from ftsupervise.diagnosis.flight_recorder import FlightFinding, FlightRecord, Trouble
+from ftsupervise.diagnosis.stacks import RankStack, alike, parse_stack
+from ftsupervise.diagnosis.verdict import Confidence, Material, judge_attempt
+from ftsupervise.diagnosis.vocabulary import FailureClass, Role
+from ftsupervise.model import Attempt, Cause, CauseKind, Failure, FailureKind, NodeRanks, Standstill
+
+NOW = datetime(2026, 11, 27, 20, 0, tzinfo=timezone.utc)
+STACK = """pid {pid} state {state} syscall {syscall} wchan {wchan} waits {waits} at {at}
+
+== process
+Name:\tpython
+
+== Python stacks (the main thread is the last one)
+Thread 0x1 (most recent call first):
+  File "/usr/lib/python3.11/threading.py", line 324 in wait
+Current thread 0x2 (most recent call first):
+{frames}
+
+== threads: name, state, where in the kernel
+"""
+WAITING = (
+    '  File "/env/site-packages/torch/distributed/distributed_c10d.py", line 2810 in all_reduce\n'
+    '  File "/home/ada/train.py", line 30 in step'
+)
+
+
+def stack(
+    rank: int, frames: str, *, state: str = "S", syscall: str = "202", wchan: str = "futex_wait", waits: bool = False
+) -> RankStack:
+    text = STACK.format(
+        pid=100 + rank, state=state, syscall=syscall, wchan=wchan, waits="yes" if waits else "no", at="?", frames=frames
+    )
+    found = parse_stack(rank, text)
+    assert found is not None
+    return found
+
+
+def others(but: int, world: int = 8) -> list[RankStack]:
+    return [stack(rank, WAITING, waits=True) for rank in range(world) if rank != but]
+
+
+def attempt(cause: Cause | None, failure: Failure | None = None, **more: object) -> Attempt:
+    ended = NOW + timedelta(minutes=5) if cause is not None else None
+    return Attempt(7, "42", NOW, ended=ended, cause=cause, failure=failure, then="restarted in place")._replace(**more)  # type: ignore[arg-type]
+
+
+HUNG = attempt(
+    Cause(CauseKind.HANG, (NodeRanks("node-2", "5"),), how=Standstill.IDLE, phase="train", step=30, waited=9.1),
+    Failure(FailureKind.HANG, "hang"),
+)
+LOADER = (
+    '  File "/env/site-packages/torch/utils/data/dataloader.py", line 701 in _next_data\n'
+    '  File "/home/ada/train.py", line 28 in main'
+)
+READS = '  File "/home/ada/data.py", line 12 in read_shard\n  File "/home/ada/train.py", line 27 in main'
+LOCKS = '  File "/usr/lib/python3.11/threading.py", line 324 in wait\n  File "/home/ada/train.py", line 61 in log'
+LOOPS = '  File "/home/ada/train.py", line 33 in filter_batch\n  File "/home/ada/train.py", line 29 in main'
+
+
+@pytest.mark.parametrize(
+    ("frames", "state", "syscall", "wchan", "kind"),
+    [
+        (LOADER, "S", "202", "futex_wait", FailureClass.STUCK_IN_LOADER),
+        (READS, "D", "0", "folio_wait_bit", FailureClass.STUCK_IN_IO),
+        (READS, "S", "0", "fuse_request_wait", FailureClass.STUCK_IN_IO),
+        (LOCKS, "S", "202", "futex_wait", FailureClass.DEADLOCK),
+        (LOOPS, "R", "running", "0", FailureClass.BUSY),
+        ("none", "R", "running", "0", FailureClass.BUSY),
+        ("none", "T", "?", "do_signal_stop", FailureClass.STOPPED),
+        ('  File "/home/ada/train.py", line 12 in nap', "S", "230", "hrtimer_nanosleep", FailureClass.MISSING),
+    ],
+)
+def test_what_the_culprit_does_says_of_which_kind_a_hang_is(
+    frames: str, state: str, syscall: str, wchan: str, kind: FailureClass
+) -> None:
+    stacks = [*others(5), stack(5, frames, state=state, syscall=syscall, wchan=wchan)]
+    found = judge_attempt(Material(HUNG, stacks=stacks))
+    assert (found.kind, found.culprits, found.nodes) == (kind, (5,), ("node-2",))
+    assert found.confidence is Confidence.HIGH, "the ledger and the stacks name the same rank"
+    assert found.headline.startswith("rank 5 ") and "while ranks 0-4,6-7 wait for it" in found.headline
+
+
+def test_equal_stacks_are_one_line() -> None:
+    stacks = [*others(5), stack(5, READS, state="D", syscall="0", wchan="rpc_wait_bit_killable")]
+    assert [one.words() for one in alike(stacks)] == [
+        "ranks 0-4,6-7: waits for others in all_reduce (train.py:30 step)",
+        "rank 5: waits in the kernel (rpc_wait_bit_killable, state D) (data.py:12 read_shard)",
+    ]
+
+
+def test_where_all_wait_nobody_is_accused_by_the_stacks() -> None:
+    cause = Cause(CauseKind.HANG, phase="train", step=30, waited=9.1)
+    found = judge_attempt(Material(attempt(cause, Failure(FailureKind.HANG, "hang")), stacks=others(99)))
+    assert (found.kind, found.culprits, found.confidence) == (FailureClass.UNKNOWN, (), Confidence.LOW)
+
+
+def flight(trouble: Trouble, *culprits: int, sure: bool = True) -> FlightRecord:
+    text = "did not join all_reduce, number 21 of group 0"
+    return FlightRecord(
+        (FlightFinding(trouble, culprits, (0, 1), "0", 21, "all_reduce", text, "train.py:42 step", sure),), (0, 1)
+    )
+
+
+def test_the_recorder_and_the_stacks_agree() -> None:
+    stacks = [*others(5), stack(5, LOADER)]
+    found = judge_attempt(Material(HUNG, stacks=stacks, flight=flight(Trouble.NOT_JOINED, 5)))
+    assert (found.kind, found.culprits, found.confidence) == (FailureClass.STUCK_IN_LOADER, (5,), Confidence.HIGH)
+    assert {one.source for one in found.evidence} >= {"the flight recorder", "the stack of rank 5"}
+
+
+def test_where_they_disagree_it_is_a_guess() -> None:
+    stacks = [*others(5), stack(5, LOADER)]
+    found = judge_attempt(Material(HUNG, stacks=stacks, flight=flight(Trouble.NOT_JOINED, 3)))
+    assert found.confidence is Confidence.LOW
+
+
+def test_the_recorder_alone_is_no_certainty() -> None:
+    found = judge_attempt(Material(None, flight=flight(Trouble.MISMATCH, 3)))
+    assert (found.kind, found.culprits, found.confidence) == (FailureClass.MISMATCH, (3,), Confidence.MEDIUM)
+
+
+def event(kind: FailureClass, text: str, rank: int | None = 3, role: Role = Role.CAUSE, **more: object) -> LogEvent:
+    return LogEvent(kind, role, rank, "", 1.0, "out.log", 10, text)._replace(**more)  # type: ignore[arg-type]
+
+
+def output(*events: LogEvent) -> FirstFailure:
+    causes = [one for one in events if one.role is Role.CAUSE]
+    groups = tuple(EventGroup(one, 1, (one.rank,) if one.rank is not None else ()) for one in events)
+    return FirstFailure(causes[0] if causes else None, groups, read=100)
+
+
+EXIT = attempt(
+    Cause(CauseKind.EXIT, (NodeRanks("node-1", "3"),), code=1), Failure(FailureKind.CODE, "exit 1", error="KeyError")
+)
+
+
+def test_the_program_s_own_error_is_named_with_its_line() -> None:
+    told = event(FailureClass.NODE, "RuntimeError: Connection closed by peer", 0, Role.FOLLOWER)
+    mine = event(FailureClass.USER_CODE, "KeyError: 'tokens'", where="train.py:42 step")
+    found = judge_attempt(Material(EXIT, output(mine, told)))
+    assert (found.kind, found.culprits, found.nodes, found.confidence) == (
+        FailureClass.USER_CODE,
+        (3,),
+        ("node-1",),
+        Confidence.HIGH,
+    )
+    assert found.headline == "rank 3: KeyError: 'tokens' at train.py:42 step"
+    assert found.evidence[-1].text == "1 later lines of other ranks only follow from it"
+
+
+def test_ranks_that_only_heard_of_it_leave_it_unknown() -> None:
+    told = event(FailureClass.NODE, "RuntimeError: Connection closed by peer", 0, Role.FOLLOWER)
+    found = judge_attempt(
+        Material(attempt(Cause(CauseKind.EXIT, code=1), Failure(FailureKind.CODE, "exit 1")), output(told))
+    )
+    assert (found.kind, found.confidence) == (FailureClass.UNKNOWN, Confidence.LOW)
+    assert "the ranks say only that others had gone" in found.headline
+
+
+@pytest.mark.parametrize(
+    ("cause", "failure", "kind"),
+    [
+        (Cause(CauseKind.NODE, (NodeRanks("node-1"),)), Failure(FailureKind.NODE, "node failure"), FailureClass.NODE),
+        (Cause(CauseKind.MEMORY), Failure(FailureKind.MEMORY, "out of memory"), FailureClass.HOST_MEMORY),
+        (Cause(CauseKind.EXIT, code=1), Failure(FailureKind.MEMORY, "GPU out of memory"), FailureClass.GPU_MEMORY),
+        (Cause(CauseKind.EXIT, code=1), Failure(FailureKind.DISK, "no space left"), FailureClass.DISK),
+        (Cause(CauseKind.SIGNAL, signal=11), Failure(FailureKind.SIGNAL, "killed by SIGSEGV"), FailureClass.CRASH),
+        (Cause(CauseKind.SIGNAL, signal=9), Failure(FailureKind.SIGNAL, "killed by SIGKILL"), FailureClass.UNKNOWN),
+        (Cause(CauseKind.DIVERGES), Failure(FailureKind.NUMBERS, "diverges"), FailureClass.NUMBERS),
+        (Cause(CauseKind.NO_STEP), Failure(FailureKind.START, "no step"), FailureClass.START),
+    ],
+)
+def test_without_any_output_the_ledger_says_it(cause: Cause, failure: Failure, kind: FailureClass) -> None:
+    assert judge_attempt(Material(attempt(cause, failure))).kind is kind
+
+
+def test_the_output_does_not_overrule_the_ledger() -> None:
+    """A node was lost; a rank printed its exception for another reason a moment before."""
+    lost = attempt(Cause(CauseKind.NODE, (NodeRanks("node-1"),)), Failure(FailureKind.NODE, "node failure"))
+    found = judge_attempt(Material(lost, output(event(FailureClass.USER_CODE, "ValueError: x"))))
+    assert (found.kind, found.confidence) == (FailureClass.NODE, Confidence.LOW)
+
+
+def test_what_a_node_said_of_its_hardware_decides() -> None:
+    found = judge_attempt(Material(EXIT._replace(hardware="NVRM: Xid 79: GPU has fallen off the bus"), output()))
+    assert (found.kind, found.confidence) == (FailureClass.HARDWARE, Confidence.HIGH)
+
+
+def test_an_end_that_was_asked_for_is_no_failure() -> None:
+    found = judge_attempt(Material(attempt(Cause(CauseKind.KILL_SWITCH))))
+    assert (found.kind, found.headline.partition(":")[0]) == (FailureClass.ASKED, "it was no failure")
