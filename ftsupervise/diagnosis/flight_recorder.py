@@ -87,8 +87,10 @@ class NotADump(ValueError):
 def dump_files(folder: Path) -> dict[int, Path]:
     """Return the dumps in a folder by rank, which is the number at the end of the name. Raises OSError."""
     found: dict[int, Path] = {}
-    for name in sorted(os.listdir(folder)):
-        if (number := _NAME.search(name)) and int(number[1]) < MOST_RANKS and not name.startswith("."):
+    with os.scandir(folder) as entries:
+        names = sorted(one.name for one in entries if one.is_file() and not one.name.startswith("."))
+    for name in names:
+        if (number := _NAME.search(name)) and int(number[1]) < MOST_RANKS:
             found.setdefault(int(number[1]), folder / name)
     return found
 

@@ -31,6 +31,7 @@ _ITSELF = re.compile(
 # system calls of x86-64 that wait for a file: read, write, open, stat, fstat, lstat, pread64, pwrite64, readv, writev, fsync,
 # fdatasync, getdents, rename, mkdir, unlink, openat, newfstatat, statx
 _FILE_CALLS = frozenset(map(str, (0, 1, 2, 4, 5, 6, 17, 18, 19, 20, 74, 75, 78, 82, 83, 87, 217, 257, 262, 332)))
+_FUTEX = "202"  # a lock, in the program's own code
 _IN_STORAGE = re.compile(
     r"nfs|fuse|lustre|ll_|cl_|gpfs|ceph|rpc_wait|request_wait|io_schedule|wait_on_page|folio_wait|xfs|btrfs|ext4", re.I
 )
@@ -136,7 +137,7 @@ def judge(stacks: Sequence[RankStack], accused: Iterable[int] = ()) -> StackVerd
         free if len(free) <= max(1, len(waiting)) or not waiting else []
     )
     if not odd:
-        return None
+        return None if free else _in_another_collective(waiting)
     if len(odd) > 1 and not waiting:
         odd = _smallest(odd)
     kinds = {_kind(one) for one in odd}
@@ -149,6 +150,16 @@ def judge(stacks: Sequence[RankStack], accused: Iterable[int] = ()) -> StackVerd
     )
     why = f"{rank_words(one.rank for one in odd)} {doing(first)}{others}"
     return StackVerdict(kind, tuple(one.rank for one in odd), why, first.own, sure=bool(waiting) and len(odd) == 1)
+
+
+def _in_another_collective(waiting: Sequence[RankStack]) -> StackVerdict | None:
+    """Return the ranks that wait in another collective than the most, or called it from another line; None where all are alike."""
+    odd = _smallest(waiting)
+    if not odd or len(odd) == len(waiting):
+        return None
+    rest = next(one for one in waiting if one not in odd)
+    why = f"{rank_words(one.rank for one in odd)} {doing(odd[0])}, and the others {doing(rest).replace('waits', 'wait', 1)}"
+    return StackVerdict(FailureClass.MISMATCH, tuple(one.rank for one in odd), why, odd[0].own)
 
 
 def _smallest(stacks: Sequence[RankStack]) -> list[RankStack]:
@@ -171,6 +182,6 @@ def _kind(one: RankStack) -> FailureClass:
         return FailureClass.STUCK_IN_IO
     if one.seen.state == "R" or one.seen.syscall == "running":
         return FailureClass.BUSY
-    if _ITSELF.search(one.stack):
+    if _ITSELF.search(one.stack) or (one.answered and one.seen.syscall == _FUTEX):
         return FailureClass.DEADLOCK
     return FailureClass.MISSING

@@ -254,7 +254,9 @@ SIGNS: tuple[Sign, ...] = (
     _follower(FailureClass.NODE, "sending process", r"Sending process \d+ closing signal"),
     _follower(FailureClass.NODE, "job step aborted|*** step", r"Job step aborted|\*\*\* STEP \S+ ON \S+ CANCELLED"),
     _follower(FailureClass.NODE, "terminated", r"srun: error: .*: tasks? \S+: Terminated"),
-    _follower(FailureClass.NODE, "acquire gil|watchdog got stuck", r"Could not acquire GIL within|watchdog got stuck for"),
+    _follower(
+        FailureClass.NODE, "acquire gil|watchdog got stuck", r"Could not acquire GIL within|watchdog got stuck for"
+    ),
 )
 # An exception that is in no table: a cause if it is not one of those by which a rank learns of another's end.
 TRACEBACK = "Traceback (most recent call last)"

@@ -29,10 +29,12 @@ def traceback(said: str, label: str = "", at: str = "/home/ada/train.py") -> str
     return "".join(f"{label}{line}\n" for line in lines)
 
 
-def read(folder: Path, texts: dict[int, str], **more: int) -> FirstFailure:
+def read(folder: Path, texts: dict[int, str], processes: int = 1) -> FirstFailure:
     for rank, text in texts.items():
         (folder / f"rank-{rank}.log").write_text(text)
-    return first_failure([LogFile(folder / f"rank-{rank}.log", rank) for rank in sorted(texts)], year=2026, **more)
+    return first_failure(
+        [LogFile(folder / f"rank-{rank}.log", rank) for rank in sorted(texts)], year=2026, processes=processes
+    )
 
 
 def test_one_rank_fails_and_all_others_report_it_louder(tmp_path: Path) -> None:

@@ -73,6 +73,7 @@ LOOPS = '  File "/home/ada/train.py", line 33 in filter_batch\n  File "/home/ada
         (READS, "D", "0", "folio_wait_bit", FailureClass.STUCK_IN_IO),
         (READS, "S", "0", "fuse_request_wait", FailureClass.STUCK_IN_IO),
         (LOCKS, "S", "202", "futex_wait", FailureClass.DEADLOCK),
+        (LOOPS, "S", "202", "futex_do_wait", FailureClass.DEADLOCK),
         (LOOPS, "R", "running", "0", FailureClass.BUSY),
         ("none", "R", "running", "0", FailureClass.BUSY),
         ("none", "T", "?", "do_signal_stop", FailureClass.STOPPED),
