@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -14,7 +14,7 @@ from ftsupervise.printable import printable
 from ftsupervise.secrecy import masked
 
 if TYPE_CHECKING:
-    from ftsupervise.diagnosis.verdict import Verdict
+    from ftsupervise.diagnosis.verdict import Diagnosis
 
 _AT_A_TIME = 12.0  # seconds that a part of the output may take
 _GROUPS = 8  # of ranks that do the same
@@ -39,10 +39,19 @@ def diagnose(run: str | None, attempt: int | None, whole: bool, as_json: bool) -
     else:
         found, before, title = _of_run(run, attempt, whole=whole)
     if as_json:
-        say_json({"schema_version": SCHEMA_VERSION, **plain(found), "alike_before": list(before)})
+        say_json({"schema_version": SCHEMA_VERSION, **_masked(plain(found)), "alike_before": list(before)})
         return
     for line in lines_of(found, before, title):
         say(masked(printable(line)))
+
+
+def _masked(value: Any) -> Any:
+    """Return the record without secrets that stood in the output."""
+    if isinstance(value, str):
+        return masked(value)
+    if isinstance(value, list):
+        return [_masked(one) for one in value]
+    return {key: _masked(one) for key, one in value.items()} if isinstance(value, dict) else value
 
 
 def _is_run(folder: Path) -> bool:
@@ -53,7 +62,7 @@ def _extend() -> None:
     time_limit.extend(_AT_A_TIME)
 
 
-def _of_folder(folder: Path, *, whole: bool) -> Verdict:
+def _of_folder(folder: Path, *, whole: bool) -> Diagnosis:
     from ftsupervise.diagnosis.gather import of_folder
     from ftsupervise.diagnosis.verdict import judge_attempt
 
@@ -69,7 +78,7 @@ def _of_folder(folder: Path, *, whole: bool) -> Verdict:
     return judge_attempt(material)
 
 
-def _of_run(run: str | None, number: int | None, *, whole: bool) -> tuple[Verdict, tuple[int, ...], str]:
+def _of_run(run: str | None, number: int | None, *, whole: bool) -> tuple[Diagnosis, tuple[int, ...], str]:
     from ftsupervise.config.find_run import find_run
     from ftsupervise.diagnosis.gather import alike_before, chosen, of_attempt
     from ftsupervise.diagnosis.verdict import judge_attempt
@@ -90,7 +99,7 @@ def _of_run(run: str | None, number: int | None, *, whole: bool) -> tuple[Verdic
     return found, alike_before(attempts, one), run_name(rundir)
 
 
-def lines_of(found: Verdict, before: tuple[int, ...], title: str) -> list[str]:
+def lines_of(found: Diagnosis, before: tuple[int, ...], title: str) -> list[str]:
     """Return the verdict as lines for people."""
     from ftsupervise.units import count, rank_words
 

@@ -60,7 +60,7 @@ _BEFORE = 4000  # bytes before a traceback
 _TEXT = 300  # characters of a line that is shown
 _IN_A_FILE = 2000  # lines of one file that are looked at closely; of more, the first and the last
 _GROUPS = 1000  # different failures
-_LARGE = 200 << 20  # bytes from which on several processes read
+LARGE = 200 << 20  # bytes from which on several processes read
 _LABEL = re.compile(
     r"^(?:(\d{1,9}): ?|\[(?:default|rank ?)?(\d{1,9})\]:? ?)"  # srun --label, torchrun, PyTorch
 )
@@ -127,7 +127,7 @@ def first_failure(
     """
     year = year or datetime.now(timezone.utc).year
     many = processes or min(4, os.cpu_count() or 1)
-    if many > 1 and len(logs) > 1 and _size_of(logs) > _LARGE:
+    if many > 1 and len(logs) > 1 and _size_of(logs) > LARGE:
         share = max(1, len(logs) // (many * 4))
         parts = [logs[at : at + share] for at in range(0, len(logs), share)]
         with ProcessPoolExecutor(many, get_context("fork")) as pool:

@@ -153,7 +153,8 @@ def judge(stacks: Sequence[RankStack], accused: Iterable[int] = ()) -> StackVerd
 
 
 def _in_another_collective(waiting: Sequence[RankStack]) -> StackVerdict | None:
-    """Return the ranks that wait in another collective than the most, or called it from another line; None where all are alike."""
+    """Return the ranks that wait in another collective than the most, or called it from another line; None where all are
+    alike."""
     odd = _smallest(waiting)
     if not odd or len(odd) == len(waiting):
         return None

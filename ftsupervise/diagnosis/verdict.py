@@ -34,7 +34,7 @@ class Evidence(NamedTuple):
     text: str
 
 
-class Verdict(NamedTuple):
+class Diagnosis(NamedTuple):
     """What happened in an attempt."""
 
     attempt: int | None
@@ -101,13 +101,13 @@ _REMEDIES = {
 }
 
 
-def judge_attempt(of: Material) -> Verdict:
+def judge_attempt(of: Material) -> Diagnosis:
     """Return the verdict. Pure."""
     one = of.attempt
     number = one.number if one is not None else None
     cause = one.cause if one is not None else None
     groups = tuple(alike(of.stacks))
-    base = Verdict(
+    base = Diagnosis(
         number, FailureClass.UNKNOWN, Confidence.LOW, "", stacks=groups, unseen=(*of.unseen, *of.output.unseen)
     )
     if one is not None:
@@ -131,7 +131,7 @@ def _ledger(cause: Cause | None) -> tuple[Evidence, ...]:
     return (Evidence("the ledger", cause.words()),) if cause is not None else ()
 
 
-def _at(found: Verdict, cause: Cause | None) -> Verdict:
+def _at(found: Diagnosis, cause: Cause | None) -> Diagnosis:
     """Add the ranks and nodes that the ledger names, where nothing else named any."""
     first = cause.first if cause is not None else None
     ranks, nodes = found.culprits, found.nodes
@@ -148,7 +148,7 @@ def _at(found: Verdict, cause: Cause | None) -> Verdict:
 # ------------------------------------------------------------------------------------------------------------------ hangs
 
 
-def _hang(of: Material, base: Verdict, cause: Cause | None) -> Verdict | None:
+def _hang(of: Material, base: Diagnosis, cause: Cause | None) -> Diagnosis | None:
     """Return whose hang it was, by the flight recorder and the stacks."""
     accused = [int(text) for one in (cause.at if cause is not None else ()) for text in re.findall(r"\d+", one.ranks)]
     by_stacks = judge(of.stacks, accused) if of.stacks else None
@@ -171,7 +171,7 @@ def _hang(of: Material, base: Verdict, cause: Cause | None) -> Verdict | None:
     return base._replace(headline=f"it stood still: {cause.words()}", evidence=_ledger(cause))
 
 
-def _by_flight(base: Verdict, finding: FlightFinding, stacks: StackVerdict | None) -> Verdict | None:
+def _by_flight(base: Diagnosis, finding: FlightFinding, stacks: StackVerdict | None) -> Diagnosis | None:
     who = rank_words(finding.culprits)
     why = f"{who} {finding.text}"
     if finding.waiting and finding.trouble is Trouble.NOT_JOINED:
@@ -198,7 +198,7 @@ def _by_flight(base: Verdict, finding: FlightFinding, stacks: StackVerdict | Non
 # ------------------------------------------------------------------------------------------------------------------- ends
 
 
-def _end(of: Material, base: Verdict, cause: Cause | None) -> Verdict:
+def _end(of: Material, base: Diagnosis, cause: Cause | None) -> Diagnosis:
     """Return what ended it, by the ledger and the first failure in the output."""
     one, first = of.attempt, of.output.first
     failed = one.failure if one is not None else None
@@ -230,7 +230,9 @@ def _end(of: Material, base: Verdict, cause: Cause | None) -> Verdict:
     return base._replace(headline=said, evidence=(*_ledger(cause), *lines)[:3])
 
 
-def _by_output(of: Material, base: Verdict, first: LogEvent, kind: FailureClass | None, cause: Cause | None) -> Verdict:
+def _by_output(
+    of: Material, base: Diagnosis, first: LogEvent, kind: FailureClass | None, cause: Cause | None
+) -> Diagnosis:
     agreed = kind is None or kind is first.kind
     ranks = (first.rank,) if first.rank is not None else ()
     group = next((one for one in of.output.groups if one.first == first), None)

@@ -101,7 +101,7 @@ def test_a_traceback_across_two_blocks_is_read_whole(tmp_path: Path, before: int
 
 
 def test_several_processes_find_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ftsupervise.diagnosis.first_failure._LARGE", 1)
+    monkeypatch.setattr("ftsupervise.diagnosis.first_failure.LARGE", 1)
     rng = random.Random(7)
     texts = {rank: STEP.format(rng.randrange(60), rank, 1) + traceback(f"ValueError: row {rank}") for rank in range(12)}
     assert read(tmp_path, texts, processes=2) == read(tmp_path, texts, processes=1)
