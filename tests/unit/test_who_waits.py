@@ -53,7 +53,7 @@ WAITS: dict[str, dict[str, str]] = {
         "reduce": TRAINING,
         "wait": TRAINING,
     },
-    "probe/child.py": {"__init__": OURS},
+    "probe/__init__.py": {"__init__": OURS},
     "probe/server.py": {"run": "this child exists for that", "_end": "this child exists for that"},
     "ranks/__main__.py": {"receive": TIMED, "_send_to": TIMED},
     "ranks/agent_pool.py": {"_start": SYSTEM},
@@ -64,12 +64,10 @@ WAITS: dict[str, dict[str, str]] = {
     "snapshots/exchange.py": {
         "_hear": "select has said that something is there",
         "_serve": "a thread of its own for one rank, whose end closes the connection; it is a daemon",
-    },
-    "snapshots/node.py": {"heard": TIMED, "give_up_damaged": ITS_CHILD, "keep": ITS_CHILD, "_fetch_all": ITS_CHILD},
-    "snapshots/wire.py": {
         "accepted": "a thread of its own waits for peers, or for ranks; it is a daemon",
         **dict.fromkeys(("_send", "fill", "connect", "accept"), TIMED),
     },
+    "snapshots/node.py": {"heard": TIMED, "give_up_damaged": ITS_CHILD, "keep": ITS_CHILD, "_fetch_all": ITS_CHILD},
     "replicas/members.py": {"look": TIMED, "_ask": TIMED, "store_answers": TIMED},
     "replicas/lighthouse.py": {"__init__": "a Python that has just answered within a bound (torchft_python.py)"},
     "run/fencing.py": {"__init__": SYSTEM},
@@ -111,7 +109,6 @@ KEEPS_TIME: dict[str, dict[str, str]] = {
     "host/in_time.py": {},
     "host/pulse.py": {},
     "probe/__init__.py": {},
-    "probe/child.py": {},
     "probe/errand.py": {
         "_boot": KERNEL,
         "_child": KERNEL,
