@@ -13,11 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ftsupervise.alerts.last_day import WORDS
 from ftsupervise.cli.output import columns, plain, say, say_json
-from ftsupervise.cli.status_advice import advice_of
 from ftsupervise.cli.status_rows import COLOURS, ago
-from ftsupervise.hostlist import compress_hostlist
 from ftsupervise.model import OUTPUT
 from ftsupervise.printable import printable
 from ftsupervise.report.account import kinds_over, ratio
@@ -211,6 +208,8 @@ _FEWEST_SECONDS = 60  # a younger run has no timeline
 
 def lines_of(found: RunDetail, width: int = 80, advised: Mapping[str, str] = MappingProxyType({})) -> list[str]:
     """``advised``: name of an alert that fires -> what its watchdog says is to be done."""
+    from ftsupervise.cli.status_advice import advice_of
+
     seen, row = found.status, found.row
     step = "" if row.step is None else f", step {row.step}"
     if row.step is not None and row.last_step:
@@ -564,6 +563,8 @@ def _begins(attempt: Attempt) -> str:
 
 def _time(found: RunDetail, width: int) -> Iterator[str]:
     """Draw the time since the launch as a line of characters, with its legend, and the ratios with their definitions."""
+    from ftsupervise.alerts.last_day import WORDS
+
     of = found.account
     if of.total < _FEWEST_SECONDS:
         return
@@ -605,6 +606,8 @@ _ALL_ROWS = 16  # of more groups those that run well are left out
 
 
 def group_lines(seen: GroupsSeen, now: datetime) -> Iterator[str]:
+    from ftsupervise.hostlist import compress_hostlist
+
     old = "" if seen.fresh else f", as of {ago(seen.at, now)} ago"
     waits = ""
     if seen.waits and seen.below is not None:
@@ -647,6 +650,8 @@ def _stalls(seen: GroupsSeen, now: datetime) -> Iterator[str]:
 
 
 def _row(row: ReplicaGroup, now: datetime) -> str:
+    from ftsupervise.hostlist import compress_hostlist
+
     state = click.style(row.state.value, fg=_COLOURS.get(row.state.value, "cyan"))
     where = f" on {compress_hostlist(row.nodes)}" if row.nodes else ""
     job = f" (job {row.job})" if row.job else ""

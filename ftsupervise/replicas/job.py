@@ -10,17 +10,17 @@ from __future__ import annotations
 import errno
 import os
 import signal
-import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
 
 from ftsupervise.errors import Error, Refused
 from ftsupervise.host.addresses import LOOPBACK, own_address
-from ftsupervise.host.in_time import OneAtATime, in_time
+from ftsupervise.host.in_time import Every, OneAtATime, in_time
 from ftsupervise.host.ownership import FOLDER, NotTrusted, make_folder
 from ftsupervise.host.signals import PASS_ON, SignalQueue
 from ftsupervise.model import CauseKind, Claim
@@ -445,26 +445,21 @@ class NodesSeen:
         self.scores: Mapping[str, float] = {}  # how bad the past of each is
         self._allocation, self._rundir = allocation, rundir
         self._states: Mapping[str, str] = {}
-        self._over = threading.Event()
-        if len(self.all) > 1:
-            threading.Thread(target=self._look_on, name="nodes", daemon=True).start()
+        self._judged = OneAtATime[dict[str, float]]()  # a run directory that does not answer hides no lost node
+        self._looking = Every(_LOST_EVERY, self._look, "nodes") if len(self.all) > 1 else None
 
     def lost(self) -> frozenset[str]:
         return frozenset(node for node, state in self._states.items() if is_away(state))
 
     def close(self) -> None:
-        self._over.set()
+        if self._looking is not None:
+            self._looking.close()
 
-    def _look_on(self) -> None:
-        judged = OneAtATime[dict[str, float]]()  # a run directory that does not answer hides no lost node
-        while not self._over.wait(_LOST_EVERY):
-            try:
-                found = self._allocation.how_they_are()
-                self._states = found or self._states  # no answer is no news
-                scores = judged(self._judge, _JUDGED)
-                self.scores = self.scores if scores is None else scores
-            except (OSError, Error):
-                continue
+    def _look(self) -> None:
+        with suppress(OSError, Error):
+            self._states = self._allocation.how_they_are() or self._states  # no answer is no news
+            scores = self._judged(self._judge, _JUDGED)
+            self.scores = self.scores if scores is None else scores
 
     def _judge(self) -> dict[str, float]:
         return {one.name: one.score for one in judge(*of_run_dir(self._rundir), _now()).nodes}

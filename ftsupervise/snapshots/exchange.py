@@ -16,7 +16,6 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import select
 import signal
 import socket
 import struct
@@ -31,6 +30,7 @@ from typing import Any, NamedTuple
 from ftsupervise.checkpoints import digest
 from ftsupervise.host.addresses import own_addresses
 from ftsupervise.host.processes import die_with_parent
+from ftsupervise.host.ready import readable
 from ftsupervise.rundir.records import as_count
 from ftsupervise.snapshots.ring import CopyOrder, CopyReport, pack, read_order
 from ftsupervise.snapshots.room import MemoryRoom, make, node_folder, rank_file, ranks_in
@@ -524,7 +524,7 @@ class SnapshotExchange:
 
     def _hear(self, seconds: float) -> bool:
         """Obey the orders that have come; return False when the agent has gone."""
-        if not select.select([self._talk], [], [], seconds)[0]:
+        if not readable([self._talk], seconds):
             return True
         raw = self._talk.recv(1 << 16)
         order, before = read_order(raw), self._sender.order
