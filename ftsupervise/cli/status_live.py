@@ -12,7 +12,6 @@ import json
 import os
 import re
 import resource
-import select
 import subprocess
 import sys
 import threading
@@ -27,6 +26,7 @@ import click
 from ftsupervise.cli.output import may_colour, wrapped
 from ftsupervise.cli.status_rows import Line, layout
 from ftsupervise.host import bounded, processes
+from ftsupervise.host.ready import readable
 from ftsupervise.printable import printable, printable_lines
 from ftsupervise.report.row import RunRow
 from ftsupervise.rundir.records import decode, parse_object
@@ -131,7 +131,7 @@ class _Live:
                     target=self._look_again, args=(self._screen.one, console.width - 1), daemon=True
                 ).start()
             live.update(self._drawing(console), refresh=True)
-            ready = select.select([sys.stdin, self._read], [], [], None if self._busy else max(0.0, self._due - now))[0]
+            ready = readable((sys.stdin, self._read), None if self._busy else max(0.0, self._due - now))
             if self._read in ready:
                 os.read(self._read, 4096)
                 self._busy = False

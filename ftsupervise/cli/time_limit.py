@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import mmap
 import os
-import select
 import signal
 import struct
 import sys
@@ -29,6 +28,7 @@ from typing import NamedTuple, NoReturn
 
 from ftsupervise import host
 from ftsupervise.errors import NoAnswer
+from ftsupervise.host.ready import readable
 
 ANSWER = 12.0  # seconds
 _SLURM = 8.0  # … of which for Slurm's commands, all together
@@ -441,7 +441,7 @@ def _wait(args: Sequence[str], pid: int, board: mmap.mmap, pipes: dict[int, int]
 def _pass_on(pipes: dict[int, int], seconds: float) -> bool:
     """Write the child's output; return False if there was none."""
     heard = False
-    for reader in select.select(list(pipes), [], [], seconds)[0] if pipes else []:
+    for reader in readable(list(pipes), seconds) if pipes else []:
         part = os.read(reader, 65536)
         if not part:
             os.close(reader)
@@ -539,7 +539,7 @@ def _aside(work: Callable[[], str]) -> str:
             os._exit(0)
     os.close(writer)
     said = b""
-    if select.select([reader], [], [], _ASIDE)[0]:
+    if readable([reader], _ASIDE):
         said = os.read(reader, 4096)
     os.close(reader)
     until = time.monotonic() + _GRACE

@@ -150,8 +150,6 @@ class Apprise(Strict):
     """A file with them: yours, readable by you alone."""
     urls_env: SecretVariable | None = None
     """The environment variable that holds them."""
-    timeout: Annotated[Duration, Positive] = timedelta(seconds=20)
-    """The time to wait for its answer."""
 
     @model_validator(mode="after")
     def _way(self) -> Apprise:

@@ -298,8 +298,6 @@ class Cron(Strict):
     """When those in cron.weekly are due."""
     keep: Annotated[int, Field(ge=2, le=1000)] = 30
     """Runs of each entry whose output is kept."""
-    output: Annotated[Size, Field(ge=1000)] = 1_000_000
-    """Output kept of one run: the beginning and the end."""
     partition: Names | None = None
     """Partition of the chain's jobs and of dropped job scripts that name none; best is one that shares its nodes."""
     account: Name | None = None

@@ -45,6 +45,7 @@ _BEGINS = 2.0  # seconds that one may take to begin before the next one is begun
 _GRACE = 5.0  # seconds between SIGTERM and SIGKILL
 _UNKILLABLE = 5.0  # seconds a process may take to die of SIGKILL before it is left behind
 _AT_ONCE = 8
+_OUTPUT = 1_000_000  # bytes of the output of one run that are kept: the beginning and the end
 Echo = Callable[[bytes], None] | None  # also gets the output, as it comes
 
 
@@ -469,7 +470,7 @@ def _execute(slot: CronSlot, tasks: list[Task], bound: float, trouble: list[str]
         history.prune_runs(slot.cron, ended.key, slot.installed.keep)
         ends.append(ended)
 
-    run_all(tasks, bound=bound, output_limit=slot.installed.output, on_end=write_end, echo=echo)
+    run_all(tasks, bound=bound, output_limit=_OUTPUT, on_end=write_end, echo=echo)
     return ends
 
 

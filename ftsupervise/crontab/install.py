@@ -102,7 +102,6 @@ def decide(
         timezone=settings.timezone or local_zone(env),
         times=times,
         keep=settings.keep,
-        output=settings.output,
         options=(*words, *settings.sbatch),
         job_options=tuple(word for word in words if not word.startswith("--mem=")),
         environment={name: value for name, value in variables.items() if name not in secret},

@@ -109,7 +109,6 @@ class Installed:
     timezone: Exact
     times: dict[str, Exact]  # folder -> schedule
     keep: int
-    output: int  # bytes
     options: tuple[Exact, ...]  # of sbatch, for a tick
     job_options: tuple[Exact, ...]  # of sbatch, for dropped scripts that do not set it themselves
     environment: dict[str, Exact]
@@ -147,7 +146,7 @@ def read_installed(cron: CronDir) -> Installed | None:
     """
     try:
         found = decode(Installed, parse_object(ownership.read_trusted(cron.installed)))
-        if min(found.period.total_seconds(), found.limit.total_seconds(), found.spares, found.keep, found.output) <= 0:
+        if min(found.period.total_seconds(), found.limit.total_seconds(), found.spares, found.keep) <= 0:
             raise ValueError("a number that has to be above zero is not")
     except FileNotFoundError:
         return None

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import select
 import signal
 import time
 
 from ftsupervise.host import pulse
+from ftsupervise.host.ready import readable
 
 STOP = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 PASS_ON = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT)
@@ -37,7 +37,7 @@ class SignalQueue:
         while True:
             pulse.beat()
             rest = None if until is None else max(0.0, until - time.monotonic())
-            if select.select([self._read], [], [], pulse.part(rest))[0]:
+            if readable([self._read], pulse.part(rest)):
                 break
             if until is not None and time.monotonic() >= until:
                 return b""

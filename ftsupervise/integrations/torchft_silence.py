@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import random
 import socket
-import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from importlib import import_module
@@ -23,6 +22,7 @@ from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from ftsupervise.host.addresses import LOOPBACK, own_address, resolve
+from ftsupervise.host.in_time import Every
 from ftsupervise.replicas.members import LighthousePage, PageNotSeen, Unseen, group_of
 from ftsupervise.replicas.members import look as look_at
 
@@ -80,20 +80,18 @@ class SilenceWatch:
     ) -> None:
         self._waits, self._look, self._store, self._lost = waits, look, store, lost
         self._own, self._heartbeat = own, heartbeat
-        self._every = max(LOOK_EVERY, groups / _LOOKS) if look else LOOK_EVERY
-        self._over = threading.Event()
-        threading.Thread(target=self._follow, name="silence", daemon=True).start()
+        every = max(LOOK_EVERY, groups / _LOOKS) if look else LOOK_EVERY
+        self._looking = Every(lambda _: every * random.uniform(0.8, 1.2), self._follow, "silence")
 
     def close(self) -> None:
-        self._over.set()
+        self._looking.close()
 
     def _follow(self) -> None:
-        while not self._over.wait(self._every * random.uniform(0.8, 1.2)):
-            wait = self._waits()
-            if wait is None or time.monotonic() - wait.since < self._heartbeat:
-                continue
-            if words := self._seen(wait):
-                self._lost(wait.step, words)
+        wait = self._waits()
+        if wait is None or time.monotonic() - wait.since < self._heartbeat:
+            return
+        if words := self._seen(wait):
+            self._lost(wait.step, words)
 
     def _seen(self, wait: Wait) -> str:
         key = f"ftsupervise/silent/{wait.attempt}"

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import re
-import select
 import signal
 import stat
 import sys
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ftsupervise.host import files, processes
+from ftsupervise.host.ready import readable
 from ftsupervise.ranks.life import LOOKED, PROCESSES, QUIET, SAYS, CommandProcesses, ProcessesSeen
 from ftsupervise.rundir import heartbeat_page
 from ftsupervise.rundir.attempt_pages import forget_page, write_page
@@ -374,7 +374,7 @@ def follow(
                 tell(SAYS + f"launch.heartbeat cannot look: {text}\n".encode())
         if last:
             return
-        last = bool(select.select([woken], [], [], every)[0])
+        last = bool(readable([woken], every))
 
 
 def source(pattern: str, path: str, begin: int | None = None) -> FollowedLog | TouchedFile:

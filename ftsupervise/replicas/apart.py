@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import math
 import shlex
-import threading
 import time
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta, timezone
 from typing import NamedTuple
 
 from ftsupervise.errors import Error, from_os_error
-from ftsupervise.host.in_time import in_time
+from ftsupervise.host.in_time import Every, in_time
 from ftsupervise.host.ownership import user_name
 from ftsupervise.host.signals import SignalQueue
 from ftsupervise.model import Job
@@ -111,9 +110,9 @@ class QueueOfGroups:
 
     def __init__(self, asked: GroupOptions) -> None:
         self._name, self._token, self._user = asked.name, asked.launched, user_name()
-        self._jobs: tuple[Job, ...] | None = self._ask()
-        self._over = threading.Event()
-        threading.Thread(target=self._look_on, name="queue", daemon=True).start()
+        self._jobs: tuple[Job, ...] | None = None
+        self._look()
+        self._looking = Every(_QUEUE_EVERY, self._look, "queue")
 
     def of(self, number: int) -> tuple[Job, ...] | None:
         """Return the jobs of this group; None where the queue could not be asked."""
@@ -125,17 +124,13 @@ class QueueOfGroups:
         )  # anybody may write a comment
 
     def close(self) -> None:
-        self._over.set()
+        self._looking.close()
 
-    def _look_on(self) -> None:
-        while not self._over.wait(_QUEUE_EVERY):
-            self._jobs = self._ask()
-
-    def _ask(self) -> tuple[Job, ...] | None:
+    def _look(self) -> None:
         try:
-            return Slurm().queue()
+            self._jobs = Slurm().queue()
         except (Error, OSError):
-            return None
+            self._jobs = None
 
 
 # A group's own job begins here. The lighthouse may start later than the group: it is waited for, and then this process becomes

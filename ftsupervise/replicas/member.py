@@ -7,10 +7,11 @@ lighthouse may have another address, and ranks that were started with the old on
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from datetime import datetime, timezone
+from functools import partial
 
+from ftsupervise.host.in_time import Every
 from ftsupervise.ranks.hang_monitor import SeenFromOutside
 from ftsupervise.replicas.members import LighthousePage, group_of, look
 from ftsupervise.replicas.record import LighthouseRecord, lighthouse_address, read_lighthouse
@@ -27,28 +28,28 @@ class QuorumWatcher:
     def __init__(self, rundir: RunDir, attempt: int, lighthouse: str = "") -> None:
         """``lighthouse``: the address that its ranks have, where that may change."""
         self._now = SeenFromOutside()
-        self._over = threading.Event()
+        self._looking: Every | None = None
         if rundir.whole is not None:
-            where = (RunDir(rundir.whole), rundir.root.name, attempt, lighthouse)
-            threading.Thread(target=self._look_on, args=where, name="watch-quorum", daemon=True).start()
+            look = partial(self._look, RunDir(rundir.whole), rundir.root.name, attempt, lighthouse)
+            self._looking = Every(_EVERY, look, "watch-quorum")
 
     def seen(self) -> SeenFromOutside:
         return self._now
 
     def close(self) -> None:
-        self._over.set()
+        if self._looking is not None:
+            self._looking.close()
 
-    def _look_on(self, run: RunDir, group: str, attempt: int, lighthouse: str) -> None:
-        while not self._over.wait(_EVERY):
-            if lighthouse and lighthouse_address(run.replicas) not in ("", lighthouse):
-                self._now = SeenFromOutside(moved=True)
-                continue
-            page, now = read_quorum(run), datetime.now(timezone.utc)
-            if page is None or abs((now - page.at).total_seconds()) > _FRESH:
-                self._now = SeenFromOutside()
-                continue
-            hangs = any((one.group, one.attempt) == (group, attempt) for one in page.hung)
-            self._now = SeenFromOutside(waits=page.waits and not hangs, hangs=hangs)
+    def _look(self, run: RunDir, group: str, attempt: int, lighthouse: str) -> None:
+        if lighthouse and lighthouse_address(run.replicas) not in ("", lighthouse):
+            self._now = SeenFromOutside(moved=True)
+            return
+        page, now = read_quorum(run), datetime.now(timezone.utc)
+        if page is None or abs((now - page.at).total_seconds()) > _FRESH:
+            self._now = SeenFromOutside()
+            return
+        hangs = any((one.group, one.attempt) == (group, attempt) for one in page.hung)
+        self._now = SeenFromOutside(waits=page.waits and not hangs, hangs=hangs)
 
 
 # ------------------------------------------------------------------------------------------

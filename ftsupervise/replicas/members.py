@@ -16,7 +16,6 @@ from __future__ import annotations
 import errno
 import re
 import socket
-import threading
 import time
 from collections.abc import Callable, Collection, Mapping
 from enum import Enum
@@ -26,6 +25,7 @@ from math import isfinite
 from typing import NamedTuple
 
 from ftsupervise.host.addresses import resolve
+from ftsupervise.host.in_time import Every
 from ftsupervise.printable import printable
 
 LIMIT = 4_000_000  # bytes: a page of 500 groups is 220 kB, and each start of a group adds 120 bytes for good
@@ -400,20 +400,20 @@ class StoreWatch:
         self, page: Callable[[], LighthousePage | PageNotSeen], names: Collection[str], every: float = _EVERY
     ) -> None:
         self.silent: frozenset[str] = frozenset()  # stores that refused twice in a row
-        self._page, self._names, self._every = page, frozenset(names), every
-        self._over = threading.Event()
-        threading.Thread(target=self._look_on, name="stores", daemon=True).start()
+        self._page, self._names = page, frozenset(names)
+        self._hosts: dict[str, str] | None = None
+        self._refused: set[str] = set()
+        self._looking = Every(every, self._look, "stores")
 
     def close(self) -> None:
-        self._over.set()
+        self._looking.close()
 
-    def _look_on(self) -> None:
-        hosts, refused = hosts_of(self._names), set[str]()
-        while not self._over.wait(self._every):
-            page = self._page()
-            stores = {one.store for one in page.members} if isinstance(page, LighthousePage) else set()
-            now = {one for one in sorted(stores)[:_MOST_STORES] if store_answers(one, hosts, _WITHIN) is False}
-            self.silent, refused = frozenset(now & refused), now
+    def _look(self) -> None:
+        hosts = self._hosts = self._hosts if self._hosts is not None else hosts_of(self._names)
+        page = self._page()
+        stores = {one.store for one in page.members} if isinstance(page, LighthousePage) else set()
+        now = {one for one in sorted(stores)[:_MOST_STORES] if store_answers(one, hosts, _WITHIN) is False}
+        self.silent, self._refused = frozenset(now & self._refused), now
 
 
 def store_answers(store: str, hosts: Mapping[str, str], within: float) -> bool | None:

@@ -10,12 +10,13 @@ left the second one is still counted in its sums.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
+from ftsupervise.host.in_time import Every
 from ftsupervise.replicas.table import read_trusted
 from ftsupervise.rundir import ledger
 from ftsupervise.rundir.paths import RunDir
@@ -131,30 +132,25 @@ class StallBook:
     """A thread that puts together what the groups have seen: a file system may hang, and nobody waits for this."""
 
     def __init__(self, rundir: RunDir, names: Sequence[str], area: Path | None, every: float = _EVERY) -> None:
-        self._rundir, self._names, self._area, self._every = rundir, tuple(names), area, every
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._keep, name="stalls", daemon=True)
-        self._thread.start()
+        self._rundir, self._names, self._area = rundir, tuple(names), area
+        self._page: StallPage | None = None  # as it was read, or written last
+        self._looking = Every(every, self._look, "stalls", last=self._look)
 
     def close(self, within: float = 2.0) -> None:
         """Have it look once more, and end."""
-        self._over.set()
-        self._thread.join(within)
+        self._looking.close(within)
 
-    def _keep(self) -> None:
-        page, last = read_stalls(self._rundir) or StallPage(), False
-        while not last:
-            last = self._over.wait(self._every)
-            found = page
-            for name in self._names:
-                found = with_seen(found, self._seen(self._rundir.group(name)))
-            if found == page:
-                continue
-            try:
-                write_json(self._rundir.replicas / STALLS, found._replace(at=_now()), sync=False, area=self._area)
-            except OSError:  # a full disk, or a newer attempt: it is tried again
-                continue
-            page = found
+    def _look(self) -> None:
+        if self._page is None:
+            self._page = read_stalls(self._rundir) or StallPage()
+        found = self._page
+        for name in self._names:
+            found = with_seen(found, self._seen(self._rundir.group(name)))
+        if found == self._page:
+            return
+        with suppress(OSError):  # a full disk, or a newer attempt: it is tried again
+            write_json(self._rundir.replicas / STALLS, found._replace(at=_now()), sync=False, area=self._area)
+            self._page = found
 
     def _seen(self, group: RunDir) -> list[GroupStall]:
         found: list[GroupStall] = []

@@ -11,11 +11,12 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from ftsupervise.errors import Error, NotFound
-from ftsupervise.host.in_time import in_time
+from ftsupervise.host.in_time import PendingCall, in_time
 from ftsupervise.report.queues import ask_queues
 from ftsupervise.report.reading import RunReading, read_own
 from ftsupervise.report.row import RunRow, members, need_of, row_of
@@ -30,6 +31,7 @@ WITHIN = 4.0  # seconds after which a directory does not answer, while no other 
 _AT_MOST = 8.0  # seconds for all directories together
 _STUCK = 0.5  # seconds after which another thread takes the place of one that reads
 _THREADS, _MOST_THREADS = 4, 64
+_GLANCE = 0.1  # seconds
 _MOST_RUNS = 5000
 _LOOK = 4.0  # seconds in which it is found which runs were over and have been deleted
 
@@ -123,52 +125,43 @@ def _order(row: RunRow) -> tuple[bool, int, str]:
 def read_side_by_side(
     runs: Mapping[str, Path], now: datetime, *, within: float = WITHIN
 ) -> dict[str, RunReading | str]:
-    """Read the directory of each run; a sentence says why one could not be read."""
-    found = _Readers(runs, now, within).result()
+    """Read the directory of each run; a sentence says why one could not be read. One that hangs on a dead mount is left behind,
+    and another takes its place."""
+    todo, ended, woken = deque(runs), deque[str](), threading.Event()
+    reads: dict[str, tuple[PendingCall[RunReading | str], float]] = {}  # those under way, each with its begin
+    found: dict[str, RunReading | str] = {}
+
+    def read(name: str) -> RunReading | str:
+        try:
+            return _read(runs[name], now)
+        finally:
+            ended.append(name)
+            woken.set()
+
+    began = time.monotonic()
+    until = began + within
+    while (todo or reads) and (at := time.monotonic()) < min(until, began + _AT_MOST):
+        stuck = sum(at - since > _STUCK for _, since in reads.values())
+        while todo and len(reads) < min(_THREADS + stuck, _MOST_THREADS):
+            name = todo.popleft()
+            reads[name] = PendingCall(partial(read, name), "read-run"), at
+        woken.wait(_GLANCE)
+        woken.clear()
+        while ended:
+            name = ended.popleft()
+            found[name] = reads.pop(name)[0](None) or "it was not read"
+            until = time.monotonic() + within  # the others come: this host is slow, not their disk
     return {
         name: found.get(name) or f"{directory} has not answered for {within:g} s" for name, directory in runs.items()
     }
 
 
-class _Readers:
-    """Threads that read the directories. One that hangs on a dead mount is left behind; another takes its place."""
-
-    def __init__(self, runs: Mapping[str, Path], now: datetime, within: float) -> None:
-        self._now, self._within = now, within
-        self._todo, self._wanted = deque(runs.items()), len(runs)
-        self._done: dict[str, RunReading | str] = {}
-        self._busy: dict[int, float] = {}  # thread -> since when it reads this run
-        self._woken = threading.Event()
-
-    def result(self) -> dict[str, RunReading | str]:
-        """Return what was read in time, or why it could not be; runs that did not answer are missing."""
-        began, started, heard = time.monotonic(), 0, 0
-        until = began + self._within
-        while len(self._done) < self._wanted and time.monotonic() < min(until, began + _AT_MOST):
-            if heard < len(self._done):  # the others come: this host is slow, not their disk
-                heard, until = len(self._done), time.monotonic() + self._within
-            stuck = sum(1 for since in list(self._busy.values()) if time.monotonic() - since > _STUCK)
-            while started < min(_THREADS + stuck, _MOST_THREADS, self._wanted + stuck):
-                started += 1
-                threading.Thread(target=self._work, args=(started,), daemon=True).start()
-            self._woken.wait(0.1)
-            self._woken.clear()
-        return dict(self._done)
-
-    def _work(self, me: int) -> None:
-        while True:
-            try:
-                name, directory = self._todo.popleft()
-            except IndexError:
-                break
-            self._busy[me] = time.monotonic()
-            try:
-                self._done[name] = read_own(RunDir(directory), self._now, row=True)
-            except NotFound:
-                self._done[name] = f"{directory} is not there any more"
-            except Error as error:
-                self._done[name] = error.message
-            except Exception as error:  # one directory that is damaged in a new way hides no other
-                self._done[name] = f"{type(error).__name__}: {error}"
-        self._busy.pop(me, None)
-        self._woken.set()
+def _read(directory: Path, now: datetime) -> RunReading | str:
+    try:
+        return read_own(RunDir(directory), now, row=True)
+    except NotFound:
+        return f"{directory} is not there any more"
+    except Error as error:
+        return error.message
+    except Exception as error:  # one directory that is damaged in a new way hides no other
+        return f"{type(error).__name__}: {error}"

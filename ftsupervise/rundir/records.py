@@ -269,11 +269,35 @@ def _each(convert: Convert, items: Iterable[Any], lenient: bool) -> Iterator[Any
 
 
 def _hints(kind: Any) -> dict[str, Any]:
-    if sys.version_info >= (3, 10):
-        return typing.get_type_hints(kind, include_extras=True)
-    from ftsupervise.rundir.hints import read_hints
+    return typing.get_type_hints(kind, include_extras=True) if sys.version_info >= (3, 10) else read_hints(kind)
 
-    return read_hints(kind)
+
+def read_hints(kind: type) -> dict[str, Any]:
+    """Return the fields of ``kind`` with their types, as ``typing.get_type_hints(kind, include_extras=True)`` does, where ``X |
+    None`` cannot be evaluated, in Python 3.9: it is read as ``Optional[X]``."""
+    found: dict[str, Any] = {}
+    for base in reversed(kind.__mro__):
+        scope = {**vars(sys.modules[base.__module__]), "typing": typing}
+        for name, hint in vars(base).get("__annotations__", {}).items():
+            text = hint.__forward_arg__ if isinstance(hint, typing.ForwardRef) else hint
+            found[name] = _evaluated(text, scope) if isinstance(text, str) else text
+    return found
+
+
+def _evaluated(text: str, scope: dict[str, Any]) -> Any:
+    import ast
+
+    class Unions(ast.NodeTransformer):
+        def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
+            """Turn ``X | Y`` into ``typing.Union[X, Y]``."""
+            self.generic_visit(node)
+            if not isinstance(node.op, ast.BitOr):
+                return node
+            union = ast.Attribute(ast.Name("typing", ast.Load()), "Union", ast.Load())
+            return ast.Subscript(union, ast.Tuple([node.left, node.right], ast.Load()), ast.Load())
+
+    tree = Unions().visit(ast.parse(text, mode="eval"))
+    return eval(compile(ast.fix_missing_locations(tree), "<hint>", "eval"), scope)
 
 
 def _record_decoder(kind: Any, lenient: bool) -> Convert:

@@ -11,7 +11,6 @@ is finished by the next one. The dead-man is pinged last, and only if this tick 
 
 from __future__ import annotations
 
-import select
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -26,6 +25,7 @@ from ftsupervise.alerts.record import record
 from ftsupervise.findings import Alert, Finding, Notice
 from ftsupervise.host import ownership
 from ftsupervise.host.ownership import make_folder, make_own
+from ftsupervise.host.ready import readable
 from ftsupervise.probe.errand import At, Errand, Note, Notes
 from ftsupervise.probe.server import Mounts, read_mounts
 from ftsupervise.truth import Health
@@ -329,7 +329,7 @@ class _Children:
                 while waiting and self._may_start():
                     self._start(waiting.popleft())
                 if self.running:
-                    select.select(list(self.running), [], [], 0.2)
+                    readable(self.running, 0.2)
                 for errand, group in list(self.running.items()):
                     waiting.extend(self._look_after(errand, group))
         finally:

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from ftsupervise.replicas.disk import GroupReading, RunDirReader
+from ftsupervise.replicas.job import GroupPages, NodesSeen
 from ftsupervise.replicas.options import GroupOptions
-from ftsupervise.replicas.pages import GroupPages, NodesSeen
 from ftsupervise.replicas.process import GroupProcess
 from ftsupervise.replicas.table import GroupState, read_table
 from ftsupervise.rundir.paths import RunDir

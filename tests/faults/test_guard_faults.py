@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from ftsupervise import Guard
-from ftsupervise.guard.memory_limits import MemoryLimits
+from ftsupervise.guard.stop_reasons import MemoryLimits
 from ftsupervise.host.memory import HostMemory
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.switches import KILL
@@ -215,7 +215,7 @@ def test_a_leak_in_the_job_is_announced_before_the_limit_and_the_tightest_group_
     code = f"""
 import os
 open({str(inner / "cgroup.procs")!r}, "w").write(str(os.getpid()))
-from ftsupervise.guard.memory_limits import MemoryLimits
+from ftsupervise.guard.stop_reasons import MemoryLimits
 limits, taken, now, short = MemoryLimits(0.8, None, None, print), [], 0.0, None
 while short is None and now < 3600:
     now += 20.0

@@ -40,7 +40,7 @@ from ftsupervise.rundir import members
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.switches import Brake, write_brake
 from ftsupervise.truth import LeftCheckpoint
-from ftsupervise.watch.events import EventLine, append
+from ftsupervise.watch.tour import EventLine, append
 from tests.neighbours.leftovers import end_all_under
 from tests.neighbours.patience import wait_until
 from tests.neighbours.stranger import one_by_one

@@ -6,7 +6,7 @@ import re
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
-from ftsupervise.cli.status_one import lines_of
+from ftsupervise.cli.status import lines_of
 from ftsupervise.cli.status_rows import advice, table
 from ftsupervise.model import Attempt, Cause, CauseKind, Failure, FailureKind, Job, JobState
 from ftsupervise.report import Status
@@ -20,7 +20,7 @@ from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.progress import ProgressPage, StepRecord
 from ftsupervise.rundir.watched import FiringAlert, WatchFound
 from ftsupervise.truth import Health, OutputPart, SwitchState
-from ftsupervise.watch.events import EventLine
+from ftsupervise.watch.tour import EventLine
 
 NOW = datetime(2026, 11, 22, 12, tzinfo=timezone.utc)
 RUN = RunDir("/scratch/ada/train-10b")

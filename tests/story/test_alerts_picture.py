@@ -17,7 +17,7 @@ import pytest
 
 from ftsupervise.alerts.journal import Journal
 from ftsupervise.alerts.last_day import KINDS, PARTS, LastDay, sample
-from ftsupervise.cli import status_one
+from ftsupervise.cli import status
 from ftsupervise.report.account import Spent, Stretch, kinds_over
 from ftsupervise.report.day import last_day, rates_over
 from ftsupervise.rundir.progress import Span, StepRecord, write_steps
@@ -79,9 +79,7 @@ def test_a_message_without_a_day_or_about_a_start_has_no_picture(tmp_path: Path,
 
 def test_each_kind_of_time_has_one_sign_and_one_colour_everywhere() -> None:
     assert [*KINDS] == [kind.value for kind in Spent]
-    assert {kind: sign for kind, (sign, _) in KINDS.items()} == {
-        kind: sign for kind, (sign, _) in status_one.KINDS.items()
-    }
+    assert {kind: sign for kind, (sign, _) in KINDS.items()} == {kind: sign for kind, (sign, _) in status.KINDS.items()}
     assert len({colour for _, colour in KINDS.values()}) == len({sign for sign, _ in KINDS.values()}) == len(KINDS)
 
 

@@ -29,7 +29,6 @@ INSTALLED = Installed(
     timezone="Europe/Berlin",
     times={"minutely": "@tick", "hourly": "@hourly", "daily": "@daily", "weekly": "@weekly"},
     keep=50,
-    output=1_000_000,
     options=("--partition=short", "--mem=1G"),
     job_options=("--partition=short",),
     environment={"HOME": "/home/alice", "PATH": "/opt/py/bin:/usr/bin:/bin", "PS1": "\x1b[1m$ \u200d"},

@@ -17,7 +17,7 @@ from ftsupervise.errors import Error
 from ftsupervise.findings import Finding, Severity
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.truth import Health
-from ftsupervise.watch.events import EventLine, append, events_path, of_event
+from ftsupervise.watch.tour import EventLine, append, events_path, of_event
 from tests.neighbours.supervised import outside_a_job
 from tests.neighbours.typed import typed
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from ftsupervise.cli.status_groups import group_lines
+from ftsupervise.cli.status import group_lines
 from ftsupervise.host.ownership import make_folder
 from ftsupervise.model import Job, JobState
 from ftsupervise.replicas.record import PAGE_NAME, LighthouseRecord

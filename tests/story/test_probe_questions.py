@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from ftsupervise.host.processes import identity
-from ftsupervise.probe import Entry, Listing, Probe, Ran
-from ftsupervise.probe.child import Missing, NotSeen, ProcessMemory, Space, Tail, Tree
+from ftsupervise.probe import Entry, Listing, Missing, NotSeen, Probe, ProcessMemory, Ran, Space, Tail, Tree
 from ftsupervise.probe.server import Mounts, parse_mounts
 
 

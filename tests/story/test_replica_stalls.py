@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
-from ftsupervise.cli.status_groups import group_lines
+from ftsupervise.cli.status import group_lines
 from ftsupervise.replicas.stalls import GroupStall, StallBook, StallPage, read_stalls, write_seen
 from ftsupervise.replicas.table import GroupState, GroupTable, ReplicaGroup, write_table
 from ftsupervise.report.everything import report_of

@@ -8,7 +8,7 @@ import re
 import click
 import pytest
 
-from ftsupervise.cli.status_one import lines_of
+from ftsupervise.cli.status import lines_of
 from ftsupervise.report.account import Spent
 from ftsupervise.report.html import incident_row, page
 from ftsupervise.report.markdown import as_markdown

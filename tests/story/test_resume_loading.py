@@ -30,7 +30,7 @@ from ftsupervise.rundir.attempt_pages import read_page
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.switches import read_brake
 from ftsupervise.truth import Resumed
-from ftsupervise.watch.events import events
+from ftsupervise.watch.tour import events
 from tests.neighbours.patience import wait_until
 from tests.neighbours.supervised import SupervisedRun
 

@@ -16,13 +16,21 @@ from typing import Any
 
 import pytest
 
-from ftsupervise.snapshots import room, wire
-from ftsupervise.snapshots.exchange import CopyServer, NotTaken, TokenBucket, fetch, receive_snapshot, send_snapshot
+from ftsupervise.snapshots import exchange, room
+from ftsupervise.snapshots.exchange import (
+    ChannelBroken,
+    CopyServer,
+    NotTaken,
+    SnapshotChannel,
+    TokenBucket,
+    fetch,
+    receive_snapshot,
+    send_snapshot,
+)
 from ftsupervise.snapshots.node import Begin, Done, SnapshotRelay, Supply, read_done, read_held
 from ftsupervise.snapshots.ring import CopyOrder, SnapshotRing
 from ftsupervise.snapshots.room import NoRoom
 from ftsupervise.snapshots.slots import SlotHeader, SnapshotId, create_slots, open_slots, room_for
-from ftsupervise.snapshots.wire import ChannelBroken, SnapshotChannel
 from tests.story.snapshot_scene import CopyScene, state_of
 
 Until = Callable[..., Any]
@@ -135,7 +143,7 @@ def test_what_every_buddy_holds_is_spared_also_by_one_that_has_not_heard_of_it(m
     first, second, third = sorted(scene.held("a", 0))[:3]
     late = CopyOrder(1, 1, held=first.step)
     server = CopyServer(room.node_folder(scene.folder, "b"), scene.key, lambda: late)
-    channel = wire.connect("127.0.0.1", server.port, scene.key)
+    channel = exchange.connect("127.0.0.1", server.port, scene.key)
     for held, one in ((-1, first), (first.step, second), (second.step, third)):
         channel.send({"do": "put", "held": held})
         _send(scene, channel, "a", 0, one)
@@ -297,7 +305,7 @@ def test_a_changed_bit_on_the_wire_is_never_committed(make: Make, until: Until, 
     assert wanted not in before or scene.ring.state.held == wanted.step
     where = scene.ring.port_of("b")
     assert where is not None
-    channel = wire.connect("127.0.0.1", _forger(where, 50_000), scene.key, seal=seal)
+    channel = exchange.connect("127.0.0.1", _forger(where, 50_000), scene.key, seal=seal)
     assert channel.sealed == seal
     channel.send({"do": "put"})
     with pytest.raises((NotTaken, ChannelBroken)):
@@ -324,7 +332,7 @@ def test_copies_of_ranks_that_have_another_buddy_now_are_removed(make: Make, unt
 def _channel(scene: CopyScene, node: str, key: bytes) -> SnapshotChannel:
     where = scene.ring.port_of(node)
     assert where is not None
-    return wire.connect(*where, key)
+    return exchange.connect(*where, key)
 
 
 def _forger(where: tuple[str, int], at: int) -> int:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ftsupervise.cli.status_one import lines_of
+from ftsupervise.cli.status import lines_of
 from ftsupervise.report.detail import detail
 from ftsupervise.rundir import launches, ledger
 from ftsupervise.rundir.ledger import claim

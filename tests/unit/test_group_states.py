@@ -10,8 +10,8 @@ import pytest
 from ftsupervise.model import Attempt, Job, JobState
 from ftsupervise.replicas.apart import state_apart
 from ftsupervise.replicas.disk import GroupReading
+from ftsupervise.replicas.job import GroupPages, NodesSeen
 from ftsupervise.replicas.options import GroupOptions
-from ftsupervise.replicas.pages import GroupPages, NodesSeen
 from ftsupervise.replicas.process import GroupProcess
 from ftsupervise.replicas.table import LEAVE, GroupState, read_table
 from ftsupervise.rundir.paths import RunDir

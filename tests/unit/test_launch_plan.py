@@ -16,10 +16,9 @@ from ftsupervise.config.schema import CheckpointSettings, HangSettings, Launch, 
 from ftsupervise.config.supervisor import SETTINGS, Setting
 from ftsupervise.errors import ConfigError, Refused
 from ftsupervise.host.processes import START
-from ftsupervise.launch.plan import SbatchOptions, plan, requeued, train_command, word
+from ftsupervise.launch.plan import SbatchOptions, plan, requeued, train_command, warning_lead, word
 from ftsupervise.launch.script import render
 from ftsupervise.launch.submit import check_queue
-from ftsupervise.launch.words import warning_lead
 from ftsupervise.rundir.launches import LaunchRecord
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.records import write_json

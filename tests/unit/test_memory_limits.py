@@ -9,7 +9,7 @@ from math import inf
 
 import pytest
 
-from ftsupervise.guard.memory_limits import GpuMemory, MemoryLimits, UsageTrend
+from ftsupervise.guard.stop_reasons import GpuMemory, MemoryLimits, UsageTrend
 from ftsupervise.truth import GPU_MEMORY
 
 GB = 1 << 30
@@ -150,7 +150,7 @@ def test_the_beat_tells_the_share_and_the_time_to_the_limit_and_a_line_says_it_w
 def test_cuda_is_neither_imported_nor_initialised_by_the_guard() -> None:
     code = """
 import sys, types
-from ftsupervise.guard.memory_limits import cuda_of_torch
+from ftsupervise.guard.stop_reasons import cuda_of_torch
 assert cuda_of_torch() is None and "torch" not in sys.modules
 class Untouched:
     def is_initialized(self): return False

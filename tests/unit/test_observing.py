@@ -14,14 +14,14 @@ from ftsupervise.findings import EventKind
 from ftsupervise.guard.held_back import HeldBack
 from ftsupervise.guard.loss_policy import LossAction, LossPolicy, LossWatch
 from ftsupervise.guard.settings import RankContext
-from ftsupervise.launch.words import words_of
+from ftsupervise.launch.plan import words_of
 from ftsupervise.model import Attempt, Cause, CauseKind, Failure, FailureKind
 from ftsupervise.report.observed import observed_rows
 from ftsupervise.run.decide import Budgets, NextAction, Situation, decide, without_brake
 from ftsupervise.rundir.observing import note, observed_alone, phrase, read_observed
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.truth import BACK, BRAKE, DECISIONS, EXCLUSION, HANG, LossTrouble, OnlyTold, Resumed
-from ftsupervise.watch.events import events
+from ftsupervise.watch.tour import events
 
 T0 = datetime(2026, 11, 27, 2, tzinfo=timezone.utc)
 RUN = "name: a\nlaunch: {command: python t.py}\n"

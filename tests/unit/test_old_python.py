@@ -12,12 +12,12 @@ from importlib import import_module
 import pytest
 
 from ftsupervise.run.guard_folder import copied
-from ftsupervise.rundir.hints import read_hints
+from ftsupervise.rundir.records import read_hints
 from tests.neighbours.old_python import python39
 from tests.unit.test_layers import PACKAGE, ROOT, imports, modules
 
 # Where a training enters: the guard, the integrations, and the standby that waits in its interpreter.
-_DOORS = ("guard", "integrations", "warm.client", "warm.standby", "warm.sitecustomize", "warm.rank_setup")
+_DOORS = ("guard", "integrations", "warm.client", "warm.standby", "warm.sitecustomize")
 
 
 def at_run_time(tree: ast.Module) -> ast.Module:

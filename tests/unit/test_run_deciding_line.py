@@ -11,7 +11,7 @@ import pytest
 
 from ftsupervise.model import Attempt, Cause, CauseKind, Failure, FailureKind, ended
 from ftsupervise.run.exit_analysis import Ours, Output, failure, plain, root_error
-from ftsupervise.watch.events import events
+from ftsupervise.watch.tour import events
 
 NOW = datetime(2026, 11, 22, 3, tzinfo=timezone.utc)
 ECC = "RuntimeError: CUDA error: uncorrectable ECC error encountered"

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from ftsupervise.cli.output import plain
+from ftsupervise.cli.status import timeline
 from ftsupervise.cli.status_live import read_rows
-from ftsupervise.cli.status_one import timeline
 from ftsupervise.cli.status_rows import advice, layout, pace, table
 from ftsupervise.report.account import Spent, Stretch
 from ftsupervise.report.row import RunRow, need_of, pace_of

@@ -7,7 +7,7 @@ from datetime import datetime, timedelta, timezone
 from ftsupervise.findings import EventKind
 from ftsupervise.model import OUTPUT, Attempt, Cause, CauseKind
 from ftsupervise.truth import PercentReached
-from ftsupervise.watch.events import events
+from ftsupervise.watch.tour import events
 
 T0 = datetime(2026, 11, 21, 3, 0, tzinfo=timezone.utc)
 

@@ -53,7 +53,7 @@ WAITS: dict[str, dict[str, str]] = {
         "reduce": TRAINING,
         "wait": TRAINING,
     },
-    "probe/child.py": {"__init__": OURS},
+    "probe/__init__.py": {"__init__": OURS},
     "probe/server.py": {"run": "this child exists for that", "_end": "this child exists for that"},
     "ranks/__main__.py": {"receive": TIMED, "_send_to": TIMED},
     "ranks/agent_pool.py": {"_start": SYSTEM},
@@ -62,14 +62,12 @@ WAITS: dict[str, dict[str, str]] = {
         "resolve": "the agent looks its supervisor up once, at its start: nobody waits for an agent without a bound",
     },
     "snapshots/exchange.py": {
-        "_hear": "select has said that something is there",
+        "_hear": "readable has said that something is there",
         "_serve": "a thread of its own for one rank, whose end closes the connection; it is a daemon",
-    },
-    "snapshots/node.py": {"heard": TIMED, "give_up_damaged": ITS_CHILD, "keep": ITS_CHILD, "_fetch_all": ITS_CHILD},
-    "snapshots/wire.py": {
         "accepted": "a thread of its own waits for peers, or for ranks; it is a daemon",
         **dict.fromkeys(("_send", "fill", "connect", "accept"), TIMED),
     },
+    "snapshots/node.py": {"heard": TIMED, "give_up_damaged": ITS_CHILD, "keep": ITS_CHILD, "_fetch_all": ITS_CHILD},
     "replicas/members.py": {"look": TIMED, "_ask": TIMED, "store_answers": TIMED},
     "replicas/lighthouse.py": {"__init__": "a Python that has just answered within a bound (torchft_python.py)"},
     "run/fencing.py": {"__init__": SYSTEM},
@@ -111,7 +109,6 @@ KEEPS_TIME: dict[str, dict[str, str]] = {
     "host/in_time.py": {},
     "host/pulse.py": {},
     "probe/__init__.py": {},
-    "probe/child.py": {},
     "probe/errand.py": {
         "_boot": KERNEL,
         "_child": KERNEL,
@@ -128,7 +125,9 @@ KEEPS_TIME: dict[str, dict[str, str]] = {
     "watch/roster.py": dict.fromkeys(
         ("target", "is_no_more", "_stamp", "listed", "directories", "_write"), ROSTER
     ),
-    "watch/tour.py": {"_check_directory": IN_TOUR},
+    "watch/tour.py": dict.fromkeys(
+        ("_check_directory", "append", "_append_locked", "_append", "_last_byte", "_lock"), IN_TOUR
+    ),
 }  # fmt: skip
 
 

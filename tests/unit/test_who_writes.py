@@ -130,10 +130,13 @@ PAST: dict[str, tuple[Past, ...]] = {
     ),
     "sandbox/place.py": (Past("make alone write_new clear leave", SANDBOX),),
     "scheduler/local.py": (Past("_claim release", STATE), Past("main _back_in_the_queue", STATE), Past("_file", DEVICE),),
-    "warm/rank_setup.py": (Past("_fresh_standard_files", "descriptors that the rank has already"), Past("_set_oom", DEVICE)),
-    "warm/standby.py": (Past("__init__ _check_bounds _on_signal", PRIVATE),),
+    "warm/standby.py": (
+        Past("__init__ _check_bounds _on_signal", PRIVATE),
+        Past("_fresh_standard_files", "descriptors that the rank has already"),
+        Past("_set_oom", DEVICE),
+    ),
     "warm/sitecustomize.py": (Past("_announce", PRIVATE),),
-    "watch/events.py": (Past("_append_locked", HELD),),
+    "watch/tour.py": (Past("_append_locked", HELD),),
 }  # fmt: skip
 
 # Calls that make, move, remove or give rights by a name. ``os.replace`` and ``Path.replace`` are told from ``str.replace``.
