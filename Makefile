@@ -7,11 +7,12 @@ BIN := .venv/bin
 TORCH := .venv-torch
 DOCS := .venv-docs
 PYTEST ?= -m pytest
+VERSIONS ?= bookworm noble trixie resolute sid
 LOCKS := $(wildcard .ci/lock/*.txt)
 # The tests start interpreters by the thousand: what one has compiled serves the next. Images of Python often forbid it.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-torch quick soak faults threats lint compiled lowest package coverage lock bench docs clean slurm debian
+.PHONY: demo test test-torch test-slurm-versions quick soak faults threats lint compiled lowest package coverage lock bench docs clean slurm debian
 
 demo: .venv/.demo slurm
 	@$(BIN)/python examples/demo/demo.py
@@ -22,6 +23,9 @@ test: .venv/.test debian lint compiled
 test-torch: $(TORCH)/.test debian  ## what needs torch, in an environment of its own; says so where torch cannot be had
 	@[ ! -e $(TORCH)/.test ] || $(TORCH)/bin/python $(PYTEST) -m "torch and not slow" -n 2 --dist loadfile \
 	  $$(grep -rl --include='*.py' 'mark\.torch' tests) $(ARGS)
+
+test-slurm-versions:          ## tests/slurm (or ARGS) on the Slurm and the Python of other releases of Debian and Ubuntu; root
+	@code=0; for one in $(VERSIONS); do .ci/slurm-version $$one $(ARGS) || code=1; done; exit $$code
 
 quick: .venv/.test           ## what never leaves memory and files; seconds
 	@$(BIN)/python -m pytest tests/unit tests/story -m "not slow" $(ARGS)
@@ -95,4 +99,4 @@ $(DOCS)/.made: pyproject.toml .ci/lock/docs.txt
 	@touch $@
 
 clean:
-	rm -rf .venv .venv-lock .venv-lowest .venv-package $(TORCH) $(DOCS) .coverage-data site .demo build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf .venv .venv-lock .venv-lowest .venv-package $(TORCH) $(DOCS) .slurm-versions .coverage-data site .demo build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

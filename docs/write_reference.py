@@ -7,6 +7,7 @@ Python interface from the source. Run it after a change of one of them; a test c
 from __future__ import annotations
 
 import ast
+import inspect
 import json
 import re
 import sys
@@ -68,13 +69,13 @@ def _command(command: click.Command, path: str, level: int) -> Iterator[str]:
 
 def _help(text: str) -> Iterator[str]:
     """The paragraphs of a help text; one that click leaves as it is (\\b) is a block of code."""
-    for number, paragraph in enumerate(text.replace("``", "`").split("\n\n")):
+    for number, paragraph in enumerate(inspect.cleandoc(text).replace("``", "`").split("\n\n")):
         if number:
             yield ""
         if paragraph.lstrip().startswith("\b"):
             yield from (
                 "```",
-                *(line[2:] if line.startswith("  ") else line for line in paragraph.lstrip("\b \n").splitlines()),
+                *paragraph.lstrip("\b\n").splitlines(),
                 "```",
             )
         else:

@@ -24,6 +24,8 @@ SQUEUE_ENV = {"SLURM_TIME_FORMAT": "%s", "SLURM_BITSTR_LEN": "0"}
 
 _NOTHING = {"", "N/A", "NONE", "None", "(null)", "Unknown", "n/a"}
 
+# A name, a comment and, since 25.11, the submitted command line are anybody's text; the name stands before what is looked for.
+_TEXT = re.compile(r" JobName=.*? UserId=| (?:SubmitLine|Comment|AdminComment)=.*")
 _SHOWN = re.compile(r"(?:^|\s)(JobId|ArrayJobId|ArrayTaskId|JobState|Requeue|BatchHost|NodeList)=(\S*)")
 
 
@@ -114,7 +116,7 @@ def parse_inventory(text: str) -> NodeInventory:
     default = ""
     for line in text.splitlines():
         partition, node, state, having = (*line.strip().split("|"), "", "", "")[:4]
-        features[node] = frozenset(having.split(","))
+        features[node] = frozenset(having.split(",")) - _NOTHING
         default = partition[:-1] if partition.endswith("*") else default
         takes_jobs = not (is_away(state) or is_leaving(state))
         usable.setdefault(partition.rstrip("*"), set()).update((node,) if takes_jobs else ())
@@ -342,7 +344,7 @@ class ShownJob(NamedTuple):
 def parse_shown_job(text: str, job: str) -> ShownJob | None:
     """Parse the output of ``scontrol --oneliner show job``; None when ``job`` is not in it."""
     for line in text.splitlines():
-        fields = dict(_SHOWN.findall(line))
+        fields = dict(reversed(_SHOWN.findall(_TEXT.sub(" ", line))))
         if fields.get("JobId") == job:
             array, task = fields.get("ArrayJobId", ""), fields.get("ArrayTaskId", "")
             return ShownJob(f"{array}_{task}" if array else job, _headless(fields), fields.get("Requeue") == "1")

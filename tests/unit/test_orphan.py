@@ -49,3 +49,10 @@ def test_a_few_nodes_stay() -> None:
     group = {"SLURM_JOB_ID": "88", "SLURM_NODEID": "0", "FTSUPERVISE_GROUP": "g001"}
     assert not stays(group), "the whole job has agents of its own, on all its nodes"
     assert stays({**group, "FTSUPERVISE_GROUP_JOB": "1"})
+
+
+def test_a_name_a_comment_or_a_submitted_line_that_reads_like_a_field_is_none() -> None:
+    shown = line(host="gpu-1", requeue=1).replace("JobName=my run", "JobName=a BatchHost=evil NodeList=b Requeue=0")
+    shown += " SubmitLine=sbatch train.sh JobState=FAILED NodeList=evil Requeue=0 WorkDir=/ BatchHost=evil"
+    assert "JobName=a" in shown
+    assert parse_shown_job(shown, "88") == ShownJob("88", False, requeue=True)
