@@ -95,7 +95,7 @@ class Slurm:
         self._env = clean_environment(os.environ if env is None else env)
         self._timeout = timeout
         self.warnings: set[str] = set()  # warnings that came with Slurm's answers
-        self._pause: Callable[[float], None] = time.sleep
+        self.pause: Callable[[float], None] = time.sleep
 
     # ------------------------------------------------------------------------------------------------------- asking
 
@@ -212,7 +212,7 @@ class Slurm:
     def _look_again(self, token: str, done: bounded.CompletedCommand, script_path: Path) -> Submitted:
         """Ask the queue before anything else: sbatch's answer leaves it open whether the job is in it."""
         for pause in (0.5, 2.0, 5.0):
-            self._pause(pause)
+            self.pause(pause)
             try:
                 found = self.find(token)
             except SchedulerUnavailable:

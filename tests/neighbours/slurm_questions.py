@@ -55,7 +55,7 @@ def _raised(act: Callable[[], object]) -> object:
 
 def _slurm(env: Env) -> Slurm:
     slurm = Slurm(env)
-    slurm._pause = lambda seconds: None
+    slurm.pause = lambda seconds: None
     return slurm
 
 
