@@ -66,7 +66,20 @@ class Agreement(Protocol):
         """End: the loop is over. ``in_order``: the other ranks are about to leave too, and are waited for a little."""
 
 
-class AskedAgreement:
+class InTheStep:
+    """An agreement that is made inside of steps alone: nothing is told or heard between them, or at the end."""
+
+    def pending(self) -> Decision:
+        return _CONTINUE
+
+    def tell(self, want: Decision) -> None:
+        return
+
+    def close(self, *, in_order: bool) -> None:
+        return
+
+
+class AskedAgreement(InTheStep):
     """``agree``: int -> int, the maximum over all ranks; every rank calls it in each ``every``-th step."""
 
     lost = ""
@@ -81,15 +94,6 @@ class AskedAgreement:
             return _CONTINUE
         self.free = self.count + self._every - 1
         return common(want, self._agree(as_vote(want)))
-
-    def pending(self) -> Decision:
-        return _CONTINUE
-
-    def tell(self, want: Decision) -> None:
-        return
-
-    def close(self, *, in_order: bool) -> None:
-        return
 
 
 def common(want: Decision, agreed: int) -> Decision:
@@ -118,7 +122,7 @@ class StepPace:
         return self.steps
 
 
-class ReducedAgreement:
+class ReducedAgreement(InTheStep):
     """``maximum``: ints -> their maxima over all ranks, a collective; every few steps, as many on every rank."""
 
     def __init__(self, maximum: Callable[..., list[int]]) -> None:
@@ -140,15 +144,6 @@ class ReducedAgreement:
             return want
         self.free = self.count - fewest
         return common(want, agreed)
-
-    def pending(self) -> Decision:
-        return _CONTINUE
-
-    def tell(self, want: Decision) -> None:
-        return
-
-    def close(self, *, in_order: bool) -> None:
-        return
 
 
 # ------------------------------------------------------------------------------------------

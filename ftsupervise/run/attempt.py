@@ -10,8 +10,9 @@ import re
 import signal
 import subprocess
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
@@ -506,67 +507,96 @@ def _claim(to: Services, now: RunProgress, wait: Callable[[float], bool]) -> Cla
 
 def run_to_end(to: Services, now: RunProgress) -> RunProgress:
     """Run the command from start to end, and gather the facts for the decision."""
-    mine, placement = now.claim, now.placement
+    mine, log = now.claim, now.claim.folder / "run.log"
     added = start_over.resumption(place_of(to), to.options.resume, mine.number)
     if added.refused:
         return now._replace(ended=_refused(mine, added.refused), code=GIVEN_UP)
     away = frozenset(node for node, state in now.node_states.items() if is_away(state))
-    shared = to.agents.begin(mine.number, mine.folder / "run.log", away)
-    to.nodes.tell_standing(mine.folder / "run.log")
-    kill_ranks = partial(_kill_ranks, to, mine, placement.nodes)
+    shared = to.agents.begin(mine.number, log, away)
+    to.nodes.tell_standing(log)
     env = _env(to, now, shared)
     env.update(added.env)
     names = _meet(to, now, env)
-
-    def in_rank(command: tuple[str, ...]) -> tuple[str, ...]:
-        return rendezvous.in_each_rank(rendezvous.exported(command, env, to.env), names=names)
-
     to.warm.begin(mine.number, env)
-    asked = CommandSpec(
+    follower = _follower(to, now)
+    moves = env.get(ENV_LIGHTHOUSE, "") if ENV_GROUP_JOB in env and ENV_SLOWEST_STEP in env else ""
+    quorum = QuorumWatcher(to.options.rundir, mine.number, moves)
+    asked = _command(to, now, start_over.with_words(now.placement.command, added.words), env, names, follower)
+    one = RunningCommand(asked, _monitor(to, mine, follower, quorum))
+    follower.leave_out = one.leave_out
+    to.reaper.set_attempt(mine.folder)
+    in_order = [node for node in to.allocation.nodes if node in _used(to, now)]  # as Slurm numbers the ranks
+    env.update(to.snapshots.begin(mine, in_order, log))
+    with _followed(to, now, one):
+        try:
+            ended = one.run_to_end(env)
+        finally:
+            waits = quorum.seen().waits
+            quorum.close()
+    return _after(to, now, ended, waits=waits)
+
+
+def _used(to: Services, now: RunProgress) -> tuple[str, ...]:
+    return now.placement.nodes or to.allocation.nodes
+
+
+def _command(
+    to: Services,
+    now: RunProgress,
+    command: tuple[str, ...],
+    env: dict[str, str],
+    names: bool,
+    follower: LogFollower,
+) -> CommandSpec:
+    """``env``: what it gets, which is complete only once it begins."""
+
+    def in_rank(words: tuple[str, ...]) -> tuple[str, ...]:
+        return rendezvous.in_each_rank(rendezvous.exported(words, env, to.env), names=names)
+
+    return CommandSpec(
         to.options,
-        mine,
-        start_over.with_words(placement.command, added.words),
+        now.claim,
+        command,
         to.job,
         to.signals,
         to.warm,
         to.agents,
-        Ours(to.allocation.job, nodes=frozenset(placement.nodes or to.allocation.nodes) or None),
+        Ours(to.allocation.job, nodes=frozenset(_used(to, now)) or None),
         _here(to),
         to.allocation.states,
-        kill_ranks,
+        partial(_kill_ranks, to, now.claim, now.placement.nodes),
         in_rank,
         observes=to.observes,
+        tell_ranks=partial(to.allocation.tell_ranks, without=now.foreign, attempts=to.options.rundir.attempts),
+        last_look=follower.close,
     )
-    tell_ranks = partial(to.allocation.tell_ranks, without=now.foreign, attempts=to.options.rundir.attempts)
-    asked = replace(asked, tell_ranks=tell_ranks)
-    follower = _follower(to, now)
-    asked = replace(asked, last_look=follower.close)
-    moves = env.get(ENV_LIGHTHOUSE, "") if ENV_GROUP_JOB in env and ENV_SLOWEST_STEP in env else ""
-    quorum = QuorumWatcher(to.options.rundir, mine.number, moves)
-    one = RunningCommand(asked, _monitor(to, mine, follower, quorum))
-    follower.leave_out = one.leave_out
-    to.reaper.set_attempt(mine.folder)
-    used = placement.nodes or to.allocation.nodes
-    in_order = [node for node in to.allocation.nodes if node in used]  # as Slurm numbers the ranks
-    env.update(to.snapshots.begin(mine, in_order, mine.folder / "run.log"))
-    area = now.fence.area if now.fence is not None else None
+
+
+@contextmanager
+def _followed(to: Services, now: RunProgress, one: RunningCommand) -> Iterator[None]:
+    """While the command runs: when the job ends, its progress page, and what its first step tells are kept up to date."""
+    mine, say = now.claim, partial(tell, now.claim.folder / "run.log")
     before = float(to.options.guard.get("STOP_BEFORE", "0") or 0)
-    end = EndFollower(to.job, mine.folder, before, partial(tell, mine.folder / "run.log"))
+    end = EndFollower(to.job, mine.folder, before, say)
     on_hang = partial(_on_hang, to.options, one, now.restarts, Observes(to.options.rundir, to.options.observe))
     seen = start_over.FirstStep(
         lambda: seen_by(to.agents.table, one.left.hang, on_hang),
         partial(start_over.tell_a_start_over, place_of(to), mine.number, one.say),
         mine.folder,
     )
-    pages = ProgressWriter(to.options.rundir, mine, area, seen)
+    pages = ProgressWriter(to.options.rundir, mine, now.fence.area if now.fence is not None else None, seen)
     try:
-        ended = one.run_to_end(env)
+        yield
     finally:
-        waits = quorum.seen().waits
         end.close()
         pages.close()
         seen.over()
-        quorum.close()
+
+
+def _after(to: Services, now: RunProgress, ended: End, *, waits: bool) -> RunProgress:
+    """Clean up after the command, and complete how it ended: lost nodes, and steps that do not end. ``waits``: its group waited
+    for others at its end."""
+    mine = now.claim
     to.snapshots.ended(ended, to.agents.table.newest())
     to.reaper.set_attempt(None)
     to.warm.ended(stepped=ended.reached.last is not None, fault=_may_come_of_its_start(ended) and not waits)
@@ -716,7 +746,6 @@ def _look_for_lost_nodes(to: Services, now: RunProgress) -> tuple[RunProgress, d
     if not to.allocation.elsewhere:
         return now, {}
     states = to.allocation.how_they_are(ended=True)
-    used = now.placement.nodes or to.allocation.nodes
-    lost = {node: states[node].rstrip("*") for node in used if is_away(states.get(node, ""))}
+    lost = {node: states[node].rstrip("*") for node in _used(to, now) if is_away(states.get(node, ""))}
     to.agents.kill_survivors(now.claim.folder, tuple(lost))
     return now._replace(node_states=states), lost

@@ -207,7 +207,6 @@ def _joined(earlier: Span, later: Span) -> Span:
 #
 # Standard library only: ``status`` reads it.
 
-SPAN = 60.0  # seconds between two marks
 KEPT = 7500.0  # seconds: two hours, and some marks before them
 _MOST = 400  # marks, of many attempts
 _LATEST_MARK = float(1 << 34)  # epoch seconds

@@ -559,11 +559,6 @@ class Compared(Enum):
     UNKNOWN = 2
 
 
-def is_damaged(file: SlotFile, slot: int, header: SlotHeader) -> bool:
-    """Return whether its bytes differ from those that its checksums were taken of. Raises OSError."""
-    return compare(file, slot, header) is Compared.DAMAGED
-
-
 def compare(file: SlotFile, slot: int, header: SlotHeader) -> Compared:
     """Compare a snapshot with its checksums. Raises OSError."""
     try:

@@ -17,7 +17,7 @@ from ftsupervise import Guard
 from ftsupervise.rundir.paths import ENV_RESTART, ENV_SNAPSHOTS
 from ftsupervise.snapshots import room
 from ftsupervise.snapshots.node import Begin, Done, begin_from
-from ftsupervise.snapshots.slots import SlotFile, SnapshotId, is_damaged, open_slots
+from ftsupervise.snapshots.slots import Compared, SlotFile, SnapshotId, compare, open_slots
 from tests.neighbours.patience import wait_until
 from tests.neighbours.supervised import SupervisedRun
 from tests.story.test_snapshots_in_a_run import ranks
@@ -81,12 +81,12 @@ def test_each_flipped_bit_is_seen_and_none_where_nothing_changed(
     header = file.valid(slot)
     assert header is not None
     with file:
-        assert not is_damaged(file, slot, header)
+        assert compare(file, slot, header) is not Compared.DAMAGED
         for bit in random.Random(2).sample(range(header.data_size * 8), 200):
             flip(file, slot, bit)
-            assert is_damaged(file, slot, header)
+            assert compare(file, slot, header) is Compared.DAMAGED
             flip(file, slot, bit)
-        assert not is_damaged(file, slot, header)
+        assert compare(file, slot, header) is not Compared.DAMAGED
 
 
 def test_ranks_that_agree_alone_do_not_begin_from_a_damaged_one(place: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -123,7 +123,7 @@ def test_a_slot_that_is_written_again_while_its_digest_is_taken_keeps_its_own(pl
             assert guard.snapshot(step)
             for one, slot in file.held().items():
                 header = file.valid(slot)
-                if header is not None and header.algorithm and is_damaged(file, slot, header):
+                if header is not None and header.algorithm and compare(file, slot, header) is Compared.DAMAGED:
                     assert not file.still(slot, header), f"step {one.step}"
     guard.close()
 
