@@ -26,12 +26,13 @@ _OWN = ("--force", "-o", "--output", "--json", "--job")
 
 
 class _Made(NamedTuple):
-    """One run to be written. ``text``: of its file."""
+    """The settings to be written. ``run``: what they say, of a sweep its first one; ``names``: all of a sweep."""
 
     path: Path
     draft: Draft
     text: str
     run: Run
+    names: tuple[str, ...]
 
 
 @click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
@@ -50,26 +51,23 @@ def init(words: tuple[str, ...], job: str | None, output: str | None, force: boo
     ftsupervise init --job 87                the script of a job in the queue
     ftsupervise init python train.py         a command that has no script
 
-    Options of init stand before the script. An array whose elements differ becomes one run for each element, in a file
-    NAME-NUMBER.yaml. Exit codes: 0 written; 64 usage; 65 the script cannot be brought over (the message has the line);
-    66 no such file or job; 75 the file is there already.
+    Options of init stand before the script. An array whose elements differ becomes a sweep: a run for each element, all in one
+    file, launched and listed together. Exit codes: 0 written; 64 usage; 65 the script cannot be brought over (the message
+    has the line); 66 no such file or job; 75 the file is there already.
     """
     from ftsupervise.errors import Refused
 
-    drafts, source, options, name = _read(words, job, output)
-    made = [_made(draft, output, source) for draft in drafts]
-    for one in made:
-        if not force and os.path.lexists(one.path):
-            raise Refused(f"{one.path} is there already", hint="--force writes over it; -o FILE writes another one")
+    draft, source, options, name = _read(words, job, output)
+    made = _made(draft, output, source)
+    if not force and os.path.lexists(made.path):
+        raise Refused(f"{made.path} is there already", hint="--force writes over it; -o FILE writes another one")
     from ftsupervise.rundir.paths import write_whole
 
-    first = made[0]
-    same, others = _compared(options, first)
-    training = _training(first, source)
-    rows = (*first.draft.rows, *_about(training, first.draft))
-    found = _doubts(first)
-    for one in made:
-        write_whole(one.path, one.text)
+    same, others = _compared(options, made)
+    training = _training(made, source)
+    rows = (*draft.rows, *_about(training, draft))
+    found = _doubts(made)
+    write_whole(made.path, made.text)
     if as_json:
         _say_json(made, rows, same, others, training)
         return
@@ -86,11 +84,11 @@ def init(words: tuple[str, ...], job: str | None, output: str | None, force: boo
 
 def _read(
     words: tuple[str, ...], job: str | None, output: str | None
-) -> tuple[list[Draft], ScriptSource, tuple[Option, ...], str]:
-    """Return the drafts, where they came from, the options of the script, and its name in words."""
+) -> tuple[Draft, ScriptSource, tuple[Option, ...], str]:
+    """Return the draft, where it came from, the options of the script, and its name in words."""
     from ftsupervise.errors import UsageError
     from ftsupervise.importer.sbatch import read_script
-    from ftsupervise.importer.settings import ScriptSource, draft, draft_of_command, of_element
+    from ftsupervise.importer.settings import ScriptSource, draft, draft_of_command
 
     if bool(words) == bool(job):
         raise UsageError(
@@ -119,7 +117,7 @@ def _read(
             if typed:
                 raise UsageError(f"{words[0]} is no file: sbatch takes a script", hint="or --wrap COMMAND")
             return (
-                [draft_of_command(command, _name_of(command))],
+                draft_of_command(command, _name_of(command)),
                 ScriptSource(str(folder), moved=moved),
                 (),
                 "the command",
@@ -134,9 +132,7 @@ def _read(
     script = read_script(text)
     _check_syntax(script)
     script = replace(script, options=(*script.options, *typed))
-    whole = draft(script, source)
-    drafts = [of_element(whole, number) for number in whole.elements] or [whole]
-    return drafts, source, script.options, name
+    return draft(script, source), source, script.options, name
 
 
 def _typed(words: tuple[str, ...]) -> tuple[list[Option], tuple[str, ...]]:
@@ -228,27 +224,29 @@ def _name_of(command: str) -> str:
 
 def _made(draft: Draft, output: str | None, source: ScriptSource) -> _Made:
     from ftsupervise.config.load import loads
+    from ftsupervise.config.strict_yaml import parse
+    from ftsupervise.config.sweep import names_in
     from ftsupervise.errors import ConfigError, Untranslatable
+    from ftsupervise.importer.settings import ELEMENT
     from ftsupervise.importer.yaml_text import yaml_of
 
-    swept = bool(re.search(r"\bSLURM_ARRAY_TASK_ID=\d", str(draft.launch["command"][0])))
     path = Path(output or "ftsupervise.yaml")
-    if swept:
-        path = path.with_name(f"{draft.name}.yaml")
     text = yaml_of(draft, source.path or "what was given to it")
+    names = names_in(parse(text.encode("utf-8", "surrogatepass"), str(path)))
     try:
-        run = loads(text, path.absolute())
+        run = loads(text, path.absolute(), names[0] if names else "")
     except ConfigError as error:
         raise Untranslatable(
             _in_the_script(str(error), draft), hint="change the line, or say it in ftsupervise.yaml by hand"
         ) from None
     for key in ("setup", "command"):
         before, after = str(draft.launch.get(key, ("", ""))[0]), getattr(run.launch, key) or ""
+        before = before.replace(f"{{{ELEMENT}}}", str(draft.elements[0])) if draft.elements else before
         if after.rstrip("\n") != before.rstrip("\n"):
             raise Untranslatable(
                 f"the lines of launch.{key} cannot be written as YAML without a change", hint="keep them in a file"
             )
-    return _Made(path, draft, text, run)
+    return _Made(path, draft, text, run, names)
 
 
 def _in_the_script(said: str, draft: Draft) -> str:
@@ -317,9 +315,11 @@ def _doubts(made: _Made) -> tuple[str, ...]:
 # ------------------------------------------------------------------------------------------------------------- printing
 
 
-def _say_table(name: str, made: list[_Made], rows: tuple[Row, ...]) -> None:
-    wrote = f"{made[0].path}" if len(made) == 1 else f"{made[0].path} to {made[-1].path}, {len(made)} runs"
-    say(f"{name} -> {wrote}")
+def _say_table(name: str, made: _Made, rows: tuple[Row, ...]) -> None:
+    from ftsupervise.config.sweep import listed
+
+    runs = f", {len(made.names)} runs: {listed(made.names)}" if made.names else ""
+    say(f"{name} -> {made.path}{runs}")
     say()
     width = min(46, max((len(row.text) for row in rows), default=9) + 2)
     say(f"  {'line':<7} {'yours':<{width}} where it went, or why it is not needed")
@@ -360,22 +360,17 @@ def _say_training(training: Training | None) -> None:
     say()
 
 
-def _say_next(made: list[_Made]) -> None:
-    one = made[0].path
-    named = "" if str(one) == "ftsupervise.yaml" else f" {shlex.quote(str(one))}"
+def _say_next(made: _Made) -> None:
+    named = "" if str(made.path) == "ftsupervise.yaml" else f" {shlex.quote(str(made.path))}"
     say("Nothing was submitted. Next:")
     say("  ftsupervise sandbox up          makes a real Slurm on this machine, to try it in")
     say(f"  ftsupervise launch --dry-run{named}    prints the job script")
-    after = f" --after {made[0].draft.after}" if made[0].draft.after else ""
-    if len(made) > 1:
-        names = " ".join(shlex.quote(str(each.path)) for each in made[:200])
-        say(f"  for run in {names}; do ftsupervise launch $run; done")
-    else:
-        say(f"  ftsupervise launch{after}{named}")
+    after = f" --after {made.draft.after}" if made.draft.after else ""
+    say(f"  ftsupervise launch{after}{named}")
 
 
 def _say_json(
-    made: list[_Made],
+    made: _Made,
     rows: tuple[Row, ...],
     same: tuple[str, ...],
     others: tuple[Difference, ...],
@@ -384,7 +379,8 @@ def _say_json(
     say_json(
         {
             "schema_version": 1,
-            "files": [str(one.path) for one in made],
+            "files": [str(made.path)],
+            "runs": list(made.names or (made.run.name,)),
             "rows": [{"lines": one.lines, "text": one.text, "words": one.words, "decide": one.decide} for one in rows],
             "same": list(same),
             "different": [
