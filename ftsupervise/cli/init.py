@@ -41,7 +41,8 @@ class _Made(NamedTuple):
 @click.option("-o", "--output", metavar="FILE", help="Write there, instead of ./ftsupervise.yaml.")
 @click.option("--force", is_flag=True, help="Write over a file that is there.")
 @click.option("--json", "as_json", is_flag=True, help="The table and the comparison, for programs.")
-def init(words: tuple[str, ...], job: str | None, output: str | None, force: bool, as_json: bool) -> None:
+@click.option("--patch", is_flag=True, help="Put the guard into the training script TRAIN.py; show the difference.")
+def init(words: tuple[str, ...], job: str | None, output: str | None, force: bool, as_json: bool, patch: bool) -> None:
     """Write ./ftsupervise.yaml from a job script, and print what became of each line. Nothing is submitted.
 
     \b
@@ -50,13 +51,22 @@ def init(words: tuple[str, ...], job: str | None, output: str | None, force: boo
     ftsupervise init - < job.sbatch          from standard input
     ftsupervise init --job 87                the script of a job in the queue
     ftsupervise init python train.py         a command that has no script
+    ftsupervise init --patch train.py        the guard's lines, where their
+                                             places are sure; nothing else
 
     Options of init stand before the script. An array whose elements differ becomes a sweep: a run for each element, all in one
     file, launched and listed together. Exit codes: 0 written; 64 usage; 65 the script cannot be brought over (the message
     has the line); 66 no such file or job; 75 the file is there already.
     """
-    from ftsupervise.errors import Refused
+    from ftsupervise.errors import Refused, UsageError
 
+    if patch:
+        if len(words) != 1 or job or output or force or as_json:
+            raise UsageError(
+                "--patch takes one training script, and no other option", hint="ftsupervise init --patch train.py"
+            )
+        _patch(Path(words[0]))
+        return
     draft, source, options, name = _read(words, job, output)
     made = _made(draft, output, source)
     if not force and os.path.lexists(made.path):
@@ -348,16 +358,55 @@ def _say_comparison(same: tuple[str, ...], others: tuple[Difference, ...]) -> No
 def _say_training(training: Training | None) -> None:
     if training is None or training.guarded:
         return
+    from ftsupervise.importer.patch import CannotPlace, diff, with_guard
+
     framework = f" ({training.framework})" if training.framework else ""
     say(
         f"{training.path}{framework} has no guard. With it the run saves before the limit and on request, and hangs are seen:"
     )
-    for line in training.lines:
-        say(f"    {line}")
-    say(
-        "  docs/frameworks.md says where each line goes; without it the script is supervised all the same (docs/own-script.md)"
-    )
+    try:
+        made = with_guard(training.text)
+    except CannotPlace as error:
+        for line in training.lines:
+            say(f"    {line}")
+        say(f"  You place them (docs/frameworks.md): {error}.")
+    else:
+        for line in diff(training.text, made.text, training.path).splitlines():
+            say(f"    {line}")
+        for note in made.notes:
+            say(f"  note: {note}")
+        say(f"  ftsupervise init --patch {shlex.quote(training.path)}    writes these lines into it")
+    say("  Without the guard the script is supervised all the same (docs/own-script.md).")
     say()
+
+
+def _patch(path: Path) -> None:
+    """Put the guard into the script, and show the difference. One that has it is left as it is."""
+    from ftsupervise.errors import Untranslatable
+    from ftsupervise.importer.patch import CannotPlace, diff, with_guard
+    from ftsupervise.importer.patched_file import read_own, write_back
+    from ftsupervise.importer.training import look_at
+
+    script = read_own(path)
+    training = look_at(str(path), script.text)
+    if training.guarded:
+        say(f"{path} names ftsupervise already: it is left as it is")
+        return
+    try:
+        made = with_guard(script.text)
+    except CannotPlace as error:
+        for line in training.lines:
+            say(f"    {line}")
+        raise Untranslatable(
+            f"{path}: the guard's lines cannot be placed surely: {error}; nothing was written",
+            hint="place those above yourself: docs/frameworks.md says where each goes",
+        ) from None
+    for line in diff(script.text, made.text, str(path)).splitlines():
+        say(line)
+    write_back(script, made.text)
+    for note in made.notes:
+        say(f"note: {note}")
+    say(f"{path} has the guard now")
 
 
 def _say_next(made: _Made) -> None:
