@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from ftsupervise.importer.training import Training
 
 _LARGEST = 4 << 20  # bytes: sbatch's own bound of a script
+_TRIAL = 240.0  # seconds for all of a trial
 _OWN = ("--force", "-o", "--output", "--json", "--job")
 
 
@@ -41,8 +42,19 @@ class _Made(NamedTuple):
 @click.option("-o", "--output", metavar="FILE", help="Write there, instead of ./ftsupervise.yaml.")
 @click.option("--force", is_flag=True, help="Write over a file that is there.")
 @click.option("--json", "as_json", is_flag=True, help="The table and the comparison, for programs.")
+@click.option(
+    "--try", "trial", is_flag=True, help="Run what it says for a minute in a Slurm made here; interrupt it once."
+)
 @click.option("--patch", is_flag=True, help="Put the guard into the training script TRAIN.py; show the difference.")
-def init(words: tuple[str, ...], job: str | None, output: str | None, force: bool, as_json: bool, patch: bool) -> None:
+def init(
+    words: tuple[str, ...],
+    job: str | None,
+    output: str | None,
+    force: bool,
+    as_json: bool,
+    trial: bool,
+    patch: bool,
+) -> None:
     """Write ./ftsupervise.yaml from a job script, and print what became of each line. Nothing is submitted.
 
     \b
@@ -53,6 +65,7 @@ def init(words: tuple[str, ...], job: str | None, output: str | None, force: boo
     ftsupervise init python train.py         a command that has no script
     ftsupervise init --patch train.py        the guard's lines, where their
                                              places are sure; nothing else
+    ftsupervise init --try                   try ./ftsupervise.yaml for a minute
 
     Options of init stand before the script. An array whose elements differ becomes a sweep: a run for each element, all in one
     file, launched and listed together. Exit codes: 0 written; 64 usage; 65 the script cannot be brought over (the message
@@ -61,11 +74,16 @@ def init(words: tuple[str, ...], job: str | None, output: str | None, force: boo
     from ftsupervise.errors import Refused, UsageError
 
     if patch:
-        if len(words) != 1 or job or output or force or as_json:
+        if len(words) != 1 or job or output or force or as_json or trial:
             raise UsageError(
                 "--patch takes one training script, and no other option", hint="ftsupervise init --patch train.py"
             )
         _patch(Path(words[0]))
+        return
+    if trial and as_json:
+        raise UsageError("--try prints five lines for people, and no JSON", hint="leave one of them out")
+    if trial and not words and not job:
+        _try(Path(output or "ftsupervise.yaml"))
         return
     draft, source, options, name = _read(words, job, output)
     made = _made(draft, output, source)
@@ -86,7 +104,10 @@ def init(words: tuple[str, ...], job: str | None, output: str | None, force: boo
     _say_training(training)
     for sentence in found:
         say(f"note: {sentence}")
-    _say_next(made)
+    if trial:
+        _try(made.path)
+    else:
+        _say_next(made)
 
 
 # -------------------------------------------------------------------------------------------------------------- reading
@@ -380,6 +401,36 @@ def _say_training(training: Training | None) -> None:
     say()
 
 
+def _try(path: Path) -> None:
+    """Run what the file says for a minute in a sandbox, and say in five lines what was seen."""
+    import signal
+
+    from ftsupervise.cli import time_limit
+    from ftsupervise.cli.config import settings_to_act_on
+    from ftsupervise.config.find_run import names_in
+    from ftsupervise.host.ownership import make_own
+    from ftsupervise.importer.trial import is_proof, report, try_for_a_minute
+    from ftsupervise.rundir.paths import state_dir, write_whole
+
+    hint = f"look at it: ftsupervise launch --dry-run {shlex.quote(str(path))}"
+    run = settings_to_act_on(path, "init --try", run=(names_in(path) or ("",))[0], dry_run=False, hint=hint)
+    time_limit.extend(_TRIAL)
+    for number in (signal.SIGTERM, signal.SIGHUP):  # the sandbox is taken down
+        signal.signal(number, _leave)
+    seen = try_for_a_minute(run, path.absolute().parent, lambda words: say(words, err=True))
+    log = state_dir() / "trial.log"
+    make_own(log.parent)
+    write_whole(log, seen.log, mode=0o600)
+    for line in report(seen, log):
+        say(line)
+    if not is_proof(seen):
+        raise SystemExit(1)
+
+
+def _leave(number: int, _frame: object) -> None:
+    raise SystemExit(128 + number)
+
+
 def _patch(path: Path) -> None:
     """Put the guard into the script, and show the difference. One that has it is left as it is."""
     from ftsupervise.errors import Untranslatable
@@ -412,7 +463,8 @@ def _patch(path: Path) -> None:
 def _say_next(made: _Made) -> None:
     named = "" if str(made.path) == "ftsupervise.yaml" else f" {shlex.quote(str(made.path))}"
     say("Nothing was submitted. Next:")
-    say("  ftsupervise sandbox up          makes a real Slurm on this machine, to try it in")
+    where = "" if str(made.path) == "ftsupervise.yaml" else f" -o {shlex.quote(str(made.path))}"
+    say(f"  ftsupervise init --try{where}          runs it for a minute in a Slurm made on this machine, as proof")
     say(f"  ftsupervise launch --dry-run{named}    prints the job script")
     after = f" --after {made.draft.after}" if made.draft.after else ""
     say(f"  ftsupervise launch{after}{named}")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
+from ftsupervise.cli import time_limit
 from ftsupervise.cli.output import say
 from ftsupervise.printable import printable
 from ftsupervise.scheduler import LOCAL, SCHEDULERS, SLURM, is_job_id, kind_of, open_scheduler
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from ftsupervise.launch.submit import Launched
 
 _ASKING = 30.0  # seconds for all that Slurm is asked before something is submitted
+_SUBMITTING = 15.0  # seconds for each run of a sweep, besides
 
 
 @click.command()
@@ -164,6 +166,7 @@ def _launch_sweep(path: Path, planned: list[_Planned], consent: dict[str, Any]) 
 
     refused, warned = 0, list[str]()
     for index, one in enumerate(planned):
+        time_limit.extend(_ASKING + _SUBMITTING)
         try:
             with _asking():
                 done, warnings = _carry_out(one.plan, one.settings, **consent)
