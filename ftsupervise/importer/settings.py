@@ -121,8 +121,21 @@ class _Drafting:
         if self.sbatch:
             self.launch["sbatch"] = (self.sbatch, "options without a setting of their own")
         self._given_name()
+        self._shared_output()
         made = Draft(self.name, self.launch, tuple(self._sorted()), body, self.mail, self.after, self.elements)
         return _swept(made) if made.elements else made
+
+    def _shared_output(self) -> None:
+        """Tell of a file that all runs of a sweep would write to."""
+        for key in ("output", "error"):
+            one = self.script.given.get(key)
+            if self.elements and one is not None and key in self.launch and not re.search(r"%[0-9]*[aAjJx]", one.value):
+                self.rows = [row for row in self.rows if row.lines != str(one.line) or row.text != one.text]
+                number = len(self.elements)
+                words = (
+                    f"launch.{key}: all {number} runs append to one file; {{{ELEMENT}}} in its name gives each its own"
+                )
+                self._row(one, words, decide=True)
 
     def _sorted(self) -> list[Row]:
         return sorted(self.rows, key=lambda row: int(row.lines.split("-")[0]) if row.lines else 0)
@@ -291,7 +304,7 @@ class _Drafting:
             value = f"{self.folder or self.source.folder}/{value}"
         if value.startswith("~"):
             value = f"{self.folder or self.source.folder}/{value}"
-        said = "; its folder is made at launch" if folder else ""
+        said = "; its folder is made at launch" if folder not in ("", ".") else ""
         if "$" in one.value:
             said += "; Slurm fills in no variable there, and the file has the $ in its name"
         elif not re.search(r"%[0-9]*[jJaA]", value):
@@ -412,7 +425,7 @@ class _Drafting:
             self.launch["srun"] = (False, "it runs once in the job, as in your script")
         self._told_setup(body)
         lines = _lines(*body.command_lines)
-        shown = body.command.strip().split("\n")[-1 if body.form is BodyKind.ONCE and "\n" in body.command else 0]
+        shown = self.script.text.splitlines()[body.command_lines[0] - 1].strip()
         words = "launch.command: ftsupervise starts this srun, with --kill-on-bad-exit=1 before your own options"
         if body.form is BodyKind.ONCE:
             words = "launch.command: runs once in the job, as in your script"
@@ -495,7 +508,7 @@ class _Drafting:
                 continue
             names = [name for name in job_numbers(line) if not (self.elements and name.startswith("SLURM_ARRAY_TASK"))]
             if names:
-                words = f"{names[0]} is another one in each job: what it names is not found again after a restart"
+                words = f"{names[0]} is another one in each job: what it names is not found again after a restart; fix the name"
                 self.rows.append(Row(str(number), _cut(line), words, decide=True))
             if (
                 not self.source.arguments

@@ -51,7 +51,7 @@ def tried(folder: Path, script: str, code: int, *words: str) -> list[str]:
         "init", "--force", "--try", *words, folder=folder, env={**os.environ, **places}, code=code, seconds=300
     )
     assert not at_home(folder)  # no process of it lives
-    assert not list(temporary.iterdir())
+    assert not list(temporary.glob("ftsupervise-trial-*"))
     assert not (folder / "runs").exists()
     assert not (folder / "logs").exists()
     lines = done.stdout.splitlines()[-5:]
