@@ -69,7 +69,7 @@ def check(watchdog: str, runs: tuple[str, ...], as_json: bool, trust: bool, nagi
     ftsupervise check disk runs/my-training --nagios
     """
     from ftsupervise.cli.config import load_settings
-    from ftsupervise.config.find_run import settings_of
+    from ftsupervise.config.find_run import each_run, settings_of
     from ftsupervise.errors import UsageError
     from ftsupervise.watch.watchdogs import installed, is_watchdog, names_of
 
@@ -78,7 +78,7 @@ def check(watchdog: str, runs: tuple[str, ...], as_json: bool, trust: bool, nagi
             wrong = f"no watchdog is called {watchdog!r}{did_you_mean(watchdog, (*installed(), 'all'))}"
             raise UsageError(wrong, hint=f"there are: all, {', '.join(installed())}")
         watchdog, runs = "all", (watchdog, *runs)
-    settings = [load_settings(settings_of(run, judged=False), trust=trust) for run in runs or (None,)]
+    settings = [load_settings(settings_of(run, judged=False), trust=trust) for run in each_run(runs) or (None,)]
     if watchdog != "all":
         settings = [_switched_on(one, watchdog) for one in settings]
     looked = [(one, *_look(one, names_of(one.watch) if watchdog == "all" else [watchdog])) for one in settings]

@@ -45,22 +45,27 @@ def check(runs: tuple[str, ...]) -> None:
     ftsupervise config check
     ftsupervise config check runs/train-10b.yaml
     """
-    from ftsupervise.config.find_run import settings_of
+    from ftsupervise.config.find_run import names_in, settings_of
     from ftsupervise.config.load import load
+    from ftsupervise.config.sweep import listed
 
     wrong: list[str] = []
     for run in runs or (None,):
         try:
             path = settings_of(run)
-            found = load(path)
-            doubts = launch_doubts(found, path)
+            names = names_in(path)
+            every = [load(path, name) for name in names or ("",)]
+            doubts = [sentence for found in every for sentence in launch_doubts(found, path)]
         except ConfigError as error:
             wrong.append(str(error))
             continue
-        say(f"{path}: fine. Run {found.name}, in {found.run_dir}")
-        for sentence in (*_requeued(found), *what_is_seen(found)):
+        first = every[0]
+        said = f"Run {first.name}, in {first.run_dir}"
+        say(f"{path}: fine. {f'A sweep of {len(names)} runs: {listed(names)}' if names else said}")
+        for sentence in (*_requeued(first), *what_is_seen(first)):
             say(sentence)
-        for sentence in (*doubts, *no_step_found(found), *without_receivers(found)):
+        steps = [sentence for found in every for sentence in no_step_found(found)]
+        for sentence in dict.fromkeys((*doubts, *steps, *without_receivers(first))):
             say(f"note: {sentence}", err=True)
     if wrong:
         raise ConfigError("\n".join(wrong))
@@ -156,13 +161,18 @@ def show(run: str | None, origin: bool, as_json: bool) -> None:
     """
     import json
 
-    from ftsupervise.config.find_run import settings_of
+    from ftsupervise.config.find_run import settings_of, to_launch
     from ftsupervise.config.json_schema import lines, shown, shown_yaml
     from ftsupervise.config.load import load, origins
+    from ftsupervise.errors import NotFound
 
-    path = settings_of(run)
-    settings = load(path)
-    where = origins(path) if origin else {}
+    name = ""
+    try:
+        path = settings_of(run)
+    except NotFound:  # a run of the sweep here that has not been launched
+        path, (name, *_) = to_launch(run)
+    settings = load(path, name)
+    where = origins(path, name) if origin else {}
     if as_json:
         whole = {"schema_version": 1, "config": plain(shown(settings)), **({"origins": where} if origin else {})}
         click.echo(json.dumps(whole, ensure_ascii=False, indent=2))
@@ -189,20 +199,20 @@ def schema() -> None:
     click.echo(json.dumps(json_schema(), ensure_ascii=False, indent=2))
 
 
-def settings_to_act_on(path: Path, verb: str, *, dry_run: bool, trust: bool = False, hint: str) -> Run:
-    """The settings in ``path``, with which ``verb`` acts as this account. Raises NotTrusted for those that somebody else may
-    write, unless they are only to be shown."""
+def settings_to_act_on(path: Path, verb: str, *, run: str = "", dry_run: bool, trust: bool = False, hint: str) -> Run:
+    """The settings in ``path``, of ``run`` where it is a sweep, with which ``verb`` acts as this account. Raises
+    NotTrusted for those that somebody else may write, unless they are only to be shown."""
     from ftsupervise.config.believed import load_believed, load_to_act
     from ftsupervise.config.find_run import require_run_dir
     from ftsupervise.config.load import load
 
-    if dry_run and (why := load_believed(path, trust=trust, watched=False).why):
+    if dry_run and (why := load_believed(path, run=run, trust=trust, watched=False).why):
         say(f"note: {why}: {verb} would refuse it", err=True)
-        run = load(path)
+        found = load(path, run)
     else:
-        run = load_to_act(path, f"{verb} would run the commands in it as you", trust=trust, hint=hint)
-    require_run_dir(run.run_dir)
-    return run
+        found = load_to_act(path, f"{verb} would run the commands in it as you", run=run, trust=trust, hint=hint)
+    require_run_dir(found.run_dir)
+    return found
 
 
 def load_settings(path: Path, *, trust: bool = False) -> Run:

@@ -300,7 +300,7 @@ def _for_run(name: str) -> Finding | None:
 def _plan(config: Path | None, given: Mapping[str, object], period: str | None, *, dry_run: bool) -> InstallPlan:
     """The settings of the file that counts, with the options over them. Raises NotTrusted for one that others may write."""
     from ftsupervise.cli.config import settings_to_act_on
-    from ftsupervise.config.find_run import CONFIG_NAME
+    from ftsupervise.config.find_run import CONFIG_NAME, names_in
     from ftsupervise.config.load import load_account
     from ftsupervise.config.sources import outer_files
     from ftsupervise.crontab.install import decide
@@ -312,7 +312,7 @@ def _plan(config: Path | None, given: Mapping[str, object], period: str | None, 
         hint = (
             f"if it is yours: chmod go-w {path}; elsewhere your own config.yaml counts: cd && ftsupervise cron install"
         )
-        loaded = settings_to_act_on(path, "cron install", dry_run=dry_run, hint=hint)
+        loaded = settings_to_act_on(path, "cron install", run=(names_in(path) or ("",))[0], dry_run=dry_run, hint=hint)
         settings, alerts, origin = loaded.cron, loaded.alerts, str(path.absolute())
     else:
         account = load_account()

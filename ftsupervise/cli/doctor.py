@@ -130,6 +130,10 @@ def _with_trial(seen: Sights, asked: ToExamine, bounded: Probe, queued: timedelt
     return replace(seen, trial_failed=found) if isinstance(found, str) else replace(seen, trial=found)
 
 
+def _of_several(runs: Sequence[str]) -> str:
+    return f", the first of a sweep of {len(runs)}" if len(runs) > 1 else ""
+
+
 def _leave(_number: int, _frame: object) -> None:
     raise SystemExit(143)
 
@@ -137,7 +141,7 @@ def _leave(_number: int, _frame: object) -> None:
 def _asked(name: str | None, *, trust: bool, probe: bool) -> tuple[ToExamine, list[Examined]]:
     """Return what is to be looked at, and the line about the settings."""
     from ftsupervise.config.believed import load_believed, load_to_act
-    from ftsupervise.config.find_run import launch_file, settings_of
+    from ftsupervise.config.find_run import settings_of, to_launch
     from ftsupervise.doctor.seen import Examined
     from ftsupervise.doctor.sights import ToExamine
     from ftsupervise.errors import ConfigError, Error, NotFound
@@ -150,15 +154,16 @@ def _asked(name: str | None, *, trust: bool, probe: bool) -> tuple[ToExamine, li
             raise
         line = Examined(Health.OK, "settings", "no ftsupervise.yaml here: only what needs none is looked at")
         return ToExamine(None, Path.cwd(), kind_of("auto"), True, os.environ), [line]
+    runs: tuple[str, ...] = ("",)
     try:
-        path = launch_file(name)  # of a run that was launched from elsewhere
+        path, runs = to_launch(name)  # of a run that was launched from elsewhere
     except Error:
         pass
     workdir = path.absolute().parent
     try:
-        found = load_believed(path, trust=trust)
+        found = load_believed(path, run=runs[0], trust=trust)
         if probe:
-            load_to_act(path, "the job of --probe would run the commands in it as you", trust=trust)
+            load_to_act(path, "the job of --probe would run the commands in it as you", run=runs[0], trust=trust)
     except ConfigError as error:
         wrong = [one for one in str(error).splitlines() if one.strip()]
         do = f"ftsupervise config check {printable(str(path))}"
@@ -167,7 +172,9 @@ def _asked(name: str | None, *, trust: bool, probe: bool) -> tuple[ToExamine, li
     for sentence in found.sentences(path):
         say(sentence, err=True)
     kind = kind_of(found.run.scheduler)
-    line = Examined(Health.OK, "settings", f"{printable(str(path))}, run {found.run.name}, on {kind}")
+    line = Examined(
+        Health.OK, "settings", f"{printable(str(path))}, run {found.run.name}{_of_several(runs)}, on {kind}"
+    )
     return ToExamine(found.run, workdir, kind, not found.why, os.environ), [line]
 
 

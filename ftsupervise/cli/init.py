@@ -24,16 +24,18 @@ if TYPE_CHECKING:
     from ftsupervise.importer.training import Training
 
 _LARGEST = 4 << 20  # bytes: sbatch's own bound of a script
+_TRIAL = 240.0  # seconds for all of a trial
 _OWN = ("--force", "-o", "--output", "--json", "--job")
 
 
 class _Made(NamedTuple):
-    """One run to be written. ``text``: of its file."""
+    """The settings to be written. ``run``: what they say, of a sweep its first one; ``names``: all of a sweep."""
 
     path: Path
     draft: Draft
     text: str
     run: Run
+    names: tuple[str, ...]
 
 
 @click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
@@ -42,7 +44,19 @@ class _Made(NamedTuple):
 @click.option("-o", "--output", metavar="FILE", help="Write there, instead of ./ftsupervise.yaml.")
 @click.option("--force", is_flag=True, help="Write over a file that is there.")
 @click.option("--json", "as_json", is_flag=True, help="The table and the comparison, for programs.")
-def init(words: tuple[str, ...], job: str | None, output: str | None, force: bool, as_json: bool) -> None:
+@click.option(
+    "--try", "trial", is_flag=True, help="Run what it says for a minute in a Slurm made here; interrupt it once."
+)
+@click.option("--patch", is_flag=True, help="Put the guard into the training script TRAIN.py; show the difference.")
+def init(
+    words: tuple[str, ...],
+    job: str | None,
+    output: str | None,
+    force: bool,
+    as_json: bool,
+    trial: bool,
+    patch: bool,
+) -> None:
     """Write ./ftsupervise.yaml from a job script, and print what became of each line. Nothing is submitted.
 
     \b
@@ -51,28 +65,40 @@ def init(words: tuple[str, ...], job: str | None, output: str | None, force: boo
     ftsupervise init - < job.sbatch          from standard input
     ftsupervise init --job 87                the script of a job in the queue
     ftsupervise init python train.py         a command that has no script
+    ftsupervise init --patch train.py        the guard's lines, where their
+                                             places are sure; nothing else
+    ftsupervise init --try                   try ./ftsupervise.yaml for a minute
 
-    Options of init stand before the script. An array whose elements differ becomes one run for each element, in a file
-    NAME-NUMBER.yaml. Exit codes: 0 written; 64 usage; 65 the script cannot be brought over (the message has the line);
-    66 no such file or job; 75 the file is there already.
+    Options of init stand before the script. An array whose elements differ becomes a sweep: a run for each element, all in one
+    file, launched and listed together. Exit codes: 0 written; 64 usage; 65 the script cannot be brought over (the message
+    has the line); 66 no such file or job; 75 the file is there already.
     """
-    from ftsupervise.errors import Refused
+    from ftsupervise.errors import Refused, UsageError
 
-    drafts, source, options, name, readers = _read(words, job, output)
-    made = [_made(draft, output, source) for draft in drafts]
-    for one in made:
-        if not force and os.path.lexists(one.path):
-            raise Refused(f"{one.path} is there already", hint="--force writes over it; -o FILE writes another one")
+    if patch:
+        if len(words) != 1 or job or output or force or as_json or trial:
+            raise UsageError(
+                "--patch takes one training script, and no other option", hint="ftsupervise init --patch train.py"
+            )
+        _patch(Path(words[0]))
+        return
+    if trial and as_json:
+        raise UsageError("--try prints five lines for people, and no JSON", hint="leave one of them out")
+    if trial and not words and not job:
+        _try(Path(output or "ftsupervise.yaml"))
+        return
+    draft, source, options, name, readers = _read(words, job, output)
+    made = _made(draft, output, source)
+    if not force and os.path.lexists(made.path):
+        raise Refused(f"{made.path} is there already", hint="--force writes over it; -o FILE writes another one")
     from ftsupervise.host.ownership import PAGE, Reach
     from ftsupervise.rundir.paths import write_whole
 
-    first = made[0]
-    same, others = _compared(options, first)
-    training = _training(first, source)
-    rows = (*first.draft.rows, *_about(training, first.draft))
-    found = _doubts(first)
-    for one in made:
-        write_whole(one.path, one.text, mode=Reach(PAGE).within(readers))
+    same, others = _compared(options, made)
+    training = _training(made, source)
+    rows = (*draft.rows, *_about(training, draft))
+    found = _doubts(made)
+    write_whole(made.path, made.text, mode=Reach(PAGE).within(readers))
     if as_json:
         _say_json(made, rows, same, others, training)
         return
@@ -81,7 +107,10 @@ def init(words: tuple[str, ...], job: str | None, output: str | None, force: boo
     _say_training(training)
     for sentence in found:
         say(f"note: {sentence}")
-    _say_next(made)
+    if trial:
+        _try(made.path)
+    else:
+        _say_next(made)
 
 
 # -------------------------------------------------------------------------------------------------------------- reading
@@ -89,12 +118,12 @@ def init(words: tuple[str, ...], job: str | None, output: str | None, force: boo
 
 def _read(
     words: tuple[str, ...], job: str | None, output: str | None
-) -> tuple[list[Draft], ScriptSource, tuple[Option, ...], str, Reach]:
-    """Return the drafts, where they came from, the options of the script, its name in words, and who may read it."""
+) -> tuple[Draft, ScriptSource, tuple[Option, ...], str, Reach]:
+    """Return the draft, where it came from, the options of the script, its name in words, and who may read it."""
     from ftsupervise.errors import UsageError
     from ftsupervise.host.ownership import OWN, PAGE, Reach
     from ftsupervise.importer.sbatch import read_script
-    from ftsupervise.importer.settings import ScriptSource, draft, draft_of_command, of_element
+    from ftsupervise.importer.settings import ScriptSource, draft, draft_of_command
 
     if bool(words) == bool(job):
         raise UsageError(
@@ -124,7 +153,7 @@ def _read(
             if typed:
                 raise UsageError(f"{words[0]} is no file: sbatch takes a script", hint="or --wrap COMMAND")
             return (
-                [draft_of_command(command, _name_of(command))],
+                draft_of_command(command, _name_of(command)),
                 ScriptSource(str(folder), moved=moved),
                 (),
                 "the command",
@@ -140,9 +169,7 @@ def _read(
     script = read_script(text)
     _check_syntax(script)
     script = replace(script, options=(*script.options, *typed))
-    whole = draft(script, source)
-    drafts = [of_element(whole, number) for number in whole.elements] or [whole]
-    return drafts, source, script.options, name, readers
+    return draft(script, source), source, script.options, name, readers
 
 
 def _readers_of_input() -> Reach:
@@ -250,27 +277,29 @@ def _name_of(command: str) -> str:
 
 def _made(draft: Draft, output: str | None, source: ScriptSource) -> _Made:
     from ftsupervise.config.load import loads
+    from ftsupervise.config.strict_yaml import parse
+    from ftsupervise.config.sweep import names_in
     from ftsupervise.errors import ConfigError, Untranslatable
+    from ftsupervise.importer.settings import ELEMENT
     from ftsupervise.importer.yaml_text import yaml_of
 
-    swept = bool(re.search(r"\bSLURM_ARRAY_TASK_ID=\d", str(draft.launch["command"][0])))
     path = Path(output or "ftsupervise.yaml")
-    if swept:
-        path = path.with_name(f"{draft.name}.yaml")
     text = yaml_of(draft, source.path or "what was given to it")
+    names = names_in(parse(text.encode("utf-8", "surrogatepass"), str(path)))
     try:
-        run = loads(text, path.absolute())
+        run = loads(text, path.absolute(), names[0] if names else "")
     except ConfigError as error:
         raise Untranslatable(
             _in_the_script(str(error), draft), hint="change the line, or say it in ftsupervise.yaml by hand"
         ) from None
     for key in ("setup", "command"):
         before, after = str(draft.launch.get(key, ("", ""))[0]), getattr(run.launch, key) or ""
+        before = before.replace(f"{{{ELEMENT}}}", str(draft.elements[0])) if draft.elements else before
         if after.rstrip("\n") != before.rstrip("\n"):
             raise Untranslatable(
                 f"the lines of launch.{key} cannot be written as YAML without a change", hint="keep them in a file"
             )
-    return _Made(path, draft, text, run)
+    return _Made(path, draft, text, run, names)
 
 
 def _in_the_script(said: str, draft: Draft) -> str:
@@ -339,9 +368,11 @@ def _doubts(made: _Made) -> tuple[str, ...]:
 # ------------------------------------------------------------------------------------------------------------- printing
 
 
-def _say_table(name: str, made: list[_Made], rows: tuple[Row, ...]) -> None:
-    wrote = f"{made[0].path}" if len(made) == 1 else f"{made[0].path} to {made[-1].path}, {len(made)} runs"
-    say(f"{name} -> {wrote}")
+def _say_table(name: str, made: _Made, rows: tuple[Row, ...]) -> None:
+    from ftsupervise.config.sweep import listed
+
+    runs = f", {len(made.names)} runs: {listed(made.names)}" if made.names else ""
+    say(f"{name} -> {made.path}{runs}")
     say()
     width = min(46, max((len(row.text) for row in rows), default=9) + 2)
     say(f"  {'line':<7} {'yours':<{width}} where it went, or why it is not needed")
@@ -370,34 +401,99 @@ def _say_comparison(same: tuple[str, ...], others: tuple[Difference, ...]) -> No
 def _say_training(training: Training | None) -> None:
     if training is None or training.guarded:
         return
+    from ftsupervise.importer.patch import CannotPlace, diff, with_guard
+
     framework = f" ({training.framework})" if training.framework else ""
     say(
         f"{training.path}{framework} has no guard. With it the run saves before the limit and on request, and hangs are seen:"
     )
-    for line in training.lines:
-        say(f"    {line}")
-    say(
-        "  docs/frameworks.md says where each line goes; without it the script is supervised all the same (docs/own-script.md)"
-    )
+    try:
+        made = with_guard(training.text)
+    except CannotPlace as error:
+        for line in training.lines:
+            say(f"    {line}")
+        say(f"  You place them (docs/frameworks.md): {error}.")
+    else:
+        for line in diff(training.text, made.text, training.path).splitlines():
+            say(f"    {line}")
+        for note in made.notes:
+            say(f"  note: {note}")
+        say(f"  ftsupervise init --patch {shlex.quote(training.path)}    writes these lines into it")
+    say("  Without the guard the script is supervised all the same (docs/own-script.md).")
     say()
 
 
-def _say_next(made: list[_Made]) -> None:
-    one = made[0].path
-    named = "" if str(one) == "ftsupervise.yaml" else f" {shlex.quote(str(one))}"
+def _try(path: Path) -> None:
+    """Run what the file says for a minute in a sandbox, and say in five lines what was seen."""
+    import signal
+
+    from ftsupervise.cli import time_limit
+    from ftsupervise.cli.config import settings_to_act_on
+    from ftsupervise.config.find_run import names_in
+    from ftsupervise.host.ownership import make_own
+    from ftsupervise.importer.trial import is_proof, report, try_for_a_minute
+    from ftsupervise.rundir.paths import state_dir, write_whole
+
+    hint = f"look at it: ftsupervise launch --dry-run {shlex.quote(str(path))}"
+    run = settings_to_act_on(path, "init --try", run=(names_in(path) or ("",))[0], dry_run=False, hint=hint)
+    time_limit.extend(_TRIAL)
+    for number in (signal.SIGTERM, signal.SIGHUP):  # the sandbox is taken down
+        signal.signal(number, _leave)
+    seen = try_for_a_minute(run, path.absolute().parent, lambda words: say(words, err=True))
+    log = state_dir() / "trial.log"
+    make_own(log.parent)
+    write_whole(log, seen.log, mode=0o600)
+    for line in report(seen, log):
+        say(line)
+    if not is_proof(seen):
+        raise SystemExit(1)
+
+
+def _leave(number: int, _frame: object) -> None:
+    raise SystemExit(128 + number)
+
+
+def _patch(path: Path) -> None:
+    """Put the guard into the script, and show the difference. One that has it is left as it is."""
+    from ftsupervise.errors import Untranslatable
+    from ftsupervise.importer.patch import CannotPlace, diff, with_guard
+    from ftsupervise.importer.patched_file import read_own, write_back
+    from ftsupervise.importer.training import look_at
+
+    script = read_own(path)
+    training = look_at(str(path), script.text)
+    if training.guarded:
+        say(f"{path} names ftsupervise already: it is left as it is")
+        return
+    try:
+        made = with_guard(script.text)
+    except CannotPlace as error:
+        for line in training.lines:
+            say(f"    {line}")
+        raise Untranslatable(
+            f"{path}: the guard's lines cannot be placed surely: {error}; nothing was written",
+            hint="place those above yourself: docs/frameworks.md says where each goes",
+        ) from None
+    for line in diff(script.text, made.text, str(path)).splitlines():
+        say(line)
+    write_back(script, made.text)
+    for note in made.notes:
+        say(f"note: {note}")
+    say(f"{path} has the guard now")
+
+
+def _say_next(made: _Made) -> None:
+    named = "" if str(made.path) == "ftsupervise.yaml" else f" {shlex.quote(str(made.path))}"
     say("Nothing was submitted. Next:")
-    say("  ftsupervise sandbox up          makes a real Slurm on this machine, to try it in")
+    where = "" if str(made.path) == "ftsupervise.yaml" else f" -o {shlex.quote(str(made.path))}"
+    say(f"  ftsupervise init --try{where}          runs it for a minute in a Slurm made on this machine, as proof")
     say(f"  ftsupervise launch --dry-run{named}    prints the job script")
-    after = f" --after {made[0].draft.after}" if made[0].draft.after else ""
-    if len(made) > 1:
-        names = " ".join(shlex.quote(str(each.path)) for each in made[:200])
-        say(f"  for run in {names}; do ftsupervise launch $run; done")
-    else:
-        say(f"  ftsupervise launch{after}{named}")
+    after = f" --after {made.draft.after}" if made.draft.after else ""
+    say(f"  ftsupervise launch{after}{named}")
 
 
 def _say_json(
-    made: list[_Made],
+    made: _Made,
     rows: tuple[Row, ...],
     same: tuple[str, ...],
     others: tuple[Difference, ...],
@@ -406,7 +502,8 @@ def _say_json(
     say_json(
         {
             "schema_version": 1,
-            "files": [str(one.path) for one in made],
+            "files": [str(made.path)],
+            "runs": list(made.names or (made.run.name,)),
             "rows": [{"lines": one.lines, "text": one.text, "words": one.words, "decide": one.decide} for one in rows],
             "same": list(same),
             "different": [

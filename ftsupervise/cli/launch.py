@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
+from ftsupervise.cli import time_limit
 from ftsupervise.cli.output import say
 from ftsupervise.printable import printable
 from ftsupervise.scheduler import LOCAL, SCHEDULERS, SLURM, is_job_id, kind_of, open_scheduler
@@ -20,6 +23,7 @@ if TYPE_CHECKING:
     from ftsupervise.launch.submit import Launched
 
 _ASKING = 30.0  # seconds for all that Slurm is asked before something is submitted
+_SUBMITTING = 15.0  # seconds for each run of a sweep, besides
 
 
 @click.command()
@@ -57,43 +61,95 @@ def launch(
 ) -> None:
     """Submit RUN as a chain of jobs. RUN is a directory, an ftsupervise.yaml, or a name; default: ./ftsupervise.yaml.
 
-    A run that was launched before is submitted from the ftsupervise.yaml it was launched from, as that is now.
+    A run that was launched before is submitted from the ftsupervise.yaml it was launched from, as that is now. Of a file
+    with a sweep all runs are launched, each as a chain of its own; a name that was launched before means one of them.
     One member runs, the others wait in the queue to take over. Typing the same command again after an unclear answer
     of sbatch finds the job that was accepted instead of making a second one.
     """
+    from ftsupervise.config.find_run import to_launch
+    from ftsupervise.errors import UsageError
+
+    with _asking():
+        path, names = to_launch(run)
+    if len(names) > 1 and consent["take_over"]:
+        raise UsageError("--take-over is for one run of a sweep", hint=f"name it: ftsupervise launch {names[0]}")
+    typed = _Typed(after.strip(), exclude, jobs, scheduler, observe, dry_run, trust)
+    planned = []
+    for name in names:
+        with _asking():
+            planned.append(_planned(path, name, typed))
+    for sentence in dict.fromkeys(sentence for one in planned for sentence in one.doubts):
+        say(f"note: {sentence}", err=True)
+    if dry_run:
+        with _asking():
+            _show(planned, consent["take_over"])
+    elif len(planned) > 1:
+        _launch_sweep(path, planned, consent)
+    else:
+        _launch_one(planned[0], consent)
+
+
+@contextmanager
+def _asking() -> Iterator[None]:
+    """For what Slurm is asked within: a person waits; sbatch is given its own time."""
     import time
 
     from ftsupervise import host
-    from ftsupervise.cli.config import settings_to_act_on
-    from ftsupervise.config.acting import observing_all
-    from ftsupervise.config.find_run import launch_file
-    from ftsupervise.launch.submit import expedited_requeue
 
     before = host.answer_by
-    host.answer_by = before or time.monotonic() + _ASKING  # a person waits; sbatch is given its own time
+    host.answer_by = before or time.monotonic() + _ASKING
     try:
-        config = launch_file(run)
-        hint = f"look at it (launch --dry-run), then: chmod go-w {config}, if it is yours, or launch --trust"
-        settings = settings_to_act_on(config, "launch", dry_run=dry_run, trust=trust, hint=hint)
-        if jobs is not None:
-            settings = settings.model_copy(update={"launch": settings.launch.model_copy(update={"jobs": jobs})})
-        if scheduler is not None:  # run.yaml records it too, so that a watch asks the right queue
-            settings = settings.model_copy(update={"scheduler": scheduler})
-        if observe:
-            settings = settings.model_copy(update={"act": observing_all()})
-        kind = kind_of(settings.scheduler)
-        expedites = None if dry_run else expedited_requeue(settings, kind)
-        plan = _plan(settings, config, kind, after.strip(), exclude, expedites)
-        for sentence in _doubts(settings, plan.workdir):
-            say(f"note: {sentence}", err=True)
-        if dry_run:
-            _show(plan, settings, consent["take_over"])
-            return
-        done, warnings = _carry_out(plan, settings, **consent)
+        yield
     finally:
         host.answer_by = before
+
+
+class _Typed(NamedTuple):
+    """What was typed in the place of settings."""
+
+    after: str
+    exclude: str
+    jobs: int | None
+    scheduler: str | None
+    observe: bool
+    dry_run: bool
+    trust: bool
+
+
+class _Planned(NamedTuple):
+    """A run that is to be launched, and what a person has to know before."""
+
+    plan: Plan
+    settings: Run
+    doubts: tuple[str, ...]
+
+
+def _planned(path: Path, name: str, typed: _Typed) -> _Planned:
+    """Return the run of ``path``; ``name``: which one, where that is a sweep."""
+    from ftsupervise.cli.config import settings_to_act_on
+    from ftsupervise.config.acting import observing_all
+    from ftsupervise.launch.submit import expedited_requeue
+
+    hint = f"look at it (launch --dry-run), then: chmod go-w {path}, if it is yours, or launch --trust"
+    settings = settings_to_act_on(path, "launch", run=name, dry_run=typed.dry_run, trust=typed.trust, hint=hint)
+    if typed.jobs is not None:
+        settings = settings.model_copy(update={"launch": settings.launch.model_copy(update={"jobs": typed.jobs})})
+    if typed.scheduler is not None:  # run.yaml records it too, so that a watch asks the right queue
+        settings = settings.model_copy(update={"scheduler": typed.scheduler})
+    if typed.observe:
+        settings = settings.model_copy(update={"act": observing_all()})
+    kind = kind_of(settings.scheduler)
+    expedites = None if typed.dry_run else expedited_requeue(settings, kind)
+    plan = _plan(settings, path, kind, typed.after, typed.exclude, expedites)
+    return _Planned(plan, settings, _doubts(settings, plan.workdir))
+
+
+def _launch_one(one: _Planned, consent: dict[str, Any]) -> None:
     from ftsupervise.launch.folders import handed_over
 
+    plan, settings, _ = one
+    with _asking():
+        done, warnings = _carry_out(plan, settings, **consent)
     seen = _seen_of(settings, plan.workdir)
     _tell(done, plan, settings, handed_over(done.run_dir, settings.share), guard=not seen)
     for sentence in seen:
@@ -101,6 +157,43 @@ def launch(
     _tell_who_watches(plan, settings)
     for words in warnings:
         say(f"note: Slurm warns: {printable(words)}", err=True)
+
+
+def _launch_sweep(path: Path, planned: list[_Planned], consent: dict[str, Any]) -> None:
+    """Launch each run, a line each. One that may not start now keeps none of the others; an answer that is none ends it."""
+    from ftsupervise.cli.config import without_receivers
+    from ftsupervise.errors import Error, Refused, about
+
+    refused, warned = 0, list[str]()
+    for index, one in enumerate(planned):
+        time_limit.extend(_ASKING + _SUBMITTING)
+        try:
+            with _asking():
+                done, warnings = _carry_out(one.plan, one.settings, **consent)
+        except Refused as error:
+            refused += 1
+            say(about(one.plan.name, str(error)), err=True)
+            continue
+        except Error as error:
+            left = f"{index - refused} of {len(planned)} runs are in the queue, of those from {one.plan.name} on none"
+            error.message = f"{about(one.plan.name, error.message)}; {left}"
+            raise
+        say(_submitted(done, one.plan))
+        warned += [words for words in warnings if words not in warned]
+    if refused == len(planned):
+        raise Refused(f"none of the {refused} runs was launched; the reason of each stands above")
+    whole = _short(path.absolute())
+    say(f"  look           ftsupervise status {whole}")
+    say(f"  watch          ftsupervise watch --every 60s {whole}")
+    say(f"  save now       ftsupervise save {whole}")
+    say(f"  stop           ftsupervise kill {whole}   (one of them: its name in the place of the file)")
+    for note in dict.fromkeys((*planned[0].plan.notes, *without_receivers(planned[0].settings))):
+        say(f"  note: {note}")
+    _tell_who_watches(planned[0].plan, planned[0].settings)
+    for words in warned:
+        say(f"note: Slurm warns: {printable(words)}", err=True)
+    if refused:
+        raise Refused(f"{refused} of {len(planned)} runs were not launched; the reason of each stands above")
 
 
 def _plan(run: Run, config: Path, kind: str, after: str, exclude: str, expedites: bool | None) -> Plan:
@@ -162,21 +255,27 @@ def _seen_of(run: Run, workdir: Path) -> tuple[str, ...]:
         return what_is_seen(run) if without_guard(run, workdir, probe.text) else ()
 
 
-def _show(plan: Plan, run: Run, take_over: tuple[str, ...]) -> None:
+def _show(planned: list[_Planned], take_over: tuple[str, ...]) -> None:
     from ftsupervise.cli.config import without_receivers
     from ftsupervise.launch.script import render
 
-    for index in range(plan.submissions):
-        options = plan.link(index)
-        script = render(plan.part(index), run.launch, options)
-        if plan.submissions > 1:
-            click.echo(f"# ---- job {index + 1} of {plan.submissions}")
-        click.echo(script, nl=not script.endswith("\n"))
-    for note in (*plan.notes, *without_receivers(run)):
+    for plan, run, _ in planned:
+        if len(planned) > 1:
+            click.echo(f"# ---- run {plan.name}")
+        for index in range(plan.submissions):
+            script = render(plan.part(index), run.launch, plan.link(index))
+            if plan.submissions > 1:
+                click.echo(f"# ---- job {index + 1} of {plan.submissions}")
+            click.echo(script, nl=not script.endswith("\n"))
+    first = planned[0]
+    for note in dict.fromkeys((*first.plan.notes, *without_receivers(first.settings))):
         say(f"note: {note}", err=True)
-    if refused := _refusal(plan, run, take_over):
-        say(f"note: launch would refuse at present: {refused}", err=True)
-    say(f"dry run: nothing was submitted, {plan.run_dir} was not touched", err=True)
+    for one in planned:
+        if refused := _refusal(one.plan, one.settings, take_over):
+            of = f"{one.plan.name}: " if len(planned) > 1 else ""
+            say(f"note: launch would refuse at present: {of}{refused}", err=True)
+    of_all = f"no directory of the {len(planned)} runs" if len(planned) > 1 else f"{first.plan.run_dir}"
+    say(f"dry run: nothing was submitted, {of_all} was {'' if len(planned) > 1 else 'not '}touched", err=True)
 
 
 def _refusal(plan: Plan, run: Run, take_over: tuple[str, ...]) -> str:
@@ -221,16 +320,7 @@ def _tell(done: Launched, plan: Plan, run: Run, handed: tuple[str, ...], *, guar
     from ftsupervise.units import show_duration
 
     where = done.run_dir.root
-    ids = " ".join(done.job_ids)
-    members = f"{plan.members} members, one at a time" if plan.members > 1 else "one member"
-    if plan.groups:
-        members = f"the lighthouse, then {len(plan.groups)} groups, each {members}"
-    if done.found_again:
-        say(f"{plan.name}: found in the queue as job {ids}: an earlier sbatch had been accepted after all")
-    else:
-        kind = "on this machine " if plan.kind == LOCAL else ""
-        attached = f", after job {plan.after}" if plan.after else ""
-        say(f"{plan.name}: submitted {kind}as job {ids} ({members}{attached})")
+    say(_submitted(done, plan))
     say(f"  run directory  {where}")
     say(f"  look           ftsupervise status {_short(where)}")
     say(f"  output         tail -f {' '.join(map(_globbed, outputs(run)))}")
@@ -243,6 +333,18 @@ def _tell(done: Launched, plan: Plan, run: Run, handed: tuple[str, ...], *, guar
         say(f"  note: another run is called {plan.name}; from elsewhere this one is called {done.known_as}")
     for note in (*plan.notes, *handed, *without_receivers(run)):
         say(f"  note: {note}")
+
+
+def _submitted(done: Launched, plan: Plan) -> str:
+    ids = " ".join(done.job_ids)
+    members = f"{plan.members} members, one at a time" if plan.members > 1 else "one member"
+    if plan.groups:
+        members = f"the lighthouse, then {len(plan.groups)} groups, each {members}"
+    if done.found_again:
+        return f"{plan.name}: found in the queue as job {ids}: an earlier sbatch had been accepted after all"
+    kind = "on this machine " if plan.kind == LOCAL else ""
+    attached = f", after job {plan.after}" if plan.after else ""
+    return f"{plan.name}: submitted {kind}as job {ids} ({members}{attached})"
 
 
 def _tell_who_watches(plan: Plan, run: Run) -> None:

@@ -31,7 +31,7 @@ def metrics(runs: tuple[str, ...], folder: Path | None) -> None:
 
     The watch writes them by itself where watch.metrics names the directory of node_exporter's textfile collector.
     """
-    from ftsupervise.config.find_run import find_run
+    from ftsupervise.config.find_run import each_run, find_run
     from ftsupervise.errors import CannotWrite, Error
     from ftsupervise.report.metrics import text_of
     from ftsupervise.report.queues import ask_queues
@@ -40,7 +40,7 @@ def metrics(runs: tuple[str, ...], folder: Path | None) -> None:
     from ftsupervise.rundir.paths import RunDir
 
     now, troubles = datetime.now(timezone.utc), list[str]()
-    places = [find_run(run) for run in runs] if runs else [RunDir(place) for place in my_runs().values()]
+    places = [find_run(run) for run in each_run(runs)] if runs else [RunDir(place) for place in my_runs().values()]
     read = _read(places, now, troubles)
     made: dict[tuple[str, str], RunMetrics] = {}
     for one, queue in zip(read, ask_queues(read, os.environ).of, strict=True):

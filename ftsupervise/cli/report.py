@@ -43,7 +43,7 @@ def report(runs: tuple[str, ...], output: str | None, markdown: bool, week: bool
     ftsupervise report --week                all runs, the last seven days
     ftsupervise report --week --mail         the same, by mail (for the crontab)
     """
-    from ftsupervise.config.find_run import find_run
+    from ftsupervise.config.find_run import each_run, find_run
 
     if mail and not week:
         raise UsageError("--mail sends the report of a week", hint="ftsupervise report --week --mail")
@@ -57,7 +57,7 @@ def report(runs: tuple[str, ...], output: str | None, markdown: bool, week: bool
             "--output names one file, and there are several runs", hint="leave it out: each run has its own file"
         )
     names: list[str] = []
-    for run in runs or (None,):
+    for run in each_run(runs) or (None,):
         root = find_run(run).root
         found = _read(root)
         names.append(_name(found.detail.status.name, names))
@@ -65,11 +65,11 @@ def report(runs: tuple[str, ...], output: str | None, markdown: bool, week: bool
 
 
 def _week(runs: tuple[str, ...], output: str | None, *, markdown: bool, mail: bool) -> None:
-    from ftsupervise.config.find_run import find_run
+    from ftsupervise.config.find_run import each_run, find_run
     from ftsupervise.report.rows import my_runs
 
     where: dict[str, Path] = {} if runs else my_runs()
-    for root in (find_run(run).root for run in runs):
+    for root in (find_run(run).root for run in (each_run(runs) if runs else ())):
         where[str(root) if where.get(root.name, root) != root else root.name] = root
     if mail:
         _mail(where)

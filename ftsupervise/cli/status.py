@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from ftsupervise.report.detail import RunDetail
     from ftsupervise.report.groups import GroupFault, GroupsSeen
     from ftsupervise.report.row import RunRow
+    from ftsupervise.report.rows import Overview
 
 _NEWEST = 5  # attempts whose output is looked for
 
@@ -50,7 +51,7 @@ def status(runs: tuple[str, ...], watch: bool, seconds: float, as_json: bool, sc
     """Show how all runs of this account are doing, a row each, or RUN in full.
 
     RUN is a directory, an ftsupervise.yaml, or a name; "." is the run of this directory. Without RUN that one, or in a job
-    its run, stands first.
+    its run, stands first. Of a file with a sweep each run has a row.
     """
     if schema:
         from ftsupervise.report.published import json_schema
@@ -66,8 +67,13 @@ def status(runs: tuple[str, ...], watch: bool, seconds: float, as_json: bool, sc
         _all(as_json)
         return
     gc.disable()  # nothing that one look makes is garbage, and to look for some takes time
-    from ftsupervise.config.find_run import find_run
+    from ftsupervise.config.find_run import each_run, find_run
     from ftsupervise.report.detail import detail
+
+    if (members := each_run(runs)) != runs and len(runs) == 1:
+        _sweep(members, as_json)
+        return
+    runs = members
 
     found = [detail(find_run(run), datetime.now(timezone.utc), os.environ) for run in runs]
     found = [_with_receivers(one) for one in found]
@@ -88,20 +94,39 @@ def status(runs: tuple[str, ...], watch: bool, seconds: float, as_json: bool, sc
 
 
 def _all(as_json: bool) -> None:
-    from ftsupervise.config.find_run import find_run
+    from ftsupervise.config.find_run import each_run, find_run
     from ftsupervise.errors import Error
     from ftsupervise.report.rows import my_runs, overview
 
     here, missing, runs = None, None, my_runs()
     try:
-        here = find_run(None)
+        swept = each_run(())
+        here = None if swept else find_run(None)
+        ours = list(map(Path, swept)) if here is None else [here.root]
     except Error as error:
-        missing = error if names_a_run() else None
-    if here is not None and not any(place == here.root or place == here.root.resolve() for place in runs.values()):
-        runs = {here.root.name: here.root, **runs}
+        missing, ours = error if names_a_run() else None, []
+    known = {*runs.values()}
+    runs = {**{place.name: place for place in ours if not known & {place, place.resolve()}}, **runs}
     seen = overview(runs, datetime.now(timezone.utc), os.environ, here=None if here is None else here.root)
     if missing is not None and not seen.rows:
         raise missing
+    _say_rows(seen, as_json)
+    if missing is not None:
+        say(f"note: {missing.message}{f'; {missing.hint}' if missing.hint else ''}", err=True)
+    _notes(seen.warnings)
+
+
+def _sweep(members: tuple[str, ...], as_json: bool) -> None:
+    from ftsupervise.config.find_run import find_run
+    from ftsupervise.report.rows import overview
+
+    places = {rundir.root.name: rundir.root for rundir in map(find_run, members)}
+    seen = overview(places, datetime.now(timezone.utc), os.environ)
+    _say_rows(seen._replace(rows=tuple(row for row in seen.rows if not row.elsewhere)), as_json)
+    _notes(seen.warnings)
+
+
+def _say_rows(seen: Overview, as_json: bool) -> None:
     if as_json:
         from ftsupervise.report.published import SCHEMA_VERSION
 
@@ -116,9 +141,6 @@ def _all(as_json: bool) -> None:
             click.echo(line.rstrip())
         for line in advice(seen.rows, columns(), has_log=_has_log):  # looks into directories: after the table
             click.echo(line.rstrip())
-    if missing is not None:
-        say(f"note: {missing.message}{f'; {missing.hint}' if missing.hint else ''}", err=True)
-    _notes(seen.warnings)
 
 
 def _has_log(row: RunRow) -> bool:

@@ -27,10 +27,10 @@ DELAY = "at the next step after its guard looks: within a second or so, 60 s at 
 def find(runs: tuple[str, ...], *, brake: bool = False) -> list[Found]:
     """Find all of them before anything is done to one. Raises NotTrusted where a switch would be written through a link of
     another account."""
-    from ftsupervise.config.find_run import find_run
+    from ftsupervise.config.find_run import each_run, find_run
     from ftsupervise.host.ownership import refuse_link
 
-    found = {rundir.root: rundir for rundir in (find_run(run) for run in runs or (None,))}
+    found = {rundir.root: rundir for rundir in (find_run(run) for run in each_run(runs) or (None,))}
     for rundir in found.values() if not brake else ():
         _refuse_a_group(rundir)
     for rundir in found.values():

@@ -73,7 +73,7 @@ def watch(
             raise UsageError(f"--only: no watchdog is called {name!r}", hint=f"there are: {', '.join(installed())}")
     if everything and runs:
         raise UsageError("--all and names of runs do not go together", hint="leave one of them out")
-    roster = Roster(runs or (None,), trust=trust)
+    roster = Roster((None,) if everything else _each(runs) or (None,), trust=trust)
     shown = Shown()
     stopping = stop_on_signals() if every else None
     first = True
@@ -141,6 +141,18 @@ def _refuse(done: TickResult) -> None:
 
             label = done.progress.roster.label(index)
             raise NoAnswer(f"{label}: {run.trouble}", hint="nothing is known of this run until it answers")
+
+
+def _each(runs: tuple[str, ...]) -> tuple[str, ...]:
+    """Return ``runs``, with those of a sweep in the place of its file. One that does not answer is left to the tick."""
+    from ftsupervise.config.find_run import each_run
+    from ftsupervise.probe.errand import within
+
+    try:
+        found: tuple[str, ...] = within(8.0, lambda: each_run(runs), key=f"runs {' '.join(runs)}")
+    except TimeoutError:
+        return runs
+    return found
 
 
 def _name_all(roster: Roster) -> None:

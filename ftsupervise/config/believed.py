@@ -51,13 +51,13 @@ class Believed(NamedTuple):
         return (head, *(f"  {line}" for line in self.held), tail)
 
 
-def load_to_act(path: Path, deed: str, *, trust: bool = False, hint: str = "") -> Run:
+def load_to_act(path: Path, deed: str, *, run: str = "", trust: bool = False, hint: str = "") -> Run:
     """The settings in ``path`` by which this account deletes, copies, overwrites, sends or runs something: its own, or those
     that it has accepted (``--trust``). ``deed``: what would be done, behind "and".
 
     Raises NotTrusted for those that another account wrote or may write, else as ``load_believed``.
     """
-    found = load_believed(path, trust=trust, watched=False)
+    found = load_believed(path, run=run, trust=trust, watched=False)
     if found.why:
         hint = hint or f"look at it: ftsupervise config show {shlex.quote(str(path))}"
         raise ownership.NotTrusted(f"{found.why}, and {deed}", hint=hint)
@@ -65,36 +65,43 @@ def load_to_act(path: Path, deed: str, *, trust: bool = False, hint: str = "") -
 
 
 def load_believed(
-    path: Path, *, trust: bool = False, watched: bool = True, environ: Mapping[str, str] | None = None
+    path: Path,
+    *,
+    run: str = "",
+    trust: bool = False,
+    watched: bool = True,
+    environ: Mapping[str, str] | None = None,
 ) -> Believed:
     """The settings in ``path``, without those by which another account would make this one act.
 
-    ``trust``: accept the file as it is now, and remember that. Raises as ``load`` does, CannotWrite with ``trust``, and
-    NotTrusted for a file of another account by whose limits a run of this account would be ``watched``.
+    ``run``: which one of a sweep; ``trust``: accept the file as it is now, and remember that. Raises as ``load`` does,
+    CannotWrite with ``trust``, and NotTrusted for a file of another account by whose limits a run of this account would be
+    ``watched``.
     """
     given = os.environ if environ is None else environ
     text, found = sources.read_bytes(path)
     why, mark = ownership.distrust(found, path), _mark(path, found, text, given)
     trusted = not why or trust or _is_ours(mark)
-    run = loaded(sources.read(path, given, text, strangers=not trusted), path, strangers=not trusted)
+    document = sources.read(path, given, text, strangers=not trusted, run=run)
+    settings = loaded(document, path, strangers=not trusted)
     if why and trust:
         _remember(mark)
     if trusted:
-        return Believed(run)
-    if watched and found.st_uid != os.geteuid() and _is_another_of_ours(run.run_dir, path):
+        return Believed(settings)
+    if watched and found.st_uid != os.geteuid() and _is_another_of_ours(settings.run_dir, path):
         raise ownership.NotTrusted(
             f"{why}, and the run directory it names is yours",
-            hint=f"to look at that run by its own settings: ftsupervise watch {shlex.quote(str(run.run_dir))}",
+            hint=f"to look at that run by its own settings: ftsupervise watch {shlex.quote(str(settings.run_dir))}",
         )
-    places = dict.fromkeys((run.run_dir, *([path.absolute().parent] if path.name == sources.LAUNCHED else [])))
+    places = dict.fromkeys((settings.run_dir, *([path.absolute().parent] if path.name == sources.LAUNCHED else [])))
     if link := next(filter(None, map(_link_to_ours, places)), None):
         raise ownership.NotTrusted(
             f"{link} is a link to a folder of yours, and the run is another account's, so nothing in it is read",
             hint=f"look at it: ls -l {shlex.quote(str(link))}",
         )
-    ours = tuple(_paths_of_ours(run))
-    held = (*_held(run), *(f"{key}: {printable(path, 300)}, which is yours" for key, path in ours))
-    return Believed(_harmless(run, given, frozenset(key for key, _ in ours)), why, held)
+    ours = tuple(_paths_of_ours(settings))
+    held = (*_held(settings), *(f"{key}: {printable(path, 300)}, which is yours" for key, path in ours))
+    return Believed(_harmless(settings, given, frozenset(key for key, _ in ours)), why, held)
 
 
 def _harmless(run: Run, environ: Mapping[str, str], ours: frozenset[str]) -> Run:

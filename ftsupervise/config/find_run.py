@@ -13,7 +13,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ftsupervise import host
 from ftsupervise.errors import ConfigError, Error, NoAnswer, NotFound
@@ -37,9 +37,10 @@ def run_dir_of_config(path: Path) -> RunDir:
     """The run directory a configuration file stands for: its ``run_dir``, else ``runs/NAME`` beside it.
 
     A file that another account wrote, or may write, leads to no run of this account but one below its own folder: what is typed
-    there would act on another run than the one that is meant. Raises ConfigError as ``load`` would, NotFound and NotPermitted.
+    there would act on another run than the one that is meant. Raises ConfigError as ``load`` would, NotFound and NotPermitted;
+    UsageError for a sweep, which has several.
     """
-    return _plain_run_dir(path) or _strict_run_dir(path)
+    return _plain_run_dir(path) or _strict_run_dir(path, "")
 
 
 def _plain_run_dir(path: Path) -> RunDir | None:
@@ -59,10 +60,20 @@ def _plain_run_dir(path: Path) -> RunDir | None:
     return RunDir(path.absolute().parent / "runs" / names[0])
 
 
-def _strict_run_dir(path: Path) -> RunDir:
+def names_in(path: Path) -> tuple[str, ...]:
+    """Return the names of the runs in a configuration file that is a sweep; () for a file of one run. Raises as
+    ``run_dir_of_config`` does."""
+    if _plain_run_dir(path) is not None:
+        return ()
+    from ftsupervise.config import sources, sweep
+
+    return sweep.names_in(sources.read_file(path))
+
+
+def _strict_run_dir(path: Path, run: str) -> RunDir:
     from ftsupervise.config.strict_yaml import Problem
 
-    document, why = _judged(path, os.environ)
+    document, why = _judged(path, os.environ, run=run)
     for problem in document.problems:
         if document.value is None or problem.path in (("name",), ("run_dir",)):
             raise ConfigError(str(problem))
@@ -82,14 +93,17 @@ def _strict_run_dir(path: Path) -> RunDir:
     return found
 
 
-def _judged(path: Path, environ: Mapping[str, str], *, may_be_empty: bool = False) -> tuple[Document, str]:
-    """Return what the file says, and why another account could have written that, as a clause; "" where none could."""
-    from ftsupervise.config import sources
+def _judged(
+    path: Path, environ: Mapping[str, str], *, may_be_empty: bool = False, run: str = ""
+) -> tuple[Document, str]:
+    """Return what the file says of ``run``, and why another account could have written that, as a clause; "" where none
+    could."""
+    from ftsupervise.config import sources, sweep
     from ftsupervise.config.strict_yaml import parse
 
     text, found = sources.read_bytes(path)
     why = ownership.distrust(found, path)
-    document = sources.checked(parse(text, str(path)), path, may_be_empty=may_be_empty)
+    document = sweep.of_one(sources.checked(parse(text, str(path)), path, may_be_empty=may_be_empty), run)
     return sources.fill(document, environ, unfilled=str(path) if why else ""), why
 
 
@@ -98,6 +112,32 @@ def _is_ours(root: Path) -> bool:
         return root.stat().st_uid == os.geteuid()
     except OSError:
         return False
+
+
+def each_run(arguments: Sequence[str]) -> tuple[str, ...]:
+    """Return ``arguments``, and in the place of a sweep its runs that have been launched, as their directories. Nothing said:
+    those of the sweep in this directory, else (). Raises NotFound for a sweep of which none has been launched; else as
+    ``find_run``.
+    """
+    if not arguments and os.environ.get(ENV_RUN_DIR):
+        return ()
+    found: list[str] = []
+    for argument in arguments or (CONFIG_NAME,):
+        _require_answer(argument)
+        path = Path(argument) / CONFIG_NAME if Path(argument).is_dir() else Path(argument)
+        if (path.parent / "switches").is_dir() or not path.is_file() or not (names := names_in(path)):
+            found.append(argument)
+            continue
+        places = [_strict_run_dir(path, name).root for name in names]
+        for place in places:
+            require_run_dir(place)
+        there = [str(place) for place in places if place.exists()]
+        if not there:
+            raise NotFound(
+                f"no run of {argument} has been launched yet", hint=f"ftsupervise launch {_quoted(argument)}"
+            )
+        found += there
+    return tuple(found) if arguments or found != [CONFIG_NAME] else ()
 
 
 def find_run(argument: str | None, *, launched: bool = True, judged: bool = True) -> RunDir:
@@ -328,9 +368,16 @@ def how_to_launch(rundir: RunDir, after: str = "") -> str:
     return f"sbatch {f'--dependency=afterany:{after} ' if after else ''}SCRIPT, the one that it was started by"
 
 
-def launch_file(name: str | None) -> Path:
-    """The ftsupervise.yaml that a launch of ``name`` is to use: the one that is named or lies in the directory, else the one
-    from which the run was launched last.
+class ToLaunch(NamedTuple):
+    """``runs``: of a sweep, the names of those that are meant; ("",) for a file of one run."""
+
+    path: Path
+    runs: tuple[str, ...]
+
+
+def to_launch(name: str | None) -> ToLaunch:
+    """The ftsupervise.yaml that a launch of ``name`` is to use: the one that is named or lies in the directory, with all its
+    runs; else the one here, where it is a sweep with a run of this name; else the one from which the run was launched last.
 
     A file is run with this account's rights, so the record that names it has to be ours. Raises NotFound, NotPermitted;
     NoAnswer as ``find_run`` does.
@@ -338,16 +385,21 @@ def launch_file(name: str | None) -> Path:
     _require_answer(name)
     path = Path(name if name is not None else CONFIG_NAME)
     launched = path.name == "run.yaml" and (path.parent / "switches").is_dir()
+    if not path.is_file():
+        path = path / CONFIG_NAME
     if path.is_file() and not launched:
-        return path
-    if (path / CONFIG_NAME).is_file():
-        return path / CONFIG_NAME
+        return ToLaunch(path, names_in(path) or ("",))
     if name is None:
         raise NotFound(
             f"no run named, and no {CONFIG_NAME} in this directory",
             hint="name the run: its directory, its ftsupervise.yaml, or the name it was launched under",
         )
-    return _of_its_launch(_find_launched(str(path.parent) if launched else name, True))
+    here = Path(CONFIG_NAME)
+    if here.is_file() and name in names_in(here):
+        return ToLaunch(here, (name,))
+    rundir = _find_launched(str(path.parent) if launched else name, True)
+    path = _of_its_launch(rundir)
+    return ToLaunch(path, (rundir.root.name,) if names_in(path) else ("",))
 
 
 def _of_its_launch(rundir: RunDir) -> Path:

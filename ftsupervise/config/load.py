@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, TypeVar
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from ftsupervise.config import plugged, sources
+from ftsupervise.config import plugged, sources, sweep
 from ftsupervise.config.alerting import Alerts, Receiver
 from ftsupervise.config.fields import JobFile, Strict
 from ftsupervise.config.plugged import PluggedReceiver, PluggedWatchdog, Reading
@@ -37,19 +37,26 @@ _Model = TypeVar("_Model", bound=BaseModel)
 _PLAIN = re.compile(r"[A-Za-z_/][A-Za-z0-9_./-]*")
 
 
-def load(path: Path, *, environ: Mapping[str, str] | None = None) -> Run:
-    """The settings in ``path``, with the person's and the site's own beneath them.
+def load(path: Path, run: str = "", *, environ: Mapping[str, str] | None = None) -> Run:
+    """The settings in ``path``, with the person's and the site's own beneath them. ``run``: which one of a sweep.
 
     ``run_dir`` and every other path in the result are absolute: relative ones start at the file they are written in.
-    Raises ConfigError (all that is wrong, a line each, with file:line:column), NotFound, NotPermitted.
+    Raises ConfigError (all that is wrong, a line each, with file:line:column), NotFound, NotPermitted; UsageError where it is
+    a sweep, and no run of it is named.
     """
-    return loaded(sources.read(path, os.environ if environ is None else environ), path)
+    return loaded(sources.read(path, os.environ if environ is None else environ, run=run), path)
 
 
-def loads(text: str | bytes, path: Path = Path("ftsupervise.yaml"), *, environ: Mapping[str, str] | None = None) -> Run:
-    """The settings in ``text`` as if it stood in ``path``; no other file is read."""
+def loads(
+    text: str | bytes,
+    path: Path = Path("ftsupervise.yaml"),
+    run: str = "",
+    *,
+    environ: Mapping[str, str] | None = None,
+) -> Run:
+    """The settings in ``text`` as if it stood in ``path``; no other file is read. ``run``: which one of a sweep."""
     raw = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
-    document = sources.checked(parse(raw, str(path)), path)
+    document = sweep.of_one(sources.checked(parse(raw, str(path)), path), run)
     return loaded(sources.fill(document, os.environ if environ is None else environ), path)
 
 
@@ -90,9 +97,9 @@ def values(run: Run) -> dict[str, Any]:
     return run.model_dump(mode="json", by_alias=True)
 
 
-def origins(path: Path, *, environ: Mapping[str, str] | None = None) -> dict[str, str]:
+def origins(path: Path, run: str = "", *, environ: Mapping[str, str] | None = None) -> dict[str, str]:
     """Dotted key -> "file:line:column", "$VARIABLE (file:line:column)" or "default", for every single setting."""
-    document = sources.read(path, os.environ if environ is None else environ)
+    document = sources.read(path, os.environ if environ is None else environ, run=run)
     return {dotted(key): origin_of(document, key) for key in leaves(values(loaded(document, path)))}
 
 

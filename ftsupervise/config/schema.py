@@ -564,6 +564,9 @@ class Run(Strict):
     """The name of the run in the queue and in every message."""
     launch: Launch
     """How the run is put in the queue."""
+    sweep: dict[VariableName, tuple[str | float, ...]] = {}  # noqa: RUF012 - frozen
+    """Values for words in braces: with {lr: [0.1, 0.01]}, {lr} in the name, the command and all other text stands for one of
+    them, and the file holds a run for each combination. They are launched and listed together."""
     run_dir: Path | None = None
     """Directory of the run, the same on all nodes. Default: runs/NAME beside this file."""
     scheduler: SchedulerWord = "auto"

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ftsupervise.config import sweep
 from ftsupervise.config.strict_yaml import (
     MAX_BYTES,
     Document,
@@ -55,16 +56,20 @@ SHELL: frozenset[KeyPath] = frozenset(
 _INLINE = re.compile(r"-[a-z]*c")  # bash -c, sh -ec, python -c: the next word of the list is code
 
 
-def read(path: Path, environ: Mapping[str, str], text: bytes | None = None, *, strangers: bool = False) -> Document:
+def read(
+    path: Path, environ: Mapping[str, str], text: bytes | None = None, *, strangers: bool = False, run: str = ""
+) -> Document:
     """Return the project file with the person's and the site's beneath it, variables filled in. Problems are collected.
 
-    ``text``: the text of the project file, when it was read already. ``strangers``: another account wrote it, so no
-    variable of this account is filled in there, because its writer would see the value in names and paths. Raises
-    NotFound, NotPermitted or ConfigError where a file cannot be read at all.
+    ``text``: the text of the project file, when it was read already. ``run``: which one of a sweep. ``strangers``: another
+    account wrote it, so no variable of this account is filled in there, because its writer would see the value in names and
+    paths. Raises NotFound, NotPermitted or ConfigError where a file cannot be read at all, UsageError for a sweep of which no
+    run is named.
     """
     merged = _sections(read_file(path) if text is None else checked(parse(text, str(path)), path))
     if merged.value is None:
         return merged
+    merged = sweep.of_one(merged, run)
     problems = list(merged.problems)
     complete = path.name == LAUNCHED and not is_by_hand(path.parent)
     if not complete:

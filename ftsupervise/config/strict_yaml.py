@@ -15,6 +15,7 @@ import yaml
 
 from ftsupervise.secrecy import by_name, kind
 
+SWEEP = "sweep"  # the section whose values are kept as they were typed: 1e-4 is put into a command as it stands
 MAX_BYTES = 256 * 1024
 MAX_DEPTH = 30
 MAX_NODES = 20_000
@@ -288,7 +289,7 @@ class _Conversion:
         if found:
             self.problem(node, path, f"control character {found}; no setting holds one")
             return _CONTROL.sub("?", text)
-        if not self.places[path].plain:
+        if not self.places[path].plain or path[:1] == (SWEEP,):
             return text
         try:
             return plain(text)

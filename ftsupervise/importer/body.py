@@ -355,7 +355,9 @@ class _Apart:
                 else [line for line in gap.split("\n")[1 if index else 0 :] if line.strip()]
             )
             parts += [
-                f"{line.strip()}\n" for line in comments if line.lstrip().startswith("#") and "#SBATCH" not in line
+                f"{line.strip()}\n"
+                for line in comments
+                if line.lstrip().startswith("#") and "#SBATCH" not in line and not (assigned(line) or kind(line))
             ]
             parts.append(f"{one.text}{' &' if one.background else ''}\n")
         return "".join((*parts, *(f"{line}\n" for line in last)))
@@ -581,7 +583,7 @@ def _weight(simple: Simple, functions: set[str]) -> int:
         return 2
     if name in functions and name:
         return 0 if name == words[0] else 2
-    if not name or name in _LIGHT:
+    if not name or name in _LIGHT or words == ("exec",):  # (an exec without a program only redirects the shell)
         return 0
     if name.startswith("python"):
         rest = words[1:]

@@ -6,10 +6,11 @@ import posixpath
 import re
 import shlex
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any
 
+from ftsupervise.config.sweep import MOST
 from ftsupervise.errors import Untranslatable
 from ftsupervise.hostlist import expand_hostlist
 from ftsupervise.importer.body import Body, BodyKind, read_body
@@ -18,7 +19,7 @@ from ftsupervise.launch.doubts import job_numbers
 from ftsupervise.launch.shell_code import Kind, understand
 from ftsupervise.units import format_duration, format_slurm_time, parse_slurm_time
 
-_MOST_RUNS = 200  # of a sweep
+ELEMENT = "task"  # the word of a sweep that stands for the number of the element
 _NUMBERS = {"ntasks": "ntasks", "ntasks-per-node": "tasks_per_node", "cpus-per-task": "cpus_per_task"}
 _AS_IT_IS = {
     "account": "account", "partition": "partition", "qos": "qos", "constraint": "constraint", "reservation": "reservation",
@@ -58,7 +59,7 @@ class Draft:
     body: Body
     mail: str = ""
     after: str = ""  # the job that it waits for: launch --after
-    elements: tuple[int, ...] = ()  # of a sweep: a run for each
+    elements: tuple[int, ...] = ()  # of a sweep: a run for each, in one file
 
 
 @dataclass(frozen=True)
@@ -120,7 +121,21 @@ class _Drafting:
         if self.sbatch:
             self.launch["sbatch"] = (self.sbatch, "options without a setting of their own")
         self._given_name()
-        return Draft(self.name, self.launch, tuple(self._sorted()), body, self.mail, self.after, self.elements)
+        self._shared_output()
+        made = Draft(self.name, self.launch, tuple(self._sorted()), body, self.mail, self.after, self.elements)
+        return _swept(made) if made.elements else made
+
+    def _shared_output(self) -> None:
+        """Tell of a file that all runs of a sweep would write to."""
+        for key in ("output", "error"):
+            one = self.script.given.get(key)
+            if self.elements and one is not None and key in self.launch and not re.search(r"%[0-9]*[aAjJx]", one.value):
+                self.rows = [row for row in self.rows if row.lines != str(one.line) or row.text != one.text]
+                number = len(self.elements)
+                words = (
+                    f"launch.{key}: all {number} runs append to one file; {{{ELEMENT}}} in its name gives each its own"
+                )
+                self._row(one, words, decide=True)
 
     def _sorted(self) -> list[Row]:
         return sorted(self.rows, key=lambda row: int(row.lines.split("-")[0]) if row.lines else 0)
@@ -289,7 +304,7 @@ class _Drafting:
             value = f"{self.folder or self.source.folder}/{value}"
         if value.startswith("~"):
             value = f"{self.folder or self.source.folder}/{value}"
-        said = "; its folder is made at launch" if folder else ""
+        said = "; its folder is made at launch" if folder not in ("", ".") else ""
         if "$" in one.value:
             said += "; Slurm fills in no variable there, and the file has the $ in its name"
         elif not re.search(r"%[0-9]*[jJaA]", value):
@@ -362,10 +377,8 @@ class _Drafting:
         if len(numbers) == 1 and used is None:
             self._row(one, "not needed: an array of one job; launch.jobs says how many are in the chain")
             return
-        if len(numbers) > _MOST_RUNS:
-            raise self._refuse(
-                one, f"{len(numbers)} elements, and each would be a run of its own: at most {_MOST_RUNS}"
-            )
+        if len(numbers) > MOST:
+            raise self._refuse(one, f"{len(numbers)} elements, and each would be a run of its own: at most {MOST}")
         if not self.source.path:
             raise self._refuse(
                 one, "each element runs the script, and it is no file here", "save it in a file and name that"
@@ -376,7 +389,7 @@ class _Drafting:
             most += "; the script does not read it: if your program does not either, they are all the same"
         self._row(
             one,
-            f"a sweep: {len(numbers)} runs, each with a SLURM_ARRAY_TASK_ID that stays the same after each restart{most}",
+            f"sweep: {len(numbers)} runs, each with a SLURM_ARRAY_TASK_ID that stays the same after each restart{most}",
             decide=bool(most),
         )
 
@@ -412,7 +425,7 @@ class _Drafting:
             self.launch["srun"] = (False, "it runs once in the job, as in your script")
         self._told_setup(body)
         lines = _lines(*body.command_lines)
-        shown = body.command.strip().split("\n")[-1 if body.form is BodyKind.ONCE and "\n" in body.command else 0]
+        shown = self.script.text.splitlines()[body.command_lines[0] - 1].strip()
         words = "launch.command: ftsupervise starts this srun, with --kill-on-bad-exit=1 before your own options"
         if body.form is BodyKind.ONCE:
             words = "launch.command: runs once in the job, as in your script"
@@ -493,9 +506,9 @@ class _Drafting:
         for number, line in enumerate(code.splitlines(), self.script.body_line):
             if number in gone:
                 continue
-            names = [name for name in job_numbers(line) if not (self.elements and name.startswith("SLURM_ARRAY"))]
+            names = [name for name in job_numbers(line) if not (self.elements and name.startswith("SLURM_ARRAY_TASK"))]
             if names:
-                words = f"{names[0]} is another one in each job: what it names is not found again after a restart"
+                words = f"{names[0]} is another one in each job: what it names is not found again after a restart; fix the name"
                 self.rows.append(Row(str(number), _cut(line), words, decide=True))
             if (
                 not self.source.arguments
@@ -546,18 +559,23 @@ def _elements(text: str) -> tuple[int, ...]:
     return tuple(sorted(set(found)))
 
 
-def of_element(made: Draft, number: int) -> Draft:
-    """Return the run of one element of the sweep ``made``: it has the array's variables of Slurm, always the same ones."""
+def _swept(made: Draft) -> Draft:
+    """Return the sweep of an array: each run has its element's variables of Slurm, always the same ones."""
     command, comment = made.launch["command"]
     numbers = made.elements
-    names = {"TASK_ID": number, "TASK_COUNT": len(numbers), "TASK_MIN": min(numbers), "TASK_MAX": max(numbers)}
+    names = {
+        "TASK_ID": f"{{{ELEMENT}}}",
+        "TASK_COUNT": len(numbers),
+        "TASK_MIN": min(numbers),
+        "TASK_MAX": max(numbers),
+    }
     words = " ".join(f"SLURM_ARRAY_{key}={value}" for key, value in names.items())
     launch = dict(made.launch)
     launch["command"] = (f"env {words} {command}", comment)
     for key in ("output", "error"):
         if key in launch:
-            launch[key] = (re.sub(r"%[0-9]*a", str(number), str(launch[key][0])), launch[key][1])
-    return Draft(f"{made.name[:90]}-{number}", launch, made.rows, made.body, made.mail, made.after)
+            launch[key] = (re.sub(r"%[0-9]*a", f"{{{ELEMENT}}}", str(launch[key][0])), launch[key][1])
+    return replace(made, name=f"{made.name[:90]}-{{{ELEMENT}}}", launch=launch)
 
 
 def _numbers(lines: str) -> range:

@@ -57,12 +57,13 @@ _RESUMES = re.compile(r"resume|restart|ckpt|checkpoint|init[_-]from|load[_-]from
 
 @dataclass(frozen=True)
 class Training:
-    """``framework``: "" for none that is known. ``lines``: those of the guard."""
+    """``framework``: "" for none that is known. ``lines``: those of the guard; ``text``: of the script."""
 
     path: str
     framework: str
     guarded: bool
     lines: tuple[str, ...]
+    text: str
 
 
 def script_in(command: str) -> str:
@@ -75,8 +76,8 @@ def look_at(path: str, text: str) -> Training:
     """Return what the text of the training script says."""
     for name, shows, lines in _FRAMEWORKS:
         if re.search(shows, text, re.M):
-            return Training(path, name, "ftsupervise" in text, lines)
-    return Training(path, "", "ftsupervise" in text, _PLAIN)
+            return Training(path, name, "ftsupervise" in text, lines, text)
+    return Training(path, "", "ftsupervise" in text, _PLAIN, text)
 
 
 def told_to_resume(command: str) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ftsupervise.config.load import as_yaml
-from ftsupervise.importer.settings import Draft
+from ftsupervise.importer.settings import ELEMENT, Draft
 
 _ORDER = (
     "partition", "account", "qos", "constraint", "reservation", "nodes", "ntasks", "tasks_per_node", "cpus_per_task",
@@ -27,6 +27,7 @@ def yaml_of(draft: Draft, source: str) -> str:
         f"# Made by ftsupervise init from {source}.\n",
         "# Every setting: docs/configuration.md. What would be submitted: ftsupervise launch --dry-run\n",
         as_yaml({"name": draft.name}),
+        *_sweep(draft.elements),
         "launch:\n",
     ]
     for key in _ORDER:
@@ -45,6 +46,13 @@ def yaml_of(draft: Draft, source: str) -> str:
         f"#     - email: {{host: mail.example.org, from: cluster@example.org, to: [{to}]}}\n",
     ]
     return "".join(parts)
+
+
+def _sweep(elements: tuple[int, ...]) -> list[str]:
+    if not elements:
+        return []
+    words = f"{{{ELEMENT}}} stands for one of these; ftsupervise launch launches them all"
+    return [f"sweep:  # a run for each element: {words}\n", f"  {ELEMENT}: [{', '.join(map(str, elements))}]\n"]
 
 
 def _entry(key: str, value: Any, comment: str) -> str:

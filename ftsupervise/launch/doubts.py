@@ -22,7 +22,9 @@ _EACH_JOB = (
     "SLURM_ARRAY_TASK_ID", "SLURM_ARRAY_JOB_ID", "SLURM_JOB_ID", "SLURM_JOBID", "SLURM_JOB_START_TIME", "SLURM_RESTART_COUNT",
 )  # fmt: skip
 # Where the number of the job is only told, or names what lives no longer than the job.
-_HARMLESS = re.compile(r"--(?:jobid|rdzv[-_]id)(?:\s+|=)\S+|^\s*echo\b.*$|(?:MASTER_)?PORT=.*$", re.M)
+_HARMLESS = re.compile(
+    r"--(?:jobid|rdzv[-_]id)(?:\s+|=)\S+|^\s*(?:echo|sacct|scontrol|seff|squeue|sstat)\b.*$|(?:MASTER_)?PORT=.*$", re.M
+)
 Read = Callable[[Path], object]  # the bytes of a file, or anything else where it cannot be read in time
 _LOOK = 4.0  # seconds for a folder of the output
 _SCRIPT = re.compile(rb"#!\s*\S*(?:/|env\s+)(?:ba|da|k|z)?sh\b")

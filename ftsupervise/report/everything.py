@@ -225,7 +225,7 @@ def _settings(rundir: RunDir, records: Sequence[LaunchRecord], env: Mapping[str,
     given = Path(next((one.config for one in reversed(records) if one.config), ""))
     if given.is_absolute() and given.is_file() and not sources.of_strangers(given):
         try:
-            written, places = _loaded(given, env)
+            written, places = _loaded(given, env, rundir.root.name)
             same = {path for path, value in leaves(values(written)).items() if real.get(path) == value}
             where |= {dotted(path): places[dotted(path)] for path in same if dotted(path) in places}
         except (Error, OSError):  # it has been changed since, and is wrong now
@@ -247,12 +247,13 @@ def believed_settings(rundir: RunDir, env: Mapping[str, str]) -> Run | None:
         return None
 
 
-def _loaded(path: Path, env: Mapping[str, str]) -> tuple[Run, dict[str, str]]:
-    """The settings in ``path``, and the origin of each. No variable of this account is filled into another account's."""
+def _loaded(path: Path, env: Mapping[str, str], name: str = "") -> tuple[Run, dict[str, str]]:
+    """The settings in ``path`` (``name``: of which run of a sweep), and the origin of each. No variable of this account is
+    filled into another account's."""
     from ftsupervise.config.load import leaves, loaded, origin_of, values
     from ftsupervise.config.strict_yaml import dotted
 
-    document = sources.read(path, env, strangers=bool(sources.of_strangers(path)))
+    document = sources.read(path, env, strangers=bool(sources.of_strangers(path)), run=name)
     run = loaded(document, path)
     return run, {dotted(key): origin_of(document, key) for key in leaves(values(run))}
 

@@ -77,15 +77,26 @@ def _step_aside() -> None:
     sys.modules.pop("sitecustomize", None)
 
 
+def _only_our_package() -> None:
+    """Have this package imported from beside this file, and nothing else that lies there: the tool may live in an environment
+    of its own, whose packages (another torch, a backport of a module) are not the job's."""
+    from importlib.util import module_from_spec, spec_from_file_location
+
+    ours = os.path.dirname(_HERE)
+    spec = spec_from_file_location("ftsupervise", os.path.join(ours, "__init__.py"), submodule_search_locations=[ours])
+    if spec is None or spec.loader is None:
+        raise ImportError("there is no ftsupervise in " + ours)
+    sys.modules["ftsupervise"] = module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+
+
 def _stand_by(orders: str) -> None:
     try:
         if orders == _PROBE:
             os._exit(_SEEN)
-        above = os.path.dirname(os.path.dirname(_HERE))
-        sys.path.insert(0, above)
+        _only_our_package()
         from ftsupervise.warm.standby import stand_by
 
-        sys.path.remove(above)
         stand_by(orders)  # comes back in a child that is to become a rank, and nowhere else
     except BaseException:  # else Python goes on and runs what it was started for
         try:

@@ -152,32 +152,62 @@ def test_options_are_read_as_sbatch_reads_them(sandbox: Sandbox, tmp_path: Path,
         assert "TimeLimit=00:07:00" in shown
 
 
-SWEEP = """#!/bin/bash
-#SBATCH --job-name=lr --array=1-2 --nodes=1 --time=10
-RATES=(none 0.1 0.01)
-echo ${RATES[$SLURM_ARRAY_TASK_ID]} >> seen-$SLURM_ARRAY_TASK_ID
-[ $(wc -l < seen-$SLURM_ARRAY_TASK_ID) = 2 ]  # the first attempt fails
+RATES = ("0.1", "0.03", "0.01", "0.003", "0.001", "3e-4", "1e-4", "3e-5")
+SWEEP = f"""#!/bin/bash
+#SBATCH --job-name=NAME --array=0-7 --ntasks=1 --cpus-per-task=1 --time=10
+RATES=({" ".join(RATES)})
+echo ${{RATES[$SLURM_ARRAY_TASK_ID]}} >> seen-$SLURM_ARRAY_TASK_ID
+[ $(wc -l < seen-$SLURM_ARRAY_TASK_ID) = 3 ]  # the first two attempts fail
 """
 
 
-def test_each_run_of_a_sweep_keeps_its_element_after_a_restart(scene: Callable[..., Scene], until: Until) -> None:
-    here = scene(nodes=2)
+def test_a_sweep_of_eight_learning_rates_runs_as_eight_runs_and_each_restart_keeps_its_own(
+    scene: Callable[..., Scene], until: Until
+) -> None:
+    """Two attempts of the first job, and one of the second, which takes over: each has the rate of its run."""
+    here = scene(nodes=4)
     place = here.folder
-    (place / "job.sbatch").write_text(SWEEP)
+    (place / "job.sbatch").write_text(SWEEP.replace("NAME", here.name))
+    (place / "ftsupervise.yaml").unlink(missing_ok=True)
     here.type("init", "job.sbatch")
-    for number in (1, 2):
-        settings = place / f"lr-{number}.yaml"
-        once = '\nlaunch:\n  jobs: 1\n  restart: {back_off: "100ms"}\n'
-        settings.write_text(settings.read_text().replace("\nlaunch:\n", once))
-        here.type("launch", settings.name)
+    settings = place / "ftsupervise.yaml"
+    quick = '\nlaunch:\n  jobs: 3\n  finished_by: "exit 0"\n  restart: {back_off: "100ms", in_place: 1}\n'
+    settings.write_text(settings.read_text().replace("\nlaunch:\n", quick))
+    names = [f"{here.name}-{number}" for number in range(8)]
+    said = here.type("launch")
+    assert [line.partition(":")[0] for line in said.splitlines()[:8]] == names
 
     def lines(number: int) -> list[str]:
         seen = place / f"seen-{number}"
         return seen.read_text().splitlines() if seen.exists() else []
 
-    until(lambda: len(lines(1)) == len(lines(2)) == 2, "a restart of both", 120)
-    assert (lines(1), lines(2)) == (["0.1"] * 2, ["0.01"] * 2)
-    assert {path.name for path in place.glob("seen-*")} == {"seen-1", "seen-2"}
+    until(lambda: all(len(lines(number)) == 3 for number in range(8)), "three attempts of each", 240)
+    assert [lines(number) for number in range(8)] == [[rate] * 3 for rate in RATES]
+    assert len(list(place.glob("seen-*"))) == 8
+    until(lambda: here.type("status", ".").count(" FINISHED ") == 8, "the end of all", 120)
+    rows = here.type("status", "ftsupervise.yaml").splitlines()
+    assert [row.split()[0] for row in rows if row.startswith(here.name)] == names
+
+
+def test_a_sweep_is_saved_and_killed_together_and_one_of_its_runs_alone(
+    scene: Callable[..., Scene], until: Until
+) -> None:
+    here = scene(nodes=4)
+    place = here.folder
+    (place / "ftsupervise.yaml").write_text(
+        f"name: '{here.name}-{{lr}}'\nsweep: {{lr: [0.10, 1e-4]}}\nlaunch:\n  jobs: 2\n  time: 10m\n"
+        "  restart: {stop_within: 1s}\n  command: 'sh -c \"echo {lr} >> seen; exec sleep 300\"'\n"
+    )
+    here.type("launch")
+    until(lambda: (place / "seen").exists() and len((place / "seen").read_text().split()) == 2, "both runs", 120)
+    assert sorted((place / "seen").read_text().split()) == ["0.10", "1e-4"]  # as they were typed
+    here.type("save", "ftsupervise.yaml")
+    runs = [place / "runs" / f"{here.name}-{rate}" for rate in ("0.10", "1e-4")]
+    assert all((run / "switches/save-switch").exists() for run in runs)
+    here.type("kill", runs[0].name, "--yes")
+    assert [(run / "switches/kill-switch").exists() for run in runs] == [True, False]
+    here.type("kill", ".", "--yes")
+    until(lambda: not here.queue(), "the end of both", 120)
 
 
 def test_the_script_of_a_job_in_the_queue_is_taken(scene: Callable[..., Scene]) -> None:

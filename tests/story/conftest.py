@@ -13,7 +13,7 @@ from ftsupervise.alerts.journal import Journal
 from tests.neighbours.slack import SlackServer
 from tests.neighbours.smtp import MailServer
 from tests.story.alerting_scene import journal_in
-from tests.story.warm_scene import Standby, clean
+from tests.story.warm_scene import WARM, Standby, clean
 
 Until = Callable[..., Any]
 
@@ -28,9 +28,10 @@ def standby(tmp_path: Path, until: Until) -> Iterator[Callable[..., Standby]]:
         modules: tuple[str, ...] = ("json",),
         wait: bool = True,
         imports: Path | None = None,
+        warm: Path = WARM,
         **env: str,
     ) -> Standby:
-        one = Standby(tmp_path, [sys.executable, *words], flags, modules, clean(**env), imports)
+        one = Standby(tmp_path, [sys.executable, *words], flags, modules, clean(**env), imports, warm)
         made.append(one)
         if wait:
             until(one.ready, "the standby")

@@ -63,15 +63,18 @@ def test_it_writes_over_nothing_unless_it_is_told(folder: Path) -> None:
     assert "name: train-10b" in (folder / "ftsupervise.yaml").read_text()
 
 
-def test_an_array_becomes_a_run_for_each_element(folder: Path) -> None:
+def test_an_array_becomes_a_sweep_a_run_for_each_element_in_one_file(folder: Path) -> None:
     (folder / "job.sbatch").write_text(SWEEP)
     done = typed("init", "job.sbatch", folder=folder, code=0)
-    names = ["vit-1.yaml", "vit-2.yaml", "vit-3.yaml"]
-    assert sorted(one.name for one in folder.glob("*.yaml")) == names
-    assert f"for run in {' '.join(names)}; do ftsupervise launch $run; done" in done.stdout
-    rendered = typed("launch", "--dry-run", "--scheduler", "slurm", "vit-2.yaml", folder=folder, code=0).stdout
-    assert "#SBATCH --job-name=vit-2\n" in rendered
-    assert "-- env SLURM_ARRAY_TASK_ID=2 " in rendered
+    assert [one.name for one in folder.glob("*.yaml")] == ["ftsupervise.yaml"]
+    assert "job.sbatch -> ftsupervise.yaml, 3 runs: vit-1, vit-2, vit-3\n" in done.stdout
+    assert done.stdout.endswith("  ftsupervise launch\n")
+    every = typed("launch", "--dry-run", "--scheduler", "slurm", folder=folder, code=0).stdout
+    assert [every.count(f"#SBATCH --job-name=vit-{number}\n") for number in (1, 2, 3)] == [1, 1, 1]
+    one = typed("launch", "--dry-run", "--scheduler", "slurm", "vit-2", folder=folder, code=0).stdout
+    assert "#SBATCH --job-name=vit-2\n" in one
+    assert "-- env SLURM_ARRAY_TASK_ID=2 " in one
+    assert "vit-3" not in one
 
 
 def test_it_takes_what_sbatch_takes_and_a_command(folder: Path) -> None:

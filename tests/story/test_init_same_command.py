@@ -22,7 +22,10 @@ from ftsupervise.scheduler import SLURM
 from tests.unit.test_init_shapes import ARGUMENTS, TRANSLATED
 
 # A shell of another kind, a folder of somebody's, or an array, of which Slurm starts the elements.
-APART = {"chdir", "csh", "python_batch_script", "sweep_array", "sweep_sequential", "array_of_equals", "own_path"}
+APART = {
+    *("chdir", "csh", "python_batch_script", "own_path"),
+    *("array_of_equals", "grid_in_quotes", "sweep_array", "sweep_one_output", "sweep_sequential"),
+}
 CALLED = """#!/bin/bash
 name=${0##*/}
 case $name in

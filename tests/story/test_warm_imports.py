@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 from ftsupervise.ranks import shm_dir
-from tests.story.warm_scene import Standby, script
+from tests.story.warm_scene import WARM, Standby, script
 
 LEAVES = {
     "thread": "import threading, time; threading.Thread(target=time.sleep, args=(600,), daemon=True).start()",
@@ -106,3 +107,26 @@ def test_a_program_that_brings_its_own_ftsupervise_gets_that_one(
     (own / "__init__.py").write_text("Guard = 'its own'")
     one = standby(script(tmp_path, LOOKS), imports=listed(tmp_path))
     assert one.run().stdout == "False\n[]\nits own\n", one.facts()
+
+
+def test_no_package_of_the_tools_own_environment_stands_in_for_one_of_the_job(
+    standby: Callable[..., Standby], tmp_path: Path
+) -> None:
+    """The tool's site-packages: another numpy, and a backport of a module that the standby itself needs from Python."""
+    tool, job = tmp_path / "tool", tmp_path / "job"
+    shutil.copytree(WARM.parent, tool / "ftsupervise", ignore=shutil.ignore_patterns("__pycache__"))
+    job.mkdir()
+    for folder, text in ((tool, "the tool's"), (job, "the job's")):
+        (folder / "numpy.py").write_text(f"whose = {text!r}\n")
+    (tool / "torch.py").write_text("whose = 'of the tool alone'\n")
+    for name in ("dataclasses", "ctypes", "traceback"):
+        (tool / f"{name}.py").write_text("raise ImportError('a backport for a Python of long ago')\n")
+    told = (
+        "import sys, numpy, dataclasses, ctypes; print(numpy.whose, [one for one in sys.path if one.endswith('/tool')])"
+    )
+    told += "; print('torch' in sys.modules)"
+    warm = tool / "ftsupervise" / "warm"
+    one = standby(script(tmp_path, told), modules=("numpy", "torch"), warm=warm, PYTHONPATH=str(job))
+    done = one.run()
+    assert done.stdout == "the job's []\nFalse\n", (done, one.said.read_text())
+    assert "started cold" not in done.stderr

@@ -13,10 +13,12 @@ import pytest
 
 from ftsupervise.config.load import loads
 from ftsupervise.config.schema import Run
+from ftsupervise.config.strict_yaml import parse
+from ftsupervise.config.sweep import names_in
 from ftsupervise.errors import Untranslatable
 from ftsupervise.importer.comparison import differences
 from ftsupervise.importer.sbatch import read_script
-from ftsupervise.importer.settings import Draft, ScriptSource, draft, of_element
+from ftsupervise.importer.settings import Draft, ScriptSource, draft
 from ftsupervise.importer.yaml_text import yaml_of
 from ftsupervise.launch.plan import plan, word
 from ftsupervise.launch.script import render
@@ -42,10 +44,15 @@ CHANGED = {"array", "chdir", "comment", "error", "job-name", "open-mode", "outpu
 ADDED = {"array", "chdir", "comment", "job-name", "no-requeue", "nodes", "open-mode", "output", "signal"}
 
 
-def drafts(script: Path) -> list[Draft]:
+def drafted(script: Path) -> Draft:
     source = ScriptSource("/home/ada/project", f"{script.stem}.sbatch", script.stem, ARGUMENTS.get(script.stem, ()))
-    whole = draft(read_script(script.read_bytes().decode()), source)
-    return [of_element(whole, number) for number in whole.elements] or [whole]
+    return draft(read_script(script.read_bytes().decode()), source)
+
+
+def runs_of(script: Path) -> list[Run]:
+    """Return the run of a script, or those of its sweep."""
+    text, path = yaml_of(drafted(script), script.name), Path("/home/ada/project/ftsupervise.yaml")
+    return [loads(text, path, name) for name in names_in(parse(text.encode(), str(path))) or ("",)]
 
 
 def planned(run: Run) -> tuple[list[str], str]:
@@ -61,11 +68,7 @@ def test_there_are_forty_shapes() -> None:
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
 def test_a_script_becomes_what_stands_beside_it(script: Path) -> None:
     try:
-        made = drafts(script)
-        kind, text = (
-            "yaml",
-            "---\n".join(yaml_of(one, script.name) for one in (made[:1] + made[-1:] if made[1:] else made)),
-        )
+        kind, text = "yaml", yaml_of(drafted(script), script.name)
     except Untranslatable as error:
         kind, text = "refused", f"{error}\n"
     expected = script.with_suffix(f".{kind}")
@@ -84,8 +87,7 @@ TRANSLATED = [script for script in SCRIPTS if script.with_suffix(".yaml").exists
 def test_its_job_asks_for_what_the_script_asks_for(script: Path) -> None:
     """Partition, ranks, GPUs, memory and whatever else decides what the job gets."""
     given = read_script(script.read_bytes().decode()).options
-    for one in drafts(script):
-        run = loads(yaml_of(one, script.name), Path("/home/ada/project/ftsupervise.yaml"))
+    for run in runs_of(script):
         options, rendered = planned(run)
         _, others = differences(given, options)
         assert {found.option for found in others if not found.after} <= LEFT_OUT, others
@@ -99,18 +101,17 @@ def test_no_line_is_lost_in_silence(script: Path) -> None:
     """Each line of the script stands in the settings, in the table, or both: comments and blank lines apart."""
     text = script.read_bytes().decode()
     read = read_script(text)
-    for one in drafts(script):
-        told: set[int] = set()
-        for row in one.rows:
-            first, _, last = row.lines.partition("-")
-            told |= set(range(int(first), int(last or first) + 1)) if first else set()
-        for number, line in enumerate(text.splitlines(), 1):
-            if number > 1 and line.strip() and (not line.startswith("#") or number in {o.line for o in read.options}):
-                assert number in told, (number, line)
+    told: set[int] = set()
+    for row in drafted(script).rows:
+        first, _, last = row.lines.partition("-")
+        told |= set(range(int(first), int(last or first) + 1)) if first else set()
+    for number, line in enumerate(text.splitlines(), 1):
+        if number > 1 and line.strip() and (not line.startswith("#") or number in {o.line for o in read.options}):
+            assert number in told, (number, line)
 
 
 def test_no_secret_stands_in_the_settings_or_in_the_table() -> None:
     for name in ("secret", "secret_in_command"):
-        for one in drafts(GOLDEN / f"{name}.sbatch"):
-            assert "0123456789abcdef" not in yaml_of(one, name)
-            assert "0123456789abcdef" not in repr(one.rows)
+        one = drafted(GOLDEN / f"{name}.sbatch")
+        assert "0123456789abcdef" not in yaml_of(one, name)
+        assert "0123456789abcdef" not in repr(one.rows)

@@ -1,0 +1,371 @@
+"""One minute of a run in a sandbox, as proof: it starts, it is interrupted once, and it is seen whether it goes on.
+
+It stands alone because it is the only part of the room that starts something. The Slurm is one of this machine, made for it
+and gone with it, and so is the run directory: no job goes to a cluster, nobody gets a message, and the list of a person's runs
+knows nothing of it. The command is the person's own and works in their own folder, so it is not started where a checkpoint
+lies that it could go on from, or write over.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from time import monotonic, sleep
+from typing import TYPE_CHECKING, NamedTuple
+
+from ftsupervise.checkpoints.written import find_written
+from ftsupervise.errors import Error, NotFound, Refused
+from ftsupervise.host import files, processes
+from ftsupervise.host.ownership import OWN, claim_folder
+from ftsupervise.launch.plan import plan
+from ftsupervise.launch.submit import prepare, submit
+from ftsupervise.model import NOBODY, OUTPUT, Attempt
+from ftsupervise.printable import printable
+from ftsupervise.probe.errand import within
+from ftsupervise.rundir.ledger import ledger
+from ftsupervise.rundir.paths import ENV_ATTEMPT_DIR, RunDir
+from ftsupervise.rundir.switches import KILL, SAVE, raise_switch
+from ftsupervise.sandbox import Sandbox, missing, temporary
+from ftsupervise.scheduler import SLURM
+from ftsupervise.scheduler.slurm import Slurm
+from ftsupervise.units import show_duration
+
+if TYPE_CHECKING:
+    from ftsupervise.config.schema import Run
+
+_LIMIT = timedelta(minutes=3)  # of the job, which a restart in place needs: the trial itself ends it before
+_WARN = timedelta(seconds=15)
+_MOST_NODES = 16
+_START = 40.0  # seconds for the job to begin
+_BEFORE = 25.0  # seconds that it works before it is interrupted; less once it has saved
+_SAVES = 10.0  # seconds for a save that it was asked for
+_AFTER = 30.0  # seconds for the second attempt's first step
+_END = 8.0  # seconds for it to leave by itself when it was asked to stop
+_POLL = 0.2
+_LOOK = 10.0  # seconds to look for checkpoints
+_OURS = re.compile(r"^\S+ ftsupervise: |^srun: |^slurmstepd")  # lines that the command has not written
+_LARGEST_LOG = 8 << 20  # bytes
+
+
+class Trial(NamedTuple):
+    """What was seen. ``left``: the first attempt, as it was when it was interrupted; ``back``: the second one."""
+
+    job: str
+    nodes: int
+    waited: float  # seconds until the command was started
+    left: Attempt | None
+    worked: float  # seconds that the first attempt worked
+    killed: datetime | None
+    back: Attempt | None
+    log: bytes
+    said: str  # the last line that the command has written
+
+
+def of_one_minute(run: Run, folder: Path) -> Run:
+    """Return the run as it is tried: its command, ranks and setup, with none of what only its own cluster has, and nobody to
+    be told. Raises Refused where the sandbox cannot hold it. Pure."""
+    from ftsupervise.config.alerting import Alerts
+    from ftsupervise.config.schema import Cron, NodeSettings
+
+    if run.launch.nodes > _MOST_NODES:
+        raise Refused(
+            f"{run.name} has {run.launch.nodes} nodes, and a trial on this machine has {_MOST_NODES} at most",
+            hint="set fewer in a copy of the file, and try that",
+        )
+    dropped = (
+        "partition",
+        "account",
+        "qos",
+        "constraint",
+        "reservation",
+        "licenses",
+        "gres",
+        "hint",
+        "mem",
+        "mem_per_cpu",
+    )
+    changed: dict[str, object] = dict.fromkeys((*dropped, "mem_per_gpu", "output", "error"))
+    gpus = _number_of(run.launch.gpus_per_node)
+    changed |= {"sbatch": (), "exclude": (), "exclusive": False, "spare_nodes": 0, "jobs": 1, "gpus_per_node": gpus}
+    changed |= {"time": _LIMIT, "warn": _WARN, "env": {"WANDB_MODE": "disabled", **run.launch.env}}
+    launch = run.launch.model_copy(update=changed)
+    update = {
+        "launch": launch,
+        "run_dir": folder / "run",
+        "scheduler": SLURM,
+        "alerts": Alerts(),
+        "cron": Cron(directory=folder / "cron"),
+        "nodes": NodeSettings(),
+        "checkpoints": run.checkpoints.model_copy(update={"path": None, "offload": None}),
+    }
+    return run.model_copy(update=update)
+
+
+def _number_of(gpus: object) -> int | None:
+    """Return 8 for "h100:8" and for 8: the sandbox has one kind."""
+    return (
+        None if gpus is None else sum(int(part) for part in re.findall(r"(?:^|[:,])([0-9]+)(?=,|$)", str(gpus))) or None
+    )
+
+
+def try_for_a_minute(run: Run, workdir: Path, tell: Callable[[str], None]) -> Trial:
+    """Try the run in a sandbox that is made for it. ``tell``: what is going on, for a person who waits.
+
+    Raises Refused where a checkpoint lies in ``workdir``, NotFound where this machine lacks what a sandbox needs.
+    """
+    _refuse_checkpoints(workdir)
+    if lacking := missing():
+        packages = " ".join(dict.fromkeys(lacking.values()))
+        raise NotFound("this machine has no Slurm to make a sandbox of", hint=f"apt-get install {packages}")
+    with _folder() as folder:
+        tried = of_one_minute(run, folder)
+        launch = tried.launch
+        ranks = launch.tasks_per_node or launch.ntasks or 1
+        cpus = max(96, ranks * (launch.cpus_per_task or 1))
+        gpus = max(8, int(launch.gpus_per_node or 0))
+        tell(
+            f"a Slurm with {_nodes(launch.job_nodes)} is made on this machine; {run.name} runs in it for a minute or so"
+        )
+        with temporary(nodes=launch.job_nodes, cpus=cpus, gpus_per_node=gpus) as sandbox:
+            return _Tried(tried, workdir, folder, sandbox, tell).trial()
+
+
+def _refuse_checkpoints(workdir: Path) -> None:
+    try:
+        found = within(_LOOK, lambda: find_written([workdir], 0.0, datetime.now(timezone.utc).timestamp()))
+    except TimeoutError:
+        raise Refused(
+            f"{workdir} could not be searched for checkpoints within {_LOOK:.0f} s",
+            hint="try it in a copy of the script",
+        ) from None
+    if found is not None:
+        raise Refused(
+            f"{found.path} is there: the trial could go on from it, and write over it",
+            hint="try it in a copy of this folder without checkpoints",
+        )
+
+
+@contextmanager
+def _folder() -> Iterator[Path]:
+    """Give a folder of this account's alone, in memory's or the machine's own /tmp, and remove it."""
+    import shutil
+    import tempfile
+
+    folder = Path(tempfile.gettempdir()) / f"ftsupervise-trial-{os.geteuid()}-{secrets.token_hex(4)}"
+    claim_folder(folder, OWN)
+    try:
+        yield folder
+    finally:
+        for _ in range(10):  # a process that is ending may be about to write
+            shutil.rmtree(folder, ignore_errors=True)
+            if not folder.exists():
+                break
+            sleep(_POLL)
+
+
+class _Tried:
+    def __init__(self, run: Run, workdir: Path, folder: Path, sandbox: Sandbox, tell: Callable[[str], None]) -> None:
+        self._run, self._workdir, self._tell = run, workdir, tell
+        self._rundir = RunDir(folder / "run")
+        self._env = {**sandbox.env(), "XDG_STATE_HOME": str(folder / "state")}
+        self._slurm = Slurm(sandbox.env())
+
+    def trial(self) -> Trial:
+        from ftsupervise.config.load import dump
+
+        token, now = secrets.token_hex(6), datetime.now(timezone.utc)
+        planned = plan(self._run, kind=SLURM, token=token, workdir=self._workdir, python=sys.executable)
+        prepare(self._rundir, self._run.name, dump(self._run), self._run.share)
+        job = submit(planned, self._run.launch, self._slurm, again=True, now=now, env=self._env).job_ids[0]
+        began = monotonic()
+        first = self._wait(_START, job, lambda: self._attempt(1))
+        waited = monotonic() - began
+        if first is None:
+            return self._seen(job, waited, None, 0.0, None, None)
+        self._tell(f"job {job} has started it; it is interrupted once it has saved, or after {_BEFORE:.0f} s")
+        left = self._until_it_is_time(job)
+        worked = monotonic() - began - waited
+        back = killed = None
+        if left is not None and left.ended is None:
+            killed = datetime.now(timezone.utc)
+            self._kill(1)
+            back = self._wait(_AFTER, job, self._second) or self._attempt(2)
+        self._stop(job)
+        return self._seen(job, waited, left, worked, killed, back)
+
+    def _until_it_is_time(self, job: str) -> Attempt | None:
+        """Return the first attempt when it is to be interrupted: it has made steps, and saved where it has a guard."""
+        until, asked = monotonic() + _BEFORE, 0.0
+        while monotonic() < until:
+            sleep(_POLL)
+            now = self._attempt(1)
+            if now is None or now.ended is not None or self._is_over(job):
+                return now
+            if now.saved is not None or (asked and monotonic() - asked > _SAVES):
+                break
+            guarded = now.source not in ("", OUTPUT, NOBODY)
+            if guarded and not asked and now.last_step is not None and now.last_step > (now.first_step or 0):
+                self._switch(SAVE)
+                asked = monotonic()
+        return self._attempt(1)
+
+    def _second(self) -> Attempt | None:
+        found = self._attempt(2)
+        return found if found is not None and (found.first_step is not None or found.ended is not None) else None
+
+    def _attempt(self, number: int) -> Attempt | None:
+        with suppress(OSError):
+            return next((one for one in ledger(self._rundir) if one.number == number), None)
+        return None
+
+    def _wait(self, seconds: float, job: str, look: Callable[[], Attempt | None]) -> Attempt | None:
+        until = monotonic() + seconds
+        while monotonic() < until:
+            if (found := look()) is not None:
+                return found
+            if self._is_over(job):
+                return look()
+            sleep(_POLL)
+        return None
+
+    def _is_over(self, job: str) -> bool:
+        try:
+            found = self._slurm.describe(job)
+        except Error:  # it is asked again
+            return False
+        return found is None or found.state.ended
+
+    def _switch(self, name: str) -> None:
+        now = datetime.now(timezone.utc)
+        raise_switch(self._rundir, name, who="init --try", host=os.uname().nodename, why="a trial", now=now)
+
+    def _kill(self, number: int) -> None:
+        """Kill what the command runs, as a crash would; srun and our own processes live on to tell of it."""
+        mine = processes.marked(ENV_ATTEMPT_DIR).get(str(self._rundir.attempts / f"{number:04d}"), [])
+        for one in mine:
+            if _is_the_persons(one.pid):
+                processes.signal_exactly(one, signal.SIGKILL)
+
+    def _stop(self, job: str) -> None:
+        """Ask it to stop, then end its job."""
+        with suppress(Error, OSError):
+            self._switch(KILL)
+            until = monotonic() + _END
+            while monotonic() < until and not self._is_over(job):
+                sleep(_POLL)
+            self._slurm.cancel(job)
+
+    def _seen(
+        self,
+        job: str,
+        waited: float,
+        left: Attempt | None,
+        worked: float,
+        killed: datetime | None,
+        back: Attempt | None,
+    ) -> Trial:
+        log = b""
+        for path in sorted(self._rundir.logs.glob("*.out")):
+            with suppress(OSError):
+                log += files.read_bounded(path, _LARGEST_LOG)
+        lines = [
+            line for line in log.decode("utf-8", "replace").splitlines() if line.strip() and not _OURS.search(line)
+        ]
+        return Trial(
+            job,
+            self._run.launch.job_nodes,
+            waited,
+            left,
+            worked,
+            killed,
+            back,
+            log,
+            printable(lines[-1], 200) if lines else "",
+        )
+
+
+def _is_the_persons(pid: int) -> bool:
+    """Return whether it is a process of the command, and neither srun nor one of ours."""
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return False
+    return words[0].rpartition(b"/")[2] not in (b"", b"srun") and not any(b"ftsupervise/" in word for word in words[:4])
+
+
+def report(seen: Trial, log: Path) -> tuple[str, ...]:
+    """Return the five lines of a trial. Pure."""
+    return (
+        f"started      {_started(seen)}",
+        f"reached      {_reached(seen)}",
+        f"interrupted  {_interrupted(seen)}",
+        f"came back    {_came_back(seen)}",
+        f"log          {log}",
+    )
+
+
+def is_proof(seen: Trial) -> bool:
+    """Return whether nothing speaks against the run: it started, did not fail by itself, and was not seen to begin again."""
+    return seen.left is not None and not (seen.left.ended and seen.left.exit_code) and came_back(seen) is not False
+
+
+def came_back(seen: Trial) -> bool | None:
+    """Return whether it went on from what it had reached. None: it was not seen."""
+    left, back = seen.left, seen.back
+    if left is None or back is None or left.first_step is None or back.first_step is None:
+        return None
+    return back.first_step > left.first_step
+
+
+def _nodes(number: int) -> str:
+    return "1 node" if number == 1 else f"{number} nodes"
+
+
+def _started(seen: Trial) -> str:
+    if seen.left is None:
+        said = f": {seen.said}" if seen.said else ""
+        return f"no: job {seen.job} did not start the command{said}"
+    return f"yes, on {_nodes(seen.nodes)} of the sandbox, after {show_duration(round(seen.waited))}"
+
+
+def _reached(seen: Trial) -> str:
+    left = seen.left
+    if left is None:
+        return "nothing"
+    worked = f"in {show_duration(round(seen.worked))}"
+    if left.ended is not None:
+        return f"its end, {worked}: {left.words}{f': {seen.said}' if seen.said and left.exit_code else ''}"
+    if left.last_step is None:
+        return f"no step was seen {worked}: launch.heartbeat says which number of its output it is (docs/own-script.md)"
+    where = "in its output" if left.source == OUTPUT else "by the guard"
+    saved = f"; saved at {left.saved:,}" if left.saved is not None else ""
+    return f"step {left.last_step:,} {worked}, seen {where}{saved}"
+
+
+def _interrupted(seen: Trial) -> str:
+    if seen.killed is None:
+        return "no: it was over by itself" if seen.left is not None else "no"
+    if seen.back is None:
+        return "its processes were killed, and no second attempt was started"
+    pause = seen.back.started - seen.killed
+    return f"its processes were killed; attempt 2 began {show_duration(max(0, round(pause.total_seconds())))} later"
+
+
+def _came_back(seen: Trial) -> str:
+    left, back = seen.left, seen.back
+    if left is None or left.ended is not None:
+        return "it was not interrupted"
+    if back is None or back.first_step is None:
+        ended = f"; attempt 2 ended: {back.words}" if back is not None and back.ended is not None else ""
+        return f"no step was seen{ended}"
+    if came_back(seen):
+        return f"yes: it went on at step {back.first_step:,}, and had left at {left.last_step or 0:,}"
+    nothing = "" if left.saved is not None or left.written is not None else ", and nothing that it saved was seen"
+    return f"no: it began again at step {back.first_step:,}, and had left at {left.last_step or 0:,}{nothing}"
