@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,15 +10,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ftsupervise.cli.output import say
+from ftsupervise.launch.order import MOST_JOBS
 from ftsupervise.printable import printable
-from ftsupervise.scheduler import LOCAL, SCHEDULERS, SLURM, is_job_id, kind_of, open_scheduler
+from ftsupervise.scheduler import LOCAL, SCHEDULERS, SLURM
 
 if TYPE_CHECKING:
     from ftsupervise.config.schema import Run
     from ftsupervise.launch.plan import Plan
     from ftsupervise.launch.submit import Launched
-
-_ASKING = 30.0  # seconds for all that Slurm is asked before something is submitted
 
 
 @click.command()
@@ -28,7 +26,7 @@ _ASKING = 30.0  # seconds for all that Slurm is asked before something is submit
 @click.option(
     "--after", metavar="JOBID", default="", help="Attach to a job that runs or waits: start when it has ended."
 )
-@click.option("--jobs", type=click.IntRange(1, 1000), help="Members of the chain, instead of launch.jobs.")
+@click.option("--jobs", type=click.IntRange(1, MOST_JOBS), help="Members of the chain, instead of launch.jobs.")
 @click.option("--exclude", metavar="NODES", default="", help="Nodes to exclude, besides launch.exclude.")
 @click.option("--again", is_flag=True, help="Submit even though the run is in the queue already.")
 @click.option(
@@ -65,31 +63,25 @@ def launch(
 
     from ftsupervise import host
     from ftsupervise.cli.config import settings_to_act_on
-    from ftsupervise.config.acting import observing_all
     from ftsupervise.config.find_run import launch_file
-    from ftsupervise.launch.submit import expedited_requeue
+    from ftsupervise.launch.order import ASKING, LaunchOrder, carried_out, planned
 
     before = host.answer_by
-    host.answer_by = before or time.monotonic() + _ASKING  # a person waits; sbatch is given its own time
+    host.answer_by = before or time.monotonic() + ASKING  # a person waits; sbatch is given its own time
+    now = datetime.now(timezone.utc)
+    order = LaunchOrder(after.strip(), jobs, exclude, observe=observe, scheduler=scheduler, **consent)
     try:
         config = launch_file(run)
         hint = f"look at it (launch --dry-run), then: chmod go-w {config}, if it is yours, or launch --trust"
         settings = settings_to_act_on(config, "launch", dry_run=dry_run, trust=trust, hint=hint)
-        if jobs is not None:
-            settings = settings.model_copy(update={"launch": settings.launch.model_copy(update={"jobs": jobs})})
-        if scheduler is not None:  # run.yaml records it too, so that a watch asks the right queue
-            settings = settings.model_copy(update={"scheduler": scheduler})
-        if observe:
-            settings = settings.model_copy(update={"act": observing_all()})
-        kind = kind_of(settings.scheduler)
-        expedites = None if dry_run else expedited_requeue(settings, kind)
-        plan = _plan(settings, config, kind, after.strip(), exclude, expedites)
-        for sentence in _doubts(settings, plan.workdir):
+        prepared = planned(config, settings, order, now, dry_run=dry_run)
+        plan, settings = prepared.plan, prepared.settings
+        for sentence in prepared.notes:
             say(f"note: {sentence}", err=True)
         if dry_run:
-            _show(plan, settings, consent["take_over"])
+            _show(plan, settings, order.take_over)
             return
-        done, warnings = _carry_out(plan, settings, **consent)
+        done, warnings = carried_out(prepared, datetime.now(timezone.utc), dict(os.environ))
     finally:
         host.answer_by = before
     from ftsupervise.launch.folders import handed_over
@@ -103,55 +95,6 @@ def launch(
         say(f"note: Slurm warns: {printable(words)}", err=True)
 
 
-def _plan(run: Run, config: Path, kind: str, after: str, exclude: str, expedites: bool | None) -> Plan:
-    import re
-    from dataclasses import replace
-
-    from ftsupervise.errors import UsageError
-    from ftsupervise.launch.plan import plan, requeued
-    from ftsupervise.nodes.exclude import that_fit, to_avoid
-
-    if after and not is_job_id(after):
-        raise UsageError(f"--after takes a job id such as 87, not {after!r}", hint="squeue --me lists yours")
-    if exclude and not re.fullmatch(r"[A-Za-z0-9_.,\[\]-]+", exclude):
-        raise UsageError(f"--exclude takes node names such as node-[3,7], not {exclude!r}")
-    avoid, unread = to_avoid(run, datetime.now(timezone.utc)) if kind == SLURM else ((), ())
-    for sentence in unread:
-        say(f"note: {sentence}", err=True)
-    if avoid:  # a dry run asks Slurm too: it prints exactly what would be submitted
-        avoid, not_excluded = that_fit(avoid, run, tuple(filter(None, (*run.launch.exclude, exclude))))
-        for sentence in not_excluded:
-            say(f"note: {sentence}", err=True)
-    workdir = config.absolute().parent
-    made = plan(
-        run,
-        kind=kind,
-        token=os.urandom(6).hex(),
-        workdir=workdir,
-        python=sys.executable,
-        after=after,
-        exclude=(exclude,) if exclude else (),
-        avoid=avoid,
-    )
-    made = requeued(made, run.launch, expedites=expedites)
-    return replace(made, config=config.absolute(), own_workdir=workdir.stat().st_uid == os.geteuid())
-
-
-def _doubts(run: Run, workdir: Path) -> tuple[str, ...]:
-    """Return notes about well-formed settings that will not work as intended: now, not at 3 a.m."""
-    from ftsupervise.alerts.receivers import missing_secrets
-    from ftsupervise.launch.doubts import doubts
-    from ftsupervise.launch.submit import without_secrets
-    from ftsupervise.probe import Probe
-    from ftsupervise.watch.watchdogs.preflight import complaints
-
-    _, out = without_secrets(os.environ, run)
-    left = f"not given to the jobs, as they hold secrets: {', '.join(out)} (launch.take_along names what they need)"
-    with Probe() as probe:
-        found = (*complaints(run, probe, datetime.now(timezone.utc)), *doubts(run, workdir, probe.text))
-    return (*found, *missing_secrets(run.alerts), *((left,) if out else ()))
-
-
 def _seen_of(run: Run, workdir: Path) -> tuple[str, ...]:
     """Return what will be seen of a script without the guard, and what not."""
     from ftsupervise.cli.config import what_is_seen
@@ -163,7 +106,7 @@ def _seen_of(run: Run, workdir: Path) -> tuple[str, ...]:
 
 
 def _show(plan: Plan, run: Run, take_over: tuple[str, ...]) -> None:
-    from ftsupervise.cli.config import without_receivers
+    from ftsupervise.alerts.receivers import without_receivers
     from ftsupervise.launch.script import render
 
     for index in range(plan.submissions):
@@ -196,27 +139,9 @@ def _refusal(plan: Plan, run: Run, take_over: tuple[str, ...]) -> str:
     return ""
 
 
-def _carry_out(plan: Plan, run: Run, again: bool, take_over: tuple[str, ...]) -> tuple[Launched, list[str]]:
-    """Print what was submitted, and the scheduler's warnings."""
-    from ftsupervise.errors import SchedulerUnavailable
-    from ftsupervise.launch.submit import launch_run
-
-    scheduler = open_scheduler(plan.kind)
-    try:
-        now, env = datetime.now(timezone.utc), dict(os.environ)
-        done = launch_run(plan, run, scheduler, again=again, now=now, env=env, take_over=take_over)
-        return done, sorted(scheduler.warnings)
-    except SchedulerUnavailable as error:
-        if run.scheduler == "auto":  # Slurm's commands are installed; that does not make this machine part of a cluster
-            error.hint += (
-                "\n  no cluster here? --scheduler local runs it on this machine, ftsupervise sandbox up makes one"
-            )
-        raise
-
-
 def _tell(done: Launched, plan: Plan, run: Run, handed: tuple[str, ...], *, guard: bool) -> None:
     """``guard``: it is not known that the command has none."""
-    from ftsupervise.cli.config import without_receivers
+    from ftsupervise.alerts.receivers import without_receivers
     from ftsupervise.config.find_run import outputs
     from ftsupervise.units import show_duration
 
