@@ -164,6 +164,8 @@ def applies(args: Sequence[str]) -> bool:
         return False
     if name == "status" and {"--watch", "-w"} & set(args):  # it looks in a child of its own, again and again
         return False
+    if name == "report" and "--follow" in args:  # each of its looks is made in a process of its own
+        return False
     if name == "report" and "--mail" in args:  # the cron's; each conversation with a mail server has its bound
         return False
     return found.kind is Bounding.LOOKS or "--dry-run" in args

@@ -1,4 +1,4 @@
-"""``ftsupervise.Run`` while a place of the run or of the account hangs: a notebook has its answer, or an error, and goes on."""
+"""``ftsupervise.Run``, and a followed report, while a place of the run or of the account hangs: both go on."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 
 from ftsupervise.cli import time_limit
-from tests.neighbours.patience import waited_for_a_processor
+from tests.neighbours.patience import wait_until, waited_for_a_processor
+from tests.neighbours.supervised import Program
+from tests.neighbours.typed import FT
 
 from .conftest import HungMount
 from .test_dead_mount_everywhere import SLACK, Desk
@@ -71,3 +73,29 @@ def test_a_notebook_goes_on_while_a_place_hangs(tmp_path: Path, dead_mount: Hung
         assert float(seconds) <= most, f"{name} took {seconds} s: {words}"
     if lies == "run":
         assert all("NoAnswer: " in words for _, _, words in lines), said
+
+
+@pytest.mark.fault(
+    "The run directory of a followed report hangs",
+    "`report --follow` gives each look up and goes on; the page keeps what was seen last and says since when it could not see, "
+    "and is renewed when the mount answers",
+)
+def test_a_followed_report_goes_on_while_the_run_directory_hangs(tmp_path: Path, dead_mount: HungMount) -> None:
+    desk = Desk(tmp_path, dead_mount, "run", "follow")
+    page = tmp_path / "pages" / "report-r.html"
+    words = ("report", str(desk.settings), "--follow", "--every", "5s", "-o", str(page.parent))
+    one = Program([*FT, *words], tmp_path, {**os.environ, **desk.env}, tmp_path / "followed")
+    try:
+        wait_until(lambda: page.exists() and "Renewed every" in page.read_text(), "the first page", 60)
+        dead_mount.hang("all")
+        wait_until(
+            lambda: "it cannot be seen in full: nothing has moved for" in page.read_text(), "the page to say so", 120
+        )
+        assert "What stands below was seen at" in page.read_text() and one.poll() is None
+        dead_mount.answer()
+        wait_until(lambda: "cannot be seen" not in page.read_text(), "the run to be seen again", 120)
+    finally:
+        dead_mount.answer()
+        one.end()
+    assert "Traceback" not in one.said()
+    wait_until(lambda: not desk.left(), "the end of all that it began", 30)

@@ -340,7 +340,7 @@ ASKS = {
     "launch/switching.py": {"refuse_link"},  # ``runs_to_switch``, for save, kill, clear and observe, and for Python
     "interface/looks.py": {"runs_to_switch", "load_to_act"},
     "cli/nodes.py": {"refuse_link"},
-    "cli/report.py": {"require"},
+    "report/everything.py": {"require"},  # ``read_report``, by which each page of a run is made
     "replicas/options.py": {"refuse_link"},
     "report/alert_list.py": {"refuse_link"},
     "alerts/journal.py": {"strangers_link"},
@@ -361,7 +361,7 @@ ACTS = {
     "nodes": "cli/nodes.py",
     "groups": "replicas/options.py",
     "launch": "launch/submit.py",
-    "report": "cli/report.py",
+    "report": "report/everything.py",
     "run": "run/gate.py",
 }
 OWN_ONLY = frozenset(
