@@ -21,6 +21,7 @@ PICTURE = ROOT / "docs" / "pictures" / "rooms.svg"
 WORDS = ROOMS[: ROOMS.index("host")]
 MEANINGS = {
     "cli": "each command group",
+    "interface": "runs from Python",
     "run": "the supervisor in the job",
     "launch": "submit a chain of jobs",
     "importer": "a job script to settings",
@@ -46,7 +47,7 @@ MEANINGS = {
     "host": "this machine: processes, files",
     "words": "model, errors, units …",
 }
-INTERFACES = ("cli", "guard")  # what people and training loops meet
+INTERFACES = ("cli", "guard", "interface")  # what people and training loops meet
 
 
 def room(module: str) -> str:

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 import click
 
 from ftsupervise.cli.output import say
-from ftsupervise.cli.switches import RUNS, find
+from ftsupervise.cli.switches import RUNS
 from ftsupervise.host.ownership import shown_user
+from ftsupervise.launch.switching import runs_to_switch
 
 if TYPE_CHECKING:
     from ftsupervise.rundir.paths import RunDir
@@ -30,7 +31,7 @@ def clear(runs: tuple[str, ...], switch: str, brake: bool, finished: bool) -> No
 
     With --finished: the answer to "is it finished?" for a command without the guard that has left with 0.
     """
-    for rundir, name in find(runs, brake=brake or finished):
+    for rundir, name in runs_to_switch(runs, brake=brake or finished):
         if finished:
             _finish(rundir, name)
         if brake or finished:

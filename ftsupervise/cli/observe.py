@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 import click
 
 from ftsupervise.cli.output import say
-from ftsupervise.cli.switches import RUNS, find
+from ftsupervise.cli.switches import RUNS
 from ftsupervise.host.ownership import shown_user
+from ftsupervise.launch.switching import runs_to_switch
 from ftsupervise.rundir.observing import known, phrase, write_observing
 from ftsupervise.truth import DECISIONS
 
@@ -29,7 +30,7 @@ def observe(runs: tuple[str, ...], only: tuple[str, ...], off: bool) -> None:
     Time limits, switches and saves work as ever, and so does what keeps a saved state from being lost. What would have been
     done, and what happened without it, stands in status, in the report and in the messages.
     """
-    for rundir, name in find(runs, brake=True):
+    for rundir, name in runs_to_switch(runs, brake=True):
         of = _change(rundir, frozenset(only or DECISIONS), off=off, others=bool(only))
         say(f"{name}: {phrase(of) or 'every decision is carried out'}.")
         if of:

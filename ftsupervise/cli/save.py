@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
 from ftsupervise.cli.output import say
-from ftsupervise.cli.switches import DELAY, RUNS, WHY, Hearing, find, is_up, not_seen, put_up, who_hears
+from ftsupervise.cli.switches import DELAY, RUNS, WHY, is_up, not_seen
+from ftsupervise.launch.switching import put_up, runs_to_switch, who_hears
+
+if TYPE_CHECKING:
+    from ftsupervise.launch.switching import Hearing
 
 
 @click.command()
@@ -18,7 +24,7 @@ def save(runs: tuple[str, ...], why: str) -> None:
     """
     from ftsupervise.rundir.switches import SAVE
 
-    for rundir, name in find(runs):
+    for rundir, name in runs_to_switch(runs):
         if is_up(rundir, SAVE, name):
             if who_hears(rundir).guard is False:
                 say(

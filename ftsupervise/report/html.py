@@ -33,6 +33,8 @@ from ftsupervise.version import VERSION
 if TYPE_CHECKING:
     from jinja2 import Environment
 
+    from ftsupervise.report.following import FollowedPage
+
 MEANINGS = {
     Spent.TRAIN: "steps made for the first time",
     Spent.SAVE: "checkpoints that the training waited for",
@@ -60,16 +62,22 @@ _TONES = {
 _NODE_TONES = {"excluded": "bad", "by hand": "bad", "kept": "watch", "trusted": "good"}
 
 
-def page(report: ReportFacts) -> str:
-    """The whole file."""
+def page(report: ReportFacts, followed: FollowedPage | None = None, home: str = "") -> str:
+    """The whole file. ``followed``: it is renewed, or was. ``home``: the page of all runs, which lies beside it."""
     axis = drawing.axis_of(report.detail.account)
     lines = _lines(report, axis)
-    return rendered("report.html.j2", _view(report, axis, lines), _data(report, axis, lines))
+    follow = followed.shown(report.detail.status.at) if followed is not None else None
+    renewed = followed.data() if followed is not None else {}
+    view, data = (
+        {**_view(report, axis, lines), "follow": follow, "home": home},
+        {**_data(report, axis, lines), **renewed},
+    )
+    return rendered("report.html.j2", view, data, ("report.js", *(("follow.js",) if renewed else ())))
 
 
-def rendered(template: str, view: Mapping[str, Any], data: Mapping[str, Any] | None) -> str:
-    """A template with ``view`` as ``r``, the style, and, for a page with ``data``, the script."""
-    style, script = _resource("report.css"), _resource("report.js") if data is not None else ""
+def rendered(template: str, view: Mapping[str, Any], data: Mapping[str, Any], scripts_of: Sequence[str] = ()) -> str:
+    """A template with ``view`` as ``r``, the style, and these scripts, which read ``data``."""
+    style, script = _resource("report.css"), "\n".join(map(_resource, scripts_of))
     from markupsafe import Markup
 
     scripts = f"script-src {_digest(script)}" if script else "script-src 'none'"
@@ -82,7 +90,7 @@ def rendered(template: str, view: Mapping[str, Any], data: Mapping[str, Any] | N
             r=view,
             style=Markup(style),
             script=Markup(script),
-            data=Markup(_json(data or {})),
+            data=Markup(_json(data)),
             policy=Markup(policy),
             version=VERSION,
         )
