@@ -76,6 +76,8 @@ BOUNDS: dict[str, CommandBound] = {
     "list": _LOOKS,
     "forget": _LOOKS,
     "report": _LOOKS,
+    "plan": _LOOKS,
+    "simulate": _PROGRAM,
     "metrics": _LOOKS,
     "kill": _LOOKS,
     "save": _LOOKS,
