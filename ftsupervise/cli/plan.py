@@ -23,20 +23,6 @@ if TYPE_CHECKING:
     from ftsupervise.report.everything import ReportFacts
 
 _SIMULATION = 60.0  # seconds that the simulated strategies may take on a slow machine
-_NAMES = {
-    "mtbf": "time between failures",
-    "lost": "failures that take a node",
-    "silent": "failures that are a hang",
-    "save": "wait for a checkpoint",
-    "interval": "checkpoint interval now",
-    "detect": "failure until noticed",
-    "hang": "hang until ended",
-    "warm": "restart in the same job",
-    "cold": "start of another job",
-    "queue": "wait between two jobs",
-    "step": "step",
-    "size": "size of a checkpoint",
-}
 
 
 @click.command()
@@ -79,7 +65,7 @@ def plan(run: str | None, risk: str, price: float | None, apply: bool, yes: bool
     if as_json:
         say_json({"schema_version": 1, "name": _name(report), **_record(made)})
         return
-    for line in _lines(made, _name(report)):
+    for line in lines_of_plan(made, _name(report)):
         say(line)
     if apply and report is not None:
         _apply(report, made, yes=yes)
@@ -106,7 +92,8 @@ def _finite(value: Any) -> Any:
 # ------------------------------------------------------------------------------------------------------------ the words
 
 
-def _lines(made: RunPlan, name: str) -> Iterator[str]:
+def lines_of_plan(made: RunPlan, name: str) -> Iterator[str]:
+    """Yield the plan, for people."""
     inputs = made.inputs
     gpus = f", {inputs.all_gpus:,} GPUs" if inputs.gpus else ""
     yield f"{name + ': ' if name else ''}{inputs.nodes:,} node{'' if inputs.nodes == 1 else 's'}{gpus}"
@@ -138,7 +125,9 @@ def _lines(made: RunPlan, name: str) -> Iterator[str]:
 
 
 def _inputs(inputs: PlanInputs) -> Iterator[str]:
-    for key, words in _NAMES.items():
+    from ftsupervise.planning.inputs import WORDS
+
+    for key, words in WORDS.items():
         one: PlanInput = getattr(inputs, key)
         if key == "size" and not one.value:
             continue
@@ -174,9 +163,9 @@ def _value(value: float, unit: Unit) -> str:
 def _money(made: RunPlan) -> Iterator[str]:
     unit = "GPU hours" if made.inputs.gpus else "node hours"
     spend = made.spend
-    money = "" if spend.money is None else f" ({spend.money:,.0f} of money)"
-    lost = "" if spend.lost_money is None else f" ({spend.lost_money:,.0f})"
-    yield f"A month of running is {spend.gpu_hours:,.0f} {unit}{money}; {spend.lost:,.0f}{lost} of them train nothing."
+    yield f"A month of running is {spend.gpu_hours:,.0f} {unit}, of which {spend.lost:,.0f} train nothing."
+    if spend.money is not None and spend.lost_money is not None:
+        yield f"At the price given that is {spend.money:,.0f}, of which {spend.lost_money:,.0f} train nothing."
     yield "What would help most, each by itself, in a month:"
     for one in made.helps:
         yield _help(one, unit)
@@ -185,7 +174,7 @@ def _money(made: RunPlan) -> Iterator[str]:
 
 
 def _help(one: Help, unit: str) -> str:
-    money = "" if one.money is None else f", {one.money:,.0f}"
+    money = "" if one.money is None else f", worth {one.money:,.0f}"
     return f"  {100 * one.gain:+5.1f} points  {one.gpu_hours:>11,.0f} {unit}{money}: {one.change}"
 
 

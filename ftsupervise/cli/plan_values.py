@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from ftsupervise.report.everything import ReportFacts
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
-_READ_WITHIN = 12.0  # seconds
 _TIMES = {
     "mtbf": "Time between two failures of the job.",
     "save": "How long the loop waits for a checkpoint.",
@@ -145,14 +144,3 @@ def read_run(run: str | None, extend: Callable[[float], None] = lambda _: None) 
     except OSError as error:
         raise from_os_error(error, f"look at the run directory {rundir.root}") from None
     return report_of(rundir, datetime.now(timezone.utc), os.environ, extend)
-
-
-def read_run_in_time(run: str | None) -> ReportFacts:
-    """The same, with a bound: for a command that keeps its terminal. Raises NoAnswer too."""
-    from ftsupervise.errors import NoAnswer
-    from ftsupervise.host.in_time import in_time
-
-    found = in_time(lambda: read_run(run), _READ_WITHIN)
-    if found is None:
-        raise NoAnswer(f"the run directory has not answered for {_READ_WITHIN:.0f} s", hint="ftsupervise doctor")
-    return found

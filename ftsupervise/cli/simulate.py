@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import math
-import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from ftsupervise.cli.output import did_you_mean, plain, say, say_json
-from ftsupervise.cli.plan_values import a_time, inputs_from, read_run_in_time, value_options
-from ftsupervise.errors import Cancelled, UsageError, from_os_error
+from ftsupervise.cli import time_limit
+from ftsupervise.cli.output import did_you_mean, plain, say, say_json, terminal
+from ftsupervise.cli.plan_values import a_time, inputs_from, read_run, value_options
+from ftsupervise.errors import UsageError, from_os_error
 from ftsupervise.units import show_duration, show_percent
 
 if TYPE_CHECKING:
@@ -26,6 +26,8 @@ _LASTING = ("warm", "cold", "queue", "requeue")
 _COUNTS = ("spares", "exclude_after", "groups", "least")
 _SPREADS = ("restart_spread", "queue_spread")
 _DUST = 1e-9  # what rounding leaves
+_EACH = 30.0  # seconds that a run may take, for all strategies
+_SAY_EVERY = 3.0  # seconds
 
 
 @click.command()
@@ -66,10 +68,9 @@ def simulate(run: str | None, variants: tuple[str, ...], **words: Any) -> None:
     alone = run is None and bool(words.get("gpus") or words.get("nodes"))
     if words["replay"] and alone:
         raise UsageError("--replay meets the failures of a run", hint="ftsupervise simulate RUN --replay")
-    report = None if alone else read_run_in_time(run)
+    report = None if alone else read_run(run, time_limit.extend)
     inputs = inputs_from(report, words)
-    base = inputs.strategy()
-    strategies = [base, *(_variant(base, text) for text in variants)]
+    strategies = strategies_of(inputs.strategy(), variants)
     fleet = _fleet(inputs.fleet, words)
     seconds, trace = float(words["days"]) * 86400, None
     if words["replay"] and report is not None:
@@ -80,12 +81,12 @@ def simulate(run: str | None, variants: tuple[str, ...], **words: Any) -> None:
             raise UsageError("the run has no time yet that could be played again", hint="leave out --replay")
         outcomes = simulator.replay(strategies, trace, seconds)
     else:
-        with _bar(words["runs"], quiet=words["as_json"]) as advance:
-            outcomes = simulator.simulate(fleet, strategies, seconds, words["runs"], words["seed"], advance)
+        advance = _progress(words["runs"], quiet=words["as_json"])
+        outcomes = simulator.simulate(fleet, strategies, seconds, words["runs"], words["seed"], advance)
     if words["trace"]:
         met = trace if trace is not None else simulator.trace_of(fleet, seconds, words["seed"], 0)
         _write(words["trace"], "".join(_trace(strategies, met, seconds)))
-    title = _title(fleet, seconds, 1 if trace is not None else words["runs"], None if trace is None else len(trace))
+    title = title_of(fleet, seconds, 1 if trace is not None else words["runs"], None if trace is None else len(trace))
     if words["svg"]:
         from ftsupervise.planning.drawing import picture
 
@@ -102,11 +103,12 @@ def simulate(run: str | None, variants: tuple[str, ...], **words: Any) -> None:
         return
     say(title)
     say()
-    for line in _table(outcomes):
+    for line in table(outcomes):
         click.echo(line)
 
 
-def _title(fleet: Fleet, seconds: float, runs: int, replayed: int | None) -> str:
+def title_of(fleet: Fleet, seconds: float, runs: int, replayed: int | None = None) -> str:
+    """Return what was played, in words."""
     if replayed is not None:
         return f"{replayed} failures that have happened, in {show_duration(seconds)}"
     mtbf = "none fails" if math.isinf(fleet.mtbf) else f"a failure every {show_duration(fleet.mtbf)}"
@@ -128,6 +130,11 @@ def _fleet(fleet: Fleet, words: dict[str, Any]) -> Fleet:
         rack=words["rack"],
         rack_rate=words["rack_failures"] / 1000 / 86400,
     )
+
+
+def strategies_of(base: Strategy, variants: Sequence[str]) -> list[Strategy]:
+    """Return ``base`` and its variants. Raises UsageError."""
+    return [base, *(_variant(base, text) for text in variants)]
 
 
 def _variant(base: Strategy, text: str) -> Strategy:
@@ -182,7 +189,8 @@ def _number(text: str, key: str, value: str) -> float:
 # ------------------------------------------------------------------------------------------------------------ the words
 
 
-def _table(outcomes: Sequence[StrategyOutcome]) -> Iterator[str]:
+def table(outcomes: Sequence[StrategyOutcome]) -> Iterator[str]:
+    """Yield the strategies, a row each."""
     from ftsupervise.planning.simulator import TimeKind
 
     wide = max(8, *(min(40, len(one.strategy.name)) for one in outcomes))
@@ -234,19 +242,17 @@ def _write(to: str, text: str) -> None:
         raise from_os_error(error, f"write {path}") from None
 
 
-@contextmanager
-def _bar(runs: int, *, quiet: bool) -> Iterator[Callable[[int], object]]:
-    """On a terminal, a bar of runs on the standard error."""
-    try:
-        if quiet or not sys.stderr.isatty():
-            yield lambda done: None
-            return
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+def _progress(runs: int, *, quiet: bool) -> Callable[[int], None]:
+    """Return what is told of each run that is done. A person at a terminal hears of it every few seconds, and as long as runs
+    are done the command may go on."""
+    done, said_at = 0, time.monotonic()
 
-        columns = (TextColumn("simulating"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        with Progress(*columns, console=Console(stderr=True), transient=True) as shown:
-            task = shown.add_task("simulating", total=runs)
-            yield lambda done: shown.advance(task, done)
-    except KeyboardInterrupt:
-        raise Cancelled("stopped; nothing was written") from None
+    def advance(more: int) -> None:
+        nonlocal done, said_at
+        done += more
+        time_limit.extend(_EACH)
+        if not quiet and terminal(err=True) and time.monotonic() - said_at > _SAY_EVERY:
+            said_at = time.monotonic()
+            say(f"{done:,} of {runs:,} runs ({done / runs:.0%})", err=True)
+
+    return advance

@@ -77,7 +77,7 @@ BOUNDS: dict[str, CommandBound] = {
     "forget": _LOOKS,
     "report": _LOOKS,
     "plan": _LOOKS,
-    "simulate": _PROGRAM,
+    "simulate": _LOOKS,
     "metrics": _LOOKS,
     "kill": _LOOKS,
     "save": _LOOKS,

@@ -17,6 +17,20 @@ from ftsupervise.planning.simulator import Strategy
 from ftsupervise.units import count
 
 ASSUMED_RATE = 6.50e-3  # failures of a node in a day: Meta's RSC-1 (Kokolis et al., HPCA 2025)
+WORDS = {
+    "mtbf": "time between failures",
+    "lost": "failures that take a node",
+    "silent": "failures that are a hang",
+    "save": "wait for a checkpoint",
+    "interval": "checkpoint interval now",
+    "detect": "failure until noticed",
+    "hang": "hang until ended",
+    "warm": "restart in the same job",
+    "cold": "start of another job",
+    "queue": "wait between two jobs",
+    "step": "step",
+    "size": "size of a checkpoint",
+}
 _SURE = 1.96  # standard errors on either side: 95 %
 
 

@@ -7,7 +7,7 @@ limits, waits, spare nodes, snapshots). Where the two differ by more than a poin
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from enum import Enum
 from random import Random
 from typing import Any, NamedTuple
@@ -29,7 +29,7 @@ from ftsupervise.planning.formulas import (
     spares_for,
     young,
 )
-from ftsupervise.planning.inputs import KnownBy, PlanInput, PlanInputs
+from ftsupervise.planning.inputs import WORDS, KnownBy, PlanInput, PlanInputs
 from ftsupervise.planning.simulator import Strategy, StrategyOutcome, simulate
 
 MONTH = 365.25 / 12 * DAY
@@ -38,7 +38,7 @@ _REPAIR = DAY  # until a lost node is back
 _KEEP = 3  # checkpoints
 _STALL = 3 * MINUTE  # of replica groups, at each failure (FT-HSDP)
 _DRAWS = 400
-_FAULTS = 40_000  # that are played for each strategy, about
+_FAULTS = 10_000  # that are played for each strategy, about
 _MEMORY_RATE = 5e9  # bytes a second at which a node copies its state into its memory, at least
 _DIFFERS = 0.01
 _LEAST_GAIN = 5e-4
@@ -373,10 +373,10 @@ def _doubts(inputs: PlanInputs, simulated: StrategyOutcome, now: Estimate) -> It
         )
     if inputs.without_guard:
         yield "a part of the run's time tells no steps (no guard in the loop), and is not counted"
-    guesses = [name for name, one in _named(inputs) if one.origin is KnownBy.ASSUMED]
+    guesses = [words for name, words in WORDS.items() if _is_guess(name, getattr(inputs, name))]
     if guesses:
-        yield f"{', '.join(guesses)}: assumed, not measured"
+        yield f"not measured, but assumed: {', '.join(guesses)}"
 
 
-def _named(inputs: PlanInputs) -> Sequence[tuple[str, PlanInput]]:
-    return [(name, one) for name, one in inputs._asdict().items() if isinstance(one, PlanInput) and name != "size"]
+def _is_guess(name: str, one: PlanInput) -> bool:
+    return one.origin is KnownBy.ASSUMED and name != "size"
