@@ -19,6 +19,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -44,10 +45,11 @@ from ftsupervise.sandbox import Sandbox, temporary
 
 JOB = Path(__file__).with_name("job.py")
 GAP = 15.0, 35.0  # seconds between two faults
-CALIBRATION = (12.0, 30.0, 48.0), 66.0
+CALIBRATION = (12.0, 32.0, 52.0), 76.0
 WITHIN = 0.05
 _START = 150.0  # seconds for the first steps
 _GROUPS = 3
+_REPAIR = 40.0  # seconds until a crashed node is back
 
 
 class Scenario(NamedTuple):
@@ -169,8 +171,7 @@ class Playing:
             elif self.of.node:
                 node = ledger(part)[-1].nodes[-1]  # the first one has the job's script
                 self.sandbox.node(node, "crash")
-                time.sleep(9)
-                self.sandbox.node(node, "start")
+                threading.Timer(_REPAIR, self.sandbox.node, (node, "start")).start()
             else:
                 for pid in pids:
                     os.kill(pid, signal.SIGKILL)
@@ -308,7 +309,7 @@ def main() -> int:
     scenarios = [one for one in SCENARIOS if not given.only or one.name in given.only.split(",")]
     top = Path(tempfile.mkdtemp(prefix="fts-pred-", dir="/tmp"))
     try:
-        with temporary(top / "slurm", nodes=4 * len(scenarios), gpus_per_node=0, slurmd_timeout=6) as sandbox:
+        with temporary(top / "slurm", nodes=4 * len(scenarios) + 4, gpus_per_node=0, slurmd_timeout=6) as sandbox:
             wrong = (
                 apply(sandbox, top, given.seconds) if given.apply else predict(sandbox, top, scenarios, given.seconds)
             )

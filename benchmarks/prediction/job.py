@@ -1,7 +1,7 @@
 """The training of the predicted runs: steps of 50 ms, a checkpoint every ``PREDICTION_EVERY`` steps that takes half a second.
 
 With ``PREDICTION_SNAPSHOTS`` it takes snapshots in memory; with ``PREDICTION_PEERS`` it is a replica group, which goes on from
-the step that the others have reached, as it would from their state.
+the step that the others have reached, as it would from their state. Two ranks wait for each other, as a collective does.
 """
 
 from __future__ import annotations
@@ -19,7 +19,25 @@ PEERS = os.environ.get("PREDICTION_PEERS", "")
 RANK = int(os.environ.get("SLURM_PROCID", "0"))
 
 
+_MEET = 10  # steps
+
+
+class Pair:
+    """Two ranks of which neither gets ahead of the other."""
+
+    def __init__(self) -> None:
+        folder = Path(os.environ["FTSUPERVISE_ATTEMPT_DIR"])
+        self._mine, self._other = folder / f"pair-{RANK}", folder / f"pair-{1 - RANK}"
+
+    def meet(self, step: int) -> None:
+        self._mine.with_suffix(".part").write_text(str(step))
+        self._mine.with_suffix(".part").replace(self._mine)
+        while not self._other.exists() or int(self._other.read_text()) < step - _MEET:
+            time.sleep(0.02)
+
+
 def main() -> None:
+    pair = Pair() if os.environ.get("SLURM_STEP_NUM_TASKS") == "2" else None
     state = {"step": 0}
     mine = Path(PEERS, os.environ.get("FTSUPERVISE_GROUP", "g")) if PEERS else None
     time.sleep(0.5)  # what a real one loads
@@ -35,6 +53,8 @@ def main() -> None:
         while True:
             state["step"] = step = state["step"] + 1
             time.sleep(STEP)
+            if pair is not None and not step % _MEET:
+                pair.meet(step)
             if mine is not None:
                 mine.write_text(str(step))
             if SNAPSHOTS:
