@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from ftsupervise.planning.inputs import PlanInput, PlanInputs
     from ftsupervise.planning.plan import Help, PlanItem, RunPlan, Unit
     from ftsupervise.report.everything import ReportFacts
+    from ftsupervise.report.plan import Forecast
 
 _SIMULATION = 60.0  # seconds that the simulated strategies may take on a slow machine
 
@@ -78,6 +79,30 @@ def _name(report: ReportFacts | None) -> str:
 def _record(made: RunPlan) -> dict[str, Any]:
     found: dict[str, Any] = _finite(plain(made))
     return found
+
+
+def forecast_of(report: ReportFacts) -> Forecast:
+    """Return what a report shows of a plan."""
+    from ftsupervise.planning.drawing import picture
+    from ftsupervise.planning.measured import inputs_of
+    from ftsupervise.planning.plan import plan_of
+    from ftsupervise.report.plan import Forecast, HelpRow
+
+    time_limit.extend(_SIMULATION)
+    made = plan_of(inputs_of(report))
+    unit = "GPU hours" if made.inputs.gpus else "node hours"
+    rows = (HelpRow(one.change, f"{100 * one.gain:+.1f} points", f"{one.gpu_hours:,.0f} {unit}") for one in made.helps)
+    drawn = picture((made.simulated_now, made.simulated), "Simulated: where the time goes")
+    interval = show_duration(made.searched)
+    sentence = (
+        f"As it is, {show_percent(made.simulated_now.ettr)} of the time trains in the long run; with a checkpoint each "
+        f"{interval} it is {show_percent(made.simulated.ettr)} (simulated from what this run has measured; {_doubt(made)})."
+    )
+    return Forecast(sentence, drawn, tuple(rows))
+
+
+def _doubt(made: RunPlan) -> str:
+    return next((one for one in made.doubts if one.startswith("not measured")), "all of it was measured")
 
 
 def _finite(value: Any) -> Any:

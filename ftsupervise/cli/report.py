@@ -28,8 +28,9 @@ if TYPE_CHECKING:
 @click.option(
     "--week", is_flag=True, help="The last seven days of RUNs, or of all runs of this account, in one report."
 )
+@click.option("--plan", "planned", is_flag=True, help="With what ftsupervise plan says would help, and its picture.")
 @click.option("--mail", is_flag=True, help="With --week: mail it to the email receivers of the runs instead.")
-def report(runs: tuple[str, ...], output: str | None, markdown: bool, week: bool, mail: bool) -> None:
+def report(runs: tuple[str, ...], output: str | None, markdown: bool, week: bool, planned: bool, mail: bool) -> None:
     """Write what there is to know about RUN into one HTML file, which needs no network: report-NAME.html.
 
     RUN is a directory, an ftsupervise.yaml, or a name; default: ./ftsupervise.yaml.
@@ -42,6 +43,8 @@ def report(runs: tuple[str, ...], output: str | None, markdown: bool, week: bool
     """
     from ftsupervise.config.find_run import find_run
 
+    if planned and (week or markdown):
+        raise UsageError("--plan is for the page of one run", hint="ftsupervise plan RUN says the same as text")
     if mail and not week:
         raise UsageError("--mail sends the report of a week", hint="ftsupervise report --week --mail")
     if mail and (output is not None or markdown):
@@ -57,7 +60,7 @@ def report(runs: tuple[str, ...], output: str | None, markdown: bool, week: bool
     for run in runs or (None,):
         found = _read(find_run(run).root)
         names.append(_name(found.detail.status.name, names))
-        _write(_text(found, markdown=markdown), output or ("-" if markdown else names[-1]))
+        _write(_text(found, markdown=markdown, planned=planned), output or ("-" if markdown else names[-1]))
 
 
 def _week(runs: tuple[str, ...], output: str | None, *, markdown: bool, mail: bool) -> None:
@@ -125,14 +128,18 @@ def _read(root: Path) -> ReportFacts:
     return report_of(RunDir(root), datetime.now(timezone.utc), os.environ, time_limit.extend)
 
 
-def _text(found: ReportFacts, *, markdown: bool) -> str:
+def _text(found: ReportFacts, *, markdown: bool, planned: bool) -> str:
     if markdown:
         from ftsupervise.report.markdown import as_markdown
 
         return as_markdown(found)
     from ftsupervise.report.html import page
 
-    return page(found)
+    if not planned:
+        return page(found)
+    from ftsupervise.cli.plan import forecast_of
+
+    return page(found, forecast_of(found))
 
 
 def _name(of: str, taken: list[str]) -> str:

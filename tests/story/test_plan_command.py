@@ -152,3 +152,12 @@ def test_a_picture_and_a_trace_are_written_and_the_same_seed_gives_the_same(acco
 def test_what_makes_no_sense_is_one_sentence_and_64(tmp_path: Path, words: tuple[str, ...], said: str) -> None:
     done = typed(*words, folder=tmp_path, code=64)
     assert said in done.stderr and len(done.stderr.splitlines()) <= 3
+
+
+def test_a_report_has_the_plan_where_it_is_asked_for(account: Planned) -> None:
+    account.type("report", "train-10b", "-o", "with.html", "--plan")
+    account.type("report", "train-10b", "-o", "without.html")
+    text = (account.folder / "with.html").read_text()
+    assert "What would help" in text and "as planned" in text and "jobs of twice the time limit" in text
+    assert "What would help" not in (account.folder / "without.html").read_text()
+    assert "--plan is for the page of one run" in account.type("report", "--week", "--plan", code=64)
