@@ -3,11 +3,11 @@
     python -m benchmarks.prediction [--seconds 150] [--only warm,cold] [--check]
     python -m benchmarks.prediction --apply      a run with a bad interval, and the same after ``ftsupervise plan --apply``
 
-Each strategy is calibrated by a run of its own with three faults: what saves, restarts and waits take is read from that run
+Each strategy is calibrated by a run of its own with a few faults: what saves, restarts and waits take is read from that run
 as ``ftsupervise plan`` reads it. From these values the simulator predicts the ratio of a longer run whose faults come at
-random, 15 to 35 s apart: over a thousand such sequences, and for the very one that was drawn. Then that run is started. Its
-ratio is that of its own account of time, from its first step on. ``--check`` exits 1 where the two differ by more than 5
-points. All runs are on this machine at the same time.
+random, 15 to 35 s apart (lost nodes 50 to 70 s): over a thousand such sequences, and for the very one that was drawn. Then
+that run is started. Its ratio is that of its own account of time, from its first step on. ``--check`` exits 1 where the two
+differ by more than 5 points. All runs are on this machine at the same time.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from ftsupervise.sandbox import Sandbox, temporary
 
 JOB = Path(__file__).with_name("job.py")
 GAP = 15.0, 35.0  # seconds between two faults
-CALIBRATION = (12.0, 32.0, 52.0), 76.0
+CALIBRATION, LENGTH = (12.0, 32.0, 52.0), 80.0  # seconds at which faults come, and in all
 WITHIN = 0.05
 _START = 150.0  # seconds for the first steps
 _GROUPS = 3
@@ -60,6 +60,8 @@ class Scenario(NamedTuple):
     checkpoints: dict[str, Any] = {"snapshot_every": None}  # noqa: RUF012
     node: bool = False  # a fault takes the node, not the process
     groups: bool = False
+    gap: tuple[float, float] = GAP
+    calibration: tuple[float, ...] = CALIBRATION
 
 
 _RESTART = {"in_place": 1000, "same_failure": 0, "back_off": "200ms", "hang": None}
@@ -82,6 +84,8 @@ SCENARIOS = (
         "each fault takes a node, and two spare ones are there",
         {"nodes": 2, "tasks_per_node": 1, "spare_nodes": 2, "restart": _RESTART},
         node=True,
+        gap=(50.0, 70.0),
+        calibration=(12.0, 45.0),
     ),
     Scenario(
         "groups",
@@ -202,12 +206,12 @@ def _account(part: RunDir, now: datetime) -> TimeAccount:
     return account(attempts, (), now, running=attempts[-1].ended is None, marks=read_marks(part))
 
 
-def drawn(chance: Random, seconds: float) -> list[Fault]:
+def drawn(chance: Random, seconds: float, gap: tuple[float, float] = GAP) -> list[Fault]:
     """Faults at random times."""
-    at, found = chance.uniform(*GAP), []
+    at, found = chance.uniform(*gap), list[Fault]()
     while at < seconds - 5:
         found.append(Fault(at, len(found), lost=False))
-        at += chance.uniform(*GAP)
+        at += chance.uniform(*gap)
     return found
 
 
@@ -222,7 +226,7 @@ def strategy_of(of: Scenario, inputs: PlanInputs) -> Strategy:
 def predicted(of: Scenario, how: Strategy, trace: list[Fault], seconds: float) -> tuple[float, float, float]:
     """The mean ratio over a thousand sequences of faults, nine tenths of them around it, and that for ``trace``."""
     chance = Random(9)
-    found = sorted(play(how, _lost(of, drawn(chance, seconds)), seconds).ettr for _ in range(1000))
+    found = sorted(play(how, _lost(of, drawn(chance, seconds, of.gap)), seconds).ettr for _ in range(1000))
     return fmean(found), (found[949] - found[50]) / 2, play(how, _lost(of, trace), seconds).ettr
 
 
@@ -233,8 +237,7 @@ def _lost(of: Scenario, trace: list[Fault]) -> list[Fault]:
 def predict(sandbox: Sandbox, top: Path, scenarios: list[Scenario], seconds: float) -> int:
     def calibrate(of: Scenario) -> PlanInputs:
         run = Playing(of, top, f"{of.name}-calibration", sandbox)
-        times, length = CALIBRATION
-        run.meet((Fault(at, index) for index, at in enumerate(times)), run.launch(), length)
+        run.meet((Fault(at, index) for index, at in enumerate(of.calibration)), run.launch(), LENGTH)
         found = run.inputs()
         run.end()
         return found
@@ -245,7 +248,7 @@ def predict(sandbox: Sandbox, top: Path, scenarios: list[Scenario], seconds: flo
             f"{'strategy':<11}{'predicted':>10}{'':>9}{'of these':>10}   save, detect, warm, cold, queue (s)",
             flush=True,
         )
-        traces = [drawn(Random(index + 1), seconds) for index in range(len(scenarios))]
+        traces = [drawn(Random(index + 1), seconds, of.gap) for index, of in enumerate(scenarios)]
         told = []
         for of, values, trace in zip(scenarios, inputs, traces, strict=True):
             told.append(predicted(of, strategy_of(of, values), trace, seconds))
