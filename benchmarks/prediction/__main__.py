@@ -278,7 +278,10 @@ def predict(sandbox: Sandbox, top: Path, scenarios: list[Scenario], seconds: flo
 
 def apply(sandbox: Sandbox, top: Path, seconds: float) -> int:
     """A run that saves once in 90 s and meets a fault every 25 s; then the same, with what ``plan --apply`` has written."""
-    bad = SCENARIOS[0]._replace(name="apply", env={}, checkpoints={"snapshot_every": None, "every": "90s"})
+    launch = {**SCENARIOS[0].launch, "jobs": 1}
+    bad = SCENARIOS[0]._replace(
+        name="apply", launch=launch, env={}, checkpoints={"snapshot_every": None, "every": "90s"}
+    )
     run = Playing(bad, top, "apply", sandbox)
     ratios = []
     for turn in range(2):
@@ -287,7 +290,7 @@ def apply(sandbox: Sandbox, top: Path, seconds: float) -> int:
         ratios.append(run.measured(begin, seconds))
         if not turn:
             run.end()
-            _wait_for_the_end(run)
+            _wait_for_an_empty_queue(run)
             print(run.type("plan", str(run.rundir.root), "--interval", "90s", "--save", "0.5s", "--apply", "--yes"))
             run.type("clear", str(run.rundir.root))
     run.end()
@@ -295,10 +298,16 @@ def apply(sandbox: Sandbox, top: Path, seconds: float) -> int:
     return int(ratios[1] <= ratios[0])
 
 
-def _wait_for_the_end(run: Playing) -> None:
-    until = time.monotonic() + 60
-    while ledger(run.rundir)[-1].ended is None and time.monotonic() < until:
-        time.sleep(0.2)
+def _wait_for_an_empty_queue(run: Playing) -> None:
+    """The rest of the chain finds the kill switch up, and leaves."""
+    until = time.monotonic() + 120
+    while time.monotonic() < until:
+        asked = subprocess.run(
+            ["squeue", "--noheader"], env=run.env, capture_output=True, text=True, timeout=60, check=False
+        )
+        if not asked.returncode and not asked.stdout.strip():
+            return
+        time.sleep(0.5)
 
 
 def main() -> int:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ftsupervise.planning.inputs import PlanInput, PlanInputs
     from ftsupervise.planning.plan import Help, PlanItem, RunPlan, Unit
     from ftsupervise.report.everything import ReportFacts
-    from ftsupervise.report.plan import Forecast
+    from ftsupervise.report.plan import PlanForecast
 
 _SIMULATION = 60.0  # seconds that the simulated strategies may take on a slow machine
 
@@ -81,12 +81,12 @@ def _record(made: RunPlan) -> dict[str, Any]:
     return found
 
 
-def forecast_of(report: ReportFacts) -> Forecast:
+def forecast_of(report: ReportFacts) -> PlanForecast:
     """Return what a report shows of a plan."""
     from ftsupervise.planning.drawing import picture
     from ftsupervise.planning.measured import inputs_of
     from ftsupervise.planning.plan import plan_of
-    from ftsupervise.report.plan import Forecast, HelpRow
+    from ftsupervise.report.plan import PlanForecast, HelpRow
 
     time_limit.extend(_SIMULATION)
     made = plan_of(inputs_of(report))
@@ -98,7 +98,7 @@ def forecast_of(report: ReportFacts) -> Forecast:
         f"As it is, {show_percent(made.simulated_now.ettr)} of the time trains in the long run; with a checkpoint each "
         f"{interval} it is {show_percent(made.simulated.ettr)} (simulated from what this run has measured; {_doubt(made)})."
     )
-    return Forecast(sentence, drawn, tuple(rows))
+    return PlanForecast(sentence, drawn, tuple(rows))
 
 
 def _doubt(made: RunPlan) -> str:

@@ -168,8 +168,9 @@ def _searched(inputs: PlanInputs) -> float:
 
 
 def _horizon(inputs: PlanInputs) -> float:
-    """Long enough for a hundred failures, and no shorter than a month."""
-    return max(MONTH, min(100 * inputs.mtbf.value, 100 * 365.25 * DAY))
+    """Long enough for a hundred failures, and a month where that has no more than a thousand."""
+    longest = 100 * 365.25 * DAY
+    return min(longest, max(100 * inputs.mtbf.value, min(MONTH, 1000 * inputs.mtbf.value)))
 
 
 def _runs(inputs: PlanInputs, seconds: float) -> int:

@@ -97,7 +97,11 @@ Note = Callable[[SimulatedEvent], None]
 
 def play(strategy: Strategy, trace: Sequence[Fault], seconds: float, note: Note | None = None) -> SimulatedRun:
     """Play one run. ``trace``: its faults, in the order of their times. ``note`` is told of each stretch."""
-    job = _Groups(strategy, trace, seconds, note) if strategy.groups > 1 else _OneJob(strategy, trace, seconds, note)
+    job = (
+        _ReplicasPlayed(strategy, trace, seconds, note)
+        if strategy.groups > 1
+        else _JobPlayed(strategy, trace, seconds, note)
+    )
     job.play()
     return SimulatedRun(tuple(job.clock.spent), job.faults, job.jobs)
 
@@ -148,7 +152,7 @@ class _Faults:
         return bool(self._exclude_after) and self._seen.get(fault.node, 0) >= self._exclude_after
 
 
-class _OneJob:
+class _JobPlayed:
     """A job of all nodes: a fault stops all of it, and it goes on from what was saved."""
 
     def __init__(self, strategy: Strategy, trace: Sequence[Fault], seconds: float, note: Note | None) -> None:
@@ -252,7 +256,7 @@ class _OneJob:
             self._recover(fault)
 
 
-class _Groups:
+class _ReplicasPlayed:
     """Replica groups: a fault takes one away, the others wait for a moment and train on. No step is made again, because a group
     that comes back has the state of the others; only the loss of all of them would undo any, and that is not played."""
 

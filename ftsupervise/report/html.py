@@ -24,7 +24,7 @@ from ftsupervise.report.everything import CheckpointRow, NodeRow, ReportFacts, S
 from ftsupervise.report.groups import stall_rows
 from ftsupervise.report.incidents import STALL, AlikeIncidents, RunIncident, alike, costs_of
 from ftsupervise.report.placing import TimeGap, gaps
-from ftsupervise.report.plan import Forecast, plan_line, plan_rows
+from ftsupervise.report.plan import PlanForecast, plan_line, plan_rows
 from ftsupervise.report.summary import stamp
 from ftsupervise.secrecy import masked
 from ftsupervise.units import count, show_duration, show_percent, show_size
@@ -60,7 +60,7 @@ _TONES = {
 _NODE_TONES = {"excluded": "bad", "by hand": "bad", "kept": "watch", "trusted": "good"}
 
 
-def page(report: ReportFacts, forecast: Forecast | None = None) -> str:
+def page(report: ReportFacts, forecast: PlanForecast | None = None) -> str:
     """The whole file. ``forecast``: what would help, where that is asked for."""
     axis = drawing.axis_of(report.detail.account)
     lines = _lines(report, axis)
@@ -126,7 +126,7 @@ def _environment() -> Environment:
 # ------------------------------------------------------------------------------------------------------------ the view
 
 
-def _forecast(of: Forecast | None) -> dict[str, Any] | None:
+def _forecast(of: PlanForecast | None) -> dict[str, Any] | None:
     if of is None:
         return None
     from markupsafe import Markup

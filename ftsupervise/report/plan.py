@@ -23,7 +23,7 @@ class HelpRow(NamedTuple):
     worth: str
 
 
-class Forecast(NamedTuple):
+class PlanForecast(NamedTuple):
     """What ``ftsupervise plan`` says, for the page; the room that plans stands above this one, and so it is handed in.
     ``picture``: an SVG, whose texts are escaped."""
 
