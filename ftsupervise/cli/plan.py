@@ -86,7 +86,7 @@ def forecast_of(report: ReportFacts) -> PlanForecast:
     from ftsupervise.planning.drawing import picture
     from ftsupervise.planning.measured import inputs_of
     from ftsupervise.planning.plan import plan_of
-    from ftsupervise.report.plan import PlanForecast, HelpRow
+    from ftsupervise.report.plan import HelpRow, PlanForecast
 
     time_limit.extend(_SIMULATION)
     made = plan_of(inputs_of(report))
