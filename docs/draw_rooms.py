@@ -28,6 +28,7 @@ MEANINGS = {
     "watch": "one tick, and the watchdogs",
     "crontab": "keep time by Slurm jobs",
     "report": "status",
+    "planning": "plan, simulate",
     "diagnosis": "what happened, from all that an attempt left",
     "doctor": "what a night depends on",
     "sandbox": "a real Slurm on one machine",

@@ -31,6 +31,8 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "list": ("list_runs", "list_runs", "List the runs that this account has launched, for scripts."),
     "forget": ("forget", "forget", "Drop runs from list, status and the watch; nothing of them is deleted."),
     "report": ("report", "report", "Write a run as one HTML page that needs no network, or as Markdown."),
+    "plan": ("plan", "plan", "Say which values lose least to failures, what to expect, what would help."),
+    "simulate": ("simulate", "simulate", "Play failures against strategies, side by side; or those a run has had."),
     "metrics": ("metrics", "metrics", "Print runs as metrics for Prometheus, or write them for its node_exporter."),
     "kill": ("kill", "kill", "Raise the kill switch: the run saves and stops at its next step."),
     "save": ("save", "save", "Raise the save switch: the run saves a checkpoint and goes on."),

@@ -46,13 +46,21 @@ _LEAVING = 2.0  # … that is written because the person leaves
 @click.option(
     "--week", is_flag=True, help="The last seven days of RUNs, or of all runs of this account, in one report."
 )
+@click.option("--plan", "planned", is_flag=True, help="With what ftsupervise plan says would help, and its picture.")
 @click.option("--mail", is_flag=True, help="With --week: mail it to the email receivers of the runs instead.")
 @click.option("--follow", is_flag=True, help="Renew the pages in the folder of --output until their runs are over.")
 @click.option(
     "--every", default="60s", show_default=True, metavar="TIME", help="With --follow: from one page to the next."
 )
 def report(
-    runs: tuple[str, ...], output: str | None, markdown: bool, week: bool, mail: bool, follow: bool, every: str
+    runs: tuple[str, ...],
+    output: str | None,
+    markdown: bool,
+    week: bool,
+    planned: bool,
+    mail: bool,
+    follow: bool,
+    every: str,
 ) -> None:
     """Write what there is to know about RUN into one HTML file, which needs no network: report-NAME.html.
 
@@ -68,6 +76,8 @@ def report(
     """
     from ftsupervise.config.find_run import each_run, find_run
 
+    if planned and (week or markdown or follow):
+        raise UsageError("--plan is for the page of one run", hint="ftsupervise plan RUN says the same as text")
     if mail and not week:
         raise UsageError("--mail sends the report of a week", hint="ftsupervise report --week --mail")
     if mail and (output is not None or markdown):
@@ -93,7 +103,7 @@ def report(
         found = _read(root)
         names.append(_file_name(found.detail.status.name, names))
         to = str(folder / names[-1]) if folder is not None else output
-        _write(_text(found, markdown=markdown), to or ("-" if markdown else names[-1]), (root,))
+        _write(_text(found, markdown=markdown, planned=planned), to or ("-" if markdown else names[-1]), (root,))
 
 
 def _folder(output: str | None) -> Path | None:
@@ -202,14 +212,18 @@ def _read(root: Path) -> ReportFacts:
     return read_report(root, datetime.now(timezone.utc), os.environ, time_limit.extend)
 
 
-def _text(found: ReportFacts, *, markdown: bool, home: str = "") -> str:
+def _text(found: ReportFacts, *, markdown: bool, planned: bool = False, home: str = "") -> str:
     if markdown:
         from ftsupervise.report.markdown import as_markdown
 
         return as_markdown(found)
     from ftsupervise.report.html import page
 
-    return page(found, home=home)
+    if not planned:
+        return page(found, home=home)
+    from ftsupervise.cli.plan import forecast_of
+
+    return page(found, home=home, forecast=forecast_of(found))
 
 
 def _file_name(of: str, taken: list[str]) -> str:

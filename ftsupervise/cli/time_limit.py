@@ -75,6 +75,8 @@ BOUNDS: dict[str, CommandBound] = {
     "list": _LOOKS,
     "forget": _LOOKS,
     "report": _LOOKS,
+    "plan": _LOOKS,
+    "simulate": _LOOKS,
     "metrics": _LOOKS,
     "kill": _LOOKS,
     "save": _LOOKS,

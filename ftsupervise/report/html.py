@@ -24,7 +24,7 @@ from ftsupervise.report.everything import CheckpointRow, NodeRow, ReportFacts, S
 from ftsupervise.report.groups import stall_rows
 from ftsupervise.report.incidents import STALL, AlikeIncidents, RunIncident, alike, costs_of
 from ftsupervise.report.placing import TimeGap, gaps
-from ftsupervise.report.plan import plan_line, plan_rows
+from ftsupervise.report.plan import PlanForecast, plan_line, plan_rows
 from ftsupervise.report.summary import stamp
 from ftsupervise.secrecy import masked
 from ftsupervise.units import count, show_duration, show_percent, show_size
@@ -62,16 +62,17 @@ _TONES = {
 _NODE_TONES = {"excluded": "bad", "by hand": "bad", "kept": "watch", "trusted": "good"}
 
 
-def page(report: ReportFacts, followed: FollowedPage | None = None, home: str = "") -> str:
-    """The whole file. ``followed``: it is renewed, or was. ``home``: the page of all runs, which lies beside it."""
+def page(
+    report: ReportFacts, followed: FollowedPage | None = None, home: str = "", forecast: PlanForecast | None = None
+) -> str:
+    """The whole file. ``followed``: it is renewed, or was. ``home``: the page of all runs, which lies beside it. ``forecast``:
+    what would help, where that is asked for."""
     axis = drawing.axis_of(report.detail.account)
     lines = _lines(report, axis)
     follow = followed.shown(report.detail.status.at) if followed is not None else None
     renewed = followed.data() if followed is not None else {}
-    view, data = (
-        {**_view(report, axis, lines), "follow": follow, "home": home},
-        {**_data(report, axis, lines), **renewed},
-    )
+    view = {**_view(report, axis, lines), "forecast": _forecast(forecast), "follow": follow, "home": home}
+    data = {**_data(report, axis, lines), **renewed}
     return rendered("report.html.j2", view, data, ("report.js", *(("follow.js",) if renewed else ())))
 
 
@@ -130,6 +131,14 @@ def _environment() -> Environment:
 
 
 # ------------------------------------------------------------------------------------------------------------ the view
+
+
+def _forecast(of: PlanForecast | None) -> dict[str, Any] | None:
+    if of is None:
+        return None
+    from markupsafe import Markup
+
+    return {"sentence": of.sentence, "picture": Markup(of.picture), "helps": of.helps}
 
 
 def _view(report: ReportFacts, axis: Axis, lines: Sequence[tuple[str, str, str, Line]]) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from ftsupervise.rundir import paths
 from tests.manual.blocks import CHECKS, ROOT, Block, all_blocks, marked, pages, prose, rewrite
 from tests.manual.messages import incident
 from tests.manual.parse import refused
+from tests.manual.plan_screens import plan_screens
 from tests.manual.report_screens import report_screens
 from tests.manual.status_screens import EVENT, NOW, screens
 
@@ -53,6 +54,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     texts = incident(tmp_path_factory.mktemp("night"))
     tree = (paths.__doc__ or "").partition("    RUN/\n")[2].partition("\n\n")[0]
     texts |= screens() | report_screens(tmp_path_factory.mktemp("report"))
+    texts |= plan_screens(tmp_path_factory.mktemp("plan"))
     texts["last-day"] = sample(NOW).text + "\n"
     texts["event-line"] = EVENT.text("login1") + "\n"
     _, _, plugin = (

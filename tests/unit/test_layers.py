@@ -37,7 +37,19 @@ ROOMS = (
         "replicas",
         "integrations",
     ),
-    *("alerts", "watch", "launch", "importer", "crontab", "report", "diagnosis", "sandbox", "doctor", "run"),
+    *(
+        "alerts",
+        "watch",
+        "launch",
+        "importer",
+        "crontab",
+        "report",
+        "planning",
+        "diagnosis",
+        "sandbox",
+        "doctor",
+        "run",
+    ),
     *("interface", "cli", "start", "__main__"),
 )
 # Edges do not import each other: they meet in a story.

@@ -317,6 +317,7 @@ def test_what_only_reads_and_what_goes_through_the_rooms_is_not(line: str) -> No
 SHOWS = {
     "config/believed.py": "the rule itself",
     "config/find_run.py": "which run, and which cron folder: what others may write leads to none of ours elsewhere",
+    "cli/plan.py": "to change a file of one's own, and to check what it is about to write: nothing in it is run",
     "cli/config.py": "for a watch and to show: what acts is held back; each command that acts takes load_to_act",
     "cli/init.py": "to check what it has just written itself: nothing in it is run",
     "config/checkpoint_place.py": "what another account wrote is only shown: refuse_held",
@@ -341,6 +342,8 @@ ASKS = {
     "interface/looks.py": {"runs_to_switch", "load_to_act"},
     "cli/nodes.py": {"refuse_link"},
     "report/everything.py": {"require"},  # ``read_report``, by which each page of a run is made
+    "cli/plan.py": {"of_strangers"},
+    "cli/plan_values.py": {"require"},
     "replicas/options.py": {"refuse_link"},
     "report/alert_list.py": {"refuse_link"},
     "alerts/journal.py": {"strangers_link"},
@@ -362,6 +365,8 @@ ACTS = {
     "groups": "replicas/options.py",
     "launch": "launch/submit.py",
     "report": "report/everything.py",
+    "plan": "cli/plan.py",
+    "simulate": "cli/plan_values.py",
     "run": "run/gate.py",
 }
 OWN_ONLY = frozenset(
