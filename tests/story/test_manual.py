@@ -19,6 +19,8 @@ import yaml
 from docs import draw, draw_rooms
 from ftsupervise.alerts.last_day import sample
 from ftsupervise.config.load import loads
+from ftsupervise.config.strict_yaml import parse
+from ftsupervise.config.sweep import names_in
 from ftsupervise.rundir import paths
 from tests.manual.blocks import CHECKS, ROOT, Block, all_blocks, marked, pages, prose, rewrite
 from tests.manual.messages import incident
@@ -114,7 +116,8 @@ def test_the_settings_that_are_shown_load(block: Block) -> None:
         text = "name: example\n" + text
     if not re.search(r"^launch:", text, re.M):
         text += "launch: {command: python train.py}\n"
-    assert loads(text).name
+    every = names_in(parse(text.encode(), str(block))) or ("",)  # of a sweep each run
+    assert all(loads(text, run=name).name for name in every)
 
 
 def test_the_full_example_has_every_setting_there_is() -> None:
