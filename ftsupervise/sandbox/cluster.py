@@ -13,6 +13,7 @@ import signal
 import socket
 import subprocess
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -661,6 +662,9 @@ class Sandbox:
 
     def wait_ready(self, timeout: float = 30.0) -> None:
         """Return when every node accepts jobs. After ``timeout`` seconds raises SchedulerUnavailable with their states."""
+        self._wait_ready(timeout, lambda: None)
+
+    def _wait_ready(self, timeout: float, while_waiting: Callable[[], None]) -> None:
         end = time.monotonic() + timeout
         states = "no answer yet"
         while True:
@@ -677,6 +681,7 @@ class Sandbox:
                 said = ", ".join(states.split("\n")).strip(", ")
                 hint = self.network.unheard() if self.shape.hosts and "*" in said else ""  # Slurm's sign for no answer
                 raise SchedulerUnavailable(f"the sandbox was not ready within {timeout:.0f} s: {said}", hint=hint)
+            while_waiting()
             time.sleep(0.05)
 
     def node(self, name: str, action: NodeAction) -> None:
@@ -816,7 +821,20 @@ class Sandbox:
         start_slurmctld(layout, shape, left(), clean=True)
         self._wait_controller(left())
         self._start_slurmds(shape.node_names, left())
-        self.wait_ready(left())
+        self._wait_ready(left(), self._give_up_on_slurmds())
+
+    def _give_up_on_slurmds(self) -> Callable[[], None]:
+        """Return what raises Error once a slurmd has ended: since 24.11 it loads its plug-ins in the background."""
+        absent: Counter[str] = Counter()
+
+        def look() -> None:
+            there = {member.node for member in self.processes() if member.process.name == "slurmd"}
+            for node in self.shape.node_names:
+                absent[node] = 0 if node in there else absent[node] + 1
+                if absent[node] == 10:  # not the first time: a process that forks and ends can escape one scan
+                    raise gave_up(f"slurmd of {node}", self.layout.logs / f"{node}.log")
+
+        return look
 
     def _wait_controller(self, seconds: float) -> None:
         """Wait until slurmctld answers, which goes to the background before it is ready, or report why it ended."""

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -118,10 +119,10 @@ def test_when_its_record_is_damaged_it_can_still_be_taken_down(place: Path) -> N
 
 
 def test_an_up_that_fails_half_way_leaves_nothing(place: Path) -> None:
-    with pytest.raises(Error, match=r"slurmctld ended: .*Can.t find plugin for select/nonsense"):
+    with pytest.raises(Error, match=r"slurmctld ended: .*select/nonsense"):
         Sandbox.up(place, overrides=("SelectType=select/nonsense",))
     assert traces(place) == []
-    with pytest.raises(Error, match=r"slurmd of node-0 ended with exit code 1: .*"):
+    with pytest.raises(Error, match=r"slurmd of node-0 ended(?: with exit code 1)?: .*task/nonsense"):
         Sandbox.up(place, nodes=2, overrides=("TaskPlugin=task/nonsense",))
     assert traces(place) == []
     with pytest.raises(Error, match=r"not ready within \d+ s: node-0 inval, node-1 inval"):
@@ -143,7 +144,8 @@ def test_an_up_that_was_killed_half_way_is_cleared_by_down(place: Path, daemon: 
 def test_an_up_over_what_an_earlier_one_left_begins_anew(place: Path, until: Until) -> None:
     first = Sandbox.up(place, nodes=3)
     for member in members(first.layout.slurm_conf, first.shape.node_names):
-        os.kill(member.process.pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):  # it has ended with another of them
+            os.kill(member.process.pid, signal.SIGKILL)
     until(lambda: not first.alive, "the end")
     assert place.exists()
     with Sandbox.up(place, nodes=1) as second:
