@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ftsupervise.cli.output import DefaultGroup, did_you_mean, end_of, plain, say, say_json
+from ftsupervise.cli.command_group import DefaultGroup
+from ftsupervise.cli.output import did_you_mean, end_of, plain, say, say_json
 from ftsupervise.errors import NotFound, UsageError
 from ftsupervise.host.ownership import shown_user
 from ftsupervise.printable import printable

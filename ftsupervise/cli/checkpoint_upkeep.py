@@ -110,7 +110,7 @@ def committed(place: CheckpointPlace, *, every: bool) -> tuple[Path, ...]:
 # --------------------------------------------------------------------------------------------------------------- offload
 
 
-@checkpoints.command()
+@checkpoints.command(short_help="Copy checkpoints to another place, and read the copies back.")
 @click.argument("run", required=False)
 @click.option(
     "--to", "places", multiple=True, metavar="PLACE", help="A folder, or s3://bucket/prefix; may be repeated."
@@ -225,7 +225,7 @@ def _asked_for(place: CheckpointPlace, *, every: bool) -> tuple[Path, ...]:
 # --------------------------------------------------------------------------------------------------------------- restore
 
 
-@checkpoints.command()
+@checkpoints.command(short_help="Bring a checkpoint back from a copy.")
 @click.argument("run", required=False)
 @click.option(
     "--from", "places", multiple=True, metavar="PLACE", help="A folder, or s3://bucket/prefix; may be repeated."
@@ -361,7 +361,7 @@ _FIND = 8.0  # seconds to find a run and read its settings
 # ----------------------------------------------------------------------------------------------------------------- prune
 
 
-@checkpoints.command()
+@checkpoints.command(short_help="Remove checkpoints that no rule keeps.")
 @click.argument("run", required=False)
 @click.option("-n", "--dry-run", is_flag=True, help="Show what would go and how much it frees; remove nothing.")
 @click.option("--last", type=click.IntRange(min=2), help="Keep this many of the newest (checkpoints.retain.last).")
@@ -417,7 +417,7 @@ def _quiet(text: str) -> None:
 # ---------------------------------------------------------------------------------------------------------------- upkeep
 
 
-@checkpoints.command()
+@checkpoints.command(short_help="Do what the settings of each run ask for.")
 @click.argument("runs", nargs=-1, metavar="[RUN]...")
 @click.option("--all", "everything", is_flag=True, help="Every run this account has launched.")
 @patience

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import click
 
 from ftsupervise.cli.checkpoint_answers import Patient, patience, patiently
-from ftsupervise.cli.output import DefaultGroup, plain, say, say_json
+from ftsupervise.cli.command_group import DefaultGroup
+from ftsupervise.cli.output import plain, say, say_json
 from ftsupervise.errors import NotFound, Refused, UsageError
 from ftsupervise.printable import printable
 from ftsupervise.units import count
@@ -71,7 +72,7 @@ def checkpoints() -> None:
     """
 
 
-@checkpoints.command("list")
+@checkpoints.command("list", short_help="List the checkpoints and what else lies there (the default).")
 @click.argument("run", required=False)
 @click.option("--json", "as_json", is_flag=True, help="For programs.")
 @click.option("--unread", is_flag=True, hidden=True, help="Only look whether the folder answers.")
@@ -154,7 +155,7 @@ def _whose(one: Found, run: Lineage | None, several: bool) -> str:
     return printable(f"  taken over from {whose(one.head)}") if belongs is Belongs.TAKEN else ""
 
 
-@checkpoints.command()
+@checkpoints.command(short_help="Set all checkpoints aside: the next attempt begins at step 0.")
 @click.argument("run", required=False)
 @click.option("--reason", default="a new start", metavar="TEXT", help="Why, for those who find them set aside.")
 def anew(run: str | None, reason: str) -> None:
@@ -192,7 +193,7 @@ def anew(run: str | None, reason: str) -> None:
         say(printable(f"it is stopped by the brake; to let it begin: ftsupervise clear --brake {place.rundir.root}"))
 
 
-@checkpoints.command("set-aside")
+@checkpoints.command("set-aside", short_help="Set one checkpoint aside, so that no loader takes it.")
 @click.argument("checkpoint", type=click.Path())
 @click.option("--reason", default="as somebody asked", metavar="TEXT", help="Why, for those who find it set aside.")
 def one_aside(checkpoint: str, reason: str) -> None:
@@ -232,7 +233,7 @@ def _line(one: Found) -> str:
     return f"{start}  {show_size(one.head.size):>8}  {count(one.head.listed, 'file')}{by}"
 
 
-@checkpoints.command()
+@checkpoints.command(short_help="Compare checkpoints with their manifests.")
 @click.argument("run", required=False)
 @click.option("--all", "every", is_flag=True, help="Each checkpoint, not only the newest good one.")
 @click.option("--sizes", "thoroughness", flag_value="sizes", help="Compare only the sizes of the files.")
@@ -283,7 +284,7 @@ def verify(run: str | None, every: bool, thoroughness: str, world: int | None, s
         raise SystemExit(_UNSEEN if all(one.state is CheckpointState.UNSEEN for one in wrong) else _BAD)
 
 
-@checkpoints.command()
+@checkpoints.command(short_help="Adopt checkpoints that another program wrote.")
 @click.argument("run", required=False)
 @click.option("--step", type=click.IntRange(min=0), help="The step; default: from its name, or its own files.")
 @click.option("--world", type=click.IntRange(min=1), help="The number of ranks that wrote it; default: from its files.")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ftsupervise.cli.command_group import CommandGroup
 from ftsupervise.cli.output import plain, say
 from ftsupervise.errors import ConfigError
 
@@ -19,7 +20,7 @@ _ASKING = 5.0  # seconds for what Slurm is asked
 _LOOK = 5.0  # seconds for the newest attempt of the run
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=CommandGroup)
 def config() -> None:
     """Check the settings, print them with their origins, print their JSON Schema.
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ftsupervise.cli.command_group import CommandGroup
 from ftsupervise.units import show_duration
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ DRY = click.option(
 )
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=CommandGroup)
 def cron() -> None:
     """A crontab for clusters without one: drop a file into a folder, and it runs at the next slot.
 

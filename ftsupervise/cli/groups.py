@@ -9,12 +9,13 @@ from typing import Any
 
 import click
 
+from ftsupervise.cli.command_group import CommandGroup
 from ftsupervise.cli.output import say
 from ftsupervise.cli.run import option_of, values_typed
 from ftsupervise.config.grouping import GROUP_SETTINGS
 
 
-@click.group()
+@click.group(cls=CommandGroup)
 def groups() -> None:
     """The replica groups of a run: copies that agree on each step, of which one may fail."""
 
@@ -92,7 +93,7 @@ def _member(number: int, run_dir: str, name: str, command: tuple[str, ...], **va
     os.execve(words[0], words, env)
 
 
-def _add(callback: Callable[..., None], *params: click.Parameter) -> None:
+def _add(callback: Callable[..., None], short: str, *params: click.Parameter) -> None:
     """Make it a command that takes the settings of the groups, and then the words of another command."""
     words = click.Argument(["command"], nargs=-1, required=True, type=click.UNPROCESSED)
     groups.add_command(
@@ -100,22 +101,24 @@ def _add(callback: Callable[..., None], *params: click.Parameter) -> None:
             callback.__name__.strip("_"),
             callback=callback,
             help=callback.__doc__,
+            short_help=short,
             context_settings={"ignore_unknown_options": False, "allow_interspersed_args": False},
             params=[*params, *map(option_of, GROUP_SETTINGS), words],
         )
     )
 
 
-_add(_run)
+_add(_run, "Run a command as replica groups; for the job script.")
 _add(
     _member,
+    "Supervise one group in a job of its own; for the job script.",
     click.Option(["--number"], type=click.IntRange(0, 998), required=True, help="Of the group, from 0."),
     click.Option(["--run-dir"], metavar="DIR", required=True, help="The directory of the whole run."),
     click.Option(["--name"], required=True, help="What the run is called."),
 )
 
 
-@groups.command()
+@groups.command(short_help="Let one group leave; the others train on.")
 @click.argument("group")
 @click.argument("run", metavar="[RUN]", required=False)
 def leave(group: str, run: str | None) -> None:

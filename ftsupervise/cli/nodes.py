@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from ftsupervise.cli.output import DefaultGroup, end_of, plain, say, say_json
+from ftsupervise.cli.command_group import DefaultGroup
+from ftsupervise.cli.output import end_of, plain, say, say_json
 from ftsupervise.errors import UsageError
 from ftsupervise.host.ownership import shown_user
 from ftsupervise.units import count

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
+from ftsupervise.cli.command_group import CommandGroup
 from ftsupervise.cli.output import plain, say_json
 from ftsupervise.errors import NotFound
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from ftsupervise.config.schema import Run
 
 
-@click.group()
+@click.group(cls=CommandGroup)
 def notify() -> None:
     """Test a receiver; preview every message."""
 

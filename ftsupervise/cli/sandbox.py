@@ -12,6 +12,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
+from ftsupervise.cli.command_group import CommandGroup
 from ftsupervise.sandbox import (
     CONTROLLER_ACTIONS,
     ENV_DIRECTORY,
@@ -23,7 +24,7 @@ from ftsupervise.sandbox import (
 )
 
 
-class _Sandbox(click.Group):
+class _Sandbox(CommandGroup):
     """A group in which ``sandbox [up's options] -- COMMAND`` means: run COMMAND in a sandbox."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:

@@ -116,6 +116,8 @@ BOUNDS: dict[str, CommandBound] = {
     "config check": _LOOKS,
     "config schema": _LOOKS,
     "config show": _LOOKS,
+    "help": _LOOKS,
+    "version": _LOOKS,
     "doctor": CommandBound(Bounding.LOOKS, 60.0),  # each of its looks has its bound, and it is told before each
     "sandbox controller": CommandBound(Bounding.WORKS, 60.0),
     "sandbox down": CommandBound(Bounding.WORKS, 60.0),

@@ -349,7 +349,7 @@ ASKS = {
     "replicas/apart.py": {"refuse"},
 }
 # The commands of click's table that write nothing for a run, and those whose asking is above, or that act for no run of others.
-READ_ONLY = frozenset(("check", "config", "diagnose", "doctor", "list", "logs", "status", "watch"))
+READ_ONLY = frozenset(("check", "config", "diagnose", "doctor", "help", "list", "logs", "status", "version", "watch"))
 ACTS = {
     "alerts": "cli/alerts.py",
     "checkpoints": "cli/checkpoints.py",
