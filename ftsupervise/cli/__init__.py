@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 import click
 
-from ftsupervise.cli.output import look_at_terminals, may_colour, say
+from ftsupervise.cli.output import asks_for_json, error_line, look_at_terminals, may_colour, say
 from ftsupervise.errors import Cancelled, Error, UsageError
 from ftsupervise.printable import log_line
 from ftsupervise.version import VERSION
@@ -46,6 +46,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "config": ("config", "config", "Check the settings, print them, print their schema."),
     "doctor": ("doctor", "doctor", "Look at all that a night depends on."),
     "sandbox": ("sandbox", "sandbox", "Start a real Slurm on this machine, for trying things."),
+    "completion": ("completion", "completion", "Print the script with which a shell completes all this."),
     "help": ("help", "show_help", "Show the help of a command."),
     "version": ("version", "version", "Print the version."),
 }
@@ -56,7 +57,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "Look": ("status", "logs", "diagnose", "list", "report", "metrics"),
     "Stop": ("save", "kill", "clear", "observe", "forget"),
     "Watch": ("watch", "check", "alerts", "notify", "cron"),
-    "Set up": ("init", "config", "doctor", "sandbox", "help", "version"),
+    "Set up": ("init", "config", "doctor", "sandbox", "completion", "help", "version"),
 }
 
 # What a command loads twice that is tried first as a dry run: for the trial and for its work, each in a child of this process.
@@ -85,8 +86,9 @@ class Lazy(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        module, attribute, _ = COMMANDS[cmd_name]
+        module, attribute, summary = COMMANDS[cmd_name]
         command: click.Command = getattr(import_module(f"ftsupervise.cli.{module}"), attribute)
+        command.short_help = summary
         gc.enable()  # (``__main__`` had it wait)
         return command
 
@@ -96,6 +98,14 @@ class Lazy(click.Group):
 
             raise no_such_command(args[0], COMMANDS, ctx)
         return super().resolve_command(ctx, args)
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[Any]:
+        from click.shell_completion import CompletionItem
+
+        verbs = [
+            CompletionItem(name, help=line) for name, (_, _, line) in COMMANDS.items() if name.startswith(incomplete)
+        ]
+        return [*verbs, *click.Command.shell_complete(self, ctx, incomplete)]
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         width = max(map(len, COMMANDS))
@@ -132,6 +142,10 @@ def main(argv: list[str] | None = None) -> NoReturn:
     from ftsupervise.cli import time_limit
     from ftsupervise.cli.output import printable_streams
 
+    if "_FTSUPERVISE_COMPLETE" in os.environ:
+        from ftsupervise.cli.completion import answer_the_shell
+
+        answer_the_shell(ftsupervise)
     colours = look_at_terminals() and may_colour()
     if argv is None and time_limit.applies(sys.argv[1:]):
         time_limit.go_on_in_a_child(sys.argv[1:])  # returns in a child, whose output is no terminal
@@ -157,22 +171,17 @@ def _main(argv: list[str] | None, shown: dict[str, Any]) -> NoReturn:
         )
         sys.stdout.flush()
     except click.exceptions.Abort:
-        say("ftsupervise: stopped", err=True)
-        code = Cancelled.exit_code
+        code = _tell(Cancelled("stopped"), argv)
     except click.ClickException as error:
-        head = _head(argv)
+        code = UsageError.exit_code
         if isinstance(error, getattr(click.exceptions, "NoArgsIsHelpError", ())):  # click 8.2; before it was no error
             click.echo(error.format_message(), err=True)
-        elif isinstance(error, click.UsageError) and error.ctx is not None:
-            command = error.ctx.command_path
-            begin = head.replace("ftsupervise: ", f"{command}: ")
-            say(f"{begin}{error.format_message()}\n  {command} --help says more", err=True)
         else:
-            say(f"{head}{error.format_message()}", err=True)
-        code = UsageError.exit_code
+            path = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx is not None else ""
+            hint = f"{path} --help says more" if path else ""
+            _tell(UsageError(error.format_message(), hint=hint), argv, by=path)
     except Error as error:
-        say(f"{_head(argv)}{error}", err=True)
-        code = error.exit_code
+        code = _tell(error, argv)
     except KeyboardInterrupt:
         code = Cancelled.exit_code
     except BrokenPipeError:
@@ -181,16 +190,21 @@ def _main(argv: list[str] | None, shown: dict[str, Any]) -> NoReturn:
     except OSError as error:
         from ftsupervise.errors import from_os_error
 
-        known = from_os_error(error, f"use {error.filename}" if error.filename else "finish")
-        say(f"{_head(argv)}{known}", err=True)
-        code = known.exit_code
+        code = _tell(from_os_error(error, f"use {error.filename}" if error.filename else "finish"), argv)
     sys.exit(code if isinstance(code, int) else 0)
 
 
-def _head(argv: list[str] | None) -> str:
-    """The beginning of an error. ``run`` writes into the job's log, where each line of ours begins with its time."""
-    in_the_log = (sys.argv[1:] if argv is None else argv)[:1] == ["run"]
-    return log_line("") if in_the_log else "ftsupervise: "
+def _tell(error: Error, argv: list[str] | None, *, by: str = "") -> int:
+    """Print an error, and return its exit code: a sentence, or an object where JSON was asked for. ``by``: the command, where
+    its words are wrong. ``run`` writes into the job's log, where each line of ours begins with its time.
+    """
+    words = sys.argv[1:] if argv is None else argv
+    if asks_for_json(words):
+        click.echo(error_line(error.message, error.hint, error.exit_code), err=True)
+    else:
+        head = log_line("") if words[:1] == ["run"] else f"{by or 'ftsupervise'}: "
+        say(f"{head}{error}", err=True)
+    return error.exit_code
 
 
 def _width() -> int:

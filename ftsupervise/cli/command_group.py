@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from ftsupervise.cli.output import did_you_mean
+from ftsupervise.cli.names import RUN
+from ftsupervise.errors import did_you_mean
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
 
 _WHOLE = 1_000_000  # characters: click cuts a summary that is longer
 
@@ -46,6 +50,15 @@ class DefaultGroup(CommandGroup):
     """``alerts [RUN]`` lists; ``alerts ack …`` does something. A run called "ack" is named by its path."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        if not args or (args[0] not in self.commands and args[0] not in ("-h", "--help")):
+        asked_by_the_shell = (
+            not args and ctx.resilient_parsing
+        )  # what may stand here: a command, or what ``list`` takes
+        if not asked_by_the_shell and (not args or args[0] not in (*self.commands, "-h", "--help")):
             args = ["list", *args]
         return super().parse_args(ctx, args)
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        listing = self.commands["list"]
+        of_list = click.Context(listing, info_name="list", parent=ctx, resilient_parsing=True)
+        runs = [] if incomplete.startswith("-") else RUN.shell_complete(of_list, listing.params[0], incomplete)
+        return [*runs, *super().shell_complete(ctx, incomplete), *listing.shell_complete(of_list, incomplete)]

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import click
 
 from ftsupervise.cli.command_group import CommandGroup
-from ftsupervise.cli.output import plain, say
+from ftsupervise.cli.names import RUN
+from ftsupervise.cli.output import JSON, answer, plain, say
 from ftsupervise.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -36,8 +37,9 @@ def config() -> None:
 
 
 @config.command(short_help="Check the file.")
-@click.argument("runs", nargs=-1, metavar="[RUN]...")
-def check(runs: tuple[str, ...]) -> None:
+@click.argument("runs", nargs=-1, metavar="[RUN]...", type=RUN)
+@JSON
+def check(runs: tuple[str, ...], as_json: bool) -> None:
     """Check the file. All its errors are printed at once, a line each; exit code 78.
 
     RUN is a directory, an ftsupervise.yaml, or a name; default: ./ftsupervise.yaml.
@@ -50,7 +52,7 @@ def check(runs: tuple[str, ...]) -> None:
     from ftsupervise.config.load import load
     from ftsupervise.config.sweep import listed
 
-    wrong: list[str] = []
+    wrong, fine = list[str](), list[dict[str, object]]()
     for run in runs or (None,):
         try:
             path = settings_of(run)
@@ -61,13 +63,22 @@ def check(runs: tuple[str, ...]) -> None:
             wrong.append(str(error))
             continue
         first = every[0]
+        about = (*_requeued(first), *what_is_seen(first))
+        steps = [sentence for found in every for sentence in no_step_found(found)]
+        notes = tuple(dict.fromkeys((*doubts, *steps, *without_receivers(first))))
+        if as_json:
+            about = tuple(sentence.strip() for sentence in about)
+            of = {"path": path, "run": first.name, "directory": first.run_dir, "sweep": names}
+            fine.append({**of, "about": about, "notes": notes})
+            continue
         said = f"Run {first.name}, in {first.run_dir}"
         say(f"{path}: fine. {f'A sweep of {len(names)} runs: {listed(names)}' if names else said}")
-        for sentence in (*_requeued(first), *what_is_seen(first)):
+        for sentence in about:
             say(sentence)
-        steps = [sentence for found in every for sentence in no_step_found(found)]
-        for sentence in dict.fromkeys((*doubts, *steps, *without_receivers(first))):
+        for sentence in notes:
             say(f"note: {sentence}", err=True)
+    if as_json and (fine or not wrong):
+        answer(files=fine)
     if wrong:
         raise ConfigError("\n".join(wrong))
 
@@ -148,7 +159,7 @@ def without_receivers(run: Run) -> tuple[str, ...]:
 
 
 @config.command(short_help="Every setting as it will be used.")
-@click.argument("run", required=False)
+@click.argument("run", required=False, type=RUN)
 @click.option("--origin", is_flag=True, help="Say where each setting comes from.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of YAML.")
 def show(run: str | None, origin: bool, as_json: bool) -> None:

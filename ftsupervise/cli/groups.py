@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import click
 
 from ftsupervise.cli.command_group import CommandGroup
-from ftsupervise.cli.output import say
+from ftsupervise.cli.names import RUN, Named
+from ftsupervise.cli.output import JSON, answer, say
 from ftsupervise.cli.run import option_of, values_typed
 from ftsupervise.config.grouping import GROUP_SETTINGS
 
@@ -118,10 +119,18 @@ _add(
 )
 
 
+def _groups(_ctx: click.Context) -> Iterable[str]:
+    from ftsupervise.config.find_run import find_run
+    from ftsupervise.replicas.table import group_names
+
+    return group_names(find_run(None))
+
+
 @groups.command(short_help="Let one group leave; the others train on.")
-@click.argument("group")
-@click.argument("run", metavar="[RUN]", required=False)
-def leave(group: str, run: str | None) -> None:
+@click.argument("group", type=Named(_groups))
+@click.argument("run", metavar="[RUN]", required=False, type=RUN)
+@JSON
+def leave(group: str, run: str | None, as_json: bool) -> None:
     """Let GROUP (g002) leave for good: it is asked to stop, and is not started again. The others train on.
 
     RUN is a directory, an ftsupervise.yaml, or a name; default: ./ftsupervise.yaml.
@@ -129,13 +138,19 @@ def leave(group: str, run: str | None) -> None:
     from ftsupervise.config.find_run import find_run
     from ftsupervise.replicas.options import let_leave
 
-    say(let_leave(find_run(run), group))
+    rundir = find_run(run)
+    said = let_leave(rundir, group)
+    if as_json:
+        answer(run=rundir.root.name, directory=rundir.root, group=group, asked_to="leave", words=said)
+    else:
+        say(said)
 
 
 @groups.command()
-@click.argument("group")
-@click.argument("run", metavar="[RUN]", required=False)
-def join(group: str, run: str | None) -> None:
+@click.argument("group", type=Named(_groups))
+@click.argument("run", metavar="[RUN]", required=False, type=RUN)
+@JSON
+def join(group: str, run: str | None, as_json: bool) -> None:
     """Let GROUP join again, after `groups leave`.
 
     RUN is a directory, an ftsupervise.yaml, or a name; default: ./ftsupervise.yaml.
@@ -143,4 +158,9 @@ def join(group: str, run: str | None) -> None:
     from ftsupervise.config.find_run import find_run
     from ftsupervise.replicas.options import let_join
 
-    say(let_join(find_run(run), group))
+    rundir = find_run(run)
+    said = let_join(rundir, group)
+    if as_json:
+        answer(run=rundir.root.name, directory=rundir.root, group=group, asked_to="join", words=said)
+    else:
+        say(said)

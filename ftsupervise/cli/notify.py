@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import click
 
 from ftsupervise.cli.command_group import CommandGroup
+from ftsupervise.cli.names import RUN
 from ftsupervise.cli.output import plain, say_json
-from ftsupervise.errors import NotFound
+from ftsupervise.errors import NotFound, did_you_mean
 
 if TYPE_CHECKING:
     from ftsupervise.alerts.journal import Journal
@@ -24,7 +25,7 @@ def notify() -> None:
 
 
 @notify.command()
-@click.argument("config", metavar="[RUN]", required=False)
+@click.argument("config", metavar="[RUN]", required=False, type=RUN)
 @click.option("--receiver", "only", multiple=True, help="Only this one; may be given several times.")
 @click.option("--json", "as_json", is_flag=True, help="As a JSON object.")
 def test(config: str | None, only: tuple[str, ...], as_json: bool) -> None:
@@ -38,7 +39,10 @@ def test(config: str | None, only: tuple[str, ...], as_json: bool) -> None:
     named = run.alerts.named
     for name in only:
         if name not in named:
-            raise NotFound(f"no receiver is called {name!r}", hint=f"there are: {', '.join(named) or 'none'}")
+            raise NotFound(
+                f"no receiver is called {name!r}{did_you_mean(name, named)}",
+                hint=f"there are: {', '.join(named) or 'none'}",
+            )
     if not named:
         raise NotFound(
             "no receivers are configured", hint="add alerts.receivers to ftsupervise.yaml, e.g. - email: {…}"
@@ -109,7 +113,7 @@ def _lasting(error: Exception) -> str:
 
 
 @notify.command()
-@click.argument("config", metavar="[RUN]", required=False)
+@click.argument("config", metavar="[RUN]", required=False, type=RUN)
 @click.option("--as", "kind", type=click.Choice(["text", "slack", "html"]), default="text", show_default=True)
 @click.option("--json", "as_json", is_flag=True, help="As a JSON object.")
 def preview(config: str | None, kind: str, as_json: bool) -> None:

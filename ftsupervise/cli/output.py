@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from datetime import datetime
 
 RUN = "a directory, an ftsupervise.yaml, or a name"  # the ways to name a run, wherever one is named
+JSON = click.option("--json", "as_json", is_flag=True, help="As one JSON object, for programs.")
 _terminals: dict[int, int] = {}  # file descriptor -> columns, 0 for none
+_for_programs = False
 # Patterns are compiled when they are first used: to compile those of terminals costs a start as much as reading a run.
 _ANSI = r"\033\[[0-9;]*m"
 _COMMAND = (
@@ -31,24 +33,55 @@ _LABEL = r"\s*\S.*?\s{2,}(?=\S)"
 
 
 def say(text: str = "", *, err: bool = False) -> None:
-    """Print ``text``; on a terminal its lines are wrapped to the width there."""
+    """Print ``text``; on a terminal its lines are wrapped to the width there. In ``for_programs`` nothing but errors."""
+    if _for_programs and not err:
+        return
     width = _terminals.get(2 if err else 1, 0)
     click.echo("\n".join(wrapped(line, width) for line in text.split("\n")) if width else text, err=err)
 
 
-def say_json(record: object) -> None:
+@contextmanager
+def for_programs(as_json: bool) -> Iterator[None]:
+    """Leave out what ``say`` would tell a person, as long as a command works whose answer is one JSON object."""
+    global _for_programs
+    before, _for_programs = _for_programs, as_json
+    try:
+        yield
+    finally:
+        _for_programs = before
+
+
+def for_a_program() -> bool:
+    """Return whether the standard output is for a program now."""
+    return _for_programs
+
+
+def say_json(record: object, *, one_line: bool = False) -> None:
     """Print ``record``, made by ``plain``, in the one form that every ``--json`` has."""
     import json
 
-    click.echo(json.dumps(record, ensure_ascii=False, indent=1))
+    click.echo(json.dumps(record, ensure_ascii=False, indent=None if one_line else 1))
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return a clause that names the closest of ``known``; "" where none is close."""
-    from difflib import get_close_matches
+def answer(**record: object) -> None:
+    """Print the JSON object with which a command that acts answers a program."""
+    say_json({"schema_version": 1, **{name: plain(value) for name, value in record.items()}})
 
-    close = get_close_matches(name, list(known), 1)
-    return f"; did you mean {close[0]!r}?" if close else ""
+
+def asks_for_json(words: Sequence[str]) -> bool:
+    """Return whether ``words`` ask for JSON. What follows a ``--``, or the options of ``run``, belongs to another command."""
+    own = words[: words.index("--")] if "--" in words else words
+    named = [word for word in own if not word.startswith("-")][:2]
+    others = named[:1] == ["run"] or named in (["groups", "run"], ["groups", "member"], ["sandbox", "exec"])
+    return "--json" in own and not others
+
+
+def error_line(message: str, hint: str, code: int) -> str:
+    """Return the line by which a program that asked for JSON hears of an error."""
+    import json
+
+    error = {"message": message, "hint": hint or None, "exit_code": code}
+    return json.dumps({"schema_version": 1, "error": error}, ensure_ascii=False)
 
 
 def end_of(duration: str, now: datetime, hint: str) -> datetime:

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 import click
 
 from ftsupervise.cli import time_limit
-from ftsupervise.cli.output import say
+from ftsupervise.cli.names import RUN
+from ftsupervise.cli.output import JSON, answer, for_programs, say
 from ftsupervise.errors import CannotWrite, Error, UsageError, from_os_error
 from ftsupervise.printable import printable
 from ftsupervise.units import count
@@ -25,14 +26,15 @@ _LOOK = 4.0  # seconds for a run directory to say who may read it
 
 
 @click.command()
-@click.argument("runs", nargs=-1, metavar="[RUN]...")
+@click.argument("runs", nargs=-1, metavar="[RUN]...", type=RUN)
 @click.option("--output", "-o", metavar="FILE", help="The file to write; -: standard output.")
 @click.option("--markdown", is_flag=True, help="Markdown for a pull request or a wiki, on standard output.")
 @click.option(
     "--week", is_flag=True, help="The last seven days of RUNs, or of all runs of this account, in one report."
 )
 @click.option("--mail", is_flag=True, help="With --week: mail it to the email receivers of the runs instead.")
-def report(runs: tuple[str, ...], output: str | None, markdown: bool, week: bool, mail: bool) -> None:
+@JSON
+def report(runs: tuple[str, ...], output: str | None, markdown: bool, week: bool, mail: bool, as_json: bool) -> None:
     """Write what there is to know about RUN into one HTML file, which needs no network: report-NAME.html.
 
     RUN is a directory, an ftsupervise.yaml, or a name; default: ./ftsupervise.yaml.
@@ -43,28 +45,42 @@ def report(runs: tuple[str, ...], output: str | None, markdown: bool, week: bool
     ftsupervise report --week                all runs, the last seven days
     ftsupervise report --week --mail         the same, by mail (for the crontab)
     """
-    from ftsupervise.config.find_run import each_run, find_run
-
     if mail and not week:
         raise UsageError("--mail sends the report of a week", hint="ftsupervise report --week --mail")
     if mail and (output is not None or markdown):
         raise UsageError("--mail writes no file", hint="leave out --output and --markdown")
+    if as_json and (output == "-" or (markdown and output is None)):
+        raise UsageError(
+            "--json says which file was written, and this report goes to the standard output",
+            hint="name a file with --output; status --json has the facts of a run",
+        )
+    with for_programs(as_json):
+        written = _made(runs, output, markdown=markdown, week=week, mail=mail)
+    if as_json:
+        answer(**written)
+
+
+def _made(runs: tuple[str, ...], output: str | None, *, markdown: bool, week: bool, mail: bool) -> dict[str, list[str]]:
+    """Return the files that were written, or the receivers that were sent a mail."""
+    from ftsupervise.config.find_run import each_run, find_run
+
     if week:
-        _week(runs, output, markdown=markdown, mail=mail)
-        return
+        return _week(runs, output, markdown=markdown, mail=mail)
     if output is not None and output != "-" and len(runs) > 1:
         raise UsageError(
             "--output names one file, and there are several runs", hint="leave it out: each run has its own file"
         )
-    names: list[str] = []
+    names, files = list[str](), list[str]()
     for run in each_run(runs) or (None,):
         root = find_run(run).root
         found = _read(root)
         names.append(_name(found.detail.status.name, names))
-        _write(_text(found, markdown=markdown), output or ("-" if markdown else names[-1]), (root,))
+        to = output or ("-" if markdown else names[-1])
+        files.append(_write(_text(found, markdown=markdown), to, (root,)))
+    return {"files": files}
 
 
-def _week(runs: tuple[str, ...], output: str | None, *, markdown: bool, mail: bool) -> None:
+def _week(runs: tuple[str, ...], output: str | None, *, markdown: bool, mail: bool) -> dict[str, list[str]]:
     from ftsupervise.config.find_run import each_run, find_run
     from ftsupervise.report.rows import my_runs
 
@@ -72,14 +88,14 @@ def _week(runs: tuple[str, ...], output: str | None, *, markdown: bool, mail: bo
     for root in (find_run(run).root for run in (each_run(runs) if runs else ())):
         where[str(root) if where.get(root.name, root) != root else root.name] = root
     if mail:
-        _mail(where)
-        return
+        return {"mailed": _mail(where)}
     from ftsupervise.report.mail import filename
     from ftsupervise.report.week_page import as_markdown, page
 
     found = _seven_days(where)
     text = as_markdown(found) if markdown else page(found)
-    _write(text, output or ("-" if markdown else filename(found.end)), tuple(where.values()))
+    to = output or ("-" if markdown else filename(found.end))
+    return {"files": [_write(text, to, tuple(where.values()))]}
 
 
 def _seven_days(where: Mapping[str, Path]) -> WeekReport:
@@ -88,15 +104,16 @@ def _seven_days(where: Mapping[str, Path]) -> WeekReport:
     return week_of(where, datetime.now(timezone.utc), os.environ, extend=time_limit.extend)
 
 
-def _mail(where: Mapping[str, Path]) -> None:
-    """Mail each receiver the report of its runs. What one of them does not take keeps no other from having it."""
+def _mail(where: Mapping[str, Path]) -> list[str]:
+    """Mail each receiver the report of its runs; return those that were sent one. What one of them does not
+    take keeps no other from having it."""
     from ftsupervise.alerts.receivers import Broken, TryLater
     from ftsupervise.report.mail import addressees, send
 
     found, problems = addressees(where)
     for sentence in problems:
         say(f"left out: {sentence}", err=True)
-    failed = []
+    failed, mailed = [], []
     for one in found:
         seven = _seven_days(one.runs)
         to = ", ".join(one.settings.to)
@@ -108,6 +125,7 @@ def _mail(where: Mapping[str, Path]) -> None:
         except (TryLater, Broken) as error:
             failed.append(f"{one.name}: {error}")
             continue
+        mailed.append(one.name)
         say(f"{one.name}: mailed to {to}: {count(len(seven.rows), 'run')}{f'; refused: {refused}' if refused else ''}")
     if not found:
         say(
@@ -116,6 +134,7 @@ def _mail(where: Mapping[str, Path]) -> None:
         )
     if failed:
         raise Error("; ".join(failed), hint="ftsupervise notify test tries the receivers")
+    return mailed
 
 
 def _read(root: Path) -> ReportFacts:
@@ -148,14 +167,15 @@ def _name(of: str, taken: list[str]) -> str:
     return next(name for name in every if name not in taken)
 
 
-def _write(text: str, to: str, about: Sequence[Path]) -> None:
-    """Write a report, for those alone who may read all the run directories that it is ``about``."""
+def _write(text: str, to: str, about: Sequence[Path]) -> str:
+    """Write a report, for those alone who may read all the run directories that it is ``about``; return its path, "-" for the
+    standard output."""
     from ftsupervise.host.ownership import PAGE, Reach
     from ftsupervise.rundir.paths import write_whole
 
     if to == "-":
         click.echo(text, nl=False)
-        return
+        return to
     path = Path(to).absolute()
     try:
         write_whole(path, text, mode=Reach(PAGE).within(*map(_readers, about)), sync=False)
@@ -164,6 +184,7 @@ def _write(text: str, to: str, about: Sequence[Path]) -> None:
     except ValueError as error:  # a null byte in the name
         raise CannotWrite(f"cannot write {printable(str(path))}: {error}") from None
     say(f"{path}: {len(text.encode()) / 1024:.0f} kB")
+    return str(path)
 
 
 def _readers(root: Path) -> Reach:

@@ -6,10 +6,12 @@ These are typed in a hurry on a loaded login node: nothing is imported that they
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
+from ftsupervise.cli.names import RUN
 from ftsupervise.cli.output import say
 from ftsupervise.host.ownership import shown_user
 
@@ -19,7 +21,7 @@ if TYPE_CHECKING:
 Found = tuple["RunDir", str]  # and the name of the run
 _SILENT = 60.0  # seconds after which a guard would have reported
 
-RUNS = click.argument("runs", nargs=-1, metavar="[RUN]...")
+RUNS = click.argument("runs", nargs=-1, metavar="[RUN]...", type=RUN)
 WHY = click.option("--why", default="", metavar="TEXT", help="The reason, shown to everybody who sees the switch.")
 DELAY = "at the next step after its guard looks: within a second or so, 60 s at worst on a shared file system"
 
@@ -73,6 +75,16 @@ class Hearing(NamedTuple):
     stop_within: float | None = None  # seconds from the kill switch until it is ended
     age: float = 0.0  # seconds since the attempt began
     problem: str = ""  # why it cannot be seen whether one runs
+
+
+class Raised(NamedTuple):
+    """What a command has done to a switch of a run, for programs. ``raised``: False where it was up already."""
+
+    run: str
+    directory: Path
+    raised: bool
+    hearing: Hearing  # as it was before
+    ended: tuple[str, ...] = ()  # jobs
 
 
 def who_hears(rundir: RunDir) -> Hearing:

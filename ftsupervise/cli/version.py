@@ -12,7 +12,7 @@ from ftsupervise.version import VERSION
 
 
 @click.command()
-@click.option("--json", "as_json", is_flag=True, help="With the Python that it runs in, and where it lies.")
+@click.option("--json", "as_json", is_flag=True, help="As one JSON object, with the Python that it runs in.")
 def version(as_json: bool) -> None:
     """Print the version, as --version does."""
     if as_json:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
@@ -76,3 +77,42 @@ def test_a_misspelt_command_or_option_is_answered_with_the_one_that_is_near(word
 def test_there_are_that_many_commands() -> None:
     """The walk of click's table, on which laws of other tests stand, is the whole of it."""
     assert {name.split()[0] for name, _ in every_command()} == set(COMMANDS)
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "meant"),
+    [
+        ("status tr12", 66, "'tr11'"),
+        ("save tr1", 66, "'tr11'"),
+        ("forget tr12", 66, "'tr11'"),
+        ("checkpoints list long", 66, "'long-name-of-a-run'"),
+        ("check all tr12", 3, "'tr11'"),
+        ("watch --only dsik", 64, "'disk'"),
+    ],
+)
+def test_a_misspelt_name_of_a_run_is_answered_with_the_one_that_is_near(
+    tmp_path: Path, words: str, code: int, meant: str
+) -> None:
+    for name in ("tr11", "long-name-of-a-run"):
+        (tmp_path / name / "switches").mkdir(parents=True)
+        (tmp_path / "state/runs").mkdir(parents=True, exist_ok=True)
+        (tmp_path / "state/runs" / name).symlink_to(tmp_path / name)
+    (tmp_path / "elsewhere").mkdir()
+    env: dict[str, Any] = {"FTSUPERVISE_STATE_DIR": str(tmp_path / "state"), "HOME": str(tmp_path)}
+    done = typed(*words.split(), folder=tmp_path / "elsewhere", code=code, **env)
+    assert f"did you mean {meant}?" in done.stderr, done.stderr
+    assert "did you mean" not in typed("status", "xyzzy", folder=tmp_path / "elsewhere", code=66, **env).stderr
+
+
+def test_a_cron_entry_and_a_ready_made_script_are_too(tmp_path: Path) -> None:
+    env: dict[str, Any] = {
+        "HOME": str(tmp_path),
+        "FTSUPERVISE_STATE_DIR": str(tmp_path / "state"),
+        "XDG_CONFIG_HOME": str(tmp_path),
+    }
+    typed("cron", "install", "--backend", "loop", "--dir", "c", folder=tmp_path, code=0, **env)
+    done = typed("cron", "add", "watch-al", "--dir", "c", folder=tmp_path, code=66, **env)
+    assert "did you mean 'watch-all'?" in done.stderr
+    typed("cron", "add", "watch-all", "--dir", "c", folder=tmp_path, code=0, **env)
+    done = typed("cron", "run", "wach-all", "--dir", "c", folder=tmp_path, code=66, **env)
+    assert "did you mean 'watch-all'?" in done.stderr
