@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 import click
 
-from ftsupervise.cli.output import asks_for_json, error_line, look_at_terminals, may_colour, say
+from ftsupervise.cli.output import asks_for_json, error_line, look_at_terminals, may_colour, say, show_through_a_pager
 from ftsupervise.errors import Cancelled, Error, UsageError
 from ftsupervise.printable import log_line
 from ftsupervise.version import VERSION
@@ -119,6 +119,9 @@ class Lazy(click.Group):
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="ftsupervise help VERB says more about one of them, and help VERB SUBVERB about a command of a group.",
 )
+@click.option(
+    "--no-pager", is_flag=True, expose_value=False, help="Print long output, and start no pager ($PAGER, or less)."
+)
 @click.version_option(VERSION, "-V", "--version", message="ftsupervise %(version)s")
 def ftsupervise() -> None:
     """Keep a long training run on a Slurm cluster alive.
@@ -147,6 +150,12 @@ def main(argv: list[str] | None = None) -> NoReturn:
 
         answer_the_shell(ftsupervise)
     colours = look_at_terminals() and may_colour()
+    if argv is None and sys.argv[1:2] == ["--no-pager"]:
+        del sys.argv[1]
+    elif argv is None:
+        show_through_a_pager(
+            time_limit.command_of(sys.argv[1:]), sys.argv[1:]
+        )  # returns in a child, where there is one
     if argv is None and time_limit.applies(sys.argv[1:]):
         time_limit.go_on_in_a_child(sys.argv[1:])  # returns in a child, whose output is no terminal
     elif argv is None and time_limit.acts(sys.argv[1:]):

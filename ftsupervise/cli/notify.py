@@ -119,7 +119,7 @@ def _lasting(error: Exception) -> str:
 def preview(config: str | None, kind: str, as_json: bool) -> None:
     """Print every message of an incident as it would be sent; send nothing. Your own templates are used, strictly.
 
-    RUN is a directory, an ftsupervise.yaml, or a name; default: ./ftsupervise.yaml.
+    RUN is a directory, an ftsupervise.yaml, or a name; default: ./ftsupervise.yaml; -: the standard input.
     """
     from jinja2 import TemplateError, TemplateSyntaxError
 
@@ -152,10 +152,10 @@ def preview(config: str | None, kind: str, as_json: bool) -> None:
 
 
 def _run(argument: str | None) -> Run:
-    from ftsupervise.cli.config import load_settings
+    from ftsupervise.cli.config import STDIN, load_settings, load_typed
     from ftsupervise.config.find_run import settings_of
 
-    return load_settings(settings_of(argument))
+    return load_typed() if argument == STDIN else load_settings(settings_of(argument))
 
 
 def _test_messages(run: Run, name: str, now: datetime) -> Iterator[Message]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
@@ -138,6 +138,26 @@ def look_at_terminals() -> bool:
     return bool(_terminals[1])
 
 
+@contextmanager
+def progress(word: str, total: int) -> Iterator[Callable[[str], object]]:
+    """Show on a terminal how far long work is, on the standard error: "3 of 12: name". Call what it yields with each name."""
+    shown = bool(_terminals.get(2)) and os.environ.get("TERM") != "dumb" and total > 1
+    done = 0
+
+    def step(name: str) -> None:
+        nonlocal done
+        done += 1
+        if shown:
+            line = printable_lines(f"{word}: {min(done, total)} of {total}: {name}").replace("\n", " ")
+            os.write(2, f"\r\033[K{line[: _terminals[2] - 1]}".encode())
+
+    try:
+        yield step
+    finally:
+        if shown and done:
+            os.write(2, b"\r\033[K")
+
+
 def columns() -> int:
     """Return the width of the terminal that stdout goes to; 0: it goes elsewhere."""
     return _terminals.get(1, 0)
@@ -176,6 +196,54 @@ def plain(value: object) -> Any:
     if isinstance(value, timedelta):
         return value.total_seconds()
     return str(value.root) if hasattr(value, "root") else str(value)
+
+
+# Long output on a terminal goes through a pager, as with git: $PAGER, else less; ``ftsupervise --no-pager VERB`` goes without.
+
+_PAGED = frozenset(
+    {
+        *("alerts list", "checkpoints list", "config schema", "config show", "cron list", "help", "list", "logs"),
+        *("nodes list", "notify preview"),
+    }
+)
+_LESS = "/usr/bin/less"  # looked for nowhere else: a folder in the PATH may hang
+_OPTIONS = "FRX"  # as git has them: what fits the screen is printed and stays; colours are shown
+_LEFT = 141  # the code of a command whose reader has gone
+
+
+def show_through_a_pager(command: str, args: Sequence[str]) -> None:
+    """Go on in a child whose output a pager shows, where ``command`` prints what may be long and the standard output is a
+    terminal. Returns in the child, or in this process where there is none. This process then waits for the person."""
+    import signal
+
+    pager = _pager()
+    if not pager or not columns() or command not in _PAGED or {"-f", "--follow", "-h", "--help"} & set(args):
+        return
+    reader, writer = os.pipe()
+    child = os.fork()
+    if not child:
+        os.dup2(writer, 1)
+        os.close(writer)
+        os.close(reader)
+        os.environ.setdefault("COLUMNS", str(columns()))
+        return
+    os.close(writer)
+    asked = {**os.environ, "LESS": os.environ.get("LESS", _OPTIONS)}
+    shown = os.posix_spawn("/bin/sh", ["sh", "-c", pager], asked, file_actions=[(os.POSIX_SPAWN_DUP2, reader, 0)])
+    os.close(reader)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the command ends by it, and the pager stays until it is left
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    os.waitpid(shown, 0)
+    os._exit(0 if code == _LEFT else code if code >= 0 else 128 - code)
+
+
+def _pager() -> str:
+    """Return the command of the pager; "" for none."""
+    named = os.environ.get("PAGER")
+    if named is not None:
+        return "" if named.strip() in ("", "cat") else named
+    may = os.environ.get("TERM", "dumb") != "dumb" and os.access(_LESS, os.X_OK)
+    return _LESS if may else ""
 
 
 # The one place through which all words of a command go out: nothing but printable text, line feeds, tabs and our

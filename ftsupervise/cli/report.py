@@ -12,7 +12,7 @@ import click
 
 from ftsupervise.cli import time_limit
 from ftsupervise.cli.names import RUN
-from ftsupervise.cli.output import JSON, answer, for_programs, say
+from ftsupervise.cli.output import JSON, answer, for_programs, progress, say
 from ftsupervise.errors import CannotWrite, Error, UsageError, from_os_error
 from ftsupervise.printable import printable
 from ftsupervise.units import count
@@ -71,12 +71,15 @@ def _made(runs: tuple[str, ...], output: str | None, *, markdown: bool, week: bo
             "--output names one file, and there are several runs", hint="leave it out: each run has its own file"
         )
     names, files = list[str](), list[str]()
-    for run in each_run(runs) or (None,):
-        root = find_run(run).root
-        found = _read(root)
-        names.append(_name(found.detail.status.name, names))
-        to = output or ("-" if markdown else names[-1])
-        files.append(_write(_text(found, markdown=markdown), to, (root,)))
+    every = each_run(runs) or (None,)
+    with progress("reports", len(every)) as step:
+        for run in every:
+            step(run or "")
+            root = find_run(run).root
+            found = _read(root)
+            names.append(_name(found.detail.status.name, names))
+            to = output or ("-" if markdown else names[-1])
+            files.append(_write(_text(found, markdown=markdown), to, (root,)))
     return {"files": files}
 
 
@@ -101,7 +104,8 @@ def _week(runs: tuple[str, ...], output: str | None, *, markdown: bool, mail: bo
 def _seven_days(where: Mapping[str, Path]) -> WeekReport:
     from ftsupervise.report.week import week_of
 
-    return week_of(where, datetime.now(timezone.utc), os.environ, extend=time_limit.extend)
+    with progress("runs are read", 2 * len(where)) as step:  # first what each has been doing, then what it cost
+        return week_of(where, datetime.now(timezone.utc), os.environ, extend=time_limit.extend, step=step)
 
 
 def _mail(where: Mapping[str, Path]) -> list[str]:
