@@ -38,8 +38,8 @@ _PLAIN = re.compile(r"[A-Za-z_/][A-Za-z0-9_./-]*")
 
 
 def load(path: Path, run: str = "", *, environ: Mapping[str, str] | None = None, text: bytes | None = None) -> Run:
-    """The settings in ``path``, with the person's and the site's own beneath them. ``run``: which one of a sweep; ``text``: what
-    stands there, if it is known.
+    """The settings in ``path``, with the person's and the site's own beneath them. ``run``: which one of a sweep; ``text``:
+    what stands there, if it is known.
 
     ``run_dir`` and every other path in the result are absolute: relative ones start at the file they are written in.
     Raises ConfigError (all that is wrong, a line each, with file:line:column), NotFound, NotPermitted; UsageError where it is
