@@ -21,12 +21,14 @@ PICTURE = ROOT / "docs" / "pictures" / "rooms.svg"
 WORDS = ROOMS[: ROOMS.index("host")]
 MEANINGS = {
     "cli": "each command group",
+    "interface": "runs from Python",
     "run": "the supervisor in the job",
     "launch": "submit a chain of jobs",
     "importer": "a job script to settings",
     "watch": "one tick, and the watchdogs",
     "crontab": "keep time by Slurm jobs",
     "report": "status",
+    "planning": "plan, simulate",
     "diagnosis": "what happened, from all that an attempt left",
     "doctor": "what a night depends on",
     "sandbox": "a real Slurm on one machine",
@@ -46,7 +48,7 @@ MEANINGS = {
     "host": "this machine: processes, files",
     "words": "model, errors, units …",
 }
-INTERFACES = ("cli", "guard")  # what people and training loops meet
+INTERFACES = ("cli", "guard", "interface")  # what people and training loops meet
 
 
 def room(module: str) -> str:

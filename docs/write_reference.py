@@ -155,7 +155,21 @@ def _default(value: object) -> str:
 
 # ----------------------------------------------------------------------------------------------------- Python interface
 
-_CLASSES = {"guard/guard.py": ("Guard",), "guard/stop_reasons.py": ("Decision",)}
+_CLASSES = {
+    "guard/guard.py": ("Guard",),
+    "guard/stop_reasons.py": ("Decision",),
+    "interface/run.py": ("Run",),
+}
+# What the methods of ``Run`` return, and the values in it that a program asks for most.
+_VALUES: dict[str, tuple[str, ...]] = {
+    "report/published.py": ("RunStatus", "RunFields"),
+    "report/row.py": ("RunRow",),
+    "model.py": ("Attempt", "Job"),
+    "report/detail.py": ("TimeSpent",),
+    "report/checkpoint_list.py": ("CheckpointsSeen",),
+    "report/alert_list.py": ("AlertsSeen",),
+    "interface/answers.py": ("RaisedSwitch", "RunLaunched"),
+}
 
 
 def interface() -> str:
@@ -163,13 +177,20 @@ def interface() -> str:
         "# The Python interface",
         _MADE,
         "",
-        "What a training script imports. [The guard](../guard.md) and [Frameworks](../frameworks.md) show how it is used.",
+        "What a training script imports: [The guard](../guard.md) and [Frameworks](../frameworks.md) show how it is used.",
+        "What a notebook or a scheduler imports: [Runs from Python](../python.md).",
     ]
     for file, names in _CLASSES.items():
         tree = ast.parse((ROOT / "ftsupervise" / file).read_text("utf-8"))
         for node in tree.body:
             if isinstance(node, ast.ClassDef) and node.name in names:
                 lines += of_class(node, f"ftsupervise.{node.name}", 2)
+    lines += ["", "## The values that Run returns"]
+    for file, those in _VALUES.items():
+        text = (ROOT / "ftsupervise" / file).read_text("utf-8")
+        for node in ast.parse(text).body:
+            if isinstance(node, ast.ClassDef) and node.name in those:
+                lines += of_value(node, text, 3)
     for path in sorted((ROOT / "ftsupervise" / "integrations").glob("*.py")):
         tree = ast.parse(path.read_text("utf-8"))
         exported = _exported(tree)
@@ -196,6 +217,17 @@ def of_class(node: ast.ClassDef, title: str, level: int) -> Iterator[str]:
     if made is not None:
         yield from ("```python", _signature(made, node.name), "```", "")
     yield from _doc(node)
+    for one in node.body:
+        if isinstance(one, ast.FunctionDef) and not one.name.startswith("_") and ast.get_docstring(one):
+            yield from _function(one, one.name, level + 1)
+
+
+def of_value(node: ast.ClassDef, text: str, level: int) -> Iterator[str]:
+    """A frozen value: its fields as they stand in the source, with what is said of them there."""
+    fields = [one for one in node.body if isinstance(one, ast.AnnAssign)]
+    source = text.splitlines()[fields[0].lineno - 1 : fields[-1].end_lineno]
+    yield from ("", f"{'#' * level} {node.name}", "", *_doc(node))
+    yield from ("", "```python", *(line.removeprefix("    ") for line in source), "```")
     for one in node.body:
         if isinstance(one, ast.FunctionDef) and not one.name.startswith("_") and ast.get_docstring(one):
             yield from _function(one, one.name, level + 1)

@@ -44,6 +44,7 @@ class SwitchState(NamedTuple):
 
 # Why a loop is asked to save or to stop, in the words of the ledger. Those that end an attempt are kinds of causes too (model).
 SAVE_SWITCH = "save switch"
+SAVE_DUE = "a checkpoint is due"
 HOST_MEMORY = "host memory"
 GPU_MEMORY = "GPU memory"
 RUN_TIME = "run time reached"

@@ -32,6 +32,8 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "list": ("list_runs", "list_runs", "List the runs of this account, for scripts."),
     "forget": ("forget", "forget", "Drop runs from the lists and the watch; deletes nothing."),
     "report": ("report", "report", "Write a run as one HTML page, or as Markdown."),
+    "plan": ("plan", "plan", "Say which values lose least to failures, and what would help."),
+    "simulate": ("simulate", "simulate", "Play failures against strategies, side by side."),
     "metrics": ("metrics", "metrics", "Print runs as metrics for Prometheus, or write them."),
     "kill": ("kill", "kill", "Have a run save and stop at its next step."),
     "save": ("save", "save", "Have a run save a checkpoint and go on."),
@@ -54,7 +56,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
 # What ``--help`` lists together, in the order of a run's life. Every command stands in one of them.
 GROUPS: dict[str, tuple[str, ...]] = {
     "Run": ("launch", "run", "groups", "checkpoints", "nodes"),
-    "Look": ("status", "logs", "diagnose", "list", "report", "metrics"),
+    "Look": ("status", "logs", "diagnose", "list", "report", "metrics", "plan", "simulate"),
     "Stop": ("save", "kill", "clear", "observe", "forget"),
     "Watch": ("watch", "check", "alerts", "notify", "cron"),
     "Set up": ("init", "config", "doctor", "sandbox", "completion", "help", "version"),

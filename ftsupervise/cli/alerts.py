@@ -5,7 +5,6 @@ Reads and changes the run's journal and this account's own (for what belongs to 
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -21,6 +20,7 @@ from ftsupervise.cli.output import JSON, answer, end_of, plain, say, say_json
 from ftsupervise.errors import Error, NotFound, UsageError, did_you_mean
 from ftsupervise.host.ownership import shown_user
 from ftsupervise.printable import printable
+from ftsupervise.report.alert_list import alerts_in, journals_of
 
 if TYPE_CHECKING:
     from ftsupervise.alerts.journal import Journal
@@ -44,7 +44,7 @@ def alerts() -> None:
 def _firing(_ctx: click.Context) -> Iterator[str]:
     from ftsupervise.findings import AlertState
 
-    for journal in _journals(()):
+    for journal in journals_of(()):
         yield from (one.id for one in journal.read().alerts.values() if one.state is AlertState.FIRING)
 
 
@@ -58,7 +58,7 @@ def _to_silence(ctx: click.Context) -> Iterator[str]:
 
 def _silences(_ctx: click.Context) -> Iterator[str]:
     now = datetime.now(timezone.utc)
-    for journal in _journals(()):
+    for journal in journals_of(()):
         yield from (one.id for one in journal.read().silences if one.end > now)
 
 
@@ -72,7 +72,7 @@ _RUNS = click.argument("runs", nargs=-1, metavar="[RUN]...", type=RUN)
 def list_alerts(runs: tuple[str, ...], as_json: bool) -> None:
     """Show what fires, since when, and who was notified (the default)."""
     now = datetime.now(timezone.utc)
-    journals = _journals(runs)
+    journals = journals_of(runs)
     if as_json:
         say_json(_as_json(journals))
         return
@@ -97,7 +97,7 @@ def ack(key: str, runs: tuple[str, ...], reason: str, as_json: bool) -> None:
 
     now, who = datetime.now(timezone.utc), shown_user()
     acked: list[Alert] = []
-    journals = _journals(runs)
+    journals = journals_of(runs)
     firing = [a for journal in journals for a in journal.read().alerts.values() if a.state is AlertState.FIRING]
     key = _whole_id(key, [a.id for a in firing])
 
@@ -139,7 +139,7 @@ def silence(pattern: str, runs: tuple[str, ...], duration: str, reason: str, as_
 
     now, who = datetime.now(timezone.utc), shown_user()
     end = end_of(duration, now, 'such as "30m", "4h" or "2d"')
-    journals = _journals(runs)
+    journals = journals_of(runs)
     pattern = _known(pattern, [a for journal in journals for a in journal.read().alerts.values()])
     new = Silence(os.urandom(3).hex(), one_line(pattern, 200), who, one_line(reason), now, end)
     for journal in journals:
@@ -161,7 +161,7 @@ def unsilence(silence_id: str, runs: tuple[str, ...], as_json: bool) -> None:
     ID is the silence's own, its beginning, or the pattern that was silenced.
     """
     ended: list[Any] = []
-    journals, now = _journals(runs), datetime.now(timezone.utc)
+    journals, now = journals_of(runs), datetime.now(timezone.utc)
     live = [s for journal in journals for s in journal.read().silences if s.end > now]
     if not any(s.pattern == silence_id for s in live):
         silence_id = _whole_id(silence_id, [s.id for s in live])
@@ -226,48 +226,6 @@ def _typed(verb: str, runs: tuple[str, ...]) -> str:
     return " ".join(["ftsupervise", verb, *map(shlex.quote, places)])
 
 
-def _journals(runs: tuple[str, ...]) -> list[Journal]:
-    """Return the journals of all of them, each once."""
-    found = [journal for run in runs or (None,) for journal in _journals_of(run)]
-    return list({journal.directory: journal for journal in found}.values())
-
-
-def _journals_of(run: str | None) -> list[Journal]:
-    """Return the run's journal, and what this account keeps: about Slurm, about storage that did not answer, and about
-    its cron.
-
-    A cron folder may stand for RUN: the messages about its entries name it.
-    """
-    import os
-
-    from ftsupervise.alerts.journal import Journal
-    from ftsupervise.config.find_run import find_run
-    from ftsupervise.crontab.installation import journal_of, journal_of_default
-    from ftsupervise.host.ownership import refuse_link
-    from ftsupervise.rundir.paths import state_dir
-
-    crons = [journal_of(run)] if run is not None else [journal_of_default(os.environ)]
-    if run is not None and crons[0] is not None:
-        return [Journal(crons[0])]
-    beside = [Journal(path) for path in crons if path is not None]
-    own = state_dir() / "watch"
-    kept = [path for path in (own / "journal", *sorted((own / "storage").glob("*"))) if path.is_dir()]
-    try:
-        rundir = find_run(run)
-        if not rundir.root.is_dir():
-            raise NotFound(
-                f"{rundir.root} does not exist yet", hint=f"ftsupervise launch{f' {run}' if run else ''} makes it"
-            )
-    except NotFound:
-        if run is not None or not (kept or beside):
-            raise
-        return [*(Journal(path) for path in kept), *beside]
-    refuse_link(rundir.watch / "journal")
-    mark = hashlib.sha256(str(rundir.root).encode("utf-8", "surrogateescape")).hexdigest()[:12]  # as watch.storage does
-    kept = [path for path in kept if path.name == "journal" or path.name.endswith(f"-{mark}")]
-    return [Journal(rundir.watch / "journal"), *(Journal(path) for path in kept), *beside]
-
-
 def _change(journal: Journal, make: Callable[[JournalState], JournalState], changed: list[Any]) -> list[Any]:
     journal.change(make)
     _must_be_saved(journal)
@@ -282,15 +240,7 @@ def _must_be_saved(journal: Journal) -> None:
 
 
 def _as_json(journals: list[Journal]) -> dict[str, Any]:
-    states = [journal.read() for journal in journals]
-    return {
-        "schema_version": 2,
-        "alerts": [plain(a) for state in states for a in state.alerts.values()],
-        "waiting": [plain(m) for state in states for m in state.outbox],
-        "receivers": {name: plain(r) for state in states for name, r in state.receivers.items()},
-        "silences": [plain(s) for state in states for s in state.silences],
-        "problems": [problem for journal in journals for problem in journal.problems],
-    }
+    return {"schema_version": 2, **plain(alerts_in(journals))}
 
 
 def _lines(journal: Journal, now: datetime) -> list[str]:

@@ -16,19 +16,21 @@ import click
 
 from ftsupervise.cli.checkpoint_answers import Patient, folders_of, look, must_answer, patience, patiently
 from ftsupervise.cli.checkpoints import (
-    CheckpointPlace,
     checkpoints,
-    find,
     keep_if_written_over,
-    note_checkpoints,
     print_json,
     refuse_held,
-    require_checkpoints,
-    require_launched,
     run_to_note,
 )
 from ftsupervise.cli.names import RUN
 from ftsupervise.cli.output import JSON, for_programs, plain, say
+from ftsupervise.config.checkpoint_place import (
+    CheckpointPlace,
+    note_checkpoints,
+    place_of,
+    require_checkpoints,
+    require_launched,
+)
 from ftsupervise.errors import Error, NoAnswer, NotFound, Refused, UsageError
 from ftsupervise.printable import printable
 from ftsupervise.units import count
@@ -137,7 +139,7 @@ def offload(
     A copy counts when every file of it has come back with its digest; one that was interrupted goes on where it was. Nothing is
     removed here: `prune` does that, with --copied only of what has a copy.
     """
-    place = find(run, acts=True)
+    place = place_of(run, acts=True)
     found, rate = targets(place, places, rate)
     must_answer((one.open() for one in found), hint="nothing was copied; --to PLACE names only those that answer")
     reports: list[tuple[str, OffloadReport]] = []
@@ -254,7 +256,7 @@ def restore(
     from ftsupervise.checkpoints.offload import CopyDamaged
     from ftsupervise.errors import NotPermitted
 
-    place = CheckpointPlace(target) if run is None and target is not None and places else find(run, acts=True)
+    place = CheckpointPlace(target) if run is None and target is not None and places else place_of(run, acts=True)
     found, _ = targets(place, places, rate)
     here = (target or place.folder).absolute()
     hint = "nothing was restored; --from PLACE and --to DIR name only those that answer"
@@ -380,7 +382,7 @@ def prune(run: str | None, dry_run: bool, seconds: float, as_json: bool, **rules
     fewer than two verified ones nothing is removed. What goes is renamed first and deleted then, at 500 files a second. Without
     rules nothing goes.
     """
-    place = find(run, acts=not dry_run)
+    place = place_of(run, acts=not dry_run)
     if place.one is not None:
         raise UsageError(
             f"{place.one} is one checkpoint", hint=f"name the folder: ftsupervise checkpoints prune {place.folder}"
@@ -472,7 +474,7 @@ def _find_in_time(run: str | None, probe: Probe) -> CheckpointPlace:
         within(_FIND, lambda: _try_to_find(run), key=f"checkpoints upkeep {Path.cwd()} {run or ''}")
     except TimeoutError as error:
         raise NoAnswer(f"the run or its settings do not answer: {error}", hint=hint) from None
-    place = find(run, acts=True)
+    place = place_of(run, acts=True)
     offload = place.settings.offload if place.settings is not None else None
     for folder in (place.folder, *folders_of(open_store(url) for url in (offload.to if offload is not None else ()))):
         look(probe, folder, hint)
@@ -481,7 +483,7 @@ def _find_in_time(run: str | None, probe: Probe) -> CheckpointPlace:
 
 def _try_to_find(run: str | None) -> None:
     with suppress(Error, OSError, ValueError):  # the command itself meets the same error, and reports it
-        find(run, acts=True)
+        place_of(run, acts=True)
 
 
 def _all_runs() -> tuple[str, ...]:

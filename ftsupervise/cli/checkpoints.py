@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import click
 
@@ -13,6 +12,7 @@ from ftsupervise.cli.checkpoint_answers import Patient, patience, patiently
 from ftsupervise.cli.command_group import DefaultGroup
 from ftsupervise.cli.names import RUN
 from ftsupervise.cli.output import JSON, plain, say, say_json
+from ftsupervise.config.checkpoint_place import CheckpointPlace, place_of
 from ftsupervise.errors import NotFound, Refused, UsageError
 from ftsupervise.printable import printable
 from ftsupervise.units import count
@@ -20,34 +20,13 @@ from ftsupervise.units import count
 if TYPE_CHECKING:
     from ftsupervise.checkpoints.find import Found, Verdict
     from ftsupervise.checkpoints.manifest import Manifest
-    from ftsupervise.config.schema import CheckpointSettings
     from ftsupervise.probe.errand import WorkProgress
     from ftsupervise.rundir.lineage import Lineage
-    from ftsupervise.rundir.paths import RunDir
     from ftsupervise.snapshots.hidden import HiddenEntry
     from ftsupervise.truth import LeftCheckpoint
 
 SCHEMA_VERSION = 1
 _BAD, _UNSEEN = 1, 3  # exit codes of verify
-
-
-class CheckpointPlace(NamedTuple):
-    """The subject of a command: a folder of checkpoints, or one of them."""
-
-    folder: Path
-    one: Path | None = None
-    pattern: str = "*"
-    accounts: tuple[int, ...] = ()  # user ids that are trusted there
-    settings: CheckpointSettings | None = None  # of the run, where it has some
-    rundir: RunDir | None = None
-    held: tuple[str, ...] = ()  # sentences: what another account's settings ask for, and is not done
-
-    @property
-    def run(self) -> Lineage | None:
-        """The run that was named; None where it was a folder. Raises OSError."""
-        from ftsupervise.rundir.lineage import read_lineage
-
-        return None if self.rundir is None else read_lineage(self.rundir)
 
 
 @click.group(cls=DefaultGroup)
@@ -84,30 +63,19 @@ def list_checkpoints(run: str | None, as_json: bool, unread: bool) -> None:
 
     Nothing is read but the first lines of manifests.
     """
-    from ftsupervise.checkpoints.find import checkpoints_in, runs_in
-    from ftsupervise.checkpoints.quarantine import quarantined_of
-    from ftsupervise.rundir.ledger import kept_of
-    from ftsupervise.snapshots.hidden import hidden_in
+    from ftsupervise.checkpoints.find import runs_in
+    from ftsupervise.report.checkpoint_list import checkpoints_of
 
-    place = find(run, acts=False)
+    place = place_of(run, acts=False)
     if unread:
         os.path.lexists(place.folder) and os.listdir(place.folder)
         return
-    found = checkpoints_in(place.folder, pattern=place.pattern)
-    aside = quarantined_of(place.folder, place.rundir)
-    hidden = hidden_in(place.folder, _users(place))
-    kept = () if place.rundir is None else kept_of(place.rundir)
+    seen = checkpoints_of(place)
+    found = seen.checkpoints
     if as_json:
         listed = [plain({"path": one.path, "step": one.step, "at": one.at, "manifest": one.head}) for one in found]
-        print_json(
-            {
-                "folder": str(place.folder),
-                "checkpoints": listed,
-                "set_aside": [plain(one) for one in aside],
-                "hidden": [plain(one) for one in hidden],
-                "kept": [{"attempt": number, **plain(one)} for number, one in kept],
-            }
-        )
+        kept = [{"attempt": number, **plain(one)} for number, one in seen.kept]
+        print_json({**plain(seen), "checkpoints": listed, "kept": kept})
         return
     if not found:
         say(f"{place.folder} holds no checkpoint")
@@ -116,11 +84,11 @@ def list_checkpoints(run: str | None, as_json: bool, unread: bool) -> None:
     several = me is None and len(runs_in(found)) > 1
     for one in found:
         say(f"{printable(one.path.name):{width}}  {_line(one)}{_whose(one, me, several)}")
-    for each in aside:
+    for each in seen.set_aside:
         say(printable(f"set aside: {each.path}, because {each.reason}"))
-    for entry in hidden:
+    for entry in seen.hidden:
         say(printable(f"{entry.kind}: {entry.path}{_of_what(entry)}: {entry.use}"))
-    for number, left in kept:
+    for number, left in seen.kept:
         say(printable(f"kept: {left.kept}, {_size_of(left)} of attempt {number}, from {left.path} ({left.how})"))
 
 
@@ -129,12 +97,6 @@ def _size_of(left: LeftCheckpoint) -> str:
 
     at = f"{left.at:%Y-%m-%d %H:%M} UTC, " if left.at is not None else ""
     return f"{at}{f'step {left.step}, ' if left.step is not None else ''}{show_size(left.size)}"
-
-
-def _users(place: CheckpointPlace) -> dict[Path, str]:
-    from ftsupervise.snapshots.keeper import KeptSnapshots
-
-    return {} if place.rundir is None else KeptSnapshots(place.rundir, place.folder).users()
 
 
 def _of_what(entry: HiddenEntry) -> str:
@@ -176,7 +138,7 @@ def anew(run: str | None, reason: str, as_json: bool) -> None:
     from ftsupervise.rundir.lineage import read_lineage
     from ftsupervise.rundir.switches import read_brake
 
-    place, now = find(run, acts=True), datetime.now(timezone.utc)
+    place, now = place_of(run, acts=True), datetime.now(timezone.utc)
     if place.one is not None:
         raise UsageError(f"{place.one} is one checkpoint", hint="name the run, or the folder of all its checkpoints")
     last = ledger.newest(place.rundir) if place.rundir is not None else None
@@ -215,7 +177,7 @@ def one_aside(checkpoint: str, reason: str, as_json: bool) -> None:
     from ftsupervise.errors import from_os_error
     from ftsupervise.host.ownership import refuse_link, user_name
 
-    place = find(checkpoint, acts=True)
+    place = place_of(checkpoint, acts=True)
     if place.one is None:
         raise UsageError(f"{checkpoint} is no checkpoint", hint="name one: ftsupervise checkpoints list")
     path = place.one
@@ -264,7 +226,7 @@ def verify(run: str | None, every: bool, thoroughness: str, world: int | None, s
     from ftsupervise.checkpoints.find import CheckpointState, Scope, Thoroughness, checkpoints_in
     from ftsupervise.checkpoints.find import verify as judge
 
-    place = find(run, acts=False)
+    place = place_of(run, acts=False)
     found = checkpoints_in(place.folder, pattern=place.pattern, run=place.run)
     wanted = (place.one,) if place.one else tuple(one.path for one in found)
     if not wanted:
@@ -318,7 +280,7 @@ def commit(
     from ftsupervise.checkpoints.commit import NotComplete, Origin
     from ftsupervise.checkpoints.commit import commit as adopt
 
-    place = find(run, acts=True)
+    place = place_of(run, acts=True)
     wanted = _to_commit(place, again=again, single=step is not None or bool(metrics) or again)
     origin = Origin(step=step, world=world, metrics=_numbers(metrics)).written_by(run_to_note(place))
 
@@ -416,137 +378,12 @@ def _numbers(given: tuple[str, ...]) -> dict[str, float]:
 # ----------------------------------------------------------------------------------------------------------------- parts
 
 
-def find(run: str | None, *, acts: bool) -> CheckpointPlace:
-    """The folder of checkpoints that is meant, or the one checkpoint.
-
-    ``acts``: something is written, removed or copied. Then the run has to be the one that was launched, settings that another
-    account may write do not count, and no link of another account is followed. Raises NotFound, ConfigError, NotTrusted.
-    """
-    from ftsupervise.errors import from_os_error
-    from ftsupervise.host.ownership import refuse_link
-
-    place = _found(run, acts=acts)
-    if acts:
-        try:
-            refuse_link(place.folder)
-            require_checkpoints(place)
-        except OSError as error:
-            raise from_os_error(error, f"look at {place.folder}") from None
-    return place
-
-
-def _found(run: str | None, *, acts: bool) -> CheckpointPlace:
-    from ftsupervise.config.find_run import find_run
-
-    path = Path(run).absolute() if run is not None else None
-    if path is not None and path.exists() and not _is_run(path):
-        accounts = (path.stat().st_uid,)  # a person who names it trusts its owner too
-        if path.is_file() or _is_checkpoint(path):
-            return CheckpointPlace(path.parent, path, accounts=accounts)
-        return CheckpointPlace(path, accounts=accounts)
-    rundir = find_run(run)
-    if acts:
-        require_launched(rundir)
-    section, held = _settings(rundir, acts=acts)
-    accounts = (rundir.root.stat().st_uid,)
-    if section is None:
-        return CheckpointPlace(rundir.checkpoints, accounts=accounts, rundir=rundir, held=held)
-    return CheckpointPlace(section.path or rundir.checkpoints, None, section.pattern, accounts, section, rundir)
-
-
 def refuse_held(place: CheckpointPlace) -> None:
     """Raise NotTrusted where another account's settings ask for something that is not done for them."""
     from ftsupervise.host.ownership import NotTrusted
 
     if place.held:
         raise NotTrusted("\n".join(place.held))
-
-
-def require_launched(rundir: RunDir) -> None:
-    """Raise NotTrusted unless it is the run directory that this account has launched, where it has launched one there."""
-    from ftsupervise.errors import from_os_error
-    from ftsupervise.rundir import pinned
-    from ftsupervise.rundir.paths import state_dir
-
-    try:
-        pinned.require(state_dir(), rundir)
-    except OSError as error:
-        raise from_os_error(error, f"look at the run directory {rundir.root}") from None
-
-
-def require_checkpoints(place: CheckpointPlace, seen: os.stat_result | None = None) -> None:
-    """Raise NotTrusted unless its folder, or the open one with the facts ``seen``, is the one that the run saves in. Raises
-    OSError."""
-    from ftsupervise.rundir import pinned
-    from ftsupervise.rundir.paths import state_dir
-
-    if place.rundir is not None:
-        pinned.require_checkpoints(state_dir(), place.rundir, place.folder, seen)
-
-
-def note_checkpoints(place: CheckpointPlace) -> None:
-    """Note that the run saves in its folder as it is now: a command that a person typed has made it. Best effort: where it is
-    not noted, the next command refuses and says what to type."""
-    from ftsupervise.rundir import pinned
-    from ftsupervise.rundir.paths import state_dir
-
-    if place.rundir is not None:
-        with suppress(OSError):
-            pinned.note_checkpoints(state_dir(), place.rundir, place.folder)
-
-
-def _settings(rundir: RunDir, *, acts: bool) -> tuple[CheckpointSettings | None, tuple[str, ...]]:
-    """Return the settings as the run was launched, and what is held back of them; None for a run directory without settings,
-    and for settings of others where this account ``acts``."""
-    from ftsupervise.config.believed import load_believed
-
-    if not rundir.config.is_file():
-        return None, ()
-    found = load_believed(rundir.config)
-    if not (acts and found.why):
-        return found.run.checkpoints, ()
-    asked = tuple(line for line in found.held if line.startswith("checkpoints."))
-    return None, found._replace(held=asked).sentences(rundir.config)
-
-
-def _is_run(path: Path) -> bool:
-    if path.is_file():
-        return path.suffix in (".yaml", ".yml")
-    return (path / "switches").is_dir() or (path / "ftsupervise.yaml").is_file()
-
-
-def _is_checkpoint(folder: Path) -> bool:
-    """Return whether it is one checkpoint, and not a folder of them.
-
-    It is one by its manifest, its layout, or a step in its name where it holds no checkpoint of another step; or
-    because nothing in it is a checkpoint.
-    """
-    from ftsupervise.checkpoints.find import checkpoints_in
-    from ftsupervise.checkpoints.layouts import layout_of, says_step
-    from ftsupervise.checkpoints.manifest import CheckpointLayout, contents_of, manifest_of
-
-    if os.path.lexists(manifest_of(folder)):
-        return True
-    contents = contents_of(folder)
-    if layout_of(folder, contents) is not CheckpointLayout.FILES:
-        return True
-    inside = checkpoints_in(folder)
-    if says_step(folder.name):
-        return not any(_is_another(one, folder) for one in inside)
-    return bool(contents.files) and not any(one.committed or one.step is not None for one in inside)
-
-
-def _is_another(one: Found, folder: Path) -> bool:
-    """Return whether it is a checkpoint by itself, in a folder with a step in its name: ``ckpt7/step-100``.
-
-    It is one by its manifest, or by its layout and another step in its name.
-    """
-    from ftsupervise.checkpoints.layouts import layout_of, says_step, step_of
-    from ftsupervise.checkpoints.manifest import CheckpointLayout, contents_of
-
-    if one.committed or one.step == step_of(folder.name) or not says_step(one.path.name):
-        return one.committed
-    return layout_of(one.path, contents_of(one.path)) is not CheckpointLayout.FILES
 
 
 def print_json(value: dict[str, object]) -> None:

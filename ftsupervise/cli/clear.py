@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 import click
 
 from ftsupervise.cli.output import JSON, answer, for_programs, say
-from ftsupervise.cli.switches import RUNS, find
+from ftsupervise.cli.switches import RUNS
 from ftsupervise.host.ownership import shown_user
+from ftsupervise.launch.switching import runs_to_switch
 
 if TYPE_CHECKING:
     from ftsupervise.rundir.paths import RunDir
@@ -33,7 +34,7 @@ def clear(runs: tuple[str, ...], switch: str, brake: bool, finished: bool, as_js
     """
     done = []
     with for_programs(as_json):
-        for rundir, name in find(runs, brake=brake or finished):
+        for rundir, name in runs_to_switch(runs, brake=brake or finished):
             lowered, released, started = list[str](), False, list[str]()
             if finished:
                 _finish(rundir, name)

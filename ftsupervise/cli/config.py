@@ -56,6 +56,7 @@ def check(runs: tuple[str, ...], as_json: bool) -> None:
     ftsupervise config check runs/train-10b.yaml
     sed s/nodes:.*/nodes: 8/ ftsupervise.yaml | ftsupervise config check -
     """
+    from ftsupervise.alerts.receivers import without_receivers
     from ftsupervise.config.sweep import listed
 
     wrong, fine = list[str](), list[dict[str, object]]()
@@ -218,14 +219,6 @@ def no_step_found(run: Run) -> tuple[str, ...]:
     except (OSError, TimeoutError):
         return ()
     return (f"attempt {last.number}: {last.unread}",) if last is not None and last.unread else ()
-
-
-def without_receivers(run: Run) -> tuple[str, ...]:
-    """A note if no receiver is configured for the run; () when there is one."""
-    if run.alerts.receivers:
-        return ()
-    first = "alerts: {receivers: [{file: {path: messages.txt}}]}"
-    return (f"alerts.receivers is empty: nobody is notified when {run.name} stops; to begin with, write: {first}",)
 
 
 @config.command(short_help="Every setting as it will be used.")

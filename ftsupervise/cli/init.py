@@ -70,8 +70,9 @@ def init(
     ftsupervise init --try                   try ./ftsupervise.yaml for a minute
 
     Options of init stand before the script. An array whose elements differ becomes a sweep: a run for each element, all in one
-    file, launched and listed together. Exit codes: 0 written; 64 usage; 65 the script cannot be brought over (the message
-    has the line); 66 no such file or job; 75 the file is there already.
+    file, launched and listed together. Exit codes: 0 written; 1 what was tried did not start, failed, or began again at its
+    beginning; 64 usage; 65 the script cannot be brought over (the message has the line); 66 no such file or job; 75 the file
+    is there already.
     """
     from ftsupervise.errors import Refused, UsageError
 

@@ -9,14 +9,12 @@ import click
 
 from ftsupervise.cli import time_limit
 from ftsupervise.cli.output import JSON, answer, for_a_program, for_programs, say
-from ftsupervise.cli.switches import DELAY, RUNS, WHY, Hearing, Raised, find, is_up, not_seen, put_up, who_hears
+from ftsupervise.cli.switches import DELAY, RUNS, WHY, Raised, is_up, not_seen
+from ftsupervise.launch.switching import put_up, require_names, runs_to_switch, who_hears
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
-
+    from ftsupervise.launch.switching import Hearing
     from ftsupervise.rundir.paths import RunDir
-
-_ASKING = 10.0  # seconds for all that the scheduler is asked once the switch is up
 
 
 @click.command()
@@ -40,7 +38,7 @@ def kill(runs: tuple[str, ...], why: str, yes: bool, confirm: str | None, as_jso
 def _kill(runs: tuple[str, ...], why: str, yes: bool, confirm: str | None) -> list[Raised]:
     from ftsupervise.rundir.switches import KILL
 
-    named = find(runs)
+    named = runs_to_switch(runs)
     up = [one for one in named if is_up(one[0], KILL, one[1])]
     found = [one for one in named if one not in up]
     done = [Raised(name, rundir.root, False, who_hears(rundir), _end_held(rundir, name)) for rundir, name in up]
@@ -82,69 +80,23 @@ def _what_follows(heard: Hearing) -> tuple[str, ...]:
 
 
 def _end_held(rundir: RunDir, name: str) -> tuple[str, ...]:
-    """End the members that the brake holds, and return them: nobody will release them, and they stay in the queue for ever.
+    """End the members that the brake holds, say so, and return them."""
+    from ftsupervise.launch.switching import end_held
 
-    Only jobs that are certainly this run's, that wait, and that are on hold. The switch is up whatever comes of it.
-    """
-    from ftsupervise.errors import Error
-    from ftsupervise.replicas.table import group_names
-    from ftsupervise.rundir.switches import nothing_held, read_brake, still_held
-
-    try:
-        braked = [
-            one for one in (rundir, *map(rundir.group, group_names(rundir))) if read_brake(one) or still_held(one)
-        ]
-        held = {job for one in braked if (on := read_brake(one)) for job in on.held}
-        ended = _cancel_held(rundir, held.union(*map(still_held, braked))) if braked else []
-        for one in braked:
-            nothing_held(one)
-    except (Error, OSError) as error:
-        said = str(error).partition("\n")[0]
-        say(f"Members that the brake holds may still wait: {said}", err=True)
+    ended = end_held(rundir)
+    if ended.problem:
+        say(f"Members that the brake holds may still wait: {ended.problem}", err=True)
         say(f"To end them, type it again:  ftsupervise kill {rundir.quoted()}", err=True)
-        return ()
-    if ended:
-        say(f"Members of {name} that the brake held were ended: {', '.join(ended)}")
-    return tuple(ended)
-
-
-def _cancel_held(rundir: RunDir, known: Collection[str]) -> list[str]:
-    """Return the jobs that were cancelled. ``known``: those that the brake's page names, for Slurm's word comes seconds later.
-
-    Raises Error, OSError.
-    """
-    import time
-
-    from ftsupervise import host
-    from ftsupervise.rundir.launches import launches, people
-    from ftsupervise.scheduler import open_scheduler
-    from ftsupervise.scheduler.ownership import identify_to_change, jobs_of_run
-    from ftsupervise.scheduler.parse import is_held
-
-    before = host.answer_by
-    host.answer_by = before or time.monotonic() + _ASKING
-    ended = []
-    try:
-        records = launches(rundir)
-        run = identify_to_change(rundir, records, frozenset())
-        for kind in dict.fromkeys(record.scheduler for record in records if record.scheduler):
-            scheduler = open_scheduler(kind)
-            for job in jobs_of_run(run, scheduler.queue(users=people(rundir, records)), certain=True):
-                if job.state.waiting and (is_held(job.reason) or job.base_id in known):
-                    scheduler.cancel(job.id, only_pending=True)
-                    ended.append(job.id)
-    finally:
-        host.answer_by = before
-    return ended
+    if ended.jobs:
+        say(f"Members of {name} that the brake held were ended: {', '.join(ended.jobs)}")
+    return ended.jobs
 
 
 def _make_sure(names: list[str], yes: bool, confirm: str | None) -> None:
     from ftsupervise.errors import Cancelled, UsageError
 
     name = " and ".join(names)
-    if confirm is not None and [confirm] != names:
-        called = f"this run is called {name!r}" if len(names) == 1 else f"these runs are called {name}"
-        raise UsageError(f"{called}, not {confirm!r}: nothing was done")
+    require_names(names, confirm)
     if yes or confirm is not None:
         return
     if not sys.stdin.isatty():

@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from ftsupervise.cli import time_limit
 from ftsupervise.cli.names import RUN
 from ftsupervise.cli.output import JSON, answer, for_programs, say
+from ftsupervise.launch.order import ASKING, MOST_JOBS, LaunchOrder, PlannedLaunch
 from ftsupervise.printable import printable
-from ftsupervise.scheduler import LOCAL, SCHEDULERS, SLURM, is_job_id, kind_of, open_scheduler
+from ftsupervise.scheduler import LOCAL, SCHEDULERS, SLURM
 
 if TYPE_CHECKING:
     from ftsupervise.config.schema import Run
     from ftsupervise.launch.plan import Plan
     from ftsupervise.launch.submit import Launched
 
-_ASKING = 30.0  # seconds for all that Slurm is asked before something is submitted
 _SUBMITTING = 15.0  # seconds for each run of a sweep, besides
 
 
@@ -33,7 +32,7 @@ _SUBMITTING = 15.0  # seconds for each run of a sweep, besides
 @click.option(
     "--after", metavar="JOBID", default="", help="Attach to a job that runs or waits: start when it has ended."
 )
-@click.option("--jobs", type=click.IntRange(1, 1000), help="Members of the chain, instead of launch.jobs.")
+@click.option("--jobs", type=click.IntRange(1, MOST_JOBS), help="Members of the chain, instead of launch.jobs.")
 @click.option("--exclude", metavar="NODES", default="", help="Nodes to exclude, besides launch.exclude.")
 @click.option("--again", is_flag=True, help="Submit even though the run is in the queue already.")
 @click.option(
@@ -76,22 +75,22 @@ def launch(
         path, names = to_launch(run)
     if len(names) > 1 and consent["take_over"]:
         raise UsageError("--take-over is for one run of a sweep", hint=f"name it: ftsupervise launch {names[0]}")
-    typed = _Typed(after.strip(), exclude, jobs, scheduler, observe, dry_run, trust)
+    order = LaunchOrder(after.strip(), jobs, exclude, observe=observe, scheduler=scheduler, **consent)
     planned = []
     for name in names:
         with _asking():
-            planned.append(_planned(path, name, typed))
-    for sentence in dict.fromkeys(sentence for one in planned for sentence in one.doubts):
+            planned.append(_planned(path, name, order, dry_run=dry_run, trust=trust))
+    for sentence in dict.fromkeys(sentence for one in planned for sentence in one.notes):
         say(f"note: {sentence}", err=True)
     if dry_run:
         with _asking():
-            (_answer_dry_run if as_json else _show)(planned, consent["take_over"])
+            (_answer_dry_run if as_json else _show)(planned)
     elif as_json:
-        _launch_for_programs(planned, consent)
+        _launch_for_programs(planned)
     elif len(planned) > 1:
-        _launch_sweep(path, planned, consent)
+        _launch_sweep(path, planned)
     else:
-        _launch_one(planned[0], consent)
+        _launch_one(planned[0])
 
 
 @contextmanager
@@ -102,59 +101,30 @@ def _asking() -> Iterator[None]:
     from ftsupervise import host
 
     before = host.answer_by
-    host.answer_by = before or time.monotonic() + _ASKING
+    host.answer_by = before or time.monotonic() + ASKING
     try:
         yield
     finally:
         host.answer_by = before
 
 
-class _Typed(NamedTuple):
-    """What was typed in the place of settings."""
-
-    after: str
-    exclude: str
-    jobs: int | None
-    scheduler: str | None
-    observe: bool
-    dry_run: bool
-    trust: bool
-
-
-class _Planned(NamedTuple):
-    """A run that is to be launched, and what a person has to know before."""
-
-    plan: Plan
-    settings: Run
-    doubts: tuple[str, ...]
-
-
-def _planned(path: Path, name: str, typed: _Typed) -> _Planned:
+def _planned(path: Path, name: str, order: LaunchOrder, *, dry_run: bool, trust: bool) -> PlannedLaunch:
     """Return the run of ``path``; ``name``: which one, where that is a sweep."""
     from ftsupervise.cli.config import settings_to_act_on
-    from ftsupervise.config.acting import observing_all
-    from ftsupervise.launch.submit import expedited_requeue
+    from ftsupervise.launch.order import planned
 
     hint = f"look at it (launch --dry-run), then: chmod go-w {path}, if it is yours, or launch --trust"
-    settings = settings_to_act_on(path, "launch", run=name, dry_run=typed.dry_run, trust=typed.trust, hint=hint)
-    if typed.jobs is not None:
-        settings = settings.model_copy(update={"launch": settings.launch.model_copy(update={"jobs": typed.jobs})})
-    if typed.scheduler is not None:  # run.yaml records it too, so that a watch asks the right queue
-        settings = settings.model_copy(update={"scheduler": typed.scheduler})
-    if typed.observe:
-        settings = settings.model_copy(update={"act": observing_all()})
-    kind = kind_of(settings.scheduler)
-    expedites = None if typed.dry_run else expedited_requeue(settings, kind)
-    plan = _plan(settings, path, kind, typed.after, typed.exclude, expedites)
-    return _Planned(plan, settings, _doubts(settings, plan.workdir))
+    settings = settings_to_act_on(path, "launch", run=name, dry_run=dry_run, trust=trust, hint=hint)
+    return planned(path, settings, order, datetime.now(timezone.utc), dry_run=dry_run)
 
 
-def _launch_one(one: _Planned, consent: dict[str, Any]) -> None:
+def _launch_one(one: PlannedLaunch) -> None:
     from ftsupervise.launch.folders import handed_over
+    from ftsupervise.launch.order import carried_out
 
-    plan, settings, _ = one
+    plan, settings = one.plan, one.settings
     with _asking():
-        done, warnings = _carry_out(plan, settings, **consent)
+        done, warnings = carried_out(one, datetime.now(timezone.utc), dict(os.environ))
     seen = _seen_of(settings, plan.workdir)
     _tell(done, plan, settings, handed_over(done.run_dir, settings.share), guard=not seen)
     for sentence in seen:
@@ -164,17 +134,18 @@ def _launch_one(one: _Planned, consent: dict[str, Any]) -> None:
         say(f"note: Slurm warns: {printable(words)}", err=True)
 
 
-def _launch_sweep(path: Path, planned: list[_Planned], consent: dict[str, Any]) -> None:
+def _launch_sweep(path: Path, planned: list[PlannedLaunch]) -> None:
     """Launch each run, a line each. One that may not start now keeps none of the others; an answer that is none ends it."""
-    from ftsupervise.cli.config import without_receivers
+    from ftsupervise.alerts.receivers import without_receivers
     from ftsupervise.errors import Error, Refused, about
+    from ftsupervise.launch.order import carried_out
 
     refused, warned = 0, list[str]()
     for index, one in enumerate(planned):
-        time_limit.extend(_ASKING + _SUBMITTING)
+        time_limit.extend(ASKING + _SUBMITTING)
         try:
             with _asking():
-                done, warnings = _carry_out(one.plan, one.settings, **consent)
+                done, warnings = carried_out(one, datetime.now(timezone.utc), dict(os.environ))
         except Refused as error:
             refused += 1
             say(about(one.plan.name, str(error)), err=True)
@@ -201,55 +172,6 @@ def _launch_sweep(path: Path, planned: list[_Planned], consent: dict[str, Any]) 
         raise Refused(f"{refused} of {len(planned)} runs were not launched; the reason of each stands above")
 
 
-def _plan(run: Run, config: Path, kind: str, after: str, exclude: str, expedites: bool | None) -> Plan:
-    import re
-    from dataclasses import replace
-
-    from ftsupervise.errors import UsageError
-    from ftsupervise.launch.plan import plan, requeued
-    from ftsupervise.nodes.exclude import that_fit, to_avoid
-
-    if after and not is_job_id(after):
-        raise UsageError(f"--after takes a job id such as 87, not {after!r}", hint="squeue --me lists yours")
-    if exclude and not re.fullmatch(r"[A-Za-z0-9_.,\[\]-]+", exclude):
-        raise UsageError(f"--exclude takes node names such as node-[3,7], not {exclude!r}")
-    avoid, unread = to_avoid(run, datetime.now(timezone.utc)) if kind == SLURM else ((), ())
-    for sentence in unread:
-        say(f"note: {sentence}", err=True)
-    if avoid:  # a dry run asks Slurm too: it prints exactly what would be submitted
-        avoid, not_excluded = that_fit(avoid, run, tuple(filter(None, (*run.launch.exclude, exclude))))
-        for sentence in not_excluded:
-            say(f"note: {sentence}", err=True)
-    workdir = config.absolute().parent
-    made = plan(
-        run,
-        kind=kind,
-        token=os.urandom(6).hex(),
-        workdir=workdir,
-        python=sys.executable,
-        after=after,
-        exclude=(exclude,) if exclude else (),
-        avoid=avoid,
-    )
-    made = requeued(made, run.launch, expedites=expedites)
-    return replace(made, config=config.absolute(), own_workdir=workdir.stat().st_uid == os.geteuid())
-
-
-def _doubts(run: Run, workdir: Path) -> tuple[str, ...]:
-    """Return notes about well-formed settings that will not work as intended: now, not at 3 a.m."""
-    from ftsupervise.alerts.receivers import missing_secrets
-    from ftsupervise.launch.doubts import doubts
-    from ftsupervise.launch.submit import without_secrets
-    from ftsupervise.probe import Probe
-    from ftsupervise.watch.watchdogs.preflight import complaints
-
-    _, out = without_secrets(os.environ, run)
-    left = f"not given to the jobs, as they hold secrets: {', '.join(out)} (launch.take_along names what they need)"
-    with Probe() as probe:
-        found = (*complaints(run, probe, datetime.now(timezone.utc)), *doubts(run, workdir, probe.text))
-    return (*found, *missing_secrets(run.alerts), *((left,) if out else ()))
-
-
 def _seen_of(run: Run, workdir: Path) -> tuple[str, ...]:
     """Return what will be seen of a script without the guard, and what not."""
     from ftsupervise.cli.config import what_is_seen
@@ -260,11 +182,12 @@ def _seen_of(run: Run, workdir: Path) -> tuple[str, ...]:
         return what_is_seen(run) if without_guard(run, workdir, probe.text) else ()
 
 
-def _show(planned: list[_Planned], take_over: tuple[str, ...]) -> None:
-    from ftsupervise.cli.config import without_receivers
+def _show(planned: list[PlannedLaunch]) -> None:
+    from ftsupervise.alerts.receivers import without_receivers
     from ftsupervise.launch.script import render
 
-    for plan, run, _ in planned:
+    for one in planned:
+        plan, run = one.plan, one.settings
         if len(planned) > 1:
             click.echo(f"# ---- run {plan.name}")
         for index in range(plan.submissions):
@@ -276,25 +199,26 @@ def _show(planned: list[_Planned], take_over: tuple[str, ...]) -> None:
     for note in dict.fromkeys((*first.plan.notes, *without_receivers(first.settings))):
         say(f"note: {note}", err=True)
     for one in planned:
-        if refused := _refusal(one.plan, one.settings, take_over):
+        if refused := _refusal(one.plan, one.settings, one.order.take_over):
             of = f"{one.plan.name}: " if len(planned) > 1 else ""
             say(f"note: launch would refuse at present: {of}{refused}", err=True)
     of_all = f"no directory of the {len(planned)} runs" if len(planned) > 1 else f"{first.plan.run_dir}"
     say(f"dry run: nothing was submitted, {of_all} was {'' if len(planned) > 1 else 'not '}touched", err=True)
 
 
-def _answer_dry_run(planned: list[_Planned], take_over: tuple[str, ...]) -> None:
+def _answer_dry_run(planned: list[PlannedLaunch]) -> None:
     from ftsupervise.launch.script import render
 
     runs = []
-    for plan, run, _ in planned:
+    for one in planned:
+        plan, run = one.plan, one.settings
         scripts = [render(plan.part(index), run.launch, plan.link(index)) for index in range(plan.submissions)]
-        refused = _refusal(plan, run, take_over)
+        refused = _refusal(plan, run, one.order.take_over)
         runs.append({**_of(plan), "scripts": scripts, "would_refuse": refused or None, "notes": plan.notes})
     answer(runs=runs, dry_run=True)
 
 
-def _launch_for_programs(planned: list[_Planned], consent: dict[str, Any]) -> None:
+def _launch_for_programs(planned: list[PlannedLaunch]) -> None:
     """Launch each, and tell a program what was submitted, also where an error ends it. One that is refused keeps no other."""
     from ftsupervise.errors import Refused
 
@@ -302,7 +226,7 @@ def _launch_for_programs(planned: list[_Planned], consent: dict[str, Any]) -> No
     try:
         for one in planned:
             try:
-                runs.append(_launched_for_programs(one, consent))
+                runs.append(_launched_for_programs(one))
             except Refused as error:
                 if len(planned) == 1:
                     raise
@@ -315,12 +239,14 @@ def _launch_for_programs(planned: list[_Planned], consent: dict[str, Any]) -> No
         raise Refused(f"{refused} of {len(planned)} runs were not launched")
 
 
-def _launched_for_programs(one: _Planned, consent: dict[str, Any]) -> dict[str, Any]:
+def _launched_for_programs(one: PlannedLaunch) -> dict[str, Any]:
     """Launch it, and return what was submitted."""
-    plan, run, _ = one
-    time_limit.extend(_SUBMITTING)
+    from ftsupervise.launch.order import carried_out
+
+    plan, run = one.plan, one.settings
+    time_limit.extend(ASKING + _SUBMITTING)
     with _asking(), for_programs(True):
-        done, warnings = _carry_out(plan, run, **consent)
+        done, warnings = carried_out(one, datetime.now(timezone.utc), dict(os.environ))
         _tell_who_watches(plan, run)
     submitted = {"job_ids": done.job_ids, "found_again": done.found_again, "known_as": done.known_as or plan.name}
     return {**_of(plan), **submitted, "notes": plan.notes, "warnings": warnings}
@@ -348,27 +274,9 @@ def _refusal(plan: Plan, run: Run, take_over: tuple[str, ...]) -> str:
     return ""
 
 
-def _carry_out(plan: Plan, run: Run, again: bool, take_over: tuple[str, ...]) -> tuple[Launched, list[str]]:
-    """Print what was submitted, and the scheduler's warnings."""
-    from ftsupervise.errors import SchedulerUnavailable
-    from ftsupervise.launch.submit import launch_run
-
-    scheduler = open_scheduler(plan.kind)
-    try:
-        now, env = datetime.now(timezone.utc), dict(os.environ)
-        done = launch_run(plan, run, scheduler, again=again, now=now, env=env, take_over=take_over)
-        return done, sorted(scheduler.warnings)
-    except SchedulerUnavailable as error:
-        if run.scheduler == "auto":  # Slurm's commands are installed; that does not make this machine part of a cluster
-            error.hint += (
-                "\n  no cluster here? --scheduler local runs it on this machine, ftsupervise sandbox up makes one"
-            )
-        raise
-
-
 def _tell(done: Launched, plan: Plan, run: Run, handed: tuple[str, ...], *, guard: bool) -> None:
     """``guard``: it is not known that the command has none."""
-    from ftsupervise.cli.config import without_receivers
+    from ftsupervise.alerts.receivers import without_receivers
     from ftsupervise.config.find_run import outputs
     from ftsupervise.units import show_duration
 

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 import click
 
 from ftsupervise.cli.output import JSON, answer, for_programs, say
-from ftsupervise.cli.switches import RUNS, find
+from ftsupervise.cli.switches import RUNS
 from ftsupervise.host.ownership import shown_user
+from ftsupervise.launch.switching import runs_to_switch
 from ftsupervise.rundir.observing import known, phrase, write_observing
 from ftsupervise.truth import DECISIONS
 
@@ -32,7 +33,7 @@ def observe(runs: tuple[str, ...], only: tuple[str, ...], off: bool, as_json: bo
     """
     done = []
     with for_programs(as_json):
-        for rundir, name in find(runs, brake=True):
+        for rundir, name in runs_to_switch(runs, brake=True):
             of = _change(rundir, frozenset(only or DECISIONS), off=off, others=bool(only))
             say(f"{name}: {phrase(of) or 'every decision is carried out'}.")
             if of:

@@ -163,6 +163,11 @@ def columns() -> int:
     return _terminals.get(1, 0)
 
 
+def terminal(*, err: bool = False) -> bool:
+    """Return whether the output goes to a terminal, also from a child that writes into a pipe."""
+    return bool(_terminals.get(2 if err else 1, 0))
+
+
 def may_colour() -> bool:
     """Return whether colours may be used: not where the terminal cannot show them, nor where the person wants none."""
     return os.environ.get("TERM") != "dumb" and not os.environ.get("NO_COLOR")

@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+import signal
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import datetime, timezone
+from math import ceil
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
+from ftsupervise import host
 from ftsupervise.cli import time_limit
 from ftsupervise.cli.names import RUN
 from ftsupervise.cli.output import JSON, answer, for_programs, progress, say
-from ftsupervise.errors import CannotWrite, Error, UsageError, from_os_error
+from ftsupervise.errors import CannotWrite, Error, NoAnswer, UsageError, from_os_error
+from ftsupervise.host.in_time import OneAtATime, in_time
 from ftsupervise.printable import printable
+from ftsupervise.probe.own_process import asked
+from ftsupervise.report.following import Followed, FollowedPage, PageLife, run_is_over, sentence_of
 from ftsupervise.units import count
 
 if TYPE_CHECKING:
@@ -23,18 +31,39 @@ if TYPE_CHECKING:
     from ftsupervise.report.week import WeekReport
 
 _LOOK = 4.0  # seconds for a run directory to say who may read it
+_HOME = "index.html"  # the page of all runs, in a folder
+_LEAST, _MOST = 5.0, 86_400.0  # seconds from one page to the next
+_REST = 9  # looks that take T seconds of CPU are followed by 9 T seconds without one, at least
+_WRITING = 10.0  # seconds for a page
+_LEAVING = 2.0  # … that is written because the person leaves
 
 
 @click.command()
 @click.argument("runs", nargs=-1, metavar="[RUN]...", type=RUN)
-@click.option("--output", "-o", metavar="FILE", help="The file to write; -: standard output.")
+@click.option(
+    "--output", "-o", metavar="FILE", help="The file to write; -: standard output; a folder: its pages, by their names."
+)
 @click.option("--markdown", is_flag=True, help="Markdown for a pull request or a wiki, on standard output.")
 @click.option(
     "--week", is_flag=True, help="The last seven days of RUNs, or of all runs of this account, in one report."
 )
+@click.option("--plan", "planned", is_flag=True, help="With what ftsupervise plan says would help, and its picture.")
 @click.option("--mail", is_flag=True, help="With --week: mail it to the email receivers of the runs instead.")
+@click.option("--follow", is_flag=True, help="Renew the pages in the folder of --output until their runs are over.")
+@click.option(
+    "--every", default="60s", show_default=True, metavar="TIME", help="With --follow: from one page to the next."
+)
 @JSON
-def report(runs: tuple[str, ...], output: str | None, markdown: bool, week: bool, mail: bool, as_json: bool) -> None:
+def report(
+    runs: tuple[str, ...],
+    output: str | None,
+    markdown: bool,
+    week: bool,
+    planned: bool,
+    mail: bool,
+    as_json: bool,
+    **kept_fresh: Any,
+) -> None:
     """Write what there is to know about RUN into one HTML file, which needs no network: report-NAME.html.
 
     RUN is a directory, an ftsupervise.yaml, or a name; default: ./ftsupervise.yaml.
@@ -44,29 +73,43 @@ def report(runs: tuple[str, ...], output: str | None, markdown: bool, week: bool
     ftsupervise report train-10b --markdown  for a pull request or a wiki
     ftsupervise report --week                all runs, the last seven days
     ftsupervise report --week --mail         the same, by mail (for the crontab)
+    ftsupervise report --week -o pages/      the same, with a page of each run
+    ftsupervise report --follow -o pages/    a page that renews itself
     """
+    follow, every = bool(kept_fresh["follow"]), str(kept_fresh["every"])
+    if planned and (week or markdown or follow):
+        raise UsageError("--plan is for the page of one run", hint="ftsupervise plan RUN says the same as text")
     if mail and not week:
         raise UsageError("--mail sends the report of a week", hint="ftsupervise report --week --mail")
     if mail and (output is not None or markdown):
         raise UsageError("--mail writes no file", hint="leave out --output and --markdown")
-    if as_json and (output == "-" or (markdown and output is None)):
+    if as_json and (output == "-" or (markdown and output is None) or follow):
         raise UsageError(
-            "--json says which file was written, and this report goes to the standard output",
+            "--json says which file was written, and this report goes on, or to the standard output",
             hint="name a file with --output; status --json has the facts of a run",
         )
+    if follow:
+        if markdown or mail or output in (None, "-"):
+            raise UsageError(
+                "--follow renews pages in a folder", hint="ftsupervise report RUN --follow --output pages/"
+            )
+        _follow(runs, Path(output or "").absolute(), _seconds(every), week=week)
+        return
     with for_programs(as_json):
-        written = _made(runs, output, markdown=markdown, week=week, mail=mail)
+        if week:
+            written = _week(runs, output, markdown=markdown, mail=mail)
+        else:
+            written = {"files": _each(runs, output, markdown=markdown, planned=planned)}
     if as_json:
         answer(**written)
 
 
-def _made(runs: tuple[str, ...], output: str | None, *, markdown: bool, week: bool, mail: bool) -> dict[str, list[str]]:
-    """Return the files that were written, or the receivers that were sent a mail."""
+def _each(runs: tuple[str, ...], output: str | None, *, markdown: bool, planned: bool) -> list[str]:
+    """Write a report of each run; return the files."""
     from ftsupervise.config.find_run import each_run, find_run
 
-    if week:
-        return _week(runs, output, markdown=markdown, mail=mail)
-    if output is not None and output != "-" and len(runs) > 1:
+    folder = _folder(output)
+    if output is not None and output != "-" and folder is None and len(runs) > 1:
         raise UsageError(
             "--output names one file, and there are several runs", hint="leave it out: each run has its own file"
         )
@@ -77,28 +120,73 @@ def _made(runs: tuple[str, ...], output: str | None, *, markdown: bool, week: bo
             step(run or "")
             root = find_run(run).root
             found = _read(root)
-            names.append(_name(found.detail.status.name, names))
-            to = output or ("-" if markdown else names[-1])
-            files.append(_write(_text(found, markdown=markdown), to, (root,)))
-    return {"files": files}
+            names.append(_file_name(found.detail.status.name, names))
+            to = (str(folder / names[-1]) if folder is not None else output) or ("-" if markdown else names[-1])
+            files.append(_write(_text(found, markdown=markdown, planned=planned), to, (root,)))
+    return files
+
+
+def _folder(output: str | None) -> Path | None:
+    """Return the folder that --output names, made where it says so with a slash at its end; None where it is a file."""
+    from ftsupervise.host.ownership import make_folder
+
+    if output is None or output == "-":
+        return None
+    path = Path(output).absolute()
+    try:
+        if output.endswith("/"):
+            make_folder(path, parents=True)
+        return path if path.is_dir() else None
+    except OSError as error:
+        raise from_os_error(error, f"make the folder {path}") from None
+    except ValueError as error:  # a null byte in the name
+        raise CannotWrite(f"cannot write {printable(str(path))}: {error}") from None
+
+
+def _seconds(every: str) -> float:
+    from ftsupervise.units import parse_duration
+
+    try:
+        seconds = parse_duration(every).total_seconds()
+    except (ValueError, OverflowError) as error:
+        raise UsageError(f"--every: {error}") from None
+    if not _LEAST <= seconds <= _MOST:
+        raise UsageError(f"--every: {every} is not between 5s and 1d", hint="such as 60s or 5m")
+    return seconds
 
 
 def _week(runs: tuple[str, ...], output: str | None, *, markdown: bool, mail: bool) -> dict[str, list[str]]:
-    from ftsupervise.config.find_run import each_run, find_run
+    from ftsupervise.report.following import places_of
     from ftsupervise.report.rows import my_runs
 
-    where: dict[str, Path] = {} if runs else my_runs()
-    for root in (find_run(run).root for run in (each_run(runs) if runs else ())):
-        where[str(root) if where.get(root.name, root) != root else root.name] = root
+    where = places_of(runs) if runs else my_runs()
     if mail:
         return {"mailed": _mail(where)}
     from ftsupervise.report.mail import filename
     from ftsupervise.report.week_page import as_markdown, page
 
-    found = _seven_days(where)
-    text = as_markdown(found) if markdown else page(found)
+    found, folder = _seven_days(where), _folder(output)
+    if folder is not None and not markdown:
+        links = _pages(found, where, folder)
+        home = _write(page(found, links), str(folder / _HOME), tuple(where.values()))
+        return {"files": [home, *(str(folder / one) for one in links.values())]}
     to = output or ("-" if markdown else filename(found.end))
-    return {"files": [_write(text, to, tuple(where.values()))]}
+    return {"files": [_write(as_markdown(found) if markdown else page(found), to, tuple(where.values()))]}
+
+
+def _pages(found: WeekReport, where: Mapping[str, Path], folder: Path) -> dict[str, str]:
+    """Write a page of each run that was active; return the names of the files. One that cannot be read is left out."""
+    links: dict[str, str] = {}
+    for name in (one.row.name for one in found.rows if one.row.name in where):
+        file = _file_name(name, [*links.values()])
+        try:
+            text = _text(_read(where[name]), markdown=False, home=_HOME)
+        except Error as error:
+            say(f"left out: {error.message}", err=True)
+            continue
+        _write(text, str(folder / file), (where[name],))
+        links[name] = file
+    return links
 
 
 def _seven_days(where: Mapping[str, Path]) -> WeekReport:
@@ -142,28 +230,26 @@ def _mail(where: Mapping[str, Path]) -> list[str]:
 
 
 def _read(root: Path) -> ReportFacts:
-    from ftsupervise.report.everything import report_of
-    from ftsupervise.rundir import pinned
-    from ftsupervise.rundir.paths import RunDir, state_dir
+    from ftsupervise.report.everything import read_report
 
-    try:
-        pinned.require(state_dir(), RunDir(root), copies=True)
-    except OSError as error:
-        raise from_os_error(error, f"look at the run directory {root}") from None
-    return report_of(RunDir(root), datetime.now(timezone.utc), os.environ, time_limit.extend)
+    return read_report(root, datetime.now(timezone.utc), os.environ, time_limit.extend)
 
 
-def _text(found: ReportFacts, *, markdown: bool) -> str:
+def _text(found: ReportFacts, *, markdown: bool, planned: bool = False, home: str = "") -> str:
     if markdown:
         from ftsupervise.report.markdown import as_markdown
 
         return as_markdown(found)
     from ftsupervise.report.html import page
 
-    return page(found)
+    if not planned:
+        return page(found, home=home)
+    from ftsupervise.cli.plan import forecast_of
+
+    return page(found, home=home, forecast=forecast_of(found))
 
 
-def _name(of: str, taken: list[str]) -> str:
+def _file_name(of: str, taken: list[str]) -> str:
     """Return the name of the file for a run. Two runs of one command may be called alike."""
     plain = "".join(char if char.isascii() and (char.isalnum() or char in "._-") else "_" for char in of)
     stem = f"report-{plain[:100].lstrip('.') or 'run'}"
@@ -174,15 +260,12 @@ def _name(of: str, taken: list[str]) -> str:
 def _write(text: str, to: str, about: Sequence[Path]) -> str:
     """Write a report, for those alone who may read all the run directories that it is ``about``; return its path, "-" for the
     standard output."""
-    from ftsupervise.host.ownership import PAGE, Reach
-    from ftsupervise.rundir.paths import write_whole
-
     if to == "-":
         click.echo(text, nl=False)
         return to
     path = Path(to).absolute()
     try:
-        write_whole(path, text, mode=Reach(PAGE).within(*map(_readers, about)), sync=False)
+        _written(path, text, about)
     except OSError as error:
         raise from_os_error(error, f"write {path}") from None
     except ValueError as error:  # a null byte in the name
@@ -201,3 +284,201 @@ def _readers(root: Path) -> Reach:
     except OSError:
         found = None
     return Reach(OWN) if found is None else found
+
+
+# --------------------------------------------------------------------------------------------------------------- followed
+#
+# Each look is made in a process of its own, which is left behind where it hangs: the page then says since when it cannot be
+# seen, and the next look is made all the same.
+
+
+def _follow(runs: tuple[str, ...], folder: Path, every: float, *, week: bool) -> None:
+    """Renew the pages of these runs, or with ``week`` of all runs of this account, and the page of all, until they are over.
+
+    Raises what the first look raises; a later one that fails is told on the page.
+    """
+    where: Mapping[str, Path] | None = None
+    if runs or not week:
+        where = asked("report.following:places_of", runs, patience=host.ANSWER, slurm=host.SLURM)
+    _make(folder)
+    pages = _Pages(where, folder, every, week=week)
+    with _ended_in_order(pages):
+        pages.first()
+        say(f"{pages.front}: renewed every {every:.0f} s; open it in a browser, and end this with Ctrl-C")
+        while not pages.over:
+            time.sleep(pages.pause)
+            pages.renew()
+    say(f"{pages.front}: {pages.how_it_ended()}")
+
+
+def _make(folder: Path) -> None:
+    from ftsupervise.host.ownership import make_folder
+
+    def made() -> bool:
+        make_folder(folder, parents=True)
+        return True
+
+    try:
+        if not in_time(made, _WRITING):
+            raise NoAnswer(f"{folder} does not answer: no page can be written", hint=f"findmnt -T {folder}")
+    except OSError as error:
+        raise from_os_error(error, f"make the folder {folder}") from None
+
+
+@contextmanager
+def _ended_in_order(pages: _Pages) -> Iterator[None]:
+    """Have the pages say that nobody renews them, where a person, or the end of a session, ends this."""
+
+    def end(number: int, _frame: object) -> NoReturn:
+        raise SystemExit(128 + number)
+
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup has it
+            signal.signal(number, end)
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit):
+        pages.leave()
+        raise
+
+
+class _Pages:
+    """The pages in one folder. ``pause``: seconds until the next look."""
+
+    def __init__(self, where: Mapping[str, Path] | None, folder: Path, every: float, *, week: bool) -> None:
+        self._named, self._folder, self._every, self._with_week = where, folder, every, week
+        self._where: dict[str, Path] = dict(where or {})
+        self._files: dict[str, str] = {}  # run -> the name of its page
+        self._runs: dict[str, Followed[ReportFacts]] = {}
+        self._week: Followed[WeekReport] = Followed()
+        self._write_in_time = OneAtATime[bool]()
+        self._trouble = ""  # why the last page could not be written
+        self.pause = every
+
+    @property
+    def front(self) -> Path:
+        """The page to open."""
+        first = _HOME if self._with_week or not self._files else next(iter(self._files.values()))
+        return self._folder / first
+
+    @property
+    def over(self) -> bool:
+        """Whether all that was named is over. Other runs may begin where none was named."""
+        if self._named is None:
+            return False
+        return all(self._runs.get(name, Followed[Any]()).is_over for name in self._where)
+
+    def how_it_ended(self) -> str:
+        if len(self._where) > 1:
+            return f"all {count(len(self._where), 'run')} are over: these are the last pages"
+        facts = next(iter(self._runs.values())).facts
+        verdict = facts.detail.status.verdict if facts is not None else "over"
+        return f"it is {verdict}: this is the last page"
+
+    def first(self) -> None:
+        """The first pages. Raises Error where there is nothing to show yet, or they cannot be written."""
+        if not self._with_week:
+            for name, root in self._where.items():
+                self._runs[name] = self._seen_of(_asked_for_run(root), Followed())
+                self._files[name] = _file_name(name, [*self._files.values()])
+        self.renew(first=True)
+
+    def renew(self, *, first: bool = False) -> None:
+        before = sum(os.times()[:4])  # of this process and those that have made its looks
+        if self._with_week:
+            self._look_at_all()
+        for name, known in self._runs.items():
+            if not known.is_over and not (first and known.facts is not None):
+                self._runs[name] = self._look(name, known)
+        self.pause = max(self._every, ceil(_REST * (sum(os.times()[:4]) - before)))
+        self._write_all(first=first)
+
+    def leave(self) -> None:
+        """Say on each page that nobody renews it any more."""
+        self._write_all(life=PageLife.LEFT, within=_LEAVING)
+
+    # ------------------------------------------------------------------------------------------------------------- looks
+
+    def _look_at_all(self) -> None:
+        now = datetime.now(timezone.utc)
+        try:
+            self._where, week = asked(
+                "report.following:week_facts", self._named, now, patience=host.ANSWER + _WRITING, slurm=host.SLURM
+            )
+        except (Error, OSError, ValueError) as error:
+            if self._week.facts is None:
+                raise
+            self._week = self._week.unseen(sentence_of(error), now)
+            return
+        self._week = self._week.seen(week, now, over=False)
+        active = {one.row.name: one.row.verdict for one in week.rows if one.row.name in self._where}
+        for name in self._where if self._named is not None else active:
+            self._files.setdefault(name, _file_name(name, [*self._files.values()]))
+            self._runs[name] = self._runs.get(name, Followed()).again(active.get(name, ""))
+        self._runs = {
+            name: known for name, known in self._runs.items() if name in self._where
+        }  # but for those forgotten
+
+    def _look(self, name: str, known: Followed[ReportFacts]) -> Followed[ReportFacts]:
+        try:
+            return self._seen_of(_asked_for_run(self._where[name]), known)
+        except (Error, OSError, ValueError) as error:
+            return known.unseen(sentence_of(error), datetime.now(timezone.utc))
+
+    @staticmethod
+    def _seen_of(facts: ReportFacts, known: Followed[ReportFacts]) -> Followed[ReportFacts]:
+        seen = facts.detail.status
+        return known.seen(facts, seen.at, over=run_is_over(facts), blind=seen.blind if seen.jobs is None else "")
+
+    # ------------------------------------------------------------------------------------------------------------- pages
+
+    def _write_all(self, *, first: bool = False, life: PageLife = PageLife.RENEWED, within: float = _WRITING) -> None:
+        """First the runs, then the page that leads to them."""
+        from ftsupervise.report.html import page
+        from ftsupervise.report.week_page import page as page_of_all
+
+        now, home = datetime.now(timezone.utc), _HOME if self._with_week else ""
+        made = {}
+        for name, known in self._runs.items():
+            if known.facts is not None:
+                made[name] = self._files[name]
+                text = page(known.facts, self._about(known, now, life), home)
+                self._write(self._files[name], text, within, (self._where[name],), first=first)
+        if self._week.facts is not None:
+            of_all = PageLife.OVER if self.over else life
+            about = FollowedPage(of_all, now, self.pause, self._week.blind_since, self._week.why)
+            text, every = page_of_all(self._week.facts, made, about), tuple(self._where.values())
+            self._write(_HOME, text, within, every, first=first)
+
+    def _about(self, known: Followed[Any], now: datetime, life: PageLife) -> FollowedPage:
+        life = PageLife.OVER if known.is_over else life
+        return FollowedPage(life, now, self.pause, known.blind_since, known.why)
+
+    def _write(self, name: str, text: str, within: float, of: Sequence[Path], *, first: bool) -> None:
+        path = self._folder / name
+        try:
+            done = self._write_in_time(lambda: _written(path, text, of), within)
+            error: Error | None = None if done else NoAnswer(f"{self._folder} does not answer: no page can be written")
+        except OSError as problem:
+            error = from_os_error(problem, f"write {path}")
+        if error is not None and first:
+            raise error
+        said = error.message if error is not None else ""
+        if said != self._trouble:
+            say(said or f"{path}: pages are written again", err=True)
+        self._trouble = said
+
+
+def _written(path: Path, text: str, about: Sequence[Path]) -> bool:
+    """Write a page, for those alone who may read all the run directories that it is ``about``."""
+    from ftsupervise.host.ownership import PAGE, Reach
+    from ftsupervise.rundir.paths import write_whole
+
+    write_whole(path, text, mode=Reach(PAGE).within(*map(_readers, about)), sync=False)
+    return True
+
+
+def _asked_for_run(root: Path) -> ReportFacts:
+    now = datetime.now(timezone.utc)
+    found: ReportFacts = asked("report.following:run_facts", str(root), now, patience=host.ANSWER, slurm=host.SLURM)
+    return found

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
 from ftsupervise.cli.output import JSON, answer, for_programs, say
-from ftsupervise.cli.switches import DELAY, RUNS, WHY, Hearing, Raised, find, is_up, not_seen, put_up, who_hears
+from ftsupervise.cli.switches import DELAY, RUNS, WHY, Raised, is_up, not_seen
+from ftsupervise.launch.switching import put_up, runs_to_switch, who_hears
+
+if TYPE_CHECKING:
+    from ftsupervise.launch.switching import Hearing
 
 
 @click.command()
@@ -27,7 +33,7 @@ def _save(runs: tuple[str, ...], why: str) -> list[Raised]:
     from ftsupervise.rundir.switches import SAVE
 
     done = []
-    for rundir, name in find(runs):
+    for rundir, name in runs_to_switch(runs):
         if is_up(rundir, SAVE, name):
             done.append(Raised(name, rundir.root, False, heard := who_hears(rundir)))
             if heard.guard is False:

@@ -69,15 +69,14 @@ def status(runs: tuple[str, ...], watch: bool, seconds: float, as_json: bool, sc
         return
     gc.disable()  # nothing that one look makes is garbage, and to look for some takes time
     from ftsupervise.config.find_run import each_run, find_run
-    from ftsupervise.report.detail import detail
+    from ftsupervise.report.detail import detail, with_receivers
 
     if (members := each_run(runs)) != runs and len(runs) == 1:
         _sweep(members, as_json)
         return
     runs = members
 
-    found = [detail(find_run(run), datetime.now(timezone.utc), os.environ) for run in runs]
-    found = [_with_receivers(one) for one in found]
+    found = [with_receivers(detail(find_run(run), datetime.now(timezone.utc), os.environ)) for run in runs]
     if as_json:
         from ftsupervise.report.published import SCHEMA_VERSION
 
@@ -175,9 +174,10 @@ def _notes(warnings: Any) -> None:
 
 def record(found: RunDetail) -> dict[str, Any]:
     """Return one run as the values that ``--json`` prints."""
-    from ftsupervise.report.published import fields_of
+    from ftsupervise.report.published import status_of
 
-    return {**plain(found.row), "verdict": found.status.verdict.lower(), **plain(fields_of(found))}
+    seen = status_of(found)
+    return {**plain(seen.row), "verdict": seen.verdict.lower(), **plain(seen.fields)}
 
 
 def _advised(found: RunDetail) -> dict[str, str]:
@@ -191,19 +191,6 @@ def _advised(found: RunDetail) -> dict[str, str]:
     firing = [one.finding for one in Journal(journal).read().alerts.values() if one.state is AlertState.FIRING]
     firing.sort(key=lambda finding: finding.severity)  # the worst one's words stay
     return {finding.watchdog: finding.do for finding in firing if finding.do}
-
-
-def _with_receivers(found: RunDetail) -> RunDetail:
-    """Add the state of its receivers. What reads a journal is imported only where there is one."""
-    journal = found.status.rundir.watch / "journal"
-    try:
-        if not os.listdir(journal):
-            return found
-    except OSError:
-        return found
-    from ftsupervise.alerts.self_monitor import telling
-
-    return found._replace(status=found.status._replace(telling=telling(journal, found.status.at)))
 
 
 # ------------------------------------------------------------------------------------------

@@ -30,8 +30,7 @@ from ftsupervise import host
 from ftsupervise.errors import NoAnswer
 from ftsupervise.host.ready import readable
 
-ANSWER = 12.0  # seconds
-_SLURM = 8.0  # … of which for Slurm's commands, all together
+ANSWER = host.ANSWER
 _LAUNCH = 30.0  # seconds for all that ``launch`` asks Slurm before it submits, its dry run included: it is typed once
 _TRIAL = 4.0  # … of which for those of the dry run that comes first
 _MOST = 60.0  # more of them at most, where the machine is so busy that the child, or what it began, waits for its turn
@@ -76,6 +75,8 @@ BOUNDS: dict[str, CommandBound] = {
     "list": _LOOKS,
     "forget": _LOOKS,
     "report": _LOOKS,
+    "plan": _LOOKS,
+    "simulate": _LOOKS,
     "metrics": _LOOKS,
     "kill": _LOOKS,
     "save": _LOOKS,
@@ -167,6 +168,8 @@ def applies(args: Sequence[str]) -> bool:
     if found is None or name == "checkpoints prune":  # it compares all of them, be it a dry run
         return False
     if name == "status" and {"--watch", "-w"} & set(args):  # it looks in a child of its own, again and again
+        return False
+    if name == "report" and "--follow" in args:  # each of its looks is made in a process of its own
         return False
     if name == "report" and "--mail" in args:  # the cron's; each conversation with a mail server has its bound
         return False
@@ -271,7 +274,7 @@ def limit_slurm(args: Sequence[str]) -> None:
     one_look = words[:1] == ["watch"] and not any(word.startswith("--every") for word in args)
     keeps_time = words[:2] in (["cron", "install"], ["cron", "remove"], ["cron", "ensure"])
     if host.answer_by is None and (one_look or keeps_time) and not _by_a_clock(args):
-        host.answer_by = (_began or time.monotonic()) + _SLURM
+        host.answer_by = (_began or time.monotonic()) + host.SLURM
     if host.answer_by is None and words[:1] == ["launch"] and _began:
         host.answer_by = _began + _LAUNCH
 
@@ -335,7 +338,7 @@ def go_on_in_a_child(args: Sequence[str], *, patience: float = 0.0) -> None:
         _wait(args, pid, board, {out[0]: 1, err[0]: 2}, _Movement(pid, patience))
     _board = board
     if not patience:
-        host.answer_by = time.monotonic() + _SLURM
+        host.answer_by = time.monotonic() + host.SLURM
     for (reader, writer), fd in ((out, 1), (err, 2)):
         os.close(reader)
         os.dup2(writer, fd)

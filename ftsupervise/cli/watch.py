@@ -124,7 +124,7 @@ class Shown:
 
     def warn(self, runs: Sequence[Run]) -> None:
         """Warn once of each run without a receiver."""
-        from ftsupervise.cli.config import without_receivers
+        from ftsupervise.alerts.receivers import without_receivers
 
         for run in runs:
             for sentence in without_receivers(run):

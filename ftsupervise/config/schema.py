@@ -244,6 +244,7 @@ class CheckpointSettings(Strict):
     path: Path | None = declared("checkpoints.path")
     pattern: str = "*"
     """Names of checkpoints, with * and ? as in a shell."""
+    every: Annotated[Duration, Positive] | None = declared("checkpoints.every")
     verify: Literal["sizes", "quick", "sampled", "full"] = declared("checkpoints.verify")
     quarantine_after: int = declared("checkpoints.quarantine_after")
     torn: Literal["set-aside", "tell"] = declared("checkpoints.torn")

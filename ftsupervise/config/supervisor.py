@@ -269,6 +269,11 @@ SETTINGS = (
         "in the run directory.",
     ),
     Setting(
+        "--save-every", "checkpoints.every", "guard.SAVE_EVERY", _SECONDS, None, above=0,
+        help="The guard asks the loop to save so long after its last checkpoint, by decision.save at a step. Default: it asks "
+        "only when a person or the end of the job does. ftsupervise plan says which interval loses least.",
+    ),
+    Setting(
         "--verify", "checkpoints.verify", "guard.VERIFY", Form.CHOICE, "full", choices=("sizes", "quick", "sampled", "full"),
         bare=None,
         help="What guard.latest() compares with the manifest: every byte, which takes as long as reading them once; or less: "

@@ -229,6 +229,7 @@ class Decider:
             decision = self._decision(heart)
         if decision.save:
             self.outside.switches.answer()
+            self.outside.clock.saved()
             self._want = _CONTINUE
             self._tell_all(
                 f"{decision.reason}: saving{' and stopping' if decision.stop else ''} at step {step}", decision

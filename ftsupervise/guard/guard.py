@@ -414,6 +414,7 @@ class Guard:
         if not self.may_save():
             return
         self._heart.saved(step)
+        self._outside.clock.saved()
         self._decider.take_down(self._outside.switches.hand_over())
 
     def finished(self, step: int) -> None:

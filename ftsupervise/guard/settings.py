@@ -61,6 +61,7 @@ class Limits(NamedTuple):
     stop_before: float | None
     run_for: float | None
     gpu_memory: float | None = None
+    save_every: float | None = None  # from one checkpoint to the next
 
 
 def place(
@@ -129,6 +130,7 @@ def limits(
         stop_before=setting("STOP_BEFORE", stop_before),
         run_for=setting("RUN_FOR", run_for),
         gpu_memory=setting("GPU_MEMORY", gpu_memory, 1.0) or None,
+        save_every=setting("SAVE_EVERY", None) or None,
     )
     return found, problems
 

@@ -30,6 +30,7 @@ from ftsupervise.truth import (
     KILL_SWITCH,
     NOT_A_NUMBER,
     RUN_TIME,
+    SAVE_DUE,
     SAVE_SWITCH,
     SUPERSEDED,
     TIME_LIMIT,
@@ -43,17 +44,18 @@ from ftsupervise.truth import (
 # A vote has the number of its cause, the weakest first: ranks of one version talk to each other, and agree on the maximum.
 CAUSES = {
     0: "",
-    1: SAVE_SWITCH,
-    2: HOST_MEMORY,
-    3: GPU_MEMORY,
-    4: RUN_TIME,
-    5: TIME_LIMIT,
-    6: WARNED,
-    7: TOLD_TO_STOP,
-    8: KILL_SWITCH,
-    9: DIVERGES,
-    10: NOT_A_NUMBER,
-    11: SUPERSEDED,
+    1: SAVE_DUE,
+    2: SAVE_SWITCH,
+    3: HOST_MEMORY,
+    4: GPU_MEMORY,
+    5: RUN_TIME,
+    6: TIME_LIMIT,
+    7: WARNED,
+    8: TOLD_TO_STOP,
+    9: KILL_SWITCH,
+    10: DIVERGES,
+    11: NOT_A_NUMBER,
+    12: SUPERSEDED,
 }
 _NUMBERS = {cause: number for number, cause in CAUSES.items()}
 _UNSAVED = (DIVERGES, NOT_A_NUMBER, SUPERSEDED)
@@ -303,6 +305,26 @@ class SwitchReader:
             self._voice.later(problem)
 
 
+class SaveClock:
+    """When the next checkpoint is due, by ``checkpoints.every``: so long after the last one, or after the first step."""
+
+    def __init__(self, every: float | None) -> None:
+        self._every = every
+        self._due: float | None = None
+
+    def saved(self) -> None:
+        """Begin anew: the loop saves now, or has saved."""
+        if self._every is not None:
+            self._due = time.monotonic() + self._every
+
+    def wanted(self, now: float) -> Decision:
+        if self._every is None:
+            return _CONTINUE
+        if self._due is None:
+            self._due = now + self._every
+        return _CONTINUE if now < self._due else Decision(1, SAVE_DUE)
+
+
 class AttemptFiles:
     """Looks for what other processes leave for the ranks of this attempt: the warning of its end, and a newer attempt."""
 
@@ -390,6 +412,7 @@ class StopReasons:
             voice.once(problem)
         self.loss = LossWatch(policy, place.rank, voice.say, first_loss, HeldBack(place))
         self.switches = SwitchReader(place.rundir, voice)
+        self.clock = SaveClock(limits.save_every)
         self._ends = _find_ends(limits, place.rank)
         self.end, self._end_cause = min(self._ends)
         self._before, self._deadline = limits.stop_before, self.attempt.deadline
@@ -430,7 +453,7 @@ class StopReasons:
         if self.memory.has_gpu:
             self._gpu_says = _of(self.memory.check_gpu(now))
         want = max(self._sure_reasons(now), self.attempt.says, self._memory_says, self._gpu_says)
-        want = max(self.switches.wanted(), want) if shared_directory else want
+        want = max(self.switches.wanted(), self.clock.wanted(now), want) if shared_directory else want
         return want if want.cause == SUPERSEDED else max(self._loss_says(), want)
 
     def _loss_says(self) -> Decision:

@@ -365,12 +365,12 @@ def _child(work: Callable[[Say], object], say: Say, pipe: int) -> NoReturn:
             work(say)
         except BaseException as problem:  # handed to the parent, which raises it
             error = problem
-        say.tell(_End(_portable(error)))
+        say.tell(_End(portable(error)))
     finally:
         os._exit(0)
 
 
-def _portable(error: BaseException | None) -> BaseException | None:
+def portable(error: BaseException | None) -> BaseException | None:
     """Return ``error`` if it survives the way to the parent, else its words."""
     if error is None:
         return None

@@ -89,6 +89,19 @@ def detail(rundir: RunDir, now: datetime, env: Mapping[str, str]) -> RunDetail:
     return RunDetail(seen, row, spent, avoided, _newest_log(seen), drawn, groups, tracker, aside, told, would)
 
 
+def with_receivers(found: RunDetail) -> RunDetail:
+    """Add the state of its receivers. What reads a journal is imported only where there is one."""
+    journal = found.status.rundir.watch / "journal"
+    try:
+        if not os.listdir(journal):
+            return found
+    except OSError:
+        return found
+    from ftsupervise.alerts.self_monitor import telling
+
+    return found._replace(status=found.status._replace(telling=telling(journal, found.status.at)))
+
+
 def _launched(rundir: RunDir) -> tuple[datetime, ...]:
     try:
         return tuple(one.at for one in launches(rundir))

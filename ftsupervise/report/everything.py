@@ -140,6 +140,21 @@ def report_of(
     )
 
 
+def read_report(
+    root: Path, now: datetime, env: Mapping[str, str], extend: Callable[[float], None] = lambda _: None
+) -> ReportFacts:
+    """The same of the run directory ``root``, where it is the one that this account has launched. Raises NotTrusted too."""
+    from ftsupervise.errors import from_os_error
+    from ftsupervise.rundir import pinned
+    from ftsupervise.rundir.paths import state_dir
+
+    try:
+        pinned.require(state_dir(), RunDir(root), copies=True)
+    except OSError as error:
+        raise from_os_error(error, f"look at the run directory {root}") from None
+    return report_of(RunDir(root), now, env, extend)
+
+
 def _in_time(work: Callable[[], Listed], what: str) -> Listed:
     try:
         found = in_time(work, WITHIN)

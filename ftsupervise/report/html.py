@@ -24,7 +24,7 @@ from ftsupervise.report.everything import CheckpointRow, NodeRow, ReportFacts, S
 from ftsupervise.report.groups import stall_rows
 from ftsupervise.report.incidents import STALL, AlikeIncidents, RunIncident, alike, costs_of
 from ftsupervise.report.placing import TimeGap, gaps
-from ftsupervise.report.plan import plan_line, plan_rows
+from ftsupervise.report.plan import PlanForecast, plan_line, plan_rows
 from ftsupervise.report.summary import stamp
 from ftsupervise.secrecy import masked
 from ftsupervise.units import count, show_duration, show_percent, show_size
@@ -32,6 +32,8 @@ from ftsupervise.version import VERSION
 
 if TYPE_CHECKING:
     from jinja2 import Environment
+
+    from ftsupervise.report.following import FollowedPage
 
 MEANINGS = {
     Spent.TRAIN: "steps made for the first time",
@@ -60,16 +62,23 @@ _TONES = {
 _NODE_TONES = {"excluded": "bad", "by hand": "bad", "kept": "watch", "trusted": "good"}
 
 
-def page(report: ReportFacts) -> str:
-    """The whole file."""
+def page(
+    report: ReportFacts, followed: FollowedPage | None = None, home: str = "", forecast: PlanForecast | None = None
+) -> str:
+    """The whole file. ``followed``: it is renewed, or was. ``home``: the page of all runs, which lies beside it. ``forecast``:
+    what would help, where that is asked for."""
     axis = drawing.axis_of(report.detail.account)
     lines = _lines(report, axis)
-    return rendered("report.html.j2", _view(report, axis, lines), _data(report, axis, lines))
+    follow = followed.shown(report.detail.status.at) if followed is not None else None
+    renewed = followed.data() if followed is not None else {}
+    view = {**_view(report, axis, lines), "forecast": _forecast(forecast), "follow": follow, "home": home}
+    data = {**_data(report, axis, lines), **renewed}
+    return rendered("report.html.j2", view, data, ("report.js", *(("follow.js",) if renewed else ())))
 
 
-def rendered(template: str, view: Mapping[str, Any], data: Mapping[str, Any] | None) -> str:
-    """A template with ``view`` as ``r``, the style, and, for a page with ``data``, the script."""
-    style, script = _resource("report.css"), _resource("report.js") if data is not None else ""
+def rendered(template: str, view: Mapping[str, Any], data: Mapping[str, Any], scripts_of: Sequence[str] = ()) -> str:
+    """A template with ``view`` as ``r``, the style, and these scripts, which read ``data``."""
+    style, script = _resource("report.css"), "\n".join(map(_resource, scripts_of))
     from markupsafe import Markup
 
     scripts = f"script-src {_digest(script)}" if script else "script-src 'none'"
@@ -82,7 +91,7 @@ def rendered(template: str, view: Mapping[str, Any], data: Mapping[str, Any] | N
             r=view,
             style=Markup(style),
             script=Markup(script),
-            data=Markup(_json(data or {})),
+            data=Markup(_json(data)),
             policy=Markup(policy),
             version=VERSION,
         )
@@ -122,6 +131,14 @@ def _environment() -> Environment:
 
 
 # ------------------------------------------------------------------------------------------------------------ the view
+
+
+def _forecast(of: PlanForecast | None) -> dict[str, Any] | None:
+    if of is None:
+        return None
+    from markupsafe import Markup
+
+    return {"sentence": of.sentence, "picture": Markup(of.picture), "helps": of.helps}
 
 
 def _view(report: ReportFacts, axis: Axis, lines: Sequence[tuple[str, str, str, Line]]) -> dict[str, Any]:

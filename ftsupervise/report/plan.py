@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from ftsupervise.report.account import Spent
 from ftsupervise.report.everything import PlanRow, ReportFacts
@@ -12,6 +13,23 @@ from ftsupervise.report.incidents import steps_again
 from ftsupervise.report.slow import SLOW
 from ftsupervise.report.summary import reached
 from ftsupervise.units import count, show_duration, show_percent, show_rate
+
+
+class HelpRow(NamedTuple):
+    """What one change would bring."""
+
+    change: str
+    gain: str
+    worth: str
+
+
+class PlanForecast(NamedTuple):
+    """What ``ftsupervise plan`` says, for the page; the room that plans stands above this one, and so it is handed in.
+    ``picture``: an SVG, whose texts are escaped."""
+
+    sentence: str
+    picture: str
+    helps: tuple[HelpRow, ...]
 
 
 def plan_line(report: ReportFacts) -> tuple[tuple[float, float], ...]:

@@ -66,6 +66,58 @@ def fields_of(found: RunDetail) -> RunFields:
     )
 
 
+class RunStatus(NamedTuple):
+    """One run as ``status RUN`` shows it: ``row`` is its row in the table of all runs, ``fields`` all else that ``--json`` has.
+
+    What is asked most has a name of its own here."""
+
+    row: RunRow
+    fields: RunFields
+
+    @property
+    def name(self) -> str:
+        return self.row.name
+
+    @property
+    def at(self) -> datetime:
+        """When it was looked."""
+        return self.fields.at
+
+    @property
+    def verdict(self) -> str:
+        """The word with which ``status`` begins: "RUNNING", "HUNG", "WAITING", "FINISHED", "UNKNOWN" …"""
+        return self.row.verdict
+
+    @property
+    def why(self) -> str:
+        """Why it is called so; "" where the word says all."""
+        return self.row.why
+
+    @property
+    def step(self) -> int | None:
+        """The step that all ranks have reached; None: none is known."""
+        return self.row.step
+
+    @property
+    def saved(self) -> int | None:
+        """The step of the newest checkpoint; None: none is known."""
+        return self.row.saved
+
+    @property
+    def jobs(self) -> tuple[Job, ...] | None:
+        """Its jobs in the queue; None: the queue could not be asked, and ``fields.blind`` says why."""
+        return self.fields.jobs
+
+    @property
+    def finished(self) -> bool:
+        """Whether the training has said that it is complete."""
+        return self.fields.finished
+
+
+def status_of(found: RunDetail) -> RunStatus:
+    return RunStatus(found.row, fields_of(found))
+
+
 def json_schema(*, strict: bool = False) -> dict[str, Any]:
     """Return the schema (draft 2020-12). ``strict``: a field that it does not name is an error, and otherwise allowed."""
     made = _Maker(strict)

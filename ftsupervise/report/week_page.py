@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
 from ftsupervise.report import drawing
 from ftsupervise.report.account import Spent, ratio
@@ -15,7 +16,11 @@ from ftsupervise.report.summary import Tile, cause_of, cost_sentence, stamp, was
 from ftsupervise.report.week import WeekReport, WeekRow
 from ftsupervise.units import count, show_duration, show_percent
 
+if TYPE_CHECKING:
+    from ftsupervise.report.following import FollowedPage
+
 _COSTS, _INCIDENTS = 8, 20
+NO_LINKS: Mapping[str, str] = MappingProxyType({})
 
 
 def title(week: WeekReport) -> str:
@@ -38,8 +43,8 @@ def lead(week: WeekReport) -> str:
     return words
 
 
-def page(week: WeekReport) -> str:
-    """The whole file. It has no script."""
+def page(week: WeekReport, links: Mapping[str, str] = NO_LINKS, followed: FollowedPage | None = None) -> str:
+    """The whole file. ``links``: the pages of runs, by their names. It has no script but that by which it is renewed."""
     total, costs = sum(week.seconds.values()), week.costs()
     axis = Axis(week.begin.timestamp(), week.end.timestamp())
     view = {
@@ -48,16 +53,18 @@ def page(week: WeekReport) -> str:
         "end": stamp(week.end),
         "idle": f"{count(week.idle, 'other run')} {was(week.idle)} not active in these days." if week.idle else "",
         "lead": lead(week),
-        "looks": [_look(one) for one in week.rows if one.needs_a_look],
+        "looks": [{**_look(one), "link": links.get(one.row.name, "")} for one in week.rows if one.needs_a_look],
         "ticks": drawing.time_ticks(axis),
         "tiles": tiles(week),
         "costs": [cost_row(one, total, costs[0].seconds) for one in costs[:_COSTS]],
-        "runs": [_run(one, axis) for one in week.rows],
+        "runs": [{**_run(one, axis), "link": links.get(one.row.name, "")} for one in week.rows],
         "kinds": kind_rows(week.seconds),
         "incidents": [{**alike_row(one), "run": name} for name, one in _costliest(week)],
         "nodes": week.nodes(),
+        "follow": followed.shown(week.end) if followed is not None else None,
     }
-    return rendered("report.week.html.j2", view, None)
+    renewed = followed.data() if followed is not None else {}
+    return rendered("report.week.html.j2", view, renewed, ("follow.js",) if renewed else ())
 
 
 def tiles(week: WeekReport) -> tuple[Tile, ...]:

@@ -701,9 +701,11 @@ class RunningCommand:
         rundir, ending, code = self.asked.options.rundir, self.now.ending, self.now.code or 0
         stop_signal = ending.by if ending is not None else 0
         said = self.output.since() if code else ""
-        output, lately = said or "", (self.output.lately() or "") if code or stop_signal or self.now.warned else ""
+        output, lately = said or "", self.output.lately() or ""
         ours = self._ours_alone()
         death = exit_analysis.first_death(lately, ours)
+        if not (code or stop_signal or self.now.warned):  # an end like any other, unless Slurm has ended the job
+            death, lately = exit_analysis.by_slurm_alone(death, ours), ""
         if code and self.death is not None and (death is None or death.of_ranks):  # srun's own order says little
             agents, before = self.asked.agents, lately if self.touched is None else self.output.before(_READ)
             one, failed = (

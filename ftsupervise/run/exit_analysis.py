@@ -187,6 +187,8 @@ def cause(
     kind = stopped.kind if stopped is not None else None
     if death is not None and death.kind is CauseKind.REQUEUED and kind in _MERELY_TOLD:
         return death._replace(text="scontrol requeue")
+    if death is not None and death.kind is CauseKind.PREEMPTED and kind is None and not code and not stop_signal:
+        return death
     if kind is CauseKind.TOLD and not stop_signal:
         said_by_slurm = how.kind in (CauseKind.PREEMPTED, CauseKind.TIME_LIMIT)  # what it was asked to stop for
         if first is First.DEATH or said_by_slurm:
@@ -205,6 +207,15 @@ def cause(
     if stopped is None:
         return how
     return stopped if code == 0 or stop_signal else stopped._replace(then=how)
+
+
+def by_slurm_alone(death: Cause | None, ours: Ours) -> Cause | None:
+    """Return ``death`` where Slurm's line about this very job says that it has taken the job away.
+
+    Slurm may signal the ranks before us (seen on 24.11): a program that leaves with 0 has then ended before we are told.
+    """
+    taken = death is not None and death.kind in (CauseKind.REQUEUED, CauseKind.PREEMPTED)
+    return death if taken and ours.job else None
 
 
 def after_the_warning(why: Cause) -> Cause:

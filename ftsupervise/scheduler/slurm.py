@@ -59,6 +59,10 @@ from ftsupervise.scheduler.parse import (
 _OVERFLOW = 65534  # the uid of "nobody"
 _GIVEN = "/dev/stdin"  # the script for sbatch: as it would without a name, but arguments may follow
 _WARNINGS, _SENTENCE = 10, 300  # warnings of Slurm that are repeated, and characters of each
+_TOO_LONG = (
+    "the cluster's MaxArraySize is smaller than launch.jobs (scontrol show config prints it: one member fewer is the most);"
+    " lower launch.jobs, or write launch: {chain: daisy}"
+)
 _REFUSAL = 2000  # characters of a refusal by sbatch: a site's filter explains itself in several lines
 _KEEP = frozenset({"SLURM_CONF", "SLURM_CLUSTERS", "SLURM_CONF_SERVER", "SLURM_JWT"})
 
@@ -208,7 +212,9 @@ class Slurm:
                 self._warn({words for words in complaints(done.stderr) if words.startswith(("error", "warning"))})
                 return Submitted(match[1])
         elif done.code is not None and not _AMBIGUOUS.search(done.stderr + done.stdout):
-            raise SubmitRejected(f"sbatch refused {script_path}:\n  {done.stderr.strip()[:_REFUSAL] or done.words()}")
+            hint = _TOO_LONG if "Invalid job array specification" in done.stderr else ""
+            said = done.stderr.strip()[:_REFUSAL] or done.words()
+            raise SubmitRejected(f"sbatch refused {script_path}:\n  {said}", hint=hint)
         return self._look_again(token, done, script_path)
 
     def _look_again(self, token: str, done: bounded.CompletedCommand, script_path: Path) -> Submitted:

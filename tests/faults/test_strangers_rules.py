@@ -29,12 +29,12 @@ from ftsupervise.checkpoints.quarantine import quarantined
 from ftsupervise.checkpoints.written import keep
 from ftsupervise.cli import checkpoint_upkeep, ftsupervise
 from ftsupervise.cli.checkpoints import checkpoints
-from ftsupervise.cli.switches import put_up
 from ftsupervise.config.believed import load_believed
 from ftsupervise.config.load import leaves, loads, values
 from ftsupervise.config.strict_yaml import dotted
 from ftsupervise.errors import NotPermitted
 from ftsupervise.host.ownership import NotTrusted, as_page, held
+from ftsupervise.launch.switching import put_up
 from ftsupervise.report.reading import read_own
 from ftsupervise.rundir import members
 from ftsupervise.rundir.paths import RunDir

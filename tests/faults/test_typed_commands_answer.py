@@ -76,6 +76,8 @@ COMMANDS = [
     ("status", 74),
     ("check all", 3),
     ("report", 74),
+    ("plan", 74),
+    ("simulate", 74),
     ("kill --yes", 74),
     ("save", 74),
     ("clear", 74),

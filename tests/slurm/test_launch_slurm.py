@@ -308,3 +308,22 @@ def test_what_slurm_keeps_of_a_job_holds_no_secret(desk: Desk) -> None:
     kept = b"".join(path.read_bytes() for path in (desk.sandbox.directory / "state").rglob("*") if path.is_file())
     assert b"canary-of-the-environment" in kept, "it is where the environment lies"
     assert secret.encode() not in kept
+
+
+def test_a_chain_longer_than_maxarraysize_is_refused_with_what_to_do_and_a_daisy_chain_is_taken(
+    make_sandbox: Callable[..., Sandbox], short_tmp: Path
+) -> None:
+    folder = short_tmp / "longer"
+    folder.mkdir()
+    desk = Desk(folder, make_sandbox(nodes=1, overrides=("MaxArraySize=4",)))
+    settings = "launch: {command: sleep 600, time: 1h, jobs: 4}\n"
+    desk.settings(settings)
+    done = desk.type("launch")
+    assert done.returncode == 65 and "Invalid job array specification" in done.stderr
+    assert "MaxArraySize" in done.stderr and "chain: daisy" in done.stderr and desk.queue() == []
+    desk.settings(settings.replace("jobs: 4", "jobs: 4, chain: daisy"))
+    assert desk.type("launch").returncode == 0 and len(desk.queue()) == 4
+    desk.end()
+    desk.settings(settings.replace("jobs: 4", "jobs: 3"))
+    assert desk.type("launch", "--again").returncode == 0
+    assert any("[1-3%1]" in line or "[2-3%1]" in line for line in desk.queue())

@@ -482,3 +482,30 @@ def test_a_warning_that_comes_while_the_interpreter_ends_does_not_kill_it(rundir
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60, check=False)
     assert (done.returncode, done.stdout) == (0, b"through")
+
+
+def test_a_checkpoint_is_asked_for_so_long_after_the_last_one(
+    rundir: RunDir, make: Make, monkeypatch: pytest.MonkeyPatch, until: Callable[..., object]
+) -> None:
+    monkeypatch.setenv("FTSUPERVISE_GUARD_SAVE_EVERY", "0.4")
+    guard = make()
+    began = time.monotonic()
+    assert not guard.step(1).save, "it counts from the first step"
+    asked = until(lambda: (found := guard.step(2)).save and found, "the first request", 10)
+    assert isinstance(asked, Decision) and not asked.stop and asked.cause == "a checkpoint is due"
+    assert time.monotonic() - began >= 0.4
+    assert not guard.step(3).save, "it was asked for"
+    time.sleep(0.3)
+    guard.saved(3)
+    saved_at = time.monotonic()
+    until(lambda: guard.step(4).save, "the next request", 10)
+    assert time.monotonic() - saved_at >= 0.4, "counted from the checkpoint, however it came"
+    (rundir.switches / SAVE).touch()
+    assert until(lambda: guard.step(5).cause == "save switch", "the switch, which is stronger", 10)
+
+
+def test_without_the_setting_nobody_asks_for_a_checkpoint(rundir: RunDir, make: Make) -> None:
+    guard = make()
+    guard.step(1)
+    time.sleep(0.3)
+    assert not guard.step(2).save

@@ -19,10 +19,13 @@ import yaml
 from docs import draw, draw_rooms
 from ftsupervise.alerts.last_day import sample
 from ftsupervise.config.load import loads
+from ftsupervise.config.strict_yaml import parse
+from ftsupervise.config.sweep import names_in
 from ftsupervise.rundir import paths
 from tests.manual.blocks import CHECKS, ROOT, Block, all_blocks, marked, pages, prose, rewrite
 from tests.manual.messages import incident
 from tests.manual.parse import refused
+from tests.manual.plan_screens import plan_screens
 from tests.manual.report_screens import report_screens
 from tests.manual.status_screens import EVENT, NOW, screens
 
@@ -53,6 +56,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     texts = incident(tmp_path_factory.mktemp("night"))
     tree = (paths.__doc__ or "").partition("    RUN/\n")[2].partition("\n\n")[0]
     texts |= screens() | report_screens(tmp_path_factory.mktemp("report"))
+    texts |= plan_screens(tmp_path_factory.mktemp("plan"))
     texts["last-day"] = sample(NOW).text + "\n"
     texts["event-line"] = EVENT.text("login1") + "\n"
     _, _, plugin = (
@@ -112,7 +116,8 @@ def test_the_settings_that_are_shown_load(block: Block) -> None:
         text = "name: example\n" + text
     if not re.search(r"^launch:", text, re.M):
         text += "launch: {command: python train.py}\n"
-    assert loads(text).name
+    every = names_in(parse(text.encode(), str(block))) or ("",)  # of a sweep each run
+    assert all(loads(text, run=name).name for name in every)
 
 
 def test_the_full_example_has_every_setting_there_is() -> None:

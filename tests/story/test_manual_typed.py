@@ -115,6 +115,10 @@ def test_the_switches_do_what_the_manual_says(launched: Callable[[str], Story]) 
     story.tell()
 
 
+def test_a_notebook_does_with_a_run_what_the_manual_shows(launched: Callable[[str], Story]) -> None:
+    launched("python").tell()
+
+
 def test_the_page_for_beginners_leads_from_a_check_to_a_run_that_goes_on(launched: Callable[[str], Story]) -> None:
     story = launched("started")
     story.tell()

@@ -138,9 +138,10 @@ def test_without_scripts_everything_is_there_to_be_read(at_a_desk: Chromium, wri
 
 @pytest.mark.parametrize("name", ["hang", "hostile", "week"])
 def test_on_a_phone_nothing_is_wider_than_the_screen(browser: Chromium, written: Written, name: str) -> None:
-    browser.size(390, 844, phone=True)
-    browser.open(written(name))
-    assert browser.run("document.documentElement.scrollWidth") <= 390
+    for width in (390, 360):
+        browser.size(width, 844, phone=True)
+        browser.open(written(name))
+        assert browser.run("document.documentElement.scrollWidth") <= width
     browser.size(1200, 900)
 
 

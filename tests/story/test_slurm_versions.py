@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from docs import write_versions
 from tests.neighbours import recorded_slurm
 from tests.neighbours.slurm_questions import ACCOUNTING, QUESTIONS, WITHOUT_CONTROLLER, Question
 
@@ -44,3 +45,12 @@ def test_a_controller_that_is_down_is_no_answer_in_any_version(
 ) -> None:
     with recorded_slurm.inside(Path("/")):
         assert question.ask(played(f"{version}-without-controller")) == question.expected(version)
+
+
+def test_the_page_of_the_versions_is_what_was_recorded() -> None:
+    text = write_versions.PAGE.read_text("utf-8")
+    assert text == write_versions.page(), "type: PYTHONPATH=. python docs/write_versions.py"
+
+
+def test_every_version_that_the_manual_promises_was_recorded() -> None:
+    assert [version.rpartition(".")[0] for version in VERSIONS] == ["22.05", "23.11", "24.11", "25.11", "26.05"]

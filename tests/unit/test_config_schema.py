@@ -84,6 +84,7 @@ guard:
 checkpoints:
   path: ckpt
   pattern: "step-*"
+  every: 20m
   verify: full
   quarantine_after: 3
   torn: tell

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from ftsupervise.cli import COMMANDS
+from ftsupervise.version import VERSION
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "ftsupervise"
@@ -36,8 +37,20 @@ ROOMS = (
         "replicas",
         "integrations",
     ),
-    *("alerts", "watch", "launch", "importer", "crontab", "report", "diagnosis", "sandbox", "doctor", "run"),
-    *("cli", "start", "__main__"),
+    *(
+        "alerts",
+        "watch",
+        "launch",
+        "importer",
+        "crontab",
+        "report",
+        "planning",
+        "diagnosis",
+        "sandbox",
+        "doctor",
+        "run",
+    ),
+    *("interface", "cli", "start", "__main__"),
 )
 # Edges do not import each other: they meet in a story.
 APART = (("probe", "scheduler"), ("sandbox", "scheduler"), ("guard", "config"))
@@ -228,6 +241,10 @@ def test_slurm_is_asked_in_the_room_of_the_scheduler_alone(trees: dict[str, ast.
             "from ftsupervise import Guard; Guard",
             {"click", "yaml", "dataclasses", "psutil", "pydantic", "requests", "jinja2"},
         ),
+        (
+            "from ftsupervise import Run; Run('x')",
+            {"click", "yaml", "psutil", "pydantic", "requests", "jinja2", "slack_sdk", "ftsupervise.guard"},
+        ),
         ("import ftsupervise.cli", {"yaml", "psutil", "pydantic", "requests", "jinja2", "slack_sdk"}),
         ("import ftsupervise.cli.kill", {"yaml", "psutil", "pydantic", "requests", "jinja2", "slack_sdk"}),
         (
@@ -290,6 +307,18 @@ group.get_command(None, 'watch'); print(gc.isenabled())"""
     assert done.stdout.split() == ["False", "True"]
 
 
+def test_the_package_shows_what_there_is_and_hands_out_each_of_it() -> None:
+    probe = """import sys, ftsupervise; print(*dir(ftsupervise))
+from ftsupervise import Guard, Decision; print("ftsupervise.interface" in sys.modules)
+print(*(getattr(ftsupervise, name) for name in dir(ftsupervise)), hasattr(ftsupervise, "Rum"))"""
+    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, timeout=60, check=True)
+    names, loaded, values = done.stdout.splitlines()
+    assert names == "Decision Error Guard Run __version__" and loaded == "False"
+    assert re.sub(r"<\w+ 'ftsupervise\.([\w.]+)'>", r"\1", values) == (
+        f"guard.stop_reasons.Decision errors.Error guard.guard.Guard interface.run.Run {VERSION} False"
+    )
+
+
 def test_importing_the_package_loads_the_standard_library_only() -> None:
     probe = """import sys; before = set(sys.modules); from ftsupervise import Guard; Guard()
 print(*sorted({n.split('.')[0] for n in set(sys.modules) - before}))"""
@@ -349,8 +378,12 @@ def many_arguments(tree: ast.Module) -> set[str]:
     return found
 
 
+# ``ftsupervise.Run`` is the run itself, for programs of others; in the rooms the word is that of its settings.
+OUTSIDE_TOO = {"Run": ["config.schema", "interface.run"]}
+
+
 def test_a_class_name_has_one_meaning(trees: dict[str, ast.Module]) -> None:
-    assert not named_twice(trees)
+    assert named_twice(trees) == OUTSIDE_TOO
     assert named_twice({"a": ast.parse("class One: ..."), "b": ast.parse("def f():\n class One: ...")})
 
 

@@ -9,7 +9,18 @@ import pytest
 from ftsupervise.model import Cause, CauseKind, ended
 from ftsupervise.ranks import protocol
 from ftsupervise.ranks.protocol import RankExit
-from ftsupervise.run.exit_analysis import First, Told, by_itself, cause, first_event, last_exits, same_rank
+from ftsupervise.run.exit_analysis import (
+    First,
+    Ours,
+    Told,
+    by_itself,
+    by_slurm_alone,
+    cause,
+    first_death,
+    first_event,
+    last_exits,
+    same_rank,
+)
 from ftsupervise.scheduler import deadline_from_environment, parse_end_time
 
 
@@ -38,6 +49,8 @@ from ftsupervise.scheduler import deadline_from_environment, parse_end_time
             {"code": 143, "stop_signal": signal.SIGTERM, "death": Cause(CauseKind.REQUEUED)},
             "put back into the queue: scontrol requeue",
         ),
+        ({"code": 0, "death": Cause(CauseKind.REQUEUED)}, "put back into the queue: scontrol requeue"),
+        ({"code": 0, "death": Cause(CauseKind.PREEMPTED)}, "preemption"),
         ({"code": 0, "stop_signal": signal.SIGTERM, "stopped": Cause(CauseKind.KILL_SWITCH)}, "kill switch"),
         ({"code": -2, "stop_signal": signal.SIGINT}, "interrupted (SIGINT)"),
         ({"code": 0, "stopped": Cause(CauseKind.HOST_MEMORY)}, "host memory"),
@@ -47,6 +60,24 @@ from ftsupervise.scheduler import deadline_from_environment, parse_end_time
 )
 def test_the_surest_witness_names_the_cause(seen: dict[str, object], words: str) -> None:
     assert cause(**seen).words() == words  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("line", "job", "kind"),
+    [
+        ("JOB 5 ON node-0 CANCELLED AT 2026-11-21T08:00:00 DUE TO JOB REQUEUE", "5", CauseKind.REQUEUED),
+        ("JOB 5 ON node-0 CANCELLED AT 2026-11-21T08:00:00 DUE TO PREEMPTION", "5", CauseKind.PREEMPTED),
+        ("JOB 5 ON node-0 CANCELLED AT 2026-11-21T08:00:00 DUE TO TIME LIMIT", "5", None),
+        ("JOB 6 ON node-0 CANCELLED AT 2026-11-21T08:00:00 DUE TO JOB REQUEUE", "5", None),
+        ("JOB 5 ON node-0 CANCELLED AT 2026-11-21T08:00:00 DUE TO JOB REQUEUE", "", None),
+    ],
+)
+def test_a_program_that_leaves_with_0_before_we_are_told_has_not_ended_by_itself_where_slurm_took_the_job(
+    line: str, job: str, kind: CauseKind | None
+) -> None:
+    ours = Ours(job)
+    found = by_slurm_alone(first_death(f"slurmstepd-node-0: error: *** {line} ***\n", ours), ours)
+    assert (found and found.kind) == kind
 
 
 @pytest.mark.parametrize(

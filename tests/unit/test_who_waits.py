@@ -55,6 +55,7 @@ WAITS: dict[str, dict[str, str]] = {
         "wait": TRAINING,
     },
     "probe/__init__.py": {"__init__": OURS},
+    "probe/own_process.py": {"asked": OURS},
     "probe/server.py": {"run": "this child exists for that", "_end": "this child exists for that"},
     "ranks/__main__.py": {"receive": TIMED, "_send_to": TIMED},
     "ranks/agent_pool.py": {"_start": SYSTEM},
@@ -110,6 +111,7 @@ KEEPS_TIME: dict[str, dict[str, str]] = {
     "host/in_time.py": {},
     "host/pulse.py": {},
     "probe/__init__.py": {},
+    "probe/own_process.py": {"_done": "in the child that is watched"},
     "probe/errand.py": {
         "_boot": KERNEL,
         "_child": KERNEL,

@@ -318,9 +318,10 @@ def test_what_only_reads_and_what_goes_through_the_rooms_is_not(line: str) -> No
 SHOWS = {
     "config/believed.py": "the rule itself",
     "config/find_run.py": "which run, and which cron folder: what others may write leads to none of ours elsewhere",
+    "cli/plan.py": "to change a file of one's own, and to check what it is about to write: nothing in it is run",
     "cli/config.py": "for a watch and to show: what acts is held back; each command that acts takes load_to_act",
     "cli/init.py": "to check what it has just written itself: nothing in it is run",
-    "cli/checkpoints.py": "what another account wrote is only shown: refuse_held",
+    "config/checkpoint_place.py": "what another account wrote is only shown: refuse_held",
     "cli/doctor.py": "looks: what acts is held back, another account's Python is not asked; --probe takes load_to_act",
     "watch/roster.py": "a watch: what acts is held back",
     "report/everything.py": "a report: paths of this account are left out",
@@ -328,21 +329,24 @@ SHOWS = {
 }
 # The commands that act for a run: what each asks before.
 ASKS = {
-    "cli/checkpoints.py": {
+    "config/checkpoint_place.py": {
         "require_launched",
         "refuse_link",
-    },  # ``find(acts=True)``, by which all that act find the folder
+    },  # ``place_of(acts=True)``, by which all that act find the folder
     "cli/checkpoint_upkeep.py": {
-        "find",
+        "place_of",
         "refuse_held",
         "require_launched",
         "held",
     },
-    "cli/switches.py": {"refuse_link"},  # ``find``, for save, kill and clear
+    "launch/switching.py": {"refuse_link"},  # ``runs_to_switch``, for save, kill, clear and observe, and for Python
+    "interface/looks.py": {"runs_to_switch", "load_to_act"},
     "cli/nodes.py": {"refuse_link"},
-    "cli/report.py": {"require"},
+    "report/everything.py": {"require"},  # ``read_report``, by which each page of a run is made
+    "cli/plan.py": {"of_strangers"},
+    "cli/plan_values.py": {"require"},
     "replicas/options.py": {"refuse_link"},
-    "cli/alerts.py": {"refuse_link"},
+    "report/alert_list.py": {"refuse_link"},
     "alerts/journal.py": {"strangers_link"},
     "launch/submit.py": {"require_own", "strangers_link"},
     "launch/folders.py": {"require_own"},
@@ -354,16 +358,18 @@ READ_ONLY = frozenset(
     ("check", "completion", "config", "diagnose", "doctor", "help", "list", "logs", "status", "version", "watch")
 )
 ACTS = {
-    "alerts": "cli/alerts.py",
-    "checkpoints": "cli/checkpoints.py",
-    "clear": "cli/switches.py",
-    "kill": "cli/switches.py",
-    "save": "cli/switches.py",
-    "observe": "cli/switches.py",
+    "alerts": "report/alert_list.py",
+    "checkpoints": "config/checkpoint_place.py",
+    "clear": "launch/switching.py",
+    "kill": "launch/switching.py",
+    "save": "launch/switching.py",
+    "observe": "launch/switching.py",
     "nodes": "cli/nodes.py",
     "groups": "replicas/options.py",
     "launch": "launch/submit.py",
-    "report": "cli/report.py",
+    "report": "report/everything.py",
+    "plan": "cli/plan.py",
+    "simulate": "cli/plan_values.py",
     "run": "run/gate.py",
 }
 OWN_ONLY = frozenset(

@@ -26,6 +26,7 @@ from ftsupervise.host import ownership, plugins
 
 if TYPE_CHECKING:
     from ftsupervise.config.alerting import Alerts, Receiver
+    from ftsupervise.config.schema import Run
 
 MODULES = {
     "email": "ftsupervise.alerts.receivers.email",
@@ -183,6 +184,14 @@ def read_secret(settings: Any, name: str) -> str:
             raise Broken(f"{name}_env: the environment variable {variable} is not set")
         return value
     return ""
+
+
+def without_receivers(run: Run) -> tuple[str, ...]:
+    """A note if no receiver is configured for the run; () when there is one."""
+    if run.alerts.receivers:
+        return ()
+    first = "alerts: {receivers: [{file: {path: messages.txt}}]}"
+    return (f"alerts.receivers is empty: nobody is notified when {run.name} stops; to begin with, write: {first}",)
 
 
 def missing_secrets(alerts: Alerts) -> tuple[str, ...]:

@@ -1,0 +1,259 @@
+"""``ftsupervise simulate``: strategies side by side, on the same made-up failures or on those that a run has had."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ftsupervise.cli import time_limit
+from ftsupervise.cli.names import RUN
+from ftsupervise.cli.output import plain, say, say_json, terminal
+from ftsupervise.cli.plan_values import a_time, inputs_from, read_run, value_options
+from ftsupervise.errors import UsageError, did_you_mean, from_os_error
+from ftsupervise.units import show_duration, show_percent
+
+if TYPE_CHECKING:
+    from ftsupervise.planning.faults import Fault, Fleet
+    from ftsupervise.planning.simulator import Strategy, StrategyOutcome
+
+_TIMES = ("interval", "save", "flush", "snapshot_every", "snapshot", "detect", "hang", "repair", "limit",
+          "maintenance_every", "maintenance", "stall", "away")  # fmt: skip
+_LASTING = ("warm", "cold", "queue", "requeue")
+_COUNTS = ("spares", "exclude_after", "groups", "least")
+_SPREADS = ("restart_spread", "queue_spread")
+_DUST = 1e-9  # what rounding leaves
+_EACH = 30.0  # seconds that a run may take, for all strategies
+_SAY_EVERY = 3.0  # seconds
+
+
+@click.command()
+@click.argument("run", required=False, metavar="[RUN]", type=RUN)
+@value_options
+@click.option("--with", "variants", multiple=True, metavar="CHANGES", help='Another strategy: "spares=2 interval=20m".')
+@click.option("--days", type=click.FloatRange(0.01, 36_500), default=90, show_default=True, help="Of each run.")
+@click.option("--runs", type=click.IntRange(1, 100_000), default=100, show_default=True, help="For each strategy.")
+@click.option("--seed", type=int, default=1, show_default=True, help="The same seed gives the same result.")
+@click.option("--replay", is_flag=True, help="Meet the failures that RUN has had, once, in place of random ones.")
+@click.option("--weibull", type=click.FloatRange(0.1, 10), default=1.0, metavar="SHAPE", help="1: without memory.")
+@click.option("--new", is_flag=True, help="With --weibull below 1: all nodes are new, and infants fail.")
+@click.option("--lemons", metavar="SHARE", help="Share of the nodes that fail more often than others.")
+@click.option(
+    "--lemon-factor", type=click.FloatRange(1, 1e4), default=20.0, show_default=True, help="So much more often."
+)
+@click.option("--rack", type=click.IntRange(0, 100_000), default=0, help="Nodes behind a switch, which fail together.")
+@click.option("--rack-failures", type=click.FloatRange(0, 1e6), default=0.0, metavar="N", help="In 1,000 rack-days.")
+@click.option("--svg", type=click.Path(dir_okay=False), metavar="FILE", help="Draw it there.")
+@click.option("--trace", type=click.Path(dir_okay=False), metavar="FILE", help="Write the first run, line by line.")
+@click.option("--json", "as_json", is_flag=True, help="Everything as one JSON object; times in seconds.")
+def simulate(run: str | None, variants: tuple[str, ...], **words: Any) -> None:
+    """Play failures against strategies, and show where the time would go.
+
+    The values of the first strategy are those of RUN (a directory, an ftsupervise.yaml, or a name; default:
+    ./ftsupervise.yaml), those that you give, and else assumed ones, as plan shows them. With --gpus or --nodes and no RUN, no
+    run is read. Each --with is another strategy on the same failures. It changes: interval, save, flush (until an
+    asynchronous save counts), snapshot-every, snapshot, detect, hang, warm (a time, or off), cold, queue, requeue, spares,
+    repair, exclude-after (failures of a node), limit, maintenance-every, maintenance, groups, least, stall, away,
+    restart-spread and queue-spread (of a log-normal time; 2.2: its median is a tenth of its mean).
+
+    \b
+    ftsupervise simulate --gpus 16384 --failures 6.5 --interval 1h --with interval=5m
+    ftsupervise simulate train-10b --replay --with spares=2    what would it have cost?
+    """
+    from ftsupervise.planning import simulator
+
+    alone = run is None and bool(words.get("gpus") or words.get("nodes"))
+    if words["replay"] and alone:
+        raise UsageError("--replay meets the failures of a run", hint="ftsupervise simulate RUN --replay")
+    report = None if alone else read_run(run, time_limit.extend)
+    inputs = inputs_from(report, words)
+    strategies = strategies_of(inputs.strategy(), variants)
+    fleet = _fleet(inputs.fleet, words)
+    seconds, trace = float(words["days"]) * 86400, None
+    if words["replay"] and report is not None:
+        from ftsupervise.planning.measured import trace_of_run
+
+        trace, seconds = trace_of_run(report)
+        if seconds <= 0:
+            raise UsageError("the run has no time yet that could be played again", hint="leave out --replay")
+        outcomes = simulator.replay(strategies, trace, seconds)
+    else:
+        advance = _progress(words["runs"], quiet=words["as_json"])
+        outcomes = simulator.simulate(fleet, strategies, seconds, words["runs"], words["seed"], advance)
+    if words["trace"]:
+        met = trace if trace is not None else simulator.trace_of(fleet, seconds, words["seed"], 0)
+        _write(words["trace"], "".join(_trace(strategies, met, seconds)))
+    title = title_of(fleet, seconds, 1 if trace is not None else words["runs"], None if trace is None else len(trace))
+    if words["svg"]:
+        from ftsupervise.planning.drawing import picture
+
+        _write(words["svg"], picture(outcomes, title))
+    if words["as_json"]:
+        say_json(
+            {
+                "schema_version": 1,
+                "seconds": seconds,
+                "fleet": plain(fleet),
+                "strategies": [_record(one) for one in outcomes],
+            }
+        )
+        return
+    say(title)
+    say()
+    for line in table(outcomes):
+        click.echo(line)
+
+
+def title_of(fleet: Fleet, seconds: float, runs: int, replayed: int | None = None) -> str:
+    """Return what was played, in words."""
+    if replayed is not None:
+        return f"{replayed} failures that have happened, in {show_duration(seconds)}"
+    mtbf = "none fails" if math.isinf(fleet.mtbf) else f"a failure every {show_duration(fleet.mtbf)}"
+    return f"{fleet.nodes:,} nodes, {mtbf}; {runs:,} runs of {show_duration(seconds)}"
+
+
+def _fleet(fleet: Fleet, words: dict[str, Any]) -> Fleet:
+    from ftsupervise.units import parse_share
+
+    try:
+        lemons = parse_share(words["lemons"]) if words["lemons"] else 0.0
+    except ValueError as error:
+        raise UsageError(f"--lemons: {error}") from None
+    return fleet._replace(
+        shape=words["weibull"],
+        new=words["new"],
+        lemons=lemons,
+        lemon_factor=words["lemon_factor"],
+        rack=words["rack"],
+        rack_rate=words["rack_failures"] / 1000 / 86400,
+    )
+
+
+def strategies_of(base: Strategy, variants: Sequence[str]) -> list[Strategy]:
+    """Return ``base`` and its variants. Raises UsageError."""
+    return [base, *(_variant(base, text) for text in variants)]
+
+
+def _variant(base: Strategy, text: str) -> Strategy:
+    """Return ``base`` with the changes of "spares=2 interval=20m". Raises UsageError."""
+    from ftsupervise.planning.faults import Lasting
+
+    changes, spreads = dict[str, Any](name=text), dict[str, float]()
+    for word in text.replace(",", " ").split():
+        key, given, value = word.partition("=")
+        name = key.replace("-", "_")
+        if name not in (*_TIMES, *_LASTING, *_COUNTS, *_SPREADS) or not given:
+            known = [one.replace("_", "-") for one in (*_TIMES, *_LASTING, *_COUNTS, *_SPREADS)]
+            raise UsageError(
+                f"--with {text!r}: {word!r} is no change{did_you_mean(key, known)}", hint='--with "spares=2"'
+            )
+        if name in _COUNTS:
+            if not value.isdigit() or len(value) > 6 or (name in ("groups", "least") and not int(value)):
+                raise UsageError(f"--with {text!r}: {key} is a count")
+            changes[name] = int(value)
+        elif name in _SPREADS:
+            spreads[name] = _number(text, key, value)
+        elif name == "warm" and value == "off":
+            changes[name] = None
+        else:
+            seconds = a_time(f"--with {text!r}: {key}", value)
+            changes[name] = Lasting(seconds) if name in _LASTING else seconds
+    found = base._replace(**changes)
+    if found.interval <= 0:
+        raise UsageError(f"--with {text!r}: interval is longer than nothing")
+    return _spread(found, spreads)
+
+
+def _spread(of: Strategy, spreads: dict[str, float]) -> Strategy:
+    if (spread := spreads.get("restart_spread")) is not None:
+        of = of._replace(cold=of.cold._replace(spread=spread), warm=of.warm and of.warm._replace(spread=spread))
+    if (spread := spreads.get("queue_spread")) is not None:
+        requeue = of.requeue and of.requeue._replace(spread=spread)
+        of = of._replace(queue=of.queue._replace(spread=spread), requeue=requeue)
+    return of
+
+
+def _number(text: str, key: str, value: str) -> float:
+    try:
+        number = float(value)
+    except ValueError:
+        number = -1.0
+    if not 0 <= number <= 10:
+        raise UsageError(f"--with {text!r}: {key} is a number from 0 to 10")
+    return number
+
+
+# ------------------------------------------------------------------------------------------------------------ the words
+
+
+def table(outcomes: Sequence[StrategyOutcome]) -> Iterator[str]:
+    """Yield the strategies, a row each."""
+    from ftsupervise.planning.simulator import TimeKind
+
+    wide = max(8, *(min(40, len(one.strategy.name)) for one in outcomes))
+    kinds = [
+        kind for kind in TimeKind if kind is not TimeKind.TRAIN and any(one.shares[kind] > _DUST for one in outcomes)
+    ]
+    heads = "".join(f"{kind.name.lower():>9}" for kind in kinds)
+    yield f"{'strategy':<{wide}}{'ETTR':>9}{'95 %':>10}{'better':>16}{'failures':>10}{heads}"
+    for index, one in enumerate(outcomes):
+        better = f"{100 * one.better:+.2f} ± {100 * one.better_certain:.2f}" if index else ""
+        shares = "".join(f"{show_percent(one.shares[kind]):>9}" for kind in kinds)
+        sure = f"± {100 * one.certain:.2f}"
+        name = one.strategy.name[:40]
+        yield f"{name:<{wide}}{show_percent(one.ettr):>9}{sure:>10}{better:>16}{one.faults:>10,.1f}{shares}"
+    yield ""
+    if len(outcomes) > 1:
+        yield "better: points by which it trains more than the first, on the same failures"
+    for one in outcomes:
+        if one.high > one.low:
+            yield f"{one.strategy.name[:40]}: nine of ten runs lie between {show_percent(one.low)} and {show_percent(one.high)}"
+
+
+def _record(one: StrategyOutcome) -> dict[str, Any]:
+    from ftsupervise.planning.simulator import TimeKind
+
+    found = plain(one._replace(shares=()))
+    found["shares"] = {kind.name.lower(): share for kind, share in zip(TimeKind, one.shares, strict=True)}
+    if not math.isfinite(one.strategy.limit):
+        found["strategy"]["limit"] = None
+    return dict(found)
+
+
+def _trace(strategies: Sequence[Strategy], met: Sequence[Fault], seconds: float) -> Iterator[str]:
+    from ftsupervise.planning.simulator import events_of
+
+    for strategy in strategies:
+        yield f"# {strategy.name}\n"
+        for one in events_of(strategy, met, seconds):
+            yield f"{one.at / 86400:10.4f} d  {one.kind.name.lower():<8}{show_duration(one.seconds):>10}  {one.why}\n"
+
+
+def _write(to: str, text: str) -> None:
+    from ftsupervise.rundir.paths import write_whole
+
+    path = Path(to).absolute()
+    try:
+        write_whole(path, text, sync=False)
+    except OSError as error:
+        raise from_os_error(error, f"write {path}") from None
+
+
+def _progress(runs: int, *, quiet: bool) -> Callable[[int], None]:
+    """Return what is told of each run that is done. A person at a terminal hears of it every few seconds, and as long as runs
+    are done the command may go on."""
+    done, said_at = 0, time.monotonic()
+
+    def advance(more: int) -> None:
+        nonlocal done, said_at
+        done += more
+        time_limit.extend(_EACH)
+        if not quiet and terminal(err=True) and time.monotonic() - said_at > _SAY_EVERY:
+            said_at = time.monotonic()
+            say(f"{done:,} of {runs:,} runs ({done / runs:.0%})", err=True)
+
+    return advance

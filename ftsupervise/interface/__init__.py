@@ -1,0 +1,1 @@
+"""Runs from Python: for notebooks, schedulers and tests. It stands beside the command line, and neither prints nor exits."""

@@ -1,0 +1,100 @@
+"""A plan says what it is made of, agrees with the simulator where both apply, and says where they do not."""
+
+from __future__ import annotations
+
+import math
+from random import Random
+from typing import Any
+
+import pytest
+
+from ftsupervise.planning.formulas import DAY, HOUR, MINUTE, Formula
+from ftsupervise.planning.inputs import (
+    KnownBy,
+    PlanInputs,
+    given,
+    mean_of,
+    poisson_bounds,
+    share_of,
+    time_between,
+    usual_inputs,
+)
+from ftsupervise.planning.plan import plan_of, warning_lead
+
+
+def simple(**changes: Any) -> PlanInputs:
+    """One restart for each failure, as Daly has it."""
+    sure: dict[str, Any] = dict.fromkeys(("detect", "queue", "hang", "lost", "silent"), given(0.0))
+    base = usual_inputs(64, 8)._replace(
+        mtbf=given(6 * HOUR), save=given(30.0), cold=given(5 * MINUTE), warm=given(5 * MINUTE), step=given(1.0), **sure
+    )
+    return base._replace(**changes)
+
+
+def test_the_formula_and_the_simulator_agree_where_the_formula_knows_all() -> None:
+    made = plan_of(simple())
+    assert made.now.formula is Formula.DALY
+    assert abs(made.simulated.ettr - made.planned.value) < 3 * made.simulated.certain + 1e-3
+    assert made.planned.value > made.now.value and made.helps[0].change == "the planned interval"
+    assert made.searched == pytest.approx(made.daly, rel=0.05)
+    assert not any("simulated it is" in one for one in made.doubts)
+
+
+def test_where_a_failure_costs_much_of_the_time_to_the_next_the_formula_is_doubted() -> None:
+    made = plan_of(simple(mtbf=given(18 * MINUTE), cold=given(10 * MINUTE), warm=given(10 * MINUTE)))
+    assert any("a failure costs 56% of the time to the next one" in one for one in made.doubts)
+
+
+def test_what_is_only_assumed_is_named_and_makes_the_range_wide() -> None:
+    sure, guessed = plan_of(simple()), plan_of(usual_inputs(64, 8))
+    assert sure.now_range.high - sure.now_range.low < 1e-9, "all is given"
+    assert guessed.now_range.high - guessed.now_range.low > 0.02
+    assert guessed.now_range.low < guessed.now.value < guessed.now_range.high
+    assert any(one.startswith("not measured, but assumed: time between failures") for one in guessed.doubts)
+
+
+def test_help_is_counted_in_hours_and_money_of_all_gpus_for_a_month() -> None:
+    made = plan_of(simple(), price=2.0)
+    first = made.helps[0]
+    assert first.gpu_hours == pytest.approx(first.gain * 512 * 365.25 / 12 * 24)
+    assert first.money == pytest.approx(2 * first.gpu_hours)
+    assert made.spend.money is not None and made.spend.money == pytest.approx(512 * 730.5 * 2)
+    assert plan_of(simple()).helps[0].money is None
+
+
+def test_a_run_that_never_fails_needs_no_other_interval() -> None:
+    made = plan_of(simple(mtbf=given(math.inf)))
+    assert made.now.value == pytest.approx(1 / (1 + 30 / HOUR))
+    assert made.searched == HOUR
+
+
+def test_the_warning_leaves_room_for_two_saves_and_two_steps() -> None:
+    lead = warning_lead(simple(save=given(100.0), step=given(20.0)))
+    assert lead >= 2 * 100 + 2 * 20 and lead % MINUTE == 0
+
+
+def test_a_count_has_the_interval_of_poisson_s_law() -> None:
+    exact = {0: (0, 3.689), 1: (0.0253, 5.572), 3: (0.619, 8.767), 10: (4.795, 18.39), 100: (81.36, 121.63)}  # Garwood
+    for times, bounds in exact.items():
+        low, high = poisson_bounds(times)
+        assert low == pytest.approx(bounds[0], abs=0.03) and high == pytest.approx(bounds[1], rel=0.02)
+
+
+def test_a_time_without_a_failure_bounds_what_is_assumed() -> None:
+    before = usual_inputs(1).mtbf
+    found = time_between(0, 1000 * DAY, before)
+    assert found.origin is KnownBy.ASSUMED and found.low == pytest.approx(1000 * DAY / 3.69, rel=0.02)
+    assert found.value >= found.low and time_between(4, 1000.0, before).value == 250
+
+
+def test_an_interval_of_95_percent_holds_the_truth_about_so_often() -> None:
+    chance, hits = Random(1), 0
+    for _ in range(400):
+        found = mean_of([chance.gauss(10, 3) for _ in range(12)], "draw")
+        assert found is not None
+        hits += found.low <= 10 <= found.high
+    assert 0.91 < hits / 400 < 0.99
+    assert found is not None
+    once = mean_of([7.0], "draw")
+    assert once is not None and (once.low, once.high) == (3.5, 14) and mean_of([], "draw") is None
+    assert share_of(0, 0, found) is found and share_of(2, 4, found).value == 0.5
