@@ -1,5 +1,5 @@
-"""Writes the pages of reference from what they describe: the commands from click, the settings from their schema, and the
-Python interface from the source. Run it after a change of one of them; a test compares.
+"""Writes the pages of reference from what they describe: the commands and their man pages from click, the settings from
+their schema, and the Python interface from the source. Run it after a change of one of them; a test compares.
 
     python docs/write_reference.py
 """
@@ -7,7 +7,6 @@ Python interface from the source. Run it after a change of one of them; a test c
 from __future__ import annotations
 
 import ast
-import inspect
 import json
 import re
 import sys
@@ -17,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import click
+
+from ftsupervise.cli.help import CommandPage, man_page, page_name, page_of
 
 ROOT = Path(__file__).resolve().parents[1]
 _MADE = "<!-- python docs/write_reference.py writes this page -->"
@@ -35,58 +36,42 @@ def pages() -> dict[str, str]:
 
 
 def commands() -> str:
-    from ftsupervise.cli import COMMANDS, ftsupervise
-
     lines = [
         "# Every command",
         _MADE,
         "",
-        "What the commands have in common, their bounds and their exit codes: [Commands](../commands.md).",
+        "What the commands have in common, their bounds and their exit codes: [Commands](../commands.md). The",
+        "same as man pages: `man ftsupervise`, `man ftsupervise-launch`.",
     ]
-    context = click.Context(ftsupervise, info_name="ftsupervise")
-    for name in COMMANDS:
-        command = ftsupervise.get_command(context, name)
-        assert command is not None
-        lines += _command(command, f"ftsupervise {name}", 2)
+    for page in _program().below:
+        lines += _command(page, 2)
     return "\n".join(lines) + "\n"
 
 
-def _command(command: click.Command, path: str, level: int) -> Iterator[str]:
-    context = click.Context(command, info_name=path)
-    usage = " ".join([path, *command.collect_usage_pieces(context)])
-    yield from ("", f"{'#' * level} {path.removeprefix('ftsupervise ')}", "", "```", usage, "```")
-    if command.help:
-        yield from ("", *_help(command.help))
-    options = [_option(one, context) for one in command.params if isinstance(one, click.Option) and not one.hidden]
-    if options:
-        yield from ("", "| option | meaning |", "|---|---|", *options)
-    if isinstance(command, click.Group):
-        for name in command.list_commands(context):
-            below = command.get_command(context, name)
-            if below is not None and not below.hidden:
-                yield from _command(below, f"{path} {name}", level + 1)
+def _program() -> CommandPage:
+    from ftsupervise.cli import ftsupervise
+
+    return page_of(click.Context(ftsupervise, info_name="ftsupervise"))
 
 
-def _help(text: str) -> Iterator[str]:
-    """The paragraphs of a help text; one that click leaves as it is (\\b) is a block of code."""
-    for number, paragraph in enumerate(inspect.cleandoc(text).replace("``", "`").split("\n\n")):
-        if number:
-            yield ""
-        if paragraph.lstrip().startswith("\b"):
-            yield from (
-                "```",
-                *paragraph.lstrip("\b\n").splitlines(),
-                "```",
-            )
-        else:
-            yield _words(paragraph)
+def man_pages() -> dict[str, str]:
+    """Return each man page's file and text."""
+    from ftsupervise.cli import GROUPS
+
+    program = _program()
+    return {f"{page_name(one)}.1": man_page(one, GROUPS) for one in (program, *program.below)}
 
 
-def _option(option: click.Option, context: click.Context) -> str:
-    record = option.get_help_record(context)
-    assert record is not None
-    names, said = record
-    return f"| `{_cell(names)}` | {_cell(_words(said))} |"
+def _command(page: CommandPage, level: int) -> Iterator[str]:
+    yield from ("", f"{'#' * level} {page.name}", "", "```", page.usage, "```")
+    for one in page.paragraphs:
+        yield from ("", "```", one.text, "```") if one.kept else ("", one.text)
+    if page.options:
+        yield from ("", "| option | meaning |", "|---|---|")
+    for option in page.options:
+        yield f"| `{_cell(option.names)}` | {_cell(_words(option.meaning))} |"
+    for below in page.below:
+        yield from _command(below, level + 1)
 
 
 # ------------------------------------------------------------------------------------------------------------ settings
@@ -321,6 +306,8 @@ def main() -> int:
     import_module("ftsupervise.cli.config")  # complains here, and not in the middle, where the package is not installed
     for name, text in pages().items():
         (ROOT / "docs" / "reference" / name).write_text(text, "utf-8")
+    for name, text in man_pages().items():
+        (ROOT / "docs" / "man" / name).write_text(text, "utf-8")
     return 0
 
 

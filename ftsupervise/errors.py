@@ -24,10 +24,23 @@ A message is one sentence for the person awake at 3 a.m.: what failed, where, an
 
 from __future__ import annotations
 
+TYPE_CHECKING = False  # without typing: training loops import this file
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
 
 def about(name: str, why: str) -> str:
     """Return "name: why", with the name once where ``why`` begins with it already, as the errors in a file do."""
     return why if why.startswith((f"{name}:", f"{name} ")) else f"{name}: {why}"
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return a clause that names the one of ``known`` that is near ``name``, or begins with it; "" where none is."""
+    from difflib import get_close_matches
+
+    names = list(known)
+    near = get_close_matches(name, names, 1) or [one for one in names if name and one.startswith(name)]
+    return f"; did you mean {near[0]!r}?" if near else ""
 
 
 class Error(Exception):

@@ -37,6 +37,7 @@ def own_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monke
     for key in ("XDG_STATE_HOME", "XDG_CONFIG_HOME", "FTSUPERVISE_RUN_DIR", "FTSUPERVISE_STATE_DIR"):
         monkeypatch.delenv(key, raising=False)
     monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setenv("PAGER", "cat")  # at a terminal nothing waits for a key
     monkeypatch.setenv("FTSUPERVISE_SITE_CONFIG", str(home / "no-site-config.yaml"))
     return home
 

@@ -13,44 +13,53 @@ from typing import Any, NoReturn
 
 import click
 
-from ftsupervise.cli.output import did_you_mean, look_at_terminals, may_colour, say
+from ftsupervise.cli.output import asks_for_json, error_line, look_at_terminals, may_colour, say, show_through_a_pager
 from ftsupervise.errors import Cancelled, Error, UsageError
 from ftsupervise.printable import log_line
 from ftsupervise.version import VERSION
 
-# name -> (module, attribute, one line for --help). A new command is one line here and one module beside this file.
+# name -> (module, attribute, one line for --help). A new command is one line here, its name in GROUPS, and one module beside
+# this file.
 COMMANDS: dict[str, tuple[str, str, str]] = {
-    "init": ("init", "init", "Write an ftsupervise.yaml from a job script that you have; nothing is submitted."),
-    "launch": ("launch", "launch", "Submit the run: a chain of jobs, so that a successor is always waiting."),
-    "run": ("run", "run", "Supervise a command inside the job (the batch script calls this)."),
-    "watch": ("watch", "watch", "Check runs once and notify people of what changed; --every 60s repeats it."),
+    "init": ("init", "init", "Write an ftsupervise.yaml from a job script that you have."),
+    "launch": ("launch", "launch", "Submit a chain of jobs, so that a successor always waits."),
+    "run": ("run", "run", "Supervise a command inside the job (its script calls this)."),
+    "watch": ("watch", "watch", "Check runs and notify people of what changed."),
     "check": ("check", "check", "Run the watchdogs once and print what they find."),
-    "status": ("status", "status", "Show how all runs or one run are doing; --watch goes on showing it."),
-    "logs": ("logs", "logs", "Show the output of the run, wherever it goes; -f follows it across restarts."),
-    "diagnose": ("diagnose", "diagnose", "Say what happened in an attempt: its class, whose it was, by which lines."),
-    "list": ("list_runs", "list_runs", "List the runs that this account has launched, for scripts."),
-    "forget": ("forget", "forget", "Drop runs from list, status and the watch; nothing of them is deleted."),
-    "report": ("report", "report", "Write a run as one HTML page that needs no network, or as Markdown."),
-    "plan": ("plan", "plan", "Say which values lose least to failures, what to expect, what would help."),
-    "simulate": ("simulate", "simulate", "Play failures against strategies, side by side; or those a run has had."),
-    "metrics": ("metrics", "metrics", "Print runs as metrics for Prometheus, or write them for its node_exporter."),
-    "kill": ("kill", "kill", "Raise the kill switch: the run saves and stops at its next step."),
-    "save": ("save", "save", "Raise the save switch: the run saves a checkpoint and goes on."),
-    "clear": ("clear", "clear", "Lower a switch again."),
-    "observe": ("observe", "observe", "Have decisions only told and not carried out; --off acts on them again."),
-    "cron": ("cron", "cron", "A crontab for clusters without one: install it, drop files in and they run."),
-    "groups": ("groups", "groups", "Replica groups: the job script runs them; let one leave, or join again."),
-    "nodes": ("nodes", "nodes", "Nodes with incidents: which are excluded and why; exclude, trust, clear."),
-    "checkpoints": (
-        "checkpoint_upkeep",
-        "checkpoints",
-        "Checkpoints: list, verify, commit those of other programs, prune, offload, restore.",
-    ),
-    "alerts": ("alerts", "alerts", "Show what fires, since when, and who was notified; ack and silence."),
-    "notify": ("notify", "notify", "Test a receiver; preview every message."),
-    "config": ("config", "config", "Check the configuration, print it with its origins, print its schema."),
-    "doctor": ("doctor", "doctor", "Look at all that a night depends on, each line with what to type."),
-    "sandbox": ("sandbox", "sandbox", "A real Slurm on this machine, for trying things."),
+    "status": ("status", "status", "Show how all runs, or one run, are doing."),
+    "logs": ("logs", "logs", "Show the output of a run, wherever it goes."),
+    "diagnose": ("diagnose", "diagnose", "Say what happened in an attempt, and by which lines."),
+    "list": ("list_runs", "list_runs", "List the runs of this account, for scripts."),
+    "forget": ("forget", "forget", "Drop runs from the lists and the watch; deletes nothing."),
+    "report": ("report", "report", "Write a run as one HTML page, or as Markdown."),
+    "plan": ("plan", "plan", "Say which values lose least to failures, and what would help."),
+    "simulate": ("simulate", "simulate", "Play failures against strategies, side by side."),
+    "metrics": ("metrics", "metrics", "Print runs as metrics for Prometheus, or write them."),
+    "kill": ("kill", "kill", "Have a run save and stop at its next step."),
+    "save": ("save", "save", "Have a run save a checkpoint and go on."),
+    "clear": ("clear", "clear", "Lower a switch again, or release the brake."),
+    "observe": ("observe", "observe", "Have decisions only told, and not carried out."),
+    "cron": ("cron", "cron", "Run scripts by the clock on clusters without a crontab."),
+    "groups": ("groups", "groups", "Replica groups: run them, let one leave or join again."),
+    "nodes": ("nodes", "nodes", "Nodes with incidents: list, exclude, trust, clear."),
+    "checkpoints": ("checkpoint_upkeep", "checkpoints", "Checkpoints: list, verify, prune, offload, restore …"),
+    "alerts": ("alerts", "alerts", "Show what fires and who was notified; ack, silence."),
+    "notify": ("notify", "notify", "Send a test message; preview every message."),
+    "config": ("config", "config", "Check the settings, print them, print their schema."),
+    "doctor": ("doctor", "doctor", "Look at all that a night depends on."),
+    "sandbox": ("sandbox", "sandbox", "Start a real Slurm on this machine, for trying things."),
+    "completion": ("completion", "completion", "Print the script with which a shell completes all this."),
+    "help": ("help", "show_help", "Show the help of a command."),
+    "version": ("version", "version", "Print the version."),
+}
+
+# What ``--help`` lists together, in the order of a run's life. Every command stands in one of them.
+GROUPS: dict[str, tuple[str, ...]] = {
+    "Run": ("launch", "run", "groups", "checkpoints", "nodes"),
+    "Look": ("status", "logs", "diagnose", "list", "report", "metrics", "plan", "simulate"),
+    "Stop": ("save", "kill", "clear", "observe", "forget"),
+    "Watch": ("watch", "check", "alerts", "notify", "cron"),
+    "Set up": ("init", "config", "doctor", "sandbox", "completion", "help", "version"),
 }
 
 # What a command loads twice that is tried first as a dry run: for the trial and for its work, each in a child of this process.
@@ -79,31 +88,50 @@ class Lazy(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        module, attribute, _ = COMMANDS[cmd_name]
+        module, attribute, summary = COMMANDS[cmd_name]
         command: click.Command = getattr(import_module(f"ftsupervise.cli.{module}"), attribute)
+        command.short_help = summary
         gc.enable()  # (``__main__`` had it wait)
         return command
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
         if args and args[0] not in COMMANDS and not args[0].startswith("-"):
-            hint = did_you_mean(args[0], COMMANDS) or "; ftsupervise --help lists the commands"
-            raise click.UsageError(f"no such command: {args[0]!r}{hint}", ctx)
+            from ftsupervise.cli.command_group import no_such_command
+
+            raise no_such_command(args[0], COMMANDS, ctx)
         return super().resolve_command(ctx, args)
 
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[Any]:
+        from click.shell_completion import CompletionItem
+
+        verbs = [
+            CompletionItem(name, help=line) for name, (_, _, line) in COMMANDS.items() if name.startswith(incomplete)
+        ]
+        return [*verbs, *click.Command.shell_complete(self, ctx, incomplete)]
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, line) for name, (_, _, line) in COMMANDS.items()])
+        width = max(map(len, COMMANDS))
+        for title, names in GROUPS.items():
+            with formatter.section(title):
+                formatter.write_dl([(f"{name:{width}}", COMMANDS[name][2]) for name in names])
 
 
-@click.command(cls=Lazy, context_settings={"help_option_names": ["-h", "--help"]})
+@click.command(
+    cls=Lazy,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="ftsupervise help VERB says more about one of them, and help VERB SUBVERB about a command of a group.",
+)
+@click.option(
+    "--no-pager", is_flag=True, expose_value=False, help="Print long output, and start no pager ($PAGER, or less)."
+)
 @click.version_option(VERSION, "-V", "--version", message="ftsupervise %(version)s")
 def ftsupervise() -> None:
     """Keep a long training run on a Slurm cluster alive.
 
     \b
-    ftsupervise init JOB.sbatch    write ftsupervise.yaml from a job script that you have
+    ftsupervise init JOB.sbatch    write its settings from a job script
     ftsupervise launch             submit the run of ./ftsupervise.yaml
-    ftsupervise status             show how all runs are doing; "status .": this one in full
+    ftsupervise status             show all runs; "status .": this one in full
     ftsupervise logs -f            follow its output
     ftsupervise watch --every 60s  notify people when something is wrong
 
@@ -119,7 +147,17 @@ def main(argv: list[str] | None = None) -> NoReturn:
     from ftsupervise.cli import time_limit
     from ftsupervise.cli.output import printable_streams
 
+    if "_FTSUPERVISE_COMPLETE" in os.environ:
+        from ftsupervise.cli.completion import answer_the_shell
+
+        answer_the_shell(ftsupervise)
     colours = look_at_terminals() and may_colour()
+    if argv is None and sys.argv[1:2] == ["--no-pager"]:
+        del sys.argv[1]
+    elif argv is None:
+        show_through_a_pager(
+            time_limit.command_of(sys.argv[1:]), sys.argv[1:]
+        )  # returns in a child, where there is one
     if argv is None and time_limit.applies(sys.argv[1:]):
         time_limit.go_on_in_a_child(sys.argv[1:])  # returns in a child, whose output is no terminal
     elif argv is None and time_limit.acts(sys.argv[1:]):
@@ -144,22 +182,17 @@ def _main(argv: list[str] | None, shown: dict[str, Any]) -> NoReturn:
         )
         sys.stdout.flush()
     except click.exceptions.Abort:
-        say("ftsupervise: stopped", err=True)
-        code = Cancelled.exit_code
+        code = _tell(Cancelled("stopped"), argv)
     except click.ClickException as error:
-        head = _head(argv)
+        code = UsageError.exit_code
         if isinstance(error, getattr(click.exceptions, "NoArgsIsHelpError", ())):  # click 8.2; before it was no error
             click.echo(error.format_message(), err=True)
-        elif isinstance(error, click.UsageError) and error.ctx is not None:
-            command = error.ctx.command_path
-            begin = head.replace("ftsupervise: ", f"{command}: ")
-            say(f"{begin}{error.format_message()}\n  {command} --help says more", err=True)
         else:
-            say(f"{head}{error.format_message()}", err=True)
-        code = UsageError.exit_code
+            path = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx is not None else ""
+            hint = f"{path} --help says more" if path else ""
+            _tell(UsageError(error.format_message(), hint=hint), argv, by=path)
     except Error as error:
-        say(f"{_head(argv)}{error}", err=True)
-        code = error.exit_code
+        code = _tell(error, argv)
     except KeyboardInterrupt:
         code = Cancelled.exit_code
     except BrokenPipeError:
@@ -168,16 +201,21 @@ def _main(argv: list[str] | None, shown: dict[str, Any]) -> NoReturn:
     except OSError as error:
         from ftsupervise.errors import from_os_error
 
-        known = from_os_error(error, f"use {error.filename}" if error.filename else "finish")
-        say(f"{_head(argv)}{known}", err=True)
-        code = known.exit_code
+        code = _tell(from_os_error(error, f"use {error.filename}" if error.filename else "finish"), argv)
     sys.exit(code if isinstance(code, int) else 0)
 
 
-def _head(argv: list[str] | None) -> str:
-    """The beginning of an error. ``run`` writes into the job's log, where each line of ours begins with its time."""
-    in_the_log = (sys.argv[1:] if argv is None else argv)[:1] == ["run"]
-    return log_line("") if in_the_log else "ftsupervise: "
+def _tell(error: Error, argv: list[str] | None, *, by: str = "") -> int:
+    """Print an error, and return its exit code: a sentence, or an object where JSON was asked for. ``by``: the command, where
+    its words are wrong. ``run`` writes into the job's log, where each line of ours begins with its time.
+    """
+    words = sys.argv[1:] if argv is None else argv
+    if asks_for_json(words):
+        click.echo(error_line(error.message, error.hint, error.exit_code), err=True)
+    else:
+        head = log_line("") if words[:1] == ["run"] else f"{by or 'ftsupervise'}: "
+        say(f"{head}{error}", err=True)
+    return error.exit_code
 
 
 def _width() -> int:

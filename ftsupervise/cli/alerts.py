@@ -5,7 +5,8 @@ Reads and changes the run's journal and this account's own (for what belongs to 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime, timezone
 from fnmatch import fnmatchcase
@@ -13,8 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ftsupervise.cli.output import DefaultGroup, did_you_mean, end_of, plain, say, say_json
-from ftsupervise.errors import NotFound, UsageError
+from ftsupervise.cli.command_group import DefaultGroup
+from ftsupervise.cli.names import RUN, Named
+from ftsupervise.cli.output import JSON, answer, end_of, plain, say, say_json
+from ftsupervise.errors import Error, NotFound, UsageError, did_you_mean
 from ftsupervise.host.ownership import shown_user
 from ftsupervise.printable import printable
 from ftsupervise.report.alert_list import alerts_in, journals_of
@@ -38,7 +41,29 @@ def alerts() -> None:
     """
 
 
-_RUNS = click.argument("runs", nargs=-1, metavar="[RUN]...")
+def _firing(_ctx: click.Context) -> Iterator[str]:
+    from ftsupervise.findings import AlertState
+
+    for journal in journals_of(()):
+        yield from (one.id for one in journal.read().alerts.values() if one.state is AlertState.FIRING)
+
+
+def _to_silence(ctx: click.Context) -> Iterator[str]:
+    from ftsupervise.watch.watchdogs import installed
+
+    yield from installed()
+    with suppress(Error):  # no run here
+        yield from _firing(ctx)
+
+
+def _silences(_ctx: click.Context) -> Iterator[str]:
+    now = datetime.now(timezone.utc)
+    for journal in journals_of(()):
+        yield from (one.id for one in journal.read().silences if one.end > now)
+
+
+_FIRING, _TO_SILENCE, _SILENCES = Named(_firing), Named(_to_silence), Named(_silences)
+_RUNS = click.argument("runs", nargs=-1, metavar="[RUN]...", type=RUN)
 
 
 @alerts.command("list")
@@ -57,10 +82,11 @@ def list_alerts(runs: tuple[str, ...], as_json: bool) -> None:
 
 
 @alerts.command()
-@click.argument("key")
+@click.argument("key", type=_FIRING)
 @_RUNS
 @click.option("--reason", default="", help="What you know about it, or do about it.")
-def ack(key: str, runs: tuple[str, ...], reason: str) -> None:
+@JSON
+def ack(key: str, runs: tuple[str, ...], reason: str, as_json: bool) -> None:
     """Acknowledge what fires: no repeats and no escalation until it is over (or gets worse).
 
     KEY is the id in the message or its beginning, a watchdog ("disk"), or "watchdog: subject".
@@ -86,16 +112,20 @@ def ack(key: str, runs: tuple[str, ...], reason: str) -> None:
     done = [alert for journal in journals for alert in _change(journal, make, acked)]
     if not done:
         raise NotFound(f"no firing alert is called {key!r}", hint=f"{_typed('alerts', runs)} lists them")
+    if as_json:
+        answer(acknowledged=done)
+        return
     for alert in done:
         say(f"acknowledged by {who}: {alert.id}  {alert.finding.watchdog} {alert.finding.subject}")
 
 
 @alerts.command()
-@click.argument("pattern")
+@click.argument("pattern", type=_TO_SILENCE)
 @_RUNS
 @click.option("--for", "duration", default="4h", show_default=True, help='How long: "30m", "4h", "2d".')
 @click.option("--reason", default="", help="The reason, for the others.")
-def silence(pattern: str, runs: tuple[str, ...], duration: str, reason: str) -> None:
+@JSON
+def silence(pattern: str, runs: tuple[str, ...], duration: str, reason: str, as_json: bool) -> None:
     """Send no message about alerts that match PATTERN for a while; they still show in `ftsupervise alerts`.
 
     PATTERN is the id in the message or its beginning, a watchdog ("disk"), or "watchdog: subject"; * and ? as in the
@@ -115,13 +145,17 @@ def silence(pattern: str, runs: tuple[str, ...], duration: str, reason: str) -> 
     for journal in journals:
         journal.change(lambda state: replace(state, silences=(*(s for s in state.silences if s.end > now), new)))
         _must_be_saved(journal)
+    if as_json:
+        answer(silence=new)
+        return
     say(f"silenced until {stamp(end)}: {pattern}\n  to end it sooner: {_typed(f'alerts unsilence {new.id}', runs)}")
 
 
 @alerts.command()
-@click.argument("silence_id", metavar="ID")
+@click.argument("silence_id", metavar="ID", type=_SILENCES)
 @_RUNS
-def unsilence(silence_id: str, runs: tuple[str, ...]) -> None:
+@JSON
+def unsilence(silence_id: str, runs: tuple[str, ...], as_json: bool) -> None:
     """End a silence. People are notified of what fires at the next tick.
 
     ID is the silence's own, its beginning, or the pattern that was silenced.
@@ -140,6 +174,9 @@ def unsilence(silence_id: str, runs: tuple[str, ...]) -> None:
     done = [silence for journal in journals for silence in _change(journal, make, ended)]
     if not done:
         raise NotFound(f"no silence is called {silence_id!r}", hint=f"{_typed('alerts', runs)} lists them")
+    if as_json:
+        answer(ended=done)
+        return
     say(f"no longer silenced: {done[0].pattern}")
 
 

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ftsupervise.cli.output import did_you_mean, plain, say, say_json
+from ftsupervise.cli.names import RUN, WATCHDOG
+from ftsupervise.cli.output import error_line, plain, say, say_json
+from ftsupervise.errors import did_you_mean
 from ftsupervise.printable import printable
 from ftsupervise.units import count
 
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from ftsupervise.watch.checks import RunLook
 
 SCHEMA_VERSION = 1
+_UNSEEN = 3  # the code of Nagios: could not see
 _WORDS = ("OK", "WARNING", "CRITICAL", "UNKNOWN")
 _COLOURS = ("green", "yellow", "red", "cyan")
 
@@ -33,8 +36,8 @@ class Plugin(click.Command):
         try:
             return super().make_context(info_name, args, parent, **extra)
         except click.UsageError as error:
-            say(f"ftsupervise check: {error.format_message()}\n  ftsupervise check --help says more", err=True)
-            raise SystemExit(3) from None
+            _tell("ftsupervise check", error.format_message(), "ftsupervise check --help says more", "--json" in args)
+            raise SystemExit(_UNSEEN) from None
 
     def invoke(self, ctx: click.Context) -> Any:
         from ftsupervise.errors import Error
@@ -42,13 +45,20 @@ class Plugin(click.Command):
         try:
             return super().invoke(ctx)
         except Error as error:
-            say(f"ftsupervise: {error}", err=True)
-            raise SystemExit(3) from None
+            _tell("ftsupervise", error.message, error.hint, bool(ctx.params.get("as_json")))
+            raise SystemExit(_UNSEEN) from None
+
+
+def _tell(by: str, message: str, hint: str, as_json: bool) -> None:
+    if as_json:
+        click.echo(error_line(message, hint, _UNSEEN), err=True)
+    else:
+        say("\n  ".join(filter(None, (f"{by}: {message}", hint))), err=True)
 
 
 @click.command(cls=Plugin)
-@click.argument("watchdog", default="all")
-@click.argument("runs", nargs=-1, metavar="[RUN]...")
+@click.argument("watchdog", default="all", type=WATCHDOG)
+@click.argument("runs", nargs=-1, metavar="[RUN]...", type=RUN)
 @click.option(
     "--json", "as_json", is_flag=True, help="One JSON object with all findings (several runs: its list runs)."
 )

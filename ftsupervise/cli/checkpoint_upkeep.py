@@ -22,7 +22,8 @@ from ftsupervise.cli.checkpoints import (
     refuse_held,
     run_to_note,
 )
-from ftsupervise.cli.output import plain, say
+from ftsupervise.cli.names import RUN
+from ftsupervise.cli.output import JSON, for_programs, plain, say
 from ftsupervise.config.checkpoint_place import (
     CheckpointPlace,
     note_checkpoints,
@@ -112,8 +113,8 @@ def committed(place: CheckpointPlace, *, every: bool) -> tuple[Path, ...]:
 # --------------------------------------------------------------------------------------------------------------- offload
 
 
-@checkpoints.command()
-@click.argument("run", required=False)
+@checkpoints.command(short_help="Copy checkpoints to another place, and read the copies back.")
+@click.argument("run", required=False, type=RUN)
 @click.option(
     "--to", "places", multiple=True, metavar="PLACE", help="A folder, or s3://bucket/prefix; may be repeated."
 )
@@ -227,8 +228,8 @@ def _asked_for(place: CheckpointPlace, *, every: bool) -> tuple[Path, ...]:
 # --------------------------------------------------------------------------------------------------------------- restore
 
 
-@checkpoints.command()
-@click.argument("run", required=False)
+@checkpoints.command(short_help="Bring a checkpoint back from a copy.")
+@click.argument("run", required=False, type=RUN)
 @click.option(
     "--from", "places", multiple=True, metavar="PLACE", help="A folder, or s3://bucket/prefix; may be repeated."
 )
@@ -363,8 +364,8 @@ _FIND = 8.0  # seconds to find a run and read its settings
 # ----------------------------------------------------------------------------------------------------------------- prune
 
 
-@checkpoints.command()
-@click.argument("run", required=False)
+@checkpoints.command(short_help="Remove checkpoints that no rule keeps.")
+@click.argument("run", required=False, type=RUN)
 @click.option("-n", "--dry-run", is_flag=True, help="Show what would go and how much it frees; remove nothing.")
 @click.option("--last", type=click.IntRange(min=2), help="Keep this many of the newest (checkpoints.retain.last).")
 @click.option("--every", type=click.IntRange(min=1), metavar="STEPS", help="Keep the first of each stretch of STEPS.")
@@ -419,13 +420,16 @@ def _quiet(text: str) -> None:
 # ---------------------------------------------------------------------------------------------------------------- upkeep
 
 
-@checkpoints.command()
-@click.argument("runs", nargs=-1, metavar="[RUN]...")
+@checkpoints.command(short_help="Do what the settings of each run ask for.")
+@click.argument("runs", nargs=-1, metavar="[RUN]...", type=RUN)
 @click.option("--all", "everything", is_flag=True, help="Every run this account has launched.")
 @patience
 @click.option("--no-copies", is_flag=True, help="Leave checkpoints.offload to another call.")
 @click.option("-q", "--quiet", is_flag=True, help="Print only what was done.")
-def upkeep(runs: tuple[str, ...], everything: bool, seconds: float, no_copies: bool, quiet: bool) -> None:
+@JSON
+def upkeep(
+    runs: tuple[str, ...], everything: bool, seconds: float, no_copies: bool, quiet: bool, as_json: bool
+) -> None:
     """Do for each RUN what its settings ask for: adopt checkpoints that another program completed (checkpoints.adopt), copy
     (checkpoints.offload), remove (checkpoints.retain). Made for the crontab: ftsupervise cron add checkpoints.
 
@@ -436,16 +440,19 @@ def upkeep(runs: tuple[str, ...], everything: bool, seconds: float, no_copies: b
         raise UsageError("--all and names of runs do not go together", hint="leave one of them out")
     from ftsupervise.probe import Probe
 
-    failed = []
-    with Probe() as probe:
+    failed, done = [], []
+    with Probe() as probe, for_programs(as_json):
         for run in _all_runs() if everything else runs or (None,):
             try:
                 place = _find_in_time(run, probe)
                 if no_copies and place.settings is not None:
                     place = place._replace(settings=place.settings.model_copy(update={"offload": None}))
-                _keep_up(place, Patient(seconds, quiet=True), quiet=quiet)
+                done.append(kept := UpkeepDone(run, place.folder, [], []))
+                _keep_up(place, Patient(seconds, quiet=True), kept, quiet=quiet)
             except (Error, OSError, ValueError) as error:
                 failed.append(f"{run or 'this run'}: {error}")
+    if as_json:
+        print_json({"runs": plain(done), "failed": failed})
     if failed:
         raise Error("\n".join(failed))
 
@@ -491,7 +498,16 @@ def _all_runs() -> tuple[str, ...]:
         raise NoAnswer(f"{state_dir()} does not answer: {error}", hint="name the runs") from None
 
 
-def _keep_up(place: CheckpointPlace, patient: Patient, *, quiet: bool) -> None:
+class UpkeepDone(NamedTuple):
+    """What an upkeep has done for one run, for programs."""
+
+    run: str | None
+    folder: Path
+    copies: list[tuple[str, OffloadReport]]  # each with its place
+    removed: list[str]
+
+
+def _keep_up(place: CheckpointPlace, patient: Patient, kept: UpkeepDone, *, quiet: bool) -> None:
     settings, failed = place.settings, list[tuple[str, bool]]()
     refuse_held(place)
     if settings is None:
@@ -501,6 +517,7 @@ def _keep_up(place: CheckpointPlace, patient: Patient, *, quiet: bool) -> None:
         found, rate = targets(place, (), None)
 
         def print_copy(url: str, report: OffloadReport) -> None:
+            kept.copies.append((url, report))
             if report.sent or not quiet:
                 say(copied(url, report))
 
@@ -510,6 +527,7 @@ def _keep_up(place: CheckpointPlace, patient: Patient, *, quiet: bool) -> None:
         done = patiently(
             lambda progress: retention_of(place, policy, progress), patient, doing="", places=(place.folder,)
         )
+        kept.removed.extend(done.removed)
         if done.removed or done.leftovers or not quiet:
             show_plan(done.planned, done, place.folder, dry_run=False)
     raise_failed(failed)

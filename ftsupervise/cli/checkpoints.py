@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING
 import click
 
 from ftsupervise.cli.checkpoint_answers import Patient, patience, patiently
-from ftsupervise.cli.output import DefaultGroup, plain, say, say_json
+from ftsupervise.cli.command_group import DefaultGroup
+from ftsupervise.cli.names import RUN
+from ftsupervise.cli.output import JSON, plain, say, say_json
 from ftsupervise.config.checkpoint_place import CheckpointPlace, place_of
 from ftsupervise.errors import NotFound, Refused, UsageError
 from ftsupervise.printable import printable
@@ -50,8 +52,8 @@ def checkpoints() -> None:
     """
 
 
-@checkpoints.command("list")
-@click.argument("run", required=False)
+@checkpoints.command("list", short_help="List the checkpoints and what else lies there (the default).")
+@click.argument("run", required=False, type=RUN)
 @click.option("--json", "as_json", is_flag=True, help="For programs.")
 @click.option("--unread", is_flag=True, hidden=True, help="Only look whether the folder answers.")
 def list_checkpoints(run: str | None, as_json: bool, unread: bool) -> None:
@@ -116,10 +118,11 @@ def _whose(one: Found, run: Lineage | None, several: bool) -> str:
     return printable(f"  taken over from {whose(one.head)}") if belongs is Belongs.TAKEN else ""
 
 
-@checkpoints.command()
-@click.argument("run", required=False)
+@checkpoints.command(short_help="Set all checkpoints aside: the next attempt begins at step 0.")
+@click.argument("run", required=False, type=RUN)
 @click.option("--reason", default="a new start", metavar="TEXT", help="Why, for those who find them set aside.")
-def anew(run: str | None, reason: str) -> None:
+@JSON
+def anew(run: str | None, reason: str, as_json: bool) -> None:
     """Begin RUN anew: set all its checkpoints aside, so that the next attempt begins at step 0.
 
     Nothing is deleted: they lie in .quarantine, and moving one back brings it back. Without this a run that has saved and finds
@@ -145,19 +148,23 @@ def anew(run: str | None, reason: str) -> None:
         )
     known = read_lineage(place.rundir) if place.rundir is not None else None
     mine = checkpoints_in(place.folder, pattern=place.pattern, run=known)
-    for one in mine:
-        set_aside(one.path, f"{reason}, by {user_name()}", now)
+    put = [set_aside(one.path, f"{reason}, by {user_name()}", now) for one in mine]
     if place.rundir is not None:
         note_anew(place.rundir, Anew(last.number if last is not None else 0, now, user_name(), len(mine)))
+    braked = place.rundir is not None and read_brake(place.rundir) is not None
+    if as_json:
+        print_json({"folder": str(place.folder), "set_aside": plain(put), "brake": braked})
+        return
     say(printable(f"{count(len(mine), 'checkpoint')} of {place.folder} set aside: the next attempt begins at step 0"))
-    if place.rundir is not None and read_brake(place.rundir) is not None:
+    if place.rundir is not None and braked:
         say(printable(f"it is stopped by the brake; to let it begin: ftsupervise clear --brake {place.rundir.root}"))
 
 
-@checkpoints.command("set-aside")
+@checkpoints.command("set-aside", short_help="Set one checkpoint aside, so that no loader takes it.")
 @click.argument("checkpoint", type=click.Path())
 @click.option("--reason", default="as somebody asked", metavar="TEXT", help="Why, for those who find it set aside.")
-def one_aside(checkpoint: str, reason: str) -> None:
+@JSON
+def one_aside(checkpoint: str, reason: str, as_json: bool) -> None:
     """Set CHECKPOINT aside, a folder or a file, so that a loader that takes the newest one takes the one before.
 
     Nothing is deleted: it lies in .quarantine, and moving it back brings it back. For a program that loads by rules of its own,
@@ -179,6 +186,9 @@ def one_aside(checkpoint: str, reason: str) -> None:
         put = set_aside(path, f"{reason}, by {user_name()}", datetime.now(timezone.utc))
     except OSError as error:
         raise from_os_error(error, f"set {path} aside") from None
+    if as_json:
+        print_json({"path": str(path), "put": str(put)})
+        return
     say(printable(f"{path.name} is set aside; to bring it back: mv -T {quote(str(put))} {quote(str(path))}"))
 
 
@@ -194,8 +204,8 @@ def _line(one: Found) -> str:
     return f"{start}  {show_size(one.head.size):>8}  {count(one.head.listed, 'file')}{by}"
 
 
-@checkpoints.command()
-@click.argument("run", required=False)
+@checkpoints.command(short_help="Compare checkpoints with their manifests.")
+@click.argument("run", required=False, type=RUN)
 @click.option("--all", "every", is_flag=True, help="Each checkpoint, not only the newest good one.")
 @click.option("--sizes", "thoroughness", flag_value="sizes", help="Compare only the sizes of the files.")
 @click.option(
@@ -245,8 +255,8 @@ def verify(run: str | None, every: bool, thoroughness: str, world: int | None, s
         raise SystemExit(_UNSEEN if all(one.state is CheckpointState.UNSEEN for one in wrong) else _BAD)
 
 
-@checkpoints.command()
-@click.argument("run", required=False)
+@checkpoints.command(short_help="Adopt checkpoints that another program wrote.")
+@click.argument("run", required=False, type=RUN)
 @click.option("--step", type=click.IntRange(min=0), help="The step; default: from its name, or its own files.")
 @click.option("--world", type=click.IntRange(min=1), help="The number of ranks that wrote it; default: from its files.")
 @click.option("--metric", "metrics", multiple=True, metavar="NAME=X", help="A metric of it; may be repeated.")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ftsupervise.cli.output import say
+from ftsupervise.cli.output import JSON, answer, for_programs, say
 from ftsupervise.cli.switches import RUNS
 from ftsupervise.host.ownership import shown_user
 from ftsupervise.launch.switching import runs_to_switch
@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 @click.option("--switch", type=click.Choice(["kill", "save", "both"]), default="both", show_default=True)
 @click.option("--brake", is_flag=True, help="Release the brake, and let the members that were held start.")
 @click.option("--finished", is_flag=True, help="The training is complete: the members that were held leave at once.")
-def clear(runs: tuple[str, ...], switch: str, brake: bool, finished: bool) -> None:
+@JSON
+def clear(runs: tuple[str, ...], switch: str, brake: bool, finished: bool, as_json: bool) -> None:
     """Lower the switches again. This starts nothing: a run that has stopped goes on with ftsupervise launch.
 
     RUN is a directory, an ftsupervise.yaml, or a name; default: ./ftsupervise.yaml.
@@ -31,14 +32,21 @@ def clear(runs: tuple[str, ...], switch: str, brake: bool, finished: bool) -> No
 
     With --finished: the answer to "is it finished?" for a command without the guard that has left with 0.
     """
-    for rundir, name in runs_to_switch(runs, brake=brake or finished):
-        if finished:
-            _finish(rundir, name)
-        if brake or finished:
-            _release(rundir, name)
-            _release_groups(rundir)
-        else:
-            _take_down(rundir, name, switch)
+    done = []
+    with for_programs(as_json):
+        for rundir, name in runs_to_switch(runs, brake=brake or finished):
+            lowered, released, started = list[str](), False, list[str]()
+            if finished:
+                _finish(rundir, name)
+            if brake or finished:
+                released, started = _release(rundir, name)
+                _release_groups(rundir)
+            else:
+                lowered = _take_down(rundir, name, switch)
+            record = {"run": name, "directory": rundir.root, "lowered": lowered, "brake_released": released}
+            done.append({**record, "started": started, "finished": finished})
+    if as_json:
+        answer(runs=done)
 
 
 def _finish(rundir: RunDir, name: str) -> None:
@@ -59,12 +67,14 @@ def _finish(rundir: RunDir, name: str) -> None:
     say(f"{name} is finished.")
 
 
-def _take_down(rundir: RunDir, name: str, switch: str) -> None:
+def _take_down(rundir: RunDir, name: str, switch: str) -> list[str]:
+    """Return the switches that were up."""
     import shlex
 
     from ftsupervise.errors import CannotWrite, from_os_error
     from ftsupervise.rundir.switches import clear_switch
 
+    were_up = []
     for word in ("kill", "save") if switch == "both" else (switch,):
         path = rundir.switches / f"{word}-switch"
         try:
@@ -78,7 +88,9 @@ def _take_down(rundir: RunDir, name: str, switch: str) -> None:
         except OSError as error:
             raise from_os_error(error, f"remove {path}") from None
         say(f"The {word} switch of {name} {'is down' if removed else 'was not up'}.")
+        were_up += [word] if removed else []
     _tell_of_the_brake(rundir, name)
+    return were_up
 
 
 def _tell_of_the_brake(rundir: RunDir, name: str) -> None:
@@ -132,7 +144,8 @@ def _release_unseen(rundir: RunDir, done: list[str]) -> list[str]:
     return found
 
 
-def _release(rundir: RunDir, name: str) -> None:
+def _release(rundir: RunDir, name: str) -> tuple[bool, list[str]]:
+    """Return whether the brake was on, and the jobs that may start again."""
     from datetime import datetime, timezone
 
     from ftsupervise.errors import SchedulerUnavailable, from_os_error
@@ -162,3 +175,4 @@ def _release(rundir: RunDir, name: str) -> None:
         from ftsupervise.config.find_run import how_to_launch
 
         say(f"Nothing was held. Continue:  {how_to_launch(rundir)}")
+    return was is not None, held

@@ -15,10 +15,13 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ftsupervise.cli.command_group import CommandGroup
+from ftsupervise.cli.names import Named
+from ftsupervise.cli.output import JSON, answer
 from ftsupervise.units import show_duration
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from ftsupervise.crontab.entries import CronEntries, CronEntry
     from ftsupervise.crontab.history import EntryRun
@@ -37,7 +40,21 @@ DRY = click.option(
 )
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+def _scripts(_ctx: click.Context) -> Iterable[str]:
+    from ftsupervise.crontab.install import builtin_scripts
+
+    return [one.name for one in builtin_scripts()]
+
+
+def _entries(ctx: click.Context) -> Iterable[str]:
+    from ftsupervise.crontab.entries import find
+    from ftsupervise.crontab.installation import need_installed
+
+    place = _place(ctx.params.get("directory"))
+    return [one.name for one in find(place, need_installed(place)).entries]
+
+
+@click.group(cls=CommandGroup)
 def cron() -> None:
     """A crontab for clusters without one: drop a file into a folder, and it runs at the next slot.
 
@@ -60,6 +77,7 @@ def cron() -> None:
 @click.option("--partition", help="Partition of the small jobs; best is one that shares its nodes.")
 @click.option("--account", help="Account of the small jobs.")
 @DRY
+@JSON
 def install(
     config: Path | None,
     directory: Path | None,
@@ -68,6 +86,7 @@ def install(
     partition: str | None,
     account: str | None,
     dry_run: bool,
+    as_json: bool,
 ) -> None:
     """Make the folder and start keeping time. Type it again to change settings, or to be sure.
 
@@ -82,11 +101,15 @@ def install(
     given = {"directory": directory, "backend": backend, "partition": partition, "account": account}
     plan = _plan(config, given, period, dry_run=dry_run)
     if dry_run:
-        _show(plan)
+        (_answer_dry_run if as_json else _show)(plan)
         return
     slurm = slurm_of(plan.installed.environment) if plan.installed.backend == "slurm" else None
     done = carry_out(plan, utc_now(), slurm)
     where = plan.cron.root
+    unknown = done.state is not None and done.state.health is Health.UNKNOWN
+    if as_json:
+        answer(**_of(plan), dry_run=False, changed=done.changed, state=done.state, notes=(*plan.notes, *done.notes))
+        raise SystemExit(SchedulerUnavailable.exit_code if unknown else 0)
     click.echo(f"cron {'is installed' if done.changed else 'was installed already'} in {where}")
     click.echo(f"  kept by   {plan.installed.why}")
     if done.state is not None:
@@ -102,7 +125,7 @@ def install(
     click.echo(f"  look      ftsupervise cron status{here}")
     for note in (*plan.notes, *done.notes):
         click.echo(f"  note: {note}")
-    if done.state is not None and done.state.health is Health.UNKNOWN:
+    if unknown:
         click.echo(f"  not known yet whether time is kept; when Slurm answers: ftsupervise cron ensure{here}", err=True)
         raise SystemExit(SchedulerUnavailable.exit_code)
 
@@ -125,7 +148,7 @@ def list_entries(directory: Path | None, as_json: bool) -> None:
 
 
 @cron.command(short_help="Put a ready-made script into its folder.")
-@click.argument("names", nargs=-1)
+@click.argument("names", nargs=-1, type=Named(_scripts))
 @click.option(
     "--folder",
     type=click.Choice(["minutely", "hourly", "daily", "weekly"]),
@@ -133,7 +156,8 @@ def list_entries(directory: Path | None, as_json: bool) -> None:
 )
 @DIR
 @DRY
-def add(names: tuple[str, ...], folder: str | None, directory: Path | None, dry_run: bool) -> None:
+@JSON
+def add(names: tuple[str, ...], folder: str | None, directory: Path | None, dry_run: bool, as_json: bool) -> None:
     """Put ready-made scripts into their folders: ftsupervise cron add watch-all
 
     Without a name it lists them.
@@ -142,14 +166,22 @@ def add(names: tuple[str, ...], folder: str | None, directory: Path | None, dry_
     from ftsupervise.crontab.install import builtin_scripts
     from ftsupervise.crontab.installation import need_installed
 
+    if not names and as_json:
+        answer(scripts=[{"name": one.name, "folder": one.folder, "about": one.about} for one in builtin_scripts()])
+        return
     if not names:
         for one in builtin_scripts():
             click.echo(f"{one.name:18}  cron.{one.folder:9}  {one.about}")
         return
     place = _place(directory)
     need_installed(place)
+    added = []
     for name in names:
-        click.echo(f"would add {name}" if dry_run else f"added {put(place, name, folder)}")
+        added.append({"name": name, "path": None if dry_run else put(place, name, folder)})
+        if not as_json:
+            click.echo(f"would add {name}" if dry_run else f"added {added[-1]['path']}")
+    if as_json:
+        answer(directory=place.root, dry_run=dry_run, added=added)
 
 
 @cron.command(short_help="What ran, how late, how it ended.")
@@ -175,7 +207,8 @@ def status(directory: Path | None, as_json: bool) -> None:
 @cron.command(short_help="Stop keeping time.")
 @DIR
 @DRY
-def remove(directory: Path | None, dry_run: bool) -> None:
+@JSON
+def remove(directory: Path | None, dry_run: bool, as_json: bool) -> None:
     """Stop keeping time: cancel its jobs, or take its lines out of your table. Folders, files and outputs stay."""
     from ftsupervise.crontab.install import remove as carry_out
     from ftsupervise.crontab.installation import need_installed
@@ -183,12 +216,18 @@ def remove(directory: Path | None, dry_run: bool) -> None:
     place = _place(directory)
     installed = need_installed(place)
     if dry_run:
+        if as_json:
+            answer(directory=place.root, dry_run=True, kept_by=installed.backend)
+            return
         what = "cancel its jobs" if installed.backend == "slurm" else f"take its lines out of your {installed.backend}"
         click.echo(f"would mark {place.root} as removed and {what}; folders, files and outputs stay")
         return
     slurm = slurm_of(installed.environment) if installed.backend == "slurm" else None
     done = carry_out(place, installed, utc_now(), slurm)
     _sign_off(installed.id)
+    if as_json:
+        answer(directory=place.root, dry_run=False, cancelled=done.cancelled, left=done.left or None)
+        return
     click.echo(f"cron in {place.root} is removed; its folders stay")
     if done.cancelled:
         click.echo(f"  cancelled  {' '.join(done.cancelled)}")
@@ -213,12 +252,13 @@ def _sign_off(cron: str) -> None:
 
 
 @cron.command(short_help="Run one entry now; or keep time here.")
-@click.argument("name", required=False)
+@click.argument("name", required=False, type=Named(_entries))
 @DIR
 @click.option("--foreground", is_flag=True, help="Keep time in this terminal: a tick at every slot, until stopped.")
 @click.option("--again", is_flag=True, help="Start it even while it runs already.")
 @DRY
-def run(name: str | None, directory: Path | None, foreground: bool, again: bool, dry_run: bool) -> None:
+@JSON
+def run(name: str | None, directory: Path | None, foreground: bool, again: bool, dry_run: bool, as_json: bool) -> None:
     """Run the entry NAME now ("hourly/disk", or "disk"), as a slot would: its environment, its bound, its record.
 
     With --foreground: keep time here, where there is neither Slurm nor crontab, or to try things.
@@ -227,11 +267,13 @@ def run(name: str | None, directory: Path | None, foreground: bool, again: bool,
 
     if foreground == (name is not None):
         raise UsageError("name an entry, or say --foreground", hint="ftsupervise cron list shows the entries")
+    if foreground and as_json:
+        raise UsageError("--json is for one entry, and --foreground goes on", hint="ftsupervise cron status --json")
     if foreground:
         loop(_place(directory), dry_run)
     else:
         assert name is not None
-        run_one(_place(directory), name, again=again, dry_run=dry_run)
+        run_one(_place(directory), name, again=again, dry_run=dry_run, as_json=as_json)
 
 
 @cron.command(short_help="Bring the chain back if it is dead.")
@@ -240,7 +282,8 @@ def run(name: str | None, directory: Path | None, foreground: bool, again: bool,
     "--run", "run_dir", metavar="RUN", help="For this run: notify its receivers when it cannot be brought back."
 )
 @DRY
-def ensure(directory: Path | None, run_dir: str | None, dry_run: bool) -> None:
+@JSON
+def ensure(directory: Path | None, run_dir: str | None, dry_run: bool, as_json: bool) -> None:
     """Bring the chain back if it is dead. Harmless at any time; launch and running jobs do it too.
 
     Exit code 0 when it lives, 2 when it does not, 69 when that is unknown.
@@ -254,17 +297,28 @@ def ensure(directory: Path | None, run_dir: str | None, dry_run: bool) -> None:
     codes = {Health.OK: 0, Health.BAD: 2, Health.UNKNOWN: 69}
     if run_dir is not None and not dry_run:
         found = _for_run(run_dir)
+        if as_json:
+            answer(health=None if found is None else found.health, finding=found)
+            raise SystemExit(codes[found.health] if found is not None else 0)
         click.echo(found.summary if found is not None else "there is no cron to look after")
         raise SystemExit(codes[found.health] if found is not None else 0)
     place = _place(directory)
     installed = need_installed(place)
     if dry_run:
+        coming = slots_after(utc_now(), installed.period, installed.spares)
+        lines = [f"TZ=UTC0 sbatch --parsable {' '.join(options(installed, slot))} {place.script}" for slot in coming]
+        if as_json:
+            answer(directory=place.root, dry_run=True, would_submit=lines)
+            return
         click.echo("would ask squeue once and submit what is missing of:")
-        for slot in slots_after(utc_now(), installed.period, installed.spares):
-            click.echo(f"  TZ=UTC0 sbatch --parsable {' '.join(options(installed, slot))} {place.script}")
+        for line in lines:
+            click.echo(f"  {line}")
         return
     state = see_to(place.root, slurm_of(installed.environment), utc_now(), thorough=True)
-    click.echo(state.words)
+    if as_json:
+        answer(directory=place.root, dry_run=False, state=state)
+    else:
+        click.echo(state.words)
     raise SystemExit(codes[state.health])
 
 
@@ -337,6 +391,15 @@ def _plan(config: Path | None, given: Mapping[str, object], period: str | None, 
         env=os.environ,
         python=sys.executable,
     )
+
+
+def _of(plan: InstallPlan) -> dict[str, object]:
+    installed = plan.installed
+    return {"directory": plan.cron.root, "kept_by": installed.backend, "why": installed.why, "period": installed.period}
+
+
+def _answer_dry_run(plan: InstallPlan) -> None:
+    answer(**_of(plan), dry_run=True, script=plan.script or None, lines=plan.lines or None, notes=plan.notes)
 
 
 def _show(plan: InstallPlan) -> None:
@@ -643,13 +706,16 @@ def tick_once(place: CronDir, slot: datetime | None) -> CronTicked | None:
     )
 
 
-def run_one(place: CronDir, name: str, *, again: bool, dry_run: bool) -> None:
+def run_one(place: CronDir, name: str, *, again: bool, dry_run: bool, as_json: bool) -> None:
     from ftsupervise.crontab.dispatch import CronSlot, entry_called, run_now
     from ftsupervise.crontab.installation import need_installed
     from ftsupervise.errors import Error
 
     installed = need_installed(place)
     entry = entry_called(place, installed, name)
+    if dry_run and as_json:
+        answer(entry=entry.name, dry_run=True, kind=entry.kind, argv=entry.argv)
+        return
     if dry_run:
         click.echo(f"would {'submit' if entry.kind.value == 'job' else 'run'} {' '.join(entry.argv)}")
         return
@@ -662,9 +728,16 @@ def run_one(place: CronDir, name: str, *, again: bool, dry_run: bool) -> None:
             queue = None  # so that no run starts beside an earlier one that may still go on
     scheduler = partial(queue_of, installed.environment)
     slot = CronSlot(place, installed, at.replace(microsecond=0), at, "", queue, scheduler, answers=answers)
-    done = run_now(slot, entry, again=again, echo=_to_terminal)
+    done = run_now(slot, entry, again=again, echo=_to_nobody if as_json else _to_terminal)
+    if as_json:
+        answer(entry=entry.name, dry_run=False, code=done.code, words=done.words, output=done.folder)
+        raise SystemExit(done.code)
     click.echo(f"{entry.name}: {done.words}; output in {done.folder}", err=True)
     raise SystemExit(done.code)
+
+
+def _to_nobody(data: bytes) -> None:
+    """Show nothing: a program is told the folder in which the output is."""
 
 
 def _to_terminal(data: bytes) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ftsupervise.cli import time_limit
+from ftsupervise.cli.names import RUN
 from ftsupervise.cli.output import plain, say, say_json
 from ftsupervise.errors import NotFound, from_os_error
 from ftsupervise.printable import printable
@@ -22,7 +23,7 @@ SCHEMA_VERSION = 1
 
 
 @click.command()
-@click.argument("run", required=False, metavar="[RUN]")
+@click.argument("run", required=False, metavar="[RUN]", type=RUN)
 @click.argument("attempt", required=False, type=click.IntRange(1), metavar="[ATTEMPT]")
 @click.option("--whole", is_flag=True, help="Read all of the output; else the last part of each file, 1 GiB in all.")
 @click.option("--json", "as_json", is_flag=True, help="For programs.")

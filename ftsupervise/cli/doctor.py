@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ftsupervise.cli.names import RUN
 from ftsupervise.cli.output import plain, say, say_json
 from ftsupervise.printable import printable
 from ftsupervise.truth import Health
@@ -29,7 +30,7 @@ _BOUND, _SLACK = 4.0, 3.0  # seconds for a question to a file system, and beside
 
 
 @click.command()
-@click.argument("run", required=False)
+@click.argument("run", required=False, type=RUN)
 @click.option(
     "--probe", is_flag=True, help="Look from inside a job too: submit one of a minute, and take it away again."
 )

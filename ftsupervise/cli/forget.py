@@ -9,32 +9,40 @@ from pathlib import Path
 
 import click
 
-from ftsupervise.cli.output import say
+from ftsupervise.cli.names import RUN
+from ftsupervise.cli.output import JSON, answer, for_programs, say
 
 
 @click.command()
-@click.argument("runs", nargs=-1, required=True, metavar="RUN...")
-def forget(runs: tuple[str, ...]) -> None:
+@click.argument("runs", nargs=-1, required=True, metavar="RUN...", type=RUN)
+@JSON
+def forget(runs: tuple[str, ...], as_json: bool) -> None:
     """Drop each RUN from list, status and the watch of all runs, also one whose directory is gone. RUN is a directory, an
     ftsupervise.yaml, or a name.
 
     Nothing of the run itself is deleted: its directory, where it is still there, can be named, and launched again. A run
     that has a job is not forgotten; kill it first. Of a run that had finished and was deleted, nothing need be said.
     """
-    for run, found in [(run, _links(run)) for run in runs]:
-        for name, root in found.items():
-            _refuse_with_jobs(name, root)
-        for name, root in found.items():
-            _forget(name, root)
-            say(f"{name} is forgotten{'; its directory stays: ' + str(root) if os.path.lexists(root) else ''}")
-        if not found:
-            say(f"{run} is known no more")
+    done = []
+    with for_programs(as_json):
+        for run, found in [(run, _links(run)) for run in runs]:
+            for name, root in found.items():
+                _refuse_with_jobs(name, root)
+            for name, root in found.items():
+                _forget(name, root)
+                stays = os.path.lexists(root)
+                say(f"{name} is forgotten{f'; its directory stays: {root}' if stays else ''}")
+                done.append({"run": name, "directory": root, "stays": stays})
+            if not found:
+                say(f"{run} is known no more")
+    if as_json:
+        answer(forgotten=done)
 
 
 def _links(run: str) -> dict[str, Path]:
     """Return the names that this account has for the run, with its directory. Raises NotFound."""
     from ftsupervise.config.find_run import run_dir_of_config
-    from ftsupervise.errors import NotFound
+    from ftsupervise.errors import NotFound, did_you_mean
     from ftsupervise.report.rows import all_runs
     from ftsupervise.rundir import pinned
     from ftsupervise.rundir.paths import state_dir
@@ -49,7 +57,8 @@ def _links(run: str) -> dict[str, Path]:
     if pinned.noted(state_dir(), root) is not None:  # it was never launched here, only watched
         return {str(root): root}
     raise NotFound(
-        f"no run called {run!r} is known to this account", hint="ftsupervise list   shows their names and directories"
+        f"no run called {run!r} is known to this account{did_you_mean(run, known)}",
+        hint="ftsupervise list   shows their names and directories",
     )
 
 

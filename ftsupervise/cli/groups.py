@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import click
 
-from ftsupervise.cli.output import say
+from ftsupervise.cli.command_group import CommandGroup
+from ftsupervise.cli.names import RUN, Named
+from ftsupervise.cli.output import JSON, answer, say
 from ftsupervise.cli.run import option_of, values_typed
 from ftsupervise.config.grouping import GROUP_SETTINGS
 
 
-@click.group()
+@click.group(cls=CommandGroup)
 def groups() -> None:
     """The replica groups of a run: copies that agree on each step, of which one may fail."""
 
@@ -92,7 +94,7 @@ def _member(number: int, run_dir: str, name: str, command: tuple[str, ...], **va
     os.execve(words[0], words, env)
 
 
-def _add(callback: Callable[..., None], *params: click.Parameter) -> None:
+def _add(callback: Callable[..., None], short: str, *params: click.Parameter) -> None:
     """Make it a command that takes the settings of the groups, and then the words of another command."""
     words = click.Argument(["command"], nargs=-1, required=True, type=click.UNPROCESSED)
     groups.add_command(
@@ -100,25 +102,35 @@ def _add(callback: Callable[..., None], *params: click.Parameter) -> None:
             callback.__name__.strip("_"),
             callback=callback,
             help=callback.__doc__,
+            short_help=short,
             context_settings={"ignore_unknown_options": False, "allow_interspersed_args": False},
             params=[*params, *map(option_of, GROUP_SETTINGS), words],
         )
     )
 
 
-_add(_run)
+_add(_run, "Run a command as replica groups; for the job script.")
 _add(
     _member,
+    "Supervise one group in a job of its own; for the job script.",
     click.Option(["--number"], type=click.IntRange(0, 998), required=True, help="Of the group, from 0."),
     click.Option(["--run-dir"], metavar="DIR", required=True, help="The directory of the whole run."),
     click.Option(["--name"], required=True, help="What the run is called."),
 )
 
 
-@groups.command()
-@click.argument("group")
-@click.argument("run", metavar="[RUN]", required=False)
-def leave(group: str, run: str | None) -> None:
+def _groups(_ctx: click.Context) -> Iterable[str]:
+    from ftsupervise.config.find_run import find_run
+    from ftsupervise.replicas.table import group_names
+
+    return group_names(find_run(None))
+
+
+@groups.command(short_help="Let one group leave; the others train on.")
+@click.argument("group", type=Named(_groups))
+@click.argument("run", metavar="[RUN]", required=False, type=RUN)
+@JSON
+def leave(group: str, run: str | None, as_json: bool) -> None:
     """Let GROUP (g002) leave for good: it is asked to stop, and is not started again. The others train on.
 
     RUN is a directory, an ftsupervise.yaml, or a name; default: ./ftsupervise.yaml.
@@ -126,13 +138,19 @@ def leave(group: str, run: str | None) -> None:
     from ftsupervise.config.find_run import find_run
     from ftsupervise.replicas.options import let_leave
 
-    say(let_leave(find_run(run), group))
+    rundir = find_run(run)
+    said = let_leave(rundir, group)
+    if as_json:
+        answer(run=rundir.root.name, directory=rundir.root, group=group, asked_to="leave", words=said)
+    else:
+        say(said)
 
 
 @groups.command()
-@click.argument("group")
-@click.argument("run", metavar="[RUN]", required=False)
-def join(group: str, run: str | None) -> None:
+@click.argument("group", type=Named(_groups))
+@click.argument("run", metavar="[RUN]", required=False, type=RUN)
+@JSON
+def join(group: str, run: str | None, as_json: bool) -> None:
     """Let GROUP join again, after `groups leave`.
 
     RUN is a directory, an ftsupervise.yaml, or a name; default: ./ftsupervise.yaml.
@@ -140,4 +158,9 @@ def join(group: str, run: str | None) -> None:
     from ftsupervise.config.find_run import find_run
     from ftsupervise.replicas.options import let_join
 
-    say(let_join(find_run(run), group))
+    rundir = find_run(run)
+    said = let_join(rundir, group)
+    if as_json:
+        answer(run=rundir.root.name, directory=rundir.root, group=group, asked_to="join", words=said)
+    else:
+        say(said)

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import click
 
 from ftsupervise.cli import time_limit
-from ftsupervise.cli.output import say
-from ftsupervise.cli.switches import DELAY, RUNS, WHY, is_up, not_seen
+from ftsupervise.cli.output import JSON, answer, for_a_program, for_programs, say
+from ftsupervise.cli.switches import DELAY, RUNS, WHY, Raised, is_up, not_seen
 from ftsupervise.launch.switching import put_up, require_names, runs_to_switch, who_hears
 
 if TYPE_CHECKING:
@@ -22,21 +22,28 @@ if TYPE_CHECKING:
 @WHY
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.option("--confirm", metavar="NAME", help="Do not ask, but check that this is the run's name.")
-def kill(runs: tuple[str, ...], why: str, yes: bool, confirm: str | None) -> None:
+@JSON
+def kill(runs: tuple[str, ...], why: str, yes: bool, confirm: str | None, as_json: bool) -> None:
     """Raise the kill switch: the run saves and stops at its next step, and no further member trains. Members that the
     brake holds are ended.
 
     RUN is a directory, an ftsupervise.yaml, or a name; default: ./ftsupervise.yaml.
     """
+    with for_programs(as_json):
+        done = _kill(runs, why, yes, confirm)
+    if as_json:
+        answer(switch="kill", runs=done)
+
+
+def _kill(runs: tuple[str, ...], why: str, yes: bool, confirm: str | None) -> list[Raised]:
     from ftsupervise.rundir.switches import KILL
 
     named = runs_to_switch(runs)
     up = [one for one in named if is_up(one[0], KILL, one[1])]
     found = [one for one in named if one not in up]
-    for rundir, name in up:
-        _end_held(rundir, name)
+    done = [Raised(name, rundir.root, False, who_hears(rundir), _end_held(rundir, name)) for rundir, name in up]
     if not found:
-        return
+        return done
     _make_sure([name for _, name in found], yes, confirm)
     for rundir, name in found:
         heard = who_hears(rundir)
@@ -45,7 +52,8 @@ def kill(runs: tuple[str, ...], why: str, yes: bool, confirm: str | None) -> Non
             say(line.format(name))
         say("Members of its chain that start later leave within seconds.")
         say(f"Undo:  ftsupervise clear {rundir.quoted()}")
-        _end_held(rundir, name)
+        done.append(Raised(name, rundir.root, True, heard, _end_held(rundir, name)))
+    return done
 
 
 def _what_follows(heard: Hearing) -> tuple[str, ...]:
@@ -71,8 +79,8 @@ def _what_follows(heard: Hearing) -> tuple[str, ...]:
     )
 
 
-def _end_held(rundir: RunDir, name: str) -> None:
-    """End the members that the brake holds, and say so."""
+def _end_held(rundir: RunDir, name: str) -> tuple[str, ...]:
+    """End the members that the brake holds, say so, and return them."""
     from ftsupervise.launch.switching import end_held
 
     ended = end_held(rundir)
@@ -81,6 +89,7 @@ def _end_held(rundir: RunDir, name: str) -> None:
         say(f"To end them, type it again:  ftsupervise kill {rundir.quoted()}", err=True)
     if ended.jobs:
         say(f"Members of {name} that the brake held were ended: {', '.join(ended.jobs)}")
+    return ended.jobs
 
 
 def _make_sure(names: list[str], yes: bool, confirm: str | None) -> None:
@@ -98,7 +107,7 @@ def _make_sure(names: list[str], yes: bool, confirm: str | None) -> None:
     it = "It is asked to save, and its whole chain leaves"
     it = it if len(names) == 1 else "They are asked to save, and their whole chains leave"
     time_limit.person_is_asked()
-    sure = click.confirm(f"Stop {name}? {it}", default=False)
+    sure = click.confirm(f"Stop {name}? {it}", default=False, err=for_a_program())
     time_limit.person_has_answered()
     if not sure:
         raise Cancelled("cancelled, nothing was changed")

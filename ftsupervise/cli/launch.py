@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ftsupervise.cli import time_limit
-from ftsupervise.cli.output import say
+from ftsupervise.cli.names import RUN
+from ftsupervise.cli.output import JSON, answer, for_programs, say
 from ftsupervise.launch.order import ASKING, MOST_JOBS, LaunchOrder, PlannedLaunch
 from ftsupervise.printable import printable
 from ftsupervise.scheduler import LOCAL, SCHEDULERS, SLURM
@@ -26,7 +27,7 @@ _SUBMITTING = 15.0  # seconds for each run of a sweep, besides
 
 
 @click.command()
-@click.argument("run", metavar="[RUN]", required=False)
+@click.argument("run", metavar="[RUN]", required=False, type=RUN)
 @click.option("-n", "--dry-run", is_flag=True, help="Print exactly what would be submitted; touch nothing.")
 @click.option(
     "--after", metavar="JOBID", default="", help="Attach to a job that runs or waits: start when it has ended."
@@ -47,6 +48,7 @@ _SUBMITTING = 15.0  # seconds for each run of a sweep, besides
     help="Only tell what would be done to it: nothing is ended, held or left out (act: observe).",
 )
 @click.option("--scheduler", type=click.Choice(["auto", *SCHEDULERS]), help="Instead of the configuration's.")
+@JSON
 def launch(
     run: str | None,
     dry_run: bool,
@@ -68,6 +70,7 @@ def launch(
     from ftsupervise.config.find_run import to_launch
     from ftsupervise.errors import UsageError
 
+    as_json = consent.pop("as_json")
     with _asking():
         path, names = to_launch(run)
     if len(names) > 1 and consent["take_over"]:
@@ -81,7 +84,9 @@ def launch(
         say(f"note: {sentence}", err=True)
     if dry_run:
         with _asking():
-            _show(planned)
+            (_answer_dry_run if as_json else _show)(planned)
+    elif as_json:
+        _launch_for_programs(planned)
     elif len(planned) > 1:
         _launch_sweep(path, planned)
     else:
@@ -199,6 +204,57 @@ def _show(planned: list[PlannedLaunch]) -> None:
             say(f"note: launch would refuse at present: {of}{refused}", err=True)
     of_all = f"no directory of the {len(planned)} runs" if len(planned) > 1 else f"{first.plan.run_dir}"
     say(f"dry run: nothing was submitted, {of_all} was {'' if len(planned) > 1 else 'not '}touched", err=True)
+
+
+def _answer_dry_run(planned: list[PlannedLaunch]) -> None:
+    from ftsupervise.launch.script import render
+
+    runs = []
+    for one in planned:
+        plan, run = one.plan, one.settings
+        scripts = [render(plan.part(index), run.launch, plan.link(index)) for index in range(plan.submissions)]
+        refused = _refusal(plan, run, one.order.take_over)
+        runs.append({**_of(plan), "scripts": scripts, "would_refuse": refused or None, "notes": plan.notes})
+    answer(runs=runs, dry_run=True)
+
+
+def _launch_for_programs(planned: list[PlannedLaunch]) -> None:
+    """Launch each, and tell a program what was submitted, also where an error ends it. One that is refused keeps no other."""
+    from ftsupervise.errors import Refused
+
+    runs, refused = list[dict[str, Any]](), 0
+    try:
+        for one in planned:
+            try:
+                runs.append(_launched_for_programs(one))
+            except Refused as error:
+                if len(planned) == 1:
+                    raise
+                refused += 1
+                runs.append({**_of(one.plan), "refused": str(error)})
+    finally:
+        if runs:
+            answer(runs=runs, dry_run=False)
+    if refused:
+        raise Refused(f"{refused} of {len(planned)} runs were not launched")
+
+
+def _launched_for_programs(one: PlannedLaunch) -> dict[str, Any]:
+    """Launch it, and return what was submitted."""
+    from ftsupervise.launch.order import carried_out
+
+    plan, run = one.plan, one.settings
+    time_limit.extend(ASKING + _SUBMITTING)
+    with _asking(), for_programs(True):
+        done, warnings = carried_out(one, datetime.now(timezone.utc), dict(os.environ))
+        _tell_who_watches(plan, run)
+    submitted = {"job_ids": done.job_ids, "found_again": done.found_again, "known_as": done.known_as or plan.name}
+    return {**_of(plan), **submitted, "notes": plan.notes, "warnings": warnings}
+
+
+def _of(plan: Plan) -> dict[str, Any]:
+    chain = {"scheduler": plan.kind, "chain": plan.chain, "members": plan.members, "after": plan.after or None}
+    return {"run": plan.name, "directory": plan.run_dir, **chain, "groups": len(plan.groups)}
 
 
 def _refusal(plan: Plan, run: Run, take_over: tuple[str, ...]) -> str:

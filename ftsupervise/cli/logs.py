@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 import click
 
 from ftsupervise.cli import time_limit
-from ftsupervise.cli.output import columns, say
-from ftsupervise.errors import Error, NotFound
+from ftsupervise.cli.names import RUN
+from ftsupervise.cli.output import JSON, answer, columns, say
+from ftsupervise.errors import Error, NotFound, UsageError
 from ftsupervise.printable import printable
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ _OVER = 3.0  # seconds of silence after which a run that has finished is not fol
 
 
 @click.command()
-@click.argument("run", required=False, metavar="[RUN]")
+@click.argument("run", required=False, metavar="[RUN]", type=RUN)
 @click.option("--follow", "-f", is_flag=True, help="Follow the output, across restarts and jobs, until Ctrl-C.")
 @click.option(
     "--lines", "-n", type=click.IntRange(0), default=50, show_default=True, help="Number of last lines; 0: all."
@@ -37,6 +38,7 @@ _OVER = 3.0  # seconds of silence after which a run that has finished is not fol
 @click.option("--group", help="This replica group only (g002); without it, all groups.")
 @click.option("--errors", is_flag=True, help="Only lines that report an error, with whole tracebacks, of all attempts.")
 @click.option("--path", "only_path", is_flag=True, help="Print the path of the file instead.")
+@JSON
 def logs(
     run: str | None,
     follow: bool,
@@ -45,7 +47,7 @@ def logs(
     rank: int | None,
     group: str | None,
     errors: bool,
-    only_path: bool,
+    **shown: bool,
 ) -> None:
     """Show the output of RUN's jobs: of the newest attempt, with a line where another attempt or file begins.
 
@@ -56,6 +58,9 @@ def logs(
     from ftsupervise.config.find_run import find_run
     from ftsupervise.replicas.table import find_group, group_names
 
+    only_path, as_json = shown["only_path"], shown["as_json"]
+    if as_json and follow:
+        raise UsageError("--json is for the lines that there are, and --follow goes on", hint="leave one of them out")
     whole = find_run(run)
     names = group_names(whole) if group is None and attempt is None else []
     first = whole if group is None else find_group(whole, group)
@@ -68,14 +73,21 @@ def logs(
             again = f"ftsupervise logs --group {known[0]} {whole.quoted()}"
             say(f"(the ranks write into the logs of their groups, {whose}: {again})", err=True)
         raise
+    if only_path and as_json:
+        answer(path=found[0][-1].path)
+        return
     if only_path:
         click.echo(printable(str(found[0][-1].path)))
         return
     newest = [[part for part in parts if part.attempt == parts[-1].attempt] for parts in found]
     share = -(-lines // len(found))  # of the lines that are shown, for each group
     named = len(found) > 1
-    shown = sum(_print(parts, share, rank, errors=errors, named=named) for parts in (found if errors else newest))
-    if rank is not None and not shown and not follow and not errors:
+    chosen = [_chosen(parts, share, rank, errors=errors) for parts in (found if errors else newest)]
+    if as_json:
+        answer(parts=[{**part._asdict(), "lines": lines} for parts in chosen for part, lines in parts])
+        return
+    count = sum(_print(parts, named=named) for parts in chosen)
+    if rank is not None and not count and not follow and not errors:
         raise NotFound(
             f"no line of {found[-1][-1].path} says that it is rank {rank}'s",
             hint="srun --label numbers the lines; or let each rank write a file with its number in the name (out-%t.log)",
@@ -160,8 +172,8 @@ def _of_rank(part: Part, rank: int | None) -> Part:
     return part if rank is None else rank_files(part, rank) or part
 
 
-def _print(parts: list[Part], most: int, rank: int | None, *, errors: bool, named: bool) -> int:
-    """Print the last ``most`` lines of these parts; return how many there were. ``named``: name also a single part."""
+def _chosen(parts: list[Part], most: int, rank: int | None, *, errors: bool) -> list[tuple[Part, list[str]]]:
+    """Return the last ``most`` lines of these parts, each with its own."""
     left, chosen = most, list[tuple["Part", list[str]]]()
     for part in list(reversed(parts))[:_PARTS]:
         lines = list(_last(_wanted(part, rank, errors=errors), left))
@@ -171,7 +183,12 @@ def _print(parts: list[Part], most: int, rank: int | None, *, errors: bool, name
         if most and left <= 0:
             break
         time_limit.extend(_AT_A_TIME)
-    for part, lines in reversed(chosen):
+    return chosen[::-1]
+
+
+def _print(chosen: list[tuple[Part, list[str]]], *, named: bool) -> int:
+    """Print these lines; return how many there were. ``named``: name also a single part."""
+    for part, lines in chosen:
         if named or columns() or len(chosen) > 1:
             click.echo(part.words())
         for line in lines:

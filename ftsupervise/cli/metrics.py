@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ftsupervise.cli.output import say
+from ftsupervise.cli.names import RUN
+from ftsupervise.cli.output import JSON, answer, say
 
 if TYPE_CHECKING:
     from ftsupervise.report.reading import RunReading
@@ -18,14 +19,15 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("runs", nargs=-1, metavar="[RUN]...")
+@click.argument("runs", nargs=-1, metavar="[RUN]...", type=RUN)
 @click.option(
     "--to",
     "folder",
     type=click.Path(path_type=Path, file_okay=False),
     help="Write a file for each run into this directory, as the watch does with watch.metrics.",
 )
-def metrics(runs: tuple[str, ...], folder: Path | None) -> None:
+@JSON
+def metrics(runs: tuple[str, ...], folder: Path | None, as_json: bool) -> None:
     """Print RUN as metrics in Prometheus's text format. RUN is a directory, an ftsupervise.yaml, or a name; default: all runs
     of this account.
 
@@ -55,15 +57,29 @@ def metrics(runs: tuple[str, ...], folder: Path | None) -> None:
             troubles.append(f"{found.root} is left out: {other.root} is called {found.name} too")
         else:
             made[found.name, found.user] = found
-    if folder is None:
+    if folder is None and as_json:
+        answer(runs=[_record(one) for one in made.values()])
+    elif folder is None:
         say(text_of(sample for one in made.values() for sample in one.samples).rstrip("\n"))
     else:
         troubles += [trouble for one in made.values() if (trouble := write(folder, one))]
         sweep(folder)
+        if as_json:
+            answer(folder=folder, runs=[one.name for one in made.values()], troubles=troubles)
     for trouble in troubles:
         say(f"note: {trouble}", err=True)
     if folder is not None and troubles:
         raise CannotWrite(f"{len(troubles)} of {len(places)} runs could not be written to {folder}")
+
+
+def _record(one: RunMetrics) -> dict[str, object]:
+    from math import isfinite
+
+    samples = [
+        {"name": each.name, "labels": dict(each.labels), "value": each.value if isfinite(each.value) else None}
+        for each in one.samples
+    ]
+    return {"run": one.name, "user": one.user, "directory": one.root, "samples": samples}
 
 
 def _read(places: list[RunDir], now: datetime, troubles: list[str]) -> list[RunReading]:

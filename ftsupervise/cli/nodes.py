@@ -6,13 +6,15 @@ Reads and writes small files in RUN/nodes and in ``nodes.directory``; light, as 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from ftsupervise.cli.output import DefaultGroup, end_of, plain, say, say_json
+from ftsupervise.cli.command_group import DefaultGroup
+from ftsupervise.cli.names import RUN, Named
+from ftsupervise.cli.output import JSON, answer, end_of, for_programs, plain, say, say_json
 from ftsupervise.errors import UsageError
 from ftsupervise.host.ownership import shown_user
 from ftsupervise.units import count
@@ -43,12 +45,23 @@ def nodes() -> None:
     """
 
 
+def _known_nodes(_ctx: click.Context) -> Iterator[str]:
+    """Yield the nodes with a history, and those of the newest attempt."""
+    from ftsupervise.rundir.ledger import newest
+
+    rundir = _find(None)
+    yield from (one.name for one in _judged(rundir, quiet=True).nodes)
+    last = newest(rundir)
+    yield from () if last is None else last.nodes
+
+
 _EDIT = (
-    click.argument("names", metavar="NODES"),
-    click.argument("run", required=False),
+    click.argument("names", metavar="NODES", type=Named(_known_nodes)),
+    click.argument("run", required=False, type=RUN),
     click.option("--reason", default="", metavar="TEXT", help="The reason, for the others."),
     click.option("--shared", is_flag=True, help="For all runs that share nodes.directory, not only this one."),
     click.option("--no-apply", is_flag=True, help="Do not update Slurm now."),
+    JSON,
 )
 
 
@@ -60,7 +73,7 @@ def _edit(command: Command) -> Command:
 
 
 @nodes.command("list")
-@click.argument("run", required=False)
+@click.argument("run", required=False, type=RUN)
 @click.option("--json", "as_json", is_flag=True, help="For programs.")
 def list_nodes(run: str | None, as_json: bool) -> None:
     """List each node with incidents or a mark by hand, the excluded ones first (the default)."""
@@ -83,7 +96,9 @@ def list_nodes(run: str | None, as_json: bool) -> None:
 @nodes.command()
 @_edit
 @click.option("--for", "duration", metavar="TIME", help='How long: "2h", "2d"; default: until it is cleared.')
-def exclude(names: str, run: str | None, reason: str, duration: str | None, shared: bool, no_apply: bool) -> None:
+def exclude(
+    names: str, run: str | None, reason: str, duration: str | None, shared: bool, no_apply: bool, as_json: bool
+) -> None:
     """Exclude NODES ("node-7", "node-[1-4,9]") from this run's jobs, the waiting ones, and the next launch."""
     from ftsupervise.nodes.incidents import EXCLUDE
 
@@ -91,45 +106,58 @@ def exclude(names: str, run: str | None, reason: str, duration: str | None, shar
     until = None if duration is None else end_of(duration, now, 'such as "2h" or "2d"; without it: until it is cleared')
     rundir = _mark(EXCLUDE, names, run, reason, shared, now, until)
     end = f" until {until:%Y-%m-%d %H:%M} UTC" if until else ""
-    say(f"{rundir.root.name} excludes {names}{end}. Undo:  {_undo(rundir, names, shared)}")
-    _apply_after_an_edit(rundir, no_apply)
+    with for_programs(as_json):
+        say(f"{rundir.root.name} excludes {names}{end}. Undo:  {_undo(rundir, names, shared)}")
+        done = _apply_after_an_edit(rundir, no_apply)
+    if as_json:
+        _answer(rundir, names, "excluded", shared, done, until)
 
 
 @nodes.command()
 @_edit
-def trust(names: str, run: str | None, reason: str, shared: bool, no_apply: bool) -> None:
+def trust(names: str, run: str | None, reason: str, shared: bool, no_apply: bool, as_json: bool) -> None:
     """Never exclude NODES because of their incidents. A health command that fails there still counts."""
     from ftsupervise.nodes.incidents import TRUST
 
     rundir = _mark(TRUST, names, run, reason, shared, datetime.now(timezone.utc), None)
-    say(f"{rundir.root.name} trusts {names}. Undo:  {_undo(rundir, names, shared)}")
-    _apply_after_an_edit(rundir, no_apply)
+    with for_programs(as_json):
+        say(f"{rundir.root.name} trusts {names}. Undo:  {_undo(rundir, names, shared)}")
+        done = _apply_after_an_edit(rundir, no_apply)
+    if as_json:
+        _answer(rundir, names, "trusted", shared, done)
 
 
 @nodes.command()
 @_edit
-def clear(names: str, run: str | None, reason: str, shared: bool, no_apply: bool) -> None:
+def clear(names: str, run: str | None, reason: str, shared: bool, no_apply: bool, as_json: bool) -> None:
     """Drop the incidents of NODES, and their marks by hand."""
     from ftsupervise.nodes.incidents import CLEARED
 
     rundir = _mark(CLEARED, names, run, reason, shared, datetime.now(timezone.utc), None)
-    say(f"The incidents of {names} no longer count for {rundir.root.name}.")
-    judged = _judged(rundir)
-    _say_what_is_left(rundir, judged.nodes, names)
-    _apply_after_an_edit(rundir, no_apply, judged)
+    with for_programs(as_json):
+        say(f"The incidents of {names} no longer count for {rundir.root.name}.")
+        judged = _judged(rundir)
+        _say_what_is_left(rundir, judged.nodes, names)
+        done = _apply_after_an_edit(rundir, no_apply, judged)
+    if as_json:
+        _answer(rundir, names, "cleared", shared, done)
 
 
 @nodes.command()
-@click.argument("run", required=False)
-def apply(run: str | None) -> None:
+@click.argument("run", required=False, type=RUN)
+@JSON
+def apply(run: str | None, as_json: bool) -> None:
     """Update the excluded nodes of the waiting jobs in Slurm now (each failure does so anyway)."""
     from ftsupervise.errors import SchedulerUnavailable
 
     rundir = _find(run)
-    done = _apply(rundir, _judged(rundir))
+    with for_programs(as_json):
+        done = _apply(rundir, _judged(rundir))
     if done.problem:
         raise SchedulerUnavailable(done.problem, hint="the next failure tries again, or type it again")
-    if not done.changed:
+    if as_json:
+        answer(run=rundir.root.name, directory=rundir.root, slurm=done)
+    elif not done.changed:
         say(f"{count(len(done.jobs), 'waiting job')}: nothing to change" if done.jobs else "no job of this run waits")
 
 
@@ -233,16 +261,30 @@ def _apply(rundir: RunDir, judged: Judgement) -> ExclusionResult:
     return done
 
 
-def _apply_after_an_edit(rundir: RunDir, not_now: bool, judged: Judgement | None = None) -> None:
+def _answer(
+    rundir: RunDir,
+    names: str,
+    mark: str,
+    shared: bool,
+    slurm: ExclusionResult | None,
+    until: datetime | None = None,
+) -> None:
+    """Tell a program what was marked, and what became of the waiting jobs; null where Slurm was left alone."""
+    of = {"run": rundir.root.name, "directory": rundir.root}
+    answer(**of, nodes=_names(names), mark=mark, until=until, shared=shared, slurm=slurm)
+
+
+def _apply_after_an_edit(rundir: RunDir, not_now: bool, judged: Judgement | None = None) -> ExclusionResult | None:
     """Update Slurm; the mark stays even if that fails."""
     if not_now:
-        return
+        return None
     done = _apply(rundir, judged or _judged(rundir))
     if done.problem:
         say(
             f"note: the waiting jobs are not updated yet: {done.problem}; later: ftsupervise nodes apply {rundir.quoted()}",
             err=True,
         )
+    return done
 
 
 def _words(node: incidents.JudgedNode, now: datetime) -> str:

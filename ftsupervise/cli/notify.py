@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
+from ftsupervise.cli.command_group import CommandGroup
+from ftsupervise.cli.names import RUN
 from ftsupervise.cli.output import plain, say_json
-from ftsupervise.errors import NotFound
+from ftsupervise.errors import NotFound, did_you_mean
 
 if TYPE_CHECKING:
     from ftsupervise.alerts.journal import Journal
@@ -17,13 +19,13 @@ if TYPE_CHECKING:
     from ftsupervise.config.schema import Run
 
 
-@click.group()
+@click.group(cls=CommandGroup)
 def notify() -> None:
     """Test a receiver; preview every message."""
 
 
 @notify.command()
-@click.argument("config", metavar="[RUN]", required=False)
+@click.argument("config", metavar="[RUN]", required=False, type=RUN)
 @click.option("--receiver", "only", multiple=True, help="Only this one; may be given several times.")
 @click.option("--json", "as_json", is_flag=True, help="As a JSON object.")
 def test(config: str | None, only: tuple[str, ...], as_json: bool) -> None:
@@ -37,7 +39,10 @@ def test(config: str | None, only: tuple[str, ...], as_json: bool) -> None:
     named = run.alerts.named
     for name in only:
         if name not in named:
-            raise NotFound(f"no receiver is called {name!r}", hint=f"there are: {', '.join(named) or 'none'}")
+            raise NotFound(
+                f"no receiver is called {name!r}{did_you_mean(name, named)}",
+                hint=f"there are: {', '.join(named) or 'none'}",
+            )
     if not named:
         raise NotFound(
             "no receivers are configured", hint="add alerts.receivers to ftsupervise.yaml, e.g. - email: {…}"
@@ -108,13 +113,13 @@ def _lasting(error: Exception) -> str:
 
 
 @notify.command()
-@click.argument("config", metavar="[RUN]", required=False)
+@click.argument("config", metavar="[RUN]", required=False, type=RUN)
 @click.option("--as", "kind", type=click.Choice(["text", "slack", "html"]), default="text", show_default=True)
 @click.option("--json", "as_json", is_flag=True, help="As a JSON object.")
 def preview(config: str | None, kind: str, as_json: bool) -> None:
     """Print every message of an incident as it would be sent; send nothing. Your own templates are used, strictly.
 
-    RUN is a directory, an ftsupervise.yaml, or a name; default: ./ftsupervise.yaml.
+    RUN is a directory, an ftsupervise.yaml, or a name; default: ./ftsupervise.yaml; -: the standard input.
     """
     from jinja2 import TemplateError, TemplateSyntaxError
 
@@ -147,10 +152,10 @@ def preview(config: str | None, kind: str, as_json: bool) -> None:
 
 
 def _run(argument: str | None) -> Run:
-    from ftsupervise.cli.config import load_settings
+    from ftsupervise.cli.config import STDIN, load_settings, load_typed
     from ftsupervise.config.find_run import settings_of
 
-    return load_settings(settings_of(argument))
+    return load_typed() if argument == STDIN else load_settings(settings_of(argument))
 
 
 def _test_messages(run: Run, name: str, now: datetime) -> Iterator[Message]:

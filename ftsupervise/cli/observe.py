@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ftsupervise.cli.output import say
+from ftsupervise.cli.output import JSON, answer, for_programs, say
 from ftsupervise.cli.switches import RUNS
 from ftsupervise.host.ownership import shown_user
 from ftsupervise.launch.switching import runs_to_switch
@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 @RUNS
 @click.option("--only", type=click.Choice(DECISIONS), multiple=True, help="This decision alone; may be repeated.")
 @click.option("--off", is_flag=True, help="Act again: on all decisions, or on those of --only.")
-def observe(runs: tuple[str, ...], only: tuple[str, ...], off: bool) -> None:
+@JSON
+def observe(runs: tuple[str, ...], only: tuple[str, ...], off: bool, as_json: bool) -> None:
     """Have decisions written down and told, and not carried out: nothing is ended, held or left out for them.
 
     RUN is a directory, an ftsupervise.yaml, or a name; default: ./ftsupervise.yaml.
@@ -30,11 +31,16 @@ def observe(runs: tuple[str, ...], only: tuple[str, ...], off: bool) -> None:
     Time limits, switches and saves work as ever, and so does what keeps a saved state from being lost. What would have been
     done, and what happened without it, stands in status, in the report and in the messages.
     """
-    for rundir, name in runs_to_switch(runs, brake=True):
-        of = _change(rundir, frozenset(only or DECISIONS), off=off, others=bool(only))
-        say(f"{name}: {phrase(of) or 'every decision is carried out'}.")
-        if of:
-            say(f"Act on them:  ftsupervise observe --off {rundir.quoted()}")
+    done = []
+    with for_programs(as_json):
+        for rundir, name in runs_to_switch(runs, brake=True):
+            of = _change(rundir, frozenset(only or DECISIONS), off=off, others=bool(only))
+            say(f"{name}: {phrase(of) or 'every decision is carried out'}.")
+            if of:
+                say(f"Act on them:  ftsupervise observe --off {rundir.quoted()}")
+            done.append({"run": name, "directory": rundir.root, "observed": of})
+    if as_json:
+        answer(runs=done)
 
 
 def _change(rundir: RunDir, chosen: frozenset[str], *, off: bool, others: bool) -> tuple[str, ...]:

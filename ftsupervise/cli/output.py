@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from datetime import datetime
 
 RUN = "a directory, an ftsupervise.yaml, or a name"  # the ways to name a run, wherever one is named
+JSON = click.option("--json", "as_json", is_flag=True, help="As one JSON object, for programs.")
 _terminals: dict[int, int] = {}  # file descriptor -> columns, 0 for none
+_for_programs = False
 # Patterns are compiled when they are first used: to compile those of terminals costs a start as much as reading a run.
 _ANSI = r"\033\[[0-9;]*m"
 _COMMAND = (
@@ -31,24 +33,55 @@ _LABEL = r"\s*\S.*?\s{2,}(?=\S)"
 
 
 def say(text: str = "", *, err: bool = False) -> None:
-    """Print ``text``; on a terminal its lines are wrapped to the width there."""
+    """Print ``text``; on a terminal its lines are wrapped to the width there. In ``for_programs`` nothing but errors."""
+    if _for_programs and not err:
+        return
     width = _terminals.get(2 if err else 1, 0)
     click.echo("\n".join(wrapped(line, width) for line in text.split("\n")) if width else text, err=err)
 
 
-def say_json(record: object) -> None:
+@contextmanager
+def for_programs(as_json: bool) -> Iterator[None]:
+    """Leave out what ``say`` would tell a person, as long as a command works whose answer is one JSON object."""
+    global _for_programs
+    before, _for_programs = _for_programs, as_json
+    try:
+        yield
+    finally:
+        _for_programs = before
+
+
+def for_a_program() -> bool:
+    """Return whether the standard output is for a program now."""
+    return _for_programs
+
+
+def say_json(record: object, *, one_line: bool = False) -> None:
     """Print ``record``, made by ``plain``, in the one form that every ``--json`` has."""
     import json
 
-    click.echo(json.dumps(record, ensure_ascii=False, indent=1))
+    click.echo(json.dumps(record, ensure_ascii=False, indent=None if one_line else 1))
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return a clause that names the closest of ``known``; "" where none is close."""
-    from difflib import get_close_matches
+def answer(**record: object) -> None:
+    """Print the JSON object with which a command that acts answers a program."""
+    say_json({"schema_version": 1, **{name: plain(value) for name, value in record.items()}})
 
-    close = get_close_matches(name, list(known), 1)
-    return f"; did you mean {close[0]!r}?" if close else ""
+
+def asks_for_json(words: Sequence[str]) -> bool:
+    """Return whether ``words`` ask for JSON. What follows a ``--``, or the options of ``run``, belongs to another command."""
+    own = words[: words.index("--")] if "--" in words else words
+    named = [word for word in own if not word.startswith("-")][:2]
+    others = named[:1] == ["run"] or named in (["groups", "run"], ["groups", "member"], ["sandbox", "exec"])
+    return "--json" in own and not others
+
+
+def error_line(message: str, hint: str, code: int) -> str:
+    """Return the line by which a program that asked for JSON hears of an error."""
+    import json
+
+    error = {"message": message, "hint": hint or None, "exit_code": code}
+    return json.dumps({"schema_version": 1, "error": error}, ensure_ascii=False)
 
 
 def end_of(duration: str, now: datetime, hint: str) -> datetime:
@@ -105,6 +138,26 @@ def look_at_terminals() -> bool:
     return bool(_terminals[1])
 
 
+@contextmanager
+def progress(word: str, total: int) -> Iterator[Callable[[str], object]]:
+    """Show on a terminal how far long work is, on the standard error: "3 of 12: name". Call what it yields with each name."""
+    shown = bool(_terminals.get(2)) and os.environ.get("TERM") != "dumb" and total > 1
+    done = 0
+
+    def step(name: str) -> None:
+        nonlocal done
+        done += 1
+        if shown:
+            line = printable_lines(f"{word}: {min(done, total)} of {total}: {name}").replace("\n", " ")
+            os.write(2, f"\r\033[K{line[: _terminals[2] - 1]}".encode())
+
+    try:
+        yield step
+    finally:
+        if shown and done:
+            os.write(2, b"\r\033[K")
+
+
 def columns() -> int:
     """Return the width of the terminal that stdout goes to; 0: it goes elsewhere."""
     return _terminals.get(1, 0)
@@ -150,6 +203,54 @@ def plain(value: object) -> Any:
     return str(value.root) if hasattr(value, "root") else str(value)
 
 
+# Long output on a terminal goes through a pager, as with git: $PAGER, else less; ``ftsupervise --no-pager VERB`` goes without.
+
+_PAGED = frozenset(
+    {
+        *("alerts list", "checkpoints list", "config schema", "config show", "cron list", "help", "list", "logs"),
+        *("nodes list", "notify preview"),
+    }
+)
+_LESS = "/usr/bin/less"  # looked for nowhere else: a folder in the PATH may hang
+_OPTIONS = "FRX"  # as git has them: what fits the screen is printed and stays; colours are shown
+_LEFT = 141  # the code of a command whose reader has gone
+
+
+def show_through_a_pager(command: str, args: Sequence[str]) -> None:
+    """Go on in a child whose output a pager shows, where ``command`` prints what may be long and the standard output is a
+    terminal. Returns in the child, or in this process where there is none. This process then waits for the person."""
+    import signal
+
+    pager = _pager()
+    if not pager or not columns() or command not in _PAGED or {"-f", "--follow", "-h", "--help"} & set(args):
+        return
+    reader, writer = os.pipe()
+    child = os.fork()
+    if not child:
+        os.dup2(writer, 1)
+        os.close(writer)
+        os.close(reader)
+        os.environ.setdefault("COLUMNS", str(columns()))
+        return
+    os.close(writer)
+    asked = {**os.environ, "LESS": os.environ.get("LESS", _OPTIONS)}
+    shown = os.posix_spawn("/bin/sh", ["sh", "-c", pager], asked, file_actions=[(os.POSIX_SPAWN_DUP2, reader, 0)])
+    os.close(reader)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the command ends by it, and the pager stays until it is left
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    os.waitpid(shown, 0)
+    os._exit(0 if code == _LEFT else code if code >= 0 else 128 - code)
+
+
+def _pager() -> str:
+    """Return the command of the pager; "" for none."""
+    named = os.environ.get("PAGER")
+    if named is not None:
+        return "" if named.strip() in ("", "cat") else named
+    may = os.environ.get("TERM", "dumb") != "dumb" and os.access(_LESS, os.X_OK)
+    return _LESS if may else ""
+
+
 # The one place through which all words of a command go out: nothing but printable text, line feeds, tabs and our
 # colours. Foreign texts are made harmless where they enter (``reading.as_text``); this catches those that came in by
 # another way, such as a file's name in an error of the operating system.
@@ -186,15 +287,3 @@ def printable_streams(*, colours: bool) -> Iterator[None]:
         yield
     finally:
         sys.stdout, sys.stderr = before
-
-
-# A group of commands that lists when no command of it is named: ``alerts [RUN]``, ``nodes [RUN]``.
-
-
-class DefaultGroup(click.Group):
-    """``alerts [RUN]`` lists; ``alerts ack …`` does something. A run called "ack" is named by its path."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        if not args or (args[0] not in self.commands and args[0] not in ("-h", "--help")):
-            args = ["list", *args]
-        return super().parse_args(ctx, args)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ftsupervise.cli import time_limit
+from ftsupervise.cli.names import RUN
 from ftsupervise.cli.output import plain, say, say_json
 from ftsupervise.cli.plan_values import inputs_from, read_run, value_options
 from ftsupervise.errors import UsageError
@@ -27,7 +28,7 @@ _SIMULATION = 60.0  # seconds that the simulated strategies may take on a slow m
 
 
 @click.command()
-@click.argument("run", required=False, metavar="[RUN]")
+@click.argument("run", required=False, metavar="[RUN]", type=RUN)
 @value_options
 @click.option("--risk", default="1%", show_default=True, help="Risk that the spare nodes are too few.")
 @click.option("--price", type=click.FloatRange(0, 1e6), metavar="X", help="Money for one GPU and one hour.")

@@ -16,7 +16,8 @@ import click
 
 from ftsupervise import host
 from ftsupervise.cli import time_limit
-from ftsupervise.cli.output import say
+from ftsupervise.cli.names import RUN
+from ftsupervise.cli.output import JSON, answer, for_programs, progress, say
 from ftsupervise.errors import CannotWrite, Error, NoAnswer, UsageError, from_os_error
 from ftsupervise.host.in_time import OneAtATime, in_time
 from ftsupervise.printable import printable
@@ -38,7 +39,7 @@ _LEAVING = 2.0  # … that is written because the person leaves
 
 
 @click.command()
-@click.argument("runs", nargs=-1, metavar="[RUN]...")
+@click.argument("runs", nargs=-1, metavar="[RUN]...", type=RUN)
 @click.option(
     "--output", "-o", metavar="FILE", help="The file to write; -: standard output; a folder: its pages, by their names."
 )
@@ -52,6 +53,7 @@ _LEAVING = 2.0  # … that is written because the person leaves
 @click.option(
     "--every", default="60s", show_default=True, metavar="TIME", help="With --follow: from one page to the next."
 )
+@JSON
 def report(
     runs: tuple[str, ...],
     output: str | None,
@@ -59,8 +61,8 @@ def report(
     week: bool,
     planned: bool,
     mail: bool,
-    follow: bool,
-    every: str,
+    as_json: bool,
+    **kept_fresh: Any,
 ) -> None:
     """Write what there is to know about RUN into one HTML file, which needs no network: report-NAME.html.
 
@@ -74,14 +76,18 @@ def report(
     ftsupervise report --week -o pages/      the same, with a page of each run
     ftsupervise report --follow -o pages/    a page that renews itself
     """
-    from ftsupervise.config.find_run import each_run, find_run
-
+    follow, every = bool(kept_fresh["follow"]), str(kept_fresh["every"])
     if planned and (week or markdown or follow):
         raise UsageError("--plan is for the page of one run", hint="ftsupervise plan RUN says the same as text")
     if mail and not week:
         raise UsageError("--mail sends the report of a week", hint="ftsupervise report --week --mail")
     if mail and (output is not None or markdown):
         raise UsageError("--mail writes no file", hint="leave out --output and --markdown")
+    if as_json and (output == "-" or (markdown and output is None) or follow):
+        raise UsageError(
+            "--json says which file was written, and this report goes on, or to the standard output",
+            hint="name a file with --output; status --json has the facts of a run",
+        )
     if follow:
         if markdown or mail or output in (None, "-"):
             raise UsageError(
@@ -89,21 +95,35 @@ def report(
             )
         _follow(runs, Path(output or "").absolute(), _seconds(every), week=week)
         return
+    with for_programs(as_json):
+        if week:
+            written = _week(runs, output, markdown=markdown, mail=mail)
+        else:
+            written = {"files": _each(runs, output, markdown=markdown, planned=planned)}
+    if as_json:
+        answer(**written)
+
+
+def _each(runs: tuple[str, ...], output: str | None, *, markdown: bool, planned: bool) -> list[str]:
+    """Write a report of each run; return the files."""
+    from ftsupervise.config.find_run import each_run, find_run
+
     folder = _folder(output)
-    if week:
-        _week(runs, output, markdown=markdown, mail=mail)
-        return
     if output is not None and output != "-" and folder is None and len(runs) > 1:
         raise UsageError(
             "--output names one file, and there are several runs", hint="leave it out: each run has its own file"
         )
-    names: list[str] = []
-    for run in each_run(runs) or (None,):
-        root = find_run(run).root
-        found = _read(root)
-        names.append(_file_name(found.detail.status.name, names))
-        to = str(folder / names[-1]) if folder is not None else output
-        _write(_text(found, markdown=markdown, planned=planned), to or ("-" if markdown else names[-1]), (root,))
+    names, files = list[str](), list[str]()
+    every = each_run(runs) or (None,)
+    with progress("reports", len(every)) as step:
+        for run in every:
+            step(run or "")
+            root = find_run(run).root
+            found = _read(root)
+            names.append(_file_name(found.detail.status.name, names))
+            to = (str(folder / names[-1]) if folder is not None else output) or ("-" if markdown else names[-1])
+            files.append(_write(_text(found, markdown=markdown, planned=planned), to, (root,)))
+    return files
 
 
 def _folder(output: str | None) -> Path | None:
@@ -135,24 +155,23 @@ def _seconds(every: str) -> float:
     return seconds
 
 
-def _week(runs: tuple[str, ...], output: str | None, *, markdown: bool, mail: bool) -> None:
+def _week(runs: tuple[str, ...], output: str | None, *, markdown: bool, mail: bool) -> dict[str, list[str]]:
     from ftsupervise.report.following import places_of
     from ftsupervise.report.rows import my_runs
 
     where = places_of(runs) if runs else my_runs()
     if mail:
-        _mail(where)
-        return
+        return {"mailed": _mail(where)}
     from ftsupervise.report.mail import filename
     from ftsupervise.report.week_page import as_markdown, page
 
     found, folder = _seven_days(where), _folder(output)
     if folder is not None and not markdown:
         links = _pages(found, where, folder)
-        _write(page(found, links), str(folder / _HOME), tuple(where.values()))
-        return
+        home = _write(page(found, links), str(folder / _HOME), tuple(where.values()))
+        return {"files": [home, *(str(folder / one) for one in links.values())]}
     to = output or ("-" if markdown else filename(found.end))
-    _write(as_markdown(found) if markdown else page(found), to, tuple(where.values()))
+    return {"files": [_write(as_markdown(found) if markdown else page(found), to, tuple(where.values()))]}
 
 
 def _pages(found: WeekReport, where: Mapping[str, Path], folder: Path) -> dict[str, str]:
@@ -173,18 +192,20 @@ def _pages(found: WeekReport, where: Mapping[str, Path], folder: Path) -> dict[s
 def _seven_days(where: Mapping[str, Path]) -> WeekReport:
     from ftsupervise.report.week import week_of
 
-    return week_of(where, datetime.now(timezone.utc), os.environ, extend=time_limit.extend)
+    with progress("runs are read", 2 * len(where)) as step:  # first what each has been doing, then what it cost
+        return week_of(where, datetime.now(timezone.utc), os.environ, extend=time_limit.extend, step=step)
 
 
-def _mail(where: Mapping[str, Path]) -> None:
-    """Mail each receiver the report of its runs. What one of them does not take keeps no other from having it."""
+def _mail(where: Mapping[str, Path]) -> list[str]:
+    """Mail each receiver the report of its runs; return those that were sent one. What one of them does not
+    take keeps no other from having it."""
     from ftsupervise.alerts.receivers import Broken, TryLater
     from ftsupervise.report.mail import addressees, send
 
     found, problems = addressees(where)
     for sentence in problems:
         say(f"left out: {sentence}", err=True)
-    failed = []
+    failed, mailed = [], []
     for one in found:
         seven = _seven_days(one.runs)
         to = ", ".join(one.settings.to)
@@ -196,6 +217,7 @@ def _mail(where: Mapping[str, Path]) -> None:
         except (TryLater, Broken) as error:
             failed.append(f"{one.name}: {error}")
             continue
+        mailed.append(one.name)
         say(f"{one.name}: mailed to {to}: {count(len(seven.rows), 'run')}{f'; refused: {refused}' if refused else ''}")
     if not found:
         say(
@@ -204,6 +226,7 @@ def _mail(where: Mapping[str, Path]) -> None:
         )
     if failed:
         raise Error("; ".join(failed), hint="ftsupervise notify test tries the receivers")
+    return mailed
 
 
 def _read(root: Path) -> ReportFacts:
@@ -234,11 +257,12 @@ def _file_name(of: str, taken: list[str]) -> str:
     return next(name for name in every if name not in taken)
 
 
-def _write(text: str, to: str, about: Sequence[Path]) -> None:
-    """Write a report, for those alone who may read all the run directories that it is ``about``."""
+def _write(text: str, to: str, about: Sequence[Path]) -> str:
+    """Write a report, for those alone who may read all the run directories that it is ``about``; return its path, "-" for the
+    standard output."""
     if to == "-":
         click.echo(text, nl=False)
-        return
+        return to
     path = Path(to).absolute()
     try:
         _written(path, text, about)
@@ -247,6 +271,7 @@ def _write(text: str, to: str, about: Sequence[Path]) -> None:
     except ValueError as error:  # a null byte in the name
         raise CannotWrite(f"cannot write {printable(str(path))}: {error}") from None
     say(f"{path}: {len(text.encode()) / 1024:.0f} kB")
+    return str(path)
 
 
 def _readers(root: Path) -> Reach:

@@ -12,6 +12,8 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
+from ftsupervise.cli.command_group import CommandGroup
+from ftsupervise.cli.output import JSON, answer
 from ftsupervise.sandbox import (
     CONTROLLER_ACTIONS,
     ENV_DIRECTORY,
@@ -23,7 +25,7 @@ from ftsupervise.sandbox import (
 )
 
 
-class _Sandbox(click.Group):
+class _Sandbox(CommandGroup):
     """A group in which ``sandbox [up's options] -- COMMAND`` means: run COMMAND in a sandbox."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -78,10 +80,14 @@ def sandbox() -> None:
 @sandbox.command()
 @_directory
 @_shape
-def up(directory: Path | None, **shape: Any) -> None:
+@JSON
+def up(directory: Path | None, as_json: bool, **shape: Any) -> None:
     """Start a cluster; returns when its nodes are idle."""
     began = time.monotonic()
     made = Sandbox.up(directory, **shape)
+    if as_json:
+        answer(directory=made.directory, state="up", shape=made.shape, seconds=time.monotonic() - began)
+        return
     where = "" if directory is None else f" --dir {shlex.quote(str(made.directory))}"
     nodes = f"{made.shape.nodes} nodes with {made.shape.gpus_per_node} GPUs each"
     nodes += f", each a host in {made.subnet}.0/24" if made.shape.hosts else ""
@@ -92,11 +98,15 @@ def up(directory: Path | None, **shape: Any) -> None:
 
 @sandbox.command()
 @_directory
-def down(directory: Path | None) -> None:
+@JSON
+def down(directory: Path | None, as_json: bool) -> None:
     """End all its processes, jobs included, and remove its files."""
     found = Sandbox.remains(directory)
     found.down()
     left = found.directory.is_dir() and any(found.directory.iterdir())
+    if as_json:
+        answer(directory=found.directory, state="down", files_left=left)
+        return
     stays = "; files that are not the sandbox's stay there" if left else ""
     click.echo(f"down: {found.directory}{stays}")
     if os.environ.get("SLURM_CONF") == str(found.directory / "slurm.conf"):  # every Slurm command here would hang on it
@@ -159,7 +169,8 @@ def _undo(what: str, words: str, directory: Path | None) -> str:
 @click.argument("name")
 @click.argument("action", type=click.Choice(NODE_ACTIONS))
 @_directory
-def node(name: str, action: Any, directory: Path | None) -> None:
+@JSON
+def node(name: str, action: Any, directory: Path | None, as_json: bool) -> None:
     """Start, stop or break a node.
 
     \b
@@ -169,7 +180,11 @@ def node(name: str, action: Any, directory: Path | None) -> None:
            start brings it back
     cut    its network cable is out  plug   and in again (up --hosts only)
     """
-    Sandbox.at(directory).node(name, action)
+    made = Sandbox.at(directory)
+    made.node(name, action)
+    if as_json:
+        answer(directory=made.directory, node=name, action=action, undo=_BACK.get(action))
+        return
     back = _BACK.get(action, "")
     click.echo(f"{name}: {_DONE[action]}{_undo('node', f'{name} {back}' if back else '', directory)}")
 
@@ -177,9 +192,14 @@ def node(name: str, action: Any, directory: Path | None) -> None:
 @sandbox.command()
 @click.argument("action", type=click.Choice(CONTROLLER_ACTIONS))
 @_directory
-def controller(action: Any, directory: Path | None) -> None:
+@JSON
+def controller(action: Any, directory: Path | None, as_json: bool) -> None:
     """Start, stop or break slurmctld. Paused, it makes every Slurm command hang."""
-    Sandbox.at(directory).controller(action)
+    made = Sandbox.at(directory)
+    made.controller(action)
+    if as_json:
+        answer(directory=made.directory, action=action, undo=_BACK.get(action))
+        return
     click.echo(f"slurmctld: {_DONE[action]}{_undo('controller', _BACK.get(action, ''), directory)}")
 
 

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ftsupervise.cli.output import say
-from ftsupervise.cli.switches import DELAY, RUNS, WHY, is_up, not_seen
+from ftsupervise.cli.output import JSON, answer, for_programs, say
+from ftsupervise.cli.switches import DELAY, RUNS, WHY, Raised, is_up, not_seen
 from ftsupervise.launch.switching import put_up, runs_to_switch, who_hears
 
 if TYPE_CHECKING:
@@ -17,16 +17,26 @@ if TYPE_CHECKING:
 @click.command()
 @RUNS
 @WHY
-def save(runs: tuple[str, ...], why: str) -> None:
+@JSON
+def save(runs: tuple[str, ...], why: str, as_json: bool) -> None:
     """Raise the save switch: the run saves a checkpoint and goes on.
 
     RUN is a directory, an ftsupervise.yaml, or a name; default: ./ftsupervise.yaml.
     """
+    with for_programs(as_json):
+        done = _save(runs, why)
+    if as_json:
+        answer(switch="save", runs=done)
+
+
+def _save(runs: tuple[str, ...], why: str) -> list[Raised]:
     from ftsupervise.rundir.switches import SAVE
 
+    done = []
     for rundir, name in runs_to_switch(runs):
         if is_up(rundir, SAVE, name):
-            if who_hears(rundir).guard is False:
+            done.append(Raised(name, rundir.root, False, heard := who_hears(rundir)))
+            if heard.guard is False:
                 say(
                     "No guard reports in it: unless its command looks at the switch, nothing hears it, and it stays up."
                 )
@@ -36,6 +46,8 @@ def save(runs: tuple[str, ...], why: str) -> None:
         for line in _what_follows(heard):
             say(line.format(name))
         say(f"Undo:  ftsupervise clear {rundir.quoted()} --switch save")
+        done.append(Raised(name, rundir.root, True, heard))
+    return done
 
 
 def _what_follows(heard: Hearing) -> tuple[str, ...]:

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ftsupervise.cli import time_limit
-from ftsupervise.cli.output import did_you_mean, plain, say, say_json, terminal
+from ftsupervise.cli.names import RUN
+from ftsupervise.cli.output import plain, say, say_json, terminal
 from ftsupervise.cli.plan_values import a_time, inputs_from, read_run, value_options
-from ftsupervise.errors import UsageError, from_os_error
+from ftsupervise.errors import UsageError, did_you_mean, from_os_error
 from ftsupervise.units import show_duration, show_percent
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ _SAY_EVERY = 3.0  # seconds
 
 
 @click.command()
-@click.argument("run", required=False, metavar="[RUN]")
+@click.argument("run", required=False, metavar="[RUN]", type=RUN)
 @value_options
 @click.option("--with", "variants", multiple=True, metavar="CHANGES", help='Another strategy: "spares=2 interval=20m".')
 @click.option("--days", type=click.FloatRange(0.01, 36_500), default=90, show_default=True, help="Of each run.")

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ftsupervise.cli.names import RUN
 from ftsupervise.cli.output import columns, plain, say, say_json
 from ftsupervise.cli.status_rows import COLOURS, ago
 from ftsupervise.model import OUTPUT
@@ -40,7 +41,7 @@ _NEWEST = 5  # attempts whose output is looked for
 
 
 @click.command()
-@click.argument("runs", nargs=-1, metavar="[RUN]...")
+@click.argument("runs", nargs=-1, metavar="[RUN]...", type=RUN)
 @click.option("--watch", "-w", is_flag=True, help="Go on showing it. Keys: q, up, down, Enter: one run, l: its log, r.")
 @click.option(
     "--every", "seconds", type=click.FloatRange(5, 3600), default=30, show_default=True, help="Seconds, with --watch."

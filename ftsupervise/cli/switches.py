@@ -5,17 +5,19 @@ These are typed in a hurry on a loaded login node: nothing is imported that they
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
+from ftsupervise.cli.names import RUN
 from ftsupervise.cli.output import say
 
 if TYPE_CHECKING:
     from ftsupervise.launch.switching import Hearing
     from ftsupervise.rundir.paths import RunDir
 
-RUNS = click.argument("runs", nargs=-1, metavar="[RUN]...")
+RUNS = click.argument("runs", nargs=-1, metavar="[RUN]...", type=RUN)
 WHY = click.option("--why", default="", metavar="TEXT", help="The reason, shown to everybody who sees the switch.")
 DELAY = "at the next step after its guard looks: within a second or so, 60 s at worst on a shared file system"
 
@@ -32,6 +34,16 @@ def is_up(rundir: RunDir, switch: str, name: str) -> bool:
         why = f": {state.why}" if state.why else ""
         say(f"The {switch.replace('-', ' ')} of {name} is up already{since}, raised by {state.who}{why}")
     return state.up
+
+
+class Raised(NamedTuple):
+    """What a command has done to a switch of a run, for programs. ``raised``: False where it was up already."""
+
+    run: str
+    directory: Path
+    raised: bool
+    hearing: Hearing  # as it was before
+    ended: tuple[str, ...] = ()  # jobs
 
 
 def not_seen(heard: Hearing) -> str:

@@ -117,6 +117,9 @@ BOUNDS: dict[str, CommandBound] = {
     "config check": _LOOKS,
     "config schema": _LOOKS,
     "config show": _LOOKS,
+    "completion": _LOOKS,
+    "help": _LOOKS,
+    "version": _LOOKS,
     "doctor": CommandBound(Bounding.LOOKS, 60.0),  # each of its looks has its bound, and it is told before each
     "sandbox controller": CommandBound(Bounding.WORKS, 60.0),
     "sandbox down": CommandBound(Bounding.WORKS, 60.0),
@@ -581,12 +584,17 @@ def _end(args: Sequence[str], why: str, *, begun: bool = True) -> NoReturn:
         )
     else:
         state = "the work that was begun may be completed when it answers again" if begun else "nothing was begun"
-    text = (
-        f"ftsupervise: {_name(args)}: {why}: a file system, or Slurm, does not answer\n"
-        f"  {state}; sinfo shows whether Slurm does, and ls of a dead mount hangs\n"
-    )
-    os.write(2, text.encode())
-    os._exit(_UNSEEN if _name(args) == "check" else NoAnswer.exit_code)
+    code = _UNSEEN if _name(args) == "check" else NoAnswer.exit_code
+    message = f"{_name(args)}: {why}: a file system, or Slurm, does not answer"
+    hint = f"{state}; sinfo shows whether Slurm does, and ls of a dead mount hangs"
+    if "--json" in args:
+        from ftsupervise.cli.output import asks_for_json, error_line
+
+        if asks_for_json(args):
+            os.write(2, f"{error_line(message, hint, code)}\n".encode())
+            os._exit(code)
+    os.write(2, f"ftsupervise: {message}\n  {hint}\n".encode())
+    os._exit(code)
 
 
 def _submits(args: Sequence[str]) -> bool:

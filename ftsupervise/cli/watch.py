@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ftsupervise.cli.output import say
+from ftsupervise.cli.names import RUN, WATCHDOG
+from ftsupervise.cli.output import plain, say, say_json
 from ftsupervise.units import count
 
 if TYPE_CHECKING:
@@ -38,17 +39,18 @@ def _duration(_ctx: click.Context, _param: click.Parameter, value: str | None) -
 
 
 @click.command()
-@click.argument("runs", nargs=-1, metavar="[RUN]...")
+@click.argument("runs", nargs=-1, metavar="[RUN]...", type=RUN)
 @click.option("--all", "everything", is_flag=True, help="Every run this account has launched.")
 @click.option(
     "--every", callback=_duration, metavar="TIME", help="Repeat the check every TIME (60s, 5m), until stopped."
 )
-@click.option("--only", multiple=True, metavar="WATCHDOG", help="This watchdog only; may be given several times.")
+@click.option("--only", multiple=True, type=WATCHDOG, metavar="WATCHDOG", help="This watchdog only; may be repeated.")
 @click.option("--no-send", is_flag=True, help="Record what changed, but send nothing this time.")
 @click.option(
     "--trust", is_flag=True, help="Use settings of another account too, commands included; this is remembered."
 )
 @click.option("-q", "--quiet", is_flag=True, help="Print only what changed.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object; with --every one on a line, for each tick.")
 def watch(
     runs: tuple[str, ...],
     everything: bool,
@@ -57,6 +59,7 @@ def watch(
     no_send: bool,
     trust: bool,
     quiet: bool,
+    as_json: bool,
 ) -> None:
     """Check each RUN from outside its jobs. RUN is a directory, an ftsupervise.yaml, or a name; default:
     ./ftsupervise.yaml.
@@ -64,13 +67,14 @@ def watch(
     It asks the queue once, runs every watchdog of each run, and sends the messages that follow: when something is
     wrong, again after a while, and when it is over. One tick ends with 0 ok, 1 warning, 2 critical, 3 could not see.
     """
-    from ftsupervise.errors import Error, UsageError
+    from ftsupervise.errors import Error, UsageError, did_you_mean
     from ftsupervise.watch.roster import Roster
     from ftsupervise.watch.watchdogs import installed, is_watchdog
 
     for name in only:
         if not is_watchdog(name):
-            raise UsageError(f"--only: no watchdog is called {name!r}", hint=f"there are: {', '.join(installed())}")
+            wrong = f"--only: no watchdog is called {name!r}{did_you_mean(name, installed())}"
+            raise UsageError(wrong, hint=f"there are: {', '.join(installed())}")
     if everything and runs:
         raise UsageError("--all and names of runs do not go together", hint="leave one of them out")
     roster = Roster((None,) if everything else _each(runs) or (None,), trust=trust)
@@ -85,9 +89,12 @@ def watch(
             done = _tick(roster, only, every, send=not no_send)
             if first and len(roster.names) == 1 and not everything:
                 _refuse(done)
-            if not quiet:
+            if not quiet and not as_json:
                 shown.warn(roster.runs)
-            _print(done, shown, quiet=quiet)
+            if as_json:
+                _answer(done, one_line=every is not None)
+            else:
+                _print(done, shown, quiet=quiet)
             shown.not_used(roster)
             if every is None or stopping is None:
                 raise SystemExit(_exit_code(done))
@@ -224,6 +231,25 @@ def _of_the_crontab() -> timedelta | None:
 
     seconds = os.environ.get(ENV_WATCH_EVERY, "")
     return timedelta(seconds=int(seconds)) if re.fullmatch("[1-9][0-9]{0,8}", seconds) else None
+
+
+def _answer(done: TickResult, *, one_line: bool) -> None:
+    """Print a tick for a program."""
+    runs = [
+        {
+            "run": told.name,
+            "checks": told.checks,
+            "notices": told.notices,
+            "events": told.events,
+            "findings": told.findings,
+        }
+        for told in done.runs
+    ]
+    failed = [{"receiver": message.receiver, "why": error} for message, error in done.delivered.failed]
+    delivered = {"sent": len(done.delivered.sent), "failed": failed, "waiting": done.delivered.waiting}
+    whole = {"schema_version": 1, "at": done.at, "code": _exit_code(done), "runs": runs, "delivered": delivered}
+    relief = [{"run": name, "did": sentence} for name, sentence in done.relief]
+    say_json(plain({**whole, "relief": relief, "trouble": done.trouble}), one_line=one_line)
 
 
 def _print(done: TickResult, shown: Shown, *, quiet: bool) -> None:

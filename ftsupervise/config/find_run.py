@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from ftsupervise import host
-from ftsupervise.errors import ConfigError, Error, NoAnswer, NotFound
+from ftsupervise.errors import ConfigError, Error, NoAnswer, NotFound, did_you_mean
 from ftsupervise.host import files, ownership
 from ftsupervise.host.in_time import in_time
 from ftsupervise.rundir.paths import ENV_RUN_DIR, RunDir, state_dir
@@ -247,7 +247,18 @@ def _find_run(argument: str | None) -> RunDir:
             f"{argument} is {kind}, not a regular file",
             hint=f"check its owner: ls -ld {_quoted(argument)}; name the run's directory or its {CONFIG_NAME}",
         )
-    raise NotFound(f"no run called {argument!r} here", hint="give the path of its directory or of its ftsupervise.yaml")
+    raise NotFound(
+        f"no run called {argument!r} here{_near(argument)}",
+        hint="give the path of its directory or of its ftsupervise.yaml",
+    )
+
+
+def _near(argument: str) -> str:
+    """Return a clause that names the run of this account whose name is near; "" where none is, or where that is not seen."""
+    try:
+        return did_you_mean(argument, (name for name in os.listdir(state_dir() / "runs") if not name.startswith(".")))
+    except OSError:
+        return ""
 
 
 def _quoted(argument: str) -> str:

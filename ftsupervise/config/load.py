@@ -37,14 +37,15 @@ _Model = TypeVar("_Model", bound=BaseModel)
 _PLAIN = re.compile(r"[A-Za-z_/][A-Za-z0-9_./-]*")
 
 
-def load(path: Path, run: str = "", *, environ: Mapping[str, str] | None = None) -> Run:
-    """The settings in ``path``, with the person's and the site's own beneath them. ``run``: which one of a sweep.
+def load(path: Path, run: str = "", *, environ: Mapping[str, str] | None = None, text: bytes | None = None) -> Run:
+    """The settings in ``path``, with the person's and the site's own beneath them. ``run``: which one of a sweep; ``text``:
+    what stands there, if it is known.
 
     ``run_dir`` and every other path in the result are absolute: relative ones start at the file they are written in.
     Raises ConfigError (all that is wrong, a line each, with file:line:column), NotFound, NotPermitted; UsageError where it is
     a sweep, and no run of it is named.
     """
-    return loaded(sources.read(path, os.environ if environ is None else environ, run=run), path)
+    return loaded(sources.read(path, os.environ if environ is None else environ, text, run=run), path)
 
 
 def loads(
@@ -97,9 +98,11 @@ def values(run: Run) -> dict[str, Any]:
     return run.model_dump(mode="json", by_alias=True)
 
 
-def origins(path: Path, run: str = "", *, environ: Mapping[str, str] | None = None) -> dict[str, str]:
+def origins(
+    path: Path, run: str = "", *, environ: Mapping[str, str] | None = None, text: bytes | None = None
+) -> dict[str, str]:
     """Dotted key -> "file:line:column", "$VARIABLE (file:line:column)" or "default", for every single setting."""
-    document = sources.read(path, os.environ if environ is None else environ, run=run)
+    document = sources.read(path, os.environ if environ is None else environ, text, run=run)
     return {dotted(key): origin_of(document, key) for key in leaves(values(loaded(document, path)))}
 
 

@@ -24,7 +24,7 @@ from ftsupervise.crontab.chain import entry_comment
 from ftsupervise.crontab.entries import CronEntry, Due, EntryKind, due, find
 from ftsupervise.crontab.history import EntryRun, RunEnd, RunStart, SlotEnd
 from ftsupervise.crontab.installation import CronDir, Installed, dir_option, stamp
-from ftsupervise.errors import Error, NotFound, Refused, SchedulerUnavailable
+from ftsupervise.errors import Error, NotFound, Refused, SchedulerUnavailable, did_you_mean
 from ftsupervise.host import files, processes
 from ftsupervise.host.begin import StartedProgram, begin
 from ftsupervise.host.local_disks import temporary_folder
@@ -502,7 +502,8 @@ def entry_called(cron: CronDir, installed: Installed, name: str) -> CronEntry:
     for passed in found.passed:
         if name in (passed.name, passed.name.partition("/")[2]):
             raise NotFound(f"{passed.name} is passed over: {passed.why}", hint=hint)
-    raise NotFound(f"no entry is called {name!r} in {cron.root}", hint=hint)
+    near = did_you_mean(name, (word for one in found.entries for word in (one.name, one.name.partition("/")[2])))
+    raise NotFound(f"no entry is called {name!r} in {cron.root}{near}", hint=hint)
 
 
 def run_now(slot: CronSlot, entry: CronEntry, *, again: bool, echo: Echo) -> RunByHand:

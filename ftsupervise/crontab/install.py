@@ -31,7 +31,7 @@ from ftsupervise.crontab.installation import (
     recorded,
     write_installed,
 )
-from ftsupervise.errors import ConfigError, Error, NotFound, NotPermitted, Refused, from_os_error
+from ftsupervise.errors import ConfigError, Error, NotFound, NotPermitted, Refused, did_you_mean, from_os_error
 from ftsupervise.host import ownership
 from ftsupervise.host.begin import on_path
 from ftsupervise.host.ownership import FOLDER, make_folder, user_name
@@ -353,7 +353,9 @@ def add(cron: CronDir, name: str, folder: str | None = None) -> str:
     """
     known = {one.name: one for one in builtin_scripts()}
     if name not in known:
-        raise NotFound(f"no ready-made script is called {name!r}", hint=f"there are: {', '.join(known)}")
+        raise NotFound(
+            f"no ready-made script is called {name!r}{did_you_mean(name, known)}", hint=f"there are: {', '.join(known)}"
+        )
     one = known[name]
     path = cron.folder(folder or one.folder) / name
     if path.exists():

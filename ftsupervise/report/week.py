@@ -139,8 +139,10 @@ def week_of(
     *,
     days: float = DAYS,
     extend: Callable[[float], None] = lambda _: None,
+    step: Callable[[str], object] = lambda _: None,
 ) -> WeekReport:
-    """``extend`` is told how many seconds the next part may take. Raises Error where no queue can be asked."""
+    """``extend`` is told how many seconds the next part may take, ``step`` hears of each run twice. Raises Error
+    where no queue can be asked."""
     import time
 
     begin = now - timedelta(days=days)
@@ -154,6 +156,7 @@ def week_of(
 
     read: list[tuple[RunRow, RunReading]] = []
     for row in seen.rows:
+        step(row.name)
         if row.name not in runs:  # only its jobs are known
             continue
         if row.verdict == "UNKNOWN" and row.attempts == 0 and row.seen_at is None:
@@ -167,6 +170,7 @@ def week_of(
     extend(2 * _WITHIN)
     ended = with_ends([run for _, run in read], env)
     for (row, _), run in zip(read, ended, strict=True):
+        step(row.name)
         one = _in_time(row, partial(_of_run, row, run, begin, now, env), left())
         if one.problem or (one.account is not None and one.account.total > 0):
             found.append(one)

@@ -81,6 +81,7 @@ WORDS = {  # what is typed for a parameter that has no default; "" for none
         **dict.fromkeys(("nodes clear", "nodes exclude", "nodes trust"), "node-1"),
     },
     "pattern": "*",
+    "shell": "bash",
     "silence_id": "abc",
     "watchdog": "all",
     "words": {"init": "SCRIPT"},

@@ -41,7 +41,8 @@ def test_check_says_fine_and_where_the_run_lives(tmp_path: Path, environ: dict[s
     done = config("check", environ=environ, cwd=tmp_path)
     assert done.returncode == 0
     assert "\nnote: alerts.receivers is empty: nobody is notified when x stops" in f"\n{done.stderr}"
-    first, seen, not_seen = done.stdout.splitlines()
+    first, *submits, seen, not_seen = done.stdout.splitlines()
+    assert [line.partition(":")[0] for line in submits] == ["  submits", "  each asks for", "  each starts"]
     assert first == f"ftsupervise.yaml: fine. Run x, in {tmp_path}/runs/x"
     assert "without the guard, seen: steps in its output" in seen
     assert "without the guard, not seen: a loop that spins" in not_seen

@@ -148,6 +148,10 @@ def test_mistakes_in_the_settings_are_told_as_shown(begin: Callable[..., Story])
     assert (story.place / "ftsupervise.schema.json").stat().st_size > 1000
 
 
+def test_an_error_is_told_to_a_program_as_shown(begin: Callable[..., Story]) -> None:
+    begin("asked").tell()
+
+
 def test_the_example_is_run_as_its_page_says(tmp_path: Path) -> None:
     story = Story("minimal", tmp_path / "minimal", dict(os.environ))
     story.run_name = "digits"

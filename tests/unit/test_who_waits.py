@@ -37,6 +37,7 @@ PERSON = "goes on until a person ends it"
 WAITS: dict[str, dict[str, str]] = {
     "snapshots/slots.py": {"_run": "a thread of its own waits for work; it is a daemon"},
     "snapshots/wait.py": {"wait": TIMED, "_connect": TIMED, "_opened": "it is made, and waits for nobody here"},
+    "cli/output.py": {"show_through_a_pager": PERSON},
     "cli/status_live.py": {"run": PERSON},
     "guard/loaded_again.py": {"require": "the loop saves to the disk that is being read here: it would wait for that one too"},
     "guard/side_thread.py": {"__init__": OWN_LOCK, "_wait": "the thread itself waits for work", "do": OWN_LOCK},

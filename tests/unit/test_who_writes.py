@@ -77,6 +77,7 @@ PAST: dict[str, tuple[Past, ...]] = {
     "checkpoints/stores.py": (Past("remove", "half of a copy that this command has begun, in a place that was typed or set"),),
     "checkpoints/written.py": (Past("keep _copy _link _remove", RUN),),
     "cli/__init__.py": (Past("_main", DEVICE),),
+    "cli/completion.py": (Past("answer_the_shell", DEVICE),),
     "cli/forget.py": (Past("_forget", STATE),),
     "cli/time_limit.py": (Past("try_dry_run _has_terminal", DEVICE),),
     "host/front.py": (Past("_let_go", DEVICE),),
@@ -353,7 +354,9 @@ ASKS = {
     "replicas/apart.py": {"refuse"},
 }
 # The commands of click's table that write nothing for a run, and those whose asking is above, or that act for no run of others.
-READ_ONLY = frozenset(("check", "config", "diagnose", "doctor", "list", "logs", "status", "watch"))
+READ_ONLY = frozenset(
+    ("check", "completion", "config", "diagnose", "doctor", "help", "list", "logs", "status", "version", "watch")
+)
 ACTS = {
     "alerts": "report/alert_list.py",
     "checkpoints": "config/checkpoint_place.py",
