@@ -27,6 +27,7 @@ ELSEWHERE = {
     "figures.md": "benchmarks/README.md",
     "recovery.md": "benchmarks/recovery/README.md",
     "replica-faults.md": "benchmarks/replicas/README.md",
+    "predictions.md": "benchmarks/prediction/README.md",
 }
 _PAGES = {source: page for page, source in ELSEWHERE.items()}
 

@@ -1,6 +1,7 @@
 """The tables of the manual whose rows a test compares with the program: nothing is missing there, and nothing is made up.
 
-``CHECKED`` names each by its page and its head. The words beside a name are a person's.
+``CHECKED`` names each by its page and its head. The words beside a name are a person's. The tables of bounds, metrics, forms,
+of the words of status and of the names of a template have tests of their own, which know more than names.
 """
 
 from __future__ import annotations
@@ -9,11 +10,9 @@ import ast
 import inspect
 import re
 from collections.abc import Callable
-from pathlib import Path
 from typing import NamedTuple, get_args
 
 from tests.manual.blocks import ROOT, prose
-from tests.matrix import MARKS
 
 WORDS = r"`\.?([\w-]+)"  # in the first cell of a row
 
@@ -152,28 +151,3 @@ CHECKED = (
     Table("docs/crontab.md", "| back end | keeps time with | used |", _back_ends),
     Table("docs/switches.md", "| `share:` | opens | what it hands over |", _shares),
 )
-# Those with a test of their own, which knows more than names.
-ELSEWHERE = (
-    ("docs/commands.md", "| command | within | how |"),  # tests/story/test_command_bounds.py
-    ("docs/metrics.md", "| metric | kind | meaning |"),  # tests/story/test_metrics.py
-    ("docs/status.md", "| field | meaning |"),  # tests/unit/test_status_table.py
-    (
-        "docs/troubleshooting.md",
-        "| it says | what it means | what to do |",
-    ),  # tests/story/test_manual.py, as the next ones
-    ("docs/launching.md", "| name | what it is |"),
-    ("docs/design.md", "| form | module | what it is |"),
-    *((f"docs/{page}.md", head) for page, head in MARKS.values()),  # tests/unit/test_matrix.py
-)
-
-
-def words_of(page: Path) -> int:
-    """How many words a person has to believe the page: those outside of blocks, and of tables that a test compares."""
-    name = str(page.relative_to(ROOT))
-    heads = {head for where, head in (*((one.page, one.head) for one in CHECKED), *ELSEWHERE) if where == name}
-    count, compared = 0, False
-    for line in prose(page).splitlines():
-        made = re.match(r"<!-- .*python docs/write_\w+\.py -->", line) is not None
-        compared = line in heads or made or (compared and line.startswith("|"))
-        count += 0 if compared else sum(bool(re.search(r"\w", word)) for word in line.split())
-    return count

@@ -22,13 +22,13 @@ from ftsupervise.config.load import loads
 from ftsupervise.config.strict_yaml import parse
 from ftsupervise.config.sweep import names_in
 from ftsupervise.rundir import paths
-from tests.manual.blocks import CHECKS, ROOT, Block, all_blocks, marked, pages, prose, rewrite
+from tests.manual.blocks import CHECKS, ROOT, Block, all_blocks, marked, pages, prose, rewrite, words_of_prose
 from tests.manual.messages import incident
 from tests.manual.parse import refused
 from tests.manual.plan_screens import plan_screens
 from tests.manual.report_screens import report_screens
 from tests.manual.status_screens import EVENT, NOW, screens
-from tests.manual.tables import CHECKED, ELSEWHERE, Table, words_of
+from tests.manual.tables import CHECKED, Table
 
 HERE = (str(ROOT), os.path.expanduser("~/"), "/tmp/")  # noqa: PTH111 - as the shell would
 
@@ -199,10 +199,6 @@ def test_a_table_names_all_that_there_is_and_nothing_else(table: Table) -> None:
     assert shown == table.names() if table.exact else sorted(shown) == sorted(table.names())
 
 
-def test_the_tables_that_are_compared_elsewhere_are_there() -> None:
-    assert [one for one in ELSEWHERE if one[1] not in prose(ROOT / one[0]).splitlines()] == []
-
-
 def test_the_table_of_rooms_has_each_command_once() -> None:
     from ftsupervise.cli import COMMANDS
 
@@ -282,7 +278,7 @@ def test_every_page_begins_with_whom_it_is_for(page: Path) -> None:
 
 def test_the_manual_can_be_read() -> None:
     """Two hours of reading: whoever adds a page takes words away elsewhere."""
-    words = {str(page.relative_to(ROOT)): words_of(page) for page in (ROOT / "README.md", *manual())}
+    words = {str(page.relative_to(ROOT)): words_of_prose(page) for page in (ROOT / "README.md", *manual())}
     assert sum(words.values()) <= 30_000, sorted(words.items(), key=lambda one: -one[1])
 
 
