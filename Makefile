@@ -64,7 +64,7 @@ bench: .venv/.test slurm
 	@for b in benchmarks/*.py; do $(BIN)/python $$b || exit 1; done
 
 docs: $(DOCS)/.made           ## the manual as a site with search, in site/; its links are checked
-	@NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build --quiet -f .ci/mkdocs.yml
+	@NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build -f .ci/mkdocs.yml  # --quiet would hide links that lead nowhere
 	@echo "the manual is in site/: python3 -m http.server -d site"
 
 slurm:

@@ -1,4 +1,4 @@
-"""Draw the pictures of the manual: python docs/draw.py (restart, night, and the three ways of design.md).
+"""Draw the pictures of the manual: python docs/draw.py (concepts, restart, night, and the three ways of design.md).
 
 What they show is real. ``restart`` is the middle of what ``make demo`` printed on some day (pictures/restart.txt). To
 take it from another day, type NO_COLOR=1 make demo > FILE and python docs/draw.py FILE. ``night`` is made of the
@@ -23,6 +23,8 @@ NIGHT = (
     ("escalated", "08:10", "#82071e"),
     ("resolved", "08:40", "#1a7f37"),
 )
+# What one is inside of the next: the fills of the picture of the concepts.
+RUN, JOB, OVER, ALIVE = "#ffffff", "#ddf4ff", "#eaeef2", "#dafbe1"
 WAYS = {
     "config-launch": "From the settings to the queue",
     "queue-alert": "From the queue to a message",
@@ -135,10 +137,7 @@ def forms(heading: str) -> list[tuple[str, str, str]]:
 
 def way(heading: str) -> str:
     """The forms of one way from top to bottom, an arrow from each to the next."""
-    tip = f'<path d="M0,0 L8,4 L0,8 z" fill="{GREY}"/>'
-    shapes = [
-        f'<defs><marker id="tip" markerWidth="8" markerHeight="8" refX="7" refY="4" orient="auto">{tip}</marker></defs>'
-    ]
+    shapes = [tip()]
     rows = forms(heading)
     for number, (form, module, meaning) in enumerate(rows):
         y = 12 + number * 62
@@ -150,9 +149,69 @@ def way(heading: str) -> str:
     return picture(760, len(rows) * 62 + 6, heading, shapes)
 
 
+def arrow(way: str) -> str:
+    return f'<path d="{way}" fill="none" stroke="{GREY}" stroke-width="1.5" marker-end="url(#tip)"/>'
+
+
+def tip() -> str:
+    shape = f'<path d="M0,0 L8,4 L0,8 z" fill="{GREY}"/>'
+    size = 'markerWidth="8" markerHeight="8" refX="7" refY="4" orient="auto"'
+    return f'<defs><marker id="tip" {size}>{shape}</marker></defs>'
+
+
+def concepts() -> str:
+    """One run: its chain of members, an attempt that has failed and one that trains, and the directory that they share."""
+    shapes = [
+        tip(),
+        box(12, 12, 876, 514, fill=RUN),
+        title(26, 36, "run: one training, from its launch to its last step"),
+    ]
+    shapes += [title(26, 66, "chain", GREY), text(76, 66, "jobs in Slurm's queue, of which one runs at a time")]
+    shapes += [box(26, 78, 150, 200, fill=OVER), title(38, 100, "member 88_1"), text(38, 118, "over: its time limit")]
+    shapes += [box(38, 134, 126, 52), title(50, 155, "attempt 1"), text(50, 173, "to step 4,360")]
+    shapes += [box(196, 78, 540, 200, fill=JOB), title(208, 100, "member 88_2"), text(318, 100, "runs now, on 2 nodes")]
+    shapes += [box(208, 134, 126, 132, fill=OVER), title(220, 155, "attempt 2"), text(220, 173, "over: a rank died")]
+    shapes.append(text(220, 191, "at step 5,021"))
+    shapes += [box(354, 114, 370, 152, fill=ALIVE), title(366, 135, "attempt 3"), text(452, 135, "trains")]
+    shapes.append(text(712, 135, "supervisor: starts, watches, ends it", size=11, more='text-anchor="end"'))
+    for number, x in enumerate((366, 549)):
+        shapes += [box(x, 146, 163, 110), title(x + 10, 166, f"node-{number}", size=12)]
+        shapes.append(text(x + 153, 166, "agent", INK, more='text-anchor="end"'))
+        for rank in (0, 1):
+            shapes += [
+                box(x + 10 + 73 * rank, 174, 68, 42, fill=ALIVE),
+                text(x + 16 + 73 * rank, 192, f"rank {2 * number + rank}", INK),
+            ]
+            shapes.append(text(x + 16 + 73 * rank, 208, "guard", size=11))
+        shapes += [box(x + 10, 222, 143, 26, fill="#fff8c5"), text(x + 18, 239, "snapshot: in memory", INK, size=11)]
+    shapes += [box(756, 78, 120, 200, fill=OVER), title(768, 100, "88_3 … 88_10"), text(768, 118, "wait their turn")]
+    shapes += [arrow("M176,160 H194"), arrow("M334,200 H352"), arrow("M736,160 H754")]
+    shapes += [arrow("M280,278 V318"), arrow("M539,278 V318")]
+    shapes += [text(288, 302, "how each attempt ended"), text(547, 302, "beats, checkpoints")]
+    shapes += [box(26, 320, 850, 150, fill=OVER), title(38, 342, "run directory: files that you read with ls and cat")]
+    kept = (
+        ("ledger", "attempts/0001 …", "every attempt: its", "start, end and cause"),
+        ("beats", "beats/rank-0 …", "each rank: its step", "and phase just now"),
+        ("switches", "switches/save-switch", "a person's wish:", "save, or stop"),
+        ("brake", "state/brake", "failed too often:", "the chain is held"),
+        ("checkpoints", "checkpoints/step-…", "fence: only the newest", "attempt may add one"),
+    )
+    for number, (name, path, *words) in enumerate(kept):
+        x = 38 + 166 * number
+        shapes += [box(x, 354, 158, 104), title(x + 10, 376, name), text(x + 10, 394, path, size=11, font=MONO)]
+        shapes += [text(x + 10, 418 + 18 * n, line) for n, line in enumerate(words)]
+    shapes += [
+        box(26, 486, 850, 28),
+        title(38, 505, "watch"),
+        text(94, 505, "outside of the jobs: reads the directory and the queue, and tells people by mail or chat"),
+    ]
+    return picture(900, 538, "A run, its chain of members, its attempts, and the run directory that they share", shapes)
+
+
 def drawn() -> dict[str, str]:
     """Name of a picture -> its SVG."""
-    return {"restart": restart(), "night": night(), **{name: way(heading) for name, heading in WAYS.items()}}
+    ways = {name: way(heading) for name, heading in WAYS.items()}
+    return {"concepts": concepts(), "restart": restart(), "night": night(), **ways}
 
 
 def write() -> None:

@@ -135,7 +135,9 @@ def is_stopped(pid: int) -> bool:
 # when the disk answers, and its ranks train meanwhile: it is left alone. So is one of which it cannot be seen where it stands.
 
 ENV_SILENCE = "FTSUPERVISE_SILENCE_SECONDS"  # for tests
-SILENCE = 600.0  # seconds. Its waits that send nothing, one behind the other, take less than half of that: see docs/replicas.md
+# seconds: more than twice what the waits that send nothing may take, one behind the other: two minutes for the fence on two
+# dead file systems, one and a half for snapshots from other nodes, half a minute for Slurm
+SILENCE = 600.0
 _AGO = 0.1  # of that: from then on it is looked at where it stands
 _LOOK = 5.0  # seconds between two such looks, at most
 _SEEN = 0.2  # seconds for one

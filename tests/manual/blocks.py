@@ -71,6 +71,12 @@ def prose(path: Path) -> str:
     return _FENCE.sub("", path.read_text("utf-8"))
 
 
+def words_of_prose(path: Path) -> int:
+    """How many words a person reads one after the other: blocks and tables are there to look things up."""
+    lines = (line for line in prose(path).splitlines() if not line.startswith("|"))
+    return sum(bool(re.search(r"\w", word)) for line in lines for word in line.split())
+
+
 def rewrite(path: Path, texts: dict[str, str]) -> None:
     """Fill every ``same=NAME`` block of the page anew."""
 

@@ -22,12 +22,13 @@ from ftsupervise.config.load import loads
 from ftsupervise.config.strict_yaml import parse
 from ftsupervise.config.sweep import names_in
 from ftsupervise.rundir import paths
-from tests.manual.blocks import CHECKS, ROOT, Block, all_blocks, marked, pages, prose, rewrite
+from tests.manual.blocks import CHECKS, ROOT, Block, all_blocks, marked, pages, prose, rewrite, words_of_prose
 from tests.manual.messages import incident
 from tests.manual.parse import refused
 from tests.manual.plan_screens import plan_screens
 from tests.manual.report_screens import report_screens
 from tests.manual.status_screens import EVENT, NOW, screens
+from tests.manual.tables import CHECKED, Table
 
 HERE = (str(ROOT), os.path.expanduser("~/"), "/tmp/")  # noqa: PTH111 - as the shell would
 
@@ -192,11 +193,10 @@ def section(page: str, heading: str) -> str:
     return found[2]
 
 
-def test_the_table_of_commands_lists_them_all() -> None:
-    from ftsupervise.cli import COMMANDS
-
-    table = re.findall(r"^\| `ftsupervise (\w+)` \|", section("README.md", "Commands"), re.M)
-    assert sorted(table) == sorted(COMMANDS), "README.md, Commands: one line for each"
+@pytest.mark.parametrize("table", CHECKED, ids=lambda table: f"{table.page}: {table.head}")
+def test_a_table_names_all_that_there_is_and_nothing_else(table: Table) -> None:
+    shown = table.shown()
+    assert shown == table.names() if table.exact else sorted(shown) == sorted(table.names())
 
 
 def test_the_table_of_rooms_has_each_command_once() -> None:
@@ -204,38 +204,6 @@ def test_the_table_of_rooms_has_each_command_once() -> None:
 
     rows = re.findall(r"^\| (`.+?) \|", section("CONTRIBUTING.md", "Find your way: the rooms"), re.M)
     assert sorted(re.findall(r"`(\w+)`", " ".join(rows))) == sorted(COMMANDS)
-
-
-def test_the_table_of_exit_codes_lists_them_all() -> None:
-    import ftsupervise.errors as errors
-
-    codes = {e.exit_code for e in vars(errors).values() if isinstance(e, type) and issubclass(e, errors.Error)}
-    text = section("docs/commands.md", "Exit codes")
-    assert {int(code) for code in re.findall(r"^\| (\d+) \|", text, re.M)} == codes | {0}
-
-
-def test_the_table_of_watchdogs_lists_them_all() -> None:
-    from ftsupervise.watch.watchdogs import WATCHDOGS
-
-    text = section("docs/watchdogs.md", "The watchdogs")
-    assert re.findall(r"^\| ([a-z-]+) \|", text, re.M)[1:] == list(WATCHDOGS)
-
-
-def test_the_table_of_receivers_lists_them_all() -> None:
-    from ftsupervise.config.alerting import KINDS
-
-    text = section("docs/alerts.md", "Receivers")
-    assert re.findall(r"^\| ([a-z-]+) \|", text, re.M)[1:] == list(KINDS)
-
-
-def test_the_guard_is_described_with_all_its_arguments_and_methods() -> None:
-    from ftsupervise import Guard
-
-    text = prose(ROOT / "docs" / "guard.md")
-    rows = " ".join(line.split("|")[1] for line in text.splitlines() if line.startswith("| `"))
-    arguments = set(inspect.signature(Guard).parameters)
-    methods = {name for name, _ in inspect.getmembers(Guard, inspect.isfunction) if not name.startswith("_")}
-    assert not {name for name in arguments | methods if not re.search(rf"`{name}\b", rows)}
 
 
 def test_the_names_a_template_may_use_are_those_it_gets() -> None:
@@ -280,19 +248,38 @@ def anchor(heading: str) -> str:
     return made
 
 
+def manual() -> list[Path]:
+    """The pages of docs/ that are written by hand."""
+    return [page for page in sorted((ROOT / "docs").rglob("*.md")) if page.parent.name != "reference"]
+
+
 def test_every_page_is_in_the_navigation_of_the_site_once() -> None:
     text = (ROOT / ".ci" / "mkdocs.yml").read_text()
     hook = (ROOT / "docs" / "mkdocs_hook.py").read_text()
     elsewhere = dict(re.findall(r'"([\w-]+\.md)": "([\w/]+\.md)"', hook))
-    assert {ROOT / source for source in elsewhere.values()} | set((ROOT / "docs").glob("*.md")) == set(pages())
+    inside = set((ROOT / "docs").rglob("*.md")) - {ROOT / source for source in elsewhere.values()}
+    assert {ROOT / source for source in elsewhere.values()} | set(manual()) == set(pages())
     listed = re.findall(r"[\w/-]+\.md", text.partition("\nnav:\n")[2])
-    made = (f"reference/{path.name}" for path in (ROOT / "docs" / "reference").glob("*.md"))
-    assert sorted(listed) == sorted([*elsewhere, *made, *(path.name for path in (ROOT / "docs").glob("*.md"))])
+    assert sorted(listed) == sorted([*elsewhere, *(str(page.relative_to(ROOT / "docs")) for page in inside)])
 
 
-def test_the_readme_leads_to_every_page() -> None:
-    linked = set(re.findall(r"\]\(docs/([\w-]+\.md)", (ROOT / "README.md").read_text()))
-    assert linked == {path.name for path in (ROOT / "docs").glob("*.md")}
+def test_the_first_page_of_the_manual_leads_to_every_other() -> None:
+    index = ROOT / "docs" / "README.md"
+    linked = {(index.parent / path).resolve() for path in re.findall(r"\]\(([\w./-]+\.md)", index.read_text())}
+    assert {*manual(), *(ROOT / "docs" / "reference").glob("*.md")} - {index} <= linked
+    assert "](docs/README.md)" in (ROOT / "README.md").read_text()
+
+
+@pytest.mark.parametrize("page", manual(), ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_page_begins_with_whom_it_is_for(page: Path) -> None:
+    title, blank, whom, *_ = page.read_text().splitlines()
+    assert title.startswith("# ") and not blank and re.fullmatch(r"\*For you if .+\.\*", whom)
+
+
+def test_the_manual_can_be_read() -> None:
+    """Two hours of reading: whoever adds a page takes words away elsewhere."""
+    words = {str(page.relative_to(ROOT)): words_of_prose(page) for page in (ROOT / "README.md", *manual())}
+    assert sum(words.values()) <= 30_000, sorted(words.items(), key=lambda one: -one[1])
 
 
 def test_the_readme_is_short() -> None:

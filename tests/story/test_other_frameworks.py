@@ -1,4 +1,4 @@
-"""What the page of frameworks shows for DeepSpeed and Megatron-LM is run as it stands there.
+"""What the pages of DeepSpeed and Megatron-LM show is run as it stands there.
 
 DeepSpeed where it is installed. Megatron-LM needs a GPU: a stand-in has its loop, its handler, and functions of the same names.
 """
@@ -20,7 +20,7 @@ from ftsupervise.rundir.switches import read_finished
 from tests.manual.blocks import marked
 from tests.neighbours.supervised import SupervisedRun
 
-PAGE = Path(__file__).parents[2] / "docs" / "frameworks.md"
+PAGE = Path(__file__).parents[2] / "docs" / "frameworks" / "megatron.md"
 # The parts of megatron/training/training.py that the hook meets: a signal that is noted, and a decision after each iteration.
 MEGATRON = """
 import os, signal, sys, time
