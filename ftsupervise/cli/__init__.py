@@ -42,7 +42,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "cron": ("cron", "cron", "Run scripts by the clock on clusters without a crontab."),
     "groups": ("groups", "groups", "Replica groups: run them, let one leave or join again."),
     "nodes": ("nodes", "nodes", "Nodes with incidents: list, exclude, trust, clear."),
-    "checkpoints": ("checkpoint_upkeep", "checkpoints", "Checkpoints: list, verify, prune, offload, restore …"),
+    "checkpoints": ("checkpoint_upkeep", "checkpoints", "List checkpoints, verify, prune, copy, bring them back."),
     "alerts": ("alerts", "alerts", "Show what fires and who was notified; ack, silence."),
     "notify": ("notify", "notify", "Send a test message; preview every message."),
     "config": ("config", "config", "Check the settings, print them, print their schema."),

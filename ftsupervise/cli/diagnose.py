@@ -32,7 +32,8 @@ def diagnose(run: str | None, attempt: int | None, whole: bool, as_json: bool) -
     Default: the newest attempt that failed.
 
     It reads the ledger, the output of all ranks, the evidence of a hang, and dumps of PyTorch's flight recorder. It asks and
-    ends nothing. RUN may be a folder from elsewhere, of logs and dumps whose names end in the number of a rank.
+    ends nothing. RUN is a directory, an ftsupervise.yaml, or a name; default: ./ftsupervise.yaml. It may be a folder from
+    elsewhere, of logs and dumps whose names end in the number of a rank.
     """
     folder = Path(run) if run is not None else None
     if folder is not None and folder.is_dir() and not _is_run(folder):

@@ -45,7 +45,7 @@ def plan(run: str | None, risk: str, price: float | None, apply: bool, yes: bool
     \b
     ftsupervise plan train-10b --price 2         from the run's own past
     ftsupervise plan --gpus 16384 --failures 6.5 --save 20s --cold 10m
-    ftsupervise plan train-10b --apply           write the values, after a look at the change
+    ftsupervise plan train-10b --apply           write the values, if you agree
     """
     from ftsupervise.planning.plan import plan_of
     from ftsupervise.units import parse_share
