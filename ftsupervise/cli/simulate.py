@@ -60,8 +60,8 @@ def simulate(run: str | None, variants: tuple[str, ...], **words: Any) -> None:
     restart-spread and queue-spread (of a log-normal time; 2.2: its median is a tenth of its mean).
 
     \b
-    ftsupervise simulate --gpus 16384 --failures 6.5 --interval 1h --with interval=5m
-    ftsupervise simulate train-10b --replay --with spares=2    what would it have cost?
+    ftsupervise simulate --gpus 16384 --failures 6.5 --with interval=5m
+    ftsupervise simulate train-10b --replay --with spares=2
     """
     from ftsupervise.planning import simulator
 
