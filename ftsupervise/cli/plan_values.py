@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from ftsupervise.errors import UsageError, from_os_error
+from ftsupervise.errors import NotFound, UsageError, from_os_error
 
 if TYPE_CHECKING:
     from ftsupervise.planning.inputs import PlanInputs
@@ -138,7 +138,12 @@ def read_run(run: str | None, extend: Callable[[float], None] = lambda _: None) 
     from ftsupervise.rundir import pinned
     from ftsupervise.rundir.paths import state_dir
 
-    rundir = find_run(run)
+    try:
+        rundir = find_run(run)
+    except NotFound as error:
+        if run is None:
+            raise NotFound(error.message, hint=f"{error.hint}; or give --gpus, and none is read") from None
+        raise
     try:
         pinned.require(state_dir(), rundir, copies=True)
     except OSError as error:

@@ -62,7 +62,7 @@ def simulate(run: str | None, variants: tuple[str, ...], **words: Any) -> None:
 
     \b
     ftsupervise simulate --gpus 16384 --failures 6.5 --with interval=5m
-    ftsupervise simulate train-10b --replay --with spares=2  what had it cost?
+    ftsupervise simulate train-10b --replay --with spares=2
     """
     from ftsupervise.planning import simulator
 
