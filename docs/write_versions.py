@@ -52,7 +52,7 @@ def _field(name: str) -> Callable[[Answers], str]:
 
 def _submitted(*options: str) -> Callable[[Answers], str]:
     def told(answers: Answers) -> str:
-        answer = answers[f"sbatch --parsable --hold {' '.join(options)} short.sh"]
+        answer = answers[f"sbatch --parsable --hold {' '.join(options)} /dev/stdin"]
         if answer.code == 0:
             return "taken"
         return "refused: " + re.split(r"error:\s*|sbatch:\s*|failed:\s*", answer.complained.splitlines()[0])[-1].strip(

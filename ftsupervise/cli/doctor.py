@@ -102,6 +102,7 @@ def _with_trial(seen: Sights, asked: ToExamine, bounded: Probe, queued: timedelt
     from ftsupervise.doctor.seen import ClusterSeen, PlaceSeen
     from ftsupervise.doctor.trial import TrialWait, try_in_a_job
     from ftsupervise.errors import Error
+    from ftsupervise.host.ownership import NotTrusted
     from ftsupervise.probe import NotSeen
     from ftsupervise.scheduler.slurm import Slurm
 
@@ -122,6 +123,8 @@ def _with_trial(seen: Sights, asked: ToExamine, bounded: Probe, queued: timedelt
     )
     try:
         found = try_in_a_job(asked.run, asked.workdir, Path(place.at), Slurm(), bounded, TrialWait(queued, extend))
+    except NotTrusted as error:
+        return replace(seen, trial_refused=(error.message, error.hint))
     except (Error, OSError) as error:
         found = NotSeen("trial job", str(error))
     return replace(seen, trial_failed=found) if isinstance(found, str) else replace(seen, trial=found)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import stat
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from ftsupervise.cli.output import say, say_json
 
 if TYPE_CHECKING:
     from ftsupervise.config.schema import Run
+    from ftsupervise.host.ownership import Reach
     from ftsupervise.importer.comparison import Difference
     from ftsupervise.importer.sbatch import Option, Script
     from ftsupervise.importer.settings import Draft, Row, ScriptSource
@@ -56,11 +58,12 @@ def init(words: tuple[str, ...], job: str | None, output: str | None, force: boo
     """
     from ftsupervise.errors import Refused
 
-    drafts, source, options, name = _read(words, job, output)
+    drafts, source, options, name, readers = _read(words, job, output)
     made = [_made(draft, output, source) for draft in drafts]
     for one in made:
         if not force and os.path.lexists(one.path):
             raise Refused(f"{one.path} is there already", hint="--force writes over it; -o FILE writes another one")
+    from ftsupervise.host.ownership import PAGE, Reach
     from ftsupervise.rundir.paths import write_whole
 
     first = made[0]
@@ -69,7 +72,7 @@ def init(words: tuple[str, ...], job: str | None, output: str | None, force: boo
     rows = (*first.draft.rows, *_about(training, first.draft))
     found = _doubts(first)
     for one in made:
-        write_whole(one.path, one.text)
+        write_whole(one.path, one.text, mode=Reach(PAGE).within(readers))
     if as_json:
         _say_json(made, rows, same, others, training)
         return
@@ -86,9 +89,10 @@ def init(words: tuple[str, ...], job: str | None, output: str | None, force: boo
 
 def _read(
     words: tuple[str, ...], job: str | None, output: str | None
-) -> tuple[list[Draft], ScriptSource, tuple[Option, ...], str]:
-    """Return the drafts, where they came from, the options of the script, and its name in words."""
+) -> tuple[list[Draft], ScriptSource, tuple[Option, ...], str, Reach]:
+    """Return the drafts, where they came from, the options of the script, its name in words, and who may read it."""
     from ftsupervise.errors import UsageError
+    from ftsupervise.host.ownership import OWN, PAGE, Reach
     from ftsupervise.importer.sbatch import read_script
     from ftsupervise.importer.settings import ScriptSource, draft, draft_of_command, of_element
 
@@ -100,16 +104,17 @@ def _read(
     typed: list[Option] = []
     folder = Path.cwd()
     moved = output is not None and Path(output).absolute().parent != folder
+    readers = Reach(PAGE)
     if job:
         text, source = _of_job(job), ScriptSource(str(folder), "", f"job-{job}", (), moved)
-        name = f"the script of job {job}"
+        name, readers = f"the script of job {job}", Reach(OWN)  # Slurm shows it to its owner alone
     elif words[0] == "-":
         text, source, name = (
             _text(sys.stdin.buffer.read(_LARGEST + 1), "standard input"),
             ScriptSource(str(folder), moved=moved),
             "standard input",
         )
-        source = replace(source, arguments=words[1:])
+        source, readers = replace(source, arguments=words[1:]), _readers_of_input()
     else:
         if words[0].rpartition("/")[2] == "sbatch":
             typed, words = _typed(words[1:])
@@ -123,20 +128,32 @@ def _read(
                 ScriptSource(str(folder), moved=moved),
                 (),
                 "the command",
+                readers,
             )
         if own := [word for word in words[1:] if word in _OWN]:
             raise UsageError(
                 f"{own[0]} stands behind {words[0]}, and so would be an argument of the script",
                 hint=f"type {own[0]} before it",
             )
-        text, name = found, words[0]
+        (text, readers), name = found, words[0]
         source = ScriptSource(str(folder), words[0], Path(words[0]).stem, words[1:], moved)
     script = read_script(text)
     _check_syntax(script)
     script = replace(script, options=(*script.options, *typed))
     whole = draft(script, source)
     drafts = [of_element(whole, number) for number in whole.elements] or [whole]
-    return drafts, source, script.options, name
+    return drafts, source, script.options, name, readers
+
+
+def _readers_of_input() -> Reach:
+    """Return who may read the file that is standard input; others too, where it is none."""
+    from ftsupervise.host.ownership import PAGE, Reach, reach
+
+    try:
+        fd = sys.stdin.fileno()
+        return reach(fd) if stat.S_ISREG(os.fstat(fd).st_mode) else Reach(PAGE)
+    except (OSError, ValueError):
+        return Reach(PAGE)
 
 
 def _typed(words: tuple[str, ...]) -> tuple[list[Option], tuple[str, ...]]:
@@ -156,10 +173,13 @@ def _typed(words: tuple[str, ...]) -> tuple[list[Option], tuple[str, ...]]:
     return options, tuple(rest)
 
 
-def _file(path: str) -> str | None:
-    """Return the text of a job script; None where ``path`` names a command. Raises NotFound, UsageError, Untranslatable."""
+def _file(path: str) -> tuple[str, Reach] | None:
+    """Return the text of a job script, and who may read it; None where ``path`` names a command.
+
+    Raises NotFound, UsageError, Untranslatable, NotTrusted.
+    """
     from ftsupervise.errors import NotFound, UsageError, from_os_error
-    from ftsupervise.host import files
+    from ftsupervise.host import files, ownership
 
     at = Path(path)
     if not at.is_file():
@@ -169,12 +189,14 @@ def _file(path: str) -> str | None:
             raise NotFound(f"there is no file {path}", hint="check the path")
         return None
     try:
-        text = _text(files.read_bounded(at, _LARGEST, follow=True), path)
+        with os.fdopen(ownership.open_judged(at), "rb") as file:
+            text = _text(files.read_open(file.fileno(), _LARGEST, path), path)
+            readers = ownership.reach(file.fileno()).within(ownership.reach_on_the_way(at))
     except OSError as error:
         raise from_os_error(error, f"read {path}") from None
     if not text.startswith("#!") and path.endswith(".py"):
         raise UsageError(f"{path} is a program, and no job script", hint=f"type ftsupervise init python {path}")
-    return text
+    return text, readers
 
 
 def _text(data: bytes, name: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,8 +17,11 @@ from ftsupervise.printable import printable
 from ftsupervise.units import count
 
 if TYPE_CHECKING:
+    from ftsupervise.host.ownership import Reach
     from ftsupervise.report.everything import ReportFacts
     from ftsupervise.report.week import WeekReport
+
+_LOOK = 4.0  # seconds for a run directory to say who may read it
 
 
 @click.command()
@@ -55,9 +58,10 @@ def report(runs: tuple[str, ...], output: str | None, markdown: bool, week: bool
         )
     names: list[str] = []
     for run in runs or (None,):
-        found = _read(find_run(run).root)
+        root = find_run(run).root
+        found = _read(root)
         names.append(_name(found.detail.status.name, names))
-        _write(_text(found, markdown=markdown), output or ("-" if markdown else names[-1]))
+        _write(_text(found, markdown=markdown), output or ("-" if markdown else names[-1]), (root,))
 
 
 def _week(runs: tuple[str, ...], output: str | None, *, markdown: bool, mail: bool) -> None:
@@ -74,7 +78,8 @@ def _week(runs: tuple[str, ...], output: str | None, *, markdown: bool, mail: bo
     from ftsupervise.report.week_page import as_markdown, page
 
     found = _seven_days(where)
-    _write(as_markdown(found) if markdown else page(found), output or ("-" if markdown else filename(found.end)))
+    text = as_markdown(found) if markdown else page(found)
+    _write(text, output or ("-" if markdown else filename(found.end)), tuple(where.values()))
 
 
 def _seven_days(where: Mapping[str, Path]) -> WeekReport:
@@ -143,7 +148,9 @@ def _name(of: str, taken: list[str]) -> str:
     return next(name for name in every if name not in taken)
 
 
-def _write(text: str, to: str) -> None:
+def _write(text: str, to: str, about: Sequence[Path]) -> None:
+    """Write a report, for those alone who may read all the run directories that it is ``about``."""
+    from ftsupervise.host.ownership import PAGE, Reach
     from ftsupervise.rundir.paths import write_whole
 
     if to == "-":
@@ -151,9 +158,21 @@ def _write(text: str, to: str) -> None:
         return
     path = Path(to).absolute()
     try:
-        write_whole(path, text, sync=False)
+        write_whole(path, text, mode=Reach(PAGE).within(*map(_readers, about)), sync=False)
     except OSError as error:
         raise from_os_error(error, f"write {path}") from None
     except ValueError as error:  # a null byte in the name
         raise CannotWrite(f"cannot write {printable(str(path))}: {error}") from None
     say(f"{path}: {len(text.encode()) / 1024:.0f} kB")
+
+
+def _readers(root: Path) -> Reach:
+    """Return who may read a run directory: its owner alone where that cannot be seen in time."""
+    from ftsupervise.host.in_time import in_time
+    from ftsupervise.host.ownership import OWN, Reach, reach, reach_on_the_way
+
+    try:
+        found = in_time(lambda: reach(root, follow=True).within(reach_on_the_way(root)), _LOOK)
+    except OSError:
+        found = None
+    return Reach(OWN) if found is None else found

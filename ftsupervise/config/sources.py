@@ -6,10 +6,10 @@ replace. Each value keeps the place it was written at. The two outer files may o
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
-import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -133,22 +133,20 @@ def of_strangers(path: Path) -> str:
 def read_bytes(path: Path) -> tuple[bytes, os.stat_result]:
     """The text of a settings file, not more than the limit and one byte, and the stat of the open file.
 
-    Never blocks on a FIFO. Raises NotFound, NotPermitted, ConfigError.
+    Never blocks on a FIFO. Raises NotFound, NotPermitted, NotTrusted for a link of another account, ConfigError.
     """
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        with os.fdopen(fd, "rb", closefd=True) as file:
-            found = os.fstat(fd)
-            if not stat.S_ISREG(found.st_mode):
-                raise ConfigError(f"{path} is not a file that can be read", hint="give the path of a text file")
-            return file.read(MAX_BYTES + 1), found
+        with os.fdopen(ownership.open_judged(path), "rb") as file:
+            return file.read(MAX_BYTES + 1), os.fstat(file.fileno())
     except FileNotFoundError:
         if path.name == LAUNCHED and is_by_hand(path.parent):
             return _of_a_run_by_hand(path.parent), path.parent.stat()
         raise NotFound(f"{path}: no such file", hint="give the path of an ftsupervise.yaml, or write one") from None
-    except IsADirectoryError:
-        raise ConfigError(f"{path} is a directory", hint=f"give the file in it: {path}/ftsupervise.yaml") from None
     except OSError as error:
+        if error.errno == errno.EINVAL and path.is_dir():
+            raise ConfigError(f"{path} is a directory", hint=f"give the file in it: {path}/ftsupervise.yaml") from None
+        if error.errno == errno.EINVAL:
+            raise ConfigError(f"{path} is not a file that can be read", hint="give the path of a text file") from None
         raise from_os_error(error, f"read {path}") from None
     except ValueError:  # a NUL in the name
         raise NotFound(f"cannot read {str(path)!r}: no file can have this name") from None

@@ -23,8 +23,8 @@ from ftsupervise.crontab import history
 from ftsupervise.crontab.entries import EPOCH, CronEntry, floor, slots_after
 from ftsupervise.crontab.history import EntryRun, RunEnd
 from ftsupervise.crontab.installation import CronDir, Installed, read_believed
-from ftsupervise.errors import Error, SchedulerUnavailable
-from ftsupervise.host import processes
+from ftsupervise.errors import Error, SchedulerUnavailable, from_os_error
+from ftsupervise.host import ownership, processes
 from ftsupervise.hostlist import compress_hostlist
 from ftsupervise.model import Job, JobState, Submitted
 from ftsupervise.rundir.records import as_count
@@ -167,7 +167,7 @@ def extend(cron: CronDir, installed: Installed, scheduler: TickScheduler, now: d
         for slot in found.submit:
             trouble = f"no successor for {slot:%H:%M:%S} UTC"
             scheduler.submit(
-                "",
+                _tick_script(cron),
                 script_path=cron.script,
                 token=slot_comment(installed.id, slot),
                 env=env,
@@ -186,6 +186,14 @@ def extend(cron: CronDir, installed: Installed, scheduler: TickScheduler, now: d
             break
         cancelled.append(job_id)
     return Extended(found, jobs, tuple(submitted), tuple(cancelled), trouble)
+
+
+def _tick_script(cron: CronDir) -> str:
+    """Return the text of ``state/tick.sbatch``, as install wrote it. Raises Error, NotTrusted where others may write it."""
+    try:
+        return ownership.read_trusted(cron.script).decode("utf-8", "surrogateescape")
+    except OSError as error:
+        raise from_os_error(error, f"read {cron.script}") from None
 
 
 def drained(scheduler: TickScheduler) -> tuple[str, ...] | None:

@@ -28,6 +28,7 @@ from ftsupervise.errors import Error, NotFound, Refused, SchedulerUnavailable
 from ftsupervise.host import files, processes
 from ftsupervise.host.begin import StartedProgram, begin
 from ftsupervise.host.local_disks import temporary_folder
+from ftsupervise.host.ownership import distrust_route
 from ftsupervise.model import Job, JobState
 from ftsupervise.rundir.paths import ENV_WATCH_EVERY, ENV_WATCHER, write_whole
 from ftsupervise.units import show_duration
@@ -406,7 +407,7 @@ def _begin(slot: CronSlot, entry: CronEntry, missed: int) -> list[Task]:
     try:
         folder = slot.claim(entry, start)
     except OSError:  # a full disk: the disk watchdog among the entries reports it
-        folder = Path(tempfile.mkdtemp(prefix="ftsupervise-cron-", dir=temporary_folder()))
+        folder = Path(tempfile.mkdtemp(prefix="ftsupervise-cron-", dir=temporary_folder(distrust_route)))
     if folder is not None and entry.kind is EntryKind.JOB:
         _submit(slot, entry, folder, start)
         return []

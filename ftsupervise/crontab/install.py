@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -34,6 +33,7 @@ from ftsupervise.crontab.installation import (
 )
 from ftsupervise.errors import ConfigError, Error, NotFound, NotPermitted, Refused, from_os_error
 from ftsupervise.host import ownership
+from ftsupervise.host.begin import on_path
 from ftsupervise.host.ownership import FOLDER, make_folder, user_name
 from ftsupervise.rundir.paths import write_whole
 from ftsupervise.scheduler.slurm import Slurm
@@ -61,7 +61,7 @@ def pick(asked: str, env: Mapping[str, str]) -> tuple[str, str]:
     """Return (back end, reason). Only the PATH is searched."""
     if asked != "auto":
         return asked, f"{asked}, as asked for"
-    have = {name: shutil.which(name, path=env.get("PATH")) for name in ("sbatch", "scrontab", "crontab")}
+    have = {name: on_path(name, env) for name in ("sbatch", "scrontab", "crontab")}
     if have["sbatch"]:
         other = "; scrontab is on the PATH too: --backend scrontab" if have["scrontab"] else ""
         return "slurm", f"a chain of small Slurm jobs, because sbatch is on the PATH{other}"

@@ -420,6 +420,9 @@ def trial(seen: Sights, run: Run | None) -> Iterator[Examined]:
     if seen.trial_failed:
         do = "ftsupervise launch --dry-run   (the script it would run; look at launch.setup and launch.modules)"
         yield Examined(WRONG, "trial job", printable(seen.trial_failed, 400), do)
+    why, do = seen.trial_refused
+    if why:
+        yield Examined(UNSEEN, "trial job", printable(why, 400), do)
     if isinstance(seen.trial, NotSeen):
         yield Examined(UNSEEN, "trial job", seen.trial.why, "squeue --me --start   (when Slurm would start it)")
     if not isinstance(seen.trial, TrialSeen):

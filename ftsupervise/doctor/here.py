@@ -90,11 +90,16 @@ def _write_as_a_run(folder: str) -> str:
 
 def ask_python(program: str, env: Mapping[str, str], folder: str, seconds: float) -> tuple[str, str, str, str]:
     """Return the path, version, and version of ftsupervise ("" where it finds none) of the Python that ``program`` starts in
-    ``folder``, and why it did not answer in ``seconds``; never raises for what it does."""
+    ``folder``, and why it did not answer in ``seconds``; never raises for what it does.
+
+    It is asked in "/": for a question in ``folder`` Python would take what lies there for its modules, and a training whose
+    script lies elsewhere never does.
+    """
     from ftsupervise.host import bounded
 
+    named = os.path.join(os.path.abspath(folder), program) if "/" in program else program  # noqa: PTH100, PTH118
     try:
-        done = bounded.run([program, "-c", _QUESTION], timeout=seconds, env=env, cwd=folder, output_limit=4000)
+        done = bounded.run([named, "-c", _QUESTION], timeout=seconds, env=env, cwd="/", output_limit=4000)
     except OSError as error:
         return program, "", "", f"{error.strerror or error}"
     words = done.stdout.split()

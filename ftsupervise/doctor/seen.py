@@ -144,3 +144,4 @@ class Sights:
     memory: MemorySeen | NotSeen | None = None
     trial: TrialSeen | NotSeen | None = None
     trial_failed: str = ""  # why the job of --probe ended before it could say anything
+    trial_refused: tuple[str, str] = ("", "")  # why none was submitted where others may write, and what to do

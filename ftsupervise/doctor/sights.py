@@ -6,7 +6,6 @@ Nothing is judged here (examinations.py), nothing is sent, and nothing stays: a 
 from __future__ import annotations
 
 import os
-import shutil
 import socket
 import threading
 from collections.abc import Callable, Mapping
@@ -30,6 +29,7 @@ from ftsupervise.doctor.seen import (
     Sights,
 )
 from ftsupervise.errors import Error, Refused, SchedulerUnavailable
+from ftsupervise.host.begin import on_path
 from ftsupervise.host.in_time import in_time
 from ftsupervise.host.local_disks import is_local
 from ftsupervise.launch.doubts import doubts, leaves_with_0, without_guard
@@ -117,7 +117,7 @@ def _bounded(what: str, work: Callable[[], T], seconds: float = _LOOK) -> T | No
 
 
 def _absent_commands(env: Mapping[str, str]) -> tuple[str, ...]:
-    found = in_time(lambda: tuple(one for one in COMMANDS if shutil.which(one, path=env.get("PATH")) is None), _LOOK)
+    found = in_time(lambda: tuple(one for one in COMMANDS if on_path(one, env) is None), _LOOK)
     return () if found is None else found
 
 
@@ -216,7 +216,7 @@ def _other(receiver: Receiver) -> str:
 
     settings: Any = receiver.settings
     if receiver.kind == "command":
-        if shutil.which(settings.argv[0]) is None:
+        if on_path(settings.argv[0]) is None:
             raise Broken(f"there is no program {settings.argv[0]}, or it cannot be run")
         return f"{settings.argv[0]} is there"
     if receiver.kind == "file":

@@ -2,7 +2,8 @@
 
 It is no member of the run: its name and its comment are its own, so nothing that looks for the run's jobs finds it. However
 this ends, the job is cancelled and the folder removed; where this process was killed, the job ends after a minute, and the
-folder that is left is called ``.tmp-doctor-…``.
+folder that is left is called ``.tmp-doctor-…``. Slurm writes the output there by its name, so no job is submitted where others
+could put another folder in its place.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from ftsupervise.doctor.inside import BEGUN, NODE, SIGNAL, SWITCH, TOUCHED, Begu
 from ftsupervise.doctor.seen import NodeSeen, TrialSeen
 from ftsupervise.doctor.sights import program_of_python
 from ftsupervise.errors import Error, SubmitRejected
-from ftsupervise.host.ownership import OWN, SCRIPT, claim_folder
+from ftsupervise.host.ownership import OWN, SCRIPT, NotTrusted, claim_folder, distrust, held, open_above
 from ftsupervise.host.processes import own_command
 from ftsupervise.launch.plan import SbatchOptions, plan
 from ftsupervise.launch.script import render
@@ -74,24 +75,50 @@ def try_in_a_job(
 ) -> TrialSeen | NotSeen | str:
     """Submit the job, and return what it has seen; a sentence where it ended before it could say anything.
 
-    ``at``: the run directory, or the nearest one above it that is there. Raises OSError where nothing can be made in it.
+    ``at``: the run directory, or the nearest one above it that is there. Raises NotTrusted where others may put another folder
+    in the place of one that is made there, OSError where nothing can be made.
     """
-    token, nodes = secrets.token_hex(6), min(_NODES, run.launch.job_nodes)
-    folder = at / f".tmp-doctor-{token}"
+    if not run.share.launch:  # who may launch the run can do more than that
+        _require_closed(at)
+    folder = at / f".tmp-doctor-{secrets.token_hex(6)}"
     claim_folder(folder, OWN)
+    with held(folder) as here:
+        return _try(run, workdir, _TrialFolder(folder, here), slurm, probe, wait)
+
+
+class _TrialFolder(NamedTuple):
+    """The folder of the job. ``path``: its name, which the job and Slurm use; ``here``: leads to the one that was made."""
+
+    path: Path
+    here: Path
+
+
+def _require_closed(at: Path) -> None:
+    if why := distrust(at.stat(), at) or open_above(at):
+        raise NotTrusted(
+            f"{why}, and so have the job write into any file of yours: none was submitted",
+            hint="take the right to write away (chmod go-w), or name another directory: run_dir:",
+        )
+
+
+def _try(
+    run: Run, workdir: Path, folder: _TrialFolder, slurm: Slurm, probe: Probe, wait: TrialWait
+) -> TrialSeen | NotSeen | str:
+    token, nodes = folder.path.name.rpartition("-")[2], min(_NODES, run.launch.job_nodes)
     job = ""
     try:
         made = plan(run, kind=SLURM, token=token, workdir=workdir, python=sys.executable)
-        words = (str(folder), str(run.run_dir), program_of_python(run), str(nodes))
+        words = (str(folder.path), str(run.run_dir), program_of_python(run), str(nodes))
         command = tuple(own_command(*words, module="ftsupervise.doctor.inside"))
-        options = options_of(made.options, nodes, folder, token)
+        options = options_of(made.options, nodes, folder.path, token)
         script = render(
             replace(made, command=command, assignments=()), run.launch, options, packaged="doctor.sbatch.j2"
         )
-        write_whole(folder / "doctor.sbatch", script, mode=SCRIPT)
+        path = folder.path / "doctor.sbatch"
+        write_whole(folder.here / path.name, script, mode=SCRIPT)
         wait.tell(_WAITS)
         try:
-            job = slurm.submit(script, script_path=folder / "doctor.sbatch", token=token, env=os.environ).job_id
+            job = slurm.submit(script, script_path=path, token=token, env=os.environ).job_id
         except SubmitRejected as error:
             return error.message
         return _follow(job, folder, slurm, probe, wait)
@@ -99,19 +126,19 @@ def try_in_a_job(
         _take_away(job, folder, slurm)
 
 
-def _follow(job: str, folder: Path, slurm: Slurm, probe: Probe, wait: TrialWait) -> TrialSeen | NotSeen | str:
+def _follow(job: str, folder: _TrialFolder, slurm: Slurm, probe: Probe, wait: TrialWait) -> TrialSeen | NotSeen | str:
     begun: BegunPage | None = None
     touched, ahead, asked, until = 0.0, 0.0, 0.0, monotonic() + wait.queued.total_seconds()
     state = reason = ""
     while monotonic() < until:
         wait.tell(_WAITS)
-        if begun is None and (begun := read_record(BegunPage, folder / BEGUN)) is not None:
-            found = probe.clock_ahead(folder)
+        if begun is None and (begun := read_record(BegunPage, folder.here / BEGUN)) is not None:
+            found = probe.clock_ahead(folder.path)
             ahead = found if isinstance(found, float) else 0.0
             touched = time()
-            write_whole(folder / TOUCHED, b"")
+            write_whole(folder.here / TOUCHED, b"")
             until = monotonic() + 60.0 + _BEHIND
-        if begun is not None and (folder / SIGNAL).exists():
+        if begun is not None and (folder.here / SIGNAL).exists():
             break
         if monotonic() - asked > _ASK:
             asked = monotonic()
@@ -126,12 +153,12 @@ def _follow(job: str, folder: Path, slurm: Slurm, probe: Probe, wait: TrialWait)
             reason = found_job.reason
         sleep(_POLL)
     if begun is None and state:
-        said = _last_words(folder, probe)
+        said = _last_words(folder.path, probe)
         return f"job {job} {state} before it could look{f': {said}' if said else ''}"
     if begun is None:
         waited = f"job {job} waited for {wait.queued.total_seconds():.0f} s in the queue ({reason or 'no reason'})"
         return NotSeen("trial job", f"{waited}, and was taken out of it")
-    return _seen(job, folder, begun, touched, ahead)
+    return _seen(job, folder.here, begun, touched, ahead)
 
 
 def _seen(job: str, folder: Path, begun: BegunPage, touched: float, ahead: float) -> TrialSeen:
@@ -161,7 +188,7 @@ def _last_words(folder: Path, probe: Probe) -> str:
     return printable(lines[-1], 300) if lines else ""
 
 
-def _take_away(job: str, folder: Path, slurm: Slurm) -> None:
+def _take_away(job: str, folder: _TrialFolder, slurm: Slurm) -> None:
     """Cancel the job and remove the folder: each as far as it goes."""
     if job:
         try:
@@ -170,9 +197,9 @@ def _take_away(job: str, folder: Path, slurm: Slurm) -> None:
             pass
     for _ in range(3):  # a task may be about to write its page
         try:
-            for name in os.listdir(folder):
-                os.unlink(folder / name)
-            folder.rmdir()
+            for name in os.listdir(folder.here):
+                os.unlink(folder.here / name)
+            folder.path.rmdir()
             return
         except OSError:
             sleep(_POLL)

@@ -70,6 +70,19 @@ class StartedProgram:
                 return None
 
 
+def path_folders(env: Mapping[str, str] = os.environ) -> list[str]:
+    """Return the folders in which a program of Slurm's or of this machine is looked for: the absolute ones in PATH. An empty
+    entry, or a relative one, is the current directory, where a program of anybody may lie."""
+    return [folder for folder in os.get_exec_path(env) if folder.startswith("/")]
+
+
+def on_path(name: str, env: Mapping[str, str] = os.environ) -> str | None:
+    """Return the path of such a program; None where there is none."""
+    import shutil
+
+    return shutil.which(name, path=os.pathsep.join(path_folders(env)))
+
+
 def begin(
     argv: Sequence[str],
     files: tuple[int, int, int],
@@ -77,14 +90,17 @@ def begin(
     env: Mapping[str, str] | None = None,
     cwd: str | None = None,
     before_exec: Callable[[], object] | None = None,
+    anywhere: bool = False,
 ) -> StartedProgram:
     """Start ``argv`` with the descriptors ``files`` as its input, output and error output; waits for nothing.
 
-    ``before_exec`` is called in the child. Raises OSError where there can be no more processes.
+    ``before_exec`` is called in the child. ``anywhere``: it is the command of a run, which is found as a shell finds it: by all
+    of PATH. Raises OSError where there can be no more processes.
     """
     words, environment = list(argv), dict(os.environ if env is None else env)
     name = os.fspath(words[0])
-    places = [name] if "/" in name else [os.path.join(one, name) for one in os.get_exec_path(environment)]  # noqa: PTH118
+    folders = os.get_exec_path(environment) if anywhere else path_folders(environment)
+    places = [name] if "/" in name else [os.path.join(one, name) for one in folders]  # noqa: PTH118
     reader, writer = os.pipe2(os.O_CLOEXEC)
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # our handlers are not its own
     try:

@@ -144,7 +144,7 @@ def run(
         timeout = min(timeout, max(_AT_LEAST, host.answer_by - started))
     with _memory_file() as out, _memory_file() as err, _memory_file() as given:
         if stdin is not None:
-            given.write(stdin.encode())
+            given.write(stdin.encode("utf-8", "surrogateescape"))
             given.seek(0)
         written = (err.fileno(), out.fileno())
         # this process may leave before the bound, and nobody else would end it then

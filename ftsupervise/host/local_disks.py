@@ -8,7 +8,7 @@ is asked first, which reads no file system, and of a path only those parts are r
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 _HERE = frozenset(
     {"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "jfs", "bcachefs", "tmpfs", "ramfs", "devtmpfs", "overlay"}
@@ -17,13 +17,23 @@ _USUAL = ("/tmp", "/var/tmp", "/dev/shm")
 _LINKS = 40  # as many as the kernel follows
 
 
-def temporary_folder(env: Mapping[str, str] = os.environ) -> str:
-    """Return $TMPDIR where it lies on this machine and may be written, else the first of the usual folders that does."""
+def temporary_folder(distrust: Callable[[str], str], env: Mapping[str, str] = os.environ) -> str:
+    """Return $TMPDIR where it lies on this machine and may be written, else the first of the usual folders that does.
+
+    ``distrust`` says why a stranger could exchange what is made in a folder ("": none can): one of which it does is left out.
+    """
     kinds = _kinds()
     for name in (env.get("TMPDIR"), env.get("TEMP"), env.get("TMP"), *_USUAL):
-        if name and name.startswith("/") and lies_here(name, kinds) and os.access(name, os.W_OK | os.X_OK):
+        if name and name.startswith("/") and lies_here(name, kinds) and _is_usable(name, distrust):
             return os.path.normpath(name)
     return _USUAL[0]
+
+
+def _is_usable(folder: str, distrust: Callable[[str], str]) -> bool:
+    try:
+        return os.access(folder, os.W_OK | os.X_OK) and not distrust(folder)
+    except OSError:
+        return False
 
 
 def lies_here(path: str, kinds: Mapping[str, str] | None = None) -> bool:

@@ -141,8 +141,11 @@ def read_trusted(
     group: int | None = None,
     follow: bool = False,
 ) -> bytes:
-    """Return the bytes of a regular file that is trusted. Raises NotTrusted, and OSError as ``files.read_bounded`` does."""
-    fd = files.open_regular(path, follow=follow)
+    """Return the bytes of a regular file that is trusted. ``follow``: also of what links lead to, as ``open_judged`` does.
+
+    Raises NotTrusted, and OSError as ``files.read_bounded`` does.
+    """
+    fd = open_judged(path) if follow else files.open_regular(path)
     try:
         require(os.fstat(fd), path, accounts=accounts, group=group)
         return files.read_open(fd, limit, path)
@@ -228,6 +231,23 @@ def held_to_write(folder: str | os.PathLike[str]) -> Iterator[Path]:
             yield here
     except NotTrusted as error:
         raise PermissionError(errno.EPERM, error.message, os.fspath(folder)) from None
+
+
+def open_judged(path: str | os.PathLike[str]) -> int:
+    """Return a descriptor to read the regular file that ``path`` leads to, each link on the way judged as ``strangers_link``
+    does: of what is named, and not of another file of this account's, which a stranger's link could lead to.
+
+    Raises NotTrusted, and OSError as ``files.open_regular`` does, which names the file as it was given.
+    """
+    try:
+        at = _descend(os.path.abspath(path))  # noqa: PTH100 - links are followed one by one
+        try:
+            return files.open_regular(f"/proc/self/fd/{at}", follow=True)
+        finally:
+            os.close(at)
+    except OSError as error:
+        error.filename = os.fspath(path)
+        raise
 
 
 def strangers_link(path: str | os.PathLike[str]) -> str:
@@ -457,7 +477,7 @@ def is_private(folder: Path) -> bool:
 def _first() -> Path:
     from ftsupervise.host.local_disks import temporary_folder
 
-    return Path(temporary_folder()) / f"ftsupervise-{os.geteuid()}"
+    return Path(temporary_folder(distrust_route)) / f"ftsupervise-{os.geteuid()}"
 
 
 def _free(first: Path) -> bool:

@@ -280,6 +280,17 @@ def _find_our_package() -> None:
         sys.path.append(ours)
 
 
+def _program(name: str) -> str:
+    """Return the path of a program, which is looked for in the absolute folders of PATH alone, as host/begin.py does."""
+    if "/" in name:
+        return name
+    places = [f"{folder}/{name}" for folder in os.get_exec_path() if folder.startswith("/")]
+    for place in places:
+        if os.access(place, os.X_OK):
+            return place
+    raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), name)
+
+
 def run(argv: list[str], env: dict[str, str], bound: float, most: int) -> tuple[int, bytes, bytes, bool]:
     """Return (exit code or minus the signal, first ``most`` bytes of stdout, of stderr, ended by the bound)."""
     import select
@@ -289,7 +300,7 @@ def run(argv: list[str], env: dict[str, str], bound: float, most: int) -> tuple[
     err_r, err_w = os.pipe2(os.O_CLOEXEC)
     null = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
     actions = [(os.POSIX_SPAWN_DUP2, null, 0), (os.POSIX_SPAWN_DUP2, out_w, 1), (os.POSIX_SPAWN_DUP2, err_w, 2)]
-    pid = os.posix_spawnp(argv[0], argv, env, file_actions=actions, setpgroup=0, setsigdef=[signal.SIGPIPE])
+    pid = os.posix_spawn(_program(argv[0]), argv, env, file_actions=actions, setpgroup=0, setsigdef=[signal.SIGPIPE])
     for fd in (out_w, err_w, null):
         os.close(fd)
     texts_of: dict[int, bytes] = {out_r: b"", err_r: b""}

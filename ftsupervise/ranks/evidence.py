@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import time
 from collections.abc import Sequence
 from functools import partial
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ftsupervise.host import bounded, processes
+from ftsupervise.host.begin import on_path
 from ftsupervise.host.in_time import PendingCall, all_at_once
 from ftsupervise.rundir import heartbeat_page
 from ftsupervise.truth import HeartbeatSample
@@ -103,7 +103,7 @@ def _gather(pid: int, until: float, sections: list[str], stack: list[str]) -> No
     add("threads: name, state, where in the kernel", _threads(pid))
     add("open files", _files(pid))
     add("kernel stack", _shown(f"/proc/{pid}/stack"))
-    if spy := shutil.which("py-spy"):
+    if spy := on_path("py-spy"):
         add("py-spy", _spy(spy, pid, until))
 
 

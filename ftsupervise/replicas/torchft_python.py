@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import NamedTuple
 
 from ftsupervise.errors import NotFound
 from ftsupervise.host import bounded, files
+from ftsupervise.host.begin import on_path
 from ftsupervise.rundir.records import as_text, parse_object
 
 SERVER = Path(__file__).with_name("lighthouse_server.py")
@@ -82,11 +82,8 @@ def _named(command: Sequence[str], env: Mapping[str, str]) -> Iterator[str]:
 
 
 def _on_path(names: Sequence[str], env: Mapping[str, str]) -> Iterator[str]:
-    """Full paths only: a relative entry of PATH leads into the current directory."""
-    path = os.pathsep.join(one for one in env.get("PATH", os.defpath).split(os.pathsep) if one.startswith("/"))
     for name in names:
-        found = shutil.which(name, path=path)
-        if found and found.startswith("/"):
+        if (found := on_path(name, env)) is not None and found.startswith("/"):
             yield found
 
 

@@ -299,7 +299,7 @@ class RunningCommand:
         before_exec = processes.become_subreaper()
         wrapped = self.asked.in_each_rank(self.asked.warm.wrap(command))
         try:
-            child = begin(wrapped, (0, 1, 2), env=env, before_exec=before_exec)
+            child = begin(wrapped, (0, 1, 2), env=env, before_exec=before_exec, anywhere=True)
             if not child.has_begun(_BEGINS):
                 self.say(
                     f"{command[0]} does not begin: its file system, or that of the working directory, does not answer"

@@ -291,7 +291,7 @@ class OrphanReaper:
         read, self._write = os.pipe2(os.O_CLOEXEC)
         try:
             shell = subprocess.Popen(
-                ["sh", "-c", _SHELL, "ftsupervise-minder", f"{grace:.0f}"],
+                ["/bin/sh", "-c", _SHELL, "ftsupervise-minder", f"{grace:.0f}"],
                 stdin=read,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,

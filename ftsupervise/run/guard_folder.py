@@ -22,7 +22,7 @@ from hashlib import blake2b
 from pathlib import Path
 
 from ftsupervise.host.in_time import in_time
-from ftsupervise.host.ownership import FOLDER, make_folder
+from ftsupervise.host.ownership import FOLDER, held_to_write, make_folder
 from ftsupervise.rundir.paths import ENV_VERSION, RunDir, write_whole
 from ftsupervise.version import VERSION
 
@@ -57,7 +57,8 @@ def add_guard(env: dict[str, str], rundir: RunDir, command: Sequence[str], say: 
         entry = in_time(partial(_copy, root), _WITHIN)
         why = "its file system does not answer"
     except OSError as error:
-        entry, why = None, str(error) if isinstance(error, PermissionError) else error.strerror or str(error)
+        entry, why = None, error.strerror or str(error)
+        why = f"{error.filename}: {why}" if isinstance(error, PermissionError) and error.filename else why
     if entry is not None:
         env["PYTHONPATH"] = with_entry(env, entry)
     elif not _has_ours(env, command):
@@ -69,6 +70,10 @@ def add_guard(env: dict[str, str], rundir: RunDir, command: Sequence[str], say: 
 
 def _copy(root: Path) -> Path:
     """Make the copy, or take that of an earlier attempt of this process, if its folders are still ours alone to write."""
+    if os.pathsep in str(
+        root
+    ):  # Python would read two entries there, of which the second may be in the current directory
+        raise OSError(errno.EINVAL, f"PYTHONPATH takes no folder with a {os.pathsep!r} in its name")
     entry = _made.get(root)
     if entry is None or not entry.is_dir():
         entry = _made[root] = prepare(root)
@@ -106,19 +111,27 @@ def prepare(root: Path) -> Path:
     fresh = not home.is_dir()
     if fresh:
         _require_room(root.parent)
+    make_folder(root, FOLDER)
+    with held_to_write(root) as here:  # from here on no other folder can be put in its place, and lose what is in it
+        _require_own(root, here.stat())
+        _complete(here / home.name, sources)
+        if fresh:
+            _drop_old(here, here / home.name)
+    return home / "path"
+
+
+def _complete(home: Path, sources: Mapping[str, os.stat_result]) -> None:
+    """Make the copy in ``home``, or what is missing of it."""
     wanted = {home / "package" / "ftsupervise" / name: (name, one.st_size) for name, one in sources.items()}
     wanted[home / "path" / "ftsupervise" / "__init__.py"] = (_BY_PATH, sources[_BY_PATH].st_size)
     # Python makes these itself, as wide as the umask of the training has it, and runs what lies there
     compiled = {path.parent / "__pycache__" for path in wanted}
-    for folder in (*_folders(root, wanted), *sorted(compiled)):
+    for folder in (*_folders(home, wanted), *sorted(compiled)):
         make_folder(folder, FOLDER)
         _require_own(folder)
     for path, (name, size) in wanted.items():
         if not _is_whole(path, size):
             write_whole(path, (_PACKAGE / name).read_bytes(), sync=False)
-    if fresh:
-        _drop_old(root, home)
-    return home / "path"
 
 
 def _require_room(folder: Path) -> None:
@@ -128,16 +141,17 @@ def _require_room(folder: Path) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder))
 
 
-def _folders(root: Path, files: Mapping[Path, object]) -> list[Path]:
+def _folders(home: Path, files: Mapping[Path, object]) -> list[Path]:
     """Return the folders to make, those above before those inside."""
-    found = {folder for path in files for folder in path.parents if folder == root or root in folder.parents}
+    found = {folder for path in files for folder in path.parents if folder == home or home in folder.parents}
     return sorted(found, key=lambda one: len(one.parts))
 
 
-def _require_own(folder: Path) -> None:
-    found = folder.lstat()
+def _require_own(folder: Path, found: os.stat_result | None = None) -> None:
+    found = folder.lstat() if found is None else found
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
-        raise PermissionError(f"{folder} is not ours alone to write: the training would run what lies there")
+        why = "it is not ours alone to write, and the training would run what lies there"
+        raise PermissionError(errno.EPERM, why, str(folder))
 
 
 def _is_whole(path: Path, size: int) -> bool:

@@ -84,7 +84,7 @@ class Repeated:
         self.pid: int | None = None
         try:
             shell = subprocess.Popen(
-                ["sh", "-c", _LOOP, "ftsupervise-keeper", every, str(longest), *words],
+                ["/bin/sh", "-c", _LOOP, "ftsupervise-keeper", every, str(longest), *words],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,

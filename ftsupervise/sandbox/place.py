@@ -15,6 +15,7 @@ from pathlib import Path
 
 from ftsupervise.errors import AlreadyRunning, NotFound, NotPermitted, UsageError
 from ftsupervise.host import files, ownership, processes
+from ftsupervise.host.begin import path_folders
 from ftsupervise.host.ownership import shown_user
 from ftsupervise.host.processes import Process
 from ftsupervise.sandbox.conf import Layout
@@ -318,8 +319,7 @@ def search_path(prefix: str = "") -> str:
 
     Entries that mean the current directory are left out: any account may have put a ``munged`` there.
     """
-    own = [part for part in os.environ.get("PATH", "").split(":") if part.startswith("/")]
-    return ":".join(dict.fromkeys([*_inside(prefix), *own, *_USUAL]))
+    return ":".join(dict.fromkeys([*_inside(prefix), *path_folders(), *_USUAL]))
 
 
 def find_program(name: str, prefix: str = "") -> str | None:

@@ -83,11 +83,10 @@ def _slurm_here(env: Mapping[str, str]) -> bool:
     Slurm's commands without any configuration are none (they look for one for a minute each, so that is only tried
     where no file says where the cluster is).
     """
-    import shutil
-
     from ftsupervise.host import bounded
+    from ftsupervise.host.begin import on_path
 
-    if not shutil.which("sbatch", path=env.get("PATH")):
+    if not on_path("sbatch", env):
         return False
     return is_configured(env) or "Slurmctld" in bounded.run(["scontrol", "ping"], timeout=5, env=env).stdout
 

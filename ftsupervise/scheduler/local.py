@@ -417,7 +417,7 @@ class LocalChain:
             patterns = (self.job.output, self.job.error or self.job.output)
             output, error = (self._file(pattern, member if members else None) for pattern in patterns)
             shell = subprocess.Popen(
-                ["bash", str(self.folder / "script")],
+                ["/bin/bash", str(self.folder / "script")],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=error,

@@ -57,6 +57,7 @@ from ftsupervise.scheduler.parse import (
 )
 
 _OVERFLOW = 65534  # the uid of "nobody"
+_GIVEN = "/dev/stdin"  # the script for sbatch: as it would without a name, but arguments may follow
 _WARNINGS, _SENTENCE = 10, 300  # warnings of Slurm that are repeated, and characters of each
 _REFUSAL = 2000  # characters of a refusal by sbatch: a site's filter explains itself in several lines
 _KEEP = frozenset({"SLURM_CONF", "SLURM_CLUSTERS", "SLURM_CONF_SERVER", "SLURM_JWT"})
@@ -196,10 +197,11 @@ class Slurm:
         """Submit a script. ``token`` must stand in the comment: the script's own ``#SBATCH --comment`` line, or one of
         ``options``.
 
-        ``options`` go before those in the script, ``arguments`` to the script itself: one file serves many jobs.
+        sbatch gets the text itself, and reads no file: by now another one could lie at ``script_path``. ``options`` go before
+        those in the script, ``arguments`` to the script itself: one text serves many jobs.
         """
         base = self._env if env is None else clean_environment(env)
-        done = self._run(["sbatch", "--parsable", *options, str(script_path), *arguments], env=base)
+        done = self._run(["sbatch", "--parsable", *options, _GIVEN, *arguments], env=base, stdin=script)
         if done.code == 0:
             match = re.search(r"^(\d+)(?:;(\S+))?$", done.stdout.strip(), re.M)
             if match:  # lines that a site's filter prints beside it are no warnings
@@ -290,9 +292,9 @@ class Slurm:
             if len(self.warnings) < _WARNINGS:
                 self.warnings.add(printable(words, _SENTENCE))
 
-    def _run(self, argv: list[str], env: Mapping[str, str]) -> bounded.CompletedCommand:
+    def _run(self, argv: list[str], env: Mapping[str, str], stdin: str | None = None) -> bounded.CompletedCommand:
         try:
-            return bounded.run(argv, timeout=self._timeout, env=env)
+            return bounded.run(argv, timeout=self._timeout, env=env, stdin=stdin)
         except FileNotFoundError:
             raise SchedulerUnavailable(
                 f"there is no {argv[0]} on this machine's PATH",

@@ -190,7 +190,7 @@ class Standbys:
         null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         try:
             files = (null, log.fileno(), log.fileno())
-            child = begin(words, files, env=env, before_exec=processes.die_with_parent())
+            child = begin(words, files, env=env, before_exec=processes.die_with_parent(), anywhere=True)
         finally:
             os.close(null)
         child.has_begun(_BEGINS)  # its Python may lie on a disk that hangs: the next attempt then begins without it

@@ -43,11 +43,11 @@ class Trap:
     """A folder that everybody may write, with a stranger's modules in it, and the marks of those that ran."""
 
     def __init__(self, top: Path) -> None:
-        self.folder, self._marks = top / "shared", top / "marks"
-        for folder in (self.folder, self._marks):
+        self.folder, self.marks = top / "shared", top / "marks"
+        for folder in (self.folder, self.marks):
             folder.mkdir()
             folder.chmod(0o1777)
-        script = TRAP.format(mark=str(self._marks / "ran"))
+        script = TRAP.format(mark=str(self.marks / "ran"))
         pid = os.fork()
         if pid == 0:
             try:
@@ -62,7 +62,7 @@ class Trap:
         assert (self.folder / "click.py").stat().st_uid == STRANGER
 
     def sprung(self) -> list[str]:
-        return sorted(path.name for path in self._marks.iterdir())
+        return sorted(path.name for path in self.marks.iterdir())
 
 
 @pytest.fixture
@@ -107,6 +107,72 @@ def test_a_job_on_this_machine_runs_no_code_of_the_folder_it_was_launched_from(
         subprocess.run(
             [TYPED, *words], cwd=trap.folder, env=environment(), check=False, capture_output=True, timeout=60
         )
+    assert trap.sprung() == []
+
+
+@pytest.mark.threat(
+    "PATH has an empty or relative entry, as behind a stray colon, and where you type a command a stranger has laid "
+    "programs called `scontrol`, `squeue`, `sbatch` or `bash`.",
+    "What ftsupervise itself asks of this machine is looked for in the absolute entries of PATH alone. The command of a run is "
+    "found as a shell finds it.",
+)
+@pytest.mark.root
+@pytest.mark.parametrize("path", [":", ":/usr/bin:/bin", "bin:.:/usr/bin:/bin"])
+@pytest.mark.parametrize(
+    "words", [["init", "-o", "{out}", "job.sbatch"], ["doctor"], ["status"], ["watch", "mine.yaml"]]
+)
+def test_no_program_that_a_stranger_laid_into_the_current_directory_is_run(
+    trap: Trap, path: str, words: list[str]
+) -> None:
+    def lay() -> None:
+        (trap.folder / "bin").mkdir(mode=0o755)
+        for folder in (trap.folder, trap.folder / "bin"):
+            for name in (
+                "squeue",
+                "sbatch",
+                "scontrol",
+                "sinfo",
+                "srun",
+                "scancel",
+                "sacct",
+                "bash",
+                "sh",
+                "timeout",
+                "quota",
+            ):
+                program = folder / name
+                program.write_text(f"#!/bin/sh\n: > {trap.marks}/ran-{name}\n")
+                program.chmod(0o755)
+        (trap.folder / "job.sbatch").write_text("#!/bin/bash\n#SBATCH -N1\nsrun python train.py\n")
+
+    as_stranger(lay)
+    (trap.folder / "mine.yaml").write_text(
+        "name: mine\nlaunch: {command: [sh, -c, ':']}\nwatch: {exec: [{name: quota, command: [quota]}]}\n"
+    )
+    state = trap.folder.parent / "state"
+    env = environment(PATH=path, FTSUPERVISE_STATE_DIR=str(state), HOME=str(trap.folder.parent))
+    typed = [word.format(out=trap.folder.parent / "out.yaml") for word in words]
+    done = subprocess.run([TYPED, *typed], cwd=trap.folder, env=env, capture_output=True, text=True, timeout=120)
+    assert "Traceback" not in done.stderr, done.stderr
+    assert trap.sprung() == []
+
+
+@pytest.mark.threat(
+    "You type `doctor` where a stranger has laid a `ftsupervise.py`. The script of your training lies in another folder.",
+    "The training's Python is asked in `/`, so it imports nothing from there.",
+)
+@pytest.mark.root
+def test_the_question_of_doctor_to_the_python_of_a_training_runs_no_code_of_the_folder(trap: Trap) -> None:
+    (trap.folder / "ftsupervise.yaml").write_text(
+        "name: mine\nscheduler: local\nlaunch: {command: 'python3 src/train.py', jobs: 1}\n"
+    )
+    (trap.folder / "src").mkdir()
+    (trap.folder / "src" / "train.py").write_text("import ftsupervise\n")
+    env = environment(FTSUPERVISE_STATE_DIR=str(trap.folder.parent / "state"), HOME=str(trap.folder.parent))
+    argv = [TYPED, "doctor", "--json"]
+    done = subprocess.run(argv, cwd=trap.folder, env=env, capture_output=True, text=True, timeout=120)
+    lines = {one["about"]: one for one in json.loads(done.stdout)["lines"]}
+    assert lines["python"]["word"] == "ok", "it was asked"
     assert trap.sprung() == []
 
 

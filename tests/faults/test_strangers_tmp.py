@@ -114,3 +114,20 @@ def test_the_account_s_own_state_is_readable_by_nobody_else(tmp_path: Path, word
     state = home / ".local" / "state" / "ftsupervise"
     assert any(state.rglob("*"))
     assert state.stat().st_mode & 0o077 == 0
+
+
+@pytest.mark.threat(
+    "TMPDIR is a folder in which others may rename what is made there: a group or everybody may write it, without the sticky "
+    "bit, or it is another account's.",
+    "Nothing is kept there. `/tmp` is used, or another folder of this machine in which only the owner of a file renames it.",
+)
+@pytest.mark.parametrize(("mode", "owner"), [(0o777, 0), (0o2770, 0), (0o1777, STRANGER)])
+def test_nothing_is_kept_where_a_stranger_may_exchange_it(shared_tmp: Path, mode: int, owner: int) -> None:
+    assert ownership.own_folder().parent == shared_tmp, "a sticky folder of root's is as good as /tmp"
+    os.chown(shared_tmp, owner, 100)  # users
+    shared_tmp.chmod(mode)
+    assert ownership.own_folder().parent == Path("/tmp")
+    inside = shared_tmp / "mine"
+    inside.mkdir(mode=0o700)
+    os.environ["TMPDIR"] = str(inside)
+    assert ownership.own_folder().parent == Path("/tmp"), "nor below such a folder"

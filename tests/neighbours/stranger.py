@@ -9,16 +9,21 @@ from collections.abc import Callable
 STRANGER = 65534
 
 
+def become_stranger() -> None:
+    """Become that account, for good, with an umask of 0."""
+    os.setgroups([])
+    os.setgid(STRANGER)
+    os.setuid(STRANGER)
+    os.umask(0)
+
+
 def as_stranger(act: Callable[[], object]) -> None:
     """Do it as that account, with an umask of 0. What it raises fails the test."""
     pid = os.fork()
     if pid == 0:
         code = 1
         try:
-            os.setgroups([])
-            os.setgid(STRANGER)
-            os.setuid(STRANGER)
-            os.umask(0)
+            become_stranger()
             act()
             code = 0
         except Exception:

@@ -235,7 +235,7 @@ def wrapped(desk: Desk, tmp_path: Path, filter_: str) -> dict[str, str]:
     front = tmp_path / "front"
     front.mkdir()
     real = shutil.which("sbatch", path=desk.cluster.env()["PATH"])
-    (front / "sbatch").write_text(f'#!/bin/bash\nfor last; do :; done\nsed -i "{filter_}" "$last"\nexec {real} "$@"\n')
+    (front / "sbatch").write_text(f'#!/bin/bash\nsed "{filter_}" | {real} "$@"\n')
     (front / "sbatch").chmod(0o755)
     return {"PATH": f"{front}{os.pathsep}{desk.cluster.env()['PATH']}"}
 

@@ -7,6 +7,7 @@ outbox's affair. Its errors never carry a secret.
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import stat
@@ -21,7 +22,7 @@ from ftsupervise import secrecy
 from ftsupervise.alerts.last_day import AboutRun
 from ftsupervise.alerts.outbox import Message
 from ftsupervise.errors import PluginUnusable
-from ftsupervise.host import plugins
+from ftsupervise.host import ownership, plugins
 
 if TYPE_CHECKING:
     from ftsupervise.config.alerting import Alerts, Receiver
@@ -224,11 +225,8 @@ def _secret_in_file(path: Path, name: str) -> str:
 
 def _read_secret_file(path: Path, name: str) -> str:
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        with os.fdopen(fd, "rb") as file:
+        with os.fdopen(ownership.open_judged(path), "rb") as file:
             found = os.fstat(file.fileno())
-            if not stat.S_ISREG(found.st_mode):
-                raise Broken(f"{name}_file: {path} is not a regular file")
             if found.st_mode & 0o077:
                 raise Broken(
                     f"{name}_file: {path} can be read by others (mode {stat.S_IMODE(found.st_mode):04o}); "
@@ -239,7 +237,11 @@ def _read_secret_file(path: Path, name: str) -> str:
             value = file.read(65_536).decode("utf-8", "replace").strip()
     except FileNotFoundError:
         raise Broken(f"{name}_file: {_missing(path)}") from None
+    except ownership.NotTrusted as error:
+        raise Broken(f"{name}_file: {error.message}") from None
     except OSError as error:
+        if error.errno == errno.EINVAL:
+            raise Broken(f"{name}_file: {path} is not a regular file") from None
         raise Broken(f"{name}_file: cannot read {path}: {error.strerror or error}") from None
     if not value:
         raise Broken(f"{name}_file: {path} is empty")

@@ -9,12 +9,12 @@ away for a moment.
 from __future__ import annotations
 
 import os
-import shutil
 from typing import TYPE_CHECKING
 
 from ftsupervise.alerts.receivers import Broken, Doubtful, Parcel, TryLater, redact
 from ftsupervise.alerts.wording import render, view
 from ftsupervise.host import bounded
+from ftsupervise.host.begin import on_path
 from ftsupervise.host.in_time import in_time
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def _looked_at(program: str) -> bool:
     """Read a byte of it, as the kernel does to begin it. A hung file system gives no answer; what is wrong otherwise is told
     when it is begun."""
     try:
-        fd = os.open(shutil.which(program) or program, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        fd = os.open(on_path(program) or program, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
         return False
     try:

@@ -17,8 +17,11 @@ from typing import TYPE_CHECKING, Any
 
 from ftsupervise.alerts.receivers import Broken, Doubtful, Parcel, Partly, TryLater, Unsendable, read_secret, redact
 from ftsupervise.alerts.wording import View, in_short, render, view
+from ftsupervise.host import ownership
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from ftsupervise.config.alerting import Email
 
 
@@ -156,7 +159,7 @@ def _connect(settings: Email) -> smtplib.SMTP:
     timeout = settings.timeout.total_seconds()
     context = ssl.create_default_context() if security != "none" else None
     if context is not None and settings.ca_file is not None:
-        context.load_verify_locations(settings.ca_file)
+        context.load_verify_locations(cadata=_authorities(settings.ca_file))
     if security == "tls":
         return smtplib.SMTP_SSL(settings.host, port, timeout=timeout, context=context)
     server = smtplib.SMTP(settings.host, port, timeout=timeout)
@@ -167,6 +170,19 @@ def _connect(settings: Email) -> smtplib.SMTP:
             server.close()
             raise
     return server
+
+
+def _authorities(path: Path) -> str:
+    """Return the certificates in ``ca_file``: who may write them decides to whom the password and the messages go.
+
+    Raises Broken, OSError.
+    """
+    try:
+        return ownership.read_trusted(path, follow=True).decode(
+            "ascii", "ignore"
+        )  # what is no certificate is a comment
+    except ownership.NotTrusted as error:
+        raise Broken(f"ca_file: {error.message}: {error.hint}") from None
 
 
 def _leave(server: smtplib.SMTP) -> None:

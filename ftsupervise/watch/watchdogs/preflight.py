@@ -7,13 +7,13 @@ exist. All of it is bounded, and what could not be seen gives no complaint.
 from __future__ import annotations
 
 import re
-import shutil
 from collections.abc import Iterator
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ftsupervise.errors import PluginUnusable
+from ftsupervise.host.begin import on_path
 from ftsupervise.host.plugins import WATCHDOGS
 from ftsupervise.probe import Missing, Probe
 from ftsupervise.rundir import log_lines
@@ -107,7 +107,7 @@ def _programs(look: Look) -> Iterator[str]:
         if "/" in program:
             if isinstance(look.probe.look(Path(program).absolute()), Missing):
                 yield f"{key}: there is no program {program}"
-        elif shutil.which(program) is None:
+        elif on_path(program) is None:
             yield f"{key}: no program {program!r} on the PATH; write its whole path (the watch may have another PATH)"
     if watch.gpu is not None:
         yield from _gpu(look)
