@@ -7,6 +7,8 @@ import re
 import shlex
 import stat
 import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -431,16 +433,21 @@ def _try(path: Path) -> None:
     from ftsupervise.cli import time_limit
     from ftsupervise.cli.config import settings_to_act_on
     from ftsupervise.config.find_run import names_in
+    from ftsupervise.errors import NotFound
     from ftsupervise.host.ownership import make_own
     from ftsupervise.importer.trial import is_proof, report, try_for_a_minute
     from ftsupervise.rundir.paths import state_dir, write_whole
+    from ftsupervise.sandbox import missing
 
     hint = f"look at it: ftsupervise launch --dry-run {shlex.quote(str(path))}"
     run = settings_to_act_on(path, "init --try", run=(names_in(path) or ("",))[0], dry_run=False, hint=hint)
     time_limit.extend(_TRIAL)
     for number in (signal.SIGTERM, signal.SIGHUP):  # the sandbox is taken down
         signal.signal(number, _leave)
-    seen = try_for_a_minute(run, path.absolute().parent, lambda words: say(words, err=True))
+    if lacking := missing():
+        packages = " ".join(dict.fromkeys(lacking.values()))
+        raise NotFound("this machine has no Slurm to make a sandbox of", hint=f"apt-get install {packages}")
+    seen = try_for_a_minute(run, path.absolute().parent, _sandbox, lambda words: say(words, err=True))
     log = state_dir() / "trial.log"
     make_own(log.parent)
     write_whole(log, seen.log, mode=0o600)
@@ -448,6 +455,14 @@ def _try(path: Path) -> None:
         say(line)
     if not is_proof(seen):
         raise SystemExit(1)
+
+
+@contextmanager
+def _sandbox(shape: Mapping[str, int]) -> Iterator[Mapping[str, str]]:
+    from ftsupervise.sandbox import temporary
+
+    with temporary(None, **shape) as sandbox:
+        yield sandbox.env()
 
 
 def _leave(number: int, _frame: object) -> None:

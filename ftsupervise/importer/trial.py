@@ -13,15 +13,15 @@ import re
 import secrets
 import signal
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, suppress
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from time import monotonic, sleep
 from typing import TYPE_CHECKING, NamedTuple
 
 from ftsupervise.checkpoints.written import find_written
-from ftsupervise.errors import Error, NotFound, Refused
+from ftsupervise.errors import Error, Refused
 from ftsupervise.host import files, processes
 from ftsupervise.host.ownership import OWN, claim_folder
 from ftsupervise.launch.plan import plan
@@ -32,7 +32,6 @@ from ftsupervise.probe.errand import within
 from ftsupervise.rundir.ledger import ledger
 from ftsupervise.rundir.paths import ENV_ATTEMPT_DIR, RunDir
 from ftsupervise.rundir.switches import KILL, SAVE, raise_switch
-from ftsupervise.sandbox import Sandbox, missing, temporary
 from ftsupervise.scheduler import SLURM
 from ftsupervise.scheduler.slurm import Slurm
 from ftsupervise.units import show_duration
@@ -52,6 +51,10 @@ _POLL = 0.2
 _LOOK = 10.0  # seconds to look for checkpoints
 _OURS = re.compile(r"^\S+ ftsupervise: |^srun: |^slurmstepd")  # lines that the command has not written
 _LARGEST_LOG = 8 << 20  # bytes
+
+
+# Makes a sandbox of a shape, and gives the environment in which commands see it.
+MakesSandbox = Callable[[Mapping[str, int]], AbstractContextManager[Mapping[str, str]]]
 
 
 class Trial(NamedTuple):
@@ -115,15 +118,12 @@ def _number_of(gpus: object) -> int | None:
     )
 
 
-def try_for_a_minute(run: Run, workdir: Path, tell: Callable[[str], None]) -> Trial:
+def try_for_a_minute(run: Run, workdir: Path, make: MakesSandbox, tell: Callable[[str], None]) -> Trial:
     """Try the run in a sandbox that is made for it. ``tell``: what is going on, for a person who waits.
 
-    Raises Refused where a checkpoint lies in ``workdir``, NotFound where this machine lacks what a sandbox needs.
+    Raises Refused where a checkpoint lies in ``workdir``.
     """
     _refuse_checkpoints(workdir)
-    if lacking := missing():
-        packages = " ".join(dict.fromkeys(lacking.values()))
-        raise NotFound("this machine has no Slurm to make a sandbox of", hint=f"apt-get install {packages}")
     with _folder() as folder:
         tried = of_one_minute(run, folder)
         launch = tried.launch
@@ -133,8 +133,8 @@ def try_for_a_minute(run: Run, workdir: Path, tell: Callable[[str], None]) -> Tr
         tell(
             f"a Slurm with {_nodes(launch.job_nodes)} is made on this machine; {run.name} runs in it for a minute or so"
         )
-        with temporary(nodes=launch.job_nodes, cpus=cpus, gpus_per_node=gpus) as sandbox:
-            return _Tried(tried, workdir, folder, sandbox, tell).trial()
+        with make({"nodes": launch.job_nodes, "cpus": cpus, "gpus_per_node": gpus}) as env:
+            return _TrialUnderWay(tried, workdir, folder, env, tell).trial()
 
 
 def _refuse_checkpoints(workdir: Path) -> None:
@@ -170,12 +170,14 @@ def _folder() -> Iterator[Path]:
             sleep(_POLL)
 
 
-class _Tried:
-    def __init__(self, run: Run, workdir: Path, folder: Path, sandbox: Sandbox, tell: Callable[[str], None]) -> None:
+class _TrialUnderWay:
+    def __init__(
+        self, run: Run, workdir: Path, folder: Path, env: Mapping[str, str], tell: Callable[[str], None]
+    ) -> None:
         self._run, self._workdir, self._tell = run, workdir, tell
         self._rundir = RunDir(folder / "run")
-        self._env = {**sandbox.env(), "XDG_STATE_HOME": str(folder / "state")}
-        self._slurm = Slurm(sandbox.env())
+        self._env = {**env, "XDG_STATE_HOME": str(folder / "state")}
+        self._slurm = Slurm(env)
 
     def trial(self) -> Trial:
         from ftsupervise.config.load import dump

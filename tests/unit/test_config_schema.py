@@ -24,6 +24,7 @@ scheduler: slurm
 act: {hang: observe, brake: act, exclusion: act, exit_analysis: act, going_back: observe}
 share: {group: physics, watch: true, nodes: true, launch: false}
 run_dir: /scratch/train-10b
+sweep: {seed: ["1"]}
 launch:
   command: [python, train.py, --size, 10b]
   resume: --resume {checkpoint}
