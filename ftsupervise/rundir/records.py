@@ -278,7 +278,13 @@ def read_hints(kind: type) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for base in reversed(kind.__mro__):
         scope = {**vars(sys.modules[base.__module__]), "typing": typing}
-        for name, hint in vars(base).get("__annotations__", {}).items():
+        # Python 3.14 makes them when they are asked for, and only then; before, a class without any had its parent's
+        own = (
+            getattr(base, "__annotations__", {})
+            if sys.version_info >= (3, 14)
+            else vars(base).get("__annotations__", {})
+        )
+        for name, hint in own.items():
             text = hint.__forward_arg__ if isinstance(hint, typing.ForwardRef) else hint
             found[name] = _evaluated(text, scope) if isinstance(text, str) else text
     return found

@@ -394,7 +394,7 @@ def explained(message: str, said: str) -> Error:
         return Error(message, hint="Slurm 26.05 does not run as the account nobody: use an account of a person")
     if "5027" in said and "@var := concat" in said:
         return Error(
-            f"the slurmdbd of this machine ends with its MariaDB (known of Slurm 26.05 and MariaDB 11.8): {message}",
+            f"the slurmdbd of this machine ends with its MariaDB (known of Slurm 24.11 and 26.05 with MariaDB 11.8): {message}",
             hint="leave out --accounting: all but sacct works",
         )
     return Error(message)

@@ -60,14 +60,20 @@ def _slurm(env: Env) -> Slurm:
 
 
 def _described(job: str) -> Callable[[Env], object]:
-    return lambda env: _row(_slurm(env).describe(job))
+    return lambda env: _row(Slurm(env).describe(job))
 
 
 def _submitted(*options: str) -> Callable[[Env], object]:
     def ask(env: Env) -> object:
+<<<<<<< HEAD
         path, script = Path("short.sh"), "#!/bin/bash\nexit 0\n"
         slurm = _slurm(env)
         told = _raised(lambda: bool(slurm.submit(script, script_path=path, token="ftsupervise:none", options=options)))
+=======
+        path = Path("short.sh")
+        slurm = Slurm(env)
+        told = _raised(lambda: bool(slurm.submit("", script_path=path, token="ftsupervise:none", options=options)))
+>>>>>>> versions
         return "taken" if told is True else told
 
     return ask
@@ -80,7 +86,7 @@ def _inside(env: Env) -> Allocation:
 
 
 def _settings(env: Env) -> tuple[object, ...]:
-    found = _slurm(env).settings()
+    found = Slurm(env).settings()
     numbers = (found.most_of_an_array, found.kill_wait, found.slurmd_timeout, found.over_time_limit)
     return (*numbers, found.requeues, found.preempts, found.private, found.expedites)
 
@@ -108,7 +114,7 @@ LIMITS = (AccountLimit("account root", None, None, None), AccountLimit("QOS norm
 QUESTIONS = (
     Question(
         "the queue",
-        lambda env: sorted((_row(job) for job in _slurm(env).queue()), key=str),
+        lambda env: sorted((_row(job) for job in Slurm(env).queue()), key=str),
         [
             (*_MEMBER, (True, True)),
             _waiting("4_[2-4%1]", "JobArrayTaskLimit", "", (), 2, "ftsupervise:scene", "chain", False),
@@ -123,18 +129,18 @@ QUESTIONS = (
     Question("a job that has failed", _described("2"), _ended("2", "FAILED", "NonZeroExitCode", "fails")),
     Question("a job that was cancelled", _described("3"), _ended("3", "CANCELLED", "", "stopped", "node-2")),
     Question("a job that is not there", _described("999"), None),
-    Question("the nodes", lambda env: _slurm(env).inventory(), NODES),
-    Question("the partitions", lambda env: _slurm(env).partitions(), (("prod*", "infinite", "NO"),)),
-    Question("what a job may ask of them", lambda env: _slurm(env).partition_limits(), (PARTITION,)),
+    Question("the nodes", lambda env: Slurm(env).inventory(), NODES),
+    Question("the partitions", lambda env: Slurm(env).partitions(), (("prod*", "infinite", "NO"),)),
+    Question("what a job may ask of them", lambda env: Slurm(env).partition_limits(), (PARTITION,)),
     Question(
         "the nodes that take jobs",
-        lambda env: [(one.partition, one.node, one.takes_jobs) for one in _slurm(env).node_hosts()],
+        lambda env: [(one.partition, one.node, one.takes_jobs) for one in Slurm(env).node_hosts()],
         [("prod", "node-0", True), ("prod", "node-1", True), ("prod", "node-2", True), ("prod", "node-3", False)],
     ),
-    Question("the nodes drained for a reason", lambda env: _slurm(env).drained("ECC errors | GPU 4"), ("node-3",)),
+    Question("the nodes drained for a reason", lambda env: Slurm(env).drained("ECC errors | GPU 4"), ("node-3",)),
     Question("the cluster's settings", _settings, (10001, 2, 6, 0, True, False, frozenset(), False)),
-    Question("whether Slurm requeues it", lambda env: _slurm(env).requeued("4_1"), True),
-    Question("the script of a job", lambda env: _slurm(env).batch_script("7").splitlines()[0], "#!/bin/bash"),
+    Question("whether Slurm requeues it", lambda env: Slurm(env).requeued("4_1"), True),
+    Question("the script of a job", lambda env: Slurm(env).batch_script("7").splitlines()[0], "#!/bin/bash"),
     Question(
         "the states of the job's nodes", lambda env: _inside(env).states(), {"node-0": "mixed", "node-1": "mixed"}
     ),
@@ -160,19 +166,19 @@ QUESTIONS = (
             "3": JobEnded(JobState.CANCELLED, USER),
         },
     ),
-    Question(ACCOUNTING + "the limits of the account", lambda env: _slurm(env).limits(), LIMITS),
+    Question(ACCOUNTING + "the limits of the account", lambda env: Slurm(env).limits(), LIMITS),
     # from here on the queue is changed
-    Question("to exclude a node for one that waits", lambda env: _slurm(env).exclude("6", ["node-0"]), True),
-    Question("for the rest of an array", lambda env: _slurm(env).exclude("4_[2-4%1]", ["node-0"]), True),
-    Question("for one that runs", lambda env: _slurm(env).exclude("5", ["node-0"]), False),
-    Question("for one that is not there", lambda env: _slurm(env).exclude("999", ["node-0"]), False),
-    Question("for one that has ended", lambda env: _slurm(env).exclude("2", ["node-0"]), False),
-    Question("to hold the rest of an array", lambda env: _slurm(env).hold("4"), None),
-    Question("to release it", lambda env: _slurm(env).release("4"), None),
-    Question("to hold one that has ended", lambda env: _slurm(env).hold("2"), None),
-    Question("to change its comment", lambda env: _slurm(env).remark("4_[2-4%1]", "ftsupervise:scene held: a b"), None),
-    Question("to cancel one that has ended", lambda env: _slurm(env).cancel("2"), None),
-    Question("to cancel one that is not there", lambda env: _slurm(env).cancel("999"), None),
+    Question("to exclude a node for one that waits", lambda env: Slurm(env).exclude("6", ["node-0"]), True),
+    Question("for the rest of an array", lambda env: Slurm(env).exclude("4_[2-4%1]", ["node-0"]), True),
+    Question("for one that runs", lambda env: Slurm(env).exclude("5", ["node-0"]), False),
+    Question("for one that is not there", lambda env: Slurm(env).exclude("999", ["node-0"]), False),
+    Question("for one that has ended", lambda env: Slurm(env).exclude("2", ["node-0"]), False),
+    Question("to hold the rest of an array", lambda env: Slurm(env).hold("4"), None),
+    Question("to release it", lambda env: Slurm(env).release("4"), None),
+    Question("to hold one that has ended", lambda env: Slurm(env).hold("2"), None),
+    Question("to change its comment", lambda env: Slurm(env).remark("4_[2-4%1]", "ftsupervise:scene held: a b"), None),
+    Question("to cancel one that has ended", lambda env: Slurm(env).cancel("2"), None),
+    Question("to cancel one that is not there", lambda env: Slurm(env).cancel("999"), None),
     Question("to submit to no partition", _submitted("--hold", "--partition=nosuch"), SubmitRejected),
     Question("to submit with a bad time", _submitted("--hold", "--time=bogus"), SubmitRejected),
     Question("to submit for more nodes than there are", _submitted("--hold", "--nodes=50"), "taken"),
@@ -180,11 +186,11 @@ QUESTIONS = (
     Question("to submit with expedited requeue", _submitted("--hold", "--requeue=expedite"), SubmitRejected),
 )
 WITHOUT_CONTROLLER = (
-    Question("the queue", lambda env: _raised(lambda: _slurm(env).queue()), SchedulerUnavailable),
-    Question("a job", lambda env: _raised(lambda: _slurm(env).describe("4_1")), SchedulerUnavailable),
-    Question("the nodes", lambda env: _raised(lambda: _slurm(env).inventory()), SchedulerUnavailable),
-    Question("the settings", lambda env: _raised(lambda: _slurm(env).settings()), SchedulerUnavailable),
-    Question("to cancel", lambda env: _raised(lambda: _slurm(env).cancel("7")), SchedulerUnavailable),
+    Question("the queue", lambda env: _raised(lambda: Slurm(env).queue()), SchedulerUnavailable),
+    Question("a job", lambda env: _raised(lambda: Slurm(env).describe("4_1")), SchedulerUnavailable),
+    Question("the nodes", lambda env: _raised(lambda: Slurm(env).inventory()), SchedulerUnavailable),
+    Question("the settings", lambda env: _raised(lambda: Slurm(env).settings()), SchedulerUnavailable),
+    Question("to cancel", lambda env: _raised(lambda: Slurm(env).cancel("7")), SchedulerUnavailable),
     Question("to submit", _submitted("--hold"), SchedulerUnavailable),
     Question("the state of a job", lambda env: _inside(env).state_of("5"), None),
     Question("the end of the job", lambda env: ask_slurm_about_the_job({**env, "SLURM_JOB_ID": "5"}), None),

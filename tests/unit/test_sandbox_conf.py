@@ -140,14 +140,14 @@ def test_a_range_of_one_is_a_name() -> None:
 
 
 @pytest.mark.fault(
-    "slurmdbd ends at its start (26.05 with MariaDB 11.8), or Slurm refuses the account nobody",
+    "slurmdbd ends at its start (24.11 and 26.05 with MariaDB 11.8), or Slurm refuses the account nobody",
     "the sandbox does not wait for it and says what to do",
 )
 def test_last_words_of_daemons_that_are_known_say_what_to_do() -> None:
     """The words by which they are known; those of Slurm 26.05 were seen on Debian sid."""
     words = "slurmdbd: error: mysql_query failed: 5027 select @var := concat('')"
     clash = explained(f"slurmdbd ended: {words}", words)
-    assert "known of Slurm 26.05 and MariaDB 11.8" in clash.message and "--accounting" in clash.hint
+    assert "known of Slurm 24.11 and 26.05 with MariaDB 11.8" in clash.message and "--accounting" in clash.hint
     nobody = explained("slurmctld ended: x", "slurmctld: fatal: Invalid user for SlurmUser nobody, ignored")
     assert "account" in nobody.hint
     assert isinstance(explained("slurmd ended", "bind: Address already in use"), PortTaken)

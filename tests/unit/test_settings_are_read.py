@@ -228,6 +228,7 @@ BY_NAME = {
         *(("Receiver", kind) for kind in KINDS),
     },
     "crontab.install": {("Cron", f"{word}ly") for word in ("minute", "hour", "week")} | {("Cron", "daily")},
+    "config.sweep": {("Run", "sweep")},  # out of the document, before there are settings
     "config.acting": {("Act", decision) for decision in DECISIONS},
 }
 

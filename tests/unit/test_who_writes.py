@@ -105,7 +105,6 @@ PAST: dict[str, tuple[Past, ...]] = {
     "nodes/exclude.py": (Past("write_exclusions", RUN),),
     "doctor/here.py": (Past("_write_as_a_run", OWN),),
     "doctor/trial.py": (Past("_take_away", HELD),),
-    "doctor/trial.py": (Past("_take_away", PRIVATE),),
     "importer/trial.py": (Past("_folder", PRIVATE),),
     "nodes/incidents.py": (Past("set_override forget", SHARED),),
     "probe/errand.py": (Past("_child", DEVICE), Past("forget", PRIVATE)),
