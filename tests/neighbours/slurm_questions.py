@@ -53,6 +53,12 @@ def _raised(act: Callable[[], object]) -> object:
         return type(error)
 
 
+def _slurm(env: Env) -> Slurm:
+    slurm = Slurm(env)
+    slurm.pause = lambda seconds: None
+    return slurm
+
+
 def _described(job: str) -> Callable[[Env], object]:
     return lambda env: _row(Slurm(env).describe(job))
 
@@ -60,7 +66,7 @@ def _described(job: str) -> Callable[[Env], object]:
 def _submitted(*options: str) -> Callable[[Env], object]:
     def ask(env: Env) -> object:
         path, script = Path("short.sh"), "#!/bin/bash\nexit 0\n"
-        slurm = Slurm(env)
+        slurm = _slurm(env)
         told = _raised(lambda: bool(slurm.submit(script, script_path=path, token="ftsupervise:none", options=options)))
         return "taken" if told is True else told
 
