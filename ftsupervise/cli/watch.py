@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Sequence
 from datetime import datetime, timedelta, timezone
+from functools import partial
 from typing import TYPE_CHECKING
 
 import click
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
     from ftsupervise.findings import Finding
     from ftsupervise.watch.roster import Roster, RunReport
     from ftsupervise.watch.tick import TickResult
+
+
+_FIND, _FIND_ONE = 8.0, 1.0  # seconds to find the runs of sweeps: of all that are named, and of one
 
 
 def _duration(_ctx: click.Context, _param: click.Parameter, value: str | None) -> timedelta | None:
@@ -151,15 +155,35 @@ def _refuse(done: TickResult) -> None:
 
 
 def _each(runs: tuple[str, ...]) -> tuple[str, ...]:
-    """Return ``runs``, with those of a sweep in the place of its file. One that does not answer is left to the tick."""
-    from ftsupervise.config.find_run import each_run
+    """Return ``runs``, with those of a sweep in the place of its file. One that does not answer, or whose settings cannot be
+    read, is left to the tick, which tells of it and watches the others."""
     from ftsupervise.probe.errand import within
 
     try:
-        found: tuple[str, ...] = within(8.0, lambda: each_run(runs), key=f"runs {' '.join(runs)}")
-    except TimeoutError:
-        return runs
-    return found
+        found: tuple[str, ...] = within(_FIND, partial(_in_place, runs), key=f"runs {' '.join(runs)}")
+        return found
+    except TimeoutError:  # one of them: the others are asked by themselves
+        every: list[str] = []
+        for run in runs if len(runs) > 1 else ():
+            try:
+                every += within(_FIND_ONE, partial(_in_place, (run,)), key=f"run {run}")
+            except TimeoutError:
+                every.append(run)
+        return tuple(every) or runs
+
+
+def _in_place(runs: tuple[str, ...]) -> tuple[str, ...]:
+    from ftsupervise.config.find_run import each_run
+    from ftsupervise.errors import Error
+
+    found: list[str] = []
+    asked: list[tuple[str, ...]] = [(run,) for run in runs] or [()]
+    for named in asked:
+        try:
+            found += each_run(named)
+        except Error:
+            found += named
+    return tuple(found)
 
 
 def _name_all(roster: Roster) -> None:

@@ -63,7 +63,7 @@ ROOT = Path(__file__).parents[2]
 # What another account's settings may say: what the run is, what it would ask of Slurm and of its loop, and the limits of its
 # watchdogs. No command, no receiver, no path of ours, no expression, and nothing that removes, copies or sends.
 SHOWN = (
-    *("name", "run_dir", "scheduler", "share", "launch", "guard", "nodes.at_most", "watch"),
+    *("name", "run_dir", "scheduler", "share", "launch", "sweep", "guard", "nodes.at_most", "watch"),
     *("checkpoints.every", "checkpoints.incremental", "checkpoints.pattern", "checkpoints.verify"),
 )
 NEVER = ("launch.template", "watch.exec", "watch.metrics", "watch.hang.log", "watch.loss.log", "watch.loss.pattern")
@@ -712,7 +712,9 @@ def typed_for(command: click.Command) -> list[str]:
     words = []
     for one in command.params:
         if isinstance(one, click.Argument):
-            words += ["thesis"] if one.name in ("run", "runs", "name") else ["x"] * max(1, one.nargs)
+            named = one.name in ("run", "runs", "name")
+            other = "1" if isinstance(one.type, click.IntRange) else "x"
+            words += ["thesis"] if named else [other] * max(1, one.nargs)
         elif one.name == "run":
             words += ["--run", "thesis"]
         elif one.required:
