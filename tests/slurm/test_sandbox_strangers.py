@@ -66,10 +66,12 @@ def test_a_strangers_sandbox_is_refused_whatever_is_typed(place: Path) -> None:
     for words in WORDS:
         done = typed(*words, "--dir", str(place))
         assert done.returncode == 77, (words, done.stdout, done.stderr)
-        assert done.stdout == "" and done.stderr.splitlines() == [
-            f"ftsupervise: this sandbox is not used: {place} belongs to nobody",
-            "  use a directory of your own: --dir DIR",
-        ]
+        why, hint = f"this sandbox is not used: {place} belongs to nobody", "use a directory of your own: --dir DIR"
+        if "--json" in words:
+            error = json.loads(done.stderr)["error"]
+            assert done.stdout == "" and error == {"message": why, "hint": hint, "exit_code": 77}
+        else:
+            assert done.stdout == "" and done.stderr.splitlines() == [f"ftsupervise: {why}", f"  {hint}"]
     done = typed("--dir", str(place), "--", "touch", str(ran))
     assert done.returncode == 77 and "belongs to nobody" in done.stderr and not ran.exists()
     assert (place / "sandbox.json").exists(), "nothing of the stranger's was touched"
