@@ -56,7 +56,8 @@ def follow() -> Iterator[Follow]:
     begun: list[Program] = []
 
     def begin(desk: Desk, *words: str) -> Program:
-        argv = [*FT, "report", *words, "--follow", "--every", "5s", "-o", str(desk.pages)]
+        heard = ("env", "--default-signal=INT")  # in the background of a shell, tests begin with SIGINT ignored
+        argv = [*heard, *FT, "report", *words, "--follow", "--every", "5s", "-o", str(desk.pages)]
         begun.append(Program(argv, desk.folder, desk.env, desk.folder / f"followed-{len(begun)}"))
         return begun[-1]
 
