@@ -154,10 +154,12 @@ def mean_of(found: Sequence[float], what: str) -> PlanInput | None:
 
 def time_between(times: int, seconds: float, before: PlanInput) -> PlanInput:
     """The mean time between two failures, where ``times`` came in ``seconds``. Where none came, ``before`` is what is assumed,
-    and no less than what is seen makes likely."""
-    low, high = (bound / seconds if seconds else 0.0 for bound in poisson_bounds(times))
+    and no less than what is seen makes likely; so it is where nothing was measured, as of a run that has not trained yet."""
+    if seconds <= 0:
+        return before
+    low, high = (bound / seconds for bound in poisson_bounds(times))
     if not times:
-        least = 1 / high if high else 0.0
+        least = 1 / high
         value = max(before.value, least)
         note = f"{before.note}; none came in the time measured, so it is hardly less than the low end"
         return PlanInput(value, least, max(before.high, value), KnownBy.ASSUMED, note)

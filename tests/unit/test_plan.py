@@ -85,6 +85,8 @@ def test_a_time_without_a_failure_bounds_what_is_assumed() -> None:
     found = time_between(0, 1000 * DAY, before)
     assert found.origin is KnownBy.ASSUMED and found.low == pytest.approx(1000 * DAY / 3.69, rel=0.02)
     assert found.value >= found.low and time_between(4, 1000.0, before).value == 250
+    for times in (0, 3):  # a run that has not trained yet, or fails before its first step
+        assert time_between(times, 0.0, before) == before
 
 
 def test_an_interval_of_95_percent_holds_the_truth_about_so_often() -> None:
