@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ftsupervise.watch.tick import TickResult
 
 
-_FIND, _FIND_ONE = 8.0, 1.0  # seconds to find the runs of sweeps: of all that are named, and of one
+_FIND = 8.0  # seconds to find the runs of sweeps
 
 
 def _duration(_ctx: click.Context, _param: click.Parameter, value: str | None) -> timedelta | None:
@@ -161,15 +161,9 @@ def _each(runs: tuple[str, ...]) -> tuple[str, ...]:
 
     try:
         found: tuple[str, ...] = within(_FIND, partial(_in_place, runs), key=f"runs {' '.join(runs)}")
-        return found
-    except TimeoutError:  # one of them: the others are asked by themselves
-        every: list[str] = []
-        for run in runs if len(runs) > 1 else ():
-            try:
-                every += within(_FIND_ONE, partial(_in_place, (run,)), key=f"run {run}")
-            except TimeoutError:
-                every.append(run)
-        return tuple(every) or runs
+    except TimeoutError:
+        return runs
+    return found
 
 
 def _in_place(runs: tuple[str, ...]) -> tuple[str, ...]:
