@@ -23,7 +23,7 @@ NIGHT = (
     ("escalated", "08:10", "#82071e"),
     ("resolved", "08:40", "#1a7f37"),
 )
-# What one is inside of the next: the fills of the picture of the concepts.
+# The fills of the picture of the concepts: a box lies within the one of the fill before.
 RUN, JOB, OVER, ALIVE = "#ffffff", "#ddf4ff", "#eaeef2", "#dafbe1"
 WAYS = {
     "config-launch": "From the settings to the queue",

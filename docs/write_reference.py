@@ -160,7 +160,7 @@ _CLASSES = {
     "guard/stop_reasons.py": ("Decision",),
     "interface/run.py": ("Run",),
 }
-# What the methods of ``Run`` return, and the values in it that a program asks for most.
+# The values that the methods of ``Run`` return, and those within them that a program asks for most.
 _VALUES: dict[str, tuple[str, ...]] = {
     "report/published.py": ("RunStatus", "RunFields"),
     "report/row.py": ("RunRow",),

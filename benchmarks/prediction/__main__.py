@@ -191,7 +191,7 @@ class Playing:
         )
 
     def inputs(self) -> PlanInputs:
-        """What the run has measured of itself; of groups, the first that met a fault."""
+        """Return the measurements of the run; of groups, those of the first that met a fault."""
         found = [inputs_of(report_of(part, datetime.now(timezone.utc), self.env)) for part in self.parts()]
         return next((one for one in found if one.mtbf.note.startswith("of ")), found[0])
 

@@ -53,7 +53,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "version": ("version", "version", "Print the version."),
 }
 
-# What ``--help`` lists together, in the order of a run's life. Every command stands in one of them.
+# The groups of ``--help``, in the order of a run's life. Every command stands in one of them.
 GROUPS: dict[str, tuple[str, ...]] = {
     "Run": ("launch", "run", "groups", "checkpoints", "nodes"),
     "Look": ("status", "logs", "diagnose", "list", "report", "metrics", "plan", "simulate"),

@@ -499,7 +499,7 @@ def _all_runs() -> tuple[str, ...]:
 
 
 class UpkeepDone(NamedTuple):
-    """What an upkeep has done for one run, for programs."""
+    """The work of an upkeep for one run, for programs."""
 
     run: str | None
     folder: Path

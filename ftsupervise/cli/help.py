@@ -73,7 +73,7 @@ def _context_of(root: click.Context, verbs: Sequence[str]) -> click.Context:
     return found
 
 
-# What every command of click's table is, as values.
+# Every command of click's table as values.
 
 
 class Paragraph(NamedTuple):

@@ -55,7 +55,7 @@ def value_options(command: _Command) -> _Command:
 
 
 def inputs_from(report: ReportFacts | None, words: Mapping[str, Any]) -> PlanInputs:
-    """What the run has measured, with what was given in its place."""
+    """Return the measurements of the run, with the values that were given in their place."""
     from ftsupervise.planning.formulas import job_mtbf
     from ftsupervise.planning.inputs import given, usual_inputs
     from ftsupervise.planning.measured import inputs_of

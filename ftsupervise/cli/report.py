@@ -363,7 +363,7 @@ class _Pages:
 
     @property
     def over(self) -> bool:
-        """Whether all that was named is over. Other runs may begin where none was named."""
+        """Return whether all runs that were named are over. Other runs may begin where none was named."""
         if self._named is None:
             return False
         return all(self._runs.get(name, Followed[Any]()).is_over for name in self._where)

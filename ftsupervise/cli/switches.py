@@ -37,7 +37,7 @@ def is_up(rundir: RunDir, switch: str, name: str) -> bool:
 
 
 class Raised(NamedTuple):
-    """What a command has done to a switch of a run, for programs. ``raised``: False where it was up already."""
+    """The switch of a run after a command, for programs. ``raised``: False where it was up already."""
 
     run: str
     directory: Path

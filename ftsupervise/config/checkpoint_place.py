@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class CheckpointPlace(NamedTuple):
-    """What a command is about: a folder of checkpoints, or one of them."""
+    """The subject of a command: a folder of checkpoints, or one of them."""
 
     folder: Path
     one: Path | None = None

@@ -17,9 +17,11 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import NamedTuple
 
+from ftsupervise.diagnosis.frames import first_to_look_at
 from ftsupervise.diagnosis.vocabulary import EXCEPTION, TRACEBACK, FailureClass, Role, Sign, sign_in
 from ftsupervise.host import files
 from ftsupervise.printable import OUR_LINE, printable
+from ftsupervise.report.output import RANK_LABEL, rank_of
 
 # Words of which nearly each message of a failure has one; lower case. A test holds that each sign of the table has one.
 ANCHORS = tuple(
@@ -61,15 +63,11 @@ _TEXT = 300  # characters of a line that is shown
 _IN_A_FILE = 2000  # lines of one file that are looked at closely; of more, the first and the last
 _GROUPS = 1000  # different failures
 LARGE = 200 << 20  # bytes from which on several processes read
-_LABEL = re.compile(
-    r"^(?:(\d{1,9}): ?|\[(?:default|rank ?)?(\d{1,9})\]:? ?)"  # srun --label, torchrun, PyTorch
-)
 _ISO = re.compile(r"(\d{4})-(\d\d)-(\d\d)[T ](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,6}))?(Z|[+-]\d\d:?\d\d)?")
 _GLOG = re.compile(r"\[?[EIWF](\d\d)(\d\d) (\d\d):(\d\d):(\d\d)\.(\d{1,6})")
 _OURS = re.compile(OUR_LINE)
 _VARIES = re.compile(r"0x[0-9a-f]+|\d+", re.I)
 _FRAME = re.compile(r'^\s*File "([^"]+)", line (\d+), in (\S+)')
-_LIBRARY = re.compile(r"/(?:site|dist)-packages/|/lib/python3|<frozen ")
 
 
 class LogFile(NamedTuple):
@@ -106,7 +104,7 @@ class EventGroup(NamedTuple):
 
 
 class FirstFailure(NamedTuple):
-    """What the output tells. ``groups``: the causes first, each kind by its time; ``unseen``: files that could not be read."""
+    """The failures in the output. ``groups``: the causes first, by their times; ``unseen``: files that could not be read."""
 
     first: LogEvent | None
     groups: tuple[EventGroup, ...]
@@ -277,7 +275,7 @@ def _candidates(data: bytes) -> Iterator[int]:
 
 
 def _after_label(data: bytes, start: int) -> int:
-    found = _LABEL.match(data[start : start + 24].decode("latin-1"))
+    found = RANK_LABEL.match(data[start : start + 24].decode("latin-1"))
     return start + (found.end() if found else 0)
 
 
@@ -288,10 +286,8 @@ def _line(data: bytes, start: int) -> str:
 
 
 def _unlabelled(line: str) -> tuple[str, int | None]:
-    found = _LABEL.match(line)
-    if found is None:
-        return line, None
-    return line[found.end() :], int(next(one for one in found.groups() if one is not None))
+    found = RANK_LABEL.match(line)
+    return (line, None) if found is None else (line[found.end() :], rank_of(found))
 
 
 def _traceback(data: bytes, start: int) -> Iterator[tuple[int, str]]:
@@ -363,12 +359,9 @@ def _exception(line: str, *, in_traceback: bool) -> Sign | None:
 
 
 def _frame(lines: Sequence[str]) -> str:
-    """Return the innermost frame that is not a library's, else the innermost one."""
-    frames = [found for line in lines if (found := _FRAME.match(line))]
-    own = [one for one in frames if not _LIBRARY.search(one[1])]
-    for one in reversed(own or frames):
-        return printable(f"{os.path.basename(one[1])}:{one[2]} {one[3]}", 200)
-    return ""
+    """Return the frame of a traceback that a person looks at first."""
+    frames = [found.groups() for line in reversed(lines) if (found := _FRAME.match(line))]
+    return first_to_look_at((path, number, name) for path, number, name in frames)
 
 
 # ------------------------------------------------------------------------------------------------------------------ times

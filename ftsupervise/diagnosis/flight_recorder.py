@@ -25,6 +25,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ftsupervise.diagnosis.frames import first_to_look_at
 from ftsupervise.host import files
 from ftsupervise.printable import printable
 from ftsupervise.units import rank_words
@@ -36,7 +37,6 @@ _MANY = 64  # dumps from which on several processes read
 _LATE = 0.5  # seconds by which a straggler comes last
 _OFTEN = 3  # collectives in which it does
 _NAME = re.compile(r"(\d{1,9})(?:\.(?:json|pickle|pkl))?$")
-_LIBRARY = re.compile(r"/(?:site|dist)-packages/|/lib/python3|<frozen ")
 # collectives for which all ranks give tensors of the same size
 _SAME_SIZE = re.compile(
     r":(?:all_?reduce\w*|broadcast\w*|_?all_?gather(?:_base|_into\w*)?|_?reduce_scatter\w*|reduce|barrier)$"
@@ -45,7 +45,7 @@ Ranks = int  # a set of ranks: bit N is rank N
 
 
 class Trouble(Enum):
-    """What is wrong in a process group."""
+    """The kinds of trouble in a process group."""
 
     MISMATCH = "called something else"
     NOT_JOINED = "did not join"
@@ -55,7 +55,7 @@ class Trouble(Enum):
 
 
 class FlightFinding(NamedTuple):
-    """What is wrong, and with whom. ``group``: the process group; ``number``: that of the collective in it."""
+    """A trouble and its ranks. ``group``: the process group; ``number``: that of the collective in it."""
 
     trouble: Trouble
     culprits: tuple[int, ...]
@@ -69,7 +69,7 @@ class FlightFinding(NamedTuple):
 
 
 class FlightRecord(NamedTuple):
-    """What all dumps tell. ``ranks``: those that left one; ``unread``: files that could not be read, with the reason."""
+    """The findings of all dumps. ``ranks``: those that left one; ``unread``: files that could not be read, with the reason."""
 
     findings: tuple[FlightFinding, ...]
     ranks: tuple[int, ...]
@@ -160,7 +160,7 @@ class _Call(NamedTuple):
 
 
 class _Collective:
-    """What is known of one number in one group."""
+    """One collective of one group: who called it, and how."""
 
     __slots__ = ("calls", "latest", "open", "second")
 
@@ -278,11 +278,9 @@ def _members(dump: Mapping[str, Any]) -> Iterator[tuple[str, Ranks]]:
 def _frame(frames: Any) -> str:
     """Return the innermost frame that is not a library's; "" where the dump has none."""
     known = [one for one in frames if isinstance(one, dict)] if isinstance(frames, list) else []
-    own = [one for one in known if not _LIBRARY.search(str(one.get("filename", "")))]
-    for one in own or known:
-        name = os.path.basename(str(one.get("filename", "")))
-        return printable(f"{name}:{one.get('line')} {one.get('name', '')}".rstrip(), 200)
-    return ""
+    return first_to_look_at(
+        (str(one.get("filename", "")), str(one.get("line")), str(one.get("name", ""))) for one in known
+    )
 
 
 def _set(ranks: Iterable[int]) -> Ranks:

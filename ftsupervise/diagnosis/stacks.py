@@ -1,4 +1,4 @@
-"""What each rank did when the run stood still: the evidence of a hang, read back, and equal stacks put together.
+"""Reads back the evidence of a hang: the stack of each rank when the run stood still, equal ones put together.
 
 The pages are those of ranks/hang_monitor.py, ``evidence/rank-N.txt``. A rank whose stack shows that it waits for others is
 never the culprit while another one does not wait. What that one does says of which kind the hang is.
@@ -6,39 +6,46 @@ never the culprit while another one does not wait. What that one does says of wh
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from ftsupervise.diagnosis.frames import first_to_look_at
 from ftsupervise.diagnosis.vocabulary import FailureClass
 from ftsupervise.host import files
 from ftsupervise.printable import printable
-from ftsupervise.ranks.evidence import EvidenceHeader, main_thread, parse_header
+from ftsupervise.ranks.evidence import FRAME, EvidenceHeader, main_thread, parse_header
 from ftsupervise.units import rank_words
 
 _PAGE = re.compile(r"rank-(\d{1,9})\.txt$")
 _LARGEST = 400_000  # bytes of a page
 _MOST = 100_000  # pages
-_FRAME = re.compile(r'^  File "([^"]*)", line (\d+) in (\S+)', re.M)
-_LIBRARY = re.compile(r"/(?:site|dist)-packages/|/lib/python3|<frozen ")
 _LOADER = re.compile(
     r"/torch/utils/data/|\bin (?:_next_data|_get_data|_try_get_data|_get_iterator|default_collate|__getitem__)$", re.M
 )
 _ITSELF = re.compile(
     r'/threading\.py", line \d+ in (?:acquire|wait|join|__enter__|_wait_for_tstate_lock)|/queue\.py"|/multiprocessing/'
 )
-# system calls of x86-64 that wait for a file: read, write, open, stat, fstat, lstat, pread64, pwrite64, readv, writev, fsync,
-# fdatasync, getdents, rename, mkdir, unlink, openat, newfstatat, statx
-_FILE_CALLS = frozenset(map(str, (0, 1, 2, 4, 5, 6, 17, 18, 19, 20, 74, 75, 78, 82, 83, 87, 217, 257, 262, 332)))
-_FUTEX = "202"  # a lock, in the program's own code
+# The system calls that wait for a file: read, write, open, stat, fstat, lstat, pread64, pwrite64, readv, writev, fsync,
+# fdatasync, getdents64, rename, mkdir, unlink, openat, newfstatat, statx; and futex, a lock. Each architecture numbers them its own way,
+# and the nodes of a run are taken to be like the machine that reads their evidence.
+_X86_64 = "x86_64"
+MACHINE = os.uname().machine
+_FILE_CALLS = {
+    _X86_64: frozenset(map(str, (0, 1, 2, 4, 5, 6, 17, 18, 19, 20, 74, 75, 78, 82, 83, 87, 217, 257, 262, 332))),
+    "aarch64": frozenset(map(str, (63, 64, 80, 67, 68, 65, 66, 82, 83, 61, 38, 276, 34, 35, 56, 79, 291))),
+}
+_READ = {_X86_64: "0", "aarch64": "63"}
+_FUTEX = {_X86_64: "202", "aarch64": "98"}
 _IN_STORAGE = re.compile(
     r"nfs|fuse|lustre|ll_|cl_|gpfs|ceph|rpc_wait|request_wait|io_schedule|wait_on_page|folio_wait|xfs|btrfs|ext4", re.I
 )
 
 
 class RankStack(NamedTuple):
-    """What one rank did. ``stack``: of its main thread, innermost first, "" where it gave none."""
+    """A rank of a hang. ``stack``: of its main thread, innermost first, "" where it gave none."""
 
     rank: int
     seen: EvidenceHeader
@@ -48,11 +55,7 @@ class RankStack(NamedTuple):
     @property
     def own(self) -> str:
         """Return the innermost frame in the user's own files, else the innermost one: "train.py:42 step"."""
-        frames = _FRAME.findall(self.stack)
-        mine = [one for one in frames if not _LIBRARY.search(one[0])]
-        for path, line, name in mine or frames:
-            return f"{path.rpartition('/')[2]}:{line} {name}"
-        return self.seen.at
+        return first_to_look_at(FRAME.findall(self.stack)) or self.seen.at
 
 
 class StackGroup(NamedTuple):
@@ -99,7 +102,7 @@ def parse_stack(rank: int, text: str) -> RankStack | None:
         return None
     _, found, rest = text.partition("\n== Python stacks")
     stack = main_thread(rest.partition("\n== ")[0].partition("\n")[2]) if found else ""
-    return RankStack(rank, header._replace(rank=rank), stack, bool(_FRAME.search(stack)))
+    return RankStack(rank, header._replace(rank=rank), stack, bool(FRAME.search(stack)))
 
 
 def alike(stacks: Iterable[RankStack]) -> list[StackGroup]:
@@ -113,9 +116,9 @@ def alike(stacks: Iterable[RankStack]) -> list[StackGroup]:
 
 def doing(one: RankStack) -> str:
     """Return what the rank does, as a clause."""
-    frames = _FRAME.findall(one.stack)
+    frames = FRAME.findall(one.stack)
     inner = frames[0][2] if frames else ""
-    at = f" ({printable(one.own, 120)})" if one.own else ""
+    at = f" ({one.own})" if one.own else ""
     if one.seen.waits:
         call = next((name for path, _, name in frames if "distributed" in path), inner)
         return f"waits for others in {printable(call, 60) or 'a collective'}{at}"
@@ -128,8 +131,9 @@ def doing(one: RankStack) -> str:
     return f"is in {printable(inner, 60)}{at}, state {one.seen.state or '?'}"
 
 
-def judge(stacks: Sequence[RankStack], accused: Iterable[int] = ()) -> StackVerdict | None:
-    """Return whose hang it is. ``accused``: ranks that the ledger names. None where the stacks do not say it."""
+def judge(stacks: Sequence[RankStack], accused: Iterable[int] = (), machine: str = MACHINE) -> StackVerdict | None:
+    """Return whose hang it is. ``accused``: ranks that the ledger names; ``machine``: the architecture of their nodes. None
+    where the stacks do not say it."""
     waiting = [one for one in stacks if one.seen.waits]
     free = [one for one in stacks if not one.seen.waits]
     named = set(accused)
@@ -140,7 +144,7 @@ def judge(stacks: Sequence[RankStack], accused: Iterable[int] = ()) -> StackVerd
         return None if free else _in_another_collective(waiting)
     if len(odd) > 1 and not waiting:
         odd = _smallest(odd)
-    kinds = {_kind(one) for one in odd}
+    kinds = {_kind(one, machine) for one in odd}
     kind = kinds.pop() if len(kinds) == 1 else FailureClass.MISSING
     first = odd[0]
     others = (
@@ -172,17 +176,18 @@ def _smallest(stacks: Sequence[RankStack]) -> list[RankStack]:
     return [one for one in stacks if one not in most] if 2 * len(most) > len(stacks) else list(stacks)
 
 
-def _kind(one: RankStack) -> FailureClass:
-    if one.seen.state in "Tt" and one.seen.state:
+def _kind(one: RankStack, machine: str) -> FailureClass:
+    call, in_a_file = one.seen.syscall, one.seen.syscall in _FILE_CALLS.get(machine, ())
+    if one.seen.state and one.seen.state in "Tt":
         return FailureClass.STOPPED
-    if one.seen.state == "D" or (one.seen.syscall in _FILE_CALLS and _IN_STORAGE.search(one.seen.wchan)):
+    if one.seen.state == "D" or (in_a_file and _IN_STORAGE.search(one.seen.wchan)):
         return FailureClass.STUCK_IN_IO
     if _LOADER.search(one.stack):
         return FailureClass.STUCK_IN_LOADER
-    if one.seen.syscall in _FILE_CALLS and one.seen.syscall != "0":
+    if in_a_file and call != _READ[machine]:  # which may be of a pipe or a socket
         return FailureClass.STUCK_IN_IO
-    if one.seen.state == "R" or one.seen.syscall == "running":
+    if one.seen.state == "R" or call == "running":
         return FailureClass.BUSY
-    if _ITSELF.search(one.stack) or (one.answered and one.seen.syscall == _FUTEX):
+    if _ITSELF.search(one.stack) or (one.answered and call == _FUTEX.get(machine)):
         return FailureClass.DEADLOCK
     return FailureClass.MISSING

@@ -13,14 +13,14 @@ from typing import NamedTuple
 
 from ftsupervise.diagnosis.first_failure import FirstFailure, LogEvent
 from ftsupervise.diagnosis.flight_recorder import FlightFinding, FlightRecord, Trouble
-from ftsupervise.diagnosis.stacks import RankStack, StackGroup, StackVerdict, alike, judge
+from ftsupervise.diagnosis.stacks import MACHINE, RankStack, StackGroup, StackVerdict, alike, judge
 from ftsupervise.diagnosis.vocabulary import FailureClass, Role
 from ftsupervise.model import Attempt, Cause, CauseKind, FailureKind
 from ftsupervise.units import rank_words
 
 
 class Confidence(str, Enum):
-    """How sure a verdict is."""
+    """The confidence in a verdict."""
 
     HIGH = "high"  # two kinds of evidence agree, or one that cannot mean anything else
     MEDIUM = "medium"  # one kind of evidence
@@ -35,7 +35,7 @@ class Evidence(NamedTuple):
 
 
 class Diagnosis(NamedTuple):
-    """What happened in an attempt."""
+    """The verdict about an attempt."""
 
     attempt: int | None
     kind: FailureClass
@@ -58,9 +58,10 @@ class Material(NamedTuple):
     stacks: Sequence[RankStack] = ()
     flight: FlightRecord | None = None
     unseen: tuple[str, ...] = ()
+    machine: str = MACHINE  # the architecture of its nodes
 
 
-# What the ledger's cause and failure mean, where they say it alone.
+# The class of a failure by the ledger's cause alone, and by its failure.
 _OF_CAUSE = {
     CauseKind.MEMORY: FailureClass.HOST_MEMORY,
     CauseKind.HOST_MEMORY: FailureClass.HOST_MEMORY,
@@ -151,7 +152,7 @@ def _at(found: Diagnosis, cause: Cause | None) -> Diagnosis:
 def _hang(of: Material, base: Diagnosis, cause: Cause | None) -> Diagnosis | None:
     """Return whose hang it was, by the flight recorder and the stacks."""
     accused = [int(text) for one in (cause.at if cause is not None else ()) for text in re.findall(r"\d+", one.ranks)]
-    by_stacks = judge(of.stacks, accused) if of.stacks else None
+    by_stacks = judge(of.stacks, accused, of.machine) if of.stacks else None
     finding = of.flight.first if of.flight is not None else None
     if finding is not None and (found := _by_flight(base, finding, by_stacks)) is not None:
         return found._replace(evidence=(*found.evidence, *_ledger(cause))[:3])

@@ -38,7 +38,7 @@ class FailureClass(str, Enum):
 
 
 class Role(Enum):
-    """What a sentence tells of the rank that says it."""
+    """The part that the rank that says a sentence has in the failure."""
 
     CAUSE = "cause"
     FOLLOWER = "follower"

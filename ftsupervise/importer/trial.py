@@ -58,7 +58,7 @@ MakesSandbox = Callable[[Mapping[str, int]], AbstractContextManager[Mapping[str,
 
 
 class Trial(NamedTuple):
-    """What was seen. ``left``: the first attempt, as it was when it was interrupted; ``back``: the second one."""
+    """The two attempts of a trial. ``left``: the first one when it was interrupted; ``back``: the second one."""
 
     job: str
     nodes: int

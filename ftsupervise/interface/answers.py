@@ -1,4 +1,4 @@
-"""What ``Run`` returns besides the values that the commands print: what its acts have done."""
+"""The answers of the acts of ``Run``; its looks return the values that the commands print."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``Run`` has done, each in a process of its own (``probe/own_process.py``), by the rules of the command of its name."""
+"""The looks and acts of ``Run``, each in a process of its own (``probe/own_process.py``), by the rules of its command."""
 
 from __future__ import annotations
 

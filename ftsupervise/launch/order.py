@@ -25,7 +25,7 @@ MOST_JOBS = 1000
 
 
 class LaunchOrder(NamedTuple):
-    """What is chosen for one launch, besides the settings."""
+    """The choices for one launch, besides the settings."""
 
     after: str = ""  # a job to attach to
     jobs: int | None = None  # members of the chain, instead of launch.jobs

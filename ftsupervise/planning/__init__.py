@@ -1,1 +1,1 @@
-"""What a run will cost and what would help it: the formulas of the literature, an event simulation, and the plan of one run."""
+"""Plans a run: the formulas of the literature, an event simulation, and the values that lose least to failures."""

@@ -1,4 +1,4 @@
-"""What a plan is made of: values with their intervals, and whether each was measured, given or only assumed. Pure.
+"""The inputs of a plan: values with their intervals, each measured, given or only assumed. Pure.
 
 An assumed value comes from the literature, and its note names where from. Times are seconds.
 """
@@ -117,7 +117,7 @@ def assumed(value: float, low: float, high: float, note: str) -> PlanInput:
 
 
 def usual_inputs(nodes: int = 1, gpus: int = 0) -> PlanInputs:
-    """What is assumed of a run of which nothing is known."""
+    """Return the assumptions about a run of which nothing is known."""
     mtbf = job_mtbf(nodes, ASSUMED_RATE)
     return PlanInputs(
         mtbf=assumed(mtbf, mtbf / 2, mtbf * 3, "6.5 failures in 1,000 node-days (Meta's RSC-1)"),

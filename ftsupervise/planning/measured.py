@@ -34,7 +34,7 @@ _OF_NODES = frozenset(("node failure", "hardware fault"))
 
 
 class TimeToGoOn(NamedTuple):
-    """What it took to go on after an attempt. Seconds."""
+    """The seconds that it took to go on after an attempt."""
 
     fault: bool
     same_job: bool
@@ -45,7 +45,7 @@ class TimeToGoOn(NamedTuple):
 
 
 def inputs_of(report: ReportFacts) -> PlanInputs:
-    """What this run has measured, and what is assumed where it has not."""
+    """Return the measurements of this run, and an assumption where it has none."""
     detail, run = report.detail, report.run
     attempts, account = detail.status.attempts, detail.account
     nodes = next((len(one.nodes) for one in reversed(attempts) if one.nodes), run.launch.job_nodes if run else 1)
@@ -90,7 +90,7 @@ def real_faults(found: Sequence[RunIncident]) -> list[RunIncident]:
 
 
 def recoveries_of(attempts: Sequence[Attempt], found: Sequence[RunIncident]) -> list[TimeToGoOn]:
-    """What each interruption after which there was a step again took."""
+    """Return the seconds of each interruption after which there was a step again."""
     jobs = {earlier.number: earlier.job_id == later.job_id for earlier, later in pairwise(attempts)}
     stepped = {earlier.number for earlier, later in pairwise(attempts) if later.first_step is not None}
     recoveries = []
@@ -121,7 +121,7 @@ def step_time(attempts: Sequence[Attempt], account: TimeAccount) -> PlanInput | 
 def saves_of(
     attempts: Sequence[Attempt], account: TimeAccount, rows: Sequence[CheckpointRow], step: float
 ) -> tuple[PlanInput | None, PlanInput | None]:
-    """How long the loop waits for a save, and the training between two; None each where it cannot be told."""
+    """Return the seconds that the loop waits for a save, and those of training between two; None where that cannot be told."""
     every = steps_between(attempts, rows)
     if every is None:
         return None, None

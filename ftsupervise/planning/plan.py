@@ -65,7 +65,7 @@ class PlanItem(NamedTuple):
 
 
 class Help(NamedTuple):
-    """What one change would bring in a month of running. ``gain`` is of the ratio, ``certain`` half of its 95 % interval."""
+    """The effect of one change in a month of running. ``gain`` is of the ratio, ``certain`` half of its 95 % interval."""
 
     change: str
     gain: float
@@ -75,7 +75,7 @@ class Help(NamedTuple):
 
 
 class Spend(NamedTuple):
-    """What a month of running costs, and how much of that trains nothing."""
+    """The cost of a month of running, and the part of it that trains nothing."""
 
     gpu_hours: float
     lost: float

@@ -40,7 +40,7 @@ class TimeKind(IntEnum):
 
 
 class Strategy(NamedTuple):
-    """What is done against faults. Seconds."""
+    """The means against faults. Seconds."""
 
     name: str
     interval: float  # of training between two saves
@@ -393,7 +393,7 @@ def _half(values: Sequence[float]) -> float:
 
 
 def events_of(strategy: Strategy, trace: Sequence[Fault], seconds: float) -> Iterator[SimulatedEvent]:
-    """What a run did, stretch by stretch."""
+    """The course of a run, stretch by stretch."""
     seen: list[SimulatedEvent] = []
     play(strategy, trace, seconds, seen.append)
     return iter(seen)

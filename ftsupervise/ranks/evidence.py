@@ -34,7 +34,7 @@ _WAITS = re.compile(
     r"distributed[/_\w]*c10d|/torch/distributed/|/torchft/|mpi4py|horovod"
     r"|\bin (?:all_?reduce|all_?gather\w*|reduce_scatter\w*|broadcast\w*|barrier|allreduce|wait_for_others)$"
 )
-_FRAME = re.compile(r'^  File "([^"]*)", line (\d+) in (\S+)', re.M)
+FRAME = re.compile(r'^  File "([^"]*)", line (\d+) in (\S+)', re.M)
 
 
 class EvidenceHeader(NamedTuple):
@@ -129,7 +129,7 @@ def _of_page(page: HeartbeatSample) -> str:
 def header_of(pid: int, stack: str) -> EvidenceHeader:
     """Return the line that shows how this rank differs from the others."""
     found = processes.process(pid)
-    frames = _FRAME.findall(main_thread(stack))
+    frames = FRAME.findall(main_thread(stack))
     at = f"{os.path.basename(frames[0][0])}:{frames[0][1]} {frames[0][2]}" if frames else ""
     waits = any(_WAITS.search(line) for line in main_thread(stack).splitlines())
     number, *_ = _text(f"/proc/{pid}/syscall").split() or [""]

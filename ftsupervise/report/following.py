@@ -30,7 +30,7 @@ _ENDED = _GONE | {"FINISHED", "UNKNOWN", ""}  # or it is not known
 
 
 class PageLife(Enum):
-    """What becomes of a page."""
+    """The states of a page that is followed."""
 
     RENEWED = "it is renewed"
     OVER = "what it shows is over, and it is the last one"
@@ -39,7 +39,7 @@ class PageLife(Enum):
 
 @dataclass(frozen=True)
 class Followed(Generic[F]):
-    """What is known of what is followed: the newest facts, since when there are no newer ones, and whether it is over."""
+    """A run that is followed: the newest facts, since when there are no newer ones, and whether it is over."""
 
     facts: F | None = None
     blind_since: datetime | None = None
@@ -64,7 +64,7 @@ class Followed(Generic[F]):
 
 
 class FollowedPage(NamedTuple):
-    """What a followed page says of itself. ``every``: seconds from one to the next."""
+    """The line of a followed page about itself. ``every``: seconds from one to the next."""
 
     life: PageLife
     made: datetime

@@ -23,9 +23,8 @@ _LAST = 8_000_000  # bytes that are read of the end of a part
 _LONGEST = 20_000  # characters of a line
 _END = 65_536  # bytes
 _OURS = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ ftsupervise: ")
-_RANK = re.compile(
-    r"^(?:(\d{1,9}): ?|\[(?:default)?(\d{1,9})\]:|\[rank ?(\d{1,9})\][: ])"
-)  # srun --label, torchrun, PyTorch
+# of srun --label, torchrun and PyTorch
+RANK_LABEL = re.compile(r"^(?:(\d{1,9}): ?|\[(?:default)?(\d{1,9})\]: ?|\[rank ?(\d{1,9})\](?:: ?| ))")
 _TELLING = re.compile(
     r"(?:Error|Exception|Interrupt|OutOfMemory)\b|\b(?:fatal|fail(?:ed|ure)|killed|abort(?:ed)?|oom|xid|nan)\b"
     r"|\b(?:segmentation|uncorrectable|exceeded|cancelled)\b",
@@ -103,10 +102,15 @@ def lines_in(part: Part) -> Iterator[str]:
             yield raw.decode("utf-8", "replace").rstrip("\r\n")
 
 
+def rank_of(label: re.Match[str]) -> int:
+    """Return the rank that a label names."""
+    return next(int(one) for one in label.groups() if one is not None)
+
+
 def of_rank(lines: Iterable[str], rank: int) -> Iterator[str]:
     """Yield the lines that are labelled with this rank."""
     for line in lines:
-        if (found := _RANK.match(line)) and next(int(one) for one in found.groups() if one is not None) == rank:
+        if (found := RANK_LABEL.match(line)) and rank_of(found) == rank:
             yield line
 
 
@@ -114,7 +118,7 @@ def telling(lines: Iterable[str]) -> Iterator[str]:
     """Yield the lines that tell of an error, and whole tracebacks."""
     inside = False
     for line in lines:
-        bare = _RANK.sub("", line)
+        bare = RANK_LABEL.sub("", line)
         if inside and bare.startswith((" ", "\t")):
             yield line
             continue

@@ -16,7 +16,7 @@ from ftsupervise.units import count, show_duration, show_percent, show_rate
 
 
 class HelpRow(NamedTuple):
-    """What one change would bring."""
+    """Return the effect of one change."""
 
     change: str
     gain: str
@@ -24,7 +24,7 @@ class HelpRow(NamedTuple):
 
 
 class PlanForecast(NamedTuple):
-    """What ``ftsupervise plan`` says, for the page; the room that plans stands above this one, and so it is handed in.
+    """The result of ``ftsupervise plan`` for the page; the room that plans stands above this one, and so it is handed in.
     ``picture``: an SVG, whose texts are escaped."""
 
     sentence: str

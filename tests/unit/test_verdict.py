@@ -84,10 +84,20 @@ def test_what_the_culprit_does_says_of_which_kind_a_hang_is(
     frames: str, state: str, syscall: str, wchan: str, kind: FailureClass
 ) -> None:
     stacks = [*others(5), stack(5, frames, state=state, syscall=syscall, wchan=wchan)]
-    found = judge_attempt(Material(HUNG, stacks=stacks))
+    found = judge_attempt(Material(HUNG, stacks=stacks, machine="x86_64"))
     assert (found.kind, found.culprits, found.nodes) == (kind, (5,), ("node-2",))
     assert found.confidence is Confidence.HIGH, "the ledger and the stacks name the same rank"
     assert found.headline.startswith("rank 5 ") and "while ranks 0-4,6-7 wait for it" in found.headline
+
+
+@pytest.mark.parametrize(
+    ("machine", "kind"),
+    [("aarch64", FailureClass.DEADLOCK), ("x86_64", FailureClass.MISSING), ("riscv64", FailureClass.MISSING)],
+)
+def test_a_system_call_has_another_number_on_another_architecture(machine: str, kind: FailureClass) -> None:
+    """98 is futex on aarch64, and getrusage on x86-64. Where the numbers are not known nothing is concluded from one."""
+    stacks = [*others(5), stack(5, LOOPS, syscall="98", wchan="futex_do_wait")]
+    assert judge_attempt(Material(HUNG, stacks=stacks, machine=machine)).kind is kind
 
 
 def test_equal_stacks_are_one_line() -> None:
@@ -113,7 +123,7 @@ def flight(trouble: Trouble, *culprits: int, sure: bool = True) -> FlightRecord:
 
 def test_the_recorder_and_the_stacks_agree() -> None:
     stacks = [*others(5), stack(5, LOADER)]
-    found = judge_attempt(Material(HUNG, stacks=stacks, flight=flight(Trouble.NOT_JOINED, 5)))
+    found = judge_attempt(Material(HUNG, stacks=stacks, flight=flight(Trouble.NOT_JOINED, 5), machine="x86_64"))
     assert (found.kind, found.culprits, found.confidence) == (FailureClass.STUCK_IN_LOADER, (5,), Confidence.HIGH)
     assert {one.source for one in found.evidence} >= {"the flight recorder", "the stack of rank 5"}
 
