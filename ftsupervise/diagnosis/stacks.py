@@ -29,8 +29,8 @@ _ITSELF = re.compile(
     r'/threading\.py", line \d+ in (?:acquire|wait|join|__enter__|_wait_for_tstate_lock)|/queue\.py"|/multiprocessing/'
 )
 # The system calls that wait for a file: read, write, open, stat, fstat, lstat, pread64, pwrite64, readv, writev, fsync,
-# fdatasync, getdents64, rename, mkdir, unlink, openat, newfstatat, statx; and futex, a lock. Each architecture numbers them its own way,
-# and the nodes of a run are taken to be like the machine that reads their evidence.
+# fdatasync, getdents64, rename, mkdir, unlink, openat, newfstatat, statx; and futex, a lock. Each architecture has numbers of
+# its own, and the nodes of a run are taken to be like the machine that reads their evidence.
 _X86_64 = "x86_64"
 MACHINE = os.uname().machine
 _FILE_CALLS = {
