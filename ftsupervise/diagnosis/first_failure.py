@@ -349,7 +349,7 @@ _OWN = Sign(
     Role.CAUSE,
     (),
     EXCEPTION,
-    "the line that is named; the run stops after failures that repeat",
+    "look at the line that is named: the chain stops where the same failure comes again and again",
 )
 
 

@@ -116,9 +116,9 @@ def judge_attempt(of: Material) -> Diagnosis:
         if one.ended is None and one.cause is None:
             base = base._replace(headline="it has not ended")
         elif cause is not None and one.failure is None:
-            said = f"it was no failure: {cause.words()}"
+            said = f"it did not fail: {cause.words()}"
             return base._replace(
-                kind=FailureClass.ASKED, confidence=Confidence.HIGH, headline=said, evidence=_ledger(cause)
+                kind=FailureClass.NONE, confidence=Confidence.HIGH, headline=said, evidence=_ledger(cause)
             )
     hung = cause is not None and cause.kind is CauseKind.HANG
     if hung or (one is None and (of.stacks or of.flight)) or (cause is None and of.stacks):

@@ -33,7 +33,8 @@ class FailureClass(str, Enum):
     STOPPED = "a rank that is stopped"
     STRAGGLER = "a rank that is slow"
     START = "it could not start"
-    ASKED = "somebody asked for it"
+    SLURM = "Slurm ended it"
+    NONE = "no failure"
     UNKNOWN = "unknown"
 
 
@@ -138,9 +139,9 @@ SIGNS: tuple[Sign, ...] = (
     # ---------------------------------------------------------------- nodes and Slurm
     _cause(FailureClass.NODE, "node failure", r"Node failure on \S+|DUE TO NODE FAILURE"),
     _cause(FailureClass.NODE, "failed on node", r"Task launch for StepId=\S+ failed on node"),
-    _cause(FailureClass.ASKED, "time limit", r"DUE TO TIME LIMIT"),
-    _cause(FailureClass.ASKED, "preemption", r"DUE TO PREEMPTION"),
-    _cause(FailureClass.ASKED, "job requeue", r"DUE TO JOB REQUEUE"),
+    _cause(FailureClass.SLURM, "time limit", r"DUE TO TIME LIMIT"),
+    _cause(FailureClass.SLURM, "preemption", r"DUE TO PREEMPTION"),
+    _cause(FailureClass.SLURM, "job requeue", r"DUE TO JOB REQUEUE"),
     _cause(FailureClass.START, "unable to create step", r"srun: error: Unable to create step"),
     _cause(
         FailureClass.START,

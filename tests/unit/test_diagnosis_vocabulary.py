@@ -36,9 +36,9 @@ CAUSES = (
     (K.NODE, ("slurmstepd: error: *** STEP 77.0 ON node-3 CANCELLED AT 2026-11-02T10:11:12 DUE TO NODE "
      "FAILURE, SEE SLURMCTLD LOG ***")),
     (K.NODE, "srun: error: Task launch for StepId=91.0 failed on node node-2: Communication connection failure"),
-    (K.ASKED, "slurmstepd: error: *** JOB 77 ON node-0 CANCELLED AT 2026-11-02T10:11:12 DUE TO TIME LIMIT ***"),
-    (K.ASKED, "slurmstepd: error: *** JOB 77 ON node-0 CANCELLED AT 2026-11-02T10:11:12 DUE TO PREEMPTION ***"),
-    (K.ASKED, "slurmstepd: error: *** JOB 77 ON node-0 CANCELLED AT 2026-11-02T10:11:12 DUE TO JOB REQUEUE ***"),
+    (K.SLURM, "slurmstepd: error: *** JOB 77 ON node-0 CANCELLED AT 2026-11-02T10:11:12 DUE TO TIME LIMIT ***"),
+    (K.SLURM, "slurmstepd: error: *** JOB 77 ON node-0 CANCELLED AT 2026-11-02T10:11:12 DUE TO PREEMPTION ***"),
+    (K.SLURM, "slurmstepd: error: *** JOB 77 ON node-0 CANCELLED AT 2026-11-02T10:11:12 DUE TO JOB REQUEUE ***"),
     (K.START, "srun: error: Unable to create step for job 12: More processors requested than permitted"),
     (K.START, "slurmstepd: error: execve(): python3.14: No such file or directory"),
     (K.START, "/var/spool/slurmd/job00012/slurm_script: line 9: torchrun: command not found"),

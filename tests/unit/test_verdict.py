@@ -206,6 +206,11 @@ def test_what_a_node_said_of_its_hardware_decides() -> None:
     assert (found.kind, found.confidence) == (FailureClass.HARDWARE, Confidence.HIGH)
 
 
-def test_an_end_that_was_asked_for_is_no_failure() -> None:
-    found = judge_attempt(Material(attempt(Cause(CauseKind.KILL_SWITCH))))
-    assert (found.kind, found.headline.partition(":")[0]) == (FailureClass.ASKED, "it was no failure")
+@pytest.mark.parametrize(
+    ("cause", "words"),
+    [(CauseKind.FINISHED, "finished"), (CauseKind.KILL_SWITCH, "kill switch"), (CauseKind.TIME_LIMIT, "time limit")],
+)
+def test_an_end_that_was_asked_for_is_no_failure(cause: CauseKind, words: str) -> None:
+    found = judge_attempt(Material(attempt(Cause(cause))))
+    assert (found.kind, found.confidence) == (FailureClass.NONE, Confidence.HIGH)
+    assert found.headline == f"it did not fail: {words}"
