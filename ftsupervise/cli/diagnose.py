@@ -1,7 +1,9 @@
-"""``ftsupervise diagnose``: one verdict about an attempt, from all that it has left behind."""
+"""``ftsupervise diagnose``: one verdict about an attempt, from all that it has left behind, or from its ranks while it runs."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +17,10 @@ from ftsupervise.printable import printable
 from ftsupervise.secrecy import masked
 
 if TYPE_CHECKING:
+    from ftsupervise.diagnosis.live import LiveDiagnosis
     from ftsupervise.diagnosis.verdict import Diagnosis
+    from ftsupervise.model import Attempt
+    from ftsupervise.rundir.paths import RunDir
 
 _AT_A_TIME = 12.0  # seconds that a part of the output may take
 _GROUPS = 8  # of ranks that do the same
@@ -29,17 +34,28 @@ SCHEMA_VERSION = 1
 @click.option("--json", "as_json", is_flag=True, help="For programs.")
 def diagnose(run: str | None, attempt: int | None, whole: bool, as_json: bool) -> None:
     """Say what happened in an ATTEMPT of RUN: of which class its end was, whose it was, how sure that is, and by which lines.
-    Default: the newest attempt that failed.
+    Default: how the run is now, if it runs, else the newest attempt that failed.
 
-    It reads the ledger, the output of all ranks, the evidence of a hang, and dumps of PyTorch's flight recorder. It asks and
-    ends nothing. RUN is a directory, an ftsupervise.yaml, or a name; default: ./ftsupervise.yaml. It may be a folder from
-    elsewhere, of logs and dumps whose names end in the number of a rank.
+    Of an attempt that is over it reads the ledger, the output of all ranks, the evidence of a hang, and dumps of PyTorch's
+    flight recorder. While a run goes on or hangs, its supervisor asks the ranks where they are; nothing is ended. RUN is a
+    directory, an ftsupervise.yaml, or a name; default: ./ftsupervise.yaml. It may be a folder from elsewhere, of logs and
+    dumps whose names end in the number of a rank.
     """
     folder = Path(run) if run is not None else None
     if folder is not None and folder.is_dir() and not _is_run(folder):
-        found, before, title = _of_folder(folder, whole=whole), tuple[int, ...](), str(folder)
-    else:
-        found, before, title = _of_run(run, attempt, whole=whole)
+        _show(_of_folder(folder, whole=whole), (), str(folder), as_json=as_json)
+        return
+    rundir, attempts, title = _found(run)
+    live, why = _now(rundir, attempts, attempt)
+    if live is not None:
+        failed = [one for one in attempts if one.failure is not None]
+        _show_now(live, failed[-1] if failed else None, title, rundir, as_json=as_json)
+        return
+    found, before = _of_run(rundir, attempts, attempt, whole=whole)
+    _show(found._replace(unseen=(*found.unseen, *filter(None, (why,)))), before, title, as_json=as_json)
+
+
+def _show(found: Diagnosis, before: tuple[int, ...], title: str, *, as_json: bool) -> None:
     if as_json:
         say_json({"schema_version": SCHEMA_VERSION, **_masked(plain(found)), "alike_before": list(before)})
         return
@@ -80,37 +96,98 @@ def _of_folder(folder: Path, *, whole: bool) -> Diagnosis:
     return judge_attempt(material)
 
 
-def _of_run(run: str | None, number: int | None, *, whole: bool) -> tuple[Diagnosis, tuple[int, ...], str]:
+def _found(run: str | None) -> tuple[RunDir, tuple[Attempt, ...], str]:
     from ftsupervise.config.find_run import find_run
-    from ftsupervise.diagnosis.gather import alike_before, chosen, of_attempt
-    from ftsupervise.diagnosis.verdict import judge_attempt
     from ftsupervise.report.reading import run_name
     from ftsupervise.rundir.ledger import ledger
 
     rundir = find_run(run)
     try:
-        attempts = ledger(rundir)
-        one = chosen(attempts, number)
+        return rundir, ledger(rundir), run_name(rundir)
     except OSError as error:
         raise from_os_error(error, f"read the attempts of {rundir.root}") from None
+
+
+def _of_run(
+    rundir: RunDir, attempts: tuple[Attempt, ...], number: int | None, *, whole: bool
+) -> tuple[Diagnosis, tuple[int, ...]]:
+    from ftsupervise.diagnosis.gather import alike_before, chosen, of_attempt
+    from ftsupervise.diagnosis.verdict import judge_attempt
+
+    one = chosen(attempts, number)
     if one is None:
         known = f"it has attempts up to {attempts[-1].number}" if attempts else "it has begun none"
         which = f"attempt {number}" if number is not None else "attempt"
         raise NotFound(f"{rundir.root.name} has no {which}", hint=f"{known}: ftsupervise status {rundir.quoted()}")
     found = judge_attempt(of_attempt(rundir, attempts, one, whole=whole, progress=_extend))
-    return found, alike_before(attempts, one), run_name(rundir)
+    return found, alike_before(attempts, one)
+
+
+def _now(rundir: RunDir, attempts: Sequence[Attempt], number: int | None) -> tuple[LiveDiagnosis | None, str]:
+    """Return how the run is now; None where it does not run, or nobody answers and nothing was heard for long: then why, as a
+    clause."""
+    from ftsupervise.diagnosis.live import look
+
+    try:
+        return look(rundir, attempts, number, datetime.now(timezone.utc), time_limit.extend)
+    except OSError as error:
+        raise from_os_error(error, f"ask the ranks of {rundir.root}") from None
+
+
+def _show_now(live: LiveDiagnosis, failed: Attempt | None, title: str, rundir: RunDir, *, as_json: bool) -> None:
+    if as_json:
+        now = {key: value for key, value in plain(live).items() if key != "found"}
+        found = _masked({**plain(live.found), "now": now})
+        say_json({"schema_version": SCHEMA_VERSION, **found, "alike_before": []})
+        return
+    for line in lines_now(live, failed, title, rundir.quoted()):
+        say(masked(printable(line)))
+
+
+def lines_now(live: LiveDiagnosis, failed: Attempt | None, title: str, run: str) -> list[str]:
+    """Return how a run is as lines for people. ``failed``: its newest attempt that failed; ``run``: as a shell takes it."""
+    from ftsupervise.units import count
+
+    found, stands = live.found, live.found.culprits
+    sure = f": {found.kind.value} (confidence: {found.confidence.value})" if stands else ""
+    lines = [f"{title}, attempt {found.attempt}, now: {live.state.value}{sure}", f"  {found.headline}", ""]
+    if live.why != found.headline:
+        lines.append(_row("state", live.why))
+    lines += _verdict_rows(found)
+    for at, group in enumerate(live.steps[:_GROUPS]):
+        lines.append(_row("steps" if not at else "", group.words()))
+    if len(live.steps) > _GROUPS:
+        lines.append(_row("", f"and {count(len(live.steps) - _GROUPS, 'more group')}"))
+    if stands and found.remedy:
+        lines.append(_row("to try", found.remedy))
+    if failed is not None:
+        words = f"attempt {failed.number} failed: ftsupervise diagnose {run} {failed.number}"
+        lines.append(_row("before", words))
+    return [*lines, *_unseen_rows(found)]
 
 
 def lines_of(found: Diagnosis, before: tuple[int, ...], title: str) -> list[str]:
     """Return the verdict as lines for people."""
-    from ftsupervise.units import count, rank_words
-
     which = f", attempt {found.attempt}" if found.attempt is not None else ""
     sure = "" if found.kind.value == "unknown" else f" (confidence: {found.confidence.value})"
-    lines = [f"{title}{which}: {found.kind.value}{sure}", f"  {found.headline}", ""]
+    lines = [f"{title}{which}: {found.kind.value}{sure}", f"  {found.headline}", "", *_verdict_rows(found)]
+    if before:
+        named = f"attempt{'s' if len(before) > 1 else ''} {', '.join(map(str, before[-10:]))}"
+        lines.append(_row("before", f"{named} failed in the same way"))
+    if found.done:
+        lines.append(_row("done", found.done))
+    if found.remedy:
+        lines.append(_row("to try", found.remedy))
+    return [*lines, *_unseen_rows(found)]
 
-    def add(word: str, text: str) -> None:
-        lines.append(f"{word:<10}{text}")
+
+def _row(word: str, text: str) -> str:
+    return f"{word:<10}{text}"
+
+
+def _verdict_rows(found: Diagnosis) -> list[str]:
+    """Return whose it is, by which lines, and the groups of ranks that do the same."""
+    from ftsupervise.units import count, rank_words
 
     where = " ".join(
         filter(
@@ -118,23 +195,13 @@ def lines_of(found: Diagnosis, before: tuple[int, ...], title: str) -> list[str]
             (rank_words(found.culprits) if found.culprits else "", "on " * bool(found.nodes) + ", ".join(found.nodes)),
         )
     )
-    if where:
-        add("where", where)
-    for at, one in enumerate(found.evidence):
-        add("decides" if not at else "", f"{one.source}: {one.text}")
-    for at, group in enumerate(found.stacks[:_GROUPS]):
-        add("ranks" if not at else "", group.words())
+    rows = [_row("where", where)] if where else []
+    rows += [_row("decides" if not at else "", f"{one.source}: {one.text}") for at, one in enumerate(found.evidence)]
+    rows += [_row("ranks" if not at else "", group.words()) for at, group in enumerate(found.stacks[:_GROUPS])]
     if len(found.stacks) > _GROUPS:
-        add("", f"and {count(len(found.stacks) - _GROUPS, 'more group')}")
-    if before:
-        add(
-            "before",
-            f"attempt{'s' if len(before) > 1 else ''} {', '.join(map(str, before[-10:]))} failed in the same way",
-        )
-    if found.done:
-        add("done", found.done)
-    if found.remedy:
-        add("to try", found.remedy)
-    for at, why in enumerate(found.unseen[:5]):
-        add("unseen" if not at else "", why)
-    return lines
+        rows.append(_row("", f"and {count(len(found.stacks) - _GROUPS, 'more group')}"))
+    return rows
+
+
+def _unseen_rows(found: Diagnosis) -> list[str]:
+    return [_row("unseen" if not at else "", why) for at, why in enumerate(found.unseen[:5])]

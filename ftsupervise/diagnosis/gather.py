@@ -38,6 +38,12 @@ def of_attempt(
     return Material(one, output, _stacks(folder, unseen), _flight(folder / "flight", unseen, progress), tuple(unseen))
 
 
+def of_pages(folder: Path, progress: Progress) -> tuple[Sequence[RankStack], FlightRecord | None, tuple[str, ...]]:
+    """Return the stacks and the flight recorder's dumps that lie in a folder of evidence, and what could not be read."""
+    unseen: list[str] = []
+    return _stacks(folder, unseen), _flight(folder / "flight", unseen, progress), tuple(unseen)
+
+
 def of_folder(folder: Path, *, whole: bool, progress: Progress) -> Material:
     """Return what the logs, pages of evidence and dumps in a folder tell. Raises OSError where it cannot be listed."""
     unseen: list[str] = []

@@ -37,6 +37,16 @@ _FILE_CALLS = {
     _X86_64: frozenset(map(str, (0, 1, 2, 4, 5, 6, 17, 18, 19, 20, 74, 75, 78, 82, 83, 87, 217, 257, 262, 332))),
     "aarch64": frozenset(map(str, (63, 64, 80, 67, 68, 65, 66, 82, 83, 61, 38, 276, 34, 35, 56, 79, 291))),
 }
+# the names of those in which a process is found that waits; Linux, by architecture
+_CALL_NAMES = {
+    _X86_64: "0 read,1 write,7 poll,17 pread64,18 pwrite64,23 select,34 pause,35 nanosleep,43 accept,44 sendto,45 recvfrom,"
+    "46 sendmsg,47 recvmsg,61 wait4,72 fcntl,73 flock,74 fsync,202 futex,230 clock_nanosleep,232 epoll_wait,247 waitid,"
+    "257 openat,262 newfstatat,270 pselect6,271 ppoll,281 epoll_pwait,332 statx",
+    "aarch64": "22 epoll_pwait,25 fcntl,32 flock,56 openat,63 read,64 write,67 pread64,68 pwrite64,72 pselect6,73 ppoll,"
+    "79 newfstatat,82 fsync,95 waitid,98 futex,101 nanosleep,115 clock_nanosleep,202 accept,206 sendto,207 recvfrom,"
+    "211 sendmsg,212 recvmsg,260 wait4,291 statx",
+}
+_NAME_OF = {machine: dict(one.split() for one in named.split(",")) for machine, named in _CALL_NAMES.items()}
 _READ = {_X86_64: "0", "aarch64": "63"}
 _FUTEX = {_X86_64: "202", "aarch64": "98"}
 _IN_STORAGE = re.compile(
@@ -127,7 +137,12 @@ def doing(one: RankStack) -> str:
     if one.seen.state == "D":
         return f"waits in the kernel ({one.seen.wchan or 'where is not known'}, state D){at}"
     if not one.answered:
-        return f"answers nothing, state {one.seen.state or '?'}"
+        call = _NAME_OF.get(MACHINE, {}).get(one.seen.syscall, "")
+        return (
+            f"is in {call}(), state {one.seen.state or '?'}"
+            if call
+            else f"answers nothing, state {one.seen.state or '?'}"
+        )
     return f"is in {printable(inner, 60)}{at}, state {one.seen.state or '?'}"
 
 

@@ -440,7 +440,7 @@ _USAGE = """usage: python -m ftsupervise.ranks --base DIR --to HOST[,HOST…] --
   --closer S       the same while no rank of the node makes progress
   --snapshots DIR  where the ranks' snapshots are in memory, and the share of this node's cores for their copies
   --at-once 1      the ranks wait for these copies
-  --answer TEXT    run no agent: answer one question ("evidence PID") and exit
+  --answer TEXT    run no agent: answer one question ("evidence RANK:PID DIR") and exit
 The key comes in $FTSUPERVISE_NODE_KEY. `ftsupervise run` starts this by itself."""
 
 
@@ -476,6 +476,7 @@ def main() -> int:
 
         sys.stdout.write(answer(sys.argv[2], os.environ.get("SLURMD_NODENAME", "")))
         sys.stdout.flush()
+        os.close(1)  # now: with a thread in state D this process does not end
         os._exit(0)  # a hung thread does not delay the exit
     from ftsupervise.ranks.protocol import ENV_KEY, KEY
 

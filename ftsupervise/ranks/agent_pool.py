@@ -211,6 +211,7 @@ class Questions:
         self.sock = protocol.udp()
         self._table = table
         self._number = 0
+        self._open = 0  # calls of ``ask`` that wait
         self._arrived = threading.Condition()
         table.on[protocol.REPLY] = self._wake
 
@@ -218,8 +219,18 @@ class Questions:
     def port(self) -> int:
         return int(self.sock.getsockname()[1])
 
-    def ask(self, questions: Mapping[str, str], timeout: float) -> dict[str, str]:
-        """Return node -> answer, of those that answered in time. All are asked at once."""
+    def ask(self, questions: Mapping[str, str], timeout: float, *, gives_way: bool = False) -> dict[str, str]:
+        """Return node -> answer, of those that answered in time. All are asked at once.
+
+        An agent drops a question when the next one comes. ``gives_way``: it is asked once no other one waits.
+        """
+        until, tries = monotonic() + timeout, 0
+        with self._arrived:
+            while gives_way and self._open:
+                if monotonic() >= until:
+                    return {}
+                self._arrived.wait(0.05)
+            self._open += 1
         waiting: dict[int, tuple[Node, bytes, Reply]] = {}
         for name, question in questions.items():
             node = self._table.nodes.get(name.encode())
@@ -228,7 +239,6 @@ class Questions:
                 data = self._table.pack(protocol.ASK, self._number, name.encode(), question.encode())
                 waiting[self._number] = node, data, self._table.replies.setdefault(self._number, Reply())
         asked, answers = tuple(waiting), dict[str, str]()
-        until, tries = monotonic() + timeout, 0
         try:
             while waiting and (now := monotonic()) < until:
                 for node, data, _ in waiting.values():
@@ -244,6 +254,8 @@ class Questions:
         finally:
             for number in asked:
                 self._table.replies.pop(number, None)
+            with self._arrived:
+                self._open -= 1
         return answers
 
     def order_copies(self, name: str, body: bytes) -> None:
@@ -409,6 +421,10 @@ class Agents:
         """Return the nodes that have an agent in this attempt."""
         return [node for node in self._nodes if node not in self._attempt.away]
 
+    def answering(self) -> list[str]:
+        """Return the nodes that can be asked: those with an agent, or this one."""
+        return self.present() if self.remote else [self._node]
+
     def silent(self, nodes: Iterable[str], seconds: float) -> list[str]:
         """Return those of ``nodes`` whose agent has not reported for ``seconds``, or never."""
         return self.table.silent(nodes, seconds)
@@ -441,13 +457,19 @@ class Agents:
     # --------------------------------------------------------------------------------------------------------- asking
 
     def ask(self, questions: Mapping[str, str], timeout: float) -> dict[str, str]:
-        """Return node -> the answer of its agent to a question ("evidence PID…", "kill DIR", "ping").
+        """Return node -> the answer of its agent to a question ("evidence RANK:PID DIR", "kill DIR", "ping").
 
         Only those that answered within ``timeout`` seconds are in it. All are asked at once.
         """
         if not self.remote:
             return {node: text for node, one in questions.items() if (text := _answer_here(one, timeout)) is not None}
         return self._questions.ask(questions, timeout) if self._questions is not None else {}
+
+    def ask_in_passing(self, questions: Mapping[str, str], timeout: float) -> dict[str, str]:
+        """Do the same for a question that never takes the place of another one: no kill and no hang waits for it."""
+        if not self.remote or self._questions is None:
+            return self.ask(questions, timeout)
+        return self._questions.ask(questions, timeout, gives_way=True)
 
     def kill(self, attempt_dir: Path, nodes: Sequence[str], timeout: float = 1.5) -> frozenset[str]:
         """Kill an attempt's processes on ``nodes``; returns the nodes that did it. Notes dying ranks."""

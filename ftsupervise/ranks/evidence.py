@@ -1,7 +1,10 @@
-"""Evidence of a rank as text, gathered before the rank is ended: its process seen from outside, and its own stacks.
+"""Evidence of a rank as text, gathered while it runs: its process seen from outside, and its own stacks.
 
-Bounded: a read that hangs (of a process in state D, of a rank that writes no stacks) loses only the evidence after it.
-The first line is also for machines (``EvidenceHeader``).
+    DIR/rank-N.txt       a page for each rank; the first line is also for machines (``EvidenceHeader``)
+
+It is taken on the rank's own node, which writes the pages, all ranks of the node at once. Bounded: a read that hangs (of a
+process in state D, of a rank that writes no stacks) loses only the evidence after it, and a page that cannot be written in time
+(the ranks may hang because its disk does) goes to the supervisor, as far as it fits into an answer.
 
 Standard library only: it runs on every node.
 """
@@ -11,22 +14,27 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 from ftsupervise.host import bounded, processes
 from ftsupervise.host.begin import on_path
-from ftsupervise.host.in_time import PendingCall, all_at_once
+from ftsupervise.host.in_time import PendingCall, all_at_once, in_time
+from ftsupervise.host.ownership import make_folder
 from ftsupervise.rundir import heartbeat_page
+from ftsupervise.rundir.paths import write_whole
 from ftsupervise.truth import HeartbeatSample
 
-WITHIN = 3.0  # seconds for everything
+WITHIN = 3.0  # seconds for everything that is read of a rank
+_WRITE = 0.8  # seconds for its page
+BOUND = WITHIN + _WRITE + 1.5  # seconds for the evidence of all ranks, with the start of the processes that take it
 _ANSWER = 1.0  # seconds for a rank to write its stacks
 _SETTLED, _AT_WORK = 0.05, 0.2  # seconds without more output that end it, while the rank has a core or waits for one
 _THREADS = 200  # shown of one process
 _TEXT = 60_000  # bytes shown of one rank's stacks
+_PAGE = 300_000  # characters of a page
 _ALL = 240_000  # characters of one node's answer
 BETWEEN = "\f"  # separates the texts of two processes
 # Frames of a rank that waits for other ranks.
@@ -77,11 +85,52 @@ def evidence(pid: int, within: float = WITHIN) -> str:
     return "\n".join((header_of(pid, stack[0]).line(), *sections)) + missing
 
 
-def evidence_of(pids: Sequence[int]) -> str:
-    """Return the evidence of several processes at once, in their order."""
-    most = _ALL // max(1, len(pids))
-    texts = all_at_once(evidence, pids, WITHIN + 0.3)
+class RankProcess(NamedTuple):
+    """A rank, and its process on this node."""
+
+    rank: int
+    pid: int
+
+
+def question(ranks: Iterable[RankProcess], into: Path) -> str:
+    """Return the question for the evidence of ``ranks``, whose pages go to ``into``."""
+    return f"evidence {','.join(f'{one.rank}:{one.pid}' for one in ranks)} {into}"
+
+
+_QUESTION = re.compile(r"((?:\d{1,9}:\d{1,9},)*\d{1,9}:\d{1,9}) (/.+)", re.S)
+
+
+def asked_for(text: str) -> tuple[list[RankProcess], Path] | None:
+    """Parse what follows the verb of ``question``; None for anything else."""
+    found = _QUESTION.fullmatch(text)
+    if found is None:
+        return None
+    pairs = [pair.split(":") for pair in found[1].split(",")]
+    return [RankProcess(int(rank), int(pid)) for rank, pid in pairs], Path(found[2])
+
+
+def take(ranks: Sequence[RankProcess], into: Path) -> str:
+    """Write the pages of ``ranks``, all at once; return their first lines in this order, and the whole of a page that could not
+    be written."""
+    most = _ALL // max(1, len(ranks))
+    texts = all_at_once(partial(_take, into=into), ranks, WITHIN + _WRITE + 0.2)
     return BETWEEN.join((text or "").replace(BETWEEN, " ")[:most] for text in texts)
+
+
+def _take(one: RankProcess, into: Path) -> str:
+    text = evidence(one.pid)[:_PAGE]
+    try:
+        written = in_time(partial(_write, into / f"rank-{one.rank}.txt", text), _WRITE)
+    except OSError:  # the disk is full
+        written = None
+    return text.partition("\n")[0] if written else text
+
+
+def _write(page: Path, text: str) -> bool:
+    """Write a page. Not synced: a crash of the node loses the ranks as well. Raises OSError."""
+    make_folder(page.parent)
+    write_whole(page, text, sync=False)
+    return True
 
 
 def _gather(pid: int, until: float, sections: list[str], stack: list[str]) -> None:

@@ -10,7 +10,7 @@ them not where the others wait.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import NamedTuple
@@ -18,13 +18,13 @@ from typing import NamedTuple
 from ftsupervise.host.in_time import OneAtATime
 from ftsupervise.host.ownership import make_folder
 from ftsupervise.model import Cause, CauseKind, NodeRanks, Standstill
-from ftsupervise.ranks.evidence import BETWEEN, WITHIN, EvidenceHeader, parse_header
+from ftsupervise.ranks.evidence import EvidenceHeader
 from ftsupervise.ranks.hang_detector import CLOSER, JITTER, Detector, HangLimits, HangState, HangVerdict
+from ftsupervise.ranks.taking import Ask, take_evidence, with_processes
 from ftsupervise.rundir.paths import write_whole
 from ftsupervise.truth import RankState
 
 _WRITE = 2.0  # seconds for one page of it
-_BOUND = WITHIN + 2.0  # seconds for the evidence in all, including the start of its process
 _RANKS = 64  # ranks whose evidence is recorded: the outliers first
 _COST, _CLOSER_COST = 10.0, 4.0  # share of time that checks may take; and when it may be a hang
 _NAMED = 4  # ranks
@@ -32,7 +32,6 @@ _OLD = 6.0  # seconds: the others know the state of this attempt from a page tha
 _FAR = 30.0  # most seconds between two checks, in case we were suspended within one
 
 RankStates = Callable[[], Sequence[RankState]]
-Ask = Callable[[Mapping[str, str], float], Mapping[str, str]]  # node -> question, bound; node -> answer
 
 
 class SeenFromOutside(NamedTuple):
@@ -53,7 +52,9 @@ class HangMonitor:
         ask: Ask,
         folder: Path,
         outside: Callable[[], SeenFromOutside] = SeenFromOutside,
+        nodes: Callable[[], Sequence[str]] = tuple,
     ) -> None:
+        """``nodes``: those that can be asked for the ranks of a command without the guard."""
         self.due = time.monotonic()
         self.hangs_at: float | None = None  # monotonic: the standstill is a hang then; None: not known, or never
         self._last = HangVerdict(HangState.FINE)  # while a rank reported
@@ -62,7 +63,7 @@ class HangMonitor:
         )
         self._planned: float | None = None  # when the first of the checks was due that were left out
         self._detector, self._states, self._ask, self._outside = detector, states, ask, outside
-        self._folder = folder / "evidence"
+        self._nodes, self._attempt, self._folder = nodes, folder, folder / "evidence"
         self._turn = OneAtATime[None]()
 
     def alarm(self) -> HangVerdict | None:
@@ -119,7 +120,7 @@ class HangMonitor:
 
     def _capture_evidence(self, verdict: HangVerdict) -> HangVerdict | None:
         """Write the evidence and find the outliers. None when the run went on meanwhile. Bounded; raises nothing."""
-        before = self._states()
+        before = with_processes(self._ask, self._states(), self._attempt, self._nodes())
         outlying = {one.rank for one in verdict.outliers}
         headers = self._collect(sorted(before, key=lambda one: one.rank not in outlying)[:_RANKS])
         if self._progressed(verdict):
@@ -131,19 +132,12 @@ class HangMonitor:
         self._detector.past.remember(verdict)
         return verdict
 
-    def _collect(self, ranks: Sequence[RankState]) -> list[EvidenceHeader]:
-        """Ask the nodes of these ranks, all at once, and keep their answers."""
-        nodes: dict[str, list[RankState]] = {}
-        for one in ranks:
-            nodes.setdefault(one.node, []).append(one)
-        questions = {node: " ".join(["evidence", *(str(one.pid) for one in some)]) for node, some in nodes.items()}
-        found = []
-        for node, answer in self._ask(questions, _BOUND).items():
-            for one, text in zip(nodes[node], answer.split(BETWEEN), strict=False):
-                if (header := parse_header(text)) is not None:
-                    found.append(header._replace(rank=one.rank))
-                self._write(f"rank-{one.rank}.txt", text)
-        return found
+    def _collect(self, ranks: Sequence[RankState]) -> tuple[EvidenceHeader, ...]:
+        """Have the pages of these ranks written, all at once, and write those that their nodes could not."""
+        taken = take_evidence(self._ask, ranks, self._folder)
+        for name, text in taken.unwritten.items():
+            self._write(name, text)
+        return taken.headers
 
     def _write(self, name: str, text: str) -> None:
         def write() -> None:

@@ -1,10 +1,11 @@
 """The questions that the supervisor may ask an agent. Each is answered by a process of its own, since it may hang.
 
-evidence PID…    the state of those ranks, as text (``evidence.py``)
+evidence R:P,… DIR  writes the pages of ranks R with the processes P to DIR; answers their first lines (``evidence.py``)
 kill DIR         SIGKILL for every process of the attempt in DIR on this node; answers how many took it, and for each rank
                  that was dying before (from an agent only; as ``pack_exits``, in hexadecimal)
 tasks DIR        the living tasks of the attempt in DIR on this node, one a line: "88.0 3 node-[0-1] 1(x2)" is rank 3 of the
                  step 88.0, which has one task on each of two nodes
+ranks DIR        the ranks of the attempt in DIR on this node and their processes, one a line: "3 4711"
 ping             "here"
 port N N …       the first of these TCP ports that is free on this node; "" when none is
 snapshots…       what lies in this node's memory, and what shall (``snapshots/node.py``)
@@ -145,6 +146,7 @@ def _answer_and_leave(by: Callable[[str, str], str], question: str, node: str, f
         data = memoryview(by(question, node).encode("utf-8", "replace")[:_MOST])
         while data:
             data = data[os.write(fd, data) :]
+        os.close(fd)  # now: with a thread in state D this process does not end
     except BaseException:  # whatever the error, two agents would be worse
         pass
     finally:
@@ -159,21 +161,26 @@ def answer(question: str, node: str) -> str:
         return str(kill_all(rest, node))
     if verb == "tasks":
         return tasks_of(rest, node)
-    numbers = [number for word in rest.split() if (number := as_count(word)) is not None]
-    if len(numbers) < max(1, len(rest.split())):
-        return f"no such question: {verb}"
-    if verb == "port":
-        from ftsupervise.host.ports import first_free
-
-        return str(first_free(numbers) or "")
+    if verb == "ranks":
+        return "\n".join(f"{rank} {pid}" for rank, pid in sorted(rank_processes(rest, node).items()))
     if verb == "evidence":
-        try:
-            from ftsupervise.ranks.evidence import evidence_of  # imported here: most agents are never asked
+        return _evidence(rest)
+    numbers = [number for word in rest.split() if (number := as_count(word)) is not None]
+    if len(numbers) < max(1, len(rest.split())) or verb != "port":
+        return f"no such question: {verb}"
+    from ftsupervise.host.ports import first_free
 
-            return evidence_of(numbers)
-        except Exception as error:  # the evidence so far is lost, and the answer says so
-            return f"no evidence of {rest}: {type(error).__name__}: {error}"
-    return f"no such question: {verb}"
+    return str(first_free(numbers) or "")
+
+
+def _evidence(rest: str) -> str:
+    try:
+        from ftsupervise.ranks.evidence import asked_for, take  # imported here: most agents are never asked
+
+        asked = asked_for(rest)
+        return take(*asked) if asked is not None else "no such question: evidence"
+    except Exception as error:  # the evidence so far is lost, and the answer says so
+        return f"no evidence of {rest}: {type(error).__name__}: {error}"
 
 
 def read_killed(text: str, node: str) -> tuple[bool, list[RankExit]]:
@@ -218,6 +225,34 @@ def tasks_of(attempt_dir: str, node: str) -> str:
             rank, tasks = env.get("SLURM_PROCID", ""), env.get("SLURM_STEP_TASKS_PER_NODE", "-")
             found.append(f"{step} {rank} {env.get('SLURM_STEP_NODELIST', '-')} {tasks}")
     return "\n".join(found)
+
+
+_RANKS = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")  # by torch's launchers, Slurm and MPI
+_LAUNCHERS = frozenset(
+    ("sh", "bash", "dash", "zsh", "ksh", "srun", "torchrun", "mpirun", "mpiexec", "orterun", "timeout", "time")
+)
+
+
+def rank_processes(attempt_dir: str, node: str) -> dict[int, int]:
+    """Return rank -> its process, of the attempt here, for a command whose ranks have no page: as the environments of the
+    processes say it, of each rank the one that began the others, and no shell or launcher around it. Rank 0 where none says it.
+    """
+    from ftsupervise.host import processes
+    from ftsupervise.rundir.paths import ENV_ATTEMPT_DIR
+
+    found = [one for one in processes.marked(ENV_ATTEMPT_DIR).get(attempt_dir, []) if one.name not in _LAUNCHERS]
+    environments = {one.pid: processes.environment(one.pid) for one in found if _is_on(one.pid, node)}
+    told = next((name for name in _RANKS if any(name in env for env in environments.values())), "")
+    ranks = {
+        pid: rank
+        for pid, env in environments.items()
+        if (rank := as_count(env.get(told, "") if told else "0")) is not None
+    }
+    first: dict[int, int] = {}
+    for one in sorted(found, key=lambda one: (one.start, one.pid)):
+        if one.pid in ranks and ranks.get(one.parent) != ranks[one.pid]:
+            first.setdefault(ranks[one.pid], one.pid)
+    return first
 
 
 def _is_on(pid: int, node: str) -> bool:

@@ -40,7 +40,7 @@ from ftsupervise.run.fencing import OrphanReaper
 from ftsupervise.run.gate import PendingWrites, shut, wait_for_space
 from ftsupervise.run.guard_folder import add_guard
 from ftsupervise.run.job_end import EndFollower, JobEnd
-from ftsupervise.run.progress_pages import OnHang, seen_by
+from ftsupervise.run.progress_pages import LiveLooks, OnHang, seen_by
 from ftsupervise.run.start_over import TornPolicy, look_before
 from ftsupervise.run.states import State
 from ftsupervise.rundir import ledger, members, progress
@@ -585,9 +585,11 @@ def _followed(to: Services, now: RunProgress, one: RunningCommand) -> Iterator[N
         mine.folder,
     )
     pages = ProgressWriter(to.options.rundir, mine, now.fence.area if now.fence is not None else None, seen)
+    looks = LiveLooks(mine.folder, to.agents, lambda: seen_by(to.agents.table, one.left.hang, on_hang))
     try:
         yield
     finally:
+        looks.close()
         end.close()
         pages.close()
         seen.over()
@@ -704,7 +706,12 @@ def _monitor(to: Services, mine: Claim, follower: LogFollower, quorum: QuorumWat
         return None
     newest = to.agents.table.newest
     return HangMonitor(
-        Detector(to.options.hang, to.past), lambda: follower.believed(newest()), to.agents.ask, mine.folder, quorum.seen
+        Detector(to.options.hang, to.past),
+        lambda: follower.believed(newest()),
+        to.agents.ask,
+        mine.folder,
+        quorum.seen,
+        to.agents.answering,
     )
 
 

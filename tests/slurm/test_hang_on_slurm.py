@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.neighbours.typed import typed
 from tests.slurm.ring_scene import Scene
 
 pytestmark = pytest.mark.slurm
@@ -44,3 +45,24 @@ def test_a_stopped_rank_on_another_node_is_named_and_the_run_goes_on_in_the_same
     assert "State:\tT (stopped)" in (folder / "rank-1.txt").read_text()
     assert "train.py" in (folder / "rank-0.txt").read_text(), "where the other one waits"
     assert not here.processes()
+
+
+def test_the_ranks_of_two_nodes_are_asked_how_they_are_and_go_on(scene: Callable[..., Scene], until: Until) -> None:
+    here = scene(nodes=2)
+    here.train("--steps 400 --step-time 0.05 --save-every 100", restart={"hang": {"at_least": "60s"}})
+    until(lambda: here.trains(1) and "step 50 " in here.log(), "step 50")
+    stopped = here.trains(1)[1]
+    os.kill(stopped, signal.SIGSTOP)
+
+    def asked() -> str:
+        said = typed("diagnose", here.rundir.root, code=0).stdout
+        return said if "it stands still: a rank that is stopped" in said else ""
+
+    said = until(asked, "the rank that is stopped", 60)
+    assert "where     rank 1 on node-1" in said and "rank 0: " in said, said
+    os.kill(stopped, signal.SIGCONT)
+    until(lambda: "now: it goes on" in typed("diagnose", here.rundir.root, code=0).stdout, "a run that goes on", 60)
+    until(here.rundir.finished.exists, "the end", 120)
+    until(lambda: here.attempts()[-1].ended, "the last page")
+    (only,) = here.attempts()
+    assert only.words == "finished"

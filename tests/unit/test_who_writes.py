@@ -121,6 +121,7 @@ PAST: dict[str, tuple[Past, ...]] = {
     "rundir/heartbeat_page.py": (Past("__init__ ends", PRIVATE), Past("remove_watcher remove_watchers", SHARED)),
     "rundir/attempt_pages.py": (Past("forget_page", RUN),),
     "rundir/ledger.py": (Past("give_back", RUN),),
+    "rundir/live_look.py": (Past("take_back begin_answer", RUN),),
     "rundir/lineage.py": (Past("_make", RUN),),
     "rundir/members.py": (Past("forget", RUN), Past("forget_all _write", HELD)),
     "rundir/pinned.py": (Past("forget", STATE),),
