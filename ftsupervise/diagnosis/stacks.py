@@ -111,6 +111,8 @@ def parse_stack(rank: int, text: str) -> RankStack | None:
     if header is None:
         return None
     _, found, rest = text.partition("\n== Python stacks")
+    if found and not FRAME.search(rest.partition("\n== ")[0]):  # the guard gave none, and a worker server may have
+        _, found, rest = rest.partition("\n== Python stacks")
     stack = main_thread(rest.partition("\n== ")[0].partition("\n")[2]) if found else ""
     return RankStack(rank, header._replace(rank=rank), stack, bool(FRAME.search(stack)))
 

@@ -19,7 +19,7 @@ from ftsupervise.guard.side_thread import SideThread
 from ftsupervise.rundir import heartbeat_page
 from ftsupervise.rundir.fence import is_sealed
 from ftsupervise.rundir.heartbeat_page import HeartbeatPage
-from ftsupervise.rundir.paths import RunDir
+from ftsupervise.rundir.paths import RunDir, write_whole
 from ftsupervise.rundir.records import write_json
 from ftsupervise.truth import SAVE, Beat, LossTrouble
 
@@ -119,6 +119,14 @@ def answer_with_the_stack(directory: str | os.PathLike[str], rank: int) -> None:
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
     fd = os.open(heartbeat_page.stack_path(directory, rank), flags, 0o600)
     faulthandler.register(heartbeat_page.STACK_SIGNAL, file=fd, all_threads=True)
+
+
+def tell_the_worker_server(directory: str | os.PathLike[str], rank: int) -> None:
+    """Leave a note where PyTorch's worker server of this rank listens: a program that sets its address for each rank does so in
+    its own environment, which nobody sees from outside. Raises OSError."""
+    named = next((os.environ[name] for name in heartbeat_page.ENV_SERVERS if os.environ.get(name)), "")
+    if named:
+        write_whole(heartbeat_page.server_note(directory, rank), named, mode=0o600, sync=False)
 
 
 _NOW = float("-inf")
@@ -231,6 +239,7 @@ class Heart:
             self.ending = ExitReport(page)
             atexit.register(self.ending.at_exit)
             answer_with_the_stack(directory, self._place.rank)
+            tell_the_worker_server(directory, self._place.rank)
             return page
         except Exception as error:  # law 7; the beats in the run directory say the same, slowly
             self._voice.once(f"no page in {directory}: {error}; beats go through the run directory only")

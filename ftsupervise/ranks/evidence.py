@@ -1,6 +1,8 @@
 """Evidence of a rank as text, gathered while it runs: its process seen from outside, and its own stacks.
 
     DIR/rank-N.txt       a page for each rank; the first line is also for machines (``EvidenceHeader``)
+    DIR/flight/rank_N    the dump of its flight recorder, where its worker server gives one
+    DIR/node-NAME.txt    the node: load, memory, GPUs, and what its kernel says of faults
 
 It is taken on the rank's own node, which writes the pages, all ranks of the node at once. Bounded: a read that hangs (of a
 process in state D, of a rank that writes no stacks) loses only the evidence after it, and a page that cannot be written in time
@@ -13,18 +15,24 @@ from __future__ import annotations
 
 import os
 import re
+import socket
+import struct
 import time
-from collections.abc import Iterable, Sequence
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from time import monotonic
 from typing import NamedTuple
 
-from ftsupervise.host import bounded, processes
+from ftsupervise.host import bounded, files, processes
 from ftsupervise.host.begin import on_path
 from ftsupervise.host.in_time import PendingCall, all_at_once, in_time
 from ftsupervise.host.ownership import make_folder
 from ftsupervise.rundir import heartbeat_page
+from ftsupervise.rundir.heartbeat_page import ENV_SERVERS, server_note
 from ftsupervise.rundir.paths import write_whole
+from ftsupervise.rundir.records import as_count
 from ftsupervise.truth import HeartbeatSample
 
 WITHIN = 3.0  # seconds for everything that is read of a rank
@@ -42,6 +50,16 @@ _WAITS = re.compile(
     r"distributed[/_\w]*c10d|/torch/distributed/|/torchft/|mpi4py|horovod"
     r"|\bin (?:all_?reduce|all_?gather\w*|reduce_scatter\w*|broadcast\w*|barrier|allreduce|wait_for_others)$"
 )
+_NODE = 0.3  # seconds more for the page of the node
+_SMI = 2.0  # seconds for nvidia-smi, which hangs with its driver
+_GPU = (
+    "index,name,utilization.gpu,memory.used,memory.total,temperature.gpu,power.draw,"
+    "ecc.errors.uncorrected.volatile.total,pstate"
+)
+_LINES, _RECORDS = 200, 200_000  # of the kernel's log: shown, looked at
+_SERVER = 0.7  # seconds for one answer of a worker server
+_CGROUP_V2 = ("memory.current", "memory.max", "memory.events", "memory.pressure")
+_CGROUP_V1 = ("memory.usage_in_bytes", "memory.limit_in_bytes", "memory.failcnt")
 FRAME = re.compile(r'^  File "([^"]*)", line (\d+) in (\S+)', re.M)
 
 
@@ -75,12 +93,14 @@ def parse_header(line: str) -> EvidenceHeader | None:
     return EvidenceHeader(-1, int(found[1]), state, syscall, wchan, found[5] == "yes", at)
 
 
-def evidence(pid: int, within: float = WITHIN) -> str:
-    """Return the evidence of process ``pid`` that can be gathered within ``within`` seconds."""
-    until = time.monotonic() + within
+def evidence(pid: int, within: float = WITHIN, rank: int | None = None, flight: Path | None = None) -> str:
+    """Return the evidence of process ``pid`` that can be gathered within ``within`` seconds. ``flight``: the folder for the
+    dump of its flight recorder, as that of ``rank``."""
+    until = monotonic() + within
     sections: list[str] = []
     stack: list[str] = [""]
-    gathered = PendingCall(partial(_gather, pid, until, sections, stack)).is_over(within)
+    of = RankProcess(-1 if rank is None else rank, pid)
+    gathered = PendingCall(partial(_gather, of, until, sections, stack, flight)).is_over(within)
     missing = "" if gathered else "\n== the rest could not be read: a question was not answered in time\n"
     return "\n".join((header_of(pid, stack[0]).line(), *sections)) + missing
 
@@ -109,16 +129,89 @@ def asked_for(text: str) -> tuple[list[RankProcess], Path] | None:
     return [RankProcess(int(rank), int(pid)) for rank, pid in pairs], Path(found[2])
 
 
-def take(ranks: Sequence[RankProcess], into: Path) -> str:
-    """Write the pages of ``ranks``, all at once; return their first lines in this order, and the whole of a page that could not
-    be written."""
+def take(ranks: Sequence[RankProcess], into: Path, node: str) -> str:
+    """Write the pages of ``ranks``, all at once, and that of their ``node``; return the first lines of those of the ranks, in
+    this order, and the whole of a page that could not be written."""
     most = _ALL // max(1, len(ranks))
+    beside = PendingCall(partial(take_node, into, node))
     texts = all_at_once(partial(_take, into=into), ranks, WITHIN + _WRITE + 0.2)
+    beside.is_over(_NODE)
     return BETWEEN.join((text or "").replace(BETWEEN, " ")[:most] for text in texts)
 
 
+def take_node(into: Path, node: str) -> None:
+    """Write the page of this node."""
+    name = re.sub(r"[^\w.-]", "_", node or os.uname().nodename)
+    try:
+        _write(into / f"node-{name}.txt", _of_node()[:_PAGE])
+    except OSError:  # the disk is full
+        return
+
+
+def _of_node() -> str:
+    """Return how the node is. What may take long comes last."""
+    memory = "\n".join(
+        re.findall(r"^(?:MemTotal|MemAvailable|SwapTotal|SwapFree|Dirty|Writeback):.*$", _text("/proc/meminfo"), re.M)
+    )
+    pressure = "\n".join(
+        f"{name}: {text}" for name in ("cpu", "memory", "io") if (text := _text(f"/proc/pressure/{name}").strip())
+    )
+    sections = {
+        "load": _shown("/proc/loadavg"),
+        "memory": memory,
+        "pressure": pressure or "cannot read",
+        "the kernel on faults": _kernel(),
+        "GPUs": _gpus(),
+    }
+    return "\n".join(f"== {title}\n{text.rstrip()}\n" for title, text in sections.items())
+
+
+# What the kernel says of hardware, memory and storage that fail
+_FAULTS = re.compile(
+    r"NVRM|\bXid\b|hardware error|\bmce\b|EDAC|uncorrect|out of memory|oom[-_]kill|killed process|blocked for more than|"
+    r"I/O error|nfs: server|lustre|gpfs|not responding|remount|link (?:is )?down|segfault|general protection",
+    re.I,
+)
+
+
+def _kernel() -> str:
+    """Return the newest lines of the kernel's log about faults, each with its seconds since boot."""
+    found: deque[str] = deque(maxlen=_LINES)
+    try:
+        fd = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        return f"cannot read: {error.strerror}"
+    try:
+        for _ in range(_RECORDS):
+            try:
+                head, _, text = os.read(fd, 8192).decode("utf-8", "replace").partition(";")
+            except BrokenPipeError:  # overwritten meanwhile
+                continue
+            words = head.split(",")
+            if _FAULTS.search(text) and len(words) > 2:
+                found.append(f"[{(as_count(words[2]) or 0) / 1e6:.3f}] {text.partition(chr(10))[0]}")
+    except BlockingIOError:  # that was all
+        pass
+    except OSError as error:
+        return f"cannot read: {error.strerror}"
+    finally:
+        os.close(fd)
+    return "\n".join(found) or "nothing"
+
+
+def _gpus() -> str:
+    program = on_path("nvidia-smi")
+    if not program:
+        return "no nvidia-smi"
+    try:
+        done = bounded.run([program, f"--query-gpu={_GPU}", "--format=csv"], timeout=_SMI, output_limit=_TEXT)
+    except OSError as error:
+        return f"nvidia-smi cannot be started: {error.strerror}"
+    return f"nvidia-smi did not answer within {_SMI:g} s" if done.timed_out else done.stdout + done.stderr
+
+
 def _take(one: RankProcess, into: Path) -> str:
-    text = evidence(one.pid)[:_PAGE]
+    text = evidence(one.pid, rank=one.rank, flight=into / "flight")[:_PAGE]
     try:
         written = in_time(partial(_write, into / f"rank-{one.rank}.txt", text), _WRITE)
     except OSError:  # the disk is full
@@ -133,25 +226,35 @@ def _write(page: Path, text: str) -> bool:
     return True
 
 
-def _gather(pid: int, until: float, sections: list[str], stack: list[str]) -> None:
+def _gather(of: RankProcess, until: float, sections: list[str], stack: list[str], flight: Path | None = None) -> None:
     """Gather the evidence, the reads that cannot hang first."""
+    pid = of.pid
 
     def add(title: str, text: str) -> None:
         sections.append(f"\n== {title}\n{text.rstrip()}")
 
     add("process", _shown(f"/proc/{pid}/status"))
-    directory = _directory_of(pid)
+    environment = processes.environment(pid)
+    directory = environment.get(heartbeat_page.ENV_PAGES, "")
     page = next((one for one in _pages(directory) if one.pid == pid), None)
     if page is None:
         add("page", "not found: the rank's own report of its step and phase is unknown")
     else:
         add("page", _of_page(page))
         asked = _Stacks(heartbeat_page.stack_path(directory, page.rank), pid)
-        stack[0] = asked.wait(min(until, time.monotonic() + _ANSWER))
+        stack[0] = asked.wait(min(until, monotonic() + _ANSWER))
         add("Python stacks (the main thread is the last one)", stack[0] or f"none: {asked.problem}")
+    add("memory", _memory(pid))
     add("threads: name, state, where in the kernel", _threads(pid))
     add("open files", _files(pid))
     add("kernel stack", _shown(f"/proc/{pid}/stack"))
+    rank = page.rank if page is not None else of.rank
+    if (server := server_of(pid, rank, directory, environment)) is not None:
+        asked_server = _ServerSeen(server, until)
+        add("worker server", asked_server.words(flight / f"rank_{rank}" if flight is not None and rank >= 0 else None))
+        if not stack[0] and (said := asked_server.stacks()):
+            stack[0] = said
+            add("Python stacks (by the worker server; the main thread is the last one)", said)
     if spy := on_path("py-spy"):
         add("py-spy", _spy(spy, pid, until))
 
@@ -163,14 +266,8 @@ def _pages(directory: str) -> tuple[HeartbeatSample, ...]:
         return ()
 
 
-def _directory_of(pid: int) -> str:
-    """Return the directory of the process's page, from its environment."""
-    words = _text(f"/proc/{pid}/environ", 1_000_000).split("\0")
-    return next((word.partition("=")[2] for word in words if word.startswith(f"{heartbeat_page.ENV_PAGES}=")), "")
-
-
 def _of_page(page: HeartbeatSample) -> str:
-    now = time.monotonic()
+    now = monotonic()
     last = f"last step {now - page.stepped:.1f} s ago, last sign of life {now - page.beaten:.1f} s ago"
     return f"rank {page.rank}, step {page.step}, phase {page.phase}, {last}{', leaving' if page.leaving else ''}"
 
@@ -201,8 +298,8 @@ class _Stacks:
         """Return the rank's answer, "" when there was none in time."""
         if self.problem:
             return ""
-        seen, since = self._before, time.monotonic()
-        while (now := time.monotonic()) < until:
+        seen, since = self._before, monotonic()
+        while (now := monotonic()) < until:
             size = self._size()
             if size != seen:
                 seen, since = size, now
@@ -243,6 +340,82 @@ def main_thread(stack: str) -> str:
     return re.split(r"^(?:Current thread|Thread) .*$", stack, flags=re.M)[-1]
 
 
+class _ServerSeen:
+    """What PyTorch's worker server of a rank answers, each question with a bound of its own."""
+
+    def __init__(self, server: WorkerServer, until: float) -> None:
+        self._server, self._until = server, until
+        self._answers = False
+
+    def words(self, dump: Path | None) -> str:
+        """Return whether it answers and what it counts. Its flight recorder's dump goes to ``dump``."""
+        where = self._server.path or f"127.0.0.1:{self._server.port}"
+        state = processes.process(self._server.pid)
+        if state is None or state.state in "Tt":
+            return f"{where}: not asked, the process is stopped"
+        try:
+            self._answers = self._ask("ping").strip() == b"pong"
+            if not self._answers:
+                return f"{where}: it is no worker server"
+            lines = [f"{where}: it answers, so the process is not stopped; of the training that says nothing"]
+            lines.append(f"wait counters: {self._counters()}")
+        except Refused as refused:
+            return f"{where}: not asked, {refused}"
+        except (OSError, LookupError) as error:
+            return f"{where}: {error}"
+        if dump is not None:
+            lines.append(self._dumped(dump))
+        return "\n".join(lines)
+
+    def stacks(self) -> str:
+        """Return the Python stacks, for a rank without the guard; "" where it gives none: the interpreter may be held."""
+        if not self._answers:
+            return ""
+        try:
+            return self._ask("dump_traceback").decode("utf-8", "replace")
+        except (OSError, LookupError, Refused):
+            return ""
+
+    def _ask(self, handler: str) -> bytes:
+        return self._server.ask(handler, self._patience())
+
+    def _counters(self) -> str:
+        try:
+            return self._ask("wait_counter_values").decode("utf-8", "replace")
+        except LookupError:
+            return "none"
+
+    def _dumped(self, path: Path) -> str:
+        try:
+            raw = self._server.dump(self._patience())
+            make_folder(path.parent, parents=True)
+            write_whole(path, raw, sync=False)
+        except (OSError, LookupError, Refused) as error:
+            return f"flight recorder: {error}"
+        return f"flight recorder: {len(raw)} bytes in flight/{path.name}"
+
+    def _patience(self) -> float:
+        return max(0.1, min(_SERVER, self._until - monotonic()))
+
+
+def _memory(pid: int) -> str:
+    """Return the memory of the process, and that of its cgroup where it may be read."""
+    status = _text(f"/proc/{pid}/status")
+    lines = re.findall(r"^(?:VmRSS|VmHWM|RssAnon|RssShmem|VmSwap):.*$", status, re.M)
+    for line in _text(f"/proc/{pid}/cgroup").splitlines():
+        number, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        v2 = number == "0" and not controllers
+        if not v2 and "memory" not in controllers.split(","):
+            continue
+        folder = f"/sys/fs/cgroup{'' if v2 else '/memory'}{path.rstrip('/')}"
+        names = _CGROUP_V2 if v2 else _CGROUP_V1
+        lines += [
+            f"{folder}/{name}: {' '.join(text.split())}" for name in names if (text := _text(f"{folder}/{name}", 2000))
+        ]
+    return "\n".join(lines) or "cannot read"
+
+
 def _threads(pid: int) -> str:
     lines = []
     try:
@@ -281,7 +454,7 @@ def _files(pid: int) -> str:
 
 def _spy(program: str, pid: int, until: float) -> str:
     """Run py-spy without stopping the process, which works for a stopped process too."""
-    patience = max(0.2, until - time.monotonic() - 0.2)
+    patience = max(0.2, until - monotonic() - 0.2)
     try:
         done = bounded.run([program, "dump", "--nonblocking", "-p", str(pid)], timeout=patience, output_limit=_TEXT)
     except OSError as error:
@@ -309,3 +482,161 @@ def _text(path: str, limit: int = _TEXT) -> str:
         return _read(path, limit)
     except OSError:
         return ""
+
+
+# ------------------------------------------------------------------------------------------
+
+# PyTorch's worker server of a rank: a thread in C++ that answers HTTP while the main thread hangs, and while the interpreter is
+# held. It gives the flight recorder's dump. The training has started it, nothing here does.
+#
+# Its address is in ``ENV_SERVERS``, in the environment in which the rank began, or in the note that its guard left beside its
+# page. What listens there must be this very process, of this account (SO_PEERCRED, or the kernel's table of TCP sockets). An
+# answer is read up to a size and a time, and nothing here knows what it means: a dump is written as it came.
+# Source: torch/csrc/distributed/c10d/control_plane/ of PyTorch 2.13; POST /handler/NAME.
+
+_DUMP = 16 << 20  # bytes of a dump
+_LONGEST_PATH = 107  # bytes of the path of a socket
+_PIECE = 1 << 16
+_PEER = struct.Struct("3i")  # pid, uid, gid
+_HERE = ("127.0.0.1", "localhost", "::1")
+
+
+class Refused(Exception):
+    """It is not asked, and why."""
+
+
+class WorkerServer(NamedTuple):
+    """The server of the process ``pid``. ``path``: of its socket; or ``port``, on this host."""
+
+    pid: int
+    path: str = ""
+    port: int = 0
+
+    def ask(self, handler: str, within: float, limit: int = _TEXT) -> bytes:
+        """Return the answer of a handler ("ping"). Raises Refused where another process listens, LookupError where the server
+        has no such handler, OSError where it does not answer in time or with more than ``limit`` bytes."""
+        until = monotonic() + within
+        with self._connected(within) as sock:
+            sock.sendall(b"POST /handler/%s HTTP/1.0\r\nHost: rank\r\nContent-Length: 0\r\n\r\n" % handler.encode())
+            return _answer(sock, until, limit)
+
+    def dump(self, within: float) -> bytes:
+        """Return the flight recorder's dump, with stacks where it is NCCL's. Raises as ``ask`` does."""
+        until = monotonic() + within
+        try:
+            return self.ask("dump_nccl_trace_pickle", within, _DUMP)
+        except LookupError:  # a build without NCCL
+            return self.ask("fr_trace_json", max(0.1, until - monotonic()), _DUMP)
+
+    def _connected(self, within: float) -> socket.socket:
+        sock = socket.socket(socket.AF_UNIX if self.path else socket.AF_INET, socket.SOCK_STREAM)
+        try:
+            sock.settimeout(within)
+            if not self.path:
+                _require_listener(self.pid, self.port)
+            sock.connect(self.path or ("127.0.0.1", self.port))
+            if self.path:
+                _require_peer(sock, self.pid)
+        except BaseException:
+            sock.close()
+            raise
+        return sock
+
+
+def server_of(pid: int, rank: int, directory: str, environment: Mapping[str, str]) -> WorkerServer | None:
+    """Return the server that the rank names, in the folder ``directory`` of its page or the ``environment`` in which it began;
+    None where it names none, or what is no address."""
+    named = next((environment[name] for name in ENV_SERVERS if environment.get(name)), "")
+    if directory:
+        try:
+            named = files.read_bounded(server_note(directory, rank), 1000).decode("utf-8", "replace").strip() or named
+        except OSError:
+            pass
+    host, _, port = named.rpartition(":")
+    if host in _HERE and (number := as_count(port)) is not None and 0 < number < 65536:
+        return WorkerServer(pid, port=number)
+    if not named or "\0" in named:
+        return None
+    try:
+        path = os.path.join(os.readlink(f"/proc/{pid}/cwd"), named)  # noqa: PTH115, PTH118 - a name, not a path
+    except OSError:
+        return None
+    return WorkerServer(pid, path) if len(os.fsencode(path)) <= _LONGEST_PATH else None
+
+
+def _require_peer(sock: socket.socket, pid: int) -> None:
+    """Raise Refused unless ``pid`` of this account listens at the other end."""
+    peer, uid, _ = _PEER.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
+    if uid != os.geteuid():
+        raise Refused(f"uid {uid} listens at its socket")
+    if peer != pid:
+        raise Refused(f"process {peer} listens at its socket")
+
+
+def _require_listener(pid: int, port: int) -> None:
+    """Raise Refused unless ``pid`` of this account listens at the TCP port, by the kernel's tables. Raises OSError."""
+    inodes = {one for name in ("tcp", "tcp6") for one in _listeners(f"/proc/{pid}/net/{name}", port)}
+    for name in os.listdir(f"/proc/{pid}/fd"):
+        try:
+            target = os.readlink(f"/proc/{pid}/fd/{name}")  # noqa: PTH115 - a name, not a path
+        except OSError:  # closed meanwhile
+            continue
+        if target.startswith("socket:[") and target[8:-1] in inodes:
+            return
+    raise Refused(f"it does not listen at port {port}")
+
+
+def _listeners(table: str, port: int) -> list[str]:
+    """Return the inodes of this account's sockets that listen at ``port``."""
+    try:
+        lines = Path(table).read_text("ascii", "replace").splitlines()[1:]
+    except OSError:
+        return []
+    rows = [line.split() for line in lines]
+    mine = str(os.geteuid())
+    return [row[9] for row in rows if len(row) > 9 and row[3] == "0A" and row[7] == mine
+            and row[1].rpartition(":")[2] == f"{port:04X}"]  # fmt: skip
+
+
+def _answer(sock: socket.socket, until: float, limit: int) -> bytes:
+    """Return the body of a whole answer. Raises LookupError for one that says "not found", OSError for none."""
+    found = bytearray()
+    while True:
+        rest = until - monotonic()
+        if rest <= 0:
+            raise TimeoutError("no answer in time")
+        sock.settimeout(rest)
+        piece = sock.recv(_PIECE)
+        if not piece:
+            break
+        found += piece
+        if len(found) > limit + _PIECE:
+            raise OSError(f"an answer of more than {limit} bytes")
+        if _is_whole(found):
+            break
+    head, _, body = bytes(found).partition(b"\r\n\r\n")
+    words = head.split(None, 2)
+    if len(words) < 2 or not head.startswith(b"HTTP/1."):
+        raise OSError("no answer in HTTP")
+    if words[1] == b"404":
+        raise LookupError("no such handler")
+    if words[1] != b"200":
+        raise OSError(f"answered {words[1].decode('ascii', 'replace')[:10]}")
+    if len(body) < _length(head):
+        raise OSError("an answer that was cut off")
+    return body
+
+
+def _is_whole(found: bytes | bytearray) -> bool:
+    head, end, body = bytes(found).partition(b"\r\n\r\n") if len(found) < _PIECE else found.partition(b"\r\n\r\n")
+    return bool(end) and (length := _length(bytes(head))) >= 0 and len(body) >= length
+
+
+def _length(head: bytes) -> int:
+    """Return what an answer says of its length; -1 where it says nothing: it ends with the connection."""
+    for line in head.split(b"\r\n")[1:]:
+        name, _, value = line.partition(b":")
+        if name.strip().lower() == b"content-length":
+            number = as_count(value.decode("ascii", "replace").strip())
+            return number if number is not None else -1
+    return -1

@@ -1,6 +1,7 @@
 """The questions that the supervisor may ask an agent. Each is answered by a process of its own, since it may hang.
 
 evidence R:P,… DIR  writes the pages of ranks R with the processes P to DIR; answers their first lines (``evidence.py``)
+node DIR         writes the page of this node to DIR
 kill DIR         SIGKILL for every process of the attempt in DIR on this node; answers how many took it, and for each rank
                  that was dying before (from an agent only; as ``pack_exits``, in hexadecimal)
 tasks DIR        the living tasks of the attempt in DIR on this node, one a line: "88.0 3 node-[0-1] 1(x2)" is rank 3 of the
@@ -24,6 +25,7 @@ from ftsupervise.rundir.records import as_count
 
 _BOUND = {
     "evidence": 20.0,
+    "node": 5.0,
     "kill": 5.0,
     "ping": 2.0,
     "snapshots": 5.0,
@@ -164,7 +166,14 @@ def answer(question: str, node: str) -> str:
     if verb == "ranks":
         return "\n".join(f"{rank} {pid}" for rank, pid in sorted(rank_processes(rest, node).items()))
     if verb == "evidence":
-        return _evidence(rest)
+        return _evidence(rest, node)
+    if verb == "node":
+        from pathlib import Path
+
+        from ftsupervise.ranks.evidence import take_node
+
+        take_node(Path(rest), node)
+        return "done"
     numbers = [number for word in rest.split() if (number := as_count(word)) is not None]
     if len(numbers) < max(1, len(rest.split())) or verb != "port":
         return f"no such question: {verb}"
@@ -173,12 +182,12 @@ def answer(question: str, node: str) -> str:
     return str(first_free(numbers) or "")
 
 
-def _evidence(rest: str) -> str:
+def _evidence(rest: str, node: str) -> str:
     try:
         from ftsupervise.ranks.evidence import asked_for, take  # imported here: most agents are never asked
 
         asked = asked_for(rest)
-        return take(*asked) if asked is not None else "no such question: evidence"
+        return take(*asked, node) if asked is not None else "no such question: evidence"
     except Exception as error:  # the evidence so far is lost, and the answer says so
         return f"no evidence of {rest}: {type(error).__name__}: {error}"
 

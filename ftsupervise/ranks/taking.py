@@ -5,18 +5,23 @@ It stands alone because the hang monitor takes it before a kill, and a person wh
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from time import monotonic
+from time import monotonic, sleep
 from typing import NamedTuple
 
+from ftsupervise.host.ownership import make_folder
 from ftsupervise.ranks.evidence import BETWEEN, BOUND, EvidenceHeader, RankProcess, parse_header, question
+from ftsupervise.rundir.paths import write_whole
 from ftsupervise.rundir.records import as_count
 from ftsupervise.truth import RankState
 
 Ask = Callable[[Mapping[str, str], float], Mapping[str, str]]  # node -> question, bound; node -> answer
 
 
+_LATER = 5.0  # seconds after a failure: the next start comes first
+_NODES, _MOST = 5.0, 64  # seconds for the pages of the nodes; nodes
 _PROCESSES = 1.0  # seconds in which the nodes tell which processes the ranks are
 
 
@@ -64,3 +69,27 @@ def with_processes(
                 one = read or RankState(0, node, None, "", now, now, now)
                 found.append(one._replace(rank=numbers[0], node=node, pid=numbers[1], state="", cpu=None))
     return found or list(states)
+
+
+def take_afterwards(
+    ask: Ask, nodes: Sequence[str], slurm: Callable[[Sequence[str]], str], attempt: Path, wait: float = _LATER
+) -> threading.Thread:
+    """Begin to write, after a failure, what Slurm shows of the job and its nodes (``evidence/slurm.txt``), and the pages of the
+    nodes. The next start waits for none of it, and when the job ends before that it is left out."""
+    work = _take_afterwards, (ask, tuple(nodes)[:_MOST], slurm, attempt.absolute() / "evidence", wait)
+    thread = threading.Thread(target=work[0], args=work[1], name="evidence", daemon=True)
+    thread.start()
+    return thread
+
+
+def _take_afterwards(
+    ask: Ask, nodes: Sequence[str], slurm: Callable[[Sequence[str]], str], folder: Path, wait: float
+) -> None:
+    sleep(wait)
+    try:
+        if text := slurm(nodes):
+            make_folder(folder)
+            write_whole(folder / "slurm.txt", text, sync=False)
+    except OSError:  # the disk is full
+        return
+    ask(dict.fromkeys(nodes, f"node {folder}"), _NODES)

@@ -29,6 +29,7 @@ from ftsupervise.ranks.agent_pool import AT_ONCE, Agents
 from ftsupervise.ranks.hang_detector import Detector, GapHistory
 from ftsupervise.ranks.hang_monitor import HangMonitor
 from ftsupervise.ranks.life import LOOKED, PROCESSES, SAYS, ProcessesSeen
+from ftsupervise.ranks.taking import take_afterwards
 from ftsupervise.replicas.bounds import ENV_LIGHTHOUSE
 from ftsupervise.replicas.member import QuorumWatcher, wait_for_lighthouse
 from ftsupervise.replicas.record import lighthouse_address
@@ -608,6 +609,7 @@ def _after(to: Services, now: RunProgress, ended: End, *, waits: bool) -> RunPro
     ended = with_lost_nodes(ended, lost)
     if ended.failure is not None:
         to.nodes.after(mine, ended, lost)
+        take_afterwards(to.agents.ask_in_passing, to.agents.answering(), to.allocation.shown, mine.folder)
     left = to.allocation.end_steps(now.foreign, to.options.rundir.attempts)
     if left:  # srun may have ended before its ranks on other nodes: they end before anything else begins
         words = f"these steps do not end: {', '.join(left)}"

@@ -2,6 +2,7 @@
 
     DIR/rank-N     one page per rank of this node, made by that rank alone; DIR is node-local (/dev/shm) and ours (0700)
     DIR/stack-N    its stacks, on request (guard/heartbeat.py)
+    DIR/server-N   where its worker server listens, if it has one (ranks/evidence.py)
 
 The page is written in place: every field is one aligned word, so that a reader sees the old or the new one, and the name of the
 phase stands under a counter that is odd while it changes. All times are CLOCK_MONOTONIC, which all processes of a host share.
@@ -33,6 +34,9 @@ from ftsupervise.truth import Beat, HeartbeatSample
 ENV_PAGES = "FTSUPERVISE_PAGES"  # the directory of this attempt's pages on every node, set by ``ftsupervise run``
 
 STACK_SIGNAL = signal.SIGRTMIN + 7  # asks a rank for its stacks (guard/heartbeat.py); no known program uses it
+
+# where PyTorch's worker server of a rank listens: the path of a socket, and for the first one also 127.0.0.1:PORT
+ENV_SERVERS = ("FTSUPERVISE_WORKER_SERVER", "TORCH_WORKER_SERVER_SOCKET")
 
 EXIT_FIFO = "exits-"  # begins the names of the exit FIFOs beside the pages' directory (ranks/shm_dir.py)
 
@@ -182,6 +186,11 @@ def _step(word: int) -> Optional[int]:
 def stack_path(directory: Union[str, os.PathLike[str]], rank: int) -> Path:
     """Return the file to which the rank writes its stacks on request."""
     return Path(directory, f"stack-{rank}")
+
+
+def server_note(directory: Union[str, os.PathLike[str]], rank: int) -> Path:
+    """Return the file in which the rank says where its worker server listens (``ranks/evidence.py``)."""
+    return Path(directory, f"server-{rank}")
 
 
 def read_page(path: Path) -> Optional[HeartbeatSample]:

@@ -24,7 +24,8 @@ ASKED = "asked.json"
 NOW = Path("evidence", "now")
 _ANSWER = "now.json"
 _LARGEST = 64 << 20  # bytes of an answer
-_PAGE = "rank-"
+_PAGES = ("rank-", "rank_", "node-")  # of the evidence (ranks/evidence.py)
+FLIGHT = "flight"
 
 
 class LiveQuestion(NamedTuple):
@@ -93,9 +94,11 @@ def take_question(attempt: Path) -> LiveQuestion | None:
 def begin_answer(attempt: Path) -> Path:
     """Return the folder for an answer, without the pages of the last one. Raises OSError."""
     make_folder(attempt / NOW, parents=True)
-    for name in os.listdir(attempt / NOW):
-        if name.startswith((_PAGE, files.TEMPORARY)):
-            (attempt / NOW / name).unlink(missing_ok=True)
+    for folder in (attempt / NOW, attempt / NOW / FLIGHT):
+        make_folder(folder)
+        for name in os.listdir(folder):
+            if name.startswith((*_PAGES, files.TEMPORARY)):
+                (folder / name).unlink(missing_ok=True)
     return attempt / NOW
 
 

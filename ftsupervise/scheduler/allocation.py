@@ -390,6 +390,19 @@ class Allocation:
         if code == 0:
             self._addresses = addresses(shown, self._usual_port())
 
+    def shown(self, nodes: Sequence[str]) -> str:
+        """Return what Slurm shows of the job and of ``nodes``, for people; "" without Slurm. Takes seconds where it is slow."""
+        if not self.job:
+            return ""
+        named = compress_hostlist(tuple(nodes))
+        of_nodes = [("show", "node", named)] if named else []
+        questions = [("show", "job", self.job), ("show", "step", self.job), *of_nodes]
+        said = []
+        for words in questions:
+            code, out = self._ask("scontrol", *words)
+            said.append(f"== scontrol {' '.join(words)}\n{out if code == 0 else 'no answer'}")
+        return "\n".join(said)
+
     def _config(self) -> str:
         return self._ask("scontrol", "show", "config")[1]
 
