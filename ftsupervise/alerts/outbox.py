@@ -120,6 +120,11 @@ class JournalState:
     def receiver(self, name: str) -> ReceiverState:
         return self.receivers.get(name) or ReceiverState()
 
+    @property
+    def idle(self) -> bool:
+        """Return whether nothing waits to be sent, and no receiver for another chance."""
+        return not self.outbox and all(receiver.works for receiver in self.receivers.values())
+
 
 def message_id(home: str, receiver: str, run: str, notices: tuple[Notice, ...]) -> str:
     """Return a stable id: two watchers that see the same transitions make the same one."""

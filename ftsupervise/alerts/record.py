@@ -20,7 +20,17 @@ from typing import TYPE_CHECKING, NamedTuple
 from ftsupervise.alerts.journal import Journal
 from ftsupervise.alerts.outbox import LISTED, LISTED_FOR_MACHINES, JournalState, Message, message_id, put, source_of
 from ftsupervise.alerts.self_monitor import about_itself, journal_finding, receiver_finding, reroute
-from ftsupervise.alerts.step import alert_id, due_at, explained_by, inhibitor, policy_of, receivers_of, silenced, step
+from ftsupervise.alerts.step import (
+    Policy,
+    alert_id,
+    due_at,
+    explained_by,
+    inhibitor,
+    policy_of,
+    receivers_of,
+    silenced,
+    step,
+)
 from ftsupervise.alerts.wording import ENDS, clean, one_line
 from ftsupervise.findings import Alert, AlertState, EventKind, Finding, Notice, Reason
 from ftsupervise.truth import Health
@@ -186,12 +196,13 @@ def advance(
     spoke = {finding.watchdog for finding in by_id.values()}
     alerts = dict(state.alerts)
     parcels: dict[str, list[Notice]] = {}
+    policies: dict[str, Policy] = {}  # by the watchdog
     for ident in (*by_id, *known):
         finding = by_id.get(ident)
         old = alerts.get(ident) or Alert(id=ident, finding=by_id[ident], seen=now)
         newest = finding or old.finding
         muted = silenced(ident, newest, state.silences, now) or inhibitor(newest, causes)
-        policy = policy_of(settings, newest)
+        policy = policies.get(newest.watchdog) or policies.setdefault(newest.watchdog, policy_of(settings, newest))
         if newest.watchdog not in spoke:  # it was not due, or it is switched off: we wait, but not for ever
             policy = replace(policy, forget_after=max(policy.forget_after, NOT_ASKED))
         new, reason = step(old, finding, policy, now, muted=muted)

@@ -63,7 +63,8 @@ ENDS = (Reason.RESOLVED, Reason.UNWATCHED)
 
 def one_line(text: str, limit: int = 400) -> str:
     """Return ``text`` as one harmless line of at most ``limit`` characters."""
-    return _cut(" ".join(_UNSEEN.sub(" ", text).split()), limit)
+    seen = text if text.isascii() and text.isprintable() else _UNSEEN.sub(" ", text)
+    return _cut(" ".join(seen.split()), limit)
 
 
 def lines(text: str, limit: int = 1500) -> str:
@@ -77,8 +78,10 @@ def _cut(text: str, limit: int) -> str:
 
 def clean(finding: Finding) -> Finding:
     """Return the finding as it may be shown to people."""
-    short: dict[str, Any] = {name: one_line(getattr(finding, name), limit) for name, limit in _LIMITS.items()}
-    return replace(finding, detail=lines(finding.detail), **short)
+    short = {name: one_line(getattr(finding, name), limit) for name, limit in _LIMITS.items()}
+    short["detail"] = lines(finding.detail) if finding.detail else ""
+    changed: dict[str, Any] = {name: text for name, text in short.items() if text != getattr(finding, name)}
+    return replace(finding, **changed) if changed else finding
 
 
 @dataclass(frozen=True)

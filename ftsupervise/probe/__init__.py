@@ -353,32 +353,34 @@ class Child:
         until = time.monotonic() + bound
         payload = marshal.dumps((question, args))
         self._send(len(payload).to_bytes(4, "big") + payload, until)
-        length = int.from_bytes(self._receive(4, until), "big")
-        answer: tuple[Any, ...] = marshal.loads(self._receive(length, until))
+        got = self._receive(b"", 4, until)
+        length = 4 + int.from_bytes(got[:4], "big")
+        answer: tuple[Any, ...] = marshal.loads(self._receive(got, length, until)[4:])
         return answer
 
     def _send(self, data: bytes, until: float) -> None:
         view = memoryview(data)
         while view:
-            if not is_ready(self._to, until - time.monotonic(), select.POLLOUT):
-                raise Late
             try:
                 view = view[os.write(self._to.fileno(), view) :]
             except BlockingIOError:
-                continue
+                if not is_ready(self._to, until - time.monotonic(), select.POLLOUT):
+                    raise Late from None
             except BrokenPipeError:
                 raise Died(self._how()) from None
 
-    def _receive(self, count: int, until: float) -> bytes:
-        parts = []
-        while count:
+    def _receive(self, got: bytes, count: int, until: float) -> bytes:
+        """Return ``got`` and what the child has written since, once these are ``count`` bytes. It writes one answer at a
+        time."""
+        parts, have = [got], len(got)
+        while have < count:
             if not is_ready(self._from, until - time.monotonic()):
                 raise Late
-            part = os.read(self._from.fileno(), min(count, 1 << 20))
+            part = os.read(self._from.fileno(), 1 << 20)
             if not part:
                 raise Died(self._how())
             parts.append(part)
-            count -= len(part)
+            have += len(part)
         return b"".join(parts)
 
     def _how(self) -> str:

@@ -16,7 +16,7 @@ from ftsupervise.model import Attempt, Job
 from ftsupervise.probe import Probe
 from ftsupervise.rundir.ledger import ledger
 from ftsupervise.rundir.paths import RunDir
-from ftsupervise.truth import Health
+from ftsupervise.truth import Beat, Health
 
 if TYPE_CHECKING:
     from ftsupervise.config.schema import Run
@@ -40,6 +40,8 @@ class Look:
     probe: Probe = field(default_factory=Probe)
     watchdog: str = ""  # its name
     recorded: tuple[Attempt, ...] | None = None  # the run's ledger, where this tick has read it
+    # with the time of each; the watchdogs of one tick read them once
+    beats: list[tuple[Beat, float]] = field(default_factory=list)
 
     @property
     def attempts(self) -> tuple[Attempt, ...]:

@@ -27,7 +27,7 @@ from ftsupervise.rundir.ledger import ledger
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.records import ExactObject, read_record, write_json
 from ftsupervise.scheduler.ownership import by_mark, candidates, identify, jobs_of_run
-from ftsupervise.truth import Health
+from ftsupervise.truth import Beat, Health
 from ftsupervise.units import show_duration
 from ftsupervise.watch import Look, due
 from ftsupervise.watch.watchdogs import load_watchdog, names_of
@@ -175,6 +175,7 @@ def look_at(
         known_by = identify(rundir, run.name, launches(rundir), attempts[-1] if attempts else None, watch=own)
         jobs = jobs_of_run(known_by, candidates(known_by, queue.by_mark))
     memory = read_memory(rundir)
+    beats: list[tuple[Beat, float]] = []
     findings: list[Finding] = []
     for name in names_of(run.watch):
         settings = getattr(run.watch, name.replace("-", "_"), None)
@@ -184,7 +185,7 @@ def look_at(
         if due_only and not due(mine, getattr(settings, "every", None), now):
             continue
         at(name)
-        findings += _check(Look(run, rundir, now, jobs, mine, queue.blind, probe, name, attempts), settings)
+        findings += _check(Look(run, rundir, now, jobs, mine, queue.blind, probe, name, attempts, beats), settings)
     return RunLook(run, rundir, jobs, tuple(findings), attempts, memory)
 
 

@@ -111,6 +111,8 @@ class Tour:
         self.looks: dict[int, RunLook] = {}
         self.jobs: dict[int, tuple[Job, ...] | None] = {}  # of the runs that were looked at
         self.stood: dict[int, tuple[int, int]] = {}  # of their directories, before these were judged
+        self.context: list[Finding] = []  # what may explain a finding of any run
+        self.idle: list[int] = []  # the runs that were looked at and have nothing to send
 
     def tell(self, event: Any) -> None:
         self.progress.apply(event)
@@ -126,6 +128,7 @@ class Tour:
                 self._check_directory(index)
         if self._must_ask():
             self._ask()
+        self.context = bad_in_general(self.progress, self.orders.now)
         with Probe(waits=self.say.waits) as probe:
             for index in self.group:
                 if runs[index].report is None and self.progress.usable(index):
@@ -233,7 +236,10 @@ class Tour:
             )
             self._require_still(index)
             self.say.at(index, "write down what was found", BOUND)
-            report, news = _notify(seen, journal, orders.now, context=bad_in_general(self.progress, orders.now))
+            report, news = _notify(seen, journal, orders.now, context=self.context)
+            if journal.read().idle:
+                self.idle.append(index)
+                del self.journals[index]  # thousands of runs are a lot of memory
             self.say.at(index, "write down that it was checked", BOUND)
             trouble = tuple(_remember(seen, report, news, orders))
             self.jobs[index] = seen.jobs
@@ -259,12 +265,14 @@ class Tour:
 
     def _send(self) -> None:
         progress = self.progress
-        mine = [index for index in self.group if index in progress.roster.known and _may_send(progress.runs[index])]
-        if mine:
-            settings = [progress.roster.known[i].run.alerts for i in mine]
+        known, idle = progress.roster.known, set(self.idle)
+        may = [index for index in self.group if index in known and _may_send(progress.runs[index])]
+        mine = [index for index in may if index not in idle]
+        if may:
+            settings = [known[i].run.alerts for i in mine]
             journals = [self._journal(i) for i in mine]
             done = send(journals, settings, self.orders.now, self.say, mine, self.about_run)
-            self.tell(MessagesSent(tuple(mine), done))
+            self.tell(MessagesSent(tuple(may), done))
 
     def about_run(self, index: int) -> AboutRun | None:
         """Return what goes with the messages of a run that this child has checked."""

@@ -115,16 +115,18 @@ def newest_beats(look: Look, now: float) -> tuple[tuple[tuple[Beat, float], ...]
 
     ``now``: seconds by the clock of the file server.
     """
-    got = look.probe.texts(look.rundir.beats, prefix="rank-", files=_RANKS, most=64_000)
-    if isinstance(got, NotSeen):
-        return (), got.sentence
-    if isinstance(got, Missing):
-        return (), _why_none(look)
-    read = [(beat, max(0.0, now - text.mtime)) for text in got if (beat := parse_beat(text.data)) is not None]
-    newest = max((attempt(beat) for beat, _ in read), default=0)
-    mine = [pair for pair in read if attempt(pair[0]) == newest]
-    members = {beat.rank for beat in of_the_group([beat for beat, _ in mine])}
-    return tuple(pair for pair in mine if pair[0].rank in members), ""
+    if not look.beats:
+        got = look.probe.texts(look.rundir.beats, prefix="rank-", files=_RANKS, most=64_000)
+        if isinstance(got, NotSeen):
+            return (), got.sentence
+        if isinstance(got, Missing):
+            return (), _why_none(look)
+        read = [(beat, text.mtime) for text in got if (beat := parse_beat(text.data)) is not None]
+        newest = max((attempt(beat) for beat, _ in read), default=0)
+        mine = [pair for pair in read if attempt(pair[0]) == newest]
+        members = {beat.rank for beat in of_the_group([beat for beat, _ in mine])}
+        look.beats[:] = [pair for pair in mine if pair[0].rank in members]
+    return tuple((beat, max(0.0, now - written)) for beat, written in look.beats), ""
 
 
 def _why_none(look: Look) -> str:
