@@ -10,12 +10,13 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from ftsupervise.alerts.deliver import Delivered
+from ftsupervise.config.fields import Strict
 from ftsupervise.config.find_run import CONFIG_NAME, settings_of
 from ftsupervise.config.sources import is_by_hand
 from ftsupervise.errors import Error, about, from_os_error
@@ -29,6 +30,9 @@ from ftsupervise.watch.checks import QueueAnswer
 
 if TYPE_CHECKING:
     from ftsupervise.config.schema import Run
+
+_Settings = TypeVar("_Settings", bound=Strict)
+_SECTIONS = 16  # of one kind that are looked through for an equal one
 
 
 @dataclass(frozen=True)
@@ -53,12 +57,21 @@ class Roster:
     away: str = ""  # why the state directory must not be touched in the next tick
     # runs that did not answer at the last tick: each gets a child of its own
     slow: set[int] = field(default_factory=set)
+    sections: dict[type[Strict], list[Strict]] = field(
+        default_factory=dict
+    )  # of the settings that were read, some of each kind
 
     @classmethod
     def of(cls, runs: Sequence[Run]) -> Roster:
         """Runs whose settings are known and stay as they are."""
-        known = {index: KnownRun(Path(), None, run) for index, run in enumerate(runs)}
-        return cls(tuple(str(run.run_dir) for run in runs), known)
+        roster = cls(tuple(str(run.run_dir) for run in runs))
+        for index, run in enumerate(runs):
+            roster.keep(index, KnownRun(Path(), None, run))
+        return roster
+
+    def keep(self, index: int, known: KnownRun) -> None:
+        """Keep the settings of a run. Most sections of thousands of runs are equal, and are in memory once."""
+        self.known[index] = replace(known, run=_shared(known.run, self.sections))
 
     @property
     def runs(self) -> list[Run]:
@@ -84,6 +97,24 @@ class Roster:
             by_name = {self.names[index]: known for index, known in self.known.items()}
             self.names, self.slow = tuple(names), set()
             self.known = {i: by_name[name] for i, name in enumerate(names) if name in by_name}
+
+
+def _shared(settings: _Settings, sections: dict[type[Strict], list[Strict]]) -> _Settings:
+    """Return equal settings, of which each section is one of ``sections`` where that has an equal one; else it is added."""
+    inner = {name: value for name, value in settings if isinstance(value, Strict)}
+    shared = {
+        name: _one_of(_shared(value, sections), sections.setdefault(type(value), [])) for name, value in inner.items()
+    }
+    changed = {name: value for name, value in shared.items() if value is not inner[name]}
+    return settings.model_copy(update=changed) if changed else settings
+
+
+def _one_of(section: Strict, others: list[Strict]) -> Strict:
+    for other in others:
+        if other == section:
+            return other
+    others[_SECTIONS - 1 :] = [section]
+    return section
 
 
 def state_key(state: Path) -> str:
@@ -298,7 +329,7 @@ class SettingsRead(NamedTuple):
         run = progress.runs[self.which]
         run.settled = True
         if self.known is not None:
-            progress.roster.known[self.which] = self.known
+            progress.roster.keep(self.which, self.known)
         if self.error is not None:
             run.trouble, run.error = self.error.message, self.error
 
