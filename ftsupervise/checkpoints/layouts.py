@@ -26,7 +26,7 @@ from collections.abc import Callable, Collection, Iterator
 from itertools import product
 from math import prod
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 from ftsupervise.checkpoints.manifest import CheckpointLayout as Layout
 from ftsupervise.checkpoints.manifest import Contents, contents_of, read_manifest
@@ -49,6 +49,7 @@ _STEPS = (
 )
 _ZIP, _ZIP_END = b"PK\x03\x04", b"PK\x05\x06"
 _ZIP_END_SIZE = 22  # bytes of the record at a zip's end, without a comment
+_END, _LOCATOR64, _END64 = struct.Struct("<4s4H2LH"), struct.Struct("<4sLQL"), struct.Struct("<4sQ2H2L4Q")
 _PIECE = 1 << 20  # bytes
 _NEIGHBOURS = 3  # committed checkpoints beside one whose files are compared with it
 _MODEL_PARALLEL = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "expert_model_parallel_size")
@@ -486,6 +487,11 @@ def damaged_archive(path: Path, progress: Callable[[int], object]) -> str:
     with os.fdopen(fd, "rb") as raw:
         try:
             with zipfile.ZipFile(raw) as archive:
+                found, said = len(archive.infolist()), _records_in(raw, archive.comment)
+                if (
+                    found != said
+                ):  # the lengths in its directory have no checksum: one may take in the records behind it
+                    return f"is not whole: its directory shows {found} of {said} records"
                 for record in archive.infolist():
                     with archive.open(record) as content:
                         while piece := content.read(_PIECE):
@@ -493,6 +499,23 @@ def damaged_archive(path: Path, progress: Callable[[int], object]) -> str:
         except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, ValueError, RuntimeError) as error:
             return f"is not whole: {error}"
     return ""
+
+
+def _records_in(raw: IO[bytes], comment: bytes) -> int:
+    """Return how many records the end of an archive says that it has. Raises ValueError, OSError.
+
+    Source: PKWARE's APPNOTE 4.3.14 to 4.3.16.
+    """
+    try:
+        raw.seek(-len(comment) - _END.size, os.SEEK_END)
+        records = int(_END.unpack(raw.read(_END.size))[4])
+        if records < 0xFFFF:
+            return records
+        raw.seek(-len(comment) - _END.size - _LOCATOR64.size, os.SEEK_END)
+        raw.seek(_LOCATOR64.unpack(raw.read(_LOCATOR64.size))[2])
+        return int(_END64.unpack(raw.read(_END64.size))[7])
+    except struct.error as error:
+        raise ValueError(f"the end of its directory is damaged: {error}") from None
 
 
 def _safetensors(fd: int, size: int) -> str:

@@ -275,6 +275,20 @@ def test_no_flipped_bit_of_a_single_file_brings_another_state(checkpoints: Path,
     play(one_file(checkpoints, draw, name), flips, draw)
 
 
+def test_a_length_in_the_directory_of_an_archive_that_takes_in_the_record_behind_it_is_damage(
+    checkpoints: Path,
+) -> None:
+    """The directory has no checksum: a bit in the length of a comment hides the record behind it, and all others are whole."""
+    scene = one_file(checkpoints, random.Random("a comment"), "epoch=0-step={}.ckpt")
+    assert scene.vague is not None
+    raw = bytearray(scene.vague.read_bytes())
+    first = raw.index(b"PK\x01\x02")
+    raw[first + 32] = raw.index(b"PK\x05\x06") - raw.index(b"PK\x01\x02", first + 1)
+    scene.vague.write_bytes(raw)
+    assert list(content_of(scene.vague)) == ["archive/data.pkl"]  # type: ignore[call-overload]
+    assert scene.begins() == scene.older
+
+
 @pytest.mark.resume(
     "… of one whose blocks are copied into the tensors of a model and its optimizer as they are compared",
     "the one before, all of it, over that",
