@@ -107,7 +107,7 @@ class LiveLooks:
         if question is not None:
             try:
                 self._answer(question)
-            except OSError:  # a full disk: the person is told that there was no answer
+            except (OSError, RuntimeError):  # a full disk, no more threads: the person is told that there was no answer
                 return
 
     def _answer(self, question: LiveQuestion) -> None:

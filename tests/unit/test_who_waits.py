@@ -59,6 +59,7 @@ WAITS: dict[str, dict[str, str]] = {
     "probe/server.py": {"run": "this child exists for that", "_end": "this child exists for that"},
     "ranks/__main__.py": {"receive": TIMED, "_send_to": TIMED},
     "ranks/agent_pool.py": {"_start": SYSTEM},
+    "ranks/evidence.py": dict.fromkeys(("ask", "_connected", "_answer"), TIMED),
     "ranks/protocol.py": {
         "udp": TIMED,
         "resolve": "the agent looks its supervisor up once, at its start: nobody waits for an agent without a bound",
