@@ -13,9 +13,11 @@ Standard library only: it runs on every node.
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import socket
+import stat
 import struct
 import time
 from collections import deque
@@ -93,14 +95,21 @@ def parse_header(line: str) -> EvidenceHeader | None:
     return EvidenceHeader(-1, int(found[1]), state, syscall, wchan, found[5] == "yes", at)
 
 
-def evidence(pid: int, within: float = WITHIN, rank: int | None = None, flight: Path | None = None) -> str:
+def evidence(
+    pid: int,
+    within: float = WITHIN,
+    rank: int | None = None,
+    flight: Path | None = None,
+    *,
+    goes_on: bool = False,
+) -> str:
     """Return the evidence of process ``pid`` that can be gathered within ``within`` seconds. ``flight``: the folder for the
-    dump of its flight recorder, as that of ``rank``."""
+    dump of its flight recorder, as that of ``rank``. ``goes_on``: as in ``question``."""
     until = monotonic() + within
     sections: list[str] = []
     stack: list[str] = [""]
     of = RankProcess(-1 if rank is None else rank, pid)
-    gathered = PendingCall(partial(_gather, of, until, sections, stack, flight)).is_over(within)
+    gathered = PendingCall(partial(_gather, of, until, sections, stack, flight, goes_on)).is_over(within)
     missing = "" if gathered else "\n== the rest could not be read: a question was not answered in time\n"
     return "\n".join((header_of(pid, stack[0]).line(), *sections)) + missing
 
@@ -112,9 +121,11 @@ class RankProcess(NamedTuple):
     pid: int
 
 
-def question(ranks: Iterable[RankProcess], into: Path) -> str:
-    """Return the question for the evidence of ``ranks``, whose pages go to ``into``."""
-    return f"evidence {','.join(f'{one.rank}:{one.pid}' for one in ranks)} {into}"
+def question(ranks: Iterable[RankProcess], into: Path, *, goes_on: bool = False) -> str:
+    """Return the question for the evidence of ``ranks``, whose pages go to ``into``. ``goes_on``: the run may be healthy, and
+    nothing is asked of it that it could mind."""
+    verb = "look" if goes_on else "evidence"
+    return f"{verb} {','.join(f'{one.rank}:{one.pid}' for one in ranks)} {into}"
 
 
 _QUESTION = re.compile(r"((?:\d{1,9}:\d{1,9},)*\d{1,9}:\d{1,9}) (/.+)", re.S)
@@ -129,12 +140,12 @@ def asked_for(text: str) -> tuple[list[RankProcess], Path] | None:
     return [RankProcess(int(rank), int(pid)) for rank, pid in pairs], Path(found[2])
 
 
-def take(ranks: Sequence[RankProcess], into: Path, node: str) -> str:
+def take(ranks: Sequence[RankProcess], into: Path, node: str, *, goes_on: bool = False) -> str:
     """Write the pages of ``ranks``, all at once, and that of their ``node``; return the first lines of those of the ranks, in
     this order, and the whole of a page that could not be written."""
     most = _ALL // max(1, len(ranks))
     beside = PendingCall(partial(take_node, into, node))
-    texts = all_at_once(partial(_take, into=into), ranks, WITHIN + _WRITE + 0.2)
+    texts = all_at_once(partial(_take, into=into, goes_on=goes_on), ranks, WITHIN + _WRITE + 0.2)
     beside.is_over(_NODE)
     return BETWEEN.join((text or "").replace(BETWEEN, " ")[:most] for text in texts)
 
@@ -210,8 +221,8 @@ def _gpus() -> str:
     return f"nvidia-smi did not answer within {_SMI:g} s" if done.timed_out else done.stdout + done.stderr
 
 
-def _take(one: RankProcess, into: Path) -> str:
-    text = evidence(one.pid, rank=one.rank, flight=into / "flight")[:_PAGE]
+def _take(one: RankProcess, into: Path, goes_on: bool) -> str:
+    text = evidence(one.pid, rank=one.rank, flight=into / "flight", goes_on=goes_on)[:_PAGE]
     try:
         written = in_time(partial(_write, into / f"rank-{one.rank}.txt", text), _WRITE)
     except OSError:  # the disk is full
@@ -226,7 +237,9 @@ def _write(page: Path, text: str) -> bool:
     return True
 
 
-def _gather(of: RankProcess, until: float, sections: list[str], stack: list[str], flight: Path | None = None) -> None:
+def _gather(
+    of: RankProcess, until: float, sections: list[str], stack: list[str], flight: Path | None, goes_on: bool
+) -> None:
     """Gather the evidence, the reads that cannot hang first."""
     pid = of.pid
 
@@ -255,6 +268,8 @@ def _gather(of: RankProcess, until: float, sections: list[str], stack: list[str]
         if not stack[0] and (said := asked_server.stacks()):
             stack[0] = said
             add("Python stacks (by the worker server; the main thread is the last one)", said)
+    elif flight is not None and not goes_on and (stem := environment.get(_PIPE, "")):
+        add("flight recorder", _dumped_by_pipe(RankProcess(rank, pid), stem, environment, flight, until))
     if spy := on_path("py-spy"):
         add("py-spy", _spy(spy, pid, until))
 
@@ -482,6 +497,73 @@ def _text(path: str, limit: int = _TEXT) -> str:
         return _read(path, limit)
     except OSError:
         return ""
+
+
+# ------------------------------------------------------------------------------------------
+
+# NCCL's flight recorder writes its dump when something is written into a pipe, which the program has asked for by a variable of
+# its environment; the names of pipe and dump end in the rank. A thread of the rank that looks each second does it, and may need
+# the interpreter for it: no run that may be healthy is asked.
+# Source: torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp (DumpPipe), FlightRecorder.cpp (getWriter) of PyTorch 2.13.
+
+_PIPE = "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"
+_DUMPS = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
+_DUMPED = 2.0  # seconds
+_WRITTEN = 0.15  # seconds without more of it
+
+
+def _dumped_by_pipe(of: RankProcess, stem: str, environment: Mapping[str, str], into: Path, until: float) -> str:
+    """Have a rank write the dump of its flight recorder, and keep it in ``into``; return in words what became of that."""
+    pipe = f"{stem}{of.rank}.pipe"
+    try:
+        folder = os.readlink(f"/proc/{of.pid}/cwd")  # noqa: PTH115 - a name, not a path
+        usual = f"{environment.get('HOME', '/tmp')}/.cache/torch/comm_lib_trace_rank_"
+        prefix = next((environment[name] for name in _DUMPS if environment.get(name)), usual)
+        dump = Path(folder, f"{prefix}{of.rank}")
+        before = _state_of(dump)
+        _write_into(Path(folder, pipe))
+        if not _is_written(dump, before, min(until, monotonic() + _DUMPED)):
+            return f"{dump}: not written in time"
+        raw = files.read_bounded(dump, _DUMP)
+        make_folder(into, parents=True)
+        write_whole(into / f"rank_{of.rank}", raw, sync=False)
+    except OSError as error:
+        return f"{error.filename or pipe}: {error.strerror or error}"
+    return f"{len(raw)} bytes in flight/rank_{of.rank}"
+
+
+def _write_into(pipe: Path) -> None:
+    """Write into a pipe of this account's that somebody reads. Raises OSError."""
+    fd = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        found = os.fstat(fd)
+        if not stat.S_ISFIFO(found.st_mode) or found.st_uid != os.geteuid():
+            raise OSError(errno.EPERM, "it is no pipe of this account's", str(pipe))
+        os.write(fd, b"1\n")
+    finally:
+        os.close(fd)
+
+
+def _state_of(path: Path) -> tuple[int, int] | None:
+    """Return time and size of a file of this account's; None where there is none."""
+    try:
+        found = path.lstat()
+    except FileNotFoundError:
+        return None
+    return (found.st_mtime_ns, found.st_size) if found.st_uid == os.geteuid() else None
+
+
+def _is_written(path: Path, before: tuple[int, int] | None, until: float) -> bool:
+    """Wait for a file that is another than ``before``, and does not change any more."""
+    seen, since = before, monotonic()
+    while (now := monotonic()) < until:
+        found = _state_of(path)
+        if found != seen:
+            seen, since = found, now
+        elif seen not in (None, before) and now - since >= _WRITTEN:
+            return True
+        time.sleep(0.02)
+    return False
 
 
 # ------------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """The questions that the supervisor may ask an agent. Each is answered by a process of its own, since it may hang.
 
 evidence R:P,… DIR  writes the pages of ranks R with the processes P to DIR; answers their first lines (``evidence.py``)
+look R:P,… DIR   the same of a run that may be healthy, without what it could mind
 node DIR         writes the page of this node to DIR
 kill DIR         SIGKILL for every process of the attempt in DIR on this node; answers how many took it, and for each rank
                  that was dying before (from an agent only; as ``pack_exits``, in hexadecimal)
@@ -25,6 +26,7 @@ from ftsupervise.rundir.records import as_count
 
 _BOUND = {
     "evidence": 20.0,
+    "look": 20.0,
     "node": 5.0,
     "kill": 5.0,
     "ping": 2.0,
@@ -165,8 +167,8 @@ def answer(question: str, node: str) -> str:
         return tasks_of(rest, node)
     if verb == "ranks":
         return "\n".join(f"{rank} {pid}" for rank, pid in sorted(rank_processes(rest, node).items()))
-    if verb == "evidence":
-        return _evidence(rest, node)
+    if verb in ("evidence", "look"):
+        return _evidence(rest, node, goes_on=verb == "look")
     if verb == "node":
         from pathlib import Path
 
@@ -182,12 +184,12 @@ def answer(question: str, node: str) -> str:
     return str(first_free(numbers) or "")
 
 
-def _evidence(rest: str, node: str) -> str:
+def _evidence(rest: str, node: str, *, goes_on: bool) -> str:
     try:
         from ftsupervise.ranks.evidence import asked_for, take  # imported here: most agents are never asked
 
         asked = asked_for(rest)
-        return take(*asked, node) if asked is not None else "no such question: evidence"
+        return take(*asked, node, goes_on=goes_on) if asked is not None else "no such question"
     except Exception as error:  # the evidence so far is lost, and the answer says so
         return f"no evidence of {rest}: {type(error).__name__}: {error}"
 

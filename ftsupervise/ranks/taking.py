@@ -33,16 +33,18 @@ class EvidenceTaken(NamedTuple):
     unwritten: Mapping[str, str] = {}  # name -> text
 
 
-def take_evidence(ask: Ask, ranks: Sequence[RankState], into: Path, bound: float = BOUND) -> EvidenceTaken:
-    """Have the nodes of ``ranks`` write their pages to ``into``, within ``bound`` seconds."""
+def take_evidence(ask: Ask, ranks: Sequence[RankState], into: Path, *, goes_on: bool = False) -> EvidenceTaken:
+    """Have the nodes of ``ranks`` write their pages to ``into``. ``goes_on``: the run may be healthy, and nothing is asked of
+    it that it could mind."""
     nodes: dict[str, list[RankState]] = {}
     for one in ranks:
         nodes.setdefault(one.node, []).append(one)
     folder = into.absolute()
     questions = {
-        node: question((RankProcess(one.rank, one.pid) for one in some), folder) for node, some in nodes.items()
+        node: question((RankProcess(one.rank, one.pid) for one in some), folder, goes_on=goes_on)
+        for node, some in nodes.items()
     }
-    answers = ask(questions, bound) if questions else {}
+    answers = ask(questions, BOUND) if questions else {}
     headers, unwritten = list[EvidenceHeader](), dict[str, str]()
     for node, answer in answers.items():
         for one, text in zip(nodes[node], answer.split(BETWEEN), strict=False):

@@ -113,7 +113,7 @@ class LiveLooks:
     def _answer(self, question: LiveQuestion) -> None:
         folder = live_look.begin_answer(self._attempt)
         chosen = worth_a_look(self._states())
-        taken = take_evidence(self._agents.ask_in_passing, chosen, folder)
+        taken = take_evidence(self._agents.ask_in_passing, chosen, folder, goes_on=True)
         for name, text in taken.unwritten.items():
             write_whole(folder / name, text, sync=False)
         states, now = self._states(), monotonic()

@@ -9,11 +9,13 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
+from subprocess import PIPE as PIPE_TO_US
+from subprocess import Popen
 from typing import Any
 
 import pytest
 
-from ftsupervise.ranks.evidence import RankProcess, asked_for, question
+from ftsupervise.ranks.evidence import RankProcess, asked_for, question, take
 from ftsupervise.ranks.taking import take_afterwards
 from tests.neighbours.supervised import SupervisedRun
 
@@ -93,3 +95,52 @@ def test_what_is_taken_after_a_crash_holds_nobody_up(tmp_path: Path) -> None:
     taken.join(30)
     assert (tmp_path / "evidence" / "slurm.txt").read_text() == "JobState=RUNNING"
     assert asked == [f"node {tmp_path / 'evidence'}"] and taken.daemon
+
+
+RECORDER = """
+import os, sys, time
+stem, dump = os.environ["TORCH_NCCL_DEBUG_INFO_PIPE_FILE"], os.environ["TORCH_FR_DUMP_TEMP_FILE"]
+os.mkfifo(f"{stem}3.pipe")
+fd = os.open(f"{stem}3.pipe", os.O_RDONLY | os.O_NONBLOCK)
+print("ready", flush=True)
+while True:
+    if os.read(fd, 128):
+        with open(f"{dump}3", "w") as file:
+            file.write('{"entries": []}')
+    time.sleep(0.5)
+"""
+
+
+def test_a_recorder_with_a_pipe_is_asked_for_its_dump_in_a_hang_and_never_in_a_run_that_may_be_healthy(
+    tmp_path: Path,
+) -> None:
+    """In place of NCCL's: it reads the pipe each half second, and writes where torch writes."""
+    env = {"TORCH_NCCL_DEBUG_INFO_PIPE_FILE": f"{tmp_path}/p_", "TORCH_FR_DUMP_TEMP_FILE": f"{tmp_path}/d_"}
+    with Popen([sys.executable, "-c", RECORDER], stdout=PIPE_TO_US, env=env) as rank:
+        try:
+            assert rank.stdout is not None and rank.stdout.readline() == b"ready\n"
+            take([RankProcess(3, rank.pid)], tmp_path / "now", "here", goes_on=True)
+            assert not (tmp_path / "now" / "flight").exists() and not (tmp_path / "d_3").exists()
+            take([RankProcess(3, rank.pid)], tmp_path / "evidence", "here")
+            assert (tmp_path / "evidence" / "flight" / "rank_3").read_text() == '{"entries": []}'
+            assert "15 bytes in flight/rank_3" in (tmp_path / "evidence" / "rank-3.txt").read_text()
+        finally:
+            rank.kill()
+
+
+@pytest.mark.threat("A link lies where the pipe of a rank's flight recorder should", "nothing is written through it")
+def test_nothing_is_written_through_a_link_or_into_a_file(tmp_path: Path) -> None:
+    (tmp_path / "precious").write_text("mine")
+    (tmp_path / "p_3.pipe").symlink_to(tmp_path / "precious")
+    env = {"TORCH_NCCL_DEBUG_INFO_PIPE_FILE": f"{tmp_path}/p_"}
+    with Popen(
+        [sys.executable, "-c", "print(flush=True); input()"], stdin=PIPE_TO_US, stdout=PIPE_TO_US, env=env
+    ) as rank:
+        assert rank.stdout is not None and rank.stdout.readline()
+        for _ in range(2):
+            take([RankProcess(3, rank.pid)], tmp_path / "evidence", "here")
+            assert (tmp_path / "precious").read_text() == "mine"
+            assert not (tmp_path / "evidence" / "flight").exists()
+            (tmp_path / "p_3.pipe").unlink()
+            (tmp_path / "p_3.pipe").hardlink_to(tmp_path / "precious")
+        rank.kill()

@@ -117,6 +117,9 @@ PAST: dict[str, tuple[Past, ...]] = {
     "run/guard_folder.py": (Past("_drop_old", HELD),),
     "run/gate.py": (Past("_probe", OWN), Past("_close_output", NARROWER)),
     "replicas/options.py": (Past("let_join", TYPED),),
+    "ranks/evidence.py": (
+        Past("_write_into", "two bytes into a pipe, which must be this account's: no link is followed, no file is written"),
+    ),
     "rundir/progress_writer.py": (Past("_touch", "sets a time, of a file and not of what a link leads to"),),
     "rundir/heartbeat_page.py": (Past("__init__ ends", PRIVATE), Past("remove_watcher remove_watchers", SHARED)),
     "rundir/attempt_pages.py": (Past("forget_page", RUN),),
