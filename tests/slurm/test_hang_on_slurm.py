@@ -66,3 +66,20 @@ def test_the_ranks_of_two_nodes_are_asked_how_they_are_and_go_on(scene: Callable
     until(lambda: here.attempts()[-1].ended, "the last page")
     (only,) = here.attempts()
     assert only.words == "finished"
+
+
+def test_after_a_crash_slurms_view_and_the_pages_of_the_nodes_follow_while_the_run_goes_on(
+    scene: Callable[..., Scene], until: Until
+) -> None:
+    here = scene(nodes=2)
+    here.train("--steps 600 --step-time 0.05 --save-every 100")
+    until(lambda: here.trains(1) and "step 50 " in here.log(), "step 50")
+    os.kill(here.trains(1)[1], signal.SIGKILL)
+    folder = Path(here.rundir.attempt(1)) / "evidence"
+    until(lambda: len(list(folder.glob("node-node-*.txt"))) == 2, "the pages of both nodes", 90)
+    first, second = here.attempts()
+    assert first.ended is not None and (second.started - first.ended).total_seconds() < 4, "before that was taken"
+    view = (folder / "slurm.txt").read_text()
+    assert "NodeName=node-1" in view and "JobState=RUNNING" in view
+    assert not list(folder.glob("rank-*.txt"))
+    until(here.rundir.finished.exists, "the end", 120)
