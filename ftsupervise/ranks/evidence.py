@@ -179,7 +179,7 @@ def _of_node() -> str:
 
 # What the kernel says of hardware, memory and storage that fail
 _FAULTS = re.compile(
-    r"NVRM|\bXid\b|hardware error|\bmce\b|EDAC|uncorrect|out of memory|oom[-_]kill|killed process|blocked for more than|"
+    r"NVRM|\bXid\b|hardware error|\bmce\b|EDAC|uncorrect|out of mem|oom[-_]kill|killed process|blocked for more than|"
     r"I/O error|nfs: server|lustre|gpfs|not responding|remount|link (?:is )?down|segfault|general protection",
     re.I,
 )
@@ -374,7 +374,7 @@ class _ServerSeen:
                 return f"{where}: it is no worker server"
             lines = [f"{where}: it answers, so the process is not stopped; of the training that says nothing"]
             lines.append(f"wait counters: {self._counters()}")
-        except Refused as refused:
+        except NotAsked as refused:
             return f"{where}: not asked, {refused}"
         except (OSError, LookupError) as error:
             return f"{where}: {error}"
@@ -388,7 +388,7 @@ class _ServerSeen:
             return ""
         try:
             return self._ask("dump_traceback").decode("utf-8", "replace")
-        except (OSError, LookupError, Refused):
+        except (OSError, LookupError, NotAsked):
             return ""
 
     def _ask(self, handler: str) -> bytes:
@@ -405,7 +405,7 @@ class _ServerSeen:
             raw = self._server.dump(self._patience())
             make_folder(path.parent, parents=True)
             write_whole(path, raw, sync=False)
-        except (OSError, LookupError, Refused) as error:
+        except (OSError, LookupError, NotAsked) as error:
             return f"flight recorder: {error}"
         return f"flight recorder: {len(raw)} bytes in flight/{path.name}"
 
@@ -583,7 +583,7 @@ _PEER = struct.Struct("3i")  # pid, uid, gid
 _HERE = ("127.0.0.1", "localhost", "::1")
 
 
-class Refused(Exception):
+class NotAsked(Exception):
     """It is not asked, and why."""
 
 
@@ -595,7 +595,7 @@ class WorkerServer(NamedTuple):
     port: int = 0
 
     def ask(self, handler: str, within: float, limit: int = _TEXT) -> bytes:
-        """Return the answer of a handler ("ping"). Raises Refused where another process listens, LookupError where the server
+        """Return the answer of a handler ("ping"). Raises NotAsked where another process listens, LookupError where the server
         has no such handler, OSError where it does not answer in time or with more than ``limit`` bytes."""
         until = monotonic() + within
         with self._connected(within) as sock:
@@ -647,16 +647,16 @@ def server_of(pid: int, rank: int, directory: str, environment: Mapping[str, str
 
 
 def _require_peer(sock: socket.socket, pid: int) -> None:
-    """Raise Refused unless ``pid`` of this account listens at the other end."""
+    """Raise NotAsked unless ``pid`` of this account listens at the other end."""
     peer, uid, _ = _PEER.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
     if uid != os.geteuid():
-        raise Refused(f"uid {uid} listens at its socket")
+        raise NotAsked(f"uid {uid} listens at its socket")
     if peer != pid:
-        raise Refused(f"process {peer} listens at its socket")
+        raise NotAsked(f"process {peer} listens at its socket")
 
 
 def _require_listener(pid: int, port: int) -> None:
-    """Raise Refused unless ``pid`` of this account listens at the TCP port, by the kernel's tables. Raises OSError."""
+    """Raise NotAsked unless ``pid`` of this account listens at the TCP port, by the kernel's tables. Raises OSError."""
     inodes = {one for name in ("tcp", "tcp6") for one in _listeners(f"/proc/{pid}/net/{name}", port)}
     for name in os.listdir(f"/proc/{pid}/fd"):
         try:
@@ -665,7 +665,7 @@ def _require_listener(pid: int, port: int) -> None:
             continue
         if target.startswith("socket:[") and target[8:-1] in inodes:
             return
-    raise Refused(f"it does not listen at port {port}")
+    raise NotAsked(f"it does not listen at port {port}")
 
 
 def _listeners(table: str, port: int) -> list[str]:

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from ftsupervise.diagnosis.gather import of_pages
-from ftsupervise.ranks.evidence import RankProcess, Refused, WorkerServer, server_of, take
+from ftsupervise.ranks.evidence import NotAsked, RankProcess, WorkerServer, server_of, take
 from ftsupervise.rundir.heartbeat_page import ENV_PAGES, ENV_SERVERS, server_note
 
 SERVER = """
@@ -102,7 +102,7 @@ def test_it_is_asked_at_its_socket_and_at_its_port(serve: Serve, tcp: bool) -> N
 @pytest.mark.parametrize("tcp", [False, True])
 def test_another_process_at_its_address_is_not_asked(serve: Serve, tcp: bool) -> None:
     server = serve(tcp=tcp)
-    with pytest.raises(Refused):
+    with pytest.raises(NotAsked):
         server._replace(pid=os.getpid()).ask("ping", 5.0)
 
 
@@ -113,7 +113,7 @@ def test_another_process_at_its_address_is_not_asked(serve: Serve, tcp: bool) ->
 )
 @pytest.mark.parametrize("tcp", [False, True])
 def test_another_accounts_socket_is_not_believed(serve: Serve, tcp: bool) -> None:
-    with pytest.raises(Refused):
+    with pytest.raises(NotAsked):
         serve(tcp=tcp, uid=65534).ask("ping", 5.0)
 
 
