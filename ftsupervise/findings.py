@@ -54,6 +54,9 @@ class Finding:
     do: str = ""  # what to do about it, one sentence or command
     since: datetime | None = None  # when the trouble began, where the probe can tell; else the first sight counts
     detail: str = ""  # more lines, evidence; not needed to understand the message
+    why: str = (
+        ""  # what ``diagnose`` says of the failure behind it: class, place, confidence, and the line that decides
+    )
 
     @property
     def key(self) -> tuple[str, str, str]:
@@ -83,7 +86,7 @@ class Words(NamedTuple):
         names: Mapping[str, object] = MappingProxyType({}),
         **more: Any,
     ) -> Finding:
-        """Return a finding about ``key`` (run, watchdog, subject). ``more``: its value, limit, since and detail."""
+        """Return a finding about ``key`` (run, watchdog, subject). ``more``: its value, limit, since, detail and why."""
         run, watchdog, subject = key
         return Finding(
             run,

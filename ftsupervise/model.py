@@ -328,6 +328,12 @@ class Attempt(NamedTuple):
     observed: tuple[OnlyTold, ...] = ()  # decisions on it that were only told
 
     @property
+    def has_failed(self) -> bool:
+        """Return whether it failed, or was lost."""
+        lost = self.ended is None and self.cause is not None and self.cause.kind is CauseKind.LOST
+        return self.failure is not None or lost
+
+    @property
     def words(self) -> str:
         """Return the cause, for people; "" while it runs."""
         return "" if self.cause is None else self.cause.words()

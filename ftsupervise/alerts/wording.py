@@ -40,6 +40,7 @@ _LIMITS = {
     "value": 80,
     "limit": 80,
     "meaning": 300,
+    "why": 400,
     "look": 400,
     "do": 400,
 }
@@ -101,6 +102,7 @@ class Item:
     age: str  # "for 12m"; how long it lasted, when it is over
     ended: str
     meaning: str
+    why: str
     look: str
     do: str
     ack: str
@@ -229,6 +231,7 @@ def _item(notice: Notice, message: Message, ended: datetime | None) -> Item:
         age=lasted if not event else "",
         ended=stamp(at) if ends or over else "",
         meaning="" if ends else found.meaning,
+        why="" if ends else found.why,
         look=found.look,
         do="" if ends else found.do,
         ack=command(f"alerts ack {notice.alert_id}", message.where) if acting else "",

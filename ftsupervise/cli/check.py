@@ -217,7 +217,8 @@ def _table(findings: Sequence[Finding], complaints: Sequence[str]) -> None:
         word = click.style(f"{_WORDS[code]:8}", fg=_COLOURS[code], bold=code != 0)
         say(f"{word} {finding.watchdog:{width}}  {printable(finding.summary)}")
         if code in (1, 2):
-            for label, text in (("limit", finding.limit), ("look", finding.look), ("do", finding.do)):
+            labels = ("limit", "why", "look", "do")
+            for label, text in zip(labels, (finding.limit, finding.why, finding.look, finding.do), strict=True):
                 if text:
                     say(f"         {'':{width}}    {label}: {printable(text)}")
             for line in finding.detail.splitlines():

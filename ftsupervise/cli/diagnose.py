@@ -17,6 +17,7 @@ from ftsupervise.printable import printable
 from ftsupervise.secrecy import masked
 
 if TYPE_CHECKING:
+    from ftsupervise.diagnosis.compared import Comparison
     from ftsupervise.diagnosis.live import LiveDiagnosis
     from ftsupervise.diagnosis.verdict import Diagnosis
     from ftsupervise.model import Attempt
@@ -43,23 +44,27 @@ def diagnose(run: str | None, attempt: int | None, whole: bool, as_json: bool) -
     """
     folder = Path(run) if run is not None else None
     if folder is not None and folder.is_dir() and not _is_run(folder):
-        _show(_of_folder(folder, whole=whole), (), str(folder), as_json=as_json)
+        _show(_of_folder(folder, whole=whole), None, str(folder), as_json=as_json)
         return
     rundir, attempts, title = _found(run)
     live, why = _now(rundir, attempts, attempt)
     if live is not None:
-        failed = [one for one in attempts if one.failure is not None]
+        failed = [one for one in attempts if one.has_failed]
         _show_now(live, failed[-1] if failed else None, title, rundir, as_json=as_json)
         return
-    found, before = _of_run(rundir, attempts, attempt, whole=whole)
-    _show(found._replace(unseen=(*found.unseen, *filter(None, (why,)))), before, title, as_json=as_json)
+    found, beside = _of_run(rundir, attempts, attempt, whole=whole)
+    _show(found._replace(unseen=(*found.unseen, *filter(None, (why,)))), beside, title, as_json=as_json)
 
 
-def _show(found: Diagnosis, before: tuple[int, ...], title: str, *, as_json: bool) -> None:
+def _show(found: Diagnosis, beside: Comparison | None, title: str, *, as_json: bool) -> None:
     if as_json:
-        say_json({"schema_version": SCHEMA_VERSION, **_masked(plain(found)), "alike_before": list(before)})
+        from ftsupervise.diagnosis.compared import Comparison
+
+        known = beside or Comparison()
+        more = {"alike_before": known.before, "history": known.sentences(), "advice": known.advice()}
+        say_json({"schema_version": SCHEMA_VERSION, **_masked(plain({**plain(found), **more}))})
         return
-    for line in lines_of(found, before, title):
+    for line in lines_of(found, beside, title):
         say(masked(printable(line)))
 
 
@@ -110,8 +115,9 @@ def _found(run: str | None) -> tuple[RunDir, tuple[Attempt, ...], str]:
 
 def _of_run(
     rundir: RunDir, attempts: tuple[Attempt, ...], number: int | None, *, whole: bool
-) -> tuple[Diagnosis, tuple[int, ...]]:
-    from ftsupervise.diagnosis.gather import alike_before, chosen, of_attempt
+) -> tuple[Diagnosis, Comparison]:
+    from ftsupervise.diagnosis.gather import chosen, of_attempt
+    from ftsupervise.diagnosis.kept import compared
     from ftsupervise.diagnosis.verdict import judge_attempt
 
     one = chosen(attempts, number)
@@ -120,7 +126,7 @@ def _of_run(
         which = f"attempt {number}" if number is not None else "attempt"
         raise NotFound(f"{rundir.root.name} has no {which}", hint=f"{known}: ftsupervise status {rundir.quoted()}")
     found = judge_attempt(of_attempt(rundir, attempts, one, whole=whole, progress=_extend))
-    return found, alike_before(attempts, one)
+    return found, compared(rundir, found, one, attempts)
 
 
 def _now(rundir: RunDir, attempts: Sequence[Attempt], number: int | None) -> tuple[LiveDiagnosis | None, str]:
@@ -138,7 +144,7 @@ def _show_now(live: LiveDiagnosis, failed: Attempt | None, title: str, rundir: R
     if as_json:
         now = {key: value for key, value in plain(live).items() if key != "found"}
         found = _masked({**plain(live.found), "now": now})
-        say_json({"schema_version": SCHEMA_VERSION, **found, "alike_before": []})
+        say_json({"schema_version": SCHEMA_VERSION, **found, "alike_before": [], "history": [], "advice": ""})
         return
     for line in lines_now(live, failed, title, rundir.quoted()):
         say(masked(printable(line)))
@@ -166,16 +172,17 @@ def lines_now(live: LiveDiagnosis, failed: Attempt | None, title: str, run: str)
     return [*lines, *_unseen_rows(found)]
 
 
-def lines_of(found: Diagnosis, before: tuple[int, ...], title: str) -> list[str]:
-    """Return the verdict as lines for people."""
+def lines_of(found: Diagnosis, beside: Comparison | None, title: str) -> list[str]:
+    """Return the verdict as lines for people. ``beside``: what was before it."""
     which = f", attempt {found.attempt}" if found.attempt is not None else ""
     sure = "" if found.kind.value == "unknown" else f" (confidence: {found.confidence.value})"
     lines = [f"{title}{which}: {found.kind.value}{sure}", f"  {found.headline}", "", *_verdict_rows(found)]
-    if before:
-        named = f"attempt{'s' if len(before) > 1 else ''} {', '.join(map(str, before[-10:]))}"
-        lines.append(_row("before", f"{named} failed in the same way"))
+    for at, sentence in enumerate(beside.sentences() if beside is not None else ()):
+        lines.append(_row("before" if not at else "", sentence))
     if found.done:
         lines.append(_row("done", found.done))
+    if beside is not None and (advice := beside.advice()):
+        lines.append(_row("next", advice))
     if found.remedy:
         lines.append(_row("to try", found.remedy))
     return [*lines, *_unseen_rows(found)]
@@ -187,14 +194,10 @@ def _row(word: str, text: str) -> str:
 
 def _verdict_rows(found: Diagnosis) -> list[str]:
     """Return whose it is, by which lines, and the groups of ranks that do the same."""
-    from ftsupervise.units import count, rank_words
+    from ftsupervise.diagnosis.kept import where_of
+    from ftsupervise.units import count
 
-    where = " ".join(
-        filter(
-            None,
-            (rank_words(found.culprits) if found.culprits else "", "on " * bool(found.nodes) + ", ".join(found.nodes)),
-        )
-    )
+    where = where_of(found)
     rows = [_row("where", where)] if where else []
     rows += [_row("decides" if not at else "", f"{one.source}: {one.text}") for at, one in enumerate(found.evidence)]
     rows += [_row("ranks" if not at else "", group.words()) for at, group in enumerate(found.stacks[:_GROUPS])]

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from ftsupervise.report.week import WeekReport
 
 _LOOK = 4.0  # seconds for a run directory to say who may read it
+_DIAGNOSING = 10.0  # seconds in which the output of failed attempts is read, of all runs together
 _HOME = "index.html"  # the page of all runs, in a folder
 _LEAST, _MOST = 5.0, 86_400.0  # seconds from one page to the next
 _REST = 9  # looks that take T seconds of CPU are followed by 9 T seconds without one, at least
@@ -119,7 +120,7 @@ def _each(runs: tuple[str, ...], output: str | None, *, markdown: bool, planned:
         for run in every:
             step(run or "")
             root = find_run(run).root
-            found = _read(root)
+            found = _diagnosed(_read(root), _DIAGNOSING / len(every))
             names.append(_file_name(found.detail.status.name, names))
             to = (str(folder / names[-1]) if folder is not None else output) or ("-" if markdown else names[-1])
             files.append(_write(_text(found, markdown=markdown, planned=planned), to, (root,)))
@@ -233,6 +234,23 @@ def _read(root: Path) -> ReportFacts:
     from ftsupervise.report.everything import read_report
 
     return read_report(root, datetime.now(timezone.utc), os.environ, time_limit.extend)
+
+
+def _diagnosed(found: ReportFacts, seconds: float) -> ReportFacts:
+    """Return the same with the verdicts about its newest faults, which are kept now where no watch has done it and this account
+    may."""
+    from ftsupervise.report.everything import may_have_a_verdict, verdicts_of
+
+    newest = [one for one in found.incidents if may_have_a_verdict(one)][-1:]
+    kept = [found.verdicts[one.attempt] for one in newest if one.attempt in found.verdicts]
+    if len(kept) == len(newest) and all(page.kind for page in kept):
+        return found
+    from ftsupervise.diagnosis.kept import keep_within
+
+    rundir = found.detail.status.rundir
+    time_limit.extend(seconds + _LOOK)
+    keep_within(rundir, found.detail.status.attempts, seconds)
+    return found._replace(verdicts=verdicts_of(rundir, found.incidents, found.detail.status.run.braked))
 
 
 def _text(found: ReportFacts, *, markdown: bool, planned: bool = False, home: str = "") -> str:

@@ -249,7 +249,7 @@ def lines_of(found: RunDetail, width: int = 80, advised: Mapping[str, str] = Map
             by = f", by {switch.who}" if switch.who else ""
             by += f", since {_clock(switch.since)} UTC" if switch.since is not None else ""
             lines.append(f"  switch    {switch.problem or f'the {_spoken(switch.name)} is up'}{by}")
-    lines += [*_alerts(found), *_nodes(found), *_attempts(seen), *_time(found, max(40, min(width, 100)))]
+    lines += [*_alerts(found), *_nodes(found), *_attempts(seen), *_why(found), *_time(found, max(40, min(width, 100)))]
     lines += [f"  receiver  {printable(words)}" for words in seen.telling]
     if found.log is not None:
         lines += _said(found.log) if seen.verdict in _SPEAKS else ()
@@ -544,6 +544,13 @@ def _attempt(same: Sequence[Attempt], seen: Status) -> str:
     if len(same) > 1:
         return f"{same[0].number}-{attempt.number} {job} {at}, {len(same)} times: {cause}{steps}{line}"
     return f"{attempt.number} {job} {at} {cause} after {lasted}{steps}{line}"
+
+
+def _why(found: RunDetail) -> Iterator[str]:
+    """Say what ``diagnose`` has said of the newest attempt, which failed."""
+    of = found.diagnosis
+    if of is not None and (said := of.told()):
+        yield f"  why       {printable(f'attempt {of.attempt}: {said}', 300)}"
 
 
 def _spoken(switch: str) -> str:

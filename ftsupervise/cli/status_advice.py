@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from ftsupervise.printable import printable
+from ftsupervise.report.detail import attempts_of
 from ftsupervise.report.pace_word import left_behind, no_step
 from ftsupervise.report.row import mostly_waits
 from ftsupervise.truth import BACK, HANG, NOT_A_NUMBER, LossTrouble
@@ -28,6 +30,7 @@ def advice_of(found: RunDetail, advised: Mapping[str, str]) -> Iterator[str]:
     verdict, run = found.status.verdict, found.status.rundir.quoted()
     if verdict not in _OVER:
         yield from _full(found, run)
+        yield from _failed(found, run)
     if verdict == "HUNG":
         yield from _hung(found, run)
     elif verdict in ("STALLED", "SILENT"):
@@ -53,8 +56,6 @@ def advice_of(found: RunDetail, advised: Mapping[str, str]) -> Iterator[str]:
         yield f"ftsupervise watch --every 60s {run}   (nobody is told of anything while no watch looks)"
     if found.status.jobs is None and verdict not in _OVER:
         yield "scontrol ping   (whether Slurm's controller answers; nothing is to be done to the run for that)"
-    if found.row.braked and found.log is not None:
-        yield f"ftsupervise logs {run} --errors   (what failed)"
     if verdict not in _OVER:
         told = _TOLD | ({"recovery"} if verdict in _NO_NEXT else frozenset())
         if verdict == "GONE" or any(never_starts(job.reason) for job in found.status.jobs or () if job.state.waiting):
@@ -106,6 +107,19 @@ def _full(found: RunDetail, run: str) -> Iterator[str]:
         yield f"ftsupervise checkpoints prune --dry-run {run} --last 2   (the checkpoints that can go)"
 
 
+def _failed(found: RunDetail, run: str) -> Iterator[str]:
+    """Where its newest attempt failed and left more than the cause that stands here already: a file of output, or evidence."""
+    last = attempts_of(found.status)[-1:]
+    if last and last[0].has_failed and (found.log is not None or _has_evidence(found, last[0].number)):
+        yield f"ftsupervise diagnose {run}   (what failed first, whose it was, and what to try)"
+    elif found.row.braked and found.log is not None:
+        yield f"ftsupervise logs {run} --errors   (what failed)"
+
+
+def _has_evidence(found: RunDetail, attempt: int) -> bool:
+    return os.path.lexists(found.status.rundir.attempt(attempt) / "evidence")
+
+
 def _stalled(found: RunDetail, run: str) -> Iterator[str]:
     if found.log is not None:
         yield f"ftsupervise logs {run}   (what its job wrote last)"
@@ -135,10 +149,7 @@ def _bad_loss(found: RunDetail, trouble: LossTrouble, run: str) -> Iterator[str]
 
 def _gone(found: RunDetail, run: str) -> Iterator[str]:
     last = found.status.run.last
-    asked = last is not None and last.ended is not None and last.failure is None
-    if not asked and found.log is not None:
-        yield f"ftsupervise logs {run} --errors   (what failed)"
-    failed = not asked and last is not None and last.ended is not None
+    failed = last is not None and last.ended is not None and last.failure is not None
     yield _launch(found, "once that is mended" if failed else "")
 
 

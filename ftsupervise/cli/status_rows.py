@@ -185,6 +185,7 @@ _DO = {
     "WAITING": ("where its time went", "status {run}"),
     "UNKNOWN": ("why it cannot be seen", "status {run}"),
 }
+_BRAKED = {"STOPPED": ("what failed", "diagnose {run}")}
 _NO_LOG = {
     "GONE": ("what is known of its last job", "status {run}"),
     "STALLED": ("what it waits for", "status {run}"),
@@ -203,8 +204,9 @@ def advice(
         return []
     lines = []
     for row in urgent[:_LOOK]:
+        failed = row.braked and not row.asks
         alerts = f"{count(row.firing, 'alert')}, and what to do", "alerts {run}"
-        known = _NO_LOG if row.verdict in _NO_LOG and not has_log(row) else _DO
+        known = _NO_LOG if row.verdict in _NO_LOG and not has_log(row) else _BRAKED if failed else _DO
         what, typed = (("what to correct", "status {run}") if _stuck(row) else known.get(row.verdict)) or (
             alerts if row.firing else ("what is wrong", "status {run}")
         )

@@ -21,6 +21,8 @@ from ftsupervise.units import count
 if TYPE_CHECKING:
     from ftsupervise.config.schema import Run
     from ftsupervise.findings import Finding
+    from ftsupervise.model import Attempt
+    from ftsupervise.rundir.paths import RunDir
     from ftsupervise.watch.roster import Roster, RunReport
     from ftsupervise.watch.tick import TickResult
 
@@ -239,8 +241,15 @@ def _tick(roster: Roster, only: tuple[str, ...], every: timedelta | None, *, sen
         relieve=relieve,
         draw=about_run,
         export=export,
+        diagnose=_diagnose,
     )
     return tick(roster, orders)
+
+
+def _diagnose(rundir: RunDir, attempts: Sequence[Attempt], seconds: float) -> None:
+    from ftsupervise.diagnosis.kept import keep_within  # where something has failed
+
+    keep_within(rundir, attempts, seconds)
 
 
 def _of_the_crontab() -> timedelta | None:

@@ -66,7 +66,7 @@ LARGE = 200 << 20  # bytes from which on several processes read
 _ISO = re.compile(r"(\d{4})-(\d\d)-(\d\d)[T ](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,6}))?(Z|[+-]\d\d:?\d\d)?")
 _GLOG = re.compile(r"\[?[EIWF](\d\d)(\d\d) (\d\d):(\d\d):(\d\d)\.(\d{1,6})")
 _OURS = re.compile(OUR_LINE)
-_VARIES = re.compile(r"0x[0-9a-f]+|\d+", re.I)
+VARIES = re.compile(r"0x[0-9a-f]+|\d+", re.I)
 _FRAME = re.compile(r'^\s*File "([^"]+)", line (\d+), in (\S+)')
 
 
@@ -155,7 +155,7 @@ class _Groups:
         self._found: dict[tuple[FailureClass, Role, str], tuple[LogEvent, int, set[int]]] = {}
 
     def add(self, event: LogEvent, count: int = 1, ranks: Iterable[int] = ()) -> None:
-        key = (event.kind, event.role, _VARIES.sub("#", event.text))
+        key = (event.kind, event.role, VARIES.sub("#", event.text))
         known = self._found.get(key)
         if known is None:
             if len(self._found) < _GROUPS:

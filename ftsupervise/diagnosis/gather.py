@@ -10,7 +10,10 @@ from ftsupervise.diagnosis.first_failure import FirstFailure, LogFile, first_fai
 from ftsupervise.diagnosis.flight_recorder import FlightRecord, dump_files, read_flight_record
 from ftsupervise.diagnosis.stacks import RankStack, read_stacks
 from ftsupervise.diagnosis.verdict import Material
+from ftsupervise.errors import ConfigError
 from ftsupervise.model import Attempt
+from ftsupervise.nodes.incidents import Incident
+from ftsupervise.nodes.judging import of_run_dir, read
 from ftsupervise.report.output import Part, output_files, parts_of, rank_files
 from ftsupervise.rundir.paths import RunDir
 
@@ -22,17 +25,17 @@ Progress = Callable[[], object]
 
 
 def of_attempt(
-    rundir: RunDir, attempts: Sequence[Attempt], one: Attempt, *, whole: bool, progress: Progress
+    rundir: RunDir, attempts: Sequence[Attempt], one: Attempt, *, whole: bool, progress: Progress, most: int = MOST
 ) -> Material:
-    """Return what is known of the attempt ``one`` of ``attempts``. ``whole``: its output from the beginning, however large.
-    Raises nothing for what cannot be read: it is named."""
+    """Return what is known of the attempt ``one`` of ``attempts``. ``whole``: its output from the beginning, however large,
+    else the last ``most`` bytes. Raises nothing for what cannot be read: it is named."""
     unseen: list[str] = []
     folder = rundir.attempt(one.number) / "evidence"
     parts = [part for part in parts_of(attempts) if part.attempt == one.number] or (
         output_files(rundir, rundir.root.name) if one is attempts[-1] else []
     )
     logs = [log for part in parts for log in _logs_of(part)]
-    output = first_failure(logs if whole else _last_of(logs), year=one.started.year, progress=progress)
+    output = first_failure(logs if whole else _last_of(logs, most), year=one.started.year, progress=progress)
     if not logs:
         unseen.append("where its output went is not known")
     return Material(one, output, _stacks(folder, unseen), _flight(folder / "flight", unseen, progress), tuple(unseen))
@@ -74,9 +77,9 @@ def _logs_of(part: Part) -> list[LogFile]:
     return [found[0]._replace(rank=0), *found[1:]] if len(found) > 1 else found
 
 
-def _last_of(logs: Sequence[LogFile]) -> list[LogFile]:
-    """Return the same, each no longer than its share of ``MOST``: its end."""
-    share, found = MOST // max(1, len(logs)), []
+def _last_of(logs: Sequence[LogFile], most: int = MOST) -> list[LogFile]:
+    """Return the same, each no longer than its share of ``most`` bytes: its end."""
+    share, found = most // max(1, len(logs)), []
     for log in logs:
         try:
             size = log.path.stat().st_size
@@ -114,14 +117,17 @@ def chosen(attempts: Sequence[Attempt], number: int | None) -> Attempt | None:
     """Return the attempt that is meant: ``number``, else the newest that failed, else the newest. None: there is none."""
     if number is not None:
         return next((one for one in attempts if one.number == number), None)
-    failed = [one for one in attempts if one.failure is not None]
+    failed = [one for one in attempts if one.has_failed]
     return failed[-1] if failed else attempts[-1] if attempts else None
 
 
-def alike_before(attempts: Sequence[Attempt], one: Attempt) -> tuple[int, ...]:
-    """Return the earlier attempts that failed in the same way."""
-    mine = one.failure
-    if mine is None:
+def incidents_on(rundir: RunDir, nodes: Sequence[str]) -> tuple[Incident, ...]:
+    """Return the incidents of these nodes, those of other runs too where the settings name a directory that they share. It is
+    left out where it does not answer in a few seconds."""
+    if not nodes:
         return ()
-    before = (other for other in attempts if other.number < one.number)
-    return tuple(other.number for other in before if other.failure is not None and mine.same(other.failure))
+    try:
+        known, _ = read(of_run_dir(rundir)[1])
+    except ConfigError:
+        return ()
+    return tuple(one for one in known.incidents if one.node in nodes)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from enum import Enum
 from typing import NamedTuple
 
-from ftsupervise.diagnosis.first_failure import FirstFailure, LogEvent
+from ftsupervise.diagnosis.first_failure import VARIES, FirstFailure, LogEvent
 from ftsupervise.diagnosis.flight_recorder import FlightFinding, FlightRecord, Trouble
 from ftsupervise.diagnosis.stacks import MACHINE, RankStack, StackGroup, StackVerdict, alike, judge
 from ftsupervise.diagnosis.vocabulary import FailureClass, Role
@@ -48,6 +48,7 @@ class Diagnosis(NamedTuple):
     remedy: str = ""  # what to try
     stacks: tuple[StackGroup, ...] = ()
     unseen: tuple[str, ...] = ()  # what could not be read
+    place: str = ""  # in the program: by it and its class the same failure is known again
 
 
 class Material(NamedTuple):
@@ -87,6 +88,9 @@ _OF_TROUBLE = {
     Trouble.SILENT: FailureClass.MISSING,
     Trouble.LATE: FailureClass.STRAGGLER,
 }
+UNRECORDED = frozenset(
+    {CauseKind.LOST, CauseKind.UNKNOWN}
+)  # it may have failed: nobody lived to write down how it ended
 _CRASHES = frozenset({4, 6, 7, 8, 11})  # SIGILL, SIGABRT, SIGBUS, SIGFPE, SIGSEGV: a program does that to itself
 _REMEDIES = {
     FailureClass.MISMATCH: "look for a branch that only some ranks take, and for smaller batches at the end of an epoch",
@@ -115,7 +119,7 @@ def judge_attempt(of: Material) -> Diagnosis:
         base = base._replace(done=one.then)
         if one.ended is None and one.cause is None:
             base = base._replace(headline="it has not ended")
-        elif cause is not None and one.failure is None:
+        elif cause is not None and one.failure is None and cause.kind not in UNRECORDED:
             said = f"it did not fail: {cause.words()}"
             return base._replace(
                 kind=FailureClass.NONE, confidence=Confidence.HIGH, headline=said, evidence=_ledger(cause)
@@ -165,6 +169,7 @@ def _hang(of: Material, base: Diagnosis, cause: Cause | None) -> Diagnosis | Non
             confidence=sure,
             headline=by_stacks.why,
             culprits=by_stacks.culprits,
+            place=by_stacks.where,
             evidence=(Evidence(source, by_stacks.why), *_ledger(cause)),
         )
     if cause is None:
@@ -193,7 +198,10 @@ def _by_flight(base: Diagnosis, finding: FlightFinding, stacks: StackVerdict | N
             sure = Confidence.LOW
     if finding.where:
         lines.append(Evidence("the flight recorder", f"{finding.collective or 'it'} was called at {finding.where}"))
-    return base._replace(kind=kind, confidence=sure, headline=why, culprits=finding.culprits, evidence=tuple(lines))
+    place = finding.where or finding.collective
+    return base._replace(
+        kind=kind, confidence=sure, headline=why, culprits=finding.culprits, evidence=tuple(lines), place=place
+    )
 
 
 # ------------------------------------------------------------------------------------------------------------------- ends
@@ -261,6 +269,7 @@ def _by_output(
         nodes=(first.node,) if first.node else (),
         evidence=tuple(lines[:3]),
         remedy=first.remedy if agreed else "",
+        place=first.where or VARIES.sub("#", first.text),
     )
 
 

@@ -15,6 +15,7 @@ from ftsupervise.report.observed import ObservedRow, observed_rows, observes
 from ftsupervise.report.placing import DrawnTime, placed
 from ftsupervise.report.queues import QueueSeen
 from ftsupervise.report.row import RunRow, row_of
+from ftsupervise.rundir.attempt_pages import VerdictPage, read_page
 from ftsupervise.rundir.launches import launches
 from ftsupervise.rundir.ledger import lives_here
 from ftsupervise.rundir.observing import observed_alone
@@ -57,6 +58,7 @@ class RunDetail(NamedTuple):
     aside: tuple[Quarantined, ...] = ()  # checkpoints that were set aside
     observes: tuple[str, ...] = ()  # decisions that are only told at present
     would: tuple[ObservedRow, ...] = ()  # those that were, oldest first
+    diagnosis: VerdictPage | None = None  # of the newest attempt, where it failed and that is kept
 
     @property
     def time(self) -> TimeSpent:
@@ -86,7 +88,8 @@ def detail(rundir: RunDir, now: datetime, env: Mapping[str, str]) -> RunDetail:
     told = observes(rundir, seen.attempts[-1] if seen.attempts else None)
     launched = _launched(rundir)
     would = observed_rows(attempts_of(seen), launched, observed_alone(rundir, launched))
-    return RunDetail(seen, row, spent, avoided, _newest_log(seen), drawn, groups, tracker, aside, told, would)
+    known = _diagnosis(seen)
+    return RunDetail(seen, row, spent, avoided, _newest_log(seen), drawn, groups, tracker, aside, told, would, known)
 
 
 def with_receivers(found: RunDetail) -> RunDetail:
@@ -171,6 +174,13 @@ def attempts_of(seen: Status) -> tuple[Attempt, ...]:
                 one = one._replace(cause=Cause(CauseKind.LOST))
         found.append(one)
     return tuple(found)
+
+
+def _diagnosis(seen: Status) -> VerdictPage | None:
+    last = seen.run.last
+    if last is None or not attempts_of(seen)[-1].has_failed:
+        return None
+    return read_page(VerdictPage, seen.rundir.attempt(last.number))
 
 
 def avoided_nodes(rundir: RunDir, now: datetime) -> tuple[str, ...] | None:

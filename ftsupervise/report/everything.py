@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 from ftsupervise.config import sources
@@ -17,13 +18,15 @@ from ftsupervise.printable import printable
 from ftsupervise.report.alert_rows import alert_rows
 from ftsupervise.report.costs import CostItem, cost_items
 from ftsupervise.report.detail import RunDetail, detail, runs_now
-from ftsupervise.report.incidents import RunIncident, incidents, no_job_waits
+from ftsupervise.report.incidents import RunIncident, alike, incidents, no_job_waits
 from ftsupervise.report.placing import BadLoss, bad_losses
 from ftsupervise.report.slow import SlowPeriod, paces_of, slow_periods
+from ftsupervise.rundir.attempt_pages import VerdictPage, read_page
 from ftsupervise.rundir.launches import LaunchRecord
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.progress import StepRecord, read_steps
 from ftsupervise.rundir.step_rates import StepRate, paces, usual_rate
+from ftsupervise.rundir.switches import Brake
 from ftsupervise.secrecy import masked
 
 if TYPE_CHECKING:
@@ -91,6 +94,9 @@ class ReportFacts(NamedTuple):
     folder: str = ""  # of its checkpoints
     bad_losses: tuple[BadLoss, ...] = ()  # times in which its loss was no number
     groups: GroupsReport | None = None  # its replica groups, where it has some
+    verdicts: Mapping[int, VerdictPage] = MappingProxyType(
+        {}
+    )  # what ``diagnose`` said of the interruptions, by attempt
 
     @property
     def usual(self) -> float | None:
@@ -137,7 +143,27 @@ def report_of(
         folder=str(folder),
         bad_losses=bad_losses(attempts, record, found.status.run.loss_trouble, now.timestamp()),
         groups=_groups(rundir, found, now),
+        verdicts=verdicts_of(rundir, ends, found.status.run.braked),
     )
+
+
+def verdicts_of(rundir: RunDir, ends: Sequence[RunIncident], brake: Brake | None) -> Mapping[int, VerdictPage]:
+    """Return the verdicts that are kept, those that the report shows: of several faults that are alike, the newest one's.
+    ``brake``: where it is on, it may have come on after that was written."""
+    shown = (one.newest.attempt for one in alike(ends) if may_have_a_verdict(one.newest))
+    pages = ((number, read_page(VerdictPage, rundir.attempt(number))) for number in shown)
+    return {number: _with_brake(page, brake) for number, page in pages if page is not None}
+
+
+def _with_brake(page: VerdictPage, brake: Brake | None) -> VerdictPage:
+    if brake is None or brake.attempt != page.attempt or page.move in ("", "stop"):
+        return page
+    return page._replace(move="stop", advice=masked(printable(f"stop: {brake.words()}", 500)))
+
+
+def may_have_a_verdict(one: RunIncident) -> bool:
+    """Return whether an attempt has failed."""
+    return not one.planned and not one.goes_on
 
 
 def read_report(

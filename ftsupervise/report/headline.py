@@ -164,8 +164,9 @@ def _not_training(now: RunPresent) -> Headline:
         sentence = f"It does not run, and no job waits to continue it: {why}."
         launch = f"ftsupervise launch {now.where}"
         failed = now.last is None or now.last.failure is not None or now.last.ended is None
-        do = "Read its last error, then start it again:" if failed else "Start it again:"
-        command = f"ftsupervise logs --errors {now.where}; {launch}" if failed else launch
+        do = "Read why it failed, then start it again:" if failed else "Start it again:"
+        read = "logs --errors" if now.last is None else "diagnose"
+        command = f"ftsupervise {read} {now.where}; {launch}" if failed else launch
     elif now.row.braked and now.brake is not None:
         sentence, do = _braked(now.brake, now.last)
         command = f"ftsupervise clear --brake {now.where}"

@@ -20,7 +20,7 @@ from ftsupervise.report.account import Spent
 from ftsupervise.report.alert_rows import AlertRow
 from ftsupervise.report.costs import CostItem
 from ftsupervise.report.drawing import KINDS, Axis, Line
-from ftsupervise.report.everything import CheckpointRow, NodeRow, ReportFacts, SettingRow
+from ftsupervise.report.everything import CheckpointRow, NodeRow, ReportFacts, SettingRow, may_have_a_verdict
 from ftsupervise.report.groups import stall_rows
 from ftsupervise.report.incidents import STALL, AlikeIncidents, RunIncident, alike, costs_of
 from ftsupervise.report.placing import TimeGap, gaps
@@ -191,7 +191,9 @@ def _view(report: ReportFacts, axis: Axis, lines: Sequence[tuple[str, str, str, 
             {"at": stamp(one.at), "attempt": one.attempt or "none", "words": one.words, "then": one.then}
             for one in reversed(report.detail.would)
         ],
-        "incidents": [alike_row(one) for one in reversed(ends)],
+        "incidents": [{**alike_row(one), "verdict": _verdict(report, one.newest)} for one in reversed(ends)],
+        "undiagnosed": sum(_lacks_a_verdict(report, one.newest) for one in ends),
+        "diagnose": f"ftsupervise diagnose {seen.rundir.quoted()} ATTEMPT",
         "stalls": [{**one._asdict(), "at": stamp(one.at)} for one in stall_rows(report.detail.groups)],
         "incident_kinds": [(one.kind, one.times) for one in costs_of(report.incidents)],
         "nodes": [_node(row) for row in report.nodes.rows if isinstance(row, NodeRow)],
@@ -388,6 +390,19 @@ def alike_row(found: AlikeIncidents) -> dict[str, Any]:
     first = found.first
     again = f"{found.times} times since {stamp(first.at)}"
     return {**row, "again": again, "times": found.times, "attempts": f"{first.attempt} to {found.newest.attempt}"}
+
+
+def _verdict(report: ReportFacts, one: RunIncident) -> dict[str, Any] | None:
+    """What ``diagnose`` said of an interruption; None where nothing is kept."""
+    page = report.verdicts.get(one.attempt)
+    if page is None or not may_have_a_verdict(one):
+        return None
+    rows = [(name, cut(text)) for name, text in summary.verdict_rows(page)]
+    return {"named": cut(summary.verdict_words(page)), "rows": rows}
+
+
+def _lacks_a_verdict(report: ReportFacts, one: RunIncident) -> bool:
+    return may_have_a_verdict(one) and one.attempt not in report.verdicts
 
 
 def _by_note(rows: Iterable[CheckpointRow]) -> Iterator[list[CheckpointRow]]:

@@ -22,6 +22,7 @@ from ftsupervise.units import show_duration, show_percent
 _INCIDENTS, _ROWS, _COSTS = 15, 10, 6
 _LONGEST = 160  # characters of a cell
 _SPECIAL = re.compile(r"([\\`*_\[\]<>|~&$^])")  # within a line
+_OURS = frozenset(("before", "next", "to try", "unseen"))  # rows of a verdict in our words
 _BAR = 30  # characters
 
 
@@ -60,6 +61,7 @@ def _lines(report: ReportFacts) -> Iterator[str]:
     yield from _time(of)
     yield from _groups(report)
     yield from _incidents(report.incidents)
+    yield from _verdicts(report)
     yield from _observed(report)
     yield from _stalls(report)
     yield from _nodes(report)
@@ -138,6 +140,21 @@ def _incidents(found: Sequence[RunIncident]) -> Iterator[str]:
     if len(groups) > _INCIDENTS:
         yield f"{sum(one.times for one in groups[:-_INCIDENTS])} earlier ones are not listed."
         yield ""
+
+
+def _verdicts(report: ReportFacts) -> Iterator[str]:
+    """What ``diagnose`` said of the newest faults."""
+    ends = [one.newest for one in reversed(alike(report.incidents)) if one.newest.attempt in report.verdicts]
+    if not ends:
+        return
+    yield "### What failed"
+    yield ""
+    for one in ends[:_ROWS]:
+        page = report.verdicts[one.attempt]
+        yield f"- Attempt {one.attempt}: **{plain(summary.verdict_words(page), 300)}**"
+        for name, text in summary.verdict_rows(page):
+            yield f"  - {plain(name)}: {plain(text, 600) if name in _OURS else code(text)}"
+    yield ""
 
 
 def _observed(report: ReportFacts) -> Iterator[str]:

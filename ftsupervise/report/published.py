@@ -16,6 +16,7 @@ from ftsupervise.model import Attempt, Job
 from ftsupervise.report.detail import RunDetail, TimeSpent, attempts_of
 from ftsupervise.report.groups import GroupsSeen
 from ftsupervise.report.row import RunRow
+from ftsupervise.rundir.attempt_pages import VerdictPage
 from ftsupervise.rundir.progress import ProgressPage
 from ftsupervise.rundir.tracker import TrackerPage
 from ftsupervise.truth import Beat, SwitchState
@@ -38,6 +39,7 @@ class RunFields(NamedTuple):
     log: Path | None
     groups: GroupsSeen | None
     tracker: TrackerPage | None
+    diagnosis: VerdictPage | None  # of the newest attempt, where it failed and a watch or a report has kept it
     time: TimeSpent
     receivers: tuple[str, ...]
     warnings: tuple[str, ...]
@@ -59,6 +61,7 @@ def fields_of(found: RunDetail) -> RunFields:
         log=found.log,
         groups=found.groups,
         tracker=found.tracker,
+        diagnosis=found.diagnosis,
         time=found.time,
         receivers=seen.telling,
         warnings=seen.warnings,

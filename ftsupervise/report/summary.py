@@ -32,6 +32,7 @@ from ftsupervise.report.incidents import STALL, RunIncident, standing
 from ftsupervise.report.placing import BadLoss
 from ftsupervise.report.row import pace_of
 from ftsupervise.report.slow import SLOW
+from ftsupervise.rundir.attempt_pages import VerdictPage
 from ftsupervise.rundir.observing import phrase
 from ftsupervise.units import count, show_duration, show_percent, show_rate
 
@@ -212,6 +213,20 @@ def apart_words(one: RunIncident) -> str:
 def cause_of(one: RunIncident) -> str:
     """The cause in words, without the kind that stands beside it; "" where that says all."""
     return one.cause.removeprefix(one.kind).lstrip(": ")
+
+
+def verdict_rows(page: VerdictPage) -> tuple[tuple[str, str], ...]:
+    """What ``diagnose`` said besides the class and the place, as names and texts. The ledger's line is the cause, which stands
+    beside it."""
+    decides = [(one.source, one.text) for one in page.evidence if one.source != "the ledger"]
+    more = (("before", words) for words in page.history)
+    rest = (("next", page.advice), ("to try", page.remedy), *(("unseen", why) for why in page.unseen))
+    return tuple((name, text) for name, text in (*decides, *more, *rest) if text)
+
+
+def verdict_words(page: VerdictPage) -> str:
+    """The class, the place and the confidence; of one that came to nothing, that it did."""
+    return page.named() or "not diagnosed"
 
 
 def tiles(report: ReportFacts) -> tuple[Tile, ...]:

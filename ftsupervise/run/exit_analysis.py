@@ -34,6 +34,7 @@ from ftsupervise.rundir.log_lines import LINE
 from ftsupervise.rundir.records import read_json
 from ftsupervise.rundir.switches import read_stopped
 from ftsupervise.scheduler.parse import is_srun
+from ftsupervise.secrecy import masked
 from ftsupervise.truth import DIVERGES, GIVEN_UP, NOT_A_NUMBER, LossTrouble
 from ftsupervise.units import signal_name
 from ftsupervise.warm.restarts import WarmStart
@@ -254,7 +255,7 @@ def failure(
     found = _failure(code, of, asked=asked, death=death, output=output or "", oom=oom)
     if found is None or found.kind in (FailureKind.HANG, FailureKind.GIVEN_UP, FailureKind.NUMBERS):
         return found
-    return found._replace(detail=_deciding(found, output))
+    return found._replace(detail=masked(_deciding(found, output)))  # it goes into messages
 
 
 def _failure(code: int, of: Cause, *, asked: bool, death: Cause | None, output: str, oom: bool) -> Failure | None:

@@ -105,6 +105,56 @@ class LostEnd(NamedTuple):
     words: Annotated[str, 500] = ""
 
 
+class DecidingLine(NamedTuple):
+    """A line that decides a verdict. ``source``: the ledger, the output of a rank, its stack, the flight recorder."""
+
+    source: Annotated[str, 100] = ""
+    text: Annotated[str, 500] = ""
+
+
+class VerdictPage(NamedTuple):
+    """The verdict of ``diagnose`` about it, once it has failed, without secrets: kept by the first process of the run's account
+    that has read its output, the watch as a rule (``diagnosis/kept.py``). ``kind`` "": none came about, and ``unseen`` says
+    why."""
+
+    attempt: int = 0
+    at: datetime | None = None
+    kind: str = ""  # the class, in words
+    confidence: str = ""  # "high", "medium", "low"
+    headline: Annotated[str, 500] = ""
+    where: str = ""  # the ranks and nodes with which it began, in words: "rank 5 on gpu-07"
+    culprits: tuple[int, ...] = ()
+    nodes: Annotated[tuple[str, ...], 100] = ()
+    place: str = ""  # in the program: by it and its class the same failure is known again
+    evidence: Annotated[tuple[DecidingLine, ...], 3] = ()
+    history: Annotated[tuple[Annotated[str, 500], ...], 10] = ()  # how it compares with earlier ones, in sentences
+    move: str = ""  # what to do about the next start: "restart", "mend it", "stop"
+    advice: Annotated[str, 500] = ""  # the same, and why
+    remedy: Annotated[str, 500] = ""  # what to try
+    unseen: Annotated[tuple[Annotated[str, 500], ...], 5] = ()  # what could not be read
+
+    def named(self) -> str:
+        """Return class, place and confidence: "an error in the program, rank 5 on gpu-07 (confidence: high)"."""
+        sure = f" (confidence: {self.confidence})" if self.confidence and self.is_known else ""
+        return f"{', '.join(filter(None, (self.kind, self.where)))}{sure}"
+
+    def told(self) -> str:
+        """Return the same with the line that decides, for a message; "" where nothing is known."""
+        if not self.is_known:
+            return ""
+        return f"{self.named()}: {self.line}" if self.line else self.named()
+
+    @property
+    def is_known(self) -> bool:
+        """Return whether it says more than that nobody knows."""
+        return self.kind not in ("", "unknown")
+
+    @property
+    def line(self) -> str:
+        """Return the line that decides; "" where there is none but the ledger's, which the cause says already."""
+        return next((one.text for one in self.evidence if one.source != "the ledger"), "")
+
+
 # ``Resumed`` and ``NotFrom`` are rank 0's, which says from what it went on, and from which snapshot it did not although it was
 # told to: without that its end would speak against a snapshot that is good. ``PercentReached`` and ``LinesWithoutStep`` are
 # those of the follower of its output, which is a process of its own. ``LeftCheckpoint`` is what it wrote without a guard.
@@ -121,6 +171,7 @@ NAMES: dict[type, str] = {
     PercentReached: "percent.json",
     LinesWithoutStep: "unread.json",
     LostEnd: "lost.json",
+    VerdictPage: "verdict.json",
 }
 _Page = TypeVar("_Page")
 

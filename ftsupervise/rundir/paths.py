@@ -19,6 +19,7 @@
                           it committed), not_from.json (the snapshot that it
                           did not begin from), begins.json (from what it begins), written.json (what a script without
                           the guard saved), copies.json,
+                          verdict.json (what ``diagnose`` says of one that failed),
                           imports.json, tracker.json, asked.json (a person asks how the ranks are), evidence/ (of a
                           hang; now/: of that question), observed/ (decisions that were only told)
       kept/NNNN/          what such a script had saved last, kept from a start that may write over it; two of them at most

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ftsupervise.findings import Finding, Severity, Words
 from ftsupervise.model import Attempt, Job
 from ftsupervise.probe import Probe
+from ftsupervise.rundir.attempt_pages import VerdictPage
 from ftsupervise.rundir.ledger import ledger
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.truth import Beat, Health
@@ -42,11 +43,18 @@ class Look:
     recorded: tuple[Attempt, ...] | None = None  # the run's ledger, where this tick has read it
     # with the time of each; the watchdogs of one tick read them once
     beats: list[tuple[Beat, float]] = field(default_factory=list)
+    diagnosis: VerdictPage | None = None  # of the newest attempt that failed, where it is kept
 
     @property
     def attempts(self) -> tuple[Attempt, ...]:
         """Return the attempts of the run, oldest first. Raises OSError."""
         return ledger(self.rundir) if self.recorded is None else self.recorded
+
+    def why(self, attempt: Attempt | None) -> str:
+        """Return what ``diagnose`` says of this attempt: class, place, confidence and the line that decides; "" where that is
+        not known."""
+        said = self.diagnosis
+        return "" if attempt is None or said is None or said.attempt != attempt.number else said.told()
 
     def finding(
         self,
@@ -63,7 +71,7 @@ class Look:
         in it.
 
         ``words`` says the rest; ``{run_dir}`` in them is the run directory, quoted for a shell, others stand in
-        ``names``. ``more``: the finding's value, limit, since and detail.
+        ``names``. ``more``: the finding's value, limit, since, detail and why.
         """
         filled = {"run_dir": self.rundir.quoted(), **names}
         key = (self.run.name, self.watchdog, subject)

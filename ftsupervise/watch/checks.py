@@ -22,6 +22,7 @@ from ftsupervise.findings import Finding, Severity, Words
 from ftsupervise.model import Attempt, Job
 from ftsupervise.probe import Probe
 from ftsupervise.rundir import pinned
+from ftsupervise.rundir.attempt_pages import VerdictPage, read_page
 from ftsupervise.rundir.launches import launches
 from ftsupervise.rundir.ledger import ledger
 from ftsupervise.rundir.paths import RunDir
@@ -174,7 +175,7 @@ def look_at(
     if queue.jobs is not None:
         known_by = identify(rundir, run.name, launches(rundir), attempts[-1] if attempts else None, watch=own)
         jobs = jobs_of_run(known_by, candidates(known_by, queue.by_mark))
-    memory = read_memory(rundir)
+    memory, why = read_memory(rundir), _diagnosis(rundir, attempts)
     beats: list[tuple[Beat, float]] = []
     findings: list[Finding] = []
     for name in names_of(run.watch):
@@ -185,8 +186,14 @@ def look_at(
         if due_only and not due(mine, getattr(settings, "every", None), now):
             continue
         at(name)
-        findings += _check(Look(run, rundir, now, jobs, mine, queue.blind, probe, name, attempts, beats), settings)
+        look = Look(run, rundir, now, jobs, mine, queue.blind, probe, name, attempts, beats, why)
+        findings += _check(look, settings)
     return RunLook(run, rundir, jobs, tuple(findings), attempts, memory)
+
+
+def _diagnosis(rundir: RunDir, attempts: Sequence[Attempt]) -> VerdictPage | None:
+    failed = next((one for one in reversed(attempts) if one.has_failed), None)
+    return None if failed is None else read_page(VerdictPage, rundir.attempt(failed.number))
 
 
 def _check(look: Look, settings: object) -> list[Finding]:

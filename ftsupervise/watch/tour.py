@@ -34,7 +34,9 @@ from ftsupervise.model import OUTPUT, Attempt, CauseKind, FailureKind
 from ftsupervise.printable import printable
 from ftsupervise.probe import Probe
 from ftsupervise.rundir import heartbeat_page, pinned
+from ftsupervise.rundir.attempt_pages import NAMES, EndPage, VerdictPage, read_page
 from ftsupervise.rundir.launches import launches, people
+from ftsupervise.rundir.ledger import ledger, numbers
 from ftsupervise.rundir.observing import observed_alone
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.starting_over import PercentOver, StartOver, began_again, starts_over
@@ -74,11 +76,13 @@ ASKING = 75.0  # … that the scheduler may take: its command is ended after 60
 DRAWING = (
     3.0  # … that the picture of a run's last day may take of it: a message goes without one rather than not at all
 )
+DIAGNOSING = 10.0  # … that all verdicts about attempts that have failed may take of a tour, before any message goes
 SENDING = 80.0  # … that a delivery may be silent: it ends after about 45, and the last message may take 20 more
 RELIEVING = 150.0  # … that it may take to bring Slurm's lists up to date
 
 FINDS, READS, STANDS = "find where it lies", "read its settings", "check its directory"
 SENDS, RELIEVES, EXPORTS = "send its messages", "take nodes back for it", "write its metrics"
+DIAGNOSES = "read why it failed"
 
 
 @dataclass(frozen=True)
@@ -97,6 +101,8 @@ class TickOrders:
     # the last day, to send with its messages
     draw: Callable[[RunDir, tuple[Job, ...] | None, datetime], AboutRun | None] | None = None
     export: Callable[[RunDir, tuple[Job, ...] | None, str, datetime, Path], Sequence[str]] | None = None  # its metrics
+    # read why its newest attempts failed, in so many seconds, and keep that beside them
+    diagnose: Callable[[RunDir, Sequence[Attempt], float], object] | None = None
 
 
 # ------------------------------------------------------------------------------------------------------------- the way
@@ -113,6 +119,7 @@ class Tour:
         self.stood: dict[int, tuple[int, int]] = {}  # of their directories, before these were judged
         self.context: list[Finding] = []  # what may explain a finding of any run
         self.idle: list[int] = []  # the runs that were looked at and have nothing to send
+        self.diagnosing = DIAGNOSING  # seconds that are left for it
 
     def tell(self, event: Any) -> None:
         self.progress.apply(event)
@@ -224,6 +231,8 @@ class Tour:
         self.say.at(index, "check it", BOUND)
         journal = self._journal(index)
         try:
+            self._diagnose(index, RunDir(str(run.run_dir)))
+            self.say.at(index, "check it", BOUND)
             seen = look_at(
                 run,
                 queue_of(run, self.progress.queues or {}),
@@ -249,6 +258,20 @@ class Tour:
             self.tell(RunChecked(index, report, trouble, waits))
         except Exception as error:  # a broken directory must neither end the watch of the others nor go unnoticed
             self.tell(RunDirChecked(index, checks.unusable(run, error, orders.now)))
+
+    def _diagnose(self, index: int, rundir: RunDir) -> None:
+        """Have it said why the newest attempt failed, so that the message of it says so too. What is not read in time is told
+        without it."""
+        orders = self.orders
+        if orders.diagnose is None or not orders.send or self.diagnosing < 1 or not _may_lack_a_verdict(rundir):
+            return
+        began = time.monotonic()
+        self.say.at(index, DIAGNOSES, self.diagnosing + BOUND)
+        try:
+            self._require_still(index)
+            orders.diagnose(rundir, ledger(rundir), self.diagnosing)
+        finally:
+            self.diagnosing -= time.monotonic() - began
 
     def _require_still(self, index: int) -> None:
         """Raise NotTrusted where another directory was put in its place since it was judged: it may be that one that was
@@ -306,6 +329,23 @@ class Tour:
             self.tell(
                 MetricsWritten(index, tuple(self.orders.export(seen.rundir, seen.jobs, blind, self.orders.now, folder)))
             )
+
+
+def _may_lack_a_verdict(rundir: RunDir) -> bool:
+    """Return whether one of the two newest attempts has failed and has no verdict, as far as two small pages tell. Raises
+    OSError."""
+    try:
+        newest = sorted(numbers(rundir))[-2:]
+    except FileNotFoundError:
+        return False
+    return any(_has_failed_unsaid(rundir.attempt(number), newest=number == newest[-1]) for number in newest)
+
+
+def _has_failed_unsaid(folder: Path, *, newest: bool) -> bool:
+    if os.path.lexists(folder / NAMES[VerdictPage]):
+        return False
+    end = read_page(EndPage, folder)
+    return not newest if end is None else end.failure is not None
 
 
 def _may_send(run: WatchedRun) -> bool:
@@ -372,8 +412,12 @@ def _notify(
     for event in _events(seen):
         if was_announced(known, event.dedup, event.attempt):
             continue
+        before = _failed_before(seen, event)
         look = f"ftsupervise status {seen.rundir.quoted()}"
-        finding = event_finding(seen.run.name, event.kind, event.summary, now, look=look, meaning=event.meaning)
+        if before is not None:
+            look = f"ftsupervise diagnose {seen.rundir.quoted()} {before.attempt}"
+        more = {"look": look, "meaning": event.meaning, "why": "" if before is None else before.told()}
+        finding = event_finding(seen.run.name, event.kind, event.summary, now, **more)
         number, quick = event.attempt, event.quick
         if announce(journal, seen.run.alerts, event.kind, event.dedup, finding, attempt=number, quick=quick):
             said.append(f"{event.kind.value}: {event.summary}")
@@ -381,6 +425,15 @@ def _notify(
     shown = tuple(finding for finding in seen.findings if finding.health is not Health.OK)
     report = RunReport(seen.run.name, shown, recorded.firing, recorded.notices, tuple(said), len(seen.findings))
     return report, news
+
+
+def _failed_before(seen: RunLook, event: Event) -> VerdictPage | None:
+    """Return what ``diagnose`` says of the attempt that failed and that another one takes over from; None where that is not
+    the event, or it is not kept."""
+    last = next((one for one in reversed(seen.attempts) if one.number < event.attempt), None)
+    if event.kind is not EventKind.RESUMED or last is None or not last.has_failed:
+        return None
+    return read_page(VerdictPage, seen.rundir.attempt(last.number))
 
 
 def _events(seen: RunLook) -> tuple[Event, ...]:

@@ -20,6 +20,8 @@ from ftsupervise.findings import Severity
 from ftsupervise.model import Cause, CauseKind, Failure, FailureKind, NodeRanks, Standstill
 from ftsupervise.replicas.stalls import STALLS, GroupStall, StallPage
 from ftsupervise.replicas.table import GroupState, GroupTable, ReplicaGroup, write_table
+from ftsupervise.rundir.attempt_pages import DecidingLine, VerdictPage, write_page
+from ftsupervise.rundir.ledger import ledger
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.records import write_json
 from ftsupervise.rundir.switches import Brake, write_brake
@@ -356,7 +358,20 @@ def ninety_days(folder: Path, now: datetime, faults: int = 1000, name: str = "ni
     run.start()
     run.train(each)
     run.write(now, running=True, current=1.0)
+    for one in ledger(run.rundir):
+        if one.has_failed and one.cause is not None:
+            diagnose(run.rundir, one.number, f"rank {one.number % 4096}: {one.line or one.words}")
     return run.rundir, run.jobs(now, running=True)
+
+
+def diagnose(rundir: RunDir, number: int, text: str) -> None:
+    """Keep a verdict about an attempt as the watch does, with ``text`` in each field that has words of others."""
+    lines = (DecidingLine(text, text), DecidingLine("the ledger", text))
+    before = ("the third of this kind in this run (before: attempts 1, 2)",)
+    page = VerdictPage(
+        number, None, "an error in the program", "high", text, f"rank 5 on {text[:20]}", (5,), (text,), text
+    )
+    write_page(rundir.attempt(number), page._replace(evidence=lines, history=before, advice=text, remedy=text))
 
 
 NASTY = (
@@ -382,6 +397,7 @@ def hostile(folder: Path, now: datetime, text: str = NASTY) -> Story:
     (run.rundir.checkpoints / own.replace("/", "_")).mkdir()
     page = json.loads((run.rundir.attempt(1) / "start.json").read_text())
     write_json(run.rundir.attempt(1) / "start.json", {**page, "job_id": text, "host": text})
+    diagnose(run.rundir, 1, text)
     write_tracker(run.rundir.attempt(2), TrackerPage(f"javascript:alert(1)//{own}", own))
     run.job = "88_1"
     return run.rundir, run.jobs(now, running=True)

@@ -28,7 +28,7 @@ SAID: dict[str, tuple[str, list[str], list[str]]] = {
     ),
     "broken": (
         r"broken: STOPPED \(by the brake: exit 1 \(ModuleNotFoundError\), the same failure twice .*module named 'webdataset'\)",
-        [r"ftsupervise logs \S+/broken --errors ", r"ftsupervise clear --brake \S+/broken   \(once that is mended"],
+        [r"ftsupervise diagnose \S+/broken ", r"ftsupervise clear --brake \S+/broken   \(once that is mended"],
         [
             r"queue     2 jobs left, held by the brake \(JobHeldUser\)",
             r"attempt   1-2 ",
@@ -80,7 +80,7 @@ SAID: dict[str, tuple[str, list[str], list[str]]] = {
     "over": (
         r"over: GONE \(no job of it .*; attempt 1 ended: rank 0 on \S+ exit 1: KeyError: 'lr_schedule'\)",
         [
-            r"ftsupervise logs \S+/over --errors ",
+            r"ftsupervise diagnose \S+/over ",
             r"ftsupervise launch \S+/over   \(once that is mended; it goes on from step 40\)$",
         ],
         [],

@@ -81,7 +81,7 @@ NAMES = st.one_of(st.sampled_from(HOSTILE), st.text(max_size=300))
 
 def hostile_message(name: str) -> Any:
     finding = Finding(
-        name, name, name, Health.BAD, Severity.CRITICAL, name, T0, name, name, name, name, name, None, name
+        name, name, name, Health.BAD, Severity.CRITICAL, name, T0, name, name, name, name, name, None, name, name
     )
     first = list(incident("run", "/run dir", T0))[1]
     from dataclasses import replace

@@ -27,6 +27,7 @@ def failed(tmp_path: Path) -> Path:
     (tmp_path / "train.py").write_text(TRAIN)
     (tmp_path / "ftsupervise.yaml").write_text(
         "name: thesis\nscheduler: local\nlaunch: {command: python3 train.py, jobs: 1, restart: {back_off: 0s}}\n"
+        f"alerts: {{receivers: [{{file: {{path: {tmp_path}/mail}}}}]}}\n"
     )
     env = {**os.environ, "FTSUPERVISE_STATE_DIR": str(tmp_path / "state")}
     typed("launch", folder=tmp_path, env=env, code=0)
@@ -39,13 +40,38 @@ def failed(tmp_path: Path) -> Path:
 def test_the_verdict_names_the_class_the_line_and_what_was_done(failed: Path) -> None:
     said = typed("diagnose", failed, code=0).stdout
     assert said.splitlines()[0] == "thesis, attempt 3: an error in the program (confidence: high)", said
-    assert "at train.py:3 step" in said and "before    attempts 1, 2 failed in the same way" in said
+    assert (
+        "at train.py:3 step" in said and "before    the third of this kind in this run (before: attempts 1, 2)" in said
+    )
     assert "done      stopped by the brake" in said
+    assert (
+        "next      stop: it failed in this way for the third time, and another start will too; once that is mended:"
+        in said
+    )
     assert "abcdefghijklmnopqrstuvwxyz" not in said, "a secret of the output is not shown"
     said = typed("diagnose", failed, "1", "--json", code=0).stdout
     assert "abcdefghijklmnopqrstuvwxyz" not in said
     found = json.loads(said)
     assert (found["attempt"], found["kind"], found["alike_before"]) == (1, "an error in the program", [])
+
+
+def test_what_it_says_stands_in_status_and_in_the_messages(failed: Path, tmp_path: Path) -> None:
+    """A person who got the mail, or types ``status``, need not know of ``diagnose`` to be told."""
+    env = {**os.environ, "FTSUPERVISE_STATE_DIR": str(tmp_path / "state")}
+    before = typed("status", failed, env=env, code=0).stdout
+    assert f"  do        ftsupervise diagnose {failed}   (what failed first, whose it was, and what to try)" in before
+    assert json.loads(typed("status", failed, "--json", env=env, code=0).stdout)["diagnosis"] is None
+    typed("watch", failed, env=env)
+    why = "an error in the program (confidence: high): KeyError: 'tokens of <secret>' at train.py:3 step"
+    assert f"  why       attempt 3: {why}\n" in typed("status", failed, env=env, code=0).stdout
+    mail = (tmp_path / "mail").read_text()
+    assert f"\nwhy      {why}\nlook     ftsupervise diagnose {failed}\n" in mail
+    assert "abcdefghijklmnopqrstuvwxyz" not in mail, "a secret of the output is not sent"
+    told = json.loads(typed("status", failed, "--json", env=env, code=0).stdout)["diagnosis"]
+    assert told["history"] == ["the third of this kind in this run (before: attempts 1, 2)"]
+    assert told["advice"].startswith("stop: it failed in this way for the third time")
+    typed("watch", failed, env=env)
+    assert (tmp_path / "mail").read_text().count("\nwhy ") == 1, "there is no second message for it"
 
 
 def test_it_changes_nothing_of_the_run(failed: Path) -> None:

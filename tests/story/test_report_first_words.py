@@ -175,7 +175,7 @@ def test_status_says_what_to_do_about_each_state_that_is_not_well(
         assert said.startswith(begin.format(run=found.status.rundir.quoted())), said
     assert any(said.endswith("; look first at rank 317 on node-40)") for said in does) is (name == "slow-node")
     with_log = found._replace(log=found.status.rundir.logs / "out")
-    errors = [line for line in lines_of(with_log) if line.startswith("  do ") and "logs" in line]
+    errors = [line for line in lines_of(with_log) if line.startswith("  do ") and "ftsupervise diagnose " in line]
     assert bool(errors) is (name in ("crash-loop", "disk-full"))
 
 
@@ -187,7 +187,7 @@ def test_what_the_commands_say_to_type_next_leads_on(account: Account) -> None:
     (account.folder / "disk-full/logs/disk-full.out").write_text("OSError: [Errno 28] No space left on device\n")
     try:
         again = account.type("status", cwd=account.folder).stdout
-        assert "  ftsupervise logs disk-full --errors " in again
+        assert "  ftsupervise diagnose disk-full " in again
         assert "Errno 28" in account.type("logs", "disk-full", "--errors", cwd=account.folder).stdout
     finally:
         (account.folder / "disk-full/logs/disk-full.out").unlink()

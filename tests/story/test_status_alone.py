@@ -83,7 +83,7 @@ STANDS = ("  rate ", "% of usual")  # what is shown of a run that moves alone
             "gone",
             r"gone: GONE \(no job of it .*; attempt 1 ended: rank 17 on node-03 exit 1: KeyError: 'lr_schedule'\)",
             [
-                r"ftsupervise logs \S+/gone --errors",
+                r"ftsupervise diagnose \S+/gone   \(what failed first, ",
                 r"ftsupervise launch \S+/gone   \(once that is mended; it goes on from step \d+\)",
             ],
             [r"last .*40m ago: attempt 1 ended"],

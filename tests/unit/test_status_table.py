@@ -175,7 +175,7 @@ def test_those_that_need_a_look_stand_first_and_the_lines_below_say_what_to_type
     assert told[1:] == [
         "4 runs need a look:",
         "  ftsupervise status hangs             HUNG: where, and how to end it",
-        "  ftsupervise logs 'my run' --errors   STOPPED: what failed",
+        "  ftsupervise diagnose 'my run'        STOPPED: what failed",
         "  ftsupervise clear --brake 'my run'   to go on, once that is mended",
         "  ftsupervise status slow              SLOW: since when, and on which nodes",
         "  ftsupervise status waits             WAITING: where its time went",

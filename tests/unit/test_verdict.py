@@ -66,6 +66,13 @@ LOCKS = '  File "/usr/lib/python3.11/threading.py", line 324 in wait\n  File "/h
 LOOPS = '  File "/home/ada/train.py", line 33 in filter_batch\n  File "/home/ada/train.py", line 29 in main'
 
 
+def test_of_one_that_was_lost_it_is_not_said_that_it_did_not_fail() -> None:
+    lost = attempt(Cause(CauseKind.LOST))._replace(ended=None)
+    found = judge_attempt(Material(lost))
+    assert (found.kind, found.confidence) == (FailureClass.UNKNOWN, Confidence.LOW)
+    assert found.headline == "ended without a record"
+
+
 @pytest.mark.parametrize(
     ("frames", "state", "syscall", "wchan", "kind"),
     [

@@ -13,7 +13,7 @@ from ftsupervise.watch import Look
 
 WORDS = Words(
     "Nothing trains. The members of the chain stay in the queue, held, until a person has looked.",
-    "ftsupervise status {run_dir}",
+    "ftsupervise diagnose {run_dir}",
     "fix what failed, then: ftsupervise clear --brake {run_dir}",
     Severity.CRITICAL,
 )
@@ -41,4 +41,5 @@ def check(look: Look, settings: object) -> Iterator[Finding]:
         return
     text = f"{'is it finished? ' if on.asks else 'stopped by the brake: '}{on.words()}{held}"
     words = QUESTION if on.asks else WORDS
-    yield look.finding("chain", Health.BAD, text, words, since=as_time(on.at), value=on.failure)
+    why = "" if on.asks else look.why(next((one for one in look.attempts if one.number == on.attempt), None))
+    yield look.finding("chain", Health.BAD, text, words, since=as_time(on.at), value=on.failure, why=why)

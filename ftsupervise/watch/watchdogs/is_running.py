@@ -129,7 +129,7 @@ WORDS = {
     "job": Words(look=_STATUS, severity=Severity.CRITICAL),
     "gone": Words(
         "Nothing trains, and nothing will until the run is launched again.",
-        _STATUS + "; squeue --me",
+        "{look}; squeue --me",
         "find out why it ended, then: {launch}",
         Severity.CRITICAL,
     ),
@@ -219,11 +219,12 @@ def _job(look: Look, jobs: tuple[Job, ...], settings: Settings) -> Finding:
     if attempt is not None and lives_here(attempt):
         words = f"attempt {attempt.number} runs on this machine, outside the queue"
         return look.finding("job", Health.OK, words, WORDS["job"])
-    names = {"launch": how_to_launch(look.rundir)}
+    verb = "diagnose" if attempt is not None and attempt.has_failed else "status"
+    names = {"launch": how_to_launch(look.rundir), "look": f"ftsupervise {verb} {look.rundir.quoted()}"}
     text = "no job of this run is running or waiting"
     if attempt is not None and (ended := _how_it_ended(look, attempt)):
         text += f"; attempt {attempt.number} ended: {ended}"
-    return look.finding("job", Health.BAD, text, WORDS["gone"], names=names)
+    return look.finding("job", Health.BAD, text, WORDS["gone"], names=names, why=look.why(attempt))
 
 
 def _how_it_ended(look: Look, last: Attempt) -> str:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _START = timedelta(minutes=30)
 WORDS = Words(
     "The run stands still until the next member of the chain has started and resumed.",
-    "ftsupervise status {run_dir}",
+    "ftsupervise {command}",
     "read {output} if the next attempt fails too",
 )
 
@@ -63,7 +63,8 @@ def check(look: Look, settings: Settings) -> Iterator[Finding]:
         step = f" at step {last.last_step}" if last.last_step is not None else ""
         how = "failed" if last.failure is not None else "ended"  # nothing fails of a scancel
         text = f"attempt {last.number} {how}{step} ({last.why()}) and none has trained since"
-        yield _finding(look, True, text, value=last.words, since=last.ended)
+        command = f"diagnose {look.rundir.quoted()} {last.number}" if last.has_failed else ""
+        yield _finding(look, True, text, command, value=last.words, since=last.ended, why=look.why(last))
 
 
 def _resumes(look: Look) -> Finding:
@@ -122,6 +123,6 @@ def _starting(look: Look, attempts: tuple[Attempt, ...], failed: Attempt, patien
     return ""
 
 
-def _finding(look: Look, bad: bool | None, summary: str, **more: Any) -> Finding:
-    names = {"output": " ".join(outputs(look.run))}
+def _finding(look: Look, bad: bool | None, summary: str, command: str = "", **more: Any) -> Finding:
+    names = {"output": " ".join(outputs(look.run)), "command": command or f"status {look.rundir.quoted()}"}
     return look.finding("attempt", Health.of(bad), summary, WORDS, names=names, **more)
