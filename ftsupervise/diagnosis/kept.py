@@ -48,7 +48,7 @@ def keep_within(rundir: RunDir, attempts: Sequence[Attempt], seconds: float) -> 
     except OSError:
         return
     why = f"its output was not read within {seconds:.0f} s" if done.timed_out else done.words()
-    for one in lacking(rundir, attempts)[:1]:
+    for one in lacking(rundir, attempts):
         _write(rundir, VerdictPage(attempt=one.number, at=_now(), unseen=(printable(masked(why), _TEXT),)))
 
 

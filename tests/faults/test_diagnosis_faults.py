@@ -32,8 +32,9 @@ def test_an_output_on_a_dead_mount_holds_no_message_and_no_report(dead_mount: Hu
     mail = (tmp_path / "mail").read_text()
     assert "FIRING (critical)  thesis: brake chain" in mail and f"\nlook     ftsupervise diagnose {run.root}\n" in mail
     assert "\nwhy " not in mail
-    kept = read_page(VerdictPage, run.attempt(3))
-    assert kept is not None and not kept.is_known and kept.unseen == ("its output was not read within 10 s",)
+    pages = [read_page(VerdictPage, run.attempt(number)) for number in (1, 2, 3)]
+    assert [page.unseen for page in pages if page is not None] == 3 * [("its output was not read within 10 s",)]
+    assert not any(page.is_known for page in pages if page is not None)
     began = time.monotonic()
     page = typed("report", run.root, "-o", "-", env=env, code=0).stdout
     assert time.monotonic() - began < WAITS
