@@ -1,25 +1,30 @@
 """Reads the output of all ranks as one, and finds the failure that came first among thousands of lines about it.
 
-A line is looked at closely only where it holds one of a few words, so that gigabytes are read at the speed of a search for
-bytes. What several ranks say in the same words is one group. Of two causes the earlier one counts, by the times in the lines,
-and where they have none by their order in the file. A follower is never the first failure while there is a cause.
+A line is looked at closely only where it holds one of a few words. They are looked for in the distinct lines of a block without
+their digits: the lines of a training differ in numbers, and so gigabytes are read nearly as fast as they are copied. What
+several ranks say in the same words is one group. Of two causes the earlier one counts, by the times in the lines, and where
+they have none by their order in the file. A follower is never the first failure while there is a cause.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import signal
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from datetime import datetime, timezone
 from io import RawIOBase
+from itertools import islice
 from multiprocessing import get_context
 from pathlib import Path
 from typing import NamedTuple
 
 from ftsupervise.diagnosis.frames import first_to_look_at
-from ftsupervise.diagnosis.vocabulary import EXCEPTION, TRACEBACK, FailureClass, Role, Sign, sign_in
+from ftsupervise.diagnosis.vocabulary import EXCEPTION, SIGNS, TRACEBACK, FailureClass, Role, Sign, sign_in
 from ftsupervise.host import files
+from ftsupervise.host.processes import die_with_parent
 from ftsupervise.printable import OUR_LINE, printable
 from ftsupervise.report.output import RANK_LABEL, rank_of
 
@@ -55,6 +60,9 @@ ANCHORS = tuple(
         *("watchdog", "acquire gil", "terminat", "mismatch", "due to", "no such", "remote process", "inconsistency"),
     )
 )
+# Parts of the sentences themselves, of which a line must have one; they hold no digit.
+_NEEDLES = (TRACEBACK.lower().encode(), *(needle.encode() for sign in SIGNS for needle in sign.needles))
+_LOWER, _DIGITS = bytes(range(256)).lower(), b"0123456789"
 CHUNK = 4 << 20  # bytes that are read at once
 _LONGEST = 4096  # bytes of a line that are looked at
 _FRAMES = 200  # lines of a traceback
@@ -126,9 +134,9 @@ def first_failure(
     year = year or datetime.now(timezone.utc).year
     many = processes or min(4, os.cpu_count() or 1)
     if many > 1 and len(logs) > 1 and _size_of(logs) > LARGE:
-        share = max(1, len(logs) // (many * 4))
+        share = max(1, len(logs) // (many * 32))
         parts = [logs[at : at + share] for at in range(0, len(logs), share)]
-        with ProcessPoolExecutor(many, get_context("fork")) as pool:
+        with ProcessPoolExecutor(many, get_context("fork"), die_with_parent(signal.SIGKILL)) as pool:
             found = []
             for one in pool.map(_read_some, parts, [year] * len(parts)):
                 found.append(one)
@@ -247,31 +255,45 @@ def events_in(blocks: Iterable[_Block], log: LogFile, year: int) -> Iterator[Log
     those near the end of a block."""
     looked = 0
     for data, offset in blocks:
-        for start in _candidates(data):
+        lines = _LinesOfRanks(data)
+        for start in _candidates(data, lines):
             if looked > _IN_A_FILE and start < len(data) - 256_000:
                 continue
             looked += 1
-            yield from _event_at(data, start, offset, log, year)
+            yield from _event_at(data, start, offset, log, year, lines)
 
 
-def _candidates(data: bytes) -> Iterator[int]:
-    """Yield where the lines begin that hold an anchor, ascending; within a traceback only its own begin."""
-    low, starts = data.lower(), set[int]()
-    for anchor in ANCHORS:
-        at = low.find(anchor)
-        while at >= 0:
-            starts.add(data.rfind(b"\n", 0, at) + 1)
-            end = data.find(b"\n", at)
-            at = low.find(anchor, end) if end >= 0 else -1
+def _candidates(data: bytes, lines: _LinesOfRanks) -> Iterator[int]:
+    """Yield where the lines begin that may be of the table, ascending; within a traceback only its own begin."""
+    shapes = data.translate(_LOWER, _DIGITS).split(b"\n")
+    if len(data) > len(shapes) * _LONGEST:  # a very long line, of which no more than that is looked at
+        shapes = [shape[:_LONGEST] for shape in shapes]
+    telling = _telling(set(shapes))
+    if not telling:
+        return
     behind: dict[bytes, int] = {}  # of a rank, by its label: where its traceback ends
-    for start in sorted(starts):
-        after = _after_label(data, start)
-        label = data[start:after]
-        if start < behind.get(label, 0):
-            continue
-        if data.startswith(b"Traceback (most", after):
-            behind[label] = _end_of_traceback(data, start)
-        yield start
+    start = 0
+    for shape, line in zip(shapes, data.split(b"\n"), strict=True):
+        if shape in telling:
+            after = _after_label(data, start)
+            label = data[start:after]
+            if start >= behind.get(label, 0):
+                if data.startswith(b"Traceback (most", after):
+                    behind[label] = _end_of_traceback(data, start, lines)
+                yield start
+        start += len(line) + 1
+
+
+def _telling(shapes: set[bytes]) -> set[bytes]:
+    """Return those that may be of the table. ``shapes``: lines in lower case without digits."""
+    text, found = b"\n".join(shapes), set[bytes]()
+    for anchor in ANCHORS:
+        at = text.find(anchor)
+        while at >= 0:
+            end = text.find(b"\n", at)
+            found.add(text[text.rfind(b"\n", 0, at) + 1 : end if end >= 0 else len(text)])
+            at = text.find(anchor, end) if end >= 0 else -1
+    return {shape for shape in found if any(needle in shape for needle in _NEEDLES)}
 
 
 def _after_label(data: bytes, start: int) -> int:
@@ -290,21 +312,39 @@ def _unlabelled(line: str) -> tuple[str, int | None]:
     return (line, None) if found is None else (line[found.end() :], rank_of(found))
 
 
-def _traceback(data: bytes, start: int) -> Iterator[tuple[int, str]]:
+class _LinesOfRanks:
+    """The places of the labelled lines of a block, by rank: ranks write between each other."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self._found: dict[int, list[int]] = {}
+
+    def behind(self, start: int, rank: int) -> Iterator[int]:
+        """Yield where the lines of ``rank`` begin that come after the one at ``start``."""
+        if not self._found:  # it is made where a traceback has a label, and gone over once
+            at = 0
+            for line in self._data.split(b"\n"):
+                if label := RANK_LABEL.match(line[:24].decode("latin-1")):
+                    self._found.setdefault(rank_of(label), []).append(at)
+                at += len(line) + 1
+        of = self._found.get(rank, [])
+        yield from islice(of, bisect_right(of, start), None)
+
+
+def _lines_behind(data: bytes, start: int) -> Iterator[int]:
+    while (start := data.find(b"\n", start) + 1) and start < len(data):
+        yield start
+
+
+def _traceback(data: bytes, start: int, lines: _LinesOfRanks) -> Iterator[tuple[int, str]]:
     """Yield the lines of the traceback that begins at ``start``, each with its place, without its label: those of its own rank
     where ranks write between each other, to the line of its exception."""
     first, rank = _unlabelled(_line(data, start))
     yield start, first
-    at = start
-    for _ in range(_FRAMES * (1 if rank is None else 50)):
-        at = data.find(b"\n", at) + 1
-        if not at or at >= len(data):
-            return
+    for at in islice(_lines_behind(data, start) if rank is None else lines.behind(start, rank), _FRAMES):
         line, of = _unlabelled(_line(data, at))
         if of != rank:
-            if rank is None:
-                return
-            continue
+            return
         yield at, line
         if (
             line
@@ -314,13 +354,15 @@ def _traceback(data: bytes, start: int) -> Iterator[tuple[int, str]]:
             return
 
 
-def _end_of_traceback(data: bytes, start: int) -> int:
-    last = max(at for at, _ in _traceback(data, start))
+def _end_of_traceback(data: bytes, start: int, lines: _LinesOfRanks) -> int:
+    last = max(at for at, _ in _traceback(data, start, lines))
     end = data.find(b"\n", last)
     return end + 1 if end >= 0 else len(data)
 
 
-def _event_at(data: bytes, start: int, offset: int, log: LogFile, year: int) -> Iterator[LogEvent]:
+def _event_at(
+    data: bytes, start: int, offset: int, log: LogFile, year: int, others: _LinesOfRanks
+) -> Iterator[LogEvent]:
     whole = _line(data, start)
     line, label = _unlabelled(whole)
     if _OURS.match(line):
@@ -330,7 +372,7 @@ def _event_at(data: bytes, start: int, offset: int, log: LogFile, year: int) -> 
     at = at if at is not None else _time_before(data, start, year)
     where = ""
     if line.startswith(TRACEBACK):
-        lines = [text for _, text in _traceback(data, start)]
+        lines = [text for _, text in _traceback(data, start, others)]
         where, line = _frame(lines), lines[-1]
         if line.startswith((" ", "\t")) or not line.strip():  # cut off: the rank was killed meanwhile
             return

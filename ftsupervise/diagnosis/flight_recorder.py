@@ -5,35 +5,47 @@ done. Four rules decide, in each group, at the lowest number where one of them h
 most; ranks that have not called it while others wait in it; a rank that left no dump; a rank that is always the last to come.
 Who waits himself, in another group, is not the culprit: the one at the end of the chain is.
 
-A dump is a pickle, or JSON as the worker server gives it, of whoever wrote the file: no class of a pickle is loaded, and a file
-that is too large is not read. What is kept of a dump is a few bits for each collective, so that thousands of ranks fit. Source:
-torch/csrc/distributed/c10d/FlightRecorder.hpp and torch/distributed/flight_recorder of PyTorch 2.13.
+A dump is a pickle, or JSON as the worker server gives it, of whoever wrote the file: no class of a pickle is loaded, a file
+that is too large is not read, and children read them, whose memory and time are bounded. What is kept of a dump is a few bits
+for each collective, so that thousands of ranks fit. Source: torch/csrc/distributed/c10d/FlightRecorder.hpp and
+torch/distributed/flight_recorder of PyTorch 2.13.
 """
 
 from __future__ import annotations
 
-import ast
+import gc
 import json
 import os
 import pickle
 import re
+import resource
+import signal
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from enum import Enum
-from io import BytesIO
+from functools import lru_cache
+from io import BufferedReader, BytesIO
+from itertools import islice
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from ftsupervise.diagnosis.frames import first_to_look_at
 from ftsupervise.host import files
+from ftsupervise.host.processes import die_with_parent
 from ftsupervise.printable import printable
 from ftsupervise.units import rank_words
 
 LARGEST = 256 << 20  # bytes of a dump
 MOST_RANKS = 200_000
 _MOST_ENTRIES = 200_000  # of a dump
-_MANY = 64  # dumps from which on several processes read
+_MOST_COLLECTIVES = 5_000_000  # of all dumps
+_MEMORY = 2 << 30  # bytes that a process which reads may take for it
+_SECONDS = 8.0  # of a processor that a dump may take; a real one takes hundredths
+_AHEAD = 1 << 17  # bytes that the unpickler looks ahead; without, it asks for each of them
+_TOGETHER = 32  # dumps that are read without a word in between
+_TOO_LONG = 5  # dumps that took too much, after which no further one is tried alone
 _LATE = 0.5  # seconds by which a straggler comes last
 _OFTEN = 3  # collectives in which it does
 _NAME = re.compile(r"(\d{1,9})(?:\.(?:json|pickle|pkl))?$")
@@ -104,22 +116,58 @@ def read_flight_record(
 ) -> FlightRecord:
     """Return what the dumps tell. ``dumps``: rank -> file; ``world``: how many ranks there are, where that is known. Raises
     nothing for a file that cannot be read: its rank left none."""
-    many = processes or (min(4, os.cpu_count() or 1) if len(dumps) > _MANY else 1)
     items = sorted(dumps.items())
-    if many > 1:
-        share = max(1, len(items) // (many * 4))
-        parts = [items[at : at + share] for at in range(0, len(items), share)]
-        with ProcessPoolExecutor(many, get_context("fork")) as pool:
-            found = []
-            for one in pool.map(_read_some, parts):
-                found.append(one)
-                progress()
-    else:
-        found = [_read_some(items)]
-    seen = found[0]
-    for more in found[1:]:
-        seen.add(more)
+    parts = [items[at : at + _TOGETHER] for at in range(0, len(items), _TOGETHER)]
+    seen, again = _Seen(), list[tuple[int, Path]]()
+    many = min(processes or min(4, os.cpu_count() or 1), max(1, len(parts)))
+    for part, found in _each(parts, many, progress):
+        if found is None:
+            again += part
+        else:
+            seen.add(found)
+    _alone(again, seen, progress)
     return _judged(seen, world)
+
+
+def _each(
+    parts: Sequence[Sequence[tuple[int, Path]]], many: int, progress: Callable[[], object]
+) -> Iterator[tuple[Sequence[tuple[int, Path]], _Seen | None]]:
+    """Yield what was read of each part; None where the process that read was ended, by what it read or beside it."""
+    dies = die_with_parent(signal.SIGKILL)
+    with ProcessPoolExecutor(many, get_context("fork"), _bound_this_process, (dies,)) as pool:
+        begun = [pool.submit(_read_some, part) for part in parts]
+        for at, part in enumerate(parts):
+            try:
+                found = begun[at].result()
+            except BrokenProcessPool:
+                found = None
+            begun[at] = None  # type: ignore[call-overload]  # what was read is not kept a second time
+            progress()
+            yield part, found
+
+
+def _alone(items: Sequence[tuple[int, Path]], seen: _Seen, progress: Callable[[], object]) -> None:
+    """Read dumps of which one ended the process that read it, each in a process of its own."""
+    too_long = 0
+    for item in items:
+        found = None if too_long >= _TOO_LONG else next(_each([[item]], 1, progress))[1]
+        if found is None:
+            too_long += 1
+            seen.unread.append(
+                f"{item[1].name}: no flight recorder writes such a dump: it takes too long, or too much memory"
+            )
+        else:
+            seen.add(found)
+
+
+def _bound_this_process(dies_with_its_parent: Callable[[], None]) -> None:
+    """Bound the memory of a process that reads dumps. It collects no circles while it reads: a dump of lists has none."""
+    dies_with_its_parent()
+    gc.disable()
+    now = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (now + _MEMORY, now + _MEMORY))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
 
 
 # ------------------------------------------------------------------------------------------------------------- the files
@@ -132,11 +180,12 @@ class _NoClasses(pickle.Unpickler):
 
 def load_dump(path: Path) -> dict[str, Any]:
     """Return a dump: dictionaries, lists, texts and numbers. Raises OSError, NotADump."""
-    raw = files.read_bounded(path, LARGEST)
-    if len(raw) >= LARGEST:
-        raise NotADump(f"it is larger than {LARGEST >> 20} MiB")
+    with os.fdopen(files.open_regular(path), "rb") as file:
+        if os.fstat(file.fileno()).st_size > LARGEST:
+            raise NotADump(f"it is larger than {LARGEST >> 20} MiB")
+        raw = files.read_open(file.fileno(), LARGEST, path)
     try:
-        loaded = json.loads(raw) if raw[:1] in (b"{", b"[") else _NoClasses(BytesIO(raw)).load()
+        loaded = json.loads(raw) if raw[:1] in (b"{", b"[") else _NoClasses(BufferedReader(BytesIO(raw), _AHEAD)).load()
     except NotADump:
         raise
     except (pickle.UnpicklingError, ValueError, EOFError, RecursionError, MemoryError, *_BROKEN) as error:
@@ -152,41 +201,44 @@ _BROKEN = (IndexError, KeyError, TypeError, AttributeError, OverflowError, Impor
 # ------------------------------------------------------------------------------------------------------- what is kept
 
 
+Kind = tuple[str, str, str]  # the name, sizes and types of a collective
+
+
 class _Call(NamedTuple):
     """Ranks that called a collective in the same way."""
 
+    kind: Kind
     ranks: Ranks
     where: str
+
+
+_Calls = tuple[
+    _Call, ...
+]  # of one collective; one object for all collectives that the same ranks called from the same line
 
 
 class _Collective:
     """One collective of one group: who called it, and how."""
 
-    __slots__ = ("calls", "latest", "open", "second")
+    __slots__ = ("calls", "latest", "open", "second", "who")
 
     def __init__(self) -> None:
-        self.calls: dict[tuple[str, str, str], _Call] = {}
+        self.calls: _Calls = ()
         self.open: Ranks = 0
-        self.latest: tuple[float, int] | None = None  # when and who came last
-        self.second: float | None = None
+        self.latest = self.second = 0.0  # epoch seconds when the last rank came, and the one before it; 0.0: none
+        self.who = -1  # came last
 
     def came(self, at: float, rank: int) -> None:
-        if self.latest is None or at > self.latest[0]:
-            self.second = self.latest[0] if self.latest is not None else None
-            self.latest = at, rank
-        elif self.second is None or at > self.second:
+        if at > self.latest:
+            self.second, self.latest, self.who = self.latest, at, rank
+        elif at > self.second:
             self.second = at
 
     def add(self, other: _Collective) -> None:
-        for key, call in other.calls.items():
-            mine = self.calls.get(key)
-            self.calls[key] = _Call(mine.ranks | call.ranks, mine.where) if mine is not None else call
         self.open |= other.open
-        second = other.second
-        if other.latest is not None:
-            self.came(*other.latest)
-        if second is not None and (self.second is None or second > self.second):
-            self.second = second
+        if other.who >= 0:
+            self.came(other.latest, other.who)
+            self.second = max(self.second, other.second)
 
 
 class _Seen:
@@ -199,88 +251,211 @@ class _Seen:
         self.last: dict[str, dict[int, int]] = {}  # group -> rank -> the highest number it has called
         self.first: dict[str, dict[int, int]] = {}  # … and the lowest one that its recorder still has
         self.unread: list[str] = []
+        self.kept = 0  # collectives
+        self._kinds: dict[Kind, Kind] = {}
 
     def read(self, rank: int, dump: Mapping[str, Any]) -> None:
         self.ranks |= 1 << rank
         for group, members in _members(dump):
             self.members[group] = self.members.get(group, 0) | members
+        grown: dict[
+            tuple[int, int, str], tuple[_Calls, _Calls]
+        ] = {}  # with the calls before, which keeps their id theirs
+        numbers: dict[str, list[int]] = {}
         for entry in dump["entries"][-_MOST_ENTRIES:]:
-            self._entry(rank, entry)
+            if isinstance(entry, dict) and not entry.get("is_p2p"):
+                self._entry(rank, entry, grown, numbers)
+        for group, some in numbers.items():
+            self.last.setdefault(group, {})[rank] = max(some)
+            self.first.setdefault(group, {})[rank] = min(some)
 
-    def _entry(self, rank: int, entry: Any) -> None:
-        if not isinstance(entry, dict) or entry.get("is_p2p"):
-            return
+    def _entry(
+        self,
+        rank: int,
+        entry: dict[Any, Any],
+        grown: dict[tuple[int, int, str], tuple[_Calls, _Calls]],
+        numbers: dict[str, list[int]],
+    ) -> None:
         number, group = entry.get("collective_seq_id"), _group_of(entry)
-        if not isinstance(number, int) or isinstance(number, bool):
+        if type(number) is not int or not 0 <= number < _LARGEST_NUMBER:
             return
-        name = str(entry.get("profiling_name", ""))[:100]
-        sizes = str(entry.get("input_sizes"))[:300] if _SAME_SIZE.search(name) else ""
-        one = self.groups.setdefault(group, {}).setdefault(number, _Collective())
-        key = name, sizes, str(entry.get("input_dtypes"))[:100]
-        known = one.calls.get(key)
-        where = known.where if known is not None else _frame(entry.get("frames"))
-        one.calls[key] = _Call((known.ranks if known is not None else 0) | 1 << rank, where)
-        if not (entry.get("retired") or entry.get("state") == "completed"):
+        collectives = self.groups.setdefault(group, {})
+        one = collectives.get(number)
+        if one is None:
+            if self.kept >= _MOST_COLLECTIVES:
+                return
+            self.kept += 1
+            one = collectives[number] = _Collective()
+        kind = self._kind(entry)
+        where = "" if one.calls else _frame(entry.get("frames"))
+        change = id(one.calls), id(kind), where
+        known = grown.get(change)
+        if known is None:
+            after = _with(one.calls, kind, rank, where or _frame(entry.get("frames")))
+            known = grown[change] = one.calls, after
+        one.calls = known[1]
+        if not (entry.get("retired") is True or entry.get("state") == "completed"):
             one.open |= 1 << rank
         at = entry.get("time_created_ns")
-        if isinstance(at, int):
+        if type(at) is int and 0 < at < _LARGEST_NUMBER:
             one.came(at / 1e9, rank)
-        last, first = self.last.setdefault(group, {}), self.first.setdefault(group, {})
-        last[rank], first[rank] = max(number, last.get(rank, number)), min(number, first.get(rank, number))
+        some = numbers.get(group)
+        if some is None:
+            numbers[group] = [number]
+        else:
+            some.append(number)
+
+    def _kind(self, entry: Mapping[str, Any]) -> Kind:
+        name = entry.get("profiling_name")
+        name = name[:100] if isinstance(name, str) else ""
+        sizes = _sizes(entry.get("input_sizes")) if _same_size(name) else ""
+        kind = name, sizes, _types(entry.get("input_dtypes"))
+        return self._kinds.setdefault(kind, kind)
 
     def add(self, other: _Seen) -> None:
         self.ranks |= other.ranks
         self.unread += other.unread
         for group, members in other.members.items():
             self.members[group] = self.members.get(group, 0) | members
-        for name in ("last", "first"):
-            for group, numbers in getattr(other, name).items():
-                getattr(self, name).setdefault(group, {}).update(numbers)
+        for mine, others in ((self.last, other.last), (self.first, other.first)):
+            for group, numbers in others.items():
+                mine.setdefault(group, {}).update(numbers)
+        merged: dict[tuple[int, int], tuple[_Calls, _Calls, _Calls]] = {}
         for group, collectives in other.groups.items():
-            mine = self.groups.setdefault(group, {})
+            here = self.groups.setdefault(group, {})
             for number, one in collectives.items():
-                if number in mine:
-                    mine[number].add(one)
-                else:
-                    mine[number] = one
+                known = here.get(number)
+                if known is None:
+                    if self.kept < _MOST_COLLECTIVES:
+                        self.kept += 1
+                        here[number] = one
+                    continue
+                both = id(known.calls), id(one.calls)
+                if both not in merged:
+                    merged[both] = known.calls, one.calls, _together(known.calls, one.calls)
+                known.calls = merged[both][2]
+                known.add(one)
+
+
+def _with(calls: _Calls, kind: Kind, rank: int, where: str) -> _Calls:
+    return _together(calls, (_Call(kind, 1 << rank, where),))
+
+
+def _together(calls: _Calls, others: _Calls) -> _Calls:
+    found = {call.kind: call for call in calls}
+    for call in others:
+        mine = found.get(call.kind)
+        found[call.kind] = call if mine is None else mine._replace(ranks=mine.ranks | call.ranks)
+    return tuple(found.values())
 
 
 def _read_some(dumps: Iterable[tuple[int, Path]]) -> _Seen:
     seen = _Seen()
     for rank, path in dumps:
+        signal.setitimer(signal.ITIMER_PROF, _SECONDS)
         try:
             seen.read(rank, load_dump(path))
         except OSError as error:
             seen.unread.append(f"{path.name}: {error.strerror or error}")
         except NotADump as error:
             seen.unread.append(f"{path.name}: {error}")
+        except MemoryError:
+            seen.unread.append(f"{path.name}: it needs too much memory")
+        if gc.get_count()[0] > _CIRCLES:  # objects that nobody frees: circles, which a hostile dump may have
+            gc.collect()
+    signal.setitimer(signal.ITIMER_PROF, 0)
     return seen
+
+
+_CIRCLES = 1_000_000
+_LARGEST_NUMBER = 1 << 63
+_MOST_TEXTS = 16  # sizes, or types, of a collective that are kept
+
+
+def _types(some: Any) -> str:
+    """Return the types that a rank gave, "BFloat16"; what is no text is left out."""
+    if not isinstance(some, list):
+        return ""
+    if len(some) == 1 and isinstance(some[0], str):
+        return some[0][:40]
+    return ",".join(one[:40] for one in some[:_MOST_TEXTS] if isinstance(one, str))
+
+
+def _sizes(shapes: Any) -> str:
+    """Return the shapes that a rank gave, "[[4096, 1024]]"; "" where they are something else."""
+    if not isinstance(shapes, list):
+        return ""
+    found = list[str]()
+    for shape in islice(shapes, _MOST_TEXTS):
+        if not isinstance(shape, (list, tuple)):
+            return ""
+        for one in shape:
+            if type(one) is not int or not 0 <= one < _LARGEST_NUMBER:
+                return ""
+        found.append(_shape(tuple(shape[:_MOST_TEXTS])))
+    return f"[{', '.join(found)}]"
+
+
+@lru_cache(maxsize=4096)
+def _shape(sizes: tuple[int, ...]) -> str:
+    return str(list(sizes))
+
+
+@lru_cache(maxsize=256)
+def _same_size(name: str) -> bool:
+    return _SAME_SIZE.search(name) is not None
 
 
 def _group_of(entry: Mapping[str, Any]) -> str:
     named = entry.get("process_group")
-    return str(named[0])[:100] if isinstance(named, (list, tuple)) and named else str(entry.get("pg_name", "0"))[:100]
+    name = named[0] if isinstance(named, (list, tuple)) and named else entry.get("pg_name", "0")
+    return name[:100] if isinstance(name, str) else "0"
 
 
 def _members(dump: Mapping[str, Any]) -> Iterator[tuple[str, Ranks]]:
     """Yield the ranks of each group that the dump knows. gloo's dumps of 2.13 know none but an unnamed one."""
     config = dump.get("pg_config")
-    for name, group in config.items() if isinstance(config, dict) else ():
+    for name, group in islice(config.items(), _MOST_GROUPS) if isinstance(config, dict) else ():
         listed = group.get("ranks") if isinstance(group, dict) else None
-        try:
-            ranks = ast.literal_eval(listed) if isinstance(listed, str) and len(listed) < 4_000_000 else listed
-        except (ValueError, SyntaxError, RecursionError, MemoryError):
-            continue
-        if isinstance(ranks, (list, tuple)) and name != "":
-            yield str(name)[:100], _set(one for one in ranks if isinstance(one, int) and 0 <= one < MOST_RANKS)
+        if isinstance(name, str) and name and isinstance(listed, (str, list, tuple)):
+            ranks = _listed(listed) if isinstance(listed, str) else _of(listed)
+            if ranks is not None:
+                yield name[:100], ranks
+
+
+_MOST_GROUPS = 10_000
+
+
+@lru_cache(maxsize=16)
+def _listed(text: str) -> Ranks | None:
+    """Return the ranks in "[0, 1, 2]", which most dumps have alike; None for another text."""
+    try:
+        ranks = json.loads(text) if len(text) < 8 * MOST_RANKS else None
+    except (ValueError, RecursionError, MemoryError):
+        return None
+    return _of(ranks) if isinstance(ranks, list) else None
+
+
+def _of(ranks: Sequence[Any]) -> Ranks:
+    return _set(one for one in ranks if isinstance(one, int) and 0 <= one < MOST_RANKS)
 
 
 def _frame(frames: Any) -> str:
     """Return the innermost frame that is not a library's; "" where the dump has none."""
-    known = [one for one in frames if isinstance(one, dict)] if isinstance(frames, list) else []
     return first_to_look_at(
-        (str(one.get("filename", "")), str(one.get("line")), str(one.get("name", ""))) for one in known
+        (_text(one.get("filename")), _text(one.get("line")), _text(one.get("name")))
+        for one in (frames[:_MOST_FRAMES] if isinstance(frames, list) else ())
+        if isinstance(one, dict)
     )
+
+
+_MOST_FRAMES = 500
+
+
+def _text(value: Any) -> str:
+    if type(value) is int:
+        return str(value) if 0 <= value < _LARGEST_NUMBER else ""
+    return value[:500] if isinstance(value, str) else ""
 
 
 def _set(ranks: Iterable[int]) -> Ranks:
@@ -331,16 +506,15 @@ def _mismatch(seen: _Seen, group: str) -> FlightFinding | None:
         one = seen.groups[group][number]
         if len(one.calls) < 2:
             continue
-        by_size = sorted(one.calls.items(), key=lambda item: item[1].ranks.bit_count(), reverse=True)
-        (most, with_most), (_, second) = by_size[0], by_size[1][:2]
-        odd = 0
-        for _, call in by_size[1:]:
+        with_most, second, *more = sorted(one.calls, key=lambda call: call.ranks.bit_count(), reverse=True)
+        odd = second.ranks
+        for call in more:
             odd |= call.ranks
-        key, call = by_size[1]
+        most, other = with_most.kind, second.kind
         difference = (
-            f"{_bare(key[0])} where the others called {_bare(most[0])}"
-            if key[0] != most[0]
-            else f"{_bare(key[0])} with sizes {key[1]} {key[2]} where the others gave {most[1]} {most[2]}"
+            f"{_bare(other[0])} where the others called {_bare(most[0])}"
+            if other[0] != most[0]
+            else f"{_bare(other[0])} with sizes {other[1]} {other[2]} where the others gave {most[1]} {most[2]}"
         )
         return FlightFinding(
             Trouble.MISMATCH,
@@ -350,7 +524,7 @@ def _mismatch(seen: _Seen, group: str) -> FlightFinding | None:
             number,
             _bare(most[0]),
             f"called {printable(difference, 200)}, as number {number} of group {printable(group, 40)}",
-            call.where,
+            second.where,
             sure=with_most.ranks.bit_count() > second.ranks.bit_count(),
         )
     return None
@@ -374,8 +548,8 @@ def _waiting(seen: _Seen, group: str, silent: Ranks) -> _Wait | None:
             continue
         members = seen.members[group] & ~silent
         missing = _set(rank for rank in ranks_in(members) if last.get(rank, -1) < number)
-        name, call = max(one.calls.items(), key=lambda item: item[1].ranks.bit_count())
-        return _Wait(group, number, _bare(name[0]), one.open, missing, call.where)
+        call = max(one.calls, key=lambda call: call.ranks.bit_count())
+        return _Wait(group, number, _bare(call.kind[0]), one.open, missing, call.where)
     return None
 
 
@@ -418,9 +592,9 @@ def _late(seen: _Seen) -> FlightFinding | None:
     count = 0
     for group in seen.groups.values():
         for one in group.values():
-            if one.latest is not None and one.second is not None:
+            if one.who >= 0 and one.second > 0:
                 count += 1
-                gaps.setdefault(one.latest[1], []).append(one.latest[0] - one.second)
+                gaps.setdefault(one.who, []).append(one.latest - one.second)
     for rank, some in gaps.items():
         late = [gap for gap in some if gap > _LATE]
         if len(late) >= _OFTEN and 2 * len(late) > count:

@@ -118,3 +118,8 @@ def test_each_sentence_of_the_table_has_a_message_here() -> None:
 def test_each_message_has_a_word_that_the_quick_look_sees() -> None:
     lines = [line.lower().encode() for line in (*(line for _, line in CAUSES), *FOLLOWERS)]
     assert [line for line in lines if not any(word in line for word in ANCHORS)] == []
+
+
+def test_the_quick_look_leaves_digits_out_so_no_word_holds_one() -> None:
+    words = [*(anchor.decode() for anchor in ANCHORS), *(needle for one in SIGNS for needle in one.needles)]
+    assert [word for word in words if any(letter.isdigit() for letter in word)] == []
