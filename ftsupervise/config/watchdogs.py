@@ -216,6 +216,13 @@ class Throughput(Section):
     """How long it must be slower."""
 
 
+class StragglerSection(Section):
+    """A rank, or the ranks of one node, for which all others wait at each step."""
+
+    least: Some = 0.15
+    """Share of the time of all ranks that it costs, from which an alert is raised; less than 10% is not told apart."""
+
+
 class Loss(Section):
     """The loss in the log, or in the guard's report: not a number, or far above where it was."""
 
@@ -287,6 +294,8 @@ class Watch(Strict):
     """Do checkpoints come, whole and of the usual size?"""
     throughput: Throughput | None = None
     """Is it as fast as it was?"""
+    straggler: StragglerSection | None = StragglerSection()
+    """Do all ranks wait for a slow one?"""
     loss: Loss | None = Loss(only_guard=True)
     """Is the loss a number, and near where it was?"""
     exec: tuple[Exec, ...] | None = None

@@ -16,6 +16,7 @@ from ftsupervise.nodes.incidents import Incident
 from ftsupervise.nodes.judging import of_run_dir, read
 from ftsupervise.report.output import Part, output_files, parts_of, rank_files
 from ftsupervise.rundir.paths import RunDir
+from ftsupervise.rundir.progress import read_progress
 
 MOST = 1 << 30  # bytes of output that are read without being asked for all: the last ones of each file
 _RANK_FILES = 100_000
@@ -38,7 +39,15 @@ def of_attempt(
     output = first_failure(logs if whole else _last_of(logs, most), year=one.started.year, progress=progress)
     if not logs:
         unseen.append("where its output went is not known")
-    return Material(one, output, _stacks(folder, unseen), _flight(folder / "flight", unseen, progress), tuple(unseen))
+    page = read_progress(rundir, one.number)
+    return Material(
+        one,
+        output,
+        _stacks(folder, unseen),
+        _flight(folder / "flight", unseen, progress),
+        tuple(unseen),
+        straggler=page.straggler if page is not None else None,
+    )
 
 
 def of_pages(folder: Path, progress: Progress) -> tuple[Sequence[RankStack], FlightRecord | None, tuple[str, ...]]:

@@ -16,6 +16,7 @@ from ftsupervise.diagnosis.flight_recorder import FlightFinding, FlightRecord, T
 from ftsupervise.diagnosis.stacks import MACHINE, RankStack, StackGroup, StackVerdict, alike, judge
 from ftsupervise.diagnosis.vocabulary import FailureClass, Role
 from ftsupervise.model import Attempt, Cause, CauseKind, FailureKind
+from ftsupervise.rundir.progress import Straggler
 from ftsupervise.units import rank_words
 
 
@@ -60,6 +61,7 @@ class Material(NamedTuple):
     flight: FlightRecord | None = None
     unseen: tuple[str, ...] = ()
     machine: str = MACHINE  # the architecture of its nodes
+    straggler: Straggler | None = None  # for whom the others waited when its supervisor last looked
 
 
 # The class of a failure by the ledger's cause alone, and by its failure.
@@ -108,6 +110,28 @@ _REMEDIES = {
 
 def judge_attempt(of: Material) -> Diagnosis:
     """Return the verdict. Pure."""
+    found = _judged(of)
+    return found if of.straggler is None else _with_a_slow_rank(found, of.straggler, of.attempt)
+
+
+def _with_a_slow_rank(found: Diagnosis, slow: Straggler, one: Attempt | None) -> Diagnosis:
+    """Add for whom the others waited: the verdict where there is no other, and else a line of evidence."""
+    line = Evidence("the steps of all ranks", slow.words())
+    runs = one is not None and one.ended is None and found.kind is FailureClass.NONE
+    if found.kind is not FailureClass.UNKNOWN and not runs:
+        return found._replace(evidence=(*found.evidence, line))
+    return found._replace(
+        kind=FailureClass.STRAGGLER,
+        confidence=Confidence.MEDIUM,
+        headline=slow.words(),
+        culprits=slow.ranks,
+        nodes=(slow.node,) if slow.node else (),
+        evidence=(line, *found.evidence),
+        remedy=_REMEDIES[FailureClass.STRAGGLER],
+    )
+
+
+def _judged(of: Material) -> Diagnosis:
     one = of.attempt
     number = one.number if one is not None else None
     cause = one.cause if one is not None else None

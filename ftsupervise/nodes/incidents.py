@@ -38,6 +38,7 @@ WEIGHTS: Mapping[str, float] = {
     "node": 1.0,  # Slurm lost it, or its slurmd does not answer
     "launch": 1.0,  # a task could not be started on it
     "warning": 0.25,  # its health command warned
+    "slow": 0.25,  # the others waited for a rank there, at each step, to the end of the attempt
     "killed": 1.0,  # a rank there was killed by a signal that we did not send
     "hang": 1.0,  # the rank there stopped while the others waited for it
     "crashed": 0.5,  # SIGSEGV, SIGABRT and the like: often the program's own fault

@@ -26,6 +26,7 @@ from ftsupervise.probe.errand import within
 from ftsupervise.rundir.ledger import job_id
 from ftsupervise.rundir.observing import tell_only
 from ftsupervise.rundir.paths import ENV_GROUP_JOB, ENV_NODES, RunDir, tell
+from ftsupervise.rundir.progress import Straggler
 from ftsupervise.rundir.records import as_count
 from ftsupervise.scheduler.parse import is_away, is_leaving, is_srun, on_nodes, with_fewer
 from ftsupervise.truth import EXCLUSION
@@ -337,6 +338,17 @@ class NodeSelector:
             nodes = incidents.follows(known.incidents, one)
             if len(nodes) > 1:
                 tell(log, f"rank {one.rank} has failed in the same way on {', '.join(nodes)}: this blames no node")
+
+    def waited_for(self, mine: Claim, slow: Straggler) -> None:
+        """Write down that the others waited for the ranks of a node, to the end of the attempt."""
+        node, ranks = known_as(slow.node, self.names), ",".join(map(str, slow.ranks))
+        log = mine.folder / "run.log"
+        tell(log, slow.words())
+        if node in self.names:
+            one = incidents.Incident(
+                node, "slow", _now(), self.name, self.job, mine.number, ranks, "", _host(), slow.words()
+            )
+            self.judge.note([one], log)
 
     def examine(self, when: str, log: Path | None) -> None:
         """Run the health command on every node, if it is due; its answer holds until it runs again."""

@@ -335,6 +335,12 @@ def _standstill(report: ReportFacts, axis: Axis) -> dict[str, Any] | None:
 
 
 def _slow(report: ReportFacts) -> str:
+    page = report.detail.status.run.page
+    straggler = f"{page.straggler.words()}. ".capitalize() if page is not None and page.straggler is not None else ""
+    return straggler + _slowest(report)
+
+
+def _slowest(report: ReportFacts) -> str:
     if not report.slow:
         return ""
     worst = max(report.slow, key=lambda one: one.lost)

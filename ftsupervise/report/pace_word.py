@@ -74,6 +74,8 @@ def _word(run: RunReading) -> _Judged:
             return _Judged("SLOW", f"{3600 * page.steady:,.4g} steps in its last hour, {share} of what is usual")
     if none := _no_step(run, moved):
         return _Judged("", none, stands=True)
+    if page is not None and fresh and page.straggler is not None:
+        return _Judged("", page.straggler.words())
     return _Judged("", left_behind(run))
 
 

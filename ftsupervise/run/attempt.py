@@ -29,6 +29,7 @@ from ftsupervise.ranks.agent_pool import AT_ONCE, Agents
 from ftsupervise.ranks.hang_detector import Detector, GapHistory
 from ftsupervise.ranks.hang_monitor import HangMonitor
 from ftsupervise.ranks.life import LOOKED, PROCESSES, SAYS, ProcessesSeen
+from ftsupervise.ranks.straggler import StragglerDetector
 from ftsupervise.ranks.taking import take_afterwards
 from ftsupervise.replicas.bounds import ENV_LIGHTHOUSE
 from ftsupervise.replicas.member import QuorumWatcher, wait_for_lighthouse
@@ -580,8 +581,9 @@ def _followed(to: Services, now: RunProgress, one: RunningCommand) -> Iterator[N
     before = float(to.options.guard.get("STOP_BEFORE", "0") or 0)
     end = EndFollower(to.job, mine.folder, before, say)
     on_hang = partial(_on_hang, to.options, one, now.restarts, Observes(to.options.rundir, to.options.observe))
+    stragglers = StragglerDetector()
     seen = start_over.FirstStep(
-        lambda: seen_by(to.agents.table, one.left.hang, on_hang),
+        lambda: seen_by(to.agents.table, one.left.hang, on_hang, stragglers),
         partial(start_over.tell_a_start_over, place_of(to), mine.number, one.say),
         mine.folder,
     )
@@ -594,6 +596,8 @@ def _followed(to: Services, now: RunProgress, one: RunningCommand) -> Iterator[N
         end.close()
         pages.close()
         seen.over()
+        if (slow := stragglers.found(monotonic(), datetime.now(timezone.utc))) is not None:
+            to.nodes.waited_for(mine, slow)
 
 
 def _after(to: Services, now: RunProgress, ended: End, *, waits: bool) -> RunProgress:

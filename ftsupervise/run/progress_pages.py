@@ -16,6 +16,7 @@ from ftsupervise.ranks.agent_pool import Agents
 from ftsupervise.ranks.hang_detector import JITTER, HangVerdict
 from ftsupervise.ranks.hang_monitor import cause_of
 from ftsupervise.ranks.rank_table import RankTable
+from ftsupervise.ranks.straggler import StragglerDetector
 from ftsupervise.ranks.taking import take_evidence, with_processes
 from ftsupervise.rundir import live_look
 from ftsupervise.rundir.live_look import LiveAnswer, LiveQuestion, RankNow
@@ -37,13 +38,19 @@ class OnHang(NamedTuple):
 
 
 def seen_by(
-    table: RankTable, left: HangVerdict | None = None, on_hang: Callable[[], OnHang] = OnHang
+    table: RankTable,
+    left: HangVerdict | None = None,
+    on_hang: Callable[[], OnHang] = OnHang,
+    stragglers: StragglerDetector | None = None,
 ) -> ProgressPage | None:
-    """Return the progress of the ranks as they last reported; None where none has. ``left``: a hang that was left alone."""
+    """Return the progress of the ranks as they last reported; None where none has. ``left``: a hang that was left alone.
+    ``stragglers`` has a look at them."""
     states, tally = table.newest(), table.tally()
     if not states:
         return None
     now, at = time.monotonic(), time.time()
+    if stragglers is not None:
+        stragglers.look(states, now, time.monotonic)
     stepping = [one for one in states if one.step is not None]
     slow = min(stepping, key=lambda one: one.step or 0, default=None)
     ahead = max((one.step for one in stepping if one.step is not None), default=None)
@@ -70,6 +77,7 @@ def seen_by(
         hung="" if left is None or goes_on else cause_of(left).hang_words(),
         on_hang=hang.does,
         hang_at=None if hang.at is None else round(at + (hang.at - now), 3),
+        straggler=stragglers.found(now, datetime.fromtimestamp(at, timezone.utc)) if stragglers is not None else None,
     )
 
 

@@ -16,11 +16,37 @@ from typing import Annotated, NamedTuple
 
 from ftsupervise.rundir.paths import RunDir, write_whole
 from ftsupervise.rundir.records import EPOCH, as_number, as_whole, read_json, read_record, write_json
+from ftsupervise.units import rank_words
 
 PROGRESS = "progress.json"  # in an attempt's directory
 # what a supervisor does about a hang: it starts it again in place; ends it, for the next job; tells it only; leaves it running
 # and says so; does not look for one
 RESTARTS, ENDS, TOLD, LEFT, OFF = ON_HANG = ("restarts", "ends", "told", "left", "off")
+
+
+COMES_LAST, WORKS = "comes last", "works"  # how it is known for whom the others wait
+
+
+class Straggler(NamedTuple):
+    """The rank, or the ranks of one node, for which the others wait. ``cost``: the share of the time that they lose by it."""
+
+    ranks: tuple[int, ...] = ()
+    node: str = ""
+    cost: float = 0.0
+    how: str = ""  # COMES_LAST or WORKS
+    of: int = 0  # ranks that were compared
+    since: datetime = EPOCH
+
+    def words(self) -> str:
+        """Say it in a sentence: "rank 17 on node-3 is slow: it comes last at each step, which costs 23% of the time"."""
+        many = len(self.ranks) > 1
+        who = f"{rank_words(self.ranks)}{f' on {self.node}' if self.node else ''} {'are' if many else 'is'} slow"
+        they = "they" if many else "it"
+        if self.how == COMES_LAST:
+            why = f"{they} {'come' if many else 'comes'} last at each step"
+        else:
+            why = f"{they} {'work' if many else 'works'} while the others wait"
+        return f"{who}: {why}, which costs {self.cost:.0%} of the time of all {self.of} ranks"
 
 
 class ProgressPage(NamedTuple):
@@ -47,6 +73,7 @@ class ProgressPage(NamedTuple):
     hang_at: float | None = None  # epoch seconds: the present standstill is a hang then, unless something moves
     loss: float | None = None
     last_step: int | None = None  # the one after which the training is complete, where the loop said so
+    straggler: Straggler | None = None  # for whom the others have waited for some minutes
 
 
 def write_progress(attempt: Path, progress: ProgressPage) -> None:

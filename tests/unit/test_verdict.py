@@ -12,6 +12,7 @@ from ftsupervise.diagnosis.stacks import RankStack, alike, parse_stack
 from ftsupervise.diagnosis.verdict import Confidence, Material, judge_attempt
 from ftsupervise.diagnosis.vocabulary import FailureClass, Role
 from ftsupervise.model import Attempt, Cause, CauseKind, Failure, FailureKind, NodeRanks, Standstill
+from ftsupervise.rundir.progress import COMES_LAST, Straggler
 
 NOW = datetime(2026, 11, 27, 20, 0, tzinfo=timezone.utc)
 STACK = """pid {pid} state {state} syscall {syscall} wchan {wchan} waits {waits} at {at}
@@ -221,3 +222,14 @@ def test_an_end_that_was_asked_for_is_no_failure(cause: CauseKind, words: str) -
     found = judge_attempt(Material(attempt(Cause(cause))))
     assert (found.kind, found.confidence) == (FailureClass.NONE, Confidence.HIGH)
     assert found.headline == f"it did not fail: {words}"
+
+
+def test_a_rank_for_which_the_others_waited_is_the_verdict_where_there_is_no_other() -> None:
+    slow = Straggler((5,), "n5", 0.4, COMES_LAST, 8, NOW)
+    said = "rank 5 on n5 is slow: it comes last at each step, which costs 40% of the time of all 8 ranks"
+    runs = judge_attempt(Material(attempt(None), straggler=slow))
+    assert (runs.kind, runs.culprits, runs.nodes, runs.headline) == (FailureClass.STRAGGLER, (5,), ("n5",), said)
+    elsewhere = judge_attempt(Material(attempt(Cause(CauseKind.UNKNOWN))._replace(ended=None), straggler=slow))
+    assert elsewhere.kind is FailureClass.STRAGGLER
+    hung = judge_attempt(Material(HUNG, stacks=[*others(5), stack(5, LOADER)], straggler=slow))
+    assert hung.kind is FailureClass.STUCK_IN_LOADER and hung.evidence[-1].text == said

@@ -35,6 +35,7 @@ WATCHDOGS = (
     "gpu",
     "checkpoints",
     "throughput",
+    "straggler",
     "loss",
     "exec",
 )

@@ -16,8 +16,7 @@ from ftsupervise.model import Job, JobState
 from ftsupervise.probe import Entry, Listing
 from ftsupervise.rundir.hang_end import hang_end, hang_left
 from ftsupervise.rundir.paths import FINISHED
-from ftsupervise.rundir.progress import PROGRESS, TOLD, ProgressPage
-from ftsupervise.rundir.records import decode, parse_object
+from ftsupervise.rundir.progress import TOLD
 from ftsupervise.rundir.stalls import (
     START,
     TRAIN,
@@ -32,7 +31,7 @@ from ftsupervise.rundir.switches import KILL
 from ftsupervise.truth import Health
 from ftsupervise.units import show_duration
 from ftsupervise.watch.watchdogs.progress_signals import AT_WORK, Signs, gather
-from ftsupervise.watch.watchdogs.run_signs import server_now
+from ftsupervise.watch.watchdogs.run_signs import page_at_work, server_now
 
 if TYPE_CHECKING:
     from ftsupervise.config.watchdogs import Hang as Settings
@@ -172,7 +171,7 @@ def _say(look: Look, signs: Signs, verdict: StallVerdict, job: Job | None) -> Fi
         why = f": {look.blind}" if look.blind else ""
         text = f"it is not known whether the run was ever started, or runs now{why}"
         return look.finding("progress", Health.UNKNOWN, text, WORDS)
-    page = _page(look)
+    page = page_at_work(look)
     if left := hang_left(page, look.now, look.now.timestamp() - verdict.age):
         return _hung(look, signs, verdict, job, left)
     age, limit = show_duration(verdict.age), show_duration(verdict.bound)
@@ -238,25 +237,13 @@ def _hung(
 
 def _ends(look: Look) -> str:
     """Return what its supervisor does about it, as a clause before what to type."""
-    page = _page(look)
+    page = page_at_work(look)
     end = hang_end(page, look.now)
     if page is not None and page.on_hang == TOLD and end.words:
         return f"{end.words}: ftsupervise observe --off --only hang {look.rundir.quoted()}, or "
     if end.by_itself is None:
         return ""
     return f"{end.words}; without waiting for that: " if end.by_itself else f"{end.words}: "
-
-
-def _page(look: Look) -> ProgressPage | None:
-    """Return what its supervisor has seen of the attempt at work; None where there is none, or it cannot be read."""
-    last = look.attempts[-1] if look.attempts else None
-    if last is None or last.ended is not None:
-        return None
-    raw = look.probe.text(look.rundir.attempt(last.number) / PROGRESS)
-    try:
-        return decode(ProgressPage, parse_object(raw), lenient=True) if isinstance(raw, bytes) else None
-    except ValueError:
-        return None
 
 
 def _laggards(signs: Signs) -> list[str]:

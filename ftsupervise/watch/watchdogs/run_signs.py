@@ -18,6 +18,8 @@ from ftsupervise.config.find_run import starred
 from ftsupervise.probe import Entry, Missing, NotSeen, Tail
 from ftsupervise.rundir.heartbeat_page import of_the_group, parse_beat
 from ftsupervise.rundir.log_lines import whole
+from ftsupervise.rundir.progress import PROGRESS, ProgressPage
+from ftsupervise.rundir.records import decode, parse_object
 from ftsupervise.truth import Beat
 
 if TYPE_CHECKING:
@@ -153,3 +155,15 @@ def server_now(look: Look, *folders: Path) -> float:
         if isinstance(ahead, float):
             return look.now.timestamp() + ahead
     return look.now.timestamp()
+
+
+def page_at_work(look: Look) -> ProgressPage | None:
+    """Return what its supervisor has seen of the attempt at work; None where there is none, or it cannot be read."""
+    last = look.attempts[-1] if look.attempts else None
+    if last is None or last.ended is not None:
+        return None
+    raw = look.probe.text(look.rundir.attempt(last.number) / PROGRESS)
+    try:
+        return decode(ProgressPage, parse_object(raw), lenient=True) if isinstance(raw, bytes) else None
+    except ValueError:
+        return None
