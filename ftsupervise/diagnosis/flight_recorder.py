@@ -42,7 +42,7 @@ MOST_RANKS = 200_000
 _MOST_ENTRIES = 200_000  # of a dump
 _MOST_COLLECTIVES = 5_000_000  # of all dumps
 _MEMORY = 2 << 30  # bytes that a process which reads may take for it
-_SECONDS = 8.0  # of a processor that a dump may take; a real one takes hundredths
+_SECONDS = 5.0  # of a processor that a dump may take; a real one takes hundredths
 _AHEAD = 1 << 17  # bytes that the unpickler looks ahead; without, it asks for each of them
 _TOGETHER = 32  # dumps that are read without a word in between
 _TOO_LONG = 5  # dumps that took too much, after which no further one is tried alone
@@ -188,7 +188,9 @@ def load_dump(path: Path) -> dict[str, Any]:
         loaded = json.loads(raw) if raw[:1] in (b"{", b"[") else _NoClasses(BufferedReader(BytesIO(raw), _AHEAD)).load()
     except NotADump:
         raise
-    except (pickle.UnpicklingError, ValueError, EOFError, RecursionError, MemoryError, *_BROKEN) as error:
+    except MemoryError:
+        raise NotADump("it needs more memory than a flight recorder's dump") from None
+    except (pickle.UnpicklingError, ValueError, EOFError, RecursionError, *_BROKEN) as error:
         raise NotADump(f"it cannot be read: {type(error).__name__}") from None
     if not isinstance(loaded, dict) or not isinstance(loaded.get("entries"), list):
         raise NotADump("it has no entries of a flight recorder")

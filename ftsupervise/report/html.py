@@ -335,9 +335,12 @@ def _standstill(report: ReportFacts, axis: Axis) -> dict[str, Any] | None:
 
 
 def _slow(report: ReportFacts) -> str:
-    page = report.detail.status.run.page
-    straggler = f"{page.straggler.words()}. ".capitalize() if page is not None and page.straggler is not None else ""
-    return straggler + _slowest(report)
+    run = report.detail.status.run
+    page = run.page if run.last is not None and run.last.ended is None else None
+    if page is None or page.straggler is None:
+        return _slowest(report)
+    words = page.straggler.words()
+    return f"{words[:1].upper()}{words[1:]}. {_slowest(report)}".strip()
 
 
 def _slowest(report: ReportFacts) -> str:

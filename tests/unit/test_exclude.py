@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
-from ftsupervise.model import Cause, CauseKind, End, Failure, FailureKind
+from ftsupervise.model import Cause, CauseKind, Claim, End, Failure, FailureKind
 from ftsupervise.nodes import exclude, incidents, judging
 from ftsupervise.nodes.selector import NodePolicy, NodeSelector, Placement
 from ftsupervise.run import Options
 from ftsupervise.rundir.paths import RunDir
+from ftsupervise.rundir.progress import COMES_LAST, Straggler
 from ftsupervise.rundir.records import write_json
 from ftsupervise.scheduler.allocation import Allocation
 from tests.neighbours.queue import Queue
@@ -199,3 +200,15 @@ def test_what_a_site_prints_at_every_start_is_no_answer_of_the_shared_directory(
     incidents.set_override(tmp_path / "share", incidents.EXCLUDE, "n7", who="ada", why="ECC", now=NOW)
     found = judging.read_bounded(tmp_path / "share", None, 20.0)
     assert found is not None and [mark.node for mark in found[1].overrides] == ["n7"]
+
+
+def test_a_node_of_the_job_for_which_the_others_waited_gets_an_entry(
+    ring: Callable[..., tuple[Ring, Queue]], rundir: RunDir
+) -> None:
+    one, _ = ring()
+    rundir.attempt(4).mkdir(parents=True)
+    one.nodes.waited_for(Claim(4, rundir.attempt(4)), Straggler((16, 17), "n2.example.org", 0.3, COMES_LAST, 24, NOW))
+    one.nodes.waited_for(Claim(4, rundir.attempt(4)), Straggler((3,), "another", 0.3, COMES_LAST, 24, NOW))
+    (found,) = incidents.read([rundir.nodes]).incidents
+    assert (found.node, found.kind, found.rank, found.attempt) == ("n2", "slow", "16,17", 4)
+    assert found.evidence.startswith("ranks 16-17 on n2.example.org are slow: they come last at each step")
