@@ -69,6 +69,7 @@ _FRAMES = 200  # lines of a traceback
 _BEFORE = 4000  # bytes before a traceback
 _TEXT = 300  # characters of a line that is shown
 _IN_A_FILE = 2000  # lines of one file that are looked at closely; of more, the first and the last
+_ALIKE = 20  # lines of a rank that say the same but for numbers, after which no further one is looked at
 _GROUPS = 1000  # different failures
 LARGE = 200 << 20  # bytes from which on several processes read
 _ISO = re.compile(r"(\d{4})-(\d\d)-(\d\d)[T ](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,6}))?(Z|[+-]\d\d:?\d\d)?")
@@ -254,17 +255,26 @@ def events_in(blocks: Iterable[_Block], log: LogFile, year: int) -> Iterator[Log
     """Yield what the lines tell, in their order. Of a file with very many such lines only the first ones are looked at, and
     those near the end of a block."""
     looked = 0
+    told: dict[tuple[bytes, bytes], tuple[int, list[LogEvent]]] = {}
     for data, offset in blocks:
         lines = _LinesOfRanks(data)
-        for start in _candidates(data, lines):
+        for start, what in _candidates(data, lines):
+            times, events = told.get(what, (0, [])) if what is not None else (0, [])
+            if times >= _ALIKE:  # a rank that says so again and again
+                yield from events
+                continue
             if looked > _IN_A_FILE and start < len(data) - 256_000:
                 continue
             looked += 1
-            yield from _event_at(data, start, offset, log, year, lines)
+            events = list(_event_at(data, start, offset, log, year, lines))
+            if what is not None and (what in told or len(told) < _GROUPS):
+                told[what] = times + 1, events
+            yield from events
 
 
-def _candidates(data: bytes, lines: _LinesOfRanks) -> Iterator[int]:
-    """Yield where the lines begin that may be of the table, ascending; within a traceback only its own begin."""
+def _candidates(data: bytes, lines: _LinesOfRanks) -> Iterator[tuple[int, tuple[bytes, bytes] | None]]:
+    """Yield where the lines begin that may be of the table, ascending; within a traceback only its own begin. With each comes
+    what it says without its digits, and the label of its rank; None for a traceback."""
     shapes = data.translate(_LOWER, _DIGITS).split(b"\n")
     if len(data) > len(shapes) * _LONGEST:  # a very long line, of which no more than that is looked at
         shapes = [shape[:_LONGEST] for shape in shapes]
@@ -278,9 +288,10 @@ def _candidates(data: bytes, lines: _LinesOfRanks) -> Iterator[int]:
             after = _after_label(data, start)
             label = data[start:after]
             if start >= behind.get(label, 0):
-                if data.startswith(b"Traceback (most", after):
+                traced = data.startswith(b"Traceback (most", after)
+                if traced:
                     behind[label] = _end_of_traceback(data, start, lines)
-                yield start
+                yield start, None if traced else (shape, label)
         start += len(line) + 1
 
 
