@@ -42,7 +42,7 @@ MOST_RANKS = 200_000
 _MOST_ENTRIES = 200_000  # of a dump
 _MOST_COLLECTIVES = 5_000_000  # of all dumps
 _MEMORY = 2 << 30  # bytes that a process which reads may take for it
-_SECONDS = 5.0  # of a processor that a dump may take; a real one takes hundredths
+SECONDS = 5.0  # of a processor that a dump may take; a real one takes hundredths
 _AHEAD = 1 << 17  # bytes that the unpickler looks ahead; without, it asks for each of them
 _TOGETHER = 32  # dumps that are read without a word in between
 _TOO_LONG = 5  # dumps that took too much, after which no further one is tried alone
@@ -354,7 +354,7 @@ def _together(calls: _Calls, others: _Calls) -> _Calls:
 def _read_some(dumps: Iterable[tuple[int, Path]]) -> _Seen:
     seen = _Seen()
     for rank, path in dumps:
-        signal.setitimer(signal.ITIMER_PROF, _SECONDS)
+        signal.setitimer(signal.ITIMER_PROF, SECONDS)
         try:
             seen.read(rank, load_dump(path))
         except OSError as error:

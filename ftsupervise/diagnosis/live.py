@@ -18,7 +18,7 @@ from typing import NamedTuple
 from ftsupervise.diagnosis.flight_recorder import FlightRecord
 from ftsupervise.diagnosis.gather import of_pages
 from ftsupervise.diagnosis.stacks import RankStack, alike
-from ftsupervise.diagnosis.verdict import Confidence, Diagnosis, Material, judge_attempt
+from ftsupervise.diagnosis.verdict import Confidence, Diagnosis, Material, judge_attempt, with_a_slow_rank
 from ftsupervise.diagnosis.vocabulary import FailureClass
 from ftsupervise.errors import NotPermitted
 from ftsupervise.host.ownership import shown_user
@@ -29,6 +29,7 @@ from ftsupervise.rundir import live_look
 from ftsupervise.rundir.hang_end import hang_end
 from ftsupervise.rundir.live_look import LiveAnswer, LiveQuestion, RankNow
 from ftsupervise.rundir.paths import RunDir
+from ftsupervise.rundir.progress import Straggler
 from ftsupervise.truth import SAVE
 from ftsupervise.units import count, rank_words, show_duration
 
@@ -86,6 +87,7 @@ class LiveMaterial(NamedTuple):
     flight: FlightRecord | None = None
     word: PaceWord = PaceWord("")
     unseen: tuple[str, ...] = ()
+    straggler: Straggler | None = None
 
 
 # ----------------------------------------------------------------------------------------------------------------- asking
@@ -186,9 +188,12 @@ def material_of(
     """Return what is known, with the progress of the answer in place of the last page."""
     page = answer.progress
     if page is not None and run.page is not None:
-        page = page._replace(rate=run.page.rate, usual=run.page.usual, steady=run.page.steady)
+        page = page._replace(
+            rate=run.page.rate, usual=run.page.usual, steady=run.page.steady, straggler=run.page.straggler
+        )
     now = run._replace(page=page or run.page)
-    return LiveMaterial(number, answer.at, answer, stacks, flight, pace_word(now), tuple(unseen))
+    slow = now.page.straggler if now.page is not None else None
+    return LiveMaterial(number, answer.at, answer, stacks, flight, pace_word(now), tuple(unseen), slow)
 
 
 # ---------------------------------------------------------------------------------------------------------------- judging
@@ -207,6 +212,8 @@ def judge_live(of: LiveMaterial) -> LiveDiagnosis:
     steps = _steps(answer.ranks)
     base = base._replace(stacks=tuple(alike(of.stacks)))
     found = _culprit(of, base, why) if state is LiveState.STANDS else _well(answer, base, why)
+    if of.straggler is not None and state is LiveState.GOES_ON:
+        found = with_a_slow_rank(found, of.straggler, runs=True)
     return LiveDiagnosis(state, why, found, of.at, steps, len(answer.ranks), answer.asked)
 
 

@@ -111,14 +111,14 @@ _REMEDIES = {
 def judge_attempt(of: Material) -> Diagnosis:
     """Return the verdict. Pure."""
     found = _judged(of)
-    return found if of.straggler is None else _with_a_slow_rank(found, of.straggler, of.attempt)
+    runs = of.attempt is not None and of.attempt.ended is None
+    return found if of.straggler is None else with_a_slow_rank(found, of.straggler, runs=runs)
 
 
-def _with_a_slow_rank(found: Diagnosis, slow: Straggler, one: Attempt | None) -> Diagnosis:
-    """Add for whom the others waited: the verdict where there is no other, and else a line of evidence."""
+def with_a_slow_rank(found: Diagnosis, slow: Straggler, *, runs: bool) -> Diagnosis:
+    """Add for whom the others wait: the verdict where there is no other, and else a line of evidence."""
     line = Evidence("the steps of all ranks", slow.words())
-    runs = one is not None and one.ended is None and found.kind is FailureClass.NONE
-    if found.kind is not FailureClass.UNKNOWN and not runs:
+    if found.kind is not FailureClass.UNKNOWN and not (runs and found.kind is FailureClass.NONE):
         return found._replace(evidence=(*found.evidence, line))
     return found._replace(
         kind=FailureClass.STRAGGLER,

@@ -36,7 +36,7 @@ _LONG = 3.0  # times the usual step: one that takes longer is something else, as
 _BUSY = 50  # a look that took T is followed by a pause of 50 T at least
 
 
-class Limits(NamedTuple):
+class StragglerLimits(NamedTuple):
     """``least``: the share of time that others must lose; ``looks``: of a block; ``blocks``: in a row that agree."""
 
     least: float = 0.1
@@ -44,7 +44,7 @@ class Limits(NamedTuple):
     blocks: int = 3
 
 
-LIMITS = Limits()
+_LIMITS = StragglerLimits()
 
 
 class _Sums:
@@ -58,7 +58,7 @@ class _Sums:
         self.often = self.works = 0  # looks
 
 
-class _Block(NamedTuple):
+class _BlockVerdict(NamedTuple):
     """The verdict of a block."""
 
     ranks: frozenset[int]
@@ -70,7 +70,7 @@ class _Block(NamedTuple):
 class StragglerDetector:
     """Looks at all ranks of one attempt, again and again."""
 
-    def __init__(self, limits: Limits = LIMITS) -> None:
+    def __init__(self, limits: StragglerLimits = _LIMITS) -> None:
         self._limits = limits
         self._begin: int | None = None  # the step at the first look
         self._last: tuple[float, float] | None = (
@@ -79,9 +79,9 @@ class StragglerDetector:
         self._ranks: dict[int, _Sums] = {}
         self._usual = deque[float](maxlen=limits.looks)  # seconds of the last steps
         self._looks = self._steps = 0  # of this block; and those at which there was a new step
-        self._blocks: list[_Block | None] = []  # the last ones
+        self._blocks: list[_BlockVerdict | None] = []  # the last ones
         self._began = self._since = self._due = 0.0
-        self._found: _Block | None = None
+        self._found: _BlockVerdict | None = None
 
     def look(self, states: Sequence[RankState], now: float, clock: Callable[[], float]) -> None:
         """Take the states at monotonic ``now``; ``clock`` tells how long it takes, so that it stays cheap."""
@@ -173,7 +173,7 @@ def _in_training(states: Sequence[RankState], now: float) -> list[RankState] | N
     return found
 
 
-def _judged(ranks: dict[int, _Sums], looks: int, steps: int, least: float) -> _Block | None:
+def _judged(ranks: dict[int, _Sums], looks: int, steps: int, least: float) -> _BlockVerdict | None:
     late = {rank: one.late / steps for rank, one in ranks.items()}
     works = {rank: one.works / looks for rank, one in ranks.items()}
     often = {rank for rank, one in ranks.items() if one.often >= _AGAIN * steps}
@@ -184,10 +184,10 @@ def _judged(ranks: dict[int, _Sums], looks: int, steps: int, least: float) -> _B
 
 def _slowest(
     ranks: dict[int, _Sums], shares: dict[int, float], suspects: set[int], least: float, how: str
-) -> _Block | None:
+) -> _BlockVerdict | None:
     """Return the one suspect, or those of one node: a tenth of all ranks at most. Many that are slow are not stragglers."""
     if not suspects or len({ranks[one].node for one in suspects}) > 1 or len(suspects) > max(1, len(ranks) // 10):
         return None
     others = max(share for rank, share in shares.items() if rank not in suspects)
     cost = max(shares[one] for one in suspects) - max(0.0, others)
-    return _Block(frozenset(suspects), ranks[next(iter(suspects))].node, cost, how) if cost >= least else None
+    return _BlockVerdict(frozenset(suspects), ranks[next(iter(suspects))].node, cost, how) if cost >= least else None

@@ -96,7 +96,7 @@ RAW: dict[str, Callable[[], bytes]] = {
 def test_a_hostile_dump_is_one_sentence_and_hides_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    monkeypatch.setattr(flight_recorder, "_SECONDS", 2.0)
+    monkeypatch.setattr(flight_recorder, "SECONDS", 2.0)
     good_dumps(tmp_path)
     (tmp_path / f"rank_{HOSTILE}").write_bytes(RAW[kind]())
     found = read_flight_record(dump_files(tmp_path))

@@ -14,7 +14,7 @@ from ftsupervise.model import Attempt, Cause, CauseKind
 from ftsupervise.ranks.evidence import EvidenceHeader
 from ftsupervise.report.pace_word import PaceWord
 from ftsupervise.rundir.live_look import LiveAnswer, RankNow
-from ftsupervise.rundir.progress import RESTARTS, ProgressPage
+from ftsupervise.rundir.progress import COMES_LAST, RESTARTS, ProgressPage, Straggler
 
 NOW = datetime(2026, 11, 28, tzinfo=timezone.utc)
 FRAME = '  File "/home/me/train.py", line {} in {}\n'
@@ -114,3 +114,11 @@ def test_only_the_newest_attempt_without_an_end_may_run() -> None:
     assert may_run((ended, runs._replace(cause=Cause(CauseKind.LOST))), None) is None
     elsewhere = runs._replace(cause=Cause(CauseKind.UNKNOWN))
     assert may_run((elsewhere,), None) is elsewhere, "its supervisor is on another host"
+
+
+def test_a_run_that_goes_on_and_waits_for_a_slow_rank_at_each_step_says_so() -> None:
+    slow = Straggler((1,), "node-0", 0.3, COMES_LAST, 3, NOW)
+    ranks = answer(*(rank(number, age=0.1) for number in range(3)))
+    found = judge_live(LiveMaterial(1, NOW, ranks, straggler=slow))
+    assert (found.state, found.found.kind, found.found.culprits) == (LiveState.GOES_ON, FailureClass.STRAGGLER, (1,))
+    assert found.found.headline == slow.words()
