@@ -23,9 +23,7 @@ class Fleet(NamedTuple):
 
     nodes: int
     rate: float  # failures of a node in a second, on average over all
-    shape: float = (
-        1.0  # Weibull, of the time between two failures of a node: 1: no memory; below: one that failed fails again
-    )
+    shape: float = 1.0  # Weibull, of the time between two failures of a node; 1: no memory; below: it soon fails again
     new: bool = False  # all nodes begin at age 0: with a shape below 1 they are infants that die young
     lemons: float = 0.0  # share of the nodes that fail more often
     lemon_factor: float = 20.0  # … so many times as often as the others; ``rate`` stays that of all
@@ -58,6 +56,7 @@ class Fault(NamedTuple):
     silent: bool = False
     mark: float = 0.5
     wait_mark: float = 0.5
+    lemon: bool = False  # the node has it because it is bad: another one in its place would not
 
 
 class Lasting(NamedTuple):
@@ -93,7 +92,8 @@ def _without_memory(fleet: Fleet, seconds: float, chance: Random) -> Iterator[Fa
     at = wait(rate)
     while at < seconds:
         node = int(bad * draw()) if bad and draw() < of_lemons else bad + int((nodes - bad) * draw())
-        yield Fault(at, node, 1, draw() < lost, draw() < silent, draw(), draw())
+        lemon = node < bad and draw() * fleet.lemon_factor > 1
+        yield Fault(at, node, 1, draw() < lost, draw() < silent, draw(), draw(), lemon)
         at += wait(rate)
 
 
@@ -102,9 +102,9 @@ def _by_age(fleet: Fleet, seconds: float, chance: Random) -> Iterator[Fault]:
     than the average, and a part of it is over."""
     draw, shape = chance.random, fleet.shape
     mean = math.gamma(1 + 1 / shape)
-    share = fleet.lemons * (fleet.lemon_factor - 1) + 1
-    scales = [factor * share / (fleet.rate * mean) for factor in (1 / fleet.lemon_factor, 1.0)]
     bad, waiting = fleet.bad, list[tuple[float, int]]()
+    share = bad / fleet.nodes * (fleet.lemon_factor - 1) + 1
+    scales = [factor * share / (fleet.rate * mean) for factor in (1 / fleet.lemon_factor, 1.0)]
     for node in range(fleet.nodes):
         scale = scales[node >= bad]
         if fleet.new:
@@ -121,7 +121,8 @@ def _by_age(fleet: Fleet, seconds: float, chance: Random) -> Iterator[Fault]:
             heapq.heapreplace(waiting, (after, node))
         else:
             heapq.heappop(waiting)
-        yield Fault(at, node, 1, draw() < fleet.lost, draw() < fleet.silent, draw(), draw())
+        lemon = node < bad and draw() * fleet.lemon_factor > 1
+        yield Fault(at, node, 1, draw() < fleet.lost, draw() < fleet.silent, draw(), draw(), lemon)
 
 
 def _of_racks(fleet: Fleet, seconds: float, chance: Random) -> Iterator[Fault]:

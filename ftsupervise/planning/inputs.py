@@ -8,11 +8,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from enum import Enum
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import NamedTuple
 
+from ftsupervise.planning.certainty import SURE, half_width, poisson_bounds
 from ftsupervise.planning.faults import Fleet, Lasting
-from ftsupervise.planning.formulas import DAY, HOUR, MINUTE, job_mtbf
+from ftsupervise.planning.formulas import HOUR, MINUTE, job_mtbf
 from ftsupervise.planning.simulator import Strategy
 from ftsupervise.units import count
 
@@ -31,7 +32,6 @@ WORDS = {
     "step": "step",
     "size": "size of a checkpoint",
 }
-_SURE = 1.96  # standard errors on either side: 95 %
 
 
 class KnownBy(str, Enum):
@@ -141,14 +141,15 @@ def usual_inputs(nodes: int = 1, gpus: int = 0) -> PlanInputs:
 
 
 def mean_of(found: Sequence[float], what: str) -> PlanInput | None:
-    """The mean of what was measured. None: nothing was."""
+    """The mean of what was measured, with Student's interval; a value that is alone bounds nothing, and may be wrong by half or
+    twice as much. None: nothing was measured."""
     if not found:
         return None
     value = fmean(found)
     words = f"of {count(len(found), what)}"
     if len(found) == 1:
-        return PlanInput(value, value / 2, value * 2, KnownBy.MEASURED, words)
-    half = _SURE * (1 + 1 / (len(found) - 1)) * stdev(found) / math.sqrt(len(found))
+        return PlanInput(value, value / 2, value * 2, KnownBy.MEASURED, f"{words} alone: half to twice that is taken")
+    half = half_width(found)
     return PlanInput(value, max(0.0, value - half), value + half, KnownBy.MEASURED, words)
 
 
@@ -170,22 +171,8 @@ def share_of(times: int, whole: int, before: PlanInput) -> PlanInput:
     """A share, with Wilson's interval; ``before`` where there is nothing to count."""
     if not whole:
         return before
-    share, square = times / whole, _SURE**2
+    share, square = times / whole, SURE**2
     middle = (share + square / (2 * whole)) / (1 + square / whole)
-    half = _SURE * math.sqrt(share * (1 - share) / whole + square / (4 * whole**2)) / (1 + square / whole)
+    half = SURE * math.sqrt(share * (1 - share) / whole + square / (4 * whole**2)) / (1 + square / whole)
     low, high = max(0.0, min(share, middle - half)), min(1.0, max(share, middle + half))
     return PlanInput(share, low, high, KnownBy.MEASURED, f"{times} of {count(whole, 'failure')}")
-
-
-def poisson_bounds(times: int) -> tuple[float, float]:
-    """The 95 % interval of a mean of which ``times`` were counted, by Wilson and Hilferty's form of chi-square (Garwood)."""
-
-    def bound(degrees: float, deviate: float) -> float:
-        return degrees * (1 - 1 / (9 * degrees) + deviate * math.sqrt(1 / (9 * degrees))) ** 3
-
-    return (bound(times, -_SURE) if times else 0.0), bound(times + 1, _SURE)
-
-
-def a_day(rate: float) -> float:
-    """Failures in a day, of a rate a second."""
-    return rate * DAY

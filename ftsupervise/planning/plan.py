@@ -33,7 +33,6 @@ from ftsupervise.planning.inputs import WORDS, KnownBy, PlanInput, PlanInputs
 from ftsupervise.planning.simulator import Strategy, StrategyOutcome, simulate
 
 MONTH = 365.25 / 12 * DAY
-EARLY = 60.0  # seconds by which Slurm may deliver the signal of --signal too early (sbatch(1))
 _REPAIR = DAY  # until a lost node is back
 _KEEP = 3  # checkpoints
 _STALL = 3 * MINUTE  # of replica groups, at each failure (FT-HSDP)

@@ -3,9 +3,9 @@
 Between two events nothing is stepped through: how many saves fit is a division. So a run costs by its faults, and not by its
 length or its nodes. Every second belongs to exactly one kind (``TimeKind``), and they make up the whole time.
 
-What it takes for granted: one job of all nodes; the loop saves every ``interval`` seconds of its own time; a fault ends the
-steps at once and is noticed later; a fault during a restart begins that anew; one that comes before the first is noticed, or
-while no job of the run has nodes, is none.
+What it takes for granted: one job of all nodes; the loop saves every ``interval`` seconds of its own time, and not before the
+last save is written; a fault ends the steps at once and is noticed later; a fault during a restart begins that anew; one that
+comes before the first is noticed, or while no job of the run has nodes, is none.
 
 Pure, and seeded: the same words give the same bits.
 """
@@ -17,12 +17,12 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from enum import IntEnum
 from random import Random
-from statistics import NormalDist, fmean, quantiles, stdev
+from statistics import fmean, quantiles
 from typing import NamedTuple
 
+from ftsupervise.planning.certainty import half_width
 from ftsupervise.planning.faults import Fault, Fleet, Lasting, faults
 
-_CERTAIN = NormalDist().inv_cdf(0.975)
 _NEVER = Fault(math.inf, 0)
 
 
@@ -57,14 +57,14 @@ class Strategy(NamedTuple):
     requeue: Lasting | None = None  # … and where a fault ended it; None: as ``queue``
     spares: int = 0  # nodes of the job beyond those it needs
     repair: float = 86400.0  # until a lost node is back
-    exclude_after: int = 0  # a node that failed so often is replaced by an average one; 0: never
+    exclude_after: int = 0  # a lemon that failed so often is replaced by another node; 0: never
     limit: float = math.inf  # from the begin of a job to its last step before its time limit
     maintenance_every: float = 0.0  # 0: never
     maintenance: float = 0.0
     groups: int = 1  # replica groups: a fault stops one, and holds the others up for ``stall``
     least: int = 1  # groups with which it trains
     stall: float = 0.0
-    away: float = 0.0  # until the group is back
+    away: float | None = None  # until the group is back; None: as long as a job would need for its restart
 
 
 class SimulatedEvent(NamedTuple):
@@ -95,13 +95,13 @@ class SimulatedRun(NamedTuple):
 Note = Callable[[SimulatedEvent], None]
 
 
-def play(strategy: Strategy, trace: Sequence[Fault], seconds: float, note: Note | None = None) -> SimulatedRun:
-    """Play one run. ``trace``: its faults, in the order of their times. ``note`` is told of each stretch."""
-    job = (
-        _ReplicasPlayed(strategy, trace, seconds, note)
-        if strategy.groups > 1
-        else _JobPlayed(strategy, trace, seconds, note)
-    )
+def play(
+    strategy: Strategy, trace: Sequence[Fault], seconds: float, note: Note | None = None, luck: str = ""
+) -> SimulatedRun:
+    """Play one run. ``trace``: its faults, in the order of their times. ``note`` is told of each stretch. ``luck``: the seed of
+    the waits and starts that no fault brings, those at a time limit or a maintenance."""
+    kind = _ReplicasPlayed if strategy.groups > 1 else _WholePlayed
+    job = kind(strategy, trace, seconds, note, luck)
     job.play()
     return SimulatedRun(tuple(job.clock.spent), job.faults, job.jobs)
 
@@ -125,7 +125,7 @@ class _Clock:
 
 
 class _Faults:
-    """The faults of a trace that meet the job: those of excluded nodes are left out."""
+    """The faults of a trace that meet the job: those that a lemon would have had after it was excluded are left out."""
 
     def __init__(self, trace: Sequence[Fault], exclude_after: int) -> None:
         self._trace, self._at = trace, 0
@@ -142,6 +142,10 @@ class _Faults:
             self._at += 1
         return _NEVER
 
+    def skip(self) -> None:
+        """The next one meets nobody."""
+        self._at += 1
+
     def take(self, fault: Fault) -> None:
         """The next one has met the job."""
         self._at += 1
@@ -149,48 +153,113 @@ class _Faults:
             self._seen[fault.node] = self._seen.get(fault.node, 0) + 1
 
     def _is_excluded(self, fault: Fault) -> bool:
-        return bool(self._exclude_after) and self._seen.get(fault.node, 0) >= self._exclude_after
+        return fault.lemon and 0 < self._exclude_after <= self._seen.get(fault.node, 0)
 
 
-class _JobPlayed:
-    """A job of all nodes: a fault stops all of it, and it goes on from what was saved."""
+class _Played:
+    """The jobs of a run, one after the other: time limits, waits, maintenance and spare nodes."""
 
-    def __init__(self, strategy: Strategy, trace: Sequence[Fault], seconds: float, note: Note | None) -> None:
+    def __init__(
+        self, strategy: Strategy, trace: Sequence[Fault], seconds: float, note: Note | None, luck: str
+    ) -> None:
         self.how, self.clock = strategy, _Clock(seconds, note)
         self.coming = _Faults(trace, strategy.exclude_after)
         self.faults, self.jobs = 0, 1
-        self.at = self.safe = self.top = 0.0  # seconds of training: reached, saved, and ever reached
         self.job_end = strategy.limit
         self.window = strategy.maintenance_every or math.inf
         self.free, self.back = strategy.spares, list[float]()  # spare nodes, and when others come back
+        self._luck = luck
+        self._chance: Random | None = None
+
+    @property
+    def stop(self) -> float:
+        """The time at which the job has to leave; not before now."""
+        return max(self.clock.now, min(self.job_end, self.window, self.clock.end))
+
+    def takes_spares(self, width: int) -> bool:
+        now = self.clock.now
+        while self.back and self.back[0] <= now:
+            heapq.heappop(self.back)
+            self.free += 1
+        if self.free < width:
+            return False
+        self.free -= width
+        for _ in range(width):
+            heapq.heappush(self.back, now + self.how.repair)
+        return True
+
+    def wait(self, seconds: float, why: str) -> None:
+        """Wait for another job, which no maintenance lets start. Slurm gives it whole nodes, spare ones too."""
+        clock, how = self.clock, self.how
+        clock.spend(TimeKind.QUEUE, seconds, why)
+        while self.window <= clock.now < clock.end:
+            clock.spend(TimeKind.HELD, self.window + how.maintenance - clock.now, "maintenance")
+            self.window += how.maintenance_every
+        self.jobs += 1
+        self.free, self.back = how.spares, []
+        self.job_end = clock.now + how.limit
+
+    def change_jobs(self) -> None:
+        """Wait for the next job, after one that has left in order."""
+        planned = self.window <= self.clock.now
+        self.wait(0.0 if planned else self.how.queue.of(self._mark()), "the time limit of a job")
+
+    def start(self) -> Fault | None:
+        """Start in another job, until its first step or the fault that comes before."""
+        clock, fault = self.clock, self.coming.after(self.clock.now)
+        length = self.how.cold.of(self._mark())
+        clock.spend(TimeKind.RESTART, min(length, fault.at - clock.now), "a new job starts")
+        return fault if fault.at <= clock.now < clock.end else None
+
+    def save_and_leave(self) -> Fault | None:
+        """Save for the last time in a job, until that is written, or a fault comes before."""
+        clock, fault = self.clock, self.coming.after(self.clock.now)
+        length = self.how.save + self.how.flush
+        clock.spend(TimeKind.SAVE, min(length, fault.at - clock.now), "the last save of a job")
+        return fault if fault.at <= clock.now < clock.end else None
+
+    def _mark(self) -> float:
+        if self._chance is None:
+            self._chance = Random(self._luck)
+        return self._chance.random()
+
+
+class _WholePlayed(_Played):
+    """A job of all nodes: a fault stops all of it, and it goes on from what was saved."""
+
+    def __init__(
+        self, strategy: Strategy, trace: Sequence[Fault], seconds: float, note: Note | None, luck: str
+    ) -> None:
+        super().__init__(strategy, trace, seconds, note, luck)
+        self.at = self.safe = self.top = 0.0  # seconds of training: reached, saved, and ever reached
         self.paid = strategy.snapshot / (strategy.snapshot_every + strategy.snapshot) if strategy.snapshot else 0.0
+        self.interval = max(strategy.interval, strategy.flush)
 
     def play(self) -> None:
         clock = self.clock
         while clock.now < clock.end:
-            fault = self.coming.after(clock.now)
-            stop = max(clock.now, min(self.job_end, self.window, clock.end))
+            fault, stop = self.coming.after(clock.now), self.stop
             if fault.at < stop:
                 self._train(fault.at)
                 self._recover(fault)
             else:
                 self._train(stop)
                 if stop < clock.end:
-                    self._leave(stop)
+                    self._leave()
 
     def _train(self, until: float) -> None:
         """Train and save; afterwards ``at`` is what was reached, and ``safe`` what is on the disk."""
         how, clock = self.how, self.clock
-        whole, cycle = until - clock.now, how.interval + how.save
+        whole, cycle = until - clock.now, self.interval + how.save
         cycles, rest = divmod(whole, cycle)
-        worked = (cycles * how.interval + min(rest, how.interval)) * (1 - self.paid)
+        worked = (cycles * self.interval + min(rest, self.interval)) * (1 - self.paid)
         counted = max(0.0, (whole - how.flush) // cycle)
         again = min(worked, max(0.0, self.top - self.at))
         begin = self.at
         self.at += worked
         self.top = max(self.top, self.at)
         if counted:
-            self.safe = begin + counted * how.interval * (1 - self.paid)
+            self.safe = begin + counted * self.interval * (1 - self.paid)
         clock.spend(TimeKind.REDO, again, "steps made again")
         clock.spend(TimeKind.TRAIN, worked - again, "steps")
         clock.spend(TimeKind.SAVE, until - clock.now, f"{cycles:.0f} saves")
@@ -204,11 +273,10 @@ class _JobPlayed:
             why = _words(fault)
             clock.spend(TimeKind.DETECT, how.hang if fault.silent else how.detect, why)
             in_memory = in_memory and (not fault.lost or (how.copies and fault.width == 1))
-            if how.warm is not None and (not fault.lost or self._takes_spares(fault.width)):
+            if how.warm is not None and (not fault.lost or self.takes_spares(fault.width)):
                 start, where = how.warm.of(fault.mark), "restart in place"
             else:
-                clock.spend(TimeKind.QUEUE, (how.requeue or how.queue).of(fault.wait_mark), why)
-                self._new_job()
+                self.wait((how.requeue or how.queue).of(fault.wait_mark), why)
                 start, where, in_memory = how.cold.of(fault.mark), "a new job starts", False
             fault = self.coming.after(clock.now)
             clock.spend(TimeKind.RESTART, min(start, fault.at - clock.now), where)
@@ -220,71 +288,49 @@ class _JobPlayed:
         """The training that the newest snapshot has."""
         return reached - (reached - self.safe) % self.how.snapshot_every
 
-    def _takes_spares(self, width: int) -> bool:
-        now = self.clock.now
-        while self.back and self.back[0] <= now:
-            heapq.heappop(self.back)
-            self.free += 1
-        if self.free < width:
-            return False
-        self.free -= width
-        for _ in range(width):
-            heapq.heappush(self.back, now + self.how.repair)
-        return True
-
-    def _new_job(self) -> None:
-        """Slurm gives it whole nodes, spare ones too."""
-        self.jobs += 1
-        self.free, self.back = self.how.spares, []
-        self.job_end = self.clock.now + self.how.limit
-
-    def _leave(self, stop: float) -> None:
+    def _leave(self) -> None:
         """Save and leave in order, at the time limit or before a maintenance, and go on in another job."""
-        how, clock = self.how, self.clock
-        clock.spend(TimeKind.SAVE, how.save, "the last save of a job")
-        self.safe = self.at
-        if self.window <= stop:
-            clock.spend(TimeKind.HELD, self.window + how.maintenance - clock.now, "maintenance")
-            self.window += how.maintenance_every
-        else:
-            clock.spend(TimeKind.QUEUE, how.queue.of(0.5), "the time limit of a job")
-        self._new_job()
-        fault = self.coming.after(clock.now)
-        start = how.cold.of(0.5)
-        clock.spend(TimeKind.RESTART, min(start, fault.at - clock.now), "a new job starts")
-        if fault.at <= clock.now < clock.end:
-            self._recover(fault)
+        met = self.save_and_leave()
+        if met is None:
+            self.safe = self.at
+            self.change_jobs()
+            met = self.start()
+        if met is not None:
+            self._recover(met)
 
 
-class _ReplicasPlayed:
-    """Replica groups: a fault takes one away, the others wait for a moment and train on. No step is made again, because a group
-    that comes back has the state of the others; only the loss of all of them would undo any, and that is not played."""
+class _ReplicasPlayed(_Played):
+    """Replica groups in one job: a fault takes one away, the others wait for a moment and train on. No step is made again,
+    because a group that comes back has the state of the others; only the loss of all of them would undo any, and that is not
+    played. Nodes of a group that is away do not fail."""
 
-    def __init__(self, strategy: Strategy, trace: Sequence[Fault], seconds: float, note: Note | None) -> None:
-        self.how, self.clock = strategy, _Clock(seconds, note)
-        self.coming = _Faults(trace, strategy.exclude_after)
-        self.faults, self.jobs = 0, 1
-        self.back: list[float] = []  # when those that are away come back
+    def __init__(
+        self, strategy: Strategy, trace: Sequence[Fault], seconds: float, note: Note | None, luck: str
+    ) -> None:
+        super().__init__(strategy, trace, seconds, note, luck)
+        self.gone: dict[int, float] = {}  # the groups that are away, and when they are back
 
     def play(self) -> None:
-        clock, how = self.clock, self.how
+        clock = self.clock
         while clock.now < clock.end:
-            while self.back and self.back[0] <= clock.now:
-                heapq.heappop(self.back)
-            fault = self.coming.after(clock.now)
-            until = min(fault.at, self.back[0] if self.back else math.inf, clock.end)
+            self.gone = {group: at for group, at in self.gone.items() if at > clock.now}
+            fault, stop = self.coming.after(clock.now), self.stop
+            until = min(fault.at, *self.gone.values(), stop)
             self._train(until - clock.now)
             clock.now = until  # what rounding has left
-            if fault.at <= clock.now < clock.end:
-                self._stall(fault)
-                heapq.heappush(self.back, clock.now + how.away)
+            if until >= clock.end:
+                return
+            if fault.at <= until:
+                self._meet(fault)
+            elif stop <= until:
+                self._leave()
 
     def _train(self, seconds: float) -> None:
         """Spend the time with the groups that are there."""
         how, clock = self.how, self.clock
-        there = how.groups - len(self.back)
+        there = how.groups - len(self.gone)
         if there < how.least:
-            clock.spend(TimeKind.RESTART, seconds, f"{max(0, there)} of {how.groups} groups are there")
+            clock.spend(TimeKind.RESTART, seconds, f"{there} of {how.groups} groups are there")
             return
         saving = seconds * how.save / (how.interval + how.save)
         work = seconds - saving
@@ -292,23 +338,56 @@ class _ReplicasPlayed:
         clock.spend(TimeKind.AWAY, work * (how.groups - there) / how.groups, f"{there} of {how.groups} groups train")
         clock.spend(TimeKind.TRAIN, work * there / how.groups, "steps")
 
-    def _stall(self, fault: Fault) -> None:
+    def _meet(self, fault: Fault) -> None:
         """The others notice, and agree anew; a fault meanwhile begins that anew."""
         clock, how = self.clock, self.how
+        if self._group(fault) in self.gone:
+            self.coming.skip()
+            return
         while clock.now < clock.end:
             self.coming.take(fault)
             self.faults += 1
             noticed = how.hang if fault.silent else how.detect
             ends = clock.now + noticed + how.stall
-            later = self.coming.after(clock.now)
-            met = later.at < ends
-            if met:
-                heapq.heappush(self.back, later.at + how.away)
+            self.gone[self._group(fault)] = ends + self._away(fault)
+            later = self._next(ends)
             clock.spend(TimeKind.DETECT, min(noticed, later.at - clock.now), _words(fault))
             clock.spend(TimeKind.RESTART, min(ends, later.at) - clock.now, "the other groups go on")
-            if not met:
+            if later.at >= ends:
                 return
             fault = later
+
+    def _next(self, before: float) -> Fault:
+        """The next fault of a group that is there, as far as one comes ``before`` that time."""
+        while (fault := self.coming.after(self.clock.now)).at < before and self.gone.get(
+            self._group(fault), 0
+        ) > fault.at:
+            self.coming.skip()
+        return fault
+
+    def _group(self, fault: Fault) -> int:
+        """The nodes are dealt out to the groups; those that fail together belong to the same one."""
+        return fault.node // fault.width % self.how.groups
+
+    def _away(self, fault: Fault) -> float:
+        how = self.how
+        if how.away is not None:
+            return how.away
+        if how.warm is not None and (not fault.lost or self.takes_spares(fault.width)):
+            return how.warm.of(fault.mark)
+        return (how.requeue or how.queue).of(fault.wait_mark) + how.cold.of(fault.mark)
+
+    def _leave(self) -> None:
+        """Save, leave in order, and start all groups in another job; a fault meanwhile begins that start anew."""
+        met = self.save_and_leave()
+        if met is not None:
+            self._meet(met)
+            return
+        self.change_jobs()
+        self.gone = {}
+        while (met := self.start()) is not None:
+            self.coming.take(met)
+            self.faults += 1
 
 
 def _words(fault: Fault) -> str:
@@ -320,8 +399,9 @@ def _words(fault: Fault) -> str:
 
 
 class StrategyOutcome(NamedTuple):
-    """What became of a strategy in many runs. Shares are 0-1; ``certain`` is half the width of the 95 % confidence interval of
-    ``ettr``, ``low`` and ``high`` are those of single runs: nine of ten lie between them."""
+    """What became of a strategy in ``runs`` runs. Shares are 0-1; ``certain`` is half the width of the 95 % confidence interval
+    of ``ettr`` (Student's t; infinite of one run alone), ``low`` and ``high`` are those of single runs: nine of ten lie between
+    them."""
 
     strategy: Strategy
     ettr: float
@@ -331,6 +411,7 @@ class StrategyOutcome(NamedTuple):
     shares: tuple[float, ...]  # of each ``TimeKind``, in that order
     faults: float  # of a run
     jobs: float
+    runs: int
     better: float = 0.0  # by how much than the first strategy, on the same faults
     better_certain: float = 0.0
 
@@ -348,8 +429,9 @@ def simulate(
     played: list[list[SimulatedRun]] = [[] for _ in strategies]
     for number in range(runs):
         trace = trace_of(fleet, seconds, seed, number)
+        luck = luck_of(seed, number)
         for strategy, those in zip(strategies, played, strict=True):
-            those.append(play(strategy, trace, seconds))
+            those.append(play(strategy, trace, seconds, luck=luck))
         advance(1)
     return _outcomes(strategies, played)
 
@@ -359,9 +441,14 @@ def trace_of(fleet: Fleet, seconds: float, seed: int, number: int) -> list[Fault
     return list(faults(fleet, seconds, Random(f"{seed}/{number}")))
 
 
+def luck_of(seed: int, number: int) -> str:
+    """The seed of the waits of the run ``number`` that no fault brings."""
+    return f"{seed}/{number}/waits"
+
+
 def replay(strategies: Sequence[Strategy], trace: Sequence[Fault], seconds: float) -> tuple[StrategyOutcome, ...]:
     """Play each strategy once on faults that have happened."""
-    return _outcomes(strategies, [[play(one, trace, seconds)] for one in strategies])
+    return _outcomes(strategies, [[play(one, trace, seconds, luck=luck_of(0, 0))] for one in strategies])
 
 
 def _outcomes(strategies: Sequence[Strategy], played: Sequence[Sequence[SimulatedRun]]) -> tuple[StrategyOutcome, ...]:
@@ -377,23 +464,22 @@ def _outcome(strategy: Strategy, those: Sequence[SimulatedRun], first: Sequence[
     return StrategyOutcome(
         strategy,
         fmean(ratios),
-        _half(ratios),
+        half_width(ratios),
         ends[0],
         ends[-1],
         tuple(math.fsum(one.spent[kind] for one in those) / whole for kind in TimeKind),
         fmean(one.faults for one in those),
         fmean(one.jobs for one in those),
+        len(those),
         fmean(gains),
-        _half(gains),
+        half_width(gains),
     )
 
 
-def _half(values: Sequence[float]) -> float:
-    return _CERTAIN * stdev(values) / math.sqrt(len(values)) if len(values) > 1 else 0.0
-
-
-def events_of(strategy: Strategy, trace: Sequence[Fault], seconds: float) -> Iterator[SimulatedEvent]:
+def events_of(
+    strategy: Strategy, trace: Sequence[Fault], seconds: float, luck: str = luck_of(0, 0)
+) -> Iterator[SimulatedEvent]:
     """The course of a run, stretch by stretch."""
     seen: list[SimulatedEvent] = []
-    play(strategy, trace, seconds, seen.append)
+    play(strategy, trace, seconds, seen.append, luck)
     return iter(seen)

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
+from ftsupervise.planning.certainty import poisson_bounds, student
 from ftsupervise.planning.formulas import DAY, HOUR, MINUTE, Formula
 from ftsupervise.planning.inputs import (
     KnownBy,
     PlanInputs,
     given,
     mean_of,
-    poisson_bounds,
     share_of,
     time_between,
     usual_inputs,
@@ -74,10 +74,15 @@ def test_the_warning_leaves_room_for_two_saves_and_two_steps() -> None:
 
 
 def test_a_count_has_the_interval_of_poisson_s_law() -> None:
-    exact = {0: (0, 3.689), 1: (0.0253, 5.572), 3: (0.619, 8.767), 10: (4.795, 18.39), 100: (81.36, 121.63)}  # Garwood
+    exact = {0: (0, 3.689), 1: (0.0253, 5.572), 3: (0.6187, 8.767), 10: (4.795, 18.39), 100: (81.36, 121.63)}  # Garwood
     for times, bounds in exact.items():
-        low, high = poisson_bounds(times)
-        assert low == pytest.approx(bounds[0], abs=0.03) and high == pytest.approx(bounds[1], rel=0.02)
+        assert poisson_bounds(times) == pytest.approx(bounds, rel=2e-3)
+
+
+def test_of_few_values_the_interval_is_student_s() -> None:
+    exact = {1: 12.706, 2: 4.3027, 3: 3.1824, 4: 2.7764, 9: 2.2622, 30: 2.0423, 1000: 1.9623}
+    for degrees, width in exact.items():
+        assert student(degrees) == pytest.approx(width, rel=2e-3)
 
 
 def test_a_time_without_a_failure_bounds_what_is_assumed() -> None:
@@ -89,14 +94,18 @@ def test_a_time_without_a_failure_bounds_what_is_assumed() -> None:
         assert time_between(times, 0.0, before) == before
 
 
-def test_an_interval_of_95_percent_holds_the_truth_about_so_often() -> None:
-    chance, hits = Random(1), 0
-    for _ in range(400):
-        found = mean_of([chance.gauss(10, 3) for _ in range(12)], "draw")
+@pytest.mark.parametrize("values", [2, 3, 4, 12])
+def test_an_interval_of_95_percent_holds_the_truth_about_so_often(values: int) -> None:
+    chance, hits = Random(values), 0
+    for _ in range(2000):
+        found = mean_of([chance.gauss(1000, 3) for _ in range(values)], "draw")
         assert found is not None
-        hits += found.low <= 10 <= found.high
-    assert 0.91 < hits / 400 < 0.99
-    assert found is not None
+        hits += found.low <= 1000 <= found.high
+    assert 0.935 < hits / 2000 < 0.965
+
+
+def test_of_one_value_half_to_twice_is_taken_and_it_says_so() -> None:
     once = mean_of([7.0], "draw")
-    assert once is not None and (once.low, once.high) == (3.5, 14) and mean_of([], "draw") is None
-    assert share_of(0, 0, found) is found and share_of(2, 4, found).value == 0.5
+    assert once is not None and (once.low, once.high) == (3.5, 14)
+    assert once.note == "of 1 draw alone: half to twice that is taken"
+    assert mean_of([], "draw") is None and share_of(0, 0, once) is once and share_of(2, 4, once).value == 0.5

@@ -72,7 +72,7 @@ def any_strategy(chance: Random) -> Strategy:
         groups=pick((1, 1, 4)),
         least=pick((1, 3)),
         stall=pick((0.0, 60.0)),
-        away=pick((0.0, 3000.0)),
+        away=pick((None, 0.0, 3000.0)),
     )
 
 
@@ -142,14 +142,93 @@ def test_a_maintenance_holds_the_run_and_nothing_is_lost() -> None:
 
 def test_replica_groups_lose_a_stall_and_the_share_of_the_one_that_is_away() -> None:
     how = Strategy("x", 1e9, groups=4, least=3, stall=30.0, away=600.0)
-    one = play(how, [Fault(1000.0, 0)], 10_000.0)
+    trace = [Fault(1000.0, 0)]
+    one = play(how, trace, 10_000.0)
     assert one.spent[TimeKind.RESTART] == 30 and one.spent[TimeKind.AWAY] == pytest.approx(150)
     two = play(how, [Fault(1000.0, 0), Fault(1100.0, 1)], 10_000.0)
     assert two.spent[TimeKind.RESTART] == pytest.approx(30 + 30 + (1630 - 1130)), (
         "two are too few, until the first is back"
     )
-    (many,) = simulate(Fleet(1000, 1 / (1000 * 18 * MINUTE)), [how._replace(stall=180.0, least=1)], 30 * DAY, 10, 3)
+    same = play(how, [*trace, Fault(1100.0, 4)], 10_000.0)
+    assert same == one, "node 4 belongs to the group that is away already, and has nothing to fail with"
+    stalled = how._replace(stall=180.0, least=1, away=0.0)
+    (many,) = simulate(Fleet(1000, 1 / (1000 * 18 * MINUTE)), [stalled], 30 * DAY, 10, 3)
     assert 1 - many.shares[TimeKind.RESTART] == pytest.approx(math.exp(-180 / (18 * MINUTE)), abs=0.005)
+
+
+def test_a_group_is_away_as_long_as_its_restart_takes_and_longer_where_no_spare_node_is_left() -> None:
+    how = Strategy("x", 1e9, groups=4, stall=0.0, warm=Lasting(100.0), cold=Lasting(300.0), queue=Lasting(700.0))
+    trace = [Fault(1000.0, 0, lost=False), Fault(4000.0, 1), Fault(8000.0, 2)]
+    away = [play(how._replace(spares=of), trace, 20_000.0).spent[TimeKind.AWAY] for of in (2, 1, 0)]
+    assert away == pytest.approx([(100 + 100 + 100) / 4, (100 + 100 + 1000) / 4, (100 + 1000 + 1000) / 4])
+
+
+def test_time_limits_and_maintenance_stop_all_groups_at_once() -> None:
+    how = Strategy("x", 300.0, 5.0, groups=4, least=3, away=600.0, queue=Lasting(100.0), cold=Lasting(50.0))
+    limited = play(how._replace(limit=3000.0), [], 20_000.0)
+    assert limited.jobs == 7 and limited.spent[TimeKind.QUEUE] == 600 and limited.spent[TimeKind.RESTART] == 300
+    held = play(how._replace(maintenance_every=5000.0, maintenance=1000.0), [Fault(5500.0, 0)], 20_000.0)
+    assert held.spent[TimeKind.HELD] == pytest.approx(3 * 995.0) and held.faults == 0
+    whole = play(how._replace(limit=3000.0), [Fault(2900.0, 0)], 6000.0)
+    assert whole.spent[TimeKind.AWAY] == pytest.approx(25, rel=0.05), "the next job starts with all groups"
+
+
+def test_a_planned_wait_has_the_mean_of_its_law_and_not_the_median() -> None:
+    how = Strategy("x", 1000.0, limit=10_000.0, queue=Lasting(1000.0, 1.0), cold=Lasting(100.0, 1.0))
+    even, spread = simulate(
+        Fleet(1, 0.0), [how._replace(queue=Lasting(1000.0), cold=Lasting(100.0)), how], 100 * DAY, 10, 1
+    )
+    assert spread.shares[TimeKind.QUEUE] == pytest.approx(even.shares[TimeKind.QUEUE], rel=0.08)
+    assert spread.shares[TimeKind.RESTART] == pytest.approx(even.shares[TimeKind.RESTART], rel=0.08)
+    again = simulate(Fleet(1, 0.0), [how], 100 * DAY, 10, 1)[0]
+    assert again.ettr == spread.ettr and again.certain > 0, "seeded, and different in each run"
+
+
+def test_the_last_save_of_a_job_is_waited_for_until_it_is_written_and_a_fault_meanwhile_undoes_it() -> None:
+    how = Strategy("x", 10_000.0, 5.0, flush=100.0, limit=3000.0, cold=Lasting(50.0))
+    assert play(how, [], 6000.0).spent[TimeKind.SAVE] == 105
+    hit = play(how, [Fault(3050.0, 0)], 6000.0)
+    assert hit.faults == 1 and hit.spent[TimeKind.REDO] > 0
+
+
+def test_a_wait_that_ends_in_a_maintenance_waits_for_its_end_and_none_is_kept_that_is_over() -> None:
+    how = Strategy(
+        "x", 300.0, maintenance_every=5000.0, maintenance=1000.0, requeue=Lasting(2000.0), cold=Lasting(50.0)
+    )
+    found = play(how, [Fault(3500.0, 0)], 9000.0)
+    assert found.spent[TimeKind.QUEUE] == 2000 and found.spent[TimeKind.HELD] == 500
+    long = play(how._replace(requeue=Lasting(30_000.0)), [Fault(3500.0, 0)], 40_000.0)
+    assert long.spent[TimeKind.HELD] == pytest.approx(1000 + 0), "only the one that comes after the wait"
+
+
+def test_a_save_is_not_begun_before_the_last_one_is_written() -> None:
+    slow = play(Strategy("x", 100.0, 10.0, flush=400.0), [], 41_000.0)
+    assert slow.spent[TimeKind.SAVE] == 1000
+
+
+def test_to_exclude_nodes_that_are_no_lemons_helps_nothing() -> None:
+    trace = trace_of(Fleet(16, 1 / (16 * HOUR)), 30 * DAY, 1, 0)
+    kept, excluded = replay(
+        [cold(600.0, 10.0, 300.0), cold(600.0, 10.0, 300.0)._replace(exclude_after=1)], trace, 30 * DAY
+    )
+    assert excluded.faults == kept.faults
+
+
+@pytest.mark.parametrize("runs", [2, 4])
+def test_the_confidence_interval_of_few_runs_holds_the_truth_nineteen_times_of_twenty(runs: int) -> None:
+    mtbf, how = 3 * HOUR, cold(1200.0, 60.0, 600.0)
+    wanted = daly_ettr(1200.0, 60.0, mtbf, 600.0).value
+    hits = sum(
+        abs(found.ettr - wanted) <= found.certain
+        for seed in range(400)
+        for found in simulate(Fleet(1, 1 / mtbf), [how], 100 * mtbf, runs, seed)
+    )
+    assert 0.92 < hits / 400 < 0.98
+
+
+def test_one_run_alone_has_no_confidence_interval() -> None:
+    (found,) = simulate(Fleet(1, 1 / HOUR), [cold(600.0, 10.0, 60.0)], DAY, 1, seed=1)
+    assert math.isinf(found.certain) and found.runs == 1
 
 
 def test_strategies_meet_the_same_faults_so_that_their_difference_is_surer_than_each_of_them() -> None:
@@ -164,6 +243,8 @@ def test_lemons_fail_their_share_and_to_exclude_them_helps() -> None:
     fleet = Fleet(1000, RSC_1, lemons=0.01, lemon_factor=50.0)
     trace = trace_of(fleet, 400 * DAY, 1, 0)
     share = sum(one.node < fleet.bad for one in trace) / len(trace)
+    usual = [one for one in trace if one.node < fleet.bad and not one.lemon]
+    assert len(usual) == pytest.approx(400 * DAY * 10 * RSC_1 * 1000 / (10 * 50 + 990), rel=0.5), "as of another node"
     assert share == pytest.approx(10 * 50 / (10 * 50 + 990), abs=0.03)
     assert len(trace) == pytest.approx(400 * DAY / fleet.mtbf, rel=0.05), "the average over all nodes stays"
     base = cold(600.0, 10.0, 300.0)
