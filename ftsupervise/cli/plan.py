@@ -13,9 +13,9 @@ import click
 from ftsupervise.cli import time_limit
 from ftsupervise.cli.names import RUN
 from ftsupervise.cli.output import plain, say, say_json
-from ftsupervise.cli.plan_values import inputs_from, read_run, value_options
+from ftsupervise.cli.plan_values import Number, inputs_from, read_run, value_options
 from ftsupervise.errors import UsageError
-from ftsupervise.units import show_duration, show_percent, show_size
+from ftsupervise.units import count, show_duration, show_percent, show_size
 
 if TYPE_CHECKING:
     from ftsupervise.config.strict_yaml import KeyPath
@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from ftsupervise.report.everything import ReportFacts
     from ftsupervise.report.plan import PlanForecast
 
+_LEFT_ALONE = {
+    "launch.time": "launch.time is left to you: your queue decides what a longer job waits.",
+    "checkpoints.retain": "checkpoints.retain is left to you: it deletes checkpoints.",
+}
 _SIMULATION = 60.0  # seconds that the simulated strategies may take on a slow machine
 
 
@@ -31,7 +35,8 @@ _SIMULATION = 60.0  # seconds that the simulated strategies may take on a slow m
 @click.argument("run", required=False, metavar="[RUN]", type=RUN)
 @value_options
 @click.option("--risk", default="1%", show_default=True, help="Risk that the spare nodes are too few.")
-@click.option("--price", type=click.FloatRange(0, 1e6), metavar="X", help="Money for one GPU and one hour.")
+@click.option("--price", type=Number(0, 1e6), metavar="X", help="Money for one GPU and one hour.")
+@click.option("--training", metavar="TIME", help="Training that is left, as if nothing failed: 90d.")
 @click.option("--apply", is_flag=True, help="Show the change of ftsupervise.yaml, ask, and write it.")
 @click.option("--yes", is_flag=True, help="With --apply: do not ask.")
 @click.option("--json", "as_json", is_flag=True, help="Everything as one JSON object; times in seconds.")
@@ -91,13 +96,14 @@ def forecast_of(report: ReportFacts) -> PlanForecast:
 
     time_limit.extend(_SIMULATION)
     made = plan_of(inputs_of(report))
-    unit = "GPU hours" if made.inputs.gpus else "node hours"
+    unit = made.inputs.hours
     rows = (HelpRow(one.change, f"{100 * one.gain:+.1f} points", f"{one.gpu_hours:,.0f} {unit}") for one in made.helps)
     drawn = picture((made.simulated_now, made.simulated), "Simulated: where the time goes")
-    interval = show_duration(made.searched)
+    interval, spares = show_duration(made.searched), count(made.planned_spares, "spare node")
     sentence = (
         f"As it is, {show_percent(made.simulated_now.ettr)} of the time trains in the long run; with a checkpoint each "
-        f"{interval} it is {show_percent(made.simulated.ettr)} (simulated from what this run has measured; {_doubt(made)})."
+        f"{interval} and {spares} it is {show_percent(made.simulated.ettr)} (simulated from what this run has measured; "
+        f"{_doubt(made)})."
     )
     return PlanForecast(sentence, drawn, tuple(rows))
 
@@ -127,7 +133,7 @@ def lines_of_plan(made: RunPlan, name: str) -> Iterator[str]:
     yield "What it is made of"
     yield from _inputs(inputs)
     yield ""
-    yield "What to expect (ETTR: the share of time that trains)"
+    yield "What to expect (ETTR: the share of time that trains; planned are the interval and the spare nodes)"
     for title, estimate, (low, high) in (
         ("as it is", made.now, made.now_range),
         ("as planned", made.planned, made.planned_range),
@@ -138,8 +144,11 @@ def lines_of_plan(made: RunPlan, name: str) -> Iterator[str]:
         sure = f"± {100 * outcome.certain:.2f} points"
         yield f"  simulated     {show_percent(outcome.ettr):>7}   {title}, {sure}"
     yield f"  by the formula {made.now.formula.value}, which assumes {made.assumption}"
-    three = (show_duration(one) for one in (made.young, made.daly, made.searched))
-    yield "  best interval: Young {}, Daly {}, searched {}".format(*three)
+    if math.isinf(inputs.mtbf.value):
+        yield "  best interval: none, because nothing fails"
+    else:
+        three = (show_duration(one) for one in (made.young, made.daly, made.searched))
+        yield "  best interval: Young {}, Daly {}, searched {}".format(*three)
     for doubt in made.doubts:
         yield f"  note: {doubt}"
     yield ""
@@ -160,7 +169,8 @@ def _inputs(inputs: PlanInputs) -> Iterator[str]:
         show = show_percent if key in ("lost", "silent") else show_size if key == "size" else show_duration
         span = "" if one.low == one.high else f", {show(one.low)} to {show(one.high)}"
         note = f" ({one.note})" if one.note else ""
-        yield f"  {words:<26}{_shown(show(one.value)):>9}  {one.origin.value}{span}{note}"
+        value = "never" if math.isinf(one.value) else _shown(show(one.value))
+        yield f"  {words:<26}{value:>9}  {one.origin.value}{span}{note}"
     limit = "none" if math.isinf(inputs.limit) else show_duration(inputs.limit)
     yield f"  {'time limit of a job':<26}{limit:>9}"
 
@@ -187,12 +197,12 @@ def _value(value: float, unit: Unit) -> str:
 
 
 def _money(made: RunPlan) -> Iterator[str]:
-    unit = "GPU hours" if made.inputs.gpus else "node hours"
+    unit = made.inputs.hours
     spend = made.spend
     yield f"A month of running is {spend.gpu_hours:,.0f} {unit}, of which {spend.lost:,.0f} train nothing."
     if spend.money is not None and spend.lost_money is not None:
         yield f"At the price given that is {spend.money:,.0f}, of which {spend.lost_money:,.0f} train nothing."
-    yield "What would help most, each by itself, in a month:"
+    yield "What would help most in a month, each with the planned interval and nothing else:"
     for one in made.helps:
         yield _help(one, unit)
     if not made.helps:
@@ -227,12 +237,15 @@ def _apply(report: ReportFacts, made: RunPlan, *, yes: bool) -> None:
     }
     after = with_values(before, wanted, str(path))
     loads(after, path)
+    left = sorted(_LEFT_ALONE[one.key] for one in made.items if one.key in _LEFT_ALONE)
     diff = list(unified_diff(before.splitlines(), after.splitlines(), str(path), "as planned", lineterm="", n=1))
     if not diff:
         say(f"{path} says all of that already.")
         return
     say()
     for line in diff:
+        say(line)
+    for line in left:
         say(line)
     _make_sure(path, yes=yes)
     try:

@@ -11,10 +11,22 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from ftsupervise.errors import NotFound, UsageError, from_os_error
+from ftsupervise.units import show_duration
 
 if TYPE_CHECKING:
     from ftsupervise.planning.inputs import PlanInputs
     from ftsupervise.report.everything import ReportFacts
+
+
+class Number(click.FloatRange):
+    """A number, which "nan" and "inf" are not."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        found = float(super().convert(value, param, ctx))
+        if not math.isfinite(found):
+            self.fail(f"{value} is no number", param, ctx)
+        return found
+
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 _TIMES = {
@@ -29,6 +41,8 @@ _TIMES = {
     "step": "A step of the training.",
     "limit": "Time limit of a job.",
 }
+_LEAST = 60.0  # seconds that a job lasts
+FAULTS = 2_000_000  # of a simulated run: half a gigabyte
 _SHARES = {
     "lost": "Share of the failures that take the node away: 50%.",
     "silent": "Share of the failures that are a hang: 10%.",
@@ -41,9 +55,7 @@ def value_options(command: _Command) -> _Command:
         click.option("--gpus", type=click.IntRange(1, 10_000_000), help="GPUs of the job, in all."),
         click.option("--gpus-per-node", type=click.IntRange(0, 1024), help="Default: of the run, else 8."),
         click.option("--nodes", type=click.IntRange(1, 10_000_000), help="Nodes of the job, in place of --gpus."),
-        click.option(
-            "--failures", type=click.FloatRange(0, 1e6), metavar="N", help="Failures in 1,000 node-days, such as 6.5."
-        ),
+        click.option("--failures", type=Number(0, 1e6), metavar="N", help="Failures in 1,000 node-days, such as 6.5."),
         *(click.option(f"--{name}", metavar="TIME", help=words) for name, words in _TIMES.items()),
         *(click.option(f"--{name}", metavar="SHARE", help=words) for name, words in _SHARES.items()),
         click.option("--size", metavar="SIZE", help="Size of a checkpoint: 2.3TB."),
@@ -60,7 +72,7 @@ def inputs_from(report: ReportFacts | None, words: Mapping[str, Any]) -> PlanInp
     from ftsupervise.planning.inputs import given, usual_inputs
     from ftsupervise.planning.measured import inputs_of
 
-    if words.get("mtbf") and words.get("failures") is not None:
+    if words.get("mtbf") is not None and words.get("failures") is not None:
         raise UsageError("--mtbf and --failures say the same in two ways", hint="give one of them")
     if words.get("gpus") and words.get("nodes"):
         raise UsageError("--gpus and --nodes say the same in two ways", hint="give --gpus-per-node with one of them")
@@ -82,19 +94,23 @@ def inputs_from(report: ReportFacts | None, words: Mapping[str, Any]) -> PlanInp
         rate = float(words["failures"]) / 1000
         changed["mtbf"] = given(job_mtbf(found.nodes, rate), f"{words['failures']:g} failures in 1,000 node-days")
     for name in _TIMES:
-        if words.get(name):
+        if words.get(name) is not None:
             seconds = a_time(f"--{name}", words[name])
             changed[name] = seconds if name == "limit" else given(seconds)
     for name in _SHARES:
-        if words.get(name):
+        if words.get(name) is not None:
             changed[name] = given(_share(f"--{name}", words[name]))
-    if words.get("size"):
+    if words.get("size") is not None:
         changed["size"] = given(_size(words["size"]))
+    if words.get("training") is not None:
+        changed["left"] = a_time("--training", words["training"])
     if words.get("spares") is not None:
         changed["spares"] = words["spares"]
     found = found._replace(**changed)
     if found.interval.value <= 0 or found.step.value <= 0 or found.mtbf.value <= 0:
         raise UsageError("--interval, --step and --mtbf are longer than nothing")
+    if found.limit < _LEAST:
+        raise UsageError(f"a job of {show_duration(found.limit)} trains nothing", hint="--limit 24h")
     return found
 
 

@@ -80,6 +80,11 @@ class PlanInputs(NamedTuple):
         return self.nodes * (self.gpus or 1)
 
     @property
+    def hours(self) -> str:
+        """The unit of what it costs."""
+        return "GPU hours" if self.gpus else "node hours"
+
+    @property
     def lost_each(self) -> float:
         """Seconds that a failure costs on average besides the steps that are made again."""
         noticed = self.silent.value * self.hang.value + (1 - self.silent.value) * self.detect.value

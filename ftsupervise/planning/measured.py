@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from datetime import datetime
+from datetime import timedelta
 from itertools import pairwise
+from random import Random
 from statistics import median
 from typing import NamedTuple
 
@@ -178,19 +179,22 @@ def left_of(report: ReportFacts, step: float) -> float:
     return max(0.0, (last - (now or 0)) * step) if last else 0.0
 
 
-def trace_of_run(report: ReportFacts) -> tuple[list[Fault], float]:
-    """The run's own failures as a trace, and for how long it has been: their times are those at which they came, under what was
-    done about the earlier ones then."""
-    since: datetime = report.detail.account.since
+def trace_of_run(report: ReportFacts, last: float = math.inf) -> tuple[list[Fault], float]:
+    """The run's own failures of the ``last`` seconds as a trace, and how long that is: their times are those at which they
+    came, under what was done about the earlier ones then. The marks of restarts and waits are drawn, seeded."""
+    account = report.detail.account
+    seconds = min(last, account.total)
+    since = account.until - timedelta(seconds=seconds)
     names: dict[str, int] = {}
-    trace = []
+    trace, chance = list[Fault](), Random(0)
     for one in report.incidents:
-        if one.planned or one.goes_on:
-            continue
         at = (one.at - since).total_seconds() - dict(one.spent).get(Spent.DETECT, 0.0)
+        marks = chance.random(), chance.random()
+        if one.planned or one.goes_on or at < 0:
+            continue
         node = names.setdefault(one.nodes[0], len(names)) if one.nodes else -1
         lost = one.kind in _OF_NODES
         width = len(one.nodes) if lost and one.nodes else 1
-        trace.append(Fault(max(0.0, at), node, width, lost, one.kind == _HANG))
+        trace.append(Fault(at, node, width, lost, one.kind == _HANG, *marks, lemon=one.blames and node >= 0))
     trace.sort()
-    return trace, report.detail.account.total
+    return trace, seconds

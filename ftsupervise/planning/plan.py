@@ -7,7 +7,7 @@ limits, waits, spare nodes, snapshots). Where the two differ by more than a poin
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from enum import Enum
 from random import Random
 from typing import Any, NamedTuple
@@ -31,6 +31,7 @@ from ftsupervise.planning.formulas import (
 )
 from ftsupervise.planning.inputs import WORDS, KnownBy, PlanInput, PlanInputs
 from ftsupervise.planning.simulator import Strategy, StrategyOutcome, simulate
+from ftsupervise.units import count, show_duration, show_percent
 
 MONTH = 365.25 / 12 * DAY
 _REPAIR = DAY  # until a lost node is back
@@ -41,6 +42,7 @@ _FAULTS = 10_000  # that are played for each strategy, about
 _MEMORY_RATE = 5e9  # bytes a second at which a node copies its state into its memory, at least
 _DIFFERS = 0.01
 _LEAST_GAIN = 5e-4
+_GROUPS_GAIN = 0.01  # with which replica groups are worth what they ask of the loop
 
 
 class Unit(str, Enum):
@@ -64,7 +66,8 @@ class PlanItem(NamedTuple):
 
 
 class Help(NamedTuple):
-    """The effect of one change in a month of running. ``gain`` is of the ratio, ``certain`` half of its 95 % interval."""
+    """The effect of one change in a month of running. ``gain`` is of the ratio, ``certain`` half of its 95 % interval; from the
+    hours those are taken off in which more spare nodes idle."""
 
     change: str
     gain: float
@@ -100,6 +103,7 @@ class RunPlan(NamedTuple):
     young: float
     daly: float
     searched: float
+    planned_spares: int
     items: tuple[PlanItem, ...]
     helps: tuple[Help, ...]  # the most helpful first
     spend: Spend
@@ -113,57 +117,78 @@ class RunPlan(NamedTuple):
 def plan_of(inputs: PlanInputs, *, risk: float = 0.01, price: float | None = None, seed: int = 1) -> RunPlan:
     """``risk``: with which the spare nodes may be too few; ``price``: of one GPU for one hour."""
     mtbf, save = inputs.mtbf.value, inputs.save.value
-    lost = inputs.lost_each
-    searched = _searched(inputs)
-    base, better = inputs.strategy(), inputs.strategy("as planned")._replace(interval=searched)
+    searched, spares = _searched(inputs), _spares(inputs, risk)
+    as_planned = inputs._replace(interval=inputs.interval._replace(value=searched), spares=spares)
+    base, planned = inputs.strategy(), as_planned.strategy("as planned")
+    better = planned._replace(name="the planned interval", spares=inputs.spares)
     fleet, seconds = inputs.fleet, _horizon(inputs)
     runs = _runs(inputs, seconds)
-    changes = tuple(_changes(inputs, better))
-    outcomes = simulate(fleet, [better, base, *(one for _, one in changes)], seconds, runs, seed)
+    changes = tuple(_changes(inputs, better, spares))
+    groups = _with_groups(inputs, planned)
+    tried = [better, base, planned, *(one.strategy for one in changes)]
+    outcomes = simulate(fleet, [*tried, *((groups,) if groups else ())], seconds, runs, seed)
     rarer = simulate(fleet._replace(rate=fleet.rate / 2), [better], seconds, runs, seed)[0]
-    planned = daly_ettr(searched, save, mtbf, lost)
-    now = daly_ettr(inputs.interval.value, save, mtbf, lost)
-    helps = [_help("the planned interval", -outcomes[1].better, outcomes[1].better_certain, inputs, price)]
-    helps += [
-        _help(words, outcome.better, outcome.better_certain, inputs, price)
-        for (words, _), outcome in zip(changes, outcomes[2:], strict=True)
-    ]
-    if (
-        groups := _with_groups(inputs, better)
-    ) is not None:  # both without a time limit, which is not played for groups
-        _, together = simulate(fleet, [better._replace(limit=math.inf), groups], seconds, runs, seed)
-        helps.append(
-            _help(f"{groups.name}, each stall 3 minutes", together.better, together.better_certain, inputs, price)
-        )
     gain, sure = rarer.ettr - outcomes[0].ettr, math.hypot(rarer.certain, outcomes[0].certain)
-    helps.append(_help("half as many failures", gain, sure, inputs, price))
-    helps = [one for one in helps if one.gain > _LEAST_GAIN]
-    helps.sort(key=lambda one: -one.gain)
+    helps = [
+        _help("the planned interval", -outcomes[1].better, outcomes[1].better_certain, inputs, price),
+        *(
+            _help(one.words, outcome.better, outcome.better_certain, inputs, price, one.spares)
+            for one, outcome in zip(changes, outcomes[3:], strict=False)
+        ),
+        _help("half as many failures", gain, sure, inputs, price),
+    ]
+    if groups is not None:
+        last = outcomes[-1]
+        more = spares - inputs.spares
+        helps.append(_help(_in_groups(groups), last.better, last.better_certain, inputs, price, more))
+    helps = [one for one in helps if one.gain > max(_LEAST_GAIN, one.certain) and one.gpu_hours > 0]
+    helps.sort(key=lambda one: -one.gpu_hours)
+    now = daly_ettr(inputs.interval.value, save, mtbf, inputs.lost_each)
+    ranges = _range(inputs, seed), _range(as_planned, seed)
+    items = [
+        *_items(inputs, searched, spares, risk),
+        *_of_groups(inputs, groups, outcomes),
+        *_of_jobs(inputs, outcomes[2].ettr, ranges[1], price),
+        *_of_the_disk(inputs, searched),
+        *_of_snapshots(inputs),
+    ]
     return RunPlan(
         inputs,
         now,
-        _range(inputs, lambda drawn: inputs.interval.value, seed),
-        planned,
-        _range(inputs, lambda drawn: searched, seed),
+        ranges[0],
+        daly_ettr(searched, save, mtbf, as_planned.lost_each),
+        ranges[1],
         outcomes[1],
-        outcomes[0],
+        outcomes[2],
         young(save, mtbf),
         daly(save, mtbf),
         searched,
-        tuple(_items(inputs, searched, risk, outcomes[0].ettr)),
+        spares,
+        tuple(items),
         tuple(helps),
         _spend(inputs, outcomes[1], price),
-        tuple(_doubts(inputs, outcomes[1], now)),
+        (*_doubts(inputs, outcomes[1], now), *_dear(inputs, changes, outcomes[3:], spares)),
     )
 
 
 def _searched(inputs: PlanInputs) -> float:
-    mtbf, save, lost = inputs.mtbf.value, inputs.save.value, inputs.lost_each
+    """Daly's whole formula has its maximum at the same interval whatever else a failure costs."""
+    mtbf, save = inputs.mtbf.value, max(inputs.save.value, 1e-6)
     if math.isinf(mtbf):
         return inputs.interval.value
     longest = min(20 * mtbf, inputs.limit)
     shortest = min(max(inputs.step.value, 1e-3), longest)
-    return best_interval(lambda interval: daly_ettr(interval, max(save, 1e-6), mtbf, lost).value, shortest, longest)
+    return best_interval(lambda interval: daly_ettr(interval, save, mtbf, 0.0).value, shortest, longest)
+
+
+def _spares(inputs: PlanInputs, risk: float) -> int:
+    """No more than the job has nodes."""
+    return min(spares_for(_failing(inputs), risk), inputs.nodes) if inputs.in_place else 0
+
+
+def _failing(inputs: PlanInputs) -> float:
+    """The nodes that are lost on average until one is back, or the job is over."""
+    return inputs.lost.value * min(_REPAIR, inputs.limit) / inputs.mtbf.value
 
 
 def _horizon(inputs: PlanInputs) -> float:
@@ -179,30 +204,45 @@ def _runs(inputs: PlanInputs, seconds: float) -> int:
 # ------------------------------------------------------------------------------------------------------------ the values
 
 
-def _items(inputs: PlanInputs, interval: float, risk: float, ratio: float) -> Iterator[PlanItem]:
-    steps = max(1, round(interval / inputs.step.value))
+def _items(inputs: PlanInputs, interval: float, spares: int, risk: float) -> Iterator[PlanItem]:
+    failing = not math.isinf(inputs.mtbf.value)
+    why = f"it loses least by Daly's formula: {count(max(1, round(interval / inputs.step.value)), 'step')}"
+    if inputs.snapshots is not None:
+        why += "; the formula counts on no snapshot, so longer would do"
     yield PlanItem(
         "checkpoint interval",
         interval,
         Unit.SECONDS,
-        f"it loses least by Daly's formula: {steps:,} steps",
+        why if failing else "nothing fails, so it stays",
         "checkpoints.every",
         inputs.interval.value,
-        _whole(interval),
+        _whole(interval) if failing else None,
     )
     warn = warning_lead(inputs)
     why = "the save at its longest, twice, two steps, and room; Slurm may deliver it up to 60 s early"
-    yield PlanItem("warning before the time limit", warn, Unit.SECONDS, why, "launch.warn", None, _whole(warn))
-    window = min(_REPAIR, inputs.limit)
-    failures = inputs.lost.value * window / inputs.mtbf.value
-    spares = spares_for(failures, risk)
-    why = (
-        f"{failures:.2g} nodes are lost on average until one is back, or the job is over; more with at most {risk:.1%}"
-    )
+    if warn > inputs.limit / 2:
+        why = "more than half of the time limit, so that is too short for these saves"
+    setting = None if warn > inputs.limit / 2 else _whole(warn)
+    yield PlanItem("warning before the time limit", warn, Unit.SECONDS, why, "launch.warn", None, setting)
+    why = f"{_failing(inputs):.2g}" if _failing(inputs) < 10 else f"{_failing(inputs):,.0f}"
+    why += f" nodes are lost on average until one is back, or the job is over; more with at most {show_percent(risk)}"
+    if not inputs.in_place:
+        why = "without launch.restart.in_place a spare node would only idle"
     yield PlanItem("spare nodes", spares, Unit.COUNT, why, "launch.spare_nodes", inputs.spares, spares)
-    yield from _of_jobs(inputs, ratio)
-    yield from _of_the_disk(inputs, interval)
-    yield from _of_snapshots(inputs)
+
+
+def _of_groups(inputs: PlanInputs, groups: Strategy | None, outcomes: Sequence[StrategyOutcome]) -> Iterator[PlanItem]:
+    """Replica groups or not. ``outcomes``: the third is as planned, the last one the groups."""
+    if groups is None:
+        return
+    alone, together = outcomes[2], outcomes[-1]
+    helpful = together.ettr - alone.ettr > _GROUPS_GAIN
+    why = (
+        f"they would train {show_percent(together.ettr)} of the time in place of {show_percent(alone.ettr)}, where the others "
+        f"stall for {show_duration(groups.stall)} (assumed)"
+    )
+    why += "; the loop has to take part in them" if helpful else ", and that is not worth it"
+    yield PlanItem("replica groups", groups.groups if helpful else 0, Unit.COUNT, why)
 
 
 def warning_lead(inputs: PlanInputs) -> float:
@@ -210,16 +250,25 @@ def warning_lead(inputs: PlanInputs) -> float:
     return math.ceil((2 * inputs.save.high + 2 * inputs.step.high + 10) / MINUTE) * MINUTE
 
 
-def _of_jobs(inputs: PlanInputs, ratio: float) -> Iterator[PlanItem]:
-    if not math.isinf(inputs.limit) and inputs.left:
-        jobs = math.ceil(inputs.left / max(ratio, 0.01) / inputs.limit)
-        why = f"{inputs.left / DAY:.1f} days of training are left, at {ratio:.0%} of the time"
-        yield PlanItem("jobs in the chain", jobs, Unit.COUNT, why, "launch.jobs", None, min(1000, max(1, jobs)))
-    if inputs.queue.value > 0:
-        starts = inputs.queue.value + inputs.cold.value
-        least = starts / 0.01
+def _of_jobs(inputs: PlanInputs, ratio: float, likely: Range, price: float | None) -> Iterator[PlanItem]:
+    starts = inputs.queue.value + inputs.cold.value
+    least = starts / 0.01
+    if starts > 0:
         why = "a change of jobs then costs 1 % of the time, with its wait"
         yield PlanItem("time limit of a job", least, Unit.SECONDS, why, "launch.time", _finite(inputs.limit))
+    if not inputs.left or ratio < 0.01:
+        return
+    limit, whole = inputs.limit if not math.isinf(inputs.limit) else least, inputs.left / ratio
+    if limit > 0:
+        jobs = max(1, math.ceil(whole / limit))
+        why = f"{inputs.left / DAY:.1f} days of training are left, at {show_percent(ratio)} of the time"
+        why += f", in jobs of {show_duration(limit)}" if math.isinf(inputs.limit) else ""
+        yield PlanItem("jobs in the chain", jobs, Unit.COUNT, why, "launch.jobs", None, min(1000, jobs))
+    ends = (show_duration(inputs.left / max(share, 0.01)) for share in (likely.high, likely.low))
+    why = f"{gpu_hours(inputs.all_gpus, whole):,.0f} {inputs.hours}"
+    why += "" if price is None else f", {cost(inputs.all_gpus, whole, price):,.0f} at the price given"
+    why += "; {} to {} for all that is not sure".format(*ends)
+    yield PlanItem("time to the last step", whole, Unit.SECONDS, why)
 
 
 def _of_the_disk(inputs: PlanInputs, interval: float) -> Iterator[PlanItem]:
@@ -229,14 +278,15 @@ def _of_the_disk(inputs: PlanInputs, interval: float) -> Iterator[PlanItem]:
             "written to the disk",
             bytes_a_day(inputs.size.value, cycle),
             Unit.RATE,
-            f"{DAY / cycle:.0f} checkpoints a day",
+            f"{count(round(DAY / cycle), 'checkpoint')} a day",
         )
         kept = _KEEP * inputs.size.value
-        yield PlanItem("room for the newest 3", kept, Unit.BYTES, "with checkpoints.retain: {last: 3}")
+        why = "with checkpoints.retain: {last: 3}"
+        yield PlanItem("room for the newest 3", kept, Unit.BYTES, why, "checkpoints.retain")
 
 
 def _of_snapshots(inputs: PlanInputs) -> Iterator[PlanItem]:
-    if not inputs.size.value:
+    if not inputs.size.value or math.isinf(inputs.mtbf.value):
         return
     each = snapshot_cost(inputs)
     steps = max(1, round(young(each, inputs.mtbf.value) / inputs.step.value))
@@ -268,61 +318,64 @@ def _finite(value: float) -> float | None:
 # ------------------------------------------------------------------------------------------------------------ what helps
 
 
-def _changes(inputs: PlanInputs, better: Strategy) -> Iterator[tuple[str, Strategy]]:
+class _Change(NamedTuple):
+    words: str
+    strategy: Strategy
+    spares: int = 0  # more spare nodes
+
+
+def _changes(inputs: PlanInputs, better: Strategy, planned_spares: int) -> Iterator[_Change]:
     """Each with the planned interval, and one thing besides."""
     half = better.save / 2
-    yield (
+    yield _Change(
         "saves that hold the loop up half as long",
         better._replace(name="save", save=half, interval=max(inputs.step.value, better.interval / math.sqrt(2))),
     )
-    yield "hangs found in half the time", better._replace(name="hang", hang=better.hang / 2)
+    yield _Change("hangs found in half the time", better._replace(name="hang", hang=better.hang / 2))
     if better.warm is None:
         warm = Lasting(min(inputs.warm.value, inputs.cold.value))
-        yield "restarts in the same job", better._replace(name="in place", warm=warm)
+        yield _Change("restarts in the same job", better._replace(name="in place", warm=warm))
     else:
         halves = better._replace(warm=_half(better.warm), cold=_half(better.cold))
-        yield "restarts in half the time", halves
-    yield "waits in the queue half as long", better._replace(name="queue", queue=_half(better.queue))
-    for spares in (1, 2):
-        more = better.spares + spares
-        words = f"{spares} more spare node{'s' if spares > 1 else ''} (their cost is not counted)"
-        yield words, better._replace(spares=more, warm=better.warm or Lasting(inputs.warm.value))
+        yield _Change("restarts in half the time", halves)
+    yield _Change("waits in the queue half as long", better._replace(name="queue", queue=_half(better.queue)))
+    for more in sorted({1, planned_spares - better.spares}) if inputs.in_place else ():
+        if more > 0:
+            spared = better._replace(spares=better.spares + more)
+            yield _Change(f"{count(more, 'more spare node')}, whose own hours are taken off", spared, more)
     if not better.snapshot_every:
         every = 2 * inputs.step.value
-        yield (
+        yield _Change(
             "snapshots in the nodes' memory every 2 steps",
             better._replace(snapshot_every=every, snapshot=min(snapshot_cost(inputs), inputs.step.value)),
         )
     if not math.isinf(better.limit):
-        yield "jobs of twice the time limit", better._replace(limit=2 * better.limit)
+        yield _Change("jobs of twice the time limit", better._replace(limit=2 * better.limit))
 
 
-def _with_groups(inputs: PlanInputs, better: Strategy) -> Strategy | None:
-    """Replica groups, as they are assumed: a stall of three minutes, and a lost group is away until another job has started.
-    None: the nodes cannot be shared out."""
-    groups = next((count for count in (4, 2) if inputs.nodes >= 2 * count and inputs.nodes % count == 0), None)
+def _with_groups(inputs: PlanInputs, planned: Strategy) -> Strategy | None:
+    """Replica groups, as they are assumed: a stall of three minutes, and a group is away until it has restarted. None: the
+    nodes cannot be dealt out; of two groups, none trains on while the other one hangs."""
+    groups = next((many for many in (4, 3) if inputs.nodes >= 2 * many and inputs.nodes % many == 0), None)
     if groups is None:
         return None
-    away = inputs.cold.value + (0.0 if better.spares else inputs.queue.value * inputs.lost.value)
-    return better._replace(
-        name=f"{groups} replica groups",
-        groups=groups,
-        least=groups // 2 + 1,
-        stall=_STALL,
-        away=away,
-        hang=better.detect,
-        limit=math.inf,
+    return planned._replace(
+        name=f"{groups} replica groups", groups=groups, least=groups // 2 + 1, stall=_STALL, hang=planned.detect
     )
+
+
+def _in_groups(groups: Strategy) -> str:
+    return f"{groups.name} and the planned spare nodes, each stall {show_duration(groups.stall)}"
 
 
 def _half(of: Lasting) -> Lasting:
     return of._replace(mean=of.mean / 2)
 
 
-def _help(words: str, gain: float, certain: float, inputs: PlanInputs, price: float | None) -> Help:
-    seconds = gain * MONTH
-    money = None if price is None else cost(inputs.all_gpus, seconds, price)
-    return Help(words, gain, certain, gpu_hours(inputs.all_gpus, seconds), money)
+def _help(words: str, gain: float, certain: float, inputs: PlanInputs, price: float | None, spares: int = 0) -> Help:
+    """``spares``: nodes that idle for it all the month."""
+    hours = gpu_hours(inputs.all_gpus, gain * MONTH) - gpu_hours(spares * _gpus(inputs), MONTH)
+    return Help(words, gain, certain, hours, None if price is None else hours * price)
 
 
 def _spend(inputs: PlanInputs, outcome: StrategyOutcome, price: float | None) -> Spend:
@@ -334,14 +387,14 @@ def _spend(inputs: PlanInputs, outcome: StrategyOutcome, price: float | None) ->
 # ------------------------------------------------------------------------------------------------------------ how sure
 
 
-def _range(inputs: PlanInputs, interval: Callable[[PlanInputs], float], seed: int) -> Range:
+def _range(inputs: PlanInputs, seed: int) -> Range:
     """Draw each input from its interval, and see how far the ratio goes."""
     chance, found = Random(seed), []
     names = ("mtbf", "lost", "silent", "save", "detect", "hang", "warm", "cold", "queue")
     for _ in range(_DRAWS):
         changed: dict[str, Any] = {name: _drawn(getattr(inputs, name), chance) for name in names}
         drawn = inputs._replace(**changed)
-        found.append(daly_ettr(interval(drawn), drawn.save.value, drawn.mtbf.value, drawn.lost_each).value)
+        found.append(daly_ettr(inputs.interval.value, drawn.save.value, drawn.mtbf.value, drawn.lost_each).value)
     found.sort()
     return Range(found[int(0.025 * _DRAWS)], found[int(0.975 * _DRAWS) - 1])
 
@@ -362,8 +415,9 @@ def _doubts(inputs: PlanInputs, simulated: StrategyOutcome, now: Estimate) -> It
         yield now.doubt
     pressure = inputs.lost_each / inputs.mtbf.value
     if pressure > PRESSURE:
+        share = f"{pressure:.0%} of" if pressure < 10 else f"{pressure:,.0f} times"
         yield (
-            f"a failure costs {pressure:.0%} of the time to the next one, and formulas are rough beyond {PRESSURE:.0%}: "
+            f"a failure costs {share} the time to the next one, and formulas are rough beyond {PRESSURE:.0%}: "
             "go by the simulated ratio"
         )
     if abs(simulated.ettr - now.value) > _DIFFERS:
@@ -376,6 +430,27 @@ def _doubts(inputs: PlanInputs, simulated: StrategyOutcome, now: Estimate) -> It
     guesses = [words for name, words in WORDS.items() if _is_guess(name, getattr(inputs, name))]
     if guesses:
         yield f"not measured, but assumed: {', '.join(guesses)}"
+
+
+def _dear(
+    inputs: PlanInputs, changes: Sequence[_Change], outcomes: Sequence[StrategyOutcome], spares: int
+) -> Iterator[str]:
+    """Say it where the planned spare nodes idle for more hours than they bring."""
+    for one, outcome in zip(changes, outcomes, strict=False):
+        if one.spares and one.spares == spares - inputs.spares:
+            brought, idle = (
+                gpu_hours(1, MONTH) * of for of in (inputs.all_gpus * outcome.better, one.spares * _gpus(inputs))
+            )
+            if brought < idle:
+                yield (
+                    f"{count(one.spares, 'more spare node')} bring {brought:,.0f} {inputs.hours} a month and idle for {idle:,.0f}: "
+                    "the planned spare nodes idle for more than they bring"
+                )
+
+
+def _gpus(inputs: PlanInputs) -> int:
+    """The GPUs of a node, or the node itself where it has none."""
+    return inputs.gpus or 1
 
 
 def _is_guess(name: str, one: PlanInput) -> bool:

@@ -83,11 +83,45 @@ def test_the_simulated_ratio_of_a_run_is_near_the_one_that_it_had(account: Plann
     assert replayed["strategies"][0]["faults"] == 3
 
 
+def test_last_month_with_two_spare_nodes_is_told_in_hours_and_money_and_no_single_replay_claims_to_be_sure(
+    account: Planned,
+) -> None:
+    words = ("simulate", "train-10b", "--replay", "--with", "spares=2", "--price", "2")
+    said = account.type(*words)
+    assert "3 failures of the run itself, in 8d" in said and "±" not in said
+    assert "spares=2:" in said and "node hours of a run train nothing" in said and "at the price given" in said
+    whole, last = account.json(*words), account.json(*words, "--last", "5d")
+    assert whole["strategies"][0]["certain"] is None
+    assert last["seconds"] == 5 * 86400 and last["strategies"][0]["faults"] < 3
+    first = whole["strategies"][0]
+    assert first["lost_hours"] == pytest.approx(64 * whole["seconds"] / 3600 * (1 - first["ettr"]))
+    assert first["lost_money"] == pytest.approx(2 * first["lost_hours"])
+
+
 def test_a_plan_of_no_run_reads_none_and_says_what_it_assumes(account: Planned) -> None:
     said = account.type("plan", "--gpus", "16384", "--failures", "6.5")
     assert "2,048 nodes, 16,384 GPUs" in said and "1h 48m  given (6.5 failures in 1,000 node-days)" in said
     assert "note: not measured, but assumed: failures that take a node" in said
     assert "Young" in said and "Daly 2006" in said
+
+
+def test_three_months_of_training_are_planned_to_their_end(account: Planned) -> None:
+    words = ("plan", "--gpus", "16384", "--failures", "6.5", "--training", "90d", "--limit", "7d", "--price", "2")
+    found = account.json(*words)
+    items = {one["name"]: one for one in found["items"]}
+    ratio = found["simulated"]["ettr"]
+    assert items["time to the last step"]["value"] == pytest.approx(90 * 86400 / ratio)
+    assert items["jobs in the chain"]["value"] == math.ceil(90 / ratio / 7)
+    hours = 16_384 * 90 * 24 / ratio
+    assert f"{hours:,.0f} GPU hours, {2 * hours:,.0f} at the price given" in items["time to the last step"]["why"]
+    assert found["simulated"]["strategy"]["spares"] == items["spare nodes"]["value"] == found["planned_spares"] > 0
+    assert items["replica groups"]["value"] == 4 and "in place of" in items["replica groups"]["why"]
+
+
+def test_where_nothing_fails_the_interval_stays_and_nothing_is_called_unknown(account: Planned) -> None:
+    said = account.type("plan", "--gpus", "64", "--failures", "0", "--size", "1TB")
+    assert "never  given" in said and "nothing fails, so it stays" in said
+    assert "unknown" not in said and "best interval: none, because nothing fails" in said
 
 
 def test_apply_shows_the_change_first_and_writes_it_with_every_comment(account: Planned) -> None:
@@ -101,6 +135,7 @@ def test_apply_shows_the_change_first_and_writes_it_with_every_comment(account: 
         line for line in after.splitlines() if "#" in line and "spare" not in line and "ftsupervise plan" not in line
     ]
     assert "# Bob asked for more" in after
+    assert "launch.time is left to you" in said
     made = load(account.settings, environ=account.env)
     assert made.checkpoints.every is not None and made.launch.warn is not None and made.launch.spare_nodes == 2
     assert made.checkpoints.every.total_seconds() == pytest.approx(2879, rel=0.02)
@@ -143,6 +178,24 @@ def test_a_picture_and_a_trace_are_written_and_the_same_seed_gives_the_same(acco
         (("plan", "--gpus", "8", "--interval", "0s"), "longer than nothing"),
         (("plan", "--gpus", "8", "--risk", "1"), "--risk: expected a share"),
         (("plan", "--gpus", "8", "--lost", "0.5"), "--lost: expected a share"),
+        (("plan", "--gpus", "8", "--failures", "nan"), "nan is no number"),
+        (("plan", "--gpus", "8", "--price", "inf"), "inf"),
+        (("plan", "--gpus", "8", "--limit", "0s"), "a job of 0s trains nothing"),
+        (("plan", "--gpus", "8", "--lost", ""), "--lost: expected a share"),
+        (("simulate", "--gpus", "8", "--days", "nan"), "nan is no number"),
+        (("simulate", "--gpus", "8", "--weibull", "nan"), "nan is no number"),
+        (("simulate", "--gpus", "8", "--mtbf", "1ms"), "7,776,000,000 failures, and 2,000,000 can be played"),
+        (("simulate", "--gpus", "8", "--with", " "), "--with names a change"),
+        (("simulate", "--gpus", "8", "--with", "interval"), "'interval' has no value"),
+        (("simulate", "--gpus", "8", "--with", "limit=1s"), "a minute or longer"),
+        (("simulate", "--gpus", "8", "--with", "maintenance-every=7d maintenance=8d"), "before the next one begins"),
+        (("simulate", "--gpus", "8", "--with", "groups=2 least=3"), "least is at most groups"),
+        (("simulate", "--gpus", "8", "--with", "stall=3m"), "stall needs groups"),
+        (("simulate", "--gpus", "8", "--new"), "--new changes nothing"),
+        (("simulate", "--gpus", "8", "--lemon-factor", "3"), "--lemon-factor needs --lemons"),
+        (("simulate", "--gpus", "8", "--rack-failures", "3"), "--rack and --rack-failures go together"),
+        (("simulate", "--gpus", "8", "--last", "3d"), "--last is for --replay"),
+        (("simulate", "--gpus", "8", "--svg", "x.png"), "--svg writes an SVG"),
         (("simulate", "--gpus", "8", "--with", "spare=2"), "did you mean 'spares'"),
         (("simulate", "--gpus", "8", "--with", "spares=two"), "spares is a count"),
         (("simulate", "--gpus", "8", "--with", "interval=0s"), "interval is longer than nothing"),
@@ -152,6 +205,14 @@ def test_a_picture_and_a_trace_are_written_and_the_same_seed_gives_the_same(acco
 def test_what_makes_no_sense_is_one_sentence_and_64(tmp_path: Path, words: tuple[str, ...], said: str) -> None:
     done = typed(*words, folder=tmp_path, code=64)
     assert said in done.stderr and len(done.stderr.splitlines()) <= 3
+
+
+def test_replica_groups_stall_and_are_away_where_nothing_else_is_said(account: Planned) -> None:
+    words = ("simulate", "--gpus", "64", "--mtbf", "2h", "--days", "3", "--runs", "5")
+    shares = account.json(*words, "--with", "groups=4")["strategies"][1]["shares"]
+    assert shares["restart"] > 0.01 and shares["away"] > 0
+    said = account.type(*words, "--with", "groups=4")
+    assert "8 nodes, a failure every 2h; 5 runs of 3d" in said and "nine of ten" not in said
 
 
 def test_a_report_has_the_plan_where_it_is_asked_for(account: Planned) -> None:

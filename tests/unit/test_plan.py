@@ -68,6 +68,35 @@ def test_a_run_that_never_fails_needs_no_other_interval() -> None:
     assert made.searched == HOUR
 
 
+def test_as_planned_has_the_spare_nodes_of_the_plan_and_their_hours_are_no_gain() -> None:
+    inputs = simple(lost=given(1.0), queue=given(4 * HOUR))
+    made = plan_of(inputs)
+    spares = next(one for one in made.items if one.name == "spare nodes")
+    assert made.planned_spares == spares.value == made.simulated.strategy.spares > 1
+    assert made.planned.value == pytest.approx(made.simulated.ettr, abs=0.005), "nobody waits in the queue"
+    help_ = next(one for one in made.helps if one.change.startswith(f"{made.planned_spares} more spare nodes"))
+    assert help_.gpu_hours == pytest.approx((help_.gain * 512 - made.planned_spares * 8) * 365.25 / 12 * 24)
+    assert not any("spare nodes idle" in one for one in made.doubts)
+    dear = plan_of(inputs._replace(queue=given(5 * MINUTE)))
+    assert any("spare nodes idle for more than they bring" in one for one in dear.doubts)
+    alone = plan_of(inputs._replace(in_place=False))
+    assert alone.planned_spares == 0 and any("would only idle" in one.why for one in alone.items)
+
+
+def test_replica_groups_are_planned_where_they_help_and_refused_where_they_do_not() -> None:
+    def groups(inputs: PlanInputs) -> tuple[float, str]:
+        return next((one.value, one.why) for one in plan_of(inputs).items if one.name == "replica groups")
+
+    often, seldom = simple(mtbf=given(HOUR)), simple(mtbf=given(3000 * HOUR))
+    assert groups(often)[0] == 4 and groups(seldom)[0] == 0 and "not worth it" in groups(seldom)[1]
+
+
+def test_an_interval_beyond_all_hope_is_as_short_as_it_can_be_and_the_ratio_says_so() -> None:
+    made = plan_of(simple(mtbf=given(1.0)))
+    assert made.planned.value < 1e-3 and made.simulated.ettr < 0.01 and made.searched == pytest.approx(1.0, rel=1e-3)
+    assert made.planned_spares <= 64 and any("times the time to the next one" in one for one in made.doubts)
+
+
 def test_the_warning_leaves_room_for_two_saves_and_two_steps() -> None:
     lead = warning_lead(simple(save=given(100.0), step=given(20.0)))
     assert lead >= 2 * 100 + 2 * 20 and lead % MINUTE == 0
