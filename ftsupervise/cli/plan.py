@@ -237,7 +237,7 @@ def _apply(report: ReportFacts, made: RunPlan, *, yes: bool) -> None:
     }
     after = with_values(before, wanted, str(path))
     loads(after, path)
-    left = sorted(_LEFT_ALONE[one.key] for one in made.items if one.key in _LEFT_ALONE)
+    left = sorted(_LEFT_ALONE[one.key] for one in made.items if one.key in _LEFT_ALONE and one.value > (one.now or 0))
     diff = list(unified_diff(before.splitlines(), after.splitlines(), str(path), "as planned", lineterm="", n=1))
     if not diff:
         say(f"{path} says all of that already.")

@@ -274,8 +274,12 @@ def _costs(
     yield ""
     for one in outcomes:
         hours, money = _cost(one, seconds, inputs, price)
-        worth = "" if money is None else f", {money:,.0f} at the price given"
-        yield f"{one.strategy.name[:40]}: {hours:,.0f} {inputs.hours} of a run train nothing{worth}"
+        worth = "" if money is None else f", {_few(money)} at the price given"
+        yield f"{one.strategy.name[:40]}: {_few(hours)} {inputs.hours} of a run train nothing{worth}"
+
+
+def _few(number: float) -> str:
+    return f"{number:,.0f}" if number >= 10 else f"{number:.2g}"
 
 
 def _cost(one: StrategyOutcome, seconds: float, inputs: PlanInputs, price: float | None) -> tuple[float, float | None]:

@@ -31,7 +31,7 @@ from ftsupervise.planning.formulas import (
 )
 from ftsupervise.planning.inputs import WORDS, KnownBy, PlanInput, PlanInputs
 from ftsupervise.planning.simulator import Strategy, StrategyOutcome, simulate
-from ftsupervise.units import count, show_duration, show_percent
+from ftsupervise.units import count, show_duration, show_percent, show_size
 
 MONTH = 365.25 / 12 * DAY
 _REPAIR = DAY  # until a lost node is back
@@ -226,6 +226,8 @@ def _items(inputs: PlanInputs, interval: float, spares: int, risk: float) -> Ite
     yield PlanItem("warning before the time limit", warn, Unit.SECONDS, why, "launch.warn", None, setting)
     why = f"{_failing(inputs):.2g}" if _failing(inputs) < 10 else f"{_failing(inputs):,.0f}"
     why += f" nodes are lost on average until one is back, or the job is over; more with at most {show_percent(risk)}"
+    if not _failing(inputs):
+        why = "no failure takes a node"
     if not inputs.in_place:
         why = "without launch.restart.in_place a spare node would only idle"
     yield PlanItem("spare nodes", spares, Unit.COUNT, why, "launch.spare_nodes", inputs.spares, spares)
@@ -254,8 +256,8 @@ def _of_jobs(inputs: PlanInputs, ratio: float, likely: Range, price: float | Non
     starts = inputs.queue.value + inputs.cold.value
     least = starts / 0.01
     if starts > 0:
-        why = "a change of jobs then costs 1 % of the time, with its wait"
-        yield PlanItem("time limit of a job", least, Unit.SECONDS, why, "launch.time", _finite(inputs.limit))
+        why = "below it, the change of jobs costs more than 1 % of the time, with its wait"
+        yield PlanItem("time limit, at least", least, Unit.SECONDS, why, "launch.time", _finite(inputs.limit))
     if not inputs.left or ratio < 0.01:
         return
     limit, whole = inputs.limit if not math.isinf(inputs.limit) else least, inputs.left / ratio
@@ -290,7 +292,7 @@ def _of_snapshots(inputs: PlanInputs) -> Iterator[PlanItem]:
         return
     each = snapshot_cost(inputs)
     steps = max(1, round(young(each, inputs.mtbf.value) / inputs.step.value))
-    why = f"a copy of {inputs.size.value / inputs.nodes / 1e9:.3g} GB in each node's memory takes about {each:.2g} s"
+    why = f"a copy of {show_size(inputs.size.value / inputs.nodes)} in each node's memory takes about {each:.2g} s"
     now = inputs.snapshots
     setting = steps if now is not None else None
     yield PlanItem("steps between two snapshots", steps, Unit.COUNT, why, "checkpoints.snapshot_every", now, setting)
@@ -443,8 +445,8 @@ def _dear(
             )
             if brought < idle:
                 yield (
-                    f"{count(one.spares, 'more spare node')} bring {brought:,.0f} {inputs.hours} a month and idle for {idle:,.0f}: "
-                    "the planned spare nodes idle for more than they bring"
+                    f"the planned spare nodes idle for more than they bring: {idle:,.0f} {inputs.hours} a month, and they "
+                    f"bring {brought:,.0f}"
                 )
 
 

@@ -73,7 +73,7 @@ def test_as_planned_has_the_spare_nodes_of_the_plan_and_their_hours_are_no_gain(
     made = plan_of(inputs)
     spares = next(one for one in made.items if one.name == "spare nodes")
     assert made.planned_spares == spares.value == made.simulated.strategy.spares > 1
-    assert made.planned.value == pytest.approx(made.simulated.ettr, abs=0.005), "nobody waits in the queue"
+    assert made.planned.value == pytest.approx(made.simulated.ettr, abs=0.01), "hardly anybody waits in the queue"
     help_ = next(one for one in made.helps if one.change.startswith(f"{made.planned_spares} more spare nodes"))
     assert help_.gpu_hours == pytest.approx((help_.gain * 512 - made.planned_spares * 8) * 365.25 / 12 * 24)
     assert not any("spare nodes idle" in one for one in made.doubts)
