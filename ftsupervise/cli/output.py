@@ -158,9 +158,9 @@ def progress(word: str, total: int) -> Iterator[Callable[[str], object]]:
             os.write(2, b"\r\033[K")
 
 
-def columns() -> int:
-    """Return the width of the terminal that stdout goes to; 0: it goes elsewhere."""
-    return _terminals.get(1, 0)
+def columns(*, err: bool = False) -> int:
+    """Return the width of the terminal that stdout (or stderr) goes to; 0: it goes elsewhere."""
+    return _terminals.get(2 if err else 1, 0)
 
 
 def terminal(*, err: bool = False) -> bool:

@@ -134,16 +134,16 @@ def lines_of_plan(made: RunPlan, name: str) -> Iterator[str]:
     yield from _inputs(inputs)
     yield ""
     yield "What to expect (ETTR: the share of time that trains; planned are the interval and the spare nodes)"
-    for title, estimate, (low, high) in (
-        ("as it is", made.now, made.now_range),
-        ("as planned", made.planned, made.planned_range),
+    for title, outcome, (low, high) in (
+        ("as it is", made.simulated_now, made.now_range),
+        ("as planned", made.simulated, made.planned_range),
     ):
-        span = f"{show_percent(low)} to {show_percent(high)}, for all that is not sure"
-        yield f"  {title:<14}{show_percent(estimate.value):>7}   {span}"
-    for title, outcome in (("as it is", made.simulated_now), ("as planned", made.simulated)):
-        sure = f"± {100 * outcome.certain:.2f} points"
-        yield f"  simulated     {show_percent(outcome.ettr):>7}   {title}, {sure}"
-    yield f"  by the formula {made.now.formula.value}, which assumes {made.assumption}"
+        sure = f"simulated, ± {100 * outcome.certain:.2f} points"
+        span = f"{show_percent(low)} to {show_percent(high)} for all that is not sure"
+        yield f"  {title:<14}{show_percent(outcome.ettr):>7}   {sure}; {span}"
+    for title, estimate in (("as it is", made.now), ("as planned", made.planned)):
+        yield f"  {title:<14}{show_percent(estimate.value):>7}   by the formula"
+    yield f"  the formula is {made.now.formula.value}, which assumes {made.assumption}"
     if math.isinf(inputs.mtbf.value):
         yield "  best interval: none, because nothing fails"
     else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,7 +13,7 @@ import click
 
 from ftsupervise.cli import time_limit
 from ftsupervise.cli.names import RUN
-from ftsupervise.cli.output import plain, say, say_json, terminal
+from ftsupervise.cli.output import columns, plain, say, say_json, terminal
 from ftsupervise.cli.plan_values import FAULTS, Number, a_time, inputs_from, read_run, value_options
 from ftsupervise.errors import UsageError, did_you_mean, from_os_error
 from ftsupervise.units import count, show_duration, show_percent
@@ -307,6 +308,7 @@ def _trace(strategies: Sequence[Strategy], met: Sequence[Fault], seconds: float,
 
     for strategy in strategies:
         yield f"# {strategy.name}\n"
+        yield "# day, what, how long, why; from one event to the next, steps made again, new ones and saves are a line each\n"
         for one in events_of(strategy, met, seconds, luck):
             yield f"{one.at / 86400:10.4f} d  {one.kind.name.lower():<8}{show_duration(one.seconds):>10}  {one.why}\n"
 
@@ -325,14 +327,16 @@ def _write(to: str, text: str) -> None:
 def _bar(runs: int, *, quiet: bool) -> Iterator[Callable[[int], object]]:
     """Yield what is told of each run that is done: a person at a terminal sees a bar of them, and as long as runs are done the
     command may go on."""
-    if quiet or not terminal(err=True):
+    if quiet or not terminal(err=True) or os.environ.get("TERM") == "dumb":
         yield lambda more: time_limit.extend(_EACH)
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    columns = (TextColumn("runs"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as shown:
+    parts = (TextColumn("runs"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    raw = open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115 - ours stays open; sys.stderr would print its codes
+    console = Console(file=raw, force_terminal=True, width=columns(err=True))
+    with Progress(*parts, console=console, transient=True) as shown:
         task = shown.add_task("runs", total=runs)
 
         def advance(more: int) -> None:

@@ -5,6 +5,7 @@ It stands alone because nothing else here knows of a picture.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from html import escape
 
@@ -26,8 +27,9 @@ _LEFT, _WIDE, _ROW, _TOP = 260, 640, 34, 46
 
 
 def picture(outcomes: Sequence[StrategyOutcome], title: str) -> str:
-    """A bar for each strategy. The axis begins at the round share below the lowest ratio, where that is above a half."""
-    low = min(one.ettr - one.certain for one in outcomes)
+    """A bar for each strategy, with its interval; one run alone has none. The axis begins at the round share below the lowest
+    ratio, where that is above a half."""
+    low = min(one.ettr - _known(one) for one in outcomes)
     begin = max(0.0, nice(low, 1.0, 6)[0]) if low > 0.5 else 0.0
     high = _TOP + _ROW * len(outcomes)
     box = (
@@ -58,11 +60,16 @@ def _bar(one: StrategyOutcome, y: int, begin: float) -> list[str]:
                 f'<rect x="{left:.1f}" y="{y}" width="{right - left:.1f}" height="24" fill="{_COLOURS[kind]}">'
                 f"<title>{kind.name.lower()}: {share:.2%}</title></rect>"
             )
-    ends = [_x(max(begin, one.ettr + sign * one.certain), begin) for sign in (-1, 1)]
-    caps = "".join(f"M{end:.1f} {y + 7}v10" for end in ends)
-    parts.append(f'<path d="M{ends[0]:.1f} {y + 12}H{ends[1]:.1f}{caps}" stroke="#000"/>')
+    if _known(one):
+        ends = [_x(max(begin, one.ettr + sign * one.certain), begin) for sign in (-1, 1)]
+        caps = "".join(f"M{end:.1f} {y + 7}v10" for end in ends)
+        parts.append(f'<path d="M{ends[0]:.1f} {y + 12}H{ends[1]:.1f}{caps}" stroke="#000"/>')
     parts.append(f'<text x="{_LEFT + _WIDE + 8}" y="{y + 17}">{one.ettr:.1%}</text>')
     return parts
+
+
+def _known(one: StrategyOutcome) -> float:
+    return one.certain if math.isfinite(one.certain) else 0.0
 
 
 def _legend(outcomes: Sequence[StrategyOutcome], y: int) -> list[str]:

@@ -86,7 +86,7 @@ class Spend(NamedTuple):
 
 
 class Range(NamedTuple):
-    """The interval in which a ratio lies with 95 %, for what is not known of the inputs."""
+    """The interval in which the simulated ratio lies with 95 %, for what is not known of the inputs."""
 
     low: float
     high: float
@@ -144,7 +144,7 @@ def plan_of(inputs: PlanInputs, *, risk: float = 0.01, price: float | None = Non
     helps = [one for one in helps if one.gain > max(_LEAST_GAIN, one.certain) and one.gpu_hours > 0]
     helps.sort(key=lambda one: -one.gpu_hours)
     now = daly_ettr(inputs.interval.value, save, mtbf, inputs.lost_each)
-    ranges = _range(inputs, seed), _range(as_planned, seed)
+    ranges = _range(inputs, outcomes[1].ettr, seed), _range(as_planned, outcomes[2].ettr, seed)
     items = [
         *_items(inputs, searched, spares, risk),
         *_of_groups(inputs, groups, outcomes),
@@ -389,16 +389,25 @@ def _spend(inputs: PlanInputs, outcome: StrategyOutcome, price: float | None) ->
 # ------------------------------------------------------------------------------------------------------------ how sure
 
 
-def _range(inputs: PlanInputs, seed: int) -> Range:
-    """Draw each input from its interval, and see how far the ratio goes."""
+def _range(inputs: PlanInputs, simulated: float, seed: int) -> Range:
+    """Draw each input from its interval, and see how far the simulated ratio goes: as far as the formula's does, with a
+    change of jobs at each time limit."""
     chance, found = Random(seed), []
     names = ("mtbf", "lost", "silent", "save", "detect", "hang", "warm", "cold", "queue")
     for _ in range(_DRAWS):
         changed: dict[str, Any] = {name: _drawn(getattr(inputs, name), chance) for name in names}
-        drawn = inputs._replace(**changed)
-        found.append(daly_ettr(inputs.interval.value, drawn.save.value, drawn.mtbf.value, drawn.lost_each).value)
+        found.append(_in_jobs(inputs._replace(**changed)))
     found.sort()
-    return Range(found[int(0.025 * _DRAWS)], found[int(0.975 * _DRAWS) - 1])
+    middle = _in_jobs(inputs)
+    by = simulated / middle if middle > 0 else 1.0
+    return Range(*(min(1.0, by * one) for one in (found[int(0.025 * _DRAWS)], found[int(0.975 * _DRAWS) - 1])))
+
+
+def _in_jobs(of: PlanInputs) -> float:
+    """The ratio by Daly's formula, less the changes of jobs at the time limit."""
+    between = of.save.value + of.queue.value + of.cold.value
+    in_job = 1.0 if math.isinf(of.limit) else of.limit / (of.limit + between)
+    return in_job * daly_ettr(of.interval.value, of.save.value, of.mtbf.value, of.lost_each).value
 
 
 def _drawn(one: PlanInput, chance: Random) -> PlanInput:

@@ -22,6 +22,7 @@ from typing import NamedTuple
 
 from ftsupervise.planning.certainty import half_width
 from ftsupervise.planning.faults import Fault, Fleet, Lasting, faults
+from ftsupervise.units import count
 
 _NEVER = Fault(math.inf, 0)
 
@@ -262,7 +263,7 @@ class _WholePlayed(_Played):
             self.safe = begin + counted * self.interval * (1 - self.paid)
         clock.spend(TimeKind.REDO, again, "steps made again")
         clock.spend(TimeKind.TRAIN, worked - again, "steps")
-        clock.spend(TimeKind.SAVE, until - clock.now, f"{cycles:.0f} saves")
+        clock.spend(TimeKind.SAVE, until - clock.now, count(int(cycles), "save"))
 
     def _recover(self, fault: Fault) -> None:
         how, clock, begun = self.how, self.clock, self.at

@@ -90,6 +90,11 @@ def test_last_month_with_two_spare_nodes_is_told_in_hours_and_money_and_no_singl
     said = account.type(*words)
     assert "3 failures of the run itself, in 8d" in said and "±" not in said
     assert "spares=2:" in said and "node hours of a run train nothing" in said and "at the price given" in said
+    for more, black in ((("--replay",), 0), (("--days", "3", "--runs", "5", "--mtbf", "2h"), 2)):
+        account.type("simulate", "train-10b", *more, "--with", "spares=2", "--svg", "out.svg")
+        assert (account.folder / "out.svg").read_text().count('stroke="#000"') == black, (
+            "a bar of the interval, or none"
+        )
     whole, last = account.json(*words), account.json(*words, "--last", "5d")
     assert whole["strategies"][0]["certain"] is None
     assert last["seconds"] == 5 * 86400 and last["strategies"][0]["faults"] < 3
@@ -160,7 +165,8 @@ def test_a_picture_and_a_trace_are_written_and_the_same_seed_gives_the_same(acco
     texts = ["".join(one.itertext()) for one in root.iter("{http://www.w3.org/2000/svg}text")]
     assert "as it is" in texts and "interval=20m spares=1" in texts
     lines = (account.folder / "trace.txt").read_text().splitlines()
-    assert lines[0] == "# as it is" and any("steps made again" in line for line in lines)
+    assert lines[0] == "# as it is" and lines[1].startswith("# day, what, how long, why")
+    assert any("steps made again" in line for line in lines) and not any(line.endswith(" 1 saves") for line in lines)
     one, two = (account.json(*words) for _ in range(2))
     assert one == two
     other = account.json(*words, "--seed", "2")

@@ -68,6 +68,17 @@ def test_a_run_that_never_fails_needs_no_other_interval() -> None:
     assert made.searched == HOUR
 
 
+def test_what_is_not_sure_of_the_queue_widens_the_range_around_the_simulated_ratio() -> None:
+    inputs = simple(limit=20 * HOUR, left=30 * DAY, queue=given(2 * HOUR))
+    made = plan_of(inputs)
+    assert made.now_range.low == pytest.approx(made.simulated_now.ettr) == made.now_range.high, "all is given"
+    unsure = plan_of(inputs._replace(queue=inputs.queue._replace(low=0.3 * HOUR, high=6 * HOUR)))
+    low, high = unsure.planned_range
+    assert low < unsure.simulated.ettr < high and high - low > 0.1
+    ends = next(one for one in unsure.items if one.name == "time to the last step")
+    assert ends.value == pytest.approx(30 * DAY / unsure.simulated.ettr)
+
+
 def test_as_planned_has_the_spare_nodes_of_the_plan_and_their_hours_are_no_gain() -> None:
     inputs = simple(lost=given(1.0), queue=given(4 * HOUR))
     made = plan_of(inputs)
