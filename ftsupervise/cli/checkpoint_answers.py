@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import click
 
-from ftsupervise.cli.output import say
+from ftsupervise.cli.output import bar_console, say
 from ftsupervise.errors import Cancelled, Error, NoAnswer
 from ftsupervise.printable import printable
 
@@ -130,11 +130,10 @@ def bar(word: str, total: int | None, *, quiet: bool) -> Iterator[Callable[[int]
         if quiet or not sys.stderr.isatty():
             yield lambda done: None
             return
-        from rich.console import Console
         from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
         columns = (TextColumn(word), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-        shown = Progress(*columns, console=Console(stderr=True), transient=True)
+        shown = Progress(*columns, console=bar_console(), transient=True)
         task = shown.add_task(word, total=total)
 
         def advance(done: int) -> None:

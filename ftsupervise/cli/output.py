@@ -19,6 +19,8 @@ from ftsupervise.printable import printable_lines
 if TYPE_CHECKING:
     from datetime import datetime
 
+    from rich.console import Console
+
 RUN = "a directory, an ftsupervise.yaml, or a name"  # the ways to name a run, wherever one is named
 JSON = click.option("--json", "as_json", is_flag=True, help="As one JSON object, for programs.")
 _terminals: dict[int, int] = {}  # file descriptor -> columns, 0 for none
@@ -156,6 +158,14 @@ def progress(word: str, total: int) -> Iterator[Callable[[str], object]]:
     finally:
         if shown and done:
             os.write(2, b"\r\033[K")
+
+
+def bar_console() -> Console:
+    """Return where a bar is drawn: the standard error itself, because ``sys.stderr`` makes the codes that move it printable."""
+    from rich.console import Console
+
+    raw = open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115 - nothing is closed
+    return Console(file=raw, force_terminal=True, width=columns(err=True) or None)
 
 
 def columns(*, err: bool = False) -> int:

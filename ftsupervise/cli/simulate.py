@@ -13,7 +13,7 @@ import click
 
 from ftsupervise.cli import time_limit
 from ftsupervise.cli.names import RUN
-from ftsupervise.cli.output import columns, plain, say, say_json, terminal
+from ftsupervise.cli.output import bar_console, plain, say, say_json, terminal
 from ftsupervise.cli.plan_values import FAULTS, Number, a_time, inputs_from, read_run, value_options
 from ftsupervise.errors import UsageError, did_you_mean, from_os_error
 from ftsupervise.units import count, show_duration, show_percent
@@ -330,13 +330,10 @@ def _bar(runs: int, *, quiet: bool) -> Iterator[Callable[[int], object]]:
     if quiet or not terminal(err=True) or os.environ.get("TERM") == "dumb":
         yield lambda more: time_limit.extend(_EACH)
         return
-    from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     parts = (TextColumn("runs"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    raw = open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115 - ours stays open; sys.stderr would print its codes
-    console = Console(file=raw, force_terminal=True, width=columns(err=True))
-    with Progress(*parts, console=console, transient=True) as shown:
+    with Progress(*parts, console=bar_console(), transient=True) as shown:
         task = shown.add_task("runs", total=runs)
 
         def advance(more: int) -> None:

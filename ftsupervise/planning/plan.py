@@ -39,6 +39,7 @@ _KEEP = 3  # checkpoints
 _STALL = 3 * MINUTE  # of replica groups, at each failure (FT-HSDP)
 _DRAWS = 400
 _FAULTS = 10_000  # that are played for each strategy, about
+_CHANGES = 2_500  # of jobs in a run that is played, at most
 _MEMORY_RATE = 5e9  # bytes a second at which a node copies its state into its memory, at least
 _DIFFERS = 0.01
 _LEAST_GAIN = 5e-4
@@ -192,13 +193,16 @@ def _failing(inputs: PlanInputs) -> float:
 
 
 def _horizon(inputs: PlanInputs) -> float:
-    """Long enough for a hundred failures, and a month where that has no more than a thousand."""
-    longest = 100 * 365.25 * DAY
+    """Long enough for a hundred failures, and a month where that has no more than a thousand; shorter where the time limit
+    changes jobs so often that this would take minutes to play."""
+    longest = min(100 * 365.25 * DAY, _CHANGES * (inputs.limit + inputs.queue.value + inputs.cold.value))
     return min(longest, max(100 * inputs.mtbf.value, min(MONTH, 1000 * inputs.mtbf.value)))
 
 
 def _runs(inputs: PlanInputs, seconds: float) -> int:
-    return max(4, min(100, round(_FAULTS * inputs.mtbf.value / seconds))) if not math.isinf(inputs.mtbf.value) else 4
+    """As many as meet ``_FAULTS`` failures and changes of jobs."""
+    events = seconds / inputs.mtbf.value + seconds / (inputs.limit + inputs.queue.value + inputs.cold.value)
+    return max(4, min(100, round(_FAULTS / max(events, 1.0))))
 
 
 # ------------------------------------------------------------------------------------------------------------ the values

@@ -162,7 +162,7 @@ def test_a_bar_is_drawn_on_a_terminal_and_nowhere_else(folder: Path) -> None:
             shown += part
     os.close(master)
     assert process.returncode == 0
-    assert b"MB" in shown
+    assert b"MB" in shown and b"\033[2K" in shown and b"?[2K" not in shown, "its codes move it, and are not printed"
     quiet = subprocess.run(words, capture_output=True, check=True)
     assert not quiet.stderr
     assert manifest_of(folder / "step-300").exists()

@@ -79,6 +79,13 @@ def test_what_is_not_sure_of_the_queue_widens_the_range_around_the_simulated_rat
     assert ends.value == pytest.approx(30 * DAY / unsure.simulated.ettr)
 
 
+def test_short_jobs_and_rare_failures_are_planned_in_seconds() -> None:
+    for mtbf in (1000 * DAY, math.inf):
+        played = plan_of(simple(mtbf=given(mtbf), limit=HOUR)).simulated
+        assert played.runs * played.jobs < 30_000
+        assert played.ettr == pytest.approx(HOUR / (HOUR + 5 * MINUTE), rel=0.1)
+
+
 def test_as_planned_has_the_spare_nodes_of_the_plan_and_their_hours_are_no_gain() -> None:
     inputs = simple(lost=given(1.0), queue=given(4 * HOUR))
     made = plan_of(inputs)
