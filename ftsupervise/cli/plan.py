@@ -99,10 +99,11 @@ def forecast_of(report: ReportFacts) -> PlanForecast:
     unit = made.inputs.hours
     rows = (HelpRow(one.change, f"{100 * one.gain:+.1f} points", f"{one.gpu_hours:,.0f} {unit}") for one in made.helps)
     drawn = picture((made.simulated_now, made.simulated), "Simulated: where the time goes")
-    interval, spares = show_duration(made.searched), count(made.planned_spares, "spare node")
+    interval = show_duration(made.searched)
+    spares = f" and {count(made.planned_spares, 'spare node')}" if made.planned_spares else ""
     sentence = (
         f"As it is, {show_percent(made.simulated_now.ettr)} of the time trains in the long run; with a checkpoint each "
-        f"{interval} and {spares} it is {show_percent(made.simulated.ettr)} (simulated from what this run has measured; "
+        f"{interval}{spares} it is {show_percent(made.simulated.ettr)} (simulated from what this run has measured; "
         f"{_doubt(made)})."
     )
     return PlanForecast(sentence, drawn, tuple(rows))
