@@ -179,7 +179,14 @@ def _searched(inputs: PlanInputs) -> float:
         return inputs.interval.value
     longest = min(20 * mtbf, inputs.limit)
     shortest = min(max(inputs.step.value, 1e-3), longest)
-    return best_interval(lambda interval: daly_ettr(interval, save, mtbf, 0.0).value, shortest, longest)
+
+    def logarithm(
+        interval: float,
+    ) -> float:  # of the ratio, but for what is the same for all; the ratio itself may round to 0
+        whole = (interval + save) / mtbf
+        return math.log(interval) - whole - math.log1p(-math.exp(-whole))
+
+    return best_interval(logarithm, shortest, longest)
 
 
 def _spares(inputs: PlanInputs, risk: float) -> int:

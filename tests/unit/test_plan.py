@@ -110,6 +110,8 @@ def test_replica_groups_are_planned_where_they_help_and_refused_where_they_do_no
 
 
 def test_an_interval_beyond_all_hope_is_as_short_as_it_can_be_and_the_ratio_says_so() -> None:
+    hopeless = plan_of(simple(mtbf=given(HOUR), save=given(1000 * DAY)))
+    assert hopeless.planned.value == 0 and hopeless.searched == pytest.approx(hopeless.daly, rel=1e-3)
     made = plan_of(simple(mtbf=given(1.0)))
     assert made.planned.value < 1e-3 and made.simulated.ettr < 0.01 and made.searched == pytest.approx(1.0, rel=1e-3)
     assert made.planned_spares <= 64 and any("times the time to the next one" in one for one in made.doubts)
