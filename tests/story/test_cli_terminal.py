@@ -136,9 +136,9 @@ def test_a_watch_that_goes_on_says_what_stays_as_it_was_once(tmp_path: Path, unt
 
 
 def test_a_simulation_shows_a_bar_at_a_terminal_and_takes_it_away_at_the_end() -> None:
-    words = ("simulate", "--gpus", "64", "--mtbf", "1h", "--runs", "30")
+    words = ("simulate", "--gpus", "64", "--mtbf", "1d", "--runs", "30")
     code, shown = at_terminal(*words)
     assert code == 0 and "\033[2K" in shown and "━" in shown and "0/30" in shown
     last = shown[shown.rindex("\033[2K") :]
-    assert "━" not in last and "a failure every 1h; 30 runs of 90d" in last
+    assert "━" not in last and "a failure every 1d; 30 runs of 90d" in last
     assert "━" not in at_terminal(*words, "--json")[1] and "━" not in at_terminal(*words, TERM="dumb")[1]

@@ -79,6 +79,7 @@ PAST: dict[str, tuple[Past, ...]] = {
     "cli/__init__.py": (Past("_main", DEVICE),),
     "cli/completion.py": (Past("answer_the_shell", DEVICE),),
     "cli/forget.py": (Past("_forget", STATE),),
+    "cli/output.py": (Past("bar_console", "no path: the standard error that it has"),),
     "cli/time_limit.py": (Past("try_dry_run _has_terminal", DEVICE),),
     "host/front.py": (Past("_let_go", DEVICE),),
     "cli/watch.py": (Past("_name_all", "no path: names in a list of runs"),),
