@@ -31,6 +31,7 @@ MEANINGS = {
     "planning": "plan, simulate",
     "diagnosis": "what happened, from all that an attempt left",
     "doctor": "what a night depends on",
+    "drill": "faults for a copy of the run",
     "sandbox": "a real Slurm on one machine",
     "alerts": "whom to notify, and delivery",
     "warm": "the standby for a restart",

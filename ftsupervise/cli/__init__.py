@@ -47,6 +47,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "notify": ("notify", "notify", "Send a test message; preview every message."),
     "config": ("config", "config", "Check the settings, print them, print their schema."),
     "doctor": ("doctor", "doctor", "Look at all that a night depends on."),
+    "drill": ("drill", "drill", "Break a copy of the run on purpose, and see what happens."),
     "sandbox": ("sandbox", "sandbox", "Start a real Slurm on this machine, for trying things."),
     "completion": ("completion", "completion", "Print the script with which a shell completes all this."),
     "help": ("help", "show_help", "Show the help of a command."),
@@ -59,7 +60,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "Look": ("status", "logs", "diagnose", "list", "report", "metrics", "plan", "simulate"),
     "Stop": ("save", "kill", "clear", "observe", "forget"),
     "Watch": ("watch", "check", "alerts", "notify", "cron"),
-    "Set up": ("init", "config", "doctor", "sandbox", "completion", "help", "version"),
+    "Set up": ("init", "config", "doctor", "drill", "sandbox", "completion", "help", "version"),
 }
 
 # What a command loads twice that is tried first as a dry run: for the trial and for its work, each in a child of this process.
@@ -138,7 +139,7 @@ def ftsupervise() -> None:
     Exit codes: 0 done; 64 usage, 65 a job script that sbatch refuses or init cannot bring over, 66 not found,
     69 Slurm unreachable, 73 cannot write, 74 no answer (a file system hangs), 75 not now (kill switch up),
     77 not permitted, 78 configuration, 100 already running, 130 cancelled. check and watch: Nagios 0-3.
-    doctor: 1 something is wrong, 3 something was not seen.
+    doctor: 1 something is wrong, 3 something was not seen. drill: 1 a row failed, 3 it could not be tried.
     """
 
 

@@ -121,6 +121,7 @@ BOUNDS: dict[str, CommandBound] = {
     "help": _LOOKS,
     "version": _LOOKS,
     "doctor": CommandBound(Bounding.LOOKS, 60.0),  # each of its looks has its bound, and it is told before each
+    "drill": CommandBound(Bounding.LOOKS, 60.0),  # each of its rows has its bound, and it is told before each
     "sandbox controller": CommandBound(Bounding.WORKS, 60.0),
     "sandbox down": CommandBound(Bounding.WORKS, 60.0),
     "sandbox env": _LOOKS,

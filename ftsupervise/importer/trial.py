@@ -1,9 +1,7 @@
 """One minute of a run in a sandbox, as proof: it starts, it is interrupted once, and it is seen whether it goes on.
 
 It stands alone because it is the only part of the room that starts something. The Slurm is one of this machine, made for it
-and gone with it, and so is the run directory: no job goes to a cluster, nobody gets a message, and the list of a person's runs
-knows nothing of it. The command is the person's own and works in their own folder, so it is not started where a checkpoint
-lies that it could go on from, or write over.
+and gone with it, and so is the run directory (``launch/rehearsal.py``).
 """
 
 from __future__ import annotations
@@ -20,15 +18,14 @@ from pathlib import Path
 from time import monotonic, sleep
 from typing import TYPE_CHECKING, NamedTuple
 
-from ftsupervise.checkpoints.written import find_written
-from ftsupervise.errors import Error, Refused
+from ftsupervise.errors import Error
 from ftsupervise.host import files, processes
 from ftsupervise.host.ownership import OWN, claim_folder
 from ftsupervise.launch.plan import plan
+from ftsupervise.launch.rehearsal import is_the_persons, refuse_checkpoints, rehearsal_folder, rehearsed, shape_for
 from ftsupervise.launch.submit import prepare, submit
 from ftsupervise.model import NOBODY, OUTPUT, Attempt
 from ftsupervise.printable import printable
-from ftsupervise.probe.errand import within
 from ftsupervise.rundir.ledger import ledger
 from ftsupervise.rundir.paths import ENV_ATTEMPT_DIR, RunDir
 from ftsupervise.rundir.switches import KILL, SAVE, raise_switch
@@ -41,14 +38,12 @@ if TYPE_CHECKING:
 
 _LIMIT = timedelta(minutes=3)  # of the job, which a restart in place needs: the trial itself ends it before
 _WARN = timedelta(seconds=15)
-_MOST_NODES = 16
 _START = 40.0  # seconds for the job to begin
 _BEFORE = 25.0  # seconds that it works before it is interrupted; less once it has saved
 _SAVES = 10.0  # seconds for a save that it was asked for
 _AFTER = 30.0  # seconds for the second attempt's first step
 _END = 8.0  # seconds for it to leave by itself when it was asked to stop
 _POLL = 0.2
-_LOOK = 10.0  # seconds to look for checkpoints
 _OURS = re.compile(r"^\S+ ftsupervise: |^srun: |^slurmstepd")  # lines that the command has not written
 _LARGEST_LOG = 8 << 20  # bytes
 
@@ -72,50 +67,8 @@ class Trial(NamedTuple):
 
 
 def of_one_minute(run: Run, folder: Path) -> Run:
-    """Return the run as it is tried: its command, ranks and setup, with none of what only its own cluster has, and nobody to
-    be told. Raises Refused where the sandbox cannot hold it. Pure."""
-    from ftsupervise.config.alerting import Alerts
-    from ftsupervise.config.schema import Cron, NodeSettings
-
-    if run.launch.nodes > _MOST_NODES:
-        raise Refused(
-            f"{run.name} has {run.launch.nodes} nodes, and a trial on this machine has {_MOST_NODES} at most",
-            hint="set fewer in a copy of the file, and try that",
-        )
-    dropped = (
-        "partition",
-        "account",
-        "qos",
-        "constraint",
-        "reservation",
-        "licenses",
-        "gres",
-        "hint",
-        "mem",
-        "mem_per_cpu",
-    )
-    changed: dict[str, object] = dict.fromkeys((*dropped, "mem_per_gpu", "output", "error"))
-    gpus = _number_of(run.launch.gpus_per_node)
-    changed |= {"sbatch": (), "exclude": (), "exclusive": False, "spare_nodes": 0, "jobs": 1, "gpus_per_node": gpus}
-    changed |= {"time": _LIMIT, "warn": _WARN, "env": {"WANDB_MODE": "disabled", **run.launch.env}}
-    launch = run.launch.model_copy(update=changed)
-    update = {
-        "launch": launch,
-        "run_dir": folder / "run",
-        "scheduler": SLURM,
-        "alerts": Alerts(),
-        "cron": Cron(directory=folder / "cron"),
-        "nodes": NodeSettings(),
-        "checkpoints": run.checkpoints.model_copy(update={"path": None, "offload": None}),
-    }
-    return run.model_copy(update=update)
-
-
-def _number_of(gpus: object) -> int | None:
-    """Return 8 for "h100:8" and for 8: the sandbox has one kind."""
-    return (
-        None if gpus is None else sum(int(part) for part in re.findall(r"(?:^|[:,])([0-9]+)(?=,|$)", str(gpus))) or None
-    )
+    """Return the run as it is tried. Raises Refused where the sandbox cannot hold it. Pure."""
+    return rehearsed(run, folder, SLURM, limit=_LIMIT, warn=_WARN, jobs=1)
 
 
 def try_for_a_minute(run: Run, workdir: Path, make: MakesSandbox, tell: Callable[[str], None]) -> Trial:
@@ -123,42 +76,22 @@ def try_for_a_minute(run: Run, workdir: Path, make: MakesSandbox, tell: Callable
 
     Raises Refused where a checkpoint lies in ``workdir``.
     """
-    _refuse_checkpoints(workdir)
+    refuse_checkpoints(workdir)
     with _folder() as folder:
         tried = of_one_minute(run, folder)
-        launch = tried.launch
-        ranks = launch.tasks_per_node or launch.ntasks or 1
-        cpus = max(96, ranks * (launch.cpus_per_task or 1))
-        gpus = max(8, int(launch.gpus_per_node or 0))
         tell(
-            f"a Slurm with {_nodes(launch.job_nodes)} is made on this machine; {run.name} runs in it for a minute or so"
+            f"a Slurm with {_nodes(tried.launch.job_nodes)} is made on this machine; {run.name} runs in it for a minute or so"
         )
-        with make({"nodes": launch.job_nodes, "cpus": cpus, "gpus_per_node": gpus}) as env:
+        with make(shape_for(tried)) as env:
             return _TrialUnderWay(tried, workdir, folder, env, tell).trial()
-
-
-def _refuse_checkpoints(workdir: Path) -> None:
-    try:
-        found = within(_LOOK, lambda: find_written([workdir], 0.0, datetime.now(timezone.utc).timestamp()))
-    except TimeoutError:
-        raise Refused(
-            f"{workdir} could not be searched for checkpoints within {_LOOK:.0f} s",
-            hint="try it in a copy of the script",
-        ) from None
-    if found is not None:
-        raise Refused(
-            f"{found.path} is there: the trial could go on from it, and write over it",
-            hint="try it in a copy of this folder without checkpoints",
-        )
 
 
 @contextmanager
 def _folder() -> Iterator[Path]:
     """Give a folder of this account's alone, in memory's or the machine's own /tmp, and remove it."""
     import shutil
-    import tempfile
 
-    folder = Path(tempfile.gettempdir()) / f"ftsupervise-trial-{os.geteuid()}-{secrets.token_hex(4)}"
+    folder = rehearsal_folder("trial")
     claim_folder(folder, OWN)
     try:
         yield folder
@@ -252,7 +185,7 @@ class _TrialUnderWay:
         """Kill what the command runs, as a crash would; srun and our own processes live on to tell of it."""
         mine = processes.marked(ENV_ATTEMPT_DIR).get(str(self._rundir.attempts / f"{number:04d}"), [])
         for one in mine:
-            if _is_the_persons(one.pid):
+            if is_the_persons(one.pid):
                 processes.signal_exactly(one, signal.SIGKILL)
 
     def _stop(self, job: str) -> None:
@@ -291,15 +224,6 @@ class _TrialUnderWay:
             log,
             printable(lines[-1], 200) if lines else "",
         )
-
-
-def _is_the_persons(pid: int) -> bool:
-    """Return whether it is a process of the command, and neither srun nor one of ours."""
-    try:
-        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-    except OSError:
-        return False
-    return words[0].rpartition(b"/")[2] not in (b"", b"srun") and not any(b"ftsupervise/" in word for word in words[:4])
 
 
 def report(seen: Trial, log: Path) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from ftsupervise.sandbox.cluster import CONTROLLER_ACTIONS, NODE_ACTIONS, ControllerAction, NodeAction, Sandbox
 from ftsupervise.sandbox.conf import Shape
-from ftsupervise.sandbox.keeper import Keeper, Seen, follow, sandboxes, temporary
+from ftsupervise.sandbox.keeper import Keeper, Seen, follow, sandboxes, temporary, temporary_folder
 from ftsupervise.sandbox.place import ENV_DIRECTORY, default_directory, missing, outer_variables
 
 __all__ = [
@@ -34,4 +34,5 @@ __all__ = [
     "outer_variables",
     "sandboxes",
     "temporary",
+    "temporary_folder",
 ]

@@ -3,9 +3,9 @@
 The keeper is a small process of its own in a session of its own. It reads a pipe whose other end only its owner has: when the
 owner reports that it has cleaned up, the keeper exits; when the pipe closes without that report, the owner is dead. Then all
 that the owner started ends, found by a mark in its environment (the command, a watch, a chain of ``scheduler: local``), and
-then the sandbox, if it is still the one that this owner made.
+then the sandbox, if it is still the one that this owner made, and the folder that it worked in, with what is mounted there.
 
-    python -m ftsupervise.sandbox.keeper MARK OWNER [FOLDER]     OWNER is the pid; the pipe is standard input
+    python -m ftsupervise.sandbox.keeper MARK OWNER SANDBOX FOLDER     OWNER is the pid; the pipe is standard input; "": none
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import os
 import secrets
 import select
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -27,6 +28,7 @@ from typing import Any
 
 from ftsupervise.errors import AlreadyRunning, Error, NotFound
 from ftsupervise.host import processes
+from ftsupervise.host.ownership import OWN, claim_folder
 from ftsupervise.sandbox.cluster import Sandbox
 from ftsupervise.sandbox.place import DAEMONS, MARK, MARK_NODE, MARK_OWNER, default_directory, power_cut, real
 from ftsupervise.units import count
@@ -35,6 +37,8 @@ _CLEARED = b"cleared"
 _GLANCE = 1.0  # seconds between checks of the owner itself
 _GRACE = 3.0  # seconds from SIGTERM to SIGKILL
 _PATIENCE = 60.0  # seconds in which the dead owner's work must have ended
+_UNMOUNTED = 10.0  # seconds for one umount
+_POLL = 0.2
 
 
 @dataclass
@@ -50,10 +54,11 @@ class Keeper:
         """Return the variable for the environment of every child: the keeper finds by it what to end."""
         return {MARK_OWNER: self.mark}
 
-    def start(self, sandbox: Path | None = None) -> Keeper:
-        """Keep all processes with the mark, and the ``sandbox`` in that directory whose record names it. Raises OSError."""
+    def start(self, sandbox: Path | None = None, folder: Path | None = None) -> Keeper:
+        """Keep all processes with the mark, the ``sandbox`` in that directory whose record names it, and ``folder``, which this
+        process has made for itself alone. Raises OSError."""
         theirs, self._pipe = os.pipe()  # our end is not inherited: no command of ours holds it open
-        words = [self.mark, str(os.getpid()), *([str(sandbox)] if sandbox is not None else [])]
+        words = [self.mark, str(os.getpid()), str(sandbox or ""), str(folder or "")]
         try:
             self._process = subprocess.Popen(
                 processes.own_command(*words, module=__name__),
@@ -126,7 +131,24 @@ def end_sandbox(root: Path, mark: str) -> None:
     found.down()
 
 
-def clear_up(mark: str, root: Path | None) -> None:
+def remove_folder(folder: Path) -> bool:
+    """Remove a folder that is this account's alone, with what is mounted in it; return whether it is gone. A process that is
+    ending may write there once more: then it is called again."""
+    for at in mounts_below(folder):
+        subprocess.run(["umount", "--lazy", at], capture_output=True, timeout=_UNMOUNTED, check=False)
+    if not mounts_below(folder):
+        shutil.rmtree(folder, ignore_errors=True)
+    return not folder.exists()
+
+
+def mounts_below(folder: Path) -> list[str]:
+    """Return where something is mounted in ``folder``, the innermost first."""
+    lines = Path("/proc/self/mountinfo").read_text("utf-8", "replace").splitlines()
+    found = [line.split()[4].encode().decode("unicode_escape") for line in lines]
+    return sorted((one for one in found if one.startswith(f"{folder}/")), reverse=True)
+
+
+def clear_up(mark: str, root: Path | None, folder: Path | None = None) -> None:
     """Repeat until two scans, a moment apart, find nothing: a process that is just starting may escape one."""
     end = time.monotonic() + _PATIENCE
     calm = 0
@@ -140,16 +162,18 @@ def clear_up(mark: str, root: Path | None) -> None:
                 pass
             except Error:  # another command is at it, or a process in state D
                 busy = True
+        if folder is not None and folder.exists():
+            busy |= not remove_folder(folder)
         calm = 0 if busy else calm + 1
         time.sleep(0.5)
 
 
 def main() -> None:
-    mark, owner, *rest = sys.argv[1:]
+    mark, owner, sandbox, folder = sys.argv[1:]
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # a signal to the owner's group or session is not meant for its keeper
     if owner_died(int(owner)):
-        clear_up(mark, Path(rest[0]) if rest else None)
+        clear_up(mark, Path(sandbox) if sandbox else None, Path(folder) if folder else None)
 
 
 # ------------------------------------------------------------ the owners: list the sandboxes, and run one command in one
@@ -231,6 +255,29 @@ def temporary(directory: Path | str | None = None, **shape: Any) -> Iterator[San
             keeper.abandon()
             raise
         keeper.release()
+
+
+@contextmanager
+def temporary_folder(folder: Path) -> Iterator[Keeper]:
+    """Make ``folder`` for this account alone. It ends with the block, or with this process however that ends, SIGKILL too:
+    first all processes that were started with the keeper's ``env``, then what is mounted in it, then the folder."""
+    keeper = Keeper().start(folder=folder)
+    claim_folder(folder, OWN)
+    try:
+        yield keeper
+    finally:
+        try:
+            end_marked(keeper.mark)
+            end = time.monotonic() + _GRACE
+            while not remove_folder(folder) and time.monotonic() < end:
+                time.sleep(_POLL)
+        except BaseException:
+            keeper.abandon()
+            raise
+        if folder.exists():
+            keeper.abandon()
+        else:
+            keeper.release()
 
 
 def follow(command: Sequence[str], directory: Path | str | None = None, **shape: Any) -> int:

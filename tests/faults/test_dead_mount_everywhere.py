@@ -103,6 +103,7 @@ OPTIONS: dict[str, list[str]] = {
     "sandbox up": ["--prefix", "NOTHING"],
     "sandbox exec": ["--prefix", "NOTHING"],
     "kill": ["--yes"],
+    "drill": ["--on", "local", "--row", "lose-node"],  # all of it but a copy: that row needs a Slurm
 }
 
 

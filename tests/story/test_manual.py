@@ -23,6 +23,7 @@ from ftsupervise.config.strict_yaml import parse
 from ftsupervise.config.sweep import names_in
 from ftsupervise.rundir import paths
 from tests.manual.blocks import CHECKS, ROOT, Block, all_blocks, marked, pages, prose, rewrite, words_of_prose
+from tests.manual.drill_screens import drill_screens
 from tests.manual.messages import incident
 from tests.manual.parse import refused
 from tests.manual.plan_screens import plan_screens
@@ -58,6 +59,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     tree = (paths.__doc__ or "").partition("    RUN/\n")[2].partition("\n\n")[0]
     texts |= screens() | report_screens(tmp_path_factory.mktemp("report"))
     texts |= plan_screens(tmp_path_factory.mktemp("plan"))
+    texts |= drill_screens()
     texts["last-day"] = sample(NOW).text + "\n"
     texts["event-line"] = EVENT.text("login1") + "\n"
     _, _, plugin = (

@@ -48,6 +48,7 @@ ROOMS = (
         "diagnosis",
         "sandbox",
         "doctor",
+        "drill",
         "run",
     ),
     *("interface", "cli", "start", "__main__"),

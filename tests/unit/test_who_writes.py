@@ -104,6 +104,8 @@ PAST: dict[str, tuple[Past, ...]] = {
     "launch/folders.py": (Past("_give", "gives a folder of this account's own to a group that the settings name"),),
     "launch/submit.py": (Past("register", STATE), Past("submit _claim", RUN)),
     "nodes/exclude.py": (Past("write_exclusions", RUN),),
+    "drill/play.py": (Past("_keep", "in a folder that was typed, which this command makes there"),),
+    "drill/rows.py": (Past("_flip_bits", PRIVATE),),
     "doctor/here.py": (Past("_write_as_a_run", OWN),),
     "doctor/trial.py": (Past("_take_away", HELD),),
     "importer/trial.py": (Past("_folder", PRIVATE),),
@@ -136,6 +138,7 @@ PAST: dict[str, tuple[Past, ...]] = {
         Past("build _make power_off remove", SANDBOX),
     ),
     "sandbox/place.py": (Past("make alone write_new clear leave", SANDBOX),),
+    "sandbox/keeper.py": (Past("remove_folder", PRIVATE),),
     "scheduler/local.py": (Past("_claim release", STATE), Past("main _back_in_the_queue", STATE), Past("_file", DEVICE),),
     "warm/standby.py": (
         Past("__init__ _check_bounds _on_signal", PRIVATE),
@@ -379,8 +382,8 @@ ACTS = {
     "run": "run/gate.py",
 }
 OWN_ONLY = frozenset(
-    ("cron", "forget", "init", "metrics", "notify", "sandbox")
-)  # the account's own state, files and sandbox
+    ("cron", "drill", "forget", "init", "metrics", "notify", "sandbox")
+)  # the account's own state, files and sandbox; drill and init --try act by settings_to_act_on, on a copy
 
 
 def test_whoever_reads_the_settings_of_a_run_asks_whose_they_are() -> None:
