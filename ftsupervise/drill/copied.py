@@ -31,9 +31,9 @@ def copied(run: Run, folder: Path, scheduler: str) -> Run:
     return made.model_copy(update={"name": f"{run.name[:80]}-drill", "watch": watch, "alerts": run.alerts})
 
 
-def for_a_row(run: Run, rundir: Path, port: int) -> Run:
-    """Return it for one row: in a directory of its own, and with each receiver replaced by a mailbox of the same name at
-    ``port`` of this machine, so that the routes of the run decide who is told."""
+def for_a_row(run: Run, rundir: Path, port: int, domain: str) -> Run:
+    """Return it for one row: in a directory of its own, and with each receiver replaced by mail to its name at ``domain``,
+    through ``port`` of this machine, so that the routes of the run decide who is told."""
     from ftsupervise.config.alerting import Email, Receiver
 
     names = tuple(run.alerts.named) or (STAND_IN,)
@@ -41,7 +41,7 @@ def for_a_row(run: Run, rundir: Path, port: int) -> Run:
         Receiver(
             name=name,
             email=Email.model_validate(
-                {"host": "127.0.0.1", "port": port, "from": "drill@localhost", "to": (f"{name}@drill.invalid",)}
+                {"host": "127.0.0.1", "port": port, "from": "drill@localhost", "to": (f"{name}@{domain}",)}
             ),
         )
         for name in names

@@ -1,10 +1,12 @@
 """The mail server of a drill: it takes what the run's receivers would have got, or refuses it while mail is broken.
 
-It stands alone because it is the only part that listens. Only this machine reaches it, and each conversation has a bound.
+Only this machine reaches it, and each conversation has a bound. Other accounts of this machine reach it too: what is not for
+the unguessable domain of its addresses is not taken, so nobody can say in the place of the watch that people were told.
 """
 
 from __future__ import annotations
 
+import secrets
 import socketserver
 import threading
 from datetime import datetime, timezone
@@ -41,8 +43,12 @@ class _Conversation(socketserver.StreamRequestHandler):
                 box.refused += 1
                 self._say("451 4.3.0 refused by the drill")
             elif verb == b"RCPT":
-                to.append(text.partition("<")[2].partition("@")[0])
-                self._say("250 2.1.5 taken")
+                name, _, domain = text.partition("<")[2].partition(">")[0].partition("@")
+                known = secrets.compare_digest(domain, box.domain)
+                to += [name] if known else []
+                self._say("250 2.1.5 taken" if known else "550 5.1.1 nobody of that name")
+            elif verb == b"DATA" and not to:
+                self._say("503 5.5.1 for nobody")
             elif verb == b"DATA":
                 self._say("354 go on")
                 box.take(tuple(to), self._text())
@@ -72,9 +78,11 @@ class _Listener(socketserver.ThreadingTCPServer):
 
 
 class Mailbox:
-    """``with Mailbox() as box``: mail for ``box.port`` on this machine is in ``box.mails``, oldest first."""
+    """``with Mailbox() as box``: mail for names at ``box.domain``, through ``box.port`` of this machine, is in ``box.mails``,
+    oldest first."""
 
     def __init__(self) -> None:
+        self.domain = f"{secrets.token_hex(16)}.invalid"
         self.refuses = False
         self.refused = 0  # conversations
         self.mails: tuple[Mail, ...] = ()

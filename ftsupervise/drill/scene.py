@@ -104,7 +104,7 @@ class Scene:
         from ftsupervise.drill.copied import for_a_row
 
         now = datetime.now(timezone.utc)
-        self.run = for_a_row(self.place.run, self.rundir.root, self.mailbox.port)
+        self.run = for_a_row(self.place.run, self.rundir.root, self.mailbox.port, self.mailbox.domain)
         planned = plan(
             self.run, kind=self.place.kind, token=self.token, workdir=self.place.workdir, python=sys.executable
         )
@@ -129,7 +129,8 @@ class Scene:
         if found is None or found.ended is not None:
             raise CannotTry(self._why_not_working(found))
         if is_guarded(found):
-            self.save()
+            with suppress(CannotTry):  # then it goes on from nothing, and that is what is seen
+                self.save()
         else:
             sleep(_WORKS)
         self.wait(
@@ -250,20 +251,15 @@ class Scene:
 
     def ranks(self, attempt: Attempt) -> list[Process]:
         """Return the processes that train, by rank where the guard says which they are. Raises CannotTry where none is here."""
-        mine = self._of(attempt)
-        beats = [beat.pid for beat in read_beats(self.rundir)]
-        found = [mine[pid] for pid in beats if pid in mine]
+        folder = str(self.rundir.attempt(attempt.number))
+        marked = {one.pid: one for one in processes.marked(ENV_ATTEMPT_DIR).get(folder, [])}
+        found = [marked[beat.pid] for beat in read_beats(self.rundir) if beat.pid in marked]
         if not found:  # the innermost: a shell may be around it
-            parents = processes.children()
-            found = [one for pid, one in mine.items() if not any(child in mine for child in parents.get(pid, ()))]
+            mine, below = {pid for pid in marked if is_the_persons(pid)}, processes.children()
+            found = [marked[pid] for pid in sorted(mine) if not mine.intersection(below.get(pid, ()))]
         if not found:
             raise CannotTry("none of its processes runs on this machine")
         return found
-
-    def _of(self, attempt: Attempt) -> dict[int, Process]:
-        folder = str(self.rundir.attempt(attempt.number))
-        marked = processes.marked(ENV_ATTEMPT_DIR).get(folder, [])
-        return {one.pid: one for one in marked if is_the_persons(one.pid)}
 
     def supervisor(self) -> list[Process]:
         """Return the processes of ``ftsupervise run``. Raises CannotTry where none is here."""

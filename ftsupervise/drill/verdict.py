@@ -161,6 +161,8 @@ def _lost_too_much(seen: SeenAfter, run: Run) -> Iterator[Shortfall]:
 def resumes(run: Run, attempt: Attempt) -> str:
     """Return what makes the run go on from what it saved."""
     if is_guarded(attempt):
+        if attempt.saved is None:
+            return "save with guard.checkpoint() where decision.save says so: it saved nothing (docs/guard.md)"
         return "load guard.latest() before the first step (docs/guard.md)"
     return f"{put_the_guard_in(run)}, or say how it resumes: launch.resume (docs/own-script.md)"
 
@@ -221,7 +223,7 @@ def damage_problems(seen: SeenAfter, run: Run, name: str) -> Iterator[Shortfall]
     resumed = seen.back.resumed
     if resumed is None:
         yield Shortfall(
-            f"{name} was damaged, and nothing compares what the run loads with what it saved", resumes(run, seen.back)
+            f"{name} was damaged, and nothing compares what the run loads with what it saved", resumes(run, seen.left)
         )
     elif resumed.checkpoint == name:
         verify = f"checkpoints.verify: full (it is {run.checkpoints.verify})"

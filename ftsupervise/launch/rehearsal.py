@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from ftsupervise.checkpoints.written import find_written
 from ftsupervise.errors import Refused
+from ftsupervise.host import processes
 from ftsupervise.probe.errand import within
 
 if TYPE_CHECKING:
@@ -95,7 +96,8 @@ def is_the_persons(pid: int) -> bool:
         words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     except OSError:
         return False
-    return words[0].rpartition(b"/")[2] not in (b"", b"srun") and not any(b"ftsupervise/" in word for word in words[:4])
+    ours = os.fsencode(processes.START)
+    return words[0].rpartition(b"/")[2] not in (b"", b"srun") and not any(ours in word for word in words[:4])
 
 
 def rehearsal_folder(name: str) -> Path:

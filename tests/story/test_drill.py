@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import smtplib
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from ftsupervise.drill.mailbox import Mailbox
 from ftsupervise.host import processes
 from tests.neighbours.typed import FT, typed
 
@@ -131,6 +133,22 @@ def test_the_rows_are_listed_without_a_run(tmp_path: Path) -> None:
     rows = json.loads(typed("drill", "--list", "--json", folder=tmp_path, code=0).stdout)["rows"]
     assert [row["row"] for row in rows][:2] == ["kill-rank", "stop-rank"]
     assert typed("drill", "--list", folder=tmp_path, code=0).stdout.count("\n") == len(rows)
+
+
+@pytest.mark.threat(
+    "Another account sends mail to the mailbox of a drill, so that the drill believes that people were told.",
+    "It takes mail for addresses of an unguessable domain alone.",
+)
+def test_mail_of_a_stranger_is_not_taken_for_that_of_the_watch() -> None:
+    with Mailbox() as box, smtplib.SMTP("127.0.0.1", box.port, timeout=10) as stranger:
+        with pytest.raises(smtplib.SMTPRecipientsRefused):
+            stranger.sendmail("a@b.org", ["mailbox@drill.invalid"], "Subject: went on\n\n")
+        assert box.mails == ()
+        stranger.sendmail("a@b.org", [f"mailbox@{box.domain}"], "Subject: went on\n\n")
+        assert [(mail.to, mail.subject) for mail in box.mails] == [(("mailbox",), "went on")]
+        box.refuses = True
+        with pytest.raises(smtplib.SMTPSenderRefused):
+            stranger.sendmail("a@b.org", [f"mailbox@{box.domain}"], "Subject: again\n\n")
 
 
 @pytest.mark.fault(

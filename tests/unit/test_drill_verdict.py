@@ -103,6 +103,13 @@ def test_of_a_script_without_the_guard_the_advice_is_to_put_it_in() -> None:
     assert found.do.startswith("ftsupervise init --patch train.py")
 
 
+def test_a_loop_that_never_saves_is_told_to_save_and_one_that_does_not_load_to_load() -> None:
+    for saved, do in ((None, "save with guard.checkpoint()"), (100, "load guard.latest()")):
+        hit = SeenAfter(AT, LEFT._replace(saved=saved), 60.0, KILLED, BACK._replace(first_step=1), after(3), (MAIL,))
+        (found,) = usual_problems(hit, run())
+        assert found.do.startswith(do)
+
+
 @pytest.mark.parametrize(
     ("settings", "left", "why", "do"),
     [
@@ -205,12 +212,13 @@ alerts:
 watch: {disk: null, metrics: /w/metrics, exec: [{name: x, command: [/bin/x]}]}
 checkpoints: {path: /scratch/ckpt}
 """
-    made = for_a_row(copied(run(settings), Path("/tmp/d"), "local"), Path("/tmp/d/row/run"), 2525)
+    made = for_a_row(copied(run(settings), Path("/tmp/d"), "local"), Path("/tmp/d/row/run"), 2525, "d.invalid")
     assert (made.name, made.launch.command, made.run_dir) == ("r-drill", "python train.py", Path("/tmp/d/row/run"))
     dropped = (made.checkpoints.path, made.watch.metrics, made.watch.exec, made.watch.disk, made.alerts.dead_man)
     assert dropped == (None,) * 5
     assert list(made.alerts.named) == ["email", "night"] and made.alerts.routes == run(settings).alerts.routes
     assert {(one.settings.host, one.settings.port) for one in made.alerts.receivers} == {("127.0.0.1", 2525)}
+    assert [one.settings.to for one in made.alerts.receivers] == [("email@d.invalid",), ("night@d.invalid",)]
 
 
 def test_one_member_stays_one_and_replica_groups_are_refused() -> None:
