@@ -72,7 +72,7 @@ def _stop_rank(scene: Scene) -> RowResult:
         )
     left = scene.until_it_works()
     at = kill(scene.ranks(left)[-1:], signal.SIGSTOP)
-    ended = hang is not None and "hang" not in scene.run.act.observed and is_guarded(left)
+    ended = hang is not None and scene.run.act.hang != "observe" and is_guarded(left)
     wait = _BACK + scene.place.start if ended else _BACK
     seen = scene.follow(at, left, wait + (hang.at_least.total_seconds() if hang is not None else 0.0))
     return judged("stop-rank", seen, hang_problems(seen, scene.run))

@@ -127,7 +127,7 @@ def judged(row: str, seen: SeenAfter, problems: Iterable[Shortfall]) -> RowResul
 def usual_problems(seen: SeenAfter, run: Run) -> Iterator[Shortfall]:
     """Yield what is wrong after a fault that ends an attempt: a later one must go on from what was saved, and people must
     hear of it."""
-    if seen.detected is None:
+    if seen.ended is None and seen.back is None:
         yield Shortfall(f"nothing ended or replaced attempt {seen.left.number} within {seen.within:.0f} s", _look(run))
     elif seen.back is None:
         yield _no_successor(seen, run)
@@ -199,7 +199,7 @@ def hang_problems(seen: SeenAfter, run: Run) -> Iterator[Shortfall]:
     why = f"a rank that stood still was not ended within {seen.within:.0f} s"
     if run.launch.restart.hang is None:
         yield Shortfall(f"{why}: launch.restart.hang is off", "take launch.restart.hang: null out of the settings")
-    elif "hang" in run.act.observed:
+    elif run.act.hang == "observe":
         yield Shortfall(f"{why}: a hang is only told (act)", "act: {hang: act}, once you trust what it tells")
     elif not is_guarded(seen.left):
         unknown = show_duration(round(run.launch.restart.hang.unknown.total_seconds()))
@@ -217,7 +217,7 @@ def torn_problems(seen: SeenAfter, run: Run, torn: Iterable[str]) -> Iterator[Sh
 
 def damage_problems(seen: SeenAfter, run: Run, name: str) -> Iterator[Shortfall]:
     """Yield what is wrong after the checkpoint ``name`` was damaged: the one before must be taken, and that be said."""
-    if seen.back is None or seen.detected is None:
+    if seen.back is None:
         yield from usual_problems(seen, run)
         return
     resumed = seen.back.resumed
@@ -230,7 +230,7 @@ def damage_problems(seen: SeenAfter, run: Run, name: str) -> Iterator[Shortfall]
         yield Shortfall(f"it went on from {name}, which is damaged", verify)
     elif not resumed.checkpoint:
         yield Shortfall(f"it began anew, though an older whole one lay beside {name}", _look(run))
-    elif not any(name in said for said in (*resumed.passed, *resumed.damaged, resumed.set_aside)):
+    elif not (resumed.passed or resumed.damaged or resumed.set_aside):
         yield Shortfall(f"it went on from {resumed.checkpoint}, and did not say that {name} is damaged", _look(run))
     yield from nobody_told(seen.told, run)
 

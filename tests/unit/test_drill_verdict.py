@@ -91,10 +91,11 @@ def test_each_thing_that_must_be_seen_is_missed_by_name(what: dict[str, Any], se
 
 def test_without_a_successor_the_advice_names_the_setting() -> None:
     alone = loads("name: r\nlaunch: {command: c, jobs: 1}\n", Path("/w/ftsupervise.yaml"))
-    (found,) = usual_problems(seen(back=None, back_at=None), alone)
-    assert found == Shortfall(
-        "no later attempt made a step within 60 s, and no member waited to take over", "launch.jobs: 2 or more"
-    )
+    for ended in (KILLED, LEFT._replace(cause=Cause(CauseKind.LOST))):
+        (found,) = usual_problems(seen(ended=ended, back=None, back_at=None), alone)
+        assert found == Shortfall(
+            "no later attempt made a step within 60 s, and no member waited to take over", "launch.jobs: 2 or more"
+        )
 
 
 def test_of_a_script_without_the_guard_the_advice_is_to_put_it_in() -> None:
