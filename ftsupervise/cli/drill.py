@@ -55,8 +55,8 @@ def _rows(_ctx: click.Context) -> Iterable[str]:
 def drill(run: str | None, rows: tuple[str, ...], list_them: bool, as_json: bool, **how: Any) -> None:
     """Break a copy of the run on purpose, and see what becomes of it.
 
-    For each row the command of the run is started as a copy, in a run directory of its own, on this machine. It makes steps, it
-    is hit by one fault, and its ledger, its checkpoints and the messages about it say what happened. A mailbox takes the place
+    Each row starts the command of the run as a copy, in a run directory of its own, on this machine. The copy makes steps, and
+    is hit by one fault; its ledger, its checkpoints and the messages about it say what became of it. A mailbox takes the place
     of the receivers: nobody gets a message. All of it ends with this command, however that ends.
 
     A run that has attempts or a job is refused, and so is a folder with checkpoints in it. Of a sweep the first run is drilled.
@@ -86,6 +86,8 @@ def drill(run: str | None, rows: tuple[str, ...], list_them: bool, as_json: bool
     hint = "look at it: ftsupervise launch --dry-run"
     settings = settings_to_act_on(path, "drill", run=name, dry_run=False, trust=how["trust"], hint=hint)
     where = how["on"] or _where(settings)
+    if where == _SANDBOX:
+        _require_slurm()
     for number in (signal.SIGTERM, signal.SIGHUP):  # all of it is taken away
         signal.signal(number, _leave)
     order = DrillOrder(rows, where, first, how["really"], how["keep"] and how["keep"].absolute())
@@ -118,6 +120,16 @@ def _where(settings: Run) -> str:
     if settings.scheduler == LOCAL or (settings.scheduler == "auto" and missing()):
         return LOCAL
     return _SANDBOX
+
+
+def _require_slurm() -> None:
+    from ftsupervise.errors import NotFound
+    from ftsupervise.sandbox import missing
+
+    if lacking := missing():
+        packages = " ".join(dict.fromkeys(lacking.values()))
+        hint = f"--on local drills it without one; apt-get install {packages}"
+        raise NotFound("this machine has no Slurm to make a sandbox of", hint=hint)
 
 
 def _duration(text: str) -> float:
