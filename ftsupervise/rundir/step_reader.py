@@ -18,6 +18,7 @@ _NUMBER = r"(?P<step>\d{1,3}(?:,\d{3})+|\d{1,15})"
 _END = r"(?![\d]*[.\w]\d)(?!\w)"  # "10.0" is Slurm's step or a float, "45ms" a duration
 _GROWN = 4  # values, each greater than the one before, after which it is a step
 _FAR = 50  # largest increments: a number further away is another thing
+_BEHIND = 10  # largest increments: how far one rank may be behind another that prints the same lines
 _BESIDE = 2  # times that a bar grows after a loss was printed, after which it is that of the training
 _JUMP = 5  # times the next increment: the first value was no step that was made
 _MOST = 128  # shapes of lines that are remembered
@@ -187,6 +188,7 @@ class _Series:
     grown: int = 1  # values, each greater than the one before
     increment: int = 0  # the largest that was near
     fell: bool = False
+    behind: bool = False  # it fell by so little that another rank may have printed the line
     trains: bool = False  # something beside the bar says that it trains
     loss_seen: bool = False  # a loss was printed since its last value
     beside: int = 0  # how often it has grown after one: a bar that stands while others print losses is another one
@@ -199,12 +201,19 @@ class _Series:
     def sure(self) -> bool:
         if self.grown < _GROWN or self.fell or self._is_outer or self._is_of_a_later_epoch:
             return False
+        if self.behind and self._is_short:
+            return False
         return self.trains or not self.form.bar
 
     @property
     def _is_of_a_later_epoch(self) -> bool:
         """A run that goes on in epoch 3, with a number that begins there: it is that epoch's, and not the step."""
         return self.later and self.form.of_epoch is None and self.first <= self.increment
+
+    @property
+    def _is_short(self) -> bool:
+        """It has not come so far that one which begins anew falls further back than a rank which is behind."""
+        return self.last - self.first <= 2 * _BEHIND * self.increment
 
     @property
     def _is_outer(self) -> bool:
@@ -225,9 +234,12 @@ class _Series:
             self.beside += self.loss_seen
             self.trains, self.loss_seen = self.trains or self.beside >= _BESIDE, False
             self.last = value
-        elif -by > self.increment:  # another rank may be one line behind
+        elif -by > _BEHIND * self.increment:
             self.fell, self.last = True, value
             return True
+        elif -by > self.increment:  # another rank is behind, or a short count begins anew
+            self.behind = True
+            return self._is_short
         return False
 
 

@@ -254,6 +254,34 @@ def test_a_count_that_begins_anew_with_each_epoch_is_shown_only_while_it_is_true
     assert anew
 
 
+def ranks(number: int, behind: int, last: int) -> Iterator[int]:
+    """The steps that ranks print which wait for each other only now and then, in the order in which they come."""
+    dice, at = random.Random(number * 100 + behind), [0] * number
+    while min(at) < last:
+        rank = dice.choice([one for one in range(number) if at[one] - min(at) <= behind])
+        yield at[rank]
+        at[rank] += 1
+
+
+@pytest.mark.parametrize(("number", "behind"), [(2, 0), (2, 3), (2, 8), (4, 5), (16, 8)])
+def test_ranks_that_all_print_the_step_show_the_one_that_the_first_of_them_has_made(number: int, behind: int) -> None:
+    reader, furthest = StepReader(), -1
+    for step in ranks(number, behind, 100):
+        reader.feed(f"step {step} loss 2.1\n".encode())
+        furthest = max(furthest, step)
+        assert reader.step in (None, furthest)
+    assert reader.step == furthest
+
+
+@pytest.mark.parametrize("length", [5, 8, 12, 20, 21, 30])
+def test_a_short_count_that_begins_anew_is_not_taken_for_a_rank_that_is_behind(length: int) -> None:
+    reader = read(f"step {at} loss 2.1" for _ in range(3) for at in range(1, length + 1))
+    for _ in range(10):
+        for at in range(1, length + 1):
+            reader.feed(f"step {at} loss 2.1\n".encode())
+            assert reader.step is None
+
+
 def test_a_count_of_its_epoch_is_no_step_where_the_run_goes_on_in_a_later_epoch() -> None:
     """As PyTorch's minGPT with DDP prints it: the first is the step, the second only of epoch 4."""
     line = "[RANK0] Epoch {} | Iter {} | Train Loss 3.{}"
