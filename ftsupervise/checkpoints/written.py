@@ -45,7 +45,7 @@ from ftsupervise.truth import LeftCheckpoint
 _SURE = (".pt", ".pth", ".ckpt", ".safetensors", ".keras", ".msgpack", ".pdparams", ".weights", ".distcp")
 _PERHAPS = (".h5", ".hdf5", ".npz", ".pkl", ".bin", ".tar", ".rds", ".jld2")  # of data too
 _WORDS = ("ckpt", "checkpoint", "model", "weight", "state", "param", "optim", "snapshot", "backup")
-_NOT_IN = frozenset(("node_modules", "__pycache__", "site-packages", "wandb", "mlruns"))
+_NOT_IN = frozenset(("node_modules", "__pycache__", "site-packages", "dist-packages", "wandb", "mlruns"))
 _DEEP = 4  # folders below each that is searched
 _MOST = 20_000  # entries below each of them, of those that are trusted and of all others: these may fill a folder
 _FICLONE = 0x40049409

@@ -98,8 +98,9 @@ def init(
     from ftsupervise.rundir.paths import write_whole
 
     same, others = _compared(options, made)
-    training = _training(made, source)
-    rows = (*draft.rows, *_about(training, draft))
+    looked = _looked(made, source)
+    training = looked.training
+    rows = (*draft.rows, *_about(looked))
     found = _doubts(made)
     write_whole(made.path, made.text, mode=Reach(PAGE).within(readers))
     if as_json:
@@ -324,38 +325,60 @@ def _compared(options: tuple[Option, ...], made: _Made) -> tuple[tuple[str, ...]
     return differences(options, [word(*one) for one in planned.link(0).items()], str(made.path.absolute().parent))
 
 
-def _training(made: _Made, source: ScriptSource) -> Training | None:
-    """Return what is known of the script that trains; None where none is found."""
-    from ftsupervise.importer.training import look_at, script_in
+class _Looked(NamedTuple):
+    """What was found of the program that trains. ``path``: of its script, "" where the command names none; ``command``: the
+    code that starts it, with its variables put in; ``training``: None where no such file is here.
+    """
+
+    path: str
+    command: str
+    training: Training | None
+
+
+def _looked(made: _Made, source: ScriptSource) -> _Looked:
+    """Look for the script that trains."""
+    from ftsupervise.importer.training import look_at, script_in, spelled_out
     from ftsupervise.probe import Probe
 
     launch = made.run.launch
     command = launch.command if isinstance(launch.command, str) else shlex.join(launch.command)
+    known = {
+        "PWD": ".",
+        "SLURM_SUBMIT_DIR": ".",
+        **{name: os.environ[name] for name in ("HOME", "USER") if name in os.environ},
+    }
     with Probe() as probe:
-        if source.path and source.path in command:
+        if source.path and f"bash {source.path}" in command:
             held = probe.text(Path(source.path).absolute())
             command = held.decode("utf-8", "replace") if isinstance(held, bytes) else command
-            command = "\n".join(line for line in command.splitlines() if not line.lstrip().startswith("#"))
+        command = "\n".join(line for line in command.splitlines() if not line.lstrip().startswith("#"))
+        command = spelled_out(command, f"{launch.setup or ''}\n{command}", known)
         path = script_in(command)
         if not path:
-            return None
+            return _Looked("", command, None)
         folders = [
-            Path(match) for match in re.findall(r"(?m)^\s*cd\s+([\w./+-]+)\s*(?:$|[;&|])", launch.setup or command)
+            Path(match)
+            for match in re.findall(r"(?m)^\s*cd\s+([\w./+-]+)\s*(?:$|[;&|])", f"{launch.setup or ''}\n{command}")
         ]
         for folder in (*reversed(folders), Path()):
-            data = probe.text((folder / path).absolute())
+            at = Path(os.path.normpath(folder / path))
+            data = probe.text(at.absolute())
             if isinstance(data, bytes) and data:
-                return look_at(str(folder / path), data.decode("utf-8", "replace"))
-    return None
+                return _Looked(path, command, look_at(str(at), data.decode("utf-8", "replace")))
+    return _Looked(path, command, None)
 
 
-def _about(training: Training | None, draft: Draft) -> tuple[Row, ...]:
+def _about(looked: _Looked) -> tuple[Row, ...]:
     from ftsupervise.importer.settings import Row
     from ftsupervise.importer.training import told_to_resume
 
-    if training is None or training.guarded or told_to_resume(str(draft.launch["command"][0])):
+    training = looked.training
+    if (training is not None and training.guarded) or told_to_resume(looked.command):
         return ()
     words = "nothing says where to go on from: does it find its newest checkpoint by itself? Else launch.resume, or the guard"
+    if training is None:
+        where = "not here, and so not looked at" if looked.path else "no Python file is named in it"
+        return (Row("", looked.path or "the program", f"{where}; {words}", decide=True),)
     return (Row("", training.path, words, decide=True),)
 
 
@@ -415,7 +438,7 @@ def _say_training(training: Training | None) -> None:
     except CannotPlace as error:
         for line in training.lines:
             say(f"    {line}")
-        say(f"  You place them (docs/frameworks.md): {error}.")
+        say(f"  You place them ({training.page}): {error}.")
     else:
         for line in diff(training.text, made.text, training.path).splitlines():
             say(f"    {line}")
@@ -488,7 +511,7 @@ def _patch(path: Path) -> None:
             say(f"    {line}")
         raise Untranslatable(
             f"{path}: the guard's lines cannot be placed surely: {error}; nothing was written",
-            hint="place those above yourself: docs/frameworks.md says where each goes",
+            hint=f"place those above yourself: {training.page} says where each goes",
         ) from None
     for line in diff(script.text, made.text, str(path)).splitlines():
         say(line)

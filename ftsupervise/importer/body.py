@@ -11,7 +11,7 @@ but what ``_DROPPED`` knows, and each line of it is told.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -42,6 +42,9 @@ _DROPPED = frozenset(
     sbatch scancel scontrol seff set shift sleep squeue sstat sync test trap true uptime wait
     """.split()  # noqa: SIM905
 )
+_TELLS = frozenset(
+    ("", ":", "[", "[[", "date", "echo", "hostname", "let", "printf", "pwd", "sacct", "seff", "squeue", "uptime")
+)
 _WRAPPERS = frozenset(
     """
     builtin catchsegv chrt command env exec gtime ionice nice nohup numactl script setsid stdbuf strace sudo taskset time
@@ -57,10 +60,15 @@ _SIGNALS = frozenset(
 )
 _POSITIONAL = re.compile(r"\$(?:[1-9@*#]|\{[1-9@*#][^}]*\})")
 _OWN_PATH = re.compile(r"\$(?:0\b|\{0\b|\{?BASH_SOURCE\b)")
+_OWN_PATH_ALONE = re.compile(r"\$(?:0(?![0-9])|\{0\}|BASH_SOURCE\b|\{BASH_SOURCE(?:\[0\])?\})")
 _LOGIN = (
     "[ ! -r /etc/profile ] || . /etc/profile",
     "for own in ~/.bash_profile ~/.bash_login ~/.profile; do [ ! -r $own ] || { . $own; break; }; done; unset own",
 )
+_AS_THEIRS = "set +o pipefail\n"  # the shell of a command sets it, so that train.py | tee fails when train.py does
+_OF_A_CHECKPOINT = re.compile(r"ckpt|che?ck_?po?i?nt|resum|restart|latest|newest|last", re.I)
+_REQUEUES = re.compile(r"\bscontrol\s+requeue\w*\b")
+_SUBMITS = re.compile(r"\b(?:scontrol\s+requeue\w*|sbatch)\b[^;&|\n]*")  # with the words behind it
 _LARGEST = 60_000  # characters of code in ftsupervise.yaml
 
 
@@ -102,7 +110,7 @@ class _Whole(Exception):
 
 def read_body(script: Script, arguments: Sequence[str] = (), *, whole: str = "", own: str = "") -> Body:
     """Return the body, taken apart where that is sure. ``arguments``: those the script is given; ``whole``: why it must stay;
-    ``own``: the name of its file.
+    ``own``: the path of its file.
 
     Raises Untranslatable where neither will do: it submits itself again, in a way that cannot be left out.
     """
@@ -117,20 +125,50 @@ def read_body(script: Script, arguments: Sequence[str] = (), *, whole: str = "",
         why = f"line {script.body_line + error.at}: {error}, as far as it is understood here"
     except _Whole as reason:
         why = str(reason)
-    return _as_it_stands(script, why, own)
+    found = _again(script.body, own)
+    try:
+        if left := _Apart(script, tuple(flags), tuple(arguments), own).what_is_left(why, must=found is not None):
+            return left
+    except (NotUnderstood, _Whole) as reason:
+        why = why if found is None else str(reason)
+    if found is not None:
+        number, line = script.body_line + found[0], found[1]
+        raise Untranslatable(
+            f"line {number}: {_shown(line)} puts the job into the queue again, beside the chain that is there; "
+            f"it cannot be left out by itself ({why})",
+            hint=_in_its_place(script, number),
+        )
+    return _as_it_stands(script, why)
 
 
-def _as_it_stands(script: Script, why: str, own: str) -> Body:
+def _again(code: str, own: str) -> tuple[int, str] | None:
+    """Return the first line, from 0, that submits the job again."""
+    for at, line in enumerate(code.splitlines()):
+        if not line.lstrip().startswith("#") and (_REQUEUES.search(line) or _submits_itself(line, own)):
+            return at, line
+    return None
+
+
+def _in_its_place(script: Script, number: int) -> str:
+    """Return what a person types for a line that submits the job again: what answers a signal goes, what follows an end
+    ends.
+    """
+    try:
+        inside = next(one for one in statements(script.body) if one.first <= number - script.body_line <= one.last)
+    except (NotUnderstood, StopIteration):
+        inside = None
+    if inside is None or inside.defines or inside.alone is not None:
+        return f"take line {number} out (the next job of the chain goes on by itself), then type this again"
+    return (
+        f"write exit 1 in the place of line {number} (ftsupervise starts the command again then), then type this again"
+    )
+
+
+def _as_it_stands(script: Script, why: str) -> Body:
     told: list[Remark] = []
     for number, line in enumerate(script.body.splitlines(), script.body_line):
         if line.lstrip().startswith("#"):
             continue
-        if re.search(r"\bscontrol\s+requeue\w*\b", line) or _submits_itself(line, own):
-            raise Untranslatable(
-                f"line {number}: {_shown(line)} puts the job into the queue again, beside the chain that is there; "
-                f"it cannot be left out by itself ({why})",
-                hint=f"take line {number} out (the next job of the chain goes on by itself), then type this again",
-            )
         if re.search(r"(?:^|[;&|({\s])sbatch\s+\S", line) and not re.search(r"\becho\b", line):
             words = "each start of the script submits this again: in each job, and after each restart; is that meant?"
             told.append(Remark(number, number, _shown(line), words, decide=True))
@@ -176,6 +214,76 @@ class _Apart:
         before, part = self._before(main)
         return self._made(main, before, part)
 
+    def what_is_left(self, why: str, *, must: bool) -> Body | None:
+        """Return a body that is one command: all of it but what put the job into the queue again, and what only tells behind
+        the last program, whose exit code that would hide. None where there is neither, and ``must`` it be. Raises _Whole where
+        that cannot be told from other work.
+        """
+        behind = self._only_tells_behind()
+        if not must and not behind:
+            return None
+        if not self._starts():
+            raise _Whole(why)
+        if must:
+            self._traps()
+        for index in behind:
+            if index not in self._out:
+                self._leave_out(index, _why_behind(self._all[index]))
+        ends: dict[int, str] = {}  # the text of a statement that ends now, where it submitted
+        for index, one in enumerate(self._all):
+            if index in self._out or _again(one.text, self._own) is None:
+                continue
+            if one.defines:
+                raise _Whole(f"line {self._line(one.first)}: the function {one.defines} does that")
+            if one.alone is not None:
+                self._leave_out(index, "not needed: the next job of the chain waits in the queue already")
+                continue
+            ends[index] = _SUBMITS.sub("exit 1", one.text)
+            self._tell(
+                one, "exit 1 in the place of what submitted the job again: ftsupervise starts the command again then"
+            )
+        kept = [index for index in range(len(self._all)) if index not in self._out]
+        code = self._text(kept, self._own_lines() + self._given(), (), ends)
+        if assigned(code) or kind(code) or len(code) > _LARGEST:
+            raise _Whole("it holds a secret" if len(code) <= _LARGEST else "it is too long for a settings file")
+        lines = (self._line(self._all[kept[0]].first), self._line(self._all[kept[-1]].last))
+        if _ends_at_an_error(code) and not any(self._all[index].parts[-1].piped for index in self._starts()):
+            code = f"{_AS_THEIRS}{code}"
+        code = _with_path(code, self._own)
+        if _again(code, self._own) is not None:
+            raise _Whole("it stands in code that is not understood here")
+        return Body(BodyKind.ONCE, code, lines, told=tuple(sorted(self._told, key=lambda one: one.first)), why=why)
+
+    def _starts(self) -> list[int]:
+        """Return the statements that start a program which may be the training, functions of the script that do so included."""
+        functions = {one.defines for one in self._all if one.defines}
+        heavy = {
+            one.defines for one in self._all if one.defines and 2 in [_weight(s, functions) for s in one.simples()]
+        }
+        return [
+            index
+            for index, one in enumerate(self._all)
+            if not one.defines
+            and not _assigns(one)
+            and any(_weight(simple, functions) == 2 or _program(simple)[0] in heavy for simple in one.simples())
+        ]
+
+    def _only_tells_behind(self) -> tuple[int, ...]:
+        """Return the statements behind the last one that starts a program, where all of them only tell; () where one of them
+        ends the script by itself, waits, or the program's end is asked for.
+        """
+        starts = self._starts()
+        if not starts or any(self._all[index].background for index in starts):
+            return ()
+        behind = range(starts[-1] + 1, len(self._all))
+        tells = all(
+            not one.defines
+            and all(_program(simple)[0] in _TELLS for simple in one.simples())
+            and not re.search(r"\$\?", one.text)
+            for one in (self._all[index] for index in behind)
+        )
+        return tuple(behind) if tells else ()
+
     def _traps(self) -> None:
         """Leave out handlers that only did our work."""
         functions = {one.defines: index for index, one in enumerate(self._all) if one.defines}
@@ -190,16 +298,15 @@ class _Apart:
             signals = {word.upper().removeprefix("SIG") for word in words[1:]}
             if len(words) < 2 or not signals <= _SIGNALS:
                 raise _Whole(f"line {self._line(one.first)}: {_shown(one.text)}")
-            if handler in functions:
-                body = self._all[functions[handler]]
-                if not _all_dropped(body.simples()):
-                    raise _Whole(
-                        f"line {self._line(body.first)}: {handler}, which answers a signal, does work of its own"
-                    )
-                if functions[handler] not in self._out:
-                    self._leave_out(functions[handler], f"not needed: {_warns(body.text)}")
-            elif handler not in ("", "-") and not _dropped_code(handler):
+            called = _calls(handler, functions)
+            if handler not in ("", "-") and called is None:
                 raise _Whole(f"line {self._line(one.first)}: the trap does work of its own")
+            for name in called or ():
+                body = self._all[functions[name]]
+                if not _all_dropped(body.simples()):
+                    raise _Whole(f"line {self._line(body.first)}: {name}, which answers a signal, does work of its own")
+                if functions[name] not in self._out:
+                    self._leave_out(functions[name], f"not needed: {_warns(body.text)}")
             self._leave_out(index, f"not needed: {_warns(one.text)}")
 
     def _main(self) -> int:
@@ -287,16 +394,22 @@ class _Apart:
         before = [index for index in before if index not in self._out]
         chain = [f"{earlier.text} || exit" for earlier in one.parts[:-1]] if len(one.parts) > 1 else []
         own = self._own_lines()
-        if found.kind is Kind.SRUN:
+        decided = self._decided(before, code)
+        if found.kind is Kind.SRUN and not decided:
             modules, env, kept = ((), {}, before) if own else self._hoisted(before)
             setup = self._text(kept, own + self._given(), chain)
             return self._checked(Body(BodyKind.SRUN, code, lines, setup, modules, env, take_along))
-        first = self._first_needed(before, code)
+        first = self._first_needed(before, code, decided)
         one_program = bool(part.words) and not part.redirected and found.kind in (Kind.CODE, Kind.PROGRAM)
         moved, before = before[first:], before[:first]
         options = [] if one_program and not moved else self._options_of_the_shell(before, own)
         if moved or options:
-            code = f"{self._text(moved, options, chain)}{code}"
+            earlier = self._text(moved, options, chain)
+            code = (
+                f"{_AS_THEIRS}{earlier}set -o pipefail\n{code}"
+                if moved and _ends_at_an_error(earlier)
+                else f"{earlier}{code}"
+            )
             chain = []
         if moved:
             lines = (min(lines[0], self._line(self._all[moved[0]].first)), lines[1])
@@ -341,8 +454,14 @@ class _Apart:
 
         return [f"set -- {shlex.join(self._arguments)}"] if self._arguments else []
 
-    def _text(self, indices: Sequence[int], first: Iterable[str], last: Iterable[str]) -> str:
-        """Return these statements as they stand, with the comments between two that stay."""
+    def _text(
+        self,
+        indices: Sequence[int],
+        first: Iterable[str],
+        last: Iterable[str],
+        instead: Mapping[int, str] | None = None,
+    ) -> str:
+        """Return these statements as they stand, with the comments between two that stay. ``instead``: the text of some."""
         parts = [f"{line}\n" for line in first]
         body = self._script.body
         for index in indices:
@@ -359,7 +478,7 @@ class _Apart:
                 for line in comments
                 if line.lstrip().startswith("#") and "#SBATCH" not in line and not (assigned(line) or kind(line))
             ]
-            parts.append(f"{one.text}{' &' if one.background else ''}\n")
+            parts.append(f"{(instead or {}).get(index, one.text)}{' &' if one.background else ''}\n")
         return "".join((*parts, *(f"{line}\n" for line in last)))
 
     def _secrets(self, before: Sequence[int]) -> tuple[str, ...]:
@@ -395,14 +514,33 @@ class _Apart:
             found += [one.text] if local.options else []
         return found
 
-    def _first_needed(self, before: Sequence[int], code: str) -> int:
+    def _decided(self, before: Sequence[int], code: str) -> frozenset[str]:
+        """Return the variables of the command that depend on which checkpoint is there: each start has to look anew, and not
+        each job alone.
+        """
+        wanted, found = _used(code), set[str]()
+        for index in reversed(before):
+            one = self._all[index]
+            local = _Local()
+            local.read(one)
+            if names := local.all_names() & wanted:
+                wanted |= _used(one.text)
+                if _looks_for_a_checkpoint(one.text):
+                    found |= names
+                    self._tell(
+                        one, "launch.command: each start looks anew which checkpoint is there, and not each job alone"
+                    )
+        return frozenset(found)
+
+    def _first_needed(self, before: Sequence[int], code: str, decided: frozenset[str] = frozenset()) -> int:
         """Return the place in ``before`` from which on the statements go into the command: it runs in a shell of its own, which
-        has what was exported only. Raises _Whole where what it needs cannot be said.
+        has what was exported only. ``decided``: variables that are set there in any case. Raises _Whole where what it needs
+        cannot be said.
         """
         local = _Local()
         for index in before:
             local.read(self._all[index])
-        needed = _used(code) & local.names()
+        needed = (_used(code) & local.names()) | decided
         first = len(before)
         if not needed:
             return first
@@ -412,7 +550,7 @@ class _Apart:
                 break
         while True:  # what these need, and what those need again
             inside = "\n".join(self._all[index].text for index in before[first:])
-            more = _used(f"{inside}\n{code}") & local.names()
+            more = (_used(f"{inside}\n{code}") & local.names()) | decided
             earliest = next((p for p, index in enumerate(before) if self._sets(index) & more), first)
             if earliest >= first:
                 break
@@ -430,7 +568,7 @@ class _Apart:
     def _sets(self, index: int) -> set[str]:
         local = _Local()
         local.read(self._all[index])
-        return local.names()
+        return local.all_names()
 
     # ----------------------------------------------------------------------------------------------- modules and env
 
@@ -515,6 +653,9 @@ class _Local:
 
     def names(self) -> set[str]:
         return self._set - self._exported
+
+    def all_names(self) -> set[str]:
+        return self._set | self._exported
 
     def read(self, one: Statement) -> None:
         if one.defines:
@@ -619,14 +760,70 @@ def _all_dropped(simples: Sequence[Simple]) -> bool:
     return True
 
 
-def _dropped_code(code: str) -> bool:
+def _calls(code: str, functions: Collection[str]) -> tuple[str, ...] | None:
+    """Return the functions that a handler calls; None where it does work of its own, or cannot be read."""
     try:
-        return all(_all_dropped(one.simples()) for one in statements(code))
+        simples = [simple for one in statements(code) for simple in one.simples()]
     except NotUnderstood:
-        return False
+        return None
+    programs = [_program(simple)[0] for simple in simples]
+    if not _all_dropped([one for one, name in zip(simples, programs, strict=True) if name not in functions]):
+        return None
+    return tuple(dict.fromkeys(name for name in programs if name in functions))
+
+
+def _with_path(code: str, own: str) -> str:
+    """Return the code with the path of the script in the place of ``$0``. Raises _Whole where a shell may not expand that."""
+    if _OWN_PATH.search(code) is None:
+        return code
+    why = "it asks for its own path ($0, BASH_SOURCE)"
+    if not re.fullmatch(r"[\w@%+=:,./-]+", own) or "<<" in code:
+        raise _Whole(why)
+    made, quote, at = list[str](), "", 0
+    while at < len(code):
+        char = code[at]
+        if quote != "'" and (found := _OWN_PATH_ALONE.match(code, at)):
+            made.append(own)
+            at = found.end()
+            continue
+        if char == "\\" and quote != "'":
+            made.append(code[at : at + 2])
+            at += 2
+            continue
+        if not quote and char == "#" and (at == 0 or code[at - 1] in " \t\n;"):
+            end = code.find("\n", at)
+            end = len(code) if end < 0 else end
+            made.append(code[at:end])
+            at = end
+            continue
+        if char in "'\"":
+            quote = "" if quote == char else quote or char
+        made.append(char)
+        at += 1
+    text = "".join(made)
+    if any(
+        _OWN_PATH.search(line)
+        for line in re.sub(r"'[^']*'", "", text).splitlines()
+        if not line.lstrip().startswith("#")
+    ):
+        raise _Whole(why)
+    return text
+
+
+def _looks_for_a_checkpoint(text: str) -> bool:
+    """Return whether the code asks the file system for one: a test of a file, or a list of files, where a word speaks of it."""
+    looks = re.search(r"(?:\[\s|\btest\s)(?:!\s+)?-[defrsL]\s|\b(?:ls|find|stat|compgen|readlink|realpath)\s", text)
+    return looks is not None and _OF_A_CHECKPOINT.search(text) is not None
+
+
+def _ends_at_an_error(code: str) -> bool:
+    """Return whether the code has a pipe, and ends at the first command that fails, but for one in the middle of a pipe."""
+    sets = re.search(r"(?m)^\s*set\s+(?:-\w*e|-o\s+errexit)", code)
+    return sets is not None and "pipefail" not in code and re.search(r"[^|]\|[^|]", code) is not None
 
 
 def _submits_itself(text: str, own: str) -> bool:
+    own = own.rpartition("/")[2]
     named = rf"|(?<![\w.-]){re.escape(own)}(?![\w.-])" if own else ""
     return re.search(rf"\bsbatch\b[^;&|\n]*(?:\$0\b|\$\{{0\}}|BASH_SOURCE|\$SLURM_JOB_NAME{named})", text) is not None
 

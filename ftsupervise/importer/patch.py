@@ -378,7 +378,8 @@ def _loop(script: _Script) -> tuple[ast.For, str]:
         between = around[:-1]
         if any(not _accumulates(one) for one in between):
             raise CannotPlace(
-                f"line {between[0].lineno}: steps are made in a loop inside, and none is counted over all"
+                f"line {between[0].lineno}: the optimizer makes its steps in this loop, which stands in another one, and no "
+                "variable counts them over both"
             )
     return loop, loop.target.id
 

@@ -16,6 +16,7 @@ from ftsupervise.hostlist import expand_hostlist
 from ftsupervise.importer.body import Body, BodyKind, read_body
 from ftsupervise.importer.sbatch import Option, Script
 from ftsupervise.launch.doubts import job_numbers
+from ftsupervise.launch.script import PURGES
 from ftsupervise.launch.shell_code import Kind, understand
 from ftsupervise.units import format_duration, format_slurm_time, parse_slurm_time
 
@@ -36,6 +37,11 @@ _NOT_NEEDED = {
     "verbose": "not needed",
     "ignore-pbs": "not needed: the rendered script has no such lines",
 }
+_RESTARTS = re.compile(r"\$\{?SLURM_RESTART_COUNT\b|\bRestarts=")
+_COUNTS_NOTHING = (
+    "Slurm counts no restart here, and this stays 0; FTSUPERVISE_ATTEMPT, which the command has, "
+    "is 1 at the first start only"
+)
 _ARRAY_ID = re.compile(r"SLURM_ARRAY_(?:TASK_ID|TASK_COUNT|TASK_MIN|TASK_MAX|TASK_STEP|JOB_ID)")
 
 
@@ -115,7 +121,7 @@ class _Drafting:
             text = self.script.text.splitlines()[number - 1].strip()
             self.rows.append(Row(str(number), text[:60], f"not read, as by sbatch: {why}", decide=True))
         whole = "its array, of which each element runs it" if self.elements else ""
-        body = read_body(self.script, self.source.arguments, whole=whole, own=self.source.path.rpartition("/")[2])
+        body = read_body(self.script, self.source.arguments, whole=whole, own=self._path())
         self._body(body)
         self._job_numbers()
         if self.sbatch:
@@ -189,7 +195,7 @@ class _Drafting:
             return
         if one.name == "gpus-per-node" and re.fullmatch(r"[1-9][0-9]*", value):
             value = int(value)
-        if one.name == "gres" and value.lower() == "none":
+        if not value or (one.name == "gres" and value.lower() == "none"):
             self._row(one, "not needed: it asks for nothing")
             return
         self._set(one, _AS_IT_IS[one.name], value)
@@ -411,7 +417,11 @@ class _Drafting:
             self._script_itself(body, first)
             return
         if body.modules:
-            self.launch["modules"] = (list(body.modules), "")
+            purged = any(PURGES.match(line) for line in body.setup.splitlines())
+            self.launch["modules"] = (
+                list(body.modules),
+                "loaded behind the purge of setup, in this order" if purged else "",
+            )
         if body.env:
             self.launch["env"] = (dict(body.env), "")
         if body.take_along:
@@ -423,6 +433,9 @@ class _Drafting:
         around = understand(body.command).kind is Kind.AROUND
         if body.form is BodyKind.ONCE and not around:
             self.launch["srun"] = (False, "it runs once in the job, as in your script")
+        if body.why:
+            self._what_is_left(body)
+            return
         self._told_setup(body)
         lines = _lines(*body.command_lines)
         shown = self.script.text.splitlines()[body.command_lines[0] - 1].strip()
@@ -435,6 +448,12 @@ class _Drafting:
         if again:
             words += "; the loop starts it again by itself: without the loop ftsupervise does, and tells people"
         self.rows.append(Row(lines, _cut(shown), words, decide=again))
+
+    def _what_is_left(self, body: Body) -> None:
+        """Say of a script that is one command where it went: all lines but those that are told."""
+        self.launch["command"] = (body.command, f"the script, without what is ftsupervise's: {body.why}")
+        words = f"launch.command: what is left of the script, once in the job ({body.why})"
+        self.rows.append(Row(_lines(*body.command_lines), "the script's commands", words))
 
     def _told_setup(self, body: Body) -> None:
         """Say where each line of the body went that is in no other row."""
@@ -472,6 +491,11 @@ class _Drafting:
             self.rows.append(Row(_lines(block[at][0], block[end][0]), _cut(block[at][1]), "launch.setup, as it stands"))
             at = end + 1
 
+    def _path(self) -> str:
+        """Return the path of the script from wherever a shell stands; "" where it is no file."""
+        path = self.source.path
+        return posixpath.normpath(posixpath.join(self.source.folder, path)) if path else ""
+
     def _script_itself(self, body: Body, first: list[str]) -> None:
         if not self.source.path:
             raise Untranslatable(
@@ -505,6 +529,9 @@ class _Drafting:
         }
         for number, line in enumerate(code.splitlines(), self.script.body_line):
             if number in gone:
+                continue
+            if _RESTARTS.search(line):
+                self.rows.append(Row(str(number), _cut(line), _COUNTS_NOTHING, decide=True))
                 continue
             names = [name for name in job_numbers(line) if not (self.elements and name.startswith("SLURM_ARRAY_TASK"))]
             if names:
@@ -571,7 +598,8 @@ def _swept(made: Draft) -> Draft:
     }
     words = " ".join(f"SLURM_ARRAY_{key}={value}" for key, value in names.items())
     launch = dict(made.launch)
-    launch["command"] = (f"env {words} {command}", comment)
+    code = f"export {words}\n{command}" if "\n" in str(command) else f"env {words} {command}"
+    launch["command"] = (code, comment)
     for key in ("output", "error"):
         if key in launch:
             launch[key] = (re.sub(r"%[0-9]*a", f"{{{ELEMENT}}}", str(launch[key][0])), launch[key][1])

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-# The first one that its imports or words name. (framework, what shows it, the lines of the guard)
+# The first one that its imports or words name: the framework, its page, what shows it, the lines of the guard.
 _PLAIN = (
     "from ftsupervise import Guard",
     "guard = Guard()",
@@ -37,47 +38,79 @@ _ACCELERATE = (
     "    for batch in guard.batches(loader):",
 )
 _FRAMEWORKS = (
-    ("Lightning", r"^\s*(?:import|from)\s+(?:pytorch_lightning|lightning)\b", _LIGHTNING),
-    ("DeepSpeed", r"^\s*import\s+deepspeed\b|\bdeepspeed\.initialize\b", _PLAIN),
-    ("Megatron-LM", r"^\s*from\s+megatron\b", _PLAIN),
-    ("Accelerate", r"^\s*from\s+accelerate\s+import\b.*\bAccelerator\b", _ACCELERATE),
+    ("Lightning", "lightning", r"^\s*(?:import|from)\s+(?:pytorch_lightning|lightning)\b", _LIGHTNING),
+    ("DeepSpeed", "deepspeed", r"^\s*import\s+deepspeed\b|\bdeepspeed\.initialize\b", _PLAIN),
+    ("Megatron-LM", "megatron", r"^\s*from\s+megatron\b", _PLAIN),
+    ("Accelerate", "accelerate", r"^\s*from\s+accelerate\s+import\b.*\bAccelerator\b", _ACCELERATE),
     (
         "Hugging Face's Trainer",
+        "huggingface",
         r"\b(?:Seq2Seq|SFT|DPO)?Trainer\((?=[\s\S]*\btransformers\b)|^\s*from\s+transformers\s+import\b[^#\n]*\bTrainer\b",
         _HUGGING_FACE,
     ),
-    ("FSDP", r"\bfully_shard\b|FullyShardedDataParallel", _PLAIN),
-    ("DDP", r"DistributedDataParallel", _PLAIN),
-    ("PyTorch", r"^\s*(?:import|from)\s+torch\b", _PLAIN),
-    ("JAX", r"^\s*(?:import|from)\s+jax\b", _PLAIN),
-    ("Keras", r"^\s*(?:import|from)\s+(?:keras|tensorflow)\b", _PLAIN),
+    ("FSDP", "ddp", r"\bfully_shard\b|FullyShardedDataParallel", _PLAIN),
+    ("DDP", "ddp", r"DistributedDataParallel", _PLAIN),
+    ("PyTorch", "pytorch", r"^\s*(?:import|from)\s+torch\b", _PLAIN),
+    ("JAX", "jax", r"^\s*(?:import|from)\s+jax\b", _PLAIN),
+    ("Keras", "", r"^\s*(?:import|from)\s+(?:keras|tensorflow)\b", _PLAIN),
 )
+_ALL = "docs/frameworks.md"
+_LAUNCHERS = ("torch.", "accelerate.", "deepspeed.", "pip", "venv", "cProfile", "pdb", "debugpy", "ipykernel", "http.")
+_ASSIGNED = re.compile(
+    r"(?m)^[ \t]*(?:export[ \t]+|declare[ \t]+(?:-\w+[ \t]+)*)?([A-Za-z_]\w*)="
+    r"(?:\"((?:[^\"\\]|\\[\s\S])*)\"|'([^']*)'|([^\s;&|()`\"']+))(?=[ \t]*(?:$|[;#]|&&))"
+)
+_VARIABLE = re.compile(r"\$(?:([A-Za-z_]\w*)|\{([A-Za-z_]\w*)\})")
+_NESTED = 5  # variables in variables
+_LARGEST = 100_000  # characters
 _RESUMES = re.compile(r"resume|restart|ckpt|checkpoint|init[_-]from|load[_-]from|continue", re.I)
 
 
 @dataclass(frozen=True)
 class Training:
-    """``framework``: "" for none that is known. ``lines``: those of the guard; ``text``: of the script."""
+    """``framework``: "" for none that is known. ``page``: of the manual, about its loop; ``lines``: those of the guard;
+    ``text``: of the script.
+    """
 
     path: str
     framework: str
+    page: str
     guarded: bool
     lines: tuple[str, ...]
     text: str
 
 
 def script_in(command: str) -> str:
-    """Return the first Python file that the command names; "" where it names none."""
-    found = re.search(r"(?:^|[\s=\"'])((?:[\w.@+-]+/|/)*[\w.@+-]+\.py)(?=[\s\"';|&]|$)", command)
-    return found[1] if found else ""
+    """Return the first Python file that the command names, as a file or as a module; "" where it names none."""
+    if found := re.search(r"(?:^|[\s=\"'])((?:[\w.@+-]+/|/)*[\w.@+-]+\.py)(?=[\s\"';|&]|$)", command):
+        return found[1]
+    for module in re.findall(r"(?:^|\s)-m\s+([A-Za-z_][\w.]*)(?=[\s\"';|&]|$)", command):
+        if not module.startswith(_LAUNCHERS):
+            return f"{module.replace('.', '/')}.py"
+    return ""
+
+
+def spelled_out(command: str, before: str, known: Mapping[str, str]) -> str:
+    """Return the command with the variables put in that are ``known``, or that the code ``before`` it sets to a plain text.
+    What only a shell could say stays as it is.
+    """
+    values = dict(known)
+    for name, quoted, single, plain in _ASSIGNED.findall(before):
+        values[name] = quoted or single or plain
+    for _ in range(_NESTED):
+        before, command = command, _VARIABLE.sub(lambda found: values.get(found[1] or found[2], found[0]), command)
+        if command == before or len(command) > _LARGEST:
+            break
+    return re.sub(r"(?:\$\(pwd\)|`pwd`)/", "", command.replace("\\\n", " "))
 
 
 def look_at(path: str, text: str) -> Training:
     """Return what the text of the training script says."""
-    for name, shows, lines in _FRAMEWORKS:
+    for name, page, shows, lines in _FRAMEWORKS:
         if re.search(shows, text, re.M):
-            return Training(path, name, "ftsupervise" in text, lines, text)
-    return Training(path, "", "ftsupervise" in text, _PLAIN, text)
+            where = f"docs/frameworks/{page}.md" if page else _ALL
+            return Training(path, name, where, "ftsupervise" in text, lines, text)
+    return Training(path, "", _ALL, "ftsupervise" in text, _PLAIN, text)
 
 
 def told_to_resume(command: str) -> bool:

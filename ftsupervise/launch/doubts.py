@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from ftsupervise.host.in_time import in_time
 from ftsupervise.launch.plan import output_folders
-from ftsupervise.launch.shell_code import Kind, calls_srun, expands, program_words, understand
+from ftsupervise.launch.shell_code import Kind, calls_srun, expands, program_words, python_files, understand
 from ftsupervise.replicas.bounds import derive
 from ftsupervise.scheduler import LOCAL
 from ftsupervise.units import show_duration
@@ -82,10 +82,10 @@ def without_guard(run: Run, workdir: Path, read: Read) -> str:
     """Return the Python script of the command that has no guard; "" where none is known to lack it."""
     if run.launch.replica_groups is not None:
         return ""
-    for word in program_words(understand(run.launch.command))[:50]:
-        data = read(workdir / word) if word.endswith(".py") and "\n" not in word else b""
-        if isinstance(data, bytes) and data and b"ftsupervise" not in data:
-            return word
+    for word in python_files(understand(run.launch.command))[:10]:
+        data = read(workdir / word)
+        if isinstance(data, bytes) and data:
+            return "" if b"ftsupervise" in data else word
     return ""
 
 
@@ -106,8 +106,11 @@ def _differs_in_each_job(run: Run) -> Iterator[str]:
 
 
 def job_numbers(code: str) -> tuple[str, ...]:
-    """Return the variables in shell code that name the job, and so differ in each job; not where they are only told."""
-    return expands(_HARMLESS.sub("", code), _EACH_JOB)
+    """Return the variables in shell code that name the job, and so differ in each job; not where they are only told, nor where
+    the code itself sets them.
+    """
+    told = expands(_HARMLESS.sub("", code), _EACH_JOB)
+    return tuple(name for name in told if not re.search(rf"(?m)^\s*(?:export\s.*\b)?{name}=", code))
 
 
 def _no_folder(run: Run) -> Iterator[str]:

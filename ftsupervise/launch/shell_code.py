@@ -124,6 +124,18 @@ def program_words(found: Understood) -> tuple[str, ...]:
     return found.words[:3]
 
 
+def python_files(found: Understood) -> tuple[str, ...]:
+    """Return the words of the code that name a Python file, as a launcher such as torchrun has them behind its own options."""
+    if found.kind in (Kind.SRUN, Kind.PROGRAM):
+        words: Sequence[str] = found.words
+    else:
+        try:
+            words = [_plain(word) for one in _read(found.words[-1])[0] for word in one.words]
+        except ValueError:
+            return ()
+    return tuple(word for word in words if re.fullmatch(r"[^\s$'\"`-][^\s$'\"`]*\.py", word))
+
+
 def _of_list(words: tuple[str, ...]) -> Understood:
     assignments, at = _leading(words)
     if at and is_srun(words[at:]):

@@ -36,6 +36,7 @@ from ftsupervise.rundir.progress import ProgressPage
 from ftsupervise.rundir.starting_over import ADVICE, began_again, resumes, since_a_person, starts_over
 from ftsupervise.truth import BACK, LeftCheckpoint, PercentReached, TornSave
 
+_SYSTEM = frozenset(("bin", "boot", "dev", "etc", "lib", "lib32", "lib64", "proc", "sbin", "sys", "usr"))
 _SEARCH = 5.0  # seconds
 _COPY = 120.0  # seconds for the bytes of one checkpoint
 _LOOK = 0.2  # seconds between two looks whether it is done
@@ -53,10 +54,11 @@ class ScriptPlace(NamedTuple):
     command: tuple[str, ...]
 
     def folders(self) -> list[Path]:
-        """Return the folders to search: that of the checkpoints, those that the command names, the working folder."""
+        """Return the folders to search: that of the checkpoints, those that the command names, the working folder. No training
+        saves among the programs of a machine."""
         words = [part for word in self.command for part in _split(word)]
         named = [Path(text) for word in words for text in (word, word.partition("=")[2]) if text]
-        there = [path for path in named if path.is_dir() and path.resolve() != Path("/")]
+        there = [path for path in named if path.is_dir() and not _of_the_system(path.resolve())]
         return [self.checkpoints, *there, Path.cwd()]
 
     def ours(self) -> list[Path]:
@@ -307,6 +309,11 @@ def _newest(place: ScriptPlace, before: Sequence[Attempt]) -> tuple[Path | None,
         return Path(found) if found else None, refused
     except (OSError, TimeoutError):  # what was noted was judged then; to begin anew would cost all steps
         return Path(texts[0]) if texts else None, ""
+
+
+def _of_the_system(path: Path) -> bool:
+    inside = path.parts[1:2]
+    return not inside or (inside[0] in _SYSTEM and path.parts[1:3] != ("dev", "shm"))
 
 
 def loads_at_once(place: ScriptPlace, spent: Sequence[Attempt]) -> str:

@@ -7,6 +7,7 @@ Each script of the corpus is run by bash, then the job script that a launch rend
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 from pathlib import Path
 
@@ -21,11 +22,13 @@ from ftsupervise.launch.script import render
 from ftsupervise.scheduler import SLURM
 from tests.unit.test_init_shapes import ARGUMENTS, TRANSLATED
 
-# A shell of another kind, a folder of somebody's, or an array, of which Slurm starts the elements.
+# A shell of another kind, a folder of somebody's, or an array whose script is started as it stands.
 APART = {
     *("chdir", "csh", "python_batch_script", "own_path"),
     *("array_of_equals", "grid_in_quotes", "sweep_array", "sweep_one_output", "sweep_sequential"),
 }
+MEMBER = "7"  # of the chain: the element of the array is the sweep's, and no number of ours
+ELEMENT = {"COUNT": "8", "MIN": "0", "MAX": "7"}
 CALLED = """#!/bin/bash
 name=${0##*/}
 case $name in
@@ -72,8 +75,8 @@ def project(tmp_path: Path) -> Path:
     return folder
 
 
-def calls(project: Path, script: Path, *arguments: str) -> str:
-    """Run a script as its own first line says; return how its programs were called."""
+def calls(project: Path, script: Path, *arguments: str, element: str = "") -> str:
+    """Run a script as its own first line says; return how its programs were called. ``element``: of its array, "" for none."""
     top = project.parents[1]
     made = top / f"calls-{script.name}"
     env = {
@@ -82,6 +85,8 @@ def calls(project: Path, script: Path, *arguments: str) -> str:
         "SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "node-[0-1]", "SLURM_NTASKS": "8", "SLURM_NNODES": "2", "RANDOM": "5",
         "WANDB_API_KEY": "0123456789abcdef0123456789abcdef01234567", "FTSUPERVISE_UNFIT_SECONDS": "0",
     }  # fmt: skip
+    if element:
+        env |= {f"SLURM_ARRAY_TASK_{name}": value for name, value in ELEMENT.items()} | {"SLURM_ARRAY_TASK_ID": element}
     flags = read_script(script.read_text()).interpreter[1:]
     done = subprocess.run(
         ["bash", *flags, str(script), *arguments],
@@ -101,15 +106,19 @@ def test_the_programs_are_called_as_the_script_called_them(project: Path, script
     given = ARGUMENTS.get(script.stem, ())
     text = script.read_text().replace("$RANDOM", "$SLURM_JOB_ID")  # (another number at each start)
     (project / script.name).write_text(text)
-    theirs = calls(project, project / script.name, *given)
-
     read = draft(read_script(text), ScriptSource(str(project), script.name, script.stem, given))
-    run = loads(yaml_of(read, script.name), project / "ftsupervise.yaml")
+    element = str(read.elements[-1]) if read.elements else ""
+    theirs = calls(project, project / script.name, *given, element=element)
+
+    name = read.name.replace("{task}", element)
+    run = loads(yaml_of(read, script.name), project / "ftsupervise.yaml", name if element else "")
     supervisor = project.parents[1] / "supervisor"
     planned = plan(run, kind=SLURM, token="0" * 12, workdir=project, python=str(supervisor))
     rendered = project / "rendered"
     rendered.write_text(render(planned, run.launch, planned.link(0)))
-    ours = calls(project, rendered)
+    ours = calls(project, rendered, element=MEMBER if element else "")
 
+    if element:  # of the array's own variables, those that the settings give
+        theirs, ours = (re.sub(r"(?m)^SLURM_ARRAY_TASK_(?!ID=).*\n", "", made) for made in (theirs, ours))
     assert ours == theirs
     assert theirs.strip()

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from ftsupervise.importer.patch import CannotPlace, diff, with_guard
+from ftsupervise.importer.training import look_at, script_in, spelled_out
 
 
 def added(before: str) -> list[str]:
@@ -111,7 +114,7 @@ TRAINER = "from transformers import Trainer\n"
         (PLAIN.replace("torch.save", "keep"), "an `if` in the loop that saves .* and there is none"),
         (
             PLAIN.replace("        loss.backward()", "        loss.backward()\n        o.step()"),
-            "line 5: steps are made",
+            "line 5: the optimizer makes its steps in this loop",
         ),
         (PLAIN.replace("print(it)", "guard = it"), "line 12: it has a name guard of its own"),
         (PLAIN.replace("import torch\n", ""), "no import stands at its top"),
@@ -135,3 +138,44 @@ def test_what_is_not_sure_is_left_to_a_person(text: str, why: str) -> None:
         return
     with pytest.raises(CannotPlace, match=why):
         with_guard(text)
+
+
+HOME = {"PWD": ".", "HOME": "/home/ada"}
+
+
+@pytest.mark.parametrize(
+    ("before", "command", "script"),
+    [
+        ("", "srun torchrun --nproc-per-node=4 src/train.py --lr 1", "src/train.py"),
+        ('CMD="train.py -c base.yaml"\n', 'srun bash -c "torchrun --rdzv_id=7 $CMD"', "train.py"),
+        ('LIB=$HOME/meg\nexport CMD=" \\\n  ${LIB}/pretrain.py --tp 2 "\n', "srun $CMD", "/home/ada/meg/pretrain.py"),
+        (
+            'export L="\n accelerate launch \\\n --machine_rank=\\${SLURM_NODEID} \\\n tune.py \\\n"\n',
+            'srun bash -c "$L"',
+            "tune.py",
+        ),
+        ("", "torchrun --nproc_per_node=2 -m src.train_ddp --epochs 3", "src/train_ddp.py"),
+        ("", "python -u -m torch.distributed.run --nproc_per_node 8 `pwd`/train.py", "train.py"),
+        ("", "python -m torch.distributed.run -m tools.fit", "tools/fit.py"),
+        ("X=$(date)\n", "srun $X", ""),
+        ("A=$B\nB=$A\n", "srun $A", ""),
+    ],
+)
+def test_the_training_script_is_found_behind_variables_and_as_a_module(before: str, command: str, script: str) -> None:
+    assert script_in(spelled_out(command, before, HOME)) == script
+
+
+@pytest.mark.parametrize(
+    ("text", "page"),
+    [
+        ("import lightning as L\n", "docs/frameworks/lightning.md"),
+        ("from transformers import Trainer\n", "docs/frameworks/huggingface.md"),
+        ("import torch\nfrom torch.nn.parallel import DistributedDataParallel\n", "docs/frameworks/ddp.md"),
+        ("import torch\n", "docs/frameworks/pytorch.md"),
+        ("import jax\n", "docs/frameworks/jax.md"),
+        ("print(1)\n", "docs/frameworks.md"),
+    ],
+)
+def test_a_framework_has_a_page_of_its_own(text: str, page: str) -> None:
+    assert look_at("train.py", text).page == page
+    assert (Path(__file__).parents[2] / page).is_file()

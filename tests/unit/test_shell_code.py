@@ -124,6 +124,22 @@ def test_a_number_that_differs_in_each_job_is_told(tmp_path: Path, launch: Any) 
     assert "differs in each job of the chain" in said
     for harmless in ("--n $SLURM_JOB_NUM_NODES $SLURM_JOB_IDS", "--rdzv_id $SLURM_JOB_ID", "\necho job $SLURM_JOB_ID"):
         assert doubted(tmp_path, command=f"python train.py {harmless}") == ()
+    own = "export SLURM_ARRAY_TASK_ID=3 SLURM_ARRAY_TASK_COUNT=8\npython train.py --seed $SLURM_ARRAY_TASK_ID"
+    assert doubted(tmp_path, command=own) == ()
+
+
+def test_a_script_behind_a_launcher_and_its_options_is_looked_at_for_the_guard(tmp_path: Path) -> None:
+    commands = (
+        "srun torchrun --nnodes=$SLURM_NNODES --nproc_per_node=4 --rdzv_id=7 train.py --epochs 3",
+        "OUT=out\ntorchrun --standalone --nproc-per-node 8 train.py --out $OUT",
+        "python train.py",
+    )
+    for command in commands:
+        (tmp_path / "train.py").write_text("print(1)\n")
+        (said,) = doubted(tmp_path, command=command)
+        assert said.startswith("train.py has no guard"), command
+        (tmp_path / "train.py").write_text("from ftsupervise import Guard\n")
+        assert doubted(tmp_path, command=command) == ()
 
 
 def test_modules_are_loaded_before_setup_or_behind_its_last_purge() -> None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from datetime import datetime, timedelta, timezone
+from pathlib import Path
 
 import pytest
 
 from ftsupervise.model import GUARD, NOBODY, OUTPUT, Attempt, Cause, CauseKind, Failure, FailureKind
 from ftsupervise.run.decide import Budgets, NextAction, Situation, decide, stop_before
+from ftsupervise.run.start_over import ScriptPlace
+from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.starting_over import must_hold, resumes, starts_over
 from ftsupervise.truth import LeftCheckpoint, Resumed
 
@@ -135,3 +138,17 @@ def test_an_exit_with_0_is_asked_about_once_it_may_have_trained_and_nobody_has_a
     brief = one._replace(last_step=None, first_step=None, written=None, ended=one.started + timedelta(seconds=3))
     assert decide(Situation([brief], asks=True), Budgets()).move is NextAction.LEAVE
     assert decide(Situation([one], asks=True, over="the job ends soon"), Budgets()).move is NextAction.LEAVE
+
+
+def test_no_checkpoint_is_looked_for_among_the_programs_of_the_machine(tmp_path: Path) -> None:
+    """A job that looks for libcuda names /usr/lib, and Python's own files there end with .pth."""
+    own = tmp_path / "out"
+    own.mkdir()
+    code = f"for d in /usr/lib /lib /etc /dev / /dev/shm ; do ls $d; done; python train.py --out={own}"
+    place = ScriptPlace(RunDir(tmp_path / "run"), tmp_path / "run/checkpoints", ("bash", "-c", code))
+    assert {str(path) for path in place.folders()} == {
+        str(tmp_path / "run/checkpoints"),
+        "/dev/shm",
+        str(own),
+        str(Path.cwd()),
+    }

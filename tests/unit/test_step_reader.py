@@ -254,7 +254,7 @@ def test_a_count_that_begins_anew_with_each_epoch_is_shown_only_while_it_is_true
     assert anew
 
 
-def ranks(number: int, behind: int, last: int) -> Iterator[int]:
+def steps_of_ranks(number: int, behind: int, last: int) -> Iterator[int]:
     """The steps that ranks print which wait for each other only now and then, in the order in which they come."""
     dice, at = random.Random(number * 100 + behind), [0] * number
     while min(at) < last:
@@ -266,7 +266,7 @@ def ranks(number: int, behind: int, last: int) -> Iterator[int]:
 @pytest.mark.parametrize(("number", "behind"), [(2, 0), (2, 3), (2, 8), (4, 5), (16, 8)])
 def test_ranks_that_all_print_the_step_show_the_one_that_the_first_of_them_has_made(number: int, behind: int) -> None:
     reader, furthest = StepReader(), -1
-    for step in ranks(number, behind, 100):
+    for step in steps_of_ranks(number, behind, 100):
         reader.feed(f"step {step} loss 2.1\n".encode())
         furthest = max(furthest, step)
         assert reader.step in (None, furthest)
