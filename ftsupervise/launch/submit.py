@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from hashlib import sha256
@@ -415,6 +415,8 @@ def submit(
             _remember_ours(run_dir, answer.job_id, plan.avoided)
             found_again |= answer.found_again
             record = record._replace(job_ids=tuple(ids))
+            if plan.chain == "daisy":
+                _hold_behind_the_brake(run_dir, scheduler, ids[1:])
         write_json(folder / "launch.json", record._replace(state="submitted"))
     except OSError as error:
         raise _half_written(error, folder, ids) from None
@@ -424,6 +426,21 @@ def submit(
         _record_quietly(folder / "launch.json", record._replace(state="rejected"))
         raise
     return Launched(tuple(ids), number, run_dir, found_again)
+
+
+def _hold_behind_the_brake(run_dir: RunDir, scheduler: Scheduler, links: Sequence[str]) -> None:
+    """Hold the links of a daisy chain that came into the queue when an earlier one had hit the brake, and had held what waited
+    then. One that is missed starts, holds the rest, and goes back by itself.
+    """
+    from ftsupervise.rundir.switches import held_too, read_brake
+
+    try:
+        for job in held_too(run_dir, links):
+            scheduler.hold(job)
+            if read_brake(run_dir) is None:  # released meanwhile, before there was anything to let go
+                scheduler.release(job)
+    except (Error, OSError):
+        return
 
 
 def expedited_requeue(run: Run, kind: str) -> bool | None:

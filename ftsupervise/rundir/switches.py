@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Iterable
 from contextlib import ExitStack
 from datetime import datetime
 from pathlib import Path
@@ -287,6 +288,16 @@ def let_go(rundir: RunDir, job: str) -> None:
     with held(rundir.state) as state:
         before = _released(state)
         write_json(state / RELEASED, before._replace(held=tuple(one for one in before.held if one != job)))
+
+
+def held_too(rundir: RunDir, jobs: Iterable[str]) -> tuple[str, ...]:
+    """Note that the brake, if it is on, holds these jobs too; return those that it had not held. Raises OSError, NotTrusted."""
+    with held(rundir.state) as state:
+        on = _read(Brake, state / BRAKE)
+        late = () if on is None else tuple(job for job in jobs if job not in on.held)
+        if on is not None and late:
+            write_json(state / BRAKE, on._replace(held=(*on.held, *late)))
+    return late
 
 
 def nothing_held(rundir: RunDir) -> None:

@@ -18,6 +18,7 @@ from ftsupervise.launch.submit import Launched, check_queue, launch_run, prepare
 from ftsupervise.model import Job, Submitted
 from ftsupervise.rundir.ledger import newest
 from ftsupervise.rundir.paths import RunDir
+from ftsupervise.rundir.switches import Brake, read_brake, write_brake
 from ftsupervise.scheduler.local import Local
 from ftsupervise.scheduler.slurm import Slurm
 
@@ -112,6 +113,24 @@ def test_a_daisy_chain_that_broke_off_says_how_to_get_the_rest(local: Local, tmp
         launch(run, local)
     assert "after 2 of 5 jobs" in refused.value.hint
     assert "launch --after local-2 --jobs 3" in refused.value.hint
+
+
+def test_links_that_come_into_the_queue_behind_the_brake_are_held_with_the_others(local: Local, tmp_path: Path) -> None:
+    """The first link fails at once while the others are being submitted, and holds those that it sees."""
+    run_dir = RunDir(tmp_path / "run")
+
+    class Fails(Local):
+        def submit(self, script: str, **more: Any) -> Submitted:
+            answer = super().submit(script, **more)
+            if answer.job_id == "local-2":
+                self.hold("local-2")
+                write_brake(run_dir, Brake("exit 1", "the same failure 3 times", held=("local-2",)))
+            return answer
+
+    launched = launch(a_run(tmp_path, chain="daisy", jobs=4), Fails())
+    brake = read_brake(run_dir)
+    assert brake is not None and brake.held == launched.job_ids[1:] == ("local-2", "local-3", "local-4")
+    assert {job.base_id for job in local.queue() if job.reason == "JobHeldUser"} >= set(brake.held)
 
 
 def test_a_run_at_work_without_slurm_is_not_launched_on_slurm_too(
