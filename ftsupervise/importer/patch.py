@@ -355,8 +355,10 @@ def _plain(script: _Script) -> tuple[list[Edit], tuple[str, ...]]:
     stop = [f"if decision.stop:{script.end_of_line}{script.indent(last)}{unit}break"]
     edits.append(script.behind(last, stop))
     assert isinstance(loop.iter, ast.Call)
-    end = ast.unparse(loop.iter.args[1] if len(loop.iter.args) > 1 else loop.iter.args[0])
-    edits.append(script.behind(loop, [f"else:{script.end_of_line}{script.indent(loop)}{unit}guard.finished({end})"]))
+    last_step = _before(loop.iter.args[1] if len(loop.iter.args) > 1 else loop.iter.args[0])
+    edits.append(
+        script.behind(loop, [f"else:{script.end_of_line}{script.indent(loop)}{unit}guard.finished({last_step})"])
+    )
     return edits, ("these lines load no checkpoint: the script has to find its newest one by itself",)
 
 
@@ -382,6 +384,20 @@ def _loop(script: _Script) -> tuple[ast.For, str]:
                 "variable counts them over both"
             )
     return loop, loop.target.id
+
+
+def _before(end: ast.expr) -> str:
+    """Return the code of the step before ``end``, at which a range stops."""
+    if isinstance(end, ast.Constant) and isinstance(end.value, int):
+        return str(end.value - 1)
+    adds = isinstance(end, ast.BinOp) and isinstance(end.op, ast.Add)
+    if isinstance(end, ast.BinOp) and adds and isinstance(end.right, ast.Constant) and end.right.value == 1:
+        return ast.unparse(end.left)
+    return (
+        f"{ast.unparse(end)} - 1"
+        if isinstance(end, ast.Name | ast.Attribute | ast.Call)
+        else f"({ast.unparse(end)}) - 1"
+    )
 
 
 def _accumulates(loop: ast.stmt) -> bool:

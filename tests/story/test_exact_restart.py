@@ -200,6 +200,35 @@ def test_the_loop_of_the_manual_goes_on_where_it_stopped(checkpoints: Path) -> N
     assert begun == [(None, 5, 2, 1), (5, 8, 3, 2)]  # two batches an epoch
 
 
+class Killed(Exception):
+    """The training ends in the middle of a step."""
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_the_loop_over_epochs_of_the_page_about_pytorch_goes_on_from_its_last_save(checkpoints: Path) -> None:
+    (block,) = marked("run", "pytorch")
+    seen: list[list[float]] = []
+
+    def run(until: int) -> dict[str, Any]:
+        def train(batch: Any) -> None:
+            if len(seen) == until:
+                raise Killed
+            seen.append(batch[0].tolist())
+
+        torch.manual_seed(3)
+        net = nn.Linear(6, 3)
+        names = {"model": net, "optimizer": torch.optim.SGD(net.parameters(), lr=0.1), "train": train}
+        names |= {"loader": DataLoader(Noisy().xs, 1, shuffle=True)}
+        exec(block.text, names)
+        return names
+
+    with pytest.raises(Killed):
+        run(130)
+    done = run(530)
+    assert done["step"] == 500 and len(seen) == 530  # ten epochs of fifty, and the thirty that were not saved twice
+    assert seen[100:130] == seen[130:160]
+
+
 def test_epochs_go_on_in_the_one_that_was_interrupted(checkpoints: Path) -> None:
     def epochs(stop: tuple[int, int] | None) -> list[tuple[int, list[float]]]:
         torch.manual_seed(3)

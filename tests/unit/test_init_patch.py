@@ -43,8 +43,16 @@ def test_a_plain_loop_that_saves_every_so_many_steps() -> None:
         "if decision.stop:",
         "break",
         "else:",
-        "guard.finished(steps + 1)",
+        "guard.finished(steps)",
     ]
+
+
+@pytest.mark.parametrize(
+    ("end", "last"),
+    [("5001", "5000"), ("args.steps", "args.steps - 1"), ("first + n", "(first + n) - 1"), ("LAST + 1", "LAST")],
+)
+def test_what_is_finished_is_the_last_step_and_not_the_end_of_the_range(end: str, last: str) -> None:
+    assert f"guard.finished({last})" in added(PLAIN.replace("steps + 1", end))
 
 
 def test_a_trainer_of_hugging_face_gets_the_callback_and_what_it_goes_on_from() -> None:
