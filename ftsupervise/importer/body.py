@@ -246,6 +246,8 @@ class _Apart:
         code = self._text(kept, self._own_lines() + self._given(), (), ends)
         if assigned(code) or kind(code) or len(code) > _LARGEST:
             raise _Whole("it holds a secret" if len(code) <= _LARGEST else "it is too long for a settings file")
+        if _has_control_characters(code):
+            raise _Whole("it holds control characters")
         lines = (self._line(self._all[kept[0]].first), self._line(self._all[kept[-1]].last))
         if _ends_at_an_error(code) and not any(self._all[index].parts[-1].piped for index in self._starts()):
             code = f"{_AS_THEIRS}{code}"
@@ -308,6 +310,11 @@ class _Apart:
                 if functions[name] not in self._out:
                     self._leave_out(functions[name], f"not needed: {_warns(body.text)}")
             self._leave_out(index, f"not needed: {_warns(one.text)}")
+        gone = {self._all[index].defines for index in self._out} - {""}
+        for index, one in enumerate(self._all):
+            calls = {_program(simple)[0] for simple in one.simples()} & gone
+            if calls and index not in self._out:
+                raise _Whole(f"line {self._line(one.first)}: it calls {min(calls)}, which answers a signal, too")
 
     def _main(self) -> int:
         """Return the statement that trains."""
@@ -425,7 +432,7 @@ class _Apart:
                 raise _Whole(f"its {key} is too long for a settings file ({len(text):,} characters)")
             if assigned(text) or kind(text):
                 raise _Whole("it holds a secret, which has no place in a settings file")
-            if any((ord(char) < 32 and char not in "\n\t") or char in "\x7f\x85\u2028\u2029\ufeff" for char in text):
+            if _has_control_characters(text):
                 raise _Whole("it holds control characters")
         if _OWN_PATH.search(made.setup + made.command):
             raise _Whole("it asks for its own path ($0, BASH_SOURCE)")
@@ -814,6 +821,10 @@ def _looks_for_a_checkpoint(text: str) -> bool:
     """Return whether the code asks the file system for one: a test of a file, or a list of files, where a word speaks of it."""
     looks = re.search(r"(?:\[\s|\btest\s)(?:!\s+)?-[defrsL]\s|\b(?:ls|find|stat|compgen|readlink|realpath)\s", text)
     return looks is not None and _OF_A_CHECKPOINT.search(text) is not None
+
+
+def _has_control_characters(text: str) -> bool:
+    return any((ord(char) < 32 and char not in "\n\t") or char in "\x7f\x85\u2028\u2029\ufeff" for char in text)
 
 
 def _ends_at_an_error(code: str) -> bool:
