@@ -325,7 +325,7 @@ def _compared(options: tuple[Option, ...], made: _Made) -> tuple[tuple[str, ...]
     return differences(options, [word(*one) for one in planned.link(0).items()], str(made.path.absolute().parent))
 
 
-class _Looked(NamedTuple):
+class _FoundTraining(NamedTuple):
     """What was found of the program that trains. ``path``: of its script, "" where the command names none; ``command``: the
     code that starts it, with its variables put in; ``training``: None where no such file is here.
     """
@@ -335,7 +335,7 @@ class _Looked(NamedTuple):
     training: Training | None
 
 
-def _looked(made: _Made, source: ScriptSource) -> _Looked:
+def _looked(made: _Made, source: ScriptSource) -> _FoundTraining:
     """Look for the script that trains."""
     from ftsupervise.importer.training import look_at, script_in, spelled_out
     from ftsupervise.probe import Probe
@@ -355,7 +355,7 @@ def _looked(made: _Made, source: ScriptSource) -> _Looked:
         command = spelled_out(command, f"{launch.setup or ''}\n{command}", known)
         path = script_in(command)
         if not path:
-            return _Looked("", command, None)
+            return _FoundTraining("", command, None)
         folders = [
             Path(match)
             for match in re.findall(r"(?m)^\s*cd\s+([\w./+-]+)\s*(?:$|[;&|])", f"{launch.setup or ''}\n{command}")
@@ -364,11 +364,11 @@ def _looked(made: _Made, source: ScriptSource) -> _Looked:
             at = Path(os.path.normpath(folder / path))
             data = probe.text(at.absolute())
             if isinstance(data, bytes) and data:
-                return _Looked(path, command, look_at(str(at), data.decode("utf-8", "replace")))
-    return _Looked(path, command, None)
+                return _FoundTraining(path, command, look_at(str(at), data.decode("utf-8", "replace")))
+    return _FoundTraining(path, command, None)
 
 
-def _about(looked: _Looked) -> tuple[Row, ...]:
+def _about(looked: _FoundTraining) -> tuple[Row, ...]:
     from ftsupervise.importer.settings import Row
     from ftsupervise.importer.training import told_to_resume
 
