@@ -42,6 +42,9 @@ def diagnose(run: str | None, attempt: int | None, whole: bool, as_json: bool) -
     directory, an ftsupervise.yaml, or a name; default: ./ftsupervise.yaml. It may be a folder from elsewhere, of logs and
     dumps whose names end in the number of a rank.
     """
+    from ftsupervise.config.find_run import refuse_namesake
+
+    refuse_namesake(run)
     folder = Path(run) if run is not None else None
     if folder is not None and folder.is_dir() and not _is_run(folder):
         _show(_of_folder(folder, whole=whole), None, str(folder), as_json=as_json)

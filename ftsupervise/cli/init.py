@@ -76,7 +76,7 @@ def init(
     beginning; 64 usage; 65 the script cannot be brought over (the message has the line); 66 no such file or job; 75 the file
     is there already.
     """
-    from ftsupervise.errors import Refused, UsageError
+    from ftsupervise.errors import Refused, UsageError, from_os_error
 
     if patch:
         if len(words) != 1 or job or output or force or as_json or trial:
@@ -95,14 +95,17 @@ def init(
     if not force and os.path.lexists(made.path):
         raise Refused(f"{made.path} is there already", hint="--force writes over it; -o FILE writes another one")
     from ftsupervise.host.ownership import PAGE, Reach
-    from ftsupervise.rundir.paths import write_whole
+    from ftsupervise.rundir.paths import write_named
 
     same, others = _compared(options, made)
     looked = _looked(made, source)
     training = looked.training
     rows = (*draft.rows, *_about(looked))
     found = _doubts(made)
-    write_whole(made.path, made.text, mode=Reach(PAGE).within(readers))
+    try:
+        write_named(made.path, made.text, mode=Reach(PAGE).within(readers))
+    except OSError as error:
+        raise from_os_error(error, f"write {made.path}") from None
     if as_json:
         _say_json(made, rows, same, others, training)
         return
@@ -494,12 +497,12 @@ def _leave(number: int, _frame: object) -> None:
 
 def _patch(path: Path) -> None:
     """Put the guard into the script, and show the difference. One that has it is left as it is."""
+    from ftsupervise.config.own_file import read_own, write_back
     from ftsupervise.errors import Untranslatable
     from ftsupervise.importer.patch import CannotPlace, diff, with_guard
-    from ftsupervise.importer.patched_file import read_own, write_back
     from ftsupervise.importer.training import look_at
 
-    script = read_own(path)
+    script = read_own(path, limit=_LARGEST, links=False)
     training = look_at(str(path), script.text)
     if training.guarded:
         say(f"{path} names ftsupervise already: it is left as it is")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -138,21 +137,12 @@ def _parts(rundir: RunDir, attempt: int | None) -> list[Part]:
 
 def _refuse_ours(rundir: RunDir, parts: Sequence[Part]) -> None:
     """Raise NotTrusted where the run of another account names a file of this one, which nobody else may read, as its output."""
-    from ftsupervise.host.ownership import NotTrusted, shown_user
+    from ftsupervise.host.ownership import NotTrusted
+    from ftsupervise.report.output import not_theirs
 
-    whose, mine = rundir.root.stat().st_uid, os.geteuid()
-    if whose == mine:
-        return
     for part in parts:
-        try:
-            found = part.path.stat()
-        except OSError:
-            continue
-        if found.st_uid == mine and not found.st_mode & 0o004 and not part.path.resolve().is_relative_to(rundir.root):
-            raise NotTrusted(
-                f"{part.path} is yours alone, and the run that names it as its output belongs to {shown_user(whose)}",
-                hint=f"ls -l {part.path}",
-            )
+        if why := not_theirs(rundir, part.path):
+            raise NotTrusted(why, hint=f"ls -l {part.path}")
 
 
 def _instead(rundir: RunDir, attempts: Sequence[Attempt]) -> str:

@@ -222,17 +222,19 @@ def _apply(report: ReportFacts, made: RunPlan, *, yes: bool) -> None:
     """Show the change of the file from which the run was launched, ask, and write it."""
     from difflib import unified_diff
 
-    from ftsupervise.config import sources
     from ftsupervise.config.edited import with_values
+    from ftsupervise.config.find_run import settings_of_launch
     from ftsupervise.config.load import loads
-    from ftsupervise.errors import NotPermitted, from_os_error
-    from ftsupervise.rundir.paths import write_whole
+    from ftsupervise.config.own_file import read_own, write_back
+    from ftsupervise.config.strict_yaml import MAX_BYTES
+    from ftsupervise.errors import NotPermitted
+    from ftsupervise.host import ownership
 
-    path = _settings_file(report)
-    if (whose := sources.of_strangers(path)) != "":
-        raise NotPermitted(f"{whose} is another account's, or others may write it: nothing was changed")
-    raw, _ = sources.read_bytes(path)
-    before = raw.decode("utf-8")
+    path = settings_of_launch(report.detail.status.run.rundir, "changed", hint="write the values by hand")
+    own = read_own(path, limit=MAX_BYTES, links=True)
+    if why := ownership.distrust(own.found, path):
+        raise NotPermitted(f"{why}: nothing was changed", hint=ownership.remedy(own.found, path))
+    before = own.text
     wanted: dict[KeyPath, str | int] = {
         tuple(one.key.split(".")): one.setting for one in made.items if one.setting is not None and _differs(one)
     }
@@ -249,10 +251,7 @@ def _apply(report: ReportFacts, made: RunPlan, *, yes: bool) -> None:
     for line in left:
         say(line)
     _make_sure(path, yes=yes)
-    try:
-        write_whole(path.resolve(), after, mode=path.stat().st_mode & 0o777)
-    except OSError as error:
-        raise from_os_error(error, f"write {path}") from None
+    write_back(own, after)
     say(f"{path} is written. A run that is at work keeps its values until it is launched again.")
     say(
         "The guard asks for a checkpoint by decision.save: a loop that saves by a count of steps of its own saves then, too."
@@ -261,20 +260,6 @@ def _apply(report: ReportFacts, made: RunPlan, *, yes: bool) -> None:
 
 def _differs(item: PlanItem) -> bool:
     return item.now is None or item.now != item.value
-
-
-def _settings_file(report: ReportFacts) -> Path:
-    from ftsupervise.errors import NotFound
-
-    records = report.detail.status.run.records
-    named = next((one.config for one in reversed(records) if one.config), "")
-    path = Path(named)
-    if not named or not path.is_absolute() or not path.is_file():
-        raise NotFound(
-            f"the ftsupervise.yaml from which {report.detail.status.name} was launched is not there: {named or 'not known'}",
-            hint="write the values by hand",
-        )
-    return path
 
 
 def _make_sure(path: Path, *, yes: bool) -> None:

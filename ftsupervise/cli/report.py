@@ -26,11 +26,9 @@ from ftsupervise.report.following import Followed, FollowedPage, PageLife, run_i
 from ftsupervise.units import count
 
 if TYPE_CHECKING:
-    from ftsupervise.host.ownership import Reach
     from ftsupervise.report.everything import ReportFacts
     from ftsupervise.report.week import WeekReport
 
-_LOOK = 4.0  # seconds for a run directory to say who may read it
 _DIAGNOSING = 10.0  # seconds in which the output of failed attempts is read, of all runs together
 _HOME = "index.html"  # the page of all runs, in a folder
 _LEAST, _MOST = 5.0, 86_400.0  # seconds from one page to the next
@@ -129,14 +127,12 @@ def _each(runs: tuple[str, ...], output: str | None, *, markdown: bool, planned:
 
 def _folder(output: str | None) -> Path | None:
     """Return the folder that --output names, made where it says so with a slash at its end; None where it is a file."""
-    from ftsupervise.host.ownership import make_folder
-
     if output is None or output == "-":
         return None
     path = Path(output).absolute()
     try:
         if output.endswith("/"):
-            make_folder(path, parents=True)
+            _made(path)
         return path if path.is_dir() else None
     except OSError as error:
         raise from_os_error(error, f"make the folder {path}") from None
@@ -292,18 +288,6 @@ def _write(text: str, to: str, about: Sequence[Path]) -> str:
     return str(path)
 
 
-def _readers(root: Path) -> Reach:
-    """Return who may read a run directory: its owner alone where that cannot be seen in time."""
-    from ftsupervise.host.in_time import in_time
-    from ftsupervise.host.ownership import OWN, Reach, reach, reach_on_the_way
-
-    try:
-        found = in_time(lambda: reach(root, follow=True).within(reach_on_the_way(root)), _LOOK)
-    except OSError:
-        found = None
-    return Reach(OWN) if found is None else found
-
-
 # --------------------------------------------------------------------------------------------------------------- followed
 #
 # Each look is made in a process of its own, which is left behind where it hangs: the page then says since when it cannot be
@@ -329,15 +313,17 @@ def _follow(runs: tuple[str, ...], folder: Path, every: float, *, week: bool) ->
     say(f"{pages.front}: {pages.how_it_ended()}")
 
 
-def _make(folder: Path) -> None:
-    from ftsupervise.host.ownership import make_folder
+def _made(folder: Path) -> bool:
+    """Make the folder of the pages, and those that are missing above it. Raises NotTrusted, OSError."""
+    from ftsupervise.host.ownership import FOLDER, Reach, held_or_made
 
-    def made() -> bool:
-        make_folder(folder, parents=True)
+    with held_or_made(folder, Reach(FOLDER)):
         return True
 
+
+def _make(folder: Path) -> None:
     try:
-        if not in_time(made, _WRITING):
+        if not in_time(lambda: _made(folder), _WRITING):
             raise NoAnswer(f"{folder} does not answer: no page can be written", hint=f"findmnt -T {folder}")
     except OSError as error:
         raise from_os_error(error, f"make the folder {folder}") from None
@@ -479,6 +465,8 @@ class _Pages:
             error: Error | None = None if done else NoAnswer(f"{self._folder} does not answer: no page can be written")
         except OSError as problem:
             error = from_os_error(problem, f"write {path}")
+        except Error as problem:
+            error = problem
         if error is not None and first:
             raise error
         said = error.message if error is not None else ""
@@ -490,9 +478,10 @@ class _Pages:
 def _written(path: Path, text: str, about: Sequence[Path]) -> bool:
     """Write a page, for those alone who may read all the run directories that it is ``about``."""
     from ftsupervise.host.ownership import PAGE, Reach
-    from ftsupervise.rundir.paths import write_whole
+    from ftsupervise.report.output import readers
+    from ftsupervise.rundir.paths import write_named
 
-    write_whole(path, text, mode=Reach(PAGE).within(*map(_readers, about)), sync=False)
+    write_named(path, text, mode=Reach(PAGE).within(*map(readers, about)), sync=False)
     return True
 
 

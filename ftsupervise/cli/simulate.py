@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from ftsupervise.planning.faults import Fault, Fleet
     from ftsupervise.planning.inputs import PlanInputs
     from ftsupervise.planning.simulator import Strategy, StrategyOutcome
+    from ftsupervise.report.everything import ReportFacts
 
 _TIMES = ("interval", "save", "flush", "snapshot_every", "snapshot", "detect", "hang", "repair", "limit",
           "maintenance_every", "maintenance", "stall", "away")  # fmt: skip
@@ -99,12 +100,12 @@ def simulate(run: str | None, variants: tuple[str, ...], **words: Any) -> None:
     if words["trace"]:
         came = trace if trace is not None else simulator.trace_of(fleet, seconds, words["seed"], 0)
         luck = simulator.luck_of(words["seed"] if trace is None else 0, 0)
-        _write(words["trace"], "".join(_trace(strategies, came, seconds, luck)))
+        _write(words["trace"], "".join(_trace(strategies, came, seconds, luck)), report)
     title = title_of(fleet, seconds, 1 if trace is not None else words["runs"], None if trace is None else len(trace))
     if words["svg"]:
         from ftsupervise.planning.drawing import picture
 
-        _write(words["svg"], picture(outcomes, title))
+        _write(words["svg"], picture(outcomes, title), report)
     if words["as_json"]:
         say_json(
             {
@@ -313,12 +314,16 @@ def _trace(strategies: Sequence[Strategy], met: Sequence[Fault], seconds: float,
             yield f"{one.at / 86400:10.4f} d  {one.kind.name.lower():<8}{show_duration(one.seconds):>10}  {one.why}\n"
 
 
-def _write(to: str, text: str) -> None:
-    from ftsupervise.rundir.paths import write_whole
+def _write(to: str, text: str, of: ReportFacts | None) -> None:
+    """Write a file; what a run has measured for those alone who may read the run directory."""
+    from ftsupervise.host.ownership import PAGE, Reach
+    from ftsupervise.report.output import readers
+    from ftsupervise.rundir.paths import write_named
 
     path = Path(to).absolute()
+    mode = Reach(PAGE) if of is None else Reach(PAGE).within(readers(of.detail.status.run.rundir.root))
     try:
-        write_whole(path, text, sync=False)
+        write_named(path, text, mode=mode, sync=False)
     except OSError as error:
         raise from_os_error(error, f"write {path}") from None
 

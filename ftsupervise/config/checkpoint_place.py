@@ -53,8 +53,9 @@ def place_of(run: str | None, *, acts: bool) -> CheckpointPlace:
 
 
 def _found(run: str | None, *, acts: bool) -> CheckpointPlace:
-    from ftsupervise.config.find_run import find_run
+    from ftsupervise.config.find_run import find_run, refuse_namesake
 
+    refuse_namesake(run)
     path = Path(run).absolute() if run is not None else None
     if path is not None and path.exists() and not _is_run(path):
         accounts = (path.stat().st_uid,)  # a person who names it trusts its owner too

@@ -50,7 +50,11 @@ def _plain_run_dir(path: Path) -> RunDir | None:
     A YAML parser would be half the cost of ``kill``. Lines that are not quite plain are left to it.
     """
     try:
-        text = files.read_bounded(path, 256 * 1024, follow=True).decode("utf-8")
+        fd = ownership.open_judged(path)
+        try:
+            text = files.read_open(fd, 256 * 1024, path).decode("utf-8")
+        finally:
+            os.close(fd)
     except (OSError, UnicodeDecodeError):
         return None
     names = _PLAIN_NAME.findall(text)
@@ -124,6 +128,7 @@ def each_run(arguments: Sequence[str]) -> tuple[str, ...]:
     found: list[str] = []
     for argument in arguments or (CONFIG_NAME,):
         _require_answer(argument)
+        refuse_namesake(argument)
         path = Path(argument) / CONFIG_NAME if Path(argument).is_dir() else Path(argument)
         if (path.parent / "switches").is_dir() or not path.is_file() or not (names := names_in(path)):
             found.append(argument)
@@ -148,10 +153,30 @@ def find_run(argument: str | None, *, launched: bool = True, judged: bool = True
     unless the caller judges that itself (``judged`` False).
     """
     _require_answer(argument)
+    refuse_namesake(argument)
     found = _find_launched(argument, launched)
     if judged:
         require_same(found)
     return found
+
+
+def refuse_namesake(argument: str | None) -> None:
+    """Raise NotTrusted where a name means a run of this account, and another account has put something by that name here: what
+    is typed would be done to theirs, and the person would believe that it was done to the run. A path means what lies there.
+    """
+    if argument is None or "/" in argument or argument in ("", ".", ".."):
+        return
+    try:
+        known = (state_dir() / "runs" / argument).readlink()
+        here = Path(argument).lstat()
+    except (OSError, ValueError):  # it is no name of a run, or nothing is here
+        return
+    if here.st_uid in (os.geteuid(), 0) or known == Path(argument).absolute():
+        return
+    raise ownership.NotTrusted(
+        f"{argument} is your run in {known}, and what has that name here belongs to {ownership.shown_user(here.st_uid)}",
+        hint=f"name the one that you mean: {_quoted(str(known))}, or ./{_quoted(argument)}",
+    )
 
 
 def require_same(rundir: RunDir) -> None:
@@ -326,6 +351,7 @@ def settings_of(name: str | None, *, bounded: bool = True, judged: bool = True) 
     """
     if bounded:
         _require_answer(name)
+    refuse_namesake(name)
     own = os.environ.get(ENV_RUN_DIR)
     if name is None and own and RunDir(own).config.is_file():
         return RunDir(own).config
@@ -394,6 +420,7 @@ def to_launch(name: str | None) -> ToLaunch:
     NoAnswer as ``find_run`` does.
     """
     _require_answer(name)
+    refuse_namesake(name)
     path = Path(name if name is not None else CONFIG_NAME)
     launched = path.name == "run.yaml" and (path.parent / "switches").is_dir()
     if not path.is_file():
@@ -409,11 +436,15 @@ def to_launch(name: str | None) -> ToLaunch:
     if here.is_file() and name in names_in(here):
         return ToLaunch(here, (name,))
     rundir = _find_launched(str(path.parent) if launched else name, True)
-    path = _of_its_launch(rundir)
+    path = settings_of_launch(rundir, "run")
     return ToLaunch(path, (rundir.root.name,) if names_in(path) else ("",))
 
 
-def _of_its_launch(rundir: RunDir) -> Path:
+def settings_of_launch(rundir: RunDir, done: str, *, hint: str = "") -> Path:
+    """Return the ftsupervise.yaml from which the run was launched last: by a record that no other account could have written,
+    because this account's rights are used with that file. ``done``: what is to be done with it; ``hint``: what a person can do
+    instead. Raises NotTrusted, NotFound.
+    """
     from ftsupervise.errors import from_os_error
     from ftsupervise.rundir.launches import launches
 
@@ -425,18 +456,19 @@ def _of_its_launch(rundir: RunDir) -> Path:
             for place in (page, page.parent, rundir.launches, rundir.root):
                 if reason := ownership.distrust(place.stat(), place):
                     raise ownership.NotTrusted(
-                        f"{reason}, so the {CONFIG_NAME} that it names is not run", hint="name that file yourself"
+                        f"{reason}, so the {CONFIG_NAME} that it names is not {done}",
+                        hint=hint or "name that file yourself",
                     )
     except OSError as error:
         raise from_os_error(error, f"read the launches of {rundir.root}") from None
     if record is None:
         raise NotFound(
             f"no launch of {name} says where its {CONFIG_NAME} is",
-            hint=f"name that file: ftsupervise launch {CONFIG_NAME}",
+            hint=hint or f"name that file: ftsupervise launch {CONFIG_NAME}",
         )
     if not Path(record.config).is_file():
         raise NotFound(
-            f"{name} was launched from {record.config}, which no longer exists", hint=f"name its {CONFIG_NAME}"
+            f"{name} was launched from {record.config}, which no longer exists", hint=hint or f"name its {CONFIG_NAME}"
         )
     return Path(record.config)
 

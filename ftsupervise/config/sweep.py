@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from itertools import product
+from math import prod
 from typing import Any
 
 from ftsupervise.config.strict_yaml import SWEEP, Document, KeyPath, Problem
@@ -68,8 +69,11 @@ def _elements(document: Document) -> tuple[tuple[dict[str, str], ...], list[Prob
         problems.append(Problem(at.file, at.line, at.column, path, why))
     if problems or not given:
         return (), problems
+    if (count := prod(map(len, given.values()))) > MOST:  # before they are made: a stranger's file may name billions
+        at, many = document.places[(SWEEP,)], str(count) if count < 10**12 else "billions of"
+        return (), [Problem(at.file, at.line, at.column, (SWEEP,), f"{many} runs; one file has {MOST} at most")]
     elements = tuple(dict(zip(given, values, strict=True)) for values in product(*given.values()))
-    return elements, [*_too_many(document, elements), *_alike(document, elements)]
+    return elements, _alike(document, elements)
 
 
 def _wrong(given: Any) -> list[tuple[KeyPath, str]]:
@@ -91,13 +95,6 @@ def _wrong(given: Any) -> list[tuple[KeyPath, str]]:
                 if not isinstance(value, str) or not value
             ]
     return found
-
-
-def _too_many(document: Document, elements: Sequence[Mapping[str, str]]) -> list[Problem]:
-    if len(elements) <= MOST:
-        return []
-    at = document.places[(SWEEP,)]
-    return [Problem(at.file, at.line, at.column, (SWEEP,), f"{len(elements)} runs; one file has {MOST} at most")]
 
 
 def _alike(document: Document, elements: Sequence[Mapping[str, str]]) -> list[Problem]:

@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 from ftsupervise.diagnosis.frames import first_to_look_at
 from ftsupervise.diagnosis.vocabulary import EXCEPTION, SIGNS, TRACEBACK, FailureClass, Role, Sign, sign_in
-from ftsupervise.host import files
+from ftsupervise.host.ownership import open_to_read
 from ftsupervise.host.processes import die_with_parent
 from ftsupervise.printable import OUR_LINE, printable
 from ftsupervise.report.output import RANK_LABEL, rank_of
@@ -188,7 +188,7 @@ def _read_some(logs: Sequence[LogFile], year: int, progress: Callable[[], object
     groups, unseen, read = _Groups(), list[str](), 0
     for log in logs:
         try:
-            with os.fdopen(files.open_regular(log.path, follow=True), "rb", buffering=0) as file:
+            with os.fdopen(open_to_read(log.path), "rb", buffering=0) as file:
                 for event in events_in(_blocks(file, log, progress), log, year):
                     groups.add(event)
                 read += file.tell() - log.begin

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import errno
+from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 from pathlib import Path
 
@@ -11,10 +12,11 @@ from ftsupervise.diagnosis.flight_recorder import FlightRecord, dump_files, read
 from ftsupervise.diagnosis.stacks import RankStack, read_stacks
 from ftsupervise.diagnosis.verdict import Material
 from ftsupervise.errors import ConfigError
+from ftsupervise.host.ownership import strangers_link
 from ftsupervise.model import Attempt
 from ftsupervise.nodes.incidents import Incident
 from ftsupervise.nodes.judging import of_run_dir, read
-from ftsupervise.report.output import Part, output_files, parts_of, rank_files
+from ftsupervise.report.output import Part, not_theirs, output_files, parts_of, rank_files
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.progress import read_progress
 
@@ -35,9 +37,9 @@ def of_attempt(
     parts = [part for part in parts_of(attempts) if part.attempt == one.number] or (
         output_files(rundir, rundir.root.name) if one is attempts[-1] else []
     )
-    logs = [log for part in parts for log in _logs_of(part)]
+    logs = _readable(rundir, (log for part in parts for log in _logs_of(part)), unseen)
     output = first_failure(logs if whole else _last_of(logs, most), year=one.started.year, progress=progress)
-    if not logs:
+    if not parts:
         unseen.append("where its output went is not known")
     page = read_progress(rundir, one.number)
     return Material(
@@ -59,6 +61,8 @@ def of_pages(folder: Path, progress: Progress) -> tuple[Sequence[RankStack], Fli
 def of_folder(folder: Path, *, whole: bool, progress: Progress) -> Material:
     """Return what the logs, pages of evidence and dumps in a folder tell. Raises OSError where it cannot be listed."""
     unseen: list[str] = []
+    if link := strangers_link(folder):
+        raise PermissionError(errno.EPERM, f"{link}, so it is not followed", str(folder))
     names = sorted(one.name for one in islice(folder.iterdir(), _FILES))
     logs = [
         LogFile(folder / name, _number_in(name)) for name in names if name.endswith(_LOGS) and (folder / name).is_file()
@@ -68,6 +72,17 @@ def of_folder(folder: Path, *, whole: bool, progress: Progress) -> Material:
     logs = [log for log in logs if log.path.name not in read]
     output = first_failure(logs if whole else _last_of(logs), progress=progress) if logs else FirstFailure(None, ())
     return Material(None, output, stacks, _flight(folder, unseen, progress), tuple(unseen))
+
+
+def _readable(rundir: RunDir, logs: Iterable[LogFile], unseen: list[str]) -> list[LogFile]:
+    """Return those files that the run may name as its output, whosever it is."""
+    kept = []
+    for log in logs:
+        if why := not_theirs(rundir, log.path):
+            unseen.append(why)
+        else:
+            kept.append(log)
+    return kept
 
 
 def _number_in(name: str) -> int | None:
@@ -101,6 +116,9 @@ def _last_of(logs: Sequence[LogFile], most: int = MOST) -> list[LogFile]:
 
 def _stacks(folder: Path, unseen: list[str]) -> list[RankStack]:
     try:
+        if link := strangers_link(folder):
+            unseen.append(f"{link}, so it is not followed")
+            return []
         return read_stacks(folder)
     except OSError as error:
         unseen.append(f"{folder}: {error.strerror or error}")
@@ -109,6 +127,8 @@ def _stacks(folder: Path, unseen: list[str]) -> list[RankStack]:
 
 def _flight(folder: Path, unseen: list[str], progress: Progress) -> FlightRecord | None:
     try:
+        if strangers_link(folder):  # which _stacks has told
+            return None
         dumps = {rank: path for rank, path in dump_files(folder).items() if not path.name.endswith(_LOGS)}
     except FileNotFoundError:
         return None

@@ -250,6 +250,15 @@ def open_judged(path: str | os.PathLike[str]) -> int:
         raise
 
 
+def open_to_read(path: str | os.PathLike[str]) -> int:
+    """Do as ``open_judged``, for a reader who says why a file could not be read: what is not trusted is an OSError (EPERM) too.
+    Raises OSError."""
+    try:
+        return open_judged(path)
+    except NotTrusted as error:
+        raise PermissionError(errno.EPERM, error.message, os.fspath(path)) from None
+
+
 def strangers_link(path: str | os.PathLike[str]) -> str:
     """Return the link on the way to ``path`` by which another account leads to what is not its own, as a clause; "" when there
     is none.

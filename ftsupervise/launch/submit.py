@@ -32,11 +32,15 @@ from ftsupervise.host import files
 from ftsupervise.host.in_time import in_time
 from ftsupervise.host.ownership import (
     FOLDER,
+    OWN,
+    PAGE,
     SCRIPT,
+    Reach,
     claim_folder,
     distrust,
     make_folder,
     make_own,
+    reach,
     shown_user,
     strangers_link,
     user_name,
@@ -88,8 +92,11 @@ class Launched:
     known_as: str = ""  # on this account: another run may have its name
 
 
-def prepare(run_dir: RunDir, name: str, config_text: str, share: Sharing | None = None) -> None:
+def prepare(
+    run_dir: RunDir, name: str, config_text: str, share: Sharing | None = None, readers: int | Reach = PAGE
+) -> None:
     """Make the run directory: its folders (the group may write the switches and what ``share`` says), the settings, a README.
+    ``readers``: who may read the settings.
 
     In a directory with other files (``run_dir: .``), none of them is overwritten.
     """
@@ -108,10 +115,22 @@ def prepare(run_dir: RunDir, name: str, config_text: str, share: Sharing | None 
         make_folders(run_dir, share)
         if not os.path.lexists(run_dir.root / "README"):
             write_whole(run_dir.root / "README", README.format(name=name))
-        write_whole(run_dir.config, config_text, mode=0o644)
+        write_whole(run_dir.config, config_text, mode=readers)
         keep_lineage(run_dir, name)
     except OSError as error:
         raise _not_mine(run_dir, from_os_error(error, f"write the run directory {run_dir.root}")) from None
+
+
+def readers_of(config: Path | None, share: Sharing) -> Reach:
+    """Return who may read the settings as they were launched, and the script that is made of them: those who may read the file
+    itself, and the group with which launching or watching is shared. Folders above it do not count: the run directory is what
+    the group is to see.
+    """
+    try:
+        found = Reach(PAGE) if config is None else Reach(PAGE).within(reach(config, follow=True))
+    except OSError:
+        found = Reach(OWN & PAGE)
+    return Reach(found.mode | 0o040) if share.launch or share.watch else found
 
 
 def refuse_outputs(run: Run) -> None:
@@ -349,7 +368,7 @@ def launch_run(
                 f"{run_dir.config} would hold {found}, and others may read it",
                 hint="take it out of the settings: ftsupervise config show",
             )
-        prepare(run_dir, plan.name, settings, run.share)
+        prepare(run_dir, plan.name, settings, run.share, readers_of(plan.config, run.share))
         _make_output_folders(run)
         _note_taken(run_dir, others, now)
         given, _ = without_secrets(env, run)
@@ -408,7 +427,7 @@ def submit(
             options = plan.link(index, ":".join(ids))
             path = folder / ("train.sbatch" if plan.submissions == 1 else f"train-{index + 1}.sbatch")
             script = render(plan.part(index), launch, options)
-            write_whole(path, script, mode=SCRIPT)
+            write_whole(path, script, mode=_of_a_script(run_dir.config, launch.template))
             write_json(folder / "launch.json", record)
             answer = scheduler.submit(script, script_path=path, token=plan.token_of(index), env=env)
             ids.append(answer.job_id)
@@ -441,6 +460,12 @@ def _hold_behind_the_brake(run_dir: RunDir, scheduler: Scheduler, links: Sequenc
                 scheduler.release(job)
     except (Error, OSError):
         return
+
+
+def _of_a_script(settings: Path, template: Path | None) -> Reach:
+    """Return who may read and run a script that was made of these. Raises OSError."""
+    found = reach(settings) if template is None else reach(settings).within(reach(template, follow=True))
+    return Reach(SCRIPT).within(found._replace(mode=found.mode | found.mode >> 2 & 0o111))
 
 
 def expedited_requeue(run: Run, kind: str) -> bool | None:

@@ -18,7 +18,8 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import NamedTuple
 
-from ftsupervise.host import files, processes
+from ftsupervise.host import processes
+from ftsupervise.host.ownership import open_to_read
 from ftsupervise.host.ready import readable
 from ftsupervise.ranks.life import LOOKED, PROCESSES, QUIET, SAYS, CommandProcesses, ProcessesSeen
 from ftsupervise.rundir import heartbeat_page
@@ -138,7 +139,7 @@ class FollowedLog:
 
     def _open(self, path: Path) -> bool:
         try:
-            self._fd = files.open_regular(path, follow=True)
+            self._fd = open_to_read(path)
         except FileNotFoundError:
             return False
         return True
@@ -165,7 +166,7 @@ class TouchedFile:
 
     def _look(self) -> tuple[Key, int | None]:
         try:
-            fd = files.open_regular(self._path, follow=True)
+            fd = open_to_read(self._path)
         except FileNotFoundError:
             return (), None
         try:

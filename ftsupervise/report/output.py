@@ -13,7 +13,8 @@ from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
-from ftsupervise.host import files
+from ftsupervise.host.in_time import in_time
+from ftsupervise.host.ownership import OWN, Reach, open_to_read, reach, reach_on_the_way, shown_user
 from ftsupervise.model import Attempt
 from ftsupervise.report.verdict import output_of
 from ftsupervise.rundir.paths import RunDir
@@ -22,6 +23,7 @@ _MOST_FILES = 10_000  # that a pattern may name
 _LAST = 8_000_000  # bytes that are read of the end of a part
 _LONGEST = 20_000  # characters of a line
 _END = 65_536  # bytes
+_LOOK = 4.0  # seconds for a run directory to say who may read it
 _OURS = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ ftsupervise: ")
 # of srun --label, torchrun and PyTorch
 RANK_LABEL = re.compile(r"^(?:(\d{1,9}): ?|\[(?:default)?(\d{1,9})\]: ?|\[rank ?(\d{1,9})\](?:: ?| ))")
@@ -74,6 +76,41 @@ def output_files(rundir: RunDir, name: str, attempts: Sequence[Attempt] = ()) ->
     return [Part(Path(path)) for _, path in sorted(dated)]
 
 
+def readers(root: Path) -> Reach:
+    """Return who may read a run directory and its settings, and so a file that is made of them: its owner alone where that
+    cannot be seen in time."""
+    settings = RunDir(root).config
+
+    def seen() -> Reach:
+        found = reach(root, follow=True).within(reach_on_the_way(root))
+        return found.within(reach(settings)) if settings.exists() else found
+
+    try:
+        found = in_time(seen, _LOOK)
+    except OSError:
+        found = None
+    return Reach(OWN) if found is None else found
+
+
+def not_theirs(rundir: RunDir, path: Path) -> str:
+    """Return why the file of an output is not read, as a sentence: the run is another account's, and names a file of this one
+    that nobody else may read; "" where that is not so.
+    """
+    try:
+        whose, found = rundir.root.stat().st_uid, path.stat()
+    except OSError:
+        return ""
+    if whose == os.geteuid() or found.st_uid != os.geteuid() or path.resolve().is_relative_to(rundir.root.resolve()):
+        return ""
+    try:
+        seen = reach(path, follow=True).within(reach_on_the_way(path))
+    except OSError:
+        seen = Reach(OWN)
+    if seen.mode & 0o004:
+        return ""
+    return f"{path} is yours alone, and the run that names it as its output belongs to {shown_user(whose)}"
+
+
 def rank_files(part: Part, rank: int) -> Part | None:
     """Return the file of this rank alone, where the job's is one of several that differ by a rank's number: ``out-3.log``
     beside ``out-0.log``. None: there is none."""
@@ -89,7 +126,7 @@ def rank_files(part: Part, rank: int) -> Part | None:
 
 def lines_in(part: Part) -> Iterator[str]:
     """Yield its last megabytes line by line. Raises OSError."""
-    with os.fdopen(files.open_regular(part.path, follow=True), "rb") as file:
+    with os.fdopen(open_to_read(part.path), "rb") as file:
         size = os.fstat(file.fileno()).st_size
         end = size if part.end is None else min(part.end, size)
         begin = max(min(part.begin, end), end - _LAST)
@@ -134,7 +171,7 @@ def supervisors_last(path: Path) -> str:
     "" where the end of the file has none, or cannot be read.
     """
     try:
-        with os.fdopen(files.open_regular(path, follow=True), "rb") as file:
+        with os.fdopen(open_to_read(path), "rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - _END))
             lines = file.read(_END).decode("utf-8", "replace").splitlines()
     except OSError:
@@ -157,7 +194,7 @@ class Follower:
     def more(self) -> list[str]:
         """Return the whole lines that have come since; [] where the file cannot be read now."""
         try:
-            with os.fdopen(files.open_regular(self.part.path, follow=True), "rb") as file:
+            with os.fdopen(open_to_read(self.part.path), "rb") as file:
                 seen = os.fstat(file.fileno())
                 if self._at < 0:
                     self._at = min(self.part.begin, seen.st_size)

@@ -49,7 +49,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from ftsupervise.host import files
-from ftsupervise.host.ownership import PAGE, SHARED, Reach, as_page, make_folder, set_file_mode, settle
+from ftsupervise.host.ownership import PAGE, SHARED, Reach, as_page, held, make_folder, set_file_mode, settle
 from ftsupervise.printable import log_line, printable
 
 FINISHED = "finished"
@@ -220,6 +220,14 @@ def write_whole(
         raise
     if sync:
         sync_directory(path.parent)
+
+
+def write_named(path: Path, data: bytes | str, *, mode: int | Reach = PAGE, sync: bool = True) -> None:
+    """Do as ``write_whole`` for a file that a person has named, which may lie where others write: the way there is judged, and
+    its folder is held open (``ownership.held``). Raises NotTrusted for a link of another account, OSError.
+    """
+    with held(path.absolute().parent) as here:
+        write_whole(here / path.name, data, mode=mode, sync=sync)
 
 
 def for_the_group(folder: Path) -> None:

@@ -5,8 +5,10 @@ Real accounts: ``ada`` works in a project folder that is her group's, and ``eve`
 
 from __future__ import annotations
 
+import json
 import os
 import pwd
+import select
 import subprocess
 import traceback
 from collections.abc import Callable, Iterator
@@ -61,6 +63,42 @@ class Desk:
         )  # fmt: skip
         assert "Traceback" not in done.stderr, done.stderr
         return Typed(done.returncode, done.stdout + done.stderr)
+
+    def type_and_agree(self, *words: str, before: Callable[[], object]) -> Typed:
+        """Type it at a terminal; when it asks, do ``before`` and say yes."""
+        here, there = os.openpty()
+        env = {"PATH": "/usr/bin:/bin", "HOME": str(self.home), "FTSUPERVISE_STATE_DIR": str(self.home / "state")}
+        one = subprocess.Popen(
+            [self.python, "-I", "-m", "ftsupervise", *words],
+            cwd=self.project, env=env, user=ADA, group=GROUP, extra_groups=[], stdin=there, stdout=there, stderr=there,
+        )  # fmt: skip
+        os.close(there)
+        said, asked = b"", False
+        try:
+            while select.select([here], [], [], 120)[0]:
+                try:
+                    part = os.read(here, 4096)
+                except OSError:  # nobody has the terminal open any more
+                    break
+                said += part
+                if not asked and b"[y/N]" in said:
+                    asked = True
+                    before()
+                    os.write(here, b"y\n")
+            assert asked, said
+            return Typed(one.wait(60), " ".join(said.decode().split()))
+        finally:
+            one.kill()
+            one.wait(60)
+            os.close(here)
+
+    def launch(self) -> Path:
+        """Launch the run here, which is over at once; return its directory."""
+        done = self.type("launch")
+        assert done.code == 0, done.said
+        run = self.project / "runs" / "thesis"
+        wait_until((run / "attempts" / "0001" / "end.json").exists, "the end of its job")
+        return run
 
     def eve(self, act: Callable[[], object]) -> None:
         pid = os.fork()
@@ -223,3 +261,163 @@ def test_a_report_is_no_wider_than_the_run_directory(desk: Desk) -> None:
         assert (out / f"report-{name}.html").stat().st_mode & 0o777 == mode
     assert desk.type("report", "--week", "-o", "week.html", folder=out).code == 0
     assert (out / "week.html").stat().st_mode & 0o777 == 0o600
+
+
+PLAN = ("plan", "thesis", "--mtbf", "1d", "--interval", "1h", "--step", "1s", "--save", "1m")
+
+
+@pytest.mark.threat(
+    "`plan --apply` has asked whether to write your ftsupervise.yaml. While you read, a member who may write its folder puts a "
+    "link to a private file of yours in its place.",
+    "The file that was read is found again by itself, and its folder is held open while it is replaced. Nothing is written "
+    "through the link, or into another file.",
+)
+@pytest.mark.parametrize("what", ["link", "file"])
+def test_what_was_read_is_written_and_nothing_that_was_put_in_its_place(desk: Desk, what: str) -> None:
+    settings, precious = desk.settings(), desk.write(desk.home / "precious", KEY, 0o600)
+    desk.launch()
+
+    def exchange() -> None:
+        settings.rename(f"{settings}.away")
+        settings.symlink_to(precious) if what == "link" else settings.write_text("name: eve\n")
+
+    done = desk.type_and_agree(*PLAN, "--apply", before=lambda: desk.eve(exchange))
+    why = f"is a link of {EVE}" if what == "link" else "has changed since it was read"
+    assert done.code != 0 and why in done.said, done.said
+    assert precious.read_text() == KEY and Path(f"{settings}.away").read_text() == f"{SETTINGS}\n"
+    assert what == "link" or settings.read_text() == "name: eve\n"
+
+
+@pytest.mark.threat(
+    "You plan the run of somebody else, whose pages name your own ftsupervise.yaml as the one that it was launched from.",
+    "`plan --apply` takes the name of a settings file from a launch of this account alone.",
+)
+def test_no_run_of_a_stranger_changes_ones_own_settings(desk: Desk) -> None:
+    settings = desk.settings()
+    run, copy = desk.launch(), desk.top / "copy"
+    assert json.loads((run / "launches" / "0001" / "launch.json").read_text())["config"] == str(settings)
+    shown = desk.folder(desk.top / "eve", 0o2775)
+    copy = shown / "thesis"
+    desk.eve(lambda: subprocess.run(["cp", "-r", str(run), str(copy)], check=True, timeout=60))
+    done = desk.type("plan", str(copy), *PLAN[2:], "--apply", "--yes")
+    assert done.code == 77 and f"launch.json belongs to {EVE}, so the ftsupervise.yaml" in done.said, done.said
+    assert settings.read_text() == f"{SETTINGS}\n"
+    assert desk.type(*PLAN, "--apply", "--yes").code == 0 and "ftsupervise plan" in settings.read_text(), (
+        "as her own does"
+    )
+
+
+@pytest.mark.threat(
+    "The folder into which you have a report, a picture or settings written lies where others may write, and a member has put "
+    "a link to a private folder of yours in its place, where files of these names would be written over.",
+    "A file that a person has named is written where no link of another account leads, in a folder that is held open.",
+)
+def test_nothing_that_was_named_is_written_through_a_strangers_link(desk: Desk) -> None:
+    desk.settings()
+    desk.launch()
+    private, script = desk.folder(desk.home / "www", 0o700), "import torch\nloss.backward()\n"
+    for name in ("index.html", "report-thesis.html", "train.py"):
+        desk.write(private / name, script, 0o600)
+    desk.link(desk.project / "pages", private)
+    for words in (
+        ["report", "--week", "-o", "pages/", "thesis"],
+        ["report", "-o", "pages/new/", "thesis"],
+        ["report", "-o", "pages/index.html", "thesis"],
+        ["report", "--follow", "-o", "pages", "thesis"],
+        ["simulate", "--nodes", "2", "--runs", "1", "--days", "1", "--svg", "pages/index.html"],
+        ["simulate", "--nodes", "2", "--runs", "1", "--days", "1", "--trace", "pages/index.html"],
+        ["init", "--force", "-o", "pages/index.html", "hostname"],
+        ["init", "--patch", "pages/train.py"],
+    ):
+        done = desk.type(*words)
+        assert done.code != 0 and f"is a link of {EVE} to what belongs to {ADA}" in done.said, (words, done.said)
+    assert {one.name: one.read_text() for one in private.iterdir()} == dict.fromkeys(
+        ("index.html", "report-thesis.html", "train.py"), script
+    )
+
+
+@pytest.mark.threat(
+    "You type `kill NAME`, or another command with the name of your run, in a folder where a member has put a directory of "
+    "theirs by that name: theirs would be stopped, and yours would train on.",
+    "The command refuses, and says which two the name may mean. A path (`./NAME`) means what lies there.",
+)
+def test_the_name_of_ones_run_means_nothing_that_a_stranger_has_put_here(desk: Desk) -> None:
+    desk.settings()
+    run = desk.launch()
+    here = desk.project / "thesis"
+
+    def put_a_run() -> None:
+        (here / "switches").mkdir(parents=True)
+        (here / "switches").chmod(0o2777)
+
+    def put_settings() -> None:
+        (here / "switches").rmdir()
+        here.rmdir()
+        here.write_text("name: thesis\nlaunch: {command: x}\n")
+
+    for put in (put_a_run, put_settings):
+        desk.eve(put)
+        for words in (["kill"], ["save"], ["status"], ["checkpoints", "list"], ["diagnose"], ["config", "show"]):
+            done = desk.type(*words, "thesis")
+            why = f"thesis is your run in {run}, and what has that name here belongs to {EVE}"
+            assert done.code == 77 and why in done.said, (words, done.said)
+        assert here.is_file() or not any((here / "switches").iterdir())
+    assert desk.type("status", str(run)).code == 0, "a path means what lies there"
+    assert desk.type("status", "thesis", folder=desk.home).code == 0, "and elsewhere the name is the run"
+
+
+@pytest.mark.threat(
+    "Only you may read your ftsupervise.yaml (0600), or the template of your job script, and `launch` keeps both in a run "
+    "directory that others may read.",
+    "`run.yaml` and the script may be read by those alone who may read the file, and a report of the run too. Where launching "
+    "or watching is shared, the group may read them.",
+)
+@pytest.mark.parametrize(("mode", "share", "wanted"), [
+    (0o600, "", 0o600), (0o644, "", 0o644), (0o600, "share: {watch: true}", 0o640),
+])  # fmt: skip
+def test_settings_as_they_were_launched_are_no_wider_than_their_file(
+    desk: Desk, mode: int, share: str, wanted: int
+) -> None:
+    desk.settings(share).chmod(mode)
+    run = desk.launch()
+    script = run / "launches" / "0001" / "train.sbatch"
+    assert (run / "run.yaml").stat().st_mode & 0o777 == wanted
+    assert script.stat().st_mode & 0o777 == 0o700 | wanted & 0o044 | (wanted & 0o044) >> 2
+    assert desk.type("report", "thesis").code == 0
+    assert (desk.project / "report-thesis.html").stat().st_mode & 0o777 == wanted
+
+
+def test_a_script_is_no_wider_than_its_template(desk: Desk) -> None:
+    desk.settings(text=SETTINGS.replace("jobs: 1", "jobs: 1, template: job.j2"))
+    desk.write(desk.project / "job.j2", "#!/bin/sh\ntrue\n", 0o600)
+    done = desk.type("launch")
+    made = list(desk.project.rglob("*.sbatch"))
+    assert made and {one.stat().st_mode & 0o777 for one in made} == {0o700}, done.said
+
+
+@pytest.mark.threat(
+    "You diagnose a folder, or a run of somebody else, that leads to private files of yours: links among its logs and in the "
+    "place of its evidence, or pages that name a log of yours as the output.",
+    "No link of another account is followed, and what is yours alone is not read for a run of others. Both are named.",
+)
+def test_a_diagnosis_reads_nothing_of_ones_own_for_a_stranger(desk: Desk) -> None:
+    private = desk.write(desk.home / "diary.log", "RuntimeError: CUDA out of memory. THE DIARY\n")  # in a home of 0700
+    desk.settings(text=SETTINGS.replace("'true'", "'echo RuntimeError: CUDA out of memory; exit 3'"))
+    run, shown = desk.launch(), desk.folder(desk.top / "eve", 0o2775)
+
+    def put() -> None:
+        (shown / "logs").mkdir()
+        (shown / "logs" / "rank-1.log").symlink_to(private)
+        (shown / "logs" / "rank-0.log").write_text("ValueError: what eve has written\n")
+        subprocess.run(["cp", "-r", str(run), str(shown / "theirs")], check=True, timeout=60)
+        for page in (shown / "theirs" / "attempts").glob("*/start.json"):
+            page.write_text(page.read_text().replace(str(run / "logs" / "thesis-local-1.out"), str(private)))
+
+    desk.eve(put)
+    assert "THE DIARY" in desk.type("diagnose", str(desk.home), folder=desk.home).said, "a folder of her own is read"
+    done = desk.type("diagnose", str(shown / "logs"))
+    assert "THE DIARY" not in done.said and f"rank-1.log is a link of {EVE}" in done.said, done.said
+    done = desk.type("diagnose", str(shown / "theirs"))
+    assert "THE DIARY" not in done.said and f"{private} is yours alone" in done.said, done.said
+    done = desk.type("logs", str(shown / "theirs"))
+    assert done.code != 0 and "THE DIARY" not in done.said and f"{private} is yours alone" in done.said, done.said

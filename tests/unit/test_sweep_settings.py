@@ -68,6 +68,10 @@ def test_one_of_several_has_to_be_named() -> None:
         ("name: v\nsweep: {'l r': [1]}", "a word of letters"),
         ("name: v\nsweep: {checkpoint: [1]}", "take another word"),
         (f"name: 'v-{{a}}'\nsweep: {{a: {list(range(201))}}}", "201 runs; one file has 200 at most"),
+        (
+            f"name: v\nsweep: {{{', '.join(f'w{n}: [0, 1]' for n in range(1000))}}}",
+            "billions of runs; one file has 200 at most",
+        ),
         ("name: 'v-{lr}'\nsweep: {lr: ['a/b', c]}", "name: "),
     ],
 )

@@ -352,7 +352,7 @@ ASKS = {
     "interface/looks.py": {"runs_to_switch", "load_to_act"},
     "cli/nodes.py": {"refuse_link"},
     "report/everything.py": {"require"},  # ``read_report``, by which each page of a run is made
-    "cli/plan.py": {"of_strangers"},
+    "cli/plan.py": {"settings_of_launch", "distrust"},
     "cli/plan_values.py": {"require"},
     "replicas/options.py": {"refuse_link"},
     "report/alert_list.py": {"refuse_link"},
@@ -384,6 +384,44 @@ ACTS = {
 OWN_ONLY = frozenset(
     ("cron", "drill", "forget", "init", "metrics", "notify", "sandbox")
 )  # the account's own state, files and sandbox; drill and init --try act by settings_to_act_on, on a copy
+
+
+# What a person names on the command line may lie where others write, and minutes may lie between the name and the writing.
+NAMED = {
+    "cli/init.py": Past("_try", STATE),
+}
+
+
+def test_a_file_that_a_person_has_named_is_written_where_its_way_was_judged() -> None:
+    """The command line writes by ``write_named`` and ``own_file.write_back``, which hold the folder open."""
+    found: dict[str, str] = {}
+    for file, tree in sources().items():
+        if not file.startswith("cli/"):
+            continue
+        for function, call in calls(tree):
+            writes = isinstance(call.func, ast.Name) and call.func.id in ("write_whole", "make_folder", "as_page")
+            if writes and function not in found.get(file, ""):
+                found[file] = f"{found.get(file, '')} {function}".strip()
+    assert found == {file: one.functions for file, one in NAMED.items()}
+
+
+def test_no_link_is_followed_that_was_not_judged() -> None:
+    """A file that somebody has named is opened by ``ownership.open_judged``: others follow a link where it is said why."""
+    known = {
+        "host/ownership.py": "what it has judged, by the descriptor",
+        "checkpoints/layouts.py": "a shard of a checkpoint whose folder was judged: its last bytes, of which nothing is shown",
+        "checkpoints/stores.py": "a part of a copy, whose folder is held open",
+        "nodes/selector.py": "the script of a command of one's own, in which words are looked for",
+        "replicas/torchft_python.py": "the first line of a program on PATH",
+    }
+    found = set()
+    for file, tree in sources().items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+                opens = node.func.attr in ("open_regular", "read_bounded")
+                if opens and any(one.arg == "follow" for one in node.keywords):
+                    found.add(file)
+    assert found == known.keys()
 
 
 def test_whoever_reads_the_settings_of_a_run_asks_whose_they_are() -> None:
