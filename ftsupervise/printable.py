@@ -34,3 +34,10 @@ def printable(text: str, limit: int = 0) -> str:
 def printable_lines(text: str) -> str:
     """Return the same for text of several lines: line feeds and tabs stay."""
     return "".join(char if char in "\n\t" or char.isprintable() else "?" for char in text)
+
+
+def to_type(path: object) -> str:
+    """Return a path as a shell takes it, for a command that a person is told to type: others may have named it."""
+    import shlex  # here: a quick command has no need of it
+
+    return shlex.quote(str(path))

@@ -52,6 +52,7 @@ from ftsupervise.host.ownership import (
     stranger,
     strangers_link,
 )
+from ftsupervise.printable import to_type
 from ftsupervise.rundir.paths import sync_directory
 from ftsupervise.rundir.records import decode, encode
 
@@ -322,7 +323,7 @@ class Journal:
         """Return (state, highest number that is taken, the number in the directory that it was made from)."""
         with _opened(directory) as (here, folder, why):
             if why:
-                self.problems.append(f"passed over all of {directory}: {why}; ls -ld {directory}")
+                self.problems.append(f"passed over all of {directory}: {why}; ls -ld {to_type(directory)}")
             return (JournalState(), 0, -1) if folder is None else self._newest_here(directory, here, folder)
 
     def _newest_here(self, directory: Path, here: Path, folder: os.stat_result) -> tuple[JournalState, int, int]:

@@ -42,6 +42,7 @@ from ftsupervise.host import files
 from ftsupervise.host.files import TEMPORARY
 from ftsupervise.host.ownership import held, held_to_write
 from ftsupervise.host.rate import RateLimit
+from ftsupervise.printable import to_type
 from ftsupervise.rundir.records import read_record, write_json
 
 MANIFEST_PATH = f"{FOLDER_NAME}/{MANIFEST}"
@@ -158,7 +159,7 @@ def offload(
     if manifest is None:
         raise NotFound(
             f"{checkpoint} has no manifest, so a copy of it could not be verified",
-            hint=f"ftsupervise checkpoints commit {checkpoint}",
+            hint=f"ftsupervise checkpoints commit {to_type(checkpoint)}",
         )
     _refuse_itself(checkpoint, store)
     folder, there = _folder_for(manifest, checkpoint.name, store)
@@ -248,7 +249,7 @@ def _copy(job: _Job, now: Callable[[], datetime], workers: int, *, again: bool) 
         _remember(job)
         raise CopyDamaged(
             f"{wrong[0].path} of {job.checkpoint.name} does not come back from {job.store.url} as it was sent",
-            hint=f"check that place; ftsupervise checkpoints verify {job.checkpoint} checks the one here",
+            hint=f"check that place; ftsupervise checkpoints verify {to_type(job.checkpoint)} checks the one here",
         )
     for name in there:
         if name.rpartition("/")[2].startswith(TEMPORARY):  # of a copy that was killed
@@ -395,7 +396,7 @@ def _as_committed(job: _Job, entry: FileEntry) -> Iterator[bytes]:
 def _not_as_committed(job: _Job, entry: FileEntry) -> CopyDamaged:
     return CopyDamaged(
         f"{root_of(job.checkpoint) / entry.path} is not what was committed: it is damaged and was not copied",
-        hint=f"ftsupervise checkpoints verify {job.checkpoint}",
+        hint=f"ftsupervise checkpoints verify {to_type(job.checkpoint)}",
     )
 
 

@@ -27,6 +27,7 @@ from ftsupervise.host.files import TEMPORARY
 from ftsupervise.host.ownership import FOLDER, OWN, Reach, make_folder, make_like, reach, set_mode, settle_folder
 from ftsupervise.host.processes import locked_by_the_killed
 from ftsupervise.host.rate import RateLimit
+from ftsupervise.printable import to_type
 from ftsupervise.rundir.paths import sync_directory
 
 RESTORING = ".restoring-"  # + the name; a restore that was interrupted goes on there
@@ -131,7 +132,9 @@ def restore(
         for here, _, _ in os.walk(held, topdown=False):
             sync_directory(Path(here))
         if not os.path.samestat(partial.lstat(), held.stat()):
-            raise NotPermitted(f"{partial} was replaced meanwhile", hint=f"who may write there: ls -ld {folder}")
+            raise NotPermitted(
+                f"{partial} was replaced meanwhile", hint=f"who may write there: ls -ld {to_type(folder)}"
+            )
         if os.path.lexists(target):
             set_aside(
                 target, f"it is not what its copy in {copy.store.url} says, which was restored in its place", now()

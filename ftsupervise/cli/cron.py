@@ -18,6 +18,7 @@ import click
 from ftsupervise.cli.command_group import CommandGroup
 from ftsupervise.cli.names import Named
 from ftsupervise.cli.output import JSON, answer
+from ftsupervise.printable import to_type
 from ftsupervise.units import show_duration
 
 if TYPE_CHECKING:
@@ -364,7 +365,8 @@ def _plan(config: Path | None, given: Mapping[str, object], period: str | None, 
     path = config if config is not None else Path(CONFIG_NAME)
     if config is not None or path.is_file():
         hint = (
-            f"if it is yours: chmod go-w {path}; elsewhere your own config.yaml counts: cd && ftsupervise cron install"
+            f"if it is yours: chmod go-w {to_type(path)}; elsewhere your own config.yaml counts: "
+            "cd && ftsupervise cron install"
         )
         loaded = settings_to_act_on(path, "cron install", run=(names_in(path) or ("",))[0], dry_run=dry_run, hint=hint)
         settings, alerts, origin = loaded.cron, loaded.alerts, str(path.absolute())

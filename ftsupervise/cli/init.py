@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import click
 
 from ftsupervise.cli.output import say, say_json
+from ftsupervise.printable import to_type
 
 if TYPE_CHECKING:
     from ftsupervise.config.schema import Run
@@ -229,7 +230,9 @@ def _file(path: str) -> tuple[str, Reach] | None:
     except OSError as error:
         raise from_os_error(error, f"read {path}") from None
     if not text.startswith("#!") and path.endswith(".py"):
-        raise UsageError(f"{path} is a program, and no job script", hint=f"type ftsupervise init python {path}")
+        raise UsageError(
+            f"{path} is a program, and no job script", hint=f"type ftsupervise init python {to_type(path)}"
+        )
     return text, readers
 
 

@@ -15,7 +15,7 @@ from ftsupervise.cli import time_limit
 from ftsupervise.cli.names import RUN
 from ftsupervise.cli.output import JSON, answer, for_programs, say
 from ftsupervise.launch.order import ASKING, MOST_JOBS, LaunchOrder, PlannedLaunch
-from ftsupervise.printable import printable
+from ftsupervise.printable import printable, to_type
 from ftsupervise.scheduler import LOCAL, SCHEDULERS, SLURM
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ def _planned(path: Path, name: str, order: LaunchOrder, *, dry_run: bool, trust:
     from ftsupervise.cli.config import settings_to_act_on
     from ftsupervise.launch.order import planned
 
-    hint = f"look at it (launch --dry-run), then: chmod go-w {path}, if it is yours, or launch --trust"
+    hint = f"look at it (launch --dry-run), then: chmod go-w {to_type(path)}, if it is yours, or launch --trust"
     settings = settings_to_act_on(path, "launch", run=name, dry_run=dry_run, trust=trust, hint=hint)
     return planned(path, settings, order, datetime.now(timezone.utc), dry_run=dry_run)
 

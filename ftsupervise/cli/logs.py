@@ -13,7 +13,7 @@ from ftsupervise.cli import time_limit
 from ftsupervise.cli.names import RUN
 from ftsupervise.cli.output import JSON, answer, columns, say
 from ftsupervise.errors import Error, NotFound, UsageError
-from ftsupervise.printable import printable
+from ftsupervise.printable import printable, to_type
 
 if TYPE_CHECKING:
     from ftsupervise.model import Attempt
@@ -142,7 +142,7 @@ def _refuse_ours(rundir: RunDir, parts: Sequence[Part]) -> None:
 
     for part in parts:
         if why := not_theirs(rundir, part.path):
-            raise NotTrusted(why, hint=f"ls -l {part.path}")
+            raise NotTrusted(why, hint=f"ls -l {to_type(part.path)}")
 
 
 def _instead(rundir: RunDir, attempts: Sequence[Attempt]) -> str:

@@ -20,7 +20,7 @@ from ftsupervise.cli.names import RUN
 from ftsupervise.cli.output import JSON, answer, for_programs, progress, say
 from ftsupervise.errors import CannotWrite, Error, NoAnswer, UsageError, from_os_error
 from ftsupervise.host.in_time import OneAtATime, in_time
-from ftsupervise.printable import printable
+from ftsupervise.printable import printable, to_type
 from ftsupervise.probe.own_process import asked
 from ftsupervise.report.following import Followed, FollowedPage, PageLife, run_is_over, sentence_of
 from ftsupervise.units import count
@@ -324,7 +324,7 @@ def _made(folder: Path) -> bool:
 def _make(folder: Path) -> None:
     try:
         if not in_time(lambda: _made(folder), _WRITING):
-            raise NoAnswer(f"{folder} does not answer: no page can be written", hint=f"findmnt -T {folder}")
+            raise NoAnswer(f"{folder} does not answer: no page can be written", hint=f"findmnt -T {to_type(folder)}")
     except OSError as error:
         raise from_os_error(error, f"make the folder {folder}") from None
 

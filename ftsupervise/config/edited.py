@@ -13,6 +13,7 @@ import yaml
 
 from ftsupervise.config.strict_yaml import KeyPath, dotted, parse
 from ftsupervise.errors import Refused
+from ftsupervise.printable import to_type
 
 _BY = "  # ftsupervise plan"
 
@@ -33,7 +34,7 @@ def with_values(text: str, wanted: Mapping[KeyPath, str | int], file: str) -> st
 def _value(text: str, file: str) -> Any:
     document = parse(text.encode(), file)
     if document.problems or not isinstance(document.value, dict):
-        raise Refused(f"{file} has errors", hint=f"ftsupervise config check {file}")
+        raise Refused(f"{file} has errors", hint=f"ftsupervise config check {to_type(file)}")
     return document.value
 
 

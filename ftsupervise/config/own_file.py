@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from ftsupervise.errors import NotPermitted, Refused, Untranslatable, from_os_error
 from ftsupervise.host import files, ownership
+from ftsupervise.printable import to_type
 from ftsupervise.rundir.paths import write_whole
 
 
@@ -46,7 +47,7 @@ def read_own(path: Path, *, limit: int, links: bool) -> OwnFile:
     if found.st_uid != os.geteuid():
         raise NotPermitted(
             f"{path} belongs to {ownership.shown_user(found.st_uid)}: nothing was changed",
-            hint=f"copy it first: cp {path} mine{path.suffix}",
+            hint=f"copy it first: cp {to_type(path)} mine{path.suffix}",
         )
     if found.st_nlink != 1:
         raise NotPermitted(

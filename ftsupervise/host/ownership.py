@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 from ftsupervise.errors import NotPermitted
 from ftsupervise.host import files
+from ftsupervise.printable import to_type
 
 # Accounts and groups by their names; never by LOGNAME or USER, which anybody can set.
 #
@@ -299,8 +300,10 @@ def open_above(path: Path) -> str:
 
 class _StrangersLink(NotTrusted):
     def __init__(self, clause: str, link: str) -> None:
+
         super().__init__(
-            f"{clause}, so it is not followed", hint=f"look at it: ls -ld {link}; or name the folder itself"
+            f"{clause}, so it is not followed",
+            hint=f"look at it: ls -ld {to_type(link)}; or name the folder itself",
         )
         self.clause, self.link = clause, link
 

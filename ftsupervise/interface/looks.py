@@ -10,6 +10,7 @@ from ftsupervise.config.find_run import find_run, require_run_dir, to_launch
 from ftsupervise.errors import UsageError
 from ftsupervise.interface.answers import RaisedSwitch, RunLaunched
 from ftsupervise.launch.switching import end_held, put_up, require_names, runs_to_switch, who_hears
+from ftsupervise.printable import to_type
 from ftsupervise.rundir.switches import KILL, SAVE, read_switch
 from ftsupervise.scheduler import SLURM
 
@@ -71,7 +72,8 @@ def plan(run: str | None, order: LaunchOrder) -> PlannedLaunch:
         raise UsageError(
             f"{config} is a sweep of {len(names)} runs", hint=f"name one of them: Run({names[0]!r}).launch()"
         )
-    hint = f"look at it, then: chmod go-w {config}, if it is yours, or ftsupervise launch --trust {config}"
+    word = to_type(config)
+    hint = f"look at it, then: chmod go-w {word}, if it is yours, or ftsupervise launch --trust {word}"
     settings = load_to_act(config, "launch would run the commands in it as you", run=names[0], hint=hint)
     require_run_dir(settings.run_dir)
     return planned(config, settings, order, datetime.now(timezone.utc))

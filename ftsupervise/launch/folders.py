@@ -135,7 +135,7 @@ def handed_over(run_dir: RunDir, share: Sharing) -> tuple[str, ...]:
     if root.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not share.launch:
         whoever = "everybody" if root.st_mode & stat.S_IWOTH else f"the group {group_name(root.st_gid)}"
         told.append(
-            f"{whoever} may write {run_dir.root} itself, and so replace everything in it: chmod go-w {run_dir.root}"
+            f"{whoever} may write {run_dir.root} itself, and so replace everything in it: chmod go-w {run_dir.quoted()}"
         )
     if not share.launch and (above := open_above(run_dir.root)):
         told.append(

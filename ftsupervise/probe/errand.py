@@ -33,6 +33,7 @@ from typing import IO, Any, NamedTuple, NoReturn, TypeVar
 from ftsupervise.errors import Error, NoAnswer
 from ftsupervise.host.ownership import own_folder, private_folder
 from ftsupervise.host.processes import boot_id, die_with_parent, identity, lives, process
+from ftsupervise.printable import to_type
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.records import read_record, write_json
 
@@ -531,7 +532,9 @@ _ANSWER = 15.0  # seconds for what a start does in the run directory
 
 
 def no_answer(root: Path) -> NoAnswer:
-    return NoAnswer(f"the run directory {root} does not answer: its file system hangs", hint=f"findmnt -T {root}")
+    return NoAnswer(
+        f"the run directory {root} does not answer: its file system hangs", hint=f"findmnt -T {to_type(root)}"
+    )
 
 
 def answers(rundir: RunDir, start: Callable[[], object]) -> bool:

@@ -124,7 +124,8 @@ def require_there(rundir: RunDir) -> None:
     except (FileNotFoundError, NotADirectoryError):
         raise RunDirGone(
             f"the run directory {rundir.root} is not on {os.uname().nodename}: launch made it, so it is not created again",
-            hint=f"its file system is not mounted, or it was moved or removed: findmnt -T {rundir.root}; ls -la {rundir.root}",
+            hint="its file system is not mounted, or it was moved or removed: "
+            f"findmnt -T {rundir.quoted()}; ls -la {rundir.quoted()}",
         ) from None
     except OSError as error:
         raise from_os_error(error, f"look into the run directory {rundir.root}") from None

@@ -21,6 +21,7 @@ from ftsupervise.host.processes import die_with_parent, end_child
 from ftsupervise.host.signals import SignalQueue
 from ftsupervise.model import Attempt, Cause, CauseKind, End, Failure, FailureKind
 from ftsupervise.nodes.selector import FAILURE, NodeSelector, Placement
+from ftsupervise.printable import to_type
 from ftsupervise.ranks.agent_pool import SILENT, Agents
 from ftsupervise.ranks.hang_detector import GapHistory
 from ftsupervise.ranks.hang_monitor import report_interval
@@ -163,7 +164,7 @@ def run(options: Options, env: Mapping[str, str]) -> int:
 def _tell_of_the_disk(root: str, seconds: float, news: front.News) -> None:
     """Say that the main thread waits for a file system: that of the run directory ``root``, as a rule."""
     words = {
-        front.News.WAITS: f"a file system does not answer (findmnt -T {root}): waiting for it, up to {seconds:g} s; "
+        front.News.WAITS: f"a file system does not answer (findmnt -T {to_type(root)}): waiting for it, up to {seconds:g} s; "
         "ten where somebody asks to stop",
         front.News.GOES_ON: "the file system answers again",
         front.News.LEFT: f"left with exit code {front.exit_code()}: the file system does not answer, and what was not "

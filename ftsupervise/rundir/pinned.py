@@ -34,6 +34,7 @@ from ftsupervise.host.ownership import (
     shown_user,
     strangers_link,
 )
+from ftsupervise.printable import to_type
 from ftsupervise.rundir.launches import LaunchRecord
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.records import as_counts, decode, parse_object, read_record, write_json
@@ -94,7 +95,7 @@ def require_still(rundir: RunDir, before: tuple[int, int]) -> None:
 
 
 def hint(rundir: RunDir) -> str:
-    return f"check its owner: ls -ld {rundir.root}; if you put it there yourself, launch again"
+    return f"check its owner: ls -ld {rundir.quoted()}; if you put it there yourself, launch again"
 
 
 def refuse(rundir: RunDir, token: str) -> None:
@@ -276,8 +277,8 @@ def require_checkpoints(state: Path, rundir: RunDir, folder: Path, seen: os.stat
     if inode != pin.saves_inode and (why := open_above(folder)):
         raise NotTrusted(
             f"{folder} is another folder than the one that the run has saved in, and {why}; nothing is done with it",
-            hint=f"look at it: ls -la {folder}; if you put it there yourself, launch again, "
-            f"or: rm {page_of(state, root)}",
+            hint=f"look at it: ls -la {to_type(folder)}; if you put it there yourself, launch again, "
+            f"or: rm {to_type(page_of(state, root))}",
         )
 
 
@@ -293,6 +294,6 @@ def require_own(state: Path, rundir: RunDir) -> None:
         raise NotPermitted(
             f"{why}; nothing was submitted",
             hint="a run of theirs: once they have launched it with share: {launch: true}, the group may; "
-            f"else name another (run_dir), or have it moved away: ls -ld {rundir.root}"
-            + (f"; if it is as it should be: rm {page_of(state, rundir.root)}" if pin is not None else ""),
+            f"else name another (run_dir), or have it moved away: ls -ld {rundir.quoted()}"
+            + (f"; if it is as it should be: rm {to_type(page_of(state, rundir.root))}" if pin is not None else ""),
         )

@@ -372,10 +372,12 @@ def reason_not_to_start(rundir: RunDir) -> str:
     switch = read_switch(rundir, KILL)
     if switch.up:
         why = f": {switch.why}" if switch.why else ""
-        whole = rundir.whole or rundir.root  # a replica group has the switches of its run
+        whole = RunDir(rundir.whole or rundir.root).quoted()  # a replica group has the switches of its run
         return f"the kill switch is up, raised by {switch.who}{why}; nothing is started (ftsupervise clear {whole})"
     if brake is not None:
-        return f"stopped by the brake: {brake.words()}; nothing is started (ftsupervise clear --brake {braked.root})"
+        return (
+            f"stopped by the brake: {brake.words()}; nothing is started (ftsupervise clear --brake {braked.quoted()})"
+        )
     return ""
 
 

@@ -23,6 +23,7 @@ from typing import Any, Literal
 from ftsupervise.errors import AlreadyRunning, Error, NotFound, NotPermitted, Refused, SchedulerUnavailable
 from ftsupervise.host.ownership import user_name
 from ftsupervise.host.processes import Process, signal_exactly, wait_gone
+from ftsupervise.printable import to_type
 from ftsupervise.sandbox import conf, place
 from ftsupervise.sandbox.conf import Layout, Shape
 from ftsupervise.sandbox.place import MARK, MARK_NODE, absent_programs, find_program, libraries, search_path
@@ -146,7 +147,9 @@ class Network:
         try:
             self.memory.mkdir(0o755)
         except OSError as error:
-            raise Refused(f"{self.memory} cannot be made: {error.strerror}", hint=f"ls -ld {self.memory}") from None
+            raise Refused(
+                f"{self.memory} cannot be made: {error.strerror}", hint=f"ls -ld {to_type(self.memory)}"
+            ) from None
         self.memory.chmod(0o755)  # whatever the umask says
         self._ip(["link add switch type bridge", "link set switch up"], self.switch)
         self._ip([f"link add {self.interface} type veth peer name uplink netns {self.switch}"])

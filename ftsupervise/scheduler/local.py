@@ -24,6 +24,7 @@ from ftsupervise.host import files, processes
 from ftsupervise.host.ownership import as_page, make_folder, make_own, user_name
 from ftsupervise.host.processes import Process, lives, marked, signal_exactly
 from ftsupervise.model import Job, JobState, Submitted
+from ftsupervise.printable import to_type
 from ftsupervise.rundir.paths import ENV_JOB_ID, state_dir, write_whole
 from ftsupervise.rundir.records import as_count, read_record, write_json
 from ftsupervise.scheduler import LOCAL, SCHEDULERS
@@ -257,7 +258,8 @@ class Local:
             raise SchedulerUnavailable(f"the local queue {folder} cannot be read: {error}") from None
         except ValueError as error:
             raise SchedulerUnavailable(
-                f"the local queue {folder} cannot be read: {error}", hint=f"if that job is over: rm -r {folder}"
+                f"the local queue {folder} cannot be read: {error}",
+                hint=f"if that job is over: rm -r {to_type(folder)}",
             ) from None
         if job is None or job.host != os.uname().nodename:
             return []

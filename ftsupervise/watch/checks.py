@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ftsupervise.errors import Error, PluginUnusable, SchedulerUnavailable, from_os_error
 from ftsupervise.findings import Finding, Severity, Words
 from ftsupervise.model import Attempt, Job
+from ftsupervise.printable import to_type
 from ftsupervise.probe import Probe
 from ftsupervise.rundir import pinned
 from ftsupervise.rundir.attempt_pages import VerdictPage, read_page
@@ -335,7 +336,7 @@ def replaced(run: Run, root: Path, why: str, state: Path, now: datetime) -> Find
 def _finding(
     run: Run, health: Health, summary: str, now: datetime, words: str, *, detail: str = "", **names: object
 ) -> Finding:
-    names["run_dir"] = run.run_dir
+    names["run_dir"] = to_type(run.run_dir)
     return RUN_DIR_WORDS[words].finding(
         (run.name, "storage", "run directory"), health, summary, now, names=names, detail=detail
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import pwd
+import re
 import select
 import subprocess
 import traceback
@@ -421,3 +422,20 @@ def test_a_diagnosis_reads_nothing_of_ones_own_for_a_stranger(desk: Desk) -> Non
     assert "THE DIARY" not in done.said and f"{private} is yours alone" in done.said, done.said
     done = desk.type("logs", str(shown / "theirs"))
     assert done.code != 0 and "THE DIARY" not in done.said and f"{private} is yours alone" in done.said, done.said
+
+
+@pytest.mark.threat(
+    "A stranger gives a link, a checkpoint or a run directory a name that your shell would take for commands (`x;curl …`), and "
+    "a message tells you to type something about it.",
+    "Each path in a command to type is quoted; a test walks the source for one that is not.",
+)
+def test_what_a_message_tells_to_type_is_no_command_of_a_stranger(desk: Desk) -> None:
+    trap, theirs = desk.project / "x;touch stolen;", desk.project / "y;touch stolen;"
+    desk.link(trap, desk.folder(desk.home / "www", 0o700))
+    done = desk.type("simulate", "--nodes", "2", "--runs", "1", "--days", "1", "--svg", f"{trap}/picture.svg")
+    assert done.code != 0 and f"ls -ld '{trap}'" in done.said, done.said
+    desk.eve(lambda: (theirs / "switches").mkdir(parents=True))
+    for words in (["check"], ["status"], ["watch", "--no-send"]):
+        done = desk.type(*words, str(theirs))
+        typed = [line for line in done.said.splitlines() if re.search(r"\b(?:ls -|ftsupervise \w+ [-/'])", line)]
+        assert all(f"'{theirs}" in line for line in typed if str(theirs) in line), (words, done.said)

@@ -10,7 +10,9 @@
 from __future__ import annotations
 
 import ast
+import re
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -422,6 +424,37 @@ def test_no_link_is_followed_that_was_not_judged() -> None:
                 if opens and any(one.arg == "follow" for one in node.keywords):
                     found.add(file)
     assert found == known.keys()
+
+
+_TYPED = re.compile(r"(?:^|[\s(:;`])(?:ls -\w+|rm(?: -\w+)?|rmdir|chmod \S+|cp|mv|cat|findmnt -T|tail -f) $")
+
+_AS_A_SHELL_TAKES_IT = re.compile("quote|to_type|_globbed")
+
+
+def test_a_command_to_type_holds_no_path_as_another_account_has_named_it() -> None:
+    """What a person is told to type is copied: a folder may be called ``x;curl …``."""
+    found = []
+    for file, tree in sources().items():
+        for text in (node for node in ast.walk(tree) if isinstance(node, ast.JoinedStr)):
+            for before, value in pairwise(text.values):
+                says = isinstance(before, ast.Constant) and _TYPED.search(str(before.value))
+                if not says or not isinstance(value, ast.FormattedValue):
+                    continue
+                word = ast.unparse(value.value)
+                plain = file.startswith("crontab/") and word == "name"  # of an entry: letters, digits and _ . + -
+                if not (plain or _AS_A_SHELL_TAKES_IT.search(word) or is_quoted(word, tree)):
+                    found.append(f"{file}:{value.lineno}: {word}")
+    assert not found
+
+
+def is_quoted(name: str, tree: ast.Module) -> bool:
+    """Whether the value that has this name somewhere in the file is a quoted one."""
+    given = (node for node in ast.walk(tree) if isinstance(node, ast.Assign))
+    return any(
+        isinstance(target, ast.Name) and target.id == name and _AS_A_SHELL_TAKES_IT.search(ast.unparse(node.value))
+        for node in given
+        for target in node.targets
+    )
 
 
 def test_whoever_reads_the_settings_of_a_run_asks_whose_they_are() -> None:

@@ -23,6 +23,7 @@ from ftsupervise.alerts.last_day import AboutRun
 from ftsupervise.alerts.outbox import Message
 from ftsupervise.errors import PluginUnusable
 from ftsupervise.host import ownership, plugins
+from ftsupervise.printable import to_type
 
 if TYPE_CHECKING:
     from ftsupervise.config.alerting import Alerts, Receiver
@@ -239,7 +240,7 @@ def _read_secret_file(path: Path, name: str) -> str:
             if found.st_mode & 0o077:
                 raise Broken(
                     f"{name}_file: {path} can be read by others (mode {stat.S_IMODE(found.st_mode):04o}); "
-                    f"type: chmod 600 {path}"
+                    f"type: chmod 600 {to_type(path)}"
                 )
             if found.st_uid not in (os.geteuid(), 0):
                 raise Broken(f"{name}_file: {path} belongs to another account (uid {found.st_uid})")

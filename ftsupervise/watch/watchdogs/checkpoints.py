@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ftsupervise.checkpoints.find import CheckpointState
 from ftsupervise.findings import Finding, Severity, Words
+from ftsupervise.printable import to_type
 from ftsupervise.probe import Entry, Missing, NotSeen, Tree
 from ftsupervise.rundir.heartbeat_page import SAVE_FAILED
 from ftsupervise.rundir.records import as_text
@@ -293,5 +294,5 @@ def _plain_verdict(path: str, state: str, wrong: list[str], manifest: bool, erro
 
 
 def _finding(look: Look, subject: str, bad: bool | None, summary: str, **more: Any) -> Finding:
-    names = {"folder": folder_of(look)}
+    names = {"folder": to_type(folder_of(look))}
     return look.finding(subject, Health.of(bad), summary, WORDS[subject], names=names, **more)

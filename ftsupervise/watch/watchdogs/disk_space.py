@@ -16,6 +16,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from ftsupervise.findings import Finding, Severity, Words
+from ftsupervise.printable import to_type
 from ftsupervise.probe import Missing, NotSeen, Ran
 from ftsupervise.rundir.records import as_count
 from ftsupervise.truth import Health
@@ -189,7 +190,7 @@ def finding(
         summary,
         WORDS[words or subject],
         severity=Severity.WARNING if found is Level.WARNING else Severity.CRITICAL,
-        names={"path": path, **more},
+        names={"path": to_type(path), **more},
         **parts,
     )
 
