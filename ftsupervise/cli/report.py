@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from ftsupervise.report.everything import ReportFacts
     from ftsupervise.report.week import WeekReport
 
+_LOOK = 4.0  # seconds for what is read of a run directory beside that
 _DIAGNOSING = 10.0  # seconds in which the output of failed attempts is read, of all runs together
 _HOME = "index.html"  # the page of all runs, in a folder
 _LEAST, _MOST = 5.0, 86_400.0  # seconds from one page to the next

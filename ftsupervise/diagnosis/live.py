@@ -21,7 +21,7 @@ from ftsupervise.diagnosis.stacks import RankStack, alike
 from ftsupervise.diagnosis.verdict import Confidence, Diagnosis, Material, judge_attempt, with_a_slow_rank
 from ftsupervise.diagnosis.vocabulary import FailureClass
 from ftsupervise.errors import NotPermitted
-from ftsupervise.host.ownership import shown_user
+from ftsupervise.host.ownership import held, shown_user
 from ftsupervise.model import Attempt, CauseKind
 from ftsupervise.report.pace_word import PaceWord, heard, pace_word
 from ftsupervise.report.reading import RunReading, read_own
@@ -142,22 +142,22 @@ def owner_of(rundir: RunDir, number: int) -> int:
 
 def ask_the_ranks(rundir: RunDir, number: int, now: datetime, extend: Callable[[float], object]) -> LiveAnswer | None:
     """Return how the ranks of attempt ``number`` are; None where its supervisor does not answer. ``extend`` is told how many
-    seconds more that may take. Raises OSError."""
-    folder = rundir.attempt(number)
+    seconds more that may take. Raises NotTrusted, OSError."""
     before = _id(rundir, number)
     extend(TAKEN + ANSWERED)
-    live_look.ask(folder, LiveQuestion(secrets.token_hex(16), now))
-    try:
-        until, taken = monotonic() + TAKEN, False
-        while monotonic() < until:
-            if (found := _newer(rundir, number, before)) is not None:
-                return found
-            if not taken and not live_look.waits(folder):
-                taken, until = True, monotonic() + ANSWERED
-            sleep(_LOOK)
-        return None
-    finally:
-        live_look.take_back(folder)
+    with held(rundir.attempt(number)) as folder:  # which no stranger's link leads elsewhere
+        live_look.ask(folder, LiveQuestion(secrets.token_hex(16), now))
+        try:
+            until, taken = monotonic() + TAKEN, False
+            while monotonic() < until:
+                if (found := _newer(rundir, number, before)) is not None:
+                    return found
+                if not taken and not live_look.waits(rundir.attempt(number)):
+                    taken, until = True, monotonic() + ANSWERED
+                sleep(_LOOK)
+            return None
+        finally:
+            live_look.take_back(folder)
 
 
 def _id(rundir: RunDir, number: int) -> str:

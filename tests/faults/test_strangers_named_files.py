@@ -439,3 +439,33 @@ def test_what_a_message_tells_to_type_is_no_command_of_a_stranger(desk: Desk) ->
         done = desk.type(*words, str(theirs))
         typed = [line for line in done.said.splitlines() if re.search(r"\b(?:ls -|ftsupervise \w+ [-/'])", line)]
         assert all(f"'{theirs}" in line for line in typed if str(theirs) in line), (words, done.said)
+
+
+@pytest.mark.threat(
+    "You type `diagnose` for a run that goes on. In its place lies a copy of your own that everybody may write, and its newest "
+    "attempt is a link into a private folder of yours, where the question to the supervisor would be written and removed.",
+    "The folder of the attempt is held open, and a link of another account to what is not theirs is not followed.",
+)
+def test_no_question_is_left_through_a_strangers_link(desk: Desk) -> None:
+    desk.settings()
+    run, backup, private = desk.launch(), desk.project / "backup", desk.folder(desk.home / "private", 0o700)
+    (run / "attempts" / "0001" / "end.json").unlink()  # it goes on
+    copied = ["cp", "-r", str(run), str(backup)]
+    subprocess.run(copied, check=True, timeout=60, user=ADA, group=GROUP, extra_groups=[])
+    for folder in (backup, backup / "attempts"):
+        folder.chmod(0o777)
+    begun = json.loads((run / "attempts" / "0001" / "start.json").read_text())
+    desk.write(private / "start.json", json.dumps({**begun, "host": "node7", "job_id": "87"}))
+    before = private.stat().st_mtime_ns
+
+    def exchange() -> None:
+        run.parent.rename(desk.project / "away")
+        run.parent.mkdir()
+        backup.rename(run)
+        (run / "attempts" / "0001").rename(run / "attempts" / "away")
+        (run / "attempts" / "0001").symlink_to(private)
+
+    desk.eve(exchange)
+    done = desk.type("diagnose", "thesis")
+    assert done.code != 0 and f"attempts/0001 is a link of {EVE} to what belongs to {ADA}" in done.said, done.said
+    assert private.stat().st_mtime_ns == before, "nothing was made and removed there"

@@ -353,6 +353,7 @@ ASKS = {
     "launch/switching.py": {"refuse_link"},  # ``runs_to_switch``, for save, kill, clear and observe, and for Python
     "interface/looks.py": {"runs_to_switch", "load_to_act"},
     "cli/nodes.py": {"refuse_link"},
+    "diagnosis/live.py": {"held"},  # the question to the supervisor, which ``diagnose`` leaves in a run that goes on
     "report/everything.py": {"require"},  # ``read_report``, by which each page of a run is made
     "cli/plan.py": {"settings_of_launch", "distrust"},
     "cli/plan_values.py": {"require"},
@@ -365,13 +366,12 @@ ASKS = {
     "replicas/apart.py": {"refuse"},
 }
 # The commands of click's table that write nothing for a run, and those whose asking is above, or that act for no run of others.
-READ_ONLY = frozenset(
-    ("check", "completion", "config", "diagnose", "doctor", "help", "list", "logs", "status", "version", "watch")
-)
+READ_ONLY = frozenset(("check", "completion", "config", "doctor", "help", "list", "logs", "status", "version", "watch"))
 ACTS = {
     "alerts": "report/alert_list.py",
     "checkpoints": "config/checkpoint_place.py",
     "clear": "launch/switching.py",
+    "diagnose": "diagnosis/live.py",
     "kill": "launch/switching.py",
     "save": "launch/switching.py",
     "observe": "launch/switching.py",
