@@ -158,7 +158,8 @@ def test_mail_of_a_stranger_is_not_taken_for_that_of_the_watch() -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=["ctrl-c", "term", "kill"])
 def test_a_drill_that_is_ended_leaves_nothing(desk: Desk, until: Callable[..., object], number: int) -> None:
     one = subprocess.Popen(
-        [*FT, "drill", "--row", "kill-rank"],
+        # in the background of a shell, tests begin with SIGINT ignored
+        ["env", "--default-signal=INT", *FT, "drill", "--row", "kill-rank"],
         cwd=desk.folder,
         env=desk.env,
         stdout=subprocess.DEVNULL,

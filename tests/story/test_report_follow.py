@@ -56,7 +56,7 @@ def follow() -> Iterator[Follow]:
     begun: list[Program] = []
 
     def begin(desk: Desk, *words: str) -> Program:
-        heard = ("env", "--default-signal=INT")  # in the background of a shell, tests begin with SIGINT ignored
+        heard = ("env", "--default-signal=INT,HUP")  # in the background of a shell, tests begin with these ignored
         argv = [*heard, *FT, "report", *words, "--follow", "--every", "5s", "-o", str(desk.pages)]
         begun.append(Program(argv, desk.folder, desk.env, desk.folder / f"followed-{len(begun)}"))
         return begun[-1]
