@@ -25,6 +25,8 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 _SHELLS = ("sh", "bash", "dash", "zsh", "ksh")  # one with a trap hears the signal, and so do those it waits for
 # srun passes these on to every rank. Of the others it dies, or it kills its ranks at once, unsaved.
 _SRUN, _SRUN_PASSES = "srun", (10, 12)  # USR1, USR2
+_LOOKS, _BETWEEN = 10, 0.005  # at a process that has all signals blocked; seconds
+_STANDARD = 0x7FFFFFFF & ~(1 << 8 | 1 << 18)  # the mask of the standard signals but SIGKILL and SIGSTOP
 # Programs that hear a warning signal only to tear everything down; the ranks below them are told directly.
 _LAUNCHERS = (
     *("torchrun", "torch.distributed.run", "torch.distributed.launch", "accelerate", "deepspeed", "ft_launcher"),
@@ -414,9 +416,20 @@ def end_child(leader: int) -> None:
 def _handles(pid: int, number: int) -> bool:
     """Return whether the signal is caught, or blocked in the main thread, as by programs that wait for signals in a
     thread (srun).
+
+    For the moment in which a process starts another one, both have all signals blocked, and may die of one afterwards: who
+    blocks all is looked at again. Neither of the two sleeps then: one is in state D, the other runs.
     """
-    bit = 1 << (number - 1)
-    return any(int(line.split()[1], 16) & bit for line in _status(pid) if line.startswith(("SigCgt:", "SigBlk:")))
+    bit, seen = 1 << (number - 1), dict[str, str]()
+    for _ in range(_LOOKS):
+        seen = dict(line.split(":\t", 1) for line in _status(pid) if ":\t" in line)
+        blocked = int(seen.get("SigBlk", "0"), 16)
+        if int(seen.get("SigCgt", "0"), 16) & bit:
+            return True
+        if not blocked & bit or blocked & _STANDARD != _STANDARD:
+            return bool(blocked & bit)
+        time.sleep(_BETWEEN)
+    return seen["State"].startswith("S") or (seen["Threads"] != "1" and not seen["State"].startswith("D"))
 
 
 def _status(pid: int) -> list[str]:

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from ftsupervise.host import processes
 from ftsupervise.rundir.switches import KILL
 from tests.neighbours.patience import wait_until
 from tests.neighbours.supervised import SupervisedRun, alive
@@ -139,6 +140,27 @@ def test_the_warning_does_not_kill_a_command_that_would_die_of_it(run: Supervise
     one.send_signal(signal.SIGUSR1)
     assert one.wait(30) == 0
     assert "saved" in one.said()
+
+
+def test_a_shell_that_starts_one_program_after_another_is_never_taken_for_one_that_hears_the_warning() -> None:
+    """It blocks all signals whenever it starts one."""
+    shell = subprocess.Popen(["sh", "-c", "while :; do /bin/true; done"])
+    try:
+        assert not any(processes.who_hears(shell.pid, signal.SIGUSR1) for _ in range(200))
+    finally:
+        shell.kill()
+        shell.wait()
+
+
+def test_who_blocks_the_warning_alone_hears_it() -> None:
+    code = "import signal, time; signal.pthread_sigmask(signal.SIG_BLOCK, [10]); print(flush=True); time.sleep(60)"
+    one = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+    try:
+        assert one.stdout is not None and one.stdout.readline()
+        assert processes.who_hears(one.pid, signal.SIGUSR1) == [one.pid]
+    finally:
+        one.kill()
+        one.communicate()
 
 
 def test_ranks_below_a_shell_and_a_launcher_hear_the_warning_and_the_launcher_does_not(
