@@ -9,18 +9,20 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ftsupervise.findings import Finding, Severity, Words
 from ftsupervise.model import Attempt, Job
 from ftsupervise.probe import Probe
-from ftsupervise.rundir.attempt_pages import VerdictPage
+from ftsupervise.rundir.attempt_pages import VerdictPage, read_page
 from ftsupervise.rundir.ledger import ledger
 from ftsupervise.rundir.paths import RunDir
-from ftsupervise.truth import Beat, Health
+from ftsupervise.truth import Health
 
 if TYPE_CHECKING:
     from ftsupervise.config.schema import Run
+
+_Read = TypeVar("_Read")
 
 
 @dataclass(frozen=True)
@@ -41,20 +43,27 @@ class Look:
     probe: Probe = field(default_factory=Probe)
     watchdog: str = ""  # its name
     recorded: tuple[Attempt, ...] | None = None  # the run's ledger, where this tick has read it
-    # with the time of each; the watchdogs of one tick read them once
-    beats: list[tuple[Beat, float]] = field(default_factory=list)
-    diagnosis: VerdictPage | None = None  # of the newest attempt that failed, where it is kept
+    seen: dict[str, Any] = field(
+        default_factory=dict
+    )  # what a watchdog of this tick has read for the others too (``once``)
 
     @property
     def attempts(self) -> tuple[Attempt, ...]:
         """Return the attempts of the run, oldest first. Raises OSError."""
         return ledger(self.rundir) if self.recorded is None else self.recorded
 
+    def once(self, what: str, read: Callable[[], _Read]) -> _Read:
+        """Return what ``read`` gives, which is called by the first of the run's watchdogs in this tick that asks for it."""
+        if what not in self.seen:
+            self.seen[what] = read()
+        found: _Read = self.seen[what]
+        return found
+
     def why(self, attempt: Attempt | None) -> str:
         """Return what ``diagnose`` says of this attempt: class, place, confidence and the line that decides; "" where that is
         not known."""
-        said = self.diagnosis
-        return "" if attempt is None or said is None or said.attempt != attempt.number else said.told()
+        said = None if attempt is None else read_page(VerdictPage, self.rundir.attempt(attempt.number))
+        return "" if said is None else said.told()
 
     def finding(
         self,

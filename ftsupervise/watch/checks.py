@@ -23,13 +23,12 @@ from ftsupervise.model import Attempt, Job
 from ftsupervise.printable import to_type
 from ftsupervise.probe import Probe
 from ftsupervise.rundir import pinned
-from ftsupervise.rundir.attempt_pages import VerdictPage, read_page
 from ftsupervise.rundir.launches import launches
 from ftsupervise.rundir.ledger import ledger
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.records import ExactObject, read_record, write_json
 from ftsupervise.scheduler.ownership import by_mark, candidates, identify, jobs_of_run
-from ftsupervise.truth import Beat, Health
+from ftsupervise.truth import Health
 from ftsupervise.units import show_duration
 from ftsupervise.watch import Look, due
 from ftsupervise.watch.watchdogs import load_watchdog, names_of
@@ -158,43 +157,38 @@ def look_at(
     now: datetime,
     *,
     own: frozenset[str],
-    only: Sequence[str] = (),
-    due_only: bool = False,
+    only: Sequence[str] | None = (),
     probe: Probe | None = None,
+    attempts: tuple[Attempt, ...] | None = None,
     at: Callable[[str], None] = lambda name: None,
 ) -> RunLook:
     """Run every watchdog of ``run`` once.
 
-    ``only`` names some of them; ``due_only`` keeps to their own intervals. ``at`` is given the name of each before it
-    is run. ``probe``: the bounded reads of this tick, shared by all its runs; without one this run gets its own.
+    ``only`` names some of them; (): all; None: those that are due by their own intervals. ``at`` is given the name of each
+    before it is run. ``probe``: the bounded reads of this tick, shared by all its runs; without one this run gets its own.
+    ``attempts``: its ledger, where the caller has read it.
     """
+    rundir = RunDir(str(run.run_dir))
+    attempts = ledger(rundir) if attempts is None else attempts
     if probe is None:
         with Probe() as own_probe:
-            return look_at(run, queue, now, own=own, only=only, due_only=due_only, probe=own_probe, at=at)
-    rundir = RunDir(str(run.run_dir))
-    jobs, attempts = None, ledger(rundir)
+            return look_at(run, queue, now, own=own, only=only, probe=own_probe, attempts=attempts, at=at)
+    jobs = None
     if queue.jobs is not None:
         known_by = identify(rundir, run.name, launches(rundir), attempts[-1] if attempts else None, watch=own)
         jobs = jobs_of_run(known_by, candidates(known_by, queue.by_mark))
-    memory, why = read_memory(rundir), _diagnosis(rundir, attempts)
-    beats: list[tuple[Beat, float]] = []
+    memory, once = read_memory(rundir), dict[str, Any]()
     findings: list[Finding] = []
     for name in names_of(run.watch):
         settings = getattr(run.watch, name.replace("-", "_"), None)
         if settings is None or (only and name not in only):
             continue
         mine = memory.setdefault(name, {})
-        if due_only and not due(mine, getattr(settings, "every", None), now):
+        if only is None and not due(mine, getattr(settings, "every", None), now):
             continue
         at(name)
-        look = Look(run, rundir, now, jobs, mine, queue.blind, probe, name, attempts, beats, why)
-        findings += _check(look, settings)
+        findings += _check(Look(run, rundir, now, jobs, mine, queue.blind, probe, name, attempts, once), settings)
     return RunLook(run, rundir, jobs, tuple(findings), attempts, memory)
-
-
-def _diagnosis(rundir: RunDir, attempts: Sequence[Attempt]) -> VerdictPage | None:
-    failed = next((one for one in reversed(attempts) if one.has_failed), None)
-    return None if failed is None else read_page(VerdictPage, rundir.attempt(failed.number))
 
 
 def _check(look: Look, settings: object) -> list[Finding]:

@@ -34,9 +34,9 @@ from ftsupervise.model import OUTPUT, Attempt, CauseKind, FailureKind
 from ftsupervise.printable import printable
 from ftsupervise.probe import Probe
 from ftsupervise.rundir import heartbeat_page, pinned
-from ftsupervise.rundir.attempt_pages import NAMES, EndPage, VerdictPage, read_page
+from ftsupervise.rundir.attempt_pages import NAMES, VerdictPage, read_page
 from ftsupervise.rundir.launches import launches, people
-from ftsupervise.rundir.ledger import ledger, numbers
+from ftsupervise.rundir.ledger import ledger
 from ftsupervise.rundir.observing import observed_alone
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.starting_over import PercentOver, StartOver, began_again, starts_over
@@ -231,16 +231,16 @@ class Tour:
         self.say.at(index, "check it", BOUND)
         journal = self._journal(index)
         try:
-            self._diagnose(index, RunDir(str(run.run_dir)))
-            self.say.at(index, "check it", BOUND)
+            attempts = ledger(RunDir(str(run.run_dir)))
+            self._diagnose(index, attempts)
             seen = look_at(
                 run,
                 queue_of(run, self.progress.queues or {}),
                 orders.now,
                 own=own_job_ids(orders.env),
-                only=orders.only,
-                due_only=not orders.only,
+                only=orders.only or None,
                 probe=probe,
+                attempts=attempts,
                 at=lambda name: self.say.at(index, f"check it (watchdog {name})", BOUND),
             )
             self._require_still(index)
@@ -259,19 +259,20 @@ class Tour:
         except Exception as error:  # a broken directory must neither end the watch of the others nor go unnoticed
             self.tell(RunDirChecked(index, checks.unusable(run, error, orders.now)))
 
-    def _diagnose(self, index: int, rundir: RunDir) -> None:
+    def _diagnose(self, index: int, attempts: Sequence[Attempt]) -> None:
         """Have it said why the newest attempt failed, so that the message of it says so too. What is not read in time is told
         without it."""
-        orders = self.orders
-        if orders.diagnose is None or not orders.send or self.diagnosing < 1 or not _may_lack_a_verdict(rundir):
+        orders, rundir = self.orders, RunDir(str(self.progress.roster.known[index].run.run_dir))
+        if orders.diagnose is None or not orders.send or self.diagnosing < 1 or not _lacks_a_verdict(rundir, attempts):
             return
         began = time.monotonic()
         self.say.at(index, DIAGNOSES, self.diagnosing + BOUND)
         try:
             self._require_still(index)
-            orders.diagnose(rundir, ledger(rundir), self.diagnosing)
+            orders.diagnose(rundir, attempts, self.diagnosing)
         finally:
             self.diagnosing -= time.monotonic() - began
+            self.say.at(index, "check it", BOUND)
 
     def _require_still(self, index: int) -> None:
         """Raise NotTrusted where another directory was put in its place since it was judged: it may be that one that was
@@ -331,21 +332,10 @@ class Tour:
             )
 
 
-def _may_lack_a_verdict(rundir: RunDir) -> bool:
-    """Return whether one of the two newest attempts has failed and has no verdict, as far as two small pages tell. Raises
-    OSError."""
-    try:
-        newest = sorted(numbers(rundir))[-2:]
-    except FileNotFoundError:
-        return False
-    return any(_has_failed_unsaid(rundir.attempt(number), newest=number == newest[-1]) for number in newest)
-
-
-def _has_failed_unsaid(folder: Path, *, newest: bool) -> bool:
-    if os.path.lexists(folder / NAMES[VerdictPage]):
-        return False
-    end = read_page(EndPage, folder)
-    return not newest if end is None else end.failure is not None
+def _lacks_a_verdict(rundir: RunDir, attempts: Sequence[Attempt]) -> bool:
+    """Return whether one of the two newest attempts has failed and has no verdict."""
+    failed = [rundir.attempt(one.number) for one in attempts[-2:] if one.has_failed]
+    return any(not os.path.lexists(folder / NAMES[VerdictPage]) for folder in failed)
 
 
 def _may_send(run: WatchedRun) -> bool:

@@ -117,18 +117,22 @@ def newest_beats(look: Look, now: float) -> tuple[tuple[tuple[Beat, float], ...]
 
     ``now``: seconds by the clock of the file server.
     """
-    if not look.beats:
-        got = look.probe.texts(look.rundir.beats, prefix="rank-", files=_RANKS, most=64_000)
-        if isinstance(got, NotSeen):
-            return (), got.sentence
-        if isinstance(got, Missing):
-            return (), _why_none(look)
-        read = [(beat, text.mtime) for text in got if (beat := parse_beat(text.data)) is not None]
-        newest = max((attempt(beat) for beat, _ in read), default=0)
-        mine = [pair for pair in read if attempt(pair[0]) == newest]
-        members = {beat.rank for beat in of_the_group([beat for beat, _ in mine])}
-        look.beats[:] = [pair for pair in mine if pair[0].rank in members]
-    return tuple((beat, max(0.0, now - written)) for beat, written in look.beats), ""
+    read, blind = look.once("beats", lambda: _beats(look))
+    return tuple((beat, max(0.0, now - written)) for beat, written in read), blind
+
+
+def _beats(look: Look) -> tuple[list[tuple[Beat, float]], str]:
+    """Return the same with the time at which each was written."""
+    got = look.probe.texts(look.rundir.beats, prefix="rank-", files=_RANKS, most=64_000)
+    if isinstance(got, NotSeen):
+        return [], got.sentence
+    if isinstance(got, Missing):
+        return [], _why_none(look)
+    read = [(beat, text.mtime) for text in got if (beat := parse_beat(text.data)) is not None]
+    newest = max((attempt(beat) for beat, _ in read), default=0)
+    mine = [pair for pair in read if attempt(pair[0]) == newest]
+    members = {beat.rank for beat in of_the_group([beat for beat, _ in mine])}
+    return [pair for pair in mine if pair[0].rank in members], ""
 
 
 def _why_none(look: Look) -> str:
@@ -162,7 +166,7 @@ def page_at_work(look: Look) -> ProgressPage | None:
     last = look.attempts[-1] if look.attempts else None
     if last is None or last.ended is not None:
         return None
-    raw = look.probe.text(look.rundir.attempt(last.number) / PROGRESS)
+    raw = look.once("progress", lambda: look.probe.text(look.rundir.attempt(last.number) / PROGRESS))
     try:
         return decode(ProgressPage, parse_object(raw), lenient=True) if isinstance(raw, bytes) else None
     except ValueError:
