@@ -332,7 +332,7 @@ def _compared(options: tuple[Option, ...], made: _Made) -> tuple[tuple[str, ...]
 
 
 class _FoundTraining(NamedTuple):
-    """What was found of the program that trains. ``path``: of its script, "" where the command names none; ``command``: the
+    """The program that trains, as it was found. ``path``: of its script, "" where the command names none; ``command``: the
     code that starts it, with its variables put in; ``training``: None where no such file is here.
     """
 

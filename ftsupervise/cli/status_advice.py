@@ -108,7 +108,7 @@ def _full(found: RunDetail, run: str) -> Iterator[str]:
 
 
 def _failed(found: RunDetail, run: str) -> Iterator[str]:
-    """Where its newest attempt failed and left more than the cause that stands here already: a file of output, or evidence."""
+    """Yield what to type where the newest attempt failed and left more than its cause, which stands here already."""
     last = attempts_of(found.status)[-1:]
     if last and last[0].has_failed and (found.log is not None or _has_evidence(found, last[0].number)):
         yield f"ftsupervise diagnose {run}   (what failed first, whose it was, and what to try)"

@@ -40,7 +40,7 @@ _OF_A_LIMIT = frozenset({FailureClass.DISK, FailureClass.HOST_MEMORY, FailureCla
 
 
 class NextMove(str, Enum):
-    """What a person does about it."""
+    """The advice about the next start."""
 
     RESTART = "restart"  # the next start may well go on
     MEND = "mend it"  # it is started again all the same, and will end so again

@@ -66,7 +66,7 @@ class StepGroup(NamedTuple):
 
 
 class LiveDiagnosis(NamedTuple):
-    """How a run is. ``found``: whose the standstill is, with the groups of stacks; ``why``: of the state, a clause."""
+    """The state of a run, and why, as a clause. ``found``: whose the standstill is, with the groups of stacks."""
 
     state: LiveState
     why: str

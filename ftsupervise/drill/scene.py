@@ -59,7 +59,7 @@ class CannotTry(Exception):
 
 
 class DrillPlace(NamedTuple):
-    """Where the drill works. ``run``: as it is copied for each row; ``sandbox``: None on ``scheduler: local``."""
+    """The place where the drill works. ``run``: as it is copied for each row; ``sandbox``: None on ``scheduler: local``."""
 
     run: Run
     workdir: Path

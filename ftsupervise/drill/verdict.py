@@ -1,4 +1,4 @@
-"""What was seen of a row of the drill, and the judgement on it: passed, failed and why, or it could not be tried. Pure."""
+"""Judges a row of the drill by what was seen: it passed, it failed and why, or it could not be tried. Pure."""
 
 from __future__ import annotations
 

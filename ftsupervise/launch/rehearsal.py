@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _MOST_NODES = 16
 _LOOK = 10.0  # seconds to look for checkpoints
-# What only a cluster of its own has, and where the output goes.
+# These only a cluster of its own has, or they say where the output goes.
 _DROPPED = (
     *("partition", "account", "qos", "constraint", "reservation", "licenses", "gres", "hint", "mem", "mem_per_cpu"),
     *("mem_per_gpu", "output", "error"),

@@ -1,4 +1,4 @@
-"""How sure a mean or a count is: the quantiles that the standard library does not have. Pure.
+"""Intervals of a mean and of a count, by quantiles that the standard library does not have. Pure.
 
 It stands alone because both what was measured and what was simulated is judged by it.
 """

@@ -400,7 +400,7 @@ def _words(fault: Fault) -> str:
 
 
 class StrategyOutcome(NamedTuple):
-    """What became of a strategy in ``runs`` runs. Shares are 0-1; ``certain`` is half the width of the 95 % confidence interval
+    """The outcome of a strategy in ``runs`` runs. Shares are 0-1; ``certain`` is half the width of the 95 % confidence interval
     of ``ettr`` (Student's t; infinite of one run alone), ``low`` and ``high`` are those of single runs: nine of ten lie between
     them."""
 

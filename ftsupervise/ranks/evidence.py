@@ -177,7 +177,7 @@ def _of_node() -> str:
     return "\n".join(f"== {title}\n{text.rstrip()}\n" for title, text in sections.items())
 
 
-# What the kernel says of hardware, memory and storage that fail
+# The kernel's words for hardware, memory and storage that fail
 _FAULTS = re.compile(
     r"NVRM|\bXid\b|hardware error|\bmce\b|EDAC|uncorrect|out of mem|oom[-_]kill|killed process|blocked for more than|"
     r"I/O error|nfs: server|lustre|gpfs|not responding|remount|link (?:is )?down|segfault|general protection",
@@ -356,7 +356,7 @@ def main_thread(stack: str) -> str:
 
 
 class _ServerSeen:
-    """What PyTorch's worker server of a rank answers, each question with a bound of its own."""
+    """The answers of PyTorch's worker server of a rank, each with a bound of its own."""
 
     def __init__(self, server: WorkerServer, until: float) -> None:
         self._server, self._until = server, until

@@ -402,7 +402,7 @@ def alike_row(found: AlikeIncidents) -> dict[str, Any]:
 
 
 def _verdict(report: ReportFacts, one: RunIncident) -> dict[str, Any] | None:
-    """What ``diagnose`` said of an interruption; None where nothing is kept."""
+    """The verdict of ``diagnose`` about an interruption; None where nothing is kept."""
     page = report.verdicts.get(one.attempt)
     if page is None or not may_have_a_verdict(one):
         return None

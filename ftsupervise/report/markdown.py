@@ -143,7 +143,7 @@ def _incidents(found: Sequence[RunIncident]) -> Iterator[str]:
 
 
 def _verdicts(report: ReportFacts) -> Iterator[str]:
-    """What ``diagnose`` said of the newest faults."""
+    """The verdicts of ``diagnose`` about the newest faults."""
     ends = [one.newest for one in reversed(alike(report.incidents)) if one.newest.attempt in report.verdicts]
     if not ends:
         return

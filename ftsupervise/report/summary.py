@@ -216,7 +216,7 @@ def cause_of(one: RunIncident) -> str:
 
 
 def verdict_rows(page: VerdictPage) -> tuple[tuple[str, str], ...]:
-    """What ``diagnose`` said besides the class and the place, as names and texts. The ledger's line is the cause, which stands
+    """The verdict of ``diagnose`` but for class and place, as names and texts. The ledger's line is the cause, which stands
     beside it."""
     decides = [(one.source, one.text) for one in page.evidence if one.source != "the ledger"]
     more = (("before", words) for words in page.history)

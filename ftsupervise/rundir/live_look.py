@@ -51,7 +51,7 @@ class RankNow(NamedTuple):
 
 
 class LiveAnswer(NamedTuple):
-    """What the supervisor saw. ``progress``: all ranks as one, at the same moment."""
+    """The answer of the supervisor. ``progress``: all ranks as one, at the same moment."""
 
     id: Annotated[str, 100] = ""
     at: datetime = EPOCH
