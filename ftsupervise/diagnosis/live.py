@@ -30,6 +30,7 @@ from ftsupervise.rundir.hang_end import hang_end
 from ftsupervise.rundir.live_look import LiveAnswer, LiveQuestion, RankNow
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.progress import Straggler
+from ftsupervise.rundir.stalls import TRAIN, UNTOLD
 from ftsupervise.truth import SAVE
 from ftsupervise.units import count, rank_words, show_duration
 
@@ -38,8 +39,7 @@ ANSWERED = 8.0  # seconds more for its answer, which has bounds of its own
 _LOOK = 0.1
 _LONG = 90.0  # seconds without a word of it, after which it may be over
 _STANDS, _STEP_TIMES = 15.0, 5.0  # seconds, or times a usual step, without a step
-_TRAINS = ("train", "", SAVE)  # phases in which steps are due
-_LOST = (CauseKind.LOST,)
+_TRAINS = (TRAIN, UNTOLD)  # phases in which steps are due
 
 
 class LiveState(str, Enum):
@@ -132,7 +132,7 @@ def may_run(attempts: Sequence[Attempt], number: int | None) -> Attempt | None:
     last = attempts[-1] if attempts else None
     if last is None or last.ended is not None or number not in (None, last.number):
         return None
-    return None if last.cause is not None and last.cause.kind in _LOST else last
+    return None if last.cause is not None and last.cause.kind is CauseKind.LOST else last
 
 
 def owner_of(rundir: RunDir, number: int) -> int:
@@ -234,7 +234,9 @@ def _state(of: LiveMaterial, answer: LiveAnswer) -> tuple[LiveState, str]:
     if step is None:
         since = f" ({newest.phase} for {show_duration(round(age))})" if newest.phase else ""
         return LiveState.STARTS, f"no rank has made a step{since}"
-    words = f"step {step:,}, the last sign of progress {show_duration(round(age, 1))} ago"
+    since = show_duration(round(age, 1))
+    saves = f"step {step:,}, and it has been saving for {since}"
+    words = saves if newest.phase == SAVE else f"step {step:,}, the last sign of progress {since} ago"
     return LiveState.GOES_ON, "; ".join(filter(None, (words, word.why)))
 
 

@@ -57,7 +57,7 @@ def test_thirty_ranks_in_all_reduce_and_one_in_its_own_code() -> None:
         (16.0, 0.1, "train", LiveState.GOES_ON),
         (51.0, 0.1, "train", LiveState.STANDS),
         (300.0, 2.0, "eval", LiveState.GOES_ON),
-        (300.0, 2.0, "save", LiveState.STANDS),
+        (300.0, 2.0, "save", LiveState.GOES_ON),
     ],
 )
 def test_a_run_stands_when_a_step_is_long_due(age: float, usual: float, phase: str, state: LiveState) -> None:
@@ -65,6 +65,14 @@ def test_a_run_stands_when_a_step_is_long_due(age: float, usual: float, phase: s
     assert found.state is state
     if state is LiveState.GOES_ON:
         assert found.found.kind is FailureClass.NONE and found.found.culprits == ()
+
+
+def test_a_run_that_saves_is_not_said_to_stand_before_its_supervisor_knows_that_it_hangs() -> None:
+    ranks = answer(rank(0, 5, 300.0, "save"), rank(1, 5, 300.0, "save"), usual=2.0)
+    found = judge_live(LiveMaterial(1, NOW, ranks))
+    assert (found.state, found.why) == (LiveState.GOES_ON, "step 5, and it has been saving for 5m")
+    hung = LiveMaterial(1, NOW, ranks, word=PaceWord("HUNG", "no progress for 5m"))
+    assert (judge_live(hung).state, judge_live(hung).why) == (LiveState.STANDS, "no progress for 5m")
 
 
 def test_a_healthy_run_accuses_nobody_whatever_its_stacks_are() -> None:
