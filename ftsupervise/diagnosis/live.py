@@ -46,7 +46,7 @@ class LiveState(str, Enum):
     """The state of a run at this moment."""
 
     GOES_ON = "it goes on"
-    STARTS = "it has made no step yet"
+    STARTS = "no step is known yet"
     STANDS = "it stands still"
     UNSEEN = "could not see"
 
@@ -60,7 +60,7 @@ class StepGroup(NamedTuple):
     stepped: float
 
     def words(self) -> str:
-        at = f"step {self.step:,}" if self.step is not None else "no step yet"
+        at = f"step {self.step:,}" if self.step is not None else "no step known yet"
         since = f", {show_duration(round(self.stepped, 1))} ago" if self.step is not None else ""
         return f"{rank_words(self.ranks)}: {at}{f' ({self.phase})' if self.phase else ''}{since}"
 
@@ -233,7 +233,7 @@ def _state(of: LiveMaterial, answer: LiveAnswer) -> tuple[LiveState, str]:
         return LiveState.STANDS, "; ".join(filter(None, (words, end)))
     if step is None:
         since = f" ({newest.phase} for {show_duration(round(age))})" if newest.phase else ""
-        return LiveState.STARTS, f"no rank has made a step{since}"
+        return LiveState.STARTS, f"no rank has told a step{since}"
     since = show_duration(round(age, 1))
     saves = f"step {step:,}, and it has been saving for {since}"
     words = saves if newest.phase == SAVE else f"step {step:,}, the last sign of progress {since} ago"
