@@ -331,21 +331,31 @@ def go_on_in_a_child(args: Sequence[str], *, patience: float = 0.0) -> None:
     columns = _columns()
     board = mmap.mmap(-1, _UNTIL.size + _ENDED.size)
     _UNTIL.pack_into(board, 0, time.monotonic() + (patience or ANSWER))
-    out, err = os.pipe(), os.pipe()
+    apart = [(1,), (2,)] if not _one_output() else [(1, 2)]  # one pipe keeps the order of what is written
+    pipes = [(*os.pipe(), fds) for fds in apart]
     pid = os.fork()
     if pid:
-        os.close(out[1])
-        os.close(err[1])
-        _wait(args, pid, board, {out[0]: 1, err[0]: 2}, _Movement(pid, patience))
+        for _, writer, _ in pipes:
+            os.close(writer)
+        _wait(args, pid, board, {reader: fds[0] for reader, _, fds in pipes}, _Movement(pid, patience))
     _board = board
     if not patience:
         host.answer_by = time.monotonic() + host.SLURM
-    for (reader, writer), fd in ((out, 1), (err, 2)):
+    for reader, writer, fds in pipes:
         os.close(reader)
-        os.dup2(writer, fd)
+        for fd in fds:
+            os.dup2(writer, fd)
         os.close(writer)
     if columns:
         os.environ.setdefault("COLUMNS", str(columns))
+
+
+def _one_output() -> bool:
+    """Return whether the standard output and the standard error lead to one terminal or file."""
+    try:
+        return os.path.samestat(os.fstat(1), os.fstat(2))
+    except OSError:  # one of them is closed
+        return False
 
 
 def end_child(ended: SystemExit) -> None:

@@ -142,3 +142,13 @@ def test_a_simulation_shows_a_bar_at_a_terminal_and_takes_it_away_at_the_end() -
     last = shown[shown.rindex("\033[2K") :]
     assert "━" not in last and "a failure every 1d; 30 runs of 90d" in last
     assert "━" not in at_terminal(*words, "--json")[1] and "━" not in at_terminal(*words, TERM="dumb")[1]
+
+
+def test_what_a_command_writes_to_one_place_keeps_its_order() -> None:
+    """The end of a bar takes a line away: one that came after the result would take that."""
+    code = (
+        "import os\nfrom ftsupervise.cli import time_limit\ntime_limit.go_on_in_a_child(['status'])\n"
+        "for n in range(2000): os.write(1 + n % 2, b'%d\\n' % n)\ntime_limit.end_child(SystemExit(0))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=True)
+    assert done.stdout.split() == [b"%d" % n for n in range(2000)]
