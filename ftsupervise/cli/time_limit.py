@@ -351,9 +351,12 @@ def go_on_in_a_child(args: Sequence[str], *, patience: float = 0.0) -> None:
 
 
 def _one_output() -> bool:
-    """Return whether the standard output and the standard error lead to one terminal or file."""
+    """Return whether the standard output and the standard error lead to one terminal or file.
+
+    The kernel names where they lead without asking a mount that may be dead, as ``fstat`` would.
+    """
     try:
-        return os.path.samestat(os.fstat(1), os.fstat(2))
+        return os.readlink("/proc/self/fd/1") == os.readlink("/proc/self/fd/2")
     except OSError:  # one of them is closed
         return False
 
