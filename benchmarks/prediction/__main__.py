@@ -76,9 +76,9 @@ SCENARIOS = (
     ),
     Scenario(
         "snapshots",
-        "a checkpoint each minute, snapshots in memory every 2 steps",
+        "a checkpoint each 20 s, snapshots in memory every 2 steps",
         {"restart": _RESTART},
-        {"PREDICTION_EVERY": "1200", "PREDICTION_SNAPSHOTS": "1"},
+        {"PREDICTION_EVERY": "400", "PREDICTION_SNAPSHOTS": "1"},
         {"snapshot_every": 2},
     ),
     Scenario(
