@@ -10,6 +10,7 @@ import inspect
 import os
 import re
 import subprocess
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -134,14 +135,20 @@ def test_the_full_example_has_every_setting_there_is() -> None:
 
 @pytest.mark.parametrize("page", pages(), ids=lambda page: page.name)
 def test_the_settings_that_are_named_in_passing_exist(page: Path) -> None:
-    from ftsupervise import Guard
-    from ftsupervise.config.json_schema import json_schema
-
-    there = possible(json_schema(), json_schema()) | {f"guard.{name}" for name in dir(Guard)}
+    there = every_setting()
     named = re.findall(
         r"`((?:launch|nodes|guard|checkpoints|watch|alerts|cron|share)\.[a-z_]+(?:\.[a-z_]+)*)[`:(]", prose(page)
     )
     assert [name for name in named if name not in there] == []
+
+
+@cache
+def every_setting() -> set[str]:
+    """Every dotted setting, and what the guard has."""
+    from ftsupervise import Guard
+    from ftsupervise.config.json_schema import json_schema
+
+    return possible(json_schema(), json_schema()) | {f"guard.{name}" for name in dir(Guard)}
 
 
 def possible(node: Any, schema: dict[str, Any], path: str = "") -> set[str]:
