@@ -13,15 +13,16 @@ from tests.neighbours.patience import wait_until
 from tests.neighbours.supervised import SupervisedRun, alive
 from tests.story.test_replica_groups_run import NAMES, Groups
 
-# Preloaded into all programs of the run: select(2), which every main loop of ours calls, waits for its own lock in one group's
+# Preloaded into all programs of the run: poll(2), in which every main loop of ours waits, waits for its own lock in one group's
 # supervisor as soon as a file is there. The pipe to the process above is in the environment of supervisors alone.
 DEAD_LOCK = r"""
 #define _GNU_SOURCE
+#include <poll.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/select.h>
 #include <sys/syscall.h>
+#include <time.h>
 #include <unistd.h>
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -32,13 +33,13 @@ __attribute__((constructor)) static void choose(void) {
     chosen = group && !strcmp(group, "g002") && getenv("FTSUPERVISE_PULSE");
 }
 
-int select(int n, fd_set *r, fd_set *w, fd_set *e, struct timeval *t) {
+int poll(struct pollfd *of, nfds_t n, int ms) {
     if (chosen && syscall(SYS_gettid) == getpid() && !access(STAND, F_OK) && !unlink(STAND)) {
         pthread_mutex_lock(&lock);
         pthread_mutex_lock(&lock);
     }
-    struct timespec until = {t ? t->tv_sec : 0, t ? t->tv_usec * 1000 : 0};
-    return pselect(n, r, w, e, t ? &until : 0, 0);
+    struct timespec until = {ms / 1000, ms % 1000 * 1000000L};
+    return ppoll(of, n, ms < 0 ? 0 : &until, 0);
 }
 """
 
