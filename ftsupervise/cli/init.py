@@ -476,7 +476,7 @@ def _try(path: Path) -> None:
     if lacking := missing():
         packages = " ".join(dict.fromkeys(lacking.values()))
         raise NotFound("this machine has no Slurm to make a sandbox of", hint=f"apt-get install {packages}")
-    seen = try_for_a_minute(run, path.absolute().parent, _sandbox, lambda words: say(words, err=True))
+    seen = try_for_a_minute(run, path.absolute().parent, _place, lambda words: say(words, err=True))
     log = state_dir() / "trial.log"
     make_own(log.parent)
     write_whole(log, seen.log, mode=0o600)
@@ -487,10 +487,10 @@ def _try(path: Path) -> None:
 
 
 @contextmanager
-def _sandbox(shape: Mapping[str, int]) -> Iterator[Mapping[str, str]]:
-    from ftsupervise.sandbox import temporary
+def _place(folder: Path, shape: Mapping[str, int]) -> Iterator[Mapping[str, str]]:
+    from ftsupervise.sandbox import temporary, temporary_folder
 
-    with temporary(None, **shape) as sandbox:
+    with temporary_folder(folder), temporary(None, **shape) as sandbox:
         yield sandbox.env()
 
 

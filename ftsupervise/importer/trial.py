@@ -11,8 +11,8 @@ import re
 import secrets
 import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, suppress
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from time import monotonic, sleep
@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ftsupervise.errors import Error
 from ftsupervise.host import files, processes
-from ftsupervise.host.ownership import OWN, claim_folder
 from ftsupervise.launch.plan import plan
 from ftsupervise.launch.rehearsal import is_the_persons, refuse_checkpoints, rehearsal_folder, rehearsed, shape_for
 from ftsupervise.launch.submit import prepare, submit
@@ -48,8 +47,9 @@ _OURS = re.compile(r"^\S+ ftsupervise: |^srun: |^slurmstepd")  # lines that the 
 _LARGEST_LOG = 8 << 20  # bytes
 
 
-# Makes a sandbox of a shape, and gives the environment in which commands see it.
-MakesSandbox = Callable[[Mapping[str, int]], AbstractContextManager[Mapping[str, str]]]
+# Makes the folder of a trial and a sandbox of a shape, gives the environment in which commands see it, and removes both at the
+# end, however this process ends.
+MakesPlace = Callable[[Path, Mapping[str, int]], AbstractContextManager[Mapping[str, str]]]
 
 
 class Trial(NamedTuple):
@@ -71,36 +71,19 @@ def of_one_minute(run: Run, folder: Path) -> Run:
     return rehearsed(run, folder, SLURM, limit=_LIMIT, warn=_WARN, jobs=1)
 
 
-def try_for_a_minute(run: Run, workdir: Path, make: MakesSandbox, tell: Callable[[str], None]) -> Trial:
+def try_for_a_minute(run: Run, workdir: Path, make: MakesPlace, tell: Callable[[str], None]) -> Trial:
     """Try the run in a sandbox that is made for it. ``tell``: what is going on, for a person who waits.
 
     Raises Refused where a checkpoint lies in ``workdir``.
     """
     refuse_checkpoints(workdir)
-    with _folder() as folder:
-        tried = of_one_minute(run, folder)
-        tell(
-            f"a Slurm with {_nodes(tried.launch.job_nodes)} is made on this machine; {run.name} runs in it for a minute or so"
-        )
-        with make(shape_for(tried)) as env:
-            return _TrialUnderWay(tried, workdir, folder, env, tell).trial()
-
-
-@contextmanager
-def _folder() -> Iterator[Path]:
-    """Give a folder of this account's alone, in memory's or the machine's own /tmp, and remove it."""
-    import shutil
-
     folder = rehearsal_folder("trial")
-    claim_folder(folder, OWN)
-    try:
-        yield folder
-    finally:
-        for _ in range(10):  # a process that is ending may be about to write
-            shutil.rmtree(folder, ignore_errors=True)
-            if not folder.exists():
-                break
-            sleep(_POLL)
+    tried = of_one_minute(run, folder)
+    tell(
+        f"a Slurm with {_nodes(tried.launch.job_nodes)} is made on this machine; {run.name} runs in it for a minute or so"
+    )
+    with make(folder, shape_for(tried)) as env:
+        return _TrialUnderWay(tried, workdir, folder, env, tell).trial()
 
 
 class _TrialUnderWay:

@@ -46,10 +46,11 @@ class GroupOptions:
         return tuple(map(name_of, range(self.count)))
 
     def prepare(self, number: int) -> Path:
-        """Write the page for the supervisor of group ``number``, and return it. Raises OSError."""
+        """Write the page for the supervisor of group ``number``, and return it. Nobody else reads it: it is made of settings
+        that may be the account's alone. Raises OSError."""
         page = self._page(number)
         make_folder(page.parent, FOLDER, parents=True)
-        write_json(page, self.settings)
+        write_json(page, self.settings, mode=0o600)
         return page
 
     def supervisor(self, number: int, command: Sequence[str]) -> list[str]:

@@ -40,3 +40,13 @@ def waited_for_a_processor() -> float:
     except OSError:
         return 0.0
     return int(next(word for word in words if word.startswith("total="))[6:]) / 1e6
+
+
+def waited_of(*pids: int) -> float:
+    """The seconds for which these processes stood in line for a processor since their start: of each the thread that waited
+    longest. One at nice 19 waits a minute for its 30 ms where others keep all processors busy."""
+    total = 0.0
+    for pid in pids:
+        threads = Path(f"/proc/{pid}/task").glob("*/schedstat")
+        total += max((int(one.read_text().split()[1]) for one in threads), default=0) / 1e9
+    return total

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from ftsupervise.host import processes
+from tests.neighbours.supervised import outside_a_job
 from tests.neighbours.typed import typed
 from tests.story.warm_scene import at_home
 
@@ -90,3 +96,26 @@ def test_a_checkpoint_that_is_there_is_not_gone_on_from_or_written_over(tmp_path
     (tmp_path / "job.sbatch").write_text(JOB)
     done = typed("init", "--try", "job.sbatch", folder=tmp_path, code=75)
     assert "ckpt.pt is there: the trial could go on from it, and write over it" in done.stderr
+
+
+@pytest.mark.fault("`init --try` is killed while it works", "its folder, its Slurm and its command go within seconds")
+def test_a_trial_that_is_killed_leaves_nothing(tmp_path: Path, until: Callable[..., object]) -> None:
+    (tmp_path / "train.py").write_text(PRINTS)
+    (tmp_path / "job.sbatch").write_text(JOB)
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    words = [sys.executable, "-I", "-m", "ftsupervise", "init", "--try", "job.sbatch"]
+    env = outside_a_job(XDG_STATE_HOME=str(tmp_path / "st"), TMPDIR=str(temporary))
+    with (tmp_path / "said").open("wb") as said:
+        one = subprocess.Popen(words, cwd=tmp_path, env=env, stdout=said, stderr=said, start_new_session=True)
+    try:
+        until(lambda: list(temporary.glob("ftsupervise-trial-*/run/attempts/0001")), "an attempt at work")
+        os.killpg(one.pid, signal.SIGKILL)
+        one.wait(30)
+        until(lambda: not list(temporary.glob("ftsupervise-trial-*")), "the end of its folder")
+        until(lambda: not at_home(tmp_path), "the end of its command")
+        until(lambda: not processes.marked("TMPDIR").get(str(temporary)), "the end of its Slurm, and of its keepers")
+    finally:
+        if one.poll() is None:
+            os.killpg(one.pid, signal.SIGKILL)
+            one.wait(30)

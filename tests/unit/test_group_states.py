@@ -11,7 +11,7 @@ from ftsupervise.model import Attempt, Job, JobState
 from ftsupervise.replicas.apart import state_apart
 from ftsupervise.replicas.disk import GroupReading
 from ftsupervise.replicas.job import GroupPages, NodesSeen
-from ftsupervise.replicas.options import GroupOptions
+from ftsupervise.replicas.options import GroupOptions, read_settings
 from ftsupervise.replicas.process import GroupProcess
 from ftsupervise.replicas.table import LEAVE, GroupState, read_table
 from ftsupervise.rundir.paths import RunDir
@@ -106,3 +106,10 @@ def test_a_kill_switch_that_keeps_a_group_from_starting_is_cleared_for_the_whole
         folder.mkdir(parents=True)
     (run.switches / KILL).touch()
     assert f"nothing is started (ftsupervise clear {tmp_path})" in reason_not_to_start(run.group("g001"))
+
+
+def test_the_settings_of_a_group_s_supervisor_are_read_by_nobody_else(tmp_path: Path) -> None:
+    """What it was launched from may be 0600, and nothing that is made of it is wider."""
+    page = GroupOptions(RunDir(tmp_path), "tr11", "", 4, 1, 3, {"in_place": "9"}, ("true",)).prepare(0)
+    assert page.stat().st_mode & 0o777 == 0o600
+    assert read_settings(page) == {"in_place": "9"}
