@@ -27,6 +27,7 @@ from typing import Any
 import pytest
 
 from ftsupervise.host import processes
+from ftsupervise.hostlist import expand_hostlist
 from ftsupervise.model import Attempt
 from ftsupervise.report.account import account
 from ftsupervise.rundir.launches import launches
@@ -138,16 +139,30 @@ class Night:
             time.sleep(60)
 
     def without_home(self) -> None:
-        """The node that the next member gets has lost its home, and somebody mounts it again when the run goes on elsewhere."""
-        node, number = self.batch_host(), self.here.attempts()[-1].number
+        """The node that the next member gets has lost its home, and somebody mounts it again when the run goes on elsewhere.
+
+        It is the first one that is idle once the whole job has gone. Before that its batch host is completing, for seconds
+        where the machine is busy, and Slurm begins the next member on the others."""
+        run, number = self.here.sandbox.run, self.here.attempts()[-1].number
+        for job in self._waiting_jobs():
+            run(["scontrol", "hold", job])
+        run(["scancel", self.job()])
+        self.until(lambda: not run(["sinfo", "-h", "-N", "-t", "alloc,comp,mix", "-o", "%N"]), "the end of the job", 120)
+        excluded = expand_hostlist(run(["squeue", "-h", "-t", "PENDING", "-n", self.here.name, "-o", "%x"]).split()[0])
+        idle = sorted(run(["sinfo", "-h", "-N", "-t", "idle", "-o", "%N"]).split())
+        node = next(one for one in idle if one not in excluded)
         self.here.broken(node).touch()
-        self.here.sandbox.run(["scancel", self.job()])
+        for job in self._waiting_jobs():
+            run(["scontrol", "release", job])
         self.until(lambda: self.here.attempts()[-1].number > number, f"a successor of attempt {number}", 240)
         assert self.batch_host() != node, _how_it_is(self.here)
         assert f"{node} is not fit for this run: python: error while loading" in self.here.log(), _how_it_is(self.here)
         self.here.broken(node).unlink()
-        for job in self.here.sandbox.run(["squeue", "-h", "-t", "PENDING", "-n", self.here.name, "-o", "%F"]).split():
-            self.here.sandbox.run(["scontrol", "update", f"JobId={job}", "ExcNodeList="])
+        for job in self._waiting_jobs():
+            run(["scontrol", "update", f"JobId={job}", "ExcNodeList="])
+
+    def _waiting_jobs(self) -> list[str]:
+        return self.here.sandbox.run(["squeue", "-h", "-t", "PENDING", "-n", self.here.name, "-o", "%F"]).split()
 
     def node(self) -> str:
         """One that this attempt trains on, but not the batch host: losing that is a fault of its own."""
