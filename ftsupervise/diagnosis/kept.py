@@ -19,6 +19,7 @@ from ftsupervise.diagnosis.compared import Comparison, compare
 from ftsupervise.diagnosis.gather import incidents_on, of_attempt
 from ftsupervise.diagnosis.verdict import Diagnosis, judge_attempt
 from ftsupervise.host import bounded, processes
+from ftsupervise.host.ownership import held_to_write
 from ftsupervise.model import Attempt
 from ftsupervise.printable import printable
 from ftsupervise.report.reading import run_name
@@ -58,12 +59,13 @@ def lacking(rundir: RunDir, attempts: Sequence[Attempt]) -> list[Attempt]:
     return [one for one in reversed(failed) if _may_write(rundir.attempt(one.number))]
 
 
-def _may_write(folder: Path) -> bool:
+def _may_write(attempt: Path) -> bool:
     try:
-        if folder.stat().st_uid != os.geteuid():
-            return False
-        page = read_page(VerdictPage, folder)
-        return page is None or (not page.kind and page.at is not None and _now() - page.at > _AGAIN)
+        with held_to_write(attempt) as folder:  # which no stranger's link leads elsewhere
+            if folder.stat().st_uid != os.geteuid():
+                return False
+            page = read_page(VerdictPage, folder)
+            return page is None or (not page.kind and page.at is not None and _now() - page.at > _AGAIN)
     except OSError:
         return False
 
@@ -129,7 +131,8 @@ def _clean(text: str, most: int = _TEXT) -> str:
 
 def _write(rundir: RunDir, page: VerdictPage) -> None:
     try:
-        write_page(rundir.attempt(page.attempt), page)
+        with held_to_write(rundir.attempt(page.attempt)) as folder:
+            write_page(folder, page)
     except OSError:  # a full disk, or one that is read only: the next tick tries again
         return
 

@@ -469,3 +469,25 @@ def test_no_question_is_left_through_a_strangers_link(desk: Desk) -> None:
     done = desk.type("diagnose", "thesis")
     assert done.code != 0 and f"attempts/0001 is a link of {EVE} to what belongs to {ADA}" in done.said, done.said
     assert private.stat().st_mtime_ns == before, "nothing was made and removed there"
+
+
+@pytest.mark.threat(
+    "You have a report of a run of somebody else, or watch it, and one of its attempts is a link into a private folder of "
+    "yours, where the verdict about the attempt would be kept.",
+    "The folder of the attempt is held open, and a link of another account to what is not theirs is not followed.",
+)
+def test_no_verdict_is_kept_through_a_strangers_link(desk: Desk) -> None:
+    desk.settings(text=SETTINGS.replace("'true'", "'echo RuntimeError: CUDA out of memory; exit 3'"))
+    run, private, shown = desk.launch(), desk.folder(desk.home / "private", 0o700), desk.folder(desk.top / "eve", 0o2775)
+    for page in ("start.json", "end.json"):
+        desk.write(private / page, (run / "attempts" / "0001" / page).read_text())
+
+    def put() -> None:
+        (shown / "theirs" / "attempts").mkdir(parents=True)
+        (shown / "theirs" / "switches").mkdir()
+        (shown / "theirs" / "attempts" / "0001").symlink_to(private)
+
+    desk.eve(put)
+    for words in (["report", str(shown / "theirs")], ["watch", "--no-send", str(shown / "theirs")]):
+        desk.type(*words, folder=desk.home)
+    assert sorted(os.listdir(private)) == ["end.json", "start.json"]
