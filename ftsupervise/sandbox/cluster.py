@@ -672,11 +672,10 @@ class Sandbox:
         states = "no answer yet"
         while True:
             try:
-                states = self.run(
-                    ["sinfo", "-h", "-p", conf.PARTITION, "-N", "-o", "%N %T"], timeout=max(1.0, end - time.monotonic())
-                )
-                pairs = [line.split() for line in states.splitlines() if line.strip()]
-                if len(pairs) >= self.shape.nodes and all(s in ("idle", "mixed", "allocated") for _, s in pairs):
+                asked = ["sinfo", "-h", "-p", conf.PARTITION, "-N", "-o", "%N %T (%E)"]
+                states = self.run(asked, timeout=max(1.0, end - time.monotonic())).replace(" (none)", "")
+                found = [line.split()[1] for line in states.splitlines() if line.strip()]
+                if len(found) >= self.shape.nodes and all(one in ("idle", "mixed", "allocated") for one in found):
                     return
             except SchedulerUnavailable as error:
                 states = error.message
