@@ -38,7 +38,10 @@ import torch.distributed as dist  # noqa: E402
 from torch._C._distributed_c10d import _WorkerServer  # noqa: E402
 from torch.utils.data import DataLoader, Dataset  # noqa: E402
 
-TRIAL: dict[str, Any] = json.loads(Path(sys.argv[1]).read_text())[ATTEMPT - 2]
+TRIALS: list[dict[str, Any]] = json.loads(Path(sys.argv[1]).read_text())
+while len(TRIALS) <= ATTEMPT - 2:  # all is played: the kill switch comes
+    time.sleep(1)
+TRIAL = TRIALS[ATTEMPT - 2]
 MINE = TRIAL["culprit"] == RANK
 
 
