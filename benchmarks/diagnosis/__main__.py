@@ -141,7 +141,7 @@ def main() -> int:
     args = parser.parse_args()
     if args.table is not None:
         return report(read_results(args.table), check=args.check)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the sandbox goes down
+    signal.signal(signal.SIGTERM, lambda *_: (STOPPING.set(), sys.exit(143)))  # so that the sandbox goes down
     if absent := missing():
         raise SystemExit(f"needs Slurm: apt-get install {' '.join(dict.fromkeys(absent.values()))}")
     found = list[Told]()
@@ -204,7 +204,7 @@ class Analyzer:
         return one, other
 
 
-BY_TORCH = Analyzer()
+BY_TORCH, STOPPING = Analyzer(), threading.Event()
 
 
 # ------------------------------------------------------------------------------------------------------------- playing
@@ -290,7 +290,7 @@ def _judged(trial: dict[str, Any], number: int, folder: Path, env: dict[str, str
     until(attempt.exists, 60, f"attempt {number}")
     began = time.monotonic()
     end, bound = attempt / "end.json", SLOW if trial["scene"] == "slow" else BOUND
-    while not end.exists() and time.monotonic() < began + bound:
+    while not end.exists() and time.monotonic() < began + bound and not STOPPING.is_set():
         time.sleep(0.2)
         if trial["scene"] == "slow" and '"straggler": null' not in progress_of(attempt):
             break
@@ -359,6 +359,8 @@ def progress_of(attempt: Path) -> str:
 def until(done: Any, seconds: float, what: str) -> None:
     end = time.monotonic() + seconds
     while not done():
+        if STOPPING.is_set():
+            raise RuntimeError("it is to stop")
         if time.monotonic() > end:
             raise RuntimeError(f"not within {seconds:.0f} s: {what}")
         time.sleep(0.1)

@@ -46,6 +46,8 @@ _CALL_NAMES = {
     "79 newfstatat,82 fsync,95 waitid,98 futex,101 nanosleep,115 clock_nanosleep,202 accept,206 sendto,207 recvfrom,"
     "211 sendmsg,212 recvmsg,260 wait4,291 statx",
 }
+# of a process that is dead, or will be once the kernel has written its core
+_CORE = re.compile(r"^CoreDumping:\s*1$", re.M)
 _NAME_OF = {machine: dict(one.split() for one in named.split(",")) for machine, named in _CALL_NAMES.items()}
 _READ = {_X86_64: "0", "aarch64": "63"}
 _FUTEX = {_X86_64: "202", "aarch64": "98"}
@@ -55,12 +57,14 @@ _IN_STORAGE = re.compile(
 
 
 class RankStack(NamedTuple):
-    """A rank of a hang. ``stack``: of its main thread, innermost first, "" where it gave none."""
+    """A rank of a hang. ``stack``: of its main thread, innermost first, "" where it gave none; ``dies``: it had crashed by
+    then, and the others waited for what the kernel had not cleaned up yet."""
 
     rank: int
     seen: EvidenceHeader
     stack: str
     answered: bool
+    dies: bool = False
 
     @property
     def own(self) -> str:
@@ -114,14 +118,15 @@ def parse_stack(rank: int, text: str) -> RankStack | None:
     if found and not FRAME.search(rest.partition("\n== ")[0]):  # the guard gave none, and a worker server may have
         _, found, rest = rest.partition("\n== Python stacks")
     stack = main_thread(rest.partition("\n== ")[0].partition("\n")[2]) if found else ""
-    return RankStack(rank, header._replace(rank=rank), stack, bool(FRAME.search(stack)))
+    dies = header.state in ("Z", "X") or _CORE.search(text) is not None
+    return RankStack(rank, header._replace(rank=rank), stack, bool(FRAME.search(stack)), dies)
 
 
 def alike(stacks: Iterable[RankStack]) -> list[StackGroup]:
     """Return the ranks in groups that do the same, the largest first."""
     groups: dict[tuple[str, bool], list[int]] = {}
     for one in stacks:
-        groups.setdefault((doing(one), one.seen.waits), []).append(one.rank)
+        groups.setdefault((doing(one), one.seen.waits and not one.dies), []).append(one.rank)
     found = [StackGroup(tuple(ranks), text, waits) for (text, waits), ranks in groups.items()]
     return sorted(found, key=lambda one: (-len(one.ranks), one.ranks))
 
@@ -131,6 +136,8 @@ def doing(one: RankStack) -> str:
     frames = FRAME.findall(one.stack)
     inner = frames[0][2] if frames else ""
     at = f" ({one.own})" if one.own else ""
+    if one.dies:
+        return f"has crashed, and its process is not gone yet{at}"
     if one.seen.waits:
         call = next((name for path, _, name in frames if "distributed" in path), inner)
         return f"waits for others in {printable(call, 60) or 'a collective'}{at}"
@@ -151,8 +158,8 @@ def doing(one: RankStack) -> str:
 def judge(stacks: Sequence[RankStack], accused: Iterable[int] = (), machine: str = MACHINE) -> StackVerdict | None:
     """Return whose hang it is. ``accused``: ranks that the ledger names; ``machine``: the architecture of their nodes. None
     where the stacks do not say it."""
-    waiting = [one for one in stacks if one.seen.waits]
-    free = [one for one in stacks if not one.seen.waits]
+    waiting = [one for one in stacks if one.seen.waits and not one.dies]
+    free = [one for one in stacks if not one.seen.waits or one.dies]
     named = set(accused)
     odd = [one for one in free if one.rank in named] or (
         free if len(free) <= max(1, len(waiting)) or not waiting else []
@@ -195,6 +202,8 @@ def _smallest(stacks: Sequence[RankStack]) -> list[RankStack]:
 
 def _kind(one: RankStack, machine: str) -> FailureClass:
     call, in_a_file = one.seen.syscall, one.seen.syscall in _FILE_CALLS.get(machine, ())
+    if one.dies:
+        return FailureClass.CRASH
     if one.seen.state and one.seen.state in "Tt":
         return FailureClass.STOPPED
     if one.seen.state == "D" or (in_a_file and _IN_STORAGE.search(one.seen.wchan)):

@@ -181,6 +181,8 @@ def _hang(of: Material, base: Diagnosis, cause: Cause | None) -> Diagnosis | Non
     """Return whose hang it was, by the flight recorder and the stacks."""
     accused = [int(text) for one in (cause.at if cause is not None else ()) for text in re.findall(r"\d+", one.ranks)]
     by_stacks = judge(of.stacks, accused, of.machine) if of.stacks else None
+    if by_stacks is not None and by_stacks.kind is FailureClass.CRASH:
+        by_stacks = _why_it_crashed(by_stacks, of.output.first)
     finding = of.flight.first if of.flight is not None else None
     if finding is not None and (found := _by_flight(base, finding, by_stacks)) is not None:
         return found._replace(evidence=(*found.evidence, *_ledger(cause))[:3])
@@ -201,6 +203,15 @@ def _hang(of: Material, base: Diagnosis, cause: Cause | None) -> Diagnosis | Non
     return base._replace(headline=f"it stood still: {cause.words()}", evidence=_ledger(cause))
 
 
+def _why_it_crashed(by_stacks: StackVerdict, first: LogEvent | None) -> StackVerdict:
+    """Return what a rank died of, for whom the others waited until its process was gone. Where tensors differ in size, the one
+    dies that was given too much, which need not be the one that is wrong."""
+    if first is None or (first.rank is not None and first.rank not in by_stacks.culprits):
+        return by_stacks
+    sure = by_stacks.sure and first.kind is not FailureClass.MISMATCH
+    return by_stacks._replace(kind=first.kind, why=f"{by_stacks.why}; {first.text}", sure=sure)
+
+
 def _by_flight(base: Diagnosis, finding: FlightFinding, stacks: StackVerdict | None) -> Diagnosis | None:
     who = rank_words(finding.culprits)
     why = f"{who} {finding.text}"
@@ -213,12 +224,12 @@ def _by_flight(base: Diagnosis, finding: FlightFinding, stacks: StackVerdict | N
         agreed = set(stacks.culprits) == set(finding.culprits)
         lines.append(Evidence(f"the stack of {rank_words(stacks.culprits[:1])}", stacks.why))
         if agreed:
-            sure = Confidence.HIGH
+            sure = Confidence.HIGH if stacks.kind is not FailureClass.MISMATCH or finding.sure else Confidence.MEDIUM
             if finding.trouble in (Trouble.NOT_JOINED, Trouble.SILENT):  # the stack says why it did not join
                 kind = stacks.kind
         elif finding.trouble is Trouble.SILENT:
             return None
-        else:
+        elif stacks.kind is not kind:  # else it died of what this one did
             sure = Confidence.LOW
     if finding.where:
         lines.append(Evidence("the flight recorder", f"{finding.collective or 'it'} was called at {finding.where}"))

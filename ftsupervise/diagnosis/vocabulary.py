@@ -259,10 +259,12 @@ SIGNS: tuple[Sign, ...] = (
         FailureClass.NODE, "acquire gil|watchdog got stuck", r"Could not acquire GIL within|watchdog got stuck for"
     ),
 )
-# An exception that is in no table: a cause if it is not one of those by which a rank learns of another's end.
+# An exception that is in no table: a cause if it is not one of those by which a rank learns of another's end. Its name is what
+# Python prints of a class, "load.<locals>.BadBatch": the last part begins with a capital, and is not in capitals alone.
 TRACEBACK = "Traceback (most recent call last)"
 EXCEPTION = re.compile(
-    r"^((?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*(?:Error|Exception|Interrupt|Exit|Warning|Failure))(?::[ \t]*(.*))?$"
+    r"^(?:(?:[A-Za-z_]\w*|<locals>)\.)*(?:[A-Za-z_]\w*(?:Error|Exception|Interrupt|Exit|Warning|Failure)|(?=\w*[a-z])[A-Z]\w*)"
+    r"(?::[ \t]*.*)?$"
 )
 
 

@@ -183,6 +183,52 @@ class OomKillCounter:
         return found
 
 
+_KILLED = re.compile(r"\b(?:out of memory|oom[-_]kill\w*): ?killed process (\d+)\b", re.I)
+_NEWS = 100_000  # records that are looked at
+
+
+def oom_victim(record: str) -> int | None:
+    """Return the process that the kernel killed for its memory, by a record of its log, /dev/kmsg; None for any other, and for
+    one that a program has written there."""
+    head, _, text = record.partition(";")
+    facility, found = head.partition(",")[0], _KILLED.search(text.partition("\n")[0])
+    return int(found[1]) if found is not None and facility.isdigit() and int(facility) < 8 else None
+
+
+class OomVictims:
+    """The processes that the kernel of this machine has killed for their memory since it was made: of a site whose Slurm makes
+    no cgroups, nobody else tells it. None where the kernel's log may not be read."""
+
+    def __init__(self, log: str = "/dev/kmsg") -> None:
+        self._found = set[int]()
+        try:
+            self._fd = os.open(log, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError:
+            self._fd = -1
+            return
+        os.lseek(self._fd, 0, os.SEEK_END)
+
+    def has(self, pid: int) -> bool:
+        """Return whether ``pid`` is one of them. Never blocks."""
+        for _ in range(_NEWS if self._fd >= 0 else 0):
+            try:
+                record = os.read(self._fd, 8192)
+            except BrokenPipeError:  # overwritten meanwhile: what is there begins with the next
+                continue
+            except OSError:  # that was all
+                break
+            if not record:
+                break
+            if (victim := oom_victim(record.decode("utf-8", "replace"))) is not None:
+                self._found.add(victim)
+        return pid in self._found
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+        self._fd = -1
+
+
 # ------------------------------------------------------------------------------------------
 
 # Makes, holds and removes folders in a node's shared memory that belong to this account alone.

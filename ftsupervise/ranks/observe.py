@@ -11,13 +11,14 @@ from __future__ import annotations
 import fcntl
 import os
 import select
+import signal
 import stat
 import struct
 from pathlib import Path
 from time import monotonic
 
 from ftsupervise.host import processes
-from ftsupervise.host.memory import is_private
+from ftsupervise.host.memory import OomVictims, is_private
 from ftsupervise.host.processes import ProcessStat, process_stat
 from ftsupervise.ranks.protocol import RankExit
 from ftsupervise.ranks.shm_dir import ExitFifo, newest_attempt, was_removed
@@ -67,6 +68,7 @@ class RankObserver:
         self._all_found = False
         self._shown = 0  # ranks at the last check
         self._since = monotonic()  # when we first searched for this attempt's pages
+        self._victims = OomVictims()
 
     # ------------------------------------------------------------------------------------------------------- looking
 
@@ -164,6 +166,7 @@ class RankObserver:
     def close(self) -> None:
         self.close_fifo()
         self._drop_all()
+        self._victims.close()
 
     def _drop_all(self) -> None:
         for one in self._ranks.values():
@@ -300,7 +303,8 @@ class RankObserver:
             self._exits.append(self._exit(one.sample, one.sample.code, leaving=True, failed=True, final=True))
 
     def _exit(self, page: HeartbeatSample, code: int | None, *, leaving: bool, failed: bool, final: bool) -> RankExit:
-        return RankExit(page.rank, self.node, page.pid, monotonic(), code, leaving, failed, final, page.told)
+        oom = code in (None, -signal.SIGKILL) and self._victims.has(page.pid)
+        return RankExit(page.rank, self.node, page.pid, monotonic(), code, leaving, failed, final, page.told, oom)
 
     def _drop(self, one: _Rank) -> None:
         for fd in (one.pidfd, one.taskfd):

@@ -69,6 +69,7 @@ class RankExit(NamedTuple):
     failed: bool  # an exception was being raised through
     final: bool  # no parent will restart it: the process that Slurm started for it on this node has ended
     told: bool = False  # SIGTERM had come to it before
+    oom: bool = False  # the kernel killed it for its memory
 
     @property
     def crash(self) -> bool:
@@ -78,9 +79,10 @@ class RankExit(NamedTuple):
         return self.final and not in_order
 
     def cause(self) -> Cause:
-        from ftsupervise.model import ended  # the agents need none of it
+        from ftsupervise.model import CauseKind, ended  # the agents need none of it
 
-        return ended(self.code, self.node, str(self.rank))
+        how = ended(self.code, self.node, str(self.rank))
+        return how._replace(kind=CauseKind.MEMORY, signal=0) if self.oom else how
 
 
 class Seal:
@@ -192,7 +194,7 @@ def pack_exits(exits: Iterable[RankExit], now: float) -> bytes:
             one.pid,
             _ms(now - one.at),
             one.code or 0,
-            (one.code is not None) | one.leaving << 1 | one.failed << 2 | one.final << 3 | one.told << 4,
+            (one.code is not None) | one.leaving << 1 | one.failed << 2 | one.final << 3 | one.told << 4 | one.oom << 5,
         )
         for one in exits
     )
@@ -205,7 +207,7 @@ def read_exits(body: bytes, node: str, now: float) -> list[RankExit]:
     return [
         RankExit(
             *(rank, node, pid, now - age * 0.001, code if flags & 1 else None),
-            *(bool(flags & 2), bool(flags & 4), bool(flags & 8), bool(flags & 16)),
+            *(bool(flags & 2), bool(flags & 4), bool(flags & 8), bool(flags & 16), bool(flags & 32)),
         )
         for rank, pid, age, code, flags in _EXIT.iter_unpack(body)
     ]

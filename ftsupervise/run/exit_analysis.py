@@ -473,7 +473,8 @@ def cause_of(
     ours: Ours = Ours(),  # noqa: B008
     believed: Callable[[Cause], bool] = lambda _: True,
 ) -> Cause:
-    """Describe how ``death`` ended. Prefer srun's line for that rank (it reports OOM kills); otherwise use the node agent's.
+    """Describe how ``death`` ended. Prefer srun's line for that rank (it reports OOM kills, where Slurm sees them); otherwise
+    use the node agent's.
 
     If the rank itself reported an error, blame instead the first rank that exited without reporting one, as by
     ``os._exit(7)``: the others failed because of it. ``failed``: the ranks that reported an error. ``before``: the output
@@ -489,7 +490,7 @@ def cause_of(
         reported = {rank, *map(str, failed)}
         killed = _killed_first(told(before), reported)
         return _crash(deaths, reported) or killed or _left_first(deaths, reported) or death.cause()
-    said = (one for one in deaths if one.at == (NodeRanks(death.node, rank),))
+    said = (one for one in deaths if one.at == (NodeRanks(death.node, rank),) and not death.oom)
     return next(said, death.cause())
 
 

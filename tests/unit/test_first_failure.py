@@ -81,6 +81,22 @@ def test_ranks_that_write_between_each_other_s_lines_are_told_apart(tmp_path: Pa
     assert {one.first.rank for one in found.groups if one.first.role is Role.FOLLOWER} == {0, 2}
 
 
+@pytest.mark.parametrize(
+    "said", ["_of_its_own.<locals>.BadBatch: batch 44 is empty", "data.BadBatch", "StopTraining: loss is flat"]
+)
+def test_an_exception_of_the_program_need_not_be_called_an_error(tmp_path: Path, said: str) -> None:
+    closed = "RuntimeError: [/gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:2431"
+    texts = traceback(closed, "[rank0]: ") + traceback(said, "[rank5]: ") + traceback(closed, "[rank7]: ")
+    found = read(tmp_path, {0: texts})
+    assert found.first is not None and found.first.rank == 5
+    assert (found.first.kind, found.first.text) == (FailureClass.USER_CODE, said)
+
+
+def test_a_line_of_somebody_else_within_a_traceback_is_no_exception(tmp_path: Path) -> None:
+    cut = traceback("INFO: step 44 is done") + traceback("step 45: loss 2.31") + traceback("loss: 2.31")
+    assert read(tmp_path, {0: cut}).first is None
+
+
 def test_an_exception_that_a_program_quotes_is_none(tmp_path: Path) -> None:
     quoted = "retrying after ValueError: bad row\nValueError: this is in a table of the manual\n"
     assert read(tmp_path, {0: quoted}).groups == ()
