@@ -121,7 +121,7 @@ class Playing:
             "name": self.name,
             "run_dir": str(self.rundir.root),
             "launch": {**plain, **self.of.launch},
-            "nodes": {"exclude_at": 1000},
+            "nodes": {"at_most": 0},
             "guard": {"poll": "200ms"},
             "checkpoints": self.of.checkpoints,
         }

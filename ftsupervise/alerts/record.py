@@ -21,6 +21,7 @@ from ftsupervise.alerts.journal import Journal
 from ftsupervise.alerts.outbox import LISTED, LISTED_FOR_MACHINES, JournalState, Message, message_id, put, source_of
 from ftsupervise.alerts.self_monitor import about_itself, journal_finding, receiver_finding, reroute
 from ftsupervise.alerts.step import (
+    FORGET_AFTER,
     Policy,
     alert_id,
     due_at,
@@ -244,7 +245,7 @@ def _worst(findings: Sequence[Finding]) -> dict[str, Finding]:
 def _causes(state: JournalState, by_id: dict[str, Finding], context: Sequence[Finding], about: About) -> list[Finding]:
     """Return the findings that are wrong now (bad in this tick, or firing and not seen to be good) and can explain others.
 
-    What nobody has looked at for ``forget_after`` explains nothing any more: its watchdog may be switched off.
+    What nobody has looked at for ``FORGET_AFTER`` explains nothing any more: its watchdog may be switched off.
     """
     now_bad = [f for f in (*by_id.values(), *context) if f.health is Health.BAD]
     still = [
@@ -252,7 +253,7 @@ def _causes(state: JournalState, by_id: dict[str, Finding], context: Sequence[Fi
         for i, a in state.alerts.items()
         if a.state is AlertState.FIRING
         and (i not in by_id or by_id[i].health is Health.UNKNOWN)
-        and about.now - a.seen < about.settings.forget_after
+        and about.now - a.seen < FORGET_AFTER
     ]
     return [f for f in (*now_bad, *still) if explained_by(f)]
 

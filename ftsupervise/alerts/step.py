@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 CHECKS = 21  # Nagios keeps 21 states, that is 20 possible changes
 DAY = timedelta(days=1)
+FORGET_AFTER = timedelta(hours=1)  # a firing alert that nobody looks at any more ends, and says so
 _OFTEN = 3  # times within a day
 _CALM, _CALM_MOST = timedelta(minutes=30), timedelta(hours=4)
 _CAME = 10  # times that are remembered
@@ -57,7 +58,7 @@ class Policy:
     of_checks: int = 1  # … M
     flap_high: float = 0.30
     flap_low: float = 0.20
-    forget_after: timedelta = timedelta(hours=1)
+    forget_after: timedelta = FORGET_AFTER
 
 
 def alert_id(finding: Finding) -> str:
@@ -284,7 +285,6 @@ def policy_of(settings: Alerts, finding: Finding) -> Policy:
         escalate_after=of("escalate_after"),
         bad_checks=min(bad, total),
         of_checks=total,
-        forget_after=settings.forget_after,
     )
 
 

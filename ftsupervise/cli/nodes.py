@@ -22,7 +22,6 @@ from ftsupervise.units import count
 if TYPE_CHECKING:
     from ftsupervise.nodes import incidents
     from ftsupervise.nodes.exclude import ExclusionResult
-    from ftsupervise.nodes.incidents import Scoring
     from ftsupervise.nodes.judging import Judgement
     from ftsupervise.rundir.paths import RunDir
 
@@ -306,11 +305,15 @@ def _past(node: incidents.JudgedNode, now: datetime) -> str:
     return f"{more}: {node.last.evidence or node.last.kind}"
 
 
-def _record(rundir: RunDir, scoring: Scoring, judged: Judgement) -> dict[str, object]:
+def _record(rundir: RunDir, at_most: int, judged: Judgement) -> dict[str, object]:
     return {
         "schema_version": 1,
         "run": rundir.root.name,
-        "settings": plain(scoring),
+        "settings": {
+            "half_life": incidents.HALF_LIFE.total_seconds(),
+            "exclude_at": incidents.EXCLUDE_AT,
+            "at_most": at_most,
+        },
         "nodes": [{**plain(node), "excluded": node.excluded} for node in judged.nodes],
         "problems": list(judged.known.problems),
     }

@@ -269,8 +269,6 @@ class DeadMan(Strict):
     """A file with its address: yours, readable by you alone."""
     url_env: SecretVariable | None = None
     """The environment variable that holds its address."""
-    timeout: Annotated[Duration, Positive] = timedelta(seconds=5)
-    """The time to wait for its answer."""
 
     @model_validator(mode="after")
     def _way(self) -> DeadMan:
@@ -310,8 +308,6 @@ class Alerts(Strict):
     """Time between two reminders of an alert that goes on; null: none."""
     escalate_after: Pause | None = None
     """An alert that is not acknowledged for this long is sent again, as escalated."""
-    forget_after: Annotated[Duration, Positive] = timedelta(hours=1)
-    """A firing alert whose subject is no longer checked ends after this long, and says so."""
     watchdogs: dict[str, Rule] = Field(default={})
     """Other delays for the alerts of single watchdogs."""
     routes: tuple[Route, ...] = ()

@@ -422,6 +422,23 @@ def _problem(finding: _Finding, document: Document, known: Known) -> Problem:
 _A_KEY = re.compile(r"(?<=did you mean ')|(?=sbatch: \[)")  # where the text about a key of launch names one
 
 
+# Keys of earlier versions that ftsupervise decides by itself, and how.
+NO_SETTINGS_ANY_MORE = {
+    "launch.restart.hang.factor": "three times the longest pause of a phase is a hang",
+    "guard.loss.tries": "the brake comes on after three tries",
+    "nodes.half_life": "an incident counts half after 24h",
+    "nodes.exclude_at": "a node is excluded at a score of 1.5, and nodes.at_most bounds how many are",
+    "checkpoints.quarantine_after": "two failures in a row from one checkpoint set it aside",
+    "watch.is_running.completing_for": "a job may be COMPLETING for 10m",
+    "watch.hang.times": "10 of the run's own step times without a step are a hang",
+    "watch.hang.kill_within": "a run may take 1h to stop after its kill switch was raised",
+    "watch.checkpoints.smallest": "one of less than half the usual size is too small",
+    "alerts.forget_after": "an alert that is not checked any more ends after 1h",
+    "alerts.dead_man.timeout": "the service is given 5s",
+    "cron.missed": "one run makes up for all missed slots",
+}
+
+
 def _unknown(path: KeyPath, given: Any, document: Document, known: Known) -> str:
     key = str(path[-1])
     here = known.keys(path[:-1], document.value)
@@ -433,6 +450,8 @@ def _unknown(path: KeyPath, given: Any, document: Document, known: Known) -> str
             words = {"file": "PATH", "env": variable[1] if variable else "VARIABLE"}
             ways = " or ".join(f"'{name}: {words[name.rsplit('_', 1)[1]]}'" for name in offers)
             return f"unknown key '{key}'; a secret is never written in a settings file, type {ways}"
+    if (decided := NO_SETTINGS_ANY_MORE.get(dotted(tuple(step for step in path if isinstance(step, str))))) is not None:
+        return f"{key!r} is no setting any more: {decided}; leave it out"
     text = f"unknown key {key!r}"
     if path[:-1] == ("launch",) and (slurms := instead_of(key, given)):
         return f"{text}; {slurms}"

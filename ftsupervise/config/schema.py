@@ -67,7 +67,6 @@ class HangSettings(Strict):
     """The time after which a hung command is ended and started again."""
 
     at_least: Annotated[Duration, Positive] = declared("launch.restart.hang.at_least")
-    factor: float = declared("launch.restart.hang.factor")
     start: Annotated[Duration, Positive] = declared("launch.restart.hang.start")
     unknown: Annotated[Duration, Positive] = declared("launch.restart.hang.unknown")
 
@@ -162,7 +161,6 @@ class LossSettings(Strict):
     tolerate: int = declared("guard.loss.tolerate")
     patience: int = declared("guard.loss.patience")
     back: int = declared("guard.loss.back")
-    tries: int = declared("guard.loss.tries")
 
 
 class GuardSettings(Strict):
@@ -246,7 +244,6 @@ class CheckpointSettings(Strict):
     """Names of checkpoints, with * and ? as in a shell."""
     every: Annotated[Duration, Positive] | None = declared("checkpoints.every")
     verify: Literal["sizes", "quick", "sampled", "full"] = declared("checkpoints.verify")
-    quarantine_after: int = declared("checkpoints.quarantine_after")
     torn: Literal["set-aside", "tell"] = declared("checkpoints.torn")
     incremental: int = declared("checkpoints.incremental")
     adopt: bool = False
@@ -285,8 +282,6 @@ class Cron(Strict):
     """The number of next slots whose jobs always wait in the queue; all but one of them may be lost in a row."""
     limit: Annotated[Duration, Positive] = timedelta(minutes=10)
     """An entry that runs longer is ended, with all it started."""
-    missed: Literal["once", "skip"] = "once"
-    """once: an entry whose slots were missed runs once, as soon as possible; skip: it waits for its next slot."""
     timezone: str | None = None
     """For the times in the crontab file and of the folders, such as "Europe/Berlin"; default: this machine's own."""
     minutely: Times = "* * * * *"
@@ -355,8 +350,6 @@ class NodeSettings(Strict):
     """The exclusion of nodes that failed the run: for how long, and how many."""
 
     directory: Path | None = declared("nodes.directory")
-    half_life: Annotated[Duration, Positive] = declared("nodes.half_life")
-    exclude_at: float = declared("nodes.exclude_at")
     at_most: int | None = declared("nodes.at_most")
     health: HealthCommand | None = None
     """A command that reports the health of a node; null: none."""
@@ -588,11 +581,3 @@ class Run(Strict):
     """The receivers of alerts, and how often they are notified."""
     cron: Cron = Cron()
     """The crontab emulation that watches from outside, and which this run helps to keep alive."""
-
-    @model_validator(mode="after")
-    def _quarantine_before_brake(self) -> Run:
-        same, after = self.launch.restart.same_failure, self.checkpoints.quarantine_after
-        if same and after >= same and "quarantine_after" in self.checkpoints.model_fields_set:
-            words = f"give {same - 1} at most: launch.restart.same_failure brings the brake on after {same}"
-            raise wrong_at(("checkpoints", "quarantine_after"), words)
-        return self

@@ -166,10 +166,6 @@ SETTINGS = (
         help="A shorter standstill is never a hang; half of it is enough where a rank stays stopped (SIGSTOP).",
     ),
     Setting(
-        "--hang-factor", f"{_HANG}.factor", "hang.factor", Form.NUMBER, 3.0, least=1, most=1000,
-        help="This many times the longest pause seen so far in that phase is a hang.",
-    ),
-    Setting(
         "--hang-start", f"{_HANG}.start", "hang.start", _SECONDS, 1800.0, above=0,
         help="How long the first step may take.",
     ),
@@ -189,14 +185,6 @@ SETTINGS = (
     Setting(
         "--nodes-dir", "nodes.directory", "care.directory", Form.FOLDER, None,
         help="A directory in which runs share their incidents of nodes. Default: each run keeps its own.",
-    ),
-    Setting(
-        "--nodes-half-life", "nodes.half_life", "care.half_life", _SECONDS, 24 * 3600.0, above=0,
-        help="After this long an incident of a node counts half.",
-    ),
-    Setting(
-        "--nodes-exclude-at", "nodes.exclude_at", "care.exclude_at", Form.NUMBER, 1.5, above=0, most=1000,
-        help="Score at which a node is excluded: a rank killed there counts 1, a failed health command 3.",
     ),
     Setting(
         "--nodes-at-most", "nodes.at_most", "care.at_most", Form.COUNT, None, least=0, most=100_000,
@@ -252,10 +240,6 @@ SETTINGS = (
         help="resume goes on from the newest checkpoint that is at least this many steps older than the trouble.",
     ),
     Setting(
-        "--loss-tries", f"{_LOSS}.tries", "budgets.loss_tries", Form.COUNT, 3, least=1, most=1000,
-        help="It resumes this often for the same trouble, each time from an older checkpoint; then the brake stops the chain.",
-    ),
-    Setting(
         "--guard-stop-before", "guard.stop_before", "guard.STOP_BEFORE", _SECONDS, None, above=0,
         help="Stop this long before the end of the job, besides Slurm's signal.",
     ),
@@ -284,11 +268,6 @@ SETTINGS = (
         "--incremental", "checkpoints.incremental", "guard.INCREMENTAL", Form.COUNT, 0, least=0, most=1000,
         help="A file that guard.checkpoint() finds unchanged since the checkpoint before is kept once, as a reflink or a hard "
         "link; each n-th checkpoint is written in full. 0: every one is.",
-    ),
-    Setting(
-        "--quarantine-after", "checkpoints.quarantine_after", "budgets.quarantine_after", Form.COUNT, 2, least=0, most=1000,
-        help="A checkpoint is set aside after this many attempts in a row that began from it and failed in the same way, and "
-        "the run goes on from the one before. Fewer than same_failure, so that the brake does not come first. 0: never.",
     ),
     Setting(
         "--torn", "checkpoints.torn", "torn", Form.CHOICE, "set-aside", choices=("set-aside", "tell"),

@@ -44,8 +44,6 @@ Pattern = Annotated[str, AfterValidator(_pattern)]
 class IsRunning(Section):
     """The job of the run: it must be in the queue, running or able to run."""
 
-    completing_for: Duration = 10 * _M
-    """How long a job may be COMPLETING before an alert."""
     passing_for: Duration = 30 * _M
     """How long a job may be SUSPENDED, STOPPED, CONFIGURING, STAGE_OUT or EXPEDITING before an alert."""
     pending_for: Duration | None = None
@@ -78,10 +76,6 @@ class Hang(Section):
     """The same for single phases, by the name the guard gives them: {eval: 2h}."""
     at_most: Span = 4 * _H
     """Pauses learned from the run's past never make the bound longer than this, in training and in any other phase."""
-    times: Annotated[float, Field(ge=2)] = 10.0
-    """How many of the run's own step times without a step are a hang."""
-    kill_within: Span = _H
-    """How long a run may take to stop after its kill switch was raised, before it counts as hung after all."""
 
 
 class DiskLimits(Strict):
@@ -201,8 +195,6 @@ class CheckpointsSection(Section):
     """Time between two of them; default: learned from those that are there."""
     late: Annotated[float, Field(ge=1.1)] = 3.0
     """How many times the cadence the newest may be old."""
-    smallest: Some = 0.5
-    """Share of the usual size below which one is too small."""
     settle: Span = 15 * _M
     """How long writing one may take before it must be whole."""
 

@@ -369,7 +369,7 @@ def _owed(slot: CronSlot, entry: CronEntry) -> Due:
     newest = history.runs(slot.cron, entry.key, most=1)
     period = slot.installed.period
     seen = newest[0].at if newest else history.first_seen(slot.cron, entry.key, slot.at - period)
-    return due(entry.schedule, slot.at, period, min(seen, slot.at), once=slot.installed.missed == "once")
+    return due(entry.schedule, slot.at, period, min(seen, slot.at))
 
 
 def busy(slot: CronSlot, newest: EntryRun | None) -> str:

@@ -113,12 +113,12 @@ class Due:
     missed: tuple[datetime, ...] = ()  # earlier slots at which it should have run and did not
 
 
-def due(schedule: Schedule, slot: datetime, period: timedelta, last: datetime, *, once: bool) -> Due:
+def due(schedule: Schedule, slot: datetime, period: timedelta, last: datetime) -> Due:
     """Return ``Due``: whether the entry is due at ``slot``, and the slots missed since ``last`` (its last run, or when it was
     first seen).
 
-    An entry has one run a slot, however many of its times lie between this slot and the one before. ``once``: one run
-    makes up for all missed slots.
+    An entry has one run a slot, however many of its times lie between this slot and the one before. One run makes up for
+    all missed slots.
     """
     window = slot - period
     on_time = schedule.next_after(max(last, window), period)
@@ -131,7 +131,7 @@ def due(schedule: Schedule, slot: datetime, period: timedelta, last: datetime, *
             break
         missed.append(ceiling(found, period))
         at = missed[-1]  # the other times of the same slot are the same run
-    return Due(run=now or (once and bool(missed)), missed=tuple(missed))
+    return Due(run=now or bool(missed), missed=tuple(missed))
 
 
 _TABLE_LIMIT = 1_000_000

@@ -98,7 +98,6 @@ def decide(
         period=settings.period,
         spares=settings.spares,
         limit=settings.limit,
-        missed=settings.missed,
         timezone=settings.timezone or local_zone(env),
         times=times,
         keep=settings.keep,

@@ -105,7 +105,6 @@ class Installed:
     period: timedelta
     spares: int
     limit: timedelta
-    missed: Exact  # "once" or "skip"
     timezone: Exact
     times: dict[str, Exact]  # folder -> schedule
     keep: int

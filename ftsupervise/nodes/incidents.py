@@ -22,7 +22,6 @@ from math import ceil, log2
 from pathlib import Path
 from typing import NamedTuple
 
-from ftsupervise.config.supervisor import default
 from ftsupervise.host.ownership import FOLDER, NotTrusted, distrust_in, held, make_folder, may_be_changed, stranger
 from ftsupervise.printable import printable
 from ftsupervise.rundir.paths import sync_directory
@@ -44,11 +43,15 @@ WEIGHTS: Mapping[str, float] = {
     "crashed": 0.5,  # SIGSEGV, SIGABRT and the like: often the program's own fault
     "memory": 0.5,  # out of host memory
 }
+HALF_LIFE = timedelta(days=1)  # an incident of yesterday counts half; who knows that a node is repaired clears it
+EXCLUDE_AT = (
+    1.5  # a score: two killed ranks, or one bad answer of the health command; one killed rank may be the program's
+)
 _OF_THE_NODE = frozenset({"health", "hardware", "no-answer", "node", "launch", "warning"})
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}")
 _EPOCH = datetime.fromtimestamp(0, timezone.utc)
 _SHARE = 0.02  # share of the run's nodes that may be excluded, when it has fewer spares
-_FADED = 20  # half-lives after which an incident does not count
+_FADED = 20 * HALF_LIFE  # after which an incident does not count
 _FAINT = 0.1  # a score below this is none
 _MOST = 400  # incidents that one writer keeps
 _FILES = 10_000  # files of one folder that are read
@@ -116,14 +119,6 @@ class JudgedNode(NamedTuple):
         return self.state in ("excluded", "by hand")
 
 
-class Scoring(NamedTuple):
-    """The settings by which incidents become exclusions."""
-
-    half_life: float = default("care.half_life")  # seconds after which an incident counts half
-    exclude_at: float = default("care.exclude_at")
-    at_most: int = 1  # nodes excluded because of their score; a person's own exclusions come on top
-
-
 def margin(nodes: int, spares: int) -> int:
     """Return how many nodes a run may exclude by itself: its spares, or 2 % of its nodes, at least one."""
     return max(spares, ceil(_SHARE * nodes), 1)
@@ -137,38 +132,41 @@ def is_name(text: str) -> bool:
 # ------------------------------------------------------------------------------------------------------------- judging
 
 
-def judge(known: NodeHistory, scoring: Scoring, now: datetime) -> tuple[JudgedNode, ...]:
-    """Return all nodes with incidents or an override, the excluded ones first, the worst first. Pure."""
+def judge(known: NodeHistory, at_most: int, now: datetime) -> tuple[JudgedNode, ...]:
+    """Return all nodes with incidents or an override, the excluded ones first, the worst first. Pure.
+
+    ``at_most``: nodes excluded because of their score; a person's own exclusions come on top.
+    """
     marks = _standing(known.overrides, now)
     cleared = {mark.node: mark.at for mark in sorted(known.overrides, key=lambda m: m.at) if mark.word == CLEARED}
     counted: dict[str, list[Incident]] = {}
-    for one in sorted(without_followers(known.incidents, scoring, now), key=lambda t: t.at):
+    for one in sorted(without_followers(known.incidents, now), key=lambda t: t.at):
         if one.at > cleared.get(one.node, _EPOCH):
             counted.setdefault(one.node, []).append(one)
-    found = [_judged(name, counted.get(name, []), marks.get(name), scoring, now) for name in {*counted, *marks}]
+    found = [_judged(name, counted.get(name, []), marks.get(name), now) for name in {*counted, *marks}]
     found = [node for node in found if node.score >= _FAINT or node.state]
     found.sort(key=lambda node: (-node.score, node.name))
     over = [node for node in found if node.state == "excluded"]
-    for node in over[scoring.at_most :]:
-        worse = ", ".join(other.name for other in over[: scoring.at_most]) or "none"
-        why = f"kept: at most {scoring.at_most} may be excluded, and {worse} did worse; {node.why}"
+    for node in over[at_most:]:
+        worse = ", ".join(other.name for other in over[:at_most]) or "none"
+        why = f"kept: at most {at_most} may be excluded, and {worse} did worse; {node.why}"
         found[found.index(node)] = node._replace(state="kept", why=why)
     order = {"by hand": 0, "excluded": 0, "kept": 1, "": 2, "trusted": 3}
     return tuple(sorted(found, key=lambda node: order[node.state]))
 
 
-def without_followers(incidents: Iterable[Incident], scoring: Scoring, now: datetime) -> list[Incident]:
+def without_followers(incidents: Iterable[Incident], now: datetime) -> list[Incident]:
     """Return ``incidents`` without the faded ones and those that went with a rank.
 
     The same failure of the same rank of the same run on two nodes within two half-lives is the program's or its data's,
     not the nodes'. Incidents that the node itself witnesses stay.
     """
-    fresh = [t for t in incidents if t.kind in WEIGHTS and _age(t, now) < _FADED * scoring.half_life]
+    fresh = [t for t in incidents if t.kind in WEIGHTS and _age(t, now) < _FADED]
     threads: dict[tuple[str, ...], list[Incident]] = {}
     for one in sorted(fresh, key=lambda t: t.at):
         if one.kind not in _OF_THE_NODE:
             threads.setdefault(_thread(one), []).append(one)
-    near = timedelta(seconds=2 * scoring.half_life)
+    near = 2 * HALF_LIFE
     went = {
         one
         for thread in threads.values()
@@ -197,17 +195,17 @@ def _thread(one: Incident) -> tuple[str, ...]:
     return one.run, one.kind, one.sign, "" if one.kind == "memory" else one.rank
 
 
-def score(incidents: Iterable[Incident], half_life: float, now: datetime) -> float:
+def score(incidents: Iterable[Incident], now: datetime) -> float:
     """Return the sum of the weights, each halved with every half-life that has passed."""
-    return float(sum(WEIGHTS.get(one.kind, 0.0) * 0.5 ** (_age(one, now) / half_life) for one in incidents))
+    return float(sum(WEIGHTS.get(one.kind, 0.0) * 0.5 ** (_age(one, now) / HALF_LIFE) for one in incidents))
 
 
-def _age(one: Incident, now: datetime) -> float:
-    return max(0.0, (now - one.at).total_seconds())  # a clock that is ahead makes nothing worse
+def _age(one: Incident, now: datetime) -> timedelta:
+    return max(timedelta(0), now - one.at)  # a clock that is ahead makes nothing worse
 
 
-def _judged(name: str, incidents: list[Incident], mark: Override | None, scoring: Scoring, now: datetime) -> JudgedNode:
-    points = score(incidents, scoring.half_life, now)
+def _judged(name: str, incidents: list[Incident], mark: Override | None, now: datetime) -> JudgedNode:
+    points = score(incidents, now)
     last = incidents[-1] if incidents else None
     node = JudgedNode(name, round(points, 3), "", last=last, incidents=len(incidents))
     if mark is not None:
@@ -215,11 +213,11 @@ def _judged(name: str, incidents: list[Incident], mark: Override | None, scoring
         why = f"{by}: {mark.why}" if mark.why else by
         state = "by hand" if mark.word == EXCLUDE else "trusted"
         return node._replace(state=state, why=why, since=mark.at, until=mark.until)
-    if last is None or points < scoring.exclude_at:
+    if last is None or points < EXCLUDE_AT:
         return node
-    left = timedelta(seconds=scoring.half_life * log2(points / scoring.exclude_at))
+    left = HALF_LIFE * log2(points / EXCLUDE_AT)
     count = f"{len(incidents)} incidents" if len(incidents) > 1 else "one incident"
-    why = f"score {points:.2g} of {scoring.exclude_at:g}, {count}, the last: {last.evidence or last.kind}"
+    why = f"score {points:.2g} of {EXCLUDE_AT:g}, {count}, the last: {last.evidence or last.kind}"
     return node._replace(state="excluded", why=why, since=last.at, until=now + left)
 
 
@@ -366,13 +364,13 @@ def any_exclusions(place: Path) -> bool:
         return False
 
 
-def forget(place: Path, half_life: float, now: datetime) -> None:
+def forget(place: Path, now: datetime) -> None:
     """Remove the files of ``place`` in which nothing counts any more: a run of many jobs reads them after each failure. Others
     may write the place where it is shared, so the folder is held, and no link of theirs is followed."""
     try:
         with held(place / INCIDENTS) as here:
             for path in here.iterdir():
-                if now.timestamp() - path.lstat().st_mtime > _FADED * half_life:
+                if now.timestamp() - path.lstat().st_mtime > _FADED.total_seconds():
                     path.unlink(missing_ok=True)
     except (OSError, NotTrusted):  # not ours to remove, or not there
         return

@@ -19,9 +19,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ftsupervise.errors import ConfigError, NotFound
 from ftsupervise.host import bounded, processes
 from ftsupervise.nodes import incidents
-from ftsupervise.nodes.incidents import Incident, IncidentLog, JudgedNode, NodeHistory, Scoring, margin
+from ftsupervise.nodes.incidents import Incident, IncidentLog, JudgedNode, NodeHistory, margin
 from ftsupervise.rundir.paths import RunDir, tell
-from ftsupervise.units import parse_duration
 
 if TYPE_CHECKING:
     from ftsupervise.config.schema import Run
@@ -40,10 +39,10 @@ class Judgement(NamedTuple):
     whole: bool
 
 
-def judge(scoring: Scoring, places: Sequence[Path], now: datetime) -> Judgement:
+def judge(at_most: int, places: Sequence[Path], now: datetime) -> Judgement:
     """Read the history in ``places``, the run's own first, and judge every node by it."""
     known, whole = read(places)
-    return Judgement(incidents.judge(known, scoring, now), known, whole)
+    return Judgement(incidents.judge(known, at_most, now), known, whole)
 
 
 def read(places: Sequence[Path], patience: float = PATIENCE) -> tuple[NodeHistory, bool]:
@@ -96,8 +95,8 @@ class NodeJudge:
     incident.
     """
 
-    def __init__(self, own: Path, shared: Path | None, scoring: Scoring, writer: str) -> None:
-        self.own, self.shared, self.scoring = own, shared, scoring
+    def __init__(self, own: Path, shared: Path | None, at_most: int, writer: str) -> None:
+        self.own, self.shared, self.at_most = own, shared, at_most
         self.log = IncidentLog(writer)
         self.nodes: tuple[JudgedNode, ...] = ()
         self.whole = True  # True if the shared directory answered this time
@@ -130,7 +129,7 @@ class NodeJudge:
             problems, known = (*problems, *unwritten), merge(known, self._others)
         for problem in (*problems, *known.problems):
             tell(log, problem)
-        self.nodes = incidents.judge(known, self.scoring, datetime.now(timezone.utc))
+        self.nodes = incidents.judge(known, self.at_most, datetime.now(timezone.utc))
         return known
 
     def _ask_shared(self, place: Path, log: Path | None, write: bool) -> tuple[str, ...]:
@@ -151,32 +150,26 @@ class NodeJudge:
 # The way a run judges its nodes, and the places of its pages, by its settings.
 
 
-def of_run(run: Run) -> tuple[Scoring, list[Path]]:
-    """Return scoring and places by the settings of ``run``; the run's own place is the first."""
+def of_run(run: Run) -> tuple[int, list[Path]]:
+    """Return the most nodes to be excluded and the places by the settings of ``run``; the run's own place is the first."""
     assert run.run_dir is not None
     given, most = run.nodes, margin(run.launch.job_nodes, run.launch.spare_nodes)
-    scoring = Scoring(
-        given.half_life.total_seconds(), given.exclude_at, most if given.at_most is None else given.at_most
-    )
-    return scoring, [RunDir(run.run_dir).nodes, *([given.directory] if given.directory else [])]
+    at_most = most if given.at_most is None else given.at_most
+    return at_most, [RunDir(run.run_dir).nodes, *([given.directory] if given.directory else [])]
 
 
-def of_run_dir(rundir: RunDir) -> tuple[Scoring, list[Path]]:
+def of_run_dir(rundir: RunDir) -> tuple[int, list[Path]]:
     """Return the same from the run.yaml that launch wrote, fast: without the schema.
 
     Defaults without a launch. Raises ConfigError.
     """
-    given, launch, usual = _section(rundir, "nodes"), _section(rundir, "launch"), Scoring()
+    given, launch = _section(rundir, "nodes"), _section(rundir, "launch")
     try:
         most = margin(int(launch.get("nodes", 1)), int(launch.get("spare_nodes", 0)))
-        scoring = Scoring(
-            parse_duration(given["half_life"]).total_seconds() if given.get("half_life") else usual.half_life,
-            float(given.get("exclude_at", usual.exclude_at)),
-            most if given.get("at_most") is None else int(given["at_most"]),
-        )
+        at_most = most if given.get("at_most") is None else int(given["at_most"])
     except (ValueError, TypeError) as error:
         raise ConfigError(f"{rundir.config}: nodes: {error}", hint="launch writes that file; launch again") from None
-    return scoring, [rundir.nodes, *([Path(given["directory"])] if given.get("directory") else [])]
+    return at_most, [rundir.nodes, *([Path(given["directory"])] if given.get("directory") else [])]
 
 
 def _section(rundir: RunDir, name: str) -> dict[str, Any]:

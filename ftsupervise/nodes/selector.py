@@ -156,8 +156,6 @@ class NodePolicy:
     """The settings for judging and checking nodes. Seconds."""
 
     directory: Path | None = None  # incidents shared with other runs
-    half_life: float = default("care.half_life")
-    exclude_at: float = default("care.exclude_at")
     at_most: int | None = None  # nodes excluded because of their score; None: the spare margin
     least: int | None = None  # nodes that the command can run on; None: it needs all that it asks for
     health: str = ""  # a shell command; "": none
@@ -256,8 +254,7 @@ class NodeSelector:
         need = wanted(command, len(self.names), self.text)
         most = incidents.margin(need, len(self.names) - need) if care.at_most is None else care.at_most
         writer = f"{name}.{self.job or 'none'}.{_host()}.{os.getpid()}.{processes.identity(os.getpid())}"
-        scoring = incidents.Scoring(care.half_life, care.exclude_at, most)
-        self.judge = NodeJudge(rundir.nodes, care.directory, scoring, writer)
+        self.judge = NodeJudge(rundir.nodes, care.directory, most, writer)
         self.exclusions = WaitingExclusions(rundir, env, allocation, self.judge, observes)
         self.failed_nodes: frozenset[str] = frozenset()  # failed under a step of this job, or started none
         self.unhealthy: dict[str, str] = {}  # node -> what its health command said
@@ -287,7 +284,7 @@ class NodeSelector:
 
     def initial(self) -> Placement | str:
         """Return where to start, or why not to. Slurm has just given us the nodes: only a health command prevents the start."""
-        incidents.forget(self.rundir.nodes, self.care.half_life, _now())
+        incidents.forget(self.rundir.nodes, _now())
         self.judge.judge_anew(None)
         self.examine(START, None)
         self.exclusions.update(None)

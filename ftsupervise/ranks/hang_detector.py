@@ -1,10 +1,10 @@
 """Is the run hung? Pure: from rank states and the clock to fine, suspect or hung, with the ranks and the reason.
 
     progress   any rank makes a step, changes its phase, or says ``guard.beat()``
-    bound      max(floor, factor x the largest gap between two signs of progress seen in this phase), over all attempts
+    bound      max(floor, 3 x the largest gap between two signs of progress seen in this phase), over all attempts
                of the job. Twice that while fewer than 100 gaps are known (30 visits), a generous default below 10.
     confirmed  the same ranks were checked repeatedly before the bound. One that is
-                 stopped (T) all that time: sure, at max(floor / 2, factor x the largest gap), known or not
+                 stopped (T) all that time: sure, at max(floor / 2, 3 x the largest gap), known or not
                  gone while the others live, or traced (t): sure, at the bound
                  asleep (S or D), without CPU for 0.4 of the bound: at the bound
                  using CPU, runnable, or not to be seen: at three times the bound, six floors at least. It may compile,
@@ -34,6 +34,7 @@ _LEAVING, _SILENT = "leaving", "silent"  # in place of a phase
 _UNTOLD = ""  # of a command that tells nothing: each sign of life is progress
 
 _KNOWN_GAPS, _KNOWN_VISITS = 10, 3  # a phase is known after so many gaps, or so many ends
+_FACTOR = 3.0  # times the longest gap of a phase is a hang; where steps differ more, a person raises ``at_least``
 _SURE_GAPS, _SURE_VISITS = 100, 30  # the factor is used unchanged after so many gaps
 _FIRST_GAPS = 3  # first gaps of a phase in each attempt, while caches are cold
 _SLOWER = 6.0  # floors: the least for those, and for ranks that use CPU
@@ -58,10 +59,9 @@ class HangState(Enum):
 
 @dataclass(frozen=True)
 class HangLimits:
-    """Seconds; ``factor`` times the largest gap of a phase."""
+    """Seconds."""
 
     floor: float = default("hang.floor")
-    factor: float = default("hang.factor")
     start: float = default("hang.start")  # up to the first step
     unknown: float = default("hang.unknown")  # for a phase with too few known gaps
 
@@ -222,8 +222,8 @@ class Detector:
             return limits.start * again
         gaps = self.past.phases.get(phase)
         if gaps is None or not gaps.known or phase in (_LEAVING, _SILENT, _UNTOLD):
-            return max(limits.unknown, limits.factor * gaps.largest if gaps else 0.0) * again
-        bound = max(limits.floor, limits.factor * gaps.largest * (1 if gaps.sure else 2))
+            return max(limits.unknown, _FACTOR * gaps.largest if gaps else 0.0) * again
+        bound = max(limits.floor, _FACTOR * gaps.largest * (1 if gaps.sure else 2))
         if self.seen_here.get(phase, 0) < _FIRST_GAPS:
             bound = max(bound, _SLOWER * limits.floor)
         return bound * again
@@ -261,7 +261,7 @@ class Detector:
     def _judge_stopped(self, view: _RunView) -> HangVerdict:
         """A stopped rank makes no progress in any phase, but it may be continued shortly."""
         gaps = self.past.phases.get(self._phase, PhaseStats())
-        bound = max(_STOPPED * self.limits.floor, self.limits.factor * gaps.largest)
+        bound = max(_STOPPED * self.limits.floor, _FACTOR * gaps.largest)
         stood = min(self._age, max(0.0, view.reported_until - min(self._stopped.values()) - self._late))
         stopped = tuple(one for one in view.active if one.rank in self._stopped)
         verdict = HangVerdict(

@@ -38,6 +38,7 @@ TOO_SHORT = "the time limit is too short for the start"
 _ANY_NUMBER = 1_000_000
 _AT_THE_END = (CauseKind.WARNING, CauseKind.TIME_LIMIT, CauseKind.TOLD)  # causes of an end that the job's limit brought
 IDLE = "a finished run has to say so: guard.finished(step), or the file state/finished"
+_SET_ASIDE_AFTER = 2  # failures in a row from one checkpoint: one may be chance, and the brake comes on at three
 _LEAST_TIME = 30.0  # seconds of the job that must be left
 _UNKNOWN_START = 60.0  # seconds from start to first step, while none is known
 
@@ -56,14 +57,13 @@ class Budgets:
     same_failure: int = default("budgets.same_failure")
     of_kind: Mapping[str, int] = field(default_factory=dict)
     back_off: float = default("budgets.back_off")
-    quarantine_after: int = default("budgets.quarantine_after")
     loss_back: int = default("budgets.loss_back")  # steps, when the loss is no number or diverges
-    loss_tries: int = default("budgets.loss_tries")  # of going back for the same trouble
+    loss_tries: int = 3  # of going back for the same trouble, each time further; then the brake
 
     @property
     def set_aside_after(self) -> int:
         """Failures from one checkpoint until it is set aside: before the brake, which counts them too, comes on. 0: never."""
-        return min(self.quarantine_after, self.same_failure - 1) if self.same_failure else self.quarantine_after
+        return min(_SET_ASIDE_AFTER, self.same_failure - 1) if self.same_failure else _SET_ASIDE_AFTER
 
     def of(self, kind: FailureKind) -> int:
         given = self.of_kind.get(kind.value)
@@ -228,7 +228,7 @@ def _why_not_back(attempts: Sequence[Attempt], budgets: Budgets) -> tuple[str, i
         return "guard.loss says stop; the next start goes on from an earlier checkpoint", times
     if times > budgets.loss_tries:
         tried = f"{_times(budgets.loss_tries)} after going back to an older checkpoint"
-        return f"{_times(times)} in the same place, {tried} (guard.loss.tries)", times
+        return f"{_times(times)} in the same place, {tried}", times
     return None
 
 

@@ -61,13 +61,13 @@ class ProgressHistory:
 
 @dataclass(frozen=True)
 class StallLimits:
-    """The settings of the judge, seconds."""
+    """The limits of the judge, seconds."""
 
     at_least: float = 600.0
     quiet: float = 3600.0
     slow: float = 3600.0
     at_most: float = 14_400.0
-    times: float = 10.0
+    times: float = 10.0  # of the run's own step times without a step
     phases: Mapping[str, float] = field(default_factory=dict)
 
 

@@ -86,11 +86,10 @@ def _send_ping(settings: DeadMan, suffix: str, text: str) -> str:
     address = ""
     try:
         address = safe_address(read_secret(settings, "url"), "dead_man.url").rstrip("/")
-        seconds = settings.timeout.total_seconds()
         with requests.post(
             address + suffix,
             data=redact(text).encode(),
-            timeout=(seconds, seconds),
+            timeout=(_PING_WITHIN, _PING_WITHIN),
             allow_redirects=False,
             stream=True,
             headers={"Content-Type": "text/plain; charset=utf-8", "User-Agent": "ftsupervise"},
@@ -104,6 +103,7 @@ def _send_ping(settings: DeadMan, suffix: str, text: str) -> str:
 
 KEEPS, PINGS = "use this account's state directory", "tell the dead-man service"
 PINGING = 60.0
+_PING_WITHIN = 5.0  # seconds to reach the service, and for its answer: the next tick pings again
 
 
 class GeneralReport(NamedTuple):

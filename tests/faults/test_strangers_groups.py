@@ -254,7 +254,7 @@ def test_a_list_of_nodes_that_is_shared_leads_to_no_file_of_ones_own(desk: Desk)
 
     assert as_one(EVE, lay)
     now = datetime.now(timezone.utc)
-    incidents.forget(desk.shared, 3600.0, now)
+    incidents.forget(desk.shared, now)
     (problem,) = incidents.IncidentLog("me").write([desk.shared])
     assert "is a link of games to what belongs to daemon" in problem
     with pytest.raises(ownership.NotTrusted):

@@ -41,7 +41,6 @@ SETTINGS = """
 name: {name}
 launch: {{command: python train.py, nodes: {nodes}, spare_nodes: 1, jobs: 10, time: "20:00:00", partition: batch}}
 run_dir: {folder}
-nodes: {{half_life: 2d}}
 watch: {{disk: [{{}}], hang: {{}}}}
 alerts:
   receivers:

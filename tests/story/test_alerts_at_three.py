@@ -107,7 +107,7 @@ def test_slack_has_a_colour_fields_and_the_commands_to_copy(chat: SlackServer, t
 
 
 def test_what_is_no_longer_watched_is_no_all_clear(chat: SlackServer, tmp_path: Path) -> None:
-    alerts, journal = settings([bot(chat, tmp_path)], forget_after="1h"), journal_in(tmp_path)
+    alerts, journal = settings([bot(chat, tmp_path)]), journal_in(tmp_path)
     tick(journal, alerts, T0, bad())
     tick(journal, alerts, T0 + timedelta(days=4))
     last = chat.posts[-1]

@@ -15,8 +15,6 @@ import pytest
 from ftsupervise import Guard
 from ftsupervise.checkpoints.quarantine import quarantined, set_aside
 from ftsupervise.checkpoints.suspicion import suspect
-from ftsupervise.config.load import loads
-from ftsupervise.errors import ConfigError
 from ftsupervise.model import Attempt, Cause, CauseKind, Claim, End, Failure, FailureKind
 from ftsupervise.rundir import fence, ledger, switches
 from ftsupervise.rundir.paths import RunDir
@@ -281,14 +279,6 @@ def test_the_page_of_the_checkpoint_stays_readable() -> None:
         3,
         520,
     )
-
-
-def test_the_settings_refuse_a_quarantine_that_the_brake_would_come_before() -> None:
-    def settings(after: int) -> bytes:
-        return f"name: a\nlaunch: {{command: x}}\ncheckpoints: {{quarantine_after: {after}}}\n".encode()
-
-    with pytest.raises(ConfigError, match=r"checkpoints\.quarantine_after: give 2 at most: .* the brake on after 3"):
-        loads(settings(3))
 
 
 def test_an_attempt_that_a_newer_one_has_sealed_sets_no_checkpoint_aside(tmp_path: Path) -> None:

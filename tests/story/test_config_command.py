@@ -54,7 +54,7 @@ def test_check_says_fine_and_where_the_run_lives(tmp_path: Path, environ: dict[s
         ("{at_least: 1h}", True),
         ("{at_least: 5m}", True),
         ("{at_least: 4m}", False),
-        ("{factor: 4}", False),
+        ("{start: 1h}", False),
         ("null", False),
     ],
 )

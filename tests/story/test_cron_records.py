@@ -25,7 +25,6 @@ INSTALLED = Installed(
     period=timedelta(minutes=5),
     spares=3,
     limit=timedelta(minutes=10),
-    missed="once",
     timezone="Europe/Berlin",
     times={"minutely": "@tick", "hourly": "@hourly", "daily": "@daily", "weekly": "@weekly"},
     keep=50,

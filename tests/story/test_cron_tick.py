@@ -83,16 +83,6 @@ def test_missed_slots_are_made_good_once_and_said(folder: Folder) -> None:
     assert not folder.tick(NINE + timedelta(hours=3, minutes=15)).worked.ran
 
 
-def test_missed_slots_may_be_let_go_and_are_said_all_the_same(tmp_path: Path) -> None:
-    folder = make(tmp_path, missed="skip")
-    folder.drop("hourly", "job", "echo x")
-    assert folder.tick(NINE).worked.ran
-    done = folder.tick(NINE + timedelta(hours=3, minutes=10))
-    assert (done.worked.ran, done.worked.missed) == ((), {"hourly/job": 3})
-    assert "3 slots" in folder.runs("hourly.job")[0].end.words
-    assert folder.tick(NINE + timedelta(hours=3, minutes=15)).worked.missed == {}
-
-
 def test_a_failure_is_told_once_and_so_is_its_end(tmp_path: Path) -> None:
     heard = tmp_path / "heard"
     folder = make(tmp_path, alerts=alerts_to(heard), minutely="@tick")

@@ -147,7 +147,7 @@ def test_a_snapshot_after_the_run_went_back_knows_what_was_skipped(run: Supervis
     "each time the run goes further back; then the brake comes on",
 )
 def test_a_run_that_comes_to_the_same_again_goes_back_further_and_stops_after_its_tries(run: SupervisedRun) -> None:
-    code = train(run, *RESUME, "--loss-tries", "2", bad="step == 32")
+    code = train(run, *RESUME, bad="step == 32")
     said = run.members[0].said()
     assert code == 0, "the loop itself has left in order"
     assert begun(run) == ["", "step-00000020", "step-00000015"], said

@@ -129,7 +129,7 @@ def test_odd_durations_runs_and_sharing_nothing_are_said(type_it: Type) -> None:
 
 def test_runs_that_share_a_directory_learn_from_each_other(type_it: Type, rundir: RunDir, tmp_path: Path) -> None:
     shared = tmp_path / "all"
-    rundir.config.write_text(f"name: tr11\nnodes: {{directory: {shared}, half_life: 12h, at_most: 5}}\n")
+    rundir.config.write_text(f"name: tr11\nnodes: {{directory: {shared}, at_most: 5}}\n")
     book = incidents.IncidentLog("another-run")
     book.add([incidents.Incident("node-4", "hardware", datetime.now(timezone.utc), "another", evidence="Xid 79")])
     assert book.write([shared]) == ()

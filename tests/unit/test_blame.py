@@ -12,7 +12,7 @@ import pytest
 from ftsupervise.model import Cause, CauseKind, End, Failure, FailureKind, NodeRanks, Standstill, ended
 from ftsupervise.nodes import incidents, selector
 from ftsupervise.nodes.exclude import fitting
-from ftsupervise.nodes.incidents import CLEARED, EXCLUDE, TRUST, Incident, NodeHistory, Override, Scoring, judge, margin
+from ftsupervise.nodes.incidents import CLEARED, EXCLUDE, TRUST, Incident, NodeHistory, Override, judge, margin
 from ftsupervise.nodes.selector import against, known_as
 from ftsupervise.ranks.hang_detector import HangState, HangVerdict
 from ftsupervise.ranks.hang_monitor import cause_of
@@ -32,8 +32,8 @@ def trouble(node: str, kind: str = "killed", ago: float = 0, **more: Any) -> Inc
     return Incident(node, kind, hours(ago), run="r", sign=kind, **{"rank": node[-1], **more})
 
 
-def states(*troubles: Incident, marks: tuple[Override, ...] = (), **settings: Any) -> dict[str, str]:
-    found = judge(NodeHistory(troubles, marks), Scoring(**settings), NOW)
+def states(*troubles: Incident, marks: tuple[Override, ...] = (), at_most: int = 1) -> dict[str, str]:
+    found = judge(NodeHistory(troubles, marks), at_most, NOW)
     return {node.name: node.state for node in found}
 
 
@@ -63,15 +63,13 @@ def test_what_a_node_has_done_fades(troubles: list[tuple[str, float]], state: st
 
 
 def test_it_says_until_when() -> None:
-    (node,) = judge(NodeHistory((trouble("node-1", "health"),)), Scoring(), NOW)
+    (node,) = judge(NodeHistory((trouble("node-1", "health"),)), 1, NOW)
     assert node.until == NOW + timedelta(hours=24)
-    assert not judge(NodeHistory((trouble("node-1", "health"),)), Scoring(), NOW + timedelta(hours=24, seconds=1))[
-        0
-    ].excluded
+    assert not judge(NodeHistory((trouble("node-1", "health"),)), 1, NOW + timedelta(hours=24, seconds=1))[0].excluded
 
 
 def test_a_clock_that_goes_ahead_makes_nothing_worse() -> None:
-    (node,) = judge(NodeHistory((trouble("node-1", "health", -300),)), Scoring(), NOW)
+    (node,) = judge(NodeHistory((trouble("node-1", "health", -300),)), 1, NOW)
     assert node.score == 3
 
 
@@ -79,7 +77,7 @@ def test_never_more_than_the_cap_the_worst_first_and_who_is_left_in_is_said() ->
     known = NodeHistory(
         (trouble("node-1", "health", 5), trouble("node-2", "health", 1), trouble("node-3", "health", 3))
     )
-    found = {node.name: node for node in judge(known, Scoring(at_most=1), NOW)}
+    found = {node.name: node for node in judge(known, 1, NOW)}
     assert {name: node.state for name, node in found.items()} == {
         "node-2": "excluded",
         "node-3": "kept",
@@ -118,7 +116,7 @@ def test_files_in_which_nothing_counts_any_more_go(tmp_path: Path) -> None:
         book.write([tmp_path])
         at = hours(ago).timestamp()
         os.utime(tmp_path / "incidents" / f"{name}.json", (at, at))
-    incidents.forget(tmp_path, 24 * 3600, NOW)
+    incidents.forget(tmp_path, NOW)
     assert [path.name for path in (tmp_path / "incidents").iterdir()] == ["new.json"]
 
 

@@ -9,7 +9,7 @@ import pytest
 from pydantic import Discriminator, Field, Tag
 
 from ftsupervise.config.fields import Duration, Share, Strict, wrong_at
-from ftsupervise.config.load import loads, validated
+from ftsupervise.config.load import NO_SETTINGS_ANY_MORE, loads, validated
 from ftsupervise.config.strict_yaml import parse
 from ftsupervise.errors import ConfigError
 
@@ -369,3 +369,15 @@ def test_a_model_can_point_at_the_key_below_it_that_is_to_be_mended() -> None:
     assert error.message() == "mend this {one}"
     assert error.context is not None
     assert error.context["at"] == ("a", 1)
+
+
+@pytest.mark.parametrize("key", sorted(NO_SETTINGS_ANY_MORE))
+def test_a_key_that_is_no_setting_any_more_says_what_is_done_in_its_place(key: str) -> None:
+    *sections, name = key.split(".")
+    text = f"{name}: 1"
+    for section in reversed(sections[1:] if sections[0] == "launch" else sections):
+        text = f"{section}: {{{text}}}"
+    (sentence,) = said(f"{FINE}{'  ' if sections[0] == 'launch' else ''}{text}\n")
+    assert (
+        f"{'.'.join(sections)}: {name!r} is no setting any more: {NO_SETTINGS_ANY_MORE[key]}; leave it out" in sentence
+    )

@@ -27,7 +27,7 @@ def every_slot(schedule: Schedule, first: datetime, last: datetime, period: time
     ran: list[datetime] = []
     at, seen = floor(first, period), floor(first, period) - period
     while at <= last:
-        if due(schedule, at, period, ran[-1] if ran else seen, once=True).run:
+        if due(schedule, at, period, ran[-1] if ran else seen).run:
             ran.append(at)
         at += period
     return ran
@@ -85,7 +85,7 @@ def test_a_quarter_hourly_entry_runs_by_elapsed_time_through_both_changes() -> N
 def test_an_entry_that_is_due_more_often_than_slots_come_runs_once_a_slot() -> None:
     ran = every_slot(Schedule("* * * * *", UTC), utc("2026-01-01T00:00:00"), utc("2026-01-01T01:00:00"), MINUTES5)
     assert len(ran) == 13
-    last = due(Schedule("* * * * *", UTC), ran[-1], MINUTES5, ran[-2], once=True)
+    last = due(Schedule("* * * * *", UTC), ran[-1], MINUTES5, ran[-2])
     assert not last.missed
 
 
@@ -98,33 +98,25 @@ def test_tick_is_every_slot_whatever_the_period() -> None:
 def test_missed_slots_are_made_good_by_one_run_and_counted() -> None:
     hourly = Schedule("0 * * * *", UTC)
     now = utc("2026-01-01T05:10:00")
-    owed = due(hourly, now, MINUTES5, utc("2026-01-01T01:00:00"), once=True)
+    owed = due(hourly, now, MINUTES5, utc("2026-01-01T01:00:00"))
     assert owed.run
     assert [at.hour for at in owed.missed] == [2, 3, 4, 5]
 
 
-def test_missed_slots_that_shall_be_skipped_are_counted_all_the_same() -> None:
-    owed = due(Schedule("0 * * * *", UTC), utc("2026-01-01T05:10:00"), MINUTES5, utc("2026-01-01T04:00:00"), once=False)
-    assert not owed.run
-    assert owed.missed == (utc("2026-01-01T05:00:00"),)
-
-
 def test_an_entry_on_time_runs_on_time_even_if_it_missed_some() -> None:
-    owed = due(Schedule("0 * * * *", UTC), utc("2026-01-01T05:00:00"), MINUTES5, utc("2026-01-01T02:00:00"), once=True)
+    owed = due(Schedule("0 * * * *", UTC), utc("2026-01-01T05:00:00"), MINUTES5, utc("2026-01-01T02:00:00"))
     assert owed.run
     assert len(owed.missed) == 2
 
 
 def test_what_somebody_ran_by_hand_after_the_hour_is_not_run_again_for_that_hour() -> None:
-    owed = due(Schedule("0 * * * *", UTC), utc("2026-01-01T05:00:00"), MINUTES5, utc("2026-01-01T05:00:20"), once=True)
-    assert owed == due(
-        Schedule("0 * * * *", UTC), utc("2026-01-01T05:05:00"), MINUTES5, utc("2026-01-01T05:00:20"), once=True
-    )
+    owed = due(Schedule("0 * * * *", UTC), utc("2026-01-01T05:00:00"), MINUTES5, utc("2026-01-01T05:00:20"))
+    assert owed == due(Schedule("0 * * * *", UTC), utc("2026-01-01T05:05:00"), MINUTES5, utc("2026-01-01T05:00:20"))
     assert not owed.run
 
 
 def test_a_year_without_ticks_is_counted_in_bounded_time() -> None:
-    owed = due(Schedule("* * * * *", UTC), utc("2026-12-31T00:00:00"), MINUTES5, utc("2026-01-01T00:00:00"), once=True)
+    owed = due(Schedule("* * * * *", UTC), utc("2026-12-31T00:00:00"), MINUTES5, utc("2026-01-01T00:00:00"))
     assert owed.run
     assert len(owed.missed) == 1000
 

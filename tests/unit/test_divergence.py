@@ -112,7 +112,7 @@ def test_the_supervisor_starts_again_as_often_as_the_tries_say_and_stops_then() 
     moves = [after(tried[:n]).move for n in range(1, 5)]
     assert moves == [NextAction.RESTART] * 3 + [NextAction.STOP]
     last = after(tried[:4])
-    assert (last.times, last.failure) == (4, NOT_A_NUMBER) and "guard.loss.tries" in last.why
+    assert (last.times, last.failure) == (4, NOT_A_NUMBER) and "3 times after going back" in last.why
     assert after(tried[:2], loss_tries=1).move is NextAction.STOP
     assert after(tried[:3], same_failure=2).move is NextAction.RESTART, "it is another state each time"
 

@@ -32,6 +32,7 @@ _GOOD = (CheckpointState.VERIFIED.value, CheckpointState.COMPLETE.value)
 _AGAIN = 3600.0  # seconds after which a checkpoint that is known is verified again
 VERIFY_WITHIN = 60.0  # seconds for a verification of sizes
 _WALKS = 2  # trees measured anew in one check
+_SMALLEST = 0.5  # share of the usual size: what is smaller lacks files, or ends in the middle of one
 _SAVES = 60  # saves whose times are remembered
 
 
@@ -202,7 +203,7 @@ def _size(look: Look, settings: Settings, ones: tuple[Written, ...], now: float)
     wrong = []
     if newest.size == 0:
         wrong.append("is empty")
-    elif usual is not None and newest.size < settings.smallest * usual:
+    elif usual is not None and newest.size < _SMALLEST * usual:
         wrong.append(f"is {show_size(newest.size)} where {show_size(usual)} are usual")
     if files and newest.files is not None and newest.files < median(files) and not _known_whole(look, newest):
         wrong.append(f"has {newest.files} files where {median(files):.0f} are usual")

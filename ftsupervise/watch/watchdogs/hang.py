@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from ftsupervise.watch import Look
 
 _KEEP = 100  # pauses and step times that are remembered
+_KILL_WITHIN = 3600.0  # seconds to leave after the kill switch was raised, a save included; then it is hung after all
 _CHECK = "ftsupervise check hang {run_dir}"
 WORDS = Words(look=_CHECK, severity=Severity.CRITICAL)
 UNSEEN = WORDS._replace(do="use the guard in the training loop, or name the log: watch.hang.log")
@@ -81,7 +82,7 @@ def _at_rest(look: Look, settings: Settings) -> str:
     if isinstance(look.probe.look(look.rundir.state / FINISHED), Entry):
         return "the run has finished"
     since = _kill_switch_age(look)
-    if since is not None and since < settings.kill_within.total_seconds():
+    if since is not None and since < _KILL_WITHIN:
         return f"the kill switch has been up for {show_duration(since)}: the run is leaving"
     return ""
 
@@ -105,7 +106,6 @@ def _limits(settings: Settings, signs: Signs) -> StallLimits:
         quiet=settings.quiet.total_seconds(),
         slow=settings.slow.total_seconds(),
         at_most=settings.at_most.total_seconds(),
-        times=settings.times,
         phases={name: span.total_seconds() for name, span in settings.phases.items()},
     )
 

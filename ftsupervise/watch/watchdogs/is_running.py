@@ -178,6 +178,7 @@ _PASSING = {
         "ask for a spare node, or wait for a free one",
     ),
 }
+_COMPLETING_FOR = timedelta(minutes=10)  # of COMPLETING: an epilog that takes longer is stuck
 _WAITS_KEPT = 20  # waits of this run in the queue, the newest
 _WAITS_ENOUGH = 3  # from so many on they say what is usual
 _ASKS = 3  # ticks in which the accounting is asked who cancelled a job
@@ -212,7 +213,7 @@ def _job(look: Look, jobs: tuple[Job, ...], settings: Settings) -> Finding:
     if passing:
         return _passing(look, passing[0], seen[passing[0].id], settings.passing_for)
     if running:
-        return _completing(look, running[0], seen[running[0].id], settings.completing_for)
+        return _completing(look, running[0], seen[running[0].id])
     if waiting:
         return _waiting(look, waiting, settings.pending_for)
     attempt = look.attempts[-1] if look.attempts else None
@@ -356,18 +357,18 @@ def _passing(look: Look, job: Job, since: datetime, bound: timedelta) -> Finding
     )
 
 
-def _completing(look: Look, job: Job, seen: datetime, bound: timedelta) -> Finding:
+def _completing(look: Look, job: Job, seen: datetime) -> Finding:
     since = job.end_time if job.end_time is not None and job.end_time <= look.now else seen
     age = look.now - since
     shown = show_duration(age.total_seconds())
     return look.finding(
         "job",
-        Health.of(age > bound),
+        Health.of(age > _COMPLETING_FOR),
         f"job {job.id} has been COMPLETING for {shown}",
         WORDS["completing"],
         names={"job": job.id},
         value=shown,
-        limit=show_duration(bound.total_seconds()),
+        limit=show_duration(_COMPLETING_FOR.total_seconds()),
         since=since,
     )
 
