@@ -306,12 +306,14 @@ def _past(node: incidents.JudgedNode, now: datetime) -> str:
 
 
 def _record(rundir: RunDir, at_most: int, judged: Judgement) -> dict[str, object]:
+    from ftsupervise.nodes.incidents import EXCLUDE_AT, HALF_LIFE
+
     return {
         "schema_version": 1,
         "run": rundir.root.name,
         "settings": {
-            "half_life": incidents.HALF_LIFE.total_seconds(),
-            "exclude_at": incidents.EXCLUDE_AT,
+            "half_life": HALF_LIFE.total_seconds(),
+            "exclude_at": EXCLUDE_AT,
             "at_most": at_most,
         },
         "nodes": [{**plain(node), "excluded": node.excluded} for node in judged.nodes],
