@@ -447,9 +447,14 @@ class NotSeen:
     hung: bool = False  # the device does not answer, as opposed to: it said no
 
     @property
-    def sentence(self) -> str:
+    def words(self) -> str:
+        """Return it for who has said what it is about."""
         waited = f" for {self.seconds:.0f} s" if self.hung else ""
-        return f"{self.what} not seen{waited}: {self.why}"
+        return f"not seen{waited}: {self.why}"
+
+    @property
+    def sentence(self) -> str:
+        return f"{self.what} {self.words}"
 
 
 @dataclass(frozen=True)

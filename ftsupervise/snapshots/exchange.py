@@ -25,13 +25,13 @@ from collections.abc import Callable, Collection, Iterator
 from hashlib import blake2b
 from hmac import compare_digest
 from time import monotonic
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeVar
 
 from ftsupervise.checkpoints import digest
 from ftsupervise.host.addresses import own_addresses
 from ftsupervise.host.processes import die_with_parent
 from ftsupervise.host.ready import readable
-from ftsupervise.rundir.records import as_count
+from ftsupervise.rundir.records import decode, encode
 from ftsupervise.snapshots.ring import CopyOrder, CopyReport, pack, read_order
 from ftsupervise.snapshots.room import MemoryRoom, make, node_folder, rank_file, ranks_in
 from ftsupervise.snapshots.slots import (
@@ -94,6 +94,39 @@ def accepted(listener: socket.socket) -> Iterator[socket.socket]:
         yield sock
 
 
+class CopyRequest(NamedTuple):
+    """What one node asks of another."""
+
+    do: str = ""  # "put": it brings a snapshot of a rank; "get": it fetches the one that is named
+    held: int = -1  # of a put: the step that every buddy holds, as its node knows
+    each: bool = False  # of a put: each snapshot is copied at once, and none is spared
+    rank: int = -1
+    step: int = -1
+    attempt: int = -1
+
+
+class CopyOffer(NamedTuple):
+    """The snapshot that comes, by the node that has it."""
+
+    header: str = ""  # of its slot, hexadecimal
+    meta: int = -1  # bytes: the room that its file has for a description, and for data
+    data: int = -1
+    digest: str = ""  # the algorithm that it can take
+    why: str = ""  # it does not come
+
+
+class CopyWord(NamedTuple):
+    """What the two say then. With none of the others, ``why`` says why it is not copied."""
+
+    begin: str = ""  # the algorithm of the digest that both take
+    digest: str = ""  # of the data, by the one that has sent it
+    taken: bool = False
+    why: str = ""
+
+
+Message = TypeVar("Message", CopyRequest, CopyOffer, CopyWord)
+
+
 class ChannelBroken(ConnectionError):
     """The other side has gone, is too slow, or is not one of ours."""
 
@@ -111,15 +144,15 @@ class SnapshotChannel:
         sock.settimeout(PATIENCE)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
-    def send(self, message: dict[str, Any]) -> None:
-        body = json.dumps(message).encode()
+    def send(self, message: CopyRequest | CopyOffer | CopyWord) -> None:
+        body = json.dumps(encode(message, sparse=True)).encode()
         if self._cipher is not None:
             frame = self._cipher.encrypt(self._nonce_out(), body, None)
         else:
             frame = body + self._mac(self._nonce_out(), body)
         self._send(_LENGTH.pack(len(frame)) + frame)
 
-    def receive(self) -> dict[str, Any]:
+    def receive(self, kind: type[Message]) -> Message:
         (size,) = _LENGTH.unpack(self._take(_LENGTH.size))
         if not _MAC <= size <= _LONGEST:
             raise ChannelBroken("no message of ours")
@@ -131,12 +164,9 @@ class SnapshotChannel:
             if not compare_digest(self._mac(nonce, body), frame[-_MAC:]):
                 raise ChannelBroken("a message is forged or damaged")
         try:
-            message = json.loads(body)
+            return decode(kind, json.loads(body))
         except ValueError:
-            message = None
-        if not isinstance(message, dict):
-            raise ChannelBroken("no message of ours")
-        return message
+            raise ChannelBroken("no message of ours") from None
 
     def send_piece(self, piece: memoryview) -> None:
         """Send at most PIECE bytes; the other side knows how many."""
@@ -275,9 +305,9 @@ def _session_key(key: bytes, both: bytes | bytearray) -> bytes:
 # ------------------------------------------------------------------------------------------
 # Copy one rank's snapshot from one node's memory to another's, over a ``SnapshotChannel``.
 #
-#     -> header, room, digest it can take    <- begin, with the digest to take    -> pieces    -> digest    <- taken
+#     -> CopyOffer    <- CopyWord: begin    -> pieces    -> CopyWord: digest    <- CopyWord: taken
 #
-# Any of them may be {"why": …} instead.
+# Any of them may say ``why`` instead.
 #
 # The sender reads a live file: it takes the header before and after, and says "torn" where they differ. The receiver writes
 # into a slot that is not needed any more, compares the digest that both have taken on the way, sets the header last and only
@@ -322,14 +352,14 @@ def send_snapshot(channel: SnapshotChannel, file: SlotFile, wanted: SnapshotId, 
     slot = file.held().get(wanted)
     header = file.valid(slot) if slot is not None else None
     if slot is None or header is None or header.id != wanted:
-        channel.send({"why": f"there is no step {wanted.step} of attempt {wanted.attempt} any more"})
+        channel.send(CopyOffer(why=f"there is no step {wanted.step} of attempt {wanted.attempt} any more"))
         raise NotTaken("it was overwritten")
     room, can = file.room, digest.best_algorithm()
-    channel.send({"header": pack_header(header).hex(), "meta": room.meta, "data": room.data, "digest": can})
-    answer = channel.receive()
-    if answer.get("begin") not in (can, digest.CRC32):
-        raise NotTaken(str(answer.get("why", "refused"))[:200])
-    sums = digest.hasher(answer["begin"])
+    channel.send(CopyOffer(pack_header(header).hex(), room.meta, room.data, can))
+    answer = channel.receive(CopyWord)
+    if answer.begin not in (can, digest.CRC32):
+        raise NotTaken(answer.why[:200] or "refused")
+    sums = digest.hasher(answer.begin)
     buffer = memoryview(bytearray(PIECE))
     offset = 0
     while offset < header.size:
@@ -343,16 +373,16 @@ def send_snapshot(channel: SnapshotChannel, file: SlotFile, wanted: SnapshotId, 
         channel.send_piece(piece)
         offset += len(piece)
     if not file.still(slot, header):
-        channel.send({"why": "torn"})
+        channel.send(CopyWord(why="torn"))
         raise NotTaken("it was overwritten while it was copied")
-    known = header.algorithm and ALGORITHMS[header.algorithm] == answer["begin"]
+    known = header.algorithm and ALGORITHMS[header.algorithm] == answer.begin
     if known and as_bytes(sums.hexdigest()) != header.digest:
-        channel.send({"why": "it is damaged: its bytes are not those that were copied there"})
+        channel.send(CopyWord(why="it is damaged: its bytes are not those that were copied there"))
         raise NotTaken(f"the snapshot of step {wanted.step} of rank {header.rank} is damaged")
-    channel.send({"digest": sums.hexdigest()})
-    answer = channel.receive()
-    if not answer.get("taken"):
-        raise NotTaken(str(answer.get("why", "not taken"))[:200])
+    channel.send(CopyWord(digest=sums.hexdigest()))
+    answer = channel.receive(CopyWord)
+    if not answer.taken:
+        raise NotTaken(answer.why[:200] or "not taken")
 
 
 def receive_snapshot(
@@ -367,37 +397,37 @@ def receive_snapshot(
     ``spared``: generations that are not overwritten; ``refuse``: why this one is not taken, "" if it is. Raises
     NotTaken, ChannelBroken; OSError of our own memory is reported to the other side and raised as NotTaken.
     """
-    offer = _offer(channel.receive())
+    offer = _offer(channel.receive(CopyOffer))
     why = refuse(offer.header)
     try:
         file = None if why else _file_for(offer, place, may_take)
     except (OSError, ValueError) as error:
         why, file = f"no room: {error}", None
     if file is None:
-        channel.send({"why": why})
+        channel.send(CopyWord(why=why))
         raise NotTaken(why)
     with file:
         headers = [file.valid(slot) for slot in range(file.room.slots)]
         slot = slot_to_write([header.id if header else NOTHING for header in headers], spared)
         turn = file.begin(slot)
-        channel.send({"begin": offer.algorithm})
+        channel.send(CopyWord(begin=offer.algorithm))
         sums = _take_pieces(channel, file, slot, offer)
-        end = channel.receive()
-        if "digest" not in end:
-            raise NotTaken(str(end.get("why", "given up"))[:200])
+        end = channel.receive(CopyWord)
+        if not end.digest:
+            raise NotTaken(end.why[:200] or "given up")
         algorithm, whole = ALGORITHMS.index(offer.algorithm), as_bytes(sums)
         header = offer.header._replace(turn=turn, algorithm=algorithm, digest=whole)
-        why = "" if end["digest"] == sums else "the digest is another one"
+        why = "" if end.digest == sums else "the digest is another one"
         try:
             if not why:
                 file.meta(slot, header)
         except (ValueError, OSError) as error:
             why = str(error)
         if why:
-            channel.send({"why": why})
+            channel.send(CopyWord(why=why))
             raise NotTaken(why)
         file.commit(slot, header)
-        channel.send({"taken": True})
+        channel.send(CopyWord(taken=True))
         return header
 
 
@@ -407,19 +437,19 @@ class _Offer(NamedTuple):
     algorithm: str  # of the digest that both sides take
 
 
-def _offer(message: dict[str, Any]) -> _Offer:
-    if "why" in message:
-        raise NotTaken(str(message["why"])[:200])
-    meta, data = as_count(str(message.get("meta"))), as_count(str(message.get("data")))
+def _offer(message: CopyOffer) -> _Offer:
+    if message.why:
+        raise NotTaken(message.why[:200])
+    meta, data = message.meta, message.data
     try:
-        header = parse_header(bytes.fromhex(str(message.get("header"))))
+        header = parse_header(bytes.fromhex(message.header))
     except ValueError as error:
         raise ChannelBroken(str(error)) from None
-    if meta is None or data is None or header.step < 0 or not 0 <= header.rank < header.world:
+    if meta < 0 or data < 0 or header.step < 0 or not 0 <= header.rank < header.world:
         raise ChannelBroken("no snapshot")
     if header.meta_size > meta or header.data_size > data:
         raise ChannelBroken("no snapshot: it does not fit into its own slot")
-    both = message.get("digest") == digest.best_algorithm()
+    both = message.digest == digest.best_algorithm()
     return _Offer(header, SlotRoom(_RESERVED, meta, data), digest.best_algorithm() if both else digest.CRC32)
 
 
@@ -633,7 +663,7 @@ class CopySender:
         try:
             for file in files:
                 if has_writer(file):
-                    channel.send({"do": "put", "held": held})  # the buddy may not have heard of that yet
+                    channel.send(CopyRequest("put", held))  # the buddy may not have heard of that yet
                     send_snapshot(channel, file, wanted, self._bucket)
         finally:
             for file in files:
@@ -709,7 +739,7 @@ def fetch(place: str, rank: int, wanted: SnapshotId, host: str, port: int, key: 
     """Bring a rank's snapshot from another node to here, as fast as it goes. Raises NotTaken, ChannelBroken."""
     channel = connect(host, port, key)
     try:
-        channel.send({"do": "get", "rank": rank, "step": wanted.step, "attempt": wanted.attempt})
+        channel.send(CopyRequest("get", rank=rank, step=wanted.step, attempt=wanted.attempt))
         receive_snapshot(channel, place, (), lambda size: require_room(place, size))
     finally:
         channel.close()
@@ -736,37 +766,35 @@ class CopyServer:
     def _serve(self, channel: SnapshotChannel) -> None:
         """Serve one connection: "put" brings a snapshot of a rank that runs elsewhere, "get" fetches one for it."""
         while True:
-            asked = channel.receive()
+            asked = channel.receive(CopyRequest)
             try:
-                if asked.get("do") == "put":
+                if asked.do == "put":
                     receive_snapshot(channel, self._place, self._spared(asked), self._may_take, self._refuse)
-                elif asked.get("do") == "get":
+                elif asked.do == "get":
                     self._give(channel, asked)
                 else:
                     raise ChannelBroken("no such request")
             except NotTaken:
                 continue
 
-    def _give(self, channel: SnapshotChannel, asked: dict[str, Any]) -> None:
-        numbers = [as_count(str(asked.get(name))) for name in ("rank", "step", "attempt")]
-        rank, step, attempt = numbers
-        if rank is None or step is None or attempt is None:
+    def _give(self, channel: SnapshotChannel, asked: CopyRequest) -> None:
+        if min(asked.rank, asked.step, asked.attempt) < 0:
             raise ChannelBroken("no such request")
         try:
-            file = open_slots(rank_file(self._place, rank))
+            file = open_slots(rank_file(self._place, asked.rank))
         except (OSError, ValueError) as error:
-            channel.send({"why": f"nothing of rank {rank}: {error}"})
+            channel.send(CopyOffer(why=f"nothing of rank {asked.rank}: {error}"))
             raise NotTaken(str(error)) from None
         with file:
-            send_snapshot(channel, file, SnapshotId(step, attempt), TokenBucket(None))
+            send_snapshot(channel, file, SnapshotId(asked.step, asked.attempt), TokenBucket(None))
 
-    def _spared(self, asked: dict[str, Any]) -> frozenset[SnapshotId]:
+    def _spared(self, asked: CopyRequest) -> frozenset[SnapshotId]:
         """Return what is not written over: the step that every buddy holds, as the newer order of the two nodes has it; none
         where each snapshot is copied at once."""
-        if asked.get("each") is True:
+        if asked.each:
             return frozenset()
-        order, told = self._order(), as_count(str(asked.get("held")))
-        held = order.held if told is None else max(order.held, told)
+        order = self._order()
+        held = max(order.held, asked.held)
         return frozenset(SnapshotId(held, attempt) for attempt in range(order.attempt + 1))
 
     def _refuse(self, header: SlotHeader) -> str:
@@ -896,7 +924,7 @@ class CopyAtOnce:
                 else:
                     with open_slots(rank_file(self._place, asked.rank)) as file:
                         # of the two slots there, the older one is written over: the newest whole step stays
-                        channel.send({"do": "put", "held": -1, "each": True})
+                        channel.send(CopyRequest("put", each=True))
                         send_snapshot(channel, file, wanted, TokenBucket(None))
                     return ""
                 closed = 0.0

@@ -281,3 +281,11 @@ def test_without_that_setting_the_disk_watchdog_removes_nothing(mounted: Callabl
     watched = Watched(point, f"{{disk: [{{path: {point}, free: 30MB}}]}}", probe=probe)
     found = watched.look("disk")[f"{point} space"]
     assert found.health is Health.BAD and "upkeep" not in found.summary
+
+
+def test_a_path_of_two_words_that_cannot_be_seen_is_told_once(tmp_path: Path, probe: Probe) -> None:
+    path = tmp_path / "two words"
+    path.symlink_to(path)
+    (found,) = Watched(tmp_path, f"{{disk: [{{path: {path}}}]}}", probe=probe).look("disk").values()
+    assert found.health is Health.UNKNOWN
+    assert found.summary == f"{path}: space not seen: Too many levels of symbolic links"

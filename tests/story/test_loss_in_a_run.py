@@ -150,12 +150,12 @@ def test_a_run_that_comes_to_the_same_again_goes_back_further_and_stops_after_it
     code = train(run, *RESUME, bad="step == 32")
     said = run.members[0].said()
     assert code == 0, "the loop itself has left in order"
-    assert begun(run) == ["", "step-00000020", "step-00000015"], said
-    assert [one.trouble.since for one in run.attempts() if one.trouble is not None] == [32, 32, 32]
+    assert begun(run) == ["", "step-00000020", "step-00000015", "step-00000010"], said
+    assert [one.trouble.since for one in run.attempts() if one.trouble is not None] == [32] * 4
     skips = [one.resumed.skip for one in run.attempts() if one.resumed is not None]
-    assert skips == [0, 12, 29], "32 - 20, then 44 - 15: all that was used or skipped since then"
+    assert skips == [0, 12, 29, 51], "32 - 20, 44 - 15, 61 - 10: all that was used or skipped since then"
     brake = switches.read_brake(run.rundir)
-    assert brake is not None and brake.times == 3 and "after going back to an older checkpoint" in brake.why, brake
+    assert brake is not None and brake.times == 4 and "after going back to an older checkpoint" in brake.why, brake
     assert "nan at step 32" in brake.detail and brake.failure == "loss is not a number"
     assert "stopped by the brake" in said
 

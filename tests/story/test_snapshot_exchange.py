@@ -19,6 +19,7 @@ import pytest
 from ftsupervise.snapshots import exchange, room
 from ftsupervise.snapshots.exchange import (
     ChannelBroken,
+    CopyRequest,
     CopySender,
     CopyServer,
     NotTaken,
@@ -152,7 +153,7 @@ def test_what_every_buddy_holds_is_spared_also_by_one_that_has_not_heard_of_it(m
     server = CopyServer(room.node_folder(scene.folder, "b"), scene.key, lambda: late)
     channel = exchange.connect("127.0.0.1", server.port, scene.key)
     for held, one in ((-1, first), (first.step, second), (second.step, third)):
-        channel.send({"do": "put", "held": held})
+        channel.send(CopyRequest("put", held))
         _send(scene, channel, "a", 0, one)
     channel.close()
     assert sorted(scene.held("b", 0)) == [second, third]
@@ -246,7 +247,7 @@ def test_nothing_of_an_older_attempt_is_taken(make: Make, until: Until) -> None:
     scene.kill_ranks(0)
     wanted = max(scene.held("a", 0))
     channel = _channel(scene, "b", scene.key)
-    channel.send({"do": "put"})
+    channel.send(CopyRequest("put"))
     with pytest.raises(NotTaken, match="attempt 1 is not the one that runs here"):
         _send(scene, channel, "a", 0, wanted)
 
@@ -259,7 +260,7 @@ def test_a_copy_never_takes_the_place_of_a_rank_that_runs_here(make: Make, until
     scene.ranks[1].send_signal(signal.SIGSTOP)  # it holds its file, and writes over none
     time.sleep(0.2)
     channel = _channel(scene, "b", scene.key)
-    channel.send({"do": "put"})
+    channel.send(CopyRequest("put"))
     place = room.node_folder(scene.folder, "a")
     with pytest.raises(NotTaken, match="rank 1 runs here"):
         _send(scene, channel, "a", 1, max(scene.held("a", 1)))
@@ -314,7 +315,7 @@ def test_a_changed_bit_on_the_wire_is_never_committed(make: Make, until: Until, 
     assert where is not None
     channel = exchange.connect("127.0.0.1", _forger(where, 50_000), scene.key, seal=seal)
     assert channel.sealed == seal
-    channel.send({"do": "put"})
+    channel.send(CopyRequest("put"))
     with pytest.raises((NotTaken, ChannelBroken)):
         _send(scene, channel, "a", 0, wanted)
     after = scene.held("b", 0)

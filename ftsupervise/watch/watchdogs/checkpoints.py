@@ -143,7 +143,7 @@ def check(look: Look, settings: Settings) -> Iterator[Finding]:
     ones = written(look, look.memory)
     if isinstance(ones, NotSeen):
         for subject in ("age", "size", "whole"):
-            yield _finding(look, subject, None, f"checkpoints {ones.sentence.partition(' ')[2]}")
+            yield _finding(look, subject, None, f"checkpoints {ones.words}")
         return
     now = server_now(look)
     yield from _saves(look, now)

@@ -170,7 +170,7 @@ class WatchedPath:
         if got.hung:
             text = f"{self.path} has not answered for {show_duration(got.seconds)}{known}"
             yield self.finding("there", Level.CRITICAL, text, "hung", detail=got.sentence)
-        yield from self._unknown(f"{got.sentence.partition(' ')[2]}{known}")
+        yield from self._unknown(f"{got.words}{known}")
 
     def _unknown(self, why: str) -> Iterator[Finding]:
         """Report earlier subjects as unknown, so that they neither fire nor resolve."""
