@@ -149,9 +149,7 @@ def _break_mail(scene: Scene) -> RowResult:
     kept = scene.wait(_BACK, scene.messages_kept)
     scene.mailbox.refuses = False
     mails = scene.wait(_DELIVERED, lambda: scene.mailbox.since(at)) or ()
-    return judged(
-        "break-mail", seen._replace(mails=mails), mail_problems(seen, scene.run, kept=bool(kept), mails=mails)
-    )
+    return judged("break-mail", seen._replace(mails=mails), mail_problems(scene.run, kept=bool(kept), mails=mails))
 
 
 def _fill_disk(scene: Scene) -> RowResult:

@@ -235,7 +235,7 @@ def damage_problems(seen: SeenAfter, run: Run, name: str) -> Iterator[Shortfall]
     yield from nobody_told(seen.told, run)
 
 
-def mail_problems(seen: SeenAfter, run: Run, *, kept: bool, mails: Sequence[Mail]) -> Iterator[Shortfall]:
+def mail_problems(run: Run, *, kept: bool, mails: Sequence[Mail]) -> Iterator[Shortfall]:
     """Yield what is wrong after the mail server refused all: the message must be kept, and delivered later."""
     if mails:
         return

@@ -340,7 +340,7 @@ def _two_loops(script: _Script, backward: Sequence[ast.Call]) -> tuple[ast.For, 
 def _plain(script: _Script) -> tuple[list[Edit], tuple[str, ...]]:
     loop, step = _loop(script)
     _leaves(script, loop)
-    save = _saves(script, loop, step)
+    save = _saves(loop, step)
     last = loop.body[-1]
     step_line = f"decision = guard.step({step})"
     edits = [
@@ -415,7 +415,7 @@ def _leaves(script: _Script, loop: ast.For) -> None:
             raise CannotPlace(f"line {one.lineno}: the loop is left here, too")
 
 
-def _saves(script: _Script, loop: ast.For, step: str) -> ast.If:
+def _saves(loop: ast.For, step: str) -> ast.If:
     """Return the ``if`` that saves every so many steps."""
     found = [
         one for one in loop.body if isinstance(one, ast.If) and any("save" in _name_of(c.func) for c in _calls(one))

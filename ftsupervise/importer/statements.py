@@ -45,7 +45,6 @@ class Pipeline:
     connector: str
     text: str
     start: int
-    compound: bool  # a loop, a condition, a function, a subshell
     piped: bool
     redirected: bool
     words: tuple[str, ...]  # of a simple command; () for anything else
@@ -317,7 +316,7 @@ def _part(code: str, connector: str, found: Sequence[Token]) -> Pipeline:
         compound = False
     simple = not compound and "|" not in operators and "|&" not in operators
     return Pipeline(
-        connector, text, found[0].start, compound, "|" in operators or "|&" in operators, bool(redirects),
+        connector, text, found[0].start, "|" in operators or "|&" in operators, bool(redirects),
         tuple(words) if simple else (),
     )  # fmt: skip
 

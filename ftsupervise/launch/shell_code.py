@@ -307,14 +307,14 @@ def _piece(code: str, at: int, within: list[str]) -> int:
     if code[at] == "\\":
         return min(len(code), at + 2)
     if code[at] == "'":
-        return _closing(code, code.find("'", at + 1))
+        return _behind(code.find("'", at + 1))
     if code[at] == '"':
         at += 1
         while at < len(code) and code[at] != '"':
             at = _piece(code, at, within) if code[at] in "\\$`" else at + 1
-        return _closing(code, at if at < len(code) else -1)
+        return _behind(at if at < len(code) else -1)
     if code[at] == "`":
-        stop = _closing(code, code.find("`", at + 1))
+        stop = _behind(code.find("`", at + 1))
         within.append(code[at + 1 : stop - 1])
         return stop
     if code.startswith(("$(", "<(", ">("), at):
@@ -327,7 +327,8 @@ def _piece(code: str, at: int, within: list[str]) -> int:
     return at + 1
 
 
-def _closing(code: str, at: int) -> int:
+def _behind(at: int) -> int:
+    """Return the place behind the closing quote at ``at``; -1: there is none."""
     if at < 0:
         raise ValueError("a quote is not closed")
     return at + 1

@@ -148,7 +148,7 @@ def plan_of(inputs: PlanInputs, *, risk: float = 0.01, price: float | None = Non
     ranges = _range(inputs, outcomes[1].ettr, seed), _range(as_planned, outcomes[2].ettr, seed)
     items = [
         *_items(inputs, searched, spares, risk),
-        *_of_groups(inputs, groups, outcomes),
+        *_of_groups(groups, outcomes),
         *_of_jobs(inputs, outcomes[2].ettr, ranges[1], price),
         *_of_the_disk(inputs, searched),
         *_of_snapshots(inputs),
@@ -244,7 +244,7 @@ def _items(inputs: PlanInputs, interval: float, spares: int, risk: float) -> Ite
     yield PlanItem("spare nodes", spares, Unit.COUNT, why, "launch.spare_nodes", inputs.spares, spares)
 
 
-def _of_groups(inputs: PlanInputs, groups: Strategy | None, outcomes: Sequence[StrategyOutcome]) -> Iterator[PlanItem]:
+def _of_groups(groups: Strategy | None, outcomes: Sequence[StrategyOutcome]) -> Iterator[PlanItem]:
     """Replica groups or not. ``outcomes``: the third is as planned, the last one the groups."""
     if groups is None:
         return

@@ -91,14 +91,14 @@ def real(path: str, mounts: Mounts, mine: str) -> str:
     for _ in range(40):
         if mounts.of(path) != mine:
             raise Elsewhere(path)
-        target = _first_link(path, mounts, mine)
+        target = _first_link(path, mounts)
         if target is None:
             return path
         path = target
     raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
 
 
-def _first_link(path: str, mounts: Mounts, mine: str) -> str | None:
+def _first_link(path: str, mounts: Mounts) -> str | None:
     """Return ``path`` with the first symbolic link below its mount point followed; None if there is none."""
     done = mounts.point(path)
     rest = [part for part in path[len(done) :].split("/") if part]

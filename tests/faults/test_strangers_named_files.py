@@ -478,7 +478,11 @@ def test_no_question_is_left_through_a_strangers_link(desk: Desk) -> None:
 )
 def test_no_verdict_is_kept_through_a_strangers_link(desk: Desk) -> None:
     desk.settings(text=SETTINGS.replace("'true'", "'echo RuntimeError: CUDA out of memory; exit 3'"))
-    run, private, shown = desk.launch(), desk.folder(desk.home / "private", 0o700), desk.folder(desk.top / "eve", 0o2775)
+    run, private, shown = (
+        desk.launch(),
+        desk.folder(desk.home / "private", 0o700),
+        desk.folder(desk.top / "eve", 0o2775),
+    )
     for page in ("start.json", "end.json"):
         desk.write(private / page, (run / "attempts" / "0001" / page).read_text())
 

@@ -147,7 +147,9 @@ class Night:
         for job in self._waiting_jobs():
             run(["scontrol", "hold", job])
         run(["scancel", self.job()])
-        self.until(lambda: not run(["sinfo", "-h", "-N", "-t", "alloc,comp,mix", "-o", "%N"]), "the end of the job", 120)
+        self.until(
+            lambda: not run(["sinfo", "-h", "-N", "-t", "alloc,comp,mix", "-o", "%N"]), "the end of the job", 120
+        )
         excluded = expand_hostlist(run(["squeue", "-h", "-t", "PENDING", "-n", self.here.name, "-o", "%x"]).split()[0])
         idle = sorted(run(["sinfo", "-h", "-N", "-t", "idle", "-o", "%N"]).split())
         node = next(one for one in idle if one not in excluded)

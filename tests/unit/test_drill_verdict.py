@@ -163,11 +163,11 @@ def test_a_torn_checkpoint_fails_the_row_though_the_run_went_on() -> None:
 
 
 def test_mail_that_was_refused_is_kept_and_sent_later() -> None:
-    assert not whys(mail_problems(seen(), run(), kept=True, mails=(MAIL,)))
-    assert whys(mail_problems(seen(), run(), kept=True, mails=())) == [
+    assert not whys(mail_problems(run(), kept=True, mails=(MAIL,)))
+    assert whys(mail_problems(run(), kept=True, mails=())) == [
         "the message was kept, and not sent when the mail server took mail again"
     ]
-    assert whys(mail_problems(seen(), run(), kept=False, mails=())) == ["nobody was told"]
+    assert whys(mail_problems(run(), kept=False, mails=())) == ["nobody was told"]
 
 
 def test_a_disk_that_was_full_is_told_and_trained_on_after() -> None:

@@ -58,7 +58,7 @@ _RESTING = {
 
 
 def check(look: Look, settings: Settings) -> Iterator[Finding]:
-    rest = _at_rest(look, settings)
+    rest = _at_rest(look)
     if rest:
         look.memory.pop("last", None)
         yield look.finding("progress", Health.OK, rest, WORDS)
@@ -71,7 +71,7 @@ def check(look: Look, settings: Settings) -> Iterator[Finding]:
     yield _say(look, signs, verdict, job)
 
 
-def _at_rest(look: Look, settings: Settings) -> str:
+def _at_rest(look: Look) -> str:
     """Return why the run need not make progress now; "" if it must."""
     if look.jobs is not None and not any(job.state in AT_WORK for job in look.jobs):
         for job in look.jobs:
