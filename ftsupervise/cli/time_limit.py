@@ -356,7 +356,7 @@ def _one_output() -> bool:
     The kernel names where they lead without asking a mount that may be dead, as ``fstat`` would.
     """
     try:
-        return os.readlink("/proc/self/fd/1") == os.readlink("/proc/self/fd/2")
+        return os.readlink("/proc/self/fd/1") == os.readlink("/proc/self/fd/2")  # noqa: PTH115 - no pathlib here
     except OSError:  # one of them is closed
         return False
 
