@@ -103,7 +103,9 @@ IN_TOUR = "in the child of the tour: its parent keeps the time"
 ROSTER = "in the child that looks up which runs there are (watch/tour.py, watch/general.py)"
 KEEPS_TIME: dict[str, dict[str, str]] = {
     "cli/__init__.py": {"_main": KERNEL},
-    "cli/time_limit.py": dict.fromkeys(("try_dry_run", "_has_terminal", "_one_output", "_waited_for_a_processor", "_begun_by"), KERNEL),
+    "cli/time_limit.py": dict.fromkeys(
+        ("try_dry_run", "_has_terminal", "_one_output", "_waited_for_a_processor", "_begun_by"), KERNEL
+    ),
     "cli/watch.py": {"_name_all": "no path: names in a list of runs"},
     "guard/guard.py": {},
     "guard/side_thread.py": {},
