@@ -24,7 +24,26 @@ def first_free(ports: Iterable[int]) -> int | None:
     return next((port for port in ports if _is_free(port)), None)
 
 
+def free_port(ports: Iterable[int]) -> int:
+    """The first of ``ports`` that is free; where all are in use, as by an account that knows them too, one that the kernel
+    chooses. 0 when no port of this host is free."""
+    return first_free(ports) or first_free(_chosen() for _ in range(_TRIES)) or 0
+
+
+def _chosen() -> int:
+    for family, address in _ANY:
+        try:
+            with socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as one:
+                one.bind((address, 0))
+                return int(one.getsockname()[1])
+        except OSError:
+            continue
+    return 0
+
+
 def _is_free(port: int) -> bool:
+    if not port:
+        return False
     for family, address in _ANY:
         try:
             with socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as one:

@@ -179,9 +179,9 @@ def answer(question: str, node: str) -> str:
     numbers = [number for word in rest.split() if (number := as_count(word)) is not None]
     if len(numbers) < max(1, len(rest.split())) or verb != "port":
         return f"no such question: {verb}"
-    from ftsupervise.host.ports import first_free
+    from ftsupervise.host.ports import free_port
 
-    return str(first_free(numbers) or "")
+    return str(free_port(numbers))
 
 
 def _evidence(rest: str, node: str, *, goes_on: bool) -> str:

@@ -5,7 +5,8 @@ It stands alone because its words are those of other launchers.
 
 A setup block need not compute them, where they would name a node that is replaced later, or a port that a dead attempt
 still holds. The node is the one with rank 0. The port is one that was free there just now, and that none of the 1,249
-attempts before has had: a leftover rank of one of them never meets the new ones.
+attempts before has had: a leftover rank of one of them never meets the new ones. Where somebody listens at all of those, it is
+any that is free; where none is, it is 0, so that the ranks fail and talk to nobody.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from ftsupervise.host.addresses import Names
-from ftsupervise.host.ports import first_free, ports_of
+from ftsupervise.host.ports import free_port, ports_of
 from ftsupervise.hostlist import expand_hostlist
 from ftsupervise.nodes.selector import calls_srun
 from ftsupervise.rundir.paths import ENV_MASTER_ADDR, ENV_MASTER_PORT, ENV_NNODES, ENV_NODE_RANK
@@ -28,6 +29,7 @@ _LOOPBACK = "127.0.0.1"
 _NAMES = Names()  # of nodes; one that is not known in time is trusted
 _ASK = 2.0  # seconds for the agent of another node, which may just be starting
 _AGAIN = 0.1
+_PORTS = range(1024, 1 << 16)
 
 Ask = Callable[[Mapping[str, str], float], Mapping[str, str]]  # node -> question, bound; node -> answer
 
@@ -67,19 +69,19 @@ def meeting_point(
     other nodes, where the store of this one is.
     """
     first, ports = (nodes[0] if nodes else here), ports_of(run, attempt)
-    port = first_free(ports) if first == here or not nodes else _ask_node(first, ports, ask)
+    port = free_port(ports) if first == here or not nodes else _ask_node(first, ports, ask)
     alone = not nodes or (len(nodes) < 2 and not known_outside)
     where = _LOOPBACK if alone else _reachable(first, address)
     return MeetingPoint(where, ports[0] if port is None else port, max(1, len(nodes)))
 
 
 def _ask_node(node: str, ports: Sequence[int], ask: Ask) -> int | None:
-    """Return the first free port of another node; None when its agent does not answer: the first is then taken unseen."""
+    """Return a free port of another node; None when its agent does not answer: the first is then taken unseen."""
     until, question = time.monotonic() + _ASK, " ".join(["port", *map(str, ports)])
     while time.monotonic() < until:
         if (answer := ask({node: question}, until - time.monotonic()).get(node)) is not None:
             found = as_count(answer)
-            return found if found in ports else None
+            return found if found == 0 or found in _PORTS else None
         time.sleep(_AGAIN)  # it has not reported yet
     return None
 

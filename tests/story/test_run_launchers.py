@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import sys
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -122,6 +124,24 @@ def test_an_attempt_is_not_sent_to_a_port_on_which_somebody_listens(run: Supervi
     assert f"told 127.0.0.1 {second} - - -" in run.members[0].said()
 
 
+@pytest.mark.threat(
+    "Another account knows the name of the run, and with it the eight ports that its next attempt may have, and listens at all "
+    "of them.",
+    "The attempt is given a port that the kernel chooses, or none.",
+)
+def test_an_attempt_is_sent_to_none_of_its_ports_where_somebody_listens_at_all(
+    run: SupervisedRun, tmp_path: Path
+) -> None:
+    (tmp_path / "train.py").write_text(NAMES.replace("1 if", "0 if"))
+    mine = ports_of(str(run.rundir.root), 1)
+    with ExitStack() as stack:
+        for port in mine:
+            stack.enter_context(socket.create_server(("127.0.0.1", port)))
+        assert run.start(sys.executable, "train.py").wait(60) == 0
+    told = re.search(r"told 127\.0\.0\.1 (\d+) - - -", run.members[0].said())
+    assert told is not None and int(told[1]) not in (0, *mine)
+
+
 TAKEN = """
 import os, socket, subprocess, sys
 place = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
@@ -152,7 +172,8 @@ def test_a_port_that_is_taken_before_rank_0_binds_it_costs_one_restart(run: Supe
 def test_a_node_says_which_port_is_free_there() -> None:
     with socket.create_server(("127.0.0.1", 0)) as busy:
         taken = busy.getsockname()[1]
-        assert answer(f"port {taken}", "") == ""
+        other = answer(f"port {taken}", "")
+        assert other not in ("", "0", str(taken)), "any other one, where all that are meant are taken"
         free = answer("port 20000 20001 20002 20003", "")
         assert answer(f"port {taken} {free}", "") == free
     assert answer("port", "") == answer("port twenty", "") == "no such question: port"
