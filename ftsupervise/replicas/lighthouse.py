@@ -33,7 +33,7 @@ from typing import IO, NamedTuple
 from ftsupervise.errors import Error, Refused
 from ftsupervise.host import processes
 from ftsupervise.host.ownership import shown_user
-from ftsupervise.host.ports import listener, ports_of
+from ftsupervise.host.ports import free_port, listener, ports_of
 from ftsupervise.printable import printable
 from ftsupervise.replicas.bounds import Timeouts
 from ftsupervise.replicas.members import LighthousePage, PageNotSeen, Unseen, group_of, look
@@ -312,6 +312,7 @@ class SupervisedLighthouse:
         if here:
             _end_older(before, str(self.place.home))
         ports = ports_of(f"{self.place.home}/lighthouse", 0)
+        ports += [port for port in (free_port(()),) if port]  # who knows the run's name may listen at all of those
         self._process, port = self._first_of([before.port, *ports] if here and before.port else ports, here)
         address, now = self.place.address(port), _now()
         moves = before.address not in ("", address)

@@ -121,6 +121,18 @@ def test_a_taken_port_is_passed_over_before_any_group_has_started(scene: Scene) 
     assert any(f"port {first} is taken by a program of root" in line for line in scene.said) or os.geteuid() != 0
 
 
+@pytest.mark.threat(
+    "Another account knows the name of a run with replica groups, and listens at each port that its lighthouse may have.",
+    "The lighthouse gets a port that the kernel chooses, and the account is named.",
+)
+def test_a_lighthouse_of_whose_ports_all_are_taken_listens_at_another_one(scene: Scene) -> None:
+    mine = ports_of(f"{scene.home}/lighthouse", 0)
+    with ExitStack() as stack:
+        for port in mine:
+            stack.enter_context(socket.create_server(("127.0.0.1", port)))
+        assert scene.lighthouse().record.port not in (0, *mine)
+
+
 def test_a_lighthouse_that_was_stopped_is_not_said_to_be_there_and_the_next_one_knows_whether_it_has_moved(
     scene: Scene, until: Until
 ) -> None:
