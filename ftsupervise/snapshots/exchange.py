@@ -632,10 +632,10 @@ class CopySender:
                     self._note(str(error))
                 _close(channel)
                 channel = None
-                self._pause(of, 0 if not tries else _AGAIN[min(tries, len(_AGAIN)) - 1])
+                self.pause(of, 0 if not tries else _AGAIN[min(tries, len(_AGAIN)) - 1])
                 tries += 1
 
-    def _pause(self, of: tuple[str, int], seconds: float) -> None:
+    def pause(self, of: tuple[str, int], seconds: float) -> None:
         """Wait before the next try, and no longer than until another buddy is named."""
         with self._news:
             self._news.wait_for(lambda: (self.order.host, self.order.port) != of, seconds)

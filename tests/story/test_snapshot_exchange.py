@@ -499,5 +499,5 @@ def test_a_sender_that_waits_to_try_again_hears_of_another_buddy_at_once(make: M
     sender.obey(CopyOrder(1, 1, *old))
     began = time.monotonic()
     threading.Timer(0.2, lambda: sender.obey(CopyOrder(2, 1, "127.0.0.1", old[1] + 1))).start()
-    sender._pause(old, 30)
+    sender.pause(old, 30)
     assert time.monotonic() - began < 10

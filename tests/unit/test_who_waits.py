@@ -44,7 +44,7 @@ WAITS: dict[str, dict[str, str]] = {
     "snapshots/memory.py": {"_prepare": "the thread fills memory, and touches no disk"},
     "host/addresses.py": {"_ask": BESIDE, "_towards": LOCAL, "own_addresses": LOCAL},
     "host/plugins.py": {"installed": "selects from a list"},
-    "host/ports.py": {"_is_free": LOCAL},
+    "host/ports.py": dict.fromkeys(("_is_free", "_chosen"), LOCAL),
     "drill/scene.py": {"launch": OURS},
     "doctor/inside.py": {"_ask_the_nodes": "it listens, and accepts nobody: to be connected is enough"},
     "integrations/torch_dcp.py": {"__exit__": "the writer of the loop's own checkpoint: torch's save would wait as well"},

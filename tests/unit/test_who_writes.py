@@ -110,7 +110,6 @@ PAST: dict[str, tuple[Past, ...]] = {
     "drill/rows.py": (Past("_flip_bits", PRIVATE),),
     "doctor/here.py": (Past("_write_as_a_run", OWN),),
     "doctor/trial.py": (Past("_take_away", HELD),),
-    "importer/trial.py": (Past("_folder", PRIVATE),),
     "nodes/incidents.py": (Past("set_override forget", SHARED),),
     "probe/errand.py": (Past("_child", DEVICE), Past("forget", PRIVATE)),
     "probe/server.py": (Past("clock", "a file of an unguessable name, made exclusively and removed again"),),
