@@ -49,7 +49,7 @@ from ftsupervise.launch.folders import make_folders, pin, require_own
 from ftsupervise.launch.plan import Plan, output_folders, wants_expedited
 from ftsupervise.launch.script import render
 from ftsupervise.model import Job
-from ftsupervise.nodes.exclude import write_exclusions
+from ftsupervise.nodes.exclude import exclude_alike, write_exclusions
 from ftsupervise.probe.errand import within
 from ftsupervise.rundir.launches import LaunchRecord, launches, people
 from ftsupervise.rundir.ledger import newest
@@ -436,6 +436,8 @@ def submit(
             record = record._replace(job_ids=tuple(ids))
             if plan.chain == "daisy":
                 _hold_behind_the_brake(run_dir, scheduler, ids[1:])
+        if plan.chain == "daisy" and isinstance(scheduler, Slurm):
+            exclude_alike(scheduler, ids)
         write_json(folder / "launch.json", record._replace(state="submitted"))
     except OSError as error:
         raise _half_written(error, folder, ids) from None

@@ -113,6 +113,21 @@ def apply(
     return ExclusionResult(jobs, tuple(changed), tuple(not_excluded), problem, frozenset(held))
 
 
+def exclude_alike(slurm: Slurm, links: Sequence[str]) -> None:
+    """Exclude for each link of a daisy chain that waits what was excluded for another: the script of the first excludes a node
+    that is not fit for those that wait then, and a busy controller takes the last ones minutes later. One that is missed costs
+    a member at most. Never raises.
+    """
+    try:
+        mine = [job for job in slurm.queue() if job.id in links]
+        nodes = sorted({node for job in mine for node in job.excluded})
+        for job in mine:
+            if job.state.waiting and len(set(job.excluded)) < len(nodes):
+                slurm.exclude(job.id, nodes)
+    except (Error, OSError):
+        return
+
+
 def _update(slurm: Slurm, ledger: ExclusionLedger, job: Job, target: list[str]) -> list[str] | None:
     """Change the excluded nodes of one job where they differ: a sentence if they did; None when the job no longer
     waits.

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
@@ -18,12 +19,25 @@ Until = Callable[..., Any]
 MEMBERS = 8
 
 
-def launched(here: Scene, **launch: Any) -> str:
+def launched(here: Scene, outside: Mapping[str, str] | None = None, **launch: Any) -> str:
     """Launch with an interpreter that does not start on some nodes; return the job's id."""
     shape: dict[str, Any] = {"command": "sleep 1", "jobs": MEMBERS, "nodes": 1}
-    return here.launch(
-        python=here.breakable_python(), outside={"FTSUPERVISE_UNFIT_SECONDS": "1"}, **{**shape, **launch}
+    outside = {"FTSUPERVISE_UNFIT_SECONDS": "1", **(outside or {})}
+    return here.launch(python=here.breakable_python(), outside=outside, **{**shape, **launch})
+
+
+def busy_controller(here: Scene) -> dict[str, str]:
+    """A PATH whose sbatch hands in the fourth job, and those after it, once a node has been excluded."""
+    path = here.sandbox.env()["PATH"]
+    (here.folder / "bin").mkdir()
+    sbatch = here.folder / "bin" / "sbatch"
+    sbatch.write_text(
+        f'#!/bin/sh\ncd {here.folder}\necho >> handed-in\n[ "$(wc -l < handed-in)" -le 3 ] || '
+        f"timeout 60 sh -c 'until grep -qs \"is excluded\" runs/*/logs/*.out; do sleep 0.1; done'\n"
+        f'cd "$OLDPWD"\nexec {shutil.which("sbatch", path=path)} "$@"\n'
     )
+    sbatch.chmod(0o755)
+    return {"PATH": f"{here.folder}/bin:{path}"}
 
 
 def waiting(here: Scene, what: str = "%i|%r|%x") -> list[str]:
@@ -43,7 +57,7 @@ def test_a_node_on_which_the_interpreter_does_not_start_costs_one_member_and_is_
 ) -> None:
     here = scene(nodes=2)
     here.broken("node-0").touch()
-    launched(here, chain=chain, command="touch done; sleep 600")
+    launched(here, busy_controller(here), chain=chain, command="touch done; sleep 600")
     until((here.folder / "done").exists, "the next member, on the other node", 90)
     assert here.attempts()[0].nodes == ("node-1",)
     assert len(waiting(here)) == MEMBERS - 2
