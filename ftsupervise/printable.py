@@ -12,6 +12,8 @@ import time
 # The pattern of how a line of ours begins in a job's log: with its time, or without one when a command failed and says why.
 OUR_TIME = r"(?:\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ )?"
 OUR_LINE = OUR_TIME + "ftsupervise: "
+# one that Slurm writes into a job's output, behind the label that srun may give it; from 25.11 on slurmstepd says only the time
+SLURMS_LINE = r"(?:\d+: ?)?(?:srun: |slurmstepd(?:-\S+)?: |\[\d{4}-\d\d-\d\dT\S+\] error: )"
 
 
 def log_line(text: str) -> str:

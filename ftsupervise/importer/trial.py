@@ -24,7 +24,7 @@ from ftsupervise.launch.plan import plan
 from ftsupervise.launch.rehearsal import is_the_persons, refuse_checkpoints, rehearsal_folder, rehearsed, shape_for
 from ftsupervise.launch.submit import prepare, submit
 from ftsupervise.model import NOBODY, OUTPUT, Attempt
-from ftsupervise.printable import printable
+from ftsupervise.printable import OUR_LINE, SLURMS_LINE, printable
 from ftsupervise.rundir.ledger import ledger
 from ftsupervise.rundir.paths import ENV_ATTEMPT_DIR, RunDir
 from ftsupervise.rundir.switches import KILL, SAVE, raise_switch
@@ -43,7 +43,7 @@ _SAVES = 10.0  # seconds for a save that it was asked for
 _AFTER = 30.0  # seconds for the second attempt's first step
 _END = 8.0  # seconds for it to leave by itself when it was asked to stop
 _POLL = 0.2
-_OURS = re.compile(r"^\S+ ftsupervise: |^srun: |^slurmstepd")  # lines that the command has not written
+_NOT_ITS_OWN = re.compile(rf"^(?:{OUR_LINE}|{SLURMS_LINE})")  # lines that the command has not written
 _LARGEST_LOG = 8 << 20  # bytes
 
 
@@ -194,7 +194,7 @@ class _TrialUnderWay:
             with suppress(OSError):
                 log += files.read_bounded(path, _LARGEST_LOG)
         lines = [
-            line for line in log.decode("utf-8", "replace").splitlines() if line.strip() and not _OURS.search(line)
+            line for line in log.decode("utf-8", "replace").splitlines() if line.strip() and not _NOT_ITS_OWN.search(line)
         ]
         return Trial(
             job,

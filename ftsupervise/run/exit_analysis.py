@@ -25,7 +25,7 @@ from ftsupervise.host.in_time import OneAtATime, PendingCall
 from ftsupervise.host.processes import boot_id
 from ftsupervise.host.signals import SignalQueue
 from ftsupervise.model import Cause, CauseKind, Claim, End, Failure, FailureKind, NodeRanks, Reached, ended, signal_in
-from ftsupervise.printable import OUR_LINE, printable, printable_lines
+from ftsupervise.printable import OUR_LINE, SLURMS_LINE, printable, printable_lines
 from ftsupervise.ranks.agent_pool import Agents
 from ftsupervise.ranks.protocol import RankExit
 from ftsupervise.run import Options
@@ -84,7 +84,7 @@ _FATAL = re.compile(r"^.*(?:^\s*what\(\): |\bFatal Python error: |\bterminate ca
 _SAYS_WHY = re.compile(
     r"\b(?:\w*error|fatal|failed|failure|cannot|can't|not found|no such|denied|refused|invalid)\b", re.I
 )
-_NOT_ITS_OWN = re.compile(rf"^(?:{OUR_LINE}|srun: |slurmstepd(?:-\S+)?: |\[\d{{4}}-\d\d-\d\dT\S+\] error: |\s*$)")
+_NOT_ITS_OWN = re.compile(rf"^(?:{OUR_LINE}|{SLURMS_LINE}|\s*$)")
 # of a rank that was killed while it wrote its traceback
 _CUT_OFF = re.compile(r"(?:Traceback \(most recent call last\):?|File \".*\", line \d+(?:, in .*)?)$")
 # another program has taken the port on which the ranks were to meet; in an error's own line, since programs also warn
