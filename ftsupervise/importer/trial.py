@@ -194,7 +194,9 @@ class _TrialUnderWay:
             with suppress(OSError):
                 log += files.read_bounded(path, _LARGEST_LOG)
         lines = [
-            line for line in log.decode("utf-8", "replace").splitlines() if line.strip() and not _NOT_ITS_OWN.search(line)
+            line
+            for line in log.decode("utf-8", "replace").splitlines()
+            if line.strip() and not _NOT_ITS_OWN.search(line)
         ]
         return Trial(
             job,

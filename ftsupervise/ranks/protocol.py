@@ -72,11 +72,14 @@ class RankExit(NamedTuple):
     oom: bool = False  # the kernel killed it for its memory
 
     @property
+    def in_order(self) -> bool:
+        """Return whether it ended as it meant to: a process that exits with 0 has handled its exception."""
+        return self.code == 0 or (self.leaving and not self.failed)
+
+    @property
     def crash(self) -> bool:
         """Return whether it exited abnormally, with no parent on its node to restart it. Unknown is no crash."""
-        # a process that exits with 0 has handled its exception
-        in_order = self.code == 0 or (self.leaving and not self.failed)
-        return self.final and not in_order
+        return self.final and not self.in_order
 
     def cause(self) -> Cause:
         from ftsupervise.model import CauseKind, ended  # the agents need none of it

@@ -62,7 +62,7 @@ from ftsupervise.units import signal_name
 #
 # | a line about | is believed when |
 # |---|---|
-# | a task of a node | fewer of our tasks live on that node than our step has there, and not that one |
+# | a task of a node | fewer of our tasks live or have ended in order on that node than our step has there, and not that one |
 # | a node that accepted no task | none of our tasks lives there, and our step should have some |
 # | a lost node | Slurm says so, or its slurmd does not answer |
 
@@ -116,11 +116,13 @@ class HintChecker:
         ask: Callable[[Mapping[str, str], float], dict[str, str]],
         states: Callable[[], Mapping[str, str]],
         wake: Callable[[], None],
+        exits: Callable[[], Iterable[RankExit]] = tuple,
     ) -> None:
         """``here``: our own node, whose processes we see ourselves; ``ask``: those of the others, of their agents; ``states``:
-        of the nodes, by Slurm."""
+        of the nodes, by Slurm; ``exits``: the ranks whose ends the agents have seen."""
         self.ours = ours._replace(lost=frozenset())
         self._folder, self._here, self._ask, self._states, self._wake = folder, here, ask, states, wake
+        self._exits = exits
         self._layout: LivingTask | None = (
             None  # of our step, which has the lowest number of all that carry the attempt's mark
         )
@@ -206,7 +208,11 @@ class HintChecker:
             return False if living else None
         if said.kind is CauseKind.LAUNCH:
             return should > 0 and not living
-        return len(living) < should and not living & _ranks(said.at[0].ranks)
+        # the first ranks have left while another still evaluates, with an srun that may fail
+        well = {
+            one.rank for one in self._exits() if one.in_order and one.node.partition(".")[0] == node.partition(".")[0]
+        }
+        return len(living | well) < should and not (living | well) & _ranks(said.at[0].ranks)
 
 
 def _ranks(text: str) -> set[int]:
@@ -463,7 +469,8 @@ class RunningCommand:
             if not said or (agents := self.asked.agents) is None:
                 return None
             to = self.asked
-            self.hints = HintChecker(to.ours, to.mine.folder, to.here, agents.ask, to.states, to.signals.wake)
+            wake, table = to.signals.wake, agents.table
+            self.hints = HintChecker(to.ours, to.mine.folder, to.here, agents.ask, to.states, wake, lambda: table.exits)
         self.hints.take(said, self.output.read_to)
         self.output.settle(self.hints.settled)
         return self.hints.confirmed

@@ -9,6 +9,7 @@ import pytest
 
 from ftsupervise.hostlist import expand_counts
 from ftsupervise.model import Cause
+from ftsupervise.ranks.protocol import RankExit
 from ftsupervise.run.command import HintChecker
 from ftsupervise.run.exit_analysis import Ours, blamed, cause_of, first_death, hints
 from tests.neighbours.patience import wait_until
@@ -103,8 +104,6 @@ def test_what_was_said_is_true_when_the_node_or_slurm_says_so_too(
 
 
 def test_an_older_line_of_another_rank_is_not_believed_of_a_node_that_is_not_ours() -> None:
-    from ftsupervise.ranks.protocol import RankExit
-
     told = RankExit(0, "node-0", 1, 0.0, 1, leaving=True, failed=True, final=True)
     theirs = "srun: error: node-9: task 5: Segmentation fault (core dumped)\n"
     assert cause_of(told, theirs, ours=OURS).words() == "rank 0 on node-0 exit 1"
@@ -115,3 +114,25 @@ def test_slurms_short_form_of_many_counts() -> None:
     for wrong in ("", "2(x", "2(x999999999)", "two"):
         with pytest.raises(ValueError, match="not a list of counts"):
             expand_counts(wrong)
+
+
+def test_a_rank_that_has_ended_in_order_is_not_missing_when_anothers_evaluation_fails_on_its_node() -> None:
+    """Rank 3 is through; the srun of an evaluation on its node fails, and numbers its tasks as ours are numbered."""
+    answers = {**BOTH, "node-1": "88.1 2 node-[0-1] 2(x2)"}
+    ours = Ours("88", nodes=frozenset(("node-0", "node-1")))
+    through = RankExit(3, "node-1", 1, 0.0, 0, leaving=True, failed=False, final=True)
+    for exits, true in (((through,), False), ((through._replace(code=1, failed=True),), True), ((), True)):
+        for line in (TASK, TASK.replace("task 3", "task 0")):
+            one = HintChecker(
+                ours,
+                Path("/runs/a/attempts/0001"),
+                "login",
+                lambda asked, _: answers,
+                dict,
+                lambda: None,
+                lambda: exits,
+            )
+            one.take(found := hints(line, ours), 77)
+            wait_until(lambda: one.confirmed or one.settled, "the answer", 10)
+            assert one.confirmed == (found[0] if true else None)
+            one.close()
