@@ -116,23 +116,23 @@ def test_slurms_short_form_of_many_counts() -> None:
             expand_counts(wrong)
 
 
-def test_a_rank_that_has_ended_in_order_is_not_missing_when_anothers_evaluation_fails_on_its_node() -> None:
+THROUGH = RankExit(3, "node-1", 1, 0.0, 0, leaving=True, failed=False, final=True)
+
+
+@pytest.mark.parametrize("line", [TASK, TASK.replace("task 3", "task 0")])
+@pytest.mark.parametrize(
+    ("exits", "true"), [((THROUGH,), False), ((THROUGH._replace(code=1, failed=True),), True), ((), True)]
+)
+def test_a_rank_that_has_ended_in_order_is_not_missing_when_anothers_evaluation_fails_on_its_node(
+    line: str, exits: tuple[RankExit, ...], true: bool
+) -> None:
     """Rank 3 is through; the srun of an evaluation on its node fails, and numbers its tasks as ours are numbered."""
     answers = {**BOTH, "node-1": "88.1 2 node-[0-1] 2(x2)"}
     ours = Ours("88", nodes=frozenset(("node-0", "node-1")))
-    through = RankExit(3, "node-1", 1, 0.0, 0, leaving=True, failed=False, final=True)
-    for exits, true in (((through,), False), ((through._replace(code=1, failed=True),), True), ((), True)):
-        for line in (TASK, TASK.replace("task 3", "task 0")):
-            one = HintChecker(
-                ours,
-                Path("/runs/a/attempts/0001"),
-                "login",
-                lambda asked, _: answers,
-                dict,
-                lambda: None,
-                lambda: exits,
-            )
-            one.take(found := hints(line, ours), 77)
-            wait_until(lambda: one.confirmed or one.settled, "the answer", 10)
-            assert one.confirmed == (found[0] if true else None)
-            one.close()
+    folder = Path("/runs/a/attempts/0001")
+    one = HintChecker(ours, folder, "login", lambda asked, _: answers, dict, lambda: None, lambda: exits)
+    found: list[Cause] = hints(line, ours)
+    one.take(found, 77)
+    wait_until(lambda: one.confirmed or one.settled, "the answer", 10)
+    assert one.confirmed == (found[0] if true else None)
+    one.close()
