@@ -1,0 +1,119 @@
+"""What a month has to end with, counted from the ledgers, from the messages that people got, and from the machine itself."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from collections import Counter, defaultdict
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from benchmarks.month.loops import SAVE_EVERY, undisturbed
+from benchmarks.month.owners import Person
+from ftsupervise.host import processes
+from ftsupervise.rundir.paths import ENV_RUN_DIR
+from ftsupervise.sandbox import Sandbox
+
+AFTER = timedelta(seconds=90)  # a page may come so long after its fault was over: the watch looks every 15 s
+STARTS, ENDS = ("fired",), ("resolved", "unwatched")
+
+
+def judge(faults: list[dict[str, Any]], people: list[Person], keep: Path, ends: dict[str, int]) -> list[str]:
+    wrong = [f"{one['fault']}: {one['said']}" for one in faults if re.search("COULD NOT|DOES NOT", one["said"])]
+    messages = [json.loads(line) for line in (keep / "machine.jsonl").read_text().splitlines()]
+    for one in people:
+        items = [
+            {**item, "told": message["at"]}
+            for message in messages
+            for item in message["items"]
+            if item["run"] == one.run
+        ]
+        wrong += _weights(one, ends[one.name]) + _steps(one) + _once(one, items) + _pages(one, items, faults)
+        wrong += _everywhere(one, items, keep)
+        told = Counter(item["reason"] for item in items)
+        print(f"{one.run}: {dict(told)}", flush=True)
+    return wrong
+
+
+def _weights(one: Person, end: int) -> list[str]:
+    found = set(re.findall(rf"weights at step {end}: (\w+)", one.log()))
+    expected = undisturbed(end)
+    return [] if found == {expected} else [f"{one.run}: weights {found or 'unknown'}, undisturbed {expected}"]
+
+
+def _steps(one: Person) -> list[str]:
+    """An attempt makes no more steps again than lie between two saves; two where a checkpoint was damaged."""
+    wrong = []
+    for group in one.groups:
+        reached = 0
+        for attempt in one.attempts(group):
+            if attempt.first_step is None:
+                continue
+            again = reached - attempt.first_step + 1
+            allowed = SAVE_EVERY * 2 + 5
+            if again > allowed:
+                wrong.append(f"{one.run} {group}: attempt {attempt.number} made {again} steps again")
+            if attempt.first_step > reached + 1:
+                wrong.append(f"{one.run} {group}: attempt {attempt.number} left out steps after {reached}")
+            reached = max(reached, attempt.last_step or 0)
+    return wrong
+
+
+def _once(one: Person, items: list[dict[str, Any]]) -> list[str]:
+    """Each alert has one message at its start and one at its end."""
+    counts: dict[str, Counter[str]] = defaultdict(Counter)
+    words = {}
+    for item in items:
+        if item["reason"] != "announced":
+            counts[item["dedup_key"]][item["reason"]] += 1
+            words[item["dedup_key"]] = f"{item['name']}: {item['summary']}"
+    wrong = []
+    for key, count in counts.items():
+        starts, ends = sum(count[name] for name in STARTS), sum(count[name] for name in ENDS)
+        if starts != 1 or ends != 1:
+            wrong.append(f"{one.run}: {words[key]!r} was told {starts} times at its start, {ends} at its end")
+    news = Counter(item["summary"] for item in items if item["reason"] == "announced")
+    return wrong + [f"{one.run}: {text!r} was told {count} times" for text, count in news.items() if count > 1]
+
+
+def _pages(one: Person, items: list[dict[str, Any]], faults: list[dict[str, Any]]) -> list[str]:
+    """Each alert began in the time of a fault."""
+    wrong = []
+    for item in items:
+        if item["reason"] not in STARTS:
+            continue
+        at = datetime.fromisoformat(item["at"])
+        if not any(
+            datetime.fromisoformat(fault["from"]) <= at <= datetime.fromisoformat(fault["to"]) + AFTER
+            and one.run in fault["runs"]
+            for fault in faults
+        ):
+            wrong.append(f"{one.run}: a page without a fault at {at:%H:%M:%S}: {item['name']}: {item['summary']}")
+    return wrong
+
+
+def _everywhere(one: Person, items: list[dict[str, Any]], keep: Path) -> list[str]:
+    """What one receiver got, the others got too."""
+    mails = " ".join((keep / "mails.txt").read_text().replace("│", " ").split())
+    wrong = []
+    for item in items:
+        if " ".join(item["summary"].split())[:60] not in mails:
+            wrong.append(f"{one.run}: no mail says {item['summary']!r}")
+    return wrong
+
+
+def left_behind(top: Path, people: list[Person], sandbox: Sandbox) -> list[str]:
+    wrong = [f"in the queue: {line}" for line in sandbox.run(["squeue", "-h", "-o", "%i %u %j %T"]).splitlines()]
+    for one in people:
+        places = {str(one.rundir.root), *(str(one.rundir.group(name).root) for name in one.groups if name)}
+        found = [p for place, these in processes.marked(ENV_RUN_DIR).items() if place in places for p in these]
+        wrong += [f"a process of {one.run} is left: {process}" for process in found]
+        done = subprocess.run(["ps", "-u", one.account, "-o", "pid=,args="], capture_output=True, text=True, check=False)
+        wrong += [f"a process of {one.account} is left: {line}" for line in done.stdout.splitlines() if "benchmarks" not in line]
+    wrong += [f"a mount is left: {line}" for line in Path("/proc/mounts").read_text().splitlines() if str(top) in line and " tmpfs " not in line]
+    for path in Path("/dev/shm").glob("*"):
+        if path.owner() in {one.account for one in people}:
+            wrong.append(f"in the memory of the nodes: {path}")
+    return wrong
