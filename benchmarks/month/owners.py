@@ -137,16 +137,16 @@ class Person:
             "restart": {"back_off": "1s", "hang": {"at_least": "10s", "start": "90s"}},
             **self.settings,
         }  # fmt: skip
-        settings = {
+        settings: dict[str, Any] = {
             "name": self.run,
             "launch": launch,
             "guard": {"poll": "500ms"},
+            **({"checkpoints": {"path": "out", "pattern": "checkpoint_*.pth"}} if self.kind == "plain" else {}),
             "watch": {
                 "every": f"{PERIOD}s",
                 "is_running": {"pending_for": "40s", "group_away_for": "60s"},
                 "hang": {"at_least": "30s"},
                 "recovery": {"start": "90s"},
-                "checkpoints": {"cadence": "15s", "late": 5, "settle": "5s"},
                 "disk": [{"free": "8MB", "critical": {"free": "2MB"}, "left": None, "checkpoints": None}],
             },
             "alerts": {
@@ -162,6 +162,8 @@ class Person:
             "cron": {"directory": "cron", "period": f"{PERIOD}s", "limit": "60s", "spares": 3, "mem": "50M",
                      "minutely": "@tick"},
         }  # fmt: skip
+        if self.kind != "groups":  # they save in a form of their own
+            settings["watch"]["checkpoints"] = {"cadence": "15s", "late": 5, "settle": "5s"}
         self.write("ftsupervise.yaml", json.dumps(settings, indent=1))
 
     def begin(self) -> None:

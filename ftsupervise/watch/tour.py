@@ -436,9 +436,10 @@ def _events(seen: RunLook) -> tuple[Event, ...]:
     switch = read_switch(seen.rundir, KILL)
     why = f" ({switch.why})" if switch.why else ""
     raised = f"raised by {switch.who}{why}" if switch.up and switch.who else ""
-    finished_at = None if mark is None else mark.at
+    finished_at, step = (None, None) if mark is None else (mark.at, mark.step)
     alone = observed_alone(seen.rundir, launched)
-    return events(seen.attempts, finished_at=finished_at, raised=raised, run=seen.rundir.quoted(), alone=alone)
+    run = seen.rundir.quoted()
+    return events(seen.attempts, finished_at=finished_at, step=step, raised=raised, run=run, alone=alone)
 
 
 def _remember(seen: RunLook, report: RunReport, news: Sequence[EventLine], orders: TickOrders) -> list[str]:
@@ -513,13 +514,14 @@ def events(
     attempts: Sequence[Attempt],
     *,
     finished_at: datetime | None,
+    step: int | None = None,
     raised: str = "",
     run: str = "",
     alone: Sequence[OnlyTold] = (),
 ) -> tuple[Event, ...]:
     """Return every event of the run so far, oldest first; the journal drops those that were sent.
 
-    ``raised``: a person's name and reason for the kill switch that is up now; the newest attempt has answered it. ``run``:
+    ``step``: at which it finished, by its mark: of replica groups the ledger of the whole run knows none. ``raised``: a person's name and reason for the kill switch that is up now; the newest attempt has answered it. ``run``:
     its directory, as a shell takes it. ``alone``: decisions that were only told where no attempt began.
     """
     found = _observed_alone(alone, run)
@@ -533,12 +535,13 @@ def events(
         found += _end(attempt, raised if attempt is attempts[-1] else "")
     if finished_at is not None:
         last = attempts[-1] if attempts else None
-        step = f" at step {last.last_step}" if last and last.last_step is not None else ""
+        step = last.last_step if last and last.last_step is not None else step
+        at_step = f" at step {step}" if step is not None else ""
         count = f", in {len(attempts)} attempt{'s' if len(attempts) > 1 else ''}" if attempts else ""
         total = ""
         if attempts:
             total = f" after {show_duration(max(0.0, (finished_at - attempts[0].started).total_seconds()))}"
-        text = f"done{step}{total}{count}"
+        text = f"done{at_step}{total}{count}"
         number = last.number if last else 0
         dedup = f"finished-{number}"  # a run that was trained on finishes once more
         means = "Members still queued leave at once."
@@ -567,7 +570,8 @@ def _begin(
         return [Event(EventKind.STARTED, f"resumed-{attempt.number}", attempt.started, text, attempt=attempt.number)]
     lost = ""
     if before.last_step is not None and attempt.first_step <= before.last_step:
-        lost = f"; {before.last_step - attempt.first_step + 1} steps are done again"
+        again = before.last_step - attempt.first_step + 1
+        lost = f"; {again} steps are done again" if again > 1 else "; one step is done again"
     gap = ""
     if before.ended is not None:
         gap = f" {show_duration(max(0.0, (attempt.started - before.ended).total_seconds()))} after"

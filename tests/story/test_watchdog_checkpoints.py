@@ -22,6 +22,7 @@ from ftsupervise.model import Job, JobState
 from ftsupervise.probe import Probe, Ran
 from ftsupervise.rundir.heartbeat_page import SAVE_FAILED, write_beat
 from ftsupervise.rundir.paths import RunDir
+from ftsupervise.rundir.switches import Finished, write_finished
 from ftsupervise.truth import Beat, Health
 from ftsupervise.watch import Look
 from ftsupervise.watch.watchdogs import load_watchdog
@@ -81,6 +82,18 @@ def test_a_checkpoint_that_does_not_come_is_told(tmp_path: Path, probe: Probe) -
     assert "one is usual every 1h" in found.summary
     scene.checkpoint(5, scene.now)
     assert scene.look("checkpoints")["age"].health is Health.OK
+
+
+def test_a_run_that_has_finished_needs_no_newer_checkpoint(tmp_path: Path, probe: Probe) -> None:
+    scene = with_checkpoints(tmp_path, probe)
+    scene.look("checkpoints")
+    scene.rundir.state.mkdir()
+    write_finished(scene.rundir, Finished(step=5))
+    scene.jobs = None  # nobody asks for those of such a run
+    for _ in range(9):
+        scene.now += HOUR
+        found = scene.look("checkpoints")["age"]
+    assert (found.health, found.summary) == (Health.OK, "the run has finished")
 
 
 def test_time_in_the_queue_does_not_make_a_checkpoint_late(tmp_path: Path, probe: Probe) -> None:

@@ -38,6 +38,16 @@ def test_a_fault_that_was_over_before_anybody_looked_is_told_as_one_event_with_b
     )
 
 
+def test_one_step_that_is_made_again_is_one_step() -> None:
+    told = events([attempt(1, "killed by SIGKILL"), attempt(2, first=140, minutes=5.05)], finished_at=None)
+    assert told[1].summary.endswith("; one step is done again")
+
+
+def test_of_replica_groups_the_mark_says_at_which_step_they_finished() -> None:
+    told = events([attempt(1, first=None, last=None)], finished_at=T0 + timedelta(minutes=5), step=571)
+    assert told[-1].summary == "done at step 571 after 5m, in 1 attempt"
+
+
 def test_a_restart_that_costs_little_is_a_quick_one() -> None:
     def second(**more: object) -> bool:
         told = events([attempt(1, "killed by SIGKILL"), attempt(2, **more)], finished_at=None)  # type: ignore[arg-type]

@@ -173,6 +173,8 @@ def _saves(look: Look, now: float) -> Iterator[Finding]:
 
 def _age(look: Look, settings: Settings, ones: tuple[Written, ...], now: float) -> Finding:
     """Judge the age by the declared or the usual cadence; the time the run spent waiting in the queue does not count."""
+    if isinstance(look.probe.look(look.rundir.finished), Entry):  # nobody asks for its jobs any more, so none is seen to wait
+        return _finding(look, "age", False, "the run has finished")
     at_work = look.jobs is None or any(job.state in AT_WORK for job in look.jobs)
     spent, before = look.memory.get("at_work", 0.0), look.memory.get("looked")
     made = look.memory.get("made", []) if ones else []
