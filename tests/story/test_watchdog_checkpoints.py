@@ -253,6 +253,28 @@ def test_a_checkpoint_that_is_not_what_was_committed_is_told_and_which_one_is_le
     assert found.summary.endswith("no checkpoint is good to go on from")
 
 
+def test_a_torn_save_of_a_script_with_a_form_of_its_own_is_a_warning_and_its_end_is_told(
+    tmp_path: Path, probe: Probe
+) -> None:
+    """No manifest says that one is whole. So nobody knows that none is good to go on from, and the end has to be told."""
+    scene = Scene(tmp_path / "run", "{checkpoints: {}}", probe)
+    (scene.rundir.switches).mkdir()
+    for number, words in ((1, b"weights"), (2, b"weights"), (3, b"")):
+        path = scene.rundir.checkpoints / f"checkpoint_{number:04}.pth"
+        path.write_bytes(words)
+        os.utime(path, (scene.now - (4 - number) * HOUR,) * 2)
+    found = scene.look("checkpoints")["whole"]
+    assert (found.health, found.severity) == (Health.BAD, Severity.WARNING)
+    assert found.summary == (
+        "checkpoint checkpoint_0003.pth is torn: checkpoint_0003.pth is empty; "
+        "nothing says that checkpoint_0002.pth before it is torn"
+    )
+    (scene.rundir.checkpoints / "checkpoint_0003.pth").rename(tmp_path / "aside")
+    found = scene.look("checkpoints")["whole"]
+    assert (found.health, found.summary) == (Health.OK, "nothing says that checkpoint checkpoint_0002.pth is torn")
+    assert "whole" not in scene.look("checkpoints")
+
+
 def test_none_good_for_too_long_is_critical_though_an_old_one_is_left(tmp_path: Path, probe: Probe) -> None:
     scene = with_checkpoints(tmp_path, probe)
     (scene.rundir.switches).mkdir()

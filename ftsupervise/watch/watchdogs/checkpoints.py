@@ -229,17 +229,23 @@ def _known_whole(look: Look, newest: Written) -> bool:
 def _whole(look: Look, settings: Settings, ones: tuple[Written, ...], now: float) -> Iterator[Finding]:
     """Check that the newest checkpoint is the one that was committed, and if not, from which one the run would go on.
 
-    Nothing is said of a run whose checkpoints have no manifest and no sign of their own.
+    Nothing is said of a run whose checkpoints have no manifest and no sign of their own, but the end of what was said.
     """
     seen = _verdicts(look, ones[-1])
     if isinstance(seen, str):
         yield _finding(look, "whole", None, seen)
         return
     good = next((one for one in seen if one["state"] in _GOOD), None)
-    settled = [one for one in seen if one["state"] not in _GOOD and _settled(one, ones, settings, now)]
-    if good is None and all(_says_nothing(one) for one in seen):
+    own = good is None and not any(one["manifest"] for one in seen)  # a form that is not known: it may be torn, never whole
+    if own and (not seen or _says_nothing(seen[0])):
+        if look.memory.pop("torn", False):
+            yield _finding(look, "whole", False, f"nothing says that checkpoint {ones[-1].name} is torn")
         return
+    silent = next((one for one in seen if own and _says_nothing(one)), None)
+    wanting = [one for one in seen if one["state"] not in _GOOD and not (own and _says_nothing(one))]
+    settled = [one for one in wanting if _settled(one, ones, settings, now)]
     if good is not None and not settled:
+        look.memory.pop("torn", None)
         yield _finding(look, "whole", False, f"checkpoint {Path(good['path']).name} is {good['state']}")
         return
     blind = all(one["state"] == CheckpointState.UNSEEN.value for one in settled)
@@ -247,11 +253,15 @@ def _whole(look: Look, settings: Settings, ones: tuple[Written, ...], now: float
         f"{Path(one['path']).name} is {one['state']}: {'; '.join(one['wrong'][:1])}" for one in settled[:3]
     )
     rest = f"the run would go on from {Path(good['path']).name}" if good else "no checkpoint is good to go on from"
+    if silent is not None:
+        rest = f"nothing says that {Path(silent['path']).name} before it is torn"
     old = _too_old(good, settings, ones, now) if good else ""
     rest += f", and none newer was good for {old}" if old else ""
-    severity = Severity.WARNING if good and not old else Severity.CRITICAL
+    severity = Severity.WARNING if (good or silent) and not old else Severity.CRITICAL
     text = f"checkpoint {wrong}; {rest}" if settled else f"the newest checkpoint may not be complete yet; {rest}"
-    yield _finding(look, "whole", None if blind and settled else bool(settled), text, severity=severity)
+    bad = None if blind and settled else bool(settled)
+    look.memory["torn"] = bool(bad) or look.memory.get("torn", False)
+    yield _finding(look, "whole", bad, text, severity=severity)
 
 
 def _too_old(good: dict[str, Any], settings: Settings, ones: tuple[Written, ...], now: float) -> str:
