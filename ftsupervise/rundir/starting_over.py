@@ -13,7 +13,7 @@ from ftsupervise.model import GUARD, OUTPUT, Attempt
 from ftsupervise.rundir.launches import launches
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.switches import counts_from
-from ftsupervise.truth import show_percent_points
+from ftsupervise.truth import LeftCheckpoint, show_percent_points
 
 NOT_RESUMED = "it does not resume"
 ADVICE = "launch: {resume: '--your-flag {checkpoint}'} adds a flag when there is something to go on from"
@@ -64,7 +64,7 @@ def starts_over(attempts: Sequence[Attempt]) -> tuple[StartOver, ...]:
     found: list[StartOver] = []
     best: Attempt | None = None
     origin: Attempt | None = None
-    left = ""
+    left: LeftCheckpoint | None = None
     for one in attempts:
         known = one.first_step is not None and one.last_step is not None
         if _guarded(one):
@@ -77,7 +77,7 @@ def starts_over(attempts: Sequence[Attempt]) -> tuple[StartOver, ...]:
                 best = one
             origin = origin if origin is not None and (origin.first_step or 0) <= (one.first_step or 0) else one
         if one.written is not None:
-            left = one.written.path
+            left = one.written
     return tuple(found)
 
 
@@ -110,13 +110,22 @@ def _goes_on(one: Attempt, best: Attempt, origin: Attempt) -> bool:
     return not _begins_at_the_beginning(one, best, origin)
 
 
-def _again(one: Attempt, best: Attempt, origin: Attempt, left: str) -> StartOver | None:
+def _again(one: Attempt, best: Attempt, origin: Attempt, left: LeftCheckpoint | None) -> StartOver | None:
     begun, last = one.first_step or 0, best.last_step or 0
     if not _begins_at_the_beginning(one, best, origin) or last - begun < _FEW:
         return None
+    if _nothing_newer(origin, left):
+        return None
+    path = "" if left is None else left.path
     mine = one.written.path.rpartition("/")[0] if one.written is not None else ""
-    other = mine if left and mine and mine != left.rpartition("/")[0] else ""
-    return StartOver(one.number, begun, best.number, last, left, other)
+    other = mine if path and mine and mine != path.rpartition("/")[0] else ""
+    return StartOver(one.number, begun, best.number, last, path, other)
+
+
+def _nothing_newer(origin: Attempt, left: LeftCheckpoint | None) -> bool:
+    """Return whether ``origin`` itself went on from somewhere, and nothing was saved since: whoever begins there too resumes."""
+    went_on = (origin.first_step or 0) > _FEW
+    return went_on and left is not None and left.at is not None and left.at <= origin.started
 
 
 class PercentOver(NamedTuple):

@@ -62,6 +62,15 @@ def test_a_count_that_begins_anew_in_a_later_epoch_is_no_start_over() -> None:
     assert starts_over([first._replace(epoch=1), second._replace(epoch=1)])
 
 
+def test_two_that_go_on_from_the_same_checkpoint_resume_both() -> None:
+    """The first of those that count went on from step 1,050 and died before the next save; so the second begins there too."""
+    attempts = ledger_of((1051, 1080), (1051, 1070), (1051, 1347))
+    old, new = attempts[0].started - timedelta(minutes=1), attempts[0].started + timedelta(minutes=1)
+    for at, told in ((old, 0), (new, 2)):
+        left = LeftCheckpoint("out/checkpoint_0001050.pth", 1050, at, 160_000)
+        assert len(starts_over([one._replace(written=left) for one in attempts])) == told
+
+
 def test_the_second_start_over_with_a_checkpoint_left_each_time_is_held_and_none_without_one() -> None:
     attempts = ledger_of((0, 1690), (0, 800), (0, 700))
     assert not must_hold(starts_over(attempts[:2])) and must_hold(starts_over(attempts))
