@@ -2,8 +2,8 @@
 
     python -m benchmarks.month --minutes 60 [--seed 7] [--keep FOLDER]        as root, on Debian with Slurm
 
-Each run is another account's, on one sandbox. Seconds stand for what takes hours in life: the cron ticks every 15 s, a job lasts
-six minutes. Faults are drawn from published rates (faults.py). FOLDER gets every mail, post, event and ledger, to be read.
+Each run is another account's, on one sandbox. Seconds stand for what takes hours in life: the cron ticks every 15 s, a job
+lasts six minutes. Faults are drawn from published rates (faults.py). FOLDER gets every mail, post, event and ledger, to be read.
 The verdict at the end: nothing lost beyond what the settings allow, each trouble told once at its start and once at its
 end, no page without a fault, nothing left behind, and the weights those of an undisturbed run.
 """
@@ -189,15 +189,24 @@ def play(args: argparse.Namespace, keep: Path) -> list[str]:
                 month.say(f"{one.run} does not finish")
         time.sleep(45)  # three more ticks: the ends are told
         for one in people:
-            (keep / f"{one.run}-report.html").write_text("")
-            for words in (["status"], ["alerts"], ["report", "--text"], ["cron", "status"]):
+            for words in (["status"], ["alerts"], ["report", "--out", "report.html"], ["cron", "status"]):
                 (keep / f"{one.run}-{'-'.join(words)}.txt").write_text(one.type(*words, code=None))
             shutil.copytree(one.rundir.watch / "events", keep / f"{one.run}-events", dirs_exist_ok=True)
-            shutil.copytree(one.rundir.root, keep / one.run, dirs_exist_ok=True, ignore=shutil.ignore_patterns("checkpoints", "kept", ".*"), symlinks=True, ignore_dangling_symlinks=True)
+            shutil.copytree(
+                one.rundir.root,
+                keep / one.run,
+                dirs_exist_ok=True,
+                ignore=shutil.ignore_patterns("checkpoints", "kept", ".*"),
+                symlinks=True,
+                ignore_dangling_symlinks=True,
+            )
             (keep / f"{one.run}-log.txt").write_text(one.log())
             one.type("cron", "remove")
         for one in people if shutil.which("faketime") else ():
-            for hours in ("+7h", "+14h"):  # what is held for hours is told: quick restarts, the ends of what came and went
+            for hours in (
+                "+7h",
+                "+14h",
+            ):  # what is held for hours is told: quick restarts, the ends of what came and went
                 one.shell(["faketime", "-f", hours, "ftsupervise", "watch", "--quiet", "--all"], NO_FAKE_STAT="1")
         time.sleep(3)
         stop.set()

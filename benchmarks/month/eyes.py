@@ -1,6 +1,6 @@
 """Reads a run as the account whose it is, for the program that plays the month: a page is believed by its own people only.
 
-    python -m benchmarks.month.eyes RUN     a question a line ("ledger g001"), an answer a line, pickled
+python -m benchmarks.month.eyes RUN     a question a line ("ledger g001"), an answer a line, pickled
 """
 
 from __future__ import annotations

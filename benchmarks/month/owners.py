@@ -16,8 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from ftsupervise.model import Attempt
-from ftsupervise.rundir.heartbeat_page import read_beats
-from ftsupervise.rundir.ledger import ledger
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.sandbox import Sandbox
 from tests.neighbours.slack import TOKEN

@@ -17,6 +17,7 @@ from ftsupervise.rundir.paths import ENV_RUN_DIR
 from ftsupervise.sandbox import Sandbox
 
 AFTER = timedelta(seconds=90)  # a page may come so long after its fault was over: the watch looks every 15 s
+BEFORE = timedelta(seconds=20)  # a tick that began before has seen it
 STARTS, ENDS = ("fired",), ("resolved", "unwatched")
 
 
@@ -55,7 +56,7 @@ def _steps(one: Person) -> list[str]:
             allowed = SAVE_EVERY * 2 + 5
             if again > allowed:
                 wrong.append(f"{one.run} {group}: attempt {attempt.number} made {again} steps again")
-            if attempt.first_step > reached + 1:
+            if attempt.first_step > reached + 1 and not group:  # a group goes on from what another one has saved
                 wrong.append(f"{one.run} {group}: attempt {attempt.number} left out steps after {reached}")
             reached = max(reached, attempt.last_step or 0)
     return wrong
@@ -86,7 +87,7 @@ def _pages(one: Person, items: list[dict[str, Any]], faults: list[dict[str, Any]
             continue
         at = datetime.fromisoformat(item["at"])
         if not any(
-            datetime.fromisoformat(fault["from"]) <= at <= datetime.fromisoformat(fault["to"]) + AFTER
+            datetime.fromisoformat(fault["from"]) - BEFORE <= at <= datetime.fromisoformat(fault["to"]) + AFTER
             and one.run in fault["runs"]
             for fault in faults
         ):
@@ -110,9 +111,19 @@ def left_behind(top: Path, people: list[Person], sandbox: Sandbox) -> list[str]:
         places = {str(one.rundir.root), *(str(one.rundir.group(name).root) for name in one.groups if name)}
         found = [p for place, these in processes.marked(ENV_RUN_DIR).items() if place in places for p in these]
         wrong += [f"a process of {one.run} is left: {process}" for process in found]
-        done = subprocess.run(["ps", "-u", one.account, "-o", "pid=,args="], capture_output=True, text=True, check=False)
-        wrong += [f"a process of {one.account} is left: {line}" for line in done.stdout.splitlines() if "benchmarks" not in line]
-    wrong += [f"a mount is left: {line}" for line in Path("/proc/mounts").read_text().splitlines() if str(top) in line and " tmpfs " not in line]
+        done = subprocess.run(
+            ["ps", "-u", one.account, "-o", "pid=,args="], capture_output=True, text=True, check=False
+        )
+        wrong += [
+            f"a process of {one.account} is left: {line}"
+            for line in done.stdout.splitlines()
+            if "benchmarks" not in line
+        ]
+    wrong += [
+        f"a mount is left: {line}"
+        for line in Path("/proc/mounts").read_text().splitlines()
+        if str(top) in line and " tmpfs " not in line
+    ]
     for path in Path("/dev/shm").glob("*"):
         if path.owner() in {one.account for one in people}:
             wrong.append(f"in the memory of the nodes: {path}")

@@ -121,6 +121,8 @@ def step(
         return _unwatched(alert, policy, now) if alert else (None, Reason.NOTHING)
     if alert is None:
         alert = Alert(id=alert_id(finding), finding=finding, seen=now)
+    if now < alert.seen <= now + SKEW and alert.state is AlertState.FIRING:  # this look began before the newest one
+        return alert, Reason.NOTHING
     if finding.health is Health.UNKNOWN:
         return replace(alert, seen=now, blind_since=alert.blind_since or now), Reason.NOTHING
     bad = finding.health is Health.BAD

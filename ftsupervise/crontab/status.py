@@ -216,7 +216,7 @@ def findings(slot: CronSlot, found: CronEntries, trouble: str, nodes: Sequence[s
     passed = [f"{one.name}: {one.why}" for one in found.passed if one.wanted]
     shown, bad = "; ".join(passed[:5]) or "nothing", Health.BAD if passed else Health.OK
     out.append(_finding(slot, "passed over", bad, f"cron passes over {shown}", _PASSED))
-    out.append(_slots(slot, trouble or _cut_off(slot)))
+    out.append(_slots(slot, (trouble if _again(slot) else "") or _cut_off(slot)))
     if nodes is not None:
         words = f"cron: {drained_words(nodes) or 'Slurm has drained no node by itself'}"
         names_of = compress_hostlist(tuple(nodes))
@@ -304,6 +304,12 @@ def _slots(slot: CronSlot, trouble: str) -> Finding:
         since=datetime.fromtimestamp(missed[0], timezone.utc) if many else None,
         limit=f"a slot every {period:.0f} s",
     )
+
+
+def _again(slot: CronSlot) -> bool:
+    """Return whether the slot before had trouble too: the jobs that wait last for longer than one slot, and no one need act."""
+    before = [history.read_slot(slot.cron, at).end for at in earlier(slot)[-1:]]
+    return slot.installed.spares < 2 or not before or any(end is not None and end.trouble for end in before)
 
 
 def _cut_off(slot: CronSlot) -> str:

@@ -696,7 +696,7 @@ class LoopCheckpoints:
             newest = self._newest(lambda now=wanted: latest(now))  # type: ignore[misc]
             if newest is None and begun:
                 raise RuntimeError(f"{begun[-1]} is damaged, and there is none before it")
-            if newest is None:
+            if newest is None or self._is_of_another_form(newest):
                 return None
             read, mine = self._read(newest)
             outcome = self._worst(mine)
@@ -722,6 +722,17 @@ class LoopCheckpoints:
                 words = f"{newest} cannot be loaded: {outcome.words}"
                 refuse(self._place, words, self._voice)
                 raise RuntimeError(words)
+
+    def _is_of_another_form(self, newest: Path) -> bool:
+        """Return whether rank 0 has found nothing for ``restore`` and has asked ``guard.latest`` since: what this rank reads on
+        its page then is good, and in a form of the loop's own."""
+        if self._place.rank == 0 or self._tells:
+            return False
+        try:
+            wait_for(newest)
+            return not loop_file(newest, 0).is_file()
+        except OSError:  # whoever reads it says why
+            return False
 
     def _newest(self, latest: Callable[[], Path | None]) -> Path | None:
         """Return the newest one, the same on all ranks."""

@@ -49,6 +49,7 @@ from ftsupervise.run.progress_pages import seen_by
 from ftsupervise.run.states import AttemptEvent, AttemptProgress, AttemptState, Ending, OpenWarning
 from ftsupervise.rundir.ledger import reached
 from ftsupervise.rundir.paths import ENV_ATTEMPT_DIR, ERROR_FILE, shown, tell, warn
+from ftsupervise.rundir.progress import read_progress
 from ftsupervise.scheduler.parse import is_away
 from ftsupervise.truth import HANG, RANKS
 from ftsupervise.units import signal_name
@@ -812,8 +813,11 @@ class RunningCommand:
         return ours._replace(began=began, lost=ours.lost or frozenset())
 
     def _reached(self) -> Reached:
-        """Return the steps reached, by the heartbeat pages, which are read more often, and by the beats."""
+        """Return the steps reached, by the heartbeat pages, which are read more often, and by the beats; of replica groups by
+        the page that sums them up."""
         page = seen_by(self.asked.agents.table) if self.asked.agents is not None else None
+        if page is None or page.ahead is None:
+            page = read_progress(self.asked.options.rundir, self.asked.mine.number) or page
         return reached(self.asked.options.rundir, self.asked.mine.number, page, every_beat=True)
 
     def say(self, text: str) -> None:

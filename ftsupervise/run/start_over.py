@@ -6,6 +6,7 @@ Nobody knows of such a script whether it resumes, before it has. Until then the 
 
 from __future__ import annotations
 
+import math
 import os
 import shlex
 import threading
@@ -33,6 +34,7 @@ from ftsupervise.rundir.fence import superseded
 from ftsupervise.rundir.observing import tell_only
 from ftsupervise.rundir.paths import RunDir, tell
 from ftsupervise.rundir.progress import ProgressPage
+from ftsupervise.rundir.records import time_of
 from ftsupervise.rundir.starting_over import ADVICE, began_again, resumes, since_a_person, starts_over
 from ftsupervise.truth import BACK, LeftCheckpoint, PercentReached, TornSave
 
@@ -299,6 +301,10 @@ def _newest(place: ScriptPlace, before: Sequence[Attempt]) -> tuple[Path | None,
         from ftsupervise.checkpoints.find import checkpoints_in
 
         noted = next((text for text in texts if place.may_go_on_from(Path(text))), "")
+        if noted and noted not in texts[:1]:  # somebody has taken the newest away: what lies beside it may be newer than this
+            beside = find_written([Path(texts[0]).parent], 0.0, math.inf, (), place.trusted(), place.is_torn)
+            newer = beside is not None and beside.at is not None and beside.at > time_of(Path(noted).stat())
+            noted = beside.path if beside is not None and newer and place.may_go_on_from(Path(beside.path)) else noted
         there = () if noted else checkpoints_in(place.checkpoints)
         found = noted or next((str(one.path) for one in there if place.may_go_on_from(one.path)), "")
         own = [*map(Path, texts), *(one.path for one in there)] if not found else []

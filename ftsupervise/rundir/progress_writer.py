@@ -25,6 +25,7 @@ from ftsupervise.rundir.progress import (
     marked,
     rates,
     read_marks,
+    read_progress,
     read_steps,
     write_marks,
     write_progress,
@@ -62,6 +63,7 @@ class ProgressWriter:
         self._usual: float | None = None
         self._training = HourOfTraining()
         self._write_steps_at = self._touch_at = 0.0
+        self._told = False  # a step
         self._writing = Every(pause_after, self._go_on, "progress", first=_FIRST, last=partial(self._go_on, last=True))
 
     def close(self, seconds: float = 0.5) -> None:
@@ -84,6 +86,9 @@ class ProgressWriter:
             return
 
     def _write(self, page: ProgressPage, now: float, *, last: bool) -> None:
+        if page.ahead is None and not self._told and self._another_tells():
+            return
+        self._told = self._told or page.ahead is not None
         if self._record is None:
             self._record, self._marks = read_steps(self._rundir), read_marks(self._rundir)
             self._write_steps_at = now + _STEPS_EVERY
@@ -106,6 +111,11 @@ class ProgressWriter:
                 write_marks(self._rundir, self._marks, self._area)
         except OSError:  # a full disk, or a newer attempt: the training goes on
             return
+
+    def _another_tells(self) -> bool:
+        """Return whether the page has a step that we have not told: the command starts replica groups, and sums them up."""
+        page = read_progress(self._rundir, self._mine.number)
+        return page is not None and page.ahead is not None
 
     def _mark(self, page: ProgressPage) -> TimeMark:
         return TimeMark(page.at.timestamp(), self._mine.number, page.ahead, page.saving, page.active_at)

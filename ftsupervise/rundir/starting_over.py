@@ -123,7 +123,7 @@ def _again(one: Attempt, best: Attempt, origin: Attempt, left: LeftCheckpoint | 
 
 
 def _nothing_newer(origin: Attempt, left: LeftCheckpoint | None) -> bool:
-    """Return whether ``origin`` itself went on from somewhere, and nothing was saved since: whoever begins there too resumes."""
+    """Return whether ``origin`` itself went on from somewhere and nothing was saved since: who begins there too resumes."""
     went_on = (origin.first_step or 0) > _FEW
     return went_on and left is not None and left.at is not None and left.at <= origin.started
 

@@ -521,8 +521,9 @@ def events(
 ) -> tuple[Event, ...]:
     """Return every event of the run so far, oldest first; the journal drops those that were sent.
 
-    ``step``: at which it finished, by its mark: of replica groups the ledger of the whole run knows none. ``raised``: a person's name and reason for the kill switch that is up now; the newest attempt has answered it. ``run``:
-    its directory, as a shell takes it. ``alone``: decisions that were only told where no attempt began.
+    ``step``: at which it finished, by its mark. ``raised``: a person's name and reason for the kill switch that is up now;
+    the newest attempt has answered it. ``run``: its directory, as a shell takes it. ``alone``: decisions that were only told
+    where no attempt began.
     """
     found = _observed_alone(alone, run)
     for index, (before, attempt) in enumerate(zip([None, *attempts], attempts, strict=False)):
