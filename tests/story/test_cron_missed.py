@@ -182,6 +182,18 @@ def test_the_marks_around_our_lines_are_found_if_they_were_disabled_too(tmp_path
 # --------------------------------------------------------------------------------------------------- drained nodes
 
 
+def test_a_controller_that_is_down_for_one_slot_is_no_alert_and_for_two_it_is(tmp_path: Path) -> None:
+    """Three jobs wait ahead: nobody need act on the first one."""
+    folder = make(tmp_path, backend="slurm", alerts=alerts_to(tmp_path / "heard"))
+    folder.tick(NINE, slot=NINE, job_id="1")
+    told = []
+    for number, down in enumerate(("connect failure", "", "connect failure", "connect failure", ""), 1):
+        folder.queue.down = down
+        told.append(folder.tick(NINE + P5 * number, slot=NINE + P5 * number, job_id=str(1 + number)).notified)
+    assert [[words.partition(":")[0] for words in one] for one in told] == [[], [], [], ["fired"], ["resolved"]]
+    assert "the queue could not be read" in told[3][0]
+
+
 @pytest.mark.fault(
     'Slurm drains nodes ("Duplicate jobid") after its controller was killed',
     "the next tick tells which, and when they are back; ensure and status name them",

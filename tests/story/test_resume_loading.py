@@ -521,6 +521,23 @@ def test_another_rank_reads_on_rank_0_s_page_what_the_attempt_begins_from(
             other.latest()
 
 
+def test_a_rank_that_comes_late_to_restore_does_not_take_what_rank_0_has_asked_latest_for(
+    checkpoints: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A loop with snapshots and a form of its own on the disk. It set three good checkpoints aside, one for each attempt."""
+    with Guard(signals=(), rank=0, world=1) as guard, guard.checkpoint(1) as folder:
+        (folder / "weights").write_bytes(b"w" * 1000)
+    rundir = RunDir(tmp_path / "run")
+    rundir.attempt(1).mkdir(parents=True)
+    for name, value in (("RUN_DIR", rundir.root), ("ATTEMPT_DIR", rundir.attempt(1)), ("ATTEMPT", 1)):
+        monkeypatch.setenv(f"FTSUPERVISE_{name}", str(value))
+    with Guard(signals=(), rank=0, world=2) as first, Guard(signals=(), rank=1, world=2) as other:
+        assert first.restore(state={"done": 0}) is None
+        assert first.latest() == checkpoints / "step-00000001"
+        assert other.restore(state={"done": 0}) is None
+    assert sorted(path.name for path in checkpoints.iterdir() if path.name[0] != ".") == ["step-00000001"]
+
+
 LAUNCHES = {
     "two srun": ({"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0"}, {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "1"}),
     "two torchrun": tuple(

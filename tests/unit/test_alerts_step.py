@@ -51,6 +51,20 @@ def night(policy: Policy, table: str) -> list[str]:
     return wrong
 
 
+def test_a_look_that_began_before_the_newest_one_ends_nothing() -> None:
+    """Two watches, or two ticks of a slow one: the older look is recorded last. A clock that is far ahead holds nobody back."""
+    assert not night(
+        ONCE,
+        """
+        1   bad  -> fired
+        0.8 good -> nothing
+        1.2 bad  -> nothing
+        2   good -> resolved
+        """,
+    )
+    assert not night(ONCE, "60 bad -> fired\n1 good -> resolved")
+
+
 def test_a_night() -> None:
     assert not night(
         Policy(hold=minutes(10), repeat=minutes(240), escalate_after=minutes(60)),

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import time
+import zipfile
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
@@ -9,7 +12,7 @@ import pytest
 
 from ftsupervise.model import GUARD, NOBODY, OUTPUT, Attempt, Cause, CauseKind, Failure, FailureKind
 from ftsupervise.run.decide import Budgets, NextAction, Situation, decide, stop_before
-from ftsupervise.run.start_over import ScriptPlace
+from ftsupervise.run.start_over import ScriptPlace, _newest
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.starting_over import must_hold, resumes, starts_over
 from ftsupervise.truth import LeftCheckpoint, Resumed
@@ -161,3 +164,21 @@ def test_no_checkpoint_is_looked_for_among_the_programs_of_the_machine(tmp_path:
         str(own),
         str(Path.cwd()),
     }
+
+
+def test_when_somebody_takes_the_newest_checkpoint_away_the_one_before_it_is_gone_on_from_and_no_old_copy(
+    tmp_path: Path,
+) -> None:
+    """Of a damaged one that its loader crashed on, for example: the run went 300 steps back, to a copy kept long before."""
+    (tmp_path / "run").mkdir()
+    (tmp_path / "out").mkdir()
+    for name, age in (("kept-200.pth", 300.0), ("out/checkpoint_0000400.pth", 100.0), ("out/checkpoint_0000450.pth", 50.0)):
+        with zipfile.ZipFile(tmp_path / name, "w") as file:
+            file.writestr("weights", name)
+        os.utime(tmp_path / name, (time.time() - age,) * 2)
+    place = ScriptPlace(RunDir(tmp_path / "run"), tmp_path / "run" / "checkpoints", ("true",))
+    old, new = ledger_of((1, 241), (201, 531))
+    gone = new._replace(written=LeftCheckpoint(str(tmp_path / "out/checkpoint_0000500.pth")))
+    kept = LeftCheckpoint(str(tmp_path / "out/checkpoint_0000200.pth"), kept=str(tmp_path / "kept-200.pth"))
+    path, refused = _newest(place, [gone, old._replace(written=kept)])
+    assert (path, refused) == (tmp_path / "out" / "checkpoint_0000450.pth", "")
