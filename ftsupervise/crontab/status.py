@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ftsupervise.crontab import chain, history, keepalive
@@ -191,6 +193,7 @@ def slots_until(known: Iterable[SlotRecord], installed: Installed, now: datetime
 #
 # Every entry gets a finding at every tick, from its last run that ended: a failure stays one until a run is good again.
 
+_NO_ROOM = 64_000  # bytes: so little is left where every write fails
 _CUT_OFF = 3  # several ticks in a row that never ended are no accident: too little memory, or a broken installation
 
 _ENTRY = Words("This entry does not do its work.", "cat {output}", "ftsupervise cron run {name}{dir}")
@@ -316,9 +319,19 @@ def _cut_off(slot: CronSlot) -> str:
     before = [history.read_slot(slot.cron, at) for at in earlier(slot)[-_CUT_OFF:]]
     may_live = {one.claim.job_id for one in before if slot.living is None or one.claim.job_id in slot.living} - {""}
     cut = [one for one in before if one.end is None and one.claim.job_id not in may_live]
+    if len(cut) == _CUT_OFF and _is_full(slot.cron.slots):
+        return f"the last {_CUT_OFF} ticks could not write down that they ended: the disk of {slot.cron.root} is full"
     if len(cut) == _CUT_OFF:
         return f"the last {_CUT_OFF} ticks were cut off before their end: see {slot.cron.log}"
     return ""
+
+
+def _is_full(folder: Path) -> bool:
+    try:
+        found = os.statvfs(folder)
+    except OSError:
+        return False
+    return found.f_bavail * found.f_frsize < _NO_ROOM
 
 
 def earlier(slot: CronSlot) -> list[datetime]:

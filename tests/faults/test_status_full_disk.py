@@ -8,6 +8,10 @@ from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
+from ftsupervise.crontab import history
+from ftsupervise.crontab.dispatch import CronSlot
+from ftsupervise.crontab.entries import find
+from ftsupervise.crontab.status import findings
 from ftsupervise.host import processes
 from ftsupervise.report.day import about_run
 from ftsupervise.rundir.heartbeat_page import write_watcher
@@ -18,6 +22,21 @@ from ftsupervise.rundir.watched import read_found, write_found
 from tests.neighbours.prepared_trouble import fill, trouble
 from tests.neighbours.supervised import outside_a_job
 from tests.neighbours.typed import typed
+from tests.story.cron_folder import NINE, make
+
+
+def test_a_cron_on_a_full_disk_says_so_and_not_that_its_ticks_were_cut_off(mounted: Callable[..., Path]) -> None:
+    place = mounted("-t", "tmpfs", "-o", "size=2m", "small")
+    folder = make(place)
+    slots = [NINE + timedelta(minutes=5 * n) for n in range(4)]
+    for at in slots[:3]:
+        history.claim_slot(folder.cron, at, at, "")
+    fill(place)
+    one = CronSlot(folder.cron, folder.installed, slots[3], slots[3], "", None, lambda: folder.queue)
+    said = next(one for one in findings(one, find(folder.cron, folder.installed), "", None) if one.subject == "slots")
+    assert said.summary == (
+        f"cron: the last 3 ticks could not write down that they ended: the disk of {folder.cron.root} is full"
+    )
 
 
 def test_a_run_of_which_nothing_is_heard_on_a_full_disk_is_not_running_and_shows_no_rate(
