@@ -762,6 +762,7 @@ class RunningCommand:
             note=f"left behind: {self.left_behind}" if self.left_behind else "",
             died_at=self.died_at,
             gone=exit_analysis.blamed(lately, ours),
+            doubted=exit_analysis.blamed(self.output.lately() or "", ours._replace(lost=None)),
             hardware=exit_analysis.hardware(lately),
         )
 

@@ -301,7 +301,9 @@ def _newest(place: ScriptPlace, before: Sequence[Attempt]) -> tuple[Path | None,
         from ftsupervise.checkpoints.find import checkpoints_in
 
         noted = next((text for text in texts if place.may_go_on_from(Path(text))), "")
-        if noted and noted not in texts[:1]:  # somebody has taken the newest away: what lies beside it may be newer than this
+        if (
+            noted and noted not in texts[:1]
+        ):  # somebody has taken the newest away: what lies beside it may be newer than this
             beside = find_written([Path(texts[0]).parent], 0.0, math.inf, (), place.trusted(), place.is_torn)
             newer = beside is not None and beside.at is not None and beside.at > time_of(Path(noted).stat())
             noted = beside.path if beside is not None and newer and place.may_go_on_from(Path(beside.path)) else noted

@@ -552,7 +552,7 @@ class Supervisor:
         attempts = [*self._counted(now.claim.number), mine]
         left = self.to.job.left()
         budgets, over = self.to.options.budgets, self._job_ends()
-        asks = self.to.options.finished_by == "ask"
+        asks = self.to.options.finished_by == "ask" and not ended.doubted
         first = min((one.number for one in start_over.of_this_launch(self.to.options.rundir)), default=0)
         situation = Situation(attempts, now.restarts, self._why_not(), over, left, self._warned_after(), first, asks)
         verdict = decide(situation, budgets)
@@ -580,6 +580,10 @@ class Supervisor:
         if options.finished_by != "exit 0" or mine.cause != Cause(CauseKind.EXIT, code=0) or ended.stop_signal:
             return
         if ended.warned and ended.heard:  # it has left because it was asked to
+            return
+        if ended.doubted:
+            words = f"Slurm says that {', '.join(ended.doubted)} failed"
+            tell(self.now.log, f"it left with 0, and {words}: that is not taken for the end of the run")
             return
         record = switches.Finished(mine.last_step, mine.number, os.uname().nodename, _now())
         area = self.now.fence.area if self.now.fence is not None else None

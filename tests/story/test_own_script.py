@@ -141,6 +141,34 @@ def test_an_exit_with_0_finishes_the_run_where_the_settings_say_so(
     assert read_brake(rundir) is None
 
 
+LOSES_ITS_NODE = """
+import os, sys
+from pathlib import Path
+if not Path("again").exists():
+    Path("again").touch()
+    print(f"srun: error: Node failure on {os.uname().nodename}", file=sys.stderr, flush=True)
+    sys.exit(0)
+"""
+
+
+@pytest.mark.fault(
+    "A node of a script without the guard is lost, and `srun` ends with 0, with `launch.finished_by: exit 0`",
+    "that is not taken for the end of the run: the next attempt goes on",
+)
+@pytest.mark.parametrize("means", ["exit 0", "ask"])
+def test_an_exit_with_0_of_an_srun_that_has_lost_its_node_does_not_finish_the_run(
+    launch: Launch, until: Until, tmp_path: Path, means: str
+) -> None:
+    rundir = launch(LOSES_ITS_NODE + nano(40), 0, finished_by=f'"{means}"')
+    until(lambda: len(ledger(rundir)) == 2 and ledger(rundir)[1].ended, "the end of the second attempt", 90)
+    assert (
+        "failed: that is not taken for the end of the run" in (rundir.attempt(1) / "run.log").read_text()
+        or means == "ask"
+    )
+    until(lambda: read_finished(rundir) if means == "exit 0" else read_brake(rundir), "the word on the end", 60)
+    assert ledger(rundir)[1].last_step == 40
+
+
 def test_the_switches_say_that_nothing_in_it_hears_them(launch: Launch, until: Until, tmp_path: Path) -> None:
     rundir = launch(nano(100_000), 0, stop_within="3s")
     until(lambda: any(one.source == "output" for one in ledger(rundir)), "steps that are read", 60)
