@@ -139,7 +139,7 @@ def play(args: argparse.Namespace, keep: Path) -> list[str]:
     with ExitStack() as held:
         held.callback(shutil.rmtree, top, ignore_errors=True)
         held.callback(end_all_under, top)
-        sandbox = held.enter_context(temporary(top / "slurm", nodes=11, message_timeout=3))
+        sandbox = held.enter_context(temporary(top / "slurm", nodes=11, message_timeout=3, overrides=("UnkillableStepTimeout=180",)))
         (top / "slurm" / "munge").chmod(0o711)  # the other accounts may submit
         mail, slack = held.enter_context(MailServer()), held.enter_context(SlackServer())
         bin_ = python_for_all(top)

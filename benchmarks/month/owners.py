@@ -21,7 +21,7 @@ from ftsupervise.sandbox import Sandbox
 from tests.neighbours.slack import TOKEN
 
 ROOT = Path(__file__).resolve().parents[2]
-PERIOD = 15  # seconds from one tick of a cron to the next: the hours of a month
+PERIOD = 20  # seconds from one tick of a cron to the next: the hours of a month
 
 # name of the person -> (their run, the settings of its launch as YAML)
 PEOPLE = {

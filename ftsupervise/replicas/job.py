@@ -481,6 +481,7 @@ class GroupPages:
         self._written = 0.0  # monotonic
         self._quorum, self._turn = QuorumPage(), OneAtATime[QuorumPage]()
         self._slow = ""
+        self._since = _now()
         self._began_at: int | None = None  # the first step that a group has made in this job
         self.lighthouse_restarted: float | None = None  # monotonic
         self.moved: datetime | None = None  # when the lighthouse began at another address
@@ -608,7 +609,7 @@ class GroupPages:
 
     def progress(self) -> ProgressPage | None:
         """Sum the groups up: the step that the first of them has reached counts, because one that comes back begins there."""
-        pages = [(group.row.name, page) for group in self._groups if _trains(group) and (page := group.seen.page)]
+        pages = [(group.row.name, page) for group in self._groups if self._trains(group) and (page := group.seen.page)]
         if not pages:
             return None
         every, now = [page for _, page in pages], _now()
@@ -627,16 +628,17 @@ class GroupPages:
             saved=max((page.saved for page in every if page.saved is not None), default=None),
         )
 
+    def _trains(self, group: GroupProcess) -> bool:
+        """Return whether its page is of this job: until its supervisor has begun an attempt, the newest is of the job before,
+        which may have been lost without an end."""
+        newest = group.seen.newest
+        return group.alive and newest is not None and (self._asked.apart or newest.started >= self._since)
+
     def _first_step(self, pages: Sequence[ProgressPage]) -> int | None:
         """Return the first that any group has made in this job: one that was started again begins later."""
         known = [page.first for page in pages if page.first is not None]
         self._began_at = min([*known, *([] if self._began_at is None else [self._began_at])], default=None)
         return self._began_at
-
-
-def _trains(group: GroupProcess) -> bool:
-    """Return whether its page is of this job: until its supervisor has begun an attempt, the newest is of the job before."""
-    return group.alive and group.seen.newest is not None and group.seen.newest.ended is None
 
 
 def _reached(page: ProgressPage) -> int:

@@ -100,6 +100,28 @@ def test_groups_of_which_nothing_is_known_do_not_make_the_run_wait(tmp_path: Pat
     assert table is not None and table.below is not None and "2 of 4 groups run" in said[0]
 
 
+def test_the_run_begins_where_its_groups_begin_in_this_job_and_not_where_they_did_in_the_one_before(
+    tmp_path: Path,
+) -> None:
+    """People heard that a run of 1,346 steps "goes on from step 1". A group that is started again begins later than the run."""
+    run = RunDir(tmp_path)
+    group = a_group(tmp_path)
+    group.row = group.row._replace(pid=4711)
+    pages = GroupPages(
+        GroupOptions(run, "tr11", "", 1, 1, 1, {}, ("true",)), [group], NodesSeen(Allocation({}), run), print, None
+    )
+    now = datetime.now(timezone.utc)
+
+    def seen(number: int, started: datetime, first: int) -> ProgressPage | None:
+        page = ProgressPage(at=now, ranks=1, step=first + 9, ahead=first + 9, first=first)
+        group.take(GroupReading(Attempt(number, "1", started), page), now)
+        return pages.progress()
+
+    assert seen(1, now - timedelta(hours=1), 1) is None, "lost with its job, without an end"
+    told = [seen(2, now + timedelta(seconds=2), 1347), seen(3, now + timedelta(minutes=2), 1501)]
+    assert [(one.first, one.ahead) for one in told if one is not None] == [(1347, 1356), (1347, 1510)]
+
+
 def test_a_kill_switch_that_keeps_a_group_from_starting_is_cleared_for_the_whole_run(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
     for folder in (run.switches, run.state, run.group("g001").state):
