@@ -254,7 +254,7 @@ def resumption(place: ScriptPlace, asked: str, number: int) -> Resumption:
         before = list(islice(ledger.backwards(place.rundir, number, begun_anew(place.rundir) + 1), _RECENT))
     except OSError:
         before = []
-    path, refused = _newest(place, before)
+    path, refused = newest_left(place, before)
     if path is None:
         return Resumption((), ((ENV_RESUME, ""),), refused)
     filled = [word.replace("{checkpoint}", str(path)) for word in shlex.split(asked)]
@@ -288,7 +288,7 @@ def _why_not_anew(place: ScriptPlace, left: Sequence[Path]) -> str:
     return ""
 
 
-def _newest(place: ScriptPlace, before: Sequence[Attempt]) -> tuple[Path | None, str]:
+def newest_left(place: ScriptPlace, before: Sequence[Attempt]) -> tuple[Path | None, str]:
     """Return what the newest attempt wrote whose checkpoint is there, or has been kept; else the newest in its folder. What is
     torn, or belongs to an account that is not trusted in the run directory, is passed over. Where nothing else is there: why
     the command is not to begin.

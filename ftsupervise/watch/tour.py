@@ -571,8 +571,8 @@ def _begin(
         return [Event(EventKind.STARTED, f"resumed-{attempt.number}", attempt.started, text, attempt=attempt.number)]
     lost = ""
     if before.last_step is not None and attempt.first_step <= before.last_step:
-        again = before.last_step - attempt.first_step + 1
-        lost = f"; {again} steps are done again" if again > 1 else "; one step is done again"
+        redone = before.last_step - attempt.first_step + 1
+        lost = f"; {redone} steps are done again" if redone > 1 else "; one step is done again"
     gap = ""
     if before.ended is not None:
         gap = f" {show_duration(max(0.0, (attempt.started - before.ended).total_seconds()))} after"

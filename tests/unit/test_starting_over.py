@@ -12,7 +12,7 @@ import pytest
 
 from ftsupervise.model import GUARD, NOBODY, OUTPUT, Attempt, Cause, CauseKind, Failure, FailureKind
 from ftsupervise.run.decide import Budgets, NextAction, Situation, decide, stop_before
-from ftsupervise.run.start_over import ScriptPlace, _newest
+from ftsupervise.run.start_over import ScriptPlace, newest_left
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.starting_over import must_hold, resumes, starts_over
 from ftsupervise.truth import LeftCheckpoint, Resumed
@@ -180,5 +180,5 @@ def test_when_somebody_takes_the_newest_checkpoint_away_the_one_before_it_is_gon
     old, new = ledger_of((1, 241), (201, 531))
     gone = new._replace(written=LeftCheckpoint(str(tmp_path / "out/checkpoint_0000500.pth")))
     kept = LeftCheckpoint(str(tmp_path / "out/checkpoint_0000200.pth"), kept=str(tmp_path / "kept-200.pth"))
-    path, refused = _newest(place, [gone, old._replace(written=kept)])
+    path, refused = newest_left(place, [gone, old._replace(written=kept)])
     assert (path, refused) == (tmp_path / "out" / "checkpoint_0000450.pth", "")
