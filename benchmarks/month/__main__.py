@@ -2,8 +2,8 @@
 
     python -m benchmarks.month --minutes 60 [--seed 7] [--keep FOLDER]        as root, on Debian with Slurm
 
-Each run is another account's, on one sandbox. Seconds stand for what takes hours in life: the cron ticks every 15 s, a job
-lasts six minutes. Faults are drawn from published rates (faults.py). FOLDER gets every mail, post, event and ledger, to be read.
+Each run is another account's, on one sandbox. Seconds stand for what takes hours in life: the cron ticks every 20 s, a job
+lasts six minutes. Faults are drawn from published rates (faults.py). FOLDER gets every mail, post, event and ledger.
 The verdict at the end: nothing lost beyond what the settings allow, each trouble told once at its start and once at its
 end, no page without a fault, nothing left behind, and the weights those of an undisturbed run.
 """
@@ -139,7 +139,9 @@ def play(args: argparse.Namespace, keep: Path) -> list[str]:
     with ExitStack() as held:
         held.callback(shutil.rmtree, top, ignore_errors=True)
         held.callback(end_all_under, top)
-        sandbox = held.enter_context(temporary(top / "slurm", nodes=11, message_timeout=3, overrides=("UnkillableStepTimeout=180",)))
+        sandbox = held.enter_context(
+            temporary(top / "slurm", nodes=11, message_timeout=3, overrides=("UnkillableStepTimeout=180",))
+        )
         (top / "slurm" / "munge").chmod(0o711)  # the other accounts may submit
         mail, slack = held.enter_context(MailServer()), held.enter_context(SlackServer())
         bin_ = python_for_all(top)

@@ -24,13 +24,14 @@ ROOT = Path(__file__).resolve().parents[2]
 PERIOD = 20  # seconds from one tick of a cron to the next: the hours of a month
 
 # name of the person -> (their run, the settings of its launch as YAML)
-PEOPLE = {
+PEOPLE: dict[str, tuple[str, dict[str, Any]]] = {
     "ana": ("groups", {"nodes": 1, "spare_nodes": 1, "replica_groups": {"count": 3, "lighthouse": "none"}}),
     "bo": ("snapshots", {"nodes": 2, "spare_nodes": 1}),
     "cy": (
         "plain",
         {
             "nodes": 1,
+            "restart": {"stop_within": "15s"},  # nothing in it hears the kill switch
             "resume": "--resume {checkpoint}",
             "finished_by": "exit 0",
         },
@@ -132,8 +133,12 @@ class Person:
         launch = {
             "command": f"{self.bin}/python loops.py {self.kind}",
             "tasks_per_node": 1, "jobs": 8, "time": "6:00", "warn": "1m", "exclusive": True,
-            "restart": {"back_off": "1s", "hang": {"at_least": "10s", "start": "90s"}},
             **self.settings,
+            "restart": {
+                "back_off": "1s",
+                "hang": {"at_least": "10s", "start": "90s"},
+                **self.settings.get("restart", {}),
+            },
         }  # fmt: skip
         settings: dict[str, Any] = {
             "name": self.run,

@@ -481,8 +481,7 @@ class GroupPages:
         self._written = 0.0  # monotonic
         self._quorum, self._turn = QuorumPage(), OneAtATime[QuorumPage]()
         self._slow = ""
-        self._since = _now()
-        self._began_at: int | None = None  # the first step that a group has made in this job
+        self._begun: tuple[datetime, int | None] = (_now(), None)  # this job, and the first step of a group in it
         self.lighthouse_restarted: float | None = None  # monotonic
         self.moved: datetime | None = None  # when the lighthouse began at another address
         self.liars: Mapping[str, SuspectMember] = {}  # groups that report steps which no group can have made
@@ -632,13 +631,14 @@ class GroupPages:
         """Return whether its page is of this job: until its supervisor has begun an attempt, the newest is of the job before,
         which may have been lost without an end."""
         newest = group.seen.newest
-        return group.alive and newest is not None and (self._asked.apart or newest.started >= self._since)
+        return group.alive and newest is not None and (self._asked.apart or newest.started >= self._begun[0])
 
     def _first_step(self, pages: Sequence[ProgressPage]) -> int | None:
         """Return the first that any group has made in this job: one that was started again begins later."""
-        known = [page.first for page in pages if page.first is not None]
-        self._began_at = min([*known, *([] if self._began_at is None else [self._began_at])], default=None)
-        return self._began_at
+        at, before = self._begun
+        first = min((step for step in (before, *(page.first for page in pages)) if step is not None), default=None)
+        self._begun = (at, first)
+        return first
 
 
 def _reached(page: ProgressPage) -> int:

@@ -38,7 +38,9 @@ class Scene:
         for path in (self.rundir.checkpoints, self.rundir.beats, self.rundir.logs, self.rundir.watch):
             path.mkdir(parents=True, exist_ok=True)
         self.memory: dict[str, Any] = {}
-        self.jobs: tuple[Job, ...] | None = (Job("7_1", "7", "r", "me", JobState.RUNNING, nodes=(os.uname().nodename,)),)
+        self.jobs: tuple[Job, ...] | None = (
+            Job("7_1", "7", "r", "me", JobState.RUNNING, nodes=(os.uname().nodename,)),
+        )
 
     def look(self, name: str) -> dict[str, Finding]:
         memory = json.loads(json.dumps(self.memory))

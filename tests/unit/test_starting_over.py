@@ -172,7 +172,11 @@ def test_when_somebody_takes_the_newest_checkpoint_away_the_one_before_it_is_gon
     """Of a damaged one that its loader crashed on, for example: the run went 300 steps back, to a copy kept long before."""
     (tmp_path / "run").mkdir()
     (tmp_path / "out").mkdir()
-    for name, age in (("kept-200.pth", 300.0), ("out/checkpoint_0000400.pth", 100.0), ("out/checkpoint_0000450.pth", 50.0)):
+    for name, age in (
+        ("kept-200.pth", 300.0),
+        ("out/checkpoint_0000400.pth", 100.0),
+        ("out/checkpoint_0000450.pth", 50.0),
+    ):
         with zipfile.ZipFile(tmp_path / name, "w") as file:
             file.writestr("weights", name)
         os.utime(tmp_path / name, (time.time() - age,) * 2)
