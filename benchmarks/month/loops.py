@@ -1,6 +1,6 @@
 """The three training programs of the month. Each adds up numbers that a step alone decides, so the weights at a step are known.
 
-    python loops.py plain      a script without the guard, as public ones are: it prints, saves in place, and resumes with --resume
+    python loops.py plain      a script without the guard, as public ones are: it prints, saves in place, and has --resume
     python loops.py groups     one replica group of several: it takes its state from the group that has saved last
     python loops.py snapshots  two ranks with the guard: snapshots in memory, checkpoints on the disk
 
@@ -140,12 +140,11 @@ def snapshots() -> None:
         state["done"] = step
         guard.snapshot(step)
         decision = guard.step(step, vote)
-        if decision.save or step % SAVE_EVERY == 0 or step == last():
-            if group.rank == 0:
-                with guard.checkpoint(step) as folder:
-                    (folder / "state.npz").write_bytes(packed(state["weights"], step))
-                for old in sorted(top.glob("step-*"))[:-KEEP]:
-                    guard.remove(old)
+        if (decision.save or step % SAVE_EVERY == 0 or step == last()) and group.rank == 0:
+            with guard.checkpoint(step) as folder:
+                (folder / "state.npz").write_bytes(packed(state["weights"], step))
+            for old in sorted(top.glob("step-*"))[:-KEEP]:
+                guard.remove(old)
         if decision.stop:
             return
     if group.rank == 0:
