@@ -60,8 +60,8 @@ coverage: .venv/.test         ## lines and branches that quick runs, in the proc
 	@$(BIN)/python -m coverage run -m pytest -q tests/unit tests/story -m "not slow" -n 4 --dist loadfile $(ARGS) || true
 	@$(BIN)/python -m coverage combine -q && $(BIN)/python -m coverage report --skip-covered --sort cover
 
-bench: .venv/.test slurm
-	@for b in benchmarks/*.py; do $(BIN)/python $$b || exit 1; done
+bench: .venv/.test slurm      ## all figures into docs/figures.md, 25 minutes on two quiet cores; ONLY=guard,status for some
+	@$(BIN)/python benchmarks/figures.py $(ONLY)
 
 docs: $(DOCS)/.made           ## the manual as a site with search, in site/; its links are checked
 	@NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build -f .ci/mkdocs.yml  # --quiet would hide links that lead nowhere

@@ -25,6 +25,9 @@ from collections.abc import Callable
 from datetime import datetime, timezone
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from benchmarks.figures import figure
 from ftsupervise.ranks import protocol
 from ftsupervise.ranks.agent_pool import Listener
 from ftsupervise.ranks.protocol import Datagram
@@ -147,6 +150,12 @@ def table(counts: list[int], seconds: float) -> tuple[float, float]:
             f"  {share:5.2%}  {ring['cpu'] / share if share else 0:5.1f}  {ring['asking']:10.2%}  "
             f"{ring['newest'] * 1e3:4.0f} ms  {ring['pss']:4.0f} MB"
         )
+        times = ring["cpu"] / share if share else None
+        figure(f"beats/{nodes}/taking", 100 * ring["cpu"], "%", "a loop that throws them away, of a core", times=times)
+        figure(f"beats/{nodes}/taking-and-asking", 100 * cpu, "%", "of a core")
+        figure(f"beats/{nodes}/newest", ring["newest"] * 1e3, "ms")
+        figure(f"beats/{nodes}/lost", 100 * lost, "%")
+        figure(f"beats/{nodes}/memory", ring["pss"], "MB")
     return cpu, lost
 
 
@@ -174,6 +183,8 @@ def steps() -> None:
     print("\nA rank:")
     for name, cost in rows:
         print(f"  {name:38} {cost:12,.0f} ns  {cost / rows[0][1]:8.1f} x")
+    for slug, (_, cost) in zip(("page", "file"), rows[1:], strict=True):
+        figure(f"beats/{slug}", cost, "ns", "an empty call", times=cost / rows[0][1])
 
 
 def main() -> int:

@@ -33,8 +33,11 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
 from checkpoint_peers import loading, peers
 
+from benchmarks.figures import figure
 from ftsupervise import Guard
 from ftsupervise.checkpoints.digest import threads
 from ftsupervise.checkpoints.find import CheckpointState, Scope, Thoroughness, verify
@@ -143,6 +146,7 @@ def table(title: str, times: dict[str, list[float]], floor: str) -> dict[str, fl
     for name, ones in times.items():
         found[name] = min(ones) / min(times[floor])
         print(f"{name:<40}{min(ones):>7.3f}{found[name]:>8.2f}{spread(ones, times[floor]):>24}")
+        figure(f"checkpoints/{title}/{name}", min(ones), "s", floor, times=found[name])
     return found
 
 

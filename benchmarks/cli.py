@@ -19,8 +19,13 @@ import tempfile
 import time
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from benchmarks.figures import figure
+
 ROOT = Path(__file__).resolve().parents[1]
 LIGHT, COMMAND, MEGABYTES = 4.5, 5.5, 16.0
+BARE = "python -c pass"
 
 
 def once(argv: list[str], env: dict[str, str], cwd: Path) -> tuple[float, float]:
@@ -74,7 +79,7 @@ def rows_of(python: str) -> list[tuple[str, list[str], float | None]]:
     """Label, command, and the bound as a multiple of a bare interpreter."""
     ft = [python, "-m", "ftsupervise"]
     rows: list[tuple[str, list[str], float | None]] = [
-        ("python -c pass", [python, "-c", "pass"], None),
+        (BARE, [python, "-c", "pass"], None),
         ("ftsupervise --version", [*ft, "--version"], LIGHT),
         ("ftsupervise --help", [*ft, "--help"], LIGHT),
         ("ftsupervise status .", [*ft, "status", "."], COMMAND),
@@ -106,16 +111,17 @@ def main() -> None:
         for _ in range(options.rounds):
             for label, argv, _ in rows:
                 taken[label].append(once(argv, env, folder))
-    bare = statistics.median(seconds for seconds, _ in taken["python -c pass"])
+    bare = statistics.median(seconds for seconds, _ in taken[BARE])
     print(f"{'command':<24}{'ms':>8}{'x bare':>8}{'bound':>7}{'MB':>7}")
     missed = []
     for label, _, bound in rows:
         # the median of paired ratios: both halves of a pair were taken within the same half second
-        ratio = statistics.median(
-            mine / base for (mine, _), (base, _) in zip(taken[label], taken["python -c pass"], strict=True)
-        )
+        ratio = statistics.median(mine / base for (mine, _), (base, _) in zip(taken[label], taken[BARE], strict=True))
         peak = max(megabytes for _, megabytes in taken[label])
         print(f"{label:<24}{ratio * bare * 1000:8.1f}{ratio:8.2f}{bound or '':>7}{peak:7.1f}")
+        name = f"cli/{label.removeprefix('ftsupervise ').replace(' .', ' RUN').replace('--', '')}"
+        figure(name, ratio * bare * 1000, "ms", BARE, times=ratio)
+        figure(f"{name}/memory", peak, "MiB")
         if bound and (ratio > bound or (bound == COMMAND and peak > MEGABYTES)):
             missed.append(label)
     if missed:

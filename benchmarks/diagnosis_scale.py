@@ -33,6 +33,10 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from benchmarks.figures import figure
+
 SECONDS, MEMORY = 60.0, 2e9  # of the goal
 GROUP = 8  # ranks of a small group
 _FRAMES = 12
@@ -196,9 +200,14 @@ def _pss(pid: int) -> float:
     return next((int(line.split()[1]) * 1024.0 for line in text.splitlines() if line.startswith("Pss:")), 0.0)
 
 
-def row(name: str, cost: Cost, floor: Cost | None = None) -> None:
+def row(name: str, cost: Cost, floor: Cost | None = None, slug: str = "") -> None:
     ratio = f"{cost.processor / floor.processor:7.1f}" if floor is not None and floor.processor else f"{'':7}"
     print(f"  {name:46}  {cost.seconds:7.1f}  {cost.processor:9.1f}  {cost.memory / 1e6:7.0f}  {ratio}", flush=True)
+    if slug and floor is not None:
+        times = cost.processor / floor.processor if floor.processor else None
+        figure(f"diagnosis-scale/{slug}", cost.seconds, "s")
+        figure(f"diagnosis-scale/{slug}/processor", cost.processor, "s", "the floor's", times=times)
+        figure(f"diagnosis-scale/{slug}/memory", cost.memory / 1e6, "MB")
 
 
 def head(title: str) -> None:
@@ -259,7 +268,7 @@ def dumps(folder: Path, ranks: int, entries: int, torch: str | None) -> bool:
     floor = measured([sys.executable, "-c", _LOADS, str(folder)])
     row("floor: each pickle loaded, one process", floor)
     ours = measured([*DIAGNOSE, str(folder)])
-    row("ftsupervise diagnose", ours, floor)
+    row("ftsupervise diagnose", ours, floor, f"dumps-{ranks}")
     if torch is not None:
         row(
             "torchfrtrace",
@@ -280,7 +289,8 @@ def logs(folder: Path, kind: str, ranks: int, size: int) -> bool:
     row("floor: cat", floor)
     for words in (["--whole"], []):
         ours = measured([*DIAGNOSE, str(folder), *words])
-        row(" ".join(["ftsupervise diagnose", *words]), ours, floor)
+        slug = f"logs-{ranks}-{kind}{'-whole' if words else ''}"
+        row(" ".join(["ftsupervise diagnose", *words]), ours, floor, slug)
         well = is_right(ours, culprit) and ours.seconds < SECONDS and ours.memory < MEMORY and well
     return well
 

@@ -24,6 +24,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from benchmarks.figures import figure
 from ftsupervise import Guard
 from ftsupervise.rundir.heartbeat_page import ENV_PAGES
 
@@ -123,6 +126,17 @@ def in_a_loop(check: Callable[[int], object], steps: int = 300) -> float:
 
 STEP, LOOKS = "step(), nothing due", "step() that looks (once a second)"
 BEATS, LOSS = "step() that looks and beats (every 2 s)", "loss(), every step"
+FIGURES = {
+    "step": STEP,
+    "step-looks": LOOKS,
+    "step-beats": BEATS,
+    "loss": LOSS,
+    "by-hand": "by hand, every step",
+    "exists": "os.path.exists, every step",
+    "nvrx-heartbeat": "NVRx send_heartbeat(), every step",
+    "step-agrees": "step() that agrees, 4 ranks, in the loop",
+    "all-reduce": "all_reduce of one int, every step",
+}
 
 
 def amortised(rows: dict[str, tuple[float, float]]) -> float:
@@ -243,6 +257,10 @@ def alone() -> dict[str, tuple[float, float]]:
     print(f"system calls of step(), nothing due: {told[quiet]}")
     print(f"in a loop with cold caches: {real:,.0f} ns per step; by hand {real_naive:,.0f} ns")
     print(words(paced))
+    figure("guard/in-a-loop", real, "ns", "by hand", times=real / real_naive)
+    figure("guard/everything", paced.calls, "ns")
+    figure("guard/everything-in-loss", paced.loss, "ns")
+    figure("guard/side-thread", paced.beside, "ns")
     return rows
 
 
@@ -338,6 +356,10 @@ def on_ranks(rows: dict[str, tuple[float, float]]) -> str:
     def more(blocks: dict[str, list[float]]) -> float:
         return median(one - other for one, other in zip(blocks["agreement"], blocks["alone"], strict=True)) / SECONDS
 
+    beside = f"of a step of {SECONDS * 1e3:.0f} ms"
+    figure("guard/agreement-step", 100 * more(inside), "%", beside)
+    figure("guard/agreement-cpu", 100 * more(cpu), "%", beside)
+    figure("guard/agreement-all", 100 * more(took), "%", beside)
     return (
         f"agreement of {WORLD} gloo ranks adds to a step of {SECONDS * 1e3:.0f} ms, by {PAIRS} pairs of {BLOCK} steps: "
         f"{more(inside):+.3%} inside step(), {more(cpu):+.3%} of CPU time, {more(took):+.2%} in all"
@@ -363,6 +385,10 @@ def main() -> None:
         f"loss(); by hand {rows['by hand, every step'][0]:,.0f} ns"
     )
     print(told)
+    for slug, name in FIGURES.items():
+        if name in rows:
+            figure(f"guard/{slug}", rows[name][0], "ns", "time.monotonic()", times=rows[name][0] / clock)
+    figure("guard/amortised", amortised(rows), "ns", "by hand", times=amortised(rows) / rows["by hand, every step"][0])
     sys.exit(only and amortised(rows) > AT_MOST)
 
 

@@ -19,6 +19,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from benchmarks.figures import figure
 from ftsupervise.report.everything import report_of
 from ftsupervise.report.html import page
 from tests.neighbours import chromium
@@ -70,6 +71,10 @@ def main() -> int:
     print(
         f"opened in {seconds:.2f} s, an empty page in {empty:.2f} s ({seconds / empty:.1f} times); filtered in {filtered:.3f} s"
     )
+    figure("report/size", size / 1e6, "MB", f"90 days, {given.faults} interruptions")
+    figure("report/written", written, "s")
+    figure("report/opened", seconds, "s", "an empty page", times=seconds / empty)
+    figure("report/filtered", filtered, "s")
     return int(given.check and (size > SIZE or seconds > OPENED))
 
 

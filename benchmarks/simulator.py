@@ -16,6 +16,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from benchmarks.figures import figure
 from ftsupervise.planning.faults import Fleet, Lasting
 from ftsupervise.planning.formulas import DAY
 from ftsupervise.planning.simulator import Strategy, simulate
@@ -45,6 +46,9 @@ def main() -> int:
     first, second = taken(16_384, given.runs), taken(32_768, given.runs)
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     print(f"twice the GPUs take {second / first:.2f} times as long; {memory / 1e6:.0f} MB at most")
+    figure("simulator/16384", first, "s", f"{given.runs} runs of 90 days, one core")
+    figure("simulator/32768", second, "s", "half the GPUs", times=second / first)
+    figure("simulator/memory", memory / 1e6, "MB")
     return int(given.check and (first > SECONDS or second > TIMES * first or memory > MEMORY))
 
 

@@ -35,6 +35,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from benchmarks.figures import figure
 from ftsupervise import Guard
 from ftsupervise.config.supervisor import default
 from ftsupervise.snapshots import room
@@ -166,6 +169,7 @@ def measure(state: State, place: Path) -> None:
 
 def print_row(name: str, found: list[float], base: float) -> None:
     print(f"{name:<44}{median(found) * 1e3:>8,.1f}{median(found) / base:>9.2f}   best {min(found) * 1e3:,.1f}")
+    figure(f"snapshots/{name}", median(found), "s", "one memcpy", times=median(found) / base)
 
 
 def others(
@@ -354,7 +358,14 @@ def tell_copies(rates: list[tuple[bool, float, float]], ranks: int, mb: int, sha
     )
     print(f"steps a second without copies {off:,.2f}, with them {on:,.2f}")
     print(f"each stretch beside its neighbours: median {median(pairs):.3f}, half of them {low:.3f} to {high:.3f}")
-    print(f"processor time of both ends: {median(busy for with_it, _, busy in rates if with_it):.2%} of the cores")
+    spent = median(busy for with_it, _, busy in rates if with_it)
+    print(f"processor time of both ends: {spent:.2%} of the cores")
+    figure("snapshot-copies/processor", 100 * spent, "%", f"of the cores, {share:.0%} are allowed")
+    figure("snapshot-copies/rate", median(pairs), "", "of the step rate without copies")
+    figure("snapshot-copies/rate-low", low, "", "of the step rate without copies, a quarter of the stretches is lower")
+    figure(
+        "snapshot-copies/rate-high", high, "", "of the step rate without copies, a quarter of the stretches is higher"
+    )
 
 
 # --------------------------------------------------------------------------------------------- waiting for the copy
@@ -364,9 +375,15 @@ def waits(mb: int) -> None:
     """Two nodes on this machine with a rank each: how long ``guard.snapshot`` holds the loop up, with the copy and without."""
     print(f"{mb} MB for each of two ranks on two nodes, all on this machine")
     print(f"{'holds the loop up':<36}{'ms':>8}{'p90':>8}")
+    beside = 0.0
     for words, wait in (("copied beside the loop", "off"), ("until the copy is there", "20")):
         took = sorted(waiting(mb, wait))
         print(f"{words:<36}{median(took) * 1e3:>8,.1f}{took[len(took) * 9 // 10] * 1e3:>8,.1f}")
+        name, times = (f"{mb}-MB-copied", median(took) / beside) if beside else (f"{mb}-MB", None)
+        figure(
+            f"snapshot-waits/{name}", median(took) * 1e3, "ms", "the same beside the loop" if times else "", times=times
+        )
+        beside = median(took)
 
 
 def waiting(mb: int, wait: str) -> list[float]:

@@ -23,7 +23,11 @@ import time
 from datetime import datetime, timezone
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
 from tick import make_squeue
+
+from benchmarks.figures import figure
 
 TABLE, ONE, IDLE = 2.0, 1.0, 0.01  # seconds, seconds, share of a core
 NOW = datetime.now(timezone.utc).isoformat()
@@ -143,6 +147,12 @@ def main() -> None:
     for what, value, bound, unit in rows:
         print(f"{what:<34}{value:8.2f} {unit:<12} bound {bound:g}")
         missed += [what] if value > bound else []
+    figure("status/table", table, "s", f"{options.runs} runs")
+    figure("status/squeue", squeues, "", "calls for the table")
+    figure("status/run", one, "s", f"a run of {options.ranks} ranks")
+    if options.idle:
+        figure("status/watch", 100 * share, "%", "of a core")
+    figure("status/memory", resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024, "MiB")
     print(f"peak of the largest process {resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024:.0f} MB")
     if missed:
         print(f"over the bound: {', '.join(missed)}")

@@ -36,6 +36,7 @@ from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from benchmarks.figures import figure
 from ftsupervise.cli.output import plain
 from ftsupervise.diagnosis.gather import of_attempt
 from ftsupervise.diagnosis.kept import keep
@@ -379,6 +380,8 @@ def report(found: Sequence[Told], *, check: bool) -> int:
     ]
     wrong = sum(one.wrong_and_sure for one in found)
     differ = sum(not one.page for one in found)
+    figure("diagnosis/right", sum(one.right for one in found), "", f"of {len(found)} trials, class and rank")
+    figure("diagnosis/wrong-and-sure", wrong, "", f"of {len(found)} trials")
     print(f"\nwrong culprits with high confidence: {wrong}; verdict.json and diagnose differ: {differ}; "
           f"below 29 of 30: {', '.join(short) or 'no scene'}")  # fmt: skip
     return int(check and bool(short or wrong or differ))

@@ -32,6 +32,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
+from benchmarks.figures import figure
 from ftsupervise.host import processes
 from ftsupervise.planning.faults import Fault
 from ftsupervise.planning.inputs import KnownBy, PlanInputs
@@ -289,7 +290,10 @@ def predict(sandbox: Sandbox, top: Path, scenarios: list[Scenario], seconds: flo
     for of, (mean, _, _), (ratio, met, missed) in zip(scenarios, told, found, strict=True):
         worst = max(worst, abs(mean - ratio))
         gone = f" ({missed} found nothing to hit)" if missed else ""
+        figure(f"prediction/{of.name}/predicted", 100 * mean, "%")
+        figure(f"prediction/{of.name}", 100 * ratio, "%", f"{100 * (ratio - mean):+.1f} points from the prediction")
         print(f"{of.name:<11}{mean:>10.1%}{ratio:>10.1%}{100 * (ratio - mean):>+9.1f}{met:>8}   {of.words}{gone}")
+    figure("prediction/worst", 100 * worst, "points")
     print(f"the worst differs by {100 * worst:.1f} points")
     return int(guessed or worst > WITHIN)
 
@@ -312,6 +316,8 @@ def apply(sandbox: Sandbox, top: Path, seconds: float) -> int:
             print(run.type("plan", str(run.rundir.root), "--interval", "90s", "--save", "0.5s", "--apply", "--yes"))
             run.type("clear", str(run.rundir.root))
     run.end()
+    figure("prediction-apply/before", 100 * ratios[0], "%")
+    figure("prediction-apply/after", 100 * ratios[1], "%")
     print(f"before {ratios[0]:.1%}, after {ratios[1]:.1%}: {100 * (ratios[1] - ratios[0]):+.1f} points")
     return int(ratios[1] <= ratios[0])
 

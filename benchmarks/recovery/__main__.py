@@ -17,11 +17,12 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from benchmarks.figures import figure
 from benchmarks.recovery.idle import idle
 from benchmarks.recovery.launchers import LAUNCHERS, Launcher
 from benchmarks.recovery.scene import FAULTS, Trial, play
 from benchmarks.recovery.soak import soak
-from benchmarks.recovery.table import tables
+from benchmarks.recovery.table import say_figures, tables
 from ftsupervise.sandbox import missing
 
 GIVE_UP = 2  # so many misses and a launcher is not asked for that fault again: each costs the whole bound
@@ -48,6 +49,7 @@ def main() -> None:
                 write(args.json, trials)
     if trials:
         print("\n" + tables(trials, launchers, faults, args.bound))
+        say_figures(trials, launchers, faults)
     if args.idle:
         print_idle(launchers, args.idle)
     if args.soak:
@@ -95,6 +97,9 @@ def print_idle(launchers: list[Launcher], seconds: float) -> None:
                 continue
             each = ", ".join(cost.each)
             print(f"{words:34} {cost.processes:>9} {cost.pss:>8.1f} {cost.share:>12.2f}   {each}", flush=True)
+            name = f"recovery/idle/{launcher.name}{'-restarted' if restarted else ''}"
+            figure(name, cost.pss, "MiB", f"{cost.processes} processes")
+            figure(f"{name}/share", cost.share, "%", "of a core")
 
 
 def print_soak(launchers: list[Launcher], args: argparse.Namespace) -> None:
@@ -105,6 +110,10 @@ def print_soak(launchers: list[Launcher], args: argparse.Namespace) -> None:
             middle = f", median {took[len(took) // 2]:.2f} s, slowest {took[-1]:.2f} s" if took else ""
             end = "the run finished" if done.finished else "the run did not finish"
             print(f"{launcher.words}: {done.back} of {args.soak} recoveries{middle}; {end}", flush=True)
+            figure(f"recovery-soak/{launcher.name}", done.back, "", f"of {args.soak} faults")
+            if took:
+                figure(f"recovery-soak/{launcher.name}/median", took[len(took) // 2], "s")
+                figure(f"recovery-soak/{launcher.name}/slowest", took[-1], "s")
 
 
 def arguments(argv: list[str] | None = None) -> argparse.Namespace:

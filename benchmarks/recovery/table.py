@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from statistics import median
 
+from benchmarks.figures import figure
 from benchmarks.recovery.launchers import Launcher
 from benchmarks.recovery.scene import WORDS, Trial
 
@@ -31,6 +32,23 @@ first step of the next attempt. redo: until its first step that is new. "first n
 / cold: the same divided by the same run's time from the launch to its first step. n: how many of how many came back
 within {bound:.0f} s. stood: from the last step of the old ranks to the first new one (ranks may live on after their slurmd).
 """
+
+
+def say_figures(trials: Sequence[Trial], launchers: Sequence[Launcher], faults: Sequence[str]) -> None:
+    """Each launcher's time to its first new step, beside ours at its defaults, and the steps that were made again."""
+    for fault in faults:
+        back = {
+            one.name: [each for each in trials if (each.launcher, each.fault) == (one.name, fault)] for one in launchers
+        }
+        ours = _middle(back.get("ftsupervise", ()), lambda one: one.new)
+        for name, mine in back.items():
+            if (new := _middle(mine, lambda one: one.new)) is None:
+                continue
+            times = new / ours if ours and name != "ftsupervise" else None
+            figure(f"recovery/{fault}/{name}", new, "s", "ftsupervise", times=times)
+            figure(f"recovery/{fault}/{name}/redone", _middle(mine, lambda one: one.redone) or 0, "steps")
+            if (first := _middle(mine, lambda one: one.first)) is not None:
+                figure(f"recovery/{fault}/{name}/first-step", first, "s")
 
 
 def _row(words: str, mine: Sequence[Trial], bound: float) -> str:

@@ -34,6 +34,7 @@ from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from benchmarks.figures import figure
 from ftsupervise.host import processes
 from ftsupervise.host.ports import first_free
 from ftsupervise.replicas.bounds import Timeouts, derive, majority
@@ -342,6 +343,15 @@ def wrong(count: int, mine: Measured, other: Measured) -> list[str]:
     return [words for words, is_wrong in bounds.items() if is_wrong]
 
 
+def say_figures(count: int, mine: Measured, other: Measured) -> None:
+    units = {"start": "s", "memory": "MiB", "quorum": "s", "cpu": "s", "group_death": "s", "own_death": "s"}
+    for name, unit in units.items():
+        value, theirs = getattr(mine, name), getattr(other, name)
+        figure(f"lighthouse/{count}/{name}", value, unit, THEIRS, times=value / theirs if theirs else None)
+        figure(f"lighthouse/{count}/{name}/torchft", theirs, unit)
+    figure(f"lighthouse/{count}/false", mine.false_deaths, "groups")
+
+
 def arguments(words: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--groups", default="8,50,200,500")
@@ -362,6 +372,7 @@ def main() -> int:
         for kind, one in found.items():
             print(row(count, kind, one), flush=True)
         print(ratio(found[OURS], found[THEIRS]), flush=True)
+        say_figures(count, found[OURS], found[THEIRS])
         problems = wrong(count, found[OURS], found[THEIRS])
     print("".join(f"\n{one}" for one in problems))
     return int(chosen.check and bool(problems))

@@ -20,6 +20,7 @@ from statistics import median
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from benchmarks.figures import figure
 from benchmarks.replicas.scene import (
     KILL,
     LAUNCHERS,
@@ -50,11 +51,14 @@ def main() -> None:
     if absent := missing():
         raise SystemExit(f"needs Slurm: apt-get install {' '.join(dict.fromkeys(absent.values()))}")
     if args.soak:
-        print(soak(parse_duration(args.soak).total_seconds(), args.seed))
+        soaked = soak(parse_duration(args.soak).total_seconds(), args.seed)
+        print(soaked)
+        soaked.say_figures()
         return
     wanted = args.launchers.split(",")
     played = [play(one, plan(one, args.rounds, args.seed)) for one in LAUNCHERS if one.mode in wanted]
     print("\n" + table(played))
+    say_figures(played)
     if args.json:
         Path(args.json).write_text("".join(json.dumps(asdict(one)) + "\n" for one in played))
 
@@ -136,6 +140,22 @@ def table(played: list[Played]) -> str:
         )
     lines.append("published (FT-HSDP, arXiv 2602.00277, 100,000 GPUs): stall 10 -> 3 minutes, effective 44 -> 80 %")
     return "\n".join(lines)
+
+
+def say_figures(played: list[Played]) -> None:
+    """The stalls beside those of our groups."""
+    ours = {}
+    for one in sorted(played, key=lambda one: one.launcher != "groups"):
+        for kind in (KILL, STOP, LIGHTHOUSE, *ONCE):
+            found = [fault for fault in one.faults if fault.kind == kind]
+            if (stall := _middle([fault.stall for fault in found])) is not None:
+                base = ours.setdefault(kind, stall) if one.launcher == "groups" else ours.get(kind)
+                times = stall / base if base and one.launcher != "groups" else None
+                figure(f"replicas/{kind}/{one.launcher}", stall, "s", "our groups", times=times)
+            if (back := _middle([fault.back for fault in found])) is not None:
+                figure(f"replicas/{kind}/{one.launcher}/back", back, "s")
+        figure(f"replicas/effective/{one.launcher}", 100 * one.effective, "%")
+        figure(f"replicas/differ/{one.launcher}", one.differ, "steps")
 
 
 def _middle(values: list[float | None]) -> float | None:

@@ -28,6 +28,7 @@ from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from benchmarks.figures import figure
 from benchmarks.replicas.agreement import Agreement, agreement
 from benchmarks.replicas.local import local_run
 from benchmarks.replicas.scene import NAMES, Stamps
@@ -64,6 +65,10 @@ def main() -> None:
     print("\n" + table(found))
     if args.json:
         Path(args.json).write_text("".join(json.dumps(one._asdict()) + "\n" for one in found))
+    for loop in dict.fromkeys(one.loop for one in found):
+        it = compared(found, loop)
+        figure(f"losses/{loop}/undisturbed", it.undisturbed, "", f"spread {it.spread:.4f}")
+        figure(f"losses/{loop}/with-kills", it.disturbed, "", f"p {it.p:.2f}")
     wrong = problems(found)
     for words in wrong:
         print(words)

@@ -12,6 +12,7 @@ from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
+from benchmarks.figures import figure
 from benchmarks.replicas.scene import (
     KILL,
     LAUNCHERS,
@@ -59,6 +60,17 @@ class Soaked(NamedTuple):
             f"two copies {', '.join(self.twice) or 'never'}, orphans {self.orphans}, steps that differ {self.differ}"
         )
         return "\n".join(lines)
+
+    def say_figures(self) -> None:
+        figure("replica-soak/effective", 100 * self.effective, "%", f"{len(self.faults)} faults, {self.steps} steps")
+        figure("replica-soak/not-over", self.not_over, "faults")
+        figure("replica-soak/differ", self.differ, "steps")
+        for kind in (KILL, STOP, LIGHTHOUSE, *ONCE):
+            stalls = [one.stall for one in self.faults if one.kind == kind and one.stall is not None]
+            if stalls:
+                figure(
+                    f"replica-soak/{kind}", median(stalls), "s", f"{len(stalls)} faults, {max(stalls):.2f} s at most"
+                )
 
 
 def soak(seconds: float, seed: int = 1) -> Soaked:

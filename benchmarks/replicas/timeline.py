@@ -19,6 +19,7 @@ from statistics import median
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from benchmarks.figures import figure
 from benchmarks.replicas.local import LocalRun, local_run
 from benchmarks.replicas.scene import NAMES
 from ftsupervise.replicas.members import LighthousePage, look
@@ -43,9 +44,12 @@ def main() -> None:
     print(f"\nof {len(found)} kills, seconds after the death, of the slowest survivor (load {os.getloadavg()[0]:.0f})")
     for name, row in zip(PARTS, rows, strict=True):
         print(f"{name:12} median {median(row):6.3f}, most {max(row):6.3f}")
+        figure(f"timeline/{name}", median(row), "s", f"{max(row):.2f} s at most")
     stalls = [last - first for first, last in zip(rows[0], rows[-1], strict=True)]
     print(f"{'stall':12} median {median(stalls):6.3f}, most {max(stalls):6.3f}")
+    figure("timeline/stall", median(stalls), "s", f"{max(stalls):.2f} s at most")
     ages.sort()
+    figure("timeline/heartbeat", ages[len(ages) * 99 // 100], "s", f"{ages[-1]:.2f} s at most")
     print(
         f"heartbeats of living groups: {len(ages)} looks, 99 % of them younger than {ages[len(ages) * 99 // 100]:.3f} s"
     )
