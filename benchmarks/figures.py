@@ -152,7 +152,7 @@ PROGRAMS = (
     _program("checkpoints", "benchmarks/checkpoints.py 128", 240, BETTER),
     _program("snapshots", "benchmarks/snapshots.py 256", 120, BETTER),
     _program("snapshot-copies", "benchmarks/snapshots.py 64 --copies", 210),
-    _program("snapshot-waits", "benchmarks/snapshots.py 16 --wait", 60),
+    _program("snapshot-waits", "benchmarks/snapshots.py 1 16 --wait", 120),
     _program("diagnosis-scale", "benchmarks/diagnosis_scale.py", 180),
     _program("recovery", "benchmarks/recovery --rounds 1 --faults SIGKILL --idle 10 --launchers "
              "ftsupervise,ftsupervise-memory,bash-srun,torchrun-env", 420, NEEDED),

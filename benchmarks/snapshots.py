@@ -373,7 +373,7 @@ def tell_copies(rates: list[tuple[bool, float, float]], ranks: int, mb: int, sha
 
 def waits(mb: int) -> None:
     """Two nodes on this machine with a rank each: how long ``guard.snapshot`` holds the loop up, with the copy and without."""
-    print(f"{mb} MB for each of two ranks on two nodes, all on this machine")
+    print(f"\n{mb} MB for each of two ranks on two nodes, all on this machine")
     print(f"{'holds the loop up':<36}{'ms':>8}{'p90':>8}")
     beside = 0.0
     for words, wait in (("copied beside the loop", "off"), ("until the copy is there", "20")):
@@ -424,4 +424,5 @@ def waiting_rank(folder: str, node: str, rank: int, mb: int, wait: str, queue: A
 if __name__ == "__main__":
     words = [word for word in sys.argv[1:] if not word.startswith("--")]
     kind = copies if "--copies" in sys.argv else waits if "--wait" in sys.argv else main
-    kind(int(words[0]) if words else 256)
+    for size in words or ["256"]:
+        kind(int(size))

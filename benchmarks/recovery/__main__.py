@@ -95,11 +95,15 @@ def print_idle(launchers: list[Launcher], seconds: float) -> None:
             if cost is None:
                 print(f"{words:34} did not come to its steps", flush=True)
                 continue
-            each = ", ".join(cost.each)
+            each = ", ".join(f"{what} {pss:.1f} MB {share:.2f} %" for what, pss, share in cost.each)
             print(f"{words:34} {cost.processes:>9} {cost.pss:>8.1f} {cost.share:>12.2f}   {each}", flush=True)
             name = f"recovery/idle/{launcher.name}{'-restarted' if restarted else ''}"
             figure(name, cost.pss, "MiB", f"{cost.processes} processes")
             figure(f"{name}/share", cost.share, "%", "of a core")
+            for what, pss, share in sorted(
+                cost.each, key=lambda one: one[1]
+            ):  # of several alike the largest is said last
+                figure(f"{name}/process/{what}", pss, "MiB", f"{share:.2f} % of a core")
 
 
 def print_soak(launchers: list[Launcher], args: argparse.Namespace) -> None:

@@ -20,7 +20,7 @@ class Cost:
     processes: int
     pss: float  # MB
     share: float  # of one core, in percent
-    each: list[str]  # what each process is and its PSS
+    each: list[tuple[str, float, float]]  # what each process is, its PSS and its share
 
 
 def idle(launcher: Launcher, seconds: float, restarted: bool = False) -> Cost | None:
@@ -41,7 +41,7 @@ def idle(launcher: Launcher, seconds: float, restarted: bool = False) -> Cost | 
         after = _others(mark, ranks)
         took = time.monotonic() - began
         shares = {pid: 100 * (_cpu(pid) - before.get(pid, 0)) / took for pid in after}
-        each = sorted(_words(pid, share) for pid, share in shares.items())
+        each = sorted((_what(pid), _pss(pid), share) for pid, share in shares.items())
         return Cost(launcher.name, len(after), sum(map(_pss, after)), sum(shares.values()), each)
 
 
@@ -68,14 +68,13 @@ def _name(pid: int) -> str:
         return "?"
 
 
-def _words(pid: int, share: float) -> str:
-    """Its name, or the module that its Python runs, its PSS and its share of a core."""
+def _what(pid: int) -> str:
+    """Its name, or the module that its Python runs."""
     try:
         words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
     except OSError:
         words = []
-    name = words[words.index("-m") + 1] if "-m" in words[:-1] else _name(pid)
-    return f"{name} {_pss(pid):.1f} MB {share:.2f} %"
+    return words[words.index("-m") + 1] if "-m" in words[:-1] else _name(pid)
 
 
 def _cpu(pid: int) -> float:
