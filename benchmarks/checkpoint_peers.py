@@ -76,7 +76,7 @@ def nvrx(state: dict[str, Any], *, sync: bool = True) -> Callable[[Path], object
     if not dist.is_initialized():
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 
-    class OnTheProcessor(BasicTensorAwareStateDict):  # type: ignore[misc]
+    class OnTheProcessor(BasicTensorAwareStateDict):
         def __init__(self, tensors: dict[str, Any]) -> None:
             self.state_dict, self._is_hollow = tensors, False
 

@@ -29,14 +29,14 @@ import tempfile
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from checkpoint_peers import loading, peers
-
+from benchmarks.checkpoint_peers import loading, peers
 from benchmarks.figures import figure
 from ftsupervise import Guard
 from ftsupervise.checkpoints.digest import threads
@@ -49,7 +49,7 @@ try:
     import torch
     import torch.distributed.checkpoint as dcp
 except ImportError:
-    torch = None  # type: ignore[assignment]
+    torch = None
 
 Rows = dict[str, Callable[[Path], object]]
 
@@ -345,7 +345,7 @@ def restoring(place: Path, mb: int) -> bool:
         "dcp.load": lambda: dcp.load(into, checkpoint_id=by_dcp, no_dist=True),
     }
     loads, missing = loading(made, by_nvrx)
-    rows |= {name: lambda load=load: fill(load()) for name, load in loads.items()}
+    rows |= {name: partial(lambda load: fill(load()), load) for name, load in loads.items()}
     print(*missing, sep="\n")
 
     def drop() -> None:

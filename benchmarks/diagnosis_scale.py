@@ -221,7 +221,7 @@ def is_right(cost: Cost, culprit: int) -> bool:
     except ValueError:
         print(f"    nothing was said: {cost.said[:200]}")
         return False
-    right = found["culprits"] == [culprit]
+    right = bool(found["culprits"] == [culprit])
     if not right:
         print(f"    wrong, it was rank {culprit}: {found['headline'][:200]}")
     return right

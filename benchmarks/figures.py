@@ -144,7 +144,7 @@ BETTER, NEEDED = "prints more with torch", "needs torch"
 PROGRAMS = (
     _program("guard", "benchmarks/guard.py", 180, BETTER),
     _program("cli", "benchmarks/cli.py", 60),
-    _program("status", "benchmarks/status.py --idle 20", 150),
+    _program("status", "benchmarks/status.py --idle 60", 240),
     _program("tick", "benchmarks/tick.py", 420),
     _program("beats", "benchmarks/beats.py", 180),
     _program("report", "benchmarks/report.py", 90),
@@ -426,9 +426,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--quote", action="store_true")
     parser.add_argument("--list", action="store_true")
     given = parser.parse_args(argv)
-    page = read_page(PAGE.read_text("utf-8") if PAGE.exists() else "")
     if given.quote:
-        return write_quotes(page)
+        return write_quotes(read_page(_written()))
     if given.list:
         for one in PROGRAMS:
             kept = ", ".join(word for word in (one.torch, "only where it is named" if one.long else "") if word)
@@ -439,16 +438,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(
             f"no such program: {', '.join(sorted(unknown))}; there are {', '.join(one.name for one in PROGRAMS)}"
         )
-    return measure([one for one in PROGRAMS if (one.name in names if names else not one.long)], page)
+    return measure([one for one in PROGRAMS if (one.name in names if names else not one.long)])
 
 
-def measure(programs: Sequence[Program], page: Page) -> int:
+def _written() -> str:
+    return PAGE.read_text("utf-8") if PAGE.exists() else ""
+
+
+def measure(programs: Sequence[Program]) -> int:
     """Run them one after the other. What each has said is on the page before the next begins."""
     here, told = machine(), list[str]()
     for program in programs:
         print(f"\n=== {program.name}: {program.command}", flush=True)
         load, began = f"{os.getloadavg()[0]:.1f}", time.monotonic()
         found, why = run(program)
+        page = read_page(_written())  # another one may run beside
         page.put(found, f"{datetime.now(timezone.utc):%Y-%m-%d}", load, here)
         PAGE.write_text(page_text(page), "utf-8")
         told.append(f"{program.name:17} {time.monotonic() - began:5.0f} s  {len(found):3} figures  {why}")

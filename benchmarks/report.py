@@ -38,7 +38,7 @@ def opened(browser: chromium.Chromium, path: Path, times: int) -> float:
     for _ in range(times):
         browser.open(path)
         found.append(browser.run(_DRAWN) / 1000)
-    return min(found)
+    return float(min(found))
 
 
 def main() -> int:

@@ -2,7 +2,7 @@
 
     python benchmarks/snapshots.py [MB of state]             # one snapshot, its digest, and the way back
     python benchmarks/snapshots.py [MB of state] --copies    # the copies on a second node: what they take from the step rate
-    python benchmarks/snapshots.py [MB of state] --wait      # a step that waits for its copy (checkpoints.snapshot_wait)
+    python benchmarks/snapshots.py [MB …] --wait             # a step that waits for its copy (checkpoints.snapshot_wait)
 
 The state is a model with the two moments of Adam, in arrays of 4 MB and of 64 numbers. With torch they are tensors, and
 ``torch.save`` into the same memory is what a user would write instead; without it they are NumPy's arrays, and that is pickle.
@@ -29,6 +29,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -44,7 +45,7 @@ from ftsupervise.snapshots import room
 from ftsupervise.snapshots.exchange import start_exchange
 from ftsupervise.snapshots.ring import SnapshotRing
 from ftsupervise.snapshots.room import node_folder, rank_file
-from ftsupervise.snapshots.slots import SLOTS, is_damaged, open_slots
+from ftsupervise.snapshots.slots import SLOTS, Compared, compare, open_slots
 
 ROUNDS = 9
 PIECE = 4 << 20
@@ -52,7 +53,7 @@ PIECE = 4 << 20
 try:
     import torch
 except ImportError:
-    torch = None  # type: ignore[assignment]
+    torch = None
 else:
     torch.set_num_threads(1)
 
@@ -179,7 +180,8 @@ def others(
     if torch is None:
         return ["torch, DCP, NVRx: not installed (pip install torch)"]
     import torch.distributed.checkpoint as dcp
-    from checkpoint_peers import loading, nvrx
+
+    from benchmarks.checkpoint_peers import loading, nvrx
 
     arrays, saved, by_dcp, by_nvrx = state.arrays, place / "saved", place / "dcp", place / "nvrx"
 
@@ -188,7 +190,8 @@ def others(
             one.copy_(loaded[name])
 
     def in_background() -> Callable[[], object]:
-        return dcp.async_save(arrays, checkpoint_id=place / "dcp-async", no_dist=True).result
+        result: Callable[[], object] = dcp.async_save(arrays, checkpoint_id=place / "dcp-async", no_dist=True).result
+        return result
 
     rows["dcp.save into the same memory"] = lambda: dcp.save(arrays, checkpoint_id=by_dcp, no_dist=True)
     rows["dcp.async_save into the same memory"] = in_background
@@ -203,7 +206,7 @@ def others(
             return lambda: shutil.rmtree(other)  # it does not write over one of the same step
 
         rows["NVRx local manager into the same memory"] = anew
-    ways_back.update({name: lambda load=load: fill(load()) for name, load in loads.items()})
+    ways_back.update({name: partial(lambda load: fill(load()), load) for name, load in loads.items()})
     return missing
 
 
@@ -223,7 +226,7 @@ def compare_all(place: Path) -> None:
     with open_slots(rank_file(str(place), 0)) as file:
         slot = max(file.held().items())[1]
         header = file.valid(slot)
-        assert header is not None and not is_damaged(file, slot, header)
+        assert header is not None and compare(file, slot, header) is Compared.SAME
 
 
 # ------------------------------------------------------------------------------------------------------ the copies

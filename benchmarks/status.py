@@ -25,9 +25,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from tick import make_squeue
-
 from benchmarks.figures import figure
+from benchmarks.tick import make_squeue
 
 TABLE, ONE, IDLE = 2.0, 1.0, 0.01  # seconds, seconds, share of a core
 NOW = datetime.now(timezone.utc).isoformat()

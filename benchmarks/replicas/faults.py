@@ -144,7 +144,7 @@ def table(played: list[Played]) -> str:
 
 def say_figures(played: list[Played]) -> None:
     """The stalls beside those of our groups."""
-    ours = {}
+    ours = dict[str, float]()
     for one in sorted(played, key=lambda one: one.launcher != "groups"):
         for kind in (KILL, STOP, LIGHTHOUSE, *ONCE):
             found = [fault for fault in one.faults if fault.kind == kind]

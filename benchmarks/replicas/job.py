@@ -123,7 +123,7 @@ def torchft_alone() -> None:
     net, inner = network()
     store = dist.TCPStore(socket.gethostname(), 0, is_master=True, wait_for_workers=False)
 
-    def load(state: dict) -> None:
+    def load(state: dict[str, Any]) -> None:
         net.load_state_dict(state["model"])
         inner.load_state_dict(state["optimizer"])
 
