@@ -17,6 +17,7 @@ import sys
 import tempfile
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -60,6 +61,7 @@ def rows_in(text: str, file: str) -> Iterator[Row]:
                 yield Row(page, cells, file, node.name)  # type: ignore[attr-defined]
 
 
+@cache
 def all_rows() -> list[Row]:
     files = sorted((ROOT / "tests").rglob("test_*.py"))
     return [row for path in files for row in rows_in(path.read_text("utf-8"), str(path.relative_to(ROOT)))]

@@ -66,9 +66,13 @@ def marked(mark: str, value: str | None = None) -> list[Block]:
     return [b for b in all_blocks() if mark in b.marks and value in (None, b.marks[mark])]
 
 
+def without_blocks(text: str) -> str:
+    return _FENCE.sub("", text)
+
+
 def prose(path: Path) -> str:
-    """The page without its fenced blocks."""
-    return _FENCE.sub("", path.read_text("utf-8"))
+    """The page without its fenced blocks and its comments, as it is read."""
+    return re.sub(r"<!--.*?-->", "", without_blocks(path.read_text("utf-8")), flags=re.S)
 
 
 def words_of_prose(path: Path) -> int:
