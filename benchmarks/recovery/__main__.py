@@ -100,9 +100,8 @@ def print_idle(launchers: list[Launcher], seconds: float) -> None:
             name = f"recovery/idle/{launcher.name}{'-restarted' if restarted else ''}"
             figure(name, cost.pss, "MiB", f"{cost.processes} processes")
             figure(f"{name}/share", cost.share, "%", "of a core")
-            for what, pss, share in sorted(
-                cost.each, key=lambda one: one[1]
-            ):  # of several alike the largest is said last
+            largest = {what: (pss, share) for what, pss, share in sorted(cost.each, key=lambda one: one[1]) if pss > 1}
+            for what, (pss, share) in largest.items():
                 figure(f"{name}/process/{what}", pss, "MiB", f"{share:.2f} % of a core")
 
 

@@ -151,7 +151,7 @@ def say_figures(played: list[Played]) -> None:
             if (stall := _middle([fault.stall for fault in found])) is not None:
                 base = ours.setdefault(kind, stall) if one.launcher == "groups" else ours.get(kind)
                 times = stall / base if base and one.launcher != "groups" else None
-                figure(f"replicas/{kind}/{one.launcher}", stall, "s", "our groups", times=times)
+                figure(f"replicas/{kind}/{one.launcher}", stall, "s", "our groups" if times else "", times=times)
             if (back := _middle([fault.back for fault in found])) is not None:
                 figure(f"replicas/{kind}/{one.launcher}/back", back, "s")
         figure(f"replicas/effective/{one.launcher}", 100 * one.effective, "%")

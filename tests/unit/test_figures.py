@@ -27,7 +27,7 @@ from benchmarks.figures import (
     said_in,
     shown,
 )
-from tests.manual.numbers import LISTED, looks_measured, undated
+from tests.manual.numbers import LISTED, looks_measured, read_as, undated
 
 ROOT = Path(__file__).parents[2]
 FIGURES = read_page(PAGE.read_text("utf-8"))
@@ -54,13 +54,13 @@ def test_a_number_that_looks_measured_quotes_a_figure_or_is_listed(path: Path) -
             "a section with numbers of its own says *Measured on DAY: machine*"
         )
     else:
-        found = looks_measured(path.read_text("utf-8"), [words for words in LISTED.get(page, ())])
+        found = looks_measured(path.read_text("utf-8"), LISTED.get(page, ()))
         assert found == [], "quote docs/figures.md, or list it in tests/manual/numbers.py"
 
 
 def test_what_is_listed_is_still_there() -> None:
     for page, listed in LISTED.items():
-        text = " ".join((ROOT / page).read_text("utf-8").split())
+        text = " ".join(read_as((ROOT / page).read_text("utf-8")).split())
         assert [words for words in listed if words not in text] == [], page
 
 
@@ -123,7 +123,8 @@ def test_a_program_prints_its_figures_at_its_end(tmp_path: Path) -> None:
     script = tmp_path / "one.py"
     script.write_text(
         f"import sys; sys.path.insert(0, {str(ROOT)!r})\nfrom benchmarks.figures import figure\n"
-        "figure('x/a row, of two words', 0.012345, 's', 'the floor', times=2)\nfigure('x/the floor', 0.00617, 's', 'the floor', times=1.0)\n"
+        "figure('x/a row, of two words', 0.012345, 's', 'the floor', times=2)\n"
+        "figure('x/the floor', 0.00617, 's', 'the floor', times=1.0)\n"
         "print('its table')\n"
     )
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True)
