@@ -24,7 +24,7 @@ ELSEWHERE = {
     "example-torchrun.md": "examples/torchrun/README.md",
     "example-shell.md": "examples/shell/README.md",
     "example-replicas.md": "examples/replicas/README.md",
-    "figures.md": "benchmarks/README.md",
+    "checkpoint-figures.md": "benchmarks/README.md",
     "recovery.md": "benchmarks/recovery/README.md",
     "replica-faults.md": "benchmarks/replicas/README.md",
     "predictions.md": "benchmarks/prediction/README.md",

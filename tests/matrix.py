@@ -2,7 +2,8 @@
 
     @pytest.mark.fault("A rank is killed", "the run starts again in the same job …")
 
-The pages hold the rows without the tests. ``UPDATE_MANUAL=1 make quick ARGS="-k test_matrix"`` writes them anew: a row that is
+The pages hold the rows without the tests: those of reference all of them, docs/faults.md and docs/security.md the few that say
+most, which a person chose. ``UPDATE_MANUAL=1 make quick ARGS="-k test_matrix"`` writes them anew: a row that is
 new comes behind the last one of its file.
 
 python tests/matrix.py            runs the test of each row and prints each row with its result (``make faults``)
@@ -22,7 +23,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
-PAGES = {name: ROOT / "docs" / f"{name}.md" for name in ("security", "faults", "chain", "resume")}
+DOCS = ROOT / "docs"
+PAGES = {
+    "security": DOCS / "reference" / "threats.md",
+    "faults": DOCS / "reference" / "faults.md",
+    "chain": DOCS / "chain.md",
+    "resume": DOCS / "resume.md",
+}
+CHOSEN = {"security": DOCS / "security.md", "faults": DOCS / "faults.md"}
 # the mark of each page, and the head of its table
 MARKS = {
     "threat": ("security", "| threat | answer |"),
@@ -67,8 +75,8 @@ def all_rows() -> list[Row]:
     return [row for path in files for row in rows_in(path.read_text("utf-8"), str(path.relative_to(ROOT)))]
 
 
-def written(page: str, text: str, rows: Sequence[Row]) -> str:
-    """The text of a page with those rows in its table: what is there keeps its place."""
+def written(page: str, text: str, rows: Sequence[Row], *, chosen: bool = False) -> str:
+    """The text of a page with those rows in its table: what is there keeps its place. ``chosen``: nothing comes to it."""
     (head,) = (head for name, head in MARKS.values() if name == page)
     lines = text.splitlines()
     begin = lines.index(head) + 2
@@ -76,7 +84,7 @@ def written(page: str, text: str, rows: Sequence[Row]) -> str:
     by_line, by_what = {row.line: row for row in rows}, {row.cells[0]: row for row in rows}
     table = [by_line.get(line) or by_what.get(line[2:].split(" | ")[0]) for line in lines[begin:end]]
     placed = list(dict.fromkeys(row for row in table if row is not None))
-    for row in rows:
+    for row in () if chosen else rows:
         if row not in placed:
             beside = [place for place, one in enumerate(placed) if one.file == row.file]
             placed.insert(max(beside, default=len(placed) - 1) + 1, row)

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from tests.matrix import MARKS, PAGES, Row, all_rows, main, rows_in, written
+from tests.matrix import CHOSEN, MARKS, PAGES, Row, all_rows, main, rows_in, written
 
 
 @pytest.fixture(scope="module")
@@ -24,6 +24,18 @@ def test_each_page_has_the_rows_of_its_tests(every: list[Row], name: str, least:
         text = made
     assert len(rows) >= least
     assert text == made, 'type: UPDATE_MANUAL=1 make quick ARGS="-k test_matrix"'
+
+
+@pytest.mark.parametrize("name", CHOSEN)
+def test_the_page_that_people_read_has_some_of_them_as_they_stand(every: list[Row], name: str) -> None:
+    text = CHOSEN[name].read_text("utf-8")
+    made = written(name, text, [row for row in every if row.page == name], chosen=True)
+    if os.environ.get("UPDATE_MANUAL"):
+        CHOSEN[name].write_text(made, "utf-8")
+        text = made
+    assert text == made, 'type: UPDATE_MANUAL=1 make quick ARGS="-k test_matrix"'
+    head = next(head for page, head in MARKS.values() if page == name)
+    assert 20 <= made.partition(head)[2].partition("\n\n")[0].count("\n| ") <= 30
 
 
 def test_no_row_stands_twice(every: list[Row]) -> None:
