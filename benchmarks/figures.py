@@ -53,10 +53,13 @@ def figure(name: str, value: float, unit: str = "", beside: str = "", *, times: 
     is so many ``times``. A name may be the words of a table's row: what is neither a letter nor a digit becomes a dash."""
     words = f"{shown(times)} times {beside}" if times is not None else beside
     own = name.endswith(f"/{beside}")  # it is the floor
-    slug = re.sub(r"[^\w/]+", "-", name).strip("-")
     if not _SAYING:
         atexit.register(lambda: print("", *_SAYING, sep="\n", flush=True))
-    _SAYING.append(f"figures: {slug} = {shown(value)}{_spaced(unit)}{f' ({words})' if words and not own else ''}")
+    _SAYING.append(f"figures: {slug(name)} = {shown(value)}{_spaced(unit)}{f' ({words})' if words and not own else ''}")
+
+
+def slug(name: str) -> str:
+    return re.sub(r"[^\w/]+", "-", name).strip("-")
 
 
 def _spaced(unit: str) -> str:
@@ -99,11 +102,10 @@ def plain(value: float) -> str:
     return str(int(value)) if value == int(value) and abs(value) >= 100 else f"{value:.12g}"
 
 
-_NAMED = r"(?P<name>[\w-]+/[\w/-]+)"
 _VALUE = r"(?P<value>-?[\d.]+)"
-_SAID = re.compile(rf"figures: {_NAMED} = {_VALUE}(?: (?P<unit>[^\s(][^(]*?))?(?: \((?P<beside>.*)\))?$")
+_SAID = re.compile(rf"figures: (?P<name>[\w-]+/[^=]+?) = {_VALUE}(?: (?P<unit>[^\s(][^(]*?))?(?: \((?P<beside>.*)\))?$")
 _ROW = re.compile(
-    rf"\| {_NAMED} \| {_VALUE}(?: (?P<unit>[^|]+?))? \| (?P<beside>[^|]*?) ?\| "
+    rf"\| (?P<name>[\w-]+/[\w/-]+) \| {_VALUE}(?: (?P<unit>[^|]+?))? \| (?P<beside>[^|]*?) ?\| "
     r"(?P<day>[\d-]+), (?P<on>[A-Z])(?:, load (?P<load>[\d.]+))? \|$"
 )
 
@@ -116,7 +118,7 @@ def said_in(line: str) -> Figure | None:
 
 def _figure(found: re.Match[str]) -> Figure:
     parts = {name: text or "" for name, text in found.groupdict().items()}
-    return Figure(**{**parts, "value": float(parts["value"])})  # type: ignore[arg-type]
+    return Figure(**{**parts, "name": slug(parts["name"]), "value": float(parts["value"])})  # type: ignore[arg-type]
 
 
 # ----------------------------------------------------------------------------------------------------------- the programs
@@ -155,7 +157,7 @@ PROGRAMS = (
     _program("snapshot-waits", "benchmarks/snapshots.py 1 16 --wait", 120),
     _program("diagnosis-scale", "benchmarks/diagnosis_scale.py", 180),
     _program("recovery", "benchmarks/recovery --rounds 1 --faults SIGKILL --idle 10 --launchers "
-             "ftsupervise,ftsupervise-memory,bash-srun,torchrun-env", 420, NEEDED),
+             "ftsupervise,ftsupervise-memory,bash-srun,torchrun-env", 600, NEEDED),
     _program("replicas", "benchmarks/replicas/faults.py --rounds 1 --launchers groups", 300, NEEDED),
     _program("lighthouse", "benchmarks/replicas/control_plane.py --groups 8,50", 240, NEEDED),
     _program("timeline", "benchmarks/replicas/timeline.py --kills 5", 150, NEEDED),

@@ -105,7 +105,7 @@ def test_a_line_of_a_program_becomes_a_row_and_is_read_again() -> None:
         "figures: guard/step = 96.2 ns (2.1 times time.monotonic())": ("ns", 2.1),
         "figures: recovery/exit-1/ours = 0.52 s": ("s", None),
         "figures: soak/back = 60 (of 60 faults)": ("", None),
-        "figures: a/b = 3 % of a core": ("% of a core", None),
+        "figures: tick/100 runs, first = 3 % of a core": ("% of a core", None),
     }
     page = Page({}, {})
     said = [one for line in lines if (one := said_in(line)) is not None]
@@ -114,7 +114,9 @@ def test_a_line_of_a_program_becomes_a_row_and_is_read_again() -> None:
     page.put(said[:2], "2026-11-01", "0.5", "two cores")
     page.put(said[2:], "2026-11-02", "", "16 cores")
     again = read_page(page_text(page))
-    assert again == page and set(again.machines) == {"A", "B"} and again.figures["a/b"].day == "2026-11-02"
+    assert (
+        again == page and set(again.machines) == {"A", "B"} and again.figures["tick/100-runs-first"].day == "2026-11-02"
+    )
     page.put([said[0]._replace(value=50.0)], "2026-11-03", "0.1", "two cores")
     assert page.figures["guard/step"].day == "2026-11-03" and page.figures["recovery/exit-1/ours"].day == "2026-11-01"
 
