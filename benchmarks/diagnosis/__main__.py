@@ -142,7 +142,7 @@ def main() -> int:
     args = parser.parse_args()
     if args.table is not None:
         return report(read_results(args.table), check=args.check)
-    signal.signal(signal.SIGTERM, lambda *_: (STOPPING.set(), sys.exit(143)))  # so that the sandbox goes down
+    signal.signal(signal.SIGTERM, stop)
     if absent := missing():
         raise SystemExit(f"needs Slurm: apt-get install {' '.join(dict.fromkeys(absent.values()))}")
     found = list[Told]()
@@ -155,6 +155,12 @@ def main() -> int:
             found += some
     print()
     return report(found, check=args.check)
+
+
+def stop(*_: object) -> None:
+    """So that the sandbox goes down."""
+    STOPPING.set()
+    sys.exit(143)
 
 
 def parts_of(scene: str, trials: int, seed: int) -> list[list[dict[str, Any]]]:
@@ -270,7 +276,7 @@ def play(trials: list[dict[str, Any]], sandbox: Sandbox) -> Iterator[Told]:
             "env": more,
             "restart": restart,
         }
-        nodes = {"exclude_at": 1000}  # each trial leaves its mark on a node
+        nodes = {"at_most": 0}  # each trial leaves its mark on a node
         (folder / "ftsupervise.yaml").write_text(json.dumps({"name": "scene", "launch": launch, "nodes": nodes}))
         typed("launch", folder=folder, env=env)
         run = folder / "runs/scene"
