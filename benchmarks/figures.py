@@ -148,6 +148,7 @@ PROGRAMS = (
     _program("cli", "benchmarks/cli.py", 60),
     _program("status", "benchmarks/status.py --idle 60", 240),
     _program("tick", "benchmarks/tick.py", 420),
+    _program("scale", "benchmarks/scale.py", 600),
     _program("beats", "benchmarks/beats.py", 180),
     _program("report", "benchmarks/report.py", 90),
     _program("simulator", "benchmarks/simulator.py", 90),
