@@ -183,7 +183,7 @@ class OomKillCounter:
         return found
 
 
-_KILLED = re.compile(r"\b(?:out of memory|oom[-_]kill\w*): ?killed process (\d+)\b", re.I)
+_KILLED = re.compile(r"\b(?:memory|oom[-_]kill\w*): ?killed process (\d+)\b", re.I)
 _NEWS = 100_000  # records that are looked at
 
 
