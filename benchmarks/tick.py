@@ -6,7 +6,7 @@ Every run has a directory with beats, a log, checkpoints, an attempt and a job i
 *checkpoints* and *throughput* look at it through the real tick. A ``squeue`` of ours stands on the PATH, counts how often it
 is called and prints the queue. Two ticks are made: the first one walks every checkpoint and creates every journal, the
 second is what is paid every five minutes. CPU is that of all processes of the tick. Memory is theirs together, the shared
-pages of each counted once (PSS), the largest of ten looks a second. ``--check`` exits 1 if squeue was called more than once a
+pages of each counted once (PSS), the largest of some looks a second. ``--check`` exits 1 if squeue was called more than once a
 tick, if the CPU per run grows with the number of runs by more than a half, or if 10,000 runs take more than 60 s on two cores
 or more than 250 MB.
 """
@@ -131,7 +131,7 @@ class Memory:
         self._thread.join()
 
     def _watch(self) -> None:
-        while not self._over.wait(0.1):
+        while not self._over.wait(0.4):
             self.mb = max(self.mb, sum(map(_pss, _family(os.getpid()))))
 
 

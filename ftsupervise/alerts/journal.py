@@ -250,11 +250,12 @@ class Journal:
     ) -> None:
         """``away`` says why ``directory`` must not be touched (its file system hangs); then only the spare is used."""
         self.directory = Path(directory)
-        self.spare = spare if spare is not None else _spare_of(self.directory)
+        self.spare = spare if spare is not None else spare_of(self.directory)
         self.keep_for = keep_for
         self.away = away
         self.problems: list[str] = []  # the files that were passed over at the last read, one sentence each
         self.unsaved = ""  # why the last commit is not in the directory itself; "" when it is
+        self.latest = JournalState()  # as it was last read or committed here
         self._adrift: JournalState | None = None
         self._read: dict[Path, Generation] = {}  # the newest ones, parsed: a generation never changes
 
@@ -268,13 +269,18 @@ class Journal:
 
     def read(self) -> JournalState:
         """Return the newest whole state; an empty one when there is none. Never raises for the contents of the directory."""
-        return self._adrift if self._adrift is not None else self._newest()[0]
+        self.latest = self._adrift if self._adrift is not None else self._newest()[0]
+        return self.latest
 
     def change(self, make: Callable[[JournalState], JournalState]) -> JournalState:
         """Commit ``make(newest)`` and return it. ``make`` is pure: it is called again when another writer was faster.
 
         Does not raise when nothing can be written: see ``unsaved``.
         """
+        self.latest = self._changed(make)
+        return self.latest
+
+    def _changed(self, make: Callable[[JournalState], JournalState]) -> JournalState:
         for attempt in range(200):
             if attempt:
                 time.sleep(min(0.002 * attempt, 0.05) * (0.5 + os.getpid() % 97 / 97))  # others are writing right now
@@ -535,6 +541,7 @@ def _with_what_waits_in(aside: JournalState, state: JournalState) -> JournalStat
     return replace(state, outbox=(*state.outbox, *lost), alerts={**state.alerts, **firing})
 
 
-def _spare_of(directory: Path) -> Path:
+def spare_of(directory: Path, own: Path | None = None) -> Path:
+    """Return where a journal goes on while its directory cannot be written. ``own``: ``own_folder()``, where it is known."""
     name = hashlib.sha256(str(directory.absolute()).encode("utf-8", "surrogatepass")).hexdigest()[:16]
-    return own_folder() / f"journal-{name}"
+    return (own or own_folder()) / f"journal-{name}"

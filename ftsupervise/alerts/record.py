@@ -191,7 +191,7 @@ def advance(
     ``partial``: other subjects were not due in this call, so their absence says nothing.
     """
     settings, now = about.settings, about.now
-    by_id, run = _worst(findings), one_line(about.run, 100)
+    by_id, run = _worst(findings, state), one_line(about.run, 100)
     known = [] if partial else [i for i, a in state.alerts.items() if a.finding.run == run and i not in by_id]
     causes = _causes(state, by_id, context, about)
     spoke = {finding.watchdog for finding in by_id.values()}
@@ -200,6 +200,8 @@ def advance(
     policies: dict[str, Policy] = {}  # by the watchdog
     for ident in (*by_id, *known):
         finding = by_id.get(ident)
+        if ident not in alerts and by_id[ident].health is Health.OK:  # ``step`` would remember nothing: most are so
+            continue
         old = alerts.get(ident) or Alert(id=ident, finding=by_id[ident], seen=now)
         newest = finding or old.finding
         muted = silenced(ident, newest, state.silences, now) or inhibitor(newest, causes)
@@ -230,16 +232,17 @@ def _notified(alert: Alert, reason: Reason, receivers: tuple[str, ...]) -> Alert
     return replace(alert, notified_to=tuple(dict.fromkeys((*alert.notified_to, *receivers))))
 
 
-def _worst(findings: Sequence[Finding]) -> dict[str, Finding]:
-    """Return alert id (of the name as it came) -> its finding, cleaned; of several about one subject the worst counts."""
+def _worst(findings: Sequence[Finding], state: JournalState) -> dict[str, Finding]:
+    """Return alert id (of the name as it came) -> its finding, cleaned where somebody may read it; of several about one subject
+    the worst counts."""
     rank = {Health.OK: 0, Health.UNKNOWN: 1, Health.BAD: 2}
     out: dict[str, Finding] = {}
     for raw in findings:
-        ident, finding = alert_id(raw), clean(raw)
+        ident = alert_id(raw)
         old = out.get(ident)
-        if old is None or (rank[finding.health], finding.severity) > (rank[old.health], old.severity):
-            out[ident] = finding
-    return out
+        if old is None or (rank[raw.health], raw.severity) > (rank[old.health], old.severity):
+            out[ident] = raw
+    return {i: one if one.health is Health.OK and i not in state.alerts else clean(one) for i, one in out.items()}
 
 
 def _causes(state: JournalState, by_id: dict[str, Finding], context: Sequence[Finding], about: About) -> list[Finding]:

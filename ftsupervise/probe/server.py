@@ -76,7 +76,7 @@ class Mounts:
     def point(self, path: str) -> str:
         """Return the mount point an absolute, normalised path lies under."""
         while path not in self.device and path != "/":
-            path = os.path.dirname(path)
+            path = path[: path.rfind("/")] or "/"
         return path
 
     def of(self, path: str) -> str:

@@ -118,6 +118,20 @@ def whole_run(root: Path) -> Path | None:
     return root.parent.parent if is_one and root.parent.name == GROUPS else None
 
 
+class _Place:
+    """A path of a run, made when it is first asked for: a watch of thousands of runs asks for few of them."""
+
+    def __init__(self, below: str, *, shared: bool = False) -> None:
+        self.below, self.shared = below, shared
+
+    def __set_name__(self, owner: type[RunDir], name: str) -> None:
+        self.name = name
+
+    def __get__(self, run: RunDir, kind: type[RunDir]) -> Path:
+        made = run.__dict__[self.name] = (run.shared if self.shared else run.root) / self.below
+        return made
+
+
 class RunDir:
     """The paths of one run. Holds no state, opens nothing by itself.
 
@@ -127,20 +141,21 @@ class RunDir:
     def __init__(self, root: str | os.PathLike[str]) -> None:
         self.root = root = Path(root)
         self.whole = whole_run(root)
-        shared = self.whole or root
-        self.switches = shared / "switches"
-        self.state = root / "state"
-        self.attempts = root / "attempts"
-        self.staging = root / "staging"
-        self.launches = shared / "launches"
-        self.nodes = root / "nodes"
-        self.beats = root / "beats"
-        self.logs = root / "logs"
-        self.watch = root / "watch"
-        self.checkpoints = shared / "checkpoints"
-        self.config = root / "run.yaml"
-        self.finished = shared / "state" / FINISHED
-        self.lineage = shared / "state" / "lineage.json"
+        self.shared = self.whole or root
+
+    switches = _Place("switches", shared=True)
+    state = _Place("state")
+    attempts = _Place("attempts")
+    staging = _Place("staging")
+    launches = _Place("launches", shared=True)
+    nodes = _Place("nodes")
+    beats = _Place("beats")
+    logs = _Place("logs")
+    watch = _Place("watch")
+    checkpoints = _Place("checkpoints", shared=True)
+    config = _Place("run.yaml")
+    finished = _Place(f"state/{FINISHED}", shared=True)
+    lineage = _Place("state/lineage.json", shared=True)
 
     def __repr__(self) -> str:
         return f"RunDir({str(self.root)!r})"

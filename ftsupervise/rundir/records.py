@@ -124,9 +124,20 @@ def parse_object(raw: bytes) -> dict[str, object]:
         )
         if not isinstance(value, dict):
             raise ValueError("it does not hold a JSON object")
+        if b"\\ud" not in raw and b"\\uD" not in raw:  # no half of a pair: all its texts are whole
+            _require_shallow(value, 1)
+            return value
         return {_whole_text(key): _checked(item, 1) for key, item in value.items()}
     except RecursionError:  # a file of brackets
         raise ValueError("it is nested too deeply") from None
+
+
+def _require_shallow(value: dict[str, object] | list[object], depth: int) -> None:
+    for item in value.values() if isinstance(value, dict) else value:
+        if isinstance(item, (dict, list)):
+            if depth >= DEEPEST:
+                raise ValueError("it is nested too deeply")
+            _require_shallow(item, depth + 1)
 
 
 def _checked(value: object, depth: int) -> object:

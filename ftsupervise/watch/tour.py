@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ftsupervise.alerts.deliver import Delivered, deliver
-from ftsupervise.alerts.journal import Journal
+from ftsupervise.alerts.journal import Journal, spare_of
 from ftsupervise.alerts.last_day import AboutRun
 from ftsupervise.alerts.outbox import due
 from ftsupervise.alerts.record import announce, record, was_announced
@@ -29,7 +29,7 @@ from ftsupervise.errors import Error
 from ftsupervise.findings import EventKind, Finding, Notice
 from ftsupervise.host import files
 from ftsupervise.host.in_time import in_time
-from ftsupervise.host.ownership import as_page, held_to_write, make_folder, user_name
+from ftsupervise.host.ownership import as_page, held_to_write, make_folder, own_folder, user_name
 from ftsupervise.model import OUTPUT, Attempt, CauseKind, FailureKind
 from ftsupervise.printable import printable
 from ftsupervise.probe import Probe
@@ -119,6 +119,7 @@ class Tour:
         self.stood: dict[int, tuple[int, int]] = {}  # of their directories, before these were judged
         self.context: list[Finding] = []  # what may explain a finding of any run
         self.idle: list[int] = []  # the runs that were looked at and have nothing to send
+        self.own = own_folder()  # looked for once: it is the same for all
         self.diagnosing = DIAGNOSING  # seconds that are left for it
 
     def tell(self, event: Any) -> None:
@@ -246,7 +247,7 @@ class Tour:
             self._require_still(index)
             self.say.at(index, "write down what was found", BOUND)
             report, news = _notify(seen, journal, orders.now, context=self.context)
-            if journal.read().idle:
+            if journal.latest.idle:
                 self.idle.append(index)
                 del self.journals[index]  # thousands of runs are a lot of memory
             self.say.at(index, "write down that it was checked", BOUND)
@@ -255,7 +256,9 @@ class Tour:
             if seen.run.watch.metrics is not None:
                 self.looks[index] = seen
             waits = bool(seen.jobs) and all(job.state.waiting for job in seen.jobs or ())
-            self.tell(RunChecked(index, report, trouble, waits))
+            self.say.tell(RunChecked(index, report, trouble, waits))
+            # its parent prints the report; here it would be memory for thousands of runs
+            self.progress.apply(RunChecked(index, RunReport(report.name, ()), trouble, waits))
         except Exception as error:  # a broken directory must neither end the watch of the others nor go unnoticed
             self.tell(RunDirChecked(index, checks.unusable(run, error, orders.now)))
 
@@ -284,7 +287,8 @@ class Tour:
     def _journal(self, index: int) -> Journal:
         if index not in self.journals:
             run = self.progress.roster.known[index].run
-            self.journals[index] = Journal(RunDir(str(run.run_dir)).watch / "journal")
+            folder = RunDir(str(run.run_dir)).watch / "journal"
+            self.journals[index] = Journal(folder, spare=spare_of(folder, self.own))
         return self.journals[index]
 
     def _send(self) -> None:
@@ -398,7 +402,7 @@ def _notify(
 ) -> tuple[RunReport, list[EventLine]]:
     recorded = record(journal, seen.findings, seen.run.alerts, now, run_name=seen.run.name, context=context)
     said, news = [], [of_notice(notice, seen.rundir) for notice in recorded.notices]
-    known = journal.read()
+    known = journal.latest
     for event in _events(seen):
         if was_announced(known, event.dedup, event.attempt):
             continue

@@ -84,7 +84,7 @@ def _made(look: Look, entries: tuple[Entry, ...], known: list[list[Any]] | None)
 
 def _measure(look: Look, folder: Path, entry: Entry, before: list[Any] | None, sizes: dict[str, list[Any]]) -> None:
     """Walk one checkpoint; it is settled when two walks at two checks gave the same."""
-    tree = look.probe.tree(folder / entry.name)
+    tree = look.once(f"the size of {entry.name}", lambda: look.probe.tree(folder / entry.name))
     if isinstance(tree, Tree) and not tree.more:
         same = before is not None and before[1:3] == [tree.size, tree.files]
         sizes[entry.name] = [

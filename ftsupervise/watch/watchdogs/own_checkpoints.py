@@ -34,7 +34,7 @@ def finished(look: Look, memory: dict[str, Any]) -> tuple[Entry, ...] | Missing 
     are other runs'.
     """
     pattern = look.run.checkpoints.pattern
-    got = look.probe.listing(folder_of(look), most=_MOST)
+    got = look.once("the folder of the checkpoints", lambda: look.probe.listing(folder_of(look), most=_MOST))
     if not isinstance(got, Listing):
         return got
     entries = [one for one in got.entries if fnmatch.fnmatchcase(one.name, pattern) and not unfinished(one.name)]
