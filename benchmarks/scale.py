@@ -103,11 +103,13 @@ def beat_files(folder: Path, count: int) -> Work:
 def tick_of(settings: str, count: int) -> Work:
     from ftsupervise.config.load import loads
     from ftsupervise.scheduler.slurm import Slurm
-    from ftsupervise.watch.roster import Roster
+    from ftsupervise.watch.roster import KnownRun, Roster
     from ftsupervise.watch.tick import tick
     from ftsupervise.watch.tour import TickOrders
 
-    roster = Roster.of([loads(settings.format(n=n), Path("ftsupervise.yaml").absolute()) for n in range(count)])
+    roster = Roster(tuple(f"run-{n}" for n in range(count)))
+    for n in range(count):  # one by one, as a tick reads them
+        roster.keep(n, KnownRun(Path(), None, loads(settings.format(n=n), Path("ftsupervise.yaml").absolute())))
     state = Path(os.environ["TMPDIR"]) / "state"
 
     def once() -> None:

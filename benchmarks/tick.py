@@ -72,17 +72,14 @@ def measured(folder: Path, count: int) -> dict[str, float]:
     """Two ticks over ``count`` runs, in this process (started anew for each count, so that its peak is its own)."""
     from ftsupervise.config.load import loads
     from ftsupervise.scheduler.slurm import Slurm
-    from ftsupervise.watch.roster import Roster
+    from ftsupervise.watch.roster import KnownRun, Roster
     from ftsupervise.watch.tick import tick
     from ftsupervise.watch.tour import TickOrders
 
-    runs = [
-        loads(
-            f"name: run-{n}\nlaunch: {{command: a}}\nscheduler: slurm\nrun_dir: {folder}/run-{n}\nwatch: {SECTIONS}\n",
-            folder / "ftsupervise.yaml",
-        )
-        for n in range(count)
-    ]
+    roster = Roster(tuple(f"{folder}/run-{n}" for n in range(count)))
+    for n, name in enumerate(roster.names):  # one by one, as a tick reads them
+        text = f"name: run-{n}\nlaunch: {{command: a}}\nscheduler: slurm\nrun_dir: {name}\nwatch: {SECTIONS}\n"
+        roster.keep(n, KnownRun(Path(), None, loads(text, folder / "ftsupervise.yaml")))
     env = {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}"}
     os.environ["PATH"] = env["PATH"]
     seconds, cpu, largest = [], [], []
@@ -91,7 +88,7 @@ def measured(folder: Path, count: int) -> dict[str, float]:
             began, spent = time.perf_counter(), cpu_of_all()
             now = datetime.now(timezone.utc)
             orders = TickOrders(now=now, state=folder / "state", env={}, scheduler=lambda _: Slurm(env), send=False)
-            done = tick(Roster.of(runs), orders)
+            done = tick(roster, orders)
             seconds.append(time.perf_counter() - began)
             cpu.append(cpu_of_all() - spent)
         largest.append(memory.mb)

@@ -191,7 +191,8 @@ class Probe:
         if not path.startswith("/"):
             raise ValueError(f"a probe needs an absolute path, not {path!r}")
         for _ in range(10):
-            got = self._ask(self._table.of(path), self._table.point(path), question, (path, *args), asked=asked)
+            point = self._table.point(path)
+            got = self._ask(self._table.at(point), point, question, (path, *args), asked=asked)
             if not isinstance(got, _Elsewhere):
                 self._led[asked] = path
                 return got

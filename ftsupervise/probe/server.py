@@ -80,7 +80,10 @@ class Mounts:
         return path
 
     def of(self, path: str) -> str:
-        return self.device.get(self.point(path), "0:0")
+        return self.at(self.point(path))
+
+    def at(self, point: str) -> str:
+        return self.device.get(point, "0:0")
 
 
 def real(path: str, mounts: Mounts, mine: str) -> str:
