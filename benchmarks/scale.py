@@ -165,9 +165,7 @@ def ledger_report(folder: Path, count: int) -> Work:
 def ledger_tick(folder: Path, count: int) -> Work:
     root = a_ledger(folder, count)
     sections = "{{hang: {{}}, disk: [{{}}], checkpoints: {{}}, throughput: {{}}}}"
-    return tick_of(
-        f"name: long\nlaunch: {{{{command: a}}}}\nscheduler: local\nrun_dir: {root}\nwatch: {sections}\n", 1
-    )
+    return tick_of(f"name: long\nlaunch: {{{{command: a}}}}\nscheduler: local\nrun_dir: {root}\nwatch: {sections}\n", 1)
 
 
 def checkpoints(*words: str) -> Callable[[Path, int], Work]:
@@ -206,7 +204,9 @@ def log(folder: Path, count: int) -> Work:
 
     path = folder / "log"
     path.write_text("")
-    pieces = ["".join(LINE.format(n // 8) for n in range(at, min(count, at + count // 120 + 1))) for at in range(0, count, count // 120 + 1)]
+    each = count // 120 + 1
+    starts = range(0, count, each)
+    pieces = ["".join(LINE.format(n // 8) for n in range(at, min(count, at + each))) for at in starts]
 
     def minute() -> None:
         path.write_text("")
@@ -240,7 +240,7 @@ PARTS = {
     "checkpoints-upkeep": Part("checkpoints, upkeep", 10_000, checkpoints("upkeep", "--quiet"),
                                "the metadata server, as for prune"),
     "log": Part("log lines of a minute, read for steps", 1_000_000, log,
-                "the bound of one look: of more than that between two looks the older lines are passed over"),
+                "the bound of one look: of what came since the last one only the end is read, of a million lines a part already"),
 }  # fmt: skip
 ROUNDS = 3
 
@@ -280,7 +280,7 @@ def slope(points: list[tuple[int, float]]) -> float:
     """The exponent: the slope of the line through the logarithms."""
     xs, ys = [math.log(count) for count, _ in points], [math.log(max(seconds, 1e-6)) for _, seconds in points]
     middle, level = sum(xs) / len(xs), sum(ys) / len(ys)
-    return sum((x - middle) * (y - level) for x, y in zip(xs, ys)) / sum((x - middle) ** 2 for x in xs)
+    return sum((x - middle) * (y - level) for x, y in zip(xs, ys, strict=True)) / sum((x - middle) ** 2 for x in xs)
 
 
 def counts(most: int) -> Iterator[int]:
@@ -308,7 +308,9 @@ def main() -> None:
             points.append((count, found["seconds"]))
             print(f"{count:11,}  {found['seconds']:8.3f} s CPU  {found['mb']:5.0f} MB", flush=True)
         exponent = slope(points)
-        print(f"   exponent {exponent:.2f}; at ten times {points[-1][0]:,} this breaks first: {part.breaks}", flush=True)
+        print(
+            f"   exponent {exponent:.2f}; at ten times {points[-1][0]:,} this breaks first: {part.breaks}", flush=True
+        )
         figures += [
             f"scale/{name}, CPU = {points[-1][1]:.3f} s ({points[-1][0]:,})",
             f"scale/{name}, memory = {found['mb']:.0f} MB ({points[-1][0]:,})",
