@@ -4,10 +4,11 @@
 
 PART is one of ranks, beat-files, runs, ledger-status, ledger-report, ledger-tick, checkpoints-list, checkpoints-prune,
 checkpoints-upkeep, log; default: all. Each part is measured at a sixteenth, a quarter and the whole of its largest number, in
-a process of its own: the CPU seconds of the work and of the processes that it starts, without the imports, the best of several
-rounds where one is short, and the peak memory of that process and its children. The exponent is the slope through the logarithms: 1 is a cost
-that grows with the number, 2 one that grows with its square. A start that does not grow makes it smaller. ``--most`` takes a
-share of the largest numbers. ``--check`` exits 1 above an exponent of 1.1, or where a minute's lines take more than a minute.
+a process of its own: the CPU seconds of the work and of the processes that it starts, without the imports, the best of
+several rounds where one is short, and the peak memory of that process and its children. The exponent is the slope through
+the logarithms: 1 is a cost that grows with the number, 2 one that grows with its square. A start that does not grow makes it
+smaller. ``--most`` takes a share of the largest numbers. ``--check`` exits 1 above an exponent of 1.1, or where a minute's
+lines take more than a minute.
 """
 
 from __future__ import annotations
@@ -240,7 +241,7 @@ PARTS = {
     "checkpoints-upkeep": Part("checkpoints, upkeep", 10_000, checkpoints("upkeep", "--quiet"),
                                "the metadata server, as for prune"),
     "log": Part("log lines of a minute, read for steps", 1_000_000, log,
-                "the bound of one look: of what came since the last one only the end is read, of a million lines a part already"),
+                "the bound of one look: only the end of what came is read, of a million lines a part"),
 }  # fmt: skip
 ROUNDS = 3
 
