@@ -124,7 +124,7 @@ def tick_of(settings: str, count: int) -> Work:
 
 
 def runs(folder: Path, count: int) -> Work:
-    from tick import SECTIONS, make_run, make_squeue
+    from benchmarks.tick import SECTIONS, make_run, make_squeue
 
     for number in range(count):
         make_run(folder, number)
@@ -248,11 +248,12 @@ ROUNDS = 3
 
 def inside(part: str, count: int, folder: Path) -> dict[str, float]:
     """Measure in this process."""
-    from tick import Memory
+    from benchmarks.tick import Memory
 
     work = PARTS[part].make(folder, count)
     with contextlib.redirect_stdout(io.StringIO()), Memory() as memory:
-        spent, rounds = [], 0
+        spent: list[float] = []
+        rounds = 0
         while rounds < ROUNDS and (rounds == 0 or sum(spent) < 2):
             before = _cpu()
             work()

@@ -282,7 +282,7 @@ class End(NamedTuple):
     note: str = ""
     died_at: Optional[float] = None  # monotonic time at which the end was first seen
     gone: tuple[str, ...] = ()  # nodes that Slurm's lines say went away or took no task
-    doubted: tuple[str, ...] = ()  # those, and the ones of which nobody else says it: srun without any node left ends with 0
+    doubted: tuple[str, ...] = ()  # those, and others of which only they say it: srun without a node ends with 0
     hardware: str = ""  # what a GPU or a node has said of a fault of its own
 
 

@@ -23,6 +23,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from datetime import datetime, timezone
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,9 @@ class Month:
         """Does the run train on: each group has made steps since?"""
         return all(one.ranks(group) and one.step(group) > before[group] + 10 for group in one.groups)
 
+    def _act_on(self, name: str, one: Person) -> tuple[str, list[Person]]:
+        return faults.OF_A_RUN[name].act(self.world, one), [one]
+
     def of_a_run(self, one: Person, plan: list[str]) -> None:
         luck = random.Random(f"{one.name}{plan}")
         gap = self.seconds / (len(plan) + 1)
@@ -76,7 +80,7 @@ class Month:
                 self.say(f"{name} of {one.run} has no time any more")
                 return
             with self.turns:
-                self.suffer(name, [one], lambda name=name: (faults.OF_A_RUN[name].act(self.world, one), [one]))
+                self.suffer(name, [one], partial(self._act_on, name, one))
 
     def of_the_site(self, plan: list[str]) -> None:
         gap = self.seconds / (len(plan) + 1)
@@ -88,7 +92,7 @@ class Month:
             for _ in self.world.people:
                 self.turns.acquire()
             try:
-                self.suffer(name, self.world.people, lambda name=name: faults.OF_THE_SITE[name].act(self.world))
+                self.suffer(name, self.world.people, partial(faults.OF_THE_SITE[name].act, self.world))
             finally:
                 for _ in self.world.people:
                     self.turns.release()
@@ -101,7 +105,7 @@ class Month:
         except Exception as error:
             said = f"COULD NOT: {error!r}"
         for one in people:
-            if not self.world.until(lambda one=one: self.back(one, before[one.name]), 240, 1):
+            if not self.world.until(partial(self.back, one, before[one.name]), 240, 1):
                 said += f"; {one.run} DOES NOT TRAIN"
         self.note(name, [one.run for one in people], begun, said)
 
@@ -130,6 +134,10 @@ def small_disk(held: ExitStack, place: Path) -> None:
     place.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=48m", "month", str(place)], check=True, timeout=30)
     held.callback(subprocess.run, ["umount", "-l", str(place)], check=False, timeout=30)
+
+
+def _has_begun(one: Person) -> bool:
+    return all(one.step(group) > 20 for group in one.groups)
 
 
 def play(args: argparse.Namespace, keep: Path) -> list[str]:
@@ -162,7 +170,7 @@ def play(args: argparse.Namespace, keep: Path) -> list[str]:
             one.prepare()
             one.begin()
         for one in people:
-            if not world.until(lambda one=one: all(one.step(group) > 20 for group in one.groups), 180):
+            if not world.until(partial(_has_begun, one), 180):
                 raise RuntimeError(f"{one.run} did not begin\n{one.type('status', code=None)}\n{one.log()[-3000:]}")
         month = Month(world, keep, 60 * args.minutes)
         month.say(f"seed {args.seed}, {args.minutes} minutes, in {top}")

@@ -15,6 +15,7 @@ import os
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 import numpy as np
@@ -123,7 +124,7 @@ def snapshots() -> None:
     top = Path(os.environ["FTSUPERVISE_CHECKPOINT_DIR"])
     group = Group(Path(os.environ["FTSUPERVISE_ATTEMPT_DIR"]))
     guard = Guard(rank=group.rank, world=group.world)
-    state = {"done": 0, "weights": weights()}
+    state: dict[str, Any] = {"done": 0, "weights": weights()}
     begun = guard.restore(state=state)
     if begun is None:
         found = guard.latest() if group.rank == 0 else None

@@ -114,7 +114,7 @@ class Person:
         )  # fmt: skip
 
     def type(self, *words: str, code: int | None = 0, **more: str) -> str:
-        done = self.shell(["ftsupervise", *words], **more)
+        done = self.shell(["ftsupervise", *words], 120, **more)
         said = done.stdout + done.stderr
         if "Traceback" in said or code not in (None, done.returncode):
             raise RuntimeError(f"{self.name}$ ftsupervise {' '.join(words)}: {done.returncode}\n{said}")
