@@ -509,6 +509,11 @@ def _mismatch(seen: _Seen, group: str) -> FlightFinding | None:
         if len(one.calls) < 2:
             continue
         with_most, second, *more = sorted(one.calls, key=lambda call: call.ranks.bit_count(), reverse=True)
+        sure = with_most.ranks.bit_count() > second.ranks.bit_count()
+        if not sure and not more:  # as many on each side: then who did what it had never done before
+            usual = [_is_usual(seen.groups[group], number, call) for call in (with_most, second)]
+            sure = usual[0] != usual[1]
+            with_most, second = (second, with_most) if usual == [False, True] else (with_most, second)
         odd = second.ranks
         for call in more:
             odd |= call.ranks
@@ -527,9 +532,25 @@ def _mismatch(seen: _Seen, group: str) -> FlightFinding | None:
             _bare(most[0]),
             f"called {printable(difference, 200)}, as number {number} of group {printable(group, 40)}",
             second.where,
-            sure=with_most.ranks.bit_count() > second.ranks.bit_count(),
+            sure=sure,
         )
     return None
+
+
+def _is_usual(collectives: Mapping[int, _Collective], number: int, call: _Call) -> bool:
+    """Return whether ``call``, which is that of ``number``, has followed the one before it earlier too: loops repeat."""
+    before = (
+        [one.kind for one in collectives[number - 1].calls if one.ranks & call.ranks]
+        if number - 1 in collectives
+        else []
+    )
+    return any(
+        (after := collectives.get(earlier + 1)) is not None
+        and any(one.kind in before for one in collectives[earlier].calls)
+        and any(one.kind == call.kind for one in after.calls)
+        for earlier in collectives
+        if earlier < number - 1
+    )
 
 
 class _Wait(NamedTuple):

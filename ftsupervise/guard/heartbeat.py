@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, Optional
 
+from ftsupervise.guard.flight_dump import leave_at_an_exception
 from ftsupervise.guard.loss_policy import LossWatch
 from ftsupervise.guard.settings import RankContext, Voice, whole
 from ftsupervise.guard.side_thread import SideThread
@@ -240,6 +241,8 @@ class Heart:
             atexit.register(self.ending.at_exit)
             answer_with_the_stack(directory, self._place.rank)
             tell_the_worker_server(directory, self._place.rank)
+            if self._place.attempt_dir is not None:
+                leave_at_an_exception(self._place.attempt_dir, self._place.rank)
             return page
         except Exception as error:  # law 7; the beats in the run directory say the same, slowly
             self._voice.once(f"no page in {directory}: {error}; beats go through the run directory only")
