@@ -151,8 +151,11 @@ def main() -> int:
         temporary(nodes=2, cpus=RANKS * args.at_once, gpus_per_node=0) as sandbox,
         ThreadPoolExecutor(args.at_once) as pool,
     ):
-        for some in pool.map(lambda trials: list(told_of(trials, sandbox, args.results)), jobs):
-            found += some
+        for some in [pool.submit(told_of, trials, sandbox, args.results, found) for trials in jobs]:
+            try:
+                some.result()
+            except (RuntimeError, OSError) as error:  # the others go on
+                print(f"a run came to nothing: {error}", flush=True)
     print()
     return report(found, check=args.check)
 
@@ -171,7 +174,7 @@ def parts_of(scene: str, trials: int, seed: int) -> list[list[dict[str, Any]]]:
     return [every[at : at + share] for at in range(0, len(every), share)]
 
 
-def told_of(trials: list[dict[str, Any]], sandbox: Sandbox, results: Path | None) -> Iterator[Told]:
+def told_of(trials: list[dict[str, Any]], sandbox: Sandbox, results: Path | None, found: list[Told]) -> None:
     for one in play(trials, sandbox):
         if results is not None:
             with results.open("a") as file:
@@ -180,7 +183,7 @@ def told_of(trials: list[dict[str, Any]], sandbox: Sandbox, results: Path | None
         print(f"{what:24} rank {who}: {one.said}, {one.ranks}, {one.confidence}, {one.seconds:.0f} s"
               f"{'' if one.right else '   <- ' + one.headline[:200]}{'' if one.page else '   <- verdict.json differs'}",
               flush=True)  # fmt: skip
-        yield one
+        found.append(one)
 
 
 def read_results(path: Path) -> list[Told]:
@@ -248,7 +251,7 @@ def cgroup() -> Iterator[Path]:
 
 @contextmanager
 def place(scene: str) -> Iterator[tuple[Path, dict[str, str]]]:
-    with tempfile.TemporaryDirectory(prefix="fts-diagnosis-") as made:
+    with tempfile.TemporaryDirectory(prefix="fts-diagnosis-", ignore_cleanup_errors=True) as made:
         folder = Path(made)
         if scene == "read":
             with hung_mount(folder):

@@ -277,8 +277,8 @@ def _end(of: Material, base: Diagnosis, cause: Cause | None) -> Diagnosis:
 
 
 def _aborted(of: Material, base: Diagnosis, first: LogEvent, cause: Cause | None) -> Diagnosis:
-    """Return whose fault it was that gloo aborted a rank, which was given a larger tensor than its own: by what its neighbours had
-    called, which learned of it at once. Where they are alike it was that rank itself; without their dumps nobody knows."""
+    """Return whose fault it was that gloo aborted a rank, which was given a larger tensor than its own: by what its neighbours
+    had called, which learned of it at once. Where they are alike it was the rank itself; without their dumps nobody knows."""
     found = _by_output(of, base, first, None, cause)
     finding = of.flight.first if of.flight is not None else None
     known = _by_flight(base, finding, None) if finding is not None and finding.trouble is Trouble.MISMATCH else None

@@ -1,6 +1,6 @@
 """Leaves the dump of PyTorch's flight recorder where an exception ends the program while it has a process group.
 
-When ranks give tensors of different sizes, gloo aborts the rank that was given too much, which need not be the one that is wrong,
+When ranks give tensors of different sizes, gloo aborts the one that was given too much, which need not be the one that is wrong
 and which says no more. Its neighbours learn of it at once: what they had called says who it was. It stands alone because it is
 the only part of the guard that sees the program's exceptions.
 """

@@ -64,6 +64,21 @@ def judged(folder: Path, dumps: dict[int, dict[str, Any]], *, as_json: bool = Fa
     return read_flight_record(dump_files(folder), **more)
 
 
+def test_of_two_neighbours_the_one_that_did_what_it_had_never_done_is_wrong(tmp_path: Path) -> None:
+    """The dumps of two ranks between which gloo aborted a third: with two there is no majority."""
+    loop = [("all_gather", 100), ("all_reduce", 4)] * 8
+    usual = [call(at, op=op, sizes=[[size]], backend="gloo") for at, (op, size) in enumerate(loop, 1)]
+    skipped = [*usual[:-2], call(15, op="all_reduce", sizes=[[4]], backend="gloo")]
+    larger = [*usual[:-1], call(16, sizes=[[16]], backend="gloo")]
+    for number, wrong in enumerate((skipped, larger)):
+        for culprit, other in ((5, 7), (7, 5)):
+            folder = tmp_path / f"{number}-{culprit}"
+            folder.mkdir()
+            found = judged(folder, {culprit: dump(wrong, 8), other: dump(usual[: len(wrong)], 8)}).first
+            assert found is not None
+            assert (found.trouble, found.culprits, found.sure) == (Trouble.MISMATCH, (culprit,), True)
+
+
 def all_good(number: int = 20, **more: Any) -> list[Entry]:
     return [call(one, **more) for one in range(1, number + 1)]
 

@@ -6,6 +6,7 @@ import signal
 
 import pytest
 
+from ftsupervise.host.memory import oom_victim
 from ftsupervise.model import Cause, CauseKind, ended
 from ftsupervise.ranks import protocol
 from ftsupervise.ranks.protocol import RankExit
@@ -16,6 +17,7 @@ from ftsupervise.run.exit_analysis import (
     by_itself,
     by_slurm_alone,
     cause,
+    cause_of,
     first_death,
     first_event,
     last_exits,
@@ -169,6 +171,37 @@ def test_what_a_supervisor_was_asked_is_the_cause_whatever_died_of_it() -> None:
     assert cause(1, stop_signal=signal.SIGTERM, **told).words() == "cancelled or preempted (SIGTERM)"  # type: ignore[arg-type]
     warned = cause(1, stopped=Cause(CauseKind.WARNING), death=died, first=DEATH)
     assert warned.words() == "warning signal, then rank 1 on node-1 exit 1"
+
+
+def test_whom_the_kernel_killed_for_memory_is_told_by_its_node_where_slurm_makes_no_cgroup() -> None:
+    victim = RankExit(2, "node-0", 7, 5.0, -9, False, False, True, oom=True)
+    assert protocol.read_exits(protocol.pack_exits([victim], 5.0), "node-0", 5.0) == [victim]
+    srun = "srun: error: node-0: task 2: Killed\nsrun: error: node-0: tasks 0-1,3: Exited with exit code 1\n"
+    found = cause_of(victim, srun)
+    assert (found.kind, found.at[0].words(), found.words()) == (
+        CauseKind.MEMORY,
+        "rank 2 on node-0",
+        "rank 2 on node-0 out of memory",
+    )
+    assert cause_of(victim._replace(oom=False), srun).words() == "rank 2 on node-0 killed by SIGKILL"
+
+
+@pytest.mark.parametrize(
+    ("record", "victim"),
+    [
+        (
+            "6,1045,3012345678,-;Memory cgroup out of memory: Killed process 4711 (python) total-vm:1204kB, anon-rss:9kB",
+            4711,
+        ),
+        ("3,812,99,-;Out of memory: Killed process 812 (python3) total-vm:9kB, UID:1000 pgtables:9kB", 812),
+        ("6,813,99,-;oom_reaper: reaped process 812 (python3), now anon-rss:0kB", None),
+        ("12,814,99,-;Out of memory: Killed process 1 (by a program that wrote into the log)", None),
+        ("Out of memory: Killed process 5", None),
+        ("", None),
+    ],
+)
+def test_the_kernel_s_own_records_alone_name_the_victim(record: str, victim: int | None) -> None:
+    assert oom_victim(record) == victim
 
 
 def test_the_end_of_a_rank_tells_whether_it_had_been_told() -> None:

@@ -67,6 +67,44 @@ LOCKS = '  File "/usr/lib/python3.11/threading.py", line 324 in wait\n  File "/h
 LOOPS = '  File "/home/ada/train.py", line 33 in filter_batch\n  File "/home/ada/train.py", line 29 in main'
 
 
+ENFORCED = "terminate called after throwing an instance of 'gloo::EnforceNotMet'"
+ABORTED = FirstFailure(
+    LogEvent(FailureClass.MISMATCH, Role.CAUSE, None, "", None, "log", 0, ENFORCED, remedy="compare the shapes"), ()
+)
+KILLED = attempt(
+    Cause(CauseKind.SIGNAL, (NodeRanks("node-1", "6"),), signal=6, left=137),
+    Failure(FailureKind.SIGNAL, "killed by SIGABRT"),
+)
+
+
+def test_whom_gloo_aborted_may_be_the_victim_which_only_its_neighbours_can_say() -> None:
+    alone = judge_attempt(Material(KILLED, ABORTED))
+    assert (alone.kind, alone.culprits, alone.confidence) == (FailureClass.MISMATCH, (6,), Confidence.LOW)
+    alike = judge_attempt(Material(KILLED, ABORTED, flight=FlightRecord((), (5, 7))))
+    assert (alike.kind, alike.culprits, alike.confidence) == (FailureClass.MISMATCH, (6,), Confidence.MEDIUM)
+    larger = FlightFinding(Trouble.MISMATCH, (5,), (7,), "0", 73, "all_gather", "called all_gather with sizes [[400]]")
+    known = judge_attempt(Material(KILLED, ABORTED, flight=FlightRecord((larger,), (5, 7))))
+    assert (known.kind, known.culprits, known.confidence) == (FailureClass.MISMATCH, (5,), Confidence.MEDIUM)
+    assert known.remedy == "compare the shapes" and len(known.evidence) == 3
+
+
+@pytest.mark.parametrize(("state", "more"), [("Z", ""), ("R", "CoreDumping:\t1\n"), ("X", "")])
+def test_a_rank_whose_core_is_being_written_has_crashed_and_does_not_compute(state: str, more: str) -> None:
+    """As seen of a rank that gloo had aborted, on a machine that was busy: the others waited for seconds."""
+    text = f"pid 14093 state {state} syscall -1 wchan ? waits no at ?\n\n== process\nName:\tpython\n{more}Threads:\t3\n"
+    dies = parse_stack(5, text)
+    assert dies is not None and dies.dies
+    found = judge_attempt(Material(HUNG, stacks=[*others(5), dies]))
+    assert (found.kind, found.culprits, found.confidence) == (FailureClass.CRASH, (5,), Confidence.HIGH)
+    why = judge_attempt(Material(HUNG, ABORTED, [*others(5), dies]))
+    assert (why.kind, why.culprits, why.confidence) == (FailureClass.MISMATCH, (5,), Confidence.MEDIUM)
+    larger = FlightFinding(
+        Trouble.MISMATCH, (4,), (6, 7), "0", 54, "all_reduce", "called all_reduce with sizes [[4000]]"
+    )
+    known = judge_attempt(Material(HUNG, ABORTED, [*others(5), dies], FlightRecord((larger,), (0, 4, 6, 7))))
+    assert (known.kind, known.culprits, known.confidence) == (FailureClass.MISMATCH, (4,), Confidence.MEDIUM)
+
+
 def test_of_one_that_was_lost_it_is_not_said_that_it_did_not_fail() -> None:
     lost = attempt(Cause(CauseKind.LOST))._replace(ended=None)
     found = judge_attempt(Material(lost))
