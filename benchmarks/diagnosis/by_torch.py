@@ -49,11 +49,16 @@ def said_of(dumps: dict[int, dict[str, Any]]) -> str:
     return said.getvalue()[-3000:]
 
 
+def loaded(path: Path) -> dict[str, Any]:
+    """Return a dump: JSON where a worker server gave it, a pickle where the guard left it."""
+    raw = path.read_bytes()
+    found: dict[str, Any] = json.loads(raw) if raw[:1] == b"{" else pickle.loads(raw)
+    return found
+
+
 for line in sys.stdin:
     folder, many = json.loads(line)
-    dumps = {
-        int(one.name.rpartition("_")[2]): json.loads(one.read_bytes()) for one in sorted(Path(folder).glob("rank_*"))
-    }
+    dumps = {int(one.name.rpartition("_")[2]): loaded(one) for one in sorted(Path(folder).glob("rank_*"))}
     answers = (
         [said_of(dumps), said_of({rank: mended(dump, many) for rank, dump in dumps.items()})] if dumps else ["", ""]
     )
