@@ -170,7 +170,7 @@ def parts_of(scene: str, trials: int, seed: int) -> list[list[dict[str, Any]]]:
     """Return the trials of a scene, each list for a run of its own. A slow rank is watched for minutes: several at a time."""
     rng = random.Random(f"{seed} {scene}")
     every = [drawn(scene, rng) for _ in range(trials)]
-    share = 5 if scene == "slow" else len(every)
+    share = -(-trials // 6) if scene == "slow" else len(every)
     return [every[at : at + share] for at in range(0, len(every), share)]
 
 
@@ -290,6 +290,7 @@ def play(trials: list[dict[str, Any]], sandbox: Sandbox) -> Iterator[Told]:
                 yield _judged(trial, number, folder, env, last=number > len(trials))
         finally:
             typed("kill", "--yes", "runs/scene", folder=folder, env=env)
+            (folder / "done").touch()
             if KEEP is not None:
                 shutil.copytree(run, f"{KEEP}/{scene}-{folder.name}", symlinks=True, ignore_dangling_symlinks=True)
 
