@@ -259,8 +259,8 @@ def _end(of: Material, base: Diagnosis, cause: Cause | None) -> Diagnosis:
             headline=one.hardware,
             evidence=(line, *_ledger(cause)),
         )
-    if first is not None and first.kind is FailureClass.MISMATCH and first.rank is None:
-        return _aborted(of, base, first, cause)
+    if first is not None and first.kind is FailureClass.MISMATCH:  # whoever says it
+        return _mismatched(of, base, first, cause)
     if first is not None:
         return _by_output(of, base, first, kind, cause)
     signalled = _signal(cause)
@@ -276,15 +276,15 @@ def _end(of: Material, base: Diagnosis, cause: Cause | None) -> Diagnosis:
     return base._replace(headline=said, evidence=(*_ledger(cause), *lines)[:3])
 
 
-def _aborted(of: Material, base: Diagnosis, first: LogEvent, cause: Cause | None) -> Diagnosis:
-    """Return whose fault it was that gloo aborted a rank, which was given a larger tensor than its own: by what its neighbours
-    had called, which learned of it at once. Where they are alike it was the rank itself; without their dumps nobody knows."""
+def _mismatched(of: Material, base: Diagnosis, first: LogEvent, cause: Cause | None) -> Diagnosis:
+    """Return who called something else, where the output says that one did. gloo aborts a rank that is given a larger tensor
+    than its own: what its neighbours had called says who was wrong, and where they are alike it was the rank itself."""
     found = _by_output(of, base, first, None, cause)
     finding = of.flight.first if of.flight is not None else None
     known = _by_flight(base, finding, None) if finding is not None and finding.trouble is Trouble.MISMATCH else None
     if known is not None:
         return known._replace(evidence=(*known.evidence[:1], *found.evidence)[:3], remedy=first.remedy)
-    alike = of.flight is not None and len(of.flight.ranks) > 1
+    alike = of.flight is not None and len(of.flight.ranks) > 1 and "EnforceNotMet" in first.text
     return found._replace(confidence=Confidence.MEDIUM if alike else Confidence.LOW)
 
 
