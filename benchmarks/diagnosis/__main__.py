@@ -418,7 +418,8 @@ def table(found: Sequence[Told]) -> str:
 
 
 def names(said: str, culprit: int) -> bool:
-    """Return whether PyTorch's analyzer has named this rank alone."""
+    """Return whether PyTorch's analyzer has named this rank alone in the first error that it tells."""
+    said = said.partition("collective stack trace:")[0]
     found = re.findall(r"[Cc]ulprit rank (\d+)|missing ranks: \{([\d, ]+)\}", said)
     ranks = {int(word) for pair in found for word in "".join(pair).split(",")}
     return ranks == {culprit}

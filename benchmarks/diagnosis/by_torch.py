@@ -46,7 +46,7 @@ def said_of(dumps: dict[int, dict[str, Any]]) -> str:
             return f"{said.getvalue()[-2000:]}\n{type(error).__name__}: {error}"
         finally:
             logging.getLogger().removeHandler(handler)
-    return said.getvalue()[-3000:]
+    return said.getvalue()[:3000]
 
 
 def loaded(path: Path) -> dict[str, Any]:
