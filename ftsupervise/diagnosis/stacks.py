@@ -15,6 +15,7 @@ from typing import NamedTuple
 from ftsupervise.diagnosis.frames import first_to_look_at
 from ftsupervise.diagnosis.vocabulary import FailureClass
 from ftsupervise.host import files
+from ftsupervise.host.memory import oom_victims
 from ftsupervise.printable import printable
 from ftsupervise.ranks.evidence import FRAME, EvidenceHeader, main_thread, parse_header
 from ftsupervise.units import rank_words
@@ -65,6 +66,7 @@ class RankStack(NamedTuple):
     stack: str
     answered: bool
     dies: bool = False
+    oom: bool = False  # … killed by the kernel for its memory
 
     @property
     def own(self) -> str:
@@ -95,18 +97,20 @@ class StackVerdict(NamedTuple):
 
 def read_stacks(folder: Path) -> list[RankStack]:
     """Return what the pages in ``folder`` tell, by rank; [] where there are none. Raises OSError."""
-    found = []
+    found, victims = [], set[int]()
     try:
         names = sorted(one.name for one in folder.iterdir())[:_MOST]
     except FileNotFoundError:
         return []
     for name in names:
+        if name.startswith("node-"):
+            victims |= oom_victims(files.read_bounded(folder / name, _LARGEST).decode("utf-8", "replace"))
         if (number := _PAGE.search(name)) is None:
             continue
         text = files.read_bounded(folder / name, _LARGEST).decode("utf-8", "replace")
         if (one := parse_stack(int(number[1]), text)) is not None:
             found.append(one)
-    return sorted(found, key=lambda one: one.rank)
+    return sorted((one._replace(oom=one.dies and one.seen.pid in victims) for one in found), key=lambda one: one.rank)
 
 
 def parse_stack(rank: int, text: str) -> RankStack | None:
@@ -137,7 +141,8 @@ def doing(one: RankStack) -> str:
     inner = frames[0][2] if frames else ""
     at = f" ({one.own})" if one.own else ""
     if one.dies:
-        return f"has crashed, and its process is not gone yet{at}"
+        how = "was killed by the kernel for its memory" if one.oom else "has crashed"
+        return f"{how}, and its process is not gone yet{at}"
     if one.seen.waits:
         call = next((name for path, _, name in frames if "distributed" in path), inner)
         return f"waits for others in {printable(call, 60) or 'a collective'}{at}"
@@ -203,7 +208,7 @@ def _smallest(stacks: Sequence[RankStack]) -> list[RankStack]:
 def _kind(one: RankStack, machine: str) -> FailureClass:
     call, in_a_file = one.seen.syscall, one.seen.syscall in _FILE_CALLS.get(machine, ())
     if one.dies:
-        return FailureClass.CRASH
+        return FailureClass.HOST_MEMORY if one.oom else FailureClass.CRASH
     if one.seen.state and one.seen.state in "Tt":
         return FailureClass.STOPPED
     if one.seen.state == "D" or (in_a_file and _IN_STORAGE.search(one.seen.wchan)):

@@ -195,6 +195,11 @@ def oom_victim(record: str) -> int | None:
     return int(found[1]) if found is not None and facility.isdigit() and int(facility) < 8 else None
 
 
+def oom_victims(lines: str) -> set[int]:
+    """Return the processes that the kernel killed for their memory, by lines of its log."""
+    return {int(number) for number in _KILLED.findall(lines)}
+
+
 class OomVictims:
     """The processes that the kernel of this machine has killed for their memory since it was made: of a site whose Slurm makes
     no cgroups, nobody else tells it. None where the kernel's log may not be read."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from datetime import datetime, timedelta, timezone
+from pathlib import Path
 
 import pytest
 
 from ftsupervise.diagnosis.first_failure import EventGroup, FirstFailure, LogEvent
 from ftsupervise.diagnosis.flight_recorder import FlightFinding, FlightRecord, Trouble
-from ftsupervise.diagnosis.stacks import RankStack, alike, parse_stack
+from ftsupervise.diagnosis.stacks import RankStack, alike, parse_stack, read_stacks
 from ftsupervise.diagnosis.verdict import Confidence, Material, judge_attempt
 from ftsupervise.diagnosis.vocabulary import FailureClass, Role
 from ftsupervise.model import Attempt, Cause, CauseKind, Failure, FailureKind, NodeRanks, Standstill
@@ -86,6 +87,21 @@ def test_whom_gloo_aborted_may_be_the_victim_which_only_its_neighbours_can_say()
     known = judge_attempt(Material(KILLED, ABORTED, flight=FlightRecord((larger,), (5, 7))))
     assert (known.kind, known.culprits, known.confidence) == (FailureClass.MISMATCH, (5,), Confidence.MEDIUM)
     assert known.remedy == "compare the shapes" and len(known.evidence) == 3
+
+
+def test_a_victim_of_the_oom_killer_that_is_not_gone_yet_has_not_crashed(tmp_path: Path) -> None:
+    """As seen where a busy machine took seconds to give its memory back: the others waited, and it was a zombie."""
+    for rank in range(8):
+        frames, waits, state = (WAITING, "yes", "S") if rank != 6 else ("", "no", "Z")
+        words = {"syscall": "202", "wchan": "futex_wait", "at": "?", "frames": frames}
+        (tmp_path / f"rank-{rank}.txt").write_text(STACK.format(pid=26370 + rank, state=state, waits=waits, **words))
+    (tmp_path / "node-node-1.txt").write_text(
+        "== the kernel on faults\n[4235.519954] Memory cgroup out of memory: Killed process 26376 (python) total-vm:1421880kB, "
+        "anon-rss:354916kB, file-rss:25192kB, shmem-rss:0kB, UID:0 pgtables:1092kB oom_score_adj:0\n"
+    )
+    hung = attempt(HUNG.cause._replace(at=(NodeRanks("node-1", "6"),)), HUNG.failure)  # type: ignore[union-attr]
+    found = judge_attempt(Material(hung, stacks=read_stacks(tmp_path)))
+    assert (found.kind, found.culprits) == (FailureClass.HOST_MEMORY, (6,))
 
 
 @pytest.mark.parametrize(("state", "more"), [("Z", ""), ("R", "CoreDumping:\t1\n"), ("X", "")])
