@@ -6,17 +6,19 @@ import atexit
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
 from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
+from types import TracebackType
 from typing import Annotated, Any, NamedTuple, Optional
 
-from ftsupervise.guard.flight_dump import leave_at_an_exception
 from ftsupervise.guard.loss_policy import LossWatch
 from ftsupervise.guard.settings import RankContext, Voice, whole
 from ftsupervise.guard.side_thread import SideThread
+from ftsupervise.host.ownership import make_folder
 from ftsupervise.rundir import heartbeat_page
 from ftsupervise.rundir.fence import is_sealed
 from ftsupervise.rundir.heartbeat_page import HeartbeatPage
@@ -128,6 +130,48 @@ def tell_the_worker_server(directory: str | os.PathLike[str], rank: int) -> None
     named = next((os.environ[name] for name in heartbeat_page.ENV_SERVERS if os.environ.get(name)), "")
     if named:
         write_whole(heartbeat_page.server_note(directory, rank), named, mode=0o600, sync=False)
+
+
+# The dump of PyTorch's flight recorder, left where an exception ends the program while it has a process group.
+#
+# When ranks give tensors of different sizes, gloo aborts the one that was given too much, which need not be the one that is wrong
+# and which says no more. Its neighbours learn of it at once: what they had called says who it was.
+
+_DUMPED_WITHIN = 0.3  # seconds: the disk may hang
+
+
+def leave_at_an_exception(attempt: Path, rank: int) -> None:
+    """From now on leave it in the folder of ``attempt``, where the evidence of a hang puts those that it asks for."""
+    before, pid = sys.excepthook, os.getpid()
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if os.getpid() == pid and issubclass(kind, Exception):  # and not in a child that it has forked
+            _leave_dump(attempt / "evidence/flight" / f"rank_{rank}")
+        before(kind, error, trace)
+
+    sys.excepthook = hook
+
+
+def _leave_dump(path: Path) -> None:
+    """Write it, without stacks: these cost most, and the traceback has the one that counts. Never raises."""
+    try:
+        group, recorder = sys.modules.get("torch.distributed"), sys.modules.get("torch._C._distributed_c10d")
+        if group is None or recorder is None or not group.is_initialized():
+            return
+        raw = recorder._dump_fr_trace(True, False, False)  # all collectives, no stacks, not only those under way
+        writing = threading.Thread(target=_write_dump, args=(path, raw), daemon=True)
+        writing.start()
+        writing.join(_DUMPED_WITHIN)
+    except Exception:  # law 7: another PyTorch
+        return
+
+
+def _write_dump(path: Path, raw: bytes) -> None:
+    try:
+        make_folder(path.parent, parents=True)
+        write_whole(path, raw, sync=False)
+    except OSError:
+        return
 
 
 _NOW = float("-inf")
