@@ -134,8 +134,8 @@ def tell_the_worker_server(directory: str | os.PathLike[str], rank: int) -> None
 
 # The dump of PyTorch's flight recorder, left where an exception ends the program while it has a process group.
 #
-# When ranks give tensors of different sizes, gloo aborts the one that was given too much, which need not be the one that is wrong
-# and which says no more. Its neighbours learn of it at once: what they had called says who it was.
+# When ranks give tensors of different sizes, gloo aborts the one that was given too much, which need not be the one that is
+# wrong, and which says no more. Its neighbours learn of it at once: what they had called says who it was.
 
 _DUMPED_WITHIN = 0.3  # seconds: the disk may hang
 
