@@ -184,6 +184,13 @@ def _hang(of: Material, base: Diagnosis, cause: Cause | None) -> Diagnosis | Non
     if by_stacks is not None and by_stacks.kind is FailureClass.CRASH:
         by_stacks = _why_it_crashed(by_stacks, of.output.first)
     finding = of.flight.first if of.flight is not None else None
+    if finding is not None and finding.trouble is Trouble.NOT_JOINED and by_stacks is not None and by_stacks.sure:
+        waits = {
+            one.rank for one in of.stacks if one.seen.waits and not one.dies
+        }  # in one that the recorder took for done
+        left = tuple(rank for rank in finding.culprits if rank not in waits)
+        finding = finding._replace(culprits=left) if left else None
+        by_stacks = by_stacks._replace(sure=bool(left))
     if finding is not None and (found := _by_flight(base, finding, by_stacks)) is not None:
         return found._replace(evidence=(*found.evidence, *_ledger(cause))[:3])
     if by_stacks is not None:

@@ -89,6 +89,16 @@ def test_whom_gloo_aborted_may_be_the_victim_which_only_its_neighbours_can_say()
     assert known.remedy == "compare the shapes" and len(known.evidence) == 3
 
 
+@pytest.mark.parametrize("named", [(1, 5), (1,)])
+def test_who_waits_by_its_stack_is_not_the_one_that_did_not_join(named: tuple[int, ...]) -> None:
+    """As seen of gloo: a rank still waited in a broadcast that its recorder took for done, and had not called the next."""
+    behind = FlightFinding(Trouble.NOT_JOINED, named, (0, 2, 4, 6, 7), "0", 72, "all_gather", "did not join all_gather")
+    flight = FlightRecord((behind,), tuple(range(8)))
+    found = judge_attempt(Material(HUNG, stacks=[*others(5), stack(5, LOOPS)], flight=flight))
+    sure = Confidence.HIGH if 5 in named else Confidence.MEDIUM
+    assert (found.culprits, found.confidence) == ((5,), sure)
+
+
 def test_a_victim_of_the_oom_killer_that_is_not_gone_yet_has_not_crashed(tmp_path: Path) -> None:
     """As seen where a busy machine took seconds to give its memory back: the others waited, and it was a zombie."""
     for rank in range(8):
@@ -192,7 +202,7 @@ def test_the_recorder_and_the_stacks_agree() -> None:
 
 def test_where_they_disagree_it_is_a_guess() -> None:
     stacks = [*others(5), stack(5, LOADER)]
-    found = judge_attempt(Material(HUNG, stacks=stacks, flight=flight(Trouble.NOT_JOINED, 3)))
+    found = judge_attempt(Material(HUNG, stacks=stacks, flight=flight(Trouble.MISMATCH, 3)))
     assert found.confidence is Confidence.LOW
 
 
