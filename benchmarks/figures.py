@@ -166,6 +166,7 @@ PROGRAMS = (
     _program("losses", "benchmarks/replicas/losses.py --check", 3600, NEEDED, long=True),
     _program("prediction", "-m benchmarks.prediction", 900, long=True),
     _program("prediction-apply", "-m benchmarks.prediction --apply", 900, long=True),
+    _program("month", "-m benchmarks.month --minutes 60 --all", 7200, long=True),
     _program("recovery-soak", "benchmarks/recovery --launchers ftsupervise --rounds 0 --soak 60", 1800, NEEDED, long=True),
     _program("replica-soak", "benchmarks/replicas/faults.py --soak 15m", 1500, NEEDED, long=True),
 )  # fmt: skip

@@ -28,6 +28,7 @@ ELSEWHERE = {
     "recovery.md": "benchmarks/recovery/README.md",
     "replica-faults.md": "benchmarks/replicas/README.md",
     "predictions.md": "benchmarks/prediction/README.md",
+    "verdicts.md": "benchmarks/diagnosis/README.md",
 }
 _PAGES = {source: page for page, source in ELSEWHERE.items()}
 

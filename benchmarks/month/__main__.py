@@ -29,6 +29,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from benchmarks.figures import figure
 from benchmarks.month import faults, verdict
 from benchmarks.month.owners import PEOPLE, Person, python_for_all
 from ftsupervise.sandbox import temporary
@@ -240,6 +241,8 @@ def main() -> int:
     print(f"all messages are in {keep}")
     for line in wrong:
         print(f"WRONG {line}")
+    figure("month/faults", len(json.loads((keep / "faults.json").read_text())), "faults")
+    figure("month/wrong", len(wrong), "wrong")
     print("the month has passed" if not wrong else f"{len(wrong)} things are wrong")
     return 1 if wrong else 0
 
