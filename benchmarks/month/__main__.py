@@ -214,10 +214,8 @@ def play(args: argparse.Namespace, keep: Path) -> list[str]:
             (keep / f"{one.run}-log.txt").write_text(one.log())
             one.type("cron", "remove")
         for one in people if shutil.which("faketime") else ():
-            for hours in (
-                "+7h",
-                "+14h",
-            ):  # what is held for hours is told: quick restarts, the ends of what came and went
+            # what is held for hours is told: quick restarts, the ends of what came and went
+            for hours in ("+7h", "+14h"):
                 one.shell(["faketime", "-f", hours, "ftsupervise", "watch", "--quiet", "--all"], NO_FAKE_STAT="1")
         time.sleep(3)
         stop.set()

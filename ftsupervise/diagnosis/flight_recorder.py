@@ -539,11 +539,8 @@ def _mismatch(seen: _Seen, group: str) -> FlightFinding | None:
 
 def _is_usual(collectives: Mapping[int, _Collective], number: int, call: _Call) -> bool:
     """Return whether ``call``, which is that of ``number``, has followed the one before it earlier too: loops repeat."""
-    before = (
-        [one.kind for one in collectives[number - 1].calls if one.ranks & call.ranks]
-        if number - 1 in collectives
-        else []
-    )
+    there = collectives[number - 1].calls if number - 1 in collectives else ()
+    before = [one.kind for one in there if one.ranks & call.ranks]
     return any(
         (after := collectives.get(earlier + 1)) is not None
         and any(one.kind in before for one in collectives[earlier].calls)

@@ -185,9 +185,8 @@ def _hang(of: Material, base: Diagnosis, cause: Cause | None) -> Diagnosis | Non
         by_stacks = _why_it_crashed(by_stacks, of.output.first)
     finding = of.flight.first if of.flight is not None else None
     if finding is not None and finding.trouble is Trouble.NOT_JOINED and by_stacks is not None and by_stacks.sure:
-        waits = {
-            one.rank for one in of.stacks if one.seen.waits and not one.dies
-        }  # in one that the recorder took for done
+        # in one that the recorder took for done
+        waits = {one.rank for one in of.stacks if one.seen.waits and not one.dies}
         left = tuple(rank for rank in finding.culprits if rank not in waits)
         finding = finding._replace(culprits=left) if left else None
         by_stacks = by_stacks._replace(sure=bool(left))

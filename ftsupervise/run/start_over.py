@@ -301,9 +301,8 @@ def newest_left(place: ScriptPlace, before: Sequence[Attempt]) -> tuple[Path | N
         from ftsupervise.checkpoints.find import checkpoints_in
 
         noted = next((text for text in texts if place.may_go_on_from(Path(text))), "")
-        if (
-            noted and noted not in texts[:1]
-        ):  # somebody has taken the newest away: what lies beside it may be newer than this
+        # where somebody has taken the newest away, what lies beside it may be newer than the one before
+        if noted and noted != texts[0]:
             beside = find_written([Path(texts[0]).parent], 0.0, math.inf, (), place.trusted(), place.is_torn)
             newer = beside is not None and beside.at is not None and beside.at > time_of(Path(noted).stat())
             noted = beside.path if beside is not None and newer and place.may_go_on_from(Path(beside.path)) else noted

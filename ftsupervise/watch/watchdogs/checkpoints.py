@@ -173,9 +173,8 @@ def _saves(look: Look, now: float) -> Iterator[Finding]:
 
 def _age(look: Look, settings: Settings, ones: tuple[Written, ...], now: float) -> Finding:
     """Judge the age by the declared or the usual cadence; the time the run spent waiting in the queue does not count."""
-    if isinstance(
-        look.probe.look(look.rundir.finished), Entry
-    ):  # nobody asks for its jobs any more, so none is seen to wait
+    # nobody asks for its jobs any more, so none would be seen to wait
+    if isinstance(look.probe.look(look.rundir.finished), Entry):
         return _finding(look, "age", False, "the run has finished")
     at_work = look.jobs is None or any(job.state in AT_WORK for job in look.jobs)
     spent, before = look.memory.get("at_work", 0.0), look.memory.get("looked")
@@ -238,9 +237,7 @@ def _whole(look: Look, settings: Settings, ones: tuple[Written, ...], now: float
         yield _finding(look, "whole", None, seen)
         return
     good = next((one for one in seen if one["state"] in _GOOD), None)
-    own = good is None and not any(
-        one["manifest"] for one in seen
-    )  # a form that is not known: it may be torn, never whole
+    own = good is None and not any(one["manifest"] for one in seen)  # not a known form: it may be torn, never whole
     if own and (not seen or _says_nothing(seen[0])):
         if look.memory.pop("torn", False):
             yield _finding(look, "whole", False, f"nothing says that checkpoint {ones[-1].name} is torn")
