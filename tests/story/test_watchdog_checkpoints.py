@@ -18,7 +18,7 @@ import pytest
 from ftsupervise.checkpoints.commit import commit
 from ftsupervise.config.load import loads
 from ftsupervise.findings import Finding, Severity
-from ftsupervise.model import Job, JobState
+from ftsupervise.model import Attempt, Job, JobState
 from ftsupervise.probe import Probe, Ran
 from ftsupervise.rundir.heartbeat_page import SAVE_FAILED, write_beat
 from ftsupervise.rundir.paths import RunDir
@@ -38,6 +38,7 @@ class Scene:
         for path in (self.rundir.checkpoints, self.rundir.beats, self.rundir.logs, self.rundir.watch):
             path.mkdir(parents=True, exist_ok=True)
         self.memory: dict[str, Any] = {}
+        self.attempts: tuple[Attempt, ...] | None = None
         self.jobs: tuple[Job, ...] | None = (
             Job("7_1", "7", "r", "me", JobState.RUNNING, nodes=(os.uname().nodename,)),
         )
@@ -46,7 +47,7 @@ class Scene:
         memory = json.loads(json.dumps(self.memory))
         at = datetime.fromtimestamp(self.now, timezone.utc)
         look = Look(
-            run=self.run, rundir=self.rundir, now=at, jobs=self.jobs, memory=memory, probe=self.probe, watchdog=name
+            self.run, self.rundir, at, self.jobs, memory, probe=self.probe, watchdog=name, recorded=self.attempts
         )
         found = list(load_watchdog(name)(look, getattr(self.run.watch, name)))
         self.memory = memory
@@ -105,6 +106,27 @@ def test_time_in_the_queue_does_not_make_a_checkpoint_late(tmp_path: Path, probe
     for _ in range(9):
         scene.now += HOUR
         assert scene.look("checkpoints")["age"].health is Health.OK
+
+
+def test_hours_without_a_tick_are_those_at_work_that_the_ledger_knows(tmp_path: Path, probe: Probe) -> None:
+    """The cron chain was away while the run waited in the queue: a long wait was a late checkpoint."""
+
+    def attempt(number: int, started: float, ended: float | None) -> Attempt:
+        begun, over = (None if at is None else datetime.fromtimestamp(at, timezone.utc) for at in (started, ended))
+        assert begun is not None
+        return Attempt(number, f"7_{number}", begun, ended=over)
+
+    scene = with_checkpoints(tmp_path, probe)
+    began = scene.now
+    scene.attempts = (attempt(1, began - 5 * HOUR, None),)
+    assert scene.look("checkpoints")["age"].health is Health.OK
+    scene.now = began + 9 * HOUR
+    waited = (attempt(1, began - 5 * HOUR, began + 60), attempt(2, scene.now - 60, None))
+    scene.attempts = waited
+    found = scene.look("checkpoints")["age"]
+    assert found.health is Health.OK and "9h 30m old, 32m of it at work" in found.summary
+    scene.now += 5 * HOUR
+    assert scene.look("checkpoints")["age"].health is Health.BAD
 
 
 @pytest.mark.parametrize(

@@ -182,8 +182,8 @@ def _age(look: Look, settings: Settings, ones: tuple[Written, ...], now: float) 
     if made and look.memory.get("newest") != made[-1][0]:
         spent = max(0.0, now - made[-1][1]) if look.memory.get("newest") is None else 0.0
         look.memory["newest"] = made[-1][0]
-    elif before is not None and at_work:
-        spent += max(0.0, now - before)
+    elif before is not None:
+        spent += _worked(look, before, now, at_work)
     look.memory.update(at_work=spent, looked=now)
     times = [at for _, at, _ in look.memory.get("made", [])]
     cadence = settings.cadence.total_seconds() if settings.cadence is not None else usual_cadence(times)
@@ -195,6 +195,25 @@ def _age(look: Look, settings: Settings, ones: tuple[Written, ...], now: float) 
     usual = show_duration(cadence)
     text = f"newest checkpoint {name}: {since}, {show_duration(spent)} of it at work; one is usual every {usual}"
     return _finding(look, "age", spent > limit, text, value=show_duration(spent), limit=show_duration(limit))
+
+
+def _worked(look: Look, before: float, now: float, at_work: bool) -> float:
+    """Return for how many of the seconds between two looks an attempt was at work, by the ledger: there may have been no tick
+    for hours, while the run waited in the queue. Of a run without a ledger all of them count where it is at work now."""
+    try:
+        attempts = look.attempts
+    except OSError:
+        attempts = ()
+    if not attempts:
+        return max(0.0, now - before) if at_work else 0.0
+    found, until = 0.0, now if at_work else before  # an attempt whose end nobody wrote was over when the next one began
+    for one in reversed(attempts):
+        begun, ended = one.started.timestamp(), one.ended.timestamp() if one.ended is not None else until
+        found += max(0.0, min(ended, now) - max(begun, before))
+        if begun <= before:
+            break
+        until = begun
+    return found
 
 
 def _size(look: Look, settings: Settings, ones: tuple[Written, ...], now: float) -> Finding:
