@@ -10,12 +10,12 @@ import pytest
 
 from ftsupervise.config.schema import Launch, Run
 from ftsupervise.config.watchdogs import Recovery as Settings
-from ftsupervise.model import OUTPUT, Cause, CauseKind
+from ftsupervise.model import OUTPUT, Cause, CauseKind, Job, JobState
 from ftsupervise.rundir.attempt_pages import EndPage, write_page
 from ftsupervise.rundir.heartbeat_page import write_beat
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.records import write_json
-from ftsupervise.rundir.switches import KILL
+from ftsupervise.rundir.switches import KILL, Brake, write_brake
 from ftsupervise.truth import Beat, Health, PercentReached
 from ftsupervise.watch import Look
 from ftsupervise.watch.watchdogs.recovery import check
@@ -43,15 +43,31 @@ def attempt(rundir: RunDir, number: int, ago: float, cause: str = "", first: int
         write_page(folder, EndPage(ended=at + timedelta(minutes=1), exit_code=int(code), cause=why, first_step=first))
 
 
-def look(rundir: RunDir, **settings: object) -> tuple[Health, str]:
+def look(rundir: RunDir, jobs: tuple[Job, ...] = (), **settings: object) -> tuple[Health, str]:
     run = Run(name="r", run_dir=rundir.root, launch=Launch(command="true"))
-    (finding,) = check(Look(run=run, rundir=rundir, now=NOW, jobs=()), Settings(**settings))  # type: ignore[arg-type]
+    (finding,) = check(Look(run=run, rundir=rundir, now=NOW, jobs=jobs), Settings(**settings))  # type: ignore[arg-type]
     return finding.health, finding.summary
 
 
 def test_a_failure_with_nobody_to_take_over_is_told(rundir: RunDir) -> None:
     attempt(rundir, 1, 5, "killed by a signal", first=1)
     assert look(rundir)[0] is Health.BAD
+
+
+def test_a_tick_between_the_failure_and_the_restart_in_the_same_job_tells_nothing(rundir: RunDir) -> None:
+    attempt(rundir, 1, 1.5, "exit 1", first=1)
+    at_work, leaves = (Job("88_1", "88", "r", "me", state) for state in (JobState.RUNNING, JobState.COMPLETING))
+    there = "the supervisor of its job is there, to start the next attempt: too early to say whether it recovers"
+    assert look(rundir, (at_work,)) == (Health.UNKNOWN, there)
+    assert look(rundir, (leaves,))[0] is Health.BAD
+    assert look(rundir, (at_work._replace(id="88_2"),))[0] is Health.BAD, "the next member has begun no attempt yet"
+    write_brake(rundir, Brake())
+    assert look(rundir, (at_work,))[0] is Health.BAD, "the brake keeps it from starting another"
+
+
+def test_a_restart_that_does_not_come_is_told(rundir: RunDir) -> None:
+    attempt(rundir, 1, 2.5, "exit 1", first=1)
+    assert look(rundir, (Job("88_1", "88", "r", "me", JobState.RUNNING),))[0] is Health.BAD
 
 
 def test_where_to_read_follows_the_output_that_the_settings_name(rundir: RunDir, tmp_path: Path) -> None:

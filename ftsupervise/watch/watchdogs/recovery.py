@@ -15,14 +15,16 @@ from ftsupervise.findings import Finding, Words
 from ftsupervise.model import OUTPUT, Attempt, CauseKind
 from ftsupervise.rundir.launches import launches
 from ftsupervise.rundir.starting_over import ADVICE, began_again, since_a_person, starts_over
-from ftsupervise.rundir.switches import KILL, read_switch
+from ftsupervise.rundir.switches import KILL, read_brake, read_switch
 from ftsupervise.truth import Health
 from ftsupervise.watch import Look
+from ftsupervise.watch.watchdogs.progress_signals import AT_WORK
 
 if TYPE_CHECKING:
     from ftsupervise.config.watchdogs import Recovery as Settings
 
 _START = timedelta(minutes=30)
+_IN_PLACE = timedelta(minutes=1)  # for a restart in the same job, which takes a second or so
 WORDS = Words(
     "The run stands still until the next member of the chain has started and resumed.",
     "ftsupervise {command}",
@@ -120,7 +122,23 @@ def _starting(look: Look, attempts: tuple[Attempt, ...], failed: Attempt, patien
     records = launches(look.rundir)
     if records and failed.ended is not None and records[-1].at > failed.ended and look.now - records[-1].at < patience:
         return "it has been launched again"
+    if (
+        failed is newest
+        and failed.ended is not None
+        and look.now - failed.ended < _IN_PLACE
+        and _is_restarted(look, failed)
+    ):
+        return "the supervisor of its job is there, to start the next attempt"
     return ""
+
+
+def _is_restarted(look: Look, failed: Attempt) -> bool:
+    """Return whether its job still runs, and no brake keeps the supervisor from starting the next attempt in place."""
+    try:
+        held = read_brake(look.rundir) is not None
+    except OSError:
+        return False
+    return not held and any(job.id == failed.job_id and job.state in AT_WORK for job in look.jobs or ())
 
 
 def _finding(look: Look, bad: bool | None, summary: str, command: str = "", **more: Any) -> Finding:
