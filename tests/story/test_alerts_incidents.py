@@ -82,10 +82,11 @@ def test_a_real_alertmanager_keeps_a_firing_alert_and_ends_it_when_it_is_over(tm
     with alertmanager(tmp_path / "am", resolve_timeout="1s") as server:
         alerts = settings([{"webhook": {"shape": "alertmanager", "url": server.url}}])
         journal, now = journal_in(tmp_path), datetime.now(timezone.utc)
-        mild = replace(bad(now), severity=Severity.WARNING)
-        tick(journal, alerts, now, mild)
+        before = now - timedelta(seconds=1)
+        mild = replace(bad(before), severity=Severity.WARNING)
+        tick(journal, alerts, before, mild)
         first = server.firing()
-        tick(journal, alerts, now + timedelta(seconds=1), bad(now))  # worse: the same alert
+        tick(journal, alerts, now, bad(now))  # worse: the same alert
         worse = server.firing()
         assert [one["labels"] for one in first] == [one["labels"] for one in worse] and len(worse) == 1
         assert [one["annotations"]["severity"] for one in (*first, *worse)] == ["warning", "critical"]
