@@ -18,7 +18,7 @@ demo: .venv/.demo slurm
 	@$(BIN)/python examples/demo/demo.py
 
 test: .venv/.test debian lint compiled
-	@$(BIN)/python $(PYTEST) -m "not slow" -n 4 --dist loadfile --no-loadscope-reorder $(ARGS)
+	@$(BIN)/python $(PYTEST) -m "not slow" -n 6 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-torch: $(TORCH)/.test debian  ## what needs torch, in an environment of its own; says so where torch cannot be had
 	@[ ! -e $(TORCH)/.test ] || $(TORCH)/bin/python $(PYTEST) -m "torch and not slow" -n 2 --dist loadfile \
