@@ -28,6 +28,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.figures import figure
+from benchmarks.memory import pss
 from ftsupervise.ranks import protocol
 from ftsupervise.ranks.agent_pool import Listener
 from ftsupervise.ranks.protocol import Datagram
@@ -101,7 +102,7 @@ def hear(nodes: int, every: float, seconds: float, bare: bool) -> dict[str, floa
     before = time.thread_time()
     found = len(pulses.newest())
     again = time.thread_time() - before
-    memory = _pss()
+    memory = pss(os.getpid()) / 1e6
     assert talker.stdin is not None and talker.stdout is not None
     talker.stdin.close()
     sent = int(talker.stdout.read())
@@ -121,11 +122,6 @@ def hear(nodes: int, every: float, seconds: float, bare: bool) -> dict[str, floa
 def _cpu() -> float:
     used = resource.getrusage(resource.RUSAGE_SELF)
     return used.ru_utime + used.ru_stime
-
-
-def _pss() -> float:
-    text = Path("/proc/self/smaps_rollup").read_text()
-    return int(next(line for line in text.splitlines() if line.startswith("Pss:")).split()[1]) / 1000
 
 
 def measured(nodes: int, every: float, seconds: float, bare: bool) -> dict[str, float]:

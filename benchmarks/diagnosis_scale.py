@@ -36,6 +36,7 @@ from typing import Any, NamedTuple
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.figures import figure
+from benchmarks.memory import family, pss
 
 SECONDS, MEMORY = 60.0, 2e9  # of the goal
 GROUP = 8  # ranks of a small group
@@ -169,7 +170,7 @@ def measured(words: Sequence[str], *, quiet: bool = True) -> Cost:
             done, status, used = os.wait4(child.pid, os.WNOHANG)
             if done:
                 break
-            most = max(most, sum(_pss(pid) for pid in _tree(child.pid)))
+            most = max(most, sum(map(pss, family(child.pid))))
             time.sleep(0.1)
         child.returncode = os.waitstatus_to_exitcode(status)
         took = time.monotonic() - began
@@ -178,26 +179,6 @@ def measured(words: Sequence[str], *, quiet: bool = True) -> Cost:
     if child.returncode:
         text = f"it ended with code {child.returncode}"
     return Cost(took, used.ru_utime + used.ru_stime, most, text)
-
-
-def _tree(pid: int) -> list[int]:
-    found, ahead = list[int](), [pid]
-    while ahead:
-        found.append(one := ahead.pop())
-        for thread in Path(f"/proc/{one}/task").glob("*/children"):
-            try:
-                ahead += map(int, thread.read_text().split())
-            except OSError:
-                continue
-    return found
-
-
-def _pss(pid: int) -> float:
-    try:
-        text = Path(f"/proc/{pid}/smaps_rollup").read_text()
-    except OSError:
-        return 0.0
-    return next((int(line.split()[1]) * 1024.0 for line in text.splitlines() if line.startswith("Pss:")), 0.0)
 
 
 def row(name: str, cost: Cost, floor: Cost | None = None, slug: str = "") -> None:

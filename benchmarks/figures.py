@@ -289,7 +289,7 @@ def _place(order: list[str], name: str) -> int:
 
 
 def machine() -> str:
-    """What the figures depend on, in one line."""
+    """Return, in one line, the machine and the versions that the figures depend on."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     kernel = platform.release().partition("-")[0]
     parts = [f"{os.cpu_count()} cores", _processor(), f"{memory:.0f} GiB", f"Linux {kernel}"]
@@ -333,7 +333,7 @@ class Quote(NamedTuple):
     unit: str
 
     def value(self, page: Page) -> float:
-        """What the page of figures says, in the unit of the quote. Raises ValueError where it says nothing of the kind."""
+        """Return the value on the page of figures, in the unit of the quote. Raises ValueError where there is none."""
         of = page.figures.get(self.name)
         if of is None:
             raise ValueError(f"docs/figures.md has no {self.name}")
@@ -384,7 +384,7 @@ def quotes(text: str) -> Iterator[tuple[re.Match[str], Quote]]:
 
 
 def pages() -> list[Path]:
-    """Where figures are quoted."""
+    """Return the pages that may quote figures."""
     below = (path for place in ("docs", "benchmarks") for path in sorted((ROOT / place).rglob("*.md")))
     return [ROOT / "README.md", *(path for path in below if path != PAGE and path.parent.name != "reference")]
 

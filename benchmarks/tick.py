@@ -24,7 +24,12 @@ import time
 from datetime import datetime, timezone
 from pathlib import Path
 
-SECONDS, MB, CORES = 60.0, 250.0, 2  # for 10,000 runs
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from benchmarks.figures import figure
+from benchmarks.memory import family, pss
+
+SECONDS, MB = 60.0, 250.0  # for 10,000 runs
 SECTIONS = "{hang: {}, disk: [{}], checkpoints: {}, throughput: {}}"
 
 
@@ -132,26 +137,7 @@ class Memory:
 
     def _watch(self) -> None:
         while not self._over.wait(0.4):
-            self.mb = max(self.mb, sum(map(_pss, _family(os.getpid()))))
-
-
-def _family(pid: int) -> list[int]:
-    found = [pid]
-    for one in found:
-        for task in Path(f"/proc/{one}/task").glob("*/children"):
-            try:
-                found += map(int, task.read_text().split())
-            except OSError:  # it has just ended
-                continue
-    return found
-
-
-def _pss(pid: int) -> float:
-    try:
-        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-    except OSError:
-        return 0.0
-    return sum(int(line.split()[1]) for line in lines if line.startswith("Pss:")) / 1024
+            self.mb = max(self.mb, sum(map(pss, family(os.getpid()))) / 2**20)
 
 
 def one(count: int) -> dict[str, float]:
@@ -196,10 +182,9 @@ def main() -> None:
         missed.append("the CPU grows faster than the number of runs")
     if set(calls) != {1.0}:
         missed.append("squeue was called more than once a tick")
-    print("\nfigures:")
     for name, value in (("first tick", m["first"]), ("next tick", m["second"]), ("next tick CPU", m["second_cpu"])):
-        print(f"figures: tick/{count} runs, {name} = {value:.1f} s ({CORES} cores)")
-    print(f"figures: tick/{count} runs, memory = {memory:.0f} MB (all processes of the tick)")
+        figure(f"tick/{count} runs, {name}", value, "s")
+    figure(f"tick/{count} runs, memory", memory, "MB", "all processes of the tick")
     if chosen.check and missed:
         raise SystemExit(f"missed: {'; '.join(missed)}")
 

@@ -1,4 +1,4 @@
-"""What PyTorch's own analyzer says of the dumps in a folder, alone: a folder a line on standard input, an answer a line, JSON.
+"""Asks PyTorch's own analyzer about the dumps in a folder: a folder a line on standard input, an answer a line, as JSON.
 
 The answers are two: of the dumps as they are, and of the dumps mended so that it can read those of gloo, whose names of groups
 and whose states are not those that it asks for.

@@ -1,4 +1,4 @@
-"""What goes wrong in a month, how often, and how it is done.
+"""Brings about what goes wrong in a month, and draws how often.
 
 The weights are shares of the incidents of ByteRobust (SOSP'25: 54,000 in three months), in the kinds that one machine can
 play: CUDA and other errors of a program 36, a person's restart 18, memory 10, hangs 10, disks 5; those of Llama 3 for nodes

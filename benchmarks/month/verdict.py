@@ -1,4 +1,4 @@
-"""What a month has to end with, counted from the ledgers, from the messages that people got, and from the machine itself."""
+"""Judges how a month has ended: counts from the ledgers, from the messages that people got, and from the machine itself."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _weights(one: Person, end: int) -> list[str]:
 
 
 def _steps(one: Person) -> list[str]:
-    """An attempt makes no more steps again than lie between two saves; two where a checkpoint was damaged."""
+    """An attempt makes no more steps again than lie between three saves: the newest may have been cut off or damaged."""
     wrong = []
     for group in one.groups:
         reached = 0
@@ -96,7 +96,7 @@ def _pages(one: Person, items: list[dict[str, Any]], faults: list[dict[str, Any]
 
 
 def _everywhere(one: Person, items: list[dict[str, Any]], keep: Path) -> list[str]:
-    """What one receiver got, the others got too."""
+    """Return what one receiver got and another did not."""
     mails = " ".join((keep / "mails.txt").read_text().replace("│", " ").split())
     wrong = []
     for item in items:

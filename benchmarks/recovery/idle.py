@@ -7,6 +7,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.memory import pss
 from benchmarks.recovery.launchers import AT, Launcher
 from benchmarks.recovery.scene import stage
 
@@ -41,8 +42,8 @@ def idle(launcher: Launcher, seconds: float, restarted: bool = False) -> Cost | 
         after = _others(mark, ranks)
         took = time.monotonic() - began
         shares = {pid: 100 * (_cpu(pid) - before.get(pid, 0)) / took for pid in after}
-        each = sorted((_what(pid), _pss(pid), share) for pid, share in shares.items())
-        return Cost(launcher.name, len(after), sum(map(_pss, after)), sum(shares.values()), each)
+        each = sorted((_what(pid), pss(pid) / 2**20, share) for pid, share in shares.items())
+        return Cost(launcher.name, len(after), sum(map(pss, after)) / 2**20, sum(shares.values()), each)
 
 
 def _others(mark: bytes, ranks: set[int]) -> list[int]:
@@ -83,11 +84,3 @@ def _cpu(pid: int) -> float:
     except OSError:
         return 0.0
     return (int(fields[11]) + int(fields[12])) / _TICKS
-
-
-def _pss(pid: int) -> float:
-    try:
-        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-    except OSError:
-        return 0.0
-    return sum(int(line.split()[1]) for line in lines if line.startswith("Pss:")) / 1024

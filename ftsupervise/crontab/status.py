@@ -310,7 +310,8 @@ def _slots(slot: CronSlot, trouble: str) -> Finding:
 
 
 def _again(slot: CronSlot) -> bool:
-    """Return whether the slot before had trouble too: the jobs that wait last for longer than one slot, and no one need act."""
+    """Return whether it is time to tell of trouble: the slot before had it too, or no later slot has a job in the queue yet.
+    Where those jobs wait, one slot without Slurm loses nothing, and nobody need act."""
     before = [history.read_slot(slot.cron, at).end for at in earlier(slot)[-1:]]
     return slot.installed.spares < 2 or not before or any(end is not None and end.trouble for end in before)
 

@@ -95,7 +95,7 @@ def accepted(listener: socket.socket) -> Iterator[socket.socket]:
 
 
 class CopyRequest(NamedTuple):
-    """What one node asks of another."""
+    """A question of one node to another."""
 
     do: str = ""  # "put": it brings a snapshot of a rank; "get": it fetches the one that is named
     held: int = -1  # of a put: the step that every buddy holds, as its node knows
@@ -116,7 +116,7 @@ class CopyOffer(NamedTuple):
 
 
 class CopyWord(NamedTuple):
-    """What the two say then. With none of the others, ``why`` says why it is not copied."""
+    """An answer of one of the two while they copy. With none of the others, ``why`` says why it is not copied."""
 
     begin: str = ""  # the algorithm of the digest that both take
     digest: str = ""  # of the data, by the one that has sent it

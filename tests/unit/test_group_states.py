@@ -131,7 +131,7 @@ def test_a_kill_switch_that_keeps_a_group_from_starting_is_cleared_for_the_whole
 
 
 def test_the_settings_of_a_group_s_supervisor_are_read_by_nobody_else(tmp_path: Path) -> None:
-    """What it was launched from may be 0600, and nothing that is made of it is wider."""
+    """Its settings may come from a file of mode 0600, and no copy of them is wider."""
     page = GroupOptions(RunDir(tmp_path), "tr11", "", 4, 1, 3, {"in_place": "9"}, ("true",)).prepare(0)
     assert page.stat().st_mode & 0o777 == 0o600
     assert read_settings(page) == {"in_place": "9"}
