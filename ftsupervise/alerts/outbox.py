@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from hashlib import sha256
-from typing import Any
+from typing import Any, NamedTuple
 
 from ftsupervise.findings import Alert, Notice, Reason, Severity
 
@@ -34,6 +34,14 @@ BROKEN_ALONE = timedelta(hours=1)  # … if no other receiver could notify peopl
 SKEW = timedelta(minutes=5)  # a later time was written by a clock that was ahead
 
 
+class Unlisted(NamedTuple):
+    """So many notices of one watchdog for one reason that a message does not spell out."""
+
+    watchdog: str
+    reason: Reason
+    number: int
+
+
 @dataclass(frozen=True)
 class Message:
     """All that one receiver gets about one run at one moment."""
@@ -44,7 +52,7 @@ class Message:
     notices: tuple[Notice, ...]
     created: datetime
     due: datetime
-    more: dict[str, int] = field(default_factory=dict)  # notices that are not spelled out: "disk fired" -> 137
+    unlisted: tuple[Unlisted, ...] = ()  # notices that are not spelled out
     where: str = ""  # the argument that names this run in commands
     source: str = ""  # tells the alerts of this journal from those of another run of the same name
     note: str = ""  # one sentence about the delivery itself
@@ -158,7 +166,7 @@ def _join(waiting: Message, message: Message) -> Message:
     merged = replace(
         waiting,
         notices=(*waiting.notices, *message.notices),
-        more=_sum(waiting.more, message.more),
+        unlisted=_summed(*waiting.unlisted, *message.unlisted),
         due=min(waiting.due, message.due),
         note=message.note or waiting.note,
     )
@@ -171,13 +179,9 @@ def _cut(message: Message) -> Message:
         return message
     ranked = sorted(range(len(message.notices)), key=lambda i: (-message.notices[i].finding.severity, i))
     keep = set(ranked[: message.listed])
-    dropped: dict[str, int] = {}
-    for index, notice in enumerate(message.notices):
-        if index not in keep:
-            word = f"{notice.finding.watchdog} {notice.reason.value}"
-            dropped[word] = dropped.get(word, 0) + 1
     kept = tuple(n for i, n in enumerate(message.notices) if i in keep)
-    return replace(message, notices=kept, more=_sum(message.more, dropped))
+    dropped = (_unlisted(n) for i, n in enumerate(message.notices) if i not in keep)
+    return replace(message, notices=kept, unlisted=_summed(*message.unlisted, *dropped))
 
 
 def joint(messages: Sequence[Message]) -> Message:
@@ -187,14 +191,9 @@ def joint(messages: Sequence[Message]) -> Message:
     first = max(messages, key=lambda one: (one.worst, one.listed))
     pairs = [(notice, (one.where, one.source)) for one in messages for notice in one.notices]
     pairs.sort(key=lambda pair: -pair[0].finding.severity)
-    dropped: dict[str, int] = {}
-    for notice, _ in pairs[first.listed :] if first.listed == LISTED else ():
-        word = f"{notice.finding.watchdog} {notice.reason.value}"
-        dropped[word] = dropped.get(word, 0) + 1
     kept = pairs[: first.listed] if first.listed == LISTED else pairs
-    more, notes = dropped, [one.note for one in messages if one.note]
-    for one in messages:
-        more = _sum(more, one.more)
+    dropped = (_unlisted(notice) for notice, _ in pairs[len(kept) :])
+    notes = [one.note for one in messages if one.note]
     return replace(
         first,
         id=sha256("\0".join(["joint", *sorted(one.id for one in messages)]).encode()).hexdigest()[:20],
@@ -202,7 +201,7 @@ def joint(messages: Sequence[Message]) -> Message:
         notices=tuple(notice for notice, _ in kept),
         created=max(one.created for one in messages),
         due=max(one.due for one in messages),
-        more=more,
+        unlisted=_summed(*dropped, *(each for one in messages for each in one.unlisted)),
         where="",
         note=" ".join(dict.fromkeys([_named(sorted(one.run or "no single run" for one in messages)), *notes])),
         origins=tuple(origin for _, origin in kept),
@@ -241,8 +240,15 @@ def _is_about(message: Message, alert: Alert) -> bool:
     return any(notice.alert_id == alert.id for notice in message.notices)
 
 
-def _sum(one: dict[str, int], other: dict[str, int]) -> dict[str, int]:
-    return {key: one.get(key, 0) + other.get(key, 0) for key in {**one, **other}}
+def _unlisted(notice: Notice) -> Unlisted:
+    return Unlisted(notice.finding.watchdog, notice.reason, 1)
+
+
+def _summed(*ones: Unlisted) -> tuple[Unlisted, ...]:
+    counts: dict[tuple[str, Reason], int] = {}
+    for watchdog, reason, count in ones:
+        counts[watchdog, reason] = counts.get((watchdog, reason), 0) + count
+    return tuple(Unlisted(*what, counts[what]) for what in sorted(counts, key=lambda what: (what[0], what[1].value)))
 
 
 def _point_to(state: JournalState, post: str, message: Message) -> JournalState:

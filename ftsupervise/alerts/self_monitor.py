@@ -139,7 +139,7 @@ def hand_over(
         notices=items,
         created=message.created,
         due=now,
-        more=message.more,
+        unlisted=message.unlisted,
         where=message.where,
         source=message.source,
         note=f"This was for {message.receiver}, which does not take it.",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import shlex
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone
 from functools import lru_cache
@@ -18,7 +18,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ftsupervise.alerts.last_day import AboutRun, LastDay
-from ftsupervise.alerts.outbox import Message, message_id
+from ftsupervise.alerts.outbox import Message, Unlisted, message_id
 from ftsupervise.alerts.step import alert_id
 from ftsupervise.findings import EventKind, Finding, Notice, Reason, Severity
 from ftsupervise.host import ownership
@@ -156,7 +156,7 @@ def view(
         _item(notice, replace(message, where=where, source=source), over.get(notice.alert_id))
         for notice, (where, source) in zip(message.notices, origins, strict=True)
     )
-    more = sum(message.more.values())
+    more = sum(one.number for one in message.unlisted)
     word = _word(message, items)
     first = items[0].summary if items else ""
     others = len(items) + more - 1
@@ -173,7 +173,7 @@ def view(
         severity=message.worst.word,
         items=items,
         more=more,
-        more_of=", ".join(f"{count} {what}" for what, count in sorted(message.more.items())),
+        more_of=", ".join(f"{count} {watchdog} {reason.value}" for watchdog, reason, count in message.unlisted),
         notes=tuple(one_line(note, 2800) for note in notes),
         over=all(item.over or item.reason in ("resolved", "unwatched", "announced") for item in items) and not more,
         status=command("list" if message.origins else "status", message.where),
@@ -197,14 +197,14 @@ def _short(text: str, limit: int) -> str:
 
 
 def _word(message: Message, items: tuple[Item, ...]) -> str:
-    if len(items) == 1 and not message.more:
+    if len(items) == 1 and not message.unlisted:
         return items[0].word
     counts: dict[str, int] = {}
     for reason in _ORDER:
         of_reason = [item.word for item in items if item.reason == reason.value]
         for one in of_reason:
             counts[one] = counts.get(one, 0) + 1
-        hidden = sum(count for what, count in message.more.items() if what.endswith(f" {reason.value}"))
+        hidden = sum(one.number for one in message.unlisted if one.reason is reason)
         if hidden:
             counts[WORDS[reason]] = counts.get(WORDS[reason], 0) + hidden
     return ", ".join(f"{word}:{count}" if count > 1 else word for word, count in counts.items())
@@ -421,7 +421,7 @@ def incident(run: str, where: str, now: datetime) -> Iterator[Message]:
     yield _one(run, where, end, _notice(free, Reason.RESOLVED, end, begin, "Now: 8.1 TB free on /scratch"))
     yield _one(run, where, end, _notice(free, Reason.UNWATCHED, end, begin, "Last checked 02:10 UTC."))
     both = (_notice(free, Reason.FIRED, begin, begin), _notice(log, Reason.FIRED, begin, begin))
-    yield _one(run, where, begin, *both, more={"disk fired": 137})
+    yield _one(run, where, begin, *both, unlisted=[Unlisted("disk", Reason.FIRED, 137)])
     yield _one(
         run, where, now, _event(run, EventKind.FINISHED, "the run has finished after 3d 4h, at step 120,000", now)
     )
@@ -456,6 +456,6 @@ def _notice(finding: Finding, reason: Reason, at: datetime, since: datetime, not
     return Notice(key=key, reason=reason, finding=finding, at=at, alert_id=ident, since=since, note=note)
 
 
-def _one(run: str, where: str, at: datetime, *notices: Notice, more: dict[str, int] | None = None) -> Message:
+def _one(run: str, where: str, at: datetime, *notices: Notice, unlisted: Sequence[Unlisted] = ()) -> Message:
     ident = message_id("sample", "sample", run, notices)
-    return Message(ident, "sample", run, notices, created=at, due=at, more=more or {}, where=where)
+    return Message(ident, "sample", run, notices, created=at, due=at, unlisted=tuple(unlisted), where=where)

@@ -12,10 +12,11 @@ import pytest
 from ftsupervise.alerts.deliver import deliver
 from ftsupervise.alerts.journal import Journal
 from ftsupervise.alerts.last_day import AboutRun, sample_facts
+from ftsupervise.alerts.outbox import Unlisted
 from ftsupervise.alerts.record import announce, record
 from ftsupervise.alerts.wording import event_finding, incident, render, view
 from ftsupervise.config.alerting import Alerts
-from ftsupervise.findings import EventKind
+from ftsupervise.findings import EventKind, Reason
 from ftsupervise.model import Job, JobState
 from ftsupervise.report.day import facts_of
 from ftsupervise.report.row import RunRow
@@ -33,8 +34,8 @@ def chat() -> Iterator[SlackServer]:
 @pytest.mark.parametrize("run", ["r", "train-70b", "a-very-long-name-of-a-run-that-nobody-can-read-on-a-telephone"])
 def test_a_subject_has_state_run_and_what_in_78_characters(run: str) -> None:
     for message in incident(run, "/scratch/run", T0):
-        for more in ({}, {"disk fired": 12_345}):
-            seen = view(replace(message, more=more), T0)
+        for more in ((), (Unlisted("disk", Reason.FIRED, 12_345),)):
+            seen = view(replace(message, unlisted=more), T0)
             assert len(seen.subject) <= 78, seen.subject
             assert seen.subject.startswith(f"[{seen.word[:20]}") and f"] {run[:9]}" in seen.subject
             assert "more)" in seen.subject or not more
