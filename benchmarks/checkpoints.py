@@ -40,7 +40,7 @@ from benchmarks.checkpoint_peers import loading, peers
 from benchmarks.figures import figure
 from ftsupervise import Guard
 from ftsupervise.checkpoints.digest import threads
-from ftsupervise.checkpoints.find import CheckpointState, Scope, Thoroughness, verify
+from ftsupervise.checkpoints.verify import CheckpointState, Scope, Thoroughness, verify
 
 ROUNDS, BY_SIZE_ROUNDS, FILES, PIECE = 9, 15, 4, 8 << 20
 COMMIT, VERIFY, RESTORE = 1.10, 1.2, 1.10  # the bounds of --check

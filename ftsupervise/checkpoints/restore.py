@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ftsupervise.checkpoints import block_lists, digest
-from ftsupervise.checkpoints.find import CheckpointState, Scope, Thoroughness, verify
 from ftsupervise.checkpoints.manifest import FileEntry, Manifest, read_manifest, write_manifest
 from ftsupervise.checkpoints.offload import MANIFEST_PATH, WORKERS, CopyDamaged, identity, manifest_in
 from ftsupervise.checkpoints.quarantine import set_aside
 from ftsupervise.checkpoints.stores import FolderStore, Rights, Store
+from ftsupervise.checkpoints.verify import CheckpointState, Scope, Thoroughness, verify
 from ftsupervise.errors import AlreadyRunning, NotFound, NotPermitted
 from ftsupervise.host.files import TEMPORARY
 from ftsupervise.host.ownership import FOLDER, OWN, Reach, make_folder, make_like, reach, set_mode, settle_folder

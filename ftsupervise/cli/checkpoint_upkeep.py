@@ -36,11 +36,12 @@ from ftsupervise.printable import printable
 from ftsupervise.units import count
 
 if TYPE_CHECKING:
-    from ftsupervise.checkpoints.find import Found, Verdict
+    from ftsupervise.checkpoints.find import Found
     from ftsupervise.checkpoints.offload import OffloadReport
     from ftsupervise.checkpoints.restore import FoundCopy, StoreUnseen
     from ftsupervise.checkpoints.retain import Candidate, Retention, RetentionPlan
     from ftsupervise.checkpoints.stores import Store
+    from ftsupervise.checkpoints.verify import Verdict
     from ftsupervise.probe import Probe
     from ftsupervise.probe.errand import WorkProgress
 
@@ -562,9 +563,9 @@ def _adopt(place: CheckpointPlace, progress: WorkProgress) -> None:
 
 def _calls_itself_complete(one: Found, place: CheckpointPlace) -> bool:
     """Return whether it is complete by its own sign, and has no manifest, or was written again since."""
-    from ftsupervise.checkpoints.find import CheckpointState, Scope, Thoroughness, verify, written_since
     from ftsupervise.checkpoints.layouts import recognise
     from ftsupervise.checkpoints.manifest import contents_of
+    from ftsupervise.checkpoints.verify import CheckpointState, Scope, Thoroughness, verify, written_since
 
     if not one.committed:
         return recognise(one.path, contents_of(one.path)).complete is True
@@ -724,8 +725,9 @@ def _candidates(
 ) -> tuple[Candidate, ...]:
     """All checkpoints of a folder as retention sees them: the newest ones of each kind read in full until ``in_full`` are
     verified, of the others the sizes compared, once (``known``)."""
-    from ftsupervise.checkpoints.find import CheckpointState, Scope, Thoroughness, checkpoints_in, verify
+    from ftsupervise.checkpoints.find import checkpoints_in
     from ftsupervise.checkpoints.retain import Candidate, in_use, kind_of, of_others
+    from ftsupervise.checkpoints.verify import CheckpointState, Scope, Thoroughness, verify
     from ftsupervise.snapshots.kept import anchors
 
     used = in_use(place.rundir, place.folder, time.time(), anchors(place.folder))

@@ -18,8 +18,9 @@ from ftsupervise.printable import printable
 from ftsupervise.units import count
 
 if TYPE_CHECKING:
-    from ftsupervise.checkpoints.find import Found, Verdict
+    from ftsupervise.checkpoints.find import Found
     from ftsupervise.checkpoints.manifest import Manifest
+    from ftsupervise.checkpoints.verify import Verdict
     from ftsupervise.probe.errand import WorkProgress
     from ftsupervise.rundir.lineage import Lineage
     from ftsupervise.snapshots.hidden import HiddenEntry
@@ -223,8 +224,9 @@ def verify(run: str | None, every: bool, thoroughness: str, world: int | None, s
 
     Without --all it looks from the newest one back until one is good. A checkpoint itself may be named too.
     """
-    from ftsupervise.checkpoints.find import CheckpointState, Scope, Thoroughness, checkpoints_in
-    from ftsupervise.checkpoints.find import verify as judge
+    from ftsupervise.checkpoints.find import checkpoints_in
+    from ftsupervise.checkpoints.verify import CheckpointState, Scope, Thoroughness
+    from ftsupervise.checkpoints.verify import verify as judge
 
     place = place_of(run, acts=False)
     found = checkpoints_in(place.folder, pattern=place.pattern, run=place.run)

@@ -20,9 +20,8 @@ from ftsupervise.host.ownership import shown_user
 from ftsupervise.units import count
 
 if TYPE_CHECKING:
-    from ftsupervise.nodes import incidents
     from ftsupervise.nodes.exclude import ExclusionResult
-    from ftsupervise.nodes.judging import Judgement
+    from ftsupervise.nodes.judging import JudgedNode, Judgement
     from ftsupervise.rundir.paths import RunDir
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -233,7 +232,7 @@ def _mark(
     return rundir
 
 
-def _say_what_is_left(rundir: RunDir, judged: tuple[incidents.JudgedNode, ...], names: str) -> None:
+def _say_what_is_left(rundir: RunDir, judged: tuple[JudgedNode, ...], names: str) -> None:
     """Name marks for all runs, which a command for one run does not remove."""
     for node in judged:
         if node.name in _names(names) and node.state == "by hand":
@@ -242,9 +241,9 @@ def _say_what_is_left(rundir: RunDir, judged: tuple[incidents.JudgedNode, ...], 
 
 def _judged(rundir: RunDir, *, quiet: bool = False) -> Judgement:
     """Return the nodes with their history; what could not be read is reported, unless ``quiet``."""
-    from ftsupervise.nodes.judging import judge, of_run_dir
+    from ftsupervise.nodes.judging import of_run_dir, read_and_judge
 
-    judged = judge(*of_run_dir(rundir), datetime.now(timezone.utc))
+    judged = read_and_judge(*of_run_dir(rundir), datetime.now(timezone.utc))
     for problem in () if quiet else judged.known.problems:
         say(f"ftsupervise: {problem}", err=True)
     return judged
@@ -286,7 +285,7 @@ def _apply_after_an_edit(rundir: RunDir, not_now: bool, judged: Judgement | None
     return done
 
 
-def _words(node: incidents.JudgedNode, now: datetime) -> str:
+def _words(node: JudgedNode, now: datetime) -> str:
     if not node.state:
         return f"used; {_past(node, now)}"
     since = f" since {node.since:%Y-%m-%d %H:%M} UTC" if node.since else ""
@@ -295,7 +294,7 @@ def _words(node: incidents.JudgedNode, now: datetime) -> str:
     return f"{state}{since}{until}; {node.why}"
 
 
-def _past(node: incidents.JudgedNode, now: datetime) -> str:
+def _past(node: JudgedNode, now: datetime) -> str:
     from ftsupervise.units import show_duration
 
     if node.last is None:
@@ -306,7 +305,7 @@ def _past(node: incidents.JudgedNode, now: datetime) -> str:
 
 
 def _record(rundir: RunDir, at_most: int, judged: Judgement) -> dict[str, object]:
-    from ftsupervise.nodes.incidents import EXCLUDE_AT, HALF_LIFE
+    from ftsupervise.nodes.judging import EXCLUDE_AT, HALF_LIFE
 
     return {
         "schema_version": 1,

@@ -29,7 +29,7 @@ _OF_THE_MACHINES = frozenset(
         *(FailureClass.STUCK_IN_IO, FailureClass.STOPPED, FailureClass.STRAGGLER),
     }
 )
-# An error of the program blames no node, as in the list of the nodes (nodes/incidents.py).
+# An error of the program blames no node, as in the list of the nodes (nodes/judging.py).
 _OF_THE_PROGRAM = frozenset(
     {
         *(FailureClass.USER_CODE, FailureClass.MISMATCH, FailureClass.NUMBERS, FailureClass.START),

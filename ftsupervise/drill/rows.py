@@ -15,8 +15,9 @@ from pathlib import Path
 from time import monotonic, sleep
 from typing import NamedTuple
 
-from ftsupervise.checkpoints.find import Scope, Thoroughness, checkpoints_in, verify
+from ftsupervise.checkpoints.find import checkpoints_in
 from ftsupervise.checkpoints.manifest import FOLDER_NAME
+from ftsupervise.checkpoints.verify import Scope, Thoroughness, verify
 from ftsupervise.drill.scene import CannotTry, Scene, kill
 from ftsupervise.drill.verdict import (
     RowResult,

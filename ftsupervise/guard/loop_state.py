@@ -27,9 +27,9 @@ from typing import Any, NamedTuple, Optional
 from ftsupervise.checkpoints import block_lists
 from ftsupervise.checkpoints.compared_file import ComparedFile, Damaged
 from ftsupervise.checkpoints.digest import CRC32, CannotJudge, best_algorithm, hash_buffer
-from ftsupervise.checkpoints.find import CheckpointState, Verdict
 from ftsupervise.checkpoints.layouts import step_of
 from ftsupervise.checkpoints.manifest import Manifest, loop_file, read_manifest
+from ftsupervise.checkpoints.verify import CheckpointState, Verdict
 from ftsupervise.guard.checkpoint import Checkpoints
 from ftsupervise.guard.loaded_again import LoadedAgain, LoadedInPart
 from ftsupervise.guard.resume import CannotResume, Wanted, refuse, set_damaged_aside, wait_for

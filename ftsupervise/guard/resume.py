@@ -20,19 +20,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ftsupervise.checkpoints.divergence import GoBack, go_back
-from ftsupervise.checkpoints.find import (
-    CheckpointState,
-    Choice,
-    Found,
-    Scope,
-    Thoroughness,
-    Verdict,
-    checkpoints_in,
-    choose,
-)
+from ftsupervise.checkpoints.find import Choice, Found, checkpoints_in, choose
 from ftsupervise.checkpoints.manifest import distrust_folder, manifest_of, read_head
 from ftsupervise.checkpoints.quarantine import set_aside
 from ftsupervise.checkpoints.suspicion import Suspicion, suspect
+from ftsupervise.checkpoints.verify import CheckpointState, Scope, Thoroughness, Verdict
 from ftsupervise.guard.settings import RankContext, Voice
 from ftsupervise.host.ownership import remedy
 from ftsupervise.model import Attempt

@@ -19,8 +19,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ftsupervise.checkpoints.commit import NotComplete, Origin, commit
-from ftsupervise.checkpoints.find import checkpoints_in, verify
+from ftsupervise.checkpoints.find import checkpoints_in
 from ftsupervise.checkpoints.retain import Candidate, Retention, in_use, kind_of, of_others, plan
+from ftsupervise.checkpoints.verify import verify
 from ftsupervise.guard import Decision, Guard, settings
 from ftsupervise.guard.checkpoint import Checkpoints
 from ftsupervise.guard.resume import CannotResume

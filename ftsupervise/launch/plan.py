@@ -32,7 +32,7 @@ from ftsupervise.units import format_slurm_time
 
 if TYPE_CHECKING:
     from ftsupervise.config.schema import Launch, Run
-    from ftsupervise.nodes.incidents import JudgedNode
+    from ftsupervise.nodes.judging import JudgedNode
 
 SbatchOptions = Mapping[str, str | None]  # by sbatch's long names; None: it has no value
 _EXPEDITED, _PLAIN, _NEVER = ("requeue", "expedite"), ("requeue", None), ("no-requeue", None)

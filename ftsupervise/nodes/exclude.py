@@ -22,7 +22,7 @@ from ftsupervise.host.ownership import stranger
 from ftsupervise.hostlist import compress_hostlist, expand_hostlist
 from ftsupervise.model import Job
 from ftsupervise.nodes import incidents
-from ftsupervise.nodes.judging import judge, of_run
+from ftsupervise.nodes.judging import JudgedNode, margin, of_run, read_and_judge
 from ftsupervise.rundir.launches import launches, people
 from ftsupervise.rundir.observing import Observes
 from ftsupervise.rundir.paths import RunDir
@@ -58,7 +58,7 @@ class ExclusionResult(NamedTuple):
 def apply(
     rundir: RunDir,
     env: Mapping[str, str],
-    nodes: Sequence[incidents.JudgedNode],
+    nodes: Sequence[JudgedNode],
     *,
     whole: bool,
     member: frozenset[str] = frozenset(),
@@ -144,7 +144,7 @@ def _update(slurm: Slurm, ledger: ExclusionLedger, job: Job, target: list[str]) 
 
 def _target(
     job: Job,
-    nodes: Sequence[incidents.JudgedNode],
+    nodes: Sequence[JudgedNode],
     inventory: NodeInventory,
     not_excluded: dict[str, None],
     ours: frozenset[str],
@@ -170,7 +170,7 @@ def reserve(needed: int) -> int:
     """Return the number of nodes that must be up beyond a job's need before others are excluded for their score: they
     replace nodes that fail while no supervisor runs, above all the batch host with its supervisor.
     """
-    return incidents.margin(needed, 0)
+    return margin(needed, 0)
 
 
 def fitting(
@@ -267,10 +267,10 @@ class ExclusionLedger:
 # The nodes that a launch excludes besides ``launch.exclude``: those with a bad score, and those a person has excluded.
 
 
-def to_avoid(run: Run, now: datetime) -> tuple[tuple[incidents.JudgedNode, ...], tuple[str, ...]]:
+def to_avoid(run: Run, now: datetime) -> tuple[tuple[JudgedNode, ...], tuple[str, ...]]:
     """Return the nodes to exclude, a person's own first, then the worst, and notes: what could not be read, and whom the run
     would exclude if that were not only told (``act``). Reads files only."""
-    judged = judge(*of_run(run), now)
+    judged = read_and_judge(*of_run(run), now)
     if EXCLUSION in run.act.observed:
         hand = tuple(node for node in judged.nodes if node.state == "by hand")
         told = (f"would have excluded {node.name}: {node.why}" for node in judged.nodes if node.state == "excluded")
@@ -280,8 +280,8 @@ def to_avoid(run: Run, now: datetime) -> tuple[tuple[incidents.JudgedNode, ...],
 
 
 def that_fit(
-    nodes: Sequence[incidents.JudgedNode], run: Run, exclude: Sequence[str]
-) -> tuple[tuple[incidents.JudgedNode, ...], tuple[str, ...]]:
+    nodes: Sequence[JudgedNode], run: Run, exclude: Sequence[str]
+) -> tuple[tuple[JudgedNode, ...], tuple[str, ...]]:
     """Return those of ``nodes`` that Slurm knows and that leave the partition large enough for the job, and a sentence
     for each other one.
 
@@ -323,7 +323,7 @@ def relieve(run: Run, now: datetime) -> tuple[str, ...]:
     rundir = RunDir(Path(run.run_dir))
     if not incidents.any_exclusions(rundir.nodes):
         return ()
-    judged = judge(*of_run(run), now)
+    judged = read_and_judge(*of_run(run), now)
     nodes = judged.nodes
     if Observes(rundir, run.act.observed)(EXCLUSION):
         nodes = tuple(node for node in nodes if node.state == "by hand")

@@ -1,7 +1,7 @@
 """Selects the nodes that the supervisor uses: it knows the past of each, where the next attempt runs, and which are
 excluded.
 
-After a failure its incidents are written down and every node is judged anew (``incidents.py``). In this allocation the
+After a failure its incidents are written down and every node is judged anew (``judging.py``). In this allocation the
 better nodes are taken as far as there are spares; the worst ones are excluded for the waiting members.
 """
 
@@ -20,7 +20,7 @@ from ftsupervise.config.supervisor import default
 from ftsupervise.host import bounded, files, processes
 from ftsupervise.model import Cause, CauseKind, Claim, End, Failure, FailureKind
 from ftsupervise.nodes import incidents
-from ftsupervise.nodes.judging import NodeJudge
+from ftsupervise.nodes.judging import NodeJudge, margin, seen_on
 from ftsupervise.printable import printable
 from ftsupervise.probe.errand import within
 from ftsupervise.rundir.ledger import job_id
@@ -252,7 +252,7 @@ class NodeSelector:
         self.job = job_id(env)
         self.text = text_of(command) if allocation.job else ""
         need = wanted(command, len(self.names), self.text)
-        most = incidents.margin(need, len(self.names) - need) if care.at_most is None else care.at_most
+        most = margin(need, len(self.names) - need) if care.at_most is None else care.at_most
         writer = f"{name}.{self.job or 'none'}.{_host()}.{os.getpid()}.{processes.identity(os.getpid())}"
         self.judge = NodeJudge(rundir.nodes, care.directory, most, writer)
         self.exclusions = WaitingExclusions(rundir, env, allocation, self.judge, observes)
@@ -332,7 +332,7 @@ class NodeSelector:
         found = [self._incident(mine, ended, known_as(node, self.names), *more) for node, *more in against(ended, lost)]
         known = self.judge.note(found, log)
         for one in found:
-            nodes = incidents.follows(known.incidents, one)
+            nodes = seen_on(known.incidents, one)
             if len(nodes) > 1:
                 tell(log, f"rank {one.rank} has failed in the same way on {', '.join(nodes)}: this blames no node")
 
@@ -414,7 +414,7 @@ def known_as(host: str, nodes: Collection[str]) -> str:
 
 
 def speaks_of(failure: Failure, cause: Cause) -> str:
-    """Return the kind of incident (``incidents.WEIGHTS``); "" if it speaks against no node."""
+    """Return the kind of incident (``judging.WEIGHTS``); "" if it speaks against no node."""
     by = cause.killed_by
     if failure.kind is FailureKind.SIGNAL or (failure.kind is FailureKind.HANG and cause.kind is not CauseKind.HANG):
         return "" if not by or by in _ASKED else "crashed" if by in _CRASHES else "killed"

@@ -24,7 +24,7 @@ from ftsupervise.host.in_time import Every, OneAtATime, in_time
 from ftsupervise.host.ownership import FOLDER, NotTrusted, make_folder
 from ftsupervise.host.signals import PASS_ON, SignalQueue
 from ftsupervise.model import CauseKind, Claim
-from ftsupervise.nodes.judging import judge, of_run_dir
+from ftsupervise.nodes.judging import of_run_dir, read_and_judge
 from ftsupervise.replicas.bounds import environment_of, for_group, on_its_nodes
 from ftsupervise.replicas.disk import RunDirReader, note_stop, words_of_its_end
 from ftsupervise.replicas.lighthouse import LighthousePlace, SupervisedLighthouse
@@ -462,7 +462,7 @@ class NodesSeen:
             self.scores = self.scores if scores is None else scores
 
     def _judge(self) -> dict[str, float]:
-        return {one.name: one.score for one in judge(*of_run_dir(self._rundir), _now()).nodes}
+        return {one.name: one.score for one in read_and_judge(*of_run_dir(self._rundir), _now()).nodes}
 
 
 class GroupPages:

@@ -191,9 +191,9 @@ def avoided_nodes(rundir: RunDir, now: datetime) -> tuple[str, ...] | None:
         return ()
     except OSError:
         return None
-    from ftsupervise.nodes.judging import judge, of_run_dir
+    from ftsupervise.nodes.judging import of_run_dir, read_and_judge
 
-    return tuple(one.name for one in judge(*of_run_dir(rundir), now).nodes if one.excluded)
+    return tuple(one.name for one in read_and_judge(*of_run_dir(rundir), now).nodes if one.excluded)
 
 
 def _newest_log(seen: Status) -> Path | None:

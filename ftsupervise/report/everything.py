@@ -206,13 +206,13 @@ def harmless(one: RunIncident) -> RunIncident:
 
 
 def _nodes(rundir: RunDir, ends: Iterable[RunIncident], now: datetime) -> Listed:
-    from ftsupervise.nodes.judging import judge, of_run_dir
+    from ftsupervise.nodes.judging import of_run_dir, read_and_judge
 
     faults: dict[str, list[RunIncident]] = {}
     for one in ends:
         for name in one.nodes if one.blames else ():
             faults.setdefault(name, []).append(one)
-    seen: Judgement = judge(*of_run_dir(rundir), now)
+    seen: Judgement = read_and_judge(*of_run_dir(rundir), now)
     rows = {
         one.name: NodeRow(
             one.name,

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from ftsupervise.checkpoints.commit import Origin, commit
-from ftsupervise.checkpoints.find import CheckpointState, Scope, Thoroughness, verify
+from ftsupervise.checkpoints.verify import CheckpointState, Scope, Thoroughness, verify
 from tests.neighbours.patience import wait_until
 
 from .conftest import HungMount

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from ftsupervise import Guard
-from ftsupervise.checkpoints.find import CheckpointState, Scope, Thoroughness, verify
 from ftsupervise.checkpoints.retain import shared_ranges
+from ftsupervise.checkpoints.verify import CheckpointState, Scope, Thoroughness, verify
 from tests.neighbours.patience import wait_until
 
 pytestmark = pytest.mark.root

@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 
 from ftsupervise.checkpoints.commit import commit
-from ftsupervise.checkpoints.find import CheckpointState as State
-from ftsupervise.checkpoints.find import Scope, Thoroughness, choose, verify
+from ftsupervise.checkpoints.find import choose
 from ftsupervise.checkpoints.manifest import FOLDER_NAME, manifest_of
 from ftsupervise.checkpoints.quarantine import QUARANTINE, quarantined, set_aside
+from ftsupervise.checkpoints.verify import CheckpointState as State
+from ftsupervise.checkpoints.verify import Scope, Thoroughness, verify
 from tests.neighbours.stranger import STRANGER, as_stranger
 
 pytestmark = [pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="needs root to act as other accounts")]

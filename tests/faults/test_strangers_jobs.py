@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ftsupervise.nodes import exclude, incidents
+from ftsupervise.nodes import exclude, judging
 from ftsupervise.rundir.launches import may_change
 from ftsupervise.rundir.paths import RunDir
 from tests.neighbours.queue import Queue
@@ -16,7 +16,7 @@ from tests.neighbours.queue import Queue
 pytestmark = [pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="needs root to act as another account")]
 
 STRANGER = 65534
-BAD = incidents.JudgedNode("n7", 3.0, "by hand", "said the stranger")
+BAD = judging.JudgedNode("n7", 3.0, "by hand", "said the stranger")
 
 
 @pytest.fixture

@@ -112,7 +112,7 @@ def _decisions() -> list[str]:
 
 
 def _checkpoint_states() -> list[str]:
-    from ftsupervise.checkpoints.find import CheckpointState
+    from ftsupervise.checkpoints.verify import CheckpointState
 
     return [state.value for state in CheckpointState]
 

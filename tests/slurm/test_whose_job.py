@@ -20,7 +20,7 @@ from ftsupervise.errors import Refused
 from ftsupervise.launch.plan import plan
 from ftsupervise.launch.submit import check_queue
 from ftsupervise.model import Job
-from ftsupervise.nodes import exclude, incidents
+from ftsupervise.nodes import exclude, judging
 from ftsupervise.report import gather
 from ftsupervise.run.gate import hold_pending
 from ftsupervise.rundir.launches import launches
@@ -117,7 +117,7 @@ def test_launch_is_refused_because_of_the_jobs_of_its_own_run(twins: Twins) -> N
 
 def test_nodes_are_excluded_for_the_jobs_of_its_own_run(twins: Twins) -> None:
     before = twins.queue()
-    bad = incidents.JudgedNode("node-1", 3.0, "excluded", "a failed health command")
+    bad = judging.JudgedNode("node-1", 3.0, "excluded", "a failed health command")
     assert exclude.apply(twins.one, twins.env, (bad,), whole=True).problem == ""
     assert twins.changed(before) == {twins.job(twins.one)}
     assert twins.queue()[twins.job(twins.one)].excluded == ("node-1",)

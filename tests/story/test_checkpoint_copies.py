@@ -17,12 +17,12 @@ from click.testing import CliRunner
 
 from ftsupervise.checkpoints import digest
 from ftsupervise.checkpoints.commit import commit
-from ftsupervise.checkpoints.find import CheckpointState, Scope, Thoroughness, verify
 from ftsupervise.checkpoints.manifest import FOLDER_NAME, FileEntry, Manifest, read_manifest, write_manifest
 from ftsupervise.checkpoints.offload import CopyDamaged, copies_of, offload
 from ftsupervise.checkpoints.quarantine import quarantined
 from ftsupervise.checkpoints.restore import copies_in, restore
 from ftsupervise.checkpoints.stores import FolderStore, Rights, Store, inside, open_store
+from ftsupervise.checkpoints.verify import CheckpointState, Scope, Thoroughness, verify
 from ftsupervise.cli import ftsupervise
 from ftsupervise.errors import NotFound, NotPermitted, UsageError
 from ftsupervise.host.ownership import Reach

@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from ftsupervise.checkpoints.find import Scope, Thoroughness, checkpoints_in, choose, verify
+from ftsupervise.checkpoints.find import checkpoints_in, choose
+from ftsupervise.checkpoints.verify import Scope, Thoroughness, verify
 from tests.story.power_loss import RECORDER, Disk, recorded
 
 FULL = Scope(Thoroughness.FULL)

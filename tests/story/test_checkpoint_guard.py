@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from ftsupervise import Guard
-from ftsupervise.checkpoints.find import CheckpointState, Scope, Thoroughness, verify
 from ftsupervise.checkpoints.manifest import FOLDER_NAME, leave_list, list_of, rank_in, read_manifest
+from ftsupervise.checkpoints.verify import CheckpointState, Scope, Thoroughness, verify
 from ftsupervise.rundir.attempt_pages import read_page
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.truth import Resumed

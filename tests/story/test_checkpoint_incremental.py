@@ -13,9 +13,9 @@ import pytest
 
 from ftsupervise import Guard
 from ftsupervise.checkpoints.commit import base_for, share
-from ftsupervise.checkpoints.find import CheckpointState, Scope, Thoroughness, verify
 from ftsupervise.checkpoints.manifest import contents_of
 from ftsupervise.checkpoints.retain import remove, sweep
+from ftsupervise.checkpoints.verify import CheckpointState, Scope, Thoroughness, verify
 from ftsupervise.rundir.paths import ENV_ATTEMPT_DIR, ENV_RUN_DIR, ENV_STAGING
 
 FULL = Scope(Thoroughness.FULL)

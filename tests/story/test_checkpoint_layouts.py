@@ -14,10 +14,11 @@ from pathlib import Path
 import pytest
 
 from ftsupervise.checkpoints.commit import NotComplete, commit
-from ftsupervise.checkpoints.find import CheckpointState as State
-from ftsupervise.checkpoints.find import Scope, Thoroughness, Verdict, choose, verify
+from ftsupervise.checkpoints.find import choose
 from ftsupervise.checkpoints.manifest import CheckpointLayout as Layout
 from ftsupervise.checkpoints.manifest import read_manifest
+from ftsupervise.checkpoints.verify import CheckpointState as State
+from ftsupervise.checkpoints.verify import Scope, Thoroughness, Verdict, verify
 
 FULL = Scope(Thoroughness.FULL)
 

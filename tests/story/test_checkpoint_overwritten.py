@@ -12,10 +12,11 @@ from click.testing import CliRunner
 
 from ftsupervise import Guard
 from ftsupervise.checkpoints.commit import commit
-from ftsupervise.checkpoints.find import CheckpointState as State
-from ftsupervise.checkpoints.find import Scope, Thoroughness, choose, newest, verify
+from ftsupervise.checkpoints.find import choose, newest
 from ftsupervise.checkpoints.manifest import manifest_of, read_manifest
 from ftsupervise.checkpoints.retain import remove, sweep
+from ftsupervise.checkpoints.verify import CheckpointState as State
+from ftsupervise.checkpoints.verify import Scope, Thoroughness, verify
 from ftsupervise.cli import ftsupervise
 from tests.story.test_checkpoint_layouts import archive, deepspeed, megatron
 

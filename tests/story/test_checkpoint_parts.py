@@ -16,10 +16,10 @@ import pytest
 
 from ftsupervise.checkpoints.commit import commit
 from ftsupervise.checkpoints.digest import BLOCK
-from ftsupervise.checkpoints.find import CheckpointState, Scope, Thoroughness, verify
 from ftsupervise.checkpoints.offload import CopyDamaged, OffloadReport, offload
 from ftsupervise.checkpoints.restore import copies_in, restore
 from ftsupervise.checkpoints.stores import FolderStore
+from ftsupervise.checkpoints.verify import CheckpointState, Scope, Thoroughness, verify
 from tests.neighbours.patience import wait_until
 
 BLOCKS = 6

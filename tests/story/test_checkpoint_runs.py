@@ -13,8 +13,9 @@ from click.testing import CliRunner
 
 from ftsupervise import Guard
 from ftsupervise.checkpoints.commit import Origin, commit
-from ftsupervise.checkpoints.find import names_of_other_runs, sizes_back, verify
+from ftsupervise.checkpoints.find import names_of_other_runs, sizes_back
 from ftsupervise.checkpoints.manifest import read_manifest
+from ftsupervise.checkpoints.verify import verify
 from ftsupervise.cli import ftsupervise
 from ftsupervise.rundir.lineage import Belongs, belongs, keep_lineage, read_lineage
 from ftsupervise.rundir.paths import RunDir

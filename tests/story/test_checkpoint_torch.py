@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from ftsupervise.checkpoints.commit import NotComplete, commit
-from ftsupervise.checkpoints.find import CheckpointState as State
-from ftsupervise.checkpoints.find import Scope, Thoroughness, verify
 from ftsupervise.checkpoints.layouts import shard_sizes
 from ftsupervise.checkpoints.manifest import CheckpointLayout, read_manifest
+from ftsupervise.checkpoints.verify import CheckpointState as State
+from ftsupervise.checkpoints.verify import Scope, Thoroughness, verify
 
 pytestmark = pytest.mark.torch
 torch = pytest.importorskip("torch")

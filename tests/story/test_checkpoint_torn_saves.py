@@ -13,10 +13,11 @@ import pytest
 from click.testing import CliRunner
 
 from ftsupervise.checkpoints.commit import commit
-from ftsupervise.checkpoints.find import CheckpointState as State
-from ftsupervise.checkpoints.find import newest, verify
+from ftsupervise.checkpoints.find import newest
 from ftsupervise.checkpoints.layouts import numbers_in
 from ftsupervise.checkpoints.manifest import read_manifest
+from ftsupervise.checkpoints.verify import CheckpointState as State
+from ftsupervise.checkpoints.verify import verify
 from ftsupervise.cli import ftsupervise
 from tests.story.test_checkpoint_layouts import archive
 

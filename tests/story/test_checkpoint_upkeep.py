@@ -18,8 +18,9 @@ import pytest
 from click.testing import CliRunner
 
 from ftsupervise.checkpoints.commit import Origin, commit
-from ftsupervise.checkpoints.find import CheckpointState, Scope, Thoroughness, newest, verify
+from ftsupervise.checkpoints.find import newest
 from ftsupervise.checkpoints.retain import REMOVING, sweep
+from ftsupervise.checkpoints.verify import CheckpointState, Scope, Thoroughness, verify
 from ftsupervise.cli import ftsupervise
 
 Type = Callable[..., Any]

@@ -11,9 +11,10 @@ import pytest
 
 from ftsupervise.checkpoints import digest
 from ftsupervise.checkpoints.commit import NotComplete, Origin, commit
-from ftsupervise.checkpoints.find import CheckpointState as State
-from ftsupervise.checkpoints.find import Scope, Thoroughness, checkpoints_in, choose, newest, verify
+from ftsupervise.checkpoints.find import checkpoints_in, choose, newest
 from ftsupervise.checkpoints.manifest import manifest_of
+from ftsupervise.checkpoints.verify import CheckpointState as State
+from ftsupervise.checkpoints.verify import Scope, Thoroughness, verify
 
 FULL, SIZES = Scope(Thoroughness.FULL), Scope()
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from ftsupervise.checkpoints.find import CheckpointState, Scope, Thoroughness, verify
+from ftsupervise.checkpoints.verify import CheckpointState, Scope, Thoroughness, verify
 
 pytestmark = [
     pytest.mark.torch,

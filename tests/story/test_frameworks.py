@@ -16,7 +16,8 @@ from typing import Any
 
 import pytest
 
-from ftsupervise.checkpoints.find import CheckpointState, Scope, Thoroughness, checkpoints_in, verify
+from ftsupervise.checkpoints.find import checkpoints_in
+from ftsupervise.checkpoints.verify import CheckpointState, Scope, Thoroughness, verify
 from ftsupervise.rundir.fence import open_area, seal
 from ftsupervise.rundir.heartbeat_page import read_beats
 from ftsupervise.rundir.paths import RunDir

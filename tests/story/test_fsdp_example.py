@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from ftsupervise.checkpoints.find import CheckpointState, Scope, Thoroughness, verify
+from ftsupervise.checkpoints.verify import CheckpointState, Scope, Thoroughness, verify
 from ftsupervise.rundir.paths import RunDir
 from tests.manual.blocks import ROOT
 

@@ -15,11 +15,12 @@ import pytest
 
 from ftsupervise import Guard
 from ftsupervise.checkpoints.commit import Origin, commit
-from ftsupervise.checkpoints.find import Scope, Thoroughness, checkpoints_in, verify
+from ftsupervise.checkpoints.find import checkpoints_in
 from ftsupervise.checkpoints.manifest import encoded, read_manifest
 from ftsupervise.checkpoints.offload import offload
 from ftsupervise.checkpoints.restore import copies_in, restore
 from ftsupervise.checkpoints.stores import FolderStore
+from ftsupervise.checkpoints.verify import Scope, Thoroughness, verify
 from ftsupervise.cli.checkpoint_upkeep import now
 from ftsupervise.config.load import dump, loads
 from tests.neighbours.patience import wait_until

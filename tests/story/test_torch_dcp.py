@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from ftsupervise.checkpoints.find import CheckpointState, Scope, Thoroughness, newest, verify
+from ftsupervise.checkpoints.find import newest
+from ftsupervise.checkpoints.verify import CheckpointState, Scope, Thoroughness, verify
 from ftsupervise.rundir import fence
 from ftsupervise.rundir.paths import RunDir
 from tests.manual.blocks import marked

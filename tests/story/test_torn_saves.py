@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from ftsupervise.checkpoints.find import CheckpointState, verify
 from ftsupervise.checkpoints.quarantine import quarantined, set_aside
 from ftsupervise.checkpoints.torn import Torn, find_torn
+from ftsupervise.checkpoints.verify import CheckpointState, verify
 from ftsupervise.checkpoints.written import is_own
 from ftsupervise.rundir.ledger import ledger
 from ftsupervise.rundir.paths import RunDir

@@ -12,7 +12,8 @@ import pytest
 from ftsupervise.model import Cause, CauseKind, End, Failure, FailureKind, NodeRanks, Standstill, ended
 from ftsupervise.nodes import incidents, selector
 from ftsupervise.nodes.exclude import fitting
-from ftsupervise.nodes.incidents import CLEARED, EXCLUDE, TRUST, Incident, NodeHistory, Override, judge, margin
+from ftsupervise.nodes.incidents import CLEARED, EXCLUDE, TRUST, Incident, NodeHistory, Override
+from ftsupervise.nodes.judging import judge, margin, seen_on
 from ftsupervise.nodes.selector import against, known_as
 from ftsupervise.ranks.hang_detector import HangState, HangVerdict
 from ftsupervise.ranks.hang_monitor import cause_of
@@ -95,7 +96,7 @@ def test_the_margin(nodes: int, spares: int, most: int) -> None:
 def test_a_failure_that_goes_with_the_rank_blames_no_node() -> None:
     went = [trouble(node, rank="1", ago=n) for n, node in enumerate(["node-1", "node-1", "node-2"])]
     assert states(*went) == {}
-    assert incidents.follows(went, went[0]) == ("node-1", "node-2")
+    assert seen_on(went, went[0]) == ("node-1", "node-2")
 
 
 def test_one_that_stays_with_the_node_does_whatever_rank_runs_there() -> None:

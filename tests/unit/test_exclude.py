@@ -21,7 +21,7 @@ from ftsupervise.scheduler.allocation import Allocation
 from tests.neighbours.queue import Queue
 
 NOW = datetime.now(timezone.utc)
-BAD = incidents.JudgedNode("n7", 3.0, "excluded", "a failed health command")
+BAD = judging.JudgedNode("n7", 3.0, "excluded", "a failed health command")
 ENDED = End(Cause(CauseKind.EXIT, code=1), Failure(FailureKind.CODE, "exit 1"), 1)
 
 

@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from ftsupervise.hostlist import compress_hostlist, expand_hostlist
-from ftsupervise.nodes import exclude, incidents
+from ftsupervise.nodes import exclude, incidents, judging
 from ftsupervise.report import output
 from ftsupervise.run import exit_analysis
 from ftsupervise.rundir import heartbeat_page, launches, ledger, switches
@@ -54,7 +54,7 @@ def read_all(run: RunDir) -> list[str]:
         repr(ledger.ledger(run)),
         repr([(one, NOW - one.at, one.at.astimezone()) for one in launches.launches(run)]),
         repr(launches.people(run)),
-        repr((known, incidents.judge(known, 1, NOW), exclude.our_exclusions(run.nodes, "7"))),
+        repr((known, judging.judge(known, 1, NOW), exclude.our_exclusions(run.nodes, "7"))),
         repr(
             [
                 (one, one.late_by(NOW), NOW + (one.every or timedelta()))

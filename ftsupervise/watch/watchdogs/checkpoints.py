@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from ftsupervise.checkpoints.find import CheckpointState
+from ftsupervise.checkpoints.verify import CheckpointState
 from ftsupervise.findings import Finding, Severity, Words
 from ftsupervise.printable import to_type
 from ftsupervise.probe import Entry, Missing, NotSeen, Tree
