@@ -1,7 +1,7 @@
 """Chooses the step from which the next attempt begins: the newest one whose snapshot all ranks hold, or that of the
 disk. Pure.
 
-A snapshot is only taken where nothing is doubtful. All ranks hold the same step of the same attempt with the same world
+A snapshot is only chosen where nothing is doubtful. All ranks hold the same step of the same attempt with the same world
 size, and that attempt came to it before a later one went back behind it: an older attempt's steps after the one that
 the next attempt began from are an abandoned future. A slot that is torn, or whose node did not answer, is not in the
 list at all.
