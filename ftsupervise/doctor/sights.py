@@ -9,8 +9,8 @@ import os
 import socket
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from datetime import datetime
-from importlib import import_module
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -171,11 +171,12 @@ def place_of(path: Path, probe: Probe) -> PlaceSeen | NotSeen:
 
 def reach(run: Run) -> tuple[ReceiverSeen, ...]:
     """Try whether each receiver can be reached: its secret, its server or its file. Nothing is sent."""
-    from ftsupervise.alerts.receivers import MODULES
+    from ftsupervise.alerts.receivers import Broken, sender
 
     named, found = run.alerts.named, dict[str, ReceiverSeen]()
     for one in named.values():  # before there are threads, which would wait for each other's imports
-        import_module(MODULES[one.kind])
+        with suppress(Broken):  # said below, with its name
+            sender(one.kind)
 
     def try_one(name: str) -> None:
         found[name] = _receiver(name, named[name])
@@ -191,8 +192,9 @@ def reach(run: Run) -> tuple[ReceiverSeen, ...]:
 
 
 def _receiver(name: str, receiver: Receiver) -> ReceiverSeen:
-    from ftsupervise.alerts.receivers import Broken, TryLater, address_of
+    from ftsupervise.alerts.receivers import Broken, TryLater, address_of, redact
 
+    address = None
     try:
         address = address_of(receiver)
         if address is not None:
@@ -207,11 +209,13 @@ def _receiver(name: str, receiver: Receiver) -> ReceiverSeen:
     except OSError as error:
         at = f"{address[0]}:{address[1]}" if address is not None else receiver.kind
         return ReceiverSeen(name, "", f"{at} cannot be reached: {error.strerror or error}")
+    except Exception as error:  # the code of another package, which costs it no more than this line
+        return ReceiverSeen(name, "", f"{receiver.kind}: {type(error).__name__}: {redact(error)}")
     return ReceiverSeen(name, where)
 
 
 def _other(receiver: Receiver) -> str:
-    """Look at a receiver that is a program or a file. Raises Broken."""
+    """Look at a receiver that names no server. Raises Broken."""
     from ftsupervise.alerts.receivers import Broken
 
     settings: Any = receiver.settings
@@ -224,7 +228,7 @@ def _other(receiver: Receiver) -> str:
         if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK) or settings.path.is_dir():
             raise Broken(f"{settings.path} cannot be written: {folder} is not there, or not yours to write")
         return f"{settings.path} can be written"
-    return "its addresses are set"
+    return "its addresses are set" if receiver.kind == "apprise" else "its settings can be used"
 
 
 def _cron(run: Run | None, scheduler: Slurm | None, now: datetime, env: Mapping[str, str]) -> CronSeen:

@@ -58,7 +58,7 @@ def jobs_left(jobs: Sequence[Job]) -> JobsLeft | None:
 
 def ask_queues(runs: Sequence[RunReading], env: Mapping[str, str], *, always: str = "") -> QueuesSeen:
     """Ask each scheduler once. ``always``: one that is asked even where no run needs it."""
-    kinds = [_kind(run) for run in runs]
+    kinds = [scheduler_of(run) for run in runs]
     wanted = dict.fromkeys([kind for kind in kinds if kind] + ([always] if always else []))
     if not wanted:
         return QueuesSeen(tuple(QueueSeen() for _ in runs))
@@ -85,7 +85,7 @@ def ask_queues(runs: Sequence[RunReading], env: Mapping[str, str], *, always: st
     return QueuesSeen(tuple(found), tuple(sorted(warnings)), others)
 
 
-def _kind(run: RunReading) -> str:
+def scheduler_of(run: RunReading) -> str:
     """Return the scheduler whose queue its jobs are in; "" where it has none."""
     if run.records:
         return run.records[-1].scheduler or "auto"

@@ -12,49 +12,8 @@ import pytest
 from ftsupervise import scheduler
 from ftsupervise.errors import SchedulerUnavailable
 
-# The file: a pen of scripts that wait until somebody starts them.
-PEN = """
-import json, os
-from pathlib import Path
-from ftsupervise.host.ownership import user_name
-from ftsupervise.model import Job, JobState, Submitted
-from ftsupervise.scheduler.parse import directives
-
-
-class Pen:
-    kind = "pen"
-
-    def __init__(self, env=None):
-        self.root, self.warnings = Path((env or os.environ)["PEN"]), set()
-
-    def queue(self, *, users=()):
-        return tuple(self._job(page) for page in sorted(self.root.glob("*.json")))
-
-    def submit(self, script, *, script_path, token, env=None):
-        number = len(list(self.root.iterdir())) + 1
-        page = {"script": str(script_path), "comment": directives(script)["comment"], "name": directives(script)["job-name"]}
-        (self.root / f"{number}.json").write_text(json.dumps(page))
-        return Submitted(f"pen-{number}")
-
-    def find(self, token):
-        return tuple(job for job in self.queue() if token in job.comment)
-
-    def cancel(self, job_id, *, only_pending=False):
-        (self.root / f"{job_id.removeprefix('pen-')}.json").unlink(missing_ok=True)
-
-    def hold(self, job_id): ...
-
-    def release(self, job_id): ...
-
-    def describe(self, job_id):
-        return next((job for job in self.queue() if job.id == job_id), None)
-
-    def _job(self, page):
-        one = json.loads(page.read_text())
-        number = f"pen-{page.stem}"
-        return Job(number, number, one["name"], user_name(), JobState.PENDING, comment=one["comment"])
-"""
-# The line.
+NEIGHBOURS = Path(__file__).parents[1] / "neighbours"
+# What a scheduler needs besides its file, tests/neighbours/pen.py.
 LINE = """
 from ftsupervise import scheduler
 scheduler.SCHEDULERS["pen"] = scheduler.SchedulerKind("pen:Pen", "pen-", lambda env: "PEN" in env)
@@ -64,12 +23,15 @@ main()
 
 
 def test_a_third_scheduler_is_one_file_and_one_line(tmp_path: Path) -> None:
-    (tmp_path / "pen.py").write_text(PEN)
     (tmp_path / "pen").mkdir()
     config = tmp_path / "ftsupervise.yaml"
     config.write_text("name: t\nscheduler: pen\nlaunch: {command: touch trained, jobs: 1}\n")
     env = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM", "FTSUPERVISE"))}
-    env |= {"PEN": str(tmp_path / "pen"), "FTSUPERVISE_STATE_DIR": str(tmp_path / "state"), "PYTHONPATH": str(tmp_path)}
+    env |= {
+        "PEN": str(tmp_path / "pen"),
+        "FTSUPERVISE_STATE_DIR": str(tmp_path / "state"),
+        "PYTHONPATH": str(NEIGHBOURS),
+    }
 
     def say(*words: str, code: int = 0) -> str:
         done = subprocess.run(
@@ -89,6 +51,12 @@ def test_a_third_scheduler_is_one_file_and_one_line(tmp_path: Path) -> None:
     )
     assert (tmp_path / "trained").exists()
     assert "pen-1" in say("status", "."), "the attempt ran in it"
+
+    (tmp_path / "pen").rename(tmp_path / "away")
+    said = say("status", ".")
+    assert "cannot be used: No such file" in said
+    assert "scontrol" not in said, "that is Slurm's"
+    (tmp_path / "away").rename(tmp_path / "pen")
 
     config.write_text(config.read_text().replace("scheduler: pen", "scheduler: pem"))
     assert "'pen'" in say("config", "show", code=78)

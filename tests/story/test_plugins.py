@@ -142,6 +142,25 @@ def test_the_finding_of_another_packages_watchdog_is_delivered_by_another_packag
 
 
 @pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ("", "ok      receiver spool   its settings can be used"),
+        ("def address(settings): return '127.0.0.1', 1", "wrong   receiver spool   127.0.0.1:1 cannot be reached: "),
+        ("def address(settings): return 1 / 0", "wrong   receiver spool   spool: ZeroDivisionError: division by zero"),
+        ("raise RuntimeError('old')", " cannot be loaded: RuntimeError: old"),
+    ],
+)
+def test_doctor_tries_a_receiver_of_another_package(home: Home, more: str, said: str) -> None:
+    module = home.site / "readme_watch" / "receiver.py"
+    before = module.read_text()
+    module.write_text(f"{before}\n{more}\n")
+    try:
+        assert said in home.say("doctor", code=1, env={"FTSUPERVISE_STATE_DIR": str(home.folder / "state")})
+    finally:
+        module.write_text(before)
+
+
+@pytest.mark.parametrize(
     ("before", "after", "said"),
     [
         ("path: README", "pth: README", "5:12: watch.readme: unknown key 'pth'; did you mean 'path'?"),

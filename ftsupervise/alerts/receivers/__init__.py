@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from ftsupervise import secrecy
@@ -149,15 +150,29 @@ def delivered_to(receiver: Receiver) -> str:
 
 def address_of(receiver: Receiver) -> tuple[str, int] | None:
     """Return the host and port that ``send`` would speak to, a proxy's where one stands before it; None: it is a file, a
-    program, or addresses of Apprise's. Raises Broken or TryLater where its secret cannot be used.
+    program, or addresses of Apprise's, or its module has no ``address``. Raises Broken or TryLater where its secret, or the
+    package that brings it, cannot be used.
     """
     found: tuple[str, int] | None = None
-    module = import_module(MODULES[receiver.kind])
+    module, settings = _module_of(receiver)
     if hasattr(module, "address"):
-        found = module.address(receiver.settings)
+        found = module.address(settings)
     elif receiver.kind == "apprise":
-        read_secret(receiver.settings, "urls")
+        read_secret(settings, "urls")
     return found
+
+
+def _module_of(receiver: Receiver) -> tuple[ModuleType, Any]:
+    """Return the module of a receiver, and its settings as that takes them."""
+    if receiver.kind in MODULES:
+        return import_module(MODULES[receiver.kind]), receiver.settings
+    from ftsupervise.config.plugged import as_used, module_of
+
+    try:
+        module = module_of(plugins.RECEIVERS, receiver.kind)
+        return module, as_used(plugins.RECEIVERS, receiver.kind, receiver.settings)
+    except PluginUnusable as error:
+        raise Broken(error.message) from None
 
 
 # Secrets are read when a message is sent, from a file only its owner can read or from the environment. They live in local
