@@ -29,7 +29,7 @@ class Severity(IntEnum):
 # ------------------------------------------------------------------------------------------------------ findings
 
 # What is found beside the watchdogs, by the names that its alerts have: by the tick itself, by the cron; and events ("run").
-BESIDES = ("chain", "switches", "storage", "slurm", "watch", "receiver", "alert-journal", "cron", "run")
+BESIDES = ("chain", "switches", "storage", "slurm", "scheduler", "watch", "receiver", "alert-journal", "cron", "run")
 
 
 @dataclass(frozen=True)

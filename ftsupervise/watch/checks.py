@@ -27,6 +27,7 @@ from ftsupervise.rundir.launches import launches
 from ftsupervise.rundir.ledger import ledger
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.records import ExactObject, read_record, write_json
+from ftsupervise.scheduler import SLURM
 from ftsupervise.scheduler.ownership import by_mark, candidates, identify, jobs_of_run
 from ftsupervise.truth import Health
 from ftsupervise.units import show_duration
@@ -46,6 +47,11 @@ WORDS = {
         "It is not known whether these runs are running: {runs}. Nothing is known to be wrong.",
         "scontrol ping; sinfo",
         "wait for it, or tell your administrator; running jobs are not harmed by it",
+    ),
+    "scheduler": Words(
+        "It is not known whether these runs are running: {runs}. Nothing is known to be wrong.",
+        "ftsupervise status",
+        "wait for it, or tell its administrator; nothing was changed",
     ),
     "settings": Words(
         _SETTINGS,
@@ -116,12 +122,15 @@ def ask(scheduler: Scheduler, users: Sequence[str]) -> QueueAnswer:
         return QueueAnswer(None, error.message, scheduler.kind)
 
 
-def slurm_finding(queue: QueueAnswer, now: datetime, runs: Iterable[str]) -> Finding:
-    """Report whether the controller answers. One alert for all runs."""
+def queue_finding(queue: QueueAnswer, now: datetime, runs: Iterable[str]) -> Finding:
+    """Report whether the scheduler answers. One alert for all runs."""
     blind = queue.jobs is None
-    text = f"slurm unreachable: {queue.blind}" if blind else "Slurm answers"
     names = {"runs": ", ".join(sorted(runs)) or "none"}
-    return WORDS["slurm"].finding(("", "slurm", "controller"), Health.of(blind), text, now, names=names)
+    if queue.kind == SLURM:
+        text = f"slurm unreachable: {queue.blind}" if blind else "Slurm answers"
+        return WORDS["slurm"].finding(("", "slurm", "controller"), Health.of(blind), text, now, names=names)
+    text = f"{queue.kind} unreachable: {queue.blind}" if blind else f"{queue.kind} answers"
+    return WORDS["scheduler"].finding(("", "scheduler", queue.kind), Health.of(blind), text, now, names=names)
 
 
 class Unanswered(str):

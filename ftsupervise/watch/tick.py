@@ -32,7 +32,7 @@ from ftsupervise.truth import Health
 from ftsupervise.units import show_duration
 from ftsupervise.watch import checks
 from ftsupervise.watch import roster as rosters
-from ftsupervise.watch.checks import QueueAnswer, Unanswered, host_finding, settings_finding, slurm_finding
+from ftsupervise.watch.checks import QueueAnswer, Unanswered, host_finding, settings_finding
 from ftsupervise.watch.roster import MessagesSent, Roster, RunDirChecked, RunReport, TickProgress
 from ftsupervise.watch.tour import (
     BOUND,
@@ -44,9 +44,8 @@ from ftsupervise.watch.tour import (
     TickOrders,
     Tour,
     needed_queues,
+    queue_findings,
     send,
-    slurm_queue,
-    unfinished,
 )
 from ftsupervise.watch.watchdogs import WATCHDOGS, load_watchdog
 
@@ -155,9 +154,7 @@ def _in_general(orders: TickOrders, progress: TickProgress, away: str) -> list[t
     labels = map(progress.roster.label, range(len(progress.runs)))
     checked = [settings_finding(label, r.trouble, orders.now) for label, r in zip(labels, progress.runs, strict=True)]
     findings = [one for one in checked if one.health is Health.BAD or one.subject in known]
-    queue = slurm_queue(progress)
-    if queue is not None:
-        findings.append(slurm_finding(queue, orders.now, [run.name for run in unfinished(progress)]))
+    findings += queue_findings(progress, orders.now)
     host = host_finding(ownership.own_folder_taken(), orders.now)
     if host.health is Health.BAD or host.subject in known:
         findings.append(host)

@@ -42,13 +42,13 @@ from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.starting_over import PercentOver, StartOver, began_again, starts_over
 from ftsupervise.rundir.switches import KILL, read_finished, read_switch
 from ftsupervise.rundir.watched import MOST, FiringAlert, WatchFound, read_found, write_found
-from ftsupervise.scheduler import SCHEDULERS, SLURM
+from ftsupervise.scheduler import SCHEDULERS
 from ftsupervise.scheduler.ownership import own_job_ids
 from ftsupervise.truth import Health, OnlyTold
 from ftsupervise.units import show_duration
 from ftsupervise.watch import checks
 from ftsupervise.watch import roster as rosters
-from ftsupervise.watch.checks import QueueAnswer, RunLook, ask, look_at, settings_finding, slurm_finding, write_memory
+from ftsupervise.watch.checks import QueueAnswer, RunLook, ask, look_at, queue_finding, settings_finding, write_memory
 from ftsupervise.watch.roster import (
     DirectoryFound,
     MessagesSent,
@@ -375,10 +375,7 @@ def bad_in_general(progress: TickProgress, now: datetime) -> list[Finding]:
     """Return the findings that may explain one of any run, and that have alerts of their own."""
     troubles = ((progress.roster.label(i), run.trouble) for i, run in enumerate(progress.runs) if run.trouble)
     found = [settings_finding(label, why, now) for label, why in troubles]
-    queue = slurm_queue(progress)
-    if queue is not None and queue.jobs is None:
-        found.append(slurm_finding(queue, now, [run.name for run in unfinished(progress)]))
-    return found
+    return found + [one for one in queue_findings(progress, now) if one.health is Health.BAD]
 
 
 def unfinished(progress: TickProgress) -> list[Run]:
@@ -393,8 +390,16 @@ def needed_queues(progress: TickProgress) -> list[QueueAnswer]:
     return [(progress.queues or {})[word] for word in words if word in (progress.queues or {})]
 
 
-def slurm_queue(progress: TickProgress) -> QueueAnswer | None:
-    return next((queue for queue in needed_queues(progress) if queue.kind == SLURM), None)
+def queue_findings(progress: TickProgress, now: datetime) -> list[Finding]:
+    """Return whether each scheduler answers on which a run depends that has not finished, but for those whose queue lies in the
+    state directory."""
+    asked = {queue.kind: queue for queue in needed_queues(progress) if queue.kind in SCHEDULERS}
+    runs = [(queue_of(run, progress.queues or {}).kind, run.name) for run in unfinished(progress)]
+    return [
+        queue_finding(queue, now, [name for of, name in runs if of == kind])
+        for kind, queue in asked.items()
+        if not SCHEDULERS[kind].in_state
+    ]
 
 
 def _notify(

@@ -24,7 +24,7 @@ class Pen:
     kind = "pen"
 
     def __init__(self, env: Mapping[str, str] | None = None) -> None:
-        self.root = Path((os.environ if env is None else env)["PEN"])
+        self.root = Path((os.environ if env is None else env).get("PEN", "/var/spool/pen"))
         self.warnings: set[str] = set()
 
     def queue(self, *, users: Sequence[str] = ()) -> tuple[Job, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,8 +13,8 @@ import pytest
 from ftsupervise import scheduler
 from ftsupervise.errors import SchedulerUnavailable
 
-NEIGHBOURS = Path(__file__).parents[1] / "neighbours"
-# What a scheduler needs besides its file, tests/neighbours/pen.py.
+PEN = Path(__file__).parents[1] / "neighbours" / "pen.py"
+# What a scheduler needs besides its file.
 LINE = """
 from ftsupervise import scheduler
 scheduler.SCHEDULERS["pen"] = scheduler.SchedulerKind("pen:Pen", "pen-", lambda env: "PEN" in env)
@@ -23,15 +24,12 @@ main()
 
 
 def test_a_third_scheduler_is_one_file_and_one_line(tmp_path: Path) -> None:
+    shutil.copy(PEN, tmp_path)
     (tmp_path / "pen").mkdir()
     config = tmp_path / "ftsupervise.yaml"
     config.write_text("name: t\nscheduler: pen\nlaunch: {command: touch trained, jobs: 1}\n")
     env = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM", "FTSUPERVISE"))}
-    env |= {
-        "PEN": str(tmp_path / "pen"),
-        "FTSUPERVISE_STATE_DIR": str(tmp_path / "state"),
-        "PYTHONPATH": str(NEIGHBOURS),
-    }
+    env |= {"PEN": str(tmp_path / "pen"), "FTSUPERVISE_STATE_DIR": str(tmp_path / "state"), "PYTHONPATH": str(tmp_path)}
 
     def say(*words: str, code: int = 0) -> str:
         done = subprocess.run(
@@ -43,6 +41,15 @@ def test_a_third_scheduler_is_one_file_and_one_line(tmp_path: Path) -> None:
     assert "srun" not in say("launch", "--dry-run"), "that is Slurm's"
     assert "submitted as job pen-1" in say("launch")
     assert "1 job left" in say("status", ".")
+
+    (tmp_path / "pen").rename(tmp_path / "away")
+    said = say("status", ".")
+    assert "cannot be used: No such file" in said
+    assert "scontrol" not in said, "that is Slurm's"
+    assert "fired: pen unreachable: the pen" in say("watch", ".", code=1)
+    (tmp_path / "away").rename(tmp_path / "pen")
+    assert "resolved: pen unreachable" in say("watch", ".")
+
     assert "t is in the queue already: pen-1" in say("launch", code=75)
     assert "after job pen-1" in say("launch", "--after", "pen-1")
     job = {**env, "FTSUPERVISE_JOB_ID": "pen-1"}
@@ -51,12 +58,6 @@ def test_a_third_scheduler_is_one_file_and_one_line(tmp_path: Path) -> None:
     )
     assert (tmp_path / "trained").exists()
     assert "pen-1" in say("status", "."), "the attempt ran in it"
-
-    (tmp_path / "pen").rename(tmp_path / "away")
-    said = say("status", ".")
-    assert "cannot be used: No such file" in said
-    assert "scontrol" not in said, "that is Slurm's"
-    (tmp_path / "away").rename(tmp_path / "pen")
 
     config.write_text(config.read_text().replace("scheduler: pen", "scheduler: pem"))
     assert "'pen'" in say("config", "show", code=78)

@@ -192,7 +192,7 @@ def check(look: Look, settings: Settings) -> Iterator[Finding]:
     if look.jobs is None and look.rundir.finished.exists():
         yield look.finding("job", Health.OK, _over(look), WORDS["job"])
     elif look.jobs is None:
-        yield look.finding("job", Health.UNKNOWN, f"Slurm could not be asked: {look.blind}", WORDS["job"])
+        yield look.finding("job", Health.UNKNOWN, f"the queue could not be asked: {look.blind}", WORDS["job"])
     else:
         yield _job(look, look.jobs, settings)
         yield _successor(look, look.jobs)
