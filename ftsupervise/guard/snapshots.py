@@ -33,7 +33,7 @@ from ftsupervise.guard.loop_state import LoopState
 from ftsupervise.guard.resume import refuse
 from ftsupervise.guard.settings import RankContext, Voice, whole
 from ftsupervise.guard.stop_reasons import StopReasons
-from ftsupervise.host.memory import is_private
+from ftsupervise.host.ownership import is_private
 from ftsupervise.rundir.attempt_pages import write_page
 from ftsupervise.rundir.paths import ENV_GUARD, ENV_RESTART, ENV_SNAPSHOT_KEPT, ENV_SNAPSHOT_STEP, ENV_SNAPSHOTS
 from ftsupervise.snapshots import room

@@ -9,10 +9,11 @@ from __future__ import annotations
 import fcntl
 import os
 import re
-import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
+
+from ftsupervise.host.ownership import is_private
 
 _NO_LIMIT = 1 << 60  # v1 writes about 2^63 for "no limit"
 _LEVELS = 3  # the tightest cgroups above us; Slurm nests job, step and task
@@ -242,15 +243,6 @@ class OomVictims:
 # opened by its own name, never through a link. Standard library only: the node agents and the guard load this.
 
 SHARED_MEMORY = "/dev/shm"
-
-
-def is_private(folder: str) -> bool:
-    """Return whether it is a directory that only this account may write."""
-    try:
-        found = os.lstat(folder)
-    except OSError:
-        return False
-    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o022
 
 
 def make_private(folder: str) -> bool:

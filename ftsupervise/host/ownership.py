@@ -477,10 +477,10 @@ def private_folder(directory: Path) -> Path | None:
     return directory
 
 
-def is_private(folder: Path) -> bool:
+def is_private(folder: Path | str) -> bool:
     """Return whether it is a folder of this account that no other may write. False where that cannot be seen."""
     try:
-        found = folder.lstat()
+        found = os.lstat(folder)
     except OSError:
         return False
     return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o022

@@ -18,7 +18,8 @@ from pathlib import Path
 from time import monotonic
 
 from ftsupervise.host import processes
-from ftsupervise.host.memory import OomVictims, is_private
+from ftsupervise.host.memory import OomVictims
+from ftsupervise.host.ownership import is_private
 from ftsupervise.host.processes import ProcessStat, process_stat
 from ftsupervise.ranks.protocol import RankExit
 from ftsupervise.ranks.shm_dir import ExitFifo, newest_attempt, was_removed

@@ -14,7 +14,8 @@ import re
 import time
 from collections.abc import Callable, Collection
 
-from ftsupervise.host.memory import SHARED_MEMORY, hold, is_private, make_private, names_in, remove_empty
+from ftsupervise.host.memory import SHARED_MEMORY, hold, make_private, names_in, remove_empty
+from ftsupervise.host.ownership import is_private
 from ftsupervise.rundir.heartbeat_page import EXIT_FIFO
 
 STANDBY_LOG = "standby.log"  # in the directory of standbys (warm/restarts.py)

@@ -21,7 +21,8 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from ftsupervise.host import processes
-from ftsupervise.host.memory import SHARED_MEMORY, HostMemory, hold, is_private, make_private, names_in, remove_empty
+from ftsupervise.host.memory import SHARED_MEMORY, HostMemory, hold, make_private, names_in, remove_empty
+from ftsupervise.host.ownership import is_private
 from ftsupervise.rundir.paths import ENV_SNAPSHOTS
 from ftsupervise.snapshots.slots import PAGE, PIECE
 
