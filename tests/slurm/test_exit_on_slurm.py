@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -176,5 +177,8 @@ def test_a_job_whose_output_hangs_is_ended_by_the_kill_switch_and_slurm_holds_on
 def waits_of_slurmstepd() -> str:
     """Where in the kernel its threads wait."""
     found = [one.pid for one in processes.living() if one.name == "slurmstepd"]
-    threads = [thread for pid in found for thread in Path(f"/proc/{pid}/task").glob("*/wchan")]
-    return " ".join(thread.read_text() for thread in threads)
+    words = []
+    for thread in (thread for pid in found for thread in Path(f"/proc/{pid}/task").glob("*/wchan")):
+        with suppress(OSError):  # it has ended meanwhile
+            words.append(thread.read_text())
+    return " ".join(words)

@@ -23,7 +23,7 @@ JOB = """#!/bin/bash
 #SBATCH --constraint=h100 --mem=900G --time=2-00:00:00 --output=logs/%j.out
 srun python3 train.py
 """
-GUARD = """import time
+GUARD = """import os, time
 from ftsupervise import Guard
 guard = Guard()
 newest = guard.latest()
@@ -33,7 +33,8 @@ for step in range(first, 9000):
     decision = guard.step(step)
     if decision.save:
         with guard.checkpoint(step) as folder:
-            (folder / "step").write_text(str(step))
+            if os.environ["SLURM_PROCID"] == "0":  # the other would write it again while its digest is made
+                (folder / "step").write_text(str(step))
     if decision.stop:
         break
 """
