@@ -45,6 +45,7 @@ _CLOCK = 2.0  # seconds between two clocks, beyond which ages of files mislead
 _LITTLE_SHARED = 256 << 20  # bytes of /dev/shm: a container's 64 MB are too few for NCCL, and for the ranks' pages
 _LITTLE_MEMORY = 0.05
 _OLDEST = (3, 9)  # of the Python that imports the guard (tests/unit/test_old_python.py)
+_AGAIN = "ftsupervise doctor   (again, when the machine is less busy)"
 _SLOW_SWITCH = 30.0  # seconds
 
 
@@ -366,6 +367,8 @@ def python(seen: Sights, run: Run | None) -> Iterator[Examined]:
 def _judge_python(about: str, found: PythonSeen, seen: Sights) -> Examined:
     needs = not isinstance(seen.script, ScriptSeen) or seen.script.uses_guard
     numbers = tuple(int(part) for part in found.version.split(".")[:2] if part.isdigit())
+    if found.late:
+        return Examined(UNSEEN, about, f"{printable(found.path)}: {printable(found.trouble, 200)}", _AGAIN)
     if found.trouble:
         what = f"{printable(found.path)} does not start: {printable(found.trouble, 200)}"
         return Examined(

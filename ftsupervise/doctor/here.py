@@ -88,9 +88,9 @@ def _write_as_a_run(folder: str) -> str:
                 continue
 
 
-def ask_python(program: str, env: Mapping[str, str], folder: str, seconds: float) -> tuple[str, str, str, str]:
+def ask_python(program: str, env: Mapping[str, str], folder: str, seconds: float) -> tuple[str, str, str, str, bool]:
     """Return the path, version, and version of ftsupervise ("" where it finds none) of the Python that ``program`` starts in
-    ``folder``, and why it did not answer in ``seconds``; never raises for what it does.
+    ``folder``, why it did not answer, and whether it only was not done in ``seconds``; never raises for what it does.
 
     It is asked in "/": for a question in ``folder`` Python would take what lies there for its modules, and a training whose
     script lies elsewhere never does.
@@ -101,11 +101,11 @@ def ask_python(program: str, env: Mapping[str, str], folder: str, seconds: float
     try:
         done = bounded.run([named, "-c", _QUESTION], timeout=seconds, env=env, cwd="/", output_limit=4000)
     except OSError as error:
-        return program, "", "", f"{error.strerror or error}"
+        return program, "", "", f"{error.strerror or error}", False
     words = done.stdout.split()
     if done.code != 0 or len(words) < 3:
-        return program, "", "", done.words()
-    return " ".join(words[:-2]), words[-2], "" if words[-1] == "-" else words[-1], ""
+        return program, "", "", done.words(), done.timed_out
+    return " ".join(words[:-2]), words[-2], "" if words[-1] == "-" else words[-1], "", False
 
 
 def look_at_memory() -> tuple[int, int, int | None]:

@@ -45,12 +45,14 @@ class PlaceSeen(NamedTuple):
 
 
 class PythonSeen(NamedTuple):
-    """An interpreter that was asked. ``package``: the version of ftsupervise that it imports; "" where it finds none."""
+    """An interpreter that was asked. ``package``: the version of ftsupervise that it imports; "" where it finds none.
+    ``late``: it was not done in time, which on a busy machine says nothing about it."""
 
     path: str
     version: str
     package: str
     trouble: str = ""  # why it did not answer, in its own words
+    late: bool = False
 
 
 class ReceiverSeen(NamedTuple):

@@ -15,6 +15,7 @@ from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
+from ftsupervise import host
 from ftsupervise.doctor import here
 from ftsupervise.doctor.examinations import CHECKPOINTS, RUN_DIRECTORY, STATE
 from ftsupervise.doctor.seen import (
@@ -308,7 +309,11 @@ def _python(asked: ToExamine, run: Run) -> PythonSeen | NotSeen | None:
     if not asked.trusted:
         return NotSeen("python", "the settings are another account's, so nothing that they name is run")
     env = {**asked.env, **{key: str(value) for key, value in launch.env.items() if "$" not in str(value)}}
-    return PythonSeen(*here.ask_python(program, env, str(asked.workdir), _PYTHON))
+    before, host.answer_by = host.answer_by, None  # that bound is for Slurm's commands, which may have taken all of it
+    try:
+        return PythonSeen(*here.ask_python(program, env, str(asked.workdir), _PYTHON))
+    finally:
+        host.answer_by = before
 
 
 def _memory() -> MemorySeen | NotSeen:

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import os
+import sys
+import time
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ftsupervise import host
+from ftsupervise.config.load import load
 from ftsupervise.doctor.examinations import RUN_DIRECTORY, examine
 from ftsupervise.doctor.seen import MemorySeen, NodeSeen, PlaceSeen, PythonSeen, ScriptSeen, Sights, TrialSeen
+from ftsupervise.doctor.sights import ToExamine, look
 from ftsupervise.doctor.trial import options_of
-from ftsupervise.probe import NotSeen
+from ftsupervise.probe import NotSeen, Probe
+from ftsupervise.scheduler import LOCAL
 from ftsupervise.scheduler.cluster import parse_limits, parse_node_hosts, parse_partitions, parse_settings
 from ftsupervise.truth import Health
 
@@ -76,6 +84,27 @@ def test_what_was_not_seen_is_neither_well_nor_wrong() -> None:
     lines = examine(sights(script=None, python=NotSeen("python", "x"), cron=NotSeen("cron", "x"), **blind), None)
     assert {one.health for one in lines} == {Health.UNKNOWN}
     assert all(one.do for one in lines)
+
+
+def test_a_python_that_was_not_done_in_time_is_not_called_broken() -> None:
+    late = PythonSeen("python", "", "", "no answer within 6 s", late=True)
+    (line,) = (one for one in examine(sights(python=late), None) if one.about == "python")
+    assert line.health is Health.UNKNOWN and line.do
+
+
+def test_a_python_has_its_own_time_when_slurms_commands_have_used_up_theirs(tmp_path: Path) -> None:
+    slow = tmp_path / "python"
+    slow.write_text(f'#!/bin/sh\nsleep 1.5\nexec {sys.executable} "$@"\n')
+    slow.chmod(0o755)
+    (tmp_path / "ftsupervise.yaml").write_text(f"name: x\nlaunch: {{command: {slow} train.py}}\n")
+    asked = ToExamine(load(tmp_path / "ftsupervise.yaml"), tmp_path, LOCAL, True, os.environ)
+    before, host.answer_by = host.answer_by, time.monotonic()
+    try:
+        with Probe() as probe:
+            found = look(asked, datetime.now(timezone.utc), probe, lambda _: None)
+    finally:
+        host.answer_by = before
+    assert isinstance(found.python, PythonSeen) and not found.python.trouble and not found.python.late
 
 
 def test_the_python_that_a_job_was_asked_is_not_unseen_any_more() -> None:
