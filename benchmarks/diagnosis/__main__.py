@@ -102,7 +102,7 @@ def drawn(scene: str, rng: random.Random) -> dict[str, Any]:
         "at": at,
         "variant": rng.choice(VARIANTS.get(scene, ("",))),
         "factor": rng.choice((0.25, 0.5, 1.5, 2.0, 4.0)),
-        "pace": rng.uniform(0.4, 1.0) if slow else rng.uniform(0.01, 0.05),
+        "pace": rng.uniform(0.2, 0.6) if slow else rng.uniform(0.01, 0.05),
         "after": rng.uniform(0.1, 0.5) if slow else 0.0,
         "workers": rng.randrange(2) if scene == "loader" else 0,
         "loud": rng.randint(1, 20),

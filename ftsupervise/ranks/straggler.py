@@ -15,7 +15,7 @@ either.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 from statistics import median
 from typing import NamedTuple
@@ -33,6 +33,7 @@ _NOISE = 0.02  # seconds: what the reports of two nodes may differ by
 _FRESH = 15.0  # seconds since a rank was last reported
 _NAMED = 64  # ranks
 _LONG = 3.0  # times the usual step: one that takes longer is something else, as a save that nobody tells
+_EVERY = 1.0  # seconds between two looks: as often as the agents report
 _BUSY = 50  # a look that took T is followed by a pause of 50 T at least
 
 
@@ -45,6 +46,11 @@ class StragglerLimits(NamedTuple):
 
 
 _LIMITS = StragglerLimits()
+
+
+def pause_after(took: float) -> float:
+    """Return the seconds from a look that took ``took`` seconds, with what it asks, to the next one: it stays cheap."""
+    return max(_EVERY, _BUSY * took)
 
 
 class _Sums:
@@ -80,18 +86,15 @@ class StragglerDetector:
         self._usual = deque[float](maxlen=limits.looks)  # seconds of the last steps
         self._looks = self._steps = 0  # of this block; and those at which there was a new step
         self._blocks: list[_BlockVerdict | None] = []  # the last ones
-        self._began = self._since = self._due = 0.0
+        self._began = self._since = 0.0
         self._found: _BlockVerdict | None = None
 
-    def look(self, states: Sequence[RankState], now: float, clock: Callable[[], float]) -> None:
-        """Take the states at monotonic ``now``; ``clock`` tells how long it takes, so that it stays cheap."""
-        if now < self._due:
-            return
+    def look(self, states: Sequence[RankState], now: float) -> None:
+        """Take the states at monotonic ``now``."""
         if (seen := _in_training(states, now)) is not None:
             self._take(seen, now)
         else:
             self._last = None  # the steps around a save are longer
-        self._due = now + _BUSY * max(0.0, clock() - now)
 
     def found(self, now: float, at: datetime) -> Straggler | None:
         """Return the rank, or the ranks of one node, for which the others wait; None while there is none. ``at``: the time at

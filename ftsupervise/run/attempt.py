@@ -20,7 +20,7 @@ from time import monotonic
 from typing import NamedTuple
 
 from ftsupervise.host import bounded, processes
-from ftsupervise.host.in_time import in_time
+from ftsupervise.host.in_time import Every, in_time
 from ftsupervise.host.signals import SignalQueue
 from ftsupervise.hostlist import compress_hostlist, expand_hostlist
 from ftsupervise.model import GUARD, Cause, CauseKind, Claim, End, Failure, FailureKind
@@ -29,7 +29,7 @@ from ftsupervise.ranks.agent_pool import AT_ONCE, Agents
 from ftsupervise.ranks.hang_detector import Detector, GapHistory
 from ftsupervise.ranks.hang_monitor import HangMonitor
 from ftsupervise.ranks.life import LOOKED, PROCESSES, SAYS, ProcessesSeen
-from ftsupervise.ranks.straggler import StragglerDetector
+from ftsupervise.ranks.straggler import StragglerDetector, pause_after
 from ftsupervise.ranks.taking import take_afterwards
 from ftsupervise.replicas.bounds import ENV_LIGHTHOUSE
 from ftsupervise.replicas.member import QuorumWatcher, wait_for_lighthouse
@@ -582,6 +582,9 @@ def _followed(to: Services, now: RunProgress, one: RunningCommand) -> Iterator[N
     end = EndFollower(to.job, mine.folder, before, say)
     on_hang = partial(_on_hang, to.options, one, now.restarts, Observes(to.options.rundir, to.options.observe))
     stragglers = StragglerDetector()
+    comparing = Every(
+        pause_after, lambda: stragglers.look(to.agents.table.newest(), monotonic()), "stragglers", first=pause_after(0.0)
+    )
     seen = start_over.FirstStep(
         lambda: seen_by(to.agents.table, one.left.hang, on_hang, stragglers),
         partial(start_over.tell_a_start_over, place_of(to), mine.number, one.say),
@@ -592,11 +595,13 @@ def _followed(to: Services, now: RunProgress, one: RunningCommand) -> Iterator[N
     try:
         yield
     finally:
+        comparing.close()
         looks.close()
         end.close()
         pages.close()
         seen.over()
-        if (slow := stragglers.found(monotonic(), datetime.now(timezone.utc))) is not None:
+        now_at = datetime.now(timezone.utc)
+        if (slow := stragglers.found(monotonic(), now_at)) is not None and slow.lasts(now_at):
             to.nodes.waited_for(mine, slow)
 
 

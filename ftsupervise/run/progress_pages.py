@@ -44,13 +44,11 @@ def seen_by(
     stragglers: StragglerDetector | None = None,
 ) -> ProgressPage | None:
     """Return the progress of the ranks as they last reported; None where none has. ``left``: a hang that was left alone.
-    ``stragglers`` has a look at them."""
+    ``stragglers``: has seen for whom the others wait."""
     states, tally = table.newest(), table.tally()
     if not states:
         return None
     now, at = time.monotonic(), time.time()
-    if stragglers is not None:
-        stragglers.look(states, now, time.monotonic)
     stepping = [one for one in states if one.step is not None]
     slow = min(stepping, key=lambda one: one.step or 0, default=None)
     ahead = max((one.step for one in stepping if one.step is not None), default=None)

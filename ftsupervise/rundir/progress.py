@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
@@ -25,6 +25,7 @@ RESTARTS, ENDS, TOLD, LEFT, OFF = ON_HANG = ("restarts", "ends", "told", "left",
 
 
 COMES_LAST, WORKS = "comes last", "works"  # how it is known for whom the others wait
+_LASTS = timedelta(minutes=5)
 
 
 class Straggler(NamedTuple):
@@ -36,6 +37,10 @@ class Straggler(NamedTuple):
     how: str = ""  # COMES_LAST or WORKS
     of: int = 0  # ranks that were compared
     since: datetime = EPOCH
+
+    def lasts(self, now: datetime) -> bool:
+        """Return whether it has been so for minutes: before, nobody is woken, and no node blamed, for what may pass."""
+        return now - self.since >= _LASTS
 
     def words(self) -> str:
         """Say it in a sentence: "rank 17 on node-3 is slow: it comes last at each step, which costs 23% of the time"."""
@@ -73,7 +78,7 @@ class ProgressPage(NamedTuple):
     hang_at: float | None = None  # epoch seconds: the present standstill is a hang then, unless something moves
     loss: float | None = None
     last_step: int | None = None  # the one after which the training is complete, where the loop said so
-    straggler: Straggler | None = None  # for whom the others have waited for some minutes
+    straggler: Straggler | None = None  # for whom the others wait
 
 
 def write_progress(attempt: Path, progress: ProgressPage) -> None:

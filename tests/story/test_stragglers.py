@@ -82,7 +82,7 @@ def look(observer: RankObserver, looks: int, limits: StragglerLimits) -> Iterato
     for _ in range(looks):
         time.sleep(0.05)
         now = time.monotonic()
-        detector.look(observer.check(), now, partial(float, now))
+        detector.look(observer.check(), now)
         yield detector.found(now, NOW)
 
 
@@ -119,9 +119,15 @@ def slow_run(tmp_path: Path) -> Path:
         "pid": 1,
     }
     write_json(run.attempt(1) / "start.json", start, sync=False)
-    one = Straggler((2,), "node-0", 0.31, COMES_LAST, 4, now - timedelta(minutes=20))
-    write_progress(run.attempt(1), ProgressPage(now, ranks=4, step=70, ahead=70, phase="train", straggler=one))
+    tell_slow(tmp_path, minutes=20)
     return tmp_path
+
+
+def tell_slow(folder: Path, minutes: float) -> None:
+    now = datetime.now(timezone.utc)
+    one = Straggler((2,), "node-0", 0.31, COMES_LAST, 4, now - timedelta(minutes=minutes))
+    page = ProgressPage(now, ranks=4, step=70, ahead=70, phase="train", straggler=one)
+    write_progress(RunDir(folder / "runs" / "thesis").attempt(1), page)
 
 
 SAID = "rank 2 on node-0 is slow: it comes last at each step, which costs 31% of the time of all 4 ranks"
@@ -129,6 +135,9 @@ SAID = "rank 2 on node-0 is slow: it comes last at each step, which costs 31% of
 
 def test_the_watchdog_alerts_and_diagnose_says_the_same(slow_run: Path) -> None:
     state = str(slow_run / "state")
+    tell_slow(slow_run, minutes=2)
+    assert SAID not in typed("check", "straggler", folder=slow_run, code=0, FTSUPERVISE_STATE_DIR=state).stdout
+    tell_slow(slow_run, minutes=20)
     said = typed("check", "straggler", folder=slow_run, code=1, FTSUPERVISE_STATE_DIR=state).stdout
     assert SAID in said
     settings = slow_run / "ftsupervise.yaml"

@@ -26,7 +26,7 @@ def check(look: Look, settings: Settings) -> Iterator[Finding]:
     """Nothing is found where nobody is slow, unless somebody was."""
     page = page_at_work(look)
     slow = page.straggler if page is not None else None
-    bad = slow is not None and slow.cost >= settings.least
+    bad = slow is not None and slow.cost >= settings.least and slow.lasts(look.now)
     if not bad and not look.memory.get("told"):
         return
     look.memory["told"] = True
