@@ -583,7 +583,10 @@ def _followed(to: Services, now: RunProgress, one: RunningCommand) -> Iterator[N
     on_hang = partial(_on_hang, to.options, one, now.restarts, Observes(to.options.rundir, to.options.observe))
     stragglers = StragglerDetector()
     comparing = Every(
-        pause_after, lambda: stragglers.look(to.agents.table.newest(), monotonic()), "stragglers", first=pause_after(0.0)
+        pause_after,
+        lambda: stragglers.look(to.agents.table.newest(), monotonic()),
+        "stragglers",
+        first=pause_after(0.0),
     )
     seen = start_over.FirstStep(
         lambda: seen_by(to.agents.table, one.left.hang, on_hang, stragglers),

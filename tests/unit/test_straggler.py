@@ -82,7 +82,7 @@ def test_ranks_that_spin_while_they_wait_tell_only_by_their_arrival() -> None:
 def test_all_ranks_of_one_slow_node_are_named_together() -> None:
     usual = even(0.05)
     takes = lambda rank, step: usual(rank, step) * (1.6 if rank // 4 == 7 else 1.0)  # noqa: E731
-    found = watched(Training(48, takes, before=True))
+    found = watched(Training(48, takes, before=True), minutes=3)
     assert found is not None and (found.ranks, found.node) == ((28, 29, 30, 31), "node-7")
     assert found.words().startswith("ranks 28-31 on node-7 are slow: they ")
 
@@ -91,17 +91,17 @@ def test_all_ranks_of_one_slow_node_are_named_together() -> None:
 @pytest.mark.parametrize("before", [True, False])
 def test_jitter_names_nobody(seed: int, before: bool) -> None:
     for jitter in (0.0, 0.1, 0.5, 3.0):
-        assert watched(Training(6, even(jitter, seed), before=before), minutes=20) is None, jitter
+        assert watched(Training(6, even(jitter, seed), before=before), minutes=6) is None, jitter
 
 
 def test_a_rank_that_is_slow_now_and_then_is_no_straggler() -> None:
     takes = lambda rank, step: 1.0 + (9.0 if rank == 2 and not step % 40 else 0.0)  # noqa: E731
-    assert watched(Training(8, takes, before=True), minutes=60) is None
+    assert watched(Training(8, takes, before=True), minutes=15) is None
 
 
 def test_half_of_the_ranks_are_not_stragglers() -> None:
     takes = lambda rank, step: 2.0 if rank % 2 else 1.0  # noqa: E731
-    assert watched(Training(8, takes, before=True), minutes=20) is None
+    assert watched(Training(8, takes, before=True), minutes=6) is None
 
 
 @pytest.mark.parametrize("phase", ["save", "eval"])
@@ -109,18 +109,18 @@ def test_a_phase_of_one_rank_counts_for_none(phase: str) -> None:
     """Rank 0 saves for half of the time, and the others wait for it."""
     training = Training(8, lambda rank, step: 8.0 if rank == 0 and step % 8 == 7 else 1.0, before=True)
     training.phases = lambda rank, now: phase if rank == 0 and training.step % 8 == 7 else "train"
-    assert watched(training, minutes=60) is None
+    assert watched(training, minutes=15) is None
 
 
 def test_the_first_steps_count_for_none() -> None:
     takes = lambda rank, step: (60.0 if step < 9 else 1.0) * (2.0 if rank == 3 and step < 9 else 1.0)  # noqa: E731
-    assert watched(Training(8, takes, before=True), minutes=40) is None
+    assert watched(Training(8, takes, before=True), minutes=10) is None
 
 
 def test_it_is_told_no_more_when_it_is_as_fast_as_the_others_again() -> None:
     one = Training(8, lambda rank, step: 2.0 if rank == 5 and step < 400 else 1.0, before=True)
     detector, told = StragglerDetector(), []
-    for at in range(1600):
+    for at in range(1200):
         now = at * EVERY
         detector.look(one.states(now), now)
         told.append(detector.found(now, NOW) is not None)
