@@ -13,7 +13,7 @@ import click
 from ftsupervise.cli import time_limit
 from ftsupervise.cli.names import RUN
 from ftsupervise.cli.output import plain, say, say_json
-from ftsupervise.cli.plan_values import Number, inputs_from, read_run, value_options
+from ftsupervise.cli.plan_values import Number, inputs_from, price_of, read_run, value_options
 from ftsupervise.errors import UsageError
 from ftsupervise.units import count, show_duration, show_percent, show_size
 
@@ -35,7 +35,7 @@ _SIMULATION = 60.0  # seconds that the simulated strategies may take on a slow m
 @click.argument("run", required=False, metavar="[RUN]", type=RUN)
 @value_options
 @click.option("--risk", default="1%", show_default=True, help="Risk that the spare nodes are too few.")
-@click.option("--price", type=Number(0, 1e6), metavar="X", help="Money for one GPU and one hour.")
+@click.option("--price", type=Number(0, 1e6), metavar="X", help="Money for one GPU and one hour. Default: of the run.")
 @click.option("--training", metavar="TIME", help="Training that is left, as if nothing failed: 90d.")
 @click.option("--apply", is_flag=True, help="Show the change of ftsupervise.yaml, ask, and write it.")
 @click.option("--yes", is_flag=True, help="With --apply: do not ask.")
@@ -68,7 +68,7 @@ def plan(run: str | None, risk: str, price: float | None, apply: bool, yes: bool
         raise UsageError("--risk lies between 0 and 100%", hint="--risk 1%")
     report = None if alone else read_run(run, time_limit.extend)
     time_limit.extend(_SIMULATION)
-    made = plan_of(inputs_from(report, words), risk=share, price=price)
+    made = plan_of(inputs_from(report, words), risk=share, price=price_of(report, price))
     if as_json:
         say_json({"schema_version": 1, "name": _name(report), **_record(made)})
         return

@@ -147,6 +147,11 @@ def _size(text: str) -> float:
         raise UsageError(f"--size: {error}") from None
 
 
+def price_of(report: ReportFacts | None, given: float | None) -> float | None:
+    """Return the price that was given, else that in the run's settings."""
+    return given if given is not None or report is None or report.run is None else report.run.price
+
+
 def read_run(run: str | None, extend: Callable[[float], None] = lambda _: None) -> ReportFacts:
     """Read all that is known of a run. Raises NotFound, NotPermitted, NotTrusted."""
     from ftsupervise.config.find_run import find_run

@@ -14,7 +14,7 @@ import click
 from ftsupervise.cli import time_limit
 from ftsupervise.cli.names import RUN
 from ftsupervise.cli.output import bar_console, plain, say, say_json, terminal
-from ftsupervise.cli.plan_values import FAULTS, Number, a_time, inputs_from, read_run, value_options
+from ftsupervise.cli.plan_values import FAULTS, Number, a_time, inputs_from, price_of, read_run, value_options
 from ftsupervise.errors import UsageError, did_you_mean, from_os_error
 from ftsupervise.units import count, show_duration, show_percent
 
@@ -43,7 +43,7 @@ _SHORTEST = 60.0  # seconds: of a job, and between two maintenances
 @click.option("--days", type=Number(0.01, 36_500), default=90, show_default=True, help="Of each run.")
 @click.option("--runs", type=click.IntRange(1, 100_000), default=100, show_default=True, help="For each strategy.")
 @click.option("--seed", type=int, default=1, show_default=True, help="The same seed gives the same result.")
-@click.option("--price", type=Number(0, 1e6), metavar="X", help="Money for one GPU and one hour.")
+@click.option("--price", type=Number(0, 1e6), metavar="X", help="Money for one GPU and one hour. Default: of the run.")
 @click.option("--replay", is_flag=True, help="Meet the failures that RUN has had, once, in place of random ones.")
 @click.option("--last", metavar="TIME", help="With --replay: those of the last 30d, say; default: all.")
 @click.option("--weibull", type=Number(0.1, 10), default=1.0, metavar="SHAPE", help="1: without memory.")
@@ -77,7 +77,7 @@ def simulate(run: str | None, variants: tuple[str, ...], **words: Any) -> None:
         raise UsageError("--replay meets the failures of a run", hint="ftsupervise simulate RUN --replay")
     _no_word_alone(words)
     report = None if alone else read_run(run, time_limit.extend)
-    inputs = inputs_from(report, words)
+    inputs, price = inputs_from(report, words), price_of(report, words["price"])
     strategies = strategies_of(inputs.strategy(), variants)
     fleet = _fleet(inputs.fleet, words)
     seconds, trace = float(words["days"]) * 86400, None
@@ -112,7 +112,7 @@ def simulate(run: str | None, variants: tuple[str, ...], **words: Any) -> None:
                 "schema_version": 1,
                 "seconds": seconds,
                 "fleet": plain(fleet),
-                "strategies": [_record(one, seconds, inputs, words["price"]) for one in outcomes],
+                "strategies": [_record(one, seconds, inputs, price) for one in outcomes],
             }
         )
         return
@@ -120,7 +120,7 @@ def simulate(run: str | None, variants: tuple[str, ...], **words: Any) -> None:
     say()
     for line in table(outcomes):
         click.echo(line)
-    for line in _costs(outcomes, seconds, inputs, words["price"]):
+    for line in _costs(outcomes, seconds, inputs, price):
         say(line)
 
 

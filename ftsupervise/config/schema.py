@@ -569,6 +569,7 @@ class Run(Strict):
     """The run's group may write the switches; these settings let it write more."""
     act: ActOrWord = Act()
     """observe: decisions are written down and told, and nothing is ended, held or left out for them."""
+    price: float | None = declared("price")
     nodes: NodeSettings = NodeSettings()
     """Nodes that failed the run are excluded: for how long, and how many."""
     guard: GuardSettings = GuardSettings()

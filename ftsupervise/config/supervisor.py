@@ -136,6 +136,11 @@ SETTINGS = (
         "whether it is finished; exit 0: it is finished; mark: only state/finished says so, and the next member goes on.",
     ),
     Setting(
+        "--price", "price", "price", Form.NUMBER, None, least=0, most=1_000_000,
+        help="Money for one GPU and one hour, in whatever currency: what a slow rank costs is told in it too, and plan and "
+        "simulate take it.",
+    ),
+    Setting(
         "--observe", "act.observed", "observe", Form.CHOICES, (), choices=DECISIONS,
         help="A decision that is only written down and told, and not carried out.",
     ),

@@ -76,8 +76,8 @@ class _BlockVerdict(NamedTuple):
 class StragglerDetector:
     """Looks at all ranks of one attempt, again and again."""
 
-    def __init__(self, limits: StragglerLimits = _LIMITS) -> None:
-        self._limits = limits
+    def __init__(self, limits: StragglerLimits = _LIMITS, price: float | None = None) -> None:
+        self._limits, self._price = limits, price
         self._begin: int | None = None  # the step at the first look
         self._last: tuple[float, float] | None = (
             None  # the last step that was seen of the rank in the middle, and when it was
@@ -103,9 +103,8 @@ class StragglerDetector:
         if one is None:
             return None
         since = at - timedelta(seconds=max(0.0, now - self._since))
-        return Straggler(
-            tuple(sorted(one.ranks))[:_NAMED], one.node, round(one.cost, 3), one.how, len(self._ranks), since
-        )
+        ranks, cost = tuple(sorted(one.ranks))[:_NAMED], round(one.cost, 3)
+        return Straggler(ranks, one.node, cost, one.how, len(self._ranks), since, self._price)
 
     def _take(self, seen: Sequence[RankState], now: float) -> None:
         middle, at = median(one.step or 0 for one in seen), median(one.stepped for one in seen)

@@ -45,6 +45,7 @@ class Options:
     finished_by: str = "mark"  # what an exit with 0 means that no guard explains: "ask", "exit 0" or "mark"
     heartbeat_log: str = ""  # the regular expression that finds steps in a log; "": none is read
     heartbeat_file: Path | None = None  # that log, or without one a file that the command touches
+    price: float | None = None  # of a GPU for an hour
     observe: tuple[str, ...] = ()  # decisions that are only told, unless a person has said otherwise since
     warm: WarmSettings = field(default_factory=WarmSettings)
     guard: Mapping[str, str] = field(default_factory=dict)  # POLL, MEMORY, STOP_BEFORE, RUN_FOR, VERIFY

@@ -581,7 +581,7 @@ def _followed(to: Services, now: RunProgress, one: RunningCommand) -> Iterator[N
     before = float(to.options.guard.get("STOP_BEFORE", "0") or 0)
     end = EndFollower(to.job, mine.folder, before, say)
     on_hang = partial(_on_hang, to.options, one, now.restarts, Observes(to.options.rundir, to.options.observe))
-    stragglers = StragglerDetector()
+    stragglers = StragglerDetector(price=to.options.price)
     comparing = Every(
         pause_after,
         lambda: stragglers.look(to.agents.table.newest(), monotonic()),

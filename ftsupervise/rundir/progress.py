@@ -37,6 +37,7 @@ class Straggler(NamedTuple):
     how: str = ""  # COMES_LAST or WORKS
     of: int = 0  # ranks that were compared
     since: datetime = EPOCH
+    price: float | None = None  # of a rank, which is a GPU, for an hour
 
     def lasts(self, now: datetime) -> bool:
         """Return whether it has been so for minutes: before, nobody is woken, and no node blamed, for what may pass."""
@@ -51,7 +52,8 @@ class Straggler(NamedTuple):
             why = f"{they} {'come' if many else 'comes'} last at each step"
         else:
             why = f"{they} {'work' if many else 'works'} while the others wait"
-        return f"{who}: {why}, which costs {self.cost:.0%} of the time of all {self.of} ranks"
+        worth = "" if self.price is None else f", {24 * self.of * self.cost * self.price:,.2f} a day at the price given"
+        return f"{who}: {why}, which costs {self.cost:.0%} of the time of all {self.of} ranks{worth}"
 
 
 class ProgressPage(NamedTuple):

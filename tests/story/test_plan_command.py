@@ -73,6 +73,11 @@ def test_a_run_s_own_past_is_measured_and_what_is_given_stands_in_its_place(acco
     assert items["checkpoint interval"]["key"] == "checkpoints.every"
     assert found["daly"] == pytest.approx(found["searched"], rel=0.05)
 
+    config = RunDir(account.run).config
+    config.write_text(config.read_text().replace("price: null", "price: 2.0"))
+    own = account.json("plan", "train-10b", "--cold", "11m")["spend"]
+    assert own["money"] == found["spend"]["money"], "the run's own settings say the price"
+
 
 def test_the_simulated_ratio_of_a_run_is_near_the_one_that_it_had(account: Planned) -> None:
     goodput = account.json("status", "train-10b")["time"]["goodput"]["least"]

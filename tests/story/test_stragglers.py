@@ -122,9 +122,9 @@ def slow_run(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def tell_slow(folder: Path, minutes: float) -> None:
+def tell_slow(folder: Path, minutes: float, price: float | None = None) -> None:
     now = datetime.now(timezone.utc)
-    one = Straggler((2,), "node-0", 0.31, COMES_LAST, 4, now - timedelta(minutes=minutes))
+    one = Straggler((2,), "node-0", 0.31, COMES_LAST, 4, now - timedelta(minutes=minutes), price)
     page = ProgressPage(now, ranks=4, step=70, ahead=70, phase="train", straggler=one)
     write_progress(RunDir(folder / "runs" / "thesis").attempt(1), page)
 
@@ -139,6 +139,10 @@ def test_the_watchdog_alerts_and_diagnose_says_the_same(slow_run: Path) -> None:
     tell_slow(slow_run, minutes=20)
     said = typed("check", "straggler", folder=slow_run, code=1, FTSUPERVISE_STATE_DIR=state).stdout
     assert SAID in said
+    tell_slow(slow_run, minutes=20, price=2.5)
+    said = typed("check", "straggler", folder=slow_run, code=1, FTSUPERVISE_STATE_DIR=state).stdout
+    assert f"{SAID}, 74.40 a day at the price given" in said
+    tell_slow(slow_run, minutes=20)
     settings = slow_run / "ftsupervise.yaml"
     settings.write_text(f"{settings.read_text()}watch: {{straggler: {{least: 40%}}}}\n")
     assert SAID not in typed("check", "straggler", folder=slow_run, code=0, FTSUPERVISE_STATE_DIR=state).stdout

@@ -45,8 +45,8 @@ class Training:
         return max(last) - last[rank]
 
 
-def watched(training: Training, minutes: float = 10.0) -> Straggler | None:
-    detector, now = StragglerDetector(), 0.0
+def watched(training: Training, minutes: float = 10.0, price: float | None = None) -> Straggler | None:
+    detector, now = StragglerDetector(price=price), 0.0
     while now < minutes * 60:
         now += EVERY + 0.37 * (now % 3)
         detector.look(training.states(now), now)
@@ -73,9 +73,10 @@ def test_a_rank_that_is_twice_as_slow_is_named_with_what_it_costs(before: bool) 
 
 
 def test_ranks_that_spin_while_they_wait_tell_only_by_their_arrival() -> None:
-    found = watched(Training(8, slow(5, 1.5), before=True, spins=True))
+    found = watched(Training(8, slow(5, 1.5), before=True, spins=True), price=2.0)
     assert found is not None and (found.ranks, found.how) == ((5,), COMES_LAST)
     assert "rank 5 on node-1 is slow: it comes last at each step, which costs 3" in found.words()
+    assert found.words().endswith(f"of all 8 ranks, {found.cost * 8 * 24 * 2:,.2f} a day at the price given")
     assert watched(Training(8, slow(5, 1.5), before=False, spins=True)) is None
 
 
