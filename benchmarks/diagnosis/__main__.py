@@ -31,6 +31,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -102,8 +103,8 @@ def drawn(scene: str, rng: random.Random) -> dict[str, Any]:
         "at": at,
         "variant": rng.choice(VARIANTS.get(scene, ("",))),
         "factor": rng.choice((0.25, 0.5, 1.5, 2.0, 4.0)),
-        "pace": rng.uniform(0.2, 0.6) if slow else rng.uniform(0.01, 0.05),
-        "after": rng.uniform(0.1, 0.5) if slow else 0.0,
+        "pace": rng.uniform(0.6, 1.2) if slow else rng.uniform(0.01, 0.05),
+        "after": rng.uniform(0.3, 0.9) if slow else 0.0,
         "workers": rng.randrange(2) if scene == "loader" else 0,
         "loud": rng.randint(1, 20),
     }
@@ -297,6 +298,7 @@ def play(trials: list[dict[str, Any]], sandbox: Sandbox) -> Iterator[Told]:
 
 def _judged(trial: dict[str, Any], number: int, folder: Path, env: dict[str, str], *, last: bool) -> Told:
     run, live = folder / "runs/scene", dict[str, Any]()
+    over: datetime | None = None
     attempt = run / f"attempts/{number:04}"
     until(attempt.exists, 60, f"attempt {number}")
     began = time.monotonic()
@@ -309,13 +311,15 @@ def _judged(trial: dict[str, Any], number: int, folder: Path, env: dict[str, str
             time.sleep(3)
             (folder / "control").write_text("")  # the kernel ends no process whose question is with the file system
     if trial["scene"] == "slow":  # it goes on: this is asked while it runs
+        over = datetime.now(timezone.utc)
         live = asked(folder, env)
         (folder / f"over-{number}").touch()
     until(end.exists, 60, f"the end of attempt {number}")
-    seconds = time.monotonic() - began
     found = live or judged(RunDir(run), number)
     if last and not live and found != (again := asked(folder, env, str(number))):
         found["headline"] += f" <- and the command says {again['kind']}, {again['culprits']}"
+    one = next(one for one in ledger(RunDir(run)) if one.number == number)
+    seconds = ((over or one.ended or one.started) - one.started).total_seconds()
     keep(RunDir(run))  # as the watch has it done
     page = read_page(VerdictPage, attempt)
     same = (
