@@ -34,6 +34,7 @@ _FRESH = 15.0  # seconds since a rank was last reported
 _NAMED = 64  # ranks
 _LONG = 3.0  # times the usual step: one that takes longer is something else, as a save that nobody tells
 _EVERY = 1.0  # seconds between two looks: as often as the agents report
+_KEPT = 6  # looks at the step of a rank: a report may be late by some seconds
 _BUSY = 50  # a look that took T is followed by a pause of 50 T at least
 
 
@@ -79,9 +80,8 @@ class StragglerDetector:
     def __init__(self, limits: StragglerLimits = _LIMITS, price: float | None = None) -> None:
         self._limits, self._price = limits, price
         self._begin: int | None = None  # the step at the first look
-        self._last: tuple[float, float] | None = (
-            None  # the last step that was seen of the rank in the middle, and when it was
-        )
+        self._last: tuple[int, float] | None = None  # the step compared last, and when the ranks made it
+        self._made: dict[int, deque[tuple[int, float]]] = {}  # the last steps seen of each, and when
         self._ranks: dict[int, _Sums] = {}
         self._usual = deque[float](maxlen=limits.looks)  # seconds of the last steps
         self._looks = self._steps = 0  # of this block; and those at which there was a new step
@@ -95,6 +95,7 @@ class StragglerDetector:
             self._take(seen, now)
         else:
             self._last = None  # the steps around a save are longer
+            self._made.clear()
 
     def found(self, now: float, at: datetime) -> Straggler | None:
         """Return the rank, or the ranks of one node, for which the others wait; None while there is none. ``at``: the time at
@@ -107,33 +108,40 @@ class StragglerDetector:
         return Straggler(ranks, one.node, cost, one.how, len(self._ranks), since, self._price)
 
     def _take(self, seen: Sequence[RankState], now: float) -> None:
-        middle, at = median(one.step or 0 for one in seen), median(one.stepped for one in seen)
-        if self._begin is None or middle < self._begin:
-            self._begin, self._last = int(middle), None
-        if middle < self._begin + _WARM:
+        step = min(one.step or 0 for one in seen)
+        if self._begin is None or step < self._begin:
+            self._begin, self._last = step, None
+            self._made.clear()
+        for one in seen:
+            points = self._made.setdefault(one.rank, deque(maxlen=_KEPT))
+            if not points or points[-1][0] != one.step:
+                points.append((one.step or 0, one.stepped))
+        if step < self._begin + _WARM:
             return
         for one in seen:
             if one.rank not in self._ranks or self._ranks[one.rank].node != one.node:
                 self._ranks[one.rank] = _Sums(one.node)
-        if self._usual and now - at <= _LONG * median(self._usual):
+        if self._usual and median(one.seen - one.stepped for one in seen) <= _LONG * median(self._usual):
             self._began = self._began if self._looks else now
             self._looks += 1
             for one in seen:
                 self._ranks[one.rank].works += one.state in _AT_WORK
-        if self._last is None or middle > self._last[0]:
-            if self._last is not None and at > self._last[1]:
-                self._compare(seen, middle, (at - self._last[1]) / (middle - self._last[0]))
-            self._last = middle, at
+        made = [_when(self._made[one.rank], step) for one in seen]
+        known = [when for when in made if when is not None]
+        if len(known) == len(seen) and (self._last is None or step > self._last[0]):
+            usual = median(known)
+            if self._last is not None and usual > self._last[1]:
+                self._compare(seen, known, (usual - self._last[1]) / (step - self._last[0]))
+            self._last = step, usual
         if self._looks >= self._limits.looks and 3 * self._steps >= self._limits.looks:
             self._close()
 
-    def _compare(self, seen: Sequence[RankState], middle: float, step: float) -> None:
-        """Compare when each rank made the step ``middle``. ``step``: seconds that one takes."""
+    def _compare(self, seen: Sequence[RankState], made: Sequence[float], step: float) -> None:
+        """Compare when each rank has ``made`` the same step. ``step``: seconds that one takes."""
         self._usual.append(step)
         if step > _LONG * median(self._usual):
             return
         self._steps += 1
-        made = [one.stepped - ((one.step or 0) - middle) * step for one in seen]
         usual = median(made)
         for one, when in zip(seen, made, strict=True):
             late = (when - usual) / step
@@ -161,6 +169,16 @@ class StragglerDetector:
             self._found = known[-1]._replace(ranks=same, cost=median(one.cost for one in known))
         elif self._found is not None and not ranks & self._found.ranks:
             self._found = None
+
+
+def _when(points: Sequence[tuple[int, float]], step: int) -> float | None:
+    """Return when a rank made ``step``, by those that were seen of it before and after; None where one of them is missing."""
+    before = next((one for one in reversed(points) if one[0] <= step), None)
+    after = next((one for one in points if one[0] >= step), None)
+    if before is None or after is None:
+        return None
+    share = (step - before[0]) / max(1, after[0] - before[0])
+    return before[1] + share * (after[1] - before[1])
 
 
 def _in_training(states: Sequence[RankState], now: float) -> list[RankState] | None:
