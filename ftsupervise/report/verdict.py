@@ -23,6 +23,8 @@ def verdict_of(run: RunReading, jobs: tuple[Job, ...] | None, blind: str) -> tup
     """RUNNING, HUNG, STALLED, SILENT, SLOW, STOPPING, WAITING, STOPPED, FINISHED, GONE, NEW or UNKNOWN, or Slurm's word for
     another state of a job; why."""
     verdict, why = _first(run, jobs, blind)
+    if _leaves(run, verdict):
+        return "STOPPED", run.brake
     if verdict == "RUNNING":
         word, because = pace_word(run)
         if jobs is None and word:
@@ -39,6 +41,12 @@ def verdict_of(run: RunReading, jobs: tuple[Job, ...] | None, blind: str) -> tup
     if not run.finished and verdict in ("WAITING", "GONE", "NEW") and run.brake:
         return "STOPPED", run.brake
     return verdict, why
+
+
+def _leaves(run: RunReading, verdict: str) -> bool:
+    """Return whether its job only looks as if it ran: the brake has come on, nothing trains in it, and it is about to leave."""
+    newest = run.last
+    return bool(run.brake) and verdict in ("RUNNING", "COMPLETING") and newest is not None and newest.ended is not None
 
 
 def _first(run: RunReading, jobs: tuple[Job, ...] | None, blind: str) -> tuple[str, str]:

@@ -12,17 +12,18 @@ import json
 import os
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ftsupervise.alerts.deliver import Delivered, deliver
 from ftsupervise.alerts.journal import Journal, spare_of
 from ftsupervise.alerts.last_day import AboutRun
-from ftsupervise.alerts.outbox import due
+from ftsupervise.alerts.outbox import JournalState, due
 from ftsupervise.alerts.record import announce, record, was_announced
 from ftsupervise.alerts.wording import event_finding
 from ftsupervise.errors import Error
@@ -36,7 +37,7 @@ from ftsupervise.probe import Probe
 from ftsupervise.rundir import heartbeat_page, pinned
 from ftsupervise.rundir.attempt_pages import NAMES, VerdictPage, read_page
 from ftsupervise.rundir.launches import launches, people
-from ftsupervise.rundir.ledger import ledger
+from ftsupervise.rundir.ledger import backwards, ledger
 from ftsupervise.rundir.observing import observed_alone
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.starting_over import PercentOver, StartOver, began_again, starts_over
@@ -45,7 +46,7 @@ from ftsupervise.rundir.watched import MOST, FiringAlert, WatchFound, read_found
 from ftsupervise.scheduler import SCHEDULERS
 from ftsupervise.scheduler.ownership import own_job_ids
 from ftsupervise.truth import Health, OnlyTold
-from ftsupervise.units import show_duration
+from ftsupervise.units import count, show_duration
 from ftsupervise.watch import checks
 from ftsupervise.watch import roster as rosters
 from ftsupervise.watch.checks import QueueAnswer, RunLook, ask, look_at, queue_finding, settings_finding, write_memory
@@ -71,6 +72,7 @@ if TYPE_CHECKING:
     from ftsupervise.scheduler import Scheduler
 
 _FORECAST_KEPT = timedelta(days=1)
+_NEWS = timedelta(days=1)  # a group that has come back before that is no news
 BOUND = 8.0  # seconds that a step on a user's disk may take
 ASKING = 75.0  # … that the scheduler may take: its command is ended after 60
 DRAWING = (
@@ -408,7 +410,7 @@ def _notify(
     recorded = record(journal, seen.findings, seen.run.alerts, now, run_name=seen.run.name, context=context)
     said, news = [], [of_notice(notice, seen.rundir) for notice in recorded.notices]
     known = journal.latest
-    for event in _events(seen):
+    for event in (*_events(seen), *_groups_back(seen.rundir, known, now)):
         if was_announced(known, event.dedup, event.attempt):
             continue
         before = _failed_before(seen, event)
@@ -449,6 +451,24 @@ def _events(seen: RunLook) -> tuple[Event, ...]:
     alone = observed_alone(seen.rundir, launched)
     run = seen.rundir.quoted()
     return events(seen.attempts, finished_at=finished_at, step=step, raised=raised, run=run, alone=alone)
+
+
+def _groups_back(rundir: RunDir, known: JournalState, now: datetime) -> Iterator[Event]:
+    """Yield an event for each replica group that was lost alone and trains again, once."""
+    if not os.path.lexists(rundir.replicas):  # what reads them is imported where there are some
+        return
+    from ftsupervise.replicas.table import read_table
+
+    table = read_table(rundir)
+    for row in table.groups if table is not None else ():
+        dedup = f"group-{row.name}-{row.attempt}"
+        if row.attempt < 2 or row.back_in != row.attempt or was_announced(known, dedup, 0):
+            continue
+        with suppress(OSError):
+            newest, before = islice(backwards(rundir.group(row.name), before=row.attempt + 1), 2)
+            if now - newest.started < _NEWS:
+                if table.place == "jobs" or before.job_id == newest.job_id:  # else all began anew with their job
+                    yield from group_back(row.name, before, newest, row.missed)
 
 
 def _remember(seen: RunLook, report: RunReport, news: Sequence[EventLine], orders: TickOrders) -> list[str]:
@@ -590,6 +610,23 @@ def _begin(
     text = f"attempt {attempt.number} ({where}) goes on from step {attempt.first_step},{gap or ' where'} {ended}{lost}"
     dedup, quick = f"resumed-{attempt.number}", _is_quick(before, attempt)
     return [Event(EventKind.RESUMED, dedup, attempt.started, text, attempt=attempt.number, quick=quick)]
+
+
+def group_back(name: str, before: Attempt, attempt: Attempt, missed: int | None) -> list[Event]:
+    """Return the event of a replica group that has come back alone, after its attempt ``before``; none where that was asked to
+    stop. ``missed``: steps that the others made meanwhile."""
+    if before.cause is not None and before.cause.orderly:
+        return []
+    meanwhile = f"; the others made {count(missed, 'step')} meanwhile" if missed else ""
+    return [
+        event._replace(
+            dedup=f"group-{name}-{attempt.number}",
+            summary=f"group {name}: {event.summary}{meanwhile}",
+            meaning="The other groups trained on.",
+            attempt=0,
+        )
+        for event in _begin(before, attempt, (), None)
+    ]
 
 
 def _is_quick(before: Attempt, attempt: Attempt) -> bool:

@@ -7,7 +7,7 @@ import os
 import stat
 import subprocess
 import sys
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -15,6 +15,9 @@ import pytest
 
 from ftsupervise.errors import Error
 from ftsupervise.findings import Finding, Severity
+from ftsupervise.model import Cause, CauseKind, NodeRanks
+from ftsupervise.replicas.table import GroupState, GroupTable, ReplicaGroup, write_table
+from ftsupervise.rundir.attempt_pages import EndPage, StartPage, write_page
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.truth import Health
 from ftsupervise.watch.tour import EventLine, append, events_path, of_event
@@ -45,6 +48,40 @@ def test_the_watch_appends_what_happened(tmp_path: Path) -> None:
     assert "started" in events, (done.stdout, done.stderr, found)
     assert all(one["schema"] == 1 and one["run"] == "t" and one["directory"] == str(rundir.root) for one in found)
     assert stat.S_IMODE(path.stat().st_mode) == 0o644 and path == events_path(rundir)
+
+
+def test_a_replica_group_that_was_lost_alone_and_is_back_is_told_once(tmp_path: Path) -> None:
+    (tmp_path / "ftsupervise.yaml").write_text(
+        "name: t\nscheduler: local\nlaunch: {command: 'true', replica_groups: {count: 2, lighthouse: none}}\n"
+        "watch: {disk: null}\n"
+    )
+    rundir = RunDir(tmp_path / "runs" / "t")
+    for part in ("switches", "watch", "state", "attempts/0001", "launches", "replicas"):
+        (rundir.root / part).mkdir(parents=True)
+    now = datetime.now(timezone.utc)
+    write_page(rundir.attempt(1), StartPage(1, "local-7", now - timedelta(minutes=9), "n"))
+    crash = Cause(CauseKind.SIGNAL, (NodeRanks("node-1", "0"),), signal=11)
+    for name, attempts in (("g000", 1), ("g001", 2)):
+        for number in range(1, attempts + 1):
+            folder = rundir.group(name).attempt(number)
+            folder.mkdir(parents=True)
+            write_page(folder, StartPage(number, "local-7", now - timedelta(minutes=10 - number), "n"))
+        if attempts == 2:
+            ended = now - timedelta(minutes=8, seconds=4)
+            write_page(rundir.group(name).attempt(1), EndPage(1, ended, cause=crash, first_step=1, last_step=140))
+            write_page(folder, EndPage(2, now, cause=Cause(CauseKind.WARNING), first_step=131, last_step=400))
+    rows = ReplicaGroup("g000", GroupState.RUNNING, attempt=1), ReplicaGroup(
+        "g001", GroupState.RUNNING, attempt=2, back=6.0, missed=30, redone=10, back_in=2
+    )
+    write_table(rundir, GroupTable(now, "n", 2, 1, "allocation", rows))
+    env = outside_a_job(FTSUPERVISE_STATE_DIR=str(tmp_path / "state"))
+    for _ in range(2):
+        typed("watch", "--no-send", "--quiet", folder=tmp_path, env=env)
+    (path,) = (rundir.watch / "events").glob("*.jsonl*")
+    assert [one["summary"] for one in lines(path) if one["event"] == "resumed"] == [
+        "group g001: attempt 2 (job local-7) goes on from step 131, 4s after attempt 1 ended at step 140 "
+        "(rank 0 on node-1 killed by SIGSEGV); 10 steps are done again; the others made 30 steps meanwhile"
+    ]
 
 
 def test_a_torn_line_never_swallows_the_next_and_hostile_text_stays_in_its_line(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from ftsupervise.model import Attempt, Job, JobState
 from ftsupervise.report.account import account
+from ftsupervise.report.day import facts_of
 from ftsupervise.report.headline import RunPresent, headline_of
 from ftsupervise.report.pace_word import pace_word
 from ftsupervise.report.queues import QueueSeen
@@ -18,6 +19,7 @@ from ftsupervise.report.verdict import verdict_of
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.progress import ENDS, OFF, RESTARTS, TOLD, ProgressPage
 from ftsupervise.rundir.progress_writer import HourOfTraining, pause_after
+from ftsupervise.rundir.switches import Brake
 from ftsupervise.rundir.watched import FiringAlert, WatchFound
 from ftsupervise.truth import Health, SwitchState
 
@@ -51,7 +53,7 @@ def seen(
         not_read=0,
         page=made._replace(active_at=ago(moved).timestamp()),
         beats=(),
-        switches=(),
+        switches=(SwitchState("kill-switch", Health.OK), SwitchState("save-switch", Health.OK)),
         finished=False,
         brake="",
         held_by_us=False,
@@ -74,6 +76,15 @@ def test_a_hang_that_the_watch_saw_is_no_word_on_the_attempt_that_has_begun_sinc
         assert pace_word(hung._replace(attempts=(*hung.attempts, again), page=page)) == ("", "")
     older = again._replace(started=ago(2))
     assert pace_word(hung._replace(attempts=(*hung.attempts, older), page=None)).word == "HUNG", "it was judged itself"
+
+
+def test_a_job_that_the_brake_has_stopped_does_not_run_though_it_has_not_left_the_queue_yet() -> None:
+    why = "by the brake: exit 1, the same failure 3 times; fix the cause"
+    braked = seen()._replace(brake=why, braked=Brake("exit 1", "the same failure 3 times"))
+    failed = braked._replace(attempts=(Attempt(1, "88_1", ago(600), ended=ago(0.1)),))
+    assert verdict_of(failed, (JOB,), "") == ("STOPPED", why)
+    assert dict(facts_of(row_of(failed, QueueSeen((JOB,))), (JOB,), NOW))["now"].startswith("STOPPED (by the brake")
+    assert verdict_of(braked, (JOB,), "")[0] == "RUNNING", "put on by hand: what trains goes on to its end"
 
 
 def test_a_standstill_is_judged_here_only_where_no_watch_does() -> None:
