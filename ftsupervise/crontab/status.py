@@ -18,6 +18,7 @@ from ftsupervise.crontab.history import EntryRun, SlotRecord
 from ftsupervise.crontab.installation import CronDir, Installed, default_directory
 from ftsupervise.errors import Error
 from ftsupervise.findings import Finding, Severity, Words
+from ftsupervise.host import files
 from ftsupervise.hostlist import compress_hostlist
 from ftsupervise.printable import printable
 from ftsupervise.truth import Health
@@ -193,7 +194,6 @@ def slots_until(known: Iterable[SlotRecord], installed: Installed, now: datetime
 #
 # Every entry gets a finding at every tick, from its last run that ended: a failure stays one until a run is good again.
 
-_NO_ROOM = 64_000  # bytes: so little is left where every write fails
 _CUT_OFF = 3  # several ticks in a row that never ended are no accident: too little memory, or a broken installation
 
 _ENTRY = Words("This entry does not do its work.", "cat {output}", "ftsupervise cron run {name}{dir}")
@@ -332,7 +332,7 @@ def _is_full(folder: Path) -> bool:
         found = os.statvfs(folder)
     except OSError:
         return False
-    return found.f_bavail * found.f_frsize < _NO_ROOM
+    return found.f_bavail * found.f_frsize < files.NO_ROOM
 
 
 def earlier(slot: CronSlot) -> list[datetime]:

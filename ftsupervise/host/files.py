@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from itertools import islice
 
 TEMPORARY = ".tmp-"  # what the name of a temporary file begins with
+NO_ROOM = 65_536  # bytes: where less is left on a disk, not even a page of ours is sure to fit
 _NAMES = 4096  # that are read of a folder in which a few are looked for
 _NAME = 120  # bytes of the final name that stand in a temporary one: 255 is the most that a file system takes
 

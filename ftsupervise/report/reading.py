@@ -31,7 +31,6 @@ from ftsupervise.units import count
 _DAY = timedelta(days=1)
 _FEW_ATTEMPTS = 40  # that are read for a row of a run that may wait
 _FEW_LAUNCHES = 20  # that are read for a row: the jobs of older ones have ended
-_NO_ROOM = 65_536  # bytes: none of our pages is larger
 _LOOK = 1.0  # seconds for the note that this account has of the run, on another disk
 _MOST_STARTS = 200  # attempts that are counted as restarts of the last day
 
@@ -150,7 +149,7 @@ def _full(rundir: RunDir) -> str:
             seen = os.statvfs(folder)
         except OSError:
             continue
-        if seen.f_bavail * seen.f_frsize < _NO_ROOM:
+        if seen.f_bavail * seen.f_frsize < files.NO_ROOM:
             return f"no space is left in {folder}"
         if seen.f_files and not seen.f_favail:
             return f"no more files can be made in {folder} (its inodes are used up)"

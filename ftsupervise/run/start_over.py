@@ -148,9 +148,10 @@ def keep_before(place: ScriptPlace, number: int, wait: Callable[[float], bool], 
     if last is None or last.source == GUARD:
         return True
     before, written = of_this_launch(place.rundir, number), last.written
-    if not resumes(before):
+    known = resumes(before)
+    if not known or last.ended is None:  # lost with its job: nobody has looked what it saved
         written = note_written(place, last)
-    elif written is None or not _has_strangers(place, Path(written.path)):
+    if known and (written is None or not _has_strangers(place, Path(written.path))):
         return True
     if written is None or (written.kept and os.path.lexists(written.kept)):
         return True

@@ -14,7 +14,7 @@ import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from itertools import islice
 from pathlib import Path
@@ -619,7 +619,8 @@ def group_back(name: str, before: Attempt, attempt: Attempt, missed: int | None)
         return []
     meanwhile = f"; the others made {count(missed, 'step')} meanwhile" if missed else ""
     return [
-        event._replace(
+        replace(
+            event,
             dedup=f"group-{name}-{attempt.number}",
             summary=f"group {name}: {event.summary}{meanwhile}",
             meaning="The other groups trained on.",

@@ -75,13 +75,12 @@ def test_a_replica_group_that_was_lost_alone_and_is_back_is_told_once(tmp_path: 
     )
     write_table(rundir, GroupTable(now, "n", 2, 1, "allocation", rows))
     env = outside_a_job(FTSUPERVISE_STATE_DIR=str(tmp_path / "state"))
-    for _ in range(2):
-        typed("watch", "--no-send", "--quiet", folder=tmp_path, env=env)
-    (path,) = (rundir.watch / "events").glob("*.jsonl*")
-    assert [one["summary"] for one in lines(path) if one["event"] == "resumed"] == [
+    done = [typed("watch", "--no-send", "--quiet", folder=tmp_path, env=env) for _ in range(2)]
+    found = [one for path in (rundir.watch / "events").glob("*.jsonl*") for one in lines(path)]
+    assert [one["summary"] for one in found if one["event"] == "resumed"] == [
         "group g001: attempt 2 (job local-7) goes on from step 131, 4s after attempt 1 ended at step 140 "
         "(rank 0 on node-1 killed by SIGSEGV); 10 steps are done again; the others made 30 steps meanwhile"
-    ]
+    ], [(one.stdout, one.stderr) for one in done]
 
 
 def test_a_torn_line_never_swallows_the_next_and_hostile_text_stays_in_its_line(tmp_path: Path) -> None:

@@ -43,11 +43,12 @@ class Scene:
             Job("7_1", "7", "r", "me", JobState.RUNNING, nodes=(os.uname().nodename,)),
         )
 
-    def look(self, name: str) -> dict[str, Finding]:
+    def look(self, name: str, once: dict[str, Any] | None = None) -> dict[str, Finding]:
+        """``once``: what this tick has read already."""
         memory = json.loads(json.dumps(self.memory))
         at = datetime.fromtimestamp(self.now, timezone.utc)
         look = Look(
-            self.run, self.rundir, at, self.jobs, memory, probe=self.probe, watchdog=name, recorded=self.attempts
+            self.run, self.rundir, at, self.jobs, memory, "", self.probe, name, self.attempts, {} if once is None else once
         )
         found = list(load_watchdog(name)(look, getattr(self.run.watch, name)))
         self.memory = memory
@@ -256,7 +257,8 @@ def test_a_checkpoint_that_is_not_what_was_committed_is_told_and_which_one_is_le
 ) -> None:
     scene = with_checkpoints(tmp_path, probe)
     (scene.rundir.switches).mkdir()
-    assert "whole" not in scene.look("checkpoints"), "without a manifest nothing is known"
+    found = scene.look("checkpoints")["whole"]
+    assert (found.health, found.summary) == (Health.OK, "nothing says that checkpoint step-4 is torn"), "no manifest"
     for number in range(5):
         commit(scene.rundir.checkpoints / f"step-{number}")
         os.utime(scene.rundir.checkpoints / f"step-{number}", (scene.now - (4.5 - number) * HOUR,) * 2)
@@ -294,9 +296,23 @@ def test_a_torn_save_of_a_script_with_a_form_of_its_own_is_a_warning_and_its_end
         "nothing says that checkpoint_0002.pth before it is torn"
     )
     (scene.rundir.checkpoints / "checkpoint_0003.pth").rename(tmp_path / "aside")
+    scene.memory = {}  # the disk was full, and nothing was remembered
     found = scene.look("checkpoints")["whole"]
     assert (found.health, found.summary) == (Health.OK, "nothing says that checkpoint checkpoint_0002.pth is torn")
-    assert "whole" not in scene.look("checkpoints")
+
+
+def test_a_save_that_began_behind_the_list_of_checkpoints_is_not_torn(tmp_path: Path, probe: Probe) -> None:
+    scene = Scene(tmp_path / "run", "{checkpoints: {}}", probe)
+    (scene.rundir.switches).mkdir()
+    for number in (1, 2):
+        path = scene.rundir.checkpoints / f"checkpoint_{number:04}.pth"
+        path.write_bytes(b"weights")
+        os.utime(path, (scene.now - (4 - number) * HOUR,) * 2)
+    listed: dict[str, Any] = {}
+    assert scene.look("checkpoints", listed)["whole"].health is Health.OK
+    (scene.rundir.checkpoints / "checkpoint_0003.pth").write_bytes(b"")
+    scene.memory["verdicts"] = {}  # the checkpoints are judged anew, with the list as it was
+    assert scene.look("checkpoints", listed)["whole"].health is not Health.BAD
 
 
 def test_none_good_for_too_long_is_critical_though_an_old_one_is_left(tmp_path: Path, probe: Probe) -> None:

@@ -12,10 +12,12 @@ import pytest
 
 from ftsupervise.model import GUARD, NOBODY, OUTPUT, Attempt, Cause, CauseKind, Failure, FailureKind
 from ftsupervise.run.decide import Budgets, NextAction, Situation, decide, stop_before
-from ftsupervise.run.start_over import ScriptPlace, newest_left
+from ftsupervise.run.start_over import ScriptPlace, keep_before, newest_left, resumption
+from ftsupervise.rundir.attempt_pages import EndPage, StartPage, write_page
+from ftsupervise.rundir.heartbeat_page import write_beat
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.starting_over import must_hold, resumes, starts_over
-from ftsupervise.truth import LeftCheckpoint, Resumed
+from ftsupervise.truth import Beat, LeftCheckpoint, Resumed
 
 BEGAN = datetime(2026, 11, 25, tzinfo=timezone.utc)
 Seen = tuple[int | None, int | None]
@@ -186,3 +188,33 @@ def test_when_somebody_takes_the_newest_checkpoint_away_the_one_before_it_is_gon
     kept = LeftCheckpoint(str(tmp_path / "out/checkpoint_0000200.pth"), kept=str(tmp_path / "kept-200.pth"))
     path, refused = newest_left(place, [gone, old._replace(written=kept)])
     assert (path, refused) == (tmp_path / "out" / "checkpoint_0000450.pth", "")
+
+
+def test_what_an_attempt_saved_that_was_lost_with_its_node_is_gone_on_from(tmp_path: Path) -> None:
+    """No supervisor was left to note it: a run that kept four checkpoints went back to the newest of the attempt before."""
+    rundir, out = RunDir(tmp_path / "run"), tmp_path / "out"
+    out.mkdir()
+    begun = datetime.now(timezone.utc) - timedelta(minutes=30)
+    saves = [out / f"checkpoint_{step:07}.pth" for step in (550, 600, 850, 900)]
+    for path, age in zip(saves, (1300.0, 1210.0, 610.0, 600.0), strict=True):
+        with zipfile.ZipFile(path, "w") as file:
+            file.writestr("weights", path.name)
+        os.utime(path, (time.time() - age,) * 2)
+    ends = begun + timedelta(seconds=600), begun + timedelta(seconds=1200)
+    steps = (1, 310), (301, 630), (601, 930)
+    for number, (first, last) in enumerate(steps, 1):
+        folder = rundir.attempt(number)
+        folder.mkdir(parents=True)
+        write_page(folder, StartPage(number, f"88_{number}", begun + timedelta(minutes=10 * (number - 1)), "n"))
+        if number < 3:
+            cause = Cause(CauseKind.SIGNAL, signal=9)
+            end = EndPage(number, ends[number - 1], cause=cause, first_step=first, last_step=last, ready=1.0)
+            write_page(folder, end._replace(source=OUTPUT))
+            write_page(folder, LeftCheckpoint(str(saves[1] if number == 2 else out / "checkpoint_0000300.pth")))
+        else:
+            facts = {"attempt": "3", "source": OUTPUT, "first": str(first)}
+            rundir.beats.mkdir()
+            write_beat(rundir, Beat(0, last, "train", begun + timedelta(seconds=1740), facts=facts))
+    place = ScriptPlace(rundir, rundir.checkpoints, ("python", "train.py", f"--out={out}"))
+    assert keep_before(place, 4, lambda seconds: True, lambda words: None)
+    assert resumption(place, "--resume {checkpoint}", 4).words == ("--resume", str(saves[-1]))

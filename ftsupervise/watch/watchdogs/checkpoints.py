@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 from ftsupervise.checkpoints.verify import CheckpointState
 from ftsupervise.findings import Finding, Severity, Words
 from ftsupervise.printable import to_type
-from ftsupervise.probe import Entry, Missing, NotSeen, Tree
+from ftsupervise.host import files
+from ftsupervise.probe import Entry, Missing, NotSeen, Space, Tree
 from ftsupervise.rundir.heartbeat_page import SAVE_FAILED
 from ftsupervise.rundir.records import as_text
 from ftsupervise.truth import Health
@@ -148,9 +149,23 @@ def check(look: Look, settings: Settings) -> Iterator[Finding]:
     now = server_now(look)
     yield from _saves(look, now)
     yield _age(look, settings, () if isinstance(ones, Missing) else ones, now)
-    if not isinstance(ones, Missing) and ones:
-        yield _size(look, settings, ones, now)
-        yield from _whole(look, settings, ones, now)
+    if isinstance(ones, Missing) or not ones:
+        return
+    if _disk_is_full(look):  # what does not fit is torn: one alert says so
+        for subject in ("size", "whole"):
+            yield _finding(look, subject, None, "checkpoints are not judged while their disk is full")
+        return
+    yield _size(look, settings, ones, now)
+    yield from _whole(look, settings, ones, now)
+
+
+def _disk_is_full(look: Look) -> bool:
+    """Return whether nothing fits on the file system of the checkpoints any more, and *disk* watches that."""
+    there, folder = look.probe.space(folder_of(look)), look.probe.look(folder_of(look))
+    if not isinstance(there, Space) or there.free >= files.NO_ROOM or not isinstance(folder, Entry):
+        return False
+    watched = (look.probe.look(one.path or look.rundir.root) for one in look.run.watch.disk or ())
+    return any(isinstance(one, Entry) and one.device == folder.device for one in watched)
 
 
 def _saves(look: Look, now: float) -> Iterator[Finding]:
@@ -249,7 +264,7 @@ def _known_whole(look: Look, newest: Written) -> bool:
 def _whole(look: Look, settings: Settings, ones: tuple[Written, ...], now: float) -> Iterator[Finding]:
     """Check that the newest checkpoint is the one that was committed, and if not, from which one the run would go on.
 
-    Nothing is said of a run whose checkpoints have no manifest and no sign of their own, but the end of what was said.
+    Of a run whose checkpoints have no manifest and no sign of their own it is only said that nothing is against them.
     """
     seen = _verdicts(look, ones[-1])
     if isinstance(seen, str):
@@ -258,14 +273,12 @@ def _whole(look: Look, settings: Settings, ones: tuple[Written, ...], now: float
     good = next((one for one in seen if one["state"] in _GOOD), None)
     own = good is None and not any(one["manifest"] for one in seen)  # not a known form: it may be torn, never whole
     if own and (not seen or _says_nothing(seen[0])):
-        if look.memory.pop("torn", False):
-            yield _finding(look, "whole", False, f"nothing says that checkpoint {ones[-1].name} is torn")
+        yield _finding(look, "whole", False, f"nothing says that checkpoint {ones[-1].name} is torn")
         return
     silent = next((one for one in seen if own and _says_nothing(one)), None)
     wanting = [one for one in seen if one["state"] not in _GOOD and not (own and _says_nothing(one))]
     settled = [one for one in wanting if _settled(one, ones, settings, now)]
     if good is not None and not settled:
-        look.memory.pop("torn", None)
         yield _finding(look, "whole", False, f"checkpoint {Path(good['path']).name} is {good['state']}")
         return
     blind = all(one["state"] == CheckpointState.UNSEEN.value for one in settled)
@@ -280,7 +293,6 @@ def _whole(look: Look, settings: Settings, ones: tuple[Written, ...], now: float
     severity = Severity.WARNING if (good or silent) and not old else Severity.CRITICAL
     text = f"checkpoint {wrong}; {rest}" if settled else f"the newest checkpoint may not be complete yet; {rest}"
     bad = None if blind and settled else bool(settled)
-    look.memory["torn"] = bool(bad) or look.memory.get("torn", False)
     yield _finding(look, "whole", bad, text, severity=severity)
 
 
@@ -293,9 +305,9 @@ def _too_old(good: dict[str, Any], settings: Settings, ones: tuple[Written, ...]
 
 
 def _settled(one: dict[str, Any], ones: tuple[Written, ...], settings: Settings, now: float) -> bool:
-    """Return whether there has been time enough to write it."""
-    name = Path(one["path"]).name
-    return all(now - each.mtime >= settings.settle.total_seconds() for each in ones if each.name == name)
+    """Return whether there has been time enough to write it. One that was not there a moment before has only begun."""
+    mtime = next((each.mtime for each in ones if each.name == Path(one["path"]).name), now)
+    return now - mtime >= settings.settle.total_seconds()
 
 
 def _says_nothing(one: dict[str, Any]) -> bool:
