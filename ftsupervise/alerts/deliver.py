@@ -3,7 +3,8 @@
 
 Each round claims the next message of every receiver in one commit and sends all of them at the same time, each in a
 thread that is left behind when it does not end. Four messages or more to one receiver, about as many runs, go as one that
-names them: an outage of a file system is one message and one connection, not two hundred in a second. A receiver's imports
+names them, and two already where a disk is full under both: an outage of a file system is one message and one connection, not
+two hundred in a second. A receiver's imports
 are made before there are threads. Outcomes are written as they come, for a message whose outcome a crash leaves unwritten is
 sent twice. A receiver that failed rests until its back-off (or ``Retry-After``) is over, which may be many ticks away:
 nothing sleeps here.
@@ -119,7 +120,8 @@ def deliver(
 
 
 def _joined(attempts: Sequence[_Attempt]) -> list[_Attempt]:
-    """Return the attempts, with one in the place of each four or more to one receiver about as many runs."""
+    """Return the attempts, with one in the place of each four or more to one receiver about as many runs, or two where all tell
+    of a disk."""
     groups: dict[object, dict[str, _Attempt]] = {}
     alone: list[_Attempt] = []
     for one in attempts:
@@ -133,8 +135,13 @@ def _joined(attempts: Sequence[_Attempt]) -> list[_Attempt]:
             runs[message.run] = one
     for runs in groups.values():
         for parts in _batches(list(runs.values())):
-            alone += [_joint(parts)] if len(parts) >= outbox.STORM else parts
+            enough = 2 if all(_is_of_a_disk(one.message) for one in parts) else outbox.STORM
+            alone += [_joint(parts)] if len(parts) >= enough else parts
     return alone
+
+
+def _is_of_a_disk(message: Message) -> bool:
+    return any(notice.finding.watchdog == "disk" for notice in message.notices)
 
 
 def _of_pager(receiver: Receiver) -> bool:

@@ -10,7 +10,7 @@ two messages a run, not two hundred.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from hashlib import sha256
@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 from ftsupervise.findings import Alert, Notice, Reason, Severity
 
+ORDER = (Reason.ESCALATED, Reason.FIRED, Reason.REPEATED, Reason.RESOLVED, Reason.UNWATCHED, Reason.ANNOUNCED)
 LISTED = 20  # notices a message spells out; the rest is "+137 more"
 LISTED_FOR_MACHINES = 500  # they join triggers and resolves, and must be told of each end
 STORM = 4  # messages about as many runs, to one receiver at once, go as one
@@ -71,6 +72,11 @@ class Message:
     @property
     def worst(self) -> Severity:
         return max((n.finding.severity for n in self.notices), default=Severity.INFO)
+
+    @property
+    def written(self) -> datetime:
+        """Return when the newest of it was: others have waited for that, and by their time it would lie far down in a mailbox."""
+        return max([self.created, *(one.at for one in self.notices)])
 
     @property
     def posts(self) -> tuple[str, ...]:
@@ -145,6 +151,12 @@ def source_of(home: str) -> str:
     return sha256(home.encode("utf-8", "surrogatepass")).hexdigest()[:8]
 
 
+def in_order(notices: Iterable[Notice]) -> tuple[Notice, ...]:
+    """Return them as a message has them: what wants somebody first, then what is over, then news; the worst of each first. The
+    first gives the subject."""
+    return tuple(sorted(notices, key=lambda one: (ORDER.index(one.reason), -one.finding.severity)))
+
+
 def put(state: JournalState, message: Message) -> JournalState:
     """Put ``message`` into the outbox, joined to the newest one for that receiver and run that was not tried yet."""
     said = {n.key for m in state.outbox if m.receiver == message.receiver for n in m.notices}
@@ -165,7 +177,7 @@ def put(state: JournalState, message: Message) -> JournalState:
 def _join(waiting: Message, message: Message) -> Message:
     merged = replace(
         waiting,
-        notices=(*waiting.notices, *message.notices),
+        notices=in_order((*waiting.notices, *message.notices)),
         unlisted=_summed(*waiting.unlisted, *message.unlisted),
         due=min(waiting.due, message.due),
         note=message.note or waiting.note,
@@ -174,7 +186,7 @@ def _join(waiting: Message, message: Message) -> Message:
 
 
 def _cut(message: Message) -> Message:
-    """Return at most ``listed`` notices spelled out, the worst first, in the order they happened."""
+    """Return at most ``listed`` notices spelled out, the worst of them, in their order."""
     if len(message.notices) <= message.listed:
         return message
     ranked = sorted(range(len(message.notices)), key=lambda i: (-message.notices[i].finding.severity, i))
@@ -190,7 +202,7 @@ def joint(messages: Sequence[Message]) -> Message:
     """
     first = max(messages, key=lambda one: (one.worst, one.listed))
     pairs = [(notice, (one.where, one.source)) for one in messages for notice in one.notices]
-    pairs.sort(key=lambda pair: -pair[0].finding.severity)
+    pairs.sort(key=lambda pair: (ORDER.index(pair[0].reason), -pair[0].finding.severity))
     kept = pairs[: first.listed] if first.listed == LISTED else pairs
     dropped = (_unlisted(notice) for notice, _ in pairs[len(kept) :])
     notes = [one.note for one in messages if one.note]

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from ftsupervise.alerts.journal import Journal
-from ftsupervise.alerts.outbox import LISTED, LISTED_FOR_MACHINES, JournalState, Message, message_id, put, source_of
+from ftsupervise.alerts.outbox import LISTED, LISTED_FOR_MACHINES, JournalState, Message, in_order, message_id, put, source_of
 from ftsupervise.alerts.self_monitor import about_itself, journal_finding, receiver_finding, reroute
 from ftsupervise.alerts.step import (
     FORGET_AFTER,
@@ -308,7 +308,7 @@ def enqueue(
     not_before: datetime | None = None,
 ) -> JournalState:
     """Put ``notices`` as a message to ``receiver`` into the outbox."""
-    items = tuple(sorted(notices, key=lambda notice: -notice.finding.severity))  # the worst gives the subject
+    items = in_order(notices)
     due = min((due_at(about.settings, one.finding.severity, about.now) for one in items), default=about.now)
     message = Message(
         id=message_id(about.home, receiver, about.run, items),

@@ -251,10 +251,12 @@ def _flapping(alert: Alert, policy: Policy, now: datetime) -> Alert:
 # ----------------------------------------------------------------------------------- which receivers, and from when
 
 # The cause (a watchdog, or "watchdog: subject" with * and ?) -> the watchdogs it mutes, in the same run, or in any run
-# when the cause belongs to no run. A late watch mutes nothing: its findings are true, only old.
+# when the cause belongs to no run; "disk: * forecast" is that of the same place. A late watch mutes nothing: its findings are
+# true, only old.
 INHIBITS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("storage", ("hang", "log-stale", "checkpoints", "throughput", "loss")),
     ("disk: * there", ("hang", "log-stale", "checkpoints", "throughput", "loss")),  # hung, or not mounted
+    ("disk: * space", ("disk: * forecast", "alert-journal")),  # one message for a full disk; only while it is critical
     ("slurm", ("is-running",)),
     ("slurm-unreachable", ("is-running",)),
     ("is-running", ("recovery", "hang", "log-stale", "throughput", "checkpoints")),
@@ -345,16 +347,19 @@ def _zone(settings: Alerts) -> tzinfo | None:
 
 def explained_by(cause: Finding) -> tuple[str, ...]:
     """Return the watchdogs that need not speak while ``cause`` is so."""
-    return tuple(name for pattern, names in INHIBITS if _fits(pattern, cause) for name in names)
+    if cause.watchdog == "disk" and cause.severity < Severity.CRITICAL:
+        return ()
+    place = cause.subject.rpartition(" ")[0]
+    return tuple(name.replace("*", place) for pattern, names in INHIBITS if _fits(pattern, cause) for name in names)
 
 
 def inhibitor(finding: Finding, causes: Iterable[Finding]) -> str:
     """Return the cause, among the bad findings now, that explains ``finding``, as a reason to hold it back; "" if there
     is none.
     """
-    name = plain_name(finding.watchdog)
+    names = plain_name(finding.watchdog), f"{plain_name(finding.watchdog)}: {finding.subject}"
     for cause in causes:
-        if cause.run in ("", finding.run) and cause.key != finding.key and name in explained_by(cause):
+        if cause.run in ("", finding.run) and cause.key != finding.key and {*names}.intersection(explained_by(cause)):
             return "explained by " + f"{cause.watchdog} {cause.subject}".strip()
     return ""
 

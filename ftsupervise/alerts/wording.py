@@ -18,7 +18,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ftsupervise.alerts.last_day import AboutRun, LastDay
-from ftsupervise.alerts.outbox import Message, Unlisted, message_id
+from ftsupervise.alerts.outbox import ORDER, Message, Unlisted, message_id
 from ftsupervise.alerts.step import alert_id
 from ftsupervise.findings import EventKind, Finding, Notice, Reason, Severity
 from ftsupervise.host import ownership
@@ -58,7 +58,6 @@ WORDS = {
     Reason.UNWATCHED: "NO LONGER WATCHED",
     Reason.ANNOUNCED: "NEWS",
 }
-_ORDER = (Reason.ESCALATED, Reason.FIRED, Reason.REPEATED, Reason.RESOLVED, Reason.UNWATCHED, Reason.ANNOUNCED)
 ENDS = (Reason.RESOLVED, Reason.UNWATCHED)
 
 
@@ -200,7 +199,7 @@ def _word(message: Message, items: tuple[Item, ...]) -> str:
     if len(items) == 1 and not message.unlisted:
         return items[0].word
     counts: dict[str, int] = {}
-    for reason in _ORDER:
+    for reason in ORDER:
         of_reason = [item.word for item in items if item.reason == reason.value]
         for one in of_reason:
             counts[one] = counts.get(one, 0) + 1

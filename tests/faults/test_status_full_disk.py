@@ -19,6 +19,7 @@ from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.progress import ProgressPage, write_progress
 from ftsupervise.rundir.records import write_json
 from ftsupervise.rundir.watched import read_found, write_found
+from ftsupervise.truth import Health
 from tests.neighbours.prepared_trouble import fill, trouble
 from tests.neighbours.supervised import outside_a_job
 from tests.neighbours.typed import typed
@@ -37,6 +38,11 @@ def test_a_cron_on_a_full_disk_says_so_and_not_that_its_ticks_were_cut_off(mount
     assert said.summary == (
         f"cron: the last 3 ticks could not write down that they ended: the disk of {folder.cron.root} is full"
     )
+    (place / "others").unlink()
+    for at in slots[:3]:  # on a full disk not even that a tick had begun could be written
+        (folder.cron.slots / history.stamp(at) / "claim.json").unlink()
+    said = next(one for one in findings(one, find(folder.cron, folder.installed), "", None) if one.subject == "slots")
+    assert said.health is Health.OK, "it is over, and no tick was cut off"
 
 
 def test_a_run_of_which_nothing_is_heard_on_a_full_disk_is_not_running_and_shows_no_rate(

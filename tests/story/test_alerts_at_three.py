@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import timedelta
+from email.utils import parsedate_to_datetime
 from pathlib import Path
 
 import pytest
@@ -136,6 +137,21 @@ def test_thirteen_restarts_of_a_second_are_three_mails_and_the_first_comes_at_on
     texts = [str(one.get_content()) for one in mail.mails]
     assert [text.count("goes on, 1s after") for text in texts] == [1, 6, 6], "none is lost"
     assert [str(one["Subject"]).strip().split("]")[0] for one in mail.mails] == ["[RESUMED", "[RESUMED:6", "[RESUMED:6"]
+
+
+def test_an_alert_that_restarts_have_waited_for_stands_before_them_with_its_own_time(
+    mail: MailServer, tmp_path: Path
+) -> None:
+    alerts, journal = settings([mailbox(mail)]), journal_in(tmp_path)
+    for number, minute in ((2, 0), (3, 20), (4, 40)):
+        restart(journal, alerts, number, minute)
+        deliver([journal], alerts, minutes(minute))
+    tick(journal, alerts, minutes(180), bad())
+    told = mail.mails[-1]
+    assert str(told["Subject"]).startswith(f"[FIRING, RESUMED:2] {RUN}: {bad().summary[:12]}"), told["Subject"]
+    assert parsedate_to_datetime(told["Date"]) == minutes(180)
+    tick(journal, alerts, minutes(190), good())
+    assert str(mail.mails[-1]["Subject"]).startswith(f"[RESOLVED] {RUN}")
 
 
 def test_a_restart_that_costs_much_comes_at_once_and_brings_the_others_along(mail: MailServer, tmp_path: Path) -> None:

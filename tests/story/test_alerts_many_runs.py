@@ -38,6 +38,21 @@ def tick(folder: Path, alerts: Alerts, now: datetime, health: Health, runs: list
     return deliver(journals, alerts, now, jitter=lambda: 0.0)
 
 
+def test_one_disk_that_is_full_under_two_runs_is_one_mail_and_so_is_its_end(mail: MailServer, tmp_path: Path) -> None:
+    alerts = settings([mailbox(mail)])
+    for minute, health in ((0, Health.BAD), (5, Health.OK)):
+        journals = [journal_in(tmp_path / run) for run in RUNS[:2]]
+        for run, journal in zip(RUNS[:2], journals, strict=True):
+            found = Finding(run, "disk", f"/scratch/{run} space", health, Severity.CRITICAL, "0 B left", minutes(minute))
+            record(journal, [found], alerts, minutes(minute), run_name=run)
+        deliver(journals, alerts, minutes(minute), jitter=lambda: 0.0)
+    assert [str(one["Subject"]) for one in mail.mails] == [
+        "[FIRING:2] 2 runs: 0 B left (+1 more)",
+        "[RESOLVED:2] 2 runs: 0 B left (+1 more)",
+    ]
+    assert all(run in str(mail.mails[0].get_content()) for run in RUNS[:2])
+
+
 def waiting(folder: Path) -> int:
     return sum(len(journal_in(folder / run).read().outbox) for run in RUNS)
 

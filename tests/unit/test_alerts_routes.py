@@ -86,6 +86,19 @@ def test_storage_that_does_not_answer_mutes_what_lives_on_it() -> None:
     assert not inhibitor(hung, [hung])
 
 
+def test_a_full_disk_explains_its_forecast_and_the_journal_on_it_and_one_that_fills_up_does_not() -> None:
+    def about(subject: str, severity: Severity = Severity.CRITICAL) -> Finding:
+        return replace(finding("disk", severity), subject=subject)
+
+    full, filling = about("/scratch/run_7 space"), about("/scratch/run_7 space", Severity.WARNING)
+    for one in (about("/scratch/run_7 forecast"), finding("alert-journal")):
+        assert inhibitor(one, [full]) == "explained by disk /scratch/run_7 space"
+        assert not inhibitor(one, [filling])
+    assert not inhibitor(about("/home/me forecast"), [full]), "another disk"
+    assert not inhibitor(about("/scratch/run_7 inodes"), [full])
+    assert not inhibitor(full, [about("/scratch/run_7 forecast")])
+
+
 def test_a_silence_is_by_id_or_by_what_it_is_about_and_ends() -> None:
     def silence(pattern: str) -> Silence:
         return Silence("1", pattern, "me", "known", T0, T0 + timedelta(hours=1))

@@ -38,7 +38,7 @@ def compose(parcel: Parcel, settings: Email) -> EmailMessage:
     mail["From"] = Address("ftsupervise", addr_spec=settings.from_)
     mail["To"] = tuple(Address(addr_spec=to) for to in settings.to)
     mail["Subject"] = _subject(render("alert.subject.j2", seen, own=parcel.templates))
-    mail["Date"] = format_datetime(message.created)
+    mail["Date"] = format_datetime(message.written)
     mail["Message-ID"] = f"<{message.id}@{domain}>"
     posts = [f"<{post}@{domain}>" for post in message.posts][:10]
     if posts:

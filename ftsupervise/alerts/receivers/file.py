@@ -21,7 +21,7 @@ _WITHIN = 10.0  # seconds
 def send(parcel: Parcel, settings: File) -> dict[str, str]:
     seen = view(parcel.message, parcel.now)
     text = render("alert.text.j2", seen, own=parcel.templates)
-    head = f"==== {stamp(parcel.message.created)}  {seen.title}  key {parcel.message.id}\n"
+    head = f"==== {stamp(parcel.message.written)}  {seen.title}  key {parcel.message.id}\n"
     data = f"{head}{text.strip()}\n\n".encode("utf-8", "replace")
     try:
         written = in_time(lambda: _append(settings.path, data), _WITHIN)
