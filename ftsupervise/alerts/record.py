@@ -98,7 +98,7 @@ def record(
 
     def say(state: JournalState) -> JournalState:
         notified[:] = first
-        return advance(state, (saved,), about, notified, partial=True)
+        return advance(state, (saved,), about, notified, context=context, partial=True)
 
     state = journal.change(make)
     problems, unsaved = tuple(journal.problems), journal.unsaved

@@ -160,8 +160,19 @@ def _in_general(orders: TickOrders, progress: TickProgress, away: str) -> list[t
         findings.append(host)
     if not findings:
         return []
-    recorded = record(journal, findings, settings, orders.now, run_name="", where=str(runs[0].run_dir))
+    where, full = str(runs[0].run_dir), _full_under(progress, journal.directory)
+    recorded = record(journal, findings, settings, orders.now, run_name="", where=where, context=full)
     return [(_run_report("watch", findings, recorded.firing, recorded.notices), journal, settings)]
+
+
+def _full_under(progress: TickProgress, folder: Path) -> list[Finding]:
+    """Return what runs have found of the disk that ``folder`` lies on, as of no run: one that is full explains that nothing is
+    written there."""
+    mounts, found = Mounts(read_mounts()), list[Finding]()
+    for report in (run.report for run in progress.runs if run.report is not None):
+        found += [one for one in report.findings if one.watchdog == "disk" and one.health is Health.BAD]
+    device = mounts.of(str(folder))
+    return [replace(one, run="") for one in found if mounts.of(one.subject.rpartition(" ")[0]) == device]
 
 
 def _of_storage(

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import time
 from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
+
+import pytest
 
 from ftsupervise.crontab import history
 from ftsupervise.crontab.dispatch import CronSlot
@@ -21,6 +25,7 @@ from ftsupervise.rundir.records import write_json
 from ftsupervise.rundir.watched import read_found, write_found
 from ftsupervise.truth import Health
 from tests.neighbours.prepared_trouble import fill, trouble
+from tests.neighbours.smtp import MailServer
 from tests.neighbours.supervised import outside_a_job
 from tests.neighbours.typed import typed
 from tests.story.cron_folder import NINE, make
@@ -123,3 +128,47 @@ def test_a_watch_whose_pages_lie_on_a_full_disk_is_not_called_late_for_it(
     said = one.status()
     assert "pages cannot be written to a full disk: whether it looks is not known" in said, said
     assert "LATE" not in said and "ftsupervise watch --every 60s" not in said
+
+
+@pytest.mark.fault("The disk that run, checkpoints and journals of the watch lie on is full", "One message says so")
+def test_a_full_disk_with_everything_on_it_is_one_message_and_so_is_its_end(mounted: Callable[..., Path]) -> None:
+    place = mounted("-t", "tmpfs", "-o", "size=8m", "small")
+    with MailServer() as server:
+        receiver = {"host": "127.0.0.1", "port": server.port, "from": "a@lab.org", "to": ["b@lab.org"], "security": "none"}
+        settings = {
+            "name": "t",
+            "scheduler": "local",
+            "launch": {"command": "true"},
+            "checkpoints": {"path": "out", "pattern": "*.pth"},
+            "watch": {"disk": [{"free": "1MB", "left": None}], "checkpoints": {"settle": "1s"}},
+            "alerts": {"receivers": [{"email": receiver}]},
+        }
+        (place / "ftsupervise.yaml").write_text(json.dumps(settings))
+        (place / "out").mkdir()
+        rundir = RunDir(place / "runs" / "t")
+        for part in ("switches", "watch", "state", "attempts", "launches"):
+            (rundir.root / part).mkdir(parents=True)
+        (rundir.switches / "kill-switch").touch()  # no job is missed
+        at = time.time() - 100
+        for number, size in ((1, 100_000), (2, 100_000), (3, 0)):
+            path = place / "out" / f"step-{number}.pth"
+            path.write_bytes(b"x" * size)
+            os.utime(path, (at + number, at + number))
+        (place / "out" / "step-3.pth").rename(place / "torn")
+
+        def look() -> str:
+            env = outside_a_job(FTSUPERVISE_STATE_DIR=str(place / "state"))
+            done = typed("watch", folder=place, env=env)
+            return done.stdout + done.stderr
+
+        look()
+        assert not server.mails, [str(one["Subject"]) for one in server.mails]
+        (place / "torn").rename(place / "out" / "step-3.pth")
+        fill(place)
+        said = [look(), look()]
+        assert [str(one["Subject"]).split(" t")[0] for one in server.mails] == ["[FIRING]"], said
+        assert f"{rundir.root}: 0 B left, 100.0% used" in " ".join(str(server.mails[0].get_content()).split())
+        (place / "others").unlink()
+        (place / "out" / "step-3.pth").unlink()
+        said = [look(), look()]
+        assert [str(one["Subject"]).split(" t")[0] for one in server.mails] == ["[FIRING]", "[RESOLVED]"], said
