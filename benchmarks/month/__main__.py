@@ -113,16 +113,15 @@ class Month:
 
 def collect(world: faults.World, keep: Path, stop: threading.Event) -> None:
     """Write each message down as it comes, with the time."""
-    mails = posts = requests = 0
+    mails = posts = taken = 0
     with (keep / "mails.txt").open("w") as letters, (keep / "machine.jsonl").open("w") as machine:
         while not stop.wait(0.5):
             for mail in world.mail.mails[mails:]:
                 letters.write(f"{now():%H:%M:%S} #{mails + 1} to {mail['To']}\n{readable(mail)}\n\n")
                 mails += 1
-            for path, _, body in world.slack.requests[requests:]:
-                requests += 1
-                if path.endswith("machine"):
-                    machine.write(json.dumps({"at": now().isoformat(), **body}) + "\n")
+            for body in world.slack.taken[taken:]:
+                taken += 1
+                machine.write(json.dumps({"at": now().isoformat(), **body}) + "\n")
             if len(world.slack.posts) != posts:
                 posts = len(world.slack.posts)
                 text = "\n".join(post.readable() for post in list(world.slack.posts) if post.channel != "machine")

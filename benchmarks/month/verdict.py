@@ -18,6 +18,8 @@ from ftsupervise.sandbox import Sandbox
 
 AFTER = timedelta(seconds=90)  # a page may come so long after its fault was over: the watch looks every 15 s
 BEFORE = timedelta(seconds=20)  # a tick that began before has seen it
+TAKES_A_SAVE = ("a checkpoint is corrupted", "its disk is full")
+ON_THEIR_WAY = 5  # steps
 STARTS, ENDS = ("fired",), ("resolved", "unwatched")
 
 
@@ -31,7 +33,7 @@ def judge(faults: list[dict[str, Any]], people: list[Person], keep: Path, ends: 
             for item in message["items"]
             if item["run"] == one.run
         ]
-        wrong += _weights(one, ends[one.name]) + _steps(one) + _once(one, items) + _pages(one, items, faults)
+        wrong += _weights(one, ends[one.name]) + _steps(one, faults) + _once(one, items) + _pages(one, items, faults)
         wrong += _everywhere(one, items, keep)
         told = Counter(item["reason"] for item in items)
         print(f"{one.run}: {dict(told)}", flush=True)
@@ -44,22 +46,29 @@ def _weights(one: Person, end: int) -> list[str]:
     return [] if found == {expected} else [f"{one.run}: weights {found or 'unknown'}, undisturbed {expected}"]
 
 
-def _steps(one: Person) -> list[str]:
-    """An attempt makes no more steps again than lie between three saves: the newest may have been cut off or damaged."""
+def _steps(one: Person, faults: list[dict[str, Any]]) -> list[str]:
+    """An attempt makes no more steps again than lie between two saves, and those on their way when it was hit; one save more
+    where a fault took the newest away."""
     wrong = []
+    takes = [fault for fault in faults if fault["fault"] in TAKES_A_SAVE and one.run in fault["runs"]]
     for group in one.groups:
-        reached = 0
+        reached, before = 0, 0.0
         for attempt in one.attempts(group):
             if attempt.first_step is None:
                 continue
-            again = reached - attempt.first_step + 1
-            allowed = SAVE_EVERY * 2 + 5
-            if again > allowed:
+            begun = attempt.started.timestamp()
+            taken = any(datetime.fromisoformat(fault["from"]).timestamp() < begun and before < end_of(fault) for fault in takes)
+            again, before = reached - attempt.first_step + 1, begun
+            if again > SAVE_EVERY * (2 if taken else 1) + ON_THEIR_WAY:
                 wrong.append(f"{one.run} {group}: attempt {attempt.number} made {again} steps again")
             if attempt.first_step > reached + 1 and not group:  # a group goes on from what another one has saved
                 wrong.append(f"{one.run} {group}: attempt {attempt.number} left out steps after {reached}")
             reached = max(reached, attempt.last_step or 0)
     return wrong
+
+
+def end_of(fault: dict[str, Any]) -> float:
+    return datetime.fromisoformat(fault["to"]).timestamp()
 
 
 def _once(one: Person, items: list[dict[str, Any]]) -> list[str]:

@@ -52,12 +52,14 @@ class Post:
 
 
 class SlackServer:
-    """``with SlackServer() as server:``; ``server.posts`` is the channel, ``server.hooks`` what came by webhook."""
+    """``with SlackServer() as server:``; ``server.posts`` is the channel, ``server.taken`` what our own JSON said, of the
+    requests that were answered with 2xx."""
 
     def __init__(self, *, port: int = 0, loud: bool = False) -> None:
         self.mood = "ok"
         self.posts: list[Post] = []
-        self.requests: list[tuple[str, dict[str, str], dict[str, Any]]] = []
+        self.requests: list[tuple[str, dict[str, str], dict[str, Any]]] = []  # refused ones too
+        self.taken: list[dict[str, Any]] = []
         self.loud = loud
         self._arrived = threading.Condition()
         self._count = 0
@@ -202,6 +204,7 @@ class _Handler(BaseHTTPRequestHandler):
         if mood.isdigit():
             return self._say(int(mood), {"ok": False, "error": f"http_{mood}"})
         if self.path == MACHINE:
+            neighbour.taken.append(body)
             neighbour.keep(Post("", "machine", str(body.get("title", "")), [], key=str(body.get("key", ""))))
             return self._hang_up() if mood == "reset" else self._text(202, "")
         if mood.startswith("error "):

@@ -301,6 +301,22 @@ def test_a_run_under_the_kill_switch_needs_no_job(tmp_path: Path) -> None:
     assert look(tmp_path)[0].health is Health.OK
 
 
+def test_between_clear_and_launch_nobody_is_paged_for_want_of_a_job(tmp_path: Path) -> None:
+    """In the month in an hour two people got a page between the two commands that they typed."""
+    rundir, run, memory = RunDir(tmp_path), Run(name="tr11", run_dir=tmp_path, launch=Launch(command="true")), {}
+    rundir.switches.mkdir()
+
+    def seen(minutes: float) -> Health:
+        at = NOW + timedelta(minutes=minutes)
+        return next(check(Look(run, rundir, at, (), memory, watchdog="is-running"), Settings())).health
+
+    (rundir.switches / KILL).touch()
+    assert seen(0) is Health.OK
+    (rundir.switches / KILL).unlink()
+    assert seen(1) is Health.UNKNOWN and seen(4) is Health.UNKNOWN
+    assert seen(6) is Health.BAD, "it was forgotten"
+
+
 LAUNCH = LaunchRecord(1, "submitted", "t0", NOW, "ada@login", "slurm", "array", 10, "87", ("88",))
 
 

@@ -178,6 +178,7 @@ _PASSING = {
         "ask for a spare node, or wait for a free one",
     ),
 }
+_LAUNCHES = 300.0  # seconds from ``clear`` to ``launch``: whoever types the one is at it
 _COMPLETING_FOR = timedelta(minutes=10)  # of COMPLETING: an epilog that takes longer is stuck
 _WAITS_KEPT = 20  # waits of this run in the queue, the newest
 _WAITS_ENOUGH = 3  # from so many on they say what is usual
@@ -202,6 +203,7 @@ def check(look: Look, settings: Settings) -> Iterator[Finding]:
 
 def _job(look: Look, jobs: tuple[Job, ...], settings: Settings) -> Finding:
     if over := _over(look):
+        look.memory["over"] = look.now.timestamp()
         return look.finding("job", Health.OK, over, WORDS["job"])
     running = [job for job in jobs if not job.state.waiting and not job.state.ended]
     waiting = [job for job in jobs if job.state.waiting]
@@ -220,6 +222,9 @@ def _job(look: Look, jobs: tuple[Job, ...], settings: Settings) -> Finding:
     if attempt is not None and lives_here(attempt):
         words = f"attempt {attempt.number} runs on this machine, outside the queue"
         return look.finding("job", Health.OK, words, WORDS["job"])
+    if (stopped := look.memory.get("over")) and 0 <= look.now.timestamp() - stopped < _LAUNCHES:
+        words = "no job of it is in the queue: it was stopped until a moment ago, and is about to be launched"
+        return look.finding("job", Health.UNKNOWN, words, WORDS["job"])
     verb = "diagnose" if attempt is not None and attempt.has_failed else "status"
     names = {"launch": how_to_launch(look.rundir), "look": f"ftsupervise {verb} {look.rundir.quoted()}"}
     text = "no job of this run is running or waiting"
