@@ -43,6 +43,7 @@ def _rows(_ctx: click.Context) -> Iterable[str]:
 @click.option(
     "--start", default="2m", show_default=True, metavar="TIME", help="How long a copy may take to its first step."
 )
+@click.option("--within", default="1h", show_default=True, metavar="TIME", help="How long all of it may take.")
 @click.option("--yes-really", "really", is_flag=True, help="Also for a run that has attempts, checkpoints or a job.")
 @click.option(
     "--keep",
@@ -79,7 +80,7 @@ def drill(run: str | None, rows: tuple[str, ...], list_them: bool, as_json: bool
     from ftsupervise.drill.play import DrillOrder, chosen, code_of
     from ftsupervise.drill.play import drill as play
 
-    first = _duration(how["start"])
+    first, within = _duration("--start", how["start"], 3600), _duration("--within", how["within"], 86_400)
     chosen(rows)
     path = settings_of(run)
     name = (names_in(path) or ("",))[0]
@@ -90,7 +91,7 @@ def drill(run: str | None, rows: tuple[str, ...], list_them: bool, as_json: bool
         _require_slurm()
     for number in (signal.SIGTERM, signal.SIGHUP):  # all of it is taken away
         signal.signal(number, _leave)
-    order = DrillOrder(rows, where, first, how["really"], how["keep"] and how["keep"].absolute())
+    order = DrillOrder(rows, where, first, within, how["really"], how["keep"] and how["keep"].absolute())
     found: list[RowResult] = []
     with for_programs(as_json):
         say(f"{settings.name}: a copy of it is drilled on {_WORDS[where]}; the run itself is not touched", err=True)
@@ -132,16 +133,17 @@ def _require_slurm() -> None:
         raise NotFound("this machine has no Slurm to make a sandbox of", hint=hint)
 
 
-def _duration(text: str) -> float:
+def _duration(option: str, text: str, most: float) -> float:
     from ftsupervise.errors import UsageError
-    from ftsupervise.units import parse_duration
+    from ftsupervise.units import parse_duration, show_duration
 
     try:
         found = parse_duration(text).total_seconds()
     except (ValueError, OverflowError) as error:
-        raise UsageError(f"--start: {error}") from None
-    if not 0 < found <= 3600:
-        raise UsageError(f"--start: {text} is not between a second and an hour", hint="such as --start 5m")
+        raise UsageError(f"{option}: {error}") from None
+    if not 0 < found <= most:
+        limit = show_duration(most)
+        raise UsageError(f"{option}: {text} is not between a second and {limit}", hint=f"such as {option} 5m")
     return found
 
 

@@ -6,7 +6,6 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ftsupervise.errors import Refused
 from ftsupervise.launch.rehearsal import rehearsed
 
 if TYPE_CHECKING:
@@ -18,13 +17,7 @@ STAND_IN = "mailbox"  # the receiver of a run that has none
 
 
 def copied(run: Run, folder: Path, scheduler: str) -> Run:
-    """Return the run as all rows have it. Raises Refused where this machine cannot hold it, or where it trains as replica
-    groups, each of which has a ledger of its own."""
-    if run.launch.replica_groups is not None:
-        raise Refused(
-            f"{run.name} trains as replica groups, and the drill looks at runs of one copy",
-            hint="drill a copy of the file without launch.replica_groups",
-        )
+    """Return the run as all rows have it. Raises Refused where this machine cannot hold it."""
     jobs = min(run.launch.jobs, _MEMBERS)
     made = rehearsed(run, folder, scheduler, limit=_LIMIT, warn=_WARN, jobs=jobs)
     watch = made.watch.model_copy(update={"metrics": None, "exec": None})

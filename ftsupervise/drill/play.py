@@ -7,11 +7,12 @@ import shutil
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from time import monotonic
 from typing import TYPE_CHECKING, NamedTuple
 
 from ftsupervise.drill.copied import copied
 from ftsupervise.drill.rows import ROWS, DrillRow
-from ftsupervise.drill.scene import CannotTry, DrillPlace, Scene
+from ftsupervise.drill.scene import LEAVES, TIME_IS_OVER, CannotTry, DrillPlace, Scene
 from ftsupervise.drill.verdict import RowOutcome, RowResult
 from ftsupervise.errors import Error, Refused, SchedulerUnavailable, UsageError, from_os_error
 from ftsupervise.launch.rehearsal import refuse_checkpoints, rehearsal_folder, shape_for
@@ -35,12 +36,14 @@ class DrillOrder(NamedTuple):
     rows: tuple[str, ...] = ()  # none: all
     on: str = SANDBOX
     start: float = 120.0  # seconds for the first step of a copy
+    within: float = 3600.0  # seconds for all rows together
     really: bool = False  # also for a run that has attempts or a job
     keep: Path | None = None  # what each copy leaves is put there
 
 
-def chosen(names: Sequence[str]) -> tuple[DrillRow, ...]:
-    """Return the rows of these names, in the order of the table; all where none is named. Raises UsageError."""
+def chosen(names: Sequence[str], run: Run | None = None) -> tuple[DrillRow, ...]:
+    """Return the rows of these names, in the order of the table; where none is named, all that ``run`` can be drilled by.
+    Raises UsageError, and Refused where none can."""
     from difflib import get_close_matches
 
     known = [row.name for row in ROWS]
@@ -49,7 +52,13 @@ def chosen(names: Sequence[str]) -> tuple[DrillRow, ...]:
             close = get_close_matches(name, known, 1)
             hint = f"did you mean {close[0]}?" if close else f"there are: {', '.join(known)}"
             raise UsageError(f"the drill has no row {name!r}", hint=hint)
-    return tuple(row for row in ROWS if not names or row.name in names)
+    found = tuple(row for row in ROWS if row.name in names or (not names and (run is None or row.fits(run))))
+    if not found and run is not None:
+        raise Refused(
+            f"{run.name} trains as replica groups without a lighthouse, and the drill looks at runs of one copy",
+            hint="drill a copy of the file without launch.replica_groups",
+        )
+    return found
 
 
 def refuse_what_matters(run: Run) -> None:
@@ -81,18 +90,23 @@ def drill(
 
     Raises Refused where the run matters, or where a checkpoint lies in ``workdir``.
     """
-    rows = chosen(order.rows)
+    rows, until = chosen(order.rows, run), monotonic() + order.within
     if not order.really:
         refuse_what_matters(run)
         refuse_checkpoints(workdir)
-    with _place(run, workdir, order, tell, extend) as place:
+    with _place(run, workdir, order, tell, extend) as made:
+        place = made._replace(until=until)
         for row in rows:
             tell(f"{row.name}: {row.fault}")
-            extend(row.bound + 2 * order.start)
+            extend(min(row.bound + 2 * order.start, max(0.0, until - monotonic()) + LEAVES))
             yield _played(row, place, order.keep)
 
 
 def _played(row: DrillRow, place: DrillPlace, keep: Path | None) -> RowResult:
+    if why := row.unfit(place.run):
+        return RowResult(row.name, RowOutcome.NOT_TRIED, why_not=why)
+    if monotonic() >= place.until:
+        return RowResult(row.name, RowOutcome.NOT_TRIED, why_not=TIME_IS_OVER)
     try:
         with Scene(place, row.name) as scene:
             try:

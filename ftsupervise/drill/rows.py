@@ -13,7 +13,7 @@ from contextlib import suppress
 from datetime import datetime, timezone
 from pathlib import Path
 from time import monotonic, sleep
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from ftsupervise.checkpoints.find import checkpoints_in
 from ftsupervise.checkpoints.manifest import FOLDER_NAME
@@ -27,14 +27,19 @@ from ftsupervise.drill.verdict import (
     hang_problems,
     is_guarded,
     judged,
+    lighthouse_problems,
     mail_problems,
     slurm_problems,
     torn_problems,
     usual_problems,
 )
+from ftsupervise.host import processes
 from ftsupervise.model import Attempt
 from ftsupervise.rundir.fence import STAGING
 from ftsupervise.units import show_duration
+
+if TYPE_CHECKING:
+    from ftsupervise.config.schema import Run
 
 _BACK = 60.0  # seconds for a later attempt to train, besides the time that the copy needed for its first step
 _LONGEST_HANG = 120.0  # seconds: a row does not wait longer for a hang to be ended
@@ -55,6 +60,17 @@ class DrillRow(NamedTuple):
     must: str  # what must be seen
     play: Callable[[Scene], RowResult]
     bound: float = 200.0
+    groups: bool = False  # it is for a run of replica groups with a lighthouse, and for no other
+
+    def unfit(self, run: Run) -> str:
+        """Say why it is not for this run; "" where it is."""
+        groups = run.launch.replica_groups
+        if self.groups:
+            return "" if groups is not None and groups.lighthouse != "none" else "the run has no lighthouse"
+        return "" if groups is None else "it trains as replica groups, each of which has a ledger of its own"
+
+    def fits(self, run: Run) -> bool:
+        return not self.unfit(run)
 
 
 def _kill_rank(scene: Scene) -> RowResult:
@@ -209,6 +225,25 @@ def _lose_node(scene: Scene) -> RowResult:
     return judged("lose-node", seen, usual_problems(seen, scene.run))
 
 
+def _kill_lighthouse(scene: Scene) -> RowResult:
+    left = scene.until_it_works()
+    before = scene.wait(scene.place.start, lambda: scene.lighthouse_after(0))
+    if before is None or (process := processes.process(before.pid)) is None:
+        raise CannotTry("its lighthouse does not run on this machine")
+    started = scene.group_attempts()
+    at = kill([process])
+    again = scene.wait(_BACK, lambda: scene.lighthouse_after(before.restarts + 1))
+    detected = max(0.0, (again.since - at).total_seconds()) if again is not None else None
+    now = scene.newest() or left
+    went_on = bool(scene.wait(_BACK, lambda: scene.trains_on(now)))
+    seen = SeenAfter(at, left, _BACK, back_at=datetime.now(timezone.utc) if went_on else None)
+    moved = again is not None and again.address != before.address
+    lost = tuple(name for name, number in scene.group_attempts().items() if number > started.get(name, number))
+    problems = lighthouse_problems(seen, scene.run, back=again is not None, moved=moved, lost=lost)
+    seen_words = f"a new one at {again.address}" if again is not None else ""
+    return judged("kill-lighthouse", seen, problems)._replace(detected=detected, seen=seen_words)
+
+
 ROWS = (
     DrillRow("kill-rank", "SIGKILL to a rank", "the run goes on from what it saved", _kill_rank),
     DrillRow("stop-rank", "SIGSTOP to a rank", "it is seen as a hang, ended and started again", _stop_rank, 400.0),
@@ -243,6 +278,13 @@ ROWS = (
         300.0,
     ),
     DrillRow("lose-node", "a power cut on a node", "the run goes on elsewhere", _lose_node, 300.0),
+    DrillRow(
+        "kill-lighthouse",
+        "SIGKILL to the lighthouse of replica groups",
+        "a new one takes its place, and no group is started again",
+        _kill_lighthouse,
+        groups=True,
+    ),
 )
 
 

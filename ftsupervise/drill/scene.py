@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import secrets
 import signal
@@ -27,6 +28,8 @@ from ftsupervise.launch.rehearsal import is_the_persons
 from ftsupervise.launch.submit import prepare, submit
 from ftsupervise.model import Attempt
 from ftsupervise.printable import printable
+from ftsupervise.replicas.record import LighthouseRecord, read_lighthouse
+from ftsupervise.replicas.table import read_table
 from ftsupervise.report.alert_list import alerts_in
 from ftsupervise.rundir.heartbeat_page import read_beats
 from ftsupervise.rundir.ledger import ledger
@@ -50,6 +53,8 @@ _LOG = 4 << 20  # bytes
 _SURELY = 5  # steps: more than may be on their way while it is hit
 _DISK = 4 << 30  # bytes: as large as the copy may become on a disk of its own
 _TIMES = 10
+LEAVES = 60.0  # seconds to see that the time is over, and to take everything away
+TIME_IS_OVER = "the time of the drill was over (--within gives it more)"
 _MOUNTED = 10.0  # seconds for a mount
 Found = TypeVar("Found")
 
@@ -67,6 +72,7 @@ class DrillPlace(NamedTuple):
     env: Mapping[str, str]
     sandbox: Sandbox | None
     start: float  # seconds for the first step
+    until: float = math.inf  # monotonic: the time of the whole drill is over
 
     @property
     def kind(self) -> str:
@@ -179,11 +185,14 @@ class Scene:
     # --------------------------------------------------------------------------------------------------------- to look
 
     def wait(self, seconds: float, look: Callable[[], Found | None]) -> Found | None:
-        """Return the first answer of ``look`` that is true; None where there was none within ``seconds``."""
+        """Return the first answer of ``look`` that is true; None where there was none within ``seconds``. Raises CannotTry
+        where the time of the whole drill is over before."""
         until = monotonic() + seconds
         while True:
             if found := look():
                 return found
+            if monotonic() >= self.place.until:
+                raise CannotTry(TIME_IS_OVER)
             if monotonic() >= until:
                 return None
             sleep(_POLL)
@@ -236,6 +245,19 @@ class Scene:
         if now is None or now.last_step is None or now.cause is not None:
             return False
         return now.number > left.number or now.last_step > (left.last_step or 0) + _SURELY
+
+    def lighthouse_after(self, restarts: int) -> LighthouseRecord | None:
+        """Return the page of its lighthouse, once that listens and has been started again so often."""
+        try:
+            page = read_lighthouse(self.rundir.replicas)
+        except (OSError, ValueError):
+            return None
+        return page if page is not None and page.down_since is None and page.restarts >= restarts else None
+
+    def group_attempts(self) -> dict[str, int]:
+        """Return the number of the newest attempt of each replica group."""
+        table = read_table(self.rundir)
+        return {row.name: row.attempt for row in table.groups} if table is not None else {}
 
     def last_line(self) -> str:
         """Return the last line of the output that is not the supervisor's."""

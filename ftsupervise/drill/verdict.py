@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ftsupervise.drill.mailbox import Mail
 from ftsupervise.model import NOBODY, OUTPUT, Attempt, CauseKind
-from ftsupervise.units import show_duration
+from ftsupervise.units import named, show_duration
 
 if TYPE_CHECKING:
     from ftsupervise.config.schema import Run
@@ -272,6 +272,20 @@ def slurm_problems(seen: SeenAfter, run: Run, *, went_on: bool, false_alarm: boo
     if false_alarm:
         yield Shortfall("people were told that its job is gone, which nobody could see", _look(run))
     yield from nobody_told(seen.told, run)
+
+
+def lighthouse_problems(
+    seen: SeenAfter, run: Run, *, back: bool, moved: bool, lost: Sequence[str]
+) -> Iterator[Shortfall]:
+    """Yield what is wrong after the lighthouse was killed. ``lost``: groups that were started again."""
+    if not back:
+        yield Shortfall(f"no lighthouse came in its place within {seen.within:.0f} s", _look(run))
+    elif seen.back_at is None:
+        yield Shortfall(f"the groups made no step within {seen.within:.0f} s of that", _look(run))
+    if moved:
+        yield Shortfall("the new one is at another address, so all groups were started again", _look(run))
+    elif lost:
+        yield Shortfall(f"{named('group', lost)} had to be started again", _look(run))
 
 
 def _look(run: Run) -> str:

@@ -8,6 +8,7 @@ import signal
 import smtplib
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -89,6 +90,16 @@ def test_a_killed_rank_costs_a_restart_and_nothing_of_the_copy_stays(desk: Desk)
     assert "killed by SIGKILL" in killed["seen"] and "attempt 2 went on at step" in killed["seen"]
 
 
+def test_a_drill_whose_time_is_over_ends_and_says_which_rows_it_has_not_tried(desk: Desk) -> None:
+    began = time.monotonic()
+    done = desk.drill("--within", "8s", "--json", "--row", "kill-rank", "--row", "stop-rank", code=3)
+    assert time.monotonic() - began < 120, "instead of the minutes that the two may take"
+    assert [row["why_not"] for row in json.loads(done.stdout)["rows"]] == [
+        "the time of the drill was over (--within gives it more)"
+    ] * 2
+    assert not desk.left()
+
+
 def test_a_run_with_attempts_is_refused_until_it_is_really_meant(desk: Desk) -> None:
     (desk.folder / "runs" / "r" / "attempts" / "0001").mkdir(parents=True)
     done = desk.drill(code=75)
@@ -110,7 +121,8 @@ def test_a_folder_with_a_checkpoint_is_refused(desk: Desk) -> None:
     [
         (("--row", "kill-rnak"), 64, "did you mean kill-rank?"),
         (("--start", "soon"), 64, "--start: "),
-        (("--start", "2d"), 64, "not between a second and an hour"),
+        (("--within", "2d"), 64, "--within: 2d is not between a second and 1d"),
+        (("--start", "2d"), 64, "not between a second and 1h"),
         (("nowhere.yaml",), 66, "nowhere.yaml"),
     ],
 )

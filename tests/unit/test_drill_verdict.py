@@ -22,6 +22,7 @@ from ftsupervise.drill.verdict import (
     disk_problems,
     hang_problems,
     judged,
+    lighthouse_problems,
     mail_problems,
     slurm_problems,
     torn_problems,
@@ -201,7 +202,7 @@ def test_a_row_that_is_not_there_is_answered_with_the_near_one() -> None:
         chosen(["kill-rnak"])
     assert refused.value.hint == "did you mean kill-rank?"
     assert [row.name for row in chosen(["stop-rank", "kill-rank"])] == ["kill-rank", "stop-rank"]
-    assert len(chosen([])) == 9
+    assert len(chosen([])) == 10 and len(chosen([], run())) == 9, "one is for runs with a lighthouse alone"
 
 
 def test_the_copy_keeps_command_routes_and_watchdogs_and_reaches_nobody() -> None:
@@ -222,9 +223,30 @@ checkpoints: {path: /scratch/ckpt}
     assert [one.settings.to for one in made.alerts.receivers] == [("email@d.invalid",), ("night@d.invalid",)]
 
 
-def test_one_member_stays_one_and_replica_groups_are_refused() -> None:
+def test_one_member_stays_one() -> None:
     alone = loads("name: r\nlaunch: {command: c, jobs: 1}\n", Path("/w/ftsupervise.yaml"))
     assert copied(alone, Path("/tmp/d"), "local").launch.jobs == 1
-    groups = loads("name: r\nlaunch: {command: c, replica_groups: {count: 3}}\n", Path("/w/ftsupervise.yaml"))
-    with pytest.raises(Refused, match="replica groups"):
-        copied(groups, Path("/tmp/d"), "slurm")
+
+
+def test_of_replica_groups_the_lighthouse_is_killed_and_without_one_they_are_refused() -> None:
+    def groups(more: str = "") -> Run:
+        text = f"name: r\nlaunch: {{command: c, replica_groups: {{count: 3{more}}}}}\n"
+        return loads(text, Path("/w/ftsupervise.yaml"))
+
+    assert [row.name for row in chosen([], groups())] == ["kill-lighthouse"]
+    (named,) = chosen(["kill-rank"], groups())
+    assert named.unfit(groups()).startswith("it trains as replica groups") and not named.unfit(run())
+    with pytest.raises(Refused, match="without a lighthouse"):
+        chosen([], groups(", lighthouse: none"))
+    stood = seen(back=None, back_at=None)
+    assert whys(lighthouse_problems(stood, run(), back=False, moved=False, lost=())) == [
+        "no lighthouse came in its place within 60 s"
+    ]
+    assert whys(lighthouse_problems(stood, run(), back=True, moved=True, lost=("g001",))) == [
+        "the groups made no step within 60 s of that",
+        "the new one is at another address, so all groups were started again",
+    ]
+    assert whys(lighthouse_problems(seen(), run(), back=True, moved=False, lost=("g001",))) == [
+        "group g001 had to be started again"
+    ]
+    assert not whys(lighthouse_problems(seen(), run(), back=True, moved=False, lost=()))
