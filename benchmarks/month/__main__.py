@@ -139,7 +139,9 @@ def _act_as_told(world: faults.World, item: dict[str, Any], keep: Path) -> None:
     if one is not None and item["reason"] == "fired" and item["do"].startswith("ftsupervise launch --after "):
         done = one.shell(shlex.split(item["do"]))
         with (keep / "log.txt").open("a") as file:
-            file.write(f"{now():%H:%M:%S} {one.name}$ {item['do']}: {done.returncode} {done.stdout[:200]}{done.stderr[:300]}\n")
+            file.write(
+                f"{now():%H:%M:%S} {one.name}$ {item['do']}: {done.returncode} {done.stdout[:200]}{done.stderr[:300]}\n"
+            )
 
 
 def small_disk(held: ExitStack, place: Path) -> None:

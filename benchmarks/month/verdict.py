@@ -28,7 +28,9 @@ def judge(faults: list[dict[str, Any]], people: list[Person], keep: Path, ends: 
     every = [json.loads(line) for line in (keep / "machine.jsonl").read_text().splitlines()]
     messages = list({message["key"]: message for message in reversed(every)}.values())[::-1]
     killed = sum(fault["fault"] == "a tick is killed" for fault in faults)
-    if len(every) - len(messages) > killed:  # one may die between sending and noting: its message comes again, with its key
+    if (
+        len(every) - len(messages) > killed
+    ):  # one may die between sending and noting: its message comes again, with its key
         wrong.append(f"{len(every) - len(messages)} messages came twice, and {killed} ticks were killed")
     for one in people:
         items = [
@@ -61,7 +63,9 @@ def _steps(one: Person, faults: list[dict[str, Any]]) -> list[str]:
             if attempt.first_step is None:
                 continue
             begun = attempt.started.timestamp()
-            taken = any(datetime.fromisoformat(fault["from"]).timestamp() < begun and before < end_of(fault) for fault in takes)
+            taken = any(
+                datetime.fromisoformat(fault["from"]).timestamp() < begun and before < end_of(fault) for fault in takes
+            )
             again, before = reached - attempt.first_step + 1, begun
             if again > SAVE_EVERY * (2 if taken else 1) + ON_THEIR_WAY:
                 wrong.append(f"{one.run} {group}: attempt {attempt.number} made {again} steps again")

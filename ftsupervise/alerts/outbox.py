@@ -75,7 +75,7 @@ class Message:
 
     @property
     def written(self) -> datetime:
-        """Return when the newest of it was: others have waited for that, and by their time it would lie far down in a mailbox."""
+        """Return when the newest of it was: a mail with the time of what has waited would lie far down in a mailbox."""
         return max([self.created, *(one.at for one in self.notices)])
 
     @property

@@ -18,7 +18,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from ftsupervise.alerts.journal import Journal
-from ftsupervise.alerts.outbox import LISTED, LISTED_FOR_MACHINES, JournalState, Message, in_order, message_id, put, source_of
+from ftsupervise.alerts.outbox import (
+    LISTED,
+    LISTED_FOR_MACHINES,
+    JournalState,
+    Message,
+    in_order,
+    message_id,
+    put,
+    source_of,
+)
 from ftsupervise.alerts.self_monitor import about_itself, journal_finding, receiver_finding, reroute
 from ftsupervise.alerts.step import (
     FORGET_AFTER,

@@ -322,7 +322,9 @@ def _cut_off(slot: CronSlot) -> str:
     cut = [one for one in before if one.end is None and one.claim.job_id not in may_live]
     if len(cut) == _CUT_OFF and _is_full(slot.cron.slots):
         return f"the last {_CUT_OFF} ticks could not write down that they ended: the disk of {slot.cron.root} is full"
-    if len(cut) == _CUT_OFF and all(one.claim.at is not None for one in cut):  # else the disk was full, and is not any more
+    if len(cut) == _CUT_OFF and all(
+        one.claim.at is not None for one in cut
+    ):  # else the disk was full, and is not any more
         return f"the last {_CUT_OFF} ticks were cut off before their end: see {slot.cron.log}"
     return ""
 

@@ -460,15 +460,19 @@ def _groups_back(rundir: RunDir, known: JournalState, now: datetime) -> Iterator
     from ftsupervise.replicas.table import read_table
 
     table = read_table(rundir)
-    for row in table.groups if table is not None else ():
+    if table is None:
+        return
+    for row in table.groups:
         dedup = f"group-{row.name}-{row.attempt}"
         if row.attempt < 2 or row.back_in != row.attempt or was_announced(known, dedup, 0):
             continue
         with suppress(OSError):
-            newest, before = islice(backwards(rundir.group(row.name), before=row.attempt + 1), 2)
-            if now - newest.started < _NEWS:
-                if table.place == "jobs" or before.job_id == newest.job_id:  # else all began anew with their job
-                    yield from group_back(row.name, before, newest, row.missed)
+            found = tuple(islice(backwards(rundir.group(row.name), before=row.attempt + 1), 2))
+            alone = (
+                table.place == "jobs" or len({one.job_id for one in found}) == 1
+            )  # else all began anew with their job
+            if len(found) == 2 and alone and now - found[0].started < _NEWS:
+                yield from group_back(row.name, found[1], found[0], row.missed)
 
 
 def _remember(seen: RunLook, report: RunReport, news: Sequence[EventLine], orders: TickOrders) -> list[str]:

@@ -45,7 +45,7 @@ def test_a_cron_on_a_full_disk_says_so_and_not_that_its_ticks_were_cut_off(mount
     )
     (place / "others").unlink()
     for at in slots[:3]:  # on a full disk not even that a tick had begun could be written
-        (folder.cron.slots / history.stamp(at) / "claim.json").unlink()
+        (folder.cron.slots / f"{at:%Y%m%dT%H%M%SZ}" / "claim.json").unlink()
     said = next(one for one in findings(one, find(folder.cron, folder.installed), "", None) if one.subject == "slots")
     assert said.health is Health.OK, "it is over, and no tick was cut off"
 
@@ -134,7 +134,13 @@ def test_a_watch_whose_pages_lie_on_a_full_disk_is_not_called_late_for_it(
 def test_a_full_disk_with_everything_on_it_is_one_message_and_so_is_its_end(mounted: Callable[..., Path]) -> None:
     place = mounted("-t", "tmpfs", "-o", "size=8m", "small")
     with MailServer() as server:
-        receiver = {"host": "127.0.0.1", "port": server.port, "from": "a@lab.org", "to": ["b@lab.org"], "security": "none"}
+        receiver = {
+            "host": "127.0.0.1",
+            "port": server.port,
+            "from": "a@lab.org",
+            "to": ["b@lab.org"],
+            "security": "none",
+        }
         settings = {
             "name": "t",
             "scheduler": "local",

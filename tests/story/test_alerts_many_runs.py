@@ -43,7 +43,9 @@ def test_one_disk_that_is_full_under_two_runs_is_one_mail_and_so_is_its_end(mail
     for minute, health in ((0, Health.BAD), (5, Health.OK)):
         journals = [journal_in(tmp_path / run) for run in RUNS[:2]]
         for run, journal in zip(RUNS[:2], journals, strict=True):
-            found = Finding(run, "disk", f"/scratch/{run} space", health, Severity.CRITICAL, "0 B left", minutes(minute))
+            found = Finding(
+                run, "disk", f"/scratch/{run} space", health, Severity.CRITICAL, "0 B left", minutes(minute)
+            )
             record(journal, [found], alerts, minutes(minute), run_name=run)
         deliver(journals, alerts, minutes(minute), jitter=lambda: 0.0)
     assert [str(one["Subject"]) for one in mail.mails] == [

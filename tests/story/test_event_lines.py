@@ -70,17 +70,18 @@ def test_a_replica_group_that_was_lost_alone_and_is_back_is_told_once(tmp_path: 
             ended = now - timedelta(minutes=8, seconds=4)
             write_page(rundir.group(name).attempt(1), EndPage(1, ended, cause=crash, first_step=1, last_step=140))
             write_page(folder, EndPage(2, now, cause=Cause(CauseKind.WARNING), first_step=131, last_step=400))
-    rows = ReplicaGroup("g000", GroupState.RUNNING, attempt=1), ReplicaGroup(
-        "g001", GroupState.RUNNING, attempt=2, back=6.0, missed=30, redone=10, back_in=2
+    rows = (
+        ReplicaGroup("g000", GroupState.RUNNING, attempt=1),
+        ReplicaGroup("g001", GroupState.RUNNING, attempt=2, back=6.0, missed=30, redone=10, back_in=2),
     )
     write_table(rundir, GroupTable(now, "n", 2, 1, "allocation", rows))
     env = outside_a_job(FTSUPERVISE_STATE_DIR=str(tmp_path / "state"))
     done = [typed("watch", "--no-send", "--quiet", folder=tmp_path, env=env) for _ in range(2)]
     found = [one for path in (rundir.watch / "events").glob("*.jsonl*") for one in lines(path)]
-    assert [one["summary"] for one in found if one["event"] == "resumed"] == [
+    assert "".join(str(one["summary"]) for one in found if one["event"] == "resumed") == (
         "group g001: attempt 2 (job local-7) goes on from step 131, 4s after attempt 1 ended at step 140 "
         "(rank 0 on node-1 killed by SIGSEGV); 10 steps are done again; the others made 30 steps meanwhile"
-    ], [(one.stdout, one.stderr) for one in done]
+    ), [(one.stdout, one.stderr) for one in done]
 
 
 def test_a_torn_line_never_swallows_the_next_and_hostile_text_stays_in_its_line(tmp_path: Path) -> None:

@@ -48,7 +48,16 @@ class Scene:
         memory = json.loads(json.dumps(self.memory))
         at = datetime.fromtimestamp(self.now, timezone.utc)
         look = Look(
-            self.run, self.rundir, at, self.jobs, memory, "", self.probe, name, self.attempts, {} if once is None else once
+            self.run,
+            self.rundir,
+            at,
+            self.jobs,
+            memory,
+            "",
+            self.probe,
+            name,
+            self.attempts,
+            {} if once is None else once,
         )
         found = list(load_watchdog(name)(look, getattr(self.run.watch, name)))
         self.memory = memory

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -303,7 +304,11 @@ def test_a_run_under_the_kill_switch_needs_no_job(tmp_path: Path) -> None:
 
 def test_between_clear_and_launch_nobody_is_paged_for_want_of_a_job(tmp_path: Path) -> None:
     """In the month in an hour two people got a page between the two commands that they typed."""
-    rundir, run, memory = RunDir(tmp_path), Run(name="tr11", run_dir=tmp_path, launch=Launch(command="true")), {}
+    rundir, run, memory = (
+        RunDir(tmp_path),
+        Run(name="tr11", run_dir=tmp_path, launch=Launch(command="true")),
+        dict[str, Any](),
+    )
     rundir.switches.mkdir()
 
     def seen(minutes: float) -> Health:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from ftsupervise.checkpoints.verify import CheckpointState
 from ftsupervise.findings import Finding, Severity, Words
-from ftsupervise.printable import to_type
 from ftsupervise.host import files
+from ftsupervise.printable import to_type
 from ftsupervise.probe import Entry, Missing, NotSeen, Space, Tree
 from ftsupervise.rundir.heartbeat_page import SAVE_FAILED
 from ftsupervise.rundir.records import as_text
