@@ -17,8 +17,10 @@ import pytest
 
 from ftsupervise.drill.mailbox import Mailbox
 from ftsupervise.host import processes
+from tests.neighbours import needs
 from tests.neighbours.typed import FT, typed
 
+DDP = Path(__file__).parents[2] / "examples" / "replicas" / "ddp.py"
 GUARDED = """import json, time
 from ftsupervise import Guard
 
@@ -225,3 +227,15 @@ def test_without_a_successor_the_death_of_the_supervisor_is_the_end_of_the_run(d
     desk.write(more="  jobs: 1\n")
     problems = desk.rows("kill-supervisor", code=1)["kill-supervisor"]["problems"]
     assert any("launch.jobs" in one["do"] for one in problems)
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+@needs.torchft
+def test_a_lighthouse_that_is_killed_is_replaced_and_no_group_is_started_again(desk: Desk) -> None:
+    (desk.folder / "ftsupervise.yaml").write_text(
+        f"name: r\nscheduler: local\nlaunch:\n  command: {sys.executable} {DDP} --steps 100000 --step-time 0.3\n"
+        "  jobs: 2\n  replica_groups: {count: 3, slowest_step: 20s}\n"
+    )
+    found = desk.rows("kill-lighthouse", code=0)["kill-lighthouse"]
+    assert found["outcome"] == "pass" and 0 <= found["detected"] < found["recovered"], found
