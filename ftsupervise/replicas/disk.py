@@ -78,7 +78,8 @@ def why_over(run: RunDir) -> str:
     if run.has_finished():
         return "the run has finished"
     switch = read_switch(run, KILL)
-    return f"kill switch{f', raised by {switch.who}' if switch.who else ''}" if switch.health is Health.BAD else ""
+    by = f": raised by {switch.who}{f': {switch.why}' if switch.why else ''}" if switch.who else ""
+    return f"{CauseKind.KILL_SWITCH.value}{by}" if switch.health is Health.BAD else ""
 
 
 def note_stop(run: RunDir, attempt: Claim, told: int, why: str, step: int | None) -> None:

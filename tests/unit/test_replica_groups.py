@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,9 @@ from ftsupervise.config.grouping import GROUP_SETTINGS
 from ftsupervise.config.schema import Launch
 from ftsupervise.errors import NotFound, UsageError
 from ftsupervise.host.ownership import NotTrusted
+from ftsupervise.model import Claim
 from ftsupervise.replicas.bounds import derive, environment_of, for_group, on_its_nodes
+from ftsupervise.replicas.disk import note_stop, why_over
 from ftsupervise.replicas.options import GroupOptions, options_of_groups, read_settings
 from ftsupervise.replicas.table import (
     GroupState,
@@ -38,6 +41,7 @@ from ftsupervise.replicas.table import (
 )
 from ftsupervise.rundir import fence
 from ftsupervise.rundir.paths import RunDir
+from ftsupervise.rundir.switches import KILL, raise_switch, read_stopped
 
 NODES = ("node-1", "node-2", "node-3", "node-4", "node-5")
 
@@ -244,3 +248,14 @@ def test_a_page_of_settings_that_others_may_write_is_not_read(tmp_path: Path) ->
     page.unlink()
     with pytest.raises(NotFound):
         read_settings(page)
+
+
+def test_who_has_stopped_all_groups_and_why_is_said_as_of_any_run(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    run.switches.mkdir()
+    assert why_over(run) == ""
+    now = datetime(2026, 11, 28, tzinfo=timezone.utc)
+    raise_switch(run, KILL, who="ada on login-1", host="login-1", why="new data", now=now)
+    run.attempt(1).mkdir(parents=True)
+    note_stop(run, Claim(1, run.attempt(1)), 0, why_over(run), 70)
+    assert read_stopped(run.attempt(1)).reason == "kill switch: raised by ada on login-1: new data"
