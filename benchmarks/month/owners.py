@@ -91,7 +91,7 @@ class Person:
     def __init__(self, name: str, top: Path, bin_: Path, sandbox: Sandbox, ports: Mapping[str, Any]) -> None:
         self.name, self.sandbox, self.bin, self.ports = name, sandbox, bin_, ports
         self.kind, self.settings = PEOPLE[name]
-        self.account = f"ftm-{name}"
+        self.account = f"{top.name}-{name}"  # another month may be played beside it
         self.home = top / name
         self.run = f"{self.kind}-{name}"
         self.rundir = RunDir(self.home / "runs" / self.run)
