@@ -37,7 +37,7 @@ from ftsupervise.host import files
 from ftsupervise.host.ownership import (
     FOLDER,
     PAGE,
-    NotTrusted,
+    StrangersLink,
     held,
     in_group,
     is_private,
@@ -69,6 +69,7 @@ FORMAT = 1
 LIMIT = (
     24_000_000  # bytes of a generation; 5,000 alerts are 3, and what is read takes up to thirty times as much memory
 )
+_NO_FOLDER = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 LEAP = 1_000_000  # numbers: no writer of generations makes a file further ahead
 _NAME = re.compile(r"\d{8}|[1-9]\d{8,11}")
 _Word = tuple[object, ...]  # a silence or an acknowledgement without its author
@@ -378,23 +379,19 @@ class Journal:
                 break
         return newest.state if newest.owner in (me, 0) else signed(line, shown_user, me)
 
-    def _all_numbers(self) -> set[int]:
-        here = numbers(self.directory) if not self.away and _folder(self.directory)[0] else set()
-        return here | (numbers(self.spare) if _private(self.spare) else set())
-
     # ------------------------------------------------------------------------------------------------------ writing
 
     def _commit(self, state: JournalState, highest: int) -> None:
         if self.away:
             raise OSError(errno.ETIMEDOUT, self.away, str(self.directory))
-        why = strangers_link(self.directory)
-        if not why:
-            # RUN/watch/journal, but never RUN: when its file system is away, that would be made on the disk beneath
-            make_folder(self.directory.parent, FOLDER)
-            make_folder(self.directory)
         with ExitStack() as until:
-            here, folder = self.directory, None
-            if not why:
+            here, folder, why = until.enter_context(_opened(self.directory))
+            if folder is None and not why:
+                why = strangers_link(self.directory)
+            if folder is None and not why:
+                # RUN/watch/journal, but never RUN: when its file system is away, that would be made on the disk beneath
+                make_folder(self.directory.parent, FOLDER)
+                make_folder(self.directory)
                 here, folder, why = until.enter_context(_opened(self.directory))
             if folder is None:
                 why = f"{why or 'it is not there'}, so nothing is written there"
@@ -413,8 +410,7 @@ class Journal:
     def _link(self, directory: Path, held_as: Path, state: JournalState, highest: int) -> None:
         """Write the next generation into ``directory``, which is held open as ``held_as``."""
         number = highest + 1
-        here = numbers(self.directory) if not self.away and _folder(self.directory)[0] else set()
-        base = -1 if self.away else _reached(here, highest)
+        base = -1 if self.away else _reached(self._numbers(directory, held_as), highest)
         temp = held_as / f".tmp-{socket.gethostname()}-{os.getpid()}-{os.urandom(4).hex()}"
         target = held_as / f"{number:08d}.json"
         fd = files.create_new(temp, PAGE)
@@ -438,7 +434,7 @@ class Journal:
                 os.unlink(temp)
             except OSError:
                 pass
-        if not self._still_ahead(number):
+        if not self._still_ahead(number, self._numbers(directory, held_as)):
             target.unlink(missing_ok=True)
             raise Lost
         made = Generation(state, base, os.geteuid())
@@ -447,12 +443,23 @@ class Journal:
         if number % 4 == 0:
             self._prune(held_as, number)
 
-    def _still_ahead(self, number: int) -> bool:
-        """Return False if the number we took had been taken and pruned long ago, while this process was frozen.
+    def _numbers(self, directory: Path, held_as: Path) -> set[int]:
+        """Return the numbers in the journal's own directory. ``directory`` is held open as ``held_as``, and may be that one."""
+        if self.away:
+            return set()
+        if directory == self.directory:
+            return numbers(held_as)
+        with _opened(self.directory) as (here, folder, _):
+            return set() if folder is None else numbers(here)
+
+    def _still_ahead(self, number: int, here: set[int]) -> bool:
+        """Return False if the number we took had been taken and pruned long ago, while this process was frozen. ``here``: the
+        numbers in the journal's own directory.
 
         Pruning goes upwards, so then our parent is gone as well.
         """
-        there = {one for one in self._all_numbers() if one <= number + LEAP}
+        aside = numbers(self.spare) if _private(self.spare) else set()
+        there = {one for one in here | aside if one <= number + LEAP}
         return number - 1 in there or (number == 1 and (max(there, default=1) == 1 or 2 in there))
 
     def _prune(self, directory: Path, newest: int) -> None:
@@ -473,42 +480,30 @@ def _private(directory: Path) -> bool:
     return is_private(directory) and is_private(directory.parent)
 
 
-def _folder(directory: Path) -> tuple[os.stat_result | None, str]:
-    """Return the folder's stat (None if there is none that is trusted) and why it is not, as a clause. A link must be ours, and
-    no link of another account on the way may lead to what is not its own: to the journal of another run."""
-    try:
-        found = os.lstat(directory)
-        if stat.S_ISLNK(found.st_mode):
-            if found.st_uid not in (os.geteuid(), 0):
-                return None, f"it is a link that {shown_user(found.st_uid)} has made"
-            found = directory.stat()
-        if link := strangers_link(directory):
-            return None, link
-    except OSError:
-        return None, ""
-    if not stat.S_ISDIR(found.st_mode):
-        return None, ""
-    why = distrust(directory, found)
-    return (None, why) if why else (found, "")
-
-
 @contextmanager
 def _opened(directory: Path) -> Iterator[tuple[Path, os.stat_result | None, str]]:
     """Hold the folder open, and yield a path that leads to this very one, its stat (None if there is none that is trusted), and
-    why it is not. Where others may write above it, they can exchange it at any moment for a link to another journal."""
-    found, why = _folder(directory)
-    here = directory
+    why it is not, as a clause. Where others may write above it, they can exchange it at any moment for a link elsewhere.
+
+    A link must be ours, and none of another account on the way may lead to what is not its own: to another run's journal.
+    """
+    here, found, why = directory, None, ""
     with ExitStack() as until:
-        if found is not None:
-            try:
+        try:
+            named = os.lstat(directory)
+            if stat.S_ISLNK(named.st_mode) and named.st_uid not in (os.geteuid(), 0):
+                why = f"it is a link that {shown_user(named.st_uid)} has made"
+            else:
+                meant = directory.stat() if stat.S_ISLNK(named.st_mode) else named
                 here = until.enter_context(held(directory))
-                if not os.path.samestat(found, here.stat()):
-                    found, why = None, "another is being put in its place"
-            except NotTrusted as error:
-                found, why = None, error.message
-            except OSError as error:
-                found, why = None, "" if error.errno == errno.ENOENT else error.strerror or ""
-        yield here, found, why
+                found = here.stat()
+                same = os.path.samestat(meant, found)
+                why = distrust(directory, found) if same else "another is being put in its place"
+        except StrangersLink as error:
+            why = error.clause
+        except OSError as error:
+            why = "" if error.errno in _NO_FOLDER else error.strerror or ""
+        yield here, None if why else found, why
 
 
 def _reached(there: Iterable[int], whole: int) -> int:

@@ -16,6 +16,7 @@ import stat
 import struct
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -30,13 +31,20 @@ from ftsupervise.printable import to_type
 
 def user_name(uid: int | None = None) -> str:
     """Return the name of an account, of this one without ``uid``; where it has none its number, as Slurm prints it."""
-    import pwd
-
     uid = os.geteuid() if uid is None else uid
     try:
-        return pwd.getpwuid(uid).pw_name
+        return _name_of(uid)
     except KeyError:  # an account of a container, or one that was removed
         return str(uid)
+
+
+@cache
+def _name_of(uid: int) -> str:
+    """Return the name of an account, asked for once: a tick needs it several times for each run, and a server may have to be
+    asked. Raises KeyError, each time anew."""
+    import pwd
+
+    return pwd.getpwuid(uid).pw_name
 
 
 def shown_user(uid: int | None = None) -> str:
@@ -271,7 +279,7 @@ def strangers_link(path: str | os.PathLike[str]) -> str:
         os.close(_descend(os.path.abspath(path)))  # noqa: PTH100 - links are followed one by one
     except (FileNotFoundError, NotADirectoryError):
         return ""
-    except _StrangersLink as error:
+    except StrangersLink as error:
         return error.clause
     return ""
 
@@ -298,9 +306,10 @@ def open_above(path: Path) -> str:
     return ""
 
 
-class _StrangersLink(NotTrusted):
-    def __init__(self, clause: str, link: str) -> None:
+class StrangersLink(NotTrusted):
+    """A link on the way by which another account leads to what is not its own; ``clause`` says which."""
 
+    def __init__(self, clause: str, link: str) -> None:
         super().__init__(
             f"{clause}, so it is not followed",
             hint=f"look at it: ls -ld {to_type(link)}; or name the folder itself",
@@ -349,7 +358,7 @@ def _followed(link: int, at: int, name: str, left: int) -> int:
         if maker not in (os.geteuid(), 0, owner):
             os.close(target)
             clause = f"{name} is a link of {shown_user(maker)} to what belongs to {shown_user(owner)}"
-            raise _StrangersLink(clause, name)
+            raise StrangersLink(clause, name)
         return target
     finally:
         os.close(link)

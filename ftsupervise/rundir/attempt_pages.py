@@ -178,11 +178,10 @@ _Page = TypeVar("_Page")
 
 def read_page(kind: type[_Page], folder: Path) -> _Page | None:
     """Return a page of the attempt in ``folder``; None where there is none, or it cannot be read."""
-    path = folder / NAMES[kind]
-    if not os.path.lexists(path):
+    if not os.path.lexists(f"{folder}/{NAMES[kind]}"):  # most are not there, and a tick asks for ten of each run
         return None
     try:
-        return read_record(kind, path)
+        return read_record(kind, folder / NAMES[kind])
     except (OSError, ValueError):
         return None
 

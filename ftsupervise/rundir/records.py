@@ -43,6 +43,7 @@ _CENTURY = 100 * 366 * 86400.0  # seconds
 _UNSEEN = "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ufff9-\ufffb]"
 _DAMAGED = (ValueError, KeyError, TypeError, AttributeError, OverflowError)
 _UNIONS = (typing.Union, getattr(types, "UnionType", typing.Union))
+_INNER = (dict, list)  # of what JSON gives
 _PLAIN = frozenset({str, int, float, bool, type(None)})
 T = TypeVar("T")
 Exact = Annotated[str, "exact"]  # text that stays as it is: a path, the value of a variable
@@ -119,25 +120,24 @@ def parse_object(raw: bytes) -> dict[str, object]:
     Raises ValueError for anything else, numbers that are not finite or too long, and depth.
     """
     try:
-        value = json.loads(
-            raw.decode("utf-8", "replace"), parse_float=_float, parse_int=_int, parse_constant=_refuse_constant
-        )
+        value = _DECODER.decode(raw.decode("utf-8", "replace"))
         if not isinstance(value, dict):
             raise ValueError("it does not hold a JSON object")
         if b"\\ud" not in raw and b"\\uD" not in raw:  # no half of a pair: all its texts are whole
-            _require_shallow(value, 1)
+            _require_shallow(value)
             return value
         return {_whole_text(key): _checked(item, 1) for key, item in value.items()}
     except RecursionError:  # a file of brackets
         raise ValueError("it is nested too deeply") from None
 
 
-def _require_shallow(value: dict[str, object] | list[object], depth: int) -> None:
-    for item in value.values() if isinstance(value, dict) else value:
-        if isinstance(item, (dict, list)):
-            if depth >= DEEPEST:
-                raise ValueError("it is nested too deeply")
-            _require_shallow(item, depth + 1)
+def _require_shallow(value: dict[str, object]) -> None:
+    level: list[Any] = [value]
+    for _ in range(DEEPEST):
+        level = [item for one in level for item in (one.values() if type(one) is dict else one) if type(item) in _INNER]
+        if not level:
+            return
+    raise ValueError("it is nested too deeply")
 
 
 def _checked(value: object, depth: int) -> object:
@@ -171,6 +171,9 @@ def _int(text: str) -> int:
 
 def _refuse_constant(text: str) -> float:
     raise ValueError(f"it holds {text}, which is no number")
+
+
+_DECODER = json.JSONDecoder(parse_float=_float, parse_int=_int, parse_constant=_refuse_constant)
 
 
 # -------------------------------------------------------------------------------------------------------------- records
@@ -220,9 +223,11 @@ def _encoder(kind: Any, sparse: bool) -> Convert:
     if issubclass(kind, Enum):
         return lambda value: value.value if isinstance(value.value, str) else value.name
     if issubclass(kind, (list, tuple)):
-        return lambda value: [encode(item, sparse=sparse) for item in value]
+        return lambda value: [item if type(item) in _PLAIN else encode(item, sparse=sparse) for item in value]
     if issubclass(kind, Mapping):
-        return lambda value: {key: encode(item, sparse=sparse) for key, item in value.items()}
+        return lambda value: {
+            key: item if type(item) in _PLAIN else encode(item, sparse=sparse) for key, item in value.items()
+        }
     return lambda value: value
 
 
@@ -265,7 +270,7 @@ def _decoder(kind: Any, lenient: bool, bound: int | None = None) -> Convert:
     if issubclass(kind, Enum):
         return lambda raw: kind.__members__[raw] if raw in kind.__members__ else kind(raw)
     if kind is str:
-        return _valued(lambda raw: as_text(raw, bound or LONGEST) if _is_text(raw) else None) if lenient else _text
+        return _shown(bound or LONGEST) if lenient else _text
     simple = {datetime: as_time, int: as_whole, float: as_number, timedelta: _as_duration}.get(kind)
     return _valued(simple) if simple is not None else lambda raw: _of(kind, raw)
 
@@ -353,10 +358,23 @@ def _valued(read: Convert) -> Convert:
     def value(raw: Any) -> Any:
         found = read(raw)
         if found is None:
-            raise ValueError(f"{str(raw)[:80]!r} is out of place or out of bounds")
+            raise _misplaced(raw)
         return found
 
     return value
+
+
+def _shown(limit: int) -> Convert:
+    def text(raw: Any) -> str:
+        if type(raw) is not str and not _is_text(raw):
+            raise _misplaced(raw)
+        return printable(str(raw)[: limit + 1], limit)
+
+    return text
+
+
+def _misplaced(raw: Any) -> ValueError:
+    return ValueError(f"{str(raw)[:80]!r} is out of place or out of bounds")
 
 
 def _text(raw: Any) -> str:

@@ -8,16 +8,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ftsupervise.findings import Finding, Severity, Words
 from ftsupervise.model import Attempt, Job
-from ftsupervise.probe import Probe
+from ftsupervise.probe import Entry, Missing, NotSeen, Probe
 from ftsupervise.rundir.attempt_pages import VerdictPage, read_page
 from ftsupervise.rundir.ledger import ledger
 from ftsupervise.rundir.paths import RunDir
-from ftsupervise.truth import Health
+from ftsupervise.rundir.switches import Brake, read_brake, read_switch
+from ftsupervise.truth import Health, SwitchState
 
 if TYPE_CHECKING:
     from ftsupervise.config.schema import Run
@@ -58,6 +60,18 @@ class Look:
             self.seen[what] = read()
         found: _Read = self.seen[what]
         return found
+
+    def entry(self, path: Path) -> Entry | Missing | NotSeen:
+        """Return the facts of a file or a folder, asked for once for all the run's watchdogs."""
+        return self.once(f"entry {path}", lambda: self.probe.look(path))
+
+    def switch(self, name: str) -> SwitchState:
+        """Return the state of a switch of the run (KILL or SAVE), read once for all its watchdogs."""
+        return self.once(name, lambda: read_switch(self.rundir, name))
+
+    def brake(self) -> Brake | None:
+        """Return the brake when it is on, read once for all the run's watchdogs. Raises OSError."""
+        return self.once("brake", lambda: read_brake(self.rundir))
 
     def why(self, attempt: Attempt | None) -> str:
         """Return what ``diagnose`` says of this attempt: class, place, confidence and the line that decides; "" where that is

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 from ftsupervise.findings import Finding, Severity, Words
 from ftsupervise.rundir.records import as_time
-from ftsupervise.rundir.switches import read_brake
 from ftsupervise.truth import Health
 from ftsupervise.units import named
 from ftsupervise.watch import Look
@@ -28,7 +27,7 @@ QUESTION = Words(
 
 def check(look: Look, settings: object) -> Iterator[Finding]:
     try:
-        on = read_brake(look.rundir)
+        on = look.brake()
     except OSError as error:
         yield look.finding("chain", Health.UNKNOWN, f"the brake cannot be read: {error.strerror}", WORDS)
         return

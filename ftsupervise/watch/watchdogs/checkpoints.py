@@ -189,7 +189,7 @@ def _saves(look: Look, now: float) -> Iterator[Finding]:
 def _age(look: Look, settings: Settings, ones: tuple[Written, ...], now: float) -> Finding:
     """Judge the age by the declared or the usual cadence; the time the run spent waiting in the queue does not count."""
     # nobody asks for its jobs any more, so none would be seen to wait
-    if isinstance(look.probe.look(look.rundir.finished), Entry):
+    if isinstance(look.entry(look.rundir.finished), Entry):
         return _finding(look, "age", False, "the run has finished")
     at_work = look.jobs is None or any(job.state in AT_WORK for job in look.jobs)
     spent, before = look.memory.get("at_work", 0.0), look.memory.get("looked")

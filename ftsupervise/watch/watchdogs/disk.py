@@ -279,8 +279,7 @@ class WatchedPath:
 
     def _measured(self) -> float | None:
         """The usual size of this run's checkpoints, if they lie on the file system of the path."""
-        probe = self.look.probe
-        here, there = probe.look(self.path), probe.look(folder_of(self.look))
+        here, there = self.look.probe.look(self.path), self.look.entry(folder_of(self.look))
         if not isinstance(here, Entry) or not isinstance(there, Entry) or here.device != there.device:
             return None
         ones = checkpoints.written(self.look, self.memory.setdefault("checkpoints", {}))

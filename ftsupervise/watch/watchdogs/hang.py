@@ -79,7 +79,7 @@ def _at_rest(look: Look) -> str:
                 return f"job {job.id} {_RESTING[job.state]}"
         waiting = [job for job in look.jobs if job.state.waiting]
         return f"job {waiting[0].id} waits in the queue" if waiting else "no job of the run is running"
-    if isinstance(look.probe.look(look.rundir.state / FINISHED), Entry):
+    if isinstance(look.entry(look.rundir.state / FINISHED), Entry):
         return "the run has finished"
     since = _kill_switch_age(look)
     if since is not None and since < _KILL_WITHIN:

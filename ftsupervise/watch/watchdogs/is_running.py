@@ -22,7 +22,7 @@ from ftsupervise.replicas.apart import lighthouse_job
 from ftsupervise.replicas.record import PAGE_NAME
 from ftsupervise.replicas.table import GroupState, GroupTable, ReplicaGroup, read_table
 from ftsupervise.rundir.ledger import lives_here
-from ftsupervise.rundir.switches import KILL, SAVE, read_brake, read_switch
+from ftsupervise.rundir.switches import KILL, SAVE
 from ftsupervise.scheduler.accounting import how_they_ended, may_be_known, with_end
 from ftsupervise.scheduler.ownership import why_held
 from ftsupervise.scheduler.parse import array_size, is_held
@@ -265,11 +265,11 @@ def _over(look: Look) -> str:
     """Return why no job is needed: the run is finished, or a person or the brake has stopped it; "" if one is."""
     if look.rundir.finished.exists():
         return "the run has finished"
-    switch = read_switch(look.rundir, KILL)
+    switch = look.switch(KILL)
     if switch.up:
         return f"stopped by the kill switch{f' ({switch.who})' if switch.who else ''}"
     try:
-        return "stopped by the brake" if read_brake(look.rundir) is not None else ""
+        return "stopped by the brake" if look.brake() is not None else ""
     except OSError:
         return ""
 
@@ -279,7 +279,7 @@ def _switches(look: Look) -> Iterator[Finding]:
     or save.
     """
     for name, wish in ((KILL, "stop"), (SAVE, "save")):
-        switch = read_switch(look.rundir, name)
+        switch = look.switch(name)
         if switch.health is Health.UNKNOWN:
             continue  # not launched yet, or storage that does not answer, which has an alert of its own
         text = switch.problem or f"no stray file in the place of the {name}"

@@ -34,13 +34,17 @@ def finished(look: Look, memory: dict[str, Any]) -> tuple[Entry, ...] | Missing 
     are other runs'.
     """
     pattern = look.run.checkpoints.pattern
-    got = look.once("the folder of the checkpoints", lambda: look.probe.listing(folder_of(look), most=_MOST))
+    got = _listing(look)
     if not isinstance(got, Listing):
         return got
     entries = [one for one in got.entries if fnmatch.fnmatchcase(one.name, pattern) and not unfinished(one.name)]
     entries = [one for one in entries if one.is_dir or (one.is_file and _is_checkpoint(one.name, pattern))]
     others = _of_others(look, entries, memory)
     return tuple(sorted((one for one in entries if one.name not in others), key=lambda one: one.mtime))
+
+
+def _listing(look: Look) -> Listing | Missing | NotSeen:
+    return look.once("the folder of the checkpoints", lambda: look.probe.listing(folder_of(look), most=_MOST))
 
 
 def _is_checkpoint(name: str, pattern: str) -> bool:
@@ -83,7 +87,7 @@ def _staged(look: Look) -> tuple[Entry, ...]:
     areas = look.probe.listing(own / STAGING, most=_AREAS)
     area = max(areas.entries, key=lambda one: one.name, default=None) if isinstance(areas, Listing) else None
     inside = look.probe.listing(own / STAGING / area.name, most=_AREAS) if area is not None and area.is_dir else None
-    beside = look.probe.listing(folder, most=_MOST)
+    beside = _listing(look)
     return (
         *(inside.entries if isinstance(inside, Listing) else ()),
         *(one for one in (beside.entries if isinstance(beside, Listing) else ()) if _in_the_making(one)),

@@ -15,7 +15,7 @@ from ftsupervise.findings import Finding, Words
 from ftsupervise.model import OUTPUT, Attempt, CauseKind
 from ftsupervise.rundir.launches import launches
 from ftsupervise.rundir.starting_over import ADVICE, began_again, since_a_person, starts_over
-from ftsupervise.rundir.switches import KILL, read_brake, read_switch
+from ftsupervise.rundir.switches import KILL
 from ftsupervise.truth import Health
 from ftsupervise.watch import Look
 from ftsupervise.watch.watchdogs.progress_signals import AT_WORK
@@ -57,7 +57,7 @@ def check(look: Look, settings: Settings) -> Iterator[Finding]:
         yield _finding(look, False, f"attempt {since.number} trains, from step {since.first_step}")
     elif works := _works(attempts, last):
         yield _finding(look, False, works)
-    elif read_switch(look.rundir, KILL).up:
+    elif look.switch(KILL).up:
         yield _finding(look, False, "a person has stopped the run by the kill switch: nothing is to recover")
     elif starting := _starting(look, attempts, last, _patience(look, settings)):
         yield _finding(look, None, f"{starting}: too early to say whether it recovers")
@@ -135,7 +135,7 @@ def _starting(look: Look, attempts: tuple[Attempt, ...], failed: Attempt, patien
 def _is_restarted(look: Look, failed: Attempt) -> bool:
     """Return whether its job still runs, and no brake keeps the supervisor from starting the next attempt in place."""
     try:
-        held = read_brake(look.rundir) is not None
+        held = look.brake() is not None
     except OSError:
         return False
     return not held and any(job.id == failed.job_id and job.state in AT_WORK for job in look.jobs or ())

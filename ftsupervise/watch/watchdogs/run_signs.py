@@ -10,6 +10,7 @@ from __future__ import annotations
 import fnmatch
 import math
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -65,11 +66,20 @@ def newest(look: Look, setting: Path | None) -> tuple[Path, Entry] | Missing | N
     listing = look.probe.listing(pattern.parent)
     if isinstance(listing, (Missing, NotSeen)):
         return listing
-    files = [entry for entry in listing.entries if entry.is_file and fnmatch.fnmatchcase(entry.name, pattern.name)]
+    named = _matcher(pattern.name)
+    files = [entry for entry in listing.entries if named(entry.name) and entry.is_file]
     if not files:
         return Missing(str(pattern))
     entry = max(files, key=lambda one: one.mtime)
     return pattern.parent / entry.name, entry
+
+
+def _matcher(pattern: str) -> Callable[[str], bool]:
+    """Return ``fnmatchcase`` for this pattern. Most are a name and one * behind it, and need not be compiled for each run."""
+    beginning = pattern.removesuffix("*")
+    if re.search(r"[*?[]", beginning):
+        return lambda name: fnmatch.fnmatchcase(name, pattern)
+    return (lambda name: name.startswith(beginning)) if beginning != pattern else (lambda name: name == pattern)
 
 
 def read_on(look: Look, setting: Path | None, memory: dict[str, Any]) -> Piece | Missing | NotSeen:
