@@ -11,7 +11,11 @@ from typing import Annotated, NamedTuple, Optional
 
 # the exit code that says: starting it again is no use before a person has acted. Source: NVIDIA's ft_launcher
 GIVEN_UP = 93
-SAVE = "save"  # the phase of a rank that saves a checkpoint, or waits for others that do
+# Phases of a rank, as the guard tells them.
+START = "start"
+TRAIN = "train"
+SAVE = "save"  # it saves a checkpoint, or waits for others that do
+UNTOLD = ""  # the guard reports none
 
 
 class Health(Enum):

@@ -80,6 +80,9 @@ _TRIED: dict[str, tuple[str, ...]] = {
 }
 
 
+_BRIEF = ("save", "kill", "clear")  # these are over before anything that they make is garbage
+
+
 class Lazy(click.Group):
     """A group that knows its commands' one-liners and imports a command's module only to run it."""
 
@@ -92,7 +95,8 @@ class Lazy(click.Group):
         module, attribute, summary = COMMANDS[cmd_name]
         command: click.Command = getattr(import_module(f"ftsupervise.cli.{module}"), attribute)
         command.short_help = summary
-        gc.enable()  # (``__main__`` had it wait)
+        if cmd_name not in _BRIEF:
+            gc.enable()  # (``__main__`` had it wait)
         return command
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:

@@ -240,7 +240,7 @@ class _Turns:
     """Counts the seconds that a process, and what it has begun, were ready to run without a turn: a busy machine is no hang."""
 
     def __init__(self, pid: int) -> None:
-        self._pid, self._due = pid, 0.0
+        self._pid, self._due = pid, time.monotonic() + _LOOK
         self._waited: dict[int, float] = {}  # also of those that have ended
 
     def is_over(self, until: float) -> bool:
@@ -498,10 +498,9 @@ def _begun_by(pid: int) -> list[int]:
 
 def _waited_for_a_processor(pid: int) -> float:
     """Return the seconds that a process was ready to run and had no turn; 0.0 where the kernel does not count them."""
-    from pathlib import Path
-
     try:
-        return int(Path(f"/proc/{pid}/schedstat").read_bytes().split()[1]) / 1e9
+        with open(f"/proc/{pid}/schedstat", "rb") as file:  # noqa: PTH123 - no pathlib here
+            return int(file.read().split()[1]) / 1e9
     except (OSError, IndexError, ValueError):
         return 0.0
 

@@ -30,8 +30,7 @@ from ftsupervise.rundir.hang_end import hang_end
 from ftsupervise.rundir.live_look import LiveAnswer, LiveQuestion, RankNow
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.progress import Straggler
-from ftsupervise.rundir.stalls import TRAIN, UNTOLD
-from ftsupervise.truth import SAVE
+from ftsupervise.truth import SAVE, TRAIN, UNTOLD
 from ftsupervise.units import count, rank_words, show_duration
 
 TAKEN = 5.0  # seconds in which a supervisor takes the question: it looks each second, and a shared disk shows it late

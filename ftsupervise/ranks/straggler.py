@@ -21,8 +21,7 @@ from statistics import median
 from typing import NamedTuple
 
 from ftsupervise.rundir.progress import COMES_LAST, WORKS, Straggler
-from ftsupervise.rundir.stalls import TRAIN, UNTOLD
-from ftsupervise.truth import RankState
+from ftsupervise.truth import TRAIN, UNTOLD, RankState
 
 _FEWEST = 3  # ranks
 _WARM = 10  # steps after the first one that are left out: they compile, and fill caches

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, NamedTuple
@@ -55,6 +54,7 @@ def _journals_of(run: str | None) -> list[Journal]:
     from ftsupervise.crontab.installation import journal_of, journal_of_default
     from ftsupervise.host.ownership import refuse_link
     from ftsupervise.rundir.paths import state_dir
+    from ftsupervise.rundir.pinned import mark_of
 
     crons = [journal_of(run)] if run is not None else [journal_of_default(os.environ)]
     if run is not None and crons[0] is not None:
@@ -73,6 +73,6 @@ def _journals_of(run: str | None) -> list[Journal]:
             raise
         return [*(Journal(path) for path in kept), *beside]
     refuse_link(rundir.watch / "journal")
-    mark = hashlib.sha256(str(rundir.root).encode("utf-8", "surrogateescape")).hexdigest()[:12]  # as watch.storage does
+    mark = mark_of(rundir.root)
     kept = [path for path in kept if path.name == "journal" or path.name.endswith(f"-{mark}")]
     return [Journal(rundir.watch / "journal"), *(Journal(path) for path in kept), *beside]

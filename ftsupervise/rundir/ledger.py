@@ -46,8 +46,8 @@ from ftsupervise.rundir.records import (
     read_record,
     time_of,
 )
-from ftsupervise.rundir.stalls import START
 from ftsupervise.truth import (
+    START,
     Beat,
     Beginning,
     LeftCheckpoint,

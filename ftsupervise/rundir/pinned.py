@@ -17,7 +17,6 @@ the first command that acts on it.
 from __future__ import annotations
 
 import errno
-import hashlib
 import os
 from pathlib import Path
 from typing import NamedTuple
@@ -38,6 +37,14 @@ from ftsupervise.printable import to_type
 from ftsupervise.rundir.launches import LaunchRecord
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.records import as_counts, decode, parse_object, read_record, write_json
+
+try:  # hashlib loads OpenSSL: 3 ms and 4 MB at the start of each command
+    from _sha2 import sha256  # type: ignore[import-not-found, unused-ignore]
+except ImportError:
+    try:
+        from _sha256 import sha256  # before Python 3.12
+    except ImportError:  # another Python
+        from hashlib import sha256
 
 ANOTHER = "the run directory was replaced by another"
 
@@ -157,8 +164,12 @@ def _numbers(rundir: RunDir) -> list[int]:
 
 def page_of(state: Path, root: Path) -> Path:
     """Return the page on which an account notes the owner of a run directory; ``root`` is its absolute path."""
-    mark = hashlib.sha256(str(root).encode("utf-8", "surrogateescape")).hexdigest()[:12]
-    return state / "watch" / "seen" / f"{root.name}-{mark}"
+    return state / "watch" / "seen" / f"{root.name}-{mark_of(root)}"
+
+
+def mark_of(root: Path) -> str:
+    """Return what tells the run directory ``root`` from others of its name in an account's state directory."""
+    return str(sha256(str(root).encode("utf-8", "surrogateescape")).hexdigest()[:12])
 
 
 def note(state: Path, root: Path, token: str = "") -> None:

@@ -19,9 +19,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
-TRAIN = "train"
-START = "start"
-UNTOLD = ""  # the guard reports no phase
+from ftsupervise.truth import START, TRAIN, UNTOLD
+
 _DAY = 86_400.0
 _OFTEN = 3  # times that a phase must be seen before its length is known
 _MORE = 600.0  # seconds: checks are minutes apart, so a pause was longer than it was seen to be

@@ -5,7 +5,6 @@ A watchdog that breaks must not blind the others: its failure is a finding of it
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shlex
 import traceback
@@ -385,11 +384,7 @@ def _page(run: Run, state: Path) -> Path:
 
 
 def _name_of(run: Run) -> str:
-    return f"{run.name}-{_mark_of(Path(str(run.run_dir)))}"
-
-
-def _mark_of(root: Path) -> str:
-    return hashlib.sha256(str(root).encode("utf-8", "surrogateescape")).hexdigest()[:12]
+    return f"{run.name}-{pinned.mark_of(Path(str(run.run_dir)))}"
 
 
 def journal_of(run: Run, state: Path) -> Path:
@@ -399,4 +394,4 @@ def journal_of(run: Run, state: Path) -> Path:
 
 def journals_of(root: Path, state: Path) -> tuple[Path, ...]:
     """Return those of the run directory ``root``, whatever the run was called."""
-    return tuple((state / "watch" / "storage").glob(f"*-{_mark_of(root)}"))
+    return tuple((state / "watch" / "storage").glob(f"*-{pinned.mark_of(root)}"))

@@ -7,9 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ftsupervise.rundir.stalls import (
-    START,
-    TRAIN,
-    UNTOLD,
     Progress,
     ProgressHistory,
     Signal,
@@ -17,6 +14,7 @@ from ftsupervise.rundir.stalls import (
     bound,
     judge,
 )
+from ftsupervise.truth import START, TRAIN, UNTOLD
 
 MINUTE, HOUR, DAY = 60.0, 3600.0, 86_400.0
 PHASES = ProgressHistory(tells_phases=True)

@@ -17,18 +17,9 @@ from ftsupervise.probe import Entry, Listing
 from ftsupervise.rundir.hang_end import hang_end, hang_left
 from ftsupervise.rundir.paths import FINISHED
 from ftsupervise.rundir.progress import TOLD
-from ftsupervise.rundir.stalls import (
-    START,
-    TRAIN,
-    UNTOLD,
-    Progress,
-    ProgressHistory,
-    StallLimits,
-    StallVerdict,
-    judge,
-)
+from ftsupervise.rundir.stalls import Progress, ProgressHistory, StallLimits, StallVerdict, judge
 from ftsupervise.rundir.switches import KILL
-from ftsupervise.truth import Health
+from ftsupervise.truth import START, TRAIN, UNTOLD, Health
 from ftsupervise.units import show_duration
 from ftsupervise.watch.watchdogs.progress_signals import AT_WORK, Signs, gather
 from ftsupervise.watch.watchdogs.run_signs import page_at_work, server_now

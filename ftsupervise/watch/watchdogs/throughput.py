@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ftsupervise.findings import Finding, Words
 from ftsupervise.rundir import log_lines
-from ftsupervise.rundir.stalls import TRAIN, UNTOLD
-from ftsupervise.truth import Health
+from ftsupervise.truth import TRAIN, UNTOLD, Health
 from ftsupervise.units import show_duration
 from ftsupervise.watch.watchdogs import run_signs
 from ftsupervise.watch.watchdogs.progress_signals import AT_WORK
