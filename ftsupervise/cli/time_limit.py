@@ -472,7 +472,7 @@ def _pass_on(pipes: dict[int, int], seconds: float) -> bool:
         while view:
             view = view[os.write(pipes[reader], view) :]
     if not pipes and seconds:
-        time.sleep(min(seconds, 0.002))
+        time.sleep(min(seconds, 0.0005))
     return heard
 
 

@@ -1,7 +1,5 @@
 """The decisions of a run that were only told: what would have been done, and what happened without it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from datetime import datetime
 from typing import NamedTuple

@@ -8,8 +8,6 @@ STALLED and SILENT need no bound of what is usual: no attempt has begun, or no s
 longer than such news ever takes.
 """
 
-from __future__ import annotations
-
 from datetime import datetime
 from typing import NamedTuple
 

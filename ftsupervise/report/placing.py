@@ -4,8 +4,6 @@ The account has one stretch for all saves of an attempt. Where the record does n
 at a place: their time is part of the training, and ``loose`` says how much it is. Pure.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby

@@ -3,8 +3,6 @@
 Nothing here asks a scheduler. A file that hangs hangs this too: the callers bound it.
 """
 
-from __future__ import annotations
-
 import os
 from datetime import datetime, timedelta, timezone
 from itertools import islice
