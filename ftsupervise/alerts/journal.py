@@ -94,7 +94,7 @@ def numbers(directory: Path) -> set[int]:
         return set()
     found = {int(stem) for stem, dot, rest in (name.partition(".") for name in names) if rest == "json" and _fits(stem)}
     following = max(found, default=0) + 1
-    while os.path.lexists(directory / f"{following:08d}.json"):
+    while os.path.lexists(f"{directory}/{following:08d}.json"):
         found.add(following)
         following += 1
     return found

@@ -108,11 +108,11 @@ def _first_link(path: str, mounts: Mounts) -> str | None:
     for index, part in enumerate(rest):
         here = done.rstrip("/") + "/" + part
         try:
-            link = os.readlink(here)
-        except OSError as error:
-            if error.errno == errno.EINVAL:  # there, and not a link
+            if not stat.S_ISLNK(os.lstat(here).st_mode):
                 done = here
                 continue
+            link = os.readlink(here)
+        except OSError:
             return None
         return os.path.normpath("/".join([link if link.startswith("/") else done + "/" + link, *rest[index + 1 :]]))
     return None

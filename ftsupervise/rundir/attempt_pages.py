@@ -176,10 +176,11 @@ _Page = TypeVar("_Page")
 
 def read_page(kind: type[_Page], folder: Path) -> _Page | None:
     """Return a page of the attempt in ``folder``; None where there is none, or it cannot be read."""
-    if not os.path.lexists(f"{folder}/{NAMES[kind]}"):  # most are not there, and a tick asks for ten of each run
+    path = f"{folder}/{NAMES[kind]}"
+    if not os.path.lexists(path):  # most are not there, and a tick asks for ten of each run
         return None
     try:
-        return read_record(kind, folder / NAMES[kind])
+        return read_record(kind, path)
     except (OSError, ValueError):
         return None
 

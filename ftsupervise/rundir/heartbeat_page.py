@@ -288,7 +288,7 @@ def read_beats(rundir: RunDir) -> tuple[Beat, ...]:
         names = os.listdir(rundir.beats)
     except FileNotFoundError:
         return ()
-    found = (_read_beat(rundir.beats / name) for name in names if name.startswith("rank-"))
+    found = (_read_beat(f"{rundir.beats}/{name}") for name in names if name.startswith("rank-"))
     return tuple(sorted((beat for beat in found if beat is not None), key=lambda beat: beat.rank))
 
 
@@ -302,7 +302,7 @@ def of_the_group(beats: Sequence[Beat]) -> tuple[Beat, ...]:
     return tuple(beat for beat in beats if not world or beat.rank < world)
 
 
-def _read_beat(path: Path) -> Optional[Beat]:
+def _read_beat(path: str) -> Optional[Beat]:
     try:
         return read_record(Beat, path, limit=64_000)
     except (OSError, ValueError):

@@ -142,6 +142,7 @@ class RunDir:
         self.root = root = Path(root)
         self.whole = whole_run(root)
         self.shared = self.whole or root
+        self._quoted = ""
 
     switches = _Place("switches", shared=True)
     state = _Place("state")
@@ -162,9 +163,11 @@ class RunDir:
 
     def quoted(self) -> str:
         """Return ``root`` as a shell takes it."""
-        import shlex
+        if not self._quoted:
+            import shlex
 
-        return shlex.quote(str(self.root))
+            self._quoted = shlex.quote(str(self.root))
+        return self._quoted
 
     def has_finished(self) -> bool:
         """Return whether the file exists. False where that cannot be read: the run then goes on."""

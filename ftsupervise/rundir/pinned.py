@@ -40,7 +40,7 @@ try:  # hashlib loads OpenSSL: 3 ms and 4 MB at the start of each command
     from _sha2 import sha256  # type: ignore[import-not-found, unused-ignore]
 except ImportError:
     try:
-        from _sha256 import sha256  # before Python 3.12
+        from _sha256 import sha256  # type: ignore[import-not-found, unused-ignore]  # before Python 3.12
     except ImportError:  # another Python
         from hashlib import sha256
 

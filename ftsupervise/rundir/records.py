@@ -56,7 +56,7 @@ Convert = Callable[[Any], Any]
 
 def read_record(
     kind: type[T],
-    path: Path,
+    path: str | os.PathLike[str],
     *,
     limit: int = LIMIT,
     distrust: Callable[[os.stat_result], str] | None = None,
@@ -68,7 +68,7 @@ def read_record(
 
 
 def read_json(
-    path: Path, *, limit: int = LIMIT, distrust: Callable[[os.stat_result], str] | None = None
+    path: str | os.PathLike[str], *, limit: int = LIMIT, distrust: Callable[[os.stat_result], str] | None = None
 ) -> dict[str, object] | None:
     """Return the object in ``path``; None if there is no such file.
 

@@ -11,7 +11,7 @@ import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -159,6 +159,16 @@ def host_finding(why: str, now: datetime) -> Finding:
     return WORDS["host"].finding(("", "watch", f"own folder on {host}"), Health.of(bool(why)), text, now)
 
 
+def rundir_of(run: Run) -> RunDir:
+    """Return the paths of a run, made once for all that a tick does with it in a row."""
+    return _rundir(str(run.run_dir))
+
+
+@lru_cache(maxsize=1)
+def _rundir(root: str) -> RunDir:
+    return RunDir(root)
+
+
 def look_at(
     run: Run,
     queue: QueueAnswer,
@@ -176,7 +186,7 @@ def look_at(
     before it is run. ``probe``: the bounded reads of this tick, shared by all its runs; without one this run gets its own.
     ``attempts``: its ledger, where the caller has read it.
     """
-    rundir = RunDir(str(run.run_dir))
+    rundir = rundir_of(run)
     attempts = ledger(rundir) if attempts is None else attempts
     if probe is None:
         with Probe() as own_probe:

@@ -49,7 +49,16 @@ from ftsupervise.truth import Health, OnlyTold
 from ftsupervise.units import count, show_duration
 from ftsupervise.watch import checks
 from ftsupervise.watch import roster as rosters
-from ftsupervise.watch.checks import QueueAnswer, RunLook, ask, look_at, queue_finding, settings_finding, write_memory
+from ftsupervise.watch.checks import (
+    QueueAnswer,
+    RunLook,
+    ask,
+    look_at,
+    queue_finding,
+    rundir_of,
+    settings_finding,
+    write_memory,
+)
 from ftsupervise.watch.roster import (
     DirectoryFound,
     MessagesSent,
@@ -167,7 +176,7 @@ class Tour:
 
     def _check_directory(self, index: int) -> None:
         run = self.progress.roster.known[index].run
-        rundir = RunDir(str(run.run_dir))
+        rundir = rundir_of(run)
         self.say.at(index, STANDS, BOUND)
         try:
             self.stood[index] = pinned.identity(rundir.root)
@@ -234,7 +243,7 @@ class Tour:
         self.say.at(index, "check it", BOUND)
         journal = self._journal(index)
         try:
-            attempts = ledger(RunDir(str(run.run_dir)))
+            attempts = ledger(rundir_of(run))
             self._diagnose(index, attempts)
             seen = look_at(
                 run,
@@ -267,7 +276,7 @@ class Tour:
     def _diagnose(self, index: int, attempts: Sequence[Attempt]) -> None:
         """Have it said why the newest attempt failed, so that the message of it says so too. What is not read in time is told
         without it."""
-        orders, rundir = self.orders, RunDir(str(self.progress.roster.known[index].run.run_dir))
+        orders, rundir = self.orders, rundir_of(self.progress.roster.known[index].run)
         if orders.diagnose is None or not orders.send or self.diagnosing < 1 or not _lacks_a_verdict(rundir, attempts):
             return
         began = time.monotonic()
@@ -282,14 +291,13 @@ class Tour:
     def _require_still(self, index: int) -> None:
         """Raise NotTrusted where another directory was put in its place since it was judged: it may be that one that was
         seen."""
-        run_dir = self.progress.roster.known[index].run.run_dir
         if index in self.stood:
-            pinned.require_still(RunDir(str(run_dir)), self.stood[index])
+            pinned.require_still(rundir_of(self.progress.roster.known[index].run), self.stood[index])
 
     def _journal(self, index: int) -> Journal:
         if index not in self.journals:
             run = self.progress.roster.known[index].run
-            folder = RunDir(str(run.run_dir)).watch / "journal"
+            folder = rundir_of(run).watch / "journal"
             self.journals[index] = Journal(folder, spare=spare_of(folder, self.own))
         return self.journals[index]
 
@@ -308,7 +316,7 @@ class Tour:
         """Return what goes with the messages of a run that this child has checked."""
         if self.orders.draw is None or index not in self.jobs:
             return None
-        draw, rundir = self.orders.draw, RunDir(str(self.progress.roster.known[index].run.run_dir))
+        draw, rundir = self.orders.draw, rundir_of(self.progress.roster.known[index].run)
         try:
             return in_time(lambda: draw(rundir, self.jobs[index], self.orders.now), DRAWING)
         except Exception:  # a picture is never worth a message
