@@ -262,7 +262,7 @@ def _decoder(kind: Any, lenient: bool, bound: int | None = None) -> Convert:
         return lambda raw: tuple(_each(item, _of(list, raw)[:most], lenient))
     if origin is not None:  # a dict, or a Mapping
         name, content = _decoder(str, lenient), _decoder(args[1], lenient)
-        return lambda raw: dict(_each(lambda pair: (name(pair[0]), content(pair[1])), _of(dict, raw).items(), lenient))
+        return lambda raw: _mapping(name, content, _of(dict, raw), lenient)
     if kind in (Any, object):
         return lambda raw: raw
     if _fields(kind):
@@ -282,6 +282,17 @@ def _each(convert: Convert, items: Iterable[Any], lenient: bool) -> Iterator[Any
         except _DAMAGED:
             if not lenient:
                 raise
+
+
+def _mapping(name: Convert, content: Convert, raw: dict[Any, Any], lenient: bool) -> dict[Any, Any]:
+    found = {}
+    for key, item in raw.items():
+        try:
+            found[name(key)] = content(item)
+        except _DAMAGED:
+            if not lenient:
+                raise
+    return found
 
 
 def _hints(kind: Any) -> dict[str, Any]:
@@ -366,7 +377,11 @@ def _valued(read: Convert) -> Convert:
 
 def _shown(limit: int) -> Convert:
     def text(raw: Any) -> str:
-        if type(raw) is not str and not _is_text(raw):
+        if (
+            type(raw) is str and len(raw) <= limit and raw.isascii() and raw.isprintable()
+        ):  # nearly all: a tick reads many
+            return raw
+        if not _is_text(raw):
             raise _misplaced(raw)
         return printable(str(raw)[: limit + 1], limit)
 
