@@ -110,10 +110,9 @@ def _release_groups(rundir: RunDir) -> None:
     from datetime import datetime, timezone
 
     from ftsupervise.errors import from_os_error
-    from ftsupervise.replicas.table import group_names
     from ftsupervise.rundir.switches import release_brake
 
-    for group in map(rundir.group, group_names(rundir)):
+    for group in map(rundir.group, rundir.group_names()):
         try:
             was = release_brake(group, who=shown_user(), now=datetime.now(timezone.utc))
         except OSError as error:

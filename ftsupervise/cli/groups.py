@@ -121,9 +121,8 @@ _add(
 
 def _groups(_ctx: click.Context) -> Iterable[str]:
     from ftsupervise.config.find_run import find_run
-    from ftsupervise.replicas.table import group_names
 
-    return group_names(find_run(None))
+    return find_run(None).group_names()
 
 
 @groups.command(short_help="Let one group leave; the others train on.")

@@ -55,19 +55,19 @@ def logs(
     RUN is a directory, an ftsupervise.yaml, or a name; default: ./ftsupervise.yaml.
     """
     from ftsupervise.config.find_run import find_run
-    from ftsupervise.replicas.table import find_group, group_names
+    from ftsupervise.replicas.table import find_group
 
     only_path, as_json = shown["only_path"], shown["as_json"]
     if as_json and follow:
         raise UsageError("--json is for the lines that there are, and --follow goes on", hint="leave one of them out")
     whole = find_run(run)
-    names = group_names(whole) if group is None and attempt is None else []
+    names = whole.group_names() if group is None and attempt is None else []
     first = whole if group is None else find_group(whole, group)
     places = [first, *(whole.group(name) for name in names)]
     try:
         found = [[_of_rank(part, rank) for part in parts] for parts in _of_all(places, attempt)]
     except NotFound:
-        if group is None and (known := group_names(whole)):
+        if group is None and (known := whole.group_names()):
             whose = known[0] if len(known) == 1 else f"{known[0]} to {known[-1]}"
             again = f"ftsupervise logs --group {known[0]} {whole.quoted()}"
             say(f"(the ranks write into the logs of their groups, {whose}: {again})", err=True)

@@ -115,12 +115,11 @@ def end_held(rundir: RunDir) -> HeldEnded:
     Only jobs that are certainly this run's, that wait, and that are on hold. The switch is up whatever comes of it.
     """
     from ftsupervise.errors import Error
-    from ftsupervise.replicas.table import group_names
     from ftsupervise.rundir.switches import nothing_held, read_brake, still_held
 
     try:
         braked = [
-            one for one in (rundir, *map(rundir.group, group_names(rundir))) if read_brake(one) or still_held(one)
+            one for one in (rundir, *map(rundir.group, rundir.group_names())) if read_brake(one) or still_held(one)
         ]
         held = {job for one in braked if (on := read_brake(one)) for job in on.held}
         ended = _cancel_held(rundir, held.union(*map(still_held, braked))) if braked else []

@@ -11,12 +11,11 @@ from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from enum import Enum
 from pathlib import Path
-from statistics import median
 from typing import Annotated, NamedTuple, TypeVar
 
 from ftsupervise.errors import NotFound, UsageError
 from ftsupervise.host.ownership import distrust_in
-from ftsupervise.rundir.paths import GROUPS, RunDir
+from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.records import EPOCH, read_record, write_json
 
 T = TypeVar("T")
@@ -32,22 +31,13 @@ def name_of(number: int) -> str:
     return f"g{number:03d}"
 
 
-def group_names(run: RunDir) -> list[str]:
-    """The groups that have a directory in ``run``; none where that cannot be read."""
-    try:
-        found = os.listdir(run.root / GROUPS)
-    except OSError:
-        return []
-    return sorted(name for name in found if run.group(name).whole is not None)
-
-
 def find_group(run: RunDir, name: str) -> RunDir:
     """The directory of one group, named by a person. Raises UsageError, NotFound."""
     found = run.group(name)
     if "/" in name or found.whole is None:
         raise UsageError(f"{name!r} is no group: they are called g000, g001 …")
     if not found.root.is_dir():
-        raise NotFound(f"{run.root.name} has no group {name}", hint=f"it has {', '.join(group_names(run)) or 'none'}")
+        raise NotFound(f"{run.root.name} has no group {name}", hint=f"it has {', '.join(run.group_names()) or 'none'}")
     return found
 
 
@@ -201,6 +191,8 @@ def slower_one(groups: Sequence[ReplicaGroup]) -> str:
     if len(known) < 3:
         return ""
     name = max(known, key=lambda one: known[one])
+    from statistics import median  # here: it loads much
+
     others = median(seconds for one, seconds in known.items() if one != name)
     if others < _LEAST_STEP or known[name] < _SLOWER * others:
         return ""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 from ftsupervise.model import CauseKind
 from ftsupervise.replicas.record import read_lighthouse
 from ftsupervise.replicas.stalls import StallPage, read_stalls
-from ftsupervise.replicas.table import GroupState, ReplicaGroup, group_names, read_table
+from ftsupervise.replicas.table import GroupState, ReplicaGroup, read_table
 from ftsupervise.report.account import Spent, Stretch, account
 from ftsupervise.report.placing import placed
 from ftsupervise.rundir import ledger
@@ -128,7 +128,7 @@ def _lighthouse(rundir: RunDir) -> LighthouseSeen | None:
 
 
 def _faults(rundir: RunDir) -> Iterator[GroupFault]:
-    for name in group_names(rundir)[:_MOST]:
+    for name in rundir.group_names()[:_MOST]:
         group = rundir.group(name)
         try:
             newest = max(ledger.numbers(group), default=0)

@@ -183,6 +183,14 @@ class RunDir:
         """Return the directory of one of its replica groups."""
         return RunDir(self.root / GROUPS / name)
 
+    def group_names(self) -> list[str]:
+        """Return the replica groups that have a directory; none where that cannot be read."""
+        try:
+            found = os.listdir(self.root / GROUPS)
+        except OSError:
+            return []
+        return sorted(name for name in found if self.group(name).whole is not None)
+
     @property
     def guard(self) -> Path:
         """Return the folder of the guard's copies, which replica groups share."""

@@ -31,7 +31,6 @@ from ftsupervise.replicas.table import (
     choose_nodes,
     find_group,
     first_nodes,
-    group_names,
     name_of,
     read_quorum,
     read_table,
@@ -77,7 +76,7 @@ def test_a_group_is_found_by_its_name_and_by_nothing_else(tmp_path: Path) -> Non
     run = RunDir(tmp_path)
     (tmp_path / "groups" / "g001").mkdir(parents=True)
     (tmp_path / "groups" / "notes").mkdir()
-    assert group_names(run) == ["g001"]
+    assert run.group_names() == ["g001"]
     assert find_group(run, "g001").root == run.group("g001").root
     for name in ("notes", "../groups/g001", "g1", ""):
         with pytest.raises(UsageError, match="is no group"):
