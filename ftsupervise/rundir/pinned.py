@@ -167,7 +167,9 @@ def page_of(state: Path, root: Path) -> Path:
 
 def mark_of(root: Path) -> str:
     """Return what tells the run directory ``root`` from others of its name in an account's state directory."""
-    return str(sha256(str(root).encode("utf-8", "surrogateescape")).hexdigest()[:12])
+    import hashlib  # loads OpenSSL, which not every command needs
+
+    return hashlib.sha256(str(root).encode("utf-8", "surrogateescape")).hexdigest()[:12]
 
 
 def note(state: Path, root: Path, token: str = "") -> None:
