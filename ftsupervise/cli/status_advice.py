@@ -11,7 +11,6 @@ from ftsupervise.report.detail import attempts_of
 from ftsupervise.report.pace_word import left_behind, no_step
 from ftsupervise.report.queues import scheduler_of
 from ftsupervise.report.row import mostly_waits
-from ftsupervise.scheduler import SLURM, kind_of
 from ftsupervise.truth import BACK, HANG, NOT_A_NUMBER, LossTrouble
 
 if TYPE_CHECKING:
@@ -56,7 +55,7 @@ def advice_of(found: RunDetail, advised: Mapping[str, str]) -> Iterator[str]:
         yield f"ftsupervise check hang {run}   (every sign of progress, with its age)"
     if verdict not in _OVER and found.row.watch_late:
         yield f"ftsupervise watch --every 60s {run}   (nobody is told of anything while no watch looks)"
-    if found.status.jobs is None and verdict not in _OVER and kind_of(scheduler_of(found.status.run)) == SLURM:
+    if found.status.jobs is None and verdict not in _OVER and _is_of_slurm(found):
         yield "scontrol ping   (whether Slurm's controller answers; nothing is to be done to the run for that)"
     if verdict not in _OVER:
         told = _TOLD | ({"recovery"} if verdict in _NO_NEXT else frozenset())
@@ -73,6 +72,12 @@ def advice_of(found: RunDetail, advised: Mapping[str, str]) -> Iterator[str]:
         held = any(job.state.waiting for job in found.status.jobs or ())
         then = "the jobs that are held start again" if held else "then launch again: ftsupervise launch"
         yield f"ftsupervise clear --brake {run}   (once that is mended; {then})"
+
+
+def _is_of_slurm(found: RunDetail) -> bool:
+    from ftsupervise.scheduler import SLURM, kind_of
+
+    return kind_of(scheduler_of(found.status.run)) == SLURM
 
 
 def never_starts(reason: str) -> tuple[str, str] | None:

@@ -36,14 +36,6 @@ from ftsupervise.rundir.launches import LaunchRecord
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.records import as_counts, decode, parse_object, read_record, write_json
 
-try:  # hashlib loads OpenSSL: 3 ms and 4 MB at the start of each command
-    from _sha2 import sha256  # type: ignore[import-not-found, unused-ignore]
-except ImportError:
-    try:
-        from _sha256 import sha256  # type: ignore[import-not-found, unused-ignore]  # before Python 3.12
-    except ImportError:  # another Python
-        from hashlib import sha256
-
 ANOTHER = "the run directory was replaced by another"
 
 

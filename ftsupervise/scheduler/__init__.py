@@ -124,14 +124,20 @@ def is_job_id(text: str) -> bool:
 
 
 def open_scheduler(kind: str = "auto", env: Mapping[str, str] | None = None) -> Scheduler:
-    """Return the scheduler that ``scheduler:`` in the configuration names. Raises SchedulerUnavailable for an unknown name."""
+    """Return the scheduler that ``scheduler:`` in the configuration names. Raises SchedulerUnavailable for an unknown name, and
+    where it cannot be opened: one may come from somebody else."""
+    from ftsupervise.errors import Error, SchedulerUnavailable
+
     found = SCHEDULERS.get(kind_of(kind, env))
     if found is None:
-        from ftsupervise.errors import SchedulerUnavailable
-
         raise SchedulerUnavailable(f"no scheduler is called {kind!r}", hint=f"there are: {', '.join(SCHEDULERS)}")
     module, _, name = found.opens.partition(":")
-    opened: Scheduler = getattr(import_module(module), name)(env)
+    try:
+        opened: Scheduler = getattr(import_module(module), name)(env)
+    except Error:
+        raise
+    except Exception as error:
+        raise SchedulerUnavailable(f"{found.opens} cannot be opened: {type(error).__name__}: {error}") from error
     return opened
 
 

@@ -71,3 +71,14 @@ def test_a_scheduler_of_no_name_has_no_answer_and_an_id_names_its_scheduler() ->
     ] * 2
     assert scheduler.is_job_id("local-4_2")
     assert not scheduler.is_job_id("pen-1")
+
+
+def test_one_that_cannot_be_opened_gives_no_answer_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(scheduler.SCHEDULERS, "pen", scheduler.SchedulerKind("os:strerror", "pen-", lambda env: True))
+    with pytest.raises(SchedulerUnavailable, match=r"^os:strerror cannot be opened: TypeError: "):
+        scheduler.open_scheduler("pen", {})
+    monkeypatch.setitem(
+        scheduler.SCHEDULERS, "pen", scheduler.SchedulerKind("pen_is_gone:Pen", "pen-", lambda env: True)
+    )
+    with pytest.raises(SchedulerUnavailable, match="ModuleNotFoundError: No module named 'pen_is_gone'"):
+        scheduler.open_scheduler("pen", {})
