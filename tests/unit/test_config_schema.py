@@ -74,6 +74,7 @@ launch:
   env: {OMP_NUM_THREADS: 8, NCCL_DEBUG: INFO}
   take_along: [HF_TOKEN]
   template: my.sbatch.j2
+price: 2.5
 nodes: {directory: shared, at_most: 3, health: {command: "true", timeout: 5s, when: [start]}}
 guard:
   poll: 2s

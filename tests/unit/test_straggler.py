@@ -129,6 +129,26 @@ def test_it_is_told_no_more_when_it_is_as_fast_as_the_others_again() -> None:
     assert sum(before != after for before, after in pairwise(told)) == 2
 
 
+@pytest.mark.parametrize("ages", [(0.0, 0.9), (0.9, 0.0), (0.1, 0.6), (0.3, 2.4)])
+def test_a_slow_rank_is_named_as_soon_where_the_reports_of_two_nodes_are_of_different_age(
+    ages: tuple[float, float],
+) -> None:
+    """Looks, reports and steps of 2.3 s keep time with each other: always the same half of the ranks is a step behind."""
+    training, detector, named = Training(8, slow(6, 2.0, 0.0), before=True, spins=True), StragglerDetector(), 0.0
+    training.takes = lambda rank, step: 2.3 if rank == 6 else 1.15
+    reports: list[list[RankState]] = []
+    for tenth in range(1500):
+        now = tenth / 10
+        reports.append(training.states(now))
+        if tenth % 10 == 0 and tenth >= 30:
+            found = [reports[tenth - round(10 * ages[rank // 4])][rank] for rank in range(8)]
+            detector.look(found, now)
+            named = named or (now if detector.found(now, NOW) is not None else 0.0)
+    last = detector.found(150.0, NOW)
+    assert last is not None and last.ranks == (6,) and 0.4 < last.cost < 0.6
+    assert named < 110
+
+
 def test_two_ranks_are_too_few_to_tell() -> None:
     assert watched(Training(2, slow(1, 3.0), before=True)) is None
 
