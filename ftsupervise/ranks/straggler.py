@@ -204,9 +204,15 @@ def _judged(ranks: dict[int, _Sums], looks: int, steps: int, least: float) -> _B
 def _slowest(
     ranks: dict[int, _Sums], shares: dict[int, float], suspects: set[int], least: float, how: str
 ) -> _BlockVerdict | None:
-    """Return the one suspect, or those of one node: a tenth of all ranks at most. Many that are slow are not stragglers."""
-    if not suspects or len({ranks[one].node for one in suspects}) > 1 or len(suspects) > max(1, len(ranks) // 10):
+    """Return the one suspect, or those of one node: a tenth of all ranks at most. Many that are slow are not stragglers, unless
+    one is it twice as much as any other: in a broadcast, some wait for the slow one and come late too."""
+    if not suspects:
         return None
+    if len({ranks[one].node for one in suspects}) > 1 or len(suspects) > max(1, len(ranks) // 10):
+        worst = max(suspects, key=lambda one: shares[one])
+        if shares[worst] < 2 * max(share for rank, share in shares.items() if rank != worst):
+            return None
+        suspects = {worst}
     others = max(share for rank, share in shares.items() if rank not in suspects)
     cost = max(shares[one] for one in suspects) - max(0.0, others)
     return _BlockVerdict(frozenset(suspects), ranks[next(iter(suspects))].node, cost, how) if cost >= least else None

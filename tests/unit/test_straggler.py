@@ -105,6 +105,14 @@ def test_half_of_the_ranks_are_not_stragglers() -> None:
     assert watched(Training(8, takes, before=True), minutes=6) is None
 
 
+def test_a_rank_that_waits_for_the_slow_one_in_a_broadcast_and_comes_late_as_well_hides_it_not() -> None:
+    takes = lambda rank, step: {6: 2.0, 7: 1.2}.get(rank, 1.0)  # noqa: E731
+    found = watched(Training(8, takes, before=True, spins=True), minutes=3)
+    assert found is not None and found.ranks == (6,) and 0.35 < found.cost < 0.45
+    two = lambda rank, step: {6: 2.0, 7: 1.8}.get(rank, 1.0)  # noqa: E731
+    assert watched(Training(8, two, before=True, spins=True), minutes=6) is None
+
+
 @pytest.mark.parametrize("phase", ["save", "eval"])
 def test_a_phase_of_one_rank_counts_for_none(phase: str) -> None:
     """Rank 0 saves for half of the time, and the others wait for it."""
