@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from ftsupervise.probe import Probe
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.truth import Health
 from ftsupervise.watch import Look
+from ftsupervise.watch.watchdogs.disk import check
 from ftsupervise.watch.watchdogs.disk_space import (
     Figures,
     Level,
@@ -152,3 +154,20 @@ def test_a_quota_whose_grace_is_over_is_not_fine_however_much_is_left_to_the_har
 def test_an_empty_or_odd_answer_is_a_sentence_not_a_crash(text: str) -> None:
     with pytest.raises(ValueError, match="does not match"):
         parse_quota(text, Quota.model_validate({"command": ("lfs",), "format": "lfs"}))
+
+
+@pytest.mark.parametrize(("critical", "health"), [({}, Health.OK), ({"left": "6h"}, Health.BAD)])
+def test_a_limit_that_is_off_is_off_at_its_critical_value_too(
+    tmp_path: Path, critical: dict[str, str], health: Health
+) -> None:
+    """In the month in an hour a person was paged for a forecast that the settings had switched off."""
+    found, now = os.statvfs(tmp_path), datetime.now(timezone.utc)
+    used = float((found.f_blocks - found.f_bfree) * found.f_frsize)
+    each = found.f_bavail * found.f_frsize / 12  # full in two hours
+    samples = [(now.timestamp() - 600 * n, used - each * n) for n in range(12, 0, -1)]
+    disk = Disk.model_validate({"left": None, "used": None, "inodes": None, "checkpoints": None, "critical": critical})
+    with Probe(notes=tmp_path / "notes" / "probe", bound=60) as probe:
+        run = Run(name="r", run_dir=tmp_path, launch=Launch(command="a"))
+        look = Look(run, RunDir(tmp_path), now, (), {str(tmp_path): {"samples": samples}}, probe=probe, watchdog="disk")
+        by_name = {one.subject.rpartition(" ")[2]: one for one in check(look, (disk,))}
+    assert by_name["forecast"].health is health, by_name["forecast"].summary

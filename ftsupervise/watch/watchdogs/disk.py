@@ -114,6 +114,12 @@ def check(look: Look, settings: tuple[Settings, ...]) -> Iterator[Finding]:
             yield from check_quota(look, one, path, memory.setdefault("quota", {}))
 
 
+def _worse(of: Settings, name: str) -> Any:
+    """Return a critical limit. Where the limit itself is off, so is a critical one that nobody has set."""
+    off = getattr(of, name) is None and name not in of.critical.model_fields_set
+    return None if off else getattr(of.critical, name)
+
+
 class Limit(NamedTuple):
     """A value and its limits. ``rising``: large values are bad."""
 
@@ -225,11 +231,11 @@ class WatchedPath:
         return found
 
     def _space(self, rest: Left, late: str) -> Finding:
-        of, critical = self.settings, self.settings.critical
+        of = self.settings
         found = self._level(
             "space",
-            Limit(rest.free, of.free, critical.free, False, 0.05 * (of.free or 0)),
-            Limit(rest.used, of.used, critical.used, True, 0.02),
+            Limit(rest.free, of.free, _worse(of, "free"), False, 0.05 * (of.free or 0)),
+            Limit(rest.used, of.used, _worse(of, "used"), True, 0.02),
         )
         usable = f" of the usable {of.usable:.0%}" if of.usable < 1 else ""
         limits = [f"{show_size(of.free)} free"] if of.free is not None else []
@@ -242,7 +248,7 @@ class WatchedPath:
 
     def _inodes(self, used: float, space: Space) -> Finding:
         warning = self.settings.inodes
-        found = self._level("inodes", Limit(used, warning, self.settings.critical.inodes, True, 0.02))
+        found = self._level("inodes", Limit(used, warning, _worse(self.settings, "inodes"), True, 0.02))
         text = f"{self.path}: {space.inodes_free} of {space.inodes} inodes left ({used:.1%} used)"
         limit = f"{warning:.0%}" if warning is not None else ""
         return self.finding("inodes", found, text, value=f"{used:.1%} used", limit=limit)
@@ -260,17 +266,18 @@ class WatchedPath:
             yield self.finding("forecast", self._level("forecast"), f"{self.path} is not filling up")
 
     def _forecast_finding(self, ahead: Forecast, size: float | None) -> Finding:
-        of, critical = self.settings, self.settings.critical
+        of = self.settings
         words, limits, shown = [], [], []
         if ahead.seconds is not None:
             warning = of.left.total_seconds() if of.left is not None else None
-            worse = critical.left.total_seconds() if critical.left is not None else None
+            worse = _worse(of, "left")
+            worse = worse.total_seconds() if worse is not None else None
             limits.append(Limit(ahead.seconds, warning, worse, False, 0.2 * (warning or 0)))
             rate = f"{show_size(ahead.rate * 86_400)} a day ({ahead.grounds})"
             words.append(f"full in {show_duration(ahead.seconds)} at {rate}")
             shown += [show_duration(warning)] if warning is not None else []
         if ahead.checkpoints is not None and size:
-            limits.append(Limit(ahead.checkpoints, of.checkpoints, critical.checkpoints, False, 1))
+            limits.append(Limit(ahead.checkpoints, of.checkpoints, _worse(of, "checkpoints"), False, 1))
             words.append(f"room for {count(ahead.checkpoints, 'checkpoint')} of {show_size(size)}")
             shown += [f"{of.checkpoints} checkpoints"] if of.checkpoints is not None else []
         found = self._level("forecast", *limits)
