@@ -64,8 +64,8 @@ def set_aside(checkpoint: Path, reason: str, at: datetime, *, area: Path | None 
         raise PermissionError(errno.EPERM, f"{link}, so it is not followed", str(checkpoint))
     quarantine = _place_for(checkpoint)
     make_folder(quarantine)
-    with held_to_write(quarantine) as into:
-        here = checkpoint
+    with held_to_write(checkpoint.parent) as beside, held_to_write(quarantine) as into:
+        here = beside / checkpoint.name
         if area is not None:
             here = area / f"{fence.ASIDE}{checkpoint.name}"
             _move(checkpoint, here, area)
@@ -78,7 +78,7 @@ def set_aside(checkpoint: Path, reason: str, at: datetime, *, area: Path | None 
         if not of_its_own:
             write_json(_page_beside(target), page)
         sync_directory(into)
-        sync_directory(checkpoint.parent)
+        sync_directory(beside)
     return quarantine / target.name
 
 

@@ -81,6 +81,7 @@ def _refuse_with_jobs(name: str, root: Path) -> None:
 
 def _forget(name: str, root: Path) -> None:
     from ftsupervise.errors import from_os_error
+    from ftsupervise.host.ownership import remove_entry
     from ftsupervise.rundir import pinned
     from ftsupervise.rundir.paths import state_dir
     from ftsupervise.watch.checks import journals_of
@@ -88,7 +89,7 @@ def _forget(name: str, root: Path) -> None:
     state = state_dir()
     try:
         if "/" not in name and (state / "runs" / name).is_symlink():
-            (state / "runs" / name).unlink()
+            remove_entry(state / "runs" / name)
         pinned.forget(state, root)
         for journal in journals_of(root, state):
             shutil.rmtree(journal, ignore_errors=True)

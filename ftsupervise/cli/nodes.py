@@ -212,8 +212,10 @@ def _undo(rundir: RunDir, names: str, shared: bool) -> str:
 def _mark(
     word: str, names: str, run: str | None, reason: str, shared: bool, now: datetime, until: datetime | None
 ) -> RunDir:
+    from contextlib import nullcontext
+
     from ftsupervise.errors import from_os_error
-    from ftsupervise.nodes.incidents import set_override
+    from ftsupervise.nodes.incidents import held_shared, set_override
     from ftsupervise.nodes.judging import of_run_dir
 
     wanted = _names(names)
@@ -224,11 +226,12 @@ def _mark(
             f"{rundir.root.name} shares nothing", hint="set nodes.directory in ftsupervise.yaml, and launch"
         )
     place = places[-1] if shared else places[0]
-    for node in wanted:
-        try:
-            set_override(place, word, node, who=shown_user(), why=reason, now=now, until=until)
-        except OSError as error:
-            raise from_os_error(error, f"write {place / word / node}") from None
+    try:
+        with held_shared(place, make=True) if shared else nullcontext(place) as here:
+            for node in wanted:
+                set_override(here, word, node, who=shown_user(), why=reason, now=now, until=until)
+    except OSError as error:
+        raise from_os_error(error, f"write {place / word / node}") from None
     return rundir
 
 

@@ -10,7 +10,10 @@ import errno
 import os
 import stat
 from collections.abc import Iterable
+from contextlib import suppress
 from itertools import islice
+
+from ftsupervise.host.links import judge
 
 TEMPORARY = ".tmp-"  # what the name of a temporary file begins with
 NO_ROOM = 65_536  # bytes: where less is left on a disk, not even a page of ours is sure to fit
@@ -35,10 +38,18 @@ def create_temporary(
 def create_new(path: str | os.PathLike[str], mode: int = 0o644, *, read: bool = False, append: bool = False) -> int:
     """Make the file ``path`` and return its descriptor, open for writing. ``mode`` is cut by the umask.
 
-    Raises OSError: EEXIST whatever lies there already, a link too.
+    Raises OSError: EEXIST whatever lies there already, a link too; EPERM for a stranger's link on the way (``links.py``).
     """
     flags = (os.O_RDWR if read else os.O_WRONLY) | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    return os.open(path, flags | (os.O_APPEND if append else 0), mode)
+    fd = os.open(path, flags | (os.O_APPEND if append else 0), mode)
+    try:
+        judge(fd, path)
+    except OSError:
+        with suppress(OSError):
+            os.unlink(os.readlink(f"/proc/self/fd/{fd}"))  # noqa: PTH115 - where it was made
+        os.close(fd)
+        raise
+    return fd
 
 
 def open_append(path: str | os.PathLike[str], mode: int = 0o644) -> int:
@@ -47,9 +58,15 @@ def open_append(path: str | os.PathLike[str], mode: int = 0o644) -> int:
     Raises OSError: ELOOP for a symbolic link, EINVAL for another kind of file, EPERM for a file of another account or
     with a second hard link, which may be any file of ours.
     """
-    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+    flags = os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
     try:
-        fd = os.open(path, flags, mode)
+        try:
+            fd = os.open(path, flags)
+        except FileNotFoundError:
+            try:
+                return create_new(path, mode, append=True)
+            except FileExistsError:  # another process was faster
+                fd = os.open(path, flags)
     except OSError as error:
         if error.errno == errno.ENXIO:  # a FIFO without a reader
             raise OSError(errno.EINVAL, "not a regular file", os.fspath(path)) from None
@@ -61,7 +78,12 @@ def open_append(path: str | os.PathLike[str], mode: int = 0o644) -> int:
     if found.st_uid not in (os.geteuid(), 0) or found.st_nlink != 1:
         os.close(fd)
         raise OSError(errno.EPERM, "another user's file, or a file with a second hard link", os.fspath(path))
-    os.set_blocking(fd, True)
+    try:
+        judge(fd, path)
+        os.set_blocking(fd, True)
+    except OSError:
+        os.close(fd)
+        raise
     return fd
 
 
@@ -88,13 +110,19 @@ def odd_kind(path: str | os.PathLike[str]) -> str:
 def open_regular(path: str | os.PathLike[str], *, follow: bool = False, dir_fd: int | None = None) -> int:
     """Return a descriptor to read the regular file ``path``. Never waits for a FIFO.
 
-    Raises OSError: ELOOP for a symbolic link unless ``follow``, EINVAL for a FIFO, a folder or a device.
+    Raises OSError: ELOOP for a symbolic link unless ``follow``, EINVAL for a FIFO, a folder or a device, EPERM for a stranger's
+    link on the way (``links.py``). ``follow``: the caller has judged the way. ``dir_fd``: the open folder in which it lies.
     """
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW)
     fd = os.open(path, flags, dir_fd=dir_fd)
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
+    try:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise OSError(errno.EINVAL, "not a regular file", os.fspath(path))
+        if not follow and dir_fd is None:
+            judge(fd, path)
+    except OSError:
         os.close(fd)
-        raise OSError(errno.EINVAL, "not a regular file", os.fspath(path))
+        raise
     return fd
 
 

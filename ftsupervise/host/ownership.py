@@ -16,41 +16,19 @@ import stat
 import struct
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
 from ftsupervise.errors import NotPermitted
 from ftsupervise.host import files
+from ftsupervise.host.links import LINKS, LinkOfStranger, Make, descend, from_the_root
+from ftsupervise.host.links import shown_user as shown_user
+from ftsupervise.host.links import user_name as user_name
 from ftsupervise.printable import to_type
 
 # Accounts and groups by their names; never by LOGNAME or USER, which anybody can set.
 #
 # The modules ``pwd`` and ``grp`` are loaded when they are needed, not by a start.
-
-
-def user_name(uid: int | None = None) -> str:
-    """Return the name of an account, of this one without ``uid``; where it has none its number, as Slurm prints it."""
-    uid = os.geteuid() if uid is None else uid
-    try:
-        return _name_of(uid)
-    except KeyError:  # an account of a container, or one that was removed
-        return str(uid)
-
-
-@cache
-def _name_of(uid: int) -> str:
-    """Return the name of an account, asked for once: a tick needs it several times for each run, and a server may have to be
-    asked. Raises KeyError, each time anew."""
-    import pwd
-
-    return pwd.getpwuid(uid).pw_name
-
-
-def shown_user(uid: int | None = None) -> str:
-    """Return ``user_name`` for a sentence: "uid 1234" where the account has no name."""
-    name = user_name(uid)
-    return f"uid {name}" if name.isdigit() else name
 
 
 def user_id(name: str) -> int | None:
@@ -88,7 +66,6 @@ _ACL, _PASSED_ON = "system.posix_acl_access", "system.posix_acl_default"
 _NO_LIST = (errno.ENODATA, errno.EOPNOTSUPP)  # there is none, or the file system has none
 # the tags of acl(5): its group, the most, accounts and groups
 ACL_GROUP, ACL_MASK, ACL_NAMED = 0x04, 0x10, (0x02, 0x08)
-_LINKS = 40  # as many as the kernel follows
 LIMIT = 4_000_000  # bytes read of a file that is believed
 
 
@@ -192,14 +169,12 @@ def _route(path: str) -> Iterator[tuple[str, os.stat_result]]:
             at = here
             continue
         links += 1
-        if links > _LINKS:
+        if links > LINKS:
             raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
         target = os.readlink(here)  # noqa: PTH115
         at = "/" if target.startswith("/") else at
         left += reversed(target.split("/"))
 
-
-Make = Callable[[str, int], object]  # of a folder: its name, and the open one that it is made in
 
 # The path that is really used: what deletes, copies or overwrites opens its folder once, by ``held``, and works in that one.
 
@@ -212,7 +187,7 @@ def held(folder: str | os.PathLike[str], make: Make | None = None) -> Iterator[P
     in an open one. Raises NotTrusted, OSError, which names the folder as it was given.
     """
     try:
-        at = _descend(os.path.abspath(folder), make=make)  # noqa: PTH100 - links are followed one by one
+        at = _descend(from_the_root(folder), make)
     except OSError as error:  # which names one part of the way alone
         error.filename = os.fspath(folder)
         raise
@@ -249,7 +224,7 @@ def open_judged(path: str | os.PathLike[str]) -> int:
     Raises NotTrusted, and OSError as ``files.open_regular`` does, which names the file as it was given.
     """
     try:
-        at = _descend(os.path.abspath(path))  # noqa: PTH100 - links are followed one by one
+        at = _descend(from_the_root(path))
         try:
             return files.open_regular(f"/proc/self/fd/{at}", follow=True)
         finally:
@@ -276,7 +251,7 @@ def strangers_link(path: str | os.PathLike[str]) -> str:
     goes. Raises OSError.
     """
     try:
-        os.close(_descend(os.path.abspath(path)))  # noqa: PTH100 - links are followed one by one
+        os.close(_descend(from_the_root(path)))
     except (FileNotFoundError, NotADirectoryError):
         return ""
     except StrangersLink as error:
@@ -287,7 +262,7 @@ def strangers_link(path: str | os.PathLike[str]) -> str:
 def refuse_link(path: str | os.PathLike[str]) -> None:
     """Raise NotTrusted where ``strangers_link`` finds one. Raises OSError."""
     try:
-        os.close(_descend(os.path.abspath(path)))  # noqa: PTH100 - links are followed one by one
+        os.close(_descend(from_the_root(path)))
     except (FileNotFoundError, NotADirectoryError):
         return
 
@@ -320,48 +295,12 @@ class StrangersLink(NotTrusted):
         return type(self), (self.clause, self.link)
 
 
-def _descend(path: str, at: int | None = None, above: str = "", left: int = _LINKS, *, make: Make | None = None) -> int:
-    """Open ``path`` (O_PATH), component by component, each below the one that is open. Raises NotTrusted, OSError."""
-    only = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
-    above = "" if path.startswith("/") else above
-    here = os.open("/" if at is None or path.startswith("/") else ".", only | os.O_DIRECTORY, dir_fd=at)
+def _descend(path: str, make: Make | None = None) -> int:
+    """Do as ``links.descend``, whose error is a NotTrusted here. Raises NotTrusted, OSError."""
     try:
-        for part in path.split("/"):
-            if part in ("", "."):
-                continue
-            try:
-                inner = os.open(part, only | os.O_DIRECTORY, dir_fd=here)  # mounts what is mounted on demand
-            except NotADirectoryError:
-                inner = os.open(part, only, dir_fd=here)
-            except FileNotFoundError:
-                if make is None:
-                    raise
-                make(part, here)
-                inner = os.open(part, only | os.O_DIRECTORY, dir_fd=here)
-            if stat.S_ISLNK(os.fstat(inner).st_mode):
-                inner = _followed(inner, here, f"{above}/{part}", left)
-            os.close(here)
-            here, above = inner, f"{above}/{part}"
-    except BaseException:
-        os.close(here)
-        raise
-    return here
-
-
-def _followed(link: int, at: int, name: str, left: int) -> int:
-    """Return what the open ``link`` in the folder ``at`` leads to, open; ``link`` is closed."""
-    try:
-        if not left:
-            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), name)
-        target = _descend(os.readlink("", dir_fd=link), at, os.path.dirname(name), left - 1)  # noqa: PTH120
-        maker, owner = os.fstat(link).st_uid, os.fstat(target).st_uid
-        if maker not in (os.geteuid(), 0, owner):
-            os.close(target)
-            clause = f"{name} is a link of {shown_user(maker)} to what belongs to {shown_user(owner)}"
-            raise StrangersLink(clause, name)
-        return target
-    finally:
-        os.close(link)
+        return descend(path, make=make)
+    except LinkOfStranger as error:
+        raise StrangersLink(error.clause, error.link) from None
 
 
 def _harmless_group(found: os.stat_result, path: str | os.PathLike[str]) -> bool:
@@ -562,6 +501,17 @@ def stranger(folder: os.stat_result, page: os.stat_result, accounts: Collection[
     return ""
 
 
+def distrust_shared(folder: os.stat_result, path: str | os.PathLike[str]) -> str:
+    """Return why a folder that several accounts fill is no place to read or write for this one, as a clause; "" when it is: its
+    owner is this account or root, or shares it with a group that both are in."""
+    if folder.st_uid in (0, os.geteuid()):
+        return ""
+    both = folder.st_gid in (os.getegid(), *os.getgroups()) and in_group(folder.st_uid, folder.st_gid)
+    if is_shared(folder) and both:
+        return ""
+    return f"{os.fspath(path)} belongs to {shown_user(folder.st_uid)}, who shares it with no group of yours"
+
+
 def may_be_changed(folder: os.stat_result, page: os.stat_result, path: str | os.PathLike[str]) -> str:
     """Return a clause that says who else may write ``page`` than the accounts trusted in ``folder``; "" when no one may."""
     return distrust(page, path, accounts=(page.st_uid,), group=folder.st_gid if is_shared(folder) else None)
@@ -682,7 +632,7 @@ def make_like(folder: Path, source: Reach) -> None:
     if folder.is_dir():
         return
     try:
-        folder.mkdir(mode=OWN)
+        _mkdir(folder, OWN)
     except FileNotFoundError:
         if folder.parent == folder:
             raise
@@ -742,10 +692,40 @@ def make_own(folder: Path) -> None:
     make_folder(folder, OWN)
 
 
+def _mkdir(folder: Path, mode: int) -> None:
+    """Make it where no stranger's link leads. Raises OSError, which names the folder."""
+    with _above(folder) as at:
+        os.mkdir(folder.name, mode, dir_fd=at)
+
+
+def remove_entry(path: Path) -> bool:
+    """Remove a file or a link where no stranger's link leads; False where there is none. Raises OSError, which names it."""
+    try:
+        with _above(path) as at:
+            os.unlink(path.name, dir_fd=at)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+@contextmanager
+def _above(path: Path) -> Iterator[int]:
+    """Open the folder in which it lies."""
+    try:
+        at = descend(from_the_root(path.parent))
+        try:
+            yield at
+        finally:
+            os.close(at)
+    except OSError as error:
+        error.filename = os.fspath(path)
+        raise
+
+
 def claim_folder(folder: Path, mode: int | None = None) -> None:
     """Make ``folder``, for one caller only: FileExistsError for all others. Without ``mode`` it is shared as its parent is."""
     wanted = mode_inside(folder.parent) if mode is None else mode
-    folder.mkdir(mode=wanted & FOLDER)  # never more than that, not for a moment
+    _mkdir(folder, wanted & FOLDER)  # never more than that, not for a moment
     try:
         set_mode(folder, wanted)
     except (FileNotFoundError, NotADirectoryError):  # ours, and already renamed by another process
@@ -764,7 +744,7 @@ def make_root(folder: Path) -> bool:
         return False
     make_folder(folder.parent, FOLDER, parents=True)
     try:
-        folder.mkdir(mode=FOLDER)
+        _mkdir(folder, FOLDER)
     except FileExistsError:
         if not folder.is_dir():
             raise

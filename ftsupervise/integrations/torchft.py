@@ -22,6 +22,7 @@ import sys
 import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from datetime import timedelta
 from importlib import import_module
 from math import ceil, inf
@@ -55,6 +56,8 @@ from ftsupervise.integrations.torchft_mended import (
     torchft,
 )
 from ftsupervise.integrations.torchft_silence import ENV_GLOO, GroupNetwork
+from ftsupervise.printable import printable
+from ftsupervise.replicas.sources import ManagerPage, managers, write_manager
 from ftsupervise.replicas.stalls import write_seen
 from ftsupervise.replicas.table import leaves
 from ftsupervise.rundir.switches import KILL, read_switch
@@ -184,6 +187,9 @@ class ReplicaManager(MendedManager):
                 timedelta(seconds=seconds.manager),
                 timedelta(seconds=seconds.manager / _SILENCE),
             ),
+        )
+        self._sources = WeightSources(
+            self._place, self._store.get(torchft.manager.MANAGER_ADDR_KEY).decode(), self.start_id
         )
         for name, one in state.items():
             self.register_state_dict_fn(name, *functions_of(name, one))
@@ -360,8 +366,9 @@ class ReplicaManager(MendedManager):
         return bool(why)
 
     def _doubts(self, quorum: Any) -> bool:
-        """A step that no group can have made is not believed: this group waits until the one that tells it is gone."""
-        why = self._doubt.of(told_by(quorum), _clock())
+        """A step that no group can have made is not believed, and weights are taken from no stranger: this group waits until
+        that one is gone."""
+        why = self._doubt.of(told_by(quorum), _clock()) or self._sources.doubt(quorum)
         if why:
             self._voice.once(why)
         return bool(why)
@@ -385,6 +392,32 @@ class ReplicaManager(MendedManager):
 
     def _device(self) -> str:
         return "cuda" if "nccl" in self._pg.getBackendName() else "cpu"
+
+
+class WeightSources:
+    """It knows whose weights this group may take: those of a manager that a start of a group of this run has written down.
+    Outside of a run of ours that is everybody. ``address``: of this group's manager; ``start``: its name at the lighthouse."""
+
+    def __init__(self, place: RankContext, address: str, start: str) -> None:
+        self._group, self._known = place.rundir, frozenset({address})
+        folder = place.attempt_dir if place.rank == 0 else None
+        if folder is not None:
+            with suppress(OSError):  # who comes back copies from another group then
+                in_time(lambda: write_manager(folder, ManagerPage(address, start)), _LOOK)
+
+    def doubt(self, quorum: Any) -> str:
+        """Say why the weights that this quorum has it copy are not taken; "" where they are, or where it copies none."""
+        source, group = str(quorum.recover_src_manager_address), self._group
+        if not quorum.heal or group is None or source in self._known:
+            return ""
+        with suppress(OSError):  # not known: the next look comes in a second
+            self._known |= in_time(lambda: managers(group), _LOOK) or frozenset()
+        if source in self._known:
+            return ""
+        return (
+            f"the weights are to come from {printable(source, 200)}, where no group of this run has written that it is: they "
+            "are not taken, and the step waits until that one is gone"
+        )
 
 
 class StallSight:

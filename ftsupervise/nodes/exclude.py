@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 from ftsupervise.errors import Error, SchedulerUnavailable
-from ftsupervise.host.ownership import stranger
+from ftsupervise.host.ownership import remove_entry, stranger
 from ftsupervise.hostlist import compress_hostlist, expand_hostlist
 from ftsupervise.model import Job
 from ftsupervise.nodes import incidents
@@ -225,7 +225,7 @@ def write_exclusions(place: Path, job: str, nodes: Iterable[str]) -> None:
     if ours:
         write_json(path, ExclusionPage(tuple(ours)))
     else:
-        path.unlink(missing_ok=True)
+        remove_entry(path)
 
 
 class ExclusionLedger:

@@ -15,14 +15,24 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import datetime, timedelta
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
-from ftsupervise.host.ownership import FOLDER, NotTrusted, distrust_in, held, make_folder, may_be_changed, stranger
-from ftsupervise.printable import printable
+from ftsupervise.host.ownership import (
+    FOLDER,
+    NotTrusted,
+    distrust_in,
+    distrust_shared,
+    held,
+    make_folder,
+    may_be_changed,
+    stranger,
+)
+from ftsupervise.printable import printable, to_type
 from ftsupervise.rundir.paths import sync_directory
 from ftsupervise.rundir.records import as_text, decode, read_json, read_record, time_of, write_json
 
@@ -101,10 +111,40 @@ def read(places: Sequence[Path]) -> NodeHistory:
     return NodeHistory(tuple(incidents), tuple(marks), tuple(problems))
 
 
+def read_shared(place: Path) -> NodeHistory:
+    """Do as ``read`` for a list that several runs share: whoever has made it is not believed for having made it."""
+    try:
+        with held_shared(place) as here:
+            found = read([here])
+    except FileNotFoundError:
+        return NodeHistory()
+    except OSError as error:
+        return NodeHistory(problems=(f"{place} cannot be read: {error.strerror}",))
+    except NotTrusted as error:
+        return NodeHistory(problems=(f"{place} is left out: {error.message}",))
+    marks = tuple(one._replace(place=f"{place}") for one in found.overrides)
+    return NodeHistory(found.incidents, marks, tuple(one.replace(f"{here}", f"{place}") for one in found.problems))
+
+
+@contextmanager
+def held_shared(place: Path, *, make: bool = False) -> Iterator[Path]:
+    """Do as ``held`` for a list that several runs share, which ``make`` makes. Raises NotTrusted too where it is another
+    account's, who does not share it with this one."""
+    if make:
+        make_folder(place, FOLDER, parents=True)
+    with held(place) as here:
+        if reason := distrust_shared(here.stat(), place):
+            raise NotTrusted(reason, hint=f"look at it: ls -ld {to_type(place)}")
+        yield here
+
+
 def _listed(folder: Path, problems: list[str]) -> list[tuple[Path, os.stat_result]]:
     """Return the files of ``folder``, each with the stat of the folder; only some of them where there are too many."""
     try:
         whose = folder.stat()
+        if reason := stranger(folder.parent.stat(), whose):
+            problems.append(f"{folder}: {reason}; nothing in it is obeyed")
+            return []
         with os.scandir(folder) as entries:
             names = [entry.name for entry in islice(entries, _FILES + 1) if not entry.name.startswith(".")]
     except FileNotFoundError:
@@ -179,6 +219,15 @@ class IncidentLog:
             except NotTrusted as error:
                 problems.append(f"nothing is written into {place}: {error}")
         return tuple(problems)
+
+    def write_shared(self, place: Path) -> tuple[str, ...]:
+        """Do as ``write``, for a list that several runs share."""
+        try:
+            with held_shared(place, make=True) as here:
+                return tuple(one.replace(f"{here}", f"{place}") for one in self.write([here]))
+        except (OSError, NotTrusted) as error:
+            reason = error.strerror if isinstance(error, OSError) else error.message
+            return (f"nothing is written into {place}: {reason}",)
 
 
 def folder(place: Path, word: str) -> Path:

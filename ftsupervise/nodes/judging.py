@@ -339,8 +339,8 @@ def _section(rundir: RunDir, name: str) -> dict[str, Any]:
 def _answer() -> None:
     """Answer as the child of ``read_bounded``, whose request comes as its input."""
     log, place = pickle.loads(base64.b64decode(sys.stdin.read()))
-    unwritten = log.write([place]) if log else ()
-    sys.stdout.write(_MARK + base64.b64encode(pickle.dumps((unwritten, incidents.read([place])))).decode() + " ")
+    unwritten = log.write_shared(place) if log else ()
+    sys.stdout.write(_MARK + base64.b64encode(pickle.dumps((unwritten, incidents.read_shared(place)))).decode() + " ")
 
 
 if __name__ == "__main__":

@@ -31,6 +31,7 @@ from ftsupervise.replicas.lighthouse import LighthousePlace, SupervisedLighthous
 from ftsupervise.replicas.members import LiarWatch, LighthousePage, StoreWatch, SuspectMember, SuspectWatch
 from ftsupervise.replicas.options import GroupOptions
 from ftsupervise.replicas.process import STOPPED_FOR, GroupProcess, log_name
+from ftsupervise.replicas.sources import pages_of
 from ftsupervise.replicas.stalls import StallBook
 from ftsupervise.replicas.table import (
     GroupState,
@@ -84,6 +85,7 @@ class GroupLighthouse(SupervisedLighthouse):
         self.start()
         self.liars: Mapping[str, SuspectMember] = {}  # groups that report steps which no group can have made
         self._suspects, self._liars = SuspectWatch(), LiarWatch()
+        self._rundir, self._own = asked.rundir, dict[str, bool]()
         names = [LOOPBACK, os.uname().nodename, *allocation.nodes, *map(allocation.address, allocation.nodes)]
         self._stores = StoreWatch(self.page, names)
         area = env.get(ENV_AREA)
@@ -99,10 +101,24 @@ class GroupLighthouse(SupervisedLighthouse):
         now, heartbeat = time.monotonic(), 2 * self.place.timeouts.heartbeat
         for one in self._suspects.news(now, page, steps, heartbeat, self._stores.silent):
             self._say(one.words)
-        before, self.liars = self.liars, self._liars.after(now, page, steps, heartbeat, self.place.least)
+        before, sure = self.liars, self._liars.after(now, page, steps, heartbeat, self.place.least)
+        self.liars = {name: liar for name, liar in sure.items() if before.get(name) == liar or self._is_own(name, liar)}
         for name, liar in self.liars.items():
             if name not in before:
                 self._say(f"{liar.words}: {name} is ended and started again")
+
+    def _is_own(self, name: str, liar: SuspectMember) -> bool:
+        """Is it a start of this group, or does a stranger call himself so? The answer stays: nothing is read twice for one."""
+        if liar.replica not in self._own:
+            with suppress(OSError):
+                pages = in_time(lambda: pages_of(self._rundir.group(name)), _LOOK)
+                if pages is not None:
+                    self._own[liar.replica] = any(page.start == liar.replica for page in pages)
+            if self._own.get(liar.replica) is False:
+                self._say(
+                    f"{liar.words}, by the name {liar.replica}, which is none of the group's: nobody is ended for it"
+                )
+        return self._own.get(liar.replica, False)
 
     def stop(self) -> None:
         self._stores.close()
@@ -113,6 +129,7 @@ class GroupLighthouse(SupervisedLighthouse):
 # ------------------------------------------------------------------------------------------
 
 
+_LOOK = 1.0  # seconds for a look at what the starts of a group have written
 _NODES_EVERY = 5.0  # seconds between two looks at the nodes
 _WRITES = 5.0  # seconds for a page to be written
 _NAMED = 4  # processes

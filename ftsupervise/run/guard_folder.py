@@ -31,7 +31,7 @@ _PACKAGE = Path(__file__).parents[1]
 ROOMS = ("checkpoints", "guard", "host", "integrations", "rundir", "snapshots", "warm")
 PARTS = (
     *("config/__init__.py", "config/supervisor.py", "ranks/__init__.py", "ranks/shm_dir.py", "scheduler/__init__.py"),
-    *(f"replicas/{name}.py" for name in ("__init__", "bounds", "members", "stalls", "table")),
+    *(f"replicas/{name}.py" for name in ("__init__", "bounds", "members", "sources", "stalls", "table")),
 )
 _BY_PATH = "guard/by_path.py"
 _WITHIN = 60.0  # seconds for the copy, on a file system that may hang

@@ -9,6 +9,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Annotated, NamedTuple, TypeVar
 
+from ftsupervise.host.ownership import remove_entry
 from ftsupervise.model import Cause, Failure
 from ftsupervise.rundir.paths import NOT_FROM, RESUMED
 from ftsupervise.rundir.records import read_record, write_json
@@ -192,4 +193,4 @@ def write_page(folder: Path, page: object) -> None:
 
 def forget_page(kind: type[_Page], folder: Path) -> None:
     """Remove it: what it says does not hold any more. Raises OSError."""
-    (folder / NAMES[kind]).unlink(missing_ok=True)
+    remove_entry(folder / NAMES[kind])

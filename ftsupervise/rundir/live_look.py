@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Annotated, NamedTuple
 
 from ftsupervise.host import files
-from ftsupervise.host.ownership import distrust, make_folder
+from ftsupervise.host.ownership import distrust, make_folder, remove_entry
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.progress import ProgressPage
 from ftsupervise.rundir.records import EPOCH, read_record, write_json
@@ -73,7 +73,7 @@ def waits(attempt: Path) -> bool:
 
 def take_back(attempt: Path) -> None:
     """Remove a question that nobody has taken. Raises OSError."""
-    (attempt / ASKED).unlink(missing_ok=True)
+    remove_entry(attempt / ASKED)
 
 
 def take_question(attempt: Path) -> LiveQuestion | None:

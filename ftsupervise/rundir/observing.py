@@ -18,7 +18,7 @@ from time import monotonic
 from typing import Annotated, NamedTuple, Optional
 
 from ftsupervise.host.in_time import OneAtATime
-from ftsupervise.host.ownership import make_folder
+from ftsupervise.host.ownership import make_folder, remove_entry
 from ftsupervise.rundir.paths import RunDir, tell
 from ftsupervise.rundir.records import read_record, write_json
 from ftsupervise.truth import DECISIONS, OnlyTold
@@ -53,8 +53,7 @@ def write_observing(rundir: RunDir, of: Collection[str], *, who: str, now: datet
 
 def forget_observing(rundir: RunDir) -> None:
     """Let the settings of the launch count again. Raises OSError."""
-    with suppress(FileNotFoundError):
-        os.unlink(_switch(rundir))
+    remove_entry(_switch(rundir))
 
 
 def known(words: Collection[str]) -> tuple[str, ...]:

@@ -28,6 +28,7 @@ from ftsupervise.host.ownership import (
     make_own,
     open_above,
     read_trusted,
+    remove_entry,
     shown_user,
     strangers_link,
 )
@@ -203,7 +204,7 @@ def gone_for_good(state: Path, root: Path) -> bool:
 
 def forget(state: Path, root: Path) -> None:
     """Forget the run directory: nobody misses it any more. Raises OSError."""
-    page_of(state, root).unlink(missing_ok=True)
+    remove_entry(page_of(state, root))
 
 
 def noted(state: Path, root: Path) -> Pin | None:

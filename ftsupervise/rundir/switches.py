@@ -15,7 +15,7 @@ from typing import NamedTuple, TypeVar
 
 from ftsupervise.errors import from_os_error
 from ftsupervise.host import files
-from ftsupervise.host.ownership import held, in_group, shown_user
+from ftsupervise.host.ownership import held, in_group, remove_entry, shown_user
 from ftsupervise.rundir.paths import STOPPED, RunDir, sync_directory
 from ftsupervise.rundir.records import as_text, parse_object, read_record, time_of, write_json
 from ftsupervise.truth import Health, SwitchState
@@ -116,9 +116,7 @@ def raise_switch(rundir: RunDir, name: str, *, who: str, host: str, why: str, no
 
 def clear_switch(rundir: RunDir, name: str) -> bool:
     """Lower a switch; return False if it was not up. Raises OSError when it may not be removed."""
-    try:
-        os.unlink(rundir.switches / name)
-    except FileNotFoundError:
+    if not remove_entry(rundir.switches / name):
         return False
     sync_directory(rundir.switches)
     return True

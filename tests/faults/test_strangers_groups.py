@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import pwd
 import subprocess
+import traceback
 from collections.abc import Callable
 from datetime import datetime, timezone
 from pathlib import Path
@@ -21,7 +22,7 @@ from ftsupervise.checkpoints.stores import open_store
 from ftsupervise.checkpoints.written import keep
 from ftsupervise.errors import NotPermitted
 from ftsupervise.host import ownership
-from ftsupervise.nodes import incidents
+from ftsupervise.nodes import incidents, judging
 from ftsupervise.rundir import heartbeat_page
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.truth import LeftCheckpoint
@@ -266,6 +267,75 @@ def test_a_list_of_nodes_that_is_shared_leads_to_no_file_of_ones_own(desk: Desk)
     assert {one.name: one.read_text() for one in private.iterdir()} == dict.fromkeys(
         ("thesis.tex", "node-1", "cron-ab12-x"), "precious"
     )
+
+
+def forge(place: Path, group: int) -> None:
+    """A list that somebody has made, in which all nodes of ada's are bad."""
+    for word in incidents.WORDS:
+        (place / word).mkdir(parents=True)
+    (place / incidents.EXCLUDE / "node-1").touch()
+    bad = [incidents.Incident("node-2", "health", datetime.now(timezone.utc))] * 3
+    log = incidents.IncidentLog("forged")
+    log.add(bad)
+    assert log.write([place]) == ()
+    for one in (place, *place.iterdir()):
+        os.chown(one, -1, group)
+        one.chmod(0o2775 if group == PROJECT else 0o755)
+
+
+def bad_nodes(place: Path) -> list[str]:
+    """Which nodes are excluded by that list, as ada sees it: her processes are in the office, and in the project."""
+    here, there = os.pipe()
+    ownership.group_name(PROJECT)  # loads what ada may not read of this interpreter
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.setgid(OFFICE)
+            os.setgroups([PROJECT])
+            os.setuid(ADA.pw_uid)
+            found = judging.judge(incidents.read_shared(place), 9, datetime.now(timezone.utc))
+            os.write(there, " ".join(sorted(one.name for one in found if one.excluded)).encode())
+        except Exception:  # an empty answer is no answer of hers
+            traceback.print_exc()
+        finally:
+            os._exit(0)
+    os.waitpid(pid, 0)
+    os.close(there)
+    with open(here) as said:  # noqa: PTH123 - a pipe
+        return said.read().split()
+
+
+@pytest.mark.threat(
+    "Your settings name a list of nodes (`nodes.directory`) that is not there yet, or that lies where others may rename it. A "
+    "stranger makes a list of that name, in which all nodes are bad, so that no job of yours starts.",
+    "A list of another account is believed, and written, only where its owner shares it with a group that both of you are in.",
+)
+@pytest.mark.parametrize("exchanged", [False, True], ids=["made first", "exchanged"])
+def test_whoever_has_made_the_list_of_nodes_is_not_believed_for_that(
+    desk: Desk, tmp_path: Path, exchanged: bool
+) -> None:
+    place, nobody = desk.top / "nodes", pwd.getpwnam("nobody")
+    desk.top.chmod(0o777)
+    if exchanged:
+        place.mkdir()
+        assert as_one(nobody, lambda: place.rename(desk.top / "away"))
+    assert as_one(nobody, lambda: forge(place, nobody.pw_gid))
+    assert bad_nodes(place) == []
+    (problem,) = incidents.read_shared(place).problems
+    assert f"{place} belongs to nobody, who shares it with no group of yours" in problem
+    (problem,) = incidents.IncidentLog("ada").write_shared(place)
+    assert "belongs to nobody" in problem and os.listdir(place / incidents.INCIDENTS) == ["forged.json"]
+
+
+def test_the_list_of_a_colleague_who_shares_it_with_ones_group_counts(desk: Desk) -> None:
+    """The counter-test; and in it a folder of a stranger's does not."""
+    place, nobody = desk.top / "nodes", pwd.getpwnam("nobody")
+    desk.top.chmod(0o777)
+    assert as_one(EVE, lambda: forge(place, PROJECT))
+    assert bad_nodes(place) == ["node-1", "node-2"]
+    for one in (place / incidents.EXCLUDE, place / incidents.EXCLUDE / "node-1"):
+        os.chown(one, nobody.pw_uid, nobody.pw_gid)
+    assert bad_nodes(place) == ["node-2"]
 
 
 @pytest.mark.threat(

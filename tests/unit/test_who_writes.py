@@ -27,6 +27,7 @@ PACKAGE = Path(__file__).parents[2] / "ftsupervise"
 ROOMS = frozenset(
     (
         "host/files.py",
+        "host/links.py",
         "host/ownership.py",
         "host/memory.py",
         "rundir/paths.py",
@@ -105,7 +106,6 @@ PAST: dict[str, tuple[Past, ...]] = {
     "integrations/huggingface.py": (Past("throw_away", STAGED),),
     "launch/folders.py": (Past("_give", "gives a folder of this account's own to a group that the settings name"),),
     "launch/submit.py": (Past("register", STATE), Past("submit _claim", RUN)),
-    "nodes/exclude.py": (Past("write_exclusions", RUN),),
     "drill/play.py": (Past("_keep", "in a folder that was typed, which this command makes there"),),
     "drill/rows.py": (Past("_flip_bits", PRIVATE),),
     "doctor/here.py": (Past("_write_as_a_run", OWN),),
@@ -126,14 +126,11 @@ PAST: dict[str, tuple[Past, ...]] = {
     ),
     "rundir/progress_writer.py": (Past("_touch", "sets a time, of a file and not of what a link leads to"),),
     "rundir/heartbeat_page.py": (Past("__init__ ends", PRIVATE), Past("remove_watcher remove_watchers", SHARED)),
-    "rundir/attempt_pages.py": (Past("forget_page", RUN),),
-    "rundir/ledger.py": (Past("give_back", RUN),),
-    "rundir/live_look.py": (Past("take_back begin_answer", RUN),),
+       "rundir/ledger.py": (Past("give_back", RUN),),
+    "rundir/live_look.py": (Past("begin_answer", RUN),),
     "rundir/lineage.py": (Past("_make", RUN),),
     "rundir/members.py": (Past("forget", RUN), Past("forget_all _write", HELD)),
-    "rundir/pinned.py": (Past("forget", STATE),),
-    "rundir/observing.py": (Past("forget_observing", TYPED),),
-    "rundir/switches.py": (Past("clear_switch clear_answered put_back", SHARED), Past("release_brake", HELD)),
+    "rundir/switches.py": (Past("clear_answered put_back", SHARED), Past("release_brake", HELD)),
     "sandbox/cluster.py": (
         Past("_write_files link start_slurmds start_accounting _install _start", SANDBOX),
         Past("build _make power_off remove", SANDBOX),

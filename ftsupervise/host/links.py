@@ -1,0 +1,147 @@
+"""The links on the way to a file: one by which another account leads to what is not its own is not followed.
+
+It stands alone because it lies below ``files.py``, by which every file is opened: where the file that was opened does not lie
+where its name says, there was a link, and the way is judged. Standard library only: the guard uses this.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Callable
+from functools import cache
+
+LINKS = 40  # as many as the kernel follows
+Make = Callable[[str, int], object]  # of a folder: its name, and the open one that it is made in
+_HELD = "/proc/self/fd/"  # what ``ownership.held`` names folders by
+
+_judged: set[tuple[str, str]] = set()  # the folders of files as they were typed, and those that they lead to
+
+
+def user_name(uid: int | None = None) -> str:
+    """Return the name of an account, of this one without ``uid``; where it has none its number, as Slurm prints it."""
+    uid = os.geteuid() if uid is None else uid
+    try:
+        return _name_of(uid)
+    except KeyError:  # an account of a container, or one that was removed
+        return str(uid)
+
+
+@cache
+def _name_of(uid: int) -> str:
+    """Return the name of an account, asked for once: a tick needs it several times for each run, and a server may have to be
+    asked. Raises KeyError, each time anew."""
+    import pwd
+
+    return pwd.getpwuid(uid).pw_name
+
+
+def shown_user(uid: int | None = None) -> str:
+    """Return ``user_name`` for a sentence: "uid 1234" where the account has no name."""
+    name = user_name(uid)
+    return f"uid {name}" if name.isdigit() else name
+
+
+class LinkOfStranger(PermissionError):
+    """``clause``: which link, of whom, to what."""
+
+    def __init__(self, link: str, maker: int, owner: int) -> None:
+        self.link = link
+        self.clause = f"{link} is a link of {shown_user(maker)} to what belongs to {shown_user(owner)}"
+        self._made = (link, maker, owner)
+        super().__init__(errno.EPERM, f"{self.clause}, so it is not followed", link)
+
+    def __reduce__(self) -> tuple[object, ...]:  # it comes out of a child that works
+        return type(self), self._made
+
+
+def judge(fd: int, path: str | os.PathLike[str]) -> None:
+    """Raise LinkOfStranger where ``fd`` was opened by the name ``path``, the last part of which is no link, through such a one.
+
+    What is not under a link costs two looks at the kernel's name of the file. Raises OSError.
+    """
+    typed = os.path.dirname(from_the_root(path))  # noqa: PTH120 - links are followed one by one
+    real = os.path.dirname(os.readlink(f"{_HELD}{fd}"))  # noqa: PTH115, PTH120
+    if real == typed or (typed, real) in _judged:
+        return
+    is_held = typed.startswith(_HELD)
+    if is_held:
+        number, _, below = typed.removeprefix(_HELD).partition("/")
+        if real == f"{os.readlink(_HELD + number)}/{below}".rstrip("/"):  # noqa: PTH115
+            return
+    folder = descend(typed)
+    try:
+        found = os.stat(os.path.basename(path), dir_fd=folder, follow_symlinks=False)
+        opened = os.fstat(fd)
+        if (found.st_dev, found.st_ino) != (opened.st_dev, opened.st_ino) and opened.st_nlink:
+            raise OSError(errno.ESTALE, "exchanged while it was opened", os.fspath(path))
+    finally:
+        os.close(folder)
+    if not is_held:
+        _judged.add((typed, real))
+
+
+def from_the_root(path: str | os.PathLike[str]) -> str:
+    """Return ``path`` as the kernel goes it: what lies above a link is not what its name says, so ".." stays where it is."""
+    path = os.path.join(os.getcwd(), path)  # noqa: PTH109, PTH118
+    return path.rstrip("/") or "/" if ".." in path.split("/") else os.path.normpath(path)
+
+
+def descend(path: str, at: int | None = None, above: str = "", left: int = LINKS, *, make: Make | None = None) -> int:
+    """Open ``path`` (O_PATH), component by component, each below the one that is open. ``at``: an open folder, in which a
+    relative one begins. Raises OSError, LinkOfStranger."""
+    only = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
+    number, _, below = path.removeprefix(_HELD).partition("/")
+    if path.startswith(_HELD) and number.isdecimal():  # a folder that is held open already
+        path, at = below, int(number)
+    above = "" if path.startswith("/") else above
+    here = os.open("/" if at is None or path.startswith("/") else ".", only | os.O_DIRECTORY, dir_fd=at)
+    try:
+        for part in path.split("/"):
+            if part in ("", "."):
+                continue
+            try:
+                inner = os.open(part, only | os.O_DIRECTORY, dir_fd=here)  # mounts what is mounted on demand
+            except NotADirectoryError:
+                inner = os.open(part, only, dir_fd=here)
+            except FileNotFoundError:
+                if make is None:
+                    raise
+                make(part, here)
+                inner = os.open(part, only | os.O_DIRECTORY, dir_fd=here)
+            if stat.S_ISLNK(os.fstat(inner).st_mode):
+                inner = _followed(inner, here, f"{above}/{part}", left)
+            os.close(here)
+            here, above = inner, f"{above}/{part}"
+    except BaseException:
+        os.close(here)
+        raise
+    return here
+
+
+def _followed(link: int, at: int, name: str, left: int) -> int:
+    """Return what the open ``link`` in the folder ``at`` leads to, open; ``link`` is closed."""
+    try:
+        if not left:
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), name)
+        target = descend(os.readlink("", dir_fd=link), at, os.path.dirname(name), left - 1)  # noqa: PTH120
+        maker, owner = os.fstat(link).st_uid, os.fstat(target).st_uid
+        if maker not in (os.geteuid(), 0, owner) and not _may_be_root(maker):
+            os.close(target)
+            raise LinkOfStranger(name, maker, owner)
+        return target
+    finally:
+        os.close(link)
+
+
+def _may_be_root(uid: int) -> bool:
+    """Return whether this is the number by which a container shows the accounts that it does not have, the machine's root among
+    them: without rights of its own (Apptainer, rootless Podman) it has this account alone."""
+    try:
+        with open("/proc/self/uid_map", encoding="ascii") as file:  # noqa: PTH123 - half the price
+            whole = file.read().split()[:3] == ["0", "0", "4294967295"]
+        with open("/proc/sys/kernel/overflowuid", encoding="ascii") as file:  # noqa: PTH123
+            return not whole and uid == int(file.read())
+    except (OSError, ValueError):
+        return False

@@ -1,0 +1,34 @@
+"""The way to a file is judged as the kernel goes it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ftsupervise.host import files, ownership
+
+
+@pytest.mark.parametrize("opens", [files.open_regular, ownership.open_to_read, files.open_append])
+@pytest.mark.parametrize("typed", ["{here}/link/../page", "{here}/link/../../a/page", "../page", "../../a/page"])
+def test_what_lies_above_a_link_is_not_what_its_name_says(
+    typed: str, opens: Callable[[str], int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    (tmp_path / "link").symlink_to("a/b")
+    (tmp_path / "a" / "page").write_text("x")
+    monkeypatch.chdir(tmp_path / "link")
+    fd = opens(typed.format(here=tmp_path))
+    try:
+        assert os.path.samestat(os.fstat(fd), (tmp_path / "a" / "page").stat())
+    finally:
+        os.close(fd)
+
+
+def test_a_new_file_lies_where_the_kernel_goes(tmp_path: Path) -> None:
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    (tmp_path / "link").symlink_to("a/b")
+    os.close(files.create_new(tmp_path / "link" / ".." / "new"))
+    assert (tmp_path / "a" / "new").exists()
