@@ -4,6 +4,8 @@ A page that is missing and one that cannot be read are the same to a reader: wha
 guard and ``status`` read them.
 """
 
+from __future__ import annotations
+
 import os
 from datetime import datetime
 from pathlib import Path

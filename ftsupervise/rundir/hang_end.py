@@ -4,6 +4,8 @@ Pure.
 It stands alone because ``status``, the report and the watch all say it.
 """
 
+from __future__ import annotations
+
 from datetime import datetime, timezone
 from typing import NamedTuple
 

@@ -14,6 +14,8 @@ The folder of its checkpoints may lie elsewhere, below a folder that others may 
 the first command that acts on it.
 """
 
+from __future__ import annotations
+
 import errno
 import os
 from pathlib import Path

@@ -6,6 +6,8 @@ one file for a run of 100,000 ranks. The page of an attempt that was lost says u
 Standard library only: ``status`` reads it.
 """
 
+from __future__ import annotations
+
 import json
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta

@@ -4,6 +4,8 @@ A step that was read from the output is a hint. So it makes people look, and hol
 attempt before had left a checkpoint from which this one did not go on.
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from typing import NamedTuple
 
