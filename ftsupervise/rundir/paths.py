@@ -33,7 +33,8 @@
       checkpoints/        where FTSUPERVISE_CHECKPOINT_DIR points unless the run says otherwise
       groups/gNNN/        a run of replica groups: each group is a run of its own with its own ledger, fence and brake, but
                           has the switches, the finished mark, the launches and the checkpoints of the whole run;
-                          state/settings.json: what its supervisor is told
+                          state/settings.json: what its supervisor is told;
+                          attempts/NNNN/manager.json: where the others may copy its weights from
       replicas/           of these: lighthouse.json, groups.json (state, nodes and step of each), quorum.json, stalls.json
 
 Laws kept here: files are written whole (temp, fsync, rename), several writers never share one file, readers survive
