@@ -399,9 +399,9 @@ class WeightSources:
     Outside of a run of ours that is everybody. ``address``: of this group's manager; ``start``: its name at the lighthouse."""
 
     def __init__(self, place: RankContext, address: str, start: str) -> None:
-        self._group, self._known = place.rundir, frozenset({address})
-        folder = place.attempt_dir if place.rank == 0 else None
-        if folder is not None:
+        folder = place.attempt_dir  # None: no supervisor has begun this group, and none of the others
+        self._group, self._known = place.rundir if folder is not None else None, frozenset({address})
+        if folder is not None and place.rank == 0:
             with suppress(OSError):  # who comes back copies from another group then
                 in_time(lambda: write_manager(folder, ManagerPage(address, start)), _LOOK)
 

@@ -23,7 +23,7 @@ def _start() -> None:
 
     orders, flags, command = json.loads(sys.argv[1]), int(sys.argv[2]), sys.argv[4:]
     node = os.environ.get("SLURMD_NODENAME") or os.uname().nodename
-    orders["flags"], orders["coming"] = flags, _announce(orders["place"], node)
+    orders["flags"], orders["coming"], orders["parent"] = flags, _announce(orders["place"], node), os.getppid()
     before = orders["pythonpath"] = os.environ.get("PYTHONPATH")
     # an empty one says nothing to Python; with something before it, it would be the current directory
     os.environ["PYTHONPATH"] = _HERE + os.pathsep + before if before else _HERE

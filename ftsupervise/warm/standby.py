@@ -48,6 +48,7 @@ _CLEAR_WITHIN = 15.0  # seconds for processes of an older attempt to die of SIGK
 _REFUSE_WITHIN = 5.0  # the same, before a rank that does not fit is refused; less than client.py waits for that
 _LOOK = 5.0  # milliseconds between two checks of that
 _AGAIN = 0.2  # seconds between two SIGKILLs for it
+_PARENT = 5.0  # seconds between two looks whether whoever started this standby is there
 _LEFTOVERS = 5.0  # seconds between SIGTERM and SIGKILL for processes that the ranks left running
 _IGNORED = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM)
 
@@ -173,8 +174,10 @@ class Serving:
         report: Callable[[dict[str, Any]], None],
         changed_module: Callable[[bytes], str],
         coming: int | None = None,
+        parent: int | None = None,
     ) -> None:
-        self.judge, self.report, self.changed_module = judge, report, changed_module
+        """``parent``: who started this process; without it nothing would end it: slurmstepd signals its own children alone."""
+        self.judge, self.report, self.changed_module, self.parent = judge, report, changed_module, parent
         processes.become_subreaper()
         processes.set_name(processes.STANDBY.encode())
         if shm_dir.create_locked(place) is None:
@@ -207,14 +210,14 @@ class Serving:
 
     # -------------------------------------------------------------------------------------------------------- waiting
 
-    def _poll_timeout(self) -> float | None:
+    def _poll_timeout(self) -> float:
         """Return the milliseconds until the next bound."""
-        bounds = [caller.until for caller in self.callers.values() if not caller.pid]
-        if self.leftovers.kill_at is not None:
-            bounds.append(self.leftovers.kill_at)
         if any(one.complete and not one.pid for one in self.callers.values()):
             return _LOOK
-        return max(0.0, (min(bounds) - time.monotonic()) * 1000 + 1) if bounds else None
+        bounds = [time.monotonic() + _PARENT, *(caller.until for caller in self.callers.values() if not caller.pid)]
+        if self.leftovers.kill_at is not None:
+            bounds.append(self.leftovers.kill_at)
+        return max(0.0, (min(bounds) - time.monotonic()) * 1000 + 1)
 
     def _check_bounds(self) -> None:
         now = time.monotonic()
@@ -223,6 +226,8 @@ class Serving:
             self._refuse(caller, caller.refused or late)
         if self.leftovers.kill_at is not None and now >= self.leftovers.kill_at:
             self.leftovers.kill()
+        if self.parent not in (None, os.getppid()):
+            self._leave()
         if (self.leaving or self.stale) and not self.callers:
             self.entrance.path.unlink(missing_ok=True)
             self.leftovers.kill()
@@ -230,10 +235,14 @@ class Serving:
             os._exit(0)
 
     def _on_signal(self, numbers: bytes) -> None:
-        if signal.SIGTERM in numbers:  # the job is ending: ranks may be saving, so we do not end them
-            self.leaving = True
-            self.entrance.path.unlink(missing_ok=True)
+        if signal.SIGTERM in numbers:
+            self._leave()
         self._reap()
+
+    def _leave(self) -> None:
+        """The job is ending: ranks may be saving, so we do not end them."""
+        self.leaving = True
+        self.entrance.path.unlink(missing_ok=True)
 
     def _reap(self) -> None:
         """Report each ended rank to its client."""
@@ -436,7 +445,7 @@ def stand_by(text: str) -> None:
         os._exit(0)
     standby.load()
     judge = Judge(standby.cpus, standby.env, int(orders["flags"]))
-    Serving(orders["place"], judge, standby.report, standby.changed_module, coming).serve()
+    Serving(orders["place"], judge, standby.report, standby.changed_module, coming, orders.get("parent")).serve()
     standby.drop_ours()
 
 

@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +18,7 @@ from typing import Any
 import pytest
 
 from tests.neighbours.supervised import alive
-from tests.story.warm_scene import Standby, script
+from tests.story.warm_scene import Standby, clean, script
 
 FACTS = Path(__file__).parent / "warm_facts.py"
 Until = Callable[..., Any]
@@ -246,6 +247,26 @@ def test_when_its_proxy_is_killed_the_rank_dies_and_all_its_own(
         process.kill()
         until(lambda: not any(map(alive, pids.values())), "their end", 30)
     assert one.process.poll() is None
+
+
+@pytest.mark.parametrize("busy", [False, True])
+def test_a_standby_whose_parent_is_gone_leaves_when_its_ranks_have(busy: bool, tmp_path: Path, until: Until) -> None:
+    """slurmstepd ends what is below it; a standby that it could not see began to wait for ranks that never come."""
+    words = [sys.executable, script(tmp_path, WAITS)]
+    one = Standby(tmp_path, words, 0, (), clean(), between=("sh", "-c", '"$@" & wait', "sh"))
+    try:
+        until(one.ready, "the standby", 60)
+        pid = one.facts()[-1]["pid"]
+        if busy:
+            with rank(one) as (_, pids):
+                one.process.kill()
+                one.process.wait(30)
+                until(lambda: not list(one.place.glob("*.sock")), "its socket's end", 30)
+                assert alive(pid) and alive(pids["rank"])
+        one.process.kill()
+        until(lambda: not alive(pid), "its end", 30)
+    finally:
+        one.end()
 
 
 def test_what_a_rank_left_running_is_gone_before_the_next_attempt_begins(

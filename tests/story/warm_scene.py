@@ -34,8 +34,10 @@ class Standby:
         env: dict[str, str],
         imports: Path | None = None,
         warm: Path = WARM,
+        between: tuple[str, ...] = (),
     ) -> None:
-        """``imports``: the list of an attempt's rank 0; ``warm``: the room, of this package or of a copy."""
+        """``imports``: the list of an attempt's rank 0; ``warm``: the room, of this package or of a copy; ``between``: the
+        words of a program that starts it."""
         self.place = Path(
             tempfile.mkdtemp(prefix="warm-", dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else "/tmp")
         )
@@ -44,7 +46,7 @@ class Standby:
         orders = json.dumps({"place": str(self.place), "modules": modules, "imports": str(imports or "")})
         with self.said.open("ab") as said:
             self.process = subprocess.Popen(
-                [sys.executable, "-IS", str(warm / "sitecustomize.py"), orders, str(flags), "--", *words],
+                [*between, sys.executable, "-IS", str(warm / "sitecustomize.py"), orders, str(flags), "--", *words],
                 cwd=folder, env=env, stdin=subprocess.DEVNULL, stdout=said, stderr=said, start_new_session=True,
             )  # fmt: skip
 
