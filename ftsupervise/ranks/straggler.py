@@ -14,6 +14,8 @@ either.
 
 from __future__ import annotations
 
+from array import array
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Sequence
 from datetime import datetime, timedelta
@@ -80,7 +82,7 @@ class StragglerDetector:
         self._limits, self._price = limits, price
         self._begin: int | None = None  # the step at the first look
         self._last: tuple[int, float] | None = None  # the step compared last, and when the ranks made it
-        self._made: dict[int, deque[tuple[int, float]]] = {}  # the last steps seen of each, and when
+        self._made: dict[int, array[float]] = {}  # the last steps seen of each rank, and when: step, time, step, time …
         self._ranks: dict[int, _Sums] = {}
         self._usual = deque[float](maxlen=limits.looks)  # seconds of the last steps
         self._looks = self._steps = 0  # of this block; and those at which there was a new step
@@ -112,9 +114,10 @@ class StragglerDetector:
             self._begin, self._last = step, None
             self._made.clear()
         for one in seen:
-            points = self._made.setdefault(one.rank, deque(maxlen=_KEPT))
-            if not points or points[-1][0] != one.step:
-                points.append((one.step or 0, one.stepped))
+            points = self._made.setdefault(one.rank, array("d"))
+            if not points or points[-2] != one.step:
+                points.extend((one.step or 0, one.stepped))
+                del points[: -2 * _KEPT]
         if step < self._begin + _WARM:
             return
         for one in seen:
@@ -170,14 +173,18 @@ class StragglerDetector:
             self._found = None
 
 
-def _when(points: Sequence[tuple[int, float]], step: int) -> float | None:
+def _when(points: Sequence[float], step: int) -> float | None:
     """Return when a rank made ``step``, by those that were seen of it before and after; None where one of them is missing."""
-    before = next((one for one in reversed(points) if one[0] <= step), None)
-    after = next((one for one in points if one[0] >= step), None)
-    if before is None or after is None:
+    steps, times = points[::2], points[1::2]
+    after = bisect_left(steps, step)
+    if after == len(steps):
         return None
-    share = (step - before[0]) / max(1, after[0] - before[0])
-    return before[1] + share * (after[1] - before[1])
+    if steps[after] == step:
+        return times[after]
+    if not after:
+        return None
+    share = (step - steps[after - 1]) / (steps[after] - steps[after - 1])
+    return times[after - 1] + share * (times[after] - times[after - 1])
 
 
 def _in_training(states: Sequence[RankState], now: float) -> list[RankState] | None:
