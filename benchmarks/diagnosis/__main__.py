@@ -277,7 +277,7 @@ def play(trials: list[dict[str, Any]], sandbox: Sandbox) -> Iterator[Told]:
             "nodes": 2,
             "tasks_per_node": RANKS // 2,
             "jobs": 1,
-            "env": more,
+            "env": {**more, "TMPDIR": str(folder)},  # killed loaders leave folders there
             "restart": restart,
         }
         nodes = {"at_most": 0}  # each trial leaves its mark on a node

@@ -77,7 +77,7 @@ def main() -> None:
     world = int(os.environ["SLURM_NTASKS"])
     host, port = os.environ["FTSUPERVISE_MASTER_ADDR"], os.environ["FTSUPERVISE_MASTER_PORT"]
     torch.set_num_threads(1)
-    where = os.environ["TORCH_WORKER_SERVER_SOCKET"] = f"/tmp/fts-{os.getpid()}-{time.time_ns() % 10**6}.sock"
+    where = os.environ["TORCH_WORKER_SERVER_SOCKET"] = f"{FOLDER}/{os.getpid()}-{time.time_ns() % 10**6}.sock"
     server = _WorkerServer(where)
     dist.init_process_group("gloo", f"tcp://{host}:{port}", rank=RANK, world_size=world, timeout=timedelta(seconds=600))
     guard, rows = Guard(), Rows()

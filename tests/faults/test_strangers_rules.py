@@ -63,7 +63,7 @@ ROOT = Path(__file__).parents[2]
 # What another account's settings may say: what the run is, what it would ask of Slurm and of its loop, and the limits of its
 # watchdogs. No command, no receiver, no path of ours, no expression, and nothing that removes, copies or sends.
 SHOWN = (
-    *("name", "run_dir", "scheduler", "share", "launch", "sweep", "guard", "nodes.at_most", "watch"),
+    *("name", "run_dir", "scheduler", "share", "launch", "sweep", "guard", "price", "nodes.at_most", "watch"),
     *("checkpoints.every", "checkpoints.incremental", "checkpoints.pattern", "checkpoints.verify"),
 )
 NEVER = ("launch.template", "watch.exec", "watch.metrics", "watch.hang.log", "watch.loss.log", "watch.loss.pattern")
