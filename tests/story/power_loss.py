@@ -55,7 +55,8 @@ def heard(event, args):
     elif event == "os.link":
         words = ("link", args[1], args[0])
     elif event == "os.mkdir":
-        words = ("folder", args[0])
+        path, _, at = args
+        words = ("folder", path if at == -1 else os.readlink(f"/proc/self/fd/{at}") + "/" + path)
     elif event in ("os.remove", "os.rmdir") and args[1] == -1:
         words = ("remove", args[0])
     if words and all(inside(path) for path in words[1:]):
