@@ -139,7 +139,7 @@ PAST: dict[str, tuple[Past, ...]] = {
     "sandbox/keeper.py": (Past("remove_folder", PRIVATE),),
     "scheduler/local.py": (Past("_claim release", STATE), Past("main _back_in_the_queue", STATE), Past("_file", DEVICE),),
     "warm/standby.py": (
-        Past("__init__ _check_bounds _on_signal", PRIVATE),
+        Past("__init__ _check_bounds _leave", PRIVATE),
         Past("_fresh_standard_files", "descriptors that the rank has already"),
         Past("_set_oom", DEVICE),
     ),
