@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+import time
 from collections import Counter, defaultdict
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -123,13 +124,24 @@ def _everywhere(one: Person, items: list[dict[str, Any]], keep: Path) -> list[st
 
 
 def left_behind(top: Path, people: list[Person], sandbox: Sandbox) -> list[str]:
+    """Say what is left half a minute after the last job: Slurm may end a step seconds after its job has left the queue."""
+    until = time.monotonic() + 30.0
+    while (wrong := _left(top, people, sandbox)) and time.monotonic() < until:
+        time.sleep(1.0)
+    return wrong
+
+
+def _left(top: Path, people: list[Person], sandbox: Sandbox) -> list[str]:
     wrong = [f"in the queue: {line}" for line in sandbox.run(["squeue", "-h", "-o", "%i %u %j %T"]).splitlines()]
     for one in people:
         places = {str(one.rundir.root), *(str(one.rundir.group(name).root) for name in one.groups if name)}
         found = [p for place, these in processes.marked(ENV_RUN_DIR).items() if place in places for p in these]
         wrong += [f"a process of {one.run} is left: {process}" for process in found]
         done = subprocess.run(
-            ["ps", "-u", one.account, "-o", "pid=,args="], capture_output=True, text=True, check=False
+            ["ps", "-u", one.account, "-o", "pid=,ppid=,lstart=,stat=,args="],
+            capture_output=True,
+            text=True,
+            check=False,
         )
         wrong += [
             f"a process of {one.account} is left: {line}"
