@@ -84,7 +84,9 @@ def judge(fd: int, path: str | os.PathLike[str]) -> None:
 
 def from_the_root(path: str | os.PathLike[str]) -> str:
     """Return ``path`` as the kernel goes it: what lies above a link is not what its name says, so ".." stays where it is."""
-    path = os.path.join(os.getcwd(), path)  # noqa: PTH109, PTH118
+    path = os.fspath(path)
+    if not path.startswith("/"):  # else nothing is asked of a current directory, which may have been removed
+        path = os.path.join(os.getcwd(), path)  # noqa: PTH109, PTH118
     return path.rstrip("/") or "/" if ".." in path.split("/") else os.path.normpath(path)
 
 

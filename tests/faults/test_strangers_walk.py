@@ -45,7 +45,7 @@ def named(desk: Desk, number: int) -> str:
 
 
 def tried(desk: Desk, name: str, command: click.Command, places: list[Place], number: int) -> list[str]:
-    """What has come of it that ada types this command while eve's things lie there."""
+    """One command that ada typed while eve's things lay there, and what came of it."""
     back = [desk.lay(place) for place in places]
     end = desk.type(*desk.words(name, command, named(desk, number)))
     wait_until(lambda: end_all_under(desk.project) + end_all_under(desk.state) == 0, f"the end of what {name} began")

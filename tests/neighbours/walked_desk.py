@@ -44,7 +44,7 @@ with Guard() as guard:
         guard.saved(step)
     guard.finished(step)
 """
-# What is typed for a parameter that has no default.
+# The walk types these words for parameters that have no default.
 WORDS = {
     "action": {"sandbox controller": "stop", "sandbox node": "crash"},
     "command": "true",
@@ -259,7 +259,7 @@ class Desk:
         return found
 
     def broken(self) -> list[str]:
-        """What has become of the private things, and where else their words stand."""
+        """Return what has become of the private things, and where else their words stand."""
         now = self.seen()
         wrong = [
             f"{name}: {'made' if name not in self.before else 'gone' if name not in now else 'changed'}"
@@ -337,7 +337,7 @@ class Desk:
     # ------------------------------------------------------------------------------------------------------ the commands
 
     def words(self, name: str, command: click.Command, run: str) -> list[str]:
-        """What ada types who means her run."""
+        """Return the words that ada types for her run."""
         options = list(OPTIONS.get(name, []))
         group = name.split()[0]
         if group == "cron":

@@ -14,7 +14,7 @@ from ftsupervise import scheduler
 from ftsupervise.errors import SchedulerUnavailable
 
 PEN = Path(__file__).parents[1] / "neighbours" / "pen.py"
-# What a scheduler needs besides its file.
+# A scheduler needs this line besides its file.
 LINE = """
 from ftsupervise import scheduler
 scheduler.SCHEDULERS["pen"] = scheduler.SchedulerKind("pen:Pen", "pen-", lambda env: "PEN" in env)

@@ -32,3 +32,16 @@ def test_a_new_file_lies_where_the_kernel_goes(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to("a/b")
     os.close(files.create_new(tmp_path / "link" / ".." / "new"))
     assert (tmp_path / "a" / "new").exists()
+
+
+def test_a_current_directory_that_was_removed_matters_to_no_whole_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "gone").mkdir()
+    (tmp_path / "page").write_text("x")
+    (tmp_path / "link").symlink_to(tmp_path)
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    for folder in (tmp_path, tmp_path / "link"):
+        os.close(files.open_regular(folder / "page"))
+        os.close(ownership.open_to_read(folder / "page"))
