@@ -167,6 +167,6 @@ def test_steps_of_a_minute_are_told_too() -> None:
 
 
 def test_a_look_at_a_hundred_thousand_ranks_is_followed_by_a_pause() -> None:
-    """Looks take a fiftieth of the time at most; where that allows it they come once a second, as often as ranks are reported."""
+    """Looks take a fiftieth of the time at most; where that allows it they come once a second, as often as reports do."""
     assert pause_after(0.1) == pytest.approx(5.0)
     assert pause_after(0.001) == 1.0
