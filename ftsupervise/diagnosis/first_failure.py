@@ -15,6 +15,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from datetime import datetime, timezone
+from functools import cache
 from io import RawIOBase
 from itertools import islice
 from multiprocessing import get_context
@@ -297,14 +298,25 @@ def _candidates(data: bytes, lines: _LinesOfRanks) -> Iterator[tuple[int, tuple[
 
 def _telling(shapes: set[bytes]) -> set[bytes]:
     """Return those that may be of the table. ``shapes``: lines in lower case without digits."""
-    text, found = b"\n".join(shapes), set[bytes]()
-    for anchor in ANCHORS:
-        at = text.find(anchor)
-        while at >= 0:
+    text, found, end = b"\n".join(shapes), set[bytes](), -1
+    for at in _places_of_anchors()(text):
+        if at > end:
             end = text.find(b"\n", at)
-            found.add(text[text.rfind(b"\n", 0, at) + 1 : end if end >= 0 else len(text)])
-            at = text.find(anchor, end) if end >= 0 else -1
+            end = end if end >= 0 else len(text)
+            found.add(text[text.rfind(b"\n", 0, at) + 1 : end])
     return {shape for shape in found if any(needle in shape for needle in _NEEDLES)}
+
+
+@cache
+def _places_of_anchors() -> Callable[[bytes], Iterable[int]]:
+    """Return what finds the anchors in a text: all in one pass where ahocorasick-rs is installed, else one after the other."""
+    try:
+        from ahocorasick_rs import BytesAhoCorasick
+    except ImportError:
+        each = [re.compile(re.escape(anchor)) for anchor in ANCHORS]
+        return lambda text: sorted(found.start() for one in each for found in one.finditer(text))
+    search = BytesAhoCorasick(ANCHORS)
+    return lambda text: (at for _, at, _ in search.find_matches_as_indexes(text))
 
 
 def _after_label(data: bytes, start: int) -> int:
@@ -378,9 +390,6 @@ def _event_at(
     line, label = _unlabelled(whole)
     if _OURS.match(line):
         return
-    rank = label if label is not None else log.rank
-    at = _time_of(whole, year)
-    at = at if at is not None else _time_before(data, start, year)
     where = ""
     if line.startswith(TRACEBACK):
         lines = [text for _, text in _traceback(data, start, others)]
@@ -391,6 +400,9 @@ def _event_at(
     if sign is None and (known := _exception(line, in_traceback=bool(where))):
         sign = known
     if sign is not None:
+        at = _time_of(whole, year)
+        at = at if at is not None else _time_before(data, start, year)
+        rank = label if label is not None else log.rank
         text = printable(line.strip(), _TEXT)
         yield LogEvent(
             sign.kind, sign.role, rank, log.node, at, str(log.path), offset + start, text, where, sign.remedy

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import random
+import sys
 from pathlib import Path
 
 import pytest
 
+from ftsupervise.diagnosis import first_failure as module
 from ftsupervise.diagnosis.first_failure import CHUNK, FirstFailure, LogFile, first_failure
 from ftsupervise.diagnosis.vocabulary import FailureClass, Role
 
@@ -46,6 +48,19 @@ def test_one_rank_fails_and_all_others_report_it_louder(tmp_path: Path) -> None:
     assert found.first.where == "train.py:42 step"
     told = next(one for one in found.groups if one.first.role is Role.FOLLOWER)
     assert (told.times, told.ranks) == (350, (0, 1, 2, 3, 4, 6, 7))
+
+
+def test_without_ahocorasick_the_same_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = {
+        rank: STEP.format(1, rank, 1) + TOLD.format(rank) * 3 + traceback(f"KeyError: {rank}") for rank in range(3)
+    }
+    texts[1] += "".join(
+        f"sample {number} of the error of {word} in the finances\n" for number, word in enumerate("abcdef")
+    )
+    with_it = read(tmp_path, texts)
+    monkeypatch.setitem(sys.modules, "ahocorasick_rs", None)
+    monkeypatch.setattr(module, "_places_of_anchors", module._places_of_anchors.__wrapped__)  # asks anew
+    assert read(tmp_path, texts) == with_it and len(with_it.groups) == 2
 
 
 def test_of_two_causes_the_earlier_one_counts(tmp_path: Path) -> None:
