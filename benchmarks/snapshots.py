@@ -1,7 +1,7 @@
 """How long does a snapshot in memory hold the training loop up? Beside one memcpy of the same bytes, in the same run.
 
     python benchmarks/snapshots.py [MB of state]             # one snapshot, its digest, and the way back
-    python benchmarks/snapshots.py [MB of state] --copies    # the copies on a second node: what they take from the step rate
+    python benchmarks/snapshots.py [MB of state] --copies    # what copies on a second node take from the step rate; 150 s
     python benchmarks/snapshots.py [MB …] --wait             # a step that waits for its copy (checkpoints.snapshot_wait)
 
 The state is a model with the two moments of Adam, in arrays of 4 MB and of 64 numbers. With torch they are tensors, and
