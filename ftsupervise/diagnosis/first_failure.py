@@ -299,7 +299,7 @@ def _candidates(data: bytes, lines: _LinesOfRanks) -> Iterator[tuple[int, tuple[
 def _telling(shapes: set[bytes]) -> set[bytes]:
     """Return those that may be of the table. ``shapes``: lines in lower case without digits."""
     text, found, end = b"\n".join(shapes), set[bytes](), -1
-    for at in _places_of_anchors()(text):
+    for at in places_of_anchors()(text):
         if at > end:
             end = text.find(b"\n", at)
             end = end if end >= 0 else len(text)
@@ -308,7 +308,7 @@ def _telling(shapes: set[bytes]) -> set[bytes]:
 
 
 @cache
-def _places_of_anchors() -> Callable[[bytes], Iterable[int]]:
+def places_of_anchors() -> Callable[[bytes], Iterable[int]]:
     """Return what finds the anchors in a text: all in one pass where ahocorasick-rs is installed, else one after the other."""
     try:
         from ahocorasick_rs import BytesAhoCorasick

@@ -20,6 +20,7 @@ import errno
 import os
 from pathlib import Path
 from typing import NamedTuple
+from urllib.parse import quote
 
 from ftsupervise.errors import NotFound, NotPermitted
 from ftsupervise.host.ownership import (
@@ -39,6 +40,7 @@ from ftsupervise.rundir.launches import LaunchRecord
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.records import as_counts, decode, parse_object, read_record, write_json
 
+_LONGEST_MARK = 120  # bytes; the name of a file has 255 at most
 ANOTHER = "the run directory was replaced by another"
 
 
@@ -157,14 +159,18 @@ def _numbers(rundir: RunDir) -> list[int]:
 
 def page_of(state: Path, root: Path) -> Path:
     """Return the page on which an account notes the owner of a run directory; ``root`` is its absolute path."""
-    return state / "watch" / "seen" / f"{root.name}-{mark_of(root)}"
+    return state / "watch" / "seen" / mark_of(root)
 
 
 def mark_of(root: Path) -> str:
-    """Return what tells the run directory ``root`` from others of its name in an account's state directory."""
-    import hashlib  # loads OpenSSL, which not every command needs
+    """Return what the run directory ``root`` is called in an account's state directory: its path, as it stands in a URL; of a
+    long one the end, and a digest."""
+    mark = quote(os.fsencode(root), safe="")
+    if len(mark) <= _LONGEST_MARK:
+        return mark
+    from hashlib import sha256  # loads OpenSSL: 3 ms and 4 MB
 
-    return hashlib.sha256(str(root).encode("utf-8", "surrogateescape")).hexdigest()[:12]
+    return f"{mark[-_LONGEST_MARK // 2 :]}-{sha256(os.fsencode(root)).hexdigest()}"
 
 
 def note(state: Path, root: Path, token: str = "") -> None:
