@@ -97,7 +97,7 @@ def test_a_rank_that_has_twice_the_work_of_the_others_is_named(tmp_path: Path, w
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_of_ranks_with_the_same_work_none_is_named(tmp_path: Path, when: str, saves: str) -> None:
     with training(tmp_path, -1, when, saves) as observer:
-        assert [one for one in look(observer, 400, StragglerLimits(looks=24, blocks=3)) if one is not None] == []
+        assert [one for one in look(observer, 200, StragglerLimits(looks=24, blocks=3)) if one is not None] == []
 
 
 @pytest.fixture
