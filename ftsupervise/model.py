@@ -158,9 +158,10 @@ class Cause(NamedTuple):
     def words(self) -> str:
         """Return the words for people: "rank 1 on node-1 killed by SIGKILL (exit 137)". They hold one exit code, that of
         the rank where it left with one, and not that of its launcher too."""
-        said = self._words() + (
-            f" (exit {self.left})" if self.left is not None and self.kind is not CauseKind.EXIT else ""
-        )
+        told = self.left if self.kind is not CauseKind.EXIT else None
+        if self.signal and signal_in(told) not in (0, self.signal):
+            told = None  # it says by what the others were ended then
+        said = self._words() + (f" (exit {told})" if told is not None else "")
         said += ", and it did not leave in time" if self.late else ""
         if self.then is None:
             return said

@@ -99,6 +99,7 @@ _SIGNS: tuple[tuple[FailureKind, str, re.Pattern[str]], ...] = (
 )
 
 
+_CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
 # Lightning and submitit do so at the warning, where the job may be requeued.
 _BY_ITSELF = "scontrol requeue after the warning, by the program itself as it seems"
 _NOTICED = 2.0  # seconds after which a death has been noticed, also on a busy machine
@@ -255,7 +256,7 @@ def failure(
     found = _failure(code, of, asked=asked, death=death, output=output or "", oom=oom)
     if found is None or found.kind in (FailureKind.HANG, FailureKind.GIVEN_UP, FailureKind.NUMBERS):
         return found
-    return found._replace(detail=masked(_deciding(found, output)))  # it goes into messages
+    return found._replace(detail=masked(_deciding(found, output, crashed=_has_crashed(death))))  # it goes into messages
 
 
 def _failure(code: int, of: Cause, *, asked: bool, death: Cause | None, output: str, oom: bool) -> Failure | None:
@@ -268,7 +269,7 @@ def _failure(code: int, of: Cause, *, asked: bool, death: Cause | None, output: 
     elif asked or code == 0 or of.kind in _ASKED:
         return None
     died = death.kind if death is not None else None
-    error, detail = _error(output)
+    error, detail = ("", "") if _has_crashed(death) else _error(output)
     if oom or died is CauseKind.MEMORY:
         return Failure(FailureKind.MEMORY, "out of memory", detail)
     if death is not None and died in (CauseKind.NODE, CauseKind.LAUNCH):
@@ -280,6 +281,8 @@ def _failure(code: int, of: Cause, *, asked: bool, death: Cause | None, output: 
     if of.kind is CauseKind.NO_START:
         return Failure(FailureKind.START, CauseKind.NO_START.value, of.words())
     for kind, sign, pattern in _SIGNS:
+        if kind is FailureKind.HANG and _has_crashed(death):
+            continue  # the others waited for it
         if found := pattern.search(output):
             return Failure(kind, sign, _line(output, found.start()))
     return _by_code(code, death, error, detail, megatron=bool(_MEGATRON.search(output)))
@@ -313,8 +316,16 @@ def _error(output: str) -> tuple[str, str]:
     return found[1][:200], f"{found[1]}{': ' + found[2] if found[2] else ''}"[:200]
 
 
-def _deciding(found: Failure, output: str | None) -> str:
-    """Return the line that explains the failure best.
+def _has_crashed(death: Cause | None) -> bool:
+    """Return whether a rank died in a way of which it cannot print an exception: one in the output is that of another rank,
+    which lost this one."""
+    return death is not None and (
+        death.kind is CauseKind.MEMORY or (death.kind is CauseKind.SIGNAL and death.signal in _CRASHES)
+    )
+
+
+def _deciding(found: Failure, output: str | None, *, crashed: bool) -> str:
+    """Return the line that explains the failure best. ``crashed``: an exception in it is that of another rank.
 
     That is the hardware's message, then the failure's own sign, then the exception, then the last line that mentions an
     error. "no output" where a program exited with a code and printed nothing.
@@ -324,7 +335,7 @@ def _deciding(found: Failure, output: str | None) -> str:
         return hardware[0].strip()[:200]
     if found.detail:
         return found.detail
-    if (unnamed := _UNNAMED.search(text)) is not None and not _NOT_ITS_OWN.match(unnamed[1]):
+    if not crashed and (unnamed := _UNNAMED.search(text)) is not None and not _NOT_ITS_OWN.match(unnamed[1]):
         return unnamed[1].strip()[:200]
     if fatal := _FATAL.search(text):
         return fatal[0].strip()[:200]

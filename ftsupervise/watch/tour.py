@@ -619,7 +619,7 @@ def _begin(
         gap = f" {show_duration(max(0.0, (attempt.started - before.ended).total_seconds()))} after"
     step = f" at step {before.last_step}" if before.last_step is not None else ""
     ended = f"attempt {before.number} ended{step} ({before.why() or 'cause unknown'})"
-    text = f"attempt {attempt.number} ({where}) goes on from step {attempt.first_step},{gap or ' where'} {ended}{lost}"
+    text = f"attempt {attempt.number} ({where}) goes on from step {attempt.first_step}{f',{gap}' if gap else ':'} {ended}{lost}"
     dedup, quick = f"resumed-{attempt.number}", _is_quick(before, attempt)
     return [Event(EventKind.RESUMED, dedup, attempt.started, text, attempt=attempt.number, quick=quick)]
 

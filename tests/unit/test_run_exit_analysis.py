@@ -6,8 +6,9 @@ from functools import partial
 
 import pytest
 
+from ftsupervise.model import ended
 from ftsupervise.ranks.protocol import RankExit
-from ftsupervise.run.exit_analysis import cause_of, first_death, is_believed, named_alone
+from ftsupervise.run.exit_analysis import cause_of, failure, first_death, is_believed, named_alone
 
 
 @pytest.mark.fault(
@@ -188,3 +189,20 @@ def test_a_rank_that_left_without_a_word_is_named_before_one_that_has_raised_for
     assert cause_of(told, said, frozenset({5})).words() == "rank 0 on node-0 exit 1", "it raised too, and later"
     own = "srun: error: node-0: task 0: Exited with exit code 1\n"
     assert cause_of(told, own + said).words() == "rank 0 on node-0 exit 1"
+
+
+def test_what_others_raise_for_a_rank_that_crashed_is_not_said_of_that_rank() -> None:
+    raised = (
+        "Traceback (most recent call last):\n  File 'a.py', line 1, in step\nConnectionResetError: [Errno 104] reset\n"
+    )
+    raised += "[rank1]:[E1] Watchdog caught collective operation timeout\n"
+    crashed = ended(-11, "node-5", "0")._replace(left=143)
+    assert crashed.words() == "rank 0 on node-5 killed by SIGSEGV", "143 is how the others were ended"
+    assert crashed._replace(left=139).words() == "rank 0 on node-5 killed by SIGSEGV (exit 139)"
+    found = failure(143, crashed, death=crashed, output=raised)
+    assert found is not None and (found.sign, found.detail, found.error) == ("killed by SIGSEGV", "", "")
+    own = failure(143, crashed, death=crashed, output="Fatal Python error: Segmentation fault\n" + raised)
+    assert own is not None and own.detail == "Fatal Python error: Segmentation fault"
+    killed = ended(-9, "node-5", "0")
+    other = failure(137, killed, death=killed, output=raised.splitlines()[0] + "\nValueError: no such shape\n")
+    assert other is not None and other.detail == "ValueError: no such shape", "its launcher may have killed it for that"
