@@ -33,7 +33,7 @@ from ftsupervise.rundir.switches import Finished, Identity, Stopped
 
 # The ranks come to the same decision at the same step.
 #
-# They agree through the store of torch.distributed, where the program has one (store_agreement.py): no rank waits for
+# They agree through the store of torch.distributed, where the program has one (``StoreAgreement``): no rank waits for
 # another there. Otherwise they do so through a function that all ranks call in the same step: the user's own
 # (``AskedAgreement``), or one small all_reduce every few steps (``ReducedAgreement``). A decision and its step belong
 # together for all ranks, so all count the calls of ``Guard.step``: its numbers may begin anywhere, repeat or skip.

@@ -233,7 +233,7 @@ def with_lost_nodes(ended: End, lost: Mapping[str, str]) -> End:
         return ended
     was = ended.failure.detail if ended.failure is not None else ""
     how = ", ".join(f"{node} is {state}" for node, state in lost.items())
-    found = Failure(FailureKind.NODE, "node failure", f"{how}{f'; {was}' if was else ''}")
+    found = Failure(FailureKind.NODE, "node failure", was)
     why = Cause(CauseKind.NODE, tuple(map(NodeRanks, lost)), text=how, then=ended.cause)
     return ended._replace(failure=found, cause=why)
 

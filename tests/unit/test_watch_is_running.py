@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
@@ -276,6 +277,9 @@ def test_a_member_of_an_array_waits_since_the_one_before_it_ended(tmp_path: Path
     seen = Look(run, RunDir(tmp_path), NOW, (array,), watchdog="is-running", recorded=(ended,))
     found = next(iter(check(seen, Settings(pending_for=timedelta(hours=12)))))
     assert (found.health, found.since) == (Health.OK, NOW - timedelta(minutes=20)) and "for 20m" in found.summary
+    seen = replace(seen, recorded=(ended._replace(ended=NOW + timedelta(seconds=2)),))
+    found = next(iter(check(seen, Settings(pending_for=timedelta(minutes=5)))))
+    assert (found.health, found.since) == (Health.OK, NOW), "the one before it has ended since this look began"
 
 
 def test_a_job_that_runs_beside_a_stuck_one_is_running(tmp_path: Path) -> None:
