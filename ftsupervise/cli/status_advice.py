@@ -93,6 +93,8 @@ def never_starts(reason: str) -> tuple[str, str] | None:
 
 
 def _hung(found: RunDetail, run: str) -> Iterator[str]:
+    from ftsupervise.scheduler import how_to_end
+
     job = next((job for job in found.status.jobs or () if not job.state.waiting), None)
     yield f"ftsupervise check hang {run}   (every sign of progress, with its age)"
     if HANG in found.observes:
@@ -103,7 +105,7 @@ def _hung(found: RunDetail, run: str) -> Iterator[str]:
         if found.row.members_left == 0:
             then = f"no other waits, so launch it again: it goes on{saved}"
         now = " at once, where its supervisor is not to be waited for" if found.row.ends_hang else ""
-        yield f"scancel {job.id}   (ends this job{now}; {then})"
+        yield f"{how_to_end(job.id)}   (ends this job{now}; {then})"
 
 
 def _full(found: RunDetail, run: str) -> Iterator[str]:
@@ -136,6 +138,8 @@ def _stalled(found: RunDetail, run: str) -> Iterator[str]:
 
 
 def _bad_loss(found: RunDetail, trouble: LossTrouble, run: str) -> Iterator[str]:
+    from ftsupervise.scheduler import how_to_end
+
     if trouble.kind == NOT_A_NUMBER:
         before = "" if trouble.since is None else f" from before step {trouble.since}"
         if BACK in found.observes:
@@ -145,7 +149,7 @@ def _bad_loss(found: RunDetail, trouble: LossTrouble, run: str) -> Iterator[str]
             then = f"the next one begins from a checkpoint{before}"
             if found.row.members_left == 0:
                 then = f"no other waits, so launch it again: it begins from a checkpoint{before}"
-            yield f"scancel {job.id}   (ends this job; {then})"
+            yield f"{how_to_end(job.id)}   (ends this job; {then})"
         else:
             yield f"end its program and start it again: it begins from a checkpoint{before}"
         if trouble.then == "warn":
@@ -188,5 +192,5 @@ def _waits(found: RunDetail) -> Iterator[str]:
     elif any(map(why_held, waiting)):
         run = found.status.rundir.quoted()
         yield f"ftsupervise clear --brake {run}   (once that is repaired; the jobs that are held start again)"
-    elif jobs and mostly_waits(found.row):
+    elif jobs and mostly_waits(found.row) and _is_of_slurm(found):
         yield f"squeue --start --jobs {','.join(jobs)}   (when Slurm expects to start it)"

@@ -17,6 +17,7 @@ from ftsupervise.report.row import RunRow
 from ftsupervise.report.slow import SLOW
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.switches import Brake
+from ftsupervise.scheduler import how_to_end
 from ftsupervise.secrecy import masked
 from ftsupervise.truth import HANG
 from ftsupervise.units import count, show_duration, show_percent
@@ -219,7 +220,7 @@ def _hung(now: RunPresent) -> Headline:
     resumes = f"the next job resumes from {saved}"
     if now.row.members_left == 0:
         resumes = f"no job waits, so launch it again, and it resumes from {saved}"
-    restart = f"scancel {now.job_id}; {resumes}" if now.job_id else f"end its job; {resumes}"
+    restart = f"{how_to_end(now.job_id)}; {resumes}" if now.job_id else f"end its job; {resumes}"
     by_itself = {
         True: "Its supervisor ends a hang and restarts by itself once it is sure. To do it now",
         False: "Nothing ends it by itself, because launch.restart.hang is null. To restart it",

@@ -118,6 +118,11 @@ def kind_of_job(job_id: str) -> str:
     return max(found, key=lambda name: len(SCHEDULERS[name].prefix))
 
 
+def how_to_end(job_id: str) -> str:
+    """Return what a person types, or does, to end a job."""
+    return f"scancel {job_id}" if kind_of_job(job_id) == SLURM else f"end job {job_id}"
+
+
 def is_job_id(text: str) -> bool:
     """Return whether it is one, such as 87, 88_3 or local-4."""
     return any(re.fullmatch(rf"{re.escape(one.prefix)}\d+(_\d+)?", text) for one in SCHEDULERS.values())

@@ -40,7 +40,9 @@ def test_a_third_scheduler_is_one_file_and_one_line(tmp_path: Path) -> None:
 
     assert "srun" not in say("launch", "--dry-run"), "that is Slurm's"
     assert "submitted as job pen-1" in say("launch")
-    assert "1 job left" in say("status", ".")
+    said = say("status", ".")
+    assert "1 job left" in said
+    assert "squeue" not in said and "scancel" not in said, "these are Slurm's"
 
     (tmp_path / "pen").rename(tmp_path / "away")
     said = say("status", ".")

@@ -301,6 +301,12 @@ def test_each_verb_has_a_file_of_its_name_and_a_row_in_the_table_of_rooms() -> N
     assert sorted(re.findall(r"`(\w+)`", " ".join(table))) == sorted(COMMANDS)
 
 
+def test_each_file_in_the_table_of_decisions_is_there() -> None:
+    table = (ROOT / "CONTRIBUTING.md").read_text("utf-8").partition("| decision |")[2].partition("\n\n")[0]
+    named = re.findall(r"`([a-z_]+/[a-z_/]+\.py)`", table)
+    assert len(named) > 15 and [name for name in named if not (PACKAGE / name).is_file()] == []
+
+
 def test_a_command_runs_with_its_garbage_collected() -> None:
     probe = """import ftsupervise.__main__, gc; from ftsupervise.cli import ftsupervise as group; print(gc.isenabled())
 group.get_command(None, 'watch'); print(gc.isenabled())"""

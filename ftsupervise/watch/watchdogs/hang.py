@@ -19,6 +19,7 @@ from ftsupervise.rundir.paths import FINISHED
 from ftsupervise.rundir.progress import TOLD
 from ftsupervise.rundir.stalls import Progress, ProgressHistory, StallLimits, StallVerdict, judge
 from ftsupervise.rundir.switches import KILL
+from ftsupervise.scheduler import how_to_end
 from ftsupervise.truth import START, TRAIN, UNTOLD, Health
 from ftsupervise.units import show_duration
 from ftsupervise.watch.watchdogs.progress_signals import AT_WORK, Signs, gather
@@ -36,7 +37,7 @@ UNSEEN = WORDS._replace(do="use the guard in the training loop, or name the log:
 HUNG = Words(
     "The job holds its nodes and trains nothing. A loop that stands still does not see a kill or save switch.",
     _CHECK + "; py-spy dump on a node of squeue -j {job}",
-    "{end}scancel {job}  ({then})",
+    "{end}{end_job}  ({then})",
     Severity.CRITICAL,
 )
 _RESTING = {
@@ -212,13 +213,14 @@ def _hung(
     then = (
         f"the next member of the chain {goes_on}" if waits else f"no other job waits: launch it again, and it {goes_on}"
     )
+    name = job.id if job is not None else "JOBID"
     stands = [f"  {signal.name}: {signal.words}, {show_duration(signal.age or 0)} ago" for signal in signs.signals]
     return look.finding(
         "progress",
         Health.BAD,
         summary,
         HUNG,
-        names={"job": job.id if job is not None else "JOBID", "end": _ends(look), "then": then},
+        names={"job": name, "end": _ends(look), "end_job": how_to_end(name), "then": then},
         value=measured[0],
         limit=measured[1],
         since=look.now - timedelta(seconds=min(verdict.age, 10**8)),
