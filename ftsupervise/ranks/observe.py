@@ -305,7 +305,8 @@ class RankObserver:
 
     def _exit(self, page: HeartbeatSample, code: int | None, *, leaving: bool, failed: bool, final: bool) -> RankExit:
         oom = code in (None, -signal.SIGKILL) and self._victims.has(page.pid)
-        return RankExit(page.rank, self.node, page.pid, monotonic(), code, leaving, failed, final, page.told, oom)
+        end = page.rank, self.node, page.pid, monotonic(), code, leaving, failed, final, page.told, oom
+        return RankExit(*end, page.step)
 
     def _drop(self, one: _Rank) -> None:
         for fd in (one.pidfd, one.taskfd):

@@ -39,7 +39,7 @@ _HEAD = struct.Struct("<4sBBBBIIQ")
 _MAGIC = b"FTS1"
 _SEAL = 16
 _RANK = struct.Struct("<IIqIIIBBBx")  # rank, pid, step, ages of step and beat, CPU in 1/100 s, state, flags, phase
-_EXIT = struct.Struct("<IIIiI")  # rank, pid, age, exit code, flags
+_EXIT = struct.Struct("<IIIiIq")  # rank, pid, age, exit code, flags, step
 _CHUNK = struct.Struct("<HH")
 _NO_STEP, _LEAVING, _NO_CPU, _READ = 1, 2, 4, 8
 _LIMIT = (1 << 32) - 1
@@ -70,6 +70,7 @@ class RankExit(NamedTuple):
     final: bool  # no parent will restart it: the process that Slurm started for it on this node has ended
     told: bool = False  # SIGTERM had come to it before
     oom: bool = False  # the kernel killed it for its memory
+    step: int | None = None  # the last one on its page: its node may not have reported it before
 
     @property
     def in_order(self) -> bool:
@@ -198,6 +199,7 @@ def pack_exits(exits: Iterable[RankExit], now: float) -> bytes:
             _ms(now - one.at),
             one.code or 0,
             (one.code is not None) | one.leaving << 1 | one.failed << 2 | one.final << 3 | one.told << 4 | one.oom << 5,
+            -1 if one.step is None else one.step,
         )
         for one in exits
     )
@@ -211,8 +213,9 @@ def read_exits(body: bytes, node: str, now: float) -> list[RankExit]:
         RankExit(
             *(rank, node, pid, now - age * 0.001, code if flags & 1 else None),
             *(bool(flags & 2), bool(flags & 4), bool(flags & 8), bool(flags & 16), bool(flags & 32)),
+            None if step < 0 else step,
         )
-        for rank, pid, age, code, flags in _EXIT.iter_unpack(body)
+        for rank, pid, age, code, flags, step in _EXIT.iter_unpack(body)
     ]
 
 

@@ -52,7 +52,8 @@ def seen_by(
     stepping = [one for one in states if one.step is not None]
     slow = min(stepping, key=lambda one: one.step or 0, default=None)
     ahead = max((one.step for one in stepping if one.step is not None), default=None)
-    ahead = max((step for step in (ahead, tally.last) if step is not None), default=None)
+    left_at = (one.step for one in table.exits)
+    ahead = max((step for step in (ahead, tally.last, *left_at) if step is not None), default=None)
     step = slow.step if slow is not None and len(stepping) == len(states) else None
     behind = slow is not None and ahead is not None and ahead - (slow.step or 0) >= _BEHIND
     hang = on_hang()

@@ -99,6 +99,18 @@ def test_an_attempt_that_is_over_says_nothing_any_more(pulses: RankTable) -> Non
     assert steps(pulses) == [1, 1]
 
 
+def test_the_last_step_of_a_rank_that_died_is_told_with_its_death(pulses: RankTable) -> None:
+    """Reports come once a second: in that second it made steps of which it may have left snapshots."""
+    pulses.take(told(521, 1), SENDER, 100.0)
+    dead = [
+        RankExit(0, "", 4000, 0.0, -11, False, False, True, step=524),
+        RankExit(1, "", 4001, 0.0, None, False, False, True),
+    ]
+    pulses.take(told(0, 2, kind=protocol.EXIT, body=protocol.pack_exits(dead, 0.0)), SENDER, 101.0)
+    assert [one.step for one in pulses.exits] == [524, None]
+    assert (page := seen_by(pulses)) is not None and page.ahead == 524
+
+
 def test_agents_of_an_earlier_start_are_told_to_leave(pulses: RankTable) -> None:
     pulses.restart(2)
     answer = pulses.take(told(9, 1), SENDER, 100.0)
