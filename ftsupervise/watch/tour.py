@@ -516,7 +516,7 @@ def _found(seen: RunLook, report: RunReport, now: datetime) -> WatchFound:
     of = seen.run.watch
     judges = tuple(name for name, section in (("hang", of.hang), ("throughput", of.throughput)) if section is not None)
     found = WatchFound(now, len(report.firing), tuple(firing), judges=judges, every=of.every)
-    ahead = [one for one in seen.findings if one.watchdog == "disk" and one.subject.endswith(" forecast") and one.value]
+    ahead = [one for one in seen.findings if one.disk is not None and one.disk.part == "forecast" and one.value]
     disk = min(ahead, key=lambda one: (one.health is not Health.BAD, one.subject), default=None)
     if disk is not None:
         return found._replace(disk=disk.value, disk_at=now)

@@ -15,7 +15,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from ftsupervise.findings import Finding, Severity, Words
+from ftsupervise.findings import Finding, OfDisk, Severity, Words
 from ftsupervise.printable import to_type
 from ftsupervise.probe import Missing, NotSeen, Ran
 from ftsupervise.rundir.records import as_count
@@ -184,13 +184,15 @@ def finding(
     is not ``subject``; ``more``: names in it, and parts of the finding.
     """
     parts = {name: more.pop(name) for name in ("value", "limit", "detail") if name in more}
+    disk = OfDisk(path, subject)
     return look.finding(
-        f"{path} {subject}",
+        str(disk),
         Health.of(None if found is None else found > Level.FINE),
         summary,
         WORDS[words or subject],
         severity=Severity.WARNING if found is Level.WARNING else Severity.CRITICAL,
         names={"path": to_type(path), **more},
+        disk=disk,
         **parts,
     )
 
