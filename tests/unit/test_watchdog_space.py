@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from ftsupervise.config.schema import Launch, Run
 from ftsupervise.config.watchdogs import Disk, Quota
 from ftsupervise.findings import Severity
-from ftsupervise.probe import Probe
+from ftsupervise.probe import Probe, Space
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.truth import Health
 from ftsupervise.watch import Look
@@ -23,7 +23,6 @@ from ftsupervise.watch.watchdogs.disk_space import (
     Level,
     check_quota,
     forecast,
-    left,
     level,
     parse_quota,
     remember,
@@ -34,13 +33,13 @@ TB, HOUR, DAY = 10**12, 3600.0, 86_400.0
 
 
 def test_eighty_per_cent_is_the_new_hundred() -> None:
-    rest = left(total=100 * TB, used=70 * TB, inodes=0, inodes_free=0, usable=0.8)
+    rest = Space(total=100 * TB, used=70 * TB, inodes=0, inodes_free=0).usable(0.8)
     assert rest.free == 10 * TB
-    assert rest.used == pytest.approx(0.875)
-    assert rest.inodes is None
-    over = left(total=100 * TB, used=85 * TB, inodes=100, inodes_free=10, usable=0.8)
+    assert rest.used_share == pytest.approx(0.875)
+    assert rest.inodes_share is None
+    over = Space(total=100 * TB, used=85 * TB, inodes=100, inodes_free=10).usable(0.8)
     assert over.free == -5 * TB
-    assert over.inodes == pytest.approx(0.9)
+    assert over.inodes_share == pytest.approx(0.9)
 
 
 def test_a_value_that_plays_around_its_limit_is_told_once() -> None:

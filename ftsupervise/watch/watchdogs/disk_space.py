@@ -64,24 +64,6 @@ def level(
     return Level.FINE
 
 
-@dataclass(frozen=True)
-class Left:
-    """The room that an ordinary user has in the part of a file system that can really be filled."""
-
-    free: int  # bytes; negative when the usable part is exceeded
-    used: float  # share of the usable part
-    inodes: float | None  # share used; None: this file system does not count them
-
-
-def left(total: int, used: int, inodes: int, inodes_free: int, usable: float) -> Left:
-    part = int(total * usable)
-    return Left(
-        free=part - used,
-        used=used / part if part > 0 else 1.0,
-        inodes=1 - inodes_free / inodes if inodes > 0 else None,
-    )
-
-
 def remember(samples: Sequence[Sample], at: float, value: float) -> list[Sample]:
     """Return ``samples`` with one more, at most 48 over three days: when there are too many, every other one goes."""
     kept = [(t, v) for t, v in samples if at - _WINDOW <= t < at]
