@@ -20,7 +20,7 @@ from ftsupervise.findings import Finding, Severity
 from ftsupervise.hostlist import compress_hostlist
 from ftsupervise.model import Cause, CauseKind, Claim, End, Failure, Reached
 from ftsupervise.nodes.incidents import Incident, IncidentLog
-from ftsupervise.rundir.ledger import write_end
+from ftsupervise.rundir.ledger import as_attempt, write_end
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.progress import (
     KEPT,
@@ -153,11 +153,9 @@ class PreparedRun:
             self._worked,
             **more,
         )
-        number, at = self.number, self.clock
+        mine, at = Claim(self.number, self.rundir.attempt(self.number)), self.clock
         self.pages.append(
-            lambda begin: write_end(
-                Claim(number, self.rundir.attempt(number)), ended, then, begin + timedelta(seconds=at)
-            )
+            lambda begin: write_end(mine.folder, as_attempt(mine, ended, begin + timedelta(seconds=at), then))
         )
         if made:  # the last page of its supervisor stays
             step, saved, active = self.step, self.saved or None, self.began + self._worked
@@ -166,7 +164,7 @@ class PreparedRun:
             )
             self.pages.append(
                 lambda begin: write_progress(
-                    self.rundir.attempt(number),
+                    mine.folder,
                     page._replace(at=begin + timedelta(seconds=at), active_at=begin.timestamp() + active),
                 )
             )
