@@ -728,14 +728,13 @@ class RunningCommand:
         first = First.REQUEST
         if stopped is not None and stopped.kind is CauseKind.TOLD:
             first = self._first_event(death if death is not None else command_end(code))
-        why = cause(
+        why = (ending.cause if ending is not None else None) or cause(
             code,
             finished=rundir.has_finished(),
             stopped=stopped,
             stop_signal=stop_signal,
             past_end=self.asked.job.at is not None and time.time() > self.asked.job.at - _NEAR_END,
             death=death,
-            ended=ending.cause if ending is not None else None,
             first=first,
         )
         unasked = not stop_signal and stopped is None
