@@ -30,9 +30,10 @@ from ftsupervise.alerts import outbox
 from ftsupervise.alerts.journal import Journal
 from ftsupervise.alerts.last_day import AboutRun
 from ftsupervise.alerts.outbox import JournalState, Message
-from ftsupervise.alerts.receivers import NOTHING, Broken, Doubtful, Parcel, Partly, Send, TryLater, Unsendable, sender
+from ftsupervise.alerts.receivers import NOTHING, Broken, Doubtful, Partly, Send, TryLater, Unsendable, sender
 from ftsupervise.alerts.record import About, advance
 from ftsupervise.alerts.self_monitor import hand_over, receiver_finding, reroute
+from ftsupervise.alerts.wording import Parcel
 from ftsupervise.findings import AlertState, EventKind, Notice, Severity
 
 if TYPE_CHECKING:
@@ -167,8 +168,8 @@ def _batches(attempts: list[_Attempt]) -> Iterator[list[_Attempt]]:
 def _joint(parts: list[_Attempt]) -> _Attempt:
     first, message = parts[0], outbox.joint([one.message for one in parts])
     earlier = tuple(post for one in parts for post in one.parcel.earlier)
-    over = {ident: at for one in parts for ident, at in one.parcel.over.items()}
-    parcel = replace(first.parcel, message=message, earlier=earlier, over=over, about_run=AboutRun())
+    ended = {ident: at for one in parts for ident, at in one.parcel.ended.items()}
+    parcel = replace(first.parcel.alone, message=message, earlier=earlier, ended=ended)
     return _Attempt(first.journal, first.settings, first.receiver, message, parcel, parts=tuple(parts))
 
 
@@ -193,7 +194,8 @@ def _claim(journal: Journal, settings: Alerts, who: str, now: datetime, about_ru
             if message.claimed_by == who and any(m.id == message.id for m in chosen):
                 parcel = _parcel(state, message, settings, now)
                 if about_run is not None:
-                    parcel = replace(parcel, about_run=about_run if _helps(message) else about_run._replace(day=None))
+                    helpful = about_run if _helps(message) else about_run._replace(day=None)
+                    parcel = replace(parcel, **helpful._asdict())
                 out.append(_Attempt(journal, settings, named[message.receiver], message, parcel))
         return state
 
@@ -238,9 +240,9 @@ def fingerprint(receiver: Receiver) -> str:
 
 def _parcel(state: JournalState, message: Message, settings: Alerts, now: datetime) -> Parcel:
     earlier = tuple(state.posts[post] for post in message.posts if post in state.posts)
-    over = {n.alert_id: _ended(state, n, now) for post in earlier for n in post.notices if _is_over(state, n, post)}
+    ended = {n.alert_id: _ended(state, n, now) for post in earlier for n in post.notices if _is_over(state, n, post)}
     owed = outbox.owed(state, message)
-    return Parcel(message, now, earlier=earlier, over=over, templates=settings.templates, owed=owed)
+    return Parcel(message, now, earlier=earlier, ended=ended, templates=settings.templates, owed=owed)
 
 
 def _helps(message: Message) -> bool:

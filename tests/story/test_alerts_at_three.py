@@ -15,7 +15,7 @@ from ftsupervise.alerts.journal import Journal
 from ftsupervise.alerts.last_day import AboutRun, sample_facts
 from ftsupervise.alerts.outbox import Unlisted
 from ftsupervise.alerts.record import announce, record
-from ftsupervise.alerts.wording import event_finding, incident, render, view
+from ftsupervise.alerts.wording import Parcel, event_finding, incident, render
 from ftsupervise.config.alerting import Alerts
 from ftsupervise.findings import EventKind, Reason
 from ftsupervise.model import Job, JobState
@@ -36,7 +36,7 @@ def chat() -> Iterator[SlackServer]:
 def test_a_subject_has_state_run_and_what_in_78_characters(run: str) -> None:
     for message in incident(run, "/scratch/run", T0):
         for more in ((), (Unlisted("disk", Reason.FIRED, 12_345),)):
-            seen = view(replace(message, unlisted=more), T0)
+            seen = Parcel(replace(message, unlisted=more), T0)
             assert len(seen.subject) <= 78, seen.subject
             assert seen.subject.startswith(f"[{seen.word[:20]}") and f"] {run[:9]}" in seen.subject
             assert "more)" in seen.subject or not more
@@ -115,7 +115,7 @@ def test_what_is_no_longer_watched_is_no_all_clear(chat: SlackServer, tmp_path: 
     last = chat.posts[-1]
     assert "NO LONGER WATCHED" in last.text and last.colour == "#757575" and ":white_check_mark:" not in last.readable()
     message = next(one for one in incident(RUN, "/run", T0) if one.notices[0].reason.value == "unwatched")
-    assert "#2e7d32" not in render("alert.html.j2", view(message, T0), kind="html")
+    assert "#2e7d32" not in render("alert.html.j2", Parcel(message, T0), kind="html")
 
 
 def restart(journal: Journal, alerts: Alerts, number: int, minute: float, *, quick: bool = True) -> None:
