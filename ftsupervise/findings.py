@@ -198,3 +198,22 @@ class Notice:
     event: EventKind | None = None
     note: str = ""  # one sentence more: "flapping", "no longer checked", "nobody has acknowledged it for 1h"
     post: str = ""  # id of the message (to the same receiver) that was the first of this incident
+    attempt: int = 0  # the number of the attempt that an event is about; 0: of none
+    quick: bool = False  # a restart that cost little: several of them are told together
+
+
+def happened(
+    kind: EventKind,
+    key: str,
+    at: datetime,
+    summary: str,
+    meaning: str = "",
+    attempt: int = 0,
+    quick: bool = False,
+    *,
+    run: str = "",
+) -> Notice:
+    """Return an event, in the form of a finding, so that routes and templates need to know only one form. ``key`` names it for
+    ever, so that it is sent once, however many watches there are."""
+    finding = Finding(run, "run", kind.value, Health.OK, Severity.INFO, summary, at, meaning=meaning)
+    return Notice(key, Reason.ANNOUNCED, finding, at, since=at, event=kind, attempt=attempt, quick=quick)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from ftsupervise.alerts.last_day import LastDay
 from ftsupervise.alerts.outbox import ORDER, Message, Unlisted, message_id
 from ftsupervise.alerts.step import alert_id
-from ftsupervise.findings import EventKind, Finding, Notice, Reason, Severity
+from ftsupervise.findings import EventKind, Finding, Notice, Reason, Severity, happened
 from ftsupervise.host import ownership
 from ftsupervise.truth import Health
 from ftsupervise.units import show_duration
@@ -412,11 +412,6 @@ def slack_escape(text: str) -> str:
     return escaped.replace("`", "\u02cb")  # a look-alike
 
 
-def event_finding(run: str, event: EventKind, summary: str, at: datetime, **more: Any) -> Finding:
-    """Return an event in the form of a finding, so that routes and templates need to know only one form."""
-    return Finding(run, "run", event.value, Health.OK, Severity.INFO, summary, at, **more)
-
-
 # One incident from beginning to end, for ``notify preview`` and the tests. Pure.
 
 
@@ -438,7 +433,7 @@ def incident(run: str, where: str, now: datetime) -> Iterator[Message]:
         look=f"ftsupervise status {where}".strip(),
     )
     started = "the run started as job 88_1 on 4 nodes (n[01-04])"
-    yield _one(run, where, begin, _event(run, EventKind.STARTED, started, begin))
+    yield _one(run, where, begin, happened(EventKind.STARTED, "started", begin, started, run=run))
     yield _one(run, where, begin, _notice(free, Reason.FIRED, begin, begin))
     late = begin + timedelta(hours=1)
     note = "It has not been acknowledged so far."
@@ -450,9 +445,8 @@ def incident(run: str, where: str, now: datetime) -> Iterator[Message]:
     yield _one(run, where, end, _notice(free, Reason.UNWATCHED, end, begin, "Last checked 02:10 UTC."))
     both = (_notice(free, Reason.FIRED, begin, begin), _notice(log, Reason.FIRED, begin, begin))
     yield _one(run, where, begin, *both, unlisted=[Unlisted("disk", Reason.FIRED, 137)])
-    yield _one(
-        run, where, now, _event(run, EventKind.FINISHED, "the run has finished after 3d 4h, at step 120,000", now)
-    )
+    done = "the run has finished after 3d 4h, at step 120,000"
+    yield _one(run, where, now, happened(EventKind.FINISHED, "finished", now, done, run=run))
 
 
 def disk(run: str, at: datetime, *, health: Health = Health.BAD) -> Finding:
@@ -471,11 +465,6 @@ def disk(run: str, at: datetime, *, health: Health = Health.BAD) -> Finding:
         look="df -h /scratch",
         do="move old checkpoints away",
     )
-
-
-def _event(run: str, event: EventKind, summary: str, at: datetime) -> Notice:
-    finding = event_finding(run, event, summary, at)
-    return Notice(key=f"event {event.value}", reason=Reason.ANNOUNCED, finding=finding, at=at, since=at, event=event)
 
 
 def _notice(finding: Finding, reason: Reason, at: datetime, since: datetime, note: str = "") -> Notice:

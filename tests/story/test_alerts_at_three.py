@@ -15,9 +15,9 @@ from ftsupervise.alerts.journal import Journal
 from ftsupervise.alerts.last_day import AboutRun, sample_facts
 from ftsupervise.alerts.outbox import Unlisted
 from ftsupervise.alerts.record import announce, record
-from ftsupervise.alerts.wording import Parcel, event_finding, incident, render
+from ftsupervise.alerts.wording import Parcel, incident, render
 from ftsupervise.config.alerting import Alerts
-from ftsupervise.findings import EventKind, Reason
+from ftsupervise.findings import EventKind, Reason, happened
 from ftsupervise.model import Job, JobState
 from ftsupervise.report.day import facts_of
 from ftsupervise.report.row import RunRow
@@ -120,8 +120,9 @@ def test_what_is_no_longer_watched_is_no_all_clear(chat: SlackServer, tmp_path: 
 
 def restart(journal: Journal, alerts: Alerts, number: int, minute: float, *, quick: bool = True) -> None:
     now = minutes(minute)
-    found = event_finding(RUN, EventKind.RESUMED, f"attempt {number} goes on, 1s after attempt {number - 1} ended", now)
-    assert announce(journal, alerts, EventKind.RESUMED, f"resumed-{number}", found, attempt=number, quick=quick)
+    name, words = f"resumed-{number}", f"attempt {number} goes on, 1s after attempt {number - 1} ended"
+    event = happened(EventKind.RESUMED, name, now, words, attempt=number, quick=quick, run=RUN)
+    assert announce(journal, alerts, event, now)
 
 
 def test_thirteen_restarts_of_a_second_are_three_mails_and_the_first_comes_at_once(
