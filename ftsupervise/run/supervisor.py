@@ -145,7 +145,7 @@ _OUTCOME = {NextAction.RESTART: Outcome.RESTART, NextAction.LEAVE: Outcome.LEAVE
 _AFTER_KILL = 10.0  # seconds after Slurm's SIGKILL in which an older attempt may still be ending
 _LEAVING_LOOK = 0.3  # seconds between two looks at an older attempt that ends
 _OLDER = float(os.environ.get("FTSUPERVISE_OLDER_SECONDS", "600"))  # seconds for an older attempt to end
-_OLDER_LOOK = 5.0
+_OLDER_LOOK = 5.0  # seconds between two looks at one whose end is waited for
 _LOST_LOOK = 5.0  # seconds between two looks at a lost node
 
 
