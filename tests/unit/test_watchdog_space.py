@@ -21,9 +21,9 @@ from ftsupervise.watch.watchdogs.disk import check
 from ftsupervise.watch.watchdogs.disk_space import (
     Figures,
     Level,
+    Limit,
     check_quota,
     forecast,
-    level,
     parse_quota,
     remember,
     slope,
@@ -45,16 +45,16 @@ def test_eighty_per_cent_is_the_new_hundred() -> None:
 def test_a_value_that_plays_around_its_limit_is_told_once() -> None:
     was, told = Level.FINE, []
     for used in (0.89, 0.905, 0.895, 0.902, 0.889, 0.879, 0.895):
-        now = level(used, 0.9, 0.97, rising=True, was=was, margin=0.02)
+        now = Limit(used, 0.9, 0.97).level(was)
         told += [now] if now is not was else []
         was = now
     assert told == [Level.WARNING, Level.FINE]
 
 
 def test_beyond_critical_is_beyond_both() -> None:
-    assert level(1, 10, 5, rising=False, was=Level.FINE, margin=0) is Level.CRITICAL
-    assert level(7, 10, 5, rising=False, was=Level.CRITICAL, margin=3) is Level.CRITICAL
-    assert level(8, 10, 5, rising=False, was=Level.CRITICAL, margin=3) is Level.WARNING
+    assert Limit(1, 10, 5, rising=False).level(Level.FINE) is Level.CRITICAL
+    assert Limit(7, 10, 5, rising=False, margin=3).level(Level.CRITICAL) is Level.CRITICAL
+    assert Limit(8, 10, 5, rising=False, margin=3).level(Level.CRITICAL) is Level.WARNING
 
 
 def test_bloom_wrote_eighteen_terabytes_a_day() -> None:

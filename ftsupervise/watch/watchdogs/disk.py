@@ -9,7 +9,7 @@ import subprocess
 from collections.abc import Iterator
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from ftsupervise.findings import Finding
 from ftsupervise.host import processes
@@ -20,11 +20,12 @@ from ftsupervise.watch.watchdogs import checkpoints
 from ftsupervise.watch.watchdogs.disk_space import (
     Forecast,
     Level,
+    Limit,
     Sample,
     check_quota,
     finding,
     forecast,
-    level,
+    judge,
     remember,
 )
 from ftsupervise.watch.watchdogs.own_checkpoints import folder_of
@@ -118,22 +119,6 @@ def _worse(of: Settings, name: str) -> Any:
     return None if off else getattr(of.critical, name)
 
 
-class Limit(NamedTuple):
-    """A value and its limits. ``rising``: large values are bad."""
-
-    value: float
-    warning: float | None
-    critical: float | None
-    rising: bool
-    margin: float
-
-    def level(self, was: Level) -> Level:
-        critical = self.critical
-        if critical is not None and self.warning is not None:  # never reached before the warning, as defaults may be
-            critical = (max if self.rising else min)(critical, self.warning)
-        return level(self.value, self.warning, critical, rising=self.rising, was=was, margin=self.margin)
-
-
 class WatchedPath:
     """One path that *disk* watches, at one check. ``memory``: what earlier checks saw of it."""
 
@@ -222,11 +207,7 @@ class WatchedPath:
 
     def _level(self, subject: str, *limits: Limit) -> Level:
         """Return the worst level of ``limits``, which is remembered."""
-        levels: dict[str, int] = self.memory.setdefault("levels", {})
-        was = Level(levels.get(subject, 0))
-        found = max((limit.level(was) for limit in limits), default=Level.FINE)
-        levels[subject] = int(found)
-        return found
+        return judge(self.memory.setdefault("levels", {}), subject, *limits)
 
     def _space(self, space: Space, late: str) -> Finding:
         of = self.settings

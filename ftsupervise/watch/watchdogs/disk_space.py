@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ftsupervise.findings import Finding, OfDisk, Severity, Words
 from ftsupervise.printable import to_type
@@ -41,27 +41,38 @@ class Level(IntEnum):
     CRITICAL = 2
 
 
-def level(
-    value: float, warning: float | None, critical: float | None, *, rising: bool, was: Level, margin: float
-) -> Level:
-    """Return which limit ``value`` is beyond; a value beyond the critical one is beyond both. ``rising``: large values
-    are bad.
+class Limit(NamedTuple):
+    """A value and its limits. ``rising``: large values are bad. A limit once passed is left only ``margin`` back from it, so
+    that a value that hovers around a limit is told once."""
 
-    A limit once passed is left only ``margin`` back from it, so that a value that hovers around a limit is notified
-    once.
-    """
+    value: float
+    warning: float | None
+    critical: float | None = None
+    rising: bool = True
+    margin: float = 0.02
 
-    def beyond(limit: float | None, passed: bool) -> bool:
+    def level(self, was: Level) -> Level:
+        """Return which limit the value is beyond; beyond the critical one it is beyond both."""
+        critical = self.critical
+        if critical is not None and self.warning is not None:  # never reached before the warning, as defaults may be
+            critical = (max if self.rising else min)(critical, self.warning)
+        if self._beyond(critical, was is Level.CRITICAL):
+            return Level.CRITICAL
+        return Level.WARNING if self._beyond(self.warning, was >= Level.WARNING) else Level.FINE
+
+    def _beyond(self, limit: float | None, passed: bool) -> bool:
         if limit is None:
             return False
-        back = margin if passed else 0.0
-        return value > limit - back if rising else value < limit + back
+        back = self.margin if passed else 0.0
+        return self.value > limit - back if self.rising else self.value < limit + back
 
-    if beyond(critical, was is Level.CRITICAL):
-        return Level.CRITICAL
-    if beyond(warning, was >= Level.WARNING):
-        return Level.WARNING
-    return Level.FINE
+
+def judge(memory: dict[str, Any], subject: str, *limits: Limit) -> Level:
+    """Return the worst level of ``limits``, which is remembered."""
+    was = Level(memory.get(subject, 0))
+    found = max((limit.level(was) for limit in limits), default=Level.FINE)
+    memory[subject] = int(found)
+    return found
 
 
 def remember(samples: Sequence[Sample], at: float, value: float) -> list[Sample]:
@@ -288,10 +299,7 @@ def _judge_quota(
             if subject == "quota":
                 yield finding(look, path, subject, Level.FINE, f"{path}: no quota is set", command=command)
             continue
-        worse = max(critical, warning) if critical is not None and warning is not None else critical
-        was = Level(memory.get(subject, 0))
-        found = level(used / limit, warning, worse, rising=True, was=was, margin=0.02)
-        memory[subject] = int(found)
+        found = judge(memory, subject, Limit(used / limit, warning, critical))
         text = f"{path}: {show(used)} of the quota of {show(limit)} used ({used / limit:.1%})"
         if grace in _EXPIRED:
             found, text = (
