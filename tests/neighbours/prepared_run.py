@@ -138,7 +138,16 @@ class PreparedRun:
         step = self.step if self._first is not None else None
         self._marks.append(TimeMark(self.clock, self.number, step, self._saving, self.began + self._worked))
 
-    def end(self, cause: Cause, failure: Failure | None, *, after: float = 0.0, then: str = "", **more: Any) -> None:
+    def end(
+        self,
+        cause: Cause,
+        failure: Failure | None,
+        *,
+        after: float = 0.0,
+        then: str = "",
+        braked: bool = False,
+        **more: Any,
+    ) -> None:
         """The attempt ends ``after`` its last progress. ``more``: fields of ``End``."""
         self.clock += after
         reached = Reached(self._first, self.step if self._first is not None else None, self.saved or None)
@@ -154,9 +163,12 @@ class PreparedRun:
             **more,
         )
         mine, at = Claim(self.number, self.rundir.attempt(self.number)), self.clock
-        self.pages.append(
-            lambda begin: write_end(mine.folder, as_attempt(mine, ended, begin + timedelta(seconds=at), then))
-        )
+
+        def write(begin: datetime) -> None:
+            one = as_attempt(mine, ended, begin + timedelta(seconds=at), then)
+            write_end(mine.folder, one._replace(braked=braked))
+
+        self.pages.append(write)
         if made:  # the last page of its supervisor stays
             step, saved, active = self.step, self.saved or None, self.began + self._worked
             page = ProgressPage(
