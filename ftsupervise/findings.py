@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import Enum, IntEnum
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -30,6 +31,16 @@ class Severity(IntEnum):
 
 # What is found beside the watchdogs, by the names that its alerts have: by the tick itself, by the cron; and events ("run").
 BESIDES = ("chain", "switches", "storage", "slurm", "scheduler", "watch", "receiver", "alert-journal", "cron", "run")
+
+
+class OfDisk(NamedTuple):
+    """The file system that a finding is about, by a path on it, and what of it."""
+
+    path: Path
+    part: str  # "there", "mount", "space", "inodes", "forecast", "quota", "quota files"
+
+    def __str__(self) -> str:
+        return f"{self.path} {self.part}"
 
 
 @dataclass(frozen=True)
@@ -57,6 +68,7 @@ class Finding:
     why: str = (
         ""  # what ``diagnose`` says of the failure behind it: class, place, confidence, and the line that decides
     )
+    disk: OfDisk | None = None  # where it is about a file system: the subject as a value
 
     @property
     def key(self) -> tuple[str, str, str]:
@@ -86,7 +98,7 @@ class Words(NamedTuple):
         names: Mapping[str, object] = MappingProxyType({}),
         **more: Any,
     ) -> Finding:
-        """Return a finding about ``key`` (run, watchdog, subject). ``more``: its value, limit, since, detail and why."""
+        """Return a finding about ``key`` (run, watchdog, subject). ``more``: its value, limit, since, detail, disk and why."""
         run, watchdog, subject = key
         return Finding(
             run,
@@ -186,3 +198,22 @@ class Notice:
     event: EventKind | None = None
     note: str = ""  # one sentence more: "flapping", "no longer checked", "nobody has acknowledged it for 1h"
     post: str = ""  # id of the message (to the same receiver) that was the first of this incident
+    attempt: int = 0  # the number of the attempt that an event is about; 0: of none
+    quick: bool = False  # a restart that cost little: several of them are told together
+
+
+def happened(
+    kind: EventKind,
+    key: str,
+    at: datetime,
+    summary: str,
+    meaning: str = "",
+    attempt: int = 0,
+    quick: bool = False,
+    *,
+    run: str = "",
+) -> Notice:
+    """Return an event, in the form of a finding, so that routes and templates need to know only one form. ``key`` names it for
+    ever, so that it is sent once, however many watches there are."""
+    finding = Finding(run, "run", kind.value, Health.OK, Severity.INFO, summary, at, meaning=meaning)
+    return Notice(key, Reason.ANNOUNCED, finding, at, since=at, event=kind, attempt=attempt, quick=quick)

@@ -275,7 +275,6 @@ class End(NamedTuple):
     reached: Reached = Reached()
     ready: Optional[float] = None  # seconds to the first step
     worked: Optional[float] = None  # seconds to the last sign of progress
-    braked: bool = False  # the brake comes on after it
     stop_signal: int = 0  # that asked us to stop
     warned: bool = False
     heard: bool = False  # a process of it catches the signal that warned it

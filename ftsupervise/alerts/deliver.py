@@ -30,9 +30,10 @@ from ftsupervise.alerts import outbox
 from ftsupervise.alerts.journal import Journal
 from ftsupervise.alerts.last_day import AboutRun
 from ftsupervise.alerts.outbox import JournalState, Message
-from ftsupervise.alerts.receivers import NOTHING, Broken, Doubtful, Parcel, Partly, Send, TryLater, Unsendable, sender
+from ftsupervise.alerts.receivers import NOTHING, Broken, Doubtful, Partly, Send, TryLater, Unsendable, sender
 from ftsupervise.alerts.record import About, advance
 from ftsupervise.alerts.self_monitor import hand_over, receiver_finding, reroute
+from ftsupervise.alerts.wording import Parcel
 from ftsupervise.findings import AlertState, EventKind, Notice, Severity
 
 if TYPE_CHECKING:
@@ -60,12 +61,15 @@ class _Attempt:
     journal: Journal
     settings: Alerts
     receiver: Receiver
-    message: Message
     parcel: Parcel
     send: Send | None = None
     receipt: dict[str, str] | None = None
     error: Exception | None = field(default=None)
     parts: tuple[_Attempt, ...] = ()  # of a joint one: those in whose place it is sent
+
+    @property
+    def message(self) -> Message:
+        return self.parcel.message
 
     @property
     def each(self) -> tuple[_Attempt, ...]:
@@ -104,7 +108,7 @@ def deliver(
             break
         attempts: list[_Attempt] = []
         for journal, own in zip(journals, each, strict=True):
-            attempts += _claim(journal, own, who, now + passed, about_runs.get(journal.home))
+            attempts += _claim(journal, own, who, now + passed, about_runs.get(journal.home, AboutRun()))
         if not attempts:
             break
         for ended in _send_all(_joined(attempts), min(PATIENCE, budget - passed + timedelta(seconds=1))):
@@ -167,9 +171,9 @@ def _batches(attempts: list[_Attempt]) -> Iterator[list[_Attempt]]:
 def _joint(parts: list[_Attempt]) -> _Attempt:
     first, message = parts[0], outbox.joint([one.message for one in parts])
     earlier = tuple(post for one in parts for post in one.parcel.earlier)
-    over = {ident: at for one in parts for ident, at in one.parcel.over.items()}
-    parcel = replace(first.parcel, message=message, earlier=earlier, over=over, about_run=AboutRun())
-    return _Attempt(first.journal, first.settings, first.receiver, message, parcel, parts=tuple(parts))
+    ended = {ident: at for one in parts for ident, at in one.parcel.ended.items()}
+    parcel = replace(first.parcel.alone, message=message, earlier=earlier, ended=ended)
+    return _Attempt(first.journal, first.settings, first.receiver, parcel, parts=tuple(parts))
 
 
 def _nobody_knows(state: JournalState, message: Message) -> bool:
@@ -178,7 +182,7 @@ def _nobody_knows(state: JournalState, message: Message) -> bool:
     return any(n.finding.severity is Severity.CRITICAL and n.key not in notified for n in message.notices)
 
 
-def _claim(journal: Journal, settings: Alerts, who: str, now: datetime, about_run: AboutRun | None) -> list[_Attempt]:
+def _claim(journal: Journal, settings: Alerts, who: str, now: datetime, about_run: AboutRun) -> list[_Attempt]:
     named = settings.named
     out: list[_Attempt] = []
 
@@ -191,10 +195,9 @@ def _claim(journal: Journal, settings: Alerts, who: str, now: datetime, about_ru
         state = outbox.claim(state, frozenset(m.id for m in chosen), who, now)
         for message in state.outbox:
             if message.claimed_by == who and any(m.id == message.id for m in chosen):
-                parcel = _parcel(state, message, settings, now)
-                if about_run is not None:
-                    parcel = replace(parcel, about_run=about_run if _helps(message) else about_run._replace(day=None))
-                out.append(_Attempt(journal, settings, named[message.receiver], message, parcel))
+                news = about_run if _helps(message) else about_run._replace(day=None)
+                parcel = _parcel(state, message, settings, now, news)
+                out.append(_Attempt(journal, settings, named[message.receiver], parcel))
         return state
 
     journal.change(make)
@@ -236,11 +239,11 @@ def fingerprint(receiver: Receiver) -> str:
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 
-def _parcel(state: JournalState, message: Message, settings: Alerts, now: datetime) -> Parcel:
+def _parcel(state: JournalState, message: Message, settings: Alerts, now: datetime, news: AboutRun) -> Parcel:
     earlier = tuple(state.posts[post] for post in message.posts if post in state.posts)
-    over = {n.alert_id: _ended(state, n, now) for post in earlier for n in post.notices if _is_over(state, n, post)}
-    owed = outbox.owed(state, message)
-    return Parcel(message, now, earlier=earlier, over=over, templates=settings.templates, owed=owed)
+    ended = {n.alert_id: _ended(state, n, now) for post in earlier for n in post.notices if _is_over(state, n, post)}
+    owed, own = outbox.owed(state, message), settings.templates
+    return Parcel(message, now, earlier=earlier, ended=ended, templates=own, owed=owed, **news._asdict())
 
 
 def _helps(message: Message) -> bool:

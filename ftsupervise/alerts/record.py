@@ -1,7 +1,7 @@
 """The story of a tick: findings become notices to people, and are saved before anything is sent.
 
     recorded = record(journal, findings, settings, now, run_name=run.name)
-    announce(journal, settings, EventKind.FINISHED, "finished", event_finding(run.name, EventKind.FINISHED, "…", now))
+    announce(journal, settings, happened(EventKind.FINISHED, "finished", now, "…", run=run.name), now)
     delivered = deliver([journal], settings, now)
 
 ``record`` and ``announce`` each commit one generation in which the alerts' new states and the messages that follow
@@ -121,42 +121,29 @@ def record(
     return Recorded(tuple(notified), tuple(firing), journal.unsaved, problems)
 
 
-def announce(
-    journal: Journal,
-    settings: Alerts,
-    event: EventKind,
-    dedup: str,
-    raw: Finding,
-    where: str | None = None,
-    *,
-    attempt: int = 0,
-    quick: bool = False,
-) -> bool:
-    """Announce an event (``raw``: of ``event_finding``) once; returns False if ``dedup`` has been announced before.
+def announce(journal: Journal, settings: Alerts, event: Notice, now: datetime, where: str | None = None) -> bool:
+    """Announce an event (of ``happened``) once; returns False if one of its key has been announced before.
 
-    ``quick``: a restart that cost little. The first is told at once, those after it together, every six hours at most, or with
-    the next message about the run.
-
-    ``attempt``: the number of the attempt that it is about. A run may have many thousands: the keys of the newest are
-    kept, and of those before it is known that they were announced.
+    The first restart that is ``quick`` is told at once, those after it together, every six hours at most, or with the next
+    message about the run. A run may have many thousands of attempts: the keys of the newest are kept, and of those before it is
+    known that they were announced.
     """
-    finding, at = clean(raw), raw.at
-    about = About(settings, at, raw.run, journal.home, place_of(journal) if where is None else where)
+    about = About(settings, now, event.finding.run, journal.home, place_of(journal) if where is None else where)
+    notice = replace(event, finding=clean(event.finding), at=now, since=now)
     fresh = False
 
     def make(state: JournalState) -> JournalState:
         nonlocal fresh
-        fresh = not was_announced(state, dedup, attempt)
+        fresh = not was_announced(state, event.key, event.attempt)
         if not fresh:
             return state
         recent = dict(list(state.announced.items())[-_ANNOUNCED_KEPT:])
-        through = max(state.announced_through, attempt - _BEHIND)
-        state = replace(state, announced={**recent, dedup: at}, announced_through=through)
-        notice = Notice(key=f"event {dedup}", reason=Reason.ANNOUNCED, finding=finding, at=at, since=at, event=event)
-        due = _told_at(state, at) if quick else at
-        if event is EventKind.RESUMED:
+        through = max(state.announced_through, event.attempt - _BEHIND)
+        state = replace(state, announced={**recent, event.key: now}, announced_through=through)
+        due = _told_at(state, now) if event.quick else now
+        if event.event is EventKind.RESUMED:
             state = replace(state, together=due)
-        for name in receivers_of(settings, finding, at):
+        for name in receivers_of(settings, notice.finding, now):
             state = enqueue(state, name, [notice], about, not_before=due)
         return state
 
@@ -172,9 +159,9 @@ def _told_at(state: JournalState, at: datetime) -> datetime:
     return last if last > at else last + TOGETHER
 
 
-def was_announced(state: JournalState, dedup: str, attempt: int) -> bool:
-    """Return whether the event ``dedup``, of the attempt of this number (0: of none), has been announced."""
-    return dedup in state.announced or 0 < attempt <= state.announced_through
+def was_announced(state: JournalState, key: str, attempt: int) -> bool:
+    """Return whether the event ``key``, of the attempt of this number (0: of none), has been announced."""
+    return key in state.announced or 0 < attempt <= state.announced_through
 
 
 def place_of(journal: Journal) -> str:

@@ -250,19 +250,18 @@ def _flapping(alert: Alert, policy: Policy, now: datetime) -> Alert:
 
 # ----------------------------------------------------------------------------------- which receivers, and from when
 
-# The cause (a watchdog, or "watchdog: subject" with * and ?) -> the watchdogs it mutes, in the same run, or in any run
-# when the cause belongs to no run; "disk: * forecast" is that of the same place. A late watch mutes nothing: its findings are
-# true, only old.
-INHIBITS: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("storage", ("hang", "log-stale", "checkpoints", "throughput", "loss")),
-    ("disk: * there", ("hang", "log-stale", "checkpoints", "throughput", "loss")),  # hung, or not mounted
-    ("disk: * space", ("disk: * forecast", "alert-journal")),  # one message for a full disk; only while it is critical
-    ("slurm", ("is-running",)),
-    ("slurm-unreachable", ("is-running",)),
-    ("is-running", ("recovery", "hang", "log-stale", "throughput", "checkpoints")),
-    ("brake", ("recovery", "hang", "log-stale", "is-running", "throughput", "checkpoints")),
-    ("kill-switch", ("hang", "log-stale", "is-running", "throughput", "checkpoints")),
-)
+# The cause -> what it mutes, in the same run, or in any run when the cause belongs to no run; of disks, only what is about the
+# same one. A late watch mutes nothing: its findings are true, only old.
+INHIBITS: dict[str, tuple[str, ...]] = {
+    "storage": ("hang", "log-stale", "checkpoints", "throughput", "loss"),
+    "disk there": ("hang", "log-stale", "checkpoints", "throughput", "loss"),  # hung, or not mounted
+    "disk space": ("disk forecast", "alert-journal"),  # one message for a full disk; only while it is critical
+    "slurm": ("is-running",),
+    "slurm-unreachable": ("is-running",),
+    "is-running": ("recovery", "hang", "log-stale", "throughput", "checkpoints"),
+    "brake": ("recovery", "hang", "log-stale", "is-running", "throughput", "checkpoints"),
+    "kill-switch": ("hang", "log-stale", "is-running", "throughput", "checkpoints"),
+}
 _DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 
 
@@ -346,20 +345,25 @@ def _zone(settings: Alerts) -> tzinfo | None:
 
 
 def explained_by(cause: Finding) -> tuple[str, ...]:
-    """Return the watchdogs that need not speak while ``cause`` is so."""
-    if cause.watchdog == "disk" and cause.severity < Severity.CRITICAL:
+    """Return what need not be told while ``cause`` is so."""
+    if cause.disk is not None and cause.severity < Severity.CRITICAL:
         return ()
-    place = cause.subject.rpartition(" ")[0]
-    return tuple(name.replace("*", place) for pattern, names in INHIBITS if _fits(pattern, cause) for name in names)
+    return INHIBITS.get(_kind(cause), ())
+
+
+def _kind(finding: Finding) -> str:
+    """Return the name that it has in ``INHIBITS``."""
+    name = plain_name(finding.watchdog)
+    return name if finding.disk is None else f"{name} {finding.disk.part}"
 
 
 def inhibitor(finding: Finding, causes: Iterable[Finding]) -> str:
     """Return the cause, among the bad findings now, that explains ``finding``, as a reason to hold it back; "" if there
     is none.
     """
-    names = plain_name(finding.watchdog), f"{plain_name(finding.watchdog)}: {finding.subject}"
     for cause in causes:
-        if cause.run in ("", finding.run) and cause.key != finding.key and {*names}.intersection(explained_by(cause)):
+        elsewhere = cause.disk and finding.disk and cause.disk.path != finding.disk.path
+        if cause.run in ("", finding.run) and not elsewhere and _kind(finding) in explained_by(cause):
             return "explained by " + f"{cause.watchdog} {cause.subject}".strip()
     return ""
 

@@ -9,18 +9,17 @@ from __future__ import annotations
 import re
 import shlex
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta, timezone
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ftsupervise.alerts.last_day import AboutRun, LastDay
+from ftsupervise.alerts.last_day import LastDay
 from ftsupervise.alerts.outbox import ORDER, Message, Unlisted, message_id
 from ftsupervise.alerts.step import alert_id
-from ftsupervise.findings import EventKind, Finding, Notice, Reason, Severity
+from ftsupervise.findings import EventKind, Finding, Notice, Reason, Severity, happened
 from ftsupervise.host import ownership
 from ftsupervise.truth import Health
 from ftsupervise.units import show_duration
@@ -118,69 +117,99 @@ class Item:
 
 
 @dataclass(frozen=True)
-class View:
-    """A message as the templates see it."""
+class Parcel:
+    """A message as receivers and their templates get it, with what else they may need: the messages it follows up, the clock,
+    the user's own templates."""
 
-    title: str
-    subject: str  # the same in 78 characters
-    word: str  # "FIRING", or "FIRING:2, RESOLVED:1"
-    run: str
-    severity: str
-    items: tuple[Item, ...]
-    more: int
-    more_of: str  # "137 disk fired, 4 hang fired"
-    notes: tuple[str, ...]
-    over: bool  # nothing in it is wrong any more
-    status: str  # the command to see for oneself
-    id: str
+    message: Message
+    now: datetime
+    earlier: tuple[Message, ...] = ()  # sent ones it follows up (with their receipts), oldest first
+    ended: dict[str, datetime] = field(default_factory=dict)  # alerts of those earlier messages that are over: since
+    over_by_now: dict[str, datetime] = field(default_factory=dict)  # … and of this one: it is a post that is edited
+    templates: Path | None = None
+    owed: frozenset[str] = frozenset()  # recipients that must get an earlier message first
     day: LastDay | None = None  # the last day of the run as a picture
     tracker: str = ""  # address of its page in an experiment tracker
     facts: tuple[tuple[str, str], ...] = ()  # how the run is now: state, step, loss, ETA, job
+    odd: str = ""  # what is wrong with the user's own templates
 
+    @cached_property
+    def items(self) -> tuple[Item, ...]:
+        message = self.message
+        origins = message.origins or ((message.where, message.source),) * len(message.notices)
+        return tuple(
+            _item(notice, replace(message, where=where, source=source), self.over_by_now.get(notice.alert_id))
+            for notice, (where, source) in zip(message.notices, origins, strict=True)
+        )
 
-def view(
-    message: Message,
-    now: datetime,
-    *,
-    over: Mapping[str, datetime] = MappingProxyType({}),
-    about_run: AboutRun | None = None,
-) -> View:
-    """Return the contents of ``message``, for templates.
+    @cached_property
+    def word(self) -> str:
+        """Return "FIRING", or "FIRING:2, RESOLVED:1"."""
+        return _word(self.message, self.items)
 
-    ``over``: alerts that ended since, and when (for a post that is edited); ``about_run``: other news of its run, for
-    receivers that show it.
-    """
-    origins = message.origins or ((message.where, message.source),) * len(message.notices)
-    items = tuple(
-        _item(notice, replace(message, where=where, source=source), over.get(notice.alert_id))
-        for notice, (where, source) in zip(message.notices, origins, strict=True)
-    )
-    more = sum(one.number for one in message.unlisted)
-    word = _word(message, items)
-    first = items[0].summary if items else ""
-    others = len(items) + more - 1
-    title = f"[{word}] {message.run + ': ' if message.run else ''}{first}{f' (+{others} more)' if others > 0 else ''}"
-    notes = [message.note] if message.note else []
-    if (message.sent or now) - max(message.created, message.due) >= LATE:
-        why = f": {message.error}" if message.error else "."
-        notes.append(f"Written {stamp(message.created)}; it could not be delivered sooner{why}")
-    return View(
-        title=_cut(title, 250),
-        subject=_subject(word, message.run, first, f" (+{others} more)" if others > 0 else ""),
-        word=word,
-        run=message.run,
-        severity=message.worst.word,
-        items=items,
-        more=more,
-        more_of=", ".join(f"{count} {watchdog} {reason.value}" for watchdog, reason, count in message.unlisted),
-        notes=tuple(one_line(note, 2800) for note in notes),
-        over=all(item.over or item.reason in ("resolved", "unwatched", "announced") for item in items) and not more,
-        status=command("list" if message.origins else "status", message.where),
-        id=message.id,
-        day=about_run.day if about_run is not None else None,
-        tracker=about_run.tracker if about_run is not None else "",
-        facts=about_run.facts if about_run is not None else (),
-    )
+    @property
+    def title(self) -> str:
+        run = f"{self.run}: " if self.run else ""
+        return _cut(f"[{self.word}] {run}{self._first}{self._others}", 250)
+
+    @property
+    def subject(self) -> str:
+        """Return the same in 78 characters."""
+        return _subject(self.word, self.run, self._first, self._others)
+
+    @property
+    def _first(self) -> str:
+        return self.items[0].summary if self.items else ""
+
+    @property
+    def _others(self) -> str:
+        others = len(self.items) + self.more - 1
+        return f" (+{others} more)" if others > 0 else ""
+
+    @property
+    def run(self) -> str:
+        return self.message.run
+
+    @property
+    def severity(self) -> str:
+        return self.message.worst.word
+
+    @property
+    def more(self) -> int:
+        return sum(one.number for one in self.message.unlisted)
+
+    @property
+    def more_of(self) -> str:
+        """Return "137 disk fired, 4 hang fired"."""
+        return ", ".join(f"{count} {watchdog} {reason.value}" for watchdog, reason, count in self.message.unlisted)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        message, late = self.message, ""
+        if (message.sent or self.now) - max(message.created, message.due) >= LATE:
+            why = f": {message.error}" if message.error else "."
+            late = f"Written {stamp(message.created)}; it could not be delivered sooner{why}"
+        return tuple(one_line(note, 2800) for note in (message.note, late, self.odd) if note)
+
+    @property
+    def over(self) -> bool:
+        """Return whether nothing in it is wrong any more."""
+        ends = ("resolved", "unwatched", "announced")
+        return all(item.over or item.reason in ends for item in self.items) and not self.more
+
+    @property
+    def status(self) -> str:
+        """Return the command to see for oneself."""
+        return command("list" if self.message.origins else "status", self.message.where)
+
+    @property
+    def alone(self) -> Parcel:
+        """Return it without other news of the run."""
+        return replace(self, day=None, tracker="", facts=())
+
+    @property
+    def id(self) -> str:
+        return self.message.id
 
 
 def _subject(word: str, run: str, what: str, more: str) -> str:
@@ -252,19 +281,19 @@ def _dedup_key(notice: Notice, message: Message) -> str:
     return _cut(f"{notice.finding.run}/{notice.finding.watchdog}", 255 - len(end)) + end
 
 
-def in_short(seen: View, limit: int = 2900) -> str:
+def in_short(parcel: Parcel, limit: int = 2900) -> str:
     """Return the whole message as short plain text, for a receiver that will not take it otherwise: every notice has
     its line.
     """
-    if len(seen.items) == 1 and not seen.more:
-        return _cut("\n".join([seen.title, *seen.notes]), limit)
-    room = max(40, (limit - len(seen.title) - 200) // max(1, len(seen.items)) - 1)
-    rest = [f"+{seen.more} more: {seen.more_of}"] if seen.more else []
+    if len(parcel.items) == 1 and not parcel.more:
+        return _cut("\n".join([parcel.title, *parcel.notes]), limit)
+    room = max(40, (limit - len(parcel.title) - 200) // max(1, len(parcel.items)) - 1)
+    rest = [f"+{parcel.more} more: {parcel.more_of}"] if parcel.more else []
     each = (
         f"{item.word}  {item.name}: {item.summary}" if item.name else f"{item.word}  {item.summary}"
-        for item in seen.items
+        for item in parcel.items
     )
-    return _cut("\n".join([seen.title, *(f"- {_cut(line, room)}" for line in each), *rest, *seen.notes]), limit)
+    return _cut("\n".join([parcel.title, *(f"- {_cut(line, room)}" for line in each), *rest, *parcel.notes]), limit)
 
 
 def command(verb: str, where: str) -> str:
@@ -275,24 +304,24 @@ def stamp(at: datetime) -> str:
     return f"{at.astimezone(timezone.utc):%Y-%m-%d %H:%M} UTC"
 
 
-def render(template: str, seen: View, *, own: Path | None = None, kind: str = "text", **more: Any) -> str:
-    """One of ``templates/alert.*.j2``, or the file of that name in ``own``. ``kind``: text, html, slack or chat (escaping).
+def render(template: str, parcel: Parcel, *, kind: str = "text", **more: Any) -> str:
+    """One of ``templates/alert.*.j2``, or the user's own file of that name. ``kind``: text, html, slack or chat (escaping).
 
     A mistake in a user's own template must not cost a message at night: then the built-in one is used and says so.
     ``ftsupervise notify preview`` shows such mistakes by day.
     """
-    if own is not None:
+    if parcel.templates is not None:
         try:
-            return render_strictly(template, seen, own, kind, **more)
+            return render_strictly(template, parcel, kind, **more)
         except Exception as error:  # any mistake of a template: TemplateError, TypeError, OSError …
-            note = f"your own {template} cannot be used: {type(error).__name__}: {one_line(str(error), 200)}"
-            seen = replace(seen, notes=(*seen.notes, note))
-    return render_strictly(template, seen, None, kind, **more)
+            odd = f"your own {template} cannot be used: {type(error).__name__}: {one_line(str(error), 200)}"
+            parcel = replace(parcel, templates=None, odd=odd)
+    return render_strictly(template, parcel, kind, **more)
 
 
-def render_strictly(template: str, seen: View, own: Path | None, kind: str, **more: Any) -> str:
+def render_strictly(template: str, parcel: Parcel, kind: str, **more: Any) -> str:
     """Do the same as ``render``, but raise the errors (jinja2.TemplateError and others)."""
-    return _environment(own, kind).get_template(template).render(m=seen, **more)
+    return _environment(parcel.templates, kind).get_template(template).render(m=parcel, **more)
 
 
 @lru_cache(maxsize=16)
@@ -383,11 +412,6 @@ def slack_escape(text: str) -> str:
     return escaped.replace("`", "\u02cb")  # a look-alike
 
 
-def event_finding(run: str, event: EventKind, summary: str, at: datetime, **more: Any) -> Finding:
-    """Return an event in the form of a finding, so that routes and templates need to know only one form."""
-    return Finding(run, "run", event.value, Health.OK, Severity.INFO, summary, at, **more)
-
-
 # One incident from beginning to end, for ``notify preview`` and the tests. Pure.
 
 
@@ -409,7 +433,7 @@ def incident(run: str, where: str, now: datetime) -> Iterator[Message]:
         look=f"ftsupervise status {where}".strip(),
     )
     started = "the run started as job 88_1 on 4 nodes (n[01-04])"
-    yield _one(run, where, begin, _event(run, EventKind.STARTED, started, begin))
+    yield _one(run, where, begin, happened(EventKind.STARTED, "started", begin, started, run=run))
     yield _one(run, where, begin, _notice(free, Reason.FIRED, begin, begin))
     late = begin + timedelta(hours=1)
     note = "It has not been acknowledged so far."
@@ -421,9 +445,8 @@ def incident(run: str, where: str, now: datetime) -> Iterator[Message]:
     yield _one(run, where, end, _notice(free, Reason.UNWATCHED, end, begin, "Last checked 02:10 UTC."))
     both = (_notice(free, Reason.FIRED, begin, begin), _notice(log, Reason.FIRED, begin, begin))
     yield _one(run, where, begin, *both, unlisted=[Unlisted("disk", Reason.FIRED, 137)])
-    yield _one(
-        run, where, now, _event(run, EventKind.FINISHED, "the run has finished after 3d 4h, at step 120,000", now)
-    )
+    done = "the run has finished after 3d 4h, at step 120,000"
+    yield _one(run, where, now, happened(EventKind.FINISHED, "finished", now, done, run=run))
 
 
 def disk(run: str, at: datetime, *, health: Health = Health.BAD) -> Finding:
@@ -442,11 +465,6 @@ def disk(run: str, at: datetime, *, health: Health = Health.BAD) -> Finding:
         look="df -h /scratch",
         do="move old checkpoints away",
     )
-
-
-def _event(run: str, event: EventKind, summary: str, at: datetime) -> Notice:
-    finding = event_finding(run, event, summary, at)
-    return Notice(key=f"event {event.value}", reason=Reason.ANNOUNCED, finding=finding, at=at, since=at, event=event)
 
 
 def _notice(finding: Finding, reason: Reason, at: datetime, since: datetime, note: str = "") -> Notice:

@@ -33,12 +33,11 @@ from ftsupervise.checkpoints.manifest import (
     contents_of,
     leads_inside,
     make_record_folder,
-    own_files,
-    rank_in,
     read_manifest,
     root_of,
     write_manifest,
 )
+from ftsupervise.checkpoints.rank_lists import own_files, rank_in
 from ftsupervise.host import files
 from ftsupervise.host.ownership import reach, settle, user_name
 from ftsupervise.rundir.lineage import Lineage

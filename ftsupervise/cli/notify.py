@@ -82,7 +82,8 @@ class _Tried(NamedTuple):
 
 
 def _try(run: Run, name: str, now: datetime) -> _Tried:
-    from ftsupervise.alerts.receivers import Broken, Parcel, Partly, TryLater, Unsendable, delivered_to, sender
+    from ftsupervise.alerts.receivers import Broken, Partly, TryLater, Unsendable, delivered_to, sender
+    from ftsupervise.alerts.wording import Parcel
 
     receiver = run.alerts.named[name]
     before = _held(run, name, now)
@@ -123,8 +124,8 @@ def preview(config: str | None, kind: str, as_json: bool) -> None:
     """
     from jinja2 import TemplateError, TemplateSyntaxError
 
-    from ftsupervise.alerts.last_day import AboutRun, sample, sample_facts
-    from ftsupervise.alerts.wording import incident, render_strictly, view
+    from ftsupervise.alerts.last_day import sample, sample_facts
+    from ftsupervise.alerts.wording import Parcel, incident, render_strictly
     from ftsupervise.errors import ConfigError
 
     run, now = _run(config), datetime.now(timezone.utc)
@@ -133,19 +134,18 @@ def preview(config: str | None, kind: str, as_json: bool) -> None:
     own = own if own is not None and (own / template).is_file() else None
     records = []
     for message in incident(run.name, str(run.run_dir or ""), now):
-        seen = view(
-            message, message.created, about_run=AboutRun(sample(message.created), "", sample_facts(message.created))
-        )
+        at = message.created
+        parcel = Parcel(message, at, templates=own, day=sample(at), facts=sample_facts(at))
         try:
-            text = render_strictly(template, seen, own, kind)
+            text = render_strictly(template, parcel, kind)
         except TemplateError as error:
             line = f":{error.lineno}" if isinstance(error, TemplateSyntaxError) else ""
             raise ConfigError(
                 f"{own}/{template}{line}: {error}", hint="see the built-in template for the names"
             ) from None
-        records.append({"title": seen.title, "text": text.strip()})
+        records.append({"title": parcel.title, "text": text.strip()})
         if not as_json:
-            click.echo(f"==== {seen.title}")
+            click.echo(f"==== {parcel.title}")
             click.echo(text.strip() + "\n")
     if as_json:
         say_json({"schema_version": 1, "as": kind, "messages": records})

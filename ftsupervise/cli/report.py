@@ -19,7 +19,7 @@ from ftsupervise.cli import time_limit
 from ftsupervise.cli.names import RUN
 from ftsupervise.cli.output import JSON, answer, for_programs, progress, say
 from ftsupervise.errors import CannotWrite, Error, NoAnswer, UsageError, from_os_error
-from ftsupervise.host.in_time import OneAtATime, in_time
+from ftsupervise.host.in_time import LOOK, OneAtATime, in_time
 from ftsupervise.printable import printable, to_type
 from ftsupervise.probe.own_process import asked
 from ftsupervise.report.following import Followed, FollowedPage, PageLife, run_is_over, sentence_of
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from ftsupervise.report.everything import ReportFacts
     from ftsupervise.report.week import WeekReport
 
-_LOOK = 4.0  # seconds for what is read of a run directory beside that
 _DIAGNOSING = 10.0  # seconds in which the output of failed attempts is read, of all runs together
 _HOME = "index.html"  # the page of all runs, in a folder
 _LEAST, _MOST = 5.0, 86_400.0  # seconds from one page to the next
@@ -245,7 +244,7 @@ def _diagnosed(found: ReportFacts, seconds: float) -> ReportFacts:
     from ftsupervise.diagnosis.kept import keep_within
 
     rundir = found.detail.status.rundir
-    time_limit.extend(seconds + _LOOK)
+    time_limit.extend(seconds + LOOK)
     keep_within(rundir, found.detail.status.attempts, seconds)
     return found._replace(verdicts=verdicts_of(rundir, found.incidents, found.detail.status.run.braked))
 

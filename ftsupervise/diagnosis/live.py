@@ -35,7 +35,7 @@ from ftsupervise.units import count, rank_words, show_duration
 
 TAKEN = 5.0  # seconds in which a supervisor takes the question: it looks each second, and a shared disk shows it late
 ANSWERED = 8.0  # seconds more for its answer, which has bounds of its own
-_LOOK = 0.1
+_LOOK = 0.1  # seconds between two looks for the answer
 _LONG = 90.0  # seconds without a word of it, after which it may be over
 _STANDS, _STEP_TIMES = 15.0, 5.0  # seconds, or times a usual step, without a step
 _TRAINS = (TRAIN, UNTOLD)  # phases in which steps are due

@@ -121,15 +121,15 @@ class Checkpoints:
         self._voice.once("a checkpoint could not be saved: what was written of it is deleted")
 
     def _delete_own(self, staged: Path, *, shared: bool, behind: bool) -> None:
-        from ftsupervise.checkpoints import manifest
+        from ftsupervise.checkpoints import rank_lists
 
-        if not self._place.rank and not shared and (behind or not manifest.others_write(staged)):
+        if not self._place.rank and not shared and (behind or not rank_lists.others_write(staged)):
             _delete(staged)
             return
-        for one in manifest.own_files(staged, self._place.rank) if staged.is_dir() else ():
+        for one in rank_lists.own_files(staged, self._place.rank) if staged.is_dir() else ():
             _delete(staged / one.path)
         if self._place.rank and not shared:
-            manifest.fail(staged, self._place.rank)
+            rank_lists.fail(staged, self._place.rank)
 
     def latest(self, world: int | None, *, begun: bool, wanted: Wanted | None = None) -> Path | None:
         """Return the newest one that is good to go on from; None when there is none. Raises OSError where they cannot
@@ -201,15 +201,15 @@ class Checkpoints:
 
         Raises OSError, unless a newer attempt has begun.
         """
-        from ftsupervise.checkpoints import manifest
+        from ftsupervise.checkpoints import rank_lists
         from ftsupervise.checkpoints.commit import NotComplete, base_for, entries_of, share
 
         try:
-            own = tuple(manifest.own_files(staged, self._place.rank))
+            own = tuple(rank_lists.own_files(staged, self._place.rank))
             self._close(staged / one.path for one in own)
             shared = share(staged, own, base_for(self.folder, self._place.incremental, self._run()))
             rest = _without(own, shared)
-            manifest.leave_list(staged, self._place.rank, (*shared, *entries_of(staged, rest)))
+            rank_lists.leave_list(staged, self._place.rank, (*shared, *entries_of(staged, rest)))
             if self._place.rank == 0:  # of a commit of that name before
                 _failed(staged).unlink(missing_ok=True)
         except NotComplete as error:
@@ -236,7 +236,7 @@ class Checkpoints:
         if barrier is None and not commits:
             return self._finish_beside(staged, step, beat)
         if barrier is None:
-            from ftsupervise.checkpoints.manifest import await_others
+            from ftsupervise.checkpoints.rank_lists import await_others
 
             others = await_others(staged, self._place.world, beat)
             if others:
@@ -255,7 +255,7 @@ class Checkpoints:
         What a failed save of that name has left is not in its way. Where no ``barrier`` does, a mark tells rank 0 that this
         rank is there too. ``ranks``: those that enter; None: all. Raises as ``stage`` does.
         """
-        from ftsupervise.checkpoints import manifest
+        from ftsupervise.checkpoints import rank_lists
         from ftsupervise.checkpoints.commit import cut_off
         from ftsupervise.guard.heartbeat import age
 
@@ -264,17 +264,19 @@ class Checkpoints:
             return self.stage(name) if self._sweeps else self.stage_anew(name)
         staged = self.stage(name)
         try:
-            manifest.forget(staged, place.rank)
+            rank_lists.forget(staged, place.rank)
             if not place.rank and (seconds := age()):
-                manifest.clear_older(staged, seconds)
+                rank_lists.clear_older(staged, seconds)
             if place.incremental:
                 others = (
-                    (range(place.world) if ranks is None else ranks) if barrier or manifest.others_write(staged) else ()
+                    (range(place.world) if ranks is None else ranks)
+                    if barrier or rank_lists.others_write(staged)
+                    else ()
                 )
                 cut_off(staged, place.rank, {*others} - {place.rank})
             if place.rank and not barrier:
                 self._before = self.identity(staged.name)
-                manifest.enter(staged, place.rank)
+                rank_lists.enter(staged, place.rank)
         except OSError:
             if not self.over():
                 raise
@@ -282,7 +284,7 @@ class Checkpoints:
 
     def _finish_beside(self, staged: Path, step: int | None, beat: Callable[[], object]) -> bool:
         """Leave the list of this rank for rank 0, which has seen its mark and waits. Raises OSError where rank 0 has not."""
-        from ftsupervise.checkpoints import manifest
+        from ftsupervise.checkpoints import rank_lists
         from ftsupervise.checkpoints.manifest import contents_of, read_head
         from ftsupervise.checkpoints.quarantine import set_aside
 
@@ -293,7 +295,7 @@ class Checkpoints:
         if self._place.world == 1 or self.over():
             return not self.over()
         if not wrote:  # rank 0 alone saves, or it has not begun yet
-            manifest.leave(staged, self._place.rank)
+            rank_lists.leave(staged, self._place.rank)
             return True
         self.list_own(staged)
         done = self.is_committed(staged, self._before, beat)
@@ -377,7 +379,7 @@ class Checkpoints:
 
         Nothing reads them before they have their name, so files, manifest and folders go to the disk together.
         """
-        from ftsupervise.checkpoints import manifest
+        from ftsupervise.checkpoints import rank_lists
         from ftsupervise.checkpoints.commit import (
             NotComplete,
             Syncs,
@@ -393,7 +395,7 @@ class Checkpoints:
 
         contents = contents_of(staged)
         self._close(staged / path for path in (*contents.files, *contents.folders))
-        joined = manifest.join(staged, contents, ranks)
+        joined = rank_lists.join(staged, contents, ranks)
         base = base_for(self.folder, self._place.incremental, self._run())
         write_shared(staged, base, ())
         shared = share(staged, joined.rest, base)
@@ -408,7 +410,7 @@ class Checkpoints:
                 entries = (*joined.entries, *shared, *digests_of(staged, rest, syncs))
                 pages = write_shared(staged, base, entries)
                 write_manifest(staged, manifest_from(entries, origin, layout_of(staged, contents)), sync=False)
-                manifest.remove_lists(staged)
+                rank_lists.remove_lists(staged)
                 for page in (manifest_of(staged), *pages):
                     syncs.file(page)
                 for folder in (FOLDER_NAME, *contents.folders):

@@ -10,6 +10,8 @@ from typing import Generic, TypeVar
 
 from ftsupervise.host import pulse
 
+LOOK = 4.0  # seconds for a look at a user's path while a person waits: a server that is only slow has answered by then
+
 A = TypeVar("A")
 T = TypeVar("T")
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ftsupervise.host.in_time import in_time
+from ftsupervise.host.in_time import LOOK, in_time
 from ftsupervise.launch.plan import output_folders
 from ftsupervise.launch.shell_code import Kind, calls_srun, expands, program_words, python_files, understand
 from ftsupervise.replicas.bounds import derive
@@ -26,7 +26,6 @@ _HARMLESS = re.compile(
     r"--(?:jobid|rdzv[-_]id)(?:\s+|=)\S+|^\s*(?:echo|sacct|scontrol|seff|squeue|sstat)\b.*$|(?:MASTER_)?PORT=.*$", re.M
 )
 Read = Callable[[Path], object]  # the bytes of a file, or anything else where it cannot be read in time
-_LOOK = 4.0  # seconds for a folder of the output
 _SCRIPT = re.compile(rb"#!\s*\S*(?:/|env\s+)(?:ba|da|k|z)?sh\b")
 
 
@@ -116,9 +115,9 @@ def job_numbers(code: str) -> tuple[str, ...]:
 def _no_folder(run: Run) -> Iterator[str]:
     """A folder of the jobs' output that is not there and cannot be made, or does not answer."""
     for folder in output_folders(run):
-        found = in_time(lambda folder=folder: (_in_the_way(folder),), _LOOK)  # type: ignore[misc]
+        found = in_time(lambda folder=folder: (_in_the_way(folder),), LOOK)  # type: ignore[misc]
         if found is None:
-            yield f"launch.output: {folder} does not answer within {_LOOK:.0f} s: its file system hangs"
+            yield f"launch.output: {folder} does not answer within {LOOK:.0f} s: its file system hangs"
             return
         if found[0] is not None:
             yield (

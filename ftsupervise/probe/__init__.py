@@ -23,7 +23,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -69,12 +69,8 @@ class Probe:
 
     def space(self, path: str | Path) -> Space | Missing | NotSeen:
         """Return the free space of the file system of ``path``, for an ordinary user."""
-        got = self._ask_path("statvfs", str(path))
-        if isinstance(got, (Missing, NotSeen)):
-            return got
-        unit, blocks, bfree, bavail, files, _ffree, favail = got
-        used = (blocks - bfree) * unit
-        return Space(total=used + bavail * unit, used=used, free=bavail * unit, inodes=files, inodes_free=favail)
+        got = self._ask_path("space", str(path))
+        return got if isinstance(got, (Missing, NotSeen)) else Space(*got)
 
     def mount(self, path: str | Path) -> Mount | Missing | NotSeen:
         """Return the mount of ``path``, symbolic links followed, by the mount table after a first read of the path."""
@@ -471,9 +467,26 @@ class Space:
 
     total: int  # the part that users can have: used + free, as df counts it
     used: int
-    free: int
     inodes: int  # 0: this file system has no fixed number of them
     inodes_free: int
+
+    def usable(self, share: float) -> Space:
+        """Return the ``share`` of it that can really be filled."""
+        return replace(self, total=int(self.total * share))
+
+    @property
+    def free(self) -> int:
+        """Return the bytes that are left; negative when the usable part is exceeded."""
+        return self.total - self.used
+
+    @property
+    def used_share(self) -> float:
+        return self.used / self.total if self.total > 0 else 1.0
+
+    @property
+    def inodes_share(self) -> float | None:
+        """Return the share of the inodes that is used; None where this file system does not count them."""
+        return 1 - self.inodes_free / self.inodes if self.inodes > 0 else None
 
 
 @dataclass(frozen=True)

@@ -125,9 +125,12 @@ def _facts(info: os.stat_result) -> tuple[int, int, float, int, int, int, int]:
     return (info.st_mode, info.st_size, info.st_mtime, info.st_ino, info.st_uid, info.st_nlink, info.st_dev)
 
 
-def statvfs(path: str) -> tuple[int, ...]:
+def space(path: str) -> tuple[int, int, int, int]:
+    """Return what users of the file system can have, and what is used, in bytes; its inodes, and those that are free."""
     s = os.statvfs(path)
-    return (s.f_frsize or s.f_bsize, s.f_blocks, s.f_bfree, s.f_bavail, s.f_files, s.f_ffree, s.f_favail)
+    unit = s.f_frsize or s.f_bsize
+    used = (s.f_blocks - s.f_bfree) * unit
+    return used + s.f_bavail * unit, used, s.f_files, s.f_favail
 
 
 def look(path: str) -> tuple[int, int, float, int, int, int, int]:
@@ -344,7 +347,7 @@ def _end(pid: int, killpg: Any) -> int:
 
 # --------------------------------------------------------------------------------------------------------- the loop
 
-_OF_PATHS = {f.__name__: f for f in (statvfs, look, listing, tail, text, texts, tree, clock)}
+_OF_PATHS = {f.__name__: f for f in (space, look, listing, tail, text, texts, tree, clock)}
 _OTHERS = {f.__name__: f for f in (processes, call, run)}
 
 

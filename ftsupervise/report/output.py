@@ -13,7 +13,7 @@ from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
-from ftsupervise.host.in_time import in_time
+from ftsupervise.host.in_time import LOOK, in_time
 from ftsupervise.host.ownership import OWN, Reach, open_to_read, reach, reach_on_the_way, shown_user
 from ftsupervise.model import Attempt
 from ftsupervise.report.verdict import output_of
@@ -23,7 +23,6 @@ _MOST_FILES = 10_000  # that a pattern may name
 _LAST = 8_000_000  # bytes that are read of the end of a part
 _LONGEST = 20_000  # characters of a line
 _END = 65_536  # bytes
-_LOOK = 4.0  # seconds for a run directory to say who may read it
 _OURS = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ ftsupervise: ")
 # of srun --label, torchrun and PyTorch
 RANK_LABEL = re.compile(r"^(?:(\d{1,9}): ?|\[(?:default)?(\d{1,9})\]: ?|\[rank ?(\d{1,9})\](?:: ?| ))")
@@ -86,7 +85,7 @@ def readers(root: Path) -> Reach:
         return found.within(reach(settings)) if settings.exists() else found
 
     try:
-        found = in_time(seen, _LOOK)
+        found = in_time(seen, LOOK)
     except OSError:
         found = None
     return Reach(OWN) if found is None else found

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from ftsupervise.errors import Error, NotFound
-from ftsupervise.host.in_time import PendingCall, in_time
+from ftsupervise.host.in_time import LOOK, PendingCall, in_time
 from ftsupervise.report.queues import ask_queues
 from ftsupervise.report.reading import RunReading, read_own
 from ftsupervise.report.row import RunRow, members, need_of, row_of
@@ -33,7 +33,6 @@ _STUCK = 0.5  # seconds after which another thread takes the place of one that r
 _THREADS, _MOST_THREADS = 4, 64
 _GLANCE = 0.1  # seconds
 _MOST_RUNS = 5000
-_LOOK = 4.0  # seconds in which it is found which runs were over and have been deleted
 
 
 class Overview(NamedTuple):
@@ -47,7 +46,7 @@ def my_runs() -> dict[str, Path]:
     deleted. Raises Error. May hang.
     """
     found = all_runs()
-    left = in_time(lambda: {name: at for name, at in found.items() if not gone_for_good(state_dir(), at)}, _LOOK)
+    left = in_time(lambda: {name: at for name, at in found.items() if not gone_for_good(state_dir(), at)}, LOOK)
     return found if left is None else left
 
 

@@ -462,7 +462,8 @@ def begin(to: Services, now: RunProgress, wait: Callable[[float], bool]) -> tupl
         why = "asked to stop before it was started"
     if why := why or gate.another_place(rundir, mine.folder, to.options.launched):
         tell(log, why)
-        to.pending.end(mine, End(Cause(CauseKind.NOT_STARTED, text=why)), "left")
+        unstarted = End(Cause(CauseKind.NOT_STARTED, text=why))
+        to.pending.end(mine.folder, ledger.as_attempt(mine, unstarted, datetime.now(timezone.utc), "left"))
     return now, not why
 
 

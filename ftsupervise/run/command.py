@@ -17,7 +17,7 @@ from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
 from time import monotonic
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ftsupervise.host import bounded, front, processes
 from ftsupervise.host.begin import begin
@@ -46,7 +46,7 @@ from ftsupervise.run.fencing import RunDirWatcher
 from ftsupervise.run.job_end import Announcement
 from ftsupervise.run.left_alone import LeftAlone
 from ftsupervise.run.progress_pages import seen_by
-from ftsupervise.run.states import AttemptEvent, AttemptProgress, AttemptState, Ending, OpenWarning
+from ftsupervise.run.states import AttemptEvent, AttemptProgress, AttemptState, OpenWarning
 from ftsupervise.rundir.ledger import reached
 from ftsupervise.rundir.paths import ENV_ATTEMPT_DIR, ERROR_FILE, shown, tell, warn
 from ftsupervise.rundir.progress import read_progress
@@ -322,8 +322,8 @@ class RunningCommand:
             options.rundir, self.asked.mine.number, self.asked.signals, options.look_every, warm.has_news
         )
 
-    def _move(self, event: AttemptEvent, *, ending: Ending | None = None, code: int | None = None) -> None:
-        self.now = self.now.after(event, ending=ending, code=code)
+    def _move(self, event: AttemptEvent, **facts: Any) -> None:
+        self.now = self.now.after(event, **facts)
         if self.now.code is not None:
             front.command_is_over(self.now.code)
 
@@ -335,7 +335,7 @@ class RunningCommand:
         for number in self.asked.signals.wait(self._time_left()):
             self._on_signal(number)
         self._check()
-        if self.now.ending is not None and time.monotonic() >= self.now.ending.kill_at:
+        if self.now.kill_at is not None and time.monotonic() >= self.now.kill_at:
             self._reap()
             if self.now.code is None:
                 self._move(AttemptEvent.TIME_UP)
@@ -357,13 +357,13 @@ class RunningCommand:
         self._judge_the_announcement(_READ)
 
     def _died_at(self) -> float:
-        return (self.now.ending.died_at if self.now.ending is not None else None) or time.monotonic()
+        return self.now.died_at or time.monotonic()
 
     def _time_left(self) -> float | None:
         """Return the seconds until something has to be checked or done; None: nothing is due."""
         now = time.monotonic()
-        if self.now.ending is not None:
-            return max(0.0, self.now.ending.kill_at - now)
+        if self.now.kill_at is not None:
+            return max(0.0, self.now.kill_at - now)
         bounds = [_LISTEN] if self._listens or self.asked.job.announced is not None else []
         bounds += [self.monitor.due - now] if self.monitor is not None and self.may_hang else []
         bounds += [self.now.unheard.again - now] if self.now.unheard is not None and self.now.state in _ON else []
@@ -410,7 +410,7 @@ class RunningCommand:
         elif death is not None:
             now = time.monotonic()
             since = self.death.at if self.death is not None else now
-            self._move(AttemptEvent.RANK_DIED, ending=Ending(max(now, since + _VICTIMS), died_at=now))
+            self._move(AttemptEvent.RANK_DIED, kill_at=max(now, since + _VICTIMS), died_at=now)
             self.say(f"{death.words()}: the other ranks have {_VICTIMS:g} s to leave")
             return
         if self.may_hang:
@@ -435,7 +435,7 @@ class RunningCommand:
             return
         now, ours = time.monotonic(), self._ours()
         by_srun = bool(processes.sruns(ours))
-        self._move(AttemptEvent.HUNG, ending=Ending(now if by_srun else now + _VICTIMS, hang, died_at=now))
+        self._move(AttemptEvent.HUNG, kill_at=now if by_srun else now + _VICTIMS, cause=hang, died_at=now)
         if not by_srun:
             outliers = [one.pid for one in verdict.outliers if one.state in ("T", "t", "D") and one.pid in ours]
             processes.send(outliers, signal.SIGKILL)
@@ -492,7 +492,7 @@ class RunningCommand:
     def _end_it(self, why: Cause) -> None:
         """End the command because of something we saw."""
         self._tell_to_leave(signal.SIGTERM)
-        self._move(AttemptEvent.MUST_END, ending=Ending(time.monotonic() + _HOPELESS, why))
+        self._move(AttemptEvent.MUST_END, kill_at=time.monotonic() + _HOPELESS, cause=why)
         self.say(f"{why.words()}: SIGTERM, then SIGKILL after {_HOPELESS:g} s")
         self._write_the_warning(why.words())
 
@@ -504,13 +504,12 @@ class RunningCommand:
     def _clear_away(self) -> None:
         """End what the command left running, so that nothing of this attempt meets the next one."""
         self.read_the_last_events()
-        ending = self.now.ending
-        self.died_at = self._died_at()
+        self.died_at, kill_at = self._died_at(), self.now.kill_at
         if not self.left_behind and self._ours():
-            if ending is None or not ending.by:
+            if not self.now.by:
                 self.say("the command has ended and left processes running: SIGTERM")
                 processes.send(self._ours(), signal.SIGTERM)
-            left = _STRAGGLERS if ending is None else max(0.0, ending.kill_at - time.monotonic())
+            left = _STRAGGLERS if kill_at is None else max(0.0, kill_at - time.monotonic())
             if not self._gone_within(left):
                 self._end_by_force()
         self._move(AttemptEvent.CLEARED)
@@ -569,7 +568,7 @@ class RunningCommand:
     def _on_signal(self, number: int) -> None:
         if number in (0, signal.SIGCHLD):
             return
-        if number == self.asked.options.warning and not (number in STOP and (self.now.warned or self.now.ending)):
+        if number == self.asked.options.warning and not (number in STOP and (self.now.warned or self.now.kill_at)):
             self._on_warning(number)
         elif number in STOP:
             self._on_stop(number)
@@ -609,11 +608,9 @@ class RunningCommand:
 
     def _on_stop(self, number: int, since: float | None = None) -> None:
         """``since``: monotonic, when the ranks were told, if they were."""
-        ending = self.now.ending
-        if ending is not None and ending.by:
+        if self.now.by:
             again = number == signal.SIGINT and time.monotonic() > (self.asked.signals.stopped_at or 0.0) + _TWICE
-            at_once = ending._replace(kill_at=time.monotonic()) if again else None
-            self._move(AttemptEvent.STOP, ending=at_once)
+            self._move(AttemptEvent.STOP, kill_at=time.monotonic() if again else self.now.kill_at)
             return
         self.asked.job.announced = None
         if since is None:
@@ -622,7 +619,7 @@ class RunningCommand:
         asked = self.asked.options.grace
         grace = self.asked.job.grace(within=_KILL_WAIT) if asked is None else asked  # the ranks have been told by now
         kill_at = since + grace
-        self._move(AttemptEvent.STOP, ending=(ending or Ending(kill_at))._replace(by=number, kill_at=kill_at))
+        self._move(AttemptEvent.STOP, by=number, kill_at=kill_at)
         self.asked.signals.stopped_at = self.asked.signals.stopped_at or since
         self.say(f"{signal_name(number)}: passed on to the command; SIGKILL in {grace:g} s for the rest")
         self._write_the_warning(_at(number), number)
@@ -706,8 +703,7 @@ class RunningCommand:
     # ------------------------------------------------------------------------------------------------------ the end
 
     def _end(self, began: float, seconds: float) -> End:
-        rundir, ending, code = self.asked.options.rundir, self.now.ending, self.now.code or 0
-        stop_signal = ending.by if ending is not None else 0
+        rundir, stop_signal, code = self.asked.options.rundir, self.now.by, self.now.code or 0
         said = self.output.since() if code else ""
         output, lately = said or "", self.output.lately() or ""
         ours = self._ours_alone()
@@ -728,14 +724,13 @@ class RunningCommand:
         first = First.REQUEST
         if stopped is not None and stopped.kind is CauseKind.TOLD:
             first = self._first_event(death if death is not None else command_end(code))
-        why = cause(
+        why = self.now.cause or cause(
             code,
             finished=rundir.has_finished(),
             stopped=stopped,
             stop_signal=stop_signal,
             past_end=self.asked.job.at is not None and time.time() > self.asked.job.at - _NEAR_END,
             death=death,
-            ended=ending.cause if ending is not None else None,
             first=first,
         )
         unasked = not stop_signal and stopped is None

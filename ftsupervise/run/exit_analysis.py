@@ -163,10 +163,9 @@ def cause(
     stop_signal: int = 0,
     past_end: bool = False,
     death: Cause | None = None,
-    ended: Cause | None = None,
     first: First = First.REQUEST,
 ) -> Cause:
-    """The cause of an end, from the surest evidence to the weakest.
+    """The cause of an end that we have not brought about, from the surest evidence to the weakest.
 
     code      exit code of the command, -N when a signal N ended it
     finished  the finished mark stands
@@ -174,11 +173,8 @@ def cause(
     stop_signal  the signal that asked ``ftsupervise run`` to stop, 0 if none did
     past_end  the job's time limit was reached (or is seconds away)
     death     the first death by Slurm's own lines in the output
-    ended     why we ended the command ourselves
     first     where the guard wrote down SIGTERM and we were not asked to stop: what came first
     """
-    if ended is not None:
-        return ended
     how = command_end(code)
     if death is not None and code:
         left = code if code > 0 else 128 - code

@@ -7,7 +7,6 @@ import os
 import stat
 import time
 from collections.abc import Callable, Mapping
-from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from ftsupervise.errors import DiskFull, Error, NotFound, NotPermitted, Refused,
 from ftsupervise.host import files
 from ftsupervise.host.ownership import FOLDER, make_folder, make_root
 from ftsupervise.host.signals import STOP, SignalQueue
-from ftsupervise.model import Attempt, Claim, End
+from ftsupervise.model import Attempt
 from ftsupervise.nodes import incidents
 from ftsupervise.probe.errand import answers, no_answer, within
 from ftsupervise.run import Options
@@ -301,14 +300,12 @@ class PendingWrites:
     def __bool__(self) -> bool:
         return bool(self._pages)
 
-    def end(self, mine: Claim, ended: End, then: str) -> None:
+    def end(self, folder: Path, one: Attempt) -> None:
         """Write the end of an attempt. The job's output has its text in any case."""
-        now = datetime.now(timezone.utc)
-        log = mine.folder / "run.log"
-        write = partial(ledger.write_end, mine, ended, then, now)
-        problem = self.write(f"the end of attempt {mine.number} ({ended.cause.words()}; {then})", write, log)
+        write = partial(ledger.write_end, folder, one)
+        problem = self.write(f"the end of attempt {one.number} ({one.words}; {one.then})", write, folder / "run.log")
         if problem is not None and problem.errno in _MAY_PASS:
-            self.ends[mine.number] = ledger.as_attempt(mine, ended, now)
+            self.ends[one.number] = one
 
     def write(self, what: str, page: Callable[[], object], log: Path | None) -> OSError | None:
         """Write now, or keep it until there is space; return the error, None if written. It replaces an earlier ``what``."""

@@ -28,7 +28,7 @@ from ftsupervise.scheduler.parse import is_srun, srun_options
 _LOOPBACK = "127.0.0.1"
 _NAMES = Names()  # of nodes; one that is not known in time is trusted
 _ASK = 2.0  # seconds for the agent of another node, which may just be starting
-_AGAIN = 0.1
+_AGAIN = 0.1  # seconds between two questions to a node that has not reported yet
 _PORTS = range(1024, 1 << 16)
 
 Ask = Callable[[Mapping[str, str], float], Mapping[str, str]]  # node -> question, bound; node -> answer

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from enum import Enum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ftsupervise.model import Cause
 
@@ -144,15 +144,6 @@ AFTER: dict[AttemptState, dict[AttemptEvent, AttemptState]] = {
 }
 
 
-class Ending(NamedTuple):
-    """The bounds and the reason of an end that has begun. Times are monotonic."""
-
-    kill_at: float  # the time of SIGKILL for processes still running
-    cause: Cause | None = None  # where we end it because of an observation
-    by: int = 0  # the signal that asked us to stop
-    died_at: float | None = None  # when we first saw that it is over
-
-
 class OpenWarning(NamedTuple):
     """A warning that some of the command's processes could not hear when it came: they may be starting."""
 
@@ -164,25 +155,22 @@ class OpenWarning(NamedTuple):
 
 
 class AttemptProgress(NamedTuple):
-    """The progress of an attempt. It is replaced, never changed."""
+    """The progress of an attempt. It is replaced, never changed. Times are monotonic."""
 
     state: AttemptState = AttemptState.STARTING
-    ending: Ending | None = None
+    kill_at: float | None = None  # the time of SIGKILL for processes still running; None: no end has begun
+    cause: Cause | None = None  # where we end it because of an observation
+    by: int = 0  # the signal that asked us to stop
+    died_at: float | None = None  # when we first saw that it is over
     warned: bool = False  # by Slurm, at whatever time
     code: int | None = None  # of the command; -N for a signal N
     heard: bool = False  # a process of the command catches the warning
     unheard: OpenWarning | None = None  # a warning that some did not catch when it came
 
-    def after(self, event: AttemptEvent, *, ending: Ending | None = None, code: int | None = None) -> AttemptProgress:
+    def after(self, event: AttemptEvent, **facts: Any) -> AttemptProgress:
         """Return the progress in the next state, with the facts of ``event``: there is no other way to another state.
 
         Raises KeyError for an event that the state lacks.
         """
-        return AttemptProgress(
-            AFTER[self.state][event],
-            self.ending if ending is None else ending,
-            self.warned or event is AttemptEvent.WARNING,
-            self.code if code is None else code,
-            self.heard,
-            self.unheard,
-        )
+        warned = self.warned or event is AttemptEvent.WARNING
+        return self._replace(state=AFTER[self.state][event], warned=warned, **facts)

@@ -145,7 +145,7 @@ _OUTCOME = {NextAction.RESTART: Outcome.RESTART, NextAction.LEAVE: Outcome.LEAVE
 _AFTER_KILL = 10.0  # seconds after Slurm's SIGKILL in which an older attempt may still be ending
 _LEAVING_LOOK = 0.3  # seconds between two looks at an older attempt that ends
 _OLDER = float(os.environ.get("FTSUPERVISE_OLDER_SECONDS", "600"))  # seconds for an older attempt to end
-_OLDER_LOOK = 5.0
+_OLDER_LOOK = 5.0  # seconds between two looks at one whose end is waited for
 _LOST_LOOK = 5.0  # seconds between two looks at a lost node
 
 
@@ -424,7 +424,7 @@ class Supervisor:
         until = time.monotonic() + within
         words = "other jobs wait for the nodes that are left: they are kept until Slurm begins this member again"
         tell(self.now.log, words)
-        self.to.pending.end(self.now.claim, self.now.ended, words)  # for people: this may take SlurmdTimeout and more
+        self._write_end(words)  # for people: this may take SlurmdTimeout and more
         self._keep_the_memory()
         while time.monotonic() < until and self._wait(_LOST_LOOK, log=True):
             states = self.to.allocation.how_they_are()
@@ -679,14 +679,18 @@ class Supervisor:
         return Outcome.DONE
 
     def _record(self) -> Outcome:
-        verdict = self.now.verdict
-        ended = self.now.ended._replace(braked=verdict.move is NextAction.STOP)
-        then = _THEN[verdict.move]
-        self.to.pending.end(self.now.claim, ended, f"{then}: {verdict.why}" if verdict.why else then)
+        verdict, ended, then = self.now.verdict, self.now.ended, _THEN[self.now.verdict.move]
+        self._write_end(f"{then}: {verdict.why}" if verdict.why else then)
         self.now = self.now._replace(asked_to_stop=self.now.asked_to_stop or bool(ended.stop_signal or ended.warned))
         if ended.failure is None:
             self.to.nodes.exclusions.release(self.now.log)
         return _OUTCOME[verdict.move]
+
+    def _write_end(self, then: str) -> None:
+        """Write the end of the attempt as it was judged. ``then``: what is done about it."""
+        assert self.now.situation is not None
+        braked = self.now.verdict.move is NextAction.STOP
+        self.to.pending.end(self.now.claim.folder, self.now.situation.attempts[-1]._replace(then=then, braked=braked))
 
     def _brake(self) -> Outcome:
         """Write the brake first: it keeps members from starting even when they cannot be held."""

@@ -374,7 +374,7 @@ def write_watcher(rundir: RunDir, now: datetime, every: Optional[timedelta]) -> 
     make_folder(place)
     host, pid = os.uname().nodename, os.getpid()
     with ownership.held_to_write(place) as here:
-        write_json(here / own_watcher(), Watcher(own_watcher(), host, now, every, pid), sync=False)
+        write_json(here / own_watcher(), Watcher(own_watcher(), host, now, every, pid), sync=False, indent=None)
 
 
 def remove_watcher(rundir: RunDir) -> None:

@@ -618,23 +618,20 @@ def _own_outputs() -> tuple[OutputPart, ...]:
     return tuple(found.values())
 
 
-def write_end(mine: Claim, ended: End, then: str, now: datetime) -> None:
-    """Write the last page: the end and the decision after it. Raises OSError."""
-    write_page(mine.folder, _end_page(mine, ended, then, now))
+def write_end(folder: Path, one: Attempt) -> None:
+    """Write the last page of ``one``: the end and the decision after it. Raises OSError."""
+    lasted = (one.ended - one.started).total_seconds() if one.ended is not None else 0.0
+    recorded = {name: getattr(one, name) for name in _TOO}
+    write_page(folder, EndPage(one.number, words=one.words, seconds=round(lasted, 1), **recorded))
 
 
-def as_attempt(mine: Claim, ended: End, now: datetime) -> Attempt:
-    """Return the attempt that has just ended, as the ledger will have it."""
-    started = datetime.fromtimestamp(now.timestamp() - ended.seconds, timezone.utc)
-    return _beside(_with_end(Attempt(mine.number, "", started), _end_page(mine, ended, "", now)), mine.folder)
-
-
-def _end_page(mine: Claim, end: End, then: str, now: datetime) -> EndPage:
-    """Return the last page. ``then``: what is done about it."""
-    return EndPage(
-        attempt=mine.number,
+def as_attempt(mine: Claim, end: End, now: datetime, then: str = "") -> Attempt:
+    """Return the attempt that has just ended, as the ledger has it. ``then``: what is done about it."""
+    one = Attempt(
+        mine.number,
+        "",
+        now - timedelta(seconds=end.seconds),
         ended=now,
-        words=end.cause.words(),
         exit_code=end.code,
         cause=end.cause,
         failure=end.failure,
@@ -649,11 +646,10 @@ def _end_page(mine: Claim, end: End, then: str, now: datetime) -> EndPage:
         source=end.reached.source,
         epoch=end.reached.epoch,
         trouble=end.reached.trouble,
-        seconds=round(end.seconds, 1),
         note=end.note,
         hardware=end.hardware,
-        braked=end.braked,
     )
+    return _beside(one, mine.folder)
 
 
 def _rounded(seconds: float | None) -> float | None:

@@ -23,7 +23,7 @@ from datetime import datetime, timedelta, timezone
 from enum import Enum
 from functools import cache
 from math import isfinite
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Annotated, Any, TypeVar
 
 from ftsupervise.host import files
@@ -222,6 +222,8 @@ def _encoder(kind: Any, sparse: bool) -> Convert:
         return lambda value: value.total_seconds()
     if issubclass(kind, Enum):
         return lambda value: value.value if isinstance(value.value, str) else value.name
+    if issubclass(kind, PurePath):
+        return str
     if issubclass(kind, (list, tuple)):
         return lambda value: [item if type(item) in _PLAIN else encode(item, sparse=sparse) for item in value]
     if issubclass(kind, Mapping):
@@ -271,6 +273,8 @@ def _decoder(kind: Any, lenient: bool, bound: int | None = None) -> Convert:
         return lambda raw: kind.__members__[raw] if raw in kind.__members__ else kind(raw)
     if kind is str:
         return _shown(bound or LONGEST) if lenient else _text
+    if issubclass(kind, PurePath):
+        return lambda raw: kind(_of(str, raw))
     simple = {datetime: as_time, int: as_whole, float: as_number, timedelta: _as_duration}.get(kind)
     return _valued(simple) if simple is not None else lambda raw: _of(kind, raw)
 

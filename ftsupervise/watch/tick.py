@@ -170,9 +170,9 @@ def _full_under(progress: TickProgress, folder: Path) -> list[Finding]:
     written there."""
     mounts, found = Mounts(read_mounts()), list[Finding]()
     for report in (run.report for run in progress.runs if run.report is not None):
-        found += [one for one in report.findings if one.watchdog == "disk" and one.health is Health.BAD]
+        found += [one for one in report.findings if one.disk is not None and one.health is Health.BAD]
     device = mounts.of(str(folder))
-    return [replace(one, run="") for one in found if mounts.of(one.subject.rpartition(" ")[0]) == device]
+    return [replace(one, run="") for one in found if one.disk is not None and mounts.of(str(one.disk.path)) == device]
 
 
 def _of_storage(

@@ -25,9 +25,8 @@ from ftsupervise.alerts.journal import Journal, spare_of
 from ftsupervise.alerts.last_day import AboutRun
 from ftsupervise.alerts.outbox import JournalState, due
 from ftsupervise.alerts.record import announce, record, was_announced
-from ftsupervise.alerts.wording import event_finding
 from ftsupervise.errors import Error
-from ftsupervise.findings import EventKind, Finding, Notice
+from ftsupervise.findings import EventKind, Finding, Notice, happened
 from ftsupervise.host import files
 from ftsupervise.host.in_time import in_time
 from ftsupervise.host.ownership import as_page, held_to_write, make_folder, own_folder, user_name
@@ -419,33 +418,32 @@ def _notify(
     said, news = [], [of_notice(notice, seen.rundir) for notice in recorded.notices]
     known = journal.latest
     for event in (*_events(seen), *_groups_back(seen.rundir, known, now)):
-        if was_announced(known, event.dedup, event.attempt):
+        if was_announced(known, event.key, event.attempt):
             continue
         before = _failed_before(seen, event)
         look = f"ftsupervise status {seen.rundir.quoted()}"
         if before is not None:
             look = f"ftsupervise diagnose {seen.rundir.quoted()} {before.attempt}"
-        more = {"look": look, "meaning": event.meaning, "why": "" if before is None else before.told()}
-        finding = event_finding(seen.run.name, event.kind, event.summary, now, **more)
-        number, quick = event.attempt, event.quick
-        if announce(journal, seen.run.alerts, event.kind, event.dedup, finding, attempt=number, quick=quick):
-            said.append(f"{event.kind.value}: {event.summary}")
-            news.append(of_event(event.kind.value, finding, seen.rundir, event.at))
+        why = "" if before is None else before.told()
+        found = replace(event.finding, run=seen.run.name, at=now, look=look, why=why)
+        if announce(journal, seen.run.alerts, replace(event, finding=found), now):
+            said.append(f"{found.subject}: {found.summary}")
+            news.append(of_event(found, seen.rundir, event.at))
     shown = tuple(finding for finding in seen.findings if finding.health is not Health.OK)
     report = RunReport(seen.run.name, shown, recorded.firing, recorded.notices, tuple(said), len(seen.findings))
     return report, news
 
 
-def _failed_before(seen: RunLook, event: Event) -> VerdictPage | None:
+def _failed_before(seen: RunLook, event: Notice) -> VerdictPage | None:
     """Return what ``diagnose`` says of the attempt that failed and that another one takes over from; None where that is not
     the event, or it is not kept."""
     last = next((one for one in reversed(seen.attempts) if one.number < event.attempt), None)
-    if event.kind is not EventKind.RESUMED or last is None or not last.has_failed:
+    if event.event is not EventKind.RESUMED or last is None or not last.has_failed:
         return None
     return read_page(VerdictPage, seen.rundir.attempt(last.number))
 
 
-def _events(seen: RunLook) -> tuple[Event, ...]:
+def _events(seen: RunLook) -> tuple[Notice, ...]:
     """The events in the ledger and the state files; () when they cannot be read this time."""
     try:
         mark = read_finished(seen.rundir)
@@ -461,7 +459,7 @@ def _events(seen: RunLook) -> tuple[Event, ...]:
     return events(seen.attempts, finished_at=finished_at, step=step, raised=raised, run=run, alone=alone)
 
 
-def _groups_back(rundir: RunDir, known: JournalState, now: datetime) -> Iterator[Event]:
+def _groups_back(rundir: RunDir, known: JournalState, now: datetime) -> Iterator[Notice]:
     """Yield an event for each replica group that was lost alone and trains again, once."""
     if not os.path.lexists(rundir.replicas):  # what reads them is imported where there are some
         return
@@ -516,7 +514,7 @@ def _found(seen: RunLook, report: RunReport, now: datetime) -> WatchFound:
     of = seen.run.watch
     judges = tuple(name for name, section in (("hang", of.hang), ("throughput", of.throughput)) if section is not None)
     found = WatchFound(now, len(report.firing), tuple(firing), judges=judges, every=of.every)
-    ahead = [one for one in seen.findings if one.watchdog == "disk" and one.subject.endswith(" forecast") and one.value]
+    ahead = [one for one in seen.findings if one.disk is not None and one.disk.part == "forecast" and one.value]
     disk = min(ahead, key=lambda one: (one.health is not Health.BAD, one.subject), default=None)
     if disk is not None:
         return found._replace(disk=disk.value, disk_at=now)
@@ -538,19 +536,6 @@ _NOT_DONE = "It was not done: decisions of this kind are only told. To act on th
 QUICK = timedelta(minutes=5)  # of training lost: a restart that costs less wakes nobody
 
 
-@dataclass(frozen=True)
-class Event:
-    """One event. ``dedup`` names it for ever, so that it is sent once, however many watches there are."""
-
-    kind: EventKind
-    dedup: str
-    at: datetime
-    summary: str
-    meaning: str = ""
-    attempt: int = 0  # the number of the attempt that it is about; 0: of none
-    quick: bool = False  # a restart that cost little: several of them are told together
-
-
 def events(
     attempts: Sequence[Attempt],
     *,
@@ -559,7 +544,7 @@ def events(
     raised: str = "",
     run: str = "",
     alone: Sequence[OnlyTold] = (),
-) -> tuple[Event, ...]:
+) -> tuple[Notice, ...]:
     """Return every event of the run so far, oldest first; the journal drops those that were sent.
 
     ``step``: at which it finished, by its mark. ``raised``: a person's name and reason for the kill switch that is up now;
@@ -587,29 +572,29 @@ def events(
         number = last.number if last else 0
         dedup = f"finished-{number}"  # a run that was trained on finishes once more
         means = "Members still queued leave at once."
-        found.append(Event(EventKind.FINISHED, dedup, finished_at, text, means, number))
+        found.append(happened(EventKind.FINISHED, dedup, finished_at, text, means, number))
     return tuple(found)
 
 
 def _begin(
     before: Attempt | None, attempt: Attempt, anew: Sequence[StartOver], again: PercentOver | None
-) -> list[Event]:
+) -> list[Notice]:
     if not attempt.host:
         return []  # claimed, and nothing was started: a full disk, or a job that died at once
     where = f"job {attempt.job_id}" if attempt.job_id else f"host {attempt.host}"
     nodes = f" on {len(attempt.nodes)} nodes" if len(attempt.nodes) > 1 else ""
     if before is None:
-        return [Event(EventKind.STARTED, "started", attempt.started, f"{where}{nodes}", attempt=attempt.number)]
+        return [happened(EventKind.STARTED, "started", attempt.started, f"{where}{nodes}", attempt=attempt.number)]
     if attempt.first_step is None:
         if again is not None and again.attempt == attempt.number:
             text = f"{again.words()} ({where})"
             return [
-                Event(EventKind.STARTED, f"resumed-{attempt.number}", attempt.started, text, attempt=attempt.number)
+                happened(EventKind.STARTED, f"resumed-{attempt.number}", attempt.started, text, attempt=attempt.number)
             ]
         return []  # it has not come as far as a step; when it has, it has taken over
     if anew and anew[-1].attempt == attempt.number:
         text = f"{anew[-1].words()} ({where})"
-        return [Event(EventKind.STARTED, f"resumed-{attempt.number}", attempt.started, text, attempt=attempt.number)]
+        return [happened(EventKind.STARTED, f"resumed-{attempt.number}", attempt.started, text, attempt=attempt.number)]
     lost = ""
     if before.last_step is not None and attempt.first_step <= before.last_step:
         redone = before.last_step - attempt.first_step + 1
@@ -621,10 +606,10 @@ def _begin(
     ended = f"attempt {before.number} ended{step} ({before.why() or 'cause unknown'})"
     text = f"attempt {attempt.number} ({where}) goes on from step {attempt.first_step}{f',{gap}' if gap else ':'} {ended}{lost}"
     dedup, quick = f"resumed-{attempt.number}", _is_quick(before, attempt)
-    return [Event(EventKind.RESUMED, dedup, attempt.started, text, attempt=attempt.number, quick=quick)]
+    return [happened(EventKind.RESUMED, dedup, attempt.started, text, attempt=attempt.number, quick=quick)]
 
 
-def group_back(name: str, before: Attempt, attempt: Attempt, missed: int | None) -> list[Event]:
+def group_back(name: str, before: Attempt, attempt: Attempt, missed: int | None) -> list[Notice]:
     """Return the event of a replica group that has come back alone, after its attempt ``before``; none where that was asked to
     stop. ``missed``: steps that the others made meanwhile."""
     if before.cause is not None and before.cause.orderly:
@@ -633,9 +618,12 @@ def group_back(name: str, before: Attempt, attempt: Attempt, missed: int | None)
     return [
         replace(
             event,
-            dedup=f"group-{name}-{attempt.number}",
-            summary=f"group {name}: {event.summary}{meanwhile}",
-            meaning="The other groups trained on.",
+            key=f"group-{name}-{attempt.number}",
+            finding=replace(
+                event.finding,
+                summary=f"group {name}: {event.finding.summary}{meanwhile}",
+                meaning="The other groups trained on.",
+            ),
             attempt=0,
         )
         for event in _begin(before, attempt, (), None)
@@ -656,22 +644,22 @@ def _is_quick(before: Attempt, attempt: Attempt) -> bool:
     return cost < QUICK.total_seconds()
 
 
-def _damaged(attempt: Attempt) -> list[Event]:
+def _damaged(attempt: Attempt) -> list[Notice]:
     """Return an event where an attempt has found that a checkpoint is not what was saved, before it loaded it."""
     resumed = attempt.resumed
     if resumed is None or not resumed.damaged:
         return []
     text = f"{'; '.join(resumed.damaged)}; attempt {attempt.number} begins {resumed.words()}"
     meaning = "It is kept in .quarantine and was not loaded. Look at the disk and the memory of what wrote and read it."
-    return [Event(EventKind.DAMAGED, f"damaged-{attempt.number}", resumed.at or attempt.started, text, meaning)]
+    return [happened(EventKind.DAMAGED, f"damaged-{attempt.number}", resumed.at or attempt.started, text, meaning)]
 
 
-def _torn(attempt: Attempt, before: Attempt | None) -> list[Event]:
+def _torn(attempt: Attempt, before: Attempt | None) -> list[Notice]:
     """Return an event for each checkpoint that was torn when the attempt began. One that stays is told once in a row."""
     known = {(one.path, one.aside) for one in before.torn} if before is not None else set()
     meaning = "Nothing is deleted: ftsupervise checkpoints list. Where it stays, a loader that takes the newest crashes on it."
     return [
-        Event(
+        happened(
             EventKind.DAMAGED,
             f"torn-{attempt.number}-{place}",
             attempt.started,
@@ -684,11 +672,11 @@ def _torn(attempt: Attempt, before: Attempt | None) -> list[Event]:
     ]
 
 
-def _observed_alone(alone: Sequence[OnlyTold], run: str) -> list[Event]:
+def _observed_alone(alone: Sequence[OnlyTold], run: str) -> list[Notice]:
     """Return an event for each decision that was only told where no attempt began."""
     means = _NOT_DONE + f"ftsupervise observe --off {run}".rstrip()
     return [
-        Event(
+        happened(
             EventKind.OBSERVED,
             "-".join(filter(None, ("observed", one.decision, one.node, f"{one.at.timestamp():.0f}"))),
             one.at,
@@ -700,7 +688,7 @@ def _observed_alone(alone: Sequence[OnlyTold], run: str) -> list[Event]:
     ]
 
 
-def _observed(attempt: Attempt, before: Attempt | None, run: str) -> list[Event]:
+def _observed(attempt: Attempt, before: Attempt | None, run: str) -> list[Notice]:
     """Return an event for each decision that was only told. One that each attempt comes to anew is told once in a row."""
     found = []
     means = _NOT_DONE + f"ftsupervise observe --off {run}".rstrip()
@@ -711,16 +699,16 @@ def _observed(attempt: Attempt, before: Attempt | None, run: str) -> list[Event]
             filter(None, (f"observed-{attempt.number}", one.decision, one.node, f"{one.at.timestamp():.0f}"))
         )
         text = f"attempt {attempt.number} at {one.at:%H:%M} UTC: {one.words()}"
-        found.append(Event(EventKind.OBSERVED, dedup, one.at, text, means, attempt.number))
+        found.append(happened(EventKind.OBSERVED, dedup, one.at, text, means, attempt.number))
         if one.then:
             then = f"attempt {attempt.number}: {one.then} ({one.words()})"
             found.append(
-                Event(EventKind.OBSERVED, f"{dedup}-then", one.at, then, "Nothing was done to it.", attempt.number)
+                happened(EventKind.OBSERVED, f"{dedup}-then", one.at, then, "Nothing was done to it.", attempt.number)
             )
     return found
 
 
-def _end(attempt: Attempt, raised: str) -> list[Event]:
+def _end(attempt: Attempt, raised: str) -> list[Notice]:
     """Return an event for an end after which no job takes over. A failure belongs to the recovery watchdog until it is over."""
     if attempt.cause is None or attempt.cause.kind is not CauseKind.KILL_SWITCH:
         return []
@@ -730,7 +718,7 @@ def _end(attempt: Attempt, raised: str) -> list[Event]:
     text = f"attempt {attempt.number} {did}{step}: {words}"
     meaning = "Queued members leave at once; nothing trains until the switch is cleared and the run launched again."
     dedup, at = f"ended-{attempt.number}", attempt.ended or attempt.started
-    return [Event(EventKind.STOPPED, dedup, at, text, meaning, attempt.number)]
+    return [happened(EventKind.STOPPED, dedup, at, text, meaning, attempt.number)]
 
 
 # ------------------------------------------------------------------------------------------
@@ -784,9 +772,9 @@ def of_notice(notice: Notice, rundir: RunDir) -> EventLine:
     return told._replace(value=of.value, limit=of.limit, since=notice.since, alert=notice.alert_id)
 
 
-def of_event(kind: str, finding: Finding, rundir: RunDir, at: datetime) -> EventLine:
+def of_event(of: Finding, rundir: RunDir, at: datetime) -> EventLine:
     """Make a line of an event of the run itself, which has no end."""
-    return EventLine(at, finding.run, str(rundir.root), kind, finding.severity.word, summary=finding.summary)
+    return EventLine(at, of.run, str(rundir.root), of.subject, of.severity.word, summary=of.summary)
 
 
 def events_path(rundir: RunDir) -> Path:

@@ -20,7 +20,7 @@ from ftsupervise.findings import Finding, Severity
 from ftsupervise.hostlist import compress_hostlist
 from ftsupervise.model import Cause, CauseKind, Claim, End, Failure, Reached
 from ftsupervise.nodes.incidents import Incident, IncidentLog
-from ftsupervise.rundir.ledger import write_end
+from ftsupervise.rundir.ledger import as_attempt, write_end
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.progress import (
     KEPT,
@@ -138,7 +138,16 @@ class PreparedRun:
         step = self.step if self._first is not None else None
         self._marks.append(TimeMark(self.clock, self.number, step, self._saving, self.began + self._worked))
 
-    def end(self, cause: Cause, failure: Failure | None, *, after: float = 0.0, then: str = "", **more: Any) -> None:
+    def end(
+        self,
+        cause: Cause,
+        failure: Failure | None,
+        *,
+        after: float = 0.0,
+        then: str = "",
+        braked: bool = False,
+        **more: Any,
+    ) -> None:
         """The attempt ends ``after`` its last progress. ``more``: fields of ``End``."""
         self.clock += after
         reached = Reached(self._first, self.step if self._first is not None else None, self.saved or None)
@@ -153,12 +162,13 @@ class PreparedRun:
             self._worked,
             **more,
         )
-        number, at = self.number, self.clock
-        self.pages.append(
-            lambda begin: write_end(
-                Claim(number, self.rundir.attempt(number)), ended, then, begin + timedelta(seconds=at)
-            )
-        )
+        mine, at = Claim(self.number, self.rundir.attempt(self.number)), self.clock
+
+        def write(begin: datetime) -> None:
+            one = as_attempt(mine, ended, begin + timedelta(seconds=at), then)
+            write_end(mine.folder, one._replace(braked=braked))
+
+        self.pages.append(write)
         if made:  # the last page of its supervisor stays
             step, saved, active = self.step, self.saved or None, self.began + self._worked
             page = ProgressPage(
@@ -166,7 +176,7 @@ class PreparedRun:
             )
             self.pages.append(
                 lambda begin: write_progress(
-                    self.rundir.attempt(number),
+                    mine.folder,
                     page._replace(at=begin + timedelta(seconds=at), active_at=begin.timestamp() + active),
                 )
             )

@@ -131,11 +131,11 @@ def main() -> None:
     import ftsupervise.alerts.receivers.webhook
     import ftsupervise.alerts.record
     import ftsupervise.config.alerting  # noqa: F401
-    from ftsupervise.alerts.wording import incident, render, view
+    from ftsupervise.alerts.wording import Parcel, incident, render
 
     message = next(incident("warm", "", datetime.now().astimezone()))
     for template, kind in _TEMPLATES:
-        render(template, view(message, message.created), kind=kind)
+        render(template, Parcel(message, message.created), kind=kind)
     __import__("slack_sdk.webhook")
     for line in sys.stdin:
         order = json.loads(line)

@@ -272,7 +272,7 @@ class Walk:
         )
         cause = Cause(CauseKind.EXIT, code=1) if failure else Cause(CauseKind.WARNING)
         ended = End(cause, failure, reached=reached)
-        ledger.write_end(self.claim, ended, "", datetime.now(timezone.utc))
+        ledger.write_end(self.claim.folder, ledger.as_attempt(self.claim, ended, datetime.now(timezone.utc)))
         self.keeper.ended(ended, ())
 
     # ------------------------------------------------------------------------------------------------------ the model

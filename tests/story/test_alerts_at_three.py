@@ -15,9 +15,9 @@ from ftsupervise.alerts.journal import Journal
 from ftsupervise.alerts.last_day import AboutRun, sample_facts
 from ftsupervise.alerts.outbox import Unlisted
 from ftsupervise.alerts.record import announce, record
-from ftsupervise.alerts.wording import event_finding, incident, render, view
+from ftsupervise.alerts.wording import Parcel, incident, render
 from ftsupervise.config.alerting import Alerts
-from ftsupervise.findings import EventKind, Reason
+from ftsupervise.findings import EventKind, Reason, happened
 from ftsupervise.model import Job, JobState
 from ftsupervise.report.day import facts_of
 from ftsupervise.report.row import RunRow
@@ -36,7 +36,7 @@ def chat() -> Iterator[SlackServer]:
 def test_a_subject_has_state_run_and_what_in_78_characters(run: str) -> None:
     for message in incident(run, "/scratch/run", T0):
         for more in ((), (Unlisted("disk", Reason.FIRED, 12_345),)):
-            seen = view(replace(message, unlisted=more), T0)
+            seen = Parcel(replace(message, unlisted=more), T0)
             assert len(seen.subject) <= 78, seen.subject
             assert seen.subject.startswith(f"[{seen.word[:20]}") and f"] {run[:9]}" in seen.subject
             assert "more)" in seen.subject or not more
@@ -115,13 +115,14 @@ def test_what_is_no_longer_watched_is_no_all_clear(chat: SlackServer, tmp_path: 
     last = chat.posts[-1]
     assert "NO LONGER WATCHED" in last.text and last.colour == "#757575" and ":white_check_mark:" not in last.readable()
     message = next(one for one in incident(RUN, "/run", T0) if one.notices[0].reason.value == "unwatched")
-    assert "#2e7d32" not in render("alert.html.j2", view(message, T0), kind="html")
+    assert "#2e7d32" not in render("alert.html.j2", Parcel(message, T0), kind="html")
 
 
 def restart(journal: Journal, alerts: Alerts, number: int, minute: float, *, quick: bool = True) -> None:
     now = minutes(minute)
-    found = event_finding(RUN, EventKind.RESUMED, f"attempt {number} goes on, 1s after attempt {number - 1} ended", now)
-    assert announce(journal, alerts, EventKind.RESUMED, f"resumed-{number}", found, attempt=number, quick=quick)
+    name, words = f"resumed-{number}", f"attempt {number} goes on, 1s after attempt {number - 1} ended"
+    event = happened(EventKind.RESUMED, name, now, words, attempt=number, quick=quick, run=RUN)
+    assert announce(journal, alerts, event, now)
 
 
 def test_thirteen_restarts_of_a_second_are_three_mails_and_the_first_comes_at_once(

@@ -13,8 +13,7 @@ import pytest
 from ftsupervise.alerts.deliver import deliver
 from ftsupervise.alerts.journal import Journal
 from ftsupervise.alerts.record import announce, record, was_announced
-from ftsupervise.alerts.wording import event_finding
-from ftsupervise.findings import EventKind, Severity
+from ftsupervise.findings import EventKind, Severity, happened
 from tests.neighbours.alertmanager import PROGRAM, alertmanager
 from tests.neighbours.smtp import MailServer
 from tests.story.alerting_scene import T0, bad, good, journal_in, mailbox, minutes, secret, settings, tick, type_in
@@ -141,7 +140,7 @@ def test_news_that_a_pager_does_not_get_says_nothing_about_the_pager(
     listener.status = 500
     tick(journal, alerts, T0, bad())
     listener.status = 202
-    announce(journal, alerts, EventKind.STARTED, "started", event_finding("train", EventKind.STARTED, "job 1", T0))
+    announce(journal, alerts, happened(EventKind.STARTED, "started", T0, "job 1", run="train"), T0)
     deliver([journal], alerts, minutes(0.01), jitter=lambda: 0.0)
     assert journal.read().receiver("webhook").failures == 1, "nothing was sent, so it is not known to work"
 
@@ -150,8 +149,9 @@ def test_each_event_of_ten_thousand_attempts_is_announced_once(journal: Journal)
     alerts = settings([])
 
     def tell(number: int) -> bool:
-        finding = event_finding("train", EventKind.RESUMED, f"attempt {number}", T0)
-        return announce(journal, alerts, EventKind.RESUMED, f"resumed-{number}", finding, attempt=number)
+        name = f"resumed-{number}"
+        event = happened(EventKind.RESUMED, name, T0, f"attempt {number}", attempt=number, run="train")
+        return announce(journal, alerts, event, T0)
 
     for number in (*range(1, 1500, 7), *range(9000, 10_001)):
         assert tell(number)

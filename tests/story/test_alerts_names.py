@@ -94,11 +94,11 @@ def test_every_name_that_an_alert_can_have_is_known_to_silence() -> None:
 def test_a_message_about_no_run_has_no_empty_name_in_its_heading(mail: MailServer, journal: Journal) -> None:
     record(journal, [replace(bad(), run="")], settings([mailbox(mail)]), T0, run_name="")
     (message,) = journal.read().outbox
-    from ftsupervise.alerts.wording import render, view
+    from ftsupervise.alerts.wording import Parcel, render
 
     for kind in ("text", "slack", "html"):
-        text = render(f"alert.{kind}.j2", view(message, T0), kind=kind)
+        text = render(f"alert.{kind}.j2", Parcel(message, T0), kind=kind)
         said = text.replace("```", "")  # which begins and ends a command to copy
         assert "  : " not in said and "``" not in said and ">&ensp;: " not in said, text
-    assert "FIRING (critical)  disk /scratch" in render("alert.text.j2", view(message, T0))
+    assert "FIRING (critical)  disk /scratch" in render("alert.text.j2", Parcel(message, T0))
     assert "  disk /scratch" in alerts_cli(journal) and ": disk" not in alerts_cli(journal)

@@ -8,9 +8,9 @@ from pathlib import Path
 from ftsupervise.alerts.deliver import deliver
 from ftsupervise.alerts.journal import Journal
 from ftsupervise.alerts.record import announce, record
-from ftsupervise.alerts.wording import disk, event_finding
+from ftsupervise.alerts.wording import disk
 from ftsupervise.config.alerting import Alerts
-from ftsupervise.findings import EventKind, Finding, Reason, Severity
+from ftsupervise.findings import EventKind, Finding, Reason, Severity, happened
 from ftsupervise.truth import Health
 from tests.neighbours.slack import SlackServer
 from tests.neighbours.smtp import MailServer, certificate
@@ -98,13 +98,7 @@ def test_a_wrong_password_is_said_to_be_one_and_not_shown(tmp_path: Path, journa
 def test_an_event_is_announced_once_whoever_says_it_again(mail: MailServer, journal: Journal) -> None:
     alerts = settings([mailbox(mail)])
     for _ in range(3):
-        announce(
-            journal,
-            alerts,
-            EventKind.STARTED,
-            "started 88",
-            event_finding(RUN, EventKind.STARTED, "started as job 88", T0),
-        )
+        announce(journal, alerts, happened(EventKind.STARTED, "started 88", T0, "started as job 88", run=RUN), T0)
     deliver([journal], alerts, T0)
     assert [str(m["Subject"]) for m in mail.mails] == ["[STARTED] train-70b: started as job 88"]
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import traceback
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import datetime
 from html.parser import HTMLParser
 from pathlib import Path
@@ -20,9 +21,9 @@ from hypothesis import strategies as st
 
 from ftsupervise.alerts.deliver import deliver
 from ftsupervise.alerts.journal import Journal
-from ftsupervise.alerts.receivers import Broken, Parcel, TryLater, Unsendable, email, slack, webhook
+from ftsupervise.alerts.receivers import Broken, TryLater, Unsendable, email, slack, webhook
 from ftsupervise.alerts.record import record
-from ftsupervise.alerts.wording import clean, incident, render, view
+from ftsupervise.alerts.wording import Parcel, clean, incident, render
 from ftsupervise.config.alerting import Email, Slack, Webhook
 from ftsupervise.findings import Finding, Severity
 from ftsupervise.truth import Health
@@ -163,13 +164,13 @@ class _Tags(HTMLParser):
 @pytest.mark.parametrize("name", HOSTILE)
 def test_no_name_becomes_markup_or_breaks_json(name: str) -> None:
     message = hostile_message(name)
-    seen = view(message, T0)
+    seen = Parcel(message, T0)
     tags = _Tags()
     tags.feed(render("alert.html.j2", seen, kind="html"))
     assert tags.seen <= {"html", "head", "meta", "body", "p", "div", "strong", "em", "table", "tr", "td", "code", "pre"}
     for shape in ("json", "pagerduty", "alertmanager"):
         about = Webhook(url="https://example.org/x", shape=shape, key_env="K")
-        assert webhook.compose(seen, about, Parcel(message, T0))
+        assert webhook.compose(seen, about)
 
 
 @pytest.mark.threat(
@@ -180,14 +181,14 @@ def test_no_name_becomes_markup_or_breaks_json(name: str) -> None:
 @pytest.mark.parametrize("kind", ["chat", "slack"])
 def test_no_name_calls_everybody_where_a_chat_takes_mentions_out_of_plain_text(kind: str, tmp_path: Path) -> None:
     """Discord, Matrix, and what speaks Slack's protocol (Mattermost) do; who writes a template may call whom they like."""
-    seen = view(hostile_message("@everyone @Channel @here @all <@&42> <#7> ada@example.org"), T0)
+    seen = Parcel(hostile_message("@everyone @Channel @here @all <@&42> <#7> ada@example.org"), T0)
     text = render("alert.text.j2", seen, kind=kind)
     assert "everyone" in text and not re.search(
         r"@(everyone|here|channel|all|room)\b|<[@#](?!\u200b)", text, re.IGNORECASE
     )
     assert "ada@example.org" in text, "an address stays one"
     (tmp_path / "alert.text.j2").write_text("@here: {{ m.title }}")
-    assert render("alert.text.j2", seen, own=tmp_path, kind=kind).startswith("@here: ")
+    assert render("alert.text.j2", replace(seen, templates=tmp_path), kind=kind).startswith("@here: ")
 
 
 def test_hostile_names_arrive_through_real_servers(mail: MailServer, chat: SlackServer, tmp_path: Path) -> None:

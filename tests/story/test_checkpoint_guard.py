@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from ftsupervise import Guard
-from ftsupervise.checkpoints.manifest import FOLDER_NAME, leave_list, list_of, rank_in, read_manifest
+from ftsupervise.checkpoints.manifest import FOLDER_NAME, read_manifest
+from ftsupervise.checkpoints.rank_lists import leave_list, list_of, rank_in
 from ftsupervise.checkpoints.verify import CheckpointState, Scope, Thoroughness, verify
 from ftsupervise.rundir.attempt_pages import read_page
 from ftsupervise.rundir.paths import RunDir
@@ -101,7 +102,7 @@ def test_a_rank_that_left_no_list_makes_the_checkpoint_torn_and_nothing_is_commi
         write(folder, 1)
     with ranks[3].checkpoint(2, barrier=lambda: None) as folder:
         write(folder, 3)
-    monkeypatch.setattr("ftsupervise.checkpoints.manifest.PATIENCE", 0.2)
+    monkeypatch.setattr("ftsupervise.checkpoints.rank_lists.PATIENCE", 0.2)
     with (
         pytest.raises(FileNotFoundError, match="rank 2 left no list of its files: the checkpoint is torn"),
         ranks[0].checkpoint(2, barrier=lambda: None) as folder,
@@ -246,12 +247,12 @@ def test_without_a_barrier_a_rank_that_comes_too_late_raises_and_the_part_is_no_
 A_PART = """
 import os, signal, sys, threading
 from ftsupervise import Guard
-from ftsupervise.checkpoints import manifest
+from ftsupervise.checkpoints import rank_lists
 rank, word, then = int(sys.argv[1]), sys.argv[2], sys.argv[3:]
-manifest.APART = 0.0
+rank_lists.APART = 0.0
 if then == ["dies"]:
-    leave_list = manifest.leave_list
-    manifest.leave_list = lambda *given: (leave_list(*given), os.kill(os.getpid(), signal.SIGKILL))
+    leave_list = rank_lists.leave_list
+    rank_lists.leave_list = lambda *given: (leave_list(*given), os.kill(os.getpid(), signal.SIGKILL))
 with Guard(signals=(), rank=rank, world=2) as guard, guard.checkpoint(20) as folder:
     (folder / f"part-rank{rank}.bin").write_text(word)
     (folder / f"{word}.bin").write_text(word)
@@ -308,7 +309,7 @@ def test_no_rank_leaves_the_block_before_rank_0_has_committed(
 def test_when_rank_0_cannot_commit_each_rank_hears_why(
     checkpoints: Path, ranks: list[Guard], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ftsupervise.checkpoints.manifest.PATIENCE", 0.2)
+    monkeypatch.setattr("ftsupervise.checkpoints.rank_lists.PATIENCE", 0.2)
     failed = all_save(ranks[:3], 4, lambda folder, rank: (folder / f"shard-{rank}").write_bytes(b"x"))
     words = sorted(str(one) for one in failed)
     assert len(words) == 3 and all("rank 3 left no list of its files" in one for one in words)

@@ -162,7 +162,8 @@ class Scene:
         for _ in range(times):
             mine = self.begin()
             self.choose()
-            ledger.write_end(mine, End(Cause(CauseKind.EXIT, code=1), Failure(kind, sign), 1), "", NOW)
+            ended = End(Cause(CauseKind.EXIT, code=1), Failure(kind, sign), 1)
+            ledger.write_end(mine.folder, ledger.as_attempt(mine, ended, NOW))
 
     def aside(self) -> list[str]:
         return [one.name for one in quarantined(self.rundir.checkpoints)]

@@ -97,7 +97,7 @@ def test_a_torn_line_never_swallows_the_next_and_hostile_text_stays_in_its_line(
     assert first == last and first["alert"] == "3f9a1c" and first["since"] == "2026-11-22T02:10:07+00:00"
     assert len(wide["summary"]) == 2000 and wide["summary"].isprintable()
     finding = Finding("t", "run", "started", Health.OK, Severity.INFO, "job 7", NOW)
-    assert of_event("started", finding, RunDir("/r"), NOW).watchdog == ""
+    assert of_event(finding, RunDir("/r"), NOW).watchdog == ""
 
 
 @pytest.mark.fault("The disk is full while an event is appended", "No half line is left")

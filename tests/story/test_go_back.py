@@ -57,7 +57,7 @@ class Scene:
             Failure(FailureKind.NUMBERS, NOT_A_NUMBER),
             reached=Reached(1, since, trouble=found),
         )
-        ledger.write_end(Claim(int(folder.name), folder), ended, "", NOW)
+        ledger.write_end(folder, ledger.as_attempt(Claim(int(folder.name), folder), ended, NOW))
 
     def aside(self) -> list[str]:
         return [one.name for one in quarantined(self.rundir.checkpoints)]

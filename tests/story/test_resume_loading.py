@@ -24,6 +24,7 @@ from ftsupervise.checkpoints.offload import offload
 from ftsupervise.checkpoints.quarantine import quarantined
 from ftsupervise.checkpoints.restore import RESTORING, copies_in, restore
 from ftsupervise.checkpoints.stores import open_store
+from ftsupervise.findings import EventKind
 from ftsupervise.guard import resume
 from ftsupervise.guard.resume import CannotResume
 from ftsupervise.rundir.attempt_pages import read_page
@@ -483,8 +484,8 @@ def test_a_damaged_checkpoint_is_set_aside_once_and_people_hear_of_it(run: Super
     assert aside.name == "step-00000020" and "other bytes than were committed" in aside.reason
     begun = run.attempts()[-1]
     assert begun.resumed is not None and begun.resumed.checkpoint == "step-00000010" and begun.first_step == 11
-    (event,) = (one for one in events(run.attempts(), finished_at=None) if one.kind.value == "damaged")
-    assert "step-00000020 is damaged" in event.summary and "from step-00000010" in event.summary
+    (event,) = (one for one in events(run.attempts(), finished_at=None) if one.event is EventKind.DAMAGED)
+    assert "step-00000020 is damaged" in event.finding.summary and "from step-00000010" in event.finding.summary
 
 
 @pytest.mark.resume(

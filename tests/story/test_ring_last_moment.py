@@ -27,7 +27,7 @@ from ftsupervise.run.decide import Budgets
 from ftsupervise.run.exit_analysis import CommandSpec
 from ftsupervise.run.gate import wait_unless_stopped
 from ftsupervise.run.job_end import JobEnd
-from ftsupervise.run.states import AttemptProgress, AttemptState, Ending
+from ftsupervise.run.states import AttemptProgress, AttemptState
 from ftsupervise.rundir.ledger import ledger
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.truth import RankState
@@ -142,7 +142,7 @@ def test_a_rank_that_was_killed_is_named_though_its_node_is_heard_of_only_while_
     asked = options(tmp_path, "srun", "train", in_place=5)
     one = RunningCommand(CommandSpec(asked, mine, asked.command, JobEnd(), signals, nobody, agents))
     assert one.reported_death() == raised.cause()
-    one.now = AttemptProgress(AttemptState.KILLING, Ending(now - 11.8, died_at=now - 11.8))
+    one.now = AttemptProgress(AttemptState.KILLING, now - 11.8, died_at=now - 11.8)
     one.touched = now - 11.7
     one.read_the_last_events()
     assert one.death == killed
@@ -163,7 +163,7 @@ def test_however_long_it_takes_to_end_the_others_the_rank_that_they_were_ended_f
     one = RunningCommand(CommandSpec(asked, mine, asked.command, JobEnd(), signals, nobody, agents))
     began = monotonic() - 90.0
     one.crashes = [RankExit(1, "node-1", 11, began, -9, False, False, True)]
-    one.now = AttemptProgress(AttemptState.KILLING, Ending(began + 0.1, died_at=began + 0.1))
+    one.now = AttemptProgress(AttemptState.KILLING, began + 0.1, died_at=began + 0.1)
     one.read_the_last_events()
     assert one.death is not None and one.death.rank == 1
 
@@ -224,9 +224,9 @@ def test_a_hang_that_is_left_alone_does_not_hide_that_the_lighthouse_is_at_anoth
     while one.left.hang is None and monotonic() < began + 60:
         one.look_for_a_hang()
         sleep(0.02)
-    assert one.left.hang is not None and one.now.ending is None
+    assert one.left.hang is not None and one.now.kill_at is None
     outside = SeenFromOutside(moved=True)
-    while one.now.ending is None and monotonic() < began + 60:
+    while one.now.kill_at is None and monotonic() < began + 60:
         one.look_for_a_hang()
         sleep(0.02)
-    assert one.now.ending is not None and one.now.ending.cause == Cause(CauseKind.MOVED)
+    assert one.now.cause == Cause(CauseKind.MOVED)

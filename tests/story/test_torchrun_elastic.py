@@ -223,15 +223,15 @@ PARTS = """
 import os, signal, sys, time
 from pathlib import Path
 from ftsupervise import Guard
-from ftsupervise.checkpoints import manifest
+from ftsupervise.checkpoints import rank_lists
 rank, word = int(os.environ["RANK"]), "old" if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" else "new"
 done = Path(os.environ["FTSUPERVISE_CHECKPOINT_DIR"], "step-00000020")
 def wait():
     while not done.exists():
         time.sleep(0.01)
 if word == "old" and rank == 1:
-    leave_list = manifest.leave_list
-    manifest.leave_list = lambda *given: (leave_list(*given), os.kill(os.getpid(), signal.SIGKILL))
+    leave_list = rank_lists.leave_list
+    rank_lists.leave_list = lambda *given: (leave_list(*given), os.kill(os.getpid(), signal.SIGKILL))
 if (word == "old") != (rank == 1):
     wait()
     sys.exit()

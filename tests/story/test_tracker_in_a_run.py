@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 import sys
 
-from ftsupervise.alerts.last_day import AboutRun
-from ftsupervise.alerts.receivers import Parcel, slack, webhook
 from ftsupervise.alerts.receivers import email as mail
-from ftsupervise.alerts.wording import incident, view
+from ftsupervise.alerts.receivers import slack, webhook
+from ftsupervise.alerts.wording import Parcel, incident
 from ftsupervise.rundir.tracker import TrackerPage, read_tracker, write_tracker
 from tests.neighbours.slack import blocks_of, texts_of
 from tests.neighbours.supervised import SupervisedRun
@@ -71,7 +70,7 @@ def test_a_page_that_a_stranger_may_write_is_not_shown_nor_is_one_of_long_ago(ru
 def test_messages_name_the_page() -> None:
     link = "https://wandb.ai/lab/p/runs/ab12?a&b".partition("?")[0] + "&x=1"
     message = list(incident("train", "/r", T0))[1]
-    parcel = Parcel(message, T0, about_run=AboutRun(None, link))
+    parcel = Parcel(message, T0, tracker=link)
     alerts = settings(
         [email(25, html=True), {"slack": {"webhook_env": "HOOK"}}, {"webhook": {"url": "https://h.org/"}}]
     )
@@ -82,5 +81,5 @@ def test_messages_name_the_page() -> None:
     assert f'<a href="{escaped}">{escaped}</a>' in page
     texts = texts_of(blocks_of(slack.compose(parcel, by_slack)))
     assert f"<{escaped}|Its page in the experiment tracker>" in texts
-    (body,) = webhook.compose(view(message, T0, about_run=parcel.about_run), by_hook, parcel)
+    (body,) = webhook.compose(parcel, by_hook)
     assert body["tracker"] == link

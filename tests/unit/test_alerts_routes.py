@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,8 +13,10 @@ from pydantic import ValidationError
 
 from ftsupervise.alerts.outbox import Silence
 from ftsupervise.alerts.step import due_at, inhibitor, policy_of, receivers_of, silenced
+from ftsupervise.alerts.wording import clean
 from ftsupervise.config.alerting import Alerts
-from ftsupervise.findings import Finding, Severity
+from ftsupervise.findings import Finding, OfDisk, Severity
+from ftsupervise.rundir.records import decode, encode
 from ftsupervise.truth import Health
 
 T0 = datetime(2026, 11, 21, 2, 10, tzinfo=timezone.utc)  # a Saturday
@@ -27,6 +30,11 @@ def settings(**more: Any) -> Alerts:
 
 def finding(watchdog: str = "disk", severity: Severity = Severity.WARNING, run: str = "train-70b") -> Finding:
     return Finding(run, watchdog, "/scratch", Health.BAD, severity, "3 TB free", T0)
+
+
+def of_disk(path: str, part: str, severity: Severity = Severity.CRITICAL) -> Finding:
+    disk = OfDisk(Path(path), part)
+    return replace(finding("disk", severity), subject=str(disk), disk=disk)
 
 
 def test_without_routes_everybody_hears() -> None:
@@ -80,23 +88,29 @@ def test_a_trouble_mutes_what_it_explains_and_nothing_else(cause: str, muted: st
 
 
 def test_storage_that_does_not_answer_mutes_what_lives_on_it() -> None:
-    hung = replace(finding("disk", Severity.CRITICAL), subject="/scratch/run_7 there")
+    hung = of_disk("/scratch/run_7", "there")
     assert inhibitor(finding("hang"), [hung]) == "explained by disk /scratch/run_7 there"
     assert not inhibitor(finding("is-running"), [hung])
     assert not inhibitor(hung, [hung])
 
 
 def test_a_full_disk_explains_its_forecast_and_the_journal_on_it_and_one_that_fills_up_does_not() -> None:
-    def about(subject: str, severity: Severity = Severity.CRITICAL) -> Finding:
-        return replace(finding("disk", severity), subject=subject)
-
-    full, filling = about("/scratch/run_7 space"), about("/scratch/run_7 space", Severity.WARNING)
-    for one in (about("/scratch/run_7 forecast"), finding("alert-journal")):
+    full, filling = of_disk("/scratch/run_7", "space"), of_disk("/scratch/run_7", "space", Severity.WARNING)
+    for one in (of_disk("/scratch/run_7", "forecast"), finding("alert-journal")):
         assert inhibitor(one, [full]) == "explained by disk /scratch/run_7 space"
         assert not inhibitor(one, [filling])
-    assert not inhibitor(about("/home/me forecast"), [full]), "another disk"
-    assert not inhibitor(about("/scratch/run_7 inodes"), [full])
-    assert not inhibitor(full, [about("/scratch/run_7 forecast")])
+    assert not inhibitor(of_disk("/home/me", "forecast"), [full]), "another disk"
+    assert not inhibitor(of_disk("/scratch/run_7", "inodes"), [full])
+    assert not inhibitor(full, [of_disk("/scratch/run_7", "forecast")])
+
+
+def test_a_disk_is_the_same_whatever_its_name_and_when_its_alert_comes_from_the_journal() -> None:
+    odd = "/scratch/of [us]*\u202e\udce9/" + 200 * "long"
+    full, forecast = of_disk(odd, "space"), of_disk(odd, "forecast")
+    kept = decode(Finding, json.loads(json.dumps(encode(clean(full), sparse=True))))
+    assert kept.disk == full.disk
+    assert inhibitor(clean(forecast), [kept])
+    assert not inhibitor(of_disk(f"{odd}er", "forecast"), [kept]), "another one, whose name is as long as can be shown"
 
 
 def test_a_silence_is_by_id_or_by_what_it_is_about_and_ends() -> None:

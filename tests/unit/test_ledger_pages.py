@@ -27,7 +27,7 @@ from ftsupervise.model import (
 )
 from ftsupervise.model import ended as died
 from ftsupervise.rundir.attempt_pages import KeptSnapshotPage, write_page
-from ftsupervise.rundir.ledger import claim, ledger, write_end, write_start
+from ftsupervise.rundir.ledger import as_attempt, claim, ledger, write_end, write_start
 from ftsupervise.rundir.paths import RunDir
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "records" / "ledger"
@@ -81,7 +81,7 @@ def written(tmp_path: Path, *ends: End) -> tuple[Attempt, ...]:
     for end in ends:
         mine: Claim = claim(rundir)
         write_start(mine, {"SLURM_JOB_ID": "88"}, ["true"], NOW, None)
-        write_end(mine, end, "left", NOW)
+        write_end(mine.folder, as_attempt(mine, end, NOW, "left"))
     return ledger(rundir)
 
 

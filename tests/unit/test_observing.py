@@ -139,21 +139,21 @@ def test_what_members_without_an_attempt_come_to_is_one_row_and_one_event_for_ea
     own_launch = [times[0] + timedelta(seconds=0.4)]
     assert observed_rows([ran], own_launch, alone)[0].then == rows[0].then, "what came after its own launch counts"
     assert rows[2].then.startswith("1 attempt since: ")
-    told = [one for one in events([ran], finished_at=None, alone=alone) if one.kind is EventKind.OBSERVED]
-    assert len({one.dedup for one in told}) == 3 and told[0].summary.startswith("no attempt began at ")
+    told = [one for one in events([ran], finished_at=None, alone=alone) if one.event is EventKind.OBSERVED]
+    assert len({one.key for one in told}) == 3 and told[0].finding.summary.startswith("no attempt began at ")
 
 
 def test_each_is_an_event_once_and_so_is_what_happened_then() -> None:
     held = [attempt(n, at(n, 9, BRAKE)) for n in (2, 3)]
     night = [attempt(1, at(1, 3)), *held]
-    told = [one for one in events(night, finished_at=None, run="/runs/a") if one.kind is EventKind.OBSERVED]
+    told = [one for one in events(night, finished_at=None, run="/runs/a") if one.event is EventKind.OBSERVED]
     assert [one.attempt for one in told] == [1, 2]
-    assert told[0].meaning.endswith("To act on them: ftsupervise observe --off /runs/a")
-    assert told[0].summary == "attempt 1 at 02:13 UTC: would have restarted it: rank 3 stopped"
+    assert told[0].finding.meaning.endswith("To act on them: ftsupervise observe --off /runs/a")
+    assert told[0].finding.summary == "attempt 1 at 02:13 UTC: would have restarted it: rank 3 stopped"
     over = attempt(1, at(1, 3, then="it went on by itself after 4m"))
-    again = [one for one in events([over, *held], finished_at=None) if one.kind is EventKind.OBSERVED]
-    assert {one.dedup for one in told} < {one.dedup for one in again}
-    assert len({one.dedup for one in again}) == len(again) == 3
+    again = [one for one in events([over, *held], finished_at=None) if one.event is EventKind.OBSERVED]
+    assert {one.key for one in told} < {one.key for one in again}
+    assert len({one.key for one in again}) == len(again) == 3
 
 
 def test_the_phrase_names_them() -> None:
@@ -166,8 +166,8 @@ def test_two_nodes_that_would_be_left_out_at_once_are_two_events_and_each_is_tol
     both = [at(1, 9, EXCLUSION, node=node, what=f"excluded {node}", standing=True) for node in ("n7", "n8")]
     again = [one._replace(at=T0 + timedelta(minutes=25), why="score 3 of 1.5") for one in both[:1]]
     night = [attempt(1, *both), attempt(2, *again)]
-    told = [one for one in events(night, finished_at=None) if one.kind is EventKind.OBSERVED]
-    assert len({one.dedup for one in told}) == 2
+    told = [one for one in events(night, finished_at=None) if one.event is EventKind.OBSERVED]
+    assert len({one.key for one in told}) == 2
     assert [one.attempt for one in observed_rows(night)] == [1, 1]
 
 

@@ -68,7 +68,7 @@ def test_people_read_the_cause_with_its_line_once() -> None:
     assert one._replace(cause=Cause(CauseKind.OTHER, text=f"exit 1 ({ECC})")).why() == f"exit 1 ({ECC})"
     assert one._replace(failure=None).why() == "exit 1"
     two = one._replace(number=2, first_step=5, failure=None, cause=None, ended=None)
-    assert f"(exit 1: {ECC})" in events([one, two], finished_at=None)[-1].summary
+    assert f"(exit 1: {ECC})" in events([one, two], finished_at=None)[-1].finding.summary
 
 
 def test_what_a_job_prints_is_plain_text_before_it_is_searched() -> None:

@@ -17,7 +17,6 @@ from ftsupervise.run.states import (
     AttemptEvent,
     AttemptProgress,
     AttemptState,
-    Ending,
     Outcome,
     State,
 )
@@ -127,9 +126,8 @@ def test_what_a_command_left_running_is_ended_before_the_attempt_is_over() -> No
 
 
 def test_facts_stay_until_a_later_event_replaces_them() -> None:
-    ending = Ending(3.0)
-    over = progress(E.STARTED).after(E.STOP, ending=ending).after(E.EXITED, code=7).after(E.CLEARED)
-    assert over == AttemptProgress(S.ENDED, ending, False, 7)
+    over = progress(E.STARTED).after(E.STOP, kill_at=3.0, by=15).after(E.EXITED, code=7).after(E.CLEARED)
+    assert over == AttemptProgress(S.ENDED, 3.0, by=15, code=7)
 
 
 def test_an_event_that_a_state_does_not_have_moves_nothing() -> None:

@@ -31,8 +31,8 @@ def attempt(
 
 def test_a_fault_that_was_over_before_anybody_looked_is_told_as_one_event_with_both_halves() -> None:
     told = events([attempt(1, "killed by SIGKILL"), attempt(2, first=101, minutes=5.05)], finished_at=None)
-    assert [event.kind for event in told] == [EventKind.STARTED, EventKind.RESUMED]
-    assert told[1].summary == (
+    assert [event.event for event in told] == [EventKind.STARTED, EventKind.RESUMED]
+    assert told[1].finding.summary == (
         "attempt 2 (job 88_2) goes on from step 101, 3s after attempt 1 ended at step 140 (killed by SIGKILL); "
         "40 steps are done again"
     )
@@ -40,12 +40,12 @@ def test_a_fault_that_was_over_before_anybody_looked_is_told_as_one_event_with_b
 
 def test_one_step_that_is_made_again_is_one_step() -> None:
     told = events([attempt(1, "killed by SIGKILL"), attempt(2, first=140, minutes=5.05)], finished_at=None)
-    assert told[1].summary.endswith("; one step is done again")
+    assert told[1].finding.summary.endswith("; one step is done again")
 
 
 def test_of_replica_groups_the_mark_says_at_which_step_they_finished() -> None:
     told = events([attempt(1, first=None, last=None)], finished_at=T0 + timedelta(minutes=5), step=571)
-    assert told[-1].summary == "done at step 571 after 5m, in 1 attempt"
+    assert told[-1].finding.summary == "done at step 571 after 5m, in 1 attempt"
 
 
 def test_a_restart_that_costs_little_is_a_quick_one() -> None:
@@ -62,31 +62,32 @@ def test_a_restart_that_costs_little_is_a_quick_one() -> None:
 
 def test_an_attempt_that_has_not_trained_yet_has_not_taken_over() -> None:
     told = events([attempt(1, "exit 1"), attempt(2, first=None, last=None, minutes=6)], finished_at=None)
-    assert [event.kind for event in told] == [EventKind.STARTED]
+    assert [event.event for event in told] == [EventKind.STARTED]
 
 
 def test_a_kill_switch_is_told_because_nobody_takes_over() -> None:
     told = events([attempt(1, "kill switch")], finished_at=None)
-    assert [event.kind for event in told] == [EventKind.STARTED, EventKind.STOPPED]
+    assert [event.event for event in told] == [EventKind.STARTED, EventKind.STOPPED]
 
 
 def test_a_script_that_hears_no_switch_is_not_said_to_have_saved() -> None:
     told = events([attempt(1, "kill switch")._replace(source=OUTPUT)], finished_at=None)
-    assert told[1].summary == "attempt 1 stopped at step 140: kill switch"
+    assert told[1].finding.summary == "attempt 1 stopped at step 140: kill switch"
 
 
 def test_one_that_begins_again_by_its_percentage_is_told_once() -> None:
     percents = [PercentReached(63.2, 0.1, of="a"), PercentReached(1.4, 0.1, of="a")]
     runs = [attempt(n, first=None, last=None)._replace(percent=one) for n, one in enumerate(percents, 1)]
     told = events(runs, finished_at=None)
-    assert [event.kind for event in told] == [EventKind.STARTED, EventKind.STARTED], "it is not told as RESUMED"
-    assert told[1].summary.startswith("attempt 2 began again at 0.1 %, attempt 1 had reached 63.2 %")
+    assert [event.event for event in told] == [EventKind.STARTED, EventKind.STARTED], "it is not told as RESUMED"
+    assert told[1].finding.summary.startswith("attempt 2 began again at 0.1 %, attempt 1 had reached 63.2 %")
 
 
 def test_who_is_told_of_a_stop_is_told_who_asked_for_it() -> None:
     runs = [attempt(1, "kill switch"), attempt(2, "kill switch", minutes=6)]
     told = [
-        event.summary for event in events(runs, finished_at=None, raised="raised by ada on login-1 (wrong data mix)")
+        event.finding.summary
+        for event in events(runs, finished_at=None, raised="raised by ada on login-1 (wrong data mix)")
     ]
     stops = [summary for summary in told if "saved and stopped" in summary]
     assert "ada" not in stops[0]  # another switch, long down
@@ -96,15 +97,15 @@ def test_who_is_told_of_a_stop_is_told_who_asked_for_it() -> None:
 def test_the_end_says_how_long_and_in_how_many_attempts() -> None:
     runs = [attempt(1, "warning signal"), attempt(2, "finished", first=141, last=300, minutes=6)]
     told = events(runs, finished_at=T0 + timedelta(hours=2))
-    assert told[-1].kind is EventKind.FINISHED
-    assert told[-1].summary == "done at step 300 after 2h, in 2 attempts"
+    assert told[-1].event is EventKind.FINISHED
+    assert told[-1].finding.summary == "done at step 300 after 2h, in 2 attempts"
 
 
 def test_every_event_has_a_name_of_its_own_and_keeps_it() -> None:
     first = events([attempt(1, "exit 1"), attempt(2, minutes=6)], finished_at=None)
     later = events([attempt(1, "exit 1"), attempt(2, "exit 1", minutes=6), attempt(3, minutes=12)], finished_at=T0)
-    assert [e.dedup for e in later][: len(first)] == [e.dedup for e in first]
-    assert len({e.dedup for e in later}) == len(later)
+    assert [e.key for e in later][: len(first)] == [e.key for e in first]
+    assert len({e.key for e in later}) == len(later)
 
 
 def test_a_run_that_was_trained_on_after_its_end_finishes_once_more_and_that_is_told_too() -> None:
@@ -112,8 +113,8 @@ def test_a_run_that_was_trained_on_after_its_end_finishes_once_more_and_that_is_
     first = events(runs, finished_at=T0 + timedelta(hours=1))[-1]
     runs += [attempt(2, "finished", first=301, last=400, minutes=90)]
     second = events(runs, finished_at=T0 + timedelta(hours=2))[-1]
-    assert first.kind is second.kind is EventKind.FINISHED
-    assert first.dedup != second.dedup and "step 400" in second.summary
+    assert first.event is second.event is EventKind.FINISHED
+    assert first.key != second.key and "step 400" in second.finding.summary
 
 
 def test_orderly_ends_wake_nobody() -> None:

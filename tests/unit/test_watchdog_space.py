@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from ftsupervise.config.schema import Launch, Run
 from ftsupervise.config.watchdogs import Disk, Quota
 from ftsupervise.findings import Severity
-from ftsupervise.probe import Probe
+from ftsupervise.probe import Probe, Space
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.truth import Health
 from ftsupervise.watch import Look
@@ -21,10 +21,9 @@ from ftsupervise.watch.watchdogs.disk import check
 from ftsupervise.watch.watchdogs.disk_space import (
     Figures,
     Level,
+    Limit,
     check_quota,
     forecast,
-    left,
-    level,
     parse_quota,
     remember,
     slope,
@@ -34,28 +33,28 @@ TB, HOUR, DAY = 10**12, 3600.0, 86_400.0
 
 
 def test_eighty_per_cent_is_the_new_hundred() -> None:
-    rest = left(total=100 * TB, used=70 * TB, inodes=0, inodes_free=0, usable=0.8)
+    rest = Space(total=100 * TB, used=70 * TB, inodes=0, inodes_free=0).usable(0.8)
     assert rest.free == 10 * TB
-    assert rest.used == pytest.approx(0.875)
-    assert rest.inodes is None
-    over = left(total=100 * TB, used=85 * TB, inodes=100, inodes_free=10, usable=0.8)
+    assert rest.used_share == pytest.approx(0.875)
+    assert rest.inodes_share is None
+    over = Space(total=100 * TB, used=85 * TB, inodes=100, inodes_free=10).usable(0.8)
     assert over.free == -5 * TB
-    assert over.inodes == pytest.approx(0.9)
+    assert over.inodes_share == pytest.approx(0.9)
 
 
 def test_a_value_that_plays_around_its_limit_is_told_once() -> None:
     was, told = Level.FINE, []
     for used in (0.89, 0.905, 0.895, 0.902, 0.889, 0.879, 0.895):
-        now = level(used, 0.9, 0.97, rising=True, was=was, margin=0.02)
+        now = Limit(used, 0.9, 0.97).level(was)
         told += [now] if now is not was else []
         was = now
     assert told == [Level.WARNING, Level.FINE]
 
 
 def test_beyond_critical_is_beyond_both() -> None:
-    assert level(1, 10, 5, rising=False, was=Level.FINE, margin=0) is Level.CRITICAL
-    assert level(7, 10, 5, rising=False, was=Level.CRITICAL, margin=3) is Level.CRITICAL
-    assert level(8, 10, 5, rising=False, was=Level.CRITICAL, margin=3) is Level.WARNING
+    assert Limit(1, 10, 5, rising=False).level(Level.FINE) is Level.CRITICAL
+    assert Limit(7, 10, 5, rising=False, margin=3).level(Level.CRITICAL) is Level.CRITICAL
+    assert Limit(8, 10, 5, rising=False, margin=3).level(Level.CRITICAL) is Level.WARNING
 
 
 def test_bloom_wrote_eighteen_terabytes_a_day() -> None:

@@ -73,7 +73,7 @@ PAST: dict[str, tuple[Past, ...]] = {
         Past("restore _begin_anew _move_over _make_link _drop_others _as_old_as_it_is", JUDGED),
     ),
     "checkpoints/retain.py": (Past("remove _delete", HELD),),
-    "checkpoints/manifest.py": (Past("forget clear_older enter leave fail remove_lists", STAGED),),
+    "checkpoints/rank_lists.py": (Past("forget clear_older enter leave fail remove_lists", STAGED),),
     "checkpoints/part_files.py": (
         Past("finish discard _open", "a part of a copy: no link is followed, and only a file of ours alone is gone on with"),
     ),

@@ -12,16 +12,14 @@ import os
 import re
 import stat
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import timedelta
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from ftsupervise import secrecy
-from ftsupervise.alerts.last_day import AboutRun
-from ftsupervise.alerts.outbox import Message
+from ftsupervise.alerts.wording import Parcel, one_line
 from ftsupervise.errors import PluginUnusable
 from ftsupervise.host import ownership, plugins
 from ftsupervise.printable import to_type
@@ -38,19 +36,6 @@ MODULES = {
     "command": "ftsupervise.alerts.receivers.command",
     "file": "ftsupervise.alerts.receivers.file",
 }
-
-
-@dataclass(frozen=True)
-class Parcel:
-    """A message with what else a receiver may need: the messages it follows up, the clock, the user's own templates."""
-
-    message: Message
-    now: datetime
-    earlier: tuple[Message, ...] = ()  # sent ones it follows up (with their receipts), oldest first
-    over: dict[str, datetime] = field(default_factory=dict)  # alerts of those earlier messages that are over: since
-    templates: Path | None = None
-    owed: frozenset[str] = frozenset()  # recipients that must get an earlier message first
-    about_run: AboutRun = field(default_factory=AboutRun)  # other news of the run, to go with the message
 
 
 class TryLater(Exception):
@@ -297,8 +282,6 @@ def redact(text: object, secrets: Iterable[str] = ()) -> str:
     """Return ``text`` in one short line without ``secrets``, however they are encoded, without anything else of that
     form, and with addresses cut at the host.
     """
-    from ftsupervise.alerts.wording import one_line
-
     out = secrecy.masked(str(text)[:_LOOKED_THROUGH], [part for secret in secrets for part in _parts(secret)])
     out = _URL.sub(r"\1/…", _CREDENTIALS.sub(r"\1", out))
     return one_line(out, 300)

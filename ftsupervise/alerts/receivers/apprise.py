@@ -9,8 +9,8 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
-from ftsupervise.alerts.receivers import Broken, Parcel, TryLater, read_secret, redact
-from ftsupervise.alerts.wording import render, view, without_mentions
+from ftsupervise.alerts.receivers import Broken, TryLater, read_secret, redact
+from ftsupervise.alerts.wording import Parcel, render, without_mentions
 
 if TYPE_CHECKING:
     from ftsupervise.config.alerting import Apprise
@@ -32,10 +32,9 @@ def send(parcel: Parcel, settings: Apprise) -> dict[str, str]:
     for number, url in enumerate(urls, 1):
         if not box.add(url):
             raise Broken(f"address {number} of {len(urls)} is not one that Apprise understands")
-    seen = view(parcel.message, parcel.now)
-    text = render("alert.text.j2", seen, own=parcel.templates, kind="chat")
-    kind = "success" if seen.over else {"critical": "failure", "warning": "warning"}.get(seen.severity, "info")
-    title = without_mentions(seen.title)
+    text = render("alert.text.j2", parcel.alone, kind="chat")
+    kind = "success" if parcel.over else {"critical": "failure", "warning": "warning"}.get(parcel.severity, "info")
+    title = without_mentions(parcel.title)
     try:
         taken = box.notify(body=text, title=title, notify_type=kind, body_format="text", interpret_escapes=False)
     except Exception as error:  # a plug-in of Apprise may raise anything

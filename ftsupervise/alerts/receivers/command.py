@@ -11,8 +11,8 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from ftsupervise.alerts.receivers import Broken, Doubtful, Parcel, TryLater, redact
-from ftsupervise.alerts.wording import render, view
+from ftsupervise.alerts.receivers import Broken, Doubtful, TryLater, redact
+from ftsupervise.alerts.wording import Parcel, render
 from ftsupervise.host import bounded
 from ftsupervise.host.begin import on_path
 from ftsupervise.host.in_time import in_time
@@ -25,20 +25,18 @@ _WITHIN = 5.0  # seconds for the file of the program to answer
 
 
 def send(parcel: Parcel, settings: Command) -> dict[str, str]:
-    message = parcel.message
-    seen = view(message, parcel.now)
     environment = {
         **os.environ,
-        "FTSUPERVISE_ALERT_KEY": message.id,
-        "FTSUPERVISE_ALERT_RUN": message.run,
-        "FTSUPERVISE_ALERT_SEVERITY": seen.severity,
-        "FTSUPERVISE_ALERT_TITLE": seen.title,
-        "FTSUPERVISE_ALERT_STATE": ",".join(dict.fromkeys(item.reason for item in seen.items)),
+        "FTSUPERVISE_ALERT_KEY": parcel.id,
+        "FTSUPERVISE_ALERT_RUN": parcel.run,
+        "FTSUPERVISE_ALERT_SEVERITY": parcel.severity,
+        "FTSUPERVISE_ALERT_TITLE": parcel.title,
+        "FTSUPERVISE_ALERT_STATE": ",".join(dict.fromkeys(item.reason for item in parcel.items)),
     }
     program, bound = settings.argv[0], settings.timeout.total_seconds()
     if in_time(lambda: _looked_at(program), _WITHIN) is None:  # its start would wait too, and could not be given up
         raise TryLater(f"{program} does not answer within {_WITHIN:.0f} s: its file system hangs")
-    text = render("alert.text.j2", seen, own=parcel.templates).encode("utf-8", "replace").decode()
+    text = render("alert.text.j2", parcel.alone).encode("utf-8", "replace").decode()
     try:
         done = bounded.run(settings.argv, timeout=bound, env=environment, stdin=text, output_limit=0)
     except FileNotFoundError:

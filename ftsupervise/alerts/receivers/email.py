@@ -15,8 +15,8 @@ from email.message import EmailMessage
 from email.utils import format_datetime
 from typing import TYPE_CHECKING, Any
 
-from ftsupervise.alerts.receivers import Broken, Doubtful, Parcel, Partly, TryLater, Unsendable, read_secret, redact
-from ftsupervise.alerts.wording import View, in_short, render, view
+from ftsupervise.alerts.receivers import Broken, Doubtful, Partly, TryLater, Unsendable, read_secret, redact
+from ftsupervise.alerts.wording import Parcel, in_short, render
 from ftsupervise.host import ownership
 
 if TYPE_CHECKING:
@@ -32,12 +32,11 @@ PLAIN = 4000  # characters of a mail whose text the server has refused before: a
 def compose(parcel: Parcel, settings: Email) -> EmailMessage:
     """Return the mail as it will be sent."""
     message = parcel.message
-    seen: View = view(message, parcel.now, about_run=parcel.about_run)
     mail = EmailMessage()
     domain = settings.from_.rpartition("@")[2]
     mail["From"] = Address("ftsupervise", addr_spec=settings.from_)
     mail["To"] = tuple(Address(addr_spec=to) for to in settings.to)
-    mail["Subject"] = _subject(render("alert.subject.j2", seen, own=parcel.templates))
+    mail["Subject"] = _subject(render("alert.subject.j2", parcel))
     mail["Date"] = format_datetime(message.written)
     mail["Message-ID"] = f"<{message.id}@{domain}>"
     posts = [f"<{post}@{domain}>" for post in message.posts][:10]
@@ -48,15 +47,15 @@ def compose(parcel: Parcel, settings: Email) -> EmailMessage:
     mail["X-Auto-Response-Suppress"] = "All"
     mail["List-Id"] = "ftsupervise alerts <ftsupervise.alerts>"
     mail["X-Ftsupervise-Key"] = message.id
-    if message.worst.word == "critical" and not seen.over:
+    if message.worst.word == "critical" and not parcel.over:
         mail["Importance"] = "high"
-    text = render("alert.text.j2", seen, own=parcel.templates)
+    text = render("alert.text.j2", parcel)
     if message.plain and len(text) > PLAIN:  # if it were cut off, the last of several would be missing
-        text = in_short(seen)
+        text = in_short(parcel)
     mail.set_content(text, charset="utf-8")
-    wanted = seen.day is not None if settings.html is None else settings.html
+    wanted = parcel.day is not None if settings.html is None else settings.html
     if wanted and not message.plain:
-        mail.add_alternative(render("alert.html.j2", seen, own=parcel.templates, kind="html"), subtype="html")
+        mail.add_alternative(render("alert.html.j2", parcel, kind="html"), subtype="html")
     mail.policy = mail.policy.clone(max_line_length=_HEADER)  # for the bodies, which are encoded by now, it was 78
     return mail
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from ftsupervise.alerts.receivers import Parcel, TryLater
-from ftsupervise.alerts.wording import render, stamp, view
+from ftsupervise.alerts.receivers import TryLater
+from ftsupervise.alerts.wording import Parcel, render, stamp
 from ftsupervise.host import files
 from ftsupervise.host.in_time import in_time
 
@@ -19,9 +19,8 @@ _WITHIN = 10.0  # seconds
 
 
 def send(parcel: Parcel, settings: File) -> dict[str, str]:
-    seen = view(parcel.message, parcel.now)
-    text = render("alert.text.j2", seen, own=parcel.templates)
-    head = f"==== {stamp(parcel.message.written)}  {seen.title}  key {parcel.message.id}\n"
+    text = render("alert.text.j2", parcel.alone)
+    head = f"==== {stamp(parcel.message.written)}  {parcel.title}  key {parcel.message.id}\n"
     data = f"{head}{text.strip()}\n\n".encode("utf-8", "replace")
     try:
         written = in_time(lambda: _append(settings.path, data), _WITHIN)

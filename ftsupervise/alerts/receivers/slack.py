@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import logging
 import re
-from datetime import datetime
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from slack_sdk import WebClient
@@ -23,14 +23,13 @@ from ftsupervise.alerts.outbox import Message
 from ftsupervise.alerts.receivers import (
     Broken,
     Doubtful,
-    Parcel,
     Unsendable,
     read_secret,
     redact,
     safe_address,
 )
 from ftsupervise.alerts.receivers.webhook import behind_a_proxy, failure, post_json
-from ftsupervise.alerts.wording import ENDS, View, in_short, render, slack_escape, view
+from ftsupervise.alerts.wording import ENDS, Parcel, in_short, render, slack_escape
 from ftsupervise.findings import Reason
 
 if TYPE_CHECKING:
@@ -189,14 +188,12 @@ def _edit(client: Any, parcel: Parcel, post: Message, settings: Slack) -> None:
 
     Doing it twice does no harm, so neither does a crash half-way.
     """
-    now_over = {**parcel.over, **{n.alert_id: n.at for n in parcel.message.notices if n.reason in ENDS}}
+    now_over = {**parcel.ended, **{n.alert_id: n.at for n in parcel.message.notices if n.reason in ENDS}}
     if not now_over.keys() & {n.alert_id for n in post.notices}:
         return
-    edited = Parcel(post, parcel.now, templates=parcel.templates, about_run=parcel.about_run)
+    edited = replace(parcel, message=post, over_by_now=now_over)
     try:
-        client.chat_update(
-            channel=post.receipt["channel"], ts=post.receipt["ts"], **compose(edited, settings, now_over)
-        )
+        client.chat_update(channel=post.receipt["channel"], ts=post.receipt["ts"], **compose(edited, settings))
     except SlackApiError as error:
         if _word(error) not in _GONE:  # the post was deleted: the reply still says that it is over
             raise
@@ -223,49 +220,47 @@ def _word(error: SlackApiError) -> str:
 # -------------------------------------------------------------------------------------------------------- the body
 
 
-def compose(parcel: Parcel, settings: Slack, over: dict[str, datetime] | None = None) -> dict[str, Any]:
-    """Return ``text`` and ``blocks`` within Slack's limits. ``over``: alerts in it that are over by now, since when."""
-    message = parcel.message
-    seen = view(message, parcel.now, over=over or {}, about_run=parcel.about_run)
-    loud = settings.mention and message.worst.word == "critical" and not seen.over and not over
-    text = _fit((f"{settings.mention} " if loud else "") + slack_escape(seen.title), TEXT)
-    if message.plain:
-        return {"text": _fit(slack_escape(in_short(seen)), TEXT), "attachments": []}
-    paragraphs = re.split(r"\n\s*\n", render("alert.slack.j2", seen, own=parcel.templates, kind="slack").strip())
+def compose(parcel: Parcel, settings: Slack) -> dict[str, Any]:
+    """Return ``text`` and ``blocks`` within Slack's limits."""
+    loud = settings.mention and parcel.severity == "critical" and not parcel.over and not parcel.over_by_now
+    text = _fit((f"{settings.mention} " if loud else "") + slack_escape(parcel.title), TEXT)
+    if parcel.message.plain:
+        return {"text": _fit(slack_escape(in_short(parcel)), TEXT), "attachments": []}
+    paragraphs = re.split(r"\n\s*\n", render("alert.slack.j2", parcel, kind="slack").strip())
     sections = [_section(_fit(part.strip("\n"), SECTION)) for part in paragraphs if part.strip()]
-    if fields := _fields(seen):
-        sections.insert(min(len(seen.notes) + 1, len(sections)), {"type": "section", "fields": fields})
+    if fields := _fields(parcel):
+        sections.insert(min(len(parcel.notes) + 1, len(sections)), {"type": "section", "fields": fields})
     if len(sections) > BLOCKS:
         sections = [*sections[:BLOCKS], _section("…")]
-    header = {"type": "header", "text": {"type": "plain_text", "text": _cut(seen.title, HEADER), "emoji": False}}
-    if seen.tracker:
-        sections.append(_section(f"<{slack_escape(seen.tracker)}|Its page in the experiment tracker>"))
-    if seen.day is not None:  # a code block, so that its characters stand in columns
-        sections.append(_section(_fit(f"```{slack_escape(seen.day.narrow.text)}```", SECTION)))
+    header = {"type": "header", "text": {"type": "plain_text", "text": _cut(parcel.title, HEADER), "emoji": False}}
+    if parcel.tracker:
+        sections.append(_section(f"<{slack_escape(parcel.tracker)}|Its page in the experiment tracker>"))
+    if parcel.day is not None:  # a code block, so that its characters stand in columns
+        sections.append(_section(_fit(f"```{slack_escape(parcel.day.narrow.text)}```", SECTION)))
     mention = [_section(settings.mention)] if loud and settings.mention else []
-    colour = {"color": _colour(seen), "fallback": text, "blocks": sections}
+    colour = {"color": _colour(parcel), "fallback": text, "blocks": sections}
     return {"text": text, "blocks": [header, *mention], "attachments": [colour]}
 
 
-def _fields(seen: View) -> list[dict[str, str]]:
+def _fields(parcel: Parcel) -> list[dict[str, str]]:
     """Return what is read at a glance, side by side: of a single alert its numbers, and how the run is now."""
-    only = seen.items[0] if len(seen.items) == 1 and not seen.more else None
+    only = parcel.items[0] if len(parcel.items) == 1 and not parcel.more else None
     pairs = []
     if only is not None and only.reason not in ("resolved", "unwatched", "announced") and not only.over:
         since = f"{only.since} ({only.age})" if only.age else only.since
         pairs = [("Value", only.value), ("Limit", only.limit), ("Since", since)]
-    pairs += [(name if name.isupper() else name.capitalize(), text) for name, text in seen.facts]
+    pairs += [(name if name.isupper() else name.capitalize(), text) for name, text in parcel.facts]
     return [
         {"type": "mrkdwn", "text": _fit(f"*{name}*\n{slack_escape(text)}", FIELD)} for name, text in pairs[:10] if text
     ]
 
 
-def _colour(seen: View) -> str:
-    if seen.over:
-        watched = all(item.reason != "unwatched" for item in seen.items)
-        news = all(item.reason == "announced" for item in seen.items)
+def _colour(parcel: Parcel) -> str:
+    if parcel.over:
+        watched = all(item.reason != "unwatched" for item in parcel.items)
+        news = all(item.reason == "announced" for item in parcel.items)
         return _BLUE if news else _GREEN if watched else _GREY
-    return {"critical": _RED, "warning": _YELLOW}.get(seen.severity, _BLUE)
+    return {"critical": _RED, "warning": _YELLOW}.get(parcel.severity, _BLUE)
 
 
 def _section(text: str) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from datetime import datetime, timedelta
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -23,14 +24,13 @@ from ftsupervise.alerts.receivers import (
     NOTHING,
     Broken,
     Doubtful,
-    Parcel,
     TryLater,
     Unsendable,
     read_secret,
     redact,
     safe_address,
 )
-from ftsupervise.alerts.wording import ENDS, Item, View, one_line, render, view
+from ftsupervise.alerts.wording import ENDS, Item, Parcel, one_line, render
 
 if TYPE_CHECKING:
     from ftsupervise.config.alerting import Webhook
@@ -135,8 +135,7 @@ def send(parcel: Parcel, settings: Webhook) -> dict[str, str]:
     url = url or PAGERDUTY
     if not (settings.plain_http and url.startswith("http://")):
         safe_address(url, "url (or set plain_http)")
-    seen = view(parcel.message, parcel.now, about_run=parcel.about_run)
-    bodies = compose(seen, settings, parcel)
+    bodies = compose(parcel, settings)
     if not bodies and settings.shape != "json":
         return {NOTHING: "it is no alert"}
     said = ""
@@ -147,11 +146,11 @@ def send(parcel: Parcel, settings: Webhook) -> dict[str, str]:
     return {"answer": _word(said)} if settings.shape == "pagerduty" and _word(said) else {}
 
 
-def compose(seen: View, settings: Webhook, parcel: Parcel) -> list[Any]:
+def compose(parcel: Parcel, settings: Webhook) -> list[Any]:
     if settings.shape == "pagerduty":
-        items = [item for item in seen.items if item.reason != "announced"]
-        return [_json(seen, settings, parcel, item=item, action=_action(item)) for item in items]
-    body = _json(seen, settings, parcel)
+        items = [item for item in parcel.items if item.reason != "announced"]
+        return [_json(parcel, settings, item=item, action=_action(item)) for item in items]
+    body = _json(parcel, settings)
     return [body] if body else []
 
 
@@ -159,12 +158,13 @@ def _action(item: Item) -> str:
     return "resolve" if item.reason in {reason.value for reason in ENDS} else "trigger"
 
 
-def _json(seen: View, settings: Webhook, parcel: Parcel, **more: Any) -> Any:
+def _json(parcel: Parcel, settings: Webhook, **more: Any) -> Any:
     """Return the template's text as the JSON value it must be; everything in it went through ``tojson``."""
-    if settings.template is not None:
-        text = render(settings.template.name, seen, own=settings.template.parent, kind="json", **more)
+    own = settings.template
+    if own is not None:
+        text = render(own.name, replace(parcel, templates=own.parent), kind="json", **more)
     else:
-        text = render(f"alert.{settings.shape}.j2", seen, own=parcel.templates, kind="json", **more)
+        text = render(f"alert.{settings.shape}.j2", parcel, kind="json", **more)
     try:
         return json.loads(text)
     except ValueError as error:

@@ -9,7 +9,7 @@ import subprocess
 from collections.abc import Iterator
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from ftsupervise.findings import Finding
 from ftsupervise.host import processes
@@ -19,14 +19,13 @@ from ftsupervise.watch import due
 from ftsupervise.watch.watchdogs import checkpoints
 from ftsupervise.watch.watchdogs.disk_space import (
     Forecast,
-    Left,
     Level,
+    Limit,
     Sample,
     check_quota,
     finding,
     forecast,
-    left,
-    level,
+    judge,
     remember,
 )
 from ftsupervise.watch.watchdogs.own_checkpoints import folder_of
@@ -120,22 +119,6 @@ def _worse(of: Settings, name: str) -> Any:
     return None if off else getattr(of.critical, name)
 
 
-class Limit(NamedTuple):
-    """A value and its limits. ``rising``: large values are bad."""
-
-    value: float
-    warning: float | None
-    critical: float | None
-    rising: bool
-    margin: float
-
-    def level(self, was: Level) -> Level:
-        critical = self.critical
-        if critical is not None and self.warning is not None:  # never reached before the warning, as defaults may be
-            critical = (max if self.rising else min)(critical, self.warning)
-        return level(self.value, self.warning, critical, rising=self.rising, was=was, margin=self.margin)
-
-
 class WatchedPath:
     """One path that *disk* watches, at one check. ``memory``: what earlier checks saw of it."""
 
@@ -158,13 +141,13 @@ class WatchedPath:
             if not self.trusted:
                 yield from self._unknown("not seen: the watched file system is not mounted")
                 return
-        rest = left(space.total, space.used, space.inodes, space.inodes_free, self.settings.usable)
+        space = space.usable(self.settings.usable)
         late = self._late(space.used)
-        self.memory["last"] = {"at": self.now, "free": rest.free}
-        yield self._space(rest, late)
-        if rest.inodes is not None:
-            yield self._inodes(rest.inodes, space)
-        yield from self._forecast(rest, space.used)
+        self.memory["last"] = {"at": self.now, "free": space.free}
+        yield self._space(space, late)
+        if space.inodes_share is not None:
+            yield self._inodes(space.inodes_share, space)
+        yield from self._forecast(space)
 
     def _unseen(self, got: Missing | NotSeen) -> Iterator[Finding]:
         last = self.memory.get("last")
@@ -224,24 +207,20 @@ class WatchedPath:
 
     def _level(self, subject: str, *limits: Limit) -> Level:
         """Return the worst level of ``limits``, which is remembered."""
-        levels: dict[str, int] = self.memory.setdefault("levels", {})
-        was = Level(levels.get(subject, 0))
-        found = max((limit.level(was) for limit in limits), default=Level.FINE)
-        levels[subject] = int(found)
-        return found
+        return judge(self.memory.setdefault("levels", {}), subject, *limits)
 
-    def _space(self, rest: Left, late: str) -> Finding:
+    def _space(self, space: Space, late: str) -> Finding:
         of = self.settings
         found = self._level(
             "space",
-            Limit(rest.free, of.free, _worse(of, "free"), False, 0.05 * (of.free or 0)),
-            Limit(rest.used, of.used, _worse(of, "used"), True, 0.02),
+            Limit(space.free, of.free, _worse(of, "free"), False, 0.05 * (of.free or 0)),
+            Limit(space.used_share, of.used, _worse(of, "used"), True, 0.02),
         )
         usable = f" of the usable {of.usable:.0%}" if of.usable < 1 else ""
         limits = [f"{show_size(of.free)} free"] if of.free is not None else []
         limits += [f"{of.used:.0%} used"] if of.used is not None else []
-        text = f"{self.path}: {show_size(rest.free)} left, {rest.used:.1%}{usable} used{late}{self._pruning(found)}"
-        return self.finding("space", found, text, value=f"{show_size(rest.free)} left", limit=", ".join(limits))
+        text = f"{self.path}: {show_size(space.free)} left, {space.used_share:.1%}{usable} used{late}{self._pruning(found)}"
+        return self.finding("space", found, text, value=f"{show_size(space.free)} left", limit=", ".join(limits))
 
     def _pruning(self, found: Level) -> str:
         return ask(self.look, self.path, self.memory, bad=found is not Level.FINE)
@@ -253,13 +232,13 @@ class WatchedPath:
         limit = f"{warning:.0%}" if warning is not None else ""
         return self.finding("inodes", found, text, value=f"{used:.1%} used", limit=limit)
 
-    def _forecast(self, rest: Left, used: int) -> Iterator[Finding]:
+    def _forecast(self, space: Space) -> Iterator[Finding]:
         of, memory = self.settings, self.memory
-        samples: list[Sample] = remember([(t, v) for t, v in memory.get("samples", [])], self.now, float(used))
+        samples: list[Sample] = remember([(t, v) for t, v in memory.get("samples", [])], self.now, float(space.used))
         memory["samples"] = samples
         size = of.checkpoint or self._measured()
         cadence = of.cadence.total_seconds() if of.cadence is not None else None
-        ahead = forecast(rest.free, samples, size, cadence if of.checkpoint else None)
+        ahead = forecast(space.free, samples, size, cadence if of.checkpoint else None)
         if ahead.seconds is not None or ahead.checkpoints is not None:
             yield self._forecast_finding(ahead, size)
         elif "forecast" in memory.get("levels", {}):

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ftsupervise.findings import Finding, Severity, Words
+from ftsupervise.findings import Finding, OfDisk, Severity, Words
 from ftsupervise.printable import to_type
 from ftsupervise.probe import Missing, NotSeen, Ran
 from ftsupervise.rundir.records import as_count
@@ -41,45 +41,38 @@ class Level(IntEnum):
     CRITICAL = 2
 
 
-def level(
-    value: float, warning: float | None, critical: float | None, *, rising: bool, was: Level, margin: float
-) -> Level:
-    """Return which limit ``value`` is beyond; a value beyond the critical one is beyond both. ``rising``: large values
-    are bad.
+class Limit(NamedTuple):
+    """A value and its limits. ``rising``: large values are bad. A limit once passed is left only ``margin`` back from it, so
+    that a value that hovers around a limit is told once."""
 
-    A limit once passed is left only ``margin`` back from it, so that a value that hovers around a limit is notified
-    once.
-    """
+    value: float
+    warning: float | None
+    critical: float | None = None
+    rising: bool = True
+    margin: float = 0.02
 
-    def beyond(limit: float | None, passed: bool) -> bool:
+    def level(self, was: Level) -> Level:
+        """Return which limit the value is beyond; beyond the critical one it is beyond both."""
+        critical = self.critical
+        if critical is not None and self.warning is not None:  # never reached before the warning, as defaults may be
+            critical = (max if self.rising else min)(critical, self.warning)
+        if self._beyond(critical, was is Level.CRITICAL):
+            return Level.CRITICAL
+        return Level.WARNING if self._beyond(self.warning, was >= Level.WARNING) else Level.FINE
+
+    def _beyond(self, limit: float | None, passed: bool) -> bool:
         if limit is None:
             return False
-        back = margin if passed else 0.0
-        return value > limit - back if rising else value < limit + back
-
-    if beyond(critical, was is Level.CRITICAL):
-        return Level.CRITICAL
-    if beyond(warning, was >= Level.WARNING):
-        return Level.WARNING
-    return Level.FINE
+        back = self.margin if passed else 0.0
+        return self.value > limit - back if self.rising else self.value < limit + back
 
 
-@dataclass(frozen=True)
-class Left:
-    """The room that an ordinary user has in the part of a file system that can really be filled."""
-
-    free: int  # bytes; negative when the usable part is exceeded
-    used: float  # share of the usable part
-    inodes: float | None  # share used; None: this file system does not count them
-
-
-def left(total: int, used: int, inodes: int, inodes_free: int, usable: float) -> Left:
-    part = int(total * usable)
-    return Left(
-        free=part - used,
-        used=used / part if part > 0 else 1.0,
-        inodes=1 - inodes_free / inodes if inodes > 0 else None,
-    )
+def judge(memory: dict[str, Any], subject: str, *limits: Limit) -> Level:
+    """Return the worst level of ``limits``, which is remembered."""
+    was = Level(memory.get(subject, 0))
+    found = max((limit.level(was) for limit in limits), default=Level.FINE)
+    memory[subject] = int(found)
+    return found
 
 
 def remember(samples: Sequence[Sample], at: float, value: float) -> list[Sample]:
@@ -184,13 +177,15 @@ def finding(
     is not ``subject``; ``more``: names in it, and parts of the finding.
     """
     parts = {name: more.pop(name) for name in ("value", "limit", "detail") if name in more}
+    disk = OfDisk(path, subject)
     return look.finding(
-        f"{path} {subject}",
+        str(disk),
         Health.of(None if found is None else found > Level.FINE),
         summary,
         WORDS[words or subject],
         severity=Severity.WARNING if found is Level.WARNING else Severity.CRITICAL,
         names={"path": to_type(path), **more},
+        disk=disk,
         **parts,
     )
 
@@ -304,10 +299,7 @@ def _judge_quota(
             if subject == "quota":
                 yield finding(look, path, subject, Level.FINE, f"{path}: no quota is set", command=command)
             continue
-        worse = max(critical, warning) if critical is not None and warning is not None else critical
-        was = Level(memory.get(subject, 0))
-        found = level(used / limit, warning, worse, rising=True, was=was, margin=0.02)
-        memory[subject] = int(found)
+        found = judge(memory, subject, Limit(used / limit, warning, critical))
         text = f"{path}: {show(used)} of the quota of {show(limit)} used ({used / limit:.1%})"
         if grace in _EXPIRED:
             found, text = (

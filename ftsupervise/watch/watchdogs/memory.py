@@ -21,7 +21,7 @@ from ftsupervise.probe import ProcessMemory
 from ftsupervise.truth import Beat, Health
 from ftsupervise.units import show_duration, show_size
 from ftsupervise.watch.watchdogs import gpu
-from ftsupervise.watch.watchdogs.disk_space import Level, level, remember, slope
+from ftsupervise.watch.watchdogs.disk_space import Level, Limit, judge, remember, slope
 from ftsupervise.watch.watchdogs.progress_signals import AT_WORK
 from ftsupervise.watch.watchdogs.run_signs import newest_beats, number, server_now, share
 
@@ -144,8 +144,7 @@ def _gpus(look: Look, limit: float, pids: set[int]) -> Iterator[Finding]:
     for one in seen:
         if one.memory_total and one.memory_used is not None and pids & set(one.processes):
             used, subject = one.memory_used / one.memory_total, f"gpu {one.index} memory"
-            found = level(used, limit, None, rising=True, was=_was(look, subject), margin=0.02)
-            look.memory[subject] = int(found)
+            found = judge(look.memory, subject, Limit(used, limit))
             text = f"GPU {one.index}: {used:.1%} of {show_size(one.memory_total)} used"
             yield _finding(look, subject, found, text, value=f"{used:.1%}", limit=f"{limit:.0%}")
 
@@ -183,8 +182,7 @@ def _forecasts(beats: list[Beat]) -> list[tuple[float, Beat]]:
 
 def _as_ranks_say(look: Look, bound: float, left: float, beat: Beat) -> Finding:
     """Judge by the ranks' beats: the guard sees its host each second, the watch reads a beat at each tick."""
-    found = level(left, bound, bound / 4, rising=False, was=_was(look, "leak"), margin=0.2 * bound)
-    look.memory["leak"] = int(found)
+    found = judge(look.memory, "leak", _time_left(left, bound))
     who = f"host {beat.host}, as rank {beat.rank} reports,"
     value = f"full in {show_duration(left)}" if left < math.inf else ""
     text = f"memory of {who} grows: {show_duration(left)} until the guard leaves" if value else "no rank's memory grows"
@@ -196,8 +194,7 @@ def _reported_gpus(look: Look, settings: Settings, beats: list[Beat]) -> Iterato
     if settings.gpu is None or not reports:
         return
     used, beat = max(reports, key=lambda pair: pair[0])
-    found = level(used, settings.gpu, None, rising=True, was=_was(look, "gpu memory"), margin=0.02)
-    look.memory["gpu memory"] = int(found)
+    found = judge(look.memory, "gpu memory", Limit(used, settings.gpu))
     text = f"GPU memory of rank {beat.rank} on {beat.host} {used:.1%} used"
     yield _finding(look, "gpu memory", found, text, value=f"{used:.1%}", limit=f"{settings.gpu:.0%}")
 
@@ -205,13 +202,12 @@ def _reported_gpus(look: Look, settings: Settings, beats: list[Beat]) -> Iterato
 # ---------------------------------------------------------------------------------------------------------- judging
 
 
-def _was(look: Look, subject: str) -> Level:
-    return Level(look.memory.get(subject, 0))
+def _time_left(seconds: float, bound: float) -> Limit:
+    return Limit(seconds, bound, bound / 4, rising=False, margin=0.2 * bound)
 
 
 def _used(look: Look, settings: Settings, full: Full, detail: str) -> Finding:
-    found = level(full.used, settings.used, settings.critical, rising=True, was=_was(look, "used"), margin=0.02)
-    look.memory["used"] = int(found)
+    found = judge(look.memory, "used", Limit(full.used, settings.used, settings.critical))
     value, limit = f"{full.used:.1%}", f"{settings.used:.0%}"
     text = f"memory of {full.whose} {value} used"
     return _finding(look, "used", found, text, value=value, limit=limit, detail=detail)
@@ -231,10 +227,7 @@ def _leak(
     growth = slope(samples)
     seconds = room / growth if growth is not None and growth > 0 else None
     bound = settings.leak.total_seconds()
-    found = Level.FINE
-    if seconds is not None:
-        found = level(seconds, bound, bound / 4, rising=False, was=_was(look, "leak"), margin=0.2 * bound)
-    memory["leak"] = int(found)
+    found = judge(memory, "leak", *([_time_left(seconds, bound)] if seconds is not None else []))
     an_hour = (growth or 0.0) * 3600
     rate = f"{show_size(an_hour)} an hour" if taken > 2 else f"{an_hour:.1%} an hour"
     value = f"full in {show_duration(seconds)}" if seconds is not None else ""

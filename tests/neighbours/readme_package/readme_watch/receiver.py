@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from ftsupervise.alerts.receivers import Parcel, TryLater
-from ftsupervise.alerts.wording import view
+from ftsupervise.alerts.receivers import TryLater
+from ftsupervise.alerts.wording import Parcel
 from ftsupervise.config.fields import Strict
 
 
@@ -18,9 +18,9 @@ class Settings(Strict):
 
 
 def send(parcel: Parcel, settings: Settings) -> dict[str, str]:
-    page = settings.folder / f"{parcel.message.id}.{settings.suffix}"
+    page = settings.folder / f"{parcel.id}.{settings.suffix}"
     try:
-        page.write_text(view(parcel.message, parcel.now).title + "\n")
+        page.write_text(parcel.title + "\n")
     except OSError as error:
         raise TryLater(f"{page}: {error.strerror}") from None
     return {"page": page.name}
