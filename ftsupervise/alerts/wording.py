@@ -239,8 +239,9 @@ def _word(message: Message, items: tuple[Item, ...]) -> str:
 
 
 def _item(notice: Notice, message: Message, ended: datetime | None) -> Item:
-    found, over, at = notice.finding, ended is not None, ended or notice.at
     event = notice.event is not None
+    ended = None if event else ended  # what has happened has no end
+    found, over, at = notice.finding, ended is not None, ended or notice.at
     word = notice.event.name if notice.event else "RESOLVED" if over else WORDS[notice.reason]
     ends = notice.reason in ENDS
     lasted = show_duration((at - notice.since).total_seconds()) if notice.since and at > notice.since else ""

@@ -43,6 +43,19 @@ def test_an_incident_is_told_once_repeated_once_and_told_to_be_over(
     assert repeat.thread_ts == over.thread_ts == post.ts
 
 
+def test_what_has_happened_is_not_said_to_have_ended_with_the_trouble_beside_it(
+    slack: SlackServer, journal: Journal, tmp_path: Path
+) -> None:
+    alerts = settings([bot(slack, tmp_path)])
+    event = happened(EventKind.RESUMED, "resumed-2", T0, "attempt 2 goes on from step 7", attempt=2, run=RUN)
+    announce(journal, alerts, event, T0)
+    tick(journal, alerts, T0, disk(RUN, T0))
+    tick(journal, alerts, minutes(5), disk(RUN, T0, health=Health.OK))
+    post = slack.posts[0]
+    assert post.edits == 1 and "attempt 2 goes on from step 7" in post.readable() and "RESOLVED" in post.text
+    assert post.readable().count("It ended at") == 1
+
+
 def test_a_new_trouble_is_never_hidden_in_the_thread_of_an_old_one(
     slack: SlackServer, journal: Journal, tmp_path: Path
 ) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 import pytest
@@ -169,4 +169,9 @@ def test_a_limit_that_is_off_is_off_at_its_critical_value_too(
         run = Run(name="r", run_dir=tmp_path, launch=Launch(command="a"))
         look = Look(run, RunDir(tmp_path), now, (), {str(tmp_path): {"samples": samples}}, probe=probe, watchdog="disk")
         by_name = {one.subject.rpartition(" ")[2]: one for one in check(look, (disk,))}
-    assert by_name["forecast"].health is health, by_name["forecast"].summary
+        assert by_name["forecast"].health is health, by_name["forecast"].summary
+        RunDir(tmp_path).state.mkdir()
+        RunDir(tmp_path).finished.write_text("{}")
+        later = Look(run, RunDir(tmp_path), now + timedelta(hours=1), (), look.memory, probe=probe, watchdog="disk")
+        by_name = {one.subject.rpartition(" ")[2]: one for one in check(later, (disk,))}
+    assert by_name["forecast"].health is Health.OK and "has finished" in by_name["forecast"].summary

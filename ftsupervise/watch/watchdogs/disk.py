@@ -236,6 +236,11 @@ class WatchedPath:
         of, memory = self.settings, self.memory
         samples: list[Sample] = remember([(t, v) for t, v in memory.get("samples", [])], self.now, float(space.used))
         memory["samples"] = samples
+        if isinstance(self.look.entry(self.look.rundir.finished), Entry):
+            if "forecast" in memory.get("levels", {}):
+                text = f"{self.path}: the run has finished, and saves no checkpoint there"
+                yield self.finding("forecast", self._level("forecast"), text)
+            return
         size = of.checkpoint or self._measured()
         cadence = of.cadence.total_seconds() if of.cadence is not None else None
         ahead = forecast(space.free, samples, size, cadence if of.checkpoint else None)
