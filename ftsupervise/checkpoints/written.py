@@ -224,18 +224,19 @@ def keep(
     not followed. Raises OSError; CopyStopped when ``stopped`` says so meanwhile.
     """
     source, until = Path(written.path), time.monotonic() + seconds
-    target, half = folder / source.name, folder / f".tmp-{source.name}"
     with held_to_write(source.parent) as above:
         if (above / source.name).is_symlink():  # what was found is none
             raise OSError(errno.ELOOP, "was replaced by a link", str(source))
         way = Reach(FOLDER).within(reach_on_the_way(source), reach_on_the_way(above.readlink() / source.name))
         make_like(folder, way)
         settle_folder(folder, way)
-        _remove(half)
-        how = _make(above / source.name, half, until, stopped, trusted)
-    _remove(target)
-    os.rename(half, target)
-    return Kept(target, how)
+        with held_to_write(folder) as here:
+            half, target = here / f".tmp-{source.name}", here / source.name
+            _remove(half)
+            how = _make(above / source.name, half, until, stopped, trusted)
+            _remove(target)
+            os.rename(half, target)
+    return Kept(folder / source.name, how)
 
 
 def _make(source: Path, half: Path, until: float, stopped: Callable[[], bool], trusted: Trusted) -> str:
@@ -311,11 +312,12 @@ def _cloned(source: int, target: int) -> bool:
 
 def drop_older(folder: Path, best: int) -> None:
     """Remove what was kept of older attempts but for that of attempt ``best`` and the newest, two in all. Raises OSError."""
-    numbers = sorted((int(name) for name in os.listdir(folder) if name.isdecimal()), reverse=True)
-    stay = sorted(numbers, key=lambda number: number != best)[:KEPT]  # the newest first, behind the best
-    for number in numbers:
-        if number not in stay:
-            _remove(folder / f"{number:04d}")
+    with held_to_write(folder) as here:
+        numbers = sorted((int(name) for name in os.listdir(here) if name.isdecimal()), reverse=True)
+        stay = sorted(numbers, key=lambda number: number != best)[:KEPT]  # the newest first, behind the best
+        for number in numbers:
+            if number not in stay:
+                _remove(here / f"{number:04d}")
 
 
 def _remove(path: Path) -> None:

@@ -9,11 +9,11 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from itertools import islice
 
-from ftsupervise.host.links import judge
+from ftsupervise.host.links import judge, judge_folder
 
 TEMPORARY = ".tmp-"  # what the name of a temporary file begins with
 NO_ROOM = 65_536  # bytes: where less is left on a disk, not even a page of ours is sure to fit
@@ -22,26 +22,35 @@ _NAME = 120  # bytes of the final name that stand in a temporary one: 255 is the
 
 
 def create_temporary(
-    folder: str | os.PathLike[str], name: str, mode: int = 0o644, *, read: bool = False
+    folder: str | os.PathLike[str], name: str, mode: int = 0o644, *, read: bool = False, dir_fd: int | None = None
 ) -> tuple[int, str]:
     """Make a new empty file in ``folder`` to be renamed to ``name``; return its descriptor, open for writing, and its
     path.
 
     The name begins with TEMPORARY and ends in 64 random bits. ``mode`` is cut by the umask. ``read``: open for reading
-    too. Raises OSError.
+    too. ``dir_fd``: ``folder``, open. Raises OSError.
     """
     short = name.encode("utf-8", "surrogateescape")[:_NAME].decode("utf-8", "ignore")
     path = f"{os.fspath(folder)}/{TEMPORARY}{short}-{os.getpid()}-{os.urandom(8).hex()}"
-    return create_new(path, mode, read=read), path
+    return create_new(path, mode, read=read, dir_fd=dir_fd), path
 
 
-def create_new(path: str | os.PathLike[str], mode: int = 0o644, *, read: bool = False, append: bool = False) -> int:
-    """Make the file ``path`` and return its descriptor, open for writing. ``mode`` is cut by the umask.
+def create_new(
+    path: str | os.PathLike[str],
+    mode: int = 0o644,
+    *,
+    read: bool = False,
+    append: bool = False,
+    dir_fd: int | None = None,
+) -> int:
+    """Make the file ``path`` and return its descriptor, open for writing. ``mode`` is cut by the umask. ``dir_fd``: the folder in
+    which it is made, open: it is the one that ``path`` names, or nothing is made.
 
     Raises OSError: EEXIST whatever lies there already, a link too; EPERM for a stranger's link on the way (``links.py``).
     """
     flags = (os.O_RDWR if read else os.O_WRONLY) | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    fd = os.open(path, flags | (os.O_APPEND if append else 0), mode)
+    name = path if dir_fd is None else os.path.basename(path)  # noqa: PTH119
+    fd = os.open(name, flags | (os.O_APPEND if append else 0), mode, dir_fd=dir_fd)
     try:
         judge(fd, path)
     except OSError:
@@ -50,6 +59,24 @@ def create_new(path: str | os.PathLike[str], mode: int = 0o644, *, read: bool = 
         os.close(fd)
         raise
     return fd
+
+
+@contextmanager
+def open_folder(
+    path: str | os.PathLike[str], *, follow: bool = False, dir_fd: int | None = None, flags: int = os.O_RDONLY
+) -> Iterator[int]:
+    """Open the folder ``path`` while something is done in it by its descriptor, whatever is put in its place meanwhile.
+    ``dir_fd``: the open folder in which it lies.
+
+    Raises OSError: ENOTDIR for a link unless ``follow``, EPERM for a stranger's link on the way (``links.py``).
+    """
+    fd = os.open(path, flags | os.O_DIRECTORY | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW), dir_fd=dir_fd)
+    try:
+        if dir_fd is None:
+            judge_folder(fd, path)
+        yield fd
+    finally:
+        os.close(fd)
 
 
 def open_append(path: str | os.PathLike[str], mode: int = 0o644) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 
 LINKS = 40  # as many as the kernel follows
@@ -61,8 +61,16 @@ def judge(fd: int, path: str | os.PathLike[str]) -> None:
 
     What is not under a link costs two looks at the kernel's name of the file. Raises OSError.
     """
-    typed = os.path.dirname(from_the_root(path))  # noqa: PTH120 - links are followed one by one
-    real = os.path.dirname(os.readlink(f"{_HELD}{fd}"))  # noqa: PTH115, PTH120
+    _judge(fd, os.path.dirname(from_the_root(path)), os.path.dirname(os.readlink(f"{_HELD}{fd}")), os.path.basename(path))  # noqa: PTH115, PTH119, PTH120
+
+
+def judge_folder(fd: int, path: str | os.PathLike[str]) -> None:
+    """Do as ``judge`` for a folder that was opened by the name ``path``, which may be a link itself."""
+    _judge(fd, from_the_root(path), os.readlink(f"{_HELD}{fd}"), ".")  # noqa: PTH115
+
+
+def _judge(fd: int, typed: str, real: str, name: str) -> None:
+    """Judge the way to the folder ``typed``, where the kernel says that it is another one, ``real``. ``fd`` is ``name`` in it."""
     if real == typed or (typed, real) in _judged:
         return
     is_held = typed.startswith(_HELD)
@@ -72,10 +80,10 @@ def judge(fd: int, path: str | os.PathLike[str]) -> None:
             return
     folder = descend(typed)
     try:
-        found = os.stat(os.path.basename(path), dir_fd=folder, follow_symlinks=False)
+        found = os.stat(name, dir_fd=folder, follow_symlinks=False)
         opened = os.fstat(fd)
         if (found.st_dev, found.st_ino) != (opened.st_dev, opened.st_ino) and opened.st_nlink:
-            raise OSError(errno.ESTALE, "exchanged while it was opened", os.fspath(path))
+            raise OSError(errno.ESTALE, "exchanged while it was opened", f"{typed}/{name}")
     finally:
         os.close(folder)
     if not is_held:
@@ -90,9 +98,13 @@ def from_the_root(path: str | os.PathLike[str]) -> str:
     return path.rstrip("/") or "/" if ".." in path.split("/") else os.path.normpath(path)
 
 
-def descend(path: str, at: int | None = None, above: str = "", left: int = LINKS, *, make: Make | None = None) -> int:
+def descend(
+    path: str, at: int | None = None, above: str = "", left: Iterator[int] | None = None, *, make: Make | None = None
+) -> int:
     """Open ``path`` (O_PATH), component by component, each below the one that is open. ``at``: an open folder, in which a
-    relative one begins. Raises OSError, LinkOfStranger."""
+    relative one begins. ``left``: the links that may still be followed, all in all: each of a chain may name the next one many
+    times. Raises OSError, LinkOfStranger."""
+    left = iter(range(LINKS)) if left is None else left
     only = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
     number, _, below = path.removeprefix(_HELD).partition("/")
     if path.startswith(_HELD) and number.isdecimal():  # a folder that is held open already
@@ -122,12 +134,12 @@ def descend(path: str, at: int | None = None, above: str = "", left: int = LINKS
     return here
 
 
-def _followed(link: int, at: int, name: str, left: int) -> int:
+def _followed(link: int, at: int, name: str, left: Iterator[int]) -> int:
     """Return what the open ``link`` in the folder ``at`` leads to, open; ``link`` is closed."""
     try:
-        if not left:
+        if next(left, None) is None:
             raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), name)
-        target = descend(os.readlink("", dir_fd=link), at, os.path.dirname(name), left - 1)  # noqa: PTH120
+        target = descend(os.readlink("", dir_fd=link), at, os.path.dirname(name), left)  # noqa: PTH120
         maker, owner = os.fstat(link).st_uid, os.fstat(target).st_uid
         if maker not in (os.geteuid(), 0, owner) and not _may_be_root(maker):
             os.close(target)

@@ -15,7 +15,7 @@ import re
 import stat
 import struct
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -632,7 +632,9 @@ def make_like(folder: Path, source: Reach) -> None:
     if folder.is_dir():
         return
     try:
-        _mkdir(folder, OWN)
+        with _made(folder, OWN) as fd:
+            if fd is not None:
+                settle(fd, source)
     except FileNotFoundError:
         if folder.parent == folder:
             raise
@@ -641,8 +643,6 @@ def make_like(folder: Path, source: Reach) -> None:
     except FileExistsError:
         if not folder.is_dir():
             raise
-    else:
-        settle_folder(folder, source)
 
 
 @contextmanager
@@ -667,11 +667,8 @@ def held_or_made(folder: Path, source: Reach) -> Iterator[Path]:
 
 def settle_folder(folder: Path, source: Reach) -> None:
     """Do as ``settle`` to a folder of this account. Raises OSError."""
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
+    with files.open_folder(folder) as fd:
         settle(fd, source)
-    finally:
-        os.close(fd)
 
 
 def settle(fd: int, source: Reach) -> None:
@@ -692,10 +689,17 @@ def make_own(folder: Path) -> None:
     make_folder(folder, OWN)
 
 
-def _mkdir(folder: Path, mode: int) -> None:
-    """Make it where no stranger's link leads. Raises OSError, which names the folder."""
-    with _above(folder) as at:
+@contextmanager
+def _made(folder: Path, mode: int) -> Iterator[int | None]:
+    """Make it where no stranger's link leads, and yield it, open; None where another process has renamed it already. Raises
+    OSError, which names the folder."""
+    with ExitStack() as until:
+        at = until.enter_context(_above(folder))
         os.mkdir(folder.name, mode, dir_fd=at)
+        fd = None
+        with suppress(FileNotFoundError, NotADirectoryError):
+            fd = until.enter_context(files.open_folder(folder.name, dir_fd=at))
+        yield fd
 
 
 def remove_entry(path: Path) -> bool:
@@ -725,14 +729,13 @@ def _above(path: Path) -> Iterator[int]:
 def claim_folder(folder: Path, mode: int | None = None) -> None:
     """Make ``folder``, for one caller only: FileExistsError for all others. Without ``mode`` it is shared as its parent is."""
     wanted = mode_inside(folder.parent) if mode is None else mode
-    _mkdir(folder, wanted & FOLDER)  # never more than that, not for a moment
-    try:
-        set_mode(folder, wanted)
-    except (FileNotFoundError, NotADirectoryError):  # ours, and already renamed by another process
-        return
-    except OSError:  # a file system without modes
-        if wanted & ~FOLDER:
-            raise
+    with _made(folder, wanted & FOLDER) as fd:  # never more than that, not for a moment
+        try:
+            if fd is not None:
+                _set_mode(fd, wanted)
+        except OSError:  # a file system without modes
+            if wanted & ~FOLDER:
+                raise
 
 
 def make_root(folder: Path) -> bool:
@@ -744,33 +747,30 @@ def make_root(folder: Path) -> bool:
         return False
     make_folder(folder.parent, FOLDER, parents=True)
     try:
-        _mkdir(folder, FOLDER)
+        with _made(folder, FOLDER) as fd:
+            if fd is not None:
+                _set_mode(fd, 0o750 | os.fstat(fd).st_mode & 0o005)
     except FileExistsError:
         if not folder.is_dir():
             raise
         return False
-    set_mode(folder, 0o750 | folder.stat().st_mode & 0o005)
     return True
 
 
 def set_mode(folder: Path, mode: int) -> None:
     """Give a folder of ours that mode. It stays set-group-ID where the folder above made it so. What its group may write has no
     access list, by which others would write it too. Raises OSError."""
-    found = folder.lstat()
-    if not stat.S_ISDIR(found.st_mode):
-        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder))
-    now = stat.S_IMODE(found.st_mode)
+    with files.open_folder(folder) as fd:
+        _set_mode(fd, mode)
+
+
+def _set_mode(fd: int, mode: int) -> None:
+    now = stat.S_IMODE(os.fstat(fd).st_mode)
     wanted = mode | now & stat.S_ISGID
-    alone = not mode & stat.S_IWGRP
-    if now == wanted and (alone or not access_list(folder)):
-        return
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
-        if not alone:
-            drop_access_list(fd)
+    if mode & stat.S_IWGRP and access_list(fd):
+        drop_access_list(fd)
+    if now != wanted:
         os.fchmod(fd, wanted)
-    finally:
-        os.close(fd)
 
 
 def set_file_mode(fd: int, mode: int) -> None:

@@ -38,10 +38,10 @@ import errno
 import os
 import stat
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from pathlib import Path
 
+from ftsupervise.host.files import open_folder
 from ftsupervise.host.ownership import claim_folder, make_folder
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.records import as_counts
@@ -102,7 +102,7 @@ def open_area(areas: Path, number: int) -> Path | None:
     """Return the staging area of attempt ``number``; None when a newer attempt has sealed it. Raises OSError."""
     area = areas / f"{number:04d}"
     make_folder(areas, parents=True)
-    with _opened(areas):
+    with open_folder(areas):
         try:
             claim_folder(area)
         except FileExistsError:
@@ -154,7 +154,7 @@ def seal(areas: Path, before: int, numbers: Iterable[int]) -> list[Path]:
     sealed.
     """
     make_folder(areas, parents=True)
-    with _opened(areas) as fd:
+    with open_folder(areas) as fd:
         return _seal(areas, fd, before, numbers)
 
 
@@ -209,7 +209,7 @@ def _empty(areas: Path, at: int, sealed: str, swept: str) -> None:
     count = 0
     while True:
         try:
-            with _opened(sealed, at) as fd:
+            with open_folder(sealed, dir_fd=at) as fd:
                 for name in os.listdir(fd):
                     if name.startswith(ASIDE) and _put_back(areas, name, fd):
                         continue
@@ -246,13 +246,3 @@ def _put_back(areas: Path, name: str, fd: int) -> bool:
             os.rename(name, target, src_dir_fd=fd)
             return True
     raise OSError(errno.EEXIST, "is there a hundred times already", str(home / label))
-
-
-@contextmanager
-def _opened(folder: str | os.PathLike[str], at: int | None = None) -> Iterator[int]:
-    """Open a folder by its own name. Raises OSError: ENOTDIR where a link stands in its place."""
-    fd = os.open(folder, _DIRECTORY | os.O_NOFOLLOW, dir_fd=at)
-    try:
-        yield fd
-    finally:
-        os.close(fd)

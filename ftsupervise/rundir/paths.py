@@ -46,6 +46,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -226,25 +227,30 @@ def write_whole(
     in between: such leftovers start with ``.tmp-`` and are never read).
     """
     pieces = (data.encode(),) if isinstance(data, str) else (data,) if isinstance(data, bytes) else data
-    fd, temp = files.create_temporary(area or path.parent, path.name, 0o600 if isinstance(mode, Reach) else mode)
-    try:
+    with ExitStack() as until:  # both folders are held: a link may lie in their place by the time of the rename
+        into = until.enter_context(files.open_folder(path.parent, follow=True, flags=os.O_PATH))
+        at = into if area is None else until.enter_context(files.open_folder(area, follow=True, flags=os.O_PATH))
+        private = 0o600 if isinstance(mode, Reach) else mode
+        fd, temp = files.create_temporary(area or path.parent, path.name, private, dir_fd=at)
+        temp = os.path.basename(temp)
         try:
-            settle(fd, mode) if isinstance(mode, Reach) else set_file_mode(fd, mode)
-            for piece in pieces:
-                view = memoryview(piece)
-                while view:
-                    view = view[os.write(fd, view) :]
-            if sync:
-                os.fsync(fd)
-        finally:
-            os.close(fd)
-        os.replace(temp, path)
-    except BaseException:
-        try:
-            os.unlink(temp)
-        except OSError:
-            pass
-        raise
+            try:
+                settle(fd, mode) if isinstance(mode, Reach) else set_file_mode(fd, mode)
+                for piece in pieces:
+                    view = memoryview(piece)
+                    while view:
+                        view = view[os.write(fd, view) :]
+                if sync:
+                    os.fsync(fd)
+            finally:
+                os.close(fd)
+            os.replace(temp, path.name, src_dir_fd=at, dst_dir_fd=into)
+        except BaseException:
+            try:
+                os.unlink(temp, dir_fd=at)
+            except OSError:
+                pass
+            raise
     if sync:
         sync_directory(path.parent)
 
