@@ -24,7 +24,18 @@ from ftsupervise.checkpoints.stores import FolderStore, Rights, Store
 from ftsupervise.checkpoints.verify import CheckpointState, Scope, Thoroughness, verify
 from ftsupervise.errors import AlreadyRunning, NotFound, NotPermitted
 from ftsupervise.host.files import TEMPORARY
-from ftsupervise.host.ownership import FOLDER, OWN, Reach, make_folder, make_like, reach, set_mode, settle_folder
+from ftsupervise.host.ownership import (
+    FOLDER,
+    OWN,
+    Reach,
+    held,
+    make_folder,
+    make_like,
+    reach,
+    set_mode,
+    settle_folder,
+    shown_user,
+)
 from ftsupervise.host.processes import locked_by_the_killed
 from ftsupervise.host.rate import RateLimit
 from ftsupervise.printable import to_type
@@ -112,40 +123,41 @@ def restore(
     widest = _widest(copy, folder)
     make_like(folder, widest.folder)
     make_folder(partial, OWN)  # who could open it could hold its lock
-    with _alone(partial) as held:
+    with _alone(partial) as inside:
         with suppress(OSError):  # a file system without modes
             set_mode(partial, OWN)  # also where an earlier restore had begun
         limit = RateLimit(rate)
         blocks_of = [
             *digest.in_parallel(
-                lambda entry: _fetch(copy, entry, held, limit, progress, widest), copy.manifest.files, workers
+                lambda entry: _fetch(copy, entry, inside, limit, progress, widest), copy.manifest.files, workers
             )
         ]
-        _drop_others(held, copy.manifest)
+        _drop_others(inside, copy.manifest)
         if not copy.is_file:
             with suppress(OSError):
                 settle_folder(partial, widest.folder)
             for entry, blocks in zip(copy.manifest.files, blocks_of):
-                block_lists.leave(held, entry.path, blocks)
-            write_manifest(held, copy.manifest)
-        _as_old_as_it_is(held, copy)
-        for here, _, _ in os.walk(held, topdown=False):
+                block_lists.leave(inside, entry.path, blocks)
+            write_manifest(inside, copy.manifest)
+        _as_old_as_it_is(inside, copy)
+        for here, _, _ in os.walk(inside, topdown=False):
             sync_directory(Path(here))
-        if not os.path.samestat(partial.lstat(), held.stat()):
-            raise NotPermitted(
-                f"{partial} was replaced meanwhile", hint=f"who may write there: ls -ld {to_type(folder)}"
-            )
-        if os.path.lexists(target):
-            set_aside(
-                target, f"it is not what its copy in {copy.store.url} says, which was restored in its place", now()
-            )
-        if copy.is_file:
-            os.rename(partial / copy.name, target)
-            write_manifest(target, copy.manifest)
-            partial.rmdir()
-        else:
-            os.rename(partial, target)
-        sync_directory(folder)
+        with held(folder) as beside:
+            if not os.path.samestat((beside / partial.name).lstat(), inside.stat()):
+                raise NotPermitted(
+                    f"{partial} was replaced meanwhile", hint=f"who may write there: ls -ld {to_type(folder)}"
+                )
+            if os.path.lexists(beside / target.name):
+                set_aside(
+                    target, f"it is not what its copy in {copy.store.url} says, which was restored in its place", now()
+                )
+            if copy.is_file:
+                os.rename(inside / copy.name, beside / target.name)
+                write_manifest(target, copy.manifest)
+                (beside / partial.name).rmdir()
+            else:
+                os.rename(beside / partial.name, beside / target.name)
+            sync_directory(beside)
     return target
 
 
@@ -183,15 +195,17 @@ def _alone(partial: Path) -> Iterator[Path]:
     """
     fd = os.open(partial, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
+        if (owner := os.fstat(fd).st_uid) not in (os.geteuid(), 0):  # who could exchange what is brought there
+            raise NotPermitted(f"{partial} belongs to {shown_user(owner)}", hint=f"have it removed: ls -ld {to_type(partial)}")
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             if not locked_by_the_killed(fd):
                 raise AlreadyRunning(f"another restore works in {partial}", hint="wait until it is over") from None
             _begin_anew(partial, fd)
-            with _alone(partial) as held:
+            with _alone(partial) as anew:
                 _move_over(partial.with_name(f"{partial.name}~"), partial)
-                yield held
+                yield anew
             return
         except OSError:  # a file system without locks
             pass

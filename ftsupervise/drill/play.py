@@ -15,6 +15,7 @@ from ftsupervise.drill.rows import ROWS, DrillRow
 from ftsupervise.drill.scene import LEAVES, TIME_IS_OVER, CannotTry, DrillPlace, Scene
 from ftsupervise.drill.verdict import RowOutcome, RowResult
 from ftsupervise.errors import Error, Refused, SchedulerUnavailable, UsageError, from_os_error
+from ftsupervise.host.ownership import OWN, Reach, held_or_made, require
 from ftsupervise.launch.rehearsal import refuse_checkpoints, rehearsal_folder, shape_for
 from ftsupervise.probe.errand import within
 from ftsupervise.rundir.ledger import numbers
@@ -123,9 +124,14 @@ def _played(row: DrillRow, place: DrillPlace, keep: Path | None) -> RowResult:
 
 
 def _keep(root: Path, place: Path) -> None:
-    """Copy what the copy of a row has left, without its checkpoints. Raises CannotWrite."""
+    """Copy what the copy of a row has left, without its checkpoints, for this account's eyes alone. Raises CannotWrite,
+    NotPermitted."""
+    left_out = shutil.ignore_patterns("checkpoints", "guard")
     try:
-        shutil.copytree(root, place, ignore=shutil.ignore_patterns("checkpoints", "guard"), dirs_exist_ok=True)
+        with held_or_made(place, Reach(OWN)) as here:
+            require(here.stat(), place)
+            shutil.copytree(root, here, ignore=left_out, dirs_exist_ok=True)
+            here.chmod(OWN)  # it has the mode of its source now, which lies in a private folder
     except OSError as error:
         raise from_os_error(error, f"write {place}") from None
 

@@ -141,7 +141,7 @@ def _followed(link: int, at: int, name: str, left: Iterator[int]) -> int:
             raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), name)
         target = descend(os.readlink("", dir_fd=link), at, os.path.dirname(name), left)  # noqa: PTH120
         maker, owner = os.fstat(link).st_uid, os.fstat(target).st_uid
-        if maker not in (os.geteuid(), 0, owner) and not _may_be_root(maker):
+        if maker not in (os.geteuid(), 0, owner) and not may_be_root(maker):
             os.close(target)
             raise LinkOfStranger(name, maker, owner)
         return target
@@ -149,7 +149,7 @@ def _followed(link: int, at: int, name: str, left: Iterator[int]) -> int:
         os.close(link)
 
 
-def _may_be_root(uid: int) -> bool:
+def may_be_root(uid: int) -> bool:
     """Return whether this is the number by which a container shows the accounts that it does not have, the machine's root among
     them: without rights of its own (Apptainer, rootless Podman) it has this account alone."""
     try:

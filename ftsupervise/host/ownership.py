@@ -22,6 +22,7 @@ from typing import NamedTuple
 from ftsupervise.errors import NotPermitted
 from ftsupervise.host import files
 from ftsupervise.host.links import LINKS, LinkOfStranger, Make, descend, from_the_root
+from ftsupervise.host.links import may_be_root
 from ftsupervise.host.links import shown_user as shown_user
 from ftsupervise.host.links import user_name as user_name
 from ftsupervise.printable import to_type
@@ -279,6 +280,16 @@ def open_above(path: Path) -> str:
         if not found.st_mode & stat.S_ISVTX and (why := distrust(found, folder, accounts=(found.st_uid,))):
             return why
     return ""
+
+
+def exchanged_by(path: Path) -> str:
+    """Return a folder above ``path`` in which accounts other than this one and root can put another in the place of what lies
+    there, by its mode or because it is theirs, as a clause; "" if there is none. Raises OSError."""
+    for folder in dict.fromkeys((*path.absolute().parents, *path.resolve().parents)):
+        owner = folder.stat().st_uid
+        if owner not in (os.geteuid(), 0) and not may_be_root(owner):
+            return f"{folder} belongs to {shown_user(owner)}"
+    return open_above(path)
 
 
 class StrangersLink(NotTrusted):

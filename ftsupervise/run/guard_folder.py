@@ -1,5 +1,8 @@
 """The guard for a training whose Python has no ftsupervise: a copy in the run directory, found by PYTHONPATH.
 
+Python looks there again at each later import, and so does each process that the training starts. So where another account may
+put another directory in the place of the run's, the copy lies in this account's own state, ``STATE/guard``.
+
 It stands alone because it writes a copy of ourselves, and knows no run.
 
     RUN/guard/VERSION-DIGEST/path/ftsupervise/      what PYTHONPATH names: it decides whose guard is taken (guard/by_path.py)
@@ -22,8 +25,8 @@ from hashlib import blake2b
 from pathlib import Path
 
 from ftsupervise.host.in_time import in_time
-from ftsupervise.host.ownership import FOLDER, held_to_write, make_folder
-from ftsupervise.rundir.paths import ENV_VERSION, RunDir, write_whole
+from ftsupervise.host.ownership import FOLDER, exchanged_by, held_to_write, make_folder, make_own
+from ftsupervise.rundir.paths import ENV_VERSION, RunDir, state_dir, write_whole
 from ftsupervise.version import VERSION
 
 _PACKAGE = Path(__file__).parents[1]
@@ -54,7 +57,7 @@ def add_guard(env: dict[str, str], rundir: RunDir, command: Sequence[str], say: 
     env[ENV_VERSION] = VERSION
     root = rundir.guard
     try:
-        entry = in_time(partial(_copy, root), _WITHIN)
+        entry = in_time(partial(_entry, root, env), _WITHIN)
         why = "its file system does not answer"
     except OSError as error:
         entry, why = None, error.strerror or str(error)
@@ -68,7 +71,21 @@ def add_guard(env: dict[str, str], rundir: RunDir, command: Sequence[str], say: 
         )
 
 
-def _copy(root: Path) -> Path:
+def _entry(root: Path, env: Mapping[str, str]) -> Path:
+    """Return the entry for PYTHONPATH, of a copy that nobody else can exchange. Raises OSError."""
+    if not exchanged_by(root):
+        return _copy(root)
+    try:
+        own = state_dir(env)
+    except RuntimeError as error:  # an account of a container, without a home
+        raise OSError(errno.ENOENT, str(error), str(root)) from None
+    make_own(own)
+    if why := exchanged_by(own / root.name):
+        raise PermissionError(errno.EPERM, f"{why}, and the training would run what lies there", str(root))
+    return _copy(own / root.name, drop=False)  # other runs have theirs there
+
+
+def _copy(root: Path, *, drop: bool = True) -> Path:
     """Make the copy, or take that of an earlier attempt of this process, if its folders are still ours alone to write."""
     if os.pathsep in str(
         root
@@ -76,7 +93,7 @@ def _copy(root: Path) -> Path:
         raise OSError(errno.EINVAL, f"PYTHONPATH takes no folder with a {os.pathsep!r} in its name")
     entry = _made.get(root)
     if entry is None or not entry.is_dir():
-        entry = _made[root] = prepare(root)
+        entry = _made[root] = prepare(root, drop=drop)
     for folder in (root, entry.parent, entry, entry / "ftsupervise"):
         _require_own(folder)
     return entry
@@ -102,8 +119,8 @@ def _is_ours(entry: str) -> bool:
     return parts[-1:] == ("path",) and parts[-3:-2] == ("guard",)
 
 
-def prepare(root: Path) -> Path:
-    """Make the copy in ``root``, or complete it; return the entry for PYTHONPATH. Raises OSError, PermissionError also
+def prepare(root: Path, *, drop: bool = True) -> Path:
+    """Make the copy in ``root``, or complete it; return the entry for PYTHONPATH. ``drop``: all but the newest go. Raises OSError, PermissionError also
     where another account could have written what the training would run."""
     sources = {name: (_PACKAGE / name).stat() for name in copied()}
     told = "\n".join(f"{name} {one.st_size} {one.st_mtime_ns}" for name, one in sources.items())
@@ -115,7 +132,7 @@ def prepare(root: Path) -> Path:
     with held_to_write(root) as here:  # from here on no other folder can be put in its place, and lose what is in it
         _require_own(root, here.stat())
         _complete(here / home.name, sources)
-        if fresh:
+        if fresh and drop:
             _drop_old(here, here / home.name)
     return home / "path"
 

@@ -15,7 +15,7 @@ from typing import NamedTuple, TypeVar
 
 from ftsupervise.errors import from_os_error
 from ftsupervise.host import files
-from ftsupervise.host.ownership import held, in_group, remove_entry, shown_user
+from ftsupervise.host.ownership import held, held_to_write, in_group, remove_entry, shown_user
 from ftsupervise.rundir.paths import STOPPED, RunDir, sync_directory
 from ftsupervise.rundir.records import as_text, parse_object, read_record, time_of, write_json
 from ftsupervise.truth import Health, SwitchState
@@ -42,20 +42,19 @@ def look_at_switch(rundir: RunDir, name: str) -> tuple[SwitchState, Identity | N
 
     The dedicated directory is opened afresh and listed: on NFS a missing name may be cached for a minute.
     """
-    try:
-        directory = os.open(rundir.switches, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except OSError as error:
-        return SwitchState(name, Health.UNKNOWN, problem=f"cannot read {rundir.switches}: {error.strerror}"), None
-    try:
-        if not files.among(directory, (name,)):
+    with ExitStack() as until:
+        try:
+            directory = until.enter_context(files.open_folder(rundir.switches, follow=True))
+        except OSError as error:
+            return SwitchState(name, Health.UNKNOWN, problem=f"cannot read {rundir.switches}: {error.strerror}"), None
+        try:
+            if not files.among(directory, (name,)):
+                return SwitchState(name, Health.OK), None
+            return _judge_switch(directory, name)
+        except FileNotFoundError:  # lowered while we read it
             return SwitchState(name, Health.OK), None
-        return _judge_switch(directory, name)
-    except FileNotFoundError:  # lowered while we read it
-        return SwitchState(name, Health.OK), None
-    except OSError as error:
-        return SwitchState(name, Health.UNKNOWN, problem=f"cannot read {name}: {error.strerror}"), None
-    finally:
-        os.close(directory)
+        except OSError as error:
+            return SwitchState(name, Health.UNKNOWN, problem=f"cannot read {name}: {error.strerror}"), None
 
 
 def _judge_switch(directory: int, name: str) -> tuple[SwitchState, Identity | None]:
@@ -128,20 +127,20 @@ def clear_answered(rundir: RunDir, name: str, answered: Identity, area: Path | N
     It is renamed first and checked again, so that a touch between the check and the removal is not lost. ``area``: it
     is taken there, which fails once a newer attempt has sealed it (``fence.py``): the switch is the newer's to answer.
     """
-    place = rundir.switches / name
-    aside = (area or rundir.switches) / f"{_ANSWERED}{name}-{os.uname().nodename}-{os.getpid()}"
     try:
-        if _identity(place) != answered:
-            return False
-        os.rename(place, aside)
-        if _identity(aside) != answered:
-            try:
-                os.link(aside, place)  # it was touched just now: put it back unless there is a new one
-            except FileExistsError:
-                pass
+        with held_to_write(rundir.switches) as here, held_to_write(area or rundir.switches) as into:
+            place, aside = here / name, into / f"{_ANSWERED}{name}-{os.uname().nodename}-{os.getpid()}"
+            if _identity(place) != answered:
+                return False
+            os.rename(place, aside)
+            if _identity(aside) != answered:
+                try:
+                    os.link(aside, place)  # it was touched just now: put it back unless there is a new one
+                except FileExistsError:
+                    pass
+                os.unlink(aside)
+                return False
             os.unlink(aside)
-            return False
-        os.unlink(aside)
     except (FileNotFoundError, NotADirectoryError):
         return False
     return True
